@@ -1,0 +1,271 @@
+"""Typer commands: parse, call one function, print. Nothing heavy is imported before a command needs it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from . import __version__
+
+app = typer.Typer(
+    name="atma-sweep",
+    help="From a YAML grid of sequence mixers to the finished ablation appendix.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+db_app = typer.Typer(help="Look after the results database.", no_args_is_help=True)
+app.add_typer(db_app, name="db")
+
+Db = Annotated[str | None, typer.Option("--db", metavar="URL|FILE", help="Database; else ATMA_DB, else atma.db here.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON with the names of the database's columns.")]
+SweepName = Annotated[str | None, typer.Option("--sweep", help="Sweep by name; else the one launched last.")]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"atma-sweep {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    pass
+
+
+def _print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=1, default=str))
+
+
+@app.command()
+def launch(
+    grid: Annotated[str, typer.Argument(help="Grid file, or the name of a shipped grid such as quick.")],
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Override a setting; needs --name.")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", metavar="AXIS=LEVEL,..", help="Run only these cells now.")
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Launch under another sweep name.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and leave; nothing is written.")] = False,
+    executor: Annotated[
+        str, typer.Option("--executor", help="ray, or local: one attempt after another without Ray.")
+    ] = "ray",
+    retrain: Annotated[
+        bool, typer.Option("--retrain", help="Train again what diverged or whose weights are gone.")
+    ] = False,
+    runs: Annotated[
+        Path | None, typer.Option("--runs", help="Folder for artifacts; else <db name>-runs beside it.")
+    ] = None,
+    db: Db = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train and evaluate every cell of a grid that is not done yet. Launch again to continue after any stop."""
+    from rich.console import Console
+
+    from .results.store import StoreMissing, open_store
+    from .sweep import display, launch
+    from .sweep.errors import GridError
+    from .sweep.grid import load_grid
+
+    if executor not in ("ray", "local"):
+        raise GridError("--executor", None, executor, "no such executor", ["ray", "local"], executor)
+    loaded = load_grid(grid, sets=set_ or [], rename=name)
+    cells, remarks = launch.expand(loaded, dry=dry_run)
+    if dry_run:
+        try:
+            store = open_store(db)
+        except StoreMissing:
+            store = None
+        plan = launch.plan(loaded, cells, store, only=only or [], retrain=retrain)
+        _show_plan(plan, loaded.name, remarks, as_json)
+        return
+    store = open_store(db, create=True)
+    console = Console(stderr=as_json, soft_wrap=True)
+    where = (runs or store.runs).absolute()
+    where.mkdir(parents=True, exist_ok=True)
+
+    def planned(plan: Any) -> None:
+        for line in display.describe_plan(plan, loaded.name):
+            console.print(line, highlight=False, markup=False)
+        screen._total = len(plan.tasks)
+        screen._bars.update(screen._all, total=len(plan.tasks))
+
+    with display.Display(console, len(cells)) as screen:
+        outcome = launch.run(
+            loaded,
+            cells,
+            store,
+            screen,
+            runs=where,
+            executor=executor,
+            only=only or [],
+            retrain=retrain,
+            planned=planned,
+        )
+    _show_outcome(outcome, loaded.name, console, as_json)
+    if not outcome.finished:
+        raise typer.Exit(1)
+
+
+def _show_plan(plan: Any, sweep: str, remarks: list[str], as_json: bool) -> None:
+    from .sweep.display import describe_plan
+
+    if as_json:
+        rows = [
+            {
+                "cell": c.id,
+                "slug": c.slug,
+                "seed": c.config.seed,
+                **c.levels,
+                "axes": c.axes,
+                "state": plan.standings[c.id],
+            }
+            for c in plan.cells
+        ]
+        _print_json(
+            {
+                "sweep": sweep,
+                "cells": rows,
+                "counts": plan.counts,
+                "to_train": [t.cell.id for t in plan.tasks if t.kind == "train"],
+                "to_evaluate": [t.cell.id for t in plan.tasks if t.kind == "evaluate"],
+                "tokens": plan.tokens,
+                "remarks": remarks,
+            }
+        )
+        return
+    for cell in plan.cells:
+        typer.echo(f"{cell.id}  {plan.standings[cell.id]:<12} {cell.slug}")
+    for line in describe_plan(plan, sweep, remarks):
+        typer.echo(line)
+
+
+def _show_outcome(outcome: Any, sweep: str, console: Any, as_json: bool) -> None:
+    counts = {word: count for word, count in sorted(outcome.standings.items()) if count}
+    if as_json:
+        _print_json({"sweep": sweep, "counts": counts, "finished": outcome.finished})
+        return
+    words = ", ".join(f"{count} {word}" for word, count in counts.items())
+    rest = (
+        "atma-sweep report --table 6" if outcome.finished else "atma-sweep status tells why; launch again to continue"
+    )
+    console.print(f"{sweep}: {words}. Next: {rest}", highlight=False, markup=False)
+
+
+@app.command()
+def status(sweep: SweepName = None, db: Db = None, as_json: AsJson = False) -> None:
+    """Show where sweeps stand: counts, running cells with their speed and time left, failures with their cause."""
+    from .reports.status import status_of
+    from .results.store import open_store
+
+    report = status_of(open_store(db), sweep)
+    if as_json:
+        _print_json(report.as_json())
+    else:
+        typer.echo(report.text())
+
+
+@app.command()
+def show(
+    cell: Annotated[str, typer.Argument(help="Cell by id, the beginning of one, or slug.")],
+    sweep: SweepName = None,
+    db: Db = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show one cell: its config, its attempts, its curve and its measurements."""
+    from .reports.status import cell_sheet
+    from .results.store import open_store
+
+    sheet = cell_sheet(open_store(db), cell, sweep)
+    if as_json:
+        _print_json(sheet.as_json())
+    else:
+        typer.echo(sheet.text())
+
+
+@app.command()
+def report(
+    table: Annotated[str, typer.Option("--table", help="Table by the paper's number; 6 is the complete results.")],
+    sweep: SweepName = None,
+    format_: Annotated[str, typer.Option("--format", help="terminal, md, csv, tex or json.")] = "terminal",
+    out: Annotated[Path | None, typer.Option("--out", help="Write to this file instead.")] = None,
+    db: Db = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a table of the paper from the database."""
+    from .reports.tables import make_table, render
+    from .results.store import open_store
+
+    text = render(make_table(table, open_store(db), sweep), "json" if as_json else format_)
+    if out is None:
+        typer.echo(text, nl=False)
+        return
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(text, encoding="utf-8")
+    typer.echo(f"wrote {out}", err=True)
+
+
+@app.command()
+def schema(out: Annotated[Path | None, typer.Option("--out", help="Write to this file instead.")] = None) -> None:
+    """Print the JSON Schema of a grid file, for editors."""
+    from .sweep.schema import grid_schema
+
+    text = json.dumps(grid_schema(), indent=1) + "\n"
+    if out is None:
+        typer.echo(text, nl=False)
+    else:
+        out.write_text(text, encoding="utf-8")
+
+
+@db_app.command("upgrade")
+def db_upgrade(db: Db = None, as_json: AsJson = False) -> None:
+    """Bring an older database to this version's schema, after a backup beside it."""
+    from .results.store import upgrade_store
+
+    backup = upgrade_store(db)
+    if as_json:
+        _print_json({"backup": backup})
+    else:
+        typer.echo(f"up to date; backup: {backup}" if backup else "up to date; nothing to do")
+
+
+def _expected(error: BaseException) -> int | None:
+    """The exit code of an error that a user can mend; None for one that is a bug of ours."""
+    from .results.errors import StoreBusy, StoreError, SweepBusy
+
+    if isinstance(error, StoreError):
+        return 3 if isinstance(error, SweepBusy | StoreBusy) else 2
+    module = sys.modules.get("atma_sweep.reports.data")
+    if module is not None and isinstance(error, module.ReportError):
+        return 2
+    code = getattr(error, "exit_code", None)
+    return code if isinstance(code, int) and type(error).__module__.startswith("atma_sweep.") else None
+
+
+def main(command: Callable[[], Any] = app) -> None:
+    """Runs the command line: one clear line and an exit code for every error that was foreseen."""
+    try:
+        command()
+    except Exception as error:
+        code = _expected(error)
+        if code is None:
+            raise
+        typer.echo(f"atma-sweep: {' '.join(str(error).split())}", err=True)
+        sys.exit(code)
+    except KeyboardInterrupt:
+        typer.echo("atma-sweep: stopped; launch again to continue", err=True)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

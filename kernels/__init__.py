@@ -1,0 +1,1 @@
+"""One operation a file, with its naive reference; knows nothing of the rest of the project."""

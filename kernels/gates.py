@@ -1,0 +1,47 @@
+"""Gated activation of the MLP (MECHANISMS A)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def squared_relu_gate(ag: Tensor) -> Tensor:
+    """g relu(a)^2 of [a | g], halves of the last axis; [..., 2F] -> [..., F] in the same type.
+
+    Keeps its input alone for the backward. Raises ValueError when the last axis is odd.
+    """
+    if ag.shape[-1] % 2:
+        raise ValueError(f"the last axis must hold two halves, got {ag.shape[-1]} entries")
+    out: Tensor = _SquaredReluGate.apply(ag)
+    return out
+
+
+def squared_relu_gate_reference(ag: Tensor) -> Tensor:
+    """The same with autograd's own backward."""
+    a, gate = ag.chunk(2, -1)
+    return gate * functional.relu(a) ** 2
+
+
+class _SquaredReluGate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, ag: Tensor) -> Tensor:
+        ctx.save_for_backward(ag)
+        a, gate = ag.chunk(2, -1)
+        positive = a.clamp(min=0)
+        return (positive * gate).mul_(positive)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (ag,) = ctx.saved_tensors
+        a, gate = ag.chunk(2, -1)
+        out = torch.empty_like(ag)
+        d_a, d_gate = out.chunk(2, -1)
+        positive = a.clamp(min=0)
+        scaled = positive * grads[0]
+        d_gate.copy_(positive.mul_(scaled))
+        d_a.copy_(scaled.mul_(gate).mul_(2))
+        return out

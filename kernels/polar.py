@@ -1,0 +1,231 @@
+"""Polar attention: direction and magnitude separately, with a null key (MECHANISMS B).
+
+B batch, T length, H query heads, J KV heads, G = H/J queries per KV head, D head size, S keys in reach of a query
+block, N real keys a query sees, R distractors. KERNELS "Formulas that make it cheap" derives what `_Core` computes:
+the softmax runs over real keys only and the null is folded in last, so nothing underflows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from .norms import statistics_dtype
+from .shapes import check_groups, check_qkv, check_window, visible_mask
+
+MASKED = -1e30
+"""Score of a key out of sight: finite, because -inf times a temperature gives NaN gradients."""
+TINY = 1e-6
+"""Floor of ||s|| in c = s / max(||s||, TINY)."""
+
+
+def polar_attention(
+    q_BTHD: Tensor,
+    k_BTJD: Tensor,
+    v_BTJD: Tensor,
+    null_base_H: Tensor,
+    null_slope_H: Tensor,
+    len_gain_H: Tensor,
+    mag_beta_H: Tensor,
+    v_null_HD: Tensor,
+    *,
+    window: int | None = None,
+    n_eff_floor: float = 1e-30,
+    query_block: int = 1024,
+) -> tuple[Tensor, Tensor]:
+    """Direction c [B, T, H, D] in q's type and magnitude [B, T, H] in float32 (float64 for float64).
+
+    q [B, T, H, D], k and v [B, T, J, D] of one type; the parameters are raw (softplus is applied here), any float type.
+    Query head h uses KV head h // (H / J). `window` counts the query's own key. `n_eff_floor` bounds Q2 from below in
+    units of the largest weight, null included. Works through `query_block` queries at a time with the keys they can
+    see, forward and backward, so no T x T matrix exists beyond that. Raises ValueError when shapes or types disagree.
+    """
+    _, t, h, _, d = check_qkv(q_BTHD, k_BTJD, v_BTJD)
+    check_window(window)
+    _check_heads(h, null_base_H, null_slope_H, len_gain_H, mag_beta_H)
+    if v_null_HD.shape != (h, d):
+        raise ValueError(f"v_null has shape {tuple(v_null_HD.shape)}, but q has {h} heads of size {d}")
+    dtype = statistics_dtype(q_BTHD.dtype)
+    temp_TH, null_TH = _schedules(t, window, null_base_H, null_slope_H, len_gain_H, dtype)
+    q_scaled = q_BTHD.to(dtype) * (temp_TH * d**-0.5).unsqueeze(-1)
+    beta_H = functional.softplus(mag_beta_H.to(dtype))
+    score_null_TH = temp_TH * null_TH
+    k, v = k_BTJD.to(dtype), v_BTJD.to(dtype)
+    options = (window, float(n_eff_floor), query_block)
+    c, mag = _Core.apply(q_scaled, k, v, score_null_TH, beta_H, v_null_HD.to(dtype), *options)
+    return c.to(q_BTHD.dtype), mag
+
+
+def polar_distractor_loss(
+    q_BTHD: Tensor,
+    k_r_BRJD: Tensor,
+    len_gain_H: Tensor,
+    null_base_H: Tensor,
+    null_slope_H: Tensor,
+    *,
+    query_block: int = 512,
+) -> Tensor:
+    """Mean over B, H, T of the weight on R distractor keys when only they and the null compete (MECHANISMS B).
+
+    q [B, T, H, D], k_r [B, R, J, D]; parameters raw. n is the full causal count, window or not. Scalar float32
+    (float64 for float64). Longer inputs than `query_block` are done in blocks that the backward computes again.
+    Raises ValueError when shapes disagree.
+    """
+    b, t, h, d = q_BTHD.shape
+    j = k_r_BRJD.shape[2]
+    if k_r_BRJD.shape[0] != b or k_r_BRJD.shape[3] != d:
+        raise ValueError(f"q has shape {tuple(q_BTHD.shape)}, but the distractor keys {tuple(k_r_BRJD.shape)}")
+    check_groups(h, j)
+    _check_heads(h, null_base_H, null_slope_H, len_gain_H)
+    dtype = statistics_dtype(q_BTHD.dtype)
+    temp_TH, null_TH = _schedules(t, None, null_base_H, null_slope_H, len_gain_H, dtype)
+    q_scaled = q_BTHD.to(dtype) * (temp_TH * d**-0.5).unsqueeze(-1)
+    k_r_BJDR = k_r_BRJD.to(dtype).permute(0, 2, 3, 1)
+    score_null_TH = temp_TH * null_TH
+    if t <= query_block:
+        return _distractor_weight(q_scaled, k_r_BJDR, score_null_TH) / (b * t * h)
+    total = torch.zeros((), dtype=dtype, device=q_BTHD.device)
+    for q, null in zip(q_scaled.split(query_block, 1), score_null_TH.split(query_block), strict=True):
+        total = total + checkpoint(_distractor_weight, q, k_r_BJDR, null, use_reentrant=False)
+    return total / (b * t * h)
+
+
+def _distractor_weight(q_BTHD: Tensor, k_r_BJDR: Tensor, score_null_TH: Tensor) -> Tensor:
+    b, t, h, d = q_BTHD.shape
+    j = k_r_BJDR.shape[1]
+    score_BJMR = q_BTHD.view(b, t, j, h // j, d).permute(0, 2, 3, 1, 4).reshape(b, j, -1, d) @ k_r_BJDR
+    lse_BHT = torch.logsumexp(score_BJMR, -1).view(b, h, t)
+    return torch.sigmoid(lse_BHT - score_null_TH.t()).sum()
+
+
+def _schedules(
+    t: int, window: int | None, null_base_H: Tensor, null_slope_H: Tensor, len_gain_H: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Temperature and null score per query position and head, [T, H] each, from the visible count n."""
+    n_T1 = torch.arange(1, t + 1, dtype=dtype, device=null_base_H.device).unsqueeze(1)
+    if window is not None:
+        n_T1 = n_T1.clamp(max=window)
+    temp_TH = 1 + functional.softplus(len_gain_H.to(dtype)) * n_T1.log()
+    null_TH = null_base_H.to(dtype) + functional.softplus(null_slope_H.to(dtype)) * n_T1.log1p().sqrt()
+    return temp_TH, null_TH
+
+
+class _Core(torch.autograd.Function):
+    """(scaled q, k, v, null score, beta, v_null) -> (c, mag), everything in the statistics' type.
+
+    The backward computes the weights of each query block again instead of keeping them.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HD: Tensor,
+        window: int | None, floor: float, query_block: int,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        b, t, h, d = q.shape
+        j = k.shape[2]
+        q_BJGTD = q.reshape(b, t, j, h // j, d).permute(0, 2, 3, 1, 4).contiguous()
+        k_BJTD, v_BJTD = k.transpose(1, 2).contiguous(), v.transpose(1, 2).contiguous()
+        o = torch.empty_like(q_BJGTD)
+        lse, n_eff = o.new_empty(o.shape[:4]), o.new_empty(o.shape[:4])
+        for start, stop, first in _blocks(t, window, query_block):
+            scores = _scores(q_BJGTD, k_BJTD, start, stop, first, window)
+            weight = torch.softmax(scores, -1)
+            o[..., start:stop, :] = _rows(weight @ v_BJTD[:, :, first:stop], h // j)
+            # The largest weight is exp(largest score - lse), and at least 1/n.
+            lse[..., start:stop] = _rows(scores.amax(-1) - weight.amax(-1).log(), h // j)
+            n_eff[..., start:stop] = _rows(torch.linalg.vector_norm(weight, dim=-1).pow(-2), h // j)
+        null = null_TH.t().reshape(1, j, h // j, t)
+        # Both from their own sigmoid: 1 - w_null would lose the digits of a small real share.
+        w_null, w_real = torch.sigmoid(null - lse), torch.sigmoid(lse - null)
+        # Q2 >= floor in units of the largest weight: n_eff <= exp(2 (lse - largest)) / floor. With a real key largest,
+        # Q2 >= 1, so only the null can make it bind.
+        cap = (2 * (lse - null)).exp() / floor
+        bound = n_eff > cap
+        n_eff = torch.where(bound, cap, n_eff)
+        v_null = v_null_HD.reshape(j, h // j, 1, d)
+        s = o.mul_(w_real.unsqueeze(-1)).addcmul_(w_null.unsqueeze(-1), v_null)
+        length = torch.linalg.vector_norm(s, dim=-1)
+        c = s / length.clamp(min=TINY).unsqueeze(-1)
+        grow = torch.log1p(n_eff * w_real)
+        mag = torch.tanh(beta_H.view(j, h // j, 1) * grow)
+        ctx.save_for_backward(
+            q_BJGTD, k_BJTD, v_BJTD, v_null, beta_H, c, length, n_eff, bound, w_null, w_real, grow, mag
+        )
+        ctx.options = window, query_block
+        return _heads_last(c), _heads_last(mag)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, v_null, beta_H, c, length, n_eff, bound, w_null, w_real, grow, mag = ctx.saved_tensors
+        window, query_block = ctx.options
+        b, j, g, t, d = q.shape
+        gc = grads[0].reshape(b, t, j, g, d).permute(0, 2, 3, 1, 4)
+        gmag = grads[1].reshape(b, t, j, g).permute(0, 2, 3, 1) * (1 - mag * mag)
+        # Below TINY the direction is s / TINY, so nothing is projected away and a delta term remains.
+        tiny = length < TINY
+        along = torch.where(tiny, 0, (gc * c).sum(-1))
+        gs = (gc - along.unsqueeze(-1) * c) / length.clamp(min=TINY).unsqueeze(-1)
+        delta = torch.where(tiny, (gs * c).sum(-1) * TINY, 0)
+        m = torch.expm1(grow)
+        kappa = gmag * beta_H.view(j, g, 1) * m / (1 + m)
+        g_null = w_null * ((gs * v_null).sum(-1) - delta) - kappa * torch.where(bound, 2 + w_null, w_null)
+        g_o = w_real.unsqueeze(-1) * gs
+        g_lse = kappa * (2 + w_null) - w_real * delta
+        g_square = torch.where(bound, 0, -2 * kappa * n_eff)
+        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        for start, stop, first in _blocks(t, window, query_block):
+            rows = slice(start, stop)
+            weight = torch.softmax(_scores(q, k, start, stop, first, window), -1)
+            g_o_rows = g_o[..., rows, :].reshape(b, j, -1, d)
+            da = g_o_rows @ v[:, :, first:stop].transpose(-1, -2)
+            da.add_(_flat(g_lse, rows)).addcmul_(weight, _flat(g_square, rows)).mul_(weight)
+            dv[:, :, first:stop] += weight.transpose(-1, -2) @ g_o_rows
+            dk[:, :, first:stop] += da.transpose(-1, -2) @ q[..., rows, :].reshape(b, j, -1, d)
+            dq[..., rows, :] = _rows(da @ k[:, :, first:stop], g)
+        g_null_TH = g_null.sum(0).reshape(j * g, t).t()
+        g_beta_H = (gmag * grow).sum((0, 3)).reshape(-1)
+        g_v_null = (w_null.unsqueeze(-1) * gs).sum((0, 3)).reshape(j * g, d)
+        return _heads_last(dq), dk.transpose(1, 2), dv.transpose(1, 2), g_null_TH, g_beta_H, g_v_null, None, None, None
+
+
+def _blocks(t: int, window: int | None, query_block: int) -> list[tuple[int, int, int]]:
+    """(first query, end, first key in reach) of each block of queries."""
+    if query_block < 1:
+        raise ValueError(f"query_block must be at least 1, got {query_block}")
+    starts = range(0, t, query_block)
+    return [(i, min(i + query_block, t), 0 if window is None else max(0, i - window + 1)) for i in starts]
+
+
+def _scores(q: Tensor, k: Tensor, start: int, stop: int, first: int, window: int | None) -> Tensor:
+    """Masked scores [B, J, G * rows, S] of the queries start .. stop - 1 with the keys first .. stop - 1."""
+    b, j, g, _, d = q.shape
+    a = q[..., start:stop, :].reshape(b, j, -1, d) @ k[:, :, first:stop].transpose(-1, -2)
+    hidden = ~visible_mask(start, stop, first, window, q.device)
+    a.view(b, j, g, stop - start, -1).masked_fill_(hidden, MASKED)
+    return a
+
+
+def _rows(x: Tensor, g: int) -> Tensor:
+    """[B, J, G * rows, ...] -> [B, J, G, rows, ...]."""
+    return x.unflatten(2, (g, -1))
+
+
+def _flat(x_BJGT: Tensor, rows: slice) -> Tensor:
+    """[B, J, G, T] -> [B, J, G * rows, 1]."""
+    return x_BJGT[..., rows].reshape(*x_BJGT.shape[:2], -1, 1)
+
+
+def _heads_last(x: Tensor) -> Tensor:
+    """[B, J, G, T, ...] -> [B, T, J * G, ...]."""
+    b, j, g, t = x.shape[:4]
+    return x.permute(0, 3, 1, 2, *range(4, x.ndim)).reshape(b, t, j * g, *x.shape[4:])
+
+
+def _check_heads(heads: int, *parameters: Tensor) -> None:
+    for parameter in parameters:
+        if parameter.shape != (heads,):
+            raise ValueError(f"q has {heads} heads, but a parameter has shape {tuple(parameter.shape)}")

@@ -1,0 +1,69 @@
+"""Rotary positions (MECHANISMS C).
+
+B batch, T length, H heads, D head size, M = D/2 rotating pairs.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from .norms import statistics_dtype
+
+Kind = Literal["full", "half-truncated"]
+
+
+def check_rotary(kind: Kind, head_dim: int) -> None:
+    """Raises ValueError when heads of that size cannot be rotated this way."""
+    if kind == "full" and head_dim % 2:
+        raise ValueError(f"full rotary needs an even head_dim, got {head_dim}")
+    if kind == "half-truncated" and (head_dim % 4 or head_dim < 8):
+        raise ValueError(f"half-truncated rotary needs a head_dim of at least 8 that 4 divides, got {head_dim}")
+
+
+def frequencies(kind: Kind, head_dim: int, base: float, device: torch.device | str = "cpu") -> Tensor:
+    """Radians per position, float64 [D/2]: base^(-2m/D), or (1/base)^(m/(D/4-1)) for D/4 pairs and then D/4 zeros."""
+    check_rotary(kind, head_dim)
+    if kind == "full":
+        return base ** (-torch.arange(0, head_dim, 2, dtype=torch.float64, device=device) / head_dim)
+    quarter = head_dim // 4
+    turning = (1 / base) ** torch.linspace(0, 1, quarter, dtype=torch.float64, device=device)
+    return torch.cat([turning, turning.new_zeros(quarter)])
+
+
+def rotary_tables(
+    kind: Kind,
+    length: int,
+    head_dim: int,
+    base: float,
+    *,
+    offset: int = 0,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> tuple[Tensor, Tensor]:
+    """cos and sin, each [T, D/2], of the positions offset .. offset + T - 1."""
+    position = torch.arange(offset, offset + length, dtype=dtype, device=device)
+    angle_TM = torch.outer(position, frequencies(kind, head_dim, base, device).to(dtype))
+    return angle_TM.cos(), angle_TM.sin()
+
+
+def apply_rotary(x_BTHD: Tensor, cos_TM: Tensor, sin_TM: Tensor) -> Tensor:
+    """Rotates the halves x1, x2: y1 = x1 cos + x2 sin, y2 = -x1 sin + x2 cos; in float32, returned in x's type."""
+    t, d = x_BTHD.shape[1], x_BTHD.shape[3]
+    if cos_TM.shape != (t, d // 2) or cos_TM.shape != sin_TM.shape or d % 2:
+        raise ValueError(f"tables have shapes {tuple(cos_TM.shape)}, {tuple(sin_TM.shape)}; x needs [{t}, {d}/2]")
+    x1, x2 = x_BTHD.to(statistics_dtype(x_BTHD.dtype)).chunk(2, -1)
+    cos, sin = cos_TM.unsqueeze(1), sin_TM.unsqueeze(1)
+    return torch.cat([x1 * cos + x2 * sin, x2 * cos - x1 * sin], -1).to(x_BTHD.dtype)
+
+
+def apply_rotary_reference(x_BTHD: Tensor, kind: Kind, base: float, offset: int = 0) -> Tensor:
+    """The same as complex multiplication by exp(-i angle), in float64 angles."""
+    t, d = x_BTHD.shape[1], x_BTHD.shape[3]
+    position = torch.arange(offset, offset + t, dtype=torch.float64, device=x_BTHD.device)
+    angle = torch.outer(position, frequencies(kind, d, base, x_BTHD.device)).unsqueeze(1)
+    wide = x_BTHD.to(torch.float64)
+    z = torch.complex(wide[..., : d // 2], wide[..., d // 2 :]) * torch.polar(torch.ones_like(angle), -angle)
+    return torch.cat([z.real, z.imag], -1).to(x_BTHD.dtype)

@@ -1,0 +1,111 @@
+"""Causal softmax attention, with an optional sliding window, and its distractor loss (MECHANISMS C).
+
+B batch, T length, H query heads, J KV heads (J divides H), D head size, R distractors.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from .norms import statistics_dtype
+from .shapes import check_qkv, check_window, expand_kv, visible_mask
+
+
+def softmax_attention(
+    q_BTHD: Tensor,
+    k_BTJD: Tensor,
+    v_BTJD: Tensor,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    query_block: int = 1024,
+) -> Tensor:
+    """softmax(scale q kᵀ) v over the keys i - window < j <= i; query head h uses KV head h // (H / J).
+
+    q [B, T, H, D], k and v [B, T, J, D] of one type; returns [B, T, H, D] of that type. `scale` None is 1/sqrt(D).
+    With a window shorter than T, blocks of `query_block` queries read only the keys they can see.
+    Raises ValueError when shapes or types disagree.
+    """
+    _, t, h, j, _ = check_qkv(q_BTHD, k_BTJD, v_BTJD)
+    check_window(window)
+    q_BHTD = q_BTHD.transpose(1, 2)
+    if window is None or window >= t:
+        k_BJTD, v_BJTD = k_BTJD.transpose(1, 2), v_BTJD.transpose(1, 2)
+        y = functional.scaled_dot_product_attention(
+            q_BHTD, k_BJTD, v_BJTD, is_causal=True, scale=scale, enable_gqa=j != h
+        )
+        return y.transpose(1, 2)
+    # Masked attention has no fast grouped kernel, so the KV heads are expanded here.
+    k_BHTD, v_BHTD = expand_kv(k_BTJD, h).transpose(1, 2), expand_kv(v_BTJD, h).transpose(1, 2)
+    blocks = []
+    for start in range(0, t, query_block):
+        stop = min(start + query_block, t)
+        first = max(0, start - window + 1)
+        mask = visible_mask(start, stop, first, window, q_BTHD.device)
+        k, v = k_BHTD[:, :, first:stop], v_BHTD[:, :, first:stop]
+        blocks.append(
+            functional.scaled_dot_product_attention(q_BHTD[:, :, start:stop], k, v, attn_mask=mask, scale=scale)
+        )
+    return torch.cat(blocks, 2).transpose(1, 2)
+
+
+def softmax_distractor_loss(
+    q_BTHD: Tensor,
+    k_BTJD: Tensor,
+    v_BTJD: Tensor,
+    k_r_BRJD: Tensor,
+    v_r_BRJD: Tensor,
+    y_clean_BTHD: Tensor,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    query_block: int = 1024,
+) -> Tensor:
+    """Mean squared difference between `y_clean` and the output when every query also sees all R distractors.
+
+    Shapes as in `softmax_attention`, distractors [B, R, J, D]; scalar float32 (float64 for float64). Nothing is
+    detached here. R = 0 gives 0. Raises ValueError when shapes or types disagree.
+    """
+    b, t, h, j, d = check_qkv(q_BTHD, k_BTJD, v_BTJD)
+    check_window(window)
+    r = k_r_BRJD.shape[1]
+    if k_r_BRJD.shape != (b, r, j, d) or v_r_BRJD.shape != (b, r, j, d):
+        raise ValueError(
+            f"k is {tuple(k_BTJD.shape)}, but the distractors are {tuple(k_r_BRJD.shape)}, {tuple(v_r_BRJD.shape)}"
+        )
+    dtype = statistics_dtype(q_BTHD.dtype)
+    if r == 0:
+        return torch.zeros((), dtype=dtype, device=q_BTHD.device)
+    q_BHTD = q_BTHD.transpose(1, 2)
+    k_BHTD, v_BHTD = expand_kv(k_BTJD, h).transpose(1, 2), expand_kv(v_BTJD, h).transpose(1, 2)
+    k_r, v_r = expand_kv(k_r_BRJD, h).transpose(1, 2), expand_kv(v_r_BRJD, h).transpose(1, 2)
+    total = torch.zeros((), dtype=dtype, device=q_BTHD.device)
+    for start in range(0, t, query_block):
+        stop = min(start + query_block, t)
+        first = 0 if window is None else max(0, start - window + 1)
+        real = visible_mask(start, stop, first, window, q_BTHD.device)
+        mask = torch.cat([real.new_ones(stop - start, r), real], 1)
+        k = torch.cat([k_r, k_BHTD[:, :, first:stop]], 2)
+        v = torch.cat([v_r, v_BHTD[:, :, first:stop]], 2)
+        y = functional.scaled_dot_product_attention(q_BHTD[:, :, start:stop], k, v, attn_mask=mask, scale=scale)
+        total = total + (y.transpose(1, 2).to(dtype) - y_clean_BTHD[:, start:stop].to(dtype)).square().sum()
+    return total / y_clean_BTHD.numel()
+
+
+def softmax_attention_reference(
+    q_BTHD: Tensor, k_BTJD: Tensor, v_BTJD: Tensor, *, scale: float | None = None, window: int | None = None
+) -> Tensor:
+    """The same, one query at a time."""
+    _, t, h, _, d = check_qkv(q_BTHD, k_BTJD, v_BTJD)
+    k_BTHD, v_BTHD = expand_kv(k_BTJD, h), expand_kv(v_BTJD, h)
+    scale = d**-0.5 if scale is None else scale
+    rows = []
+    for i in range(t):
+        first = 0 if window is None else max(0, i + 1 - window)
+        score_BSH = (q_BTHD[:, i : i + 1] * k_BTHD[:, first : i + 1]).sum(-1) * scale
+        weight_BSH = torch.exp(score_BSH - score_BSH.amax(1, keepdim=True))
+        weight_BSH = weight_BSH / weight_BSH.sum(1, keepdim=True)
+        rows.append((weight_BSH.unsqueeze(-1) * v_BTHD[:, first : i + 1]).sum(1))
+    return torch.stack(rows, 1)

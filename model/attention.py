@@ -1,0 +1,65 @@
+"""What surrounds a mixer: projections, norms, Canon, gate, output, memory (MECHANISMS A).
+
+B batch, T length, D model width, H query heads, J KV heads, X head size, R distractors.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from ..kernels.norms import rms_norm
+from .config import ModelConfig
+from .layers import Canon, Linear
+from .memory.base import Memory
+from .mixers.base import Mixer
+
+
+class Attention(nn.Module):
+    """out = W_o(y sigmoid(gate)) + the mixer's extra channel + memory, with y = mixer(q, k, v)."""
+
+    def __init__(self, model: ModelConfig, mixer: Mixer, memory: Memory | None) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.size = model.n_heads, model.n_kv_heads, model.head_dim
+        inner, kv = self.heads * self.size, self.kv_heads * self.size
+        self.w_q = Linear(model.d_model, 2 * inner)
+        self.w_k = Linear(model.d_model, kv)
+        self.w_v = Linear(model.d_model, kv)
+        self.canon = Canon(inner, kv, model.canon_taps) if mixer.config.canon else None
+        self.mixer = mixer
+        self.proj = Linear(inner, model.d_model, zero=True)
+        self.memory = memory
+
+    def forward(
+        self, x_BTD: Tensor, *, window: int | None, distractors_BRD: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """(what to add to the residual stream [B, T, D], the distractor loss if distractors are given)."""
+        b, t, _ = x_BTD.shape
+        # Inside each head the first half is the query, the second the gate.
+        q_BTHX, gate_BTHX = self.w_q(x_BTD).view(b, t, self.heads, 2 * self.size).split(self.size, -1)
+        k_BTJX, v_BTJX = self._keys(x_BTD), self._values(x_BTD)
+        q_BTHX, k_BTJX = rms_norm(q_BTHX), rms_norm(k_BTJX)
+        if self.canon is not None:
+            q_BTHX, k_BTJX, v_BTJX = self.canon(q_BTHX, k_BTJX, v_BTJX)
+        mixed = self.mixer(q_BTHX, k_BTJX, v_BTJX, window=window)
+        y_BTHX, extra_BTD = mixed if isinstance(mixed, tuple) else (mixed, None)
+        out_BTD = self.proj((y_BTHX * gate_BTHX.sigmoid()).flatten(2))
+        if extra_BTD is not None:
+            out_BTD = out_BTD + extra_BTD
+        if self.memory is not None:
+            out_BTD = out_BTD + self.memory(x_BTD, q_BTHX, k_BTJX, v_BTJX)
+        if distractors_BRD is None:
+            return out_BTD, None
+        k_r, v_r = self._distractors(distractors_BRD)
+        loss = self.mixer.distractor_loss(q_BTHX, k_BTJX, v_BTJX, k_r, v_r, y_BTHX, window=window)
+        return out_BTD, loss
+
+    def _keys(self, x_BSD: Tensor) -> Tensor:
+        return self.w_k(x_BSD).view(*x_BSD.shape[:2], self.kv_heads, self.size)
+
+    def _values(self, x_BSD: Tensor) -> Tensor:
+        return self.w_v(x_BSD).view(*x_BSD.shape[:2], self.kv_heads, self.size)
+
+    def _distractors(self, x_BRD: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of random inputs: no Canon, and no gradient into the projections."""
+        k, v = self._keys(x_BRD).detach(), self._values(x_BRD).detach()
+        return (rms_norm(k) if self.mixer.norm_distractor_keys else k), v

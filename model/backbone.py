@@ -1,0 +1,257 @@
+"""The whole network: embedding, blocks, final norm, head (MECHANISMS A).
+
+B batch, T length, D model width, V vocabulary, R distractors, N = B * T.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..kernels.cross_entropy import linear_cross_entropy, softcap
+from . import registry
+from .attention import Attention
+from .chance import generator, seed_of
+from .config import ModelConfig
+from .layers import MLP, CausalConv, GatedConv, Linear, RMSNorm
+from .resolve import NO_MEMORY, NO_REGULARIZER, check_model_config, check_regularizer, memory_settings, mixer_settings
+
+
+@dataclass(frozen=True)
+class Auxiliary:
+    """Which auxiliary terms a forward pass computes, and what their random draws depend on."""
+
+    regularizer: str
+    """A name from the registry, or "baseline" for none."""
+    sketch: int
+    """Directions of the regularizer's sketch."""
+    distractor: bool
+    """Whether the distractor loss is computed."""
+    distractor_count: int | None
+    """Random keys per sequence; None means as many as the sequence has tokens."""
+    seed: int
+    step: int
+    micro: int
+
+
+@dataclass
+class Features:
+    """What `Backbone.features` returns; the terms that were not asked for are None."""
+
+    hidden_BTD: Tensor  # noqa: N815 - the house style of tensor names
+    """The residual stream after the final norm, in the activations' type."""
+    regularizer: Tensor | None = None
+    """Scalar, mean over blocks."""
+    distractor: Tensor | None = None
+    """Scalar, mean over global layers."""
+
+
+class Block(nn.Module):
+    """x + mix(norm(x)), then x + mlp(norm(x)); `mix` is global attention or a gated convolution."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.norm1 = RMSNorm(config.d_model, config.norm_eps)
+        self.mix: nn.Module
+        if config.is_global(layer):
+            mixer = registry.mixer(config.attn_type)(config, mixer_settings(config))
+            has_memory = config.memory != NO_MEMORY
+            memory = registry.memory(config.memory)(config, memory_settings(config)) if has_memory else None
+            self.mix = Attention(config, mixer, memory)
+        else:
+            zero_in = config.init == "zero-ends-and-conv-in"
+            self.mix = GatedConv(config.d_model, config.conv_taps, zero_in=zero_in)
+        self.norm2 = RMSNorm(config.d_model, config.norm_eps)
+        self.mlp = MLP(config.d_model, config.mlp_ratio)
+
+    def forward(
+        self, x_BTD: Tensor, *, window: int | None, distractors_BRD: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        loss = None
+        if isinstance(self.mix, Attention):
+            out, loss = self.mix(self.norm1(x_BTD), window=window, distractors_BRD=distractors_BRD)
+            x_BTD = x_BTD + out
+        else:
+            x_BTD = x_BTD + self.mix(self.norm1(x_BTD))
+        return x_BTD + self.mlp(self.norm2(x_BTD)), loss
+
+
+class Backbone(nn.Module):
+    """The network. `dtype` is the type of activations and of the embedding; other weights are float32.
+
+    With dtype float64 everything is float64. Raises ModelConfigError for a config that cannot be built.
+    """
+
+    def __init__(self, config: ModelConfig, *, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.config = config = check_model_config(config)
+        self.embedding = nn.Embedding(
+            config.vocab_size, config.d_model, _weight=torch.empty(config.vocab_size, config.d_model)
+        )
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
+        self.norm = RMSNorm(config.d_model, config.norm_eps)
+        self.head = Linear(config.d_model, config.vocab_size, zero=True)
+        self.to(torch.float64 if dtype == torch.float64 else torch.float32)
+        self.embedding.to(dtype)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the activations."""
+        return self.embedding.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.embedding.weight.device
+
+    @torch.no_grad()
+    def init_weights(self, seed: int) -> None:
+        """Every parameter of a known layer from its own draw, a function of (seed, its name) alone.
+
+        So two networks share every parameter whose name and shape they share. A mixer's own parameters keep the values
+        that its constructor gave them.
+        """
+        for path, module in self.named_modules():
+            for name, parameter in module.named_parameters(path, recurse=False):
+                _fill(module, parameter, generator(seed, "init", name))
+
+    def features(
+        self, tokens_BT: Tensor, *, full_context: bool = False, auxiliary: Auxiliary | None = None
+    ) -> Features:
+        """Hidden states of int64 tokens [B, T], and the auxiliary terms asked for.
+
+        The window, if the config has one, is left out with `full_context`. Raises ValueError for tokens of another
+        shape and for a distractor loss that the network does not have, ModelConfigError for an unknown regularizer.
+        """
+        if tokens_BT.ndim != 2:
+            raise ValueError(f"tokens must be [B, T], got shape {tuple(tokens_BT.shape)}")
+        window = self.config.window_size if self.config.window and not full_context else None
+        if auxiliary is not None:
+            check_regularizer(auxiliary.regularizer)
+            self._check_distractor(auxiliary)
+        x_BTD = self.embedding(tokens_BT)
+        regularizers: list[Tensor] = []
+        distractors: list[Tensor] = []
+        for layer, block in enumerate(self.blocks):
+            distractors_BRD = None
+            if auxiliary is not None and auxiliary.distractor and self.config.is_global(layer):
+                distractors_BRD = _draw_distractors(auxiliary, layer, x_BTD)
+            x_BTD, distractor = block(x_BTD, window=window, distractors_BRD=distractors_BRD)
+            if distractor is not None:
+                distractors.append(distractor)
+            if auxiliary is not None and auxiliary.regularizer != NO_REGULARIZER:
+                regularizers.append(_regularize(auxiliary, layer, x_BTD))
+        return Features(self.norm(x_BTD), _mean(regularizers), _mean(distractors))
+
+    def token_losses(self, hidden_BTD: Tensor, targets_BT: Tensor) -> Tensor:
+        """Nats per token, float32 [B, T] (float64 in a float64 network)."""
+        h_ND, targets_N = hidden_BTD.flatten(0, 1), targets_BT.flatten()
+        losses_N = linear_cross_entropy(h_ND, self.head.weight, self.head.bias, targets_N, cap=self.config.logit_cap)
+        return losses_N.view(targets_BT.shape)
+
+    def logits(self, hidden_BTD: Tensor) -> Tensor:
+        """Soft-capped logits, float32 [..., V] (float64 in a float64 network); |logit| < logit_cap."""
+        return softcap(self.head(hidden_BTD), self.config.logit_cap)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        """Logits [B, T, V] as the network was trained, window included."""
+        return self.logits(self.features(tokens_BT).hidden_BTD)
+
+    def parameter_groups(self) -> dict[str, list[tuple[str, nn.Parameter]]]:
+        """(name, parameter) by optimizer group (MECHANISMS A Groups): every parameter in exactly one.
+
+        "muon": matrices inside blocks, conv filters [C, 1, K] among them; "embedding"; "head": its weight; "scalar":
+        everything of fewer than two axes. Raises RuntimeError for a parameter that fits no group.
+        """
+        groups: dict[str, list[tuple[str, nn.Parameter]]] = {"muon": [], "embedding": [], "head": [], "scalar": []}
+        for name, parameter in self.named_parameters():
+            groups[_group(name, parameter)].append((name, parameter))
+        grouped = [id(parameter) for members in groups.values() for _, parameter in members]
+        if sorted(grouped) != sorted(map(id, self.parameters())):
+            raise RuntimeError("the optimizer groups do not hold every parameter exactly once")
+        return groups
+
+    def kernel_paths(self) -> dict[str, str]:
+        """Op -> implementation that this network takes on its device, for the record of a run."""
+        paths = {"gated_conv": "torch", "cross_entropy": "torch"}
+        for block in self.blocks:
+            if isinstance(block.mix, Attention):
+                paths |= block.mix.mixer.kernel_paths(self.device, self.dtype)
+                if block.mix.memory is not None:
+                    paths |= block.mix.memory.kernel_paths(self.device, self.dtype)
+        return paths
+
+    def _check_distractor(self, auxiliary: Auxiliary) -> None:
+        if not auxiliary.distractor:
+            return
+        if not registry.mixer(self.config.attn_type).has_distractor:
+            raise ValueError(f"mixer {self.config.attn_type!r} has no distractor loss; switch distractor off")
+        if not any(map(self.config.is_global, range(self.config.n_layers))):
+            raise ValueError("the network has no global layer, so no distractor loss; switch distractor off")
+
+
+def build(
+    config: ModelConfig, *, seed: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+) -> Backbone:
+    """An initialised network on `device`: the same weights for the same (config, seed) on every device."""
+    with torch.random.fork_rng(devices=[]):
+        # A mixer may draw in its constructor; the global generator is left as it was.
+        torch.random.default_generator.manual_seed(seed_of(seed, "init", "constructors"))
+        model = Backbone(config, dtype=dtype)
+    model.init_weights(seed)
+    return model.to(device)
+
+
+def count_parameters(config: ModelConfig) -> int:
+    """Number of parameters, vocabulary matrices included; nothing is allocated."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in Backbone(config).parameters())
+
+
+def _fill(module: nn.Module, parameter: nn.Parameter, draw: torch.Generator) -> None:
+    """Initial values (MECHANISMS A Init), drawn on the CPU in float32."""
+    value = torch.empty(parameter.shape)
+    if isinstance(module, Linear):
+        bound = 0.0 if module.zero else module.weight.shape[1] ** -0.5
+        value.uniform_(-bound, bound, generator=draw)
+    elif isinstance(module, CausalConv):
+        value.uniform_(-(parameter.shape[-1] ** -0.5), parameter.shape[-1] ** -0.5, generator=draw)
+    elif isinstance(module, RMSNorm):
+        value.fill_(1)
+    elif isinstance(module, nn.Embedding):
+        value.normal_(generator=draw)
+    else:
+        return
+    parameter.copy_(value)
+
+
+def _group(name: str, parameter: nn.Parameter) -> str:
+    if parameter.ndim < 2:
+        return "scalar"
+    part = name.split(".", 1)[0]
+    groups = {"blocks": "muon", "embedding": "embedding", "head": "head"}
+    if part not in groups:
+        raise RuntimeError(f"parameter {name} with shape {tuple(parameter.shape)} belongs to no optimizer group")
+    return groups[part]
+
+
+def _draw_distractors(auxiliary: Auxiliary, layer: int, x_BTD: Tensor) -> Tensor:
+    b, t, d = x_BTD.shape
+    count = t if auxiliary.distractor_count is None else auxiliary.distractor_count
+    draw = generator(auxiliary.seed, "distractor", _key(auxiliary, layer), device=x_BTD.device)
+    return torch.randn(b, count, d, generator=draw, device=x_BTD.device).to(x_BTD.dtype)
+
+
+def _regularize(auxiliary: Auxiliary, layer: int, x_BTD: Tensor) -> Tensor:
+    draw = generator(auxiliary.seed, "sketch", _key(auxiliary, layer), device=x_BTD.device)
+    value: Tensor = registry.regularizer(auxiliary.regularizer)(x_BTD.flatten(0, 1), auxiliary.sketch, draw)
+    return value
+
+
+def _key(auxiliary: Auxiliary, layer: int) -> str:
+    return f"{auxiliary.step}.{auxiliary.micro}.{layer}"
+
+
+def _mean(values: list[Tensor]) -> Tensor | None:
+    return torch.stack(values).mean() if values else None

@@ -1,0 +1,108 @@
+"""Configuration of the network, and the base class of every config in the project. Imports no torch."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+_WORDS = {"on": True, "yes": True, "true": True, "off": False, "no": False, "false": False}
+_NUMBER = re.compile(r"[-+]?(\d[\d_]*)(\.\d*)?([eE][-+]?\d+)?")
+
+
+def _flag(value: Any) -> Any:
+    return _WORDS.get(value.lower(), value) if isinstance(value, str) else value
+
+
+def _whole(value: Any) -> Any:
+    """1e9, 1_000_000_000 and 1000000000 are one number."""
+    if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
+        value = float(value.replace("_", "")) if re.search(r"[.eE]", value) else int(value.replace("_", ""))
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
+
+
+def _real(value: Any) -> Any:
+    if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
+        return float(value.replace("_", ""))
+    return value
+
+
+Flag = Annotated[bool, BeforeValidator(_flag)]
+"""A boolean that also understands on/off/yes/no."""
+Int = Annotated[int, BeforeValidator(_whole)]
+"""An integer that also understands 1e9 and 1_000_000_000."""
+Float = Annotated[float, BeforeValidator(_real)]
+"""A float that also understands 1e-3 written as text."""
+
+
+def knob(default: Any, doc: str, *, identity: Any = ..., **limits: Any) -> Any:
+    """A config field with its one-sentence description and its *identity default*.
+
+    A cell's id leaves out fields that stand at their identity default, so a field added later must declare the value
+    that every older cell implicitly had, and must never change it, even when `default` moves. Without `identity` the
+    field always enters the id.
+    """
+    extra = {} if identity is ... else {"identity": identity}
+    return Field(default, description=doc, json_schema_extra=extra, **limits)
+
+
+class Config(BaseModel):
+    """Frozen, closed (unknown keys are errors) and JSON-able."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants", validate_default=True)
+
+
+class ModelConfig(Config):
+    """The network of one cell (MECHANISMS A to D)."""
+
+    d_model: Int = knob(1024, "Width of the residual stream.", ge=8)
+    n_layers: Int = knob(16, "Number of blocks.", ge=1)
+    n_heads: Int = knob(8, "Query heads of a global layer.", ge=1)
+    n_kv_heads: Int = knob(2, "Key and value heads; divides n_heads.", ge=1)
+    head_dim: Int = knob(128, "Size of one head.", ge=2)
+    vocab_size: Int = knob(50304, "Rows of the embedding and of the head; at least the tokenizer's vocabulary.", ge=2)
+    attn_every: Int = knob(4, "Block i is global if i mod attn_every equals attn_offset.", identity=4, ge=1)
+    attn_offset: Int = knob(2, "See attn_every.", identity=2, ge=0)
+    mlp_ratio: Int = knob(4, "Hidden width of the gated MLP over d_model.", identity=4, ge=1)
+    conv_taps: Int = knob(3, "Taps of the gated convolution.", identity=3, ge=1)
+    canon_taps: Int = knob(4, "Taps of the Canon convolution on q, k and v.", identity=4, ge=1)
+    norm_eps: Float = knob(1e-6, "Epsilon of the weighted RMS norms.", identity=1e-6, gt=0)
+    logit_cap: Float = knob(15.0, "Soft cap of the logits: z -> cap z / sqrt(z^2 + cap^2).", identity=15.0, gt=0)
+    init: Literal["zero-ends", "zero-ends-and-conv-in"] = knob(
+        "zero-ends",
+        "Which projections start at zero: those that end a branch, or also the gated convolution's in_proj "
+        "(the published runs; its convolutions then never train).",
+        identity="zero-ends",
+    )
+    attn_type: str = knob("polar", "Mixer of the global layers.")
+    mixers: dict[str, dict[str, Any]] = knob(
+        {}, "Settings by mixer name; a cell keeps those of its own mixer.", identity={}
+    )
+    mixer_source: str | None = knob(None, "SHA-256 of the plugin file that defines the mixer.", identity=None)
+    memory: str = knob("none", "Recurrent memory beside the mixer, or none.", identity="none")
+    memories: dict[str, dict[str, Any]] = knob({}, "Settings by memory name.", identity={})
+    window: Flag = knob(False, "Train the global layers with a sliding window.", identity=False)
+    window_size: Int = knob(1024, "Keys in the window, the query's own included.", ge=1)
+
+    @model_validator(mode="after")
+    def _shapes_agree(self) -> ModelConfig:
+        if self.n_heads % self.n_kv_heads:
+            raise ValueError(f"n_kv_heads ({self.n_kv_heads}) must divide n_heads ({self.n_heads})")
+        if self.attn_offset >= self.attn_every:
+            raise ValueError(f"attn_offset ({self.attn_offset}) must be below attn_every ({self.attn_every})")
+        return self
+
+    def is_global(self, layer: int) -> bool:
+        """Whether block `layer` (0-based) mixes globally; the others are gated convolutions."""
+        return layer % self.attn_every == self.attn_offset
+
+
+class ModelConfigError(ValueError):
+    """A model setting that cannot be built. `path` is the dotted place, `allowed` what may stand there."""
+
+    def __init__(self, path: str, message: str, allowed: list[str] | None = None) -> None:
+        self.path, self.message, self.allowed = path, message, allowed
+        super().__init__(f"{path}: {message}" + (f"; allowed: {', '.join(allowed)}" if allowed else ""))

@@ -1,0 +1,92 @@
+"""The parts that every block is made of (MECHANISMS A).
+
+B batch, T length, D model width, C channels.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..kernels.conv import causal_conv
+from ..kernels.gates import squared_relu_gate
+from ..kernels.norms import rms_norm
+
+
+class Linear(nn.Module):
+    """y = x Wᵀ + b with W and b cast to x's type at each use. `zero` marks a projection that starts at zero."""
+
+    def __init__(self, inputs: int, outputs: int, *, zero: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs))
+        self.bias = nn.Parameter(torch.empty(outputs))
+        self.zero = zero
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype))
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm with a weight that starts at one."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps)
+
+
+class CausalConv(nn.Module):
+    """Depthwise causal convolution. The filters [C, 1, K] are one 1 x K matrix a channel to the optimizer."""
+
+    def __init__(self, channels: int, taps: int, *, residual: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(channels, 1, taps))
+        self.residual = residual
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        return causal_conv(x_BTC, self.weight.squeeze(1).to(x_BTC.dtype), self.residual)
+
+
+class MLP(nn.Module):
+    """[a | g] = fc(x); out = proj(g relu(a)^2)."""
+
+    def __init__(self, width: int, ratio: int) -> None:
+        super().__init__()
+        self.fc = Linear(width, 2 * ratio * width)
+        self.proj = Linear(ratio * width, width, zero=True)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return self.proj(squared_relu_gate(self.fc(x_BTD)))
+
+
+class GatedConv(nn.Module):
+    """LFM2's mixer: [b | c | u] = in_proj(x); out = out_proj(c conv(b u))."""
+
+    def __init__(self, width: int, taps: int, *, zero_in: bool) -> None:
+        super().__init__()
+        self.in_proj = Linear(width, 3 * width, zero=zero_in)
+        self.conv = CausalConv(width, taps)
+        self.out_proj = Linear(width, width, zero=True)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        b, c, u = self.in_proj(x_BTD).chunk(3, -1)
+        return self.out_proj(c * self.conv(b * u))
+
+
+class Canon(nn.Module):
+    """x_t + conv(x)_t over flattened heads, one set of filters for each of q, k and v."""
+
+    def __init__(self, q_channels: int, kv_channels: int, taps: int) -> None:
+        super().__init__()
+        self.q = CausalConv(q_channels, taps, residual=True)
+        self.k = CausalConv(kv_channels, taps, residual=True)
+        self.v = CausalConv(kv_channels, taps, residual=True)
+
+    def forward(self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q = self.q(q_BTHX.flatten(2)).view_as(q_BTHX)
+        k = self.k(k_BTJX.flatten(2)).view_as(k_BTJX)
+        return q, k, self.v(v_BTJX.flatten(2)).view_as(v_BTJX)

@@ -1,0 +1,1 @@
+"""Recurrent memories beside the core, one file each."""

@@ -1,0 +1,1 @@
+"""Cores of the global layers, one file each."""

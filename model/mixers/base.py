@@ -1,0 +1,70 @@
+"""What a mixer is. One of your own is a subclass with a `Config` and a `forward`, registered under a name:
+
+    @register_mixer("mean")
+    class Mean(Mixer):
+        def forward(self, q_BTHD, k_BTJD, v_BTJD, *, window):
+            ...
+            return y_BTHD
+
+B batch, T length, H query heads, J KV heads (J divides H; head h uses KV head h // (H / J)), X head size, D model
+width, R distractors.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ..config import Config, Flag, ModelConfig, knob
+
+
+class MixerConfig(Config):
+    """Settings that every mixer has; add fields with `knob`."""
+
+    canon: Flag = knob(True, "Convolve q, k and v (Canon) before mixing.", identity=True)
+
+
+class Mixer(nn.Module):
+    """What a global layer does between tokens. q, k, v come normed (q, k) and, with `canon`, convolved.
+
+    Give own parameters their values in `__init__`: torch's random functions are seeded there from the cell's seed.
+    """
+
+    Config: ClassVar[type[MixerConfig]] = MixerConfig
+    has_distractor: ClassVar[bool] = False
+    """Whether `distractor_loss` is defined."""
+
+    def __init__(self, model: ModelConfig, config: MixerConfig) -> None:
+        super().__init__()
+        self.config = config
+
+    @classmethod
+    def check(cls, model: ModelConfig, config: MixerConfig) -> None:
+        """Raises ValueError when the mixer cannot work in that network. The default accepts every network."""
+
+    @property
+    def norm_distractor_keys(self) -> bool:
+        """Whether distractor keys are RMS-normed like real ones."""
+        return True
+
+    def forward(
+        self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """y [B, T, H, X], or (y, extra [B, T, D]) with a term that is added after the output projection.
+
+        Query i may see the keys i - window < j <= i, all up to i when `window` is None; never a later one.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines no forward")
+
+    def distractor_loss(
+        self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, k_r_BRJX: Tensor, v_r_BRJX: Tensor, y_BTHX: Tensor, *,
+        window: int | None,
+    ) -> Tensor:  # fmt: skip
+        """Scalar: how much R detached random keys and values draw attention away. `y` is what `forward` returned."""
+        raise NotImplementedError(f"{type(self).__name__} defines no distractor loss")
+
+    def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
+        """Op -> implementation that `forward` takes for such tensors, for the record of a run."""
+        return {}

@@ -1,0 +1,57 @@
+"""Polar attention as a mixer (MECHANISMS B)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ...kernels.polar import polar_attention, polar_distractor_loss
+from ..config import Float, ModelConfig, knob
+from ..layers import Linear
+from .base import Mixer, MixerConfig
+
+
+class PolarConfig(MixerConfig):
+    """Initial values are raw: softplus turns -1, 0.5 and -1.5 into 0.313, 0.974 and 0.201."""
+
+    null_base_init: Float = knob(2.0, "Initial null score.", identity=2.0)
+    null_slope_init: Float = knob(0.5, "Initial raw growth of the null score with sqrt(ln(n + 1)).", identity=0.5)
+    len_gain_init: Float = knob(-1.0, "Initial raw growth of the temperature with ln n.", identity=-1.0)
+    mag_beta_init: Float = knob(-1.5, "Initial raw slope of the magnitude over ln(1 + m).", identity=-1.5)
+    n_eff_floor: Float = knob(
+        1e-30, "Lower bound of the sum of squared weights in n_eff; the published runs had 1e-6.", identity=1e-30, gt=0
+    )
+
+
+class Polar(Mixer):
+    """Direction and magnitude separately; a null key takes the attention that no real key deserves."""
+
+    Config: ClassVar[type[MixerConfig]] = PolarConfig
+    has_distractor: ClassVar[bool] = True
+
+    def __init__(self, model: ModelConfig, config: PolarConfig) -> None:
+        super().__init__(model, config)
+        heads = model.n_heads
+        self.null_base = nn.Parameter(torch.full((heads,), config.null_base_init))
+        self.null_slope = nn.Parameter(torch.full((heads,), config.null_slope_init))
+        self.len_gain = nn.Parameter(torch.full((heads,), config.len_gain_init))
+        self.mag_beta = nn.Parameter(torch.full((heads,), config.mag_beta_init))
+        self.v_null = nn.Parameter(torch.zeros(heads, model.head_dim))
+        self.mu_proj = Linear(heads, model.d_model, zero=True)
+        self.n_eff_floor = config.n_eff_floor
+
+    def forward(self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None) -> tuple[Tensor, Tensor]:
+        scalars = (self.null_base, self.null_slope, self.len_gain, self.mag_beta, self.v_null)
+        c_BTHX, mag_BTH = polar_attention(q_BTHX, k_BTJX, v_BTJX, *scalars, window=window, n_eff_floor=self.n_eff_floor)
+        return c_BTHX, self.mu_proj(mag_BTH.to(q_BTHX.dtype))
+
+    def distractor_loss(
+        self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, k_r_BRJX: Tensor, v_r_BRJX: Tensor, y_BTHX: Tensor, *,
+        window: int | None,
+    ) -> Tensor:  # fmt: skip
+        return polar_distractor_loss(q_BTHX, k_r_BRJX, self.len_gain, self.null_base, self.null_slope)
+
+    def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
+        return {"polar": "torch"}

@@ -1,0 +1,81 @@
+"""Softmax attention without positions and with rotary ones (MECHANISMS C)."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from ...kernels.norms import statistics_dtype
+from ...kernels.rotary import apply_rotary, check_rotary, rotary_tables
+from ...kernels.softmax_attention import softmax_attention, softmax_distractor_loss
+from ..config import Flag, Float, ModelConfig, knob
+from .base import Mixer, MixerConfig
+
+
+class SoftmaxConfig(MixerConfig):
+    """Settings of every softmax core."""
+
+    scale: Float | None = knob(None, "Factor of the scores; none is 1 / sqrt(head_dim).", identity=None)
+    distractor_norm: Flag = knob(True, "RMS-norm distractor keys like real ones.", identity=True)
+    distractor_window: Flag = knob(True, "Keep the window in the distractor loss.", identity=True)
+
+
+class NoPE(Mixer):
+    """Causal softmax attention that knows no positions but Canon's."""
+
+    Config: ClassVar[type[MixerConfig]] = SoftmaxConfig
+    has_distractor: ClassVar[bool] = True
+    config: SoftmaxConfig
+
+    @property
+    def norm_distractor_keys(self) -> bool:
+        return self.config.distractor_norm
+
+    def rotate(self, q_BTHX: Tensor, k_BTJX: Tensor) -> tuple[Tensor, Tensor]:
+        """q and k with their positions; here they have none."""
+        return q_BTHX, k_BTJX
+
+    def forward(self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None) -> Tensor:
+        q, k = self.rotate(q_BTHX, k_BTJX)
+        return softmax_attention(q, k, v_BTJX, scale=self.config.scale, window=window)
+
+    def distractor_loss(
+        self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, k_r_BRJX: Tensor, v_r_BRJX: Tensor, y_BTHX: Tensor, *,
+        window: int | None,
+    ) -> Tensor:  # fmt: skip
+        # Distractors have no place in the sequence, so their keys are not rotated.
+        q, k = self.rotate(q_BTHX, k_BTJX)
+        window = window if self.config.distractor_window else None
+        return softmax_distractor_loss(q, k, v_BTJX, k_r_BRJX, v_r_BRJX, y_BTHX, scale=self.config.scale, window=window)
+
+    def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
+        return {"softmax": "torch scaled_dot_product_attention"}
+
+
+class RoPEConfig(SoftmaxConfig):
+    """The published core: rotary half-truncated, base 1024, scale 0.12, canon off."""
+
+    rotary: Literal["full", "half-truncated"] = knob(
+        "full", "Rotate all pairs, or a quarter of the head size with the rest left still.", identity="full"
+    )
+    base: Float = knob(10000.0, "Base of the rotary frequencies.", identity=10000.0, gt=1)
+
+
+class RoPE(NoPE):
+    """The same with rotary positions."""
+
+    Config: ClassVar[type[MixerConfig]] = RoPEConfig
+    config: RoPEConfig
+
+    @classmethod
+    def check(cls, model: ModelConfig, config: MixerConfig) -> None:
+        assert isinstance(config, RoPEConfig)
+        check_rotary(config.rotary, model.head_dim)
+
+    def rotate(self, q_BTHX: Tensor, k_BTJX: Tensor) -> tuple[Tensor, Tensor]:
+        _, length, _, size = q_BTHX.shape
+        dtype = statistics_dtype(q_BTHX.dtype)
+        cos, sin = rotary_tables(self.config.rotary, length, size, self.config.base, dtype=dtype, device=q_BTHX.device)
+        return apply_rotary(q_BTHX, cos, sin), apply_rotary(k_BTJX, cos, sin)

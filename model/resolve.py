@@ -1,0 +1,81 @@
+"""From the model section as written to the one that is built: names checked, settings of other mixers dropped."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+from pydantic import ValidationError
+
+from . import registry
+from .config import Config, ModelConfig, ModelConfigError
+
+NO_MEMORY = "none"
+NO_REGULARIZER = "baseline"
+
+
+def check_model_config(config: ModelConfig) -> ModelConfig:
+    """The config with `mixers` and `memories` cut to the chosen ones and filled with every field's value.
+
+    Idempotent. Raises ModelConfigError for an unknown mixer or memory, an unknown or wrong setting of it, and a network
+    it cannot work in.
+    """
+    if config.attn_type not in registry.MIXERS:
+        raise ModelConfigError("model.attn_type", f"no mixer named {config.attn_type!r}", sorted(registry.MIXERS))
+    if config.memory != NO_MEMORY and config.memory not in registry.MEMORIES:
+        names = [NO_MEMORY, *sorted(registry.MEMORIES)]
+        raise ModelConfigError("model.memory", f"no memory named {config.memory!r}", names)
+    _check_names("model.mixers", config.mixers, sorted(registry.MIXERS))
+    _check_names("model.memories", config.memories, sorted(registry.MEMORIES))
+    mixers = {config.attn_type: mixer_settings(config).model_dump(mode="json")}
+    memories: dict[str, dict[str, Any]] = {}
+    if config.memory != NO_MEMORY:
+        memories = {config.memory: memory_settings(config).model_dump(mode="json")}
+    return config.model_copy(update={"mixers": mixers, "memories": memories})
+
+
+def check_regularizer(name: str) -> str:
+    """The name, if it is "baseline" (none) or a known regularizer; else ModelConfigError."""
+    if name != NO_REGULARIZER and name not in registry.REGULARIZERS:
+        allowed = [NO_REGULARIZER, *sorted(registry.REGULARIZERS)]
+        raise ModelConfigError("train.regularizer", f"no regularizer named {name!r}", allowed)
+    return name
+
+
+def mixer_settings(config: ModelConfig) -> Any:
+    """The validated Config of the config's own mixer; ModelConfigError when a setting is wrong."""
+    return _settings(registry.mixer(config.attn_type), config, f"model.mixers.{config.attn_type}", config.mixers)
+
+
+def memory_settings(config: ModelConfig) -> Any:
+    """The validated Config of the config's own memory; ModelConfigError when a setting is wrong."""
+    return _settings(registry.memory(config.memory), config, f"model.memories.{config.memory}", config.memories)
+
+
+def _settings(kind: Any, config: ModelConfig, path: str, sections: dict[str, dict[str, Any]]) -> Config:
+    try:
+        settings: Config = kind.Config(**sections.get(path.rsplit(".", 1)[1], {}))
+    except ValidationError as error:
+        raise _explain(path, kind.Config, error) from None
+    try:
+        kind.check(config, settings)
+    except ValueError as error:
+        raise ModelConfigError(path, str(error)) from None
+    return settings
+
+
+def _explain(path: str, schema: type[Config], error: ValidationError) -> ModelConfigError:
+    first = error.errors(include_url=False)[0]
+    names = [str(part) for part in first["loc"]]
+    where = ".".join([path, *names[:1]])
+    if first["type"] == "extra_forbidden":
+        return ModelConfigError(where, "no such setting", sorted(schema.model_fields))
+    allowed = None
+    if first["type"] == "literal_error":
+        allowed = [str(choice) for choice in get_args(schema.model_fields[names[0]].annotation)]
+    return ModelConfigError(where, f"{first['msg']}, got {first['input']!r}", allowed)
+
+
+def _check_names(path: str, sections: dict[str, Any], allowed: list[str]) -> None:
+    for name in sections:
+        if name not in allowed:
+            raise ModelConfigError(f"{path}.{name}", "no such section", allowed)

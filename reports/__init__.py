@@ -1,0 +1,1 @@
+"""From the database to tidy frames and tables."""

@@ -1,0 +1,1 @@
+"""The database: schema, store, recorder and migrations."""

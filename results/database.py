@@ -1,0 +1,308 @@
+"""Places and connections: from `--db` to an engine; making a database; upgrading it.
+
+SQLite: WAL on a local disk, every write transaction starts with BEGIN IMMEDIATE (a deferred one that reads and then
+writes fails under load, or loses updates), waits of 30 s for the lock. Alembic is imported only to make or upgrade.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from weakref import WeakSet
+
+from sqlalchemy import Connection, Engine, Pool, create_engine, event, inspect, text
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError
+
+from .errors import StoreBusy, StoreError, StoreMissing, StoreOutdated, StoreTooNew
+from .schema import HEAD, REVISIONS, Base
+
+MIGRATIONS = Path(__file__).with_name("migrations")
+BUSY_MS = 30_000
+NETWORK_FILESYSTEMS = frozenset(
+    ("nfs", "nfs4", "lustre", "gpfs", "cifs", "smb3", "fuse.sshfs", "beegfs", "ceph", "afs")
+)
+DEFAULT = "sqlite:///atma.db"
+
+
+def place(url_or_path: str | Path | None = None) -> URL:
+    """The database that was asked for: the argument, else ATMA_DB, else atma.db in the working folder.
+
+    Raises StoreError for a URL that is neither SQLite on a file nor PostgreSQL.
+    """
+    asked = str(url_or_path or os.environ.get("ATMA_DB") or DEFAULT)
+    try:
+        url = make_url(asked) if "://" in asked else URL.create("sqlite", database=asked)
+    except (ArgumentError, ValueError) as error:
+        raise StoreError(
+            f"{asked!r} is no database URL; use a file name, sqlite:///FILE or postgresql://..."
+        ) from error
+    backend = url.get_backend_name()
+    if backend == "sqlite":
+        if not url.database or url.database == ":memory:":
+            raise StoreError("an in-memory database cannot be shared between processes; name a file instead")
+        return URL.create("sqlite", database=str(Path(url.database).expanduser().absolute()))
+    if backend in ("postgresql", "postgres"):
+        return url.set(drivername="postgresql+psycopg")
+    raise StoreError(f"{backend} databases are not supported; use sqlite:///FILE or postgresql://...")
+
+
+def file_of(url: URL) -> Path | None:
+    """The file of a SQLite database, None for PostgreSQL."""
+    return Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
+
+
+def shown(url: URL) -> str:
+    """The database for people: its file, or its URL without the password."""
+    return str(file_of(url) or url.render_as_string(hide_password=True))
+
+
+def network_filesystem(path: Path, mountinfo: str) -> str | None:
+    """The type of the network file system that `path` (absolute) lies on, None for a local one.
+
+    `mountinfo` is the text of /proc/self/mountinfo. Of the mounts that hold the path the deepest counts, of equal ones
+    the last, which covers the others.
+    """
+    best, found = -1, ""
+    for line in mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        fields = left.split()
+        if len(fields) < 5 or not right:
+            continue
+        point = Path(re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), fields[4]))
+        if path.is_relative_to(point) and len(point.parts) >= best:
+            best, found = len(point.parts), right.split()[0]
+    return found if found in NETWORK_FILESYSTEMS else None
+
+
+def refuse_network(path: Path) -> None:
+    """Raises StoreError when SQLite would have to work over a network file system (WAL needs one host's memory)."""
+    table = Path("/proc/self/mountinfo")
+    if not table.exists():
+        return
+    kind = network_filesystem(path.resolve(), table.read_text(errors="replace"))
+    if kind:
+        raise StoreError(f"{path} lies on {kind}, where SQLite corrupts; use a local disk or PostgreSQL (--db)")
+
+
+def jsonable(value: Any) -> Any:
+    """The value with non-finite floats as the words that pydantic reads back: JSON has no NaN and PostgreSQL none."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {str(key): jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(item) for item in value]
+    return value
+
+
+def _to_json(value: Any) -> str:
+    return json.dumps(jsonable(value), ensure_ascii=False, allow_nan=False, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    """Mappings that are no dict, paths and numpy numbers inside JSON columns."""
+    if hasattr(value, "items"):
+        return jsonable(dict(value))
+    return jsonable(value.item()) if hasattr(value, "item") else str(value)
+
+
+_engines: WeakSet[Engine] = WeakSet()
+_inherited: list[Pool] = []
+
+
+def _forked() -> None:
+    """In a forked child: leaves the parent's connections untouched (not even closed) and starts with none."""
+    for engine in list(_engines):
+        _inherited.append(engine.pool)
+        engine.dispose(close=False)
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def make_engine(url: URL, *, foreign_keys: bool = True) -> Engine:
+    """An engine with the pragmas of this module. Usable after a fork: the child opens its own connections.
+
+    Raises StoreError when the PostgreSQL driver is not installed.
+    """
+    try:
+        engine = create_engine(url, json_serializer=_to_json, pool_pre_ping=url.get_backend_name() != "sqlite")
+    except ModuleNotFoundError as error:
+        raise StoreError("PostgreSQL needs psycopg; install it with: pip install 'atma-sweep[postgres]'") from error
+    _engines.add(engine)
+    sqlite = url.get_backend_name() == "sqlite"
+
+    @event.listens_for(engine, "connect")
+    def _connected(connection: Any, record: Any) -> None:
+        if not sqlite:
+            return
+        connection.isolation_level = None  # we begin ourselves, below
+        cursor = connection.cursor()
+        cursor.execute(f"PRAGMA busy_timeout={BUSY_MS}")
+        if cursor.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+            cursor.execute("PRAGMA journal_mode=WAL")
+        cursor.execute("PRAGMA synchronous=NORMAL")
+        cursor.execute(f"PRAGMA foreign_keys={'ON' if foreign_keys else 'OFF'}")
+        cursor.close()
+
+    if sqlite:
+
+        @event.listens_for(engine, "begin")
+        def _begun(connection: Connection) -> None:
+            connection.exec_driver_sql(connection.get_execution_options().get("begin", "BEGIN IMMEDIATE"))
+
+    return engine
+
+
+@contextmanager
+def making(url: URL) -> Iterator[None]:
+    """Holds the lock under which databases are made and upgraded: one process at a time in that folder.
+
+    The lock is on the folder itself, so that no lock file is left behind. PostgreSQL locks inside its transaction.
+    """
+    path = file_of(url)
+    if path is None:
+        yield
+        return
+    if not path.parent.is_dir():
+        raise StoreError(f"there is no folder {path.parent}; make it, or name another place with --db")
+    handle = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def revision_of(connection: Connection) -> str | None:
+    """The database's revision, None when it is empty. Raises StoreError when it holds somebody else's tables."""
+    tables = set(inspect(connection).get_table_names())
+    if "alembic_version" in tables and "attempt" in tables and "sweep" in tables:
+        return str(connection.scalar(text("SELECT version_num FROM alembic_version")))
+    if tables:
+        raise StoreError(f"{shown(connection.engine.url)} is not a database of atma-sweep; name another with --db")
+    return None
+
+
+def check_revision(found: str | None, where: str) -> None:
+    """Raises StoreMissing for an empty database, StoreOutdated for an older one, StoreTooNew for an unknown one."""
+    if found is None:
+        raise StoreMissing(f"{where} is empty; launch a grid first, or name the database with --db")
+    if found not in REVISIONS:
+        raise StoreTooNew(f"{where} was written by a newer atma-sweep (revision {found}); upgrade the program")
+    if found != HEAD:
+        raise StoreOutdated(f"{where} is of an older release (revision {found}); run: atma-sweep db upgrade")
+
+
+@contextmanager
+def plain_errors(url: URL) -> Iterator[None]:
+    """Turns what a driver says about a file that is no database, or a server that is not there, into one line."""
+    try:
+        yield
+    except DBAPIError as error:
+        first = str(error.orig).strip().splitlines()[0] if str(error.orig).strip() else type(error.orig).__name__
+        if "locked" in first or "busy" in first:
+            raise StoreBusy(f"{shown(url)} stays locked by another program; close it and try again") from error
+        raise StoreError(f"cannot use {shown(url)} as a database: {first}; name another with --db") from error
+
+
+def migrate(connection: Connection, *, migrations: Path = MIGRATIONS, head: str = HEAD) -> None:
+    """Runs the missing migrations inside the connection's transaction."""
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(migrations).replace("%", "%%"))
+    config.attributes.update(connection=connection, metadata=Base.metadata)
+    command.upgrade(config, head)
+
+
+def create_database(url: URL) -> None:
+    """Makes the database when it is missing or empty. Many processes may try at once: one does it, the others wait."""
+    path = file_of(url)
+    with making(url), plain_errors(url):
+        engine = make_engine(url)
+        try:
+            with engine.begin() as connection:
+                if path is None:
+                    connection.execute(text("SELECT pg_advisory_xact_lock(7461001)"))
+                if revision_of(connection) is None:
+                    migrate(connection)
+        finally:
+            engine.dispose()
+
+
+def _row_counts(connection: Connection) -> dict[str, int]:
+    names = [name for name in inspect(connection).get_table_names() if name != "alembic_version"]
+    return {name: int(connection.scalar(text(f'SELECT COUNT(*) FROM "{name}"')) or 0) for name in sorted(names)}
+
+
+def _backup(engine: Engine, path: Path, found: str) -> Path:
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%fZ")
+    copy = path.with_name(f"{path.stem}.before-upgrade-from-{found}.{stamp}{path.suffix}")
+    raw = engine.raw_connection()
+    try:
+        raw.cursor().execute("VACUUM INTO ?", (str(copy),))
+    finally:
+        raw.close()
+    return copy
+
+
+def upgrade_store(
+    url_or_path: str | Path | None = None, *, migrations: Path = MIGRATIONS, head: str = HEAD
+) -> Path | None:
+    """Brings an older database to this release; nothing else ever migrates one.
+
+    All or nothing, in one transaction, with foreign keys off (a rebuilt table would else delete its children), followed
+    by a foreign-key check and a comparison of row counts. Returns the backup made beside a SQLite database before
+    anything was touched, None when there was nothing to do or for PostgreSQL (back it up with pg_dump).
+
+    Raises StoreMissing, StoreTooNew, StoreError (not ours, or the upgrade lost rows: then nothing has changed).
+    """
+    url = place(url_or_path)
+    path = file_of(url)
+    if path is not None and not path.exists():
+        raise StoreMissing(f"there is no database {path}; launch a grid first, or name the database with --db")
+    with making(url):
+        engine = make_engine(url, foreign_keys=False)
+        try:
+            with plain_errors(url), engine.begin() as connection:
+                found = revision_of(connection)
+            if found == head:
+                return None
+            if found is None or found not in REVISIONS:
+                check_revision(found, shown(url))
+            copy = _backup(engine, path, str(found)) if path is not None else None
+            with engine.begin() as connection:
+                _upgrade_checked(connection, migrations, head)
+            return copy
+        except DBAPIError as error:
+            raise StoreError(
+                f"the upgrade of {shown(url)} failed and was undone: {error.orig}; please report this"
+            ) from error
+        finally:
+            engine.dispose()
+
+
+def _upgrade_checked(connection: Connection, migrations: Path, head: str) -> None:
+    sqlite = connection.dialect.name == "sqlite"
+    if not sqlite:
+        connection.execute(text("SELECT pg_advisory_xact_lock(7461001)"))
+    before = _row_counts(connection)
+    migrate(connection, migrations=migrations, head=head)
+    after = _row_counts(connection)
+    lost = [f"{name} {rows} -> {after.get(name, 0)}" for name, rows in before.items() if after.get(name, 0) < rows]
+    if sqlite:
+        broken = connection.execute(text("PRAGMA foreign_key_check")).fetchall()
+        lost += [f"{row[0]} refers to a missing {row[2]}" for row in broken[:3]]
+    if lost:
+        raise StoreError(f"the upgrade would lose data ({'; '.join(lost)}) and was undone; please report this")

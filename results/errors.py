@@ -1,0 +1,57 @@
+"""What can go wrong with the database. Each message is one line that ends with the remedy."""
+
+# ruff: noqa: N818  (the names say what happened; all of them are StoreErrors)
+
+from __future__ import annotations
+
+
+class StoreError(Exception):
+    """Any expected trouble with the database; the command line prints the message as it is."""
+
+
+class StoreMissing(StoreError):
+    """There is no database at the named place."""
+
+
+class StoreOutdated(StoreError):
+    """The database was written by an older release and has to be upgraded."""
+
+
+class StoreTooNew(StoreError):
+    """The database was written by a newer release than this one."""
+
+
+class StoreBusy(StoreError):
+    """The database stayed locked for longer than we were told to wait."""
+
+
+class SweepUnknown(StoreError):
+    """No sweep has that name (or there is none at all)."""
+
+
+class SweepReadOnly(StoreError):
+    """The sweep holds imported results and takes no launches."""
+
+
+class SweepBusy(StoreError):
+    """Another live supervisor owns the sweep."""
+
+
+class CellUnknown(StoreError):
+    """No cell has that id, id prefix or slug."""
+
+
+class CellAmbiguous(StoreError):
+    """More than one cell answers to that id prefix or slug."""
+
+
+class CellTaken(StoreError):
+    """The cell already has a live attempt."""
+
+
+class AttemptUnknown(StoreError):
+    """No attempt has that id."""
+
+
+class LostLease(StoreError):
+    """The writer no longer owns what it writes to: it was finished, reaped or taken over. Nothing was written."""

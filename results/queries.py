@@ -1,0 +1,411 @@
+"""Reading the database. Every function takes an open session and returns plain records; none of them writes."""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import fields
+from datetime import datetime
+from typing import Any, TypeVar
+
+from sqlalchemy import String, and_, cast, func, select
+from sqlalchemy.orm import Session
+
+from .errors import AttemptUnknown, CellAmbiguous, CellUnknown, StoreError, SweepUnknown
+from .records import (
+    AXES,
+    Attempt,
+    CellRecord,
+    CellState,
+    CurvePoint,
+    Event,
+    Key,
+    Owner,
+    Provenance,
+    RevisionRecord,
+    SweepSummary,
+    Value,
+)
+from .schema import (
+    AttemptRow,
+    Base,
+    CellRow,
+    CurvePointRow,
+    EventRow,
+    MeasurementRow,
+    ProvenanceRow,
+    RevisionCellRow,
+    RevisionRow,
+    SweepRow,
+    UtcNow,
+)
+
+Record = TypeVar("Record")
+
+
+def columns_of(row: type[Base], record: type) -> list[Any]:
+    """The columns of a table that a record has as fields, by name."""
+    return [getattr(row, field.name) for field in fields(record) if hasattr(row, field.name)]
+
+
+def _read(session: Session, record: type[Record], query: Any) -> list[Record]:
+    return [record(**row._mapping) for row in session.execute(query)]
+
+
+def now(session: Session) -> datetime:
+    """The database's clock, UTC."""
+    found = session.scalar(select(UtcNow()))
+    assert found is not None
+    return found
+
+
+# --- sweeps ---------------------------------------------------------------------------------------------------------
+
+
+def default_sweep(session: Session) -> str:
+    """The sweep launched last. Raises SweepUnknown when there is none."""
+    found = session.scalar(select(SweepRow.name).order_by(SweepRow.launched_at.desc(), SweepRow.id.desc()).limit(1))
+    if found is None:
+        raise SweepUnknown("the database holds no sweep yet; launch a grid first")
+    return found
+
+
+def sweep_row(session: Session, name: str | None) -> SweepRow:
+    """The sweep of that name, or the default one. Raises SweepUnknown."""
+    name = default_sweep(session) if name is None else name
+    found = session.scalar(select(SweepRow).where(SweepRow.name == name))
+    if found is None:
+        known = list(session.scalars(select(SweepRow.name)))
+        near = difflib.get_close_matches(name, known, 3, 0.4) or sorted(known)[:5]
+        raise SweepUnknown(
+            f"no sweep is named {name!r}; there is: {', '.join(near) or 'none yet, launch a grid first'}"
+        )
+    return found
+
+
+def owner_of(row: SweepRow) -> Owner | None:
+    """Who holds the sweep, None when nobody does."""
+    if row.owner is None:
+        return None
+    return Owner(name=row.owner, host=row.owner_host or "?", pid=row.owner_pid or 0, started=row.owner_started or 0.0)
+
+
+def revision_row(session: Session, sweep_id: int, number: int | None = None) -> RevisionRow:
+    """A revision of the sweep, the newest unless numbered. Raises StoreError when there is none."""
+    query = select(RevisionRow).where(RevisionRow.sweep_id == sweep_id).order_by(RevisionRow.number.desc()).limit(1)
+    found = session.scalar(query if number is None else query.where(RevisionRow.number == number))
+    if found is None:
+        raise StoreError(f"the sweep has no revision {number}; leave --revision out for the newest")
+    return found
+
+
+def revision(session: Session, sweep: str | None, number: int | None = None) -> RevisionRecord:
+    """What was launched: the newest revision, or the numbered one."""
+    owner = sweep_row(session, sweep)
+    row = revision_row(session, owner.id, number)
+    values = {field.name: getattr(row, field.name) for field in fields(RevisionRecord) if field.name != "sweep"}
+    return RevisionRecord(sweep=owner.name, **values)
+
+
+def sweeps(session: Session) -> list[SweepSummary]:
+    """Every sweep, the one launched last first, with its newest revision's cells counted by state."""
+    newest = _newest_attempts().subquery()
+    summaries = []
+    for row in session.scalars(select(SweepRow).order_by(SweepRow.launched_at.desc(), SweepRow.id.desc())):
+        launched = revision_row(session, row.id)
+        counted = (
+            select(AttemptRow.state, func.count())
+            .select_from(RevisionCellRow)
+            .outerjoin(newest, newest.c.cell_id == RevisionCellRow.cell_id)
+            .outerjoin(AttemptRow, AttemptRow.id == newest.c.attempt_id)
+            .where(RevisionCellRow.revision_id == launched.id)
+            .group_by(AttemptRow.state)
+        )
+        counts: Counter[str] = Counter()
+        counts.update({row[0] or "new": row[1] for row in session.execute(counted)})
+        summaries.append(
+            SweepSummary(
+                name=row.name,
+                created_at=row.created_at,
+                launched_at=row.launched_at,
+                revision=launched.number,
+                cells=counts.total(),
+                counts=dict(counts),
+                owner=owner_of(row),
+                owner_since=row.owner_since,
+                lease_until=row.lease_until,
+                fence=row.fence,
+                read_only=row.read_only,
+            )
+        )
+    return summaries
+
+
+# --- cells ----------------------------------------------------------------------------------------------------------
+
+
+def _newest_attempts() -> Any:
+    """The newest attempt of every cell: cell_id, attempt_id."""
+    return select(AttemptRow.cell_id, func.max(AttemptRow.id).label("attempt_id")).group_by(AttemptRow.cell_id)
+
+
+def members(session: Session, revision_id: int) -> list[tuple[str, dict[str, str]]]:
+    """The cells of a revision in the grid's order: (cell id, axes)."""
+    query = select(RevisionCellRow.cell_id, RevisionCellRow.axes).where(RevisionCellRow.revision_id == revision_id)
+    return [(cell, axes) for cell, axes in session.execute(query.order_by(RevisionCellRow.position))]
+
+
+def _membership(session: Session, sweep: str | None, number: int | None, orphans: bool) -> Any:
+    """Which (revision, cell) pairs a report shows: one revision's, or those that the newest one dropped."""
+    owner = sweep_row(session, sweep)
+    shown = revision_row(session, owner.id, number)
+    pairs = select(func.max(RevisionCellRow.revision_id).label("revision_id"), RevisionCellRow.cell_id)
+    pairs = pairs.group_by(RevisionCellRow.cell_id)
+    if not orphans:
+        return pairs.where(RevisionCellRow.revision_id == shown.id)
+    kept = select(RevisionCellRow.cell_id).where(RevisionCellRow.revision_id == shown.id)
+    ours = select(RevisionRow.id).where(RevisionRow.sweep_id == owner.id)
+    return pairs.where(RevisionCellRow.revision_id.in_(ours), RevisionCellRow.cell_id.not_in(kept))
+
+
+def _measured(session: Session, pairs: Any) -> dict[str, frozenset[Key]]:
+    """By cell: its keys. Joined to one text a cell in SQL, since most cells of a sweep share it: parsed once."""
+    key = MeasurementRow.probe + "\x1f" + MeasurementRow.metric + "\x1f" + cast(MeasurementRow.length, String)
+    query = (
+        select(AttemptRow.cell_id, func.aggregate_strings(key, "\x1e"))
+        .select_from(pairs)
+        .join(AttemptRow, AttemptRow.cell_id == pairs.c.cell_id)
+        .join(MeasurementRow, MeasurementRow.attempt_id == AttemptRow.id)
+        .where(AttemptRow.state == "done")
+        .group_by(AttemptRow.cell_id)
+    )
+    parsed: dict[str, frozenset[Key]] = {}
+    found = {}
+    for cell, joined in session.execute(query):
+        if joined not in parsed:
+            parts = (text.split("\x1f") for text in joined.split("\x1e"))
+            parsed[joined] = frozenset((probe, metric, int(length)) for probe, metric, length in parts)
+        found[cell] = parsed[joined]
+    return found
+
+
+def _trainings(session: Session, pairs: Any) -> tuple[dict[str, tuple[int, str | None]], dict[str, str]]:
+    """By cell: the newest finished training with its weights, and the newest checkpoint of any training."""
+    query = (
+        select(AttemptRow.cell_id, AttemptRow.id, AttemptRow.state, AttemptRow.weights, AttemptRow.checkpoint)
+        .select_from(pairs)
+        .join(AttemptRow, AttemptRow.cell_id == pairs.c.cell_id)
+        .where(AttemptRow.kind == "train")
+        .order_by(AttemptRow.id)
+    )
+    trained: dict[str, tuple[int, str | None]] = {}
+    checkpoints: dict[str, str] = {}
+    for cell, attempt, state, weights, checkpoint in session.execute(query):
+        if state == "done":
+            trained[cell] = (attempt, weights)
+        if checkpoint is not None:
+            checkpoints[cell] = checkpoint
+    return trained, checkpoints
+
+
+def _cell_rows(session: Session, pairs: Any) -> Iterable[Any]:
+    newest = _newest_attempts().subquery()
+    run_time: tuple[str, ...] = (
+        "kind",
+        "phase",
+        "step",
+        "steps_total",
+        "loss",
+        "tokens_per_s",
+        "started_at",
+        "heartbeat_at",
+    )
+    run_time += ("finished_at", "cause", "host", "pid", "pid_started")
+    query = (
+        select(
+            CellRow.id.label("cell_id"),
+            CellRow.slug,
+            RevisionCellRow.position,
+            CellRow.seed,
+            *(getattr(CellRow, axis) for axis in AXES),
+            RevisionCellRow.axes,
+            CellRow.tokens_total,
+            func.coalesce(AttemptRow.state, "new").label("state"),
+            AttemptRow.id.label("attempt_id"),
+            AttemptRow.number.label("attempt_number"),
+            *(getattr(AttemptRow, name) for name in run_time),
+        )
+        .select_from(pairs)
+        .join(
+            RevisionCellRow,
+            and_(RevisionCellRow.revision_id == pairs.c.revision_id, RevisionCellRow.cell_id == pairs.c.cell_id),
+        )
+        .join(CellRow, CellRow.id == pairs.c.cell_id)
+        .outerjoin(newest, newest.c.cell_id == pairs.c.cell_id)
+        .outerjoin(AttemptRow, AttemptRow.id == newest.c.attempt_id)
+        .order_by(pairs.c.revision_id, RevisionCellRow.position)
+    )
+    return session.execute(query)
+
+
+def cell_states(
+    session: Session, sweep: str | None, number: int | None = None, *, orphans: bool = False
+) -> list[CellState]:
+    """The cells of the sweep in the grid's order, with their state (see CellState): three queries."""
+    return _states(session, _membership(session, sweep, number, orphans).subquery())
+
+
+def states(session: Session, cell_ids: Collection[str]) -> list[CellState]:
+    """The given cells, whichever sweeps list them, each at its place in the newest revision that does."""
+    pairs = select(func.max(RevisionCellRow.revision_id).label("revision_id"), RevisionCellRow.cell_id)
+    pairs = pairs.group_by(RevisionCellRow.cell_id)
+    # a handful goes into the query; thousands would exceed what one statement may bind
+    if len(cell_ids) <= 500:
+        pairs = pairs.where(RevisionCellRow.cell_id.in_(cell_ids))
+    return [state for state in _states(session, pairs.subquery()) if state.cell_id in cell_ids]
+
+
+def _states(session: Session, pairs: Any) -> list[CellState]:
+    measured = _measured(session, pairs)
+    trained, checkpoints = _trainings(session, pairs)
+    states = []
+    for row in _cell_rows(session, pairs):
+        values = dict(row._mapping)
+        cell = values["cell_id"]
+        attempt, weights = trained.get(cell, (None, None))
+        levels = {axis: values.pop(axis) for axis in AXES}
+        states.append(
+            CellState(
+                **values,
+                levels=levels,
+                trained_attempt_id=attempt,
+                weights=weights,
+                checkpoint=checkpoints.get(cell),
+                measured=measured.get(cell, frozenset()),
+            )
+        )
+    return states
+
+
+def _record(row: CellRow, axes: dict[str, str]) -> CellRecord:
+    levels = {axis: getattr(row, axis) for axis in AXES}
+    return CellRecord(
+        id=row.id, slug=row.slug, seed=row.seed, levels=levels, config=row.config, axes=axes, tokens=row.tokens_total
+    )
+
+
+def cell(session: Session, cell_id: str) -> CellRecord:
+    """The cell with its config, and the axes of the newest revision that lists it. Raises CellUnknown."""
+    row = session.get(CellRow, cell_id)
+    if row is None:
+        raise CellUnknown(f"no cell has the id {cell_id!r}; `atma-sweep status` lists them")
+    query = select(RevisionCellRow.axes).where(RevisionCellRow.cell_id == cell_id)
+    return _record(row, session.scalar(query.order_by(RevisionCellRow.revision_id.desc()).limit(1)) or {})
+
+
+def find_cell(session: Session, asked: str, sweep: str | None = None) -> CellRecord:
+    """The cell with that id, id prefix or slug: in the sweep when one is named, else in the newest, else in any.
+
+    Raises CellUnknown with the nearest slugs, CellAmbiguous with the candidates.
+    """
+    everywhere = {row[0]: row[1] for row in session.execute(select(CellRow.id, CellRow.slug))}
+    if not everywhere:
+        raise CellUnknown("the database holds no cell yet; launch a grid first")
+    inside = {key for key, _ in members(session, revision_row(session, sweep_row(session, sweep).id).id)}
+    scopes = [{key: slug for key, slug in everywhere.items() if key in inside}]
+    scopes += [everywhere] if sweep is None else []
+    for scope in scopes:
+        found = [asked] if asked in scope else [key for key, slug in scope.items() if slug == asked]
+        found = found or [key for key in scope if asked and key.startswith(asked)]
+        if len(found) == 1:
+            return cell(session, found[0])
+        if found:
+            names = ", ".join(f"{key} ({scope[key]})" for key in sorted(found)[:5])
+            raise CellAmbiguous(f"{asked!r} fits {len(found)} cells: {names}; give more letters of the id")
+    slugs = list(scopes[-1].values())
+    near = difflib.get_close_matches(asked, slugs, 3, 0.5) or sorted(slugs)[:3]
+    raise CellUnknown(f"no cell has the id or slug {asked!r}; near ones: {', '.join(near)}")
+
+
+# --- attempts and their numbers -------------------------------------------------------------------------------------
+
+
+def attempt(session: Session, attempt_id: int) -> Attempt:
+    """One attempt. Raises AttemptUnknown."""
+    found = _read(session, Attempt, select(*columns_of(AttemptRow, Attempt)).where(AttemptRow.id == attempt_id))
+    if not found:
+        raise AttemptUnknown(f"there is no attempt {attempt_id}; `atma-sweep status CELL` lists those of a cell")
+    return found[0]
+
+
+def attempts(session: Session, cell_id: str) -> list[Attempt]:
+    """Every attempt of a cell, oldest first."""
+    query = select(*columns_of(AttemptRow, Attempt)).where(AttemptRow.cell_id == cell_id).order_by(AttemptRow.id)
+    return _read(session, Attempt, query)
+
+
+def live_attempts(session: Session, sweep: str | None = None) -> list[Attempt]:
+    """The running attempts, oldest first: of the newest revision of a sweep, or (None) of the whole database."""
+    query = select(*columns_of(AttemptRow, Attempt)).where(AttemptRow.state == "running").order_by(AttemptRow.id)
+    if sweep is not None:
+        launched = revision_row(session, sweep_row(session, sweep).id)
+        inside = select(RevisionCellRow.cell_id).where(RevisionCellRow.revision_id == launched.id)
+        query = query.where(AttemptRow.cell_id.in_(inside))
+    return _read(session, Attempt, query)
+
+
+def values(session: Session, scope: Any) -> list[Value]:
+    """The newest value per (cell, probe, metric, length) over done attempts. `scope` selects the column cell_id."""
+    rank = func.row_number().over(
+        partition_by=(AttemptRow.cell_id, MeasurementRow.probe, MeasurementRow.metric, MeasurementRow.length),
+        order_by=MeasurementRow.attempt_id.desc(),
+    )
+    ranked = (
+        select(*columns_of(MeasurementRow, Value), AttemptRow.cell_id, rank.label("age"))
+        .join(AttemptRow, AttemptRow.id == MeasurementRow.attempt_id)
+        .where(AttemptRow.state == "done", AttemptRow.cell_id.in_(scope))
+        .subquery()
+    )
+    kept = [column for column in ranked.c if column.name != "age"]
+    return _read(
+        session,
+        Value,
+        select(*kept)
+        .where(ranked.c.age == 1)
+        .order_by(ranked.c.cell_id, ranked.c.probe, ranked.c.metric, ranked.c.length),
+    )
+
+
+def sweep_values(
+    session: Session, sweep: str | None, number: int | None = None, *, orphans: bool = False
+) -> list[Value]:
+    """`values` for the cells that `cell_states` lists."""
+    return values(session, select(_membership(session, sweep, number, orphans).subquery().c.cell_id))
+
+
+def curve(session: Session, attempt_id: int) -> list[CurvePoint]:
+    """The training curve of an attempt by step."""
+    query = select(*columns_of(CurvePointRow, CurvePoint)).where(CurvePointRow.attempt_id == attempt_id)
+    return _read(session, CurvePoint, query.order_by(CurvePointRow.step))
+
+
+def provenance(session: Session, attempt_id: int) -> Provenance | None:
+    """Where the attempt's numbers come from, None when it has not said so yet."""
+    query = select(*columns_of(ProvenanceRow, Provenance)).where(ProvenanceRow.attempt_id == attempt_id)
+    return next(iter(_read(session, Provenance, query)), None)
+
+
+def events(
+    session: Session, *, sweep: str | None = None, cell_id: str | None = None, limit: int | None = None
+) -> Sequence[Event]:
+    """What happened, oldest first; with a limit the newest ones. A sweep's events include those of its cells."""
+    query = select(*columns_of(EventRow, Event)).order_by(EventRow.id.desc())
+    if sweep is not None:
+        row = sweep_row(session, sweep)
+        launched = revision_row(session, row.id)
+        inside = select(RevisionCellRow.cell_id).where(RevisionCellRow.revision_id == launched.id)
+        query = query.where((EventRow.sweep_id == row.id) | EventRow.cell_id.in_(inside))
+    if cell_id is not None:
+        query = query.where(EventRow.cell_id == cell_id)
+    return _read(session, Event, query.limit(limit) if limit is not None else query)[::-1]

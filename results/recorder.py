@@ -1,0 +1,132 @@
+"""What a running attempt holds to write its numbers with.
+
+Every method is one transaction that first renews the attempt's heartbeat under its fence: an attempt that was finished,
+reaped or taken over is refused with LostLease and nothing is written. Writing the same thing twice changes nothing, and
+a value written later under the same key replaces the earlier one. A locked database is waited for (see Store.write).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, fields, replace
+from typing import Any
+
+from sqlalchemy import literal, select
+from sqlalchemy.orm import Session
+
+from . import queries
+from .records import CurvePoint, Example, Measurement, Phase, Provenance
+from .schema import CurvePointRow, ExampleRow, MeasurementRow, ProvenanceRow
+from .store import Store, touch, upsert
+
+MEASUREMENT_KEY = ("attempt_id", "probe", "metric", "length")
+EXAMPLE_KEY = (*MEASUREMENT_KEY, "item", "position")
+CURVE_KEY = ("attempt_id", "step")
+
+
+def finite(value: Any) -> Any:
+    """The number as a plain float, or None for NaN and the infinities, which SQL columns do not hold."""
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    return float(value) if math.isfinite(value) else None
+
+
+class Recorder:
+    """Writes for one attempt, from the process that runs it. All methods raise LostLease and StoreBusy."""
+
+    def __init__(self, store: Store, attempt_id: int, fence: int, *, patience: float | None = None) -> None:
+        self.store = store
+        self.attempt_id = attempt_id
+        self.fence = fence
+        self.patience = patience
+
+    def _write(self, work: Callable[[Session], None] | None = None, **values: Any) -> None:
+        def guarded(session: Session) -> None:
+            touch(session, self.attempt_id, self.fence, **values)
+            if work is not None:
+                work(session)
+
+        self.store.write(guarded, patience=self.patience)
+
+    def _upsert(self, row: Any, key: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
+        given = [{"attempt_id": self.attempt_id} | values for values in rows]
+
+        def work(session: Session) -> None:
+            if given:
+                session.execute(upsert(session, row, key=key), given)
+
+        self._write(work)
+
+    def heartbeat(self) -> None:
+        """Says that the attempt lives."""
+        self._write()
+
+    def provenance(self, provenance: Provenance) -> None:
+        """Where the numbers come from; once, before the first of them."""
+        values = {field.name: getattr(provenance, field.name) for field in fields(provenance)}
+        self._upsert(ProvenanceRow, ("attempt_id",), [values])
+
+    def progress(
+        self,
+        step: int,
+        steps_total: int | None = None,
+        loss: float | None = None,
+        tokens_per_s: float | None = None,
+        phase: Phase | None = None,
+    ) -> None:
+        """How far the attempt is: `loss` in nats per token. None leaves a column as it is; a NaN loss clears it."""
+        given = {"steps_total": steps_total, "loss": loss, "tokens_per_s": tokens_per_s, "phase": phase}
+        self._write(step=step, **{name: finite(value) for name, value in given.items() if value is not None})
+
+    def curve(self, points: Sequence[CurvePoint]) -> None:
+        """Points of the training curve; non-finite numbers become NULL."""
+        self._upsert(CurvePointRow, CURVE_KEY, [_finite_fields(point) for point in points])
+
+    def inherit_curve(self, from_attempt: int, up_to_step: int) -> None:
+        """Copies the curve of the attempt that this one resumes, up to and including the step of the checkpoint.
+
+        Points that this attempt already has stay.
+        """
+        others = [column for column in CurvePointRow.__table__.columns if column.name != "attempt_id"]
+        source = select(literal(self.attempt_id), *others).where(
+            CurvePointRow.attempt_id == from_attempt, CurvePointRow.step <= up_to_step
+        )
+
+        def work(session: Session) -> None:
+            statement = upsert(session, CurvePointRow, key=CURVE_KEY, replace=False)
+            session.execute(statement.from_select(["attempt_id", *(column.name for column in others)], source))
+
+        self._write(work)
+
+    def measurements(self, measurements: Sequence[Measurement]) -> None:
+        """Numbers of a probe. A NaN or infinite value is stored as NULL with the reason `nan: ...` or `inf: ...`."""
+        rows = [_finite_fields(_explained(measurement)) for measurement in measurements]
+
+        def work(session: Session) -> None:
+            moment = queries.now(session)
+            given = [{"attempt_id": self.attempt_id, "created_at": moment} | row for row in rows]
+            if given:
+                session.execute(upsert(session, MeasurementRow, key=MEASUREMENT_KEY), given)
+
+        self._write(work)
+
+    def examples(self, examples: Sequence[Example]) -> None:
+        """Outcomes item by item; a non-finite value becomes NULL."""
+        self._upsert(ExampleRow, EXAMPLE_KEY, [_finite_fields(example) for example in examples])
+
+    def checkpoint(self, path: str) -> None:
+        """Names the newest checkpoint that can be resumed from, relative to the runs folder."""
+        self._write(checkpoint=path)
+
+
+def _finite_fields(record: Any) -> dict[str, Any]:
+    return {name: value if isinstance(value, dict) else finite(value) for name, value in asdict(record).items()}
+
+
+def _explained(measurement: Measurement) -> Measurement:
+    value = measurement.value
+    if value is None or math.isfinite(value):
+        return measurement
+    code = "nan" if math.isnan(value) else "inf"
+    return replace(measurement, value=None, reason=measurement.reason or f"{code}: the value is not finite")

@@ -1,0 +1,258 @@
+"""Plain values that go into and come out of the database. Frozen, keyword-only, free of SQLAlchemy.
+
+Times are aware UTC datetimes, durations seconds, sizes bytes, losses nats per token, accuracies and MFU fractions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+AXES = ("attn_type", "reg_mode", "distractor", "memory", "window")
+"""The five factors that are columns of `cell` and of the view `results`; further ones live in the JSON `axes`."""
+
+Kind = Literal["train", "evaluate"]
+Phase = Literal["starting", "training", "probing"]
+AttemptState = Literal["running", "done", "failed", "diverged", "interrupted"]
+CellStateWord = Literal["new", "running", "done", "failed", "diverged", "interrupted"]
+Key = tuple[str, str, int]
+"""What a measurement is about: (probe, metric, context length; 0 when it is not about a length)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Owner:
+    """A process that owns a sweep or an attempt. `started` is its creation time (seconds since the epoch, from psutil),
+    which tells it from a later process with the same pid."""
+
+    name: str
+    host: str
+    pid: int
+    started: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellRecord:
+    """One cell as a revision lists it.
+
+    `levels` holds the five AXES as text; `axes` holds what the grid itself varied (axis -> level as text, in the
+    grid's order); `config` is the complete frozen config; `tokens` the training tokens it asks for.
+    """
+
+    id: str
+    slug: str
+    seed: int
+    levels: Mapping[str, str]
+    config: Mapping[str, Any]
+    axes: Mapping[str, str] = field(default_factory=dict)
+    tokens: int = 0
+
+    def __post_init__(self) -> None:
+        if set(self.levels) != set(AXES):
+            raise ValueError(f"levels of cell {self.id} must be exactly {', '.join(AXES)}, not {sorted(self.levels)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One execution of a cell; the fields are the columns of the table `attempt`."""
+
+    id: int
+    cell_id: str
+    number: int
+    kind: Kind
+    parent_id: int | None
+    state: AttemptState
+    fence: int
+    owner: str
+    host: str
+    pid: int | None
+    pid_started: float | None
+    started_at: datetime
+    heartbeat_at: datetime
+    finished_at: datetime | None
+    step: int
+    steps_total: int | None
+    loss: float | None
+    tokens_per_s: float | None
+    phase: Phase
+    cause: str | None
+    traceback: str | None
+    exit_code: int | None
+    run_dir: str
+    checkpoint: str | None
+    weights: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellState:
+    """A cell of a sweep and how far it is.
+
+    `state` is that of the newest attempt, or `new`. `attempt_*`, `step`, `loss`, `cause` and the rest of the run-time
+    fields are those of the newest attempt. `trained_attempt_id` and `weights` belong to the newest training that is
+    done; `checkpoint` to the newest training that left one. `measured` holds every (probe, metric, length) that has a
+    value or a reason in a done attempt.
+    """
+
+    cell_id: str
+    slug: str
+    position: int
+    seed: int
+    levels: Mapping[str, str]
+    axes: Mapping[str, str]
+    tokens_total: int
+    state: CellStateWord
+    attempt_id: int | None
+    attempt_number: int | None
+    kind: Kind | None
+    phase: Phase | None
+    trained_attempt_id: int | None
+    weights: str | None
+    checkpoint: str | None
+    step: int | None
+    steps_total: int | None
+    loss: float | None
+    tokens_per_s: float | None
+    started_at: datetime | None
+    heartbeat_at: datetime | None
+    finished_at: datetime | None
+    cause: str | None
+    host: str | None
+    pid: int | None
+    pid_started: float | None
+    measured: frozenset[Key]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepSummary:
+    """One line of `status` without a sweep: the newest revision of a sweep and its cells by state."""
+
+    name: str
+    created_at: datetime
+    launched_at: datetime
+    revision: int
+    cells: int
+    counts: Mapping[str, int]
+    owner: Owner | None
+    owner_since: datetime | None
+    lease_until: datetime | None
+    fence: int
+    read_only: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class RevisionRecord:
+    """What was launched: the grid's text and the options of that launch."""
+
+    id: int
+    sweep: str
+    number: int
+    grid_text: str
+    grid_file: str
+    options: Mapping[str, Any]
+    git_commit: str | None
+    git_dirty: bool | None
+    created_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """One number, or the reason why there is none.
+
+    `reason` starts with a short code before a colon ("n/a: no peak FLOPs known for cpu", "oom: ..."); tables print the
+    code. `n` is the sample count, `low` and `high` an interval, `seconds` and `peak_memory` what it cost.
+    Raises ValueError when neither a value nor a reason is given.
+    """
+
+    probe: str
+    metric: str
+    length: int = 0
+    value: float | None = None
+    unit: str = ""
+    n: int | None = None
+    low: float | None = None
+    high: float | None = None
+    reason: str | None = None
+    seconds: float | None = None
+    peak_memory: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.value is None and not self.reason:
+            raise ValueError(f"measurement {self.probe}/{self.metric} at {self.length} needs a value or a reason")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Value(Measurement):
+    """A measurement as read back: with the cell and the attempt it came from."""
+
+    cell_id: str
+    attempt_id: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """The outcome of one item of a probe (a document, a trial), kept so that cells can be compared item by item."""
+
+    probe: str
+    metric: str
+    length: int = 0
+    item: int
+    position: int = 0
+    value: float | None
+    detail: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurvePoint:
+    """The training curve at one step. `lr` is the learning-rate factor, `tokens` the count since step 0, `wall_s` the
+    training seconds so far."""
+
+    step: int
+    tokens: int
+    wall_s: float
+    train_loss: float | None
+    val_loss: float | None = None
+    tokens_per_s: float | None = None
+    grad_norm: float | None = None
+    lr: float | None = None
+    mfu_paper: float | None = None
+    mfu: float | None = None
+    peak_memory: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """Where the numbers of an attempt come from; the fields are the columns of the table `provenance`."""
+
+    config: Mapping[str, Any]
+    seed: int
+    git_commit: str | None = None
+    git_dirty: bool | None = None
+    packages: Mapping[str, str] = field(default_factory=dict)
+    python: str = ""
+    platform: str = ""
+    host: str = ""
+    device: str = ""
+    gpu_name: str | None = None
+    gpu_count: int = 0
+    driver: str | None = None
+    dtype: str = ""
+    kernels: Mapping[str, str] = field(default_factory=dict)
+    tokenizer: str = ""
+    corpus: str = ""
+    corpus_fingerprint: str = ""
+    threads: int | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something worth telling a person later."""
+
+    id: int
+    at: datetime
+    kind: str
+    message: str
+    sweep_id: int | None
+    cell_id: str | None
+    attempt_id: int | None

@@ -1,0 +1,291 @@
+"""The tables, as SQLAlchemy models. Imports neither alembic nor pandas, so that `status` is quick.
+
+The database itself is made by the migrations (which also make the view `results`); a test holds the two together.
+Times are text, ISO-8601 in UTC with milliseconds and Z: fixed width, so they sort, and readable in any SQL shell.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, ClassVar
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    CheckConstraint,
+    Dialect,
+    Double,
+    ForeignKey,
+    Index,
+    MetaData,
+    String,
+    Text,
+    TypeDecorator,
+    UniqueConstraint,
+    text,
+)
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
+
+REVISIONS = ("0001",)
+"""Every migration, oldest first: a database at another one than the last is older; at one not listed, newer."""
+HEAD = REVISIONS[-1]
+
+STATES = ("running", "done", "failed", "diverged", "interrupted")
+
+
+class UtcTime(TypeDecorator[datetime]):
+    """An aware datetime, stored as `2026-01-02T03:04:05.678Z`. A naive one is refused with ValueError."""
+
+    impl = String(24)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> str | None:
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError(f"{value!r} has no time zone; times in the database are UTC")
+        return value.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> datetime | None:
+        return None if value is None else datetime.fromisoformat(value)
+
+
+class UtcNow(FunctionElement[datetime]):
+    """The database's own clock, in the form of UtcTime; leases and heartbeats use no other clock."""
+
+    type = UtcTime()
+    inherit_cache = True
+
+
+@compiles(UtcNow, "sqlite")
+def _sqlite_now(element: UtcNow, compiler: SQLCompiler, **kw: Any) -> str:
+    return "strftime('%Y-%m-%dT%H:%M:%fZ', 'now')"
+
+
+@compiles(UtcNow, "postgresql")
+def _postgresql_now(element: UtcNow, compiler: SQLCompiler, **kw: Any) -> str:
+    return "to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"')"
+
+
+Json = JSON(none_as_null=True)
+
+
+class Base(DeclarativeBase):
+    """Every constraint gets a name from this pattern; the migrations spell the names out."""
+
+    type_annotation_map: ClassVar = {float: Double}  # said here, since SQLAlchemy's own choice moved between releases
+    metadata = MetaData(
+        naming_convention={
+            "pk": "pk_%(table_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
+        }
+    )
+
+
+class SweepRow(Base):
+    """A grid as the database knows it, and who runs it now."""
+
+    __tablename__ = "sweep"
+    __table_args__ = (UniqueConstraint("name"),)
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(Text)
+    created_at: Mapped[datetime] = mapped_column(UtcTime)
+    launched_at: Mapped[datetime] = mapped_column(UtcTime)
+    owner: Mapped[str | None] = mapped_column(Text)
+    owner_host: Mapped[str | None] = mapped_column(Text)
+    owner_pid: Mapped[int | None]
+    owner_started: Mapped[float | None]
+    owner_since: Mapped[datetime | None] = mapped_column(UtcTime)
+    lease_until: Mapped[datetime | None] = mapped_column(UtcTime)
+    fence: Mapped[int] = mapped_column(default=0, server_default="0")
+    read_only: Mapped[bool] = mapped_column(default=False, server_default=text("false"))
+
+
+class RevisionRow(Base):
+    """One launch of a sweep whose grid differed from the launch before."""
+
+    __tablename__ = "revision"
+    __table_args__ = (UniqueConstraint("sweep_id", "number"),)
+    id: Mapped[int] = mapped_column(primary_key=True)
+    sweep_id: Mapped[int] = mapped_column(ForeignKey("sweep.id", ondelete="CASCADE"))
+    number: Mapped[int]
+    grid_text: Mapped[str] = mapped_column(Text)
+    grid_file: Mapped[str] = mapped_column(Text)
+    options: Mapped[dict[str, Any]] = mapped_column(Json)
+    git_commit: Mapped[str | None] = mapped_column(Text)
+    git_dirty: Mapped[bool | None]
+    created_at: Mapped[datetime] = mapped_column(UtcTime)
+
+
+class CellRow(Base):
+    """One complete config; global, so two sweeps that share it train it once."""
+
+    __tablename__ = "cell"
+    __table_args__ = (Index(None, "slug"),)
+    id: Mapped[str] = mapped_column(String(12), primary_key=True)
+    slug: Mapped[str] = mapped_column(Text)
+    seed: Mapped[int] = mapped_column(BigInteger)
+    attn_type: Mapped[str] = mapped_column(Text)
+    reg_mode: Mapped[str] = mapped_column(Text)
+    distractor: Mapped[str] = mapped_column(Text)
+    memory: Mapped[str] = mapped_column(Text)
+    window: Mapped[str] = mapped_column(Text)
+    config: Mapped[dict[str, Any]] = mapped_column(Json)
+    tokens_total: Mapped[int] = mapped_column(BigInteger)
+    created_at: Mapped[datetime] = mapped_column(UtcTime)
+
+
+class RevisionCellRow(Base):
+    """Which cells a revision asks for, in the grid's order. Deleting a sweep takes these links, never the cells."""
+
+    __tablename__ = "revision_cell"
+    __table_args__ = (Index(None, "cell_id"),)
+    revision_id: Mapped[int] = mapped_column(ForeignKey("revision.id", ondelete="CASCADE"), primary_key=True)
+    cell_id: Mapped[str] = mapped_column(ForeignKey("cell.id"), primary_key=True)
+    position: Mapped[int]
+    axes: Mapped[dict[str, str]] = mapped_column(Json)
+
+
+class AttemptRow(Base):
+    """One execution of a cell. The partial unique index allows one live attempt per cell, whoever asks."""
+
+    __tablename__ = "attempt"
+    __table_args__ = (
+        UniqueConstraint("cell_id", "number"),
+        CheckConstraint("kind IN ('train', 'evaluate')", name="kind"),
+        CheckConstraint("state IN ('running', 'done', 'failed', 'diverged', 'interrupted')", name="state"),
+        CheckConstraint("phase IN ('starting', 'training', 'probing')", name="phase"),
+        Index(
+            "one_live_attempt",
+            "cell_id",
+            unique=True,
+            sqlite_where=text("state = 'running'"),
+            postgresql_where=text("state = 'running'"),
+        ),
+    )
+    id: Mapped[int] = mapped_column(primary_key=True)
+    cell_id: Mapped[str] = mapped_column(ForeignKey("cell.id"))
+    number: Mapped[int]
+    kind: Mapped[str] = mapped_column(String(8))
+    parent_id: Mapped[int | None] = mapped_column(ForeignKey("attempt.id"))
+    state: Mapped[str] = mapped_column(String(11))
+    fence: Mapped[int]
+    owner: Mapped[str] = mapped_column(Text)
+    host: Mapped[str] = mapped_column(Text)
+    pid: Mapped[int | None]
+    pid_started: Mapped[float | None]
+    started_at: Mapped[datetime] = mapped_column(UtcTime)
+    heartbeat_at: Mapped[datetime] = mapped_column(UtcTime)
+    finished_at: Mapped[datetime | None] = mapped_column(UtcTime)
+    step: Mapped[int] = mapped_column(default=0, server_default="0")
+    steps_total: Mapped[int | None]
+    loss: Mapped[float | None]
+    tokens_per_s: Mapped[float | None]
+    phase: Mapped[str] = mapped_column(String(8))
+    cause: Mapped[str | None] = mapped_column(Text)
+    traceback: Mapped[str | None] = mapped_column(Text)
+    exit_code: Mapped[int | None]
+    run_dir: Mapped[str] = mapped_column(Text)
+    checkpoint: Mapped[str | None] = mapped_column(Text)
+    weights: Mapped[str | None] = mapped_column(Text)
+
+
+class MeasurementRow(Base):
+    """One number of a probe, or the reason why there is none. Published numbers: an attempt that has any stays."""
+
+    __tablename__ = "measurement"
+    __table_args__ = (
+        UniqueConstraint("attempt_id", "probe", "metric", "length"),
+        CheckConstraint("value IS NOT NULL OR reason IS NOT NULL", name="value_or_reason"),
+    )
+    id: Mapped[int] = mapped_column(primary_key=True)
+    attempt_id: Mapped[int] = mapped_column(ForeignKey("attempt.id"))
+    probe: Mapped[str] = mapped_column(Text)
+    metric: Mapped[str] = mapped_column(Text)
+    length: Mapped[int] = mapped_column(default=0, server_default="0")
+    value: Mapped[float | None]
+    unit: Mapped[str] = mapped_column(Text)
+    n: Mapped[int | None] = mapped_column(BigInteger)
+    low: Mapped[float | None]
+    high: Mapped[float | None]
+    reason: Mapped[str | None] = mapped_column(Text)
+    seconds: Mapped[float | None]
+    peak_memory: Mapped[int | None] = mapped_column(BigInteger)
+    created_at: Mapped[datetime] = mapped_column(UtcTime)
+
+
+class ExampleRow(Base):
+    """The outcome of one item of a probe."""
+
+    __tablename__ = "example"
+    attempt_id: Mapped[int] = mapped_column(ForeignKey("attempt.id"), primary_key=True)
+    probe: Mapped[str] = mapped_column(Text, primary_key=True)
+    metric: Mapped[str] = mapped_column(Text, primary_key=True)
+    length: Mapped[int] = mapped_column(primary_key=True, default=0, server_default="0")
+    item: Mapped[int] = mapped_column(primary_key=True)
+    position: Mapped[int] = mapped_column(primary_key=True, default=0, server_default="0")
+    value: Mapped[float | None]
+    detail: Mapped[dict[str, Any] | None] = mapped_column(Json)
+
+
+class CurvePointRow(Base):
+    """The training curve; one row a step that was reported."""
+
+    __tablename__ = "curve_point"
+    attempt_id: Mapped[int] = mapped_column(ForeignKey("attempt.id"), primary_key=True)
+    step: Mapped[int] = mapped_column(primary_key=True)
+    tokens: Mapped[int] = mapped_column(BigInteger)
+    wall_s: Mapped[float]
+    train_loss: Mapped[float | None]
+    val_loss: Mapped[float | None]
+    tokens_per_s: Mapped[float | None]
+    grad_norm: Mapped[float | None]
+    lr: Mapped[float | None]
+    mfu_paper: Mapped[float | None]
+    mfu: Mapped[float | None]
+    peak_memory: Mapped[int | None] = mapped_column(BigInteger)
+
+
+class EventRow(Base):
+    """What happened, for people. Safe to lose with its sweep."""
+
+    __tablename__ = "event"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    sweep_id: Mapped[int | None] = mapped_column(ForeignKey("sweep.id", ondelete="CASCADE"))
+    attempt_id: Mapped[int | None] = mapped_column(ForeignKey("attempt.id"))
+    cell_id: Mapped[str | None] = mapped_column(ForeignKey("cell.id"))
+    at: Mapped[datetime] = mapped_column(UtcTime)
+    kind: Mapped[str] = mapped_column(Text)
+    message: Mapped[str] = mapped_column(Text)
+
+
+class ProvenanceRow(Base):
+    """Where the numbers of an attempt come from."""
+
+    __tablename__ = "provenance"
+    attempt_id: Mapped[int] = mapped_column(ForeignKey("attempt.id"), primary_key=True)
+    config: Mapped[dict[str, Any]] = mapped_column(Json)
+    seed: Mapped[int] = mapped_column(BigInteger)
+    git_commit: Mapped[str | None] = mapped_column(Text)
+    git_dirty: Mapped[bool | None]
+    packages: Mapped[dict[str, Any]] = mapped_column(Json)
+    python: Mapped[str] = mapped_column(Text)
+    platform: Mapped[str] = mapped_column(Text)
+    host: Mapped[str] = mapped_column(Text)
+    device: Mapped[str] = mapped_column(Text)
+    gpu_name: Mapped[str | None] = mapped_column(Text)
+    gpu_count: Mapped[int]
+    driver: Mapped[str | None] = mapped_column(Text)
+    dtype: Mapped[str] = mapped_column(Text)
+    kernels: Mapped[dict[str, Any]] = mapped_column(Json)
+    tokenizer: Mapped[str] = mapped_column(Text)
+    corpus: Mapped[str] = mapped_column(Text)
+    corpus_fingerprint: Mapped[str] = mapped_column(Text)
+    threads: Mapped[int | None]
+    extra: Mapped[dict[str, Any]] = mapped_column(Json)

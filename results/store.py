@@ -1,0 +1,567 @@
+"""The database of results: what may be written to it, by whom, and what can be asked of it.
+
+Thread and process rules. A Store may be shared by threads and used after a fork; every method is one transaction.
+A supervisor (the owner of a sweep) calls record_revision, acquire/renew/release_sweep, start_attempt, set_process and
+interrupt_dead; the process of an attempt writes through recorder.Recorder and calls finish_attempt; anybody may read.
+Finished attempts are read-only, but for `weights`, which forget_weights clears when the files are gone.
+Every method that writes waits while the database is locked, up to `patience` seconds, then raises StoreBusy.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sqlalchemy import insert, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import IntegrityError, OperationalError
+from sqlalchemy.orm import Session
+
+from . import queries
+from .database import (
+    check_revision,
+    create_database,
+    file_of,
+    jsonable,
+    make_engine,
+    place,
+    plain_errors,
+    refuse_network,
+    revision_of,
+    shown,
+    upgrade_store,
+)
+from .errors import (
+    AttemptUnknown,
+    CellAmbiguous,
+    CellTaken,
+    CellUnknown,
+    LostLease,
+    StoreBusy,
+    StoreError,
+    StoreMissing,
+    StoreOutdated,
+    StoreTooNew,
+    SweepBusy,
+    SweepReadOnly,
+    SweepUnknown,
+)
+from .records import (
+    Attempt,
+    AttemptState,
+    CellRecord,
+    CellState,
+    CurvePoint,
+    Event,
+    Kind,
+    Owner,
+    Provenance,
+    RevisionRecord,
+    SweepSummary,
+    Value,
+)
+from .schema import AttemptRow, CellRow, EventRow, RevisionCellRow, RevisionRow, SweepRow, UtcNow
+
+__all__ = [
+    "AttemptUnknown",
+    "CellAmbiguous",
+    "CellTaken",
+    "CellUnknown",
+    "LostLease",
+    "Store",
+    "StoreBusy",
+    "StoreError",
+    "StoreMissing",
+    "StoreOutdated",
+    "StoreTooNew",
+    "SweepBusy",
+    "SweepReadOnly",
+    "SweepUnknown",
+    "open_store",
+    "upgrade_store",
+]
+
+Result = TypeVar("Result")
+IsAlive = Callable[[Owner], bool | None]
+PATIENCE_S = 300.0
+
+
+def open_store(url_or_path: str | Path | None = None, *, create: bool = False, patience: float = PATIENCE_S) -> Store:
+    """The database at the given place: a URL, a file, or None for ATMA_DB, else atma.db in the working folder.
+
+    `create` makes a missing or empty one; many processes may do so at once. `patience`: seconds that a write waits for
+    a locked database. An existing database is never migrated here.
+
+    Raises StoreMissing, StoreOutdated, StoreTooNew, StoreBusy, and StoreError for a file that is no database of ours,
+    for SQLite on a network file system and for a URL that we do not understand.
+    """
+    url = place(url_or_path)
+    path = file_of(url)
+    if path is not None:
+        if path.is_dir():
+            raise StoreError(f"{path} is a folder, not a database; name a file with --db")
+        if not create and not path.exists():
+            raise StoreMissing(f"there is no database {path}; launch a grid first, or name the database with --db")
+        refuse_network(path)
+    if create and (path is None or not path.exists() or path.stat().st_size == 0):
+        create_database(url)
+    store = Store(url_or_path if path is None else path, patience=patience)
+    try:
+        with plain_errors(url), store.transaction(write=False) as session:
+            found = revision_of(session.connection())
+        if found is None and create:
+            create_database(url)
+        else:
+            check_revision(found, shown(url))
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+class Store:
+    """An open database. Made by open_store; pickles as its address."""
+
+    def __init__(self, url_or_path: str | Path | None = None, *, patience: float = PATIENCE_S) -> None:
+        self.url = place(url_or_path)
+        self.path = file_of(self.url)
+        self.patience = patience
+        self._engine = make_engine(self.url)
+        self._reader = self._engine.execution_options(begin="BEGIN")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (self.url.render_as_string(hide_password=False), self.patience)
+
+    def __str__(self) -> str:
+        return shown(self.url)
+
+    @property
+    def runs(self) -> Path:
+        """Where artifacts go unless told otherwise: `<db name>-runs` beside the file, or in the working folder."""
+        if self.path is not None:
+            return self.path.with_name(f"{self.path.stem}-runs")
+        return Path.cwd() / f"{self.url.database or 'atma'}-runs"
+
+    def close(self) -> None:
+        """Closes the connections; the store opens new ones when it is used again."""
+        self._engine.dispose()
+
+    @contextmanager
+    def transaction(self, *, write: bool = True) -> Iterator[Session]:
+        """A session in a transaction: committed at the end, rolled back when anything is raised, always closed."""
+        session = Session(self._engine if write else self._reader, expire_on_commit=False)
+        try:
+            yield session
+            session.commit()
+        except BaseException:
+            session.rollback()
+            raise
+        finally:
+            session.close()
+
+    def write(self, work: Callable[[Session], Result], *, patience: float | None = None) -> Result:
+        """Runs `work` in a write transaction, again and again with growing pauses while the database is locked.
+
+        `work` may run more than once, so it must do nothing but use the session. Raises StoreBusy after `patience`.
+        """
+        deadline = time.monotonic() + (self.patience if patience is None else patience)
+        pause = 0.05
+        while True:
+            try:
+                with self.transaction() as session:
+                    return work(session)
+            except OperationalError as error:
+                if not any(word in str(error.orig) for word in ("locked", "busy")):
+                    raise
+                if time.monotonic() >= deadline:
+                    raise StoreBusy(f"{self} stays locked by another program; close it and launch again") from error
+            time.sleep(pause)
+            pause = min(2 * pause, 5.0)
+
+    def _read(self, work: Callable[..., Result], *args: Any, **options: Any) -> Result:
+        with self.transaction(write=False) as session:
+            return work(session, *args, **options)
+
+    # --- sweeps: supervisors only -----------------------------------------------------------------------------------
+
+    def record_revision(
+        self,
+        name: str,
+        *,
+        grid_text: str,
+        grid_file: str,
+        options: Mapping[str, Any] | None = None,
+        commit: str | None = None,
+        dirty: bool | None = None,
+        cells: Sequence[CellRecord],
+    ) -> int:
+        """Records a launch and returns the number of the revision that holds (from 1).
+
+        Adds the sweep and the cells that are missing, and a revision when the grid's text, the options, the cells,
+        their order or their axes differ from the newest one. Always makes the sweep the one launched last. May be
+        called by any launcher, before it acquires the sweep. Raises SweepReadOnly.
+        """
+
+        def work(session: Session) -> int:
+            sweep = self._launched(session, name)
+            newest = session.scalar(
+                select(RevisionRow).where(RevisionRow.sweep_id == sweep.id).order_by(RevisionRow.number.desc()).limit(1)
+            )
+            listed = [(cell.id, dict(cell.axes)) for cell in cells]
+            given = jsonable(dict(options or {}))  # as it will be read back, so that a relaunch compares equal
+            same = newest is not None and newest.grid_text == grid_text and newest.options == given
+            if newest is not None and same and queries.members(session, newest.id) == listed:
+                return newest.number
+            moment = queries.now(session)
+            revision = RevisionRow(
+                sweep_id=sweep.id,
+                number=newest.number + 1 if newest is not None else 1,
+                grid_text=grid_text,
+                grid_file=grid_file,
+                options=given,
+                git_commit=commit,
+                git_dirty=dirty,
+                created_at=moment,
+            )
+            session.add(revision)
+            session.flush()
+            if cells:
+                rows = [_cell_values(cell) | {"created_at": moment} for cell in cells]
+                session.execute(upsert(session, CellRow, key=("id",), replace=False), rows)
+                links = [
+                    {"revision_id": revision.id, "cell_id": cell, "position": position, "axes": axes}
+                    for position, (cell, axes) in enumerate(listed)
+                ]
+                session.execute(insert(RevisionCellRow), links)
+            return revision.number
+
+        return self.write(work)
+
+    def _launched(self, session: Session, name: str) -> SweepRow:
+        """The sweep, made when missing, with `launched_at` moved after every other launch."""
+        moment = queries.now(session)
+        newest = session.scalar(select(SweepRow.launched_at).order_by(SweepRow.launched_at.desc()).limit(1))
+        made = {"name": name, "created_at": moment, "launched_at": moment, "fence": 0, "read_only": False}
+        session.execute(upsert(session, SweepRow, key=("name",), replace=False), made)
+        # locks the row on PostgreSQL, so that launchers of one sweep go one after the other, as on SQLite
+        sweep = session.scalars(select(SweepRow).where(SweepRow.name == name).with_for_update()).one()
+        if sweep.read_only:
+            raise SweepReadOnly(f"sweep {name!r} holds imported results; launch under another name with --name")
+        # a clock that was set back must not make an older launch the newest
+        sweep.launched_at = moment if newest is None else max(moment, newest + timedelta(milliseconds=1))
+        session.flush()
+        return sweep
+
+    def set_read_only(self, name: str, read_only: bool = True) -> None:
+        """Closes a sweep to launches (an import does so), or opens it again. Raises SweepUnknown."""
+
+        def work(session: Session) -> None:
+            queries.sweep_row(session, name).read_only = read_only
+
+        self.write(work)
+
+    def acquire_sweep(
+        self, name: str, owner: Owner, lease_seconds: float, *, is_alive: IsAlive = lambda owner: None
+    ) -> int:
+        """Makes `owner` the sweep's supervisor until the lease ends; returns its fencing number, one more each time.
+
+        `is_alive` says of another holder: True (it keeps the sweep, even with an expired lease), False (it is taken
+        over at once) or None (unknown, as on another host: the lease decides, on the database's clock).
+        Raises SweepBusy, SweepUnknown, SweepReadOnly.
+        """
+        while True:
+            with self.transaction(write=False) as session:
+                row = queries.sweep_row(session, name)
+                if row.read_only:
+                    raise SweepReadOnly(f"sweep {name!r} holds imported results; launch under another name with --name")
+                holder, seen, moment = queries.owner_of(row), (row.fence, row.lease_until), queries.now(session)
+                since, expired = row.owner_since, row.lease_until is None or row.lease_until < moment
+            if holder is not None and (holder.host, holder.pid, holder.started) != (
+                owner.host,
+                owner.pid,
+                owner.started,
+            ):
+                alive = is_alive(holder)
+                if alive or (alive is None and not expired):
+                    raise SweepBusy(
+                        f"sweep {name!r} is run by {holder.name} on {holder.host} (pid {holder.pid}) since "
+                        f"{since:%Y-%m-%d %H:%M:%S} UTC; stop that one first, or wait for it"
+                    )
+            if self.write(partial(_take, name=name, owner=owner, lease_seconds=lease_seconds, seen=seen)):
+                return seen[0] + 1
+
+    def renew_sweep(self, name: str, fence: int, lease_seconds: float) -> None:
+        """Extends the lease from now. Raises LostLease when somebody else has taken the sweep since."""
+
+        def work(session: Session) -> None:
+            until = queries.now(session) + timedelta(seconds=lease_seconds)
+            query = update(SweepRow).where(SweepRow.name == name, SweepRow.fence == fence, SweepRow.owner.is_not(None))
+            if not _changed(session, query.values(lease_until=until)):
+                raise LostLease(f"sweep {name!r} was taken over by another supervisor; this one has to stop")
+
+        self.write(work)
+
+    def release_sweep(self, name: str, fence: int) -> bool:
+        """Gives the sweep up. False when it was no longer ours; then nothing changes."""
+        query = update(SweepRow).where(SweepRow.name == name, SweepRow.fence == fence, SweepRow.owner.is_not(None))
+        free = dict.fromkeys(("owner", "owner_host", "owner_pid", "owner_started", "owner_since", "lease_until"))
+        return self.write(lambda session: _changed(session, query.values(free)))
+
+    # --- attempts: supervisors, and the process that runs one -------------------------------------------------------
+
+    def start_attempt(
+        self,
+        cell_id: str,
+        *,
+        kind: Kind = "train",
+        parent_id: int | None = None,
+        owner: Owner,
+        fence: int,
+        sweep: str | None = None,
+        steps_total: int | None = None,
+    ) -> Attempt:
+        """A new running attempt of the cell, numbered after its last, with its folder `<cell>/<number>`.
+
+        The database itself lets only one attempt of a cell run. With `sweep`, the caller must still hold that sweep
+        under `fence`. Its process is `owner` until set_process names another.
+        Raises CellTaken, CellUnknown, AttemptUnknown (the parent), LostLease (the sweep was taken over).
+        """
+
+        def work(session: Session) -> Attempt:
+            if sweep is not None and queries.sweep_row(session, sweep).fence != fence:
+                raise LostLease(f"sweep {sweep!r} was taken over by another supervisor; this one has to stop")
+            if parent_id is not None:
+                queries.attempt(session, parent_id)
+            earlier = queries.attempts(session, queries.cell(session, cell_id).id)
+            number = earlier[-1].number + 1 if earlier else 1
+            moment = queries.now(session)
+            row = AttemptRow(
+                cell_id=cell_id,
+                number=number,
+                kind=kind,
+                parent_id=parent_id,
+                state="running",
+                fence=fence,
+                owner=owner.name,
+                host=owner.host,
+                pid=owner.pid,
+                pid_started=owner.started,
+                started_at=moment,
+                heartbeat_at=moment,
+                step=0,
+                steps_total=steps_total,
+                phase="starting",
+                run_dir=f"{cell_id}/{number}",
+            )
+            session.add(row)
+            session.flush()
+            _tell(session, "started", f"attempt {number} ({kind}) on {owner.host}", cell_id=cell_id, attempt_id=row.id)
+            return queries.attempt(session, row.id)
+
+        try:
+            return self.write(work)
+        except IntegrityError as error:
+            live = [attempt for attempt in self.attempts(cell_id) if attempt.state == "running"]
+            who = f" (attempt {live[0].number}, pid {live[0].pid} on {live[0].host})" if live else ""
+            raise CellTaken(f"cell {cell_id} has a live attempt already{who}; wait for it or stop it") from error
+
+    def set_process(self, attempt_id: int, fence: int, pid: int, started: float, *, host: str | None = None) -> None:
+        """Names the process that runs the attempt (its pid and creation time). Raises LostLease."""
+        values: dict[str, Any] = {"pid": pid, "pid_started": started} | ({"host": host} if host else {})
+        self.write(lambda session: touch(session, attempt_id, fence, **values))
+
+    def finish_attempt(
+        self,
+        attempt_id: int,
+        fence: int,
+        state: AttemptState,
+        *,
+        cause: str | None = None,
+        traceback: str | None = None,
+        exit_code: int | None = None,
+        checkpoint: str | None = None,
+        weights: str | None = None,
+    ) -> None:
+        """Ends a running attempt; from then on it is read-only. None leaves a column as it is.
+
+        Raises LostLease when the attempt is not running under that fence any more; then nothing was written.
+        """
+        if state == "running":
+            raise ValueError("an attempt cannot finish as 'running'")
+        given = {"cause": cause, "traceback": traceback, "exit_code": exit_code}
+        given |= {"checkpoint": checkpoint, "weights": weights}
+        values = {name: value for name, value in given.items() if value is not None}
+
+        def work(session: Session) -> None:
+            touch(session, attempt_id, fence, state=state, finished_at=UtcNow(), **values)
+            cell = session.scalar(select(AttemptRow.cell_id).where(AttemptRow.id == attempt_id))
+            _tell(session, state, cause or state, cell_id=cell, attempt_id=attempt_id)
+
+        self.write(work)
+
+    def interrupt_dead(self, attempt_id: int, cause: str) -> bool:
+        """Marks a running attempt interrupted, after the caller has made sure that its process is gone.
+
+        False when it was not running any more. A process that lives after all is refused from then on (LostLease).
+        """
+
+        def work(session: Session) -> bool:
+            dead = update(AttemptRow).where(AttemptRow.id == attempt_id, AttemptRow.state == "running")
+            if not _changed(session, dead.values(state="interrupted", finished_at=UtcNow(), cause=cause)):
+                return False
+            cell = session.scalar(select(AttemptRow.cell_id).where(AttemptRow.id == attempt_id))
+            _tell(session, "interrupted", cause, cell_id=cell, attempt_id=attempt_id)
+            return True
+
+        return self.write(work)
+
+    def forget_weights(self, attempt_id: int) -> None:
+        """Notes that the kept weights of an attempt are gone. Anybody who deleted them may call it."""
+        gone = update(AttemptRow).where(AttemptRow.id == attempt_id).values(weights=None)
+        self.write(lambda session: _changed(session, gone))
+
+    def add_event(
+        self,
+        kind: str,
+        message: str,
+        *,
+        sweep: str | None = None,
+        cell_id: str | None = None,
+        attempt_id: int | None = None,
+    ) -> None:
+        """Notes something for people. Raises SweepUnknown."""
+
+        def work(session: Session) -> None:
+            sweep_id = queries.sweep_row(session, sweep).id if sweep is not None else None
+            _tell(session, kind, message, sweep_id=sweep_id, cell_id=cell_id, attempt_id=attempt_id)
+
+        self.write(work)
+
+    # --- reading: anybody, at any time ------------------------------------------------------------------------------
+
+    def default_sweep(self) -> str:
+        """The sweep launched last. Raises SweepUnknown when there is none."""
+        return self._read(queries.default_sweep)
+
+    def sweeps(self) -> list[SweepSummary]:
+        """Every sweep, the one launched last first."""
+        return self._read(queries.sweeps)
+
+    def revision(self, sweep: str | None = None, number: int | None = None) -> RevisionRecord:
+        """What was launched: the newest revision of the sweep, or the numbered one. Raises SweepUnknown, StoreError."""
+        return self._read(queries.revision, sweep, number)
+
+    def cell_states(
+        self, sweep: str | None = None, *, revision: int | None = None, orphans: bool = False
+    ) -> list[CellState]:
+        """The sweep's cells in the grid's order and how far they are; `orphans`: those that the newest one dropped.
+
+        Three queries for any number of cells. Raises SweepUnknown, StoreError (no such revision).
+        """
+        return self._read(queries.cell_states, sweep, revision, orphans=orphans)
+
+    def states(self, cell_ids: Collection[str]) -> dict[str, CellState]:
+        """How far these cells are, by id, whichever sweeps list them; cells that were never launched are absent."""
+        return {state.cell_id: state for state in self._read(queries.states, cell_ids)}
+
+    def values(self, sweep: str | None = None, *, revision: int | None = None, orphans: bool = False) -> list[Value]:
+        """The newest value per (cell, probe, metric, length) over done attempts, for the cells of cell_states."""
+        return self._read(queries.sweep_values, sweep, revision, orphans=orphans)
+
+    def measurements(self, cell_id: str) -> list[Value]:
+        """The newest value per (probe, metric, length) over the cell's done attempts."""
+        return self._read(queries.values, [cell_id])
+
+    def cell(self, cell_id: str) -> CellRecord:
+        """The cell of that id with its config. Raises CellUnknown."""
+        return self._read(queries.cell, cell_id)
+
+    def find_cell(self, asked: str, sweep: str | None = None) -> CellRecord:
+        """The cell with that id, id prefix or slug. Raises CellUnknown with near ones, CellAmbiguous, SweepUnknown."""
+        return self._read(queries.find_cell, asked, sweep)
+
+    def attempt(self, attempt_id: int) -> Attempt:
+        """One attempt. Raises AttemptUnknown."""
+        return self._read(queries.attempt, attempt_id)
+
+    def attempts(self, cell_id: str) -> list[Attempt]:
+        """Every attempt of a cell, oldest first."""
+        return self._read(queries.attempts, cell_id)
+
+    def live_attempts(self, sweep: str | None = None) -> list[Attempt]:
+        """The running attempts of a sweep's newest revision, or (None) of the whole database. Raises SweepUnknown."""
+        return self._read(queries.live_attempts, sweep)
+
+    def curve(self, attempt_id: int) -> list[CurvePoint]:
+        """The training curve of an attempt by step."""
+        return self._read(queries.curve, attempt_id)
+
+    def provenance(self, attempt_id: int) -> Provenance | None:
+        """Where an attempt's numbers come from, None when it has not said so yet."""
+        return self._read(queries.provenance, attempt_id)
+
+    def events(
+        self, *, sweep: str | None = None, cell_id: str | None = None, limit: int | None = None
+    ) -> Sequence[Event]:
+        """What happened, oldest first; with a limit the newest ones. Raises SweepUnknown."""
+        return self._read(queries.events, sweep=sweep, cell_id=cell_id, limit=limit)
+
+
+def _reopen(url: str, patience: float) -> Store:
+    return Store(url, patience=patience)
+
+
+def upsert(session: Session, row: Any, *, key: Sequence[str], replace: bool = True) -> Any:
+    """An insert that, where the key exists, replaces the other columns given (or leaves the row alone)."""
+    dialect = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
+    statement: Any = dialect.insert(row)
+    if not replace:
+        return statement.on_conflict_do_nothing(index_elements=list(key))
+    others = [column.name for column in row.__table__.columns if column.name not in (*key, "id")]
+    return statement.on_conflict_do_update(
+        index_elements=list(key), set_={name: statement.excluded[name] for name in others}
+    )
+
+
+def touch(session: Session, attempt_id: int, fence: int, **values: Any) -> None:
+    """A heartbeat, with new column values. Raises LostLease unless the attempt is running under that fence."""
+    query = update(AttemptRow).where(
+        AttemptRow.id == attempt_id, AttemptRow.fence == fence, AttemptRow.state == "running"
+    )
+    if not _changed(session, query.values(heartbeat_at=UtcNow(), **values)):
+        raise LostLease(f"attempt {attempt_id} is no longer ours (finished, reaped or taken over); nothing was written")
+
+
+def _changed(session: Session, query: Any) -> bool:
+    return bool(session.execute(query.execution_options(synchronize_session=False)).rowcount)  # type: ignore[attr-defined]
+
+
+def _take(session: Session, name: str, owner: Owner, lease_seconds: float, seen: tuple[int, datetime | None]) -> bool:
+    """Takes the sweep if its fence and its lease are still those that were seen."""
+    moment = queries.now(session)
+    same = SweepRow.lease_until.is_not_distinct_from(seen[1])
+    query = update(SweepRow).where(SweepRow.name == name, SweepRow.fence == seen[0], same)
+    taken = query.values(
+        owner=owner.name,
+        owner_host=owner.host,
+        owner_pid=owner.pid,
+        owner_started=owner.started,
+        owner_since=moment,
+        lease_until=moment + timedelta(seconds=lease_seconds),
+        fence=seen[0] + 1,
+    )
+    return _changed(session, taken)
+
+
+def _tell(session: Session, kind: str, message: str, **about: Any) -> None:
+    session.execute(insert(EventRow).values(at=UtcNow(), kind=kind, message=message, **about))
+
+
+def _cell_values(cell: CellRecord) -> dict[str, Any]:
+    values = {"id": cell.id, "slug": cell.slug, "seed": cell.seed, "config": dict(cell.config)}
+    return values | {"tokens_total": cell.tokens} | dict(cell.levels)

@@ -1,0 +1,1 @@
+"""From a grid file to finished cells."""

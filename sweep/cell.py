@@ -1,0 +1,227 @@
+"""The frozen config of one cell, its id and its slug. Imports no torch unless a mixer's own settings are asked for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, model_validator
+
+from ..model import registry
+from ..model.config import Config, Flag, Float, Int, ModelConfig, knob
+from . import axes
+
+OUTSIDE = {"outside": True}
+
+
+def aside(default: Any, doc: str, **limits: Any) -> Any:
+    """A field that never enters a cell's id: a name, a path, or something that cannot change a trained weight."""
+    field = knob(default, doc, **limits)
+    field.json_schema_extra = OUTSIDE
+    return field
+
+
+class DataConfig(Config):
+    """Where the text comes from. Its identity is the fingerprint; names and paths are outside the id."""
+
+    corpus: str = aside("stdlib", "Name of the corpus: stdlib, or files for text of your own under `path`.")
+    path: str | None = aside(None, "For `files`: a folder, .txt, .md or .jsonl file; beside the grid file if relative.")
+    tokenizer: str = aside("bytes", "Tokenizer name; its vocabulary must fit model.vocab_size.")
+    heldout_tokens: Int = aside(
+        65_601, "For `files`: a document this long may be held out for the length probes.", ge=2
+    )
+    fingerprint: str | None = knob(None, "SHA-256 of the tokenised splits, filled in when the corpus is prepared.")
+    shuffle: Flag = knob(
+        True, "Visit the rows of the stream in an order drawn from the seed; off reads in file order.", identity=True
+    )
+
+
+class TrainConfig(Config):
+    """The training recipe (MECHANISMS F)."""
+
+    tokens: Int = knob(996_147_200, "Training tokens; steps = floor(tokens / batch_tokens).", ge=1)
+    seq_len: Int = knob(2048, "Tokens of one row.", ge=2)
+    batch_tokens: Int = knob(524_288, "Tokens of one optimizer step; a multiple of seq_len * micro_batch.", ge=2)
+    micro_batch: Int = knob(4, "Rows of one forward pass; in the id because regularizers see it.", ge=1)
+    loss_reduction: Literal["mean", "sum"] = knob(
+        "mean",
+        "Cross-entropy per token averaged, or summed over the micro-batch (the published runs).",
+        identity="mean",
+    )
+    schedule: Literal["cosine", "linear"] = knob(
+        "cosine", "Decay of the learning rate after the constant part.", identity="cosine"
+    )
+    constant: Float = knob(0.3, "Fraction of the steps at the full learning rate.", identity=0.3, ge=0, le=1)
+    clip: Float = knob(1.0, "Largest global gradient norm.", identity=1.0, gt=0)
+    muon_lr: Float = knob(0.02, "Learning rate of Muon.", identity=0.02, ge=0)
+    muon_momentum: Float = knob(0.95, "Nesterov momentum of Muon.", identity=0.95, ge=0, lt=1)
+    muon_weight_decay: Float = knob(0.01, "Decoupled weight decay of Muon.", identity=0.01, ge=0)
+    muon_iterations: Int = knob(12, "Newton-Schulz iterations of Muon.", identity=12, ge=1)
+    embedding_lr: Float = knob(0.3, "AdamW learning rate of the embedding.", identity=0.3, ge=0)
+    head_lr: Float = knob(1 / 320, "AdamW learning rate of the head's weight.", identity=1 / 320, ge=0)
+    scalar_lr: Float = knob(
+        0.01, "AdamW learning rate of biases, norm weights and per-head scalars.", identity=0.01, ge=0
+    )
+    adam_beta1: Float = knob(0.8, "First AdamW beta.", identity=0.8, ge=0, lt=1)
+    adam_beta2: Float = knob(0.95, "Second AdamW beta.", identity=0.95, ge=0, lt=1)
+    adam_eps: Float = knob(1e-10, "AdamW epsilon.", identity=1e-10, gt=0)
+    regularizer: str = knob(
+        "baseline", "Representation regularizer on every block's output; baseline is none.", identity="baseline"
+    )
+    regularizer_weight: Float = knob(0.01, "alpha: loss = (1 - alpha) CE + alpha reg.", identity=0.01, ge=0, le=1)
+    regularizer_sketch: Int = knob(64, "Random directions of the regularizer.", identity=64, ge=1)
+    distractor: Flag = knob(False, "Add the distractor loss of the global layers.", identity=False)
+    distractor_weight: Float = knob(0.01, "Weight of the distractor loss.", identity=0.01, ge=0)
+    distractor_count: Int | None = knob(None, "Distractor vectors per row; none means seq_len.", identity=None, ge=0)
+
+    @model_validator(mode="after")
+    def _batch_divides(self) -> TrainConfig:
+        rows = self.seq_len * self.micro_batch
+        if self.batch_tokens % rows:
+            raise ValueError(
+                f"batch_tokens ({self.batch_tokens}) must be a multiple of seq_len * micro_batch ({self.seq_len} * {self.micro_batch} = {rows})"
+            )
+        if self.tokens < self.batch_tokens:
+            raise ValueError(f"tokens ({self.tokens}) is less than one step of batch_tokens ({self.batch_tokens})")
+        return self
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps: floor(tokens / batch_tokens)."""
+        return self.tokens // self.batch_tokens
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches of one step."""
+        return self.batch_tokens // (self.seq_len * self.micro_batch)
+
+
+class EvalConfig(Config):
+    """What is measured. Outside the id: changing it never retrains a cell."""
+
+    probes: tuple[str, ...] = knob(("val", "clean", "junk", "needle"), "Probes to run, by name.")
+    lengths: tuple[Int, ...] = knob((2048, 4096, 8192, 16384, 32768, 65536), "Context lengths in tokens, rising.")
+    validate_every: Int = knob(125, "Optimizer steps between points of the validation curve.", ge=1)
+    validation_tokens: Int = knob(2_097_152, "Tokens of the validation loss, from the start of the split.", ge=2)
+    documents: Int = knob(16, "Held-out documents of the clean and needle probes.", ge=1)
+    junk_rows: Int = knob(16, "Rows of the junk probe.", ge=1)
+    needle_trials: Int = knob(16, "Trials of the needle probe at each length.", ge=1)
+    needle_digits: Int = knob(5, "Digits to be recalled.", ge=1)
+    needle_seed: Int = knob(1234, "Seed of the needle keys and digits; the same needles for every cell.")
+
+    @model_validator(mode="after")
+    def _lengths_rise(self) -> EvalConfig:
+        if not self.lengths or list(self.lengths) != sorted(set(self.lengths)) or self.lengths[0] < 2:
+            raise ValueError(f"lengths must rise and start at 2 or more, got {list(self.lengths)}")
+        return self
+
+
+class Resources(Config):
+    """What one attempt takes. Outside the id."""
+
+    gpus: Int = knob(0, "Whole GPUs of an attempt: 0 hides every GPU, 1 requires CUDA.", ge=0, le=1)
+    cpus: Int = knob(1, "CPU cores, and torch threads, of an attempt.", ge=1)
+
+
+class CheckpointConfig(Config):
+    """How often a running attempt saves itself and what stays. Outside the id."""
+
+    every_minutes: Float = knob(10.0, "Minutes between checkpoints.", gt=0)
+    every_steps: Int | None = knob(None, "Optimizer steps between checkpoints, besides the minutes.", ge=1)
+    keep: Literal["nothing", "weights", "everything"] = knob("weights", "What stays on disk when the cell is done.")
+
+
+class Plugin(Config):
+    """A Python file outside the package that registers mixers."""
+
+    path: str = knob(..., "Absolute path of the file.")
+    sha256: str = knob(..., "Hash of the file's bytes when the grid was read.")
+
+
+class CellConfig(Config):
+    """Everything that one cell is. `model`, `data`, `train` and `seed` make the id."""
+
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    train: TrainConfig = TrainConfig()
+    seed: Int = knob(0, "Replicate; every random draw is a function of it.", ge=0)
+    eval: EvalConfig = EvalConfig()
+    resources: Resources = Resources()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    plugins: tuple[Plugin, ...] = ()
+
+
+def _without_defaults(cls: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
+    kept: dict[str, Any] = {}
+    for name, field in cls.model_fields.items():
+        extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+        value = values[name]
+        if extra.get("outside") or ("identity" in extra and extra["identity"] == value):
+            continue
+        kept[name] = value
+    return kept
+
+
+def identity(config: CellConfig) -> dict[str, Any]:
+    """What the id is taken of: identity defaults and settings of parts that are switched off are left out."""
+    dump = config.model_dump(mode="json")
+    model = _without_defaults(ModelConfig, dump["model"])
+    train = _without_defaults(TrainConfig, dump["train"])
+    if not config.model.window:
+        model.pop("window_size", None)
+    if config.train.regularizer == "baseline":
+        for name in ("regularizer_weight", "regularizer_sketch"):
+            train.pop(name, None)
+    if not config.train.distractor:
+        for name in ("distractor_weight", "distractor_count"):
+            train.pop(name, None)
+    for section, table in (("mixers", registry.mixer), ("memories", registry.memory)):
+        parts = {name: _without_defaults(table(name).Config, part) for name, part in dump["model"][section].items()}
+        model.pop(section, None)
+        if any(parts.values()):
+            model[section] = {name: part for name, part in parts.items() if part}
+    return {"model": model, "data": _without_defaults(DataConfig, dump["data"]), "train": train, "seed": config.seed}
+
+
+def cell_id(config: CellConfig) -> str:
+    """First 12 hex digits of the SHA-256 of the identity as canonical JSON."""
+    text = json.dumps(identity(config), sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def slug(config: CellConfig, extra: Mapping[str, str] | None = None) -> str:
+    """Readable name such as `polar-baseline-d0-m1-w0-s0`; `extra` are levels of axes outside the five."""
+    level = axes.levels_of(config)
+
+    def bit(letter: str, word: str) -> str:
+        return letter + {"off": "0", "on": "1"}.get(word, word)
+
+    parts = [
+        level["attn_type"],
+        level["reg_mode"],
+        bit("d", level["distractor"]),
+        bit("m", level["memory"]),
+        bit("w", level["window"]),
+    ]
+    parts += [path.rpartition(".")[2] + value for path, value in (extra or {}).items()]
+    return "-".join(re.sub(r"[^A-Za-z0-9_.+]+", "_", part) for part in [*parts, f"s{config.seed}"])
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One combination of levels and a seed, resolved."""
+
+    id: str
+    slug: str
+    config: CellConfig
+    axes: dict[str, str]
+    """Axis name -> level, as the grid names them."""
+
+    @property
+    def levels(self) -> dict[str, str]:
+        """Level of each of the five axes, whether or not the grid varies it."""
+        return axes.levels_of(self.config)

@@ -1,0 +1,107 @@
+"""What `launch` shows while it works: bars on a terminal, one line a finished attempt elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from types import TracebackType
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from ..results.records import Attempt
+from .cell import Cell
+from .planner import Plan, Task
+
+COLOURS = {"done": "green", "failed": "red", "diverged": "yellow", "interrupted": "yellow"}
+
+
+class Display:
+    """A supervisor's Listener that draws."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        self.console = console
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._all = self._bars.add_task("[bold]cells", total=total, note="")
+        self._rows: dict[int, TaskID] = {}
+        self._waiting: set[str] = set()
+        self._done = 0
+        self._total = total
+        self._began = time.monotonic()
+
+    def __enter__(self) -> Display:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+    def started(self, task: Task, attempt: Attempt) -> None:
+        """An attempt's process is starting."""
+        self._waiting.discard(task.cell.id)
+        steps = task.cell.config.train.steps
+        self._rows[attempt.id] = self._bars.add_task(task.cell.slug, total=steps, note="starting")
+
+    def running(self, attempts: Sequence[Attempt]) -> None:
+        """The attempts of this supervisor as they stand."""
+        for attempt in attempts:
+            if attempt.id in self._rows:
+                self._bars.update(self._rows[attempt.id], completed=attempt.step, note=_note(attempt))
+
+    def ended(self, task: Task, attempt: Attempt) -> None:
+        """An attempt has ended, however it did."""
+        row = self._rows.pop(attempt.id, None)
+        if row is not None:
+            self._bars.remove_task(row)
+        self._done += attempt.state in ("done", "diverged", "failed")
+        self._bars.update(self._all, completed=self._done)
+        colour = COLOURS.get(attempt.state, "white")
+        cause = f": {escape(attempt.cause)}" if attempt.cause else ""
+        seconds = (attempt.finished_at - attempt.started_at).total_seconds() if attempt.finished_at else 0.0
+        self.console.print(
+            f"[{self._done:>{len(str(self._total))}}/{self._total}] {escape(task.cell.slug)} "
+            f"[{colour}]{attempt.state}[/{colour}] in {seconds:.0f} s{cause}",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+    def waiting(self, cell: Cell) -> None:
+        """A cell is being trained by another sweep."""
+        if cell.id not in self._waiting:
+            self._waiting.add(cell.id)
+            self.console.print(
+                f"{escape(cell.slug)} is being trained by another sweep; waiting for its result", highlight=False
+            )
+
+
+def _note(attempt: Attempt) -> str:
+    if attempt.phase != "training" or attempt.loss is None:
+        return attempt.phase
+    rate = f"{attempt.tokens_per_s:,.0f} tok/s" if attempt.tokens_per_s else ""
+    return f"loss {attempt.loss:.3f} {rate}"
+
+
+def describe_plan(plan: Plan, sweep: str, remarks: Sequence[str] = ()) -> list[str]:
+    """The plan as lines: counts, tokens, and each cell that would run."""
+    words = ", ".join(f"{count} {word}" for word, count in sorted(plan.counts.items()))
+    lines = [f"{sweep}: {len(plan.cells)} cells: {words}"]
+    if plan.left_out:
+        lines[0] += f"; {plan.left_out} more left out by --only"
+    trained = sum(task.kind == "train" for task in plan.tasks)
+    lines.append(f"to train: {trained} cells, {plan.tokens:,} tokens in all; to evaluate: {len(plan.tasks) - trained}")
+    gone = plan.counts["weights gone"]
+    if gone:
+        lines.append(f"{gone} trained cells lack a measurement and their weights are gone; --retrain trains them again")
+    return [*lines, *remarks]

@@ -1,0 +1,49 @@
+"""Errors of the library that the command line turns into one line and an exit code."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+
+
+class SweepError(Exception):
+    """Something a user can mend; `exit_code` is what the command line ends with."""
+
+    exit_code = 2
+
+
+class MachineError(SweepError):
+    """The machine lacks something or is busy."""
+
+    exit_code = 3
+
+
+def nearest(word: str, allowed: Iterable[str]) -> str | None:
+    """The allowed word most like `word`, or None when none is near."""
+    near = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.5)
+    return near[0] if near else None
+
+
+class GridError(SweepError):
+    """A grid file that says something it may not: one line with file, line, key, what is allowed and the nearest word."""
+
+    def __init__(
+        self,
+        file: Path | str,
+        line: int | None,
+        key: str,
+        problem: str,
+        allowed: Iterable[str] = (),
+        word: str | None = None,
+    ) -> None:
+        self.file, self.line, self.key, self.problem = str(file), line, key, problem
+        self.allowed = list(allowed)
+        self.nearest = nearest(word, self.allowed) if word is not None else None
+        text = f"{self.file}:{line}: " if line is not None else f"{self.file}: "
+        text += f"{key}: {problem}" if key else problem
+        if self.allowed:
+            text += "; allowed: " + ", ".join(self.allowed)
+        if self.nearest:
+            text += f"; did you mean {self.nearest!r}?"
+        super().__init__(" ".join(text.split()))

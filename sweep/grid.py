@@ -1,0 +1,345 @@
+"""From a grid file to cells. Every error names file, line, key, what is allowed and the nearest valid word."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from . import axes, paths, resolve
+from .cell import Cell, DataConfig, Plugin
+from .errors import GridError
+from .paths import Layer, Setting
+from .plugins import load_plugin
+from .yamlfile import Document, load
+
+GRIDS = Path(__file__).resolve().parent.parent / "grids"
+GRID_KEYS = ("name", "description", "extends", "axes", "exclude", "include", "seeds", "set", "resources", "plugins")
+BASE_KEYS = ("description", "extends", "set", "resources")
+Fingerprint = Callable[[DataConfig], str]
+Combination = dict[str, Any]
+"""Axis -> level, as written in the file."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A grid file, read and checked; `expand` makes its cells."""
+
+    name: str
+    description: str
+    document: Document
+    axes: dict[str, list[Any]]
+    exclude: list[dict[str, list[str]]]
+    include: list[tuple[Combination, int]]
+    seeds: list[int]
+    layers: list[Layer]
+    """base chain, then `set` and `resources`; axis levels come after."""
+    command_line: Layer = field(default_factory=dict)
+    plugins: tuple[Plugin, ...] = ()
+
+    def expand(self, fingerprint: Fingerprint) -> list[Cell]:
+        """All cells in grid order: axes in the order written, the last one fastest, seeds innermost.
+
+        `fingerprint` gives the hash of a prepared corpus. Raises GridError.
+        """
+        cells: list[Cell] = []
+        seen: dict[str, Cell] = {}
+        prints: dict[DataConfig, str] = {}
+        for combination, line in self._combinations():
+            for seed in self.seeds:
+                cell = self._cell(combination, line, seed, fingerprint, prints)
+                twin = seen.setdefault(cell.id, cell)
+                if twin is not cell:
+                    problem = f"cells {describe(twin.axes, twin.config.seed)} and {describe(cell.axes, seed)} are the same cell"
+                    raise GridError(
+                        self.document.path, line, "include" if line else "axes", f"{problem}; exclude one of them"
+                    )
+                cells.append(cell)
+        if not cells:
+            raise GridError(
+                self.document.path, self.document.line("exclude"), "exclude", "drops every cell; nothing is left to run"
+            )
+        return cells
+
+    def _combinations(self) -> Iterator[tuple[Combination, int | None]]:
+        if self.axes or not self.include:
+            for levels in itertools.product(*self.axes.values()):
+                combination = dict(zip(self.axes, levels, strict=True))
+                words = {name: level_text(name, level) for name, level in combination.items()}
+                if not any(all(words[name] in dropped for name, dropped in rule.items()) for rule in self.exclude):
+                    yield combination, None
+        yield from self.include
+
+    def _cell(
+        self,
+        combination: Combination,
+        line: int | None,
+        seed: int,
+        fingerprint: Fingerprint,
+        prints: dict[DataConfig, str],
+    ) -> Cell:
+        level_layer: Layer = {}
+        for name, level in combination.items():
+            where = line or self.document.line("axes", name)
+            paths.add(level_layer, name, Setting(level, self.document.path, where, name))
+        merged: Layer = {}
+        for layer in (*self.layers, level_layer, self.command_line):
+            merged.update(layer)
+        config = resolve.cell_config(merged, seed=seed, plugins=self.plugins)
+        if config.data not in prints:
+            prints[config.data] = fingerprint(config.data)
+        config = resolve.with_fingerprint(config, prints[config.data])
+        words = {name: level_text(name, level) for name, level in combination.items()}
+        return resolve.make_cell(config, words)
+
+
+def level_text(axis: str, level: Any) -> str:
+    """A level as text: the level's word on one of the five axes, canonical JSON on a config path."""
+    return axes.level_word(level) if axis in axes.AXES or isinstance(level, str) else json.dumps(level)
+
+
+def describe(words: Mapping[str, str], seed: int) -> str:
+    """(attn_type=polar, memory=on, seed=0)."""
+    return "(" + ", ".join([*(f"{name}={word}" for name, word in words.items()), f"seed={seed}"]) + ")"
+
+
+def find_file(name: str | Path, beside: Path | None = None, folder: str = "") -> Path | None:
+    """Resolves a grid or base: beside the asking file (or the working folder), then among the shipped ones."""
+    given = Path(name)
+    for root in (beside or Path(), GRIDS):
+        for candidate in (given, given.with_name(given.name + ".yaml"), Path(folder) / f"{given.name}.yaml"):
+            path = root / candidate
+            if path.is_file():
+                return path
+    return None
+
+
+def shipped(folder: str = "") -> list[str]:
+    """Names of the shipped grids, or of the bases with folder="base"."""
+    return sorted(path.stem for path in (GRIDS / folder).glob("*.yaml"))
+
+
+def load_grid(name: str | Path, *, sets: Sequence[str] = (), rename: str | None = None) -> Grid:
+    """Reads a grid by path or shipped name, with `--set path=value` overrides of highest precedence.
+
+    Raises GridError.
+    """
+    path = find_file(name)
+    if path is None and Path(name).parent.name == "grids":
+        path = find_file(Path(name).name)
+    if path is None:
+        raise GridError(name, None, "", "no such grid file", shipped(), Path(name).stem)
+    document = load(path)
+    _check_keys(document, GRID_KEYS)
+    # Plugins first: their mixers are levels that the rest of the file may name.
+    plugins = tuple(_plugins(document))
+    layers = _layers(document)
+    found_axes = _axes(document)
+    title = _text(document, "name")
+    if not title:
+        raise GridError(path, 1, "name", "is missing; give the sweep a name")
+    if sets and (rename is None or rename == title):
+        raise GridError("--set", None, "", f"a changed grid needs a name of its own: add --name, other than {title!r}")
+    return Grid(
+        name=rename or title,
+        description=_text(document, "description"),
+        document=document,
+        axes=found_axes,
+        exclude=_exclude(document, found_axes),
+        include=_include(document),
+        seeds=_seeds(document),
+        layers=layers,
+        command_line=_command_line(sets),
+        plugins=plugins,
+    )
+
+
+def _check_keys(document: Document, allowed: Sequence[str]) -> None:
+    for key in document.data:
+        if key not in allowed:
+            raise GridError(document.path, document.line(key), key, "no such key", allowed, key)
+
+
+def _text(document: Document, key: str) -> str:
+    value = document.data.get(key, "")
+    if not isinstance(value, str):
+        raise GridError(document.path, document.line(key), key, f"must be text, got {value!r}")
+    return value
+
+
+def _section(document: Document, key: str, kind: type[dict[Any, Any]] | type[list[Any]]) -> Any:
+    value = document.data.get(key)
+    if value is None and key not in document.data:
+        return kind()
+    if not isinstance(value, kind):
+        words = "a mapping" if kind is dict else "a list"
+        raise GridError(document.path, document.line(key), key, f"must be {words}, got {value!r}")
+    return value
+
+
+def _layers(document: Document, seen: tuple[Path, ...] = ()) -> list[Layer]:
+    """The base chain, oldest first, and the file's own `set` and `resources` as one last layer."""
+    layers: list[Layer] = []
+    parent = _text(document, "extends")
+    if parent:
+        line = document.line("extends")
+        path = find_file(parent, document.path.parent, "base")
+        if path is None:
+            raise GridError(document.path, line, "extends", f"no base {parent!r}", shipped("base"), parent)
+        if path.resolve() in (*seen, document.path.resolve()):
+            raise GridError(document.path, line, "extends", f"base {parent!r} extends itself")
+        base = load(path)
+        _check_keys(base, BASE_KEYS)
+        layers = _layers(base, (*seen, document.path.resolve()))
+    own: Layer = {}
+    for section, prefix in (("set", ""), ("resources", "resources.")):
+        for path_, value, line, written in paths.flatten(_section(document, section, dict), document, (section,)):
+            paths.add(own, prefix + path_, Setting(value, document.path, line, f"{section}.{written}"))
+    return [*layers, own]
+
+
+def _check_axis(document: Document, name: str, *where: str | int) -> None:
+    if name in axes.AXES:
+        return
+    wrong = paths.unknown(name)
+    if wrong:
+        problem, allowed, word = (
+            wrong if "." in name else ("no such axis", [*axes.AXES, "or a config path such as train.muon_lr"], name)
+        )
+        raise GridError(document.path, document.line(*where), ".".join(map(str, where)), problem, allowed, word)
+
+
+def _check_level(document: Document, name: str, level: Any, *where: str | int) -> None:
+    if name in axes.AXES:
+        levels = axes.AXES[name].levels()
+        if axes.level_word(level) not in levels:
+            raise GridError(
+                document.path,
+                document.line(*where),
+                f"axes.{name}" if where[0] == "axes" else ".".join(map(str, where)),
+                f"no level {level!r}",
+                levels,
+                str(level),
+            )
+
+
+def _axes(document: Document) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    for name, levels in _section(document, "axes", dict).items():
+        _check_axis(document, name, "axes", name)
+        line = document.line("axes", name)
+        if not isinstance(levels, list):
+            raise GridError(document.path, line, f"axes.{name}", f"must be a list of levels, got {levels!r}")
+        if not levels:
+            raise GridError(document.path, line, f"axes.{name}", "has no levels; give at least one, or remove the axis")
+        words = [level_text(name, level) for level in levels]
+        for index, level in enumerate(levels):
+            _check_level(document, name, level, "axes", name, index)
+            if words[index] in words[:index]:
+                raise GridError(
+                    document.path,
+                    document.line("axes", name, index),
+                    f"axes.{name}",
+                    f"level {words[index]!r} given twice",
+                )
+        found[name] = levels
+    return found
+
+
+def _rules(document: Document, key: str) -> Iterator[tuple[int, dict[str, list[Any]]]]:
+    for index, rule in enumerate(_section(document, key, list)):
+        if not isinstance(rule, dict) or not rule:
+            raise GridError(
+                document.path, document.line(key, index), f"{key}[{index}]", f"must map axes to levels, got {rule!r}"
+            )
+        yield index, {name: level if isinstance(level, list) else [level] for name, level in rule.items()}
+
+
+def _exclude(document: Document, known: Mapping[str, list[Any]]) -> list[dict[str, list[str]]]:
+    rules = []
+    for index, rule in _rules(document, "exclude"):
+        for name, levels in rule.items():
+            line = document.line("exclude", index, name)
+            if name not in known:
+                raise GridError(
+                    document.path, line, f"exclude[{index}].{name}", "not an axis of this grid", known, name
+                )
+            have = [level_text(name, level) for level in known[name]]
+            for level in levels:
+                if level_text(name, level) not in have:
+                    raise GridError(
+                        document.path,
+                        line,
+                        f"exclude[{index}].{name}",
+                        f"no level {level!r} in this grid",
+                        have,
+                        str(level),
+                    )
+        rules.append({name: [level_text(name, level) for level in levels] for name, levels in rule.items()})
+    return rules
+
+
+def _include(document: Document) -> list[tuple[Combination, int]]:
+    found = []
+    for index, rule in _rules(document, "include"):
+        for name, levels in rule.items():
+            _check_axis(document, name, "include", index, name)
+            for level in levels:
+                _check_level(document, name, level, "include", index, name)
+        for levels_ in itertools.product(*rule.values()):
+            found.append((dict(zip(rule, levels_, strict=True)), document.line("include", index)))
+    return found
+
+
+def _seeds(document: Document) -> list[int]:
+    value = document.data.get("seeds", 1)
+    line = document.line("seeds")
+    if isinstance(value, int) and not isinstance(value, bool):
+        if value < 1:
+            raise GridError(document.path, line, "seeds", f"must be at least 1, got {value}")
+        return list(range(value))
+    whole = isinstance(value, list) and all(isinstance(s, int) and not isinstance(s, bool) and s >= 0 for s in value)
+    if not whole or not value or len(set(value)) < len(value):
+        raise GridError(
+            document.path, line, "seeds", f"must be a count or a list of different whole numbers, got {value!r}"
+        )
+    return list(value)
+
+
+def _plugins(document: Document) -> Iterator[Plugin]:
+    for index, name in enumerate(_section(document, "plugins", list)):
+        line = document.line("plugins", index)
+        path = document.path.parent / str(name)
+        if not path.is_file():
+            near = sorted(p.name for p in document.path.parent.glob("*.py"))
+            raise GridError(document.path, line, "plugins", f"no file {name!r} beside the grid", near, str(name))
+        try:
+            yield load_plugin(path.resolve())
+        except Exception as error:
+            raise GridError(
+                document.path, line, "plugins", f"{name} cannot be loaded: {type(error).__name__}: {error}"
+            ) from error
+
+
+def parse_value(text: str) -> Any:
+    """A command-line value as YAML would read it."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        return YAML(typ="safe", pure=True).load(text)
+    except YAMLError:
+        return text
+
+
+def _command_line(sets: Sequence[str]) -> Layer:
+    layer: Layer = {}
+    for item in sets:
+        path, equals, value = item.partition("=")
+        if not equals:
+            raise GridError("--set", None, item, "must read path=value, for example train.tokens=1e6")
+        paths.add(layer, path.strip(), Setting(parse_value(value), "--set", None, path.strip()))
+    return layer

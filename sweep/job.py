@@ -1,0 +1,129 @@
+"""One attempt: build, train, probe, record. Runs the same with no Ray at all: python -m atma_sweep.sweep.job --help."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from ..results.errors import LostLease
+from ..results.store import open_store
+from . import process
+from .errors import SweepError
+from .failures import EXIT_LOST, EXIT_STOPPED
+
+JOB_FILE = "job.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What an attempt is asked to do; a frozen copy lies in its folder as job.json. Paths are relative to `runs`."""
+
+    attempt: int
+    fence: int
+    cell: str
+    slug: str
+    kind: str
+    folder: str
+    config: dict[str, Any]
+    missing: list[tuple[str, int]]
+    """(probe, length) still to be measured."""
+    resume: list[tuple[int, str]]
+    """Earlier attempts whose checkpoints may be continued, newest first: (attempt id, folder)."""
+    weights: str | None = None
+    """Kept weights, for kind `evaluate`."""
+    commit: str | None = None
+    dirty: bool | None = None
+
+    def write(self, runs: Path) -> Path:
+        """Writes job.json into the attempt's folder and returns the folder."""
+        folder = runs / self.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / JOB_FILE).write_text(json.dumps(asdict(self), indent=1))
+        return folder
+
+    @classmethod
+    def read(cls, folder: Path) -> Job:
+        """Reads job.json of an attempt's folder."""
+        data = json.loads((folder / JOB_FILE).read_text())
+        data["missing"] = [(name, length) for name, length in data["missing"]]
+        data["resume"] = [(attempt, path) for attempt, path in data["resume"]]
+        return cls(**data)
+
+
+class StopFlag:
+    """Set by the first SIGTERM; the second ends the process on the spot. Ctrl-C is the supervisor's business."""
+
+    def __init__(self) -> None:
+        self.set = False
+        signal.signal(signal.SIGTERM, self._handle)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.set:
+            os._exit(EXIT_STOPPED)
+        self.set = True
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the attempt whose job.json lies in the given folder; the database is named by ATMA_DB. Returns an exit code."""
+    parser = argparse.ArgumentParser(description="Run one attempt, as the supervisor starts it.")
+    parser.add_argument("--runs", type=Path, required=True, help="folder that artifact paths are relative to")
+    parser.add_argument("--folder", required=True, help="the attempt's folder, relative to --runs")
+    parser.add_argument("--parent", type=int, required=True, help="process whose death ends this one")
+    options = parser.parse_args(argv)
+    stop = StopFlag()
+    process.die_with(options.parent)
+    job = Job.read(options.runs / options.folder)
+    store = open_store()
+    me = process.this_process("job")
+    try:
+        store.set_process(job.attempt, job.fence, me.pid, me.started)
+        return _attempt(job, options.runs, store, stop)
+    except LostLease as error:
+        print(error, file=sys.stderr)
+        return EXIT_LOST
+
+
+def _attempt(job: Job, runs: Path, store: Any, stop: StopFlag) -> int:
+    began = time.monotonic()
+    # torch only now: the attempt is registered before its long import, and can be stopped during it
+    from .training.loop import Diverged, Stopped
+    from .work import Work
+
+    work = Work(job, runs, store, stop)
+    try:
+        work.run(began)
+        store.finish_attempt(job.attempt, job.fence, "done", exit_code=0, weights=work.weights)
+        work.clean()
+    except Stopped:
+        store.finish_attempt(job.attempt, job.fence, "interrupted", cause="stopped on request", exit_code=EXIT_STOPPED)
+        return EXIT_STOPPED
+    except Diverged as error:
+        store.finish_attempt(job.attempt, job.fence, "diverged", cause=str(error), exit_code=0)
+    except LostLease:
+        raise
+    except SweepError as error:
+        print(error, file=sys.stderr)
+        store.finish_attempt(job.attempt, job.fence, "failed", cause=str(error), exit_code=error.exit_code)
+        return error.exit_code
+    except Exception as error:
+        cause = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+        store.finish_attempt(
+            job.attempt, job.fence, "failed", cause=cause, traceback=traceback.format_exc(), exit_code=1
+        )
+        raise
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

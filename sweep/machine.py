@@ -1,0 +1,99 @@
+"""What this machine has: cores, GPUs, and the host-wide lock that keeps a GPU with one sweep."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from .errors import MachineError
+
+_ASK = """
+import json, torch
+try:
+    torch.cuda.init()
+    torch.zeros(1, device="cuda")
+except (RuntimeError, AssertionError) as error:
+    print(json.dumps({"error": str(error).splitlines()[0]}))
+else:
+    names = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    print(json.dumps({"gpus": [[str(p.uuid), p.name] for p in names]}))
+"""
+
+
+def cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A CUDA device that torch can use."""
+
+    device: str
+    """What CUDA_VISIBLE_DEVICES calls it."""
+    uuid: str
+    name: str
+
+
+def gpus() -> list[Gpu]:
+    """The usable CUDA devices, asked for in a process of its own, so that the caller holds no GPU memory.
+
+    Raises MachineError with the cause (no driver, driver too old, build without CUDA) when there is none.
+    """
+    answer = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True, timeout=300)
+    lines = answer.stdout.strip().splitlines()
+    try:
+        facts = json.loads(lines[-1]) if lines else {}
+    except json.JSONDecodeError:
+        facts = {}
+    if "gpus" not in facts:
+        cause = facts.get("error") or (answer.stderr.strip().splitlines() or ["torch could not be started"])[-1]
+        raise MachineError(f"no usable CUDA GPU: {cause}; set resources.gpus to 0 to run on the CPU")
+    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    names = visible if len(visible) == len(facts["gpus"]) else [str(index) for index in range(len(facts["gpus"]))]
+    return [Gpu(device, uuid, name) for device, (uuid, name) in zip(names, facts["gpus"], strict=True)]
+
+
+class GpuLocks:
+    """Holds GPUs for one sweep, across databases and users of this host, as long as the process lives."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder or Path(tempfile.gettempdir()) / "atma-sweep-gpus"
+        self._held: list[IO[str]] = []
+
+    def take(self, wanted: list[Gpu]) -> list[Gpu]:
+        """Locks those that are free. Raises MachineError naming who holds them when none is."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        taken, holders = [], []
+        for gpu in wanted:
+            file = (self._folder / f"{gpu.uuid}.lock").open("a+")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                holders.append(file.read().strip() or "an unknown process")
+                file.close()
+                continue
+            file.truncate(0)
+            file.write(f"pid {os.getpid()}")
+            file.flush()
+            self._held.append(file)
+            taken.append(gpu)
+        if not taken:
+            raise MachineError(
+                f"every GPU is held by another sweep ({', '.join(sorted(set(holders)))}); wait for it or stop it"
+            )
+        return taken
+
+    def release(self) -> None:
+        """Gives every GPU back."""
+        for file in self._held:
+            file.close()
+        self._held.clear()

@@ -1,0 +1,147 @@
+"""Dotted config paths: which exist, flattening of nested settings, and layers of overrides that remember their source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel
+
+from ..model import registry
+from . import axes
+from .cell import CellConfig
+from .errors import GridError
+from .yamlfile import Document
+
+COMPUTED = {"data.fingerprint", "model.mixer_source", "plugins", "seed"}
+"""Fields that no grid sets: the program computes them, or another key of the grid gives them."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One value and where it was written."""
+
+    value: Any
+    file: Path | str
+    line: int | None
+    key: str
+
+
+Layer = dict[str, Setting]
+"""Dotted path -> setting, all of one precedence."""
+
+
+def _model_of(annotation: Any) -> type[BaseModel] | None:
+    for candidate in (annotation, *get_args(annotation)):
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
+    return None
+
+
+def _choices(path: str) -> tuple[list[str], bool]:
+    """Names that may follow `path`, and whether `path` is a section rather than a value."""
+    cls: type[BaseModel] = CellConfig
+    parts = path.split(".") if path else []
+    for index, part in enumerate(parts):
+        field = cls.model_fields.get(part)
+        if field is None:
+            return [], False
+        where = ".".join(parts[: index + 1])
+        if where in ("model.mixers", "model.memories"):
+            table = registry.MIXERS if part == "mixers" else registry.MEMORIES
+            rest = parts[index + 1 :]
+            if not rest:
+                return sorted(table), True
+            find = registry.mixer if part == "mixers" else registry.memory
+            return (
+                (sorted(find(rest[0]).Config.model_fields), True)
+                if len(rest) == 1 and rest[0] in table
+                else ([], False)
+            )
+        inner = _model_of(field.annotation)
+        if inner is None:
+            return [], False
+        cls = inner
+    prefix = f"{path}." if path else ""
+    return [name for name in cls.model_fields if prefix + name not in COMPUTED], True
+
+
+def unknown(path: str) -> tuple[str, list[str], str] | None:
+    """None when `path` names a value; else (problem, what is allowed, the word that is wrong)."""
+    parts = path.split(".")
+    for index, part in enumerate(parts):
+        names, _ = _choices(".".join(parts[:index]))
+        if part not in names:
+            within = ".".join(parts[:index])
+            return (
+                (f"no such setting under {within}" if within else "no such section"),
+                [f"{within}.{n}" if within else n for n in names],
+                path,
+            )
+    names, section = _choices(path)
+    if section:
+        return "is a section, not a value", [f"{path}.{name}" for name in names], path
+    return None
+
+
+def flatten(
+    tree: Mapping[str, Any], document: Document, at: tuple[str | int, ...]
+) -> Iterator[tuple[str, Any, int, str]]:
+    """(dotted path, value, line, key as written) of every leaf under `tree`; dotted keys and nesting may be mixed."""
+    for key, value in tree.items():
+        here = (*at, key)
+        if isinstance(value, Mapping):
+            inner = list(flatten(value, document, here))
+            if not value:
+                raise GridError(
+                    document.path,
+                    document.line(*here),
+                    ".".join(map(str, here)),
+                    "is empty; remove it or give it a value",
+                )
+            for path, leaf, line, written in inner:
+                yield f"{key}.{path}", leaf, line, f"{key}.{written}"
+        else:
+            yield key, value, document.line(*here), key
+
+
+def add(layer: Layer, path: str, setting: Setting) -> None:
+    """Puts a setting into a layer; GridError for an unknown path or a second source of the same one."""
+    if path in axes.AXES:
+        word = axes.level_word(setting.value)
+        levels = axes.AXES[path].levels()
+        if word not in levels:
+            raise GridError(setting.file, setting.line, setting.key, f"no level {word!r} of axis {path}", levels, word)
+        for inner, value in levels[word].items():
+            add(layer, inner, Setting(value, setting.file, setting.line, setting.key))
+        return
+    wrong = unknown(path)
+    if wrong:
+        problem, allowed, word = wrong
+        if "." not in path:
+            allowed = [*allowed, *axes.AXES]
+        raise GridError(setting.file, setting.line, setting.key, problem, allowed, word)
+    before = layer.get(path)
+    if before is not None:
+        other = f"{before.key} in line {before.line}" if before.line else before.key
+        raise GridError(
+            setting.file,
+            setting.line,
+            setting.key,
+            f"sets {path}, which {other} sets at the same level; keep one of them",
+        )
+    layer[path] = setting
+
+
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """{"train.tokens": 1} -> {"train": {"tokens": 1}}."""
+    out: dict[str, Any] = {}
+    for path, value in flat.items():
+        *sections, last = path.split(".")
+        node = out
+        for section in sections:
+            node = node.setdefault(section, {})
+        node[last] = value
+    return out

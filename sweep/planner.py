@@ -1,0 +1,110 @@
+"""Grid and database -> what is new, resumable, done, failed. Decides; runs nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..results.records import CellRecord, CellState
+from ..results.standing import Request, Standing, missing, standing
+from .cell import Cell
+from .errors import GridError
+from .grid import Grid, level_text
+from .probes import requested
+
+
+@dataclass(frozen=True)
+class Task:
+    """One attempt that ought to be made."""
+
+    cell: Cell
+    kind: str
+    """train or evaluate."""
+    missing: list[Request]
+    why: Standing
+    weights: str | None = None
+    parent_id: int | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a launch would do, in grid order."""
+
+    tasks: list[Task]
+    standings: dict[str, Standing]
+    """Cell id -> where it stands before the launch."""
+    cells: list[Cell]
+    left_out: int = 0
+    """Cells of the grid that --only keeps out of this launch."""
+    counts: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def tokens(self) -> int:
+        """Training tokens of all tasks, those of resumed attempts counted whole."""
+        return sum(task.cell.config.train.tokens for task in self.tasks if task.kind == "train")
+
+
+def record(cell: Cell) -> CellRecord:
+    """A cell as the database keeps it."""
+    return CellRecord(
+        id=cell.id,
+        slug=cell.slug,
+        seed=cell.config.seed,
+        levels=cell.levels,
+        config=cell.config.model_dump(mode="json"),
+        axes=cell.axes,
+        tokens=cell.config.train.steps * cell.config.train.batch_tokens,
+    )
+
+
+def select(grid: Grid, cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
+    """The cells that every `axis=level,level` filter lets through. Raises GridError for an unknown axis or level."""
+    rules: dict[str, set[str]] = {}
+    for item in only:
+        name, equals, levels = item.partition("=")
+        if not equals:
+            raise GridError("--only", None, item, "must read axis=level,level, for example attn_type=polar,nope")
+        values = {_value(cell, name) for cell in cells}
+        if None in values:
+            known = [*cells[0].levels, *(axis for axis in grid.axes if axis not in cells[0].levels), "seed"]
+            raise GridError("--only", None, name, "not an axis of this grid", known, name)
+        words = {_canonical(grid, name, level) for level in levels.split(",")}
+        for word in words:
+            if word not in values:
+                raise GridError("--only", None, name, f"no cell has level {word!r}", sorted(map(str, values)), word)
+        rules[name] = words
+    return [cell for cell in cells if all(_value(cell, name) in words for name, words in rules.items())]
+
+
+def _value(cell: Cell, axis: str) -> str | None:
+    if axis == "seed":
+        return str(cell.config.seed)
+    return cell.levels.get(axis) or cell.axes.get(axis)
+
+
+def _canonical(grid: Grid, axis: str, text: str) -> str:
+    from .grid import parse_value
+
+    return level_text(axis, parse_value(text)) if axis != "seed" else text
+
+
+def plan(cells: Sequence[Cell], states: Mapping[str, CellState], *, retrain: bool = False, left_out: int = 0) -> Plan:
+    """Compares the cells asked for with what the database has.
+
+    New, interrupted and failed cells are trained; trained ones that lack a measurement are evaluated from kept
+    weights; diverged ones are a result. `retrain` trains cells whose weights are gone, and diverged ones, again.
+    """
+    tasks: list[Task] = []
+    standings: dict[str, Standing] = {}
+    for cell in cells:
+        wanted = requested(cell.config.eval)
+        state = states.get(cell.id)
+        word: Standing = standing(state, wanted) if state else "new"
+        standings[cell.id] = word
+        if word in ("new", "interrupted", "failed") or (retrain and word in ("weights gone", "diverged")):
+            tasks.append(Task(cell, "train", wanted, word))
+        elif word == "needs-eval":
+            assert state is not None
+            tasks.append(Task(cell, "evaluate", missing(state, wanted), word, state.weights, state.trained_attempt_id))
+    return Plan(tasks, standings, list(cells), left_out, Counter(standings.values()))

@@ -1,0 +1,52 @@
+"""Mixers that live outside the package: one Python file, named in a grid under `plugins`."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+from pathlib import Path
+
+from ..model import registry
+from .cell import Plugin
+from .errors import SweepError
+
+
+class PluginChanged(SweepError):
+    """The file is no longer the one that the cell's id was made with."""
+
+
+def load_plugin(path: Path, sha256: str | None = None) -> Plugin:
+    """Imports a plugin file once and returns its name and hash.
+
+    Raises PluginChanged when `sha256` is given and differs; whatever the file itself raises passes through.
+    """
+    source = path.read_bytes()
+    digest = hashlib.sha256(source).hexdigest()
+    if sha256 is not None and digest != sha256:
+        raise PluginChanged(
+            f"{path} has changed since its cell was planned (sha256 {digest[:12]}, planned {sha256[:12]}); launch the grid again"
+        )
+    name = f"atma_sweep_plugin_{digest[:12]}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        if spec is None or spec.loader is None:
+            raise ImportError("not a Python file")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return Plugin(path=str(path), sha256=digest)
+
+
+def source_of(mixer: str, plugins: tuple[Plugin, ...]) -> str | None:
+    """The hash of the plugin that defines `mixer`, or None for one of the package's own."""
+    target = registry.MIXERS[mixer]
+    if isinstance(target, str):
+        return None
+    return next(
+        (plugin.sha256 for plugin in plugins if target.__module__ == f"atma_sweep_plugin_{plugin.sha256[:12]}"), None
+    )

@@ -1,0 +1,83 @@
+"""Validation loss, and clean and junk perplexity over context lengths (MECHANISMS G). All in nats per token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...results.records import Example, Measurement
+from ..training.data import stream_rows
+from . import Result
+from .subject import Subject, unmeasured
+
+
+def stream_loss(subject: Subject, *, full_context: bool) -> tuple[float, int]:
+    """Mean loss over the first `validation_tokens` of the validation split in rows of seq_len, and the token count.
+
+    Raises DataError when the split is shorter than asked: a sample is never made smaller.
+    """
+    config = subject.config
+    rows = config.eval.validation_tokens // config.train.seq_len
+    inputs, targets = stream_rows(subject.corpus.validation, config.train.seq_len, rows)
+    losses = subject.losses(inputs, targets, full_context=full_context)
+    return float(losses.double().mean()), losses.numel()
+
+
+def validation(subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
+    """val_loss with the window the model was trained with, and val_loss_full without it."""
+    trained, n = stream_loss(subject, full_context=False)
+    full = stream_loss(subject, full_context=True)[0] if subject.config.model.window else trained
+    for _ in lengths:
+        yield (
+            [
+                Measurement(probe="val", metric="val_loss", length=0, value=trained, unit="nats/token", n=n),
+                Measurement(probe="val", metric="val_loss_full", length=0, value=full, unit="nats/token", n=n),
+            ],
+            [],
+        )
+
+
+def _by_row(probe: str, length: int, losses_BT: Tensor) -> Result:
+    means = losses_BT.double().mean(1)
+    value = Measurement(
+        probe=probe, metric="nats", length=length, value=float(means.mean()), unit="nats/token", n=losses_BT.numel()
+    )
+    rows = [
+        Example(probe=probe, metric="nats", length=length, item=item, value=float(mean))
+        for item, mean in enumerate(means)
+    ]
+    return [value], rows
+
+
+def clean(subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
+    """Mean over all targets of the first L + 1 tokens of each held-out document; the same documents at every length."""
+    wanted = subject.config.eval.documents
+    longest = max(subject.config.eval.lengths)
+    documents = long_documents(subject, longest)
+    for length in lengths:
+        if len(documents) < wanted:
+            reason = f"too-few-docs: {len(documents)} of {wanted} held-out documents have {longest + 1} tokens"
+            yield [unmeasured("clean", "nats", length, "nats/token", reason)], []
+            continue
+        rows = torch.from_numpy(np.stack([d[: length + 1] for d in documents[:wanted]]).astype(np.int64))
+        yield _by_row("clean", length, subject.losses(rows[:, :-1], rows[:, 1:]))
+
+
+def long_documents(subject: Subject, length: int) -> list[np.ndarray]:
+    """Held-out documents of at least length + 1 tokens, in corpus order; each starts with the end-of-text token."""
+    return [document for document in subject.corpus.heldout if len(document) >= length + 1]
+
+
+def junk(subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
+    """Mean over rows of L tokens of the validation stream, which run across document borders, from its start."""
+    wanted = subject.config.eval.junk_rows
+    for length in lengths:
+        have = (len(subject.corpus.validation) - 1) // length
+        if have < wanted:
+            reason = f"too-short: the validation split holds {have} of {wanted} rows of {length} tokens"
+            yield [unmeasured("junk", "nats", length, "nats/token", reason)], []
+            continue
+        yield _by_row("junk", length, subject.losses(*stream_rows(subject.corpus.validation, length, wanted)))

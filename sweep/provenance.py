@@ -1,0 +1,103 @@
+"""Where a number comes from: code, packages, machine."""
+
+from __future__ import annotations
+
+import platform
+import socket
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from ..results.records import Provenance
+from .job import Job
+
+PACKAGES = (
+    "atma-sweep",
+    "torch",
+    "triton",
+    "fla-core",
+    "flash-linear-attention",
+    "numpy",
+    "ray",
+    "sqlalchemy",
+    "pydantic",
+    "safetensors",
+)
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def git_state(root: Path = ROOT) -> tuple[str | None, bool | None]:
+    """(commit, whether tracked files differ from it) of the checkout that the code runs from; (None, None) outside one."""
+    try:
+        commit = _git(root, "rev-parse", "HEAD")
+        top = _git(root, "rev-parse", "--show-toplevel")
+        if Path(top).resolve() != root:
+            return None, None
+        return commit, bool(_git(root, "status", "--porcelain", "--untracked-files=no"))
+    except (OSError, subprocess.SubprocessError):
+        return None, None
+
+
+def _git(root: Path, *arguments: str) -> str:
+    result = subprocess.run(
+        ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True, timeout=20
+    )
+    return result.stdout.strip()
+
+
+def packages() -> dict[str, str]:
+    """Versions of what can change a number, those that are installed."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def driver_version() -> str | None:
+    """The NVIDIA driver's version, or None without one."""
+    path = Path("/proc/driver/nvidia/version")
+    if not path.is_file():
+        return None
+    words = path.read_text().split()
+    return next((word for word in words if word[:1].isdigit() and word.count(".") >= 1), None)
+
+
+def collect(
+    job: Job,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    kernels: dict[str, str],
+    tokenizer: str,
+    corpus: str,
+    extra: dict[str, object],
+) -> Provenance:
+    """The provenance row of a running attempt."""
+    config = job.config
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    return Provenance(
+        config=config,
+        seed=config["seed"],
+        git_commit=job.commit,
+        git_dirty=job.dirty,
+        packages=packages(),
+        python=platform.python_version(),
+        platform=platform.platform(),
+        host=socket.gethostname(),
+        device=device.type,
+        gpu_name=gpu,
+        gpu_count=1 if gpu else 0,
+        driver=driver_version() if gpu else None,
+        dtype=str(dtype).removeprefix("torch."),
+        kernels=kernels,
+        tokenizer=tokenizer,
+        corpus=corpus,
+        corpus_fingerprint=config["data"]["fingerprint"],
+        threads=torch.get_num_threads(),
+        extra=extra,
+    )

@@ -1,0 +1,116 @@
+"""The JSON Schema of a grid file, made from the config classes and the axis table, so that editors complete it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import axes
+from .cell import CellConfig
+from .grid import shipped
+from .paths import COMPUTED
+
+SCALAR = {"type": ["string", "number", "boolean", "null"]}
+
+
+def _open_numbers(node: Any) -> Any:
+    """1e9 and 1_000 are numbers to us and text to JSON Schema, and on/off are booleans: allow the text too."""
+    if isinstance(node, list):
+        return [_open_numbers(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    out = {
+        key: _open_numbers(value)
+        for key, value in node.items()
+        if key not in ("default", "identity", "outside", "title", "required")
+    }
+    if out.get("type") in ("integer", "number"):
+        out["type"] = [out["type"] if out["type"] == "number" else "integer", "number", "string"]
+    elif out.get("type") == "boolean":
+        out["type"] = ["boolean", "string"]
+    return out
+
+
+def _settings(schema: dict[str, Any]) -> dict[str, Any]:
+    """The config as a tree of optional sections, which may also be written as dotted paths."""
+    properties = {name: node for name, node in schema["properties"].items() if name not in COMPUTED}
+    for name, axis in axes.AXES.items():
+        properties[name] = {"description": axis.doc, "enum": [*axis.levels(), *_booleans(name)]}
+    return {
+        "type": "object",
+        "properties": properties,
+        "patternProperties": {r"^[a-z]+\..+$": {}},
+        "additionalProperties": False,
+    }
+
+
+def _booleans(axis: str) -> list[bool]:
+    return [True, False] if "off" in axes.AXES[axis].levels() else []
+
+
+def _levels(name: str, axis: axes.Axis) -> dict[str, Any]:
+    # attn_type stays open: a plugin may add mixers
+    item: dict[str, Any] = {"type": "string"} if name == "attn_type" else {"enum": [*axis.levels(), *_booleans(name)]}
+    return {"description": axis.doc, "type": "array", "minItems": 1, "uniqueItems": True, "items": item}
+
+
+def grid_schema() -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of a grid file; bases are grid files without axes."""
+    config = _open_numbers(CellConfig.model_json_schema())
+    definitions = config.pop("$defs")
+    for definition in definitions.values():
+        if "properties" in definition:
+            definition["patternProperties"] = {r"^[a-z_]+\..+$": {}}
+    for name in COMPUTED:
+        section, _, key = name.rpartition(".")
+        if section:
+            definitions[{"data": "DataConfig", "model": "ModelConfig"}[section]]["properties"].pop(key)
+    rule = {
+        "type": "object",
+        "minProperties": 1,
+        "additionalProperties": {"anyOf": [SCALAR, {"type": "array", "items": SCALAR}]},
+    }
+    axis_lists = {name: _levels(name, axis) for name, axis in axes.AXES.items()}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "atma-sweep grid",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "name": {"type": "string", "description": "Name of the sweep in the database."},
+            "description": {"type": "string"},
+            "extends": {
+                "type": "string",
+                "description": f"A base: {', '.join(shipped('base'))}, or a file of your own beside the grid.",
+            },
+            "axes": {
+                "type": "object",
+                "description": "Factors and their levels; the cells are all combinations, the last axis fastest.",
+                "properties": axis_lists,
+                "patternProperties": {
+                    r"^[a-z]+\..+$": {"type": "array", "minItems": 1, "description": "Any dotted config path."}
+                },
+                "additionalProperties": False,
+            },
+            "exclude": {
+                "type": "array",
+                "items": rule,
+                "description": "Drops the cells that match all keys of a rule.",
+            },
+            "include": {"type": "array", "items": rule, "description": "Adds combinations, after exclude."},
+            "seeds": {
+                "description": "How many seeds (3 means 0, 1, 2), or which.",
+                "anyOf": [
+                    {"type": "integer", "minimum": 1},
+                    {"type": "array", "minItems": 1, "uniqueItems": True, "items": {"type": "integer", "minimum": 0}},
+                ],
+            },
+            "set": {**_settings(config), "description": "Settings of every cell, over those of the base."},
+            "resources": definitions["Resources"],
+            "plugins": {
+                "type": "array",
+                "items": {"type": "string"},
+                "description": "Python files beside the grid that register mixers.",
+            },
+        },
+        "$defs": definitions,
+    }

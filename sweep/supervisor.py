@@ -1,0 +1,285 @@
+"""Carries out a plan: claims the sweep, reaps what died, keeps one process per running attempt, survives Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import time
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Protocol
+
+from ..results.errors import CellTaken, LostLease
+from ..results.records import Attempt
+from ..results.standing import missing, standing
+from ..results.store import Store
+from . import process
+from .cell import Cell
+from .executors import Executor, Launch
+from .failures import TRIES, judge
+from .job import Job
+from .planner import Task
+
+LEASE_S = 60.0
+RENEW_S = 5.0
+POLL_S = 0.2
+
+
+class Listener(Protocol):
+    """Told of what happens, for a display."""
+
+    def started(self, task: Task, attempt: Attempt) -> None:
+        """An attempt's process is starting."""
+
+    def running(self, attempts: Sequence[Attempt]) -> None:
+        """The attempts of this supervisor as they stand, several times a second."""
+
+    def ended(self, task: Task, attempt: Attempt) -> None:
+        """An attempt has ended, however it did."""
+
+    def waiting(self, cell: Cell) -> None:
+        """A cell is being trained by another sweep; this one will take the result."""
+
+
+class Interrupted(Exception):
+    """The user or the system asked to stop; everything was saved and marked."""
+
+    def __init__(self, number: int) -> None:
+        self.exit_code = 128 + number
+        super().__init__("stopped; launch again to continue")
+
+
+class _Signals:
+    """The first Ctrl-C or SIGTERM asks to stop, the second kills."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def __enter__(self) -> _Signals:
+        for number in self._before:
+            signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.number is not None:
+            os._exit(128 + number)
+        self.number = number
+
+
+class Supervisor:
+    """One launch of one sweep. The caller holds the sweep under `fence`."""
+
+    def __init__(
+        self,
+        store: Store,
+        sweep: str,
+        fence: int,
+        executor: Executor,
+        listener: Listener,
+        *,
+        runs: Path,
+        commit: tuple[str | None, bool | None],
+    ) -> None:
+        self.store, self.sweep, self.fence = store, sweep, fence
+        self.executor, self.listener = executor, listener
+        self.runs, self.commit = runs, commit
+        self._owner = process.this_process("launch")
+        self._tasks: dict[int, Task] = {}
+        self._tries: Counter[str] = Counter()
+        self._renewed = 0.0
+
+    def run(self, tasks: Sequence[Task]) -> None:
+        """Runs every task to its end. Raises Interrupted after a clean stop, LostLease when the sweep was taken over."""
+        queue = deque(tasks)
+        with _Signals() as signals:
+            while queue or self._tasks:
+                self._renew()
+                if signals.number is not None:
+                    self._stop()
+                    raise Interrupted(signals.number)
+                self._fill(queue)
+                for attempt, code in self.executor.wait(POLL_S):
+                    self._close(attempt, code, queue)
+                self._show()
+                if not self._tasks:
+                    time.sleep(POLL_S)
+
+    def _renew(self) -> None:
+        if time.monotonic() - self._renewed >= RENEW_S:
+            self.store.renew_sweep(self.sweep, self.fence, LEASE_S)
+            self._renewed = time.monotonic()
+
+    def _fill(self, queue: deque[Task]) -> None:
+        for _ in range(len(queue)):
+            task = queue.popleft()
+            if not self.executor.fits(task.cell.config.resources):
+                queue.append(task)
+                continue
+            still = self._still_wanted(task)
+            if still is not None and not self._start(still):
+                queue.append(still)
+
+    def _still_wanted(self, task: Task) -> Task | None:
+        """The task as it stands now: another sweep may have trained the cell since the plan was made."""
+        state = self.store.states({task.cell.id}).get(task.cell.id)
+        now = standing(state, task.missing) if state is not None else task.why
+        if now == task.why or now in ("new", "interrupted", "failed", "running"):
+            return task
+        if now == "needs-eval" and state is not None:
+            return replace(
+                task,
+                kind="evaluate",
+                missing=missing(state, task.missing),
+                weights=state.weights,
+                parent_id=state.trained_attempt_id,
+            )
+        return None
+
+    def _start(self, task: Task) -> bool:
+        """False when another sweep trains the cell at this moment."""
+        try:
+            attempt = self.store.start_attempt(
+                task.cell.id,
+                kind=task.kind,  # type: ignore[arg-type]
+                parent_id=task.parent_id,
+                owner=self._owner,
+                fence=self.fence,
+                sweep=self.sweep,
+                steps_total=task.cell.config.train.steps,
+            )
+        except CellTaken:
+            self.listener.waiting(task.cell)
+            return False
+        job = Job(
+            attempt=attempt.id,
+            fence=attempt.fence,
+            cell=task.cell.id,
+            slug=task.cell.slug,
+            kind=task.kind,
+            folder=attempt.run_dir,
+            config=task.cell.config.model_dump(mode="json"),
+            missing=list(task.missing),
+            resume=list(self._resumable(task, attempt)),
+            weights=task.weights,
+            commit=self.commit[0],
+            dirty=self.commit[1],
+        )
+        job.write(self.runs)
+        url = self.store.url.render_as_string(hide_password=False)
+        self.executor.start(Launch(attempt.id, self.runs, job.folder, task.cell.config.resources, url))
+        self._tasks[attempt.id] = task
+        self._tries[task.cell.id] += 1
+        self.listener.started(task, attempt)
+        return True
+
+    def _resumable(self, task: Task, attempt: Attempt) -> Iterator[tuple[int, str]]:
+        """Earlier unfinished trainings of the cell, newest first, back to the last one that ended as a result."""
+        if task.kind != "train":
+            return
+        for earlier in reversed(self.store.attempts(task.cell.id)):
+            if earlier.id == attempt.id or earlier.kind != "train":
+                continue
+            if earlier.state in ("done", "diverged"):
+                return
+            yield earlier.id, earlier.run_dir
+
+    def _close(self, attempt_id: int, code: int, queue: deque[Task]) -> None:
+        task = self._tasks.pop(attempt_id)
+        attempt = self.store.attempt(attempt_id)
+        if attempt.state == "running":
+            ending = judge(code, self.runs / attempt.run_dir / "log.txt")
+            again = ending.retry and self._tries[task.cell.id] < TRIES
+            state = "failed" if ending.retry and not again else ending.state
+            with contextlib.suppress(LostLease):
+                self.store.finish_attempt(attempt_id, attempt.fence, state, cause=ending.cause, exit_code=code)
+            if again:
+                queue.appendleft(task)
+            attempt = self.store.attempt(attempt_id)
+        self.listener.ended(task, attempt)
+
+    def _show(self) -> None:
+        if self._tasks:
+            live = {attempt.id: attempt for attempt in self.store.live_attempts(self.sweep)}
+            self.listener.running([live[key] for key in self._tasks if key in live])
+
+    def _stop(self) -> None:
+        """Asks every attempt to save itself and leave; kills what is still there after the grace, marks everything."""
+        asked: set[int] = set()
+        deadline = time.monotonic() + process.GRACE_S - 1
+        nothing: deque[Task] = deque()
+        while self._tasks and time.monotonic() < deadline:
+            for attempt in self.store.live_attempts(self.sweep):
+                mine = attempt.id in self._tasks and attempt.pid not in (None, self._owner.pid)
+                child = process.find(attempt.pid, attempt.pid_started) if mine and attempt.id not in asked else None
+                if child is not None:
+                    child.terminate()
+                    asked.add(attempt.id)
+            for attempt_id, code in self.executor.wait(POLL_S):
+                self._close(attempt_id, code, nothing)
+        for attempt_id in self._tasks:
+            attempt = self.store.attempt(attempt_id)
+            if attempt.pid != self._owner.pid:
+                process.end(attempt.pid, attempt.pid_started, grace=0)
+            self.store.interrupt_dead(attempt_id, "killed: it did not leave in time after the launch was stopped")
+        self._tasks.clear()
+
+
+def reap(store: Store, cells: Sequence[Cell]) -> list[Attempt]:
+    """Ends and marks attempts of these cells whose supervisor is gone, so that they can run again.
+
+    An attempt of another live supervisor is left alone, and one on another host is only marked when it has been
+    silent for longer than a lease. Returns the attempts that were marked.
+    """
+    wanted = {cell.id for cell in cells}
+    marked = []
+    for attempt in store.live_attempts():
+        if attempt.cell_id not in wanted or _supervised(store, attempt):
+            continue
+        if attempt.host == process.this_process("launch").host:
+            process.end(attempt.pid, attempt.pid_started)
+        if store.interrupt_dead(
+            attempt.id, "its launch died; the process was ended before the cell was taken up again"
+        ):
+            marked.append(attempt)
+    return marked
+
+
+def _supervised(store: Store, attempt: Attempt) -> bool:
+    """Whether a live supervisor other than this process stands behind the attempt."""
+    me = process.this_process("launch")
+    for sweep in store.sweeps():
+        if sweep.owner is None or attempt.cell_id not in {state.cell_id for state in store.cell_states(sweep.name)}:
+            continue
+        if (sweep.owner.host, sweep.owner.pid) == (me.host, me.pid):
+            continue
+        alive = process.is_alive(sweep.owner)
+        if alive or (alive is None and sweep.lease_until is not None and sweep.lease_until > attempt.heartbeat_at):
+            return True
+    return False
+
+
+def freeze_plugins(cells: Sequence[Cell], runs: Path) -> list[Cell]:
+    """Copies plugin files into the runs folder, so that a later edit changes no cell that is under way."""
+    out = []
+    for cell in cells:
+        frozen = []
+        for plugin in cell.config.plugins:
+            copy = runs / "plugins" / f"{plugin.sha256[:12]}_{Path(plugin.path).name}"
+            if not copy.is_file():
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                aside = copy.with_name(f"{copy.name}.{os.getpid()}.part")
+                shutil.copyfile(plugin.path, aside)
+                os.replace(aside, copy)
+            frozen.append(plugin.model_copy(update={"path": str(copy.resolve())}))
+        out.append(replace(cell, config=cell.config.model_copy(update={"plugins": tuple(frozen)})) if frozen else cell)
+    return out

@@ -1,0 +1,1 @@
+"""One training run: data, optimizers, schedule, loop, checkpoints."""

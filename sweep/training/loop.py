@@ -1,0 +1,211 @@
+"""The training loop of one attempt: from a model and a stream to trained weights and a curve."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ...model.backbone import Auxiliary, Backbone
+from ..cell import TrainConfig
+from . import schedule
+from .checkpoint import Checkpoint
+from .data import Batches
+from .optimizers import Optimizers
+
+
+class Diverged(Exception):
+    """Loss or gradient became NaN or infinite: a result, not a fault."""
+
+    def __init__(self, step: int, what: str) -> None:
+        self.step, self.what = step, what
+        super().__init__(f"{what} is not finite at step {step}")
+
+
+class Stopped(Exception):
+    """The attempt was asked to stop; its state has been saved."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One point of the curve, after `step` optimizer steps."""
+
+    step: int
+    tokens: int
+    wall_s: float
+    """Training seconds, validation and checkpoints excluded."""
+    train_loss: float
+    """Cross-entropy of the step's own batch, nats per token."""
+    val_loss: float
+    tokens_per_s: float
+    """Over the steps since the last point."""
+    grad_norm: float
+    """Before clipping."""
+    lr: float
+    """Learning-rate factor of the step, 0 to 1."""
+    peak_memory: int | None
+    """Bytes on the GPU; None on the CPU."""
+
+
+class Watcher(Protocol):
+    """What the loop tells, and asks, while it runs."""
+
+    def progress(self, step: int, loss: float, tokens_per_s: float) -> None:
+        """Called about once a second."""
+
+    def point(self, point: Point) -> None:
+        """Called at every validation."""
+
+    def should_stop(self) -> bool:
+        """Whether to save and leave after this step."""
+
+    def should_save(self, step: int) -> bool:
+        """Whether a checkpoint is due after `step` steps."""
+
+    def save(self, step: int, tokens: int, wall_s: float) -> None:
+        """Write a checkpoint."""
+
+
+@dataclass
+class _Clock:
+    """Training time and tokens since the last point and since the last progress report."""
+
+    wall_s: float
+    started: float = field(default_factory=time.perf_counter)
+    tokens: int = 0
+    told: float = field(default_factory=time.perf_counter)
+
+    def rate(self) -> float:
+        return self.tokens / max(time.perf_counter() - self.started, 1e-9)
+
+    def stop(self) -> tuple[float, float]:
+        """Adds the running interval to wall_s; returns (seconds, tokens per second) of it."""
+        seconds = time.perf_counter() - self.started
+        self.wall_s += seconds
+        return seconds, self.tokens / max(seconds, 1e-9)
+
+    def start(self) -> None:
+        self.started = self.told = time.perf_counter()
+        self.tokens = 0
+
+
+@dataclass
+class Trainer:
+    """One model on its way through its steps; `optimizers` and `step` are what a checkpoint holds beside the weights."""
+
+    model: Backbone
+    optimizers: Optimizers
+    batches: Batches
+    config: TrainConfig
+    seed: int
+    device: torch.device
+    validate: Callable[[], float]
+    """Validation loss of the model as it stands, nats per token."""
+    validate_every: int
+    watcher: Watcher
+    step: int = 0
+    wall_s: float = 0.0
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Goes on from a checkpoint."""
+        self.model.load_state_dict(checkpoint.model)
+        self.optimizers.load_state_dict(checkpoint.optimizers)
+        self.step, self.wall_s = checkpoint.step, checkpoint.wall_s
+
+    def run(self) -> None:
+        """Trains to the end. Raises Diverged, or Stopped after a checkpoint when the watcher asks for it."""
+        steps = self.config.steps
+        clock = _Clock(self.wall_s)
+        self.model.train()
+        while self.step < steps:
+            loss, norm = self._step(self.step)
+            self.step += 1
+            clock.tokens += self.config.batch_tokens
+            at_point = self.step % self.validate_every == 0 or self.step == steps
+            if at_point or time.perf_counter() - clock.told >= 1.0:
+                self._check(loss, norm)
+                self.watcher.progress(self.step, float(loss), clock.rate())
+                clock.told = time.perf_counter()
+            if at_point:
+                self._point(clock, float(loss), float(norm))
+            leaving = self.watcher.should_stop() and self.step < steps
+            if leaving or (self.watcher.should_save(self.step) and self.step < steps):
+                self._check(loss, norm)
+                clock.stop()
+                self.watcher.save(self.step, self.step * self.config.batch_tokens, clock.wall_s)
+                if leaving:
+                    raise Stopped
+                clock.start()
+        self.wall_s = clock.wall_s
+
+    def _point(self, clock: _Clock, loss: float, norm: float) -> None:
+        _, rate = clock.stop()
+        self.watcher.point(
+            Point(
+                step=self.step,
+                tokens=self.step * self.config.batch_tokens,
+                wall_s=clock.wall_s,
+                train_loss=loss,
+                val_loss=self.validate(),
+                tokens_per_s=rate,
+                grad_norm=norm,
+                lr=self._factor(self.step - 1),
+                peak_memory=torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None,
+            )
+        )
+        self.model.train()
+        clock.start()
+
+    def _check(self, loss: Tensor, norm: Tensor) -> None:
+        for value, what in ((loss, "loss"), (norm, "gradient norm")):
+            if not math.isfinite(float(value)):
+                raise Diverged(self.step, what)
+
+    def _factor(self, step: int) -> float:
+        return schedule.factor(step, self.config.steps, constant=self.config.constant, decay=self.config.schedule)
+
+    def _step(self, step: int) -> tuple[Tensor, Tensor]:
+        """One optimizer step; returns the batch's mean cross-entropy and the gradient norm, still on the device."""
+        inputs, targets = (part.to(self.device, non_blocking=True) for part in self.batches.step(step))
+        rows = self.config.micro_batch
+        total = torch.zeros((), device=self.device)
+        for micro in range(self.config.accumulation):
+            part = slice(micro * rows, (micro + 1) * rows)
+            objective, cross_entropy = self._micro(inputs[part], targets[part], step, micro)
+            objective.backward()
+            total += cross_entropy.detach() / self.config.accumulation
+        norm = torch.nn.utils.clip_grad_norm_(self.optimizers.parameters, self.config.clip)
+        self.optimizers.step(self._factor(step))
+        return total, norm
+
+    def _micro(self, inputs_BT: Tensor, targets_BT: Tensor, step: int, micro: int) -> tuple[Tensor, Tensor]:
+        """Objective and mean cross-entropy of one micro-batch (MECHANISMS E, F Loss).
+
+        (1 - alpha) CE + alpha reg + lambda distractor. "mean": CE per token and the whole averaged over micro-batches;
+        "sum": CE summed over tokens and micro-batches, auxiliary terms added once per micro-batch.
+        """
+        config = self.config
+        auxiliary = Auxiliary(
+            regularizer=config.regularizer,
+            sketch=config.regularizer_sketch,
+            distractor=config.distractor,
+            distractor_count=config.distractor_count,
+            seed=self.seed,
+            step=step,
+            micro=micro,
+        )
+        features = self.model.features(inputs_BT, auxiliary=auxiliary)
+        losses = self.model.token_losses(features.hidden_BTD, targets_BT)
+        mean = losses.mean()
+        objective = losses.sum() if config.loss_reduction == "sum" else mean
+        if features.regularizer is not None:
+            alpha = config.regularizer_weight
+            objective = (1 - alpha) * objective + alpha * features.regularizer
+        if features.distractor is not None:
+            objective = objective + config.distractor_weight * features.distractor
+        return (objective if config.loss_reduction == "sum" else objective / config.accumulation), mean

@@ -1,0 +1,290 @@
+"""The body of an attempt: a model trained or loaded, then probed, every number recorded as it comes."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..model.backbone import Backbone, build
+from ..results.recorder import Recorder
+from ..results.records import CurvePoint, Measurement
+from ..results.store import Store
+from . import provenance
+from .cell import CellConfig
+from .errors import MachineError
+from .job import Job
+from .plugins import load_plugin
+from .probes import load_probe
+from .probes.perplexity import stream_loss
+from .probes.subject import Subject, evaluating, unmeasured
+from .training import checkpoint, flops
+from .training.corpora import Corpus, open_corpus
+from .training.data import Batches
+from .training.loop import Point, Stopped, Trainer
+from .training.optimizers import Optimizers
+from .training.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from .job import StopFlag
+
+WEIGHTS = "weights.safetensors"
+
+
+def choose_device(gpus: int) -> torch.device:
+    """The CPU for 0, CUDA for 1. Raises MachineError with the cause when CUDA was asked for and cannot be used."""
+    if gpus == 0:
+        return torch.device("cpu")
+    try:
+        torch.cuda.init()
+        torch.zeros(1, device="cuda")
+    except (RuntimeError, AssertionError) as error:
+        raise MachineError(
+            f"no usable CUDA GPU: {str(error).splitlines()[0]}; set resources.gpus to 0 to run on the CPU"
+        ) from error
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+class Work:
+    """Runs one job. `weights` is the path of the kept weights, relative to the runs folder, once there are any."""
+
+    def __init__(self, job: Job, runs: Path, store: Store, stop: StopFlag) -> None:
+        self.job, self.runs, self.stop = job, runs, stop
+        self.store = store
+        self.folder = runs / job.folder
+        self.recorder = Recorder(store, job.attempt, job.fence)
+        self.weights: str | None = None
+        for plugin in job.config["plugins"]:
+            load_plugin(Path(plugin["path"]), plugin["sha256"])
+        self.config = CellConfig.model_validate(job.config)
+        self._saved = time.monotonic()
+
+    def run(self, began: float) -> None:
+        """Trains or loads, then probes. Raises Stopped, Diverged, LostLease and whatever goes wrong."""
+        config = self.config
+        torch.set_num_threads(config.resources.cpus)
+        device = choose_device(config.resources.gpus)
+        corpus = open_corpus(self.runs / "corpora", config.data.fingerprint or "")
+        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        model = build(config.model, seed=config.seed, device=device, dtype=dtype)
+        subject = Subject(model, load_tokenizer(config.data.tokenizer), corpus, config, device)
+        kernels = model.kernel_paths()
+        self.recorder.provenance(
+            provenance.collect(
+                self.job,
+                device=device,
+                dtype=dtype,
+                kernels=kernels,
+                tokenizer=config.data.tokenizer,
+                corpus=config.data.corpus,
+                extra={"parameters": count(model), "start_seconds": round(time.monotonic() - began, 3)},
+            )
+        )
+        if self.job.kind == "train":
+            self._train(subject)
+            self._throughput(subject)
+            self._references(corpus)
+        else:
+            assert self.job.weights is not None
+            checkpoint.load_weights(self.runs / self.job.weights, model)
+        self._leave_if_asked()
+        self._probe(subject)
+        if self.job.kind == "train":
+            self._keep()
+
+    # --- training -------------------------------------------------------------------------------------------------
+
+    def _train(self, subject: Subject) -> None:
+        config, model = self.config, subject.model
+        trainer = Trainer(
+            model=model,
+            optimizers=Optimizers(model.parameter_groups(), config.train, subject.device),
+            batches=Batches(
+                subject.corpus.train,
+                config.train.seq_len,
+                config.train.batch_tokens // config.train.seq_len,
+                config.seed,
+                config.data.shuffle,
+            ),
+            config=config.train,
+            seed=config.seed,
+            device=subject.device,
+            validate=lambda: self._validate(subject),
+            validate_every=config.eval.validate_every,
+            watcher=self,
+        )
+        self._model, self._optimizers, self._subject = model, trainer.optimizers, subject
+        self._resume(trainer)
+        self.recorder.progress(trainer.step, config.train.steps, phase="training")
+        trainer.run()
+        # The finished state, so that an attempt that dies while probing does not train again.
+        self.save(trainer.step, trainer.step * config.train.batch_tokens, trainer.wall_s)
+
+    def _validate(self, subject: Subject) -> float:
+        with evaluating(subject.model):
+            return stream_loss(subject, full_context=False)[0]
+
+    def _resume(self, trainer: Trainer) -> None:
+        for attempt, folder in self.job.resume:
+            path = checkpoint.newest(self.runs / folder)
+            if path is not None:
+                state = checkpoint.load(path)
+                trainer.restore(state)
+                self.recorder.inherit_curve(attempt, state.step)
+                self.store.add_event(
+                    "resumed",
+                    f"from step {state.step} of attempt {attempt}",
+                    cell_id=self.job.cell,
+                    attempt_id=self.job.attempt,
+                )
+                return
+
+    def progress(self, step: int, loss: float, tokens_per_s: float) -> None:
+        """Watcher: how far the training is."""
+        self.recorder.progress(step, self.config.train.steps, loss, tokens_per_s, "training")
+
+    def point(self, point: Point) -> None:
+        """Watcher: a point of the curve, with both MFU figures."""
+        paper, honest = self._mfu(point.tokens_per_s)
+        self.recorder.curve(
+            [
+                CurvePoint(
+                    step=point.step,
+                    tokens=point.tokens,
+                    wall_s=point.wall_s,
+                    train_loss=point.train_loss,
+                    val_loss=point.val_loss,
+                    tokens_per_s=point.tokens_per_s,
+                    grad_norm=point.grad_norm,
+                    lr=point.lr,
+                    mfu_paper=paper,
+                    mfu=honest,
+                    peak_memory=point.peak_memory,
+                )
+            ]
+        )
+
+    def should_stop(self) -> bool:
+        """Watcher: whether SIGTERM has come."""
+        return self.stop.set
+
+    def should_save(self, step: int) -> bool:
+        """Watcher: whether a checkpoint is due."""
+        every = self.config.checkpoint.every_steps
+        return time.monotonic() - self._saved >= 60 * self.config.checkpoint.every_minutes or (
+            every is not None and step % every == 0
+        )
+
+    def save(self, step: int, tokens: int, wall_s: float) -> None:
+        """Watcher: writes a checkpoint into the attempt's folder."""
+        path = checkpoint.save(
+            self.folder, self._model, self._optimizers.state_dict(), step=step, tokens=tokens, wall_s=wall_s
+        )
+        self.recorder.checkpoint(path.relative_to(self.runs).as_posix())
+        self._saved = time.monotonic()
+
+    # --- measuring ------------------------------------------------------------------------------------------------
+
+    def _peak(self) -> float | None:
+        device = self._subject.device
+        return flops.peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+
+    def _mfu(self, tokens_per_s: float) -> tuple[float | None, float | None]:
+        model, seq_len = self.config.model, self.config.train.seq_len
+        peak = self._peak()
+        paper = flops.paper_flops(model, count(self._model), seq_len)
+        return flops.mfu(paper, tokens_per_s, peak), flops.mfu(flops.training_flops(model, seq_len), tokens_per_s, peak)
+
+    def _throughput(self, subject: Subject) -> None:
+        """Speed over the last validation interval, validation excluded, as the paper reports it."""
+        curve = self.store.curve(self.job.attempt)
+        if not curve or curve[-1].tokens_per_s is None:
+            return
+        last = curve[-1]
+        assert last.tokens_per_s is not None
+        paper, honest = self._mfu(last.tokens_per_s)
+        chip = torch.cuda.get_device_name(subject.device) if subject.device.type == "cuda" else "the CPU"
+        reason = None if paper is not None else f"n/a: no peak FLOP/s known for {chip}"
+
+        def one(metric: str, value: float | None, unit: str, why: str | None = None) -> Measurement:
+            return Measurement(
+                probe="throughput", metric=metric, value=value, unit=unit, reason=why, peak_memory=last.peak_memory
+            )
+
+        self.recorder.measurements(
+            [
+                one("tokens_per_s", last.tokens_per_s, "tokens/s"),
+                one("train_seconds", last.wall_s, "s"),
+                one("mfu_paper", paper, "fraction", reason),
+                one("mfu", honest, "fraction", reason),
+                one("parameters", float(count(subject.model)), "parameters"),
+            ]
+        )
+
+    def _references(self, corpus: Corpus) -> None:
+        n = len(corpus.train)
+        bigram = corpus.bigram_entropy
+        why = None if bigram is not None else "n/a: the vocabulary is too large to count pairs"
+        self.recorder.measurements(
+            [
+                Measurement(
+                    probe="corpus", metric="unigram_entropy", value=corpus.unigram_entropy, unit="nats/token", n=n
+                ),
+                Measurement(probe="corpus", metric="bigram_entropy", value=bigram, unit="nats/token", n=n, reason=why),
+            ]
+        )
+
+    def _probe(self, subject: Subject) -> None:
+        self.recorder.progress(self.config.train.steps, self.config.train.steps, phase="probing")
+        with evaluating(subject.model):
+            for name, group in groupby(sorted(self.job.missing), key=lambda item: item[0]):
+                for _, length in group:
+                    self._probe_at(subject, name, length)
+                    self._leave_if_asked()
+
+    def _probe_at(self, subject: Subject, name: str, length: int) -> None:
+        cuda = subject.device.type == "cuda"
+        if cuda:
+            torch.cuda.reset_peak_memory_stats(subject.device)
+        started = time.perf_counter()
+        try:
+            results = list(load_probe(name)(subject, [length]))
+        except torch.OutOfMemoryError as error:
+            metric, unit = ("digit_accuracy", "fraction") if name == "needle" else ("nats", "nats/token")
+            results = [([unmeasured(name, metric, length, unit, f"oom: {str(error).splitlines()[0]}")], [])]
+        cost = {
+            "seconds": time.perf_counter() - started,
+            "peak_memory": torch.cuda.max_memory_allocated(subject.device) if cuda else None,
+        }
+        for measured, examples in results:
+            self.recorder.examples(examples)
+            self.recorder.measurements([_with(one, cost) for one in measured])
+
+    def _leave_if_asked(self) -> None:
+        if self.stop.set:
+            raise Stopped
+
+    def _keep(self) -> None:
+        """Leaves the weights on disk if the config says so."""
+        if self.config.checkpoint.keep != "nothing":
+            checkpoint.save_weights(self.folder / WEIGHTS, self._model)
+            self.weights = f"{self.job.folder}/{WEIGHTS}"
+
+    def clean(self) -> None:
+        """Removes the checkpoints of every attempt of this cell, once it is done and the database knows."""
+        if self.job.kind == "train" and self.config.checkpoint.keep != "everything":
+            for folder in (self.job.folder, *(path for _, path in self.job.resume)):
+                checkpoint.clear(self.runs / folder)
+
+
+def _with(measurement: Measurement, cost: dict[str, float | int | None]) -> Measurement:
+    return replace(measurement, **cost)  # type: ignore[arg-type]
+
+
+def count(model: Backbone) -> int:
+    """All parameters."""
+    return sum(parameter.numel() for parameter in model.parameters())

@@ -1,0 +1,5 @@
+"""Small tensors: one thread is fastest."""
+
+import torch
+
+torch.set_num_threads(1)

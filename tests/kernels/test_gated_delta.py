@@ -1,0 +1,133 @@
+"""The chunked gated delta rule against its step form."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from atma_sweep.kernels.gated_delta import choose_backend, fla_is_right, gated_delta, gated_delta_reference
+from torch import Tensor
+from torch.nn import functional
+
+B, T, H, J, D = 2, 83, 4, 2, 5
+
+
+def inputs(t: int = T, seed: int = 0) -> list[Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    shapes = [(B, t, H, D), (B, t, J, D), (B, t, J, D), (B, t, H), (B, t, H)]
+    q, k, v, gamma, beta = (torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes)
+    made = [q, k, v, functional.logsigmoid(gamma + 3.9), torch.sigmoid(beta)]
+    return [x.requires_grad_() for x in made]
+
+
+@pytest.mark.parametrize("chunk", [1, 16, 64, 200])
+def test_chunks_equal_steps(chunk: int) -> None:
+    args = inputs()
+    r, state = gated_delta(*args, chunk=chunk, return_state=True)
+    r_ref, state_ref = gated_delta_reference(*args)
+    assert (r - r_ref).abs().max() <= 1e-12
+    assert (state - state_ref).abs().max() <= 1e-12
+    weight = torch.cos(torch.arange(r.numel(), dtype=torch.float64)).view_as(r)
+    ours = torch.autograd.grad((r, state), args, (weight, torch.ones_like(state)))
+    theirs = torch.autograd.grad((r_ref, state_ref), args, (weight, torch.ones_like(state)))
+    for a, b in zip(ours, theirs, strict=True):
+        assert (a - b).abs().max() <= 1e-10
+
+
+def test_gradcheck() -> None:
+    assert torch.autograd.gradcheck(lambda *a: gated_delta(*a, chunk=4, return_state=True), inputs(7))
+
+
+def test_fast_decay_neither_overflows_nor_gives_nan() -> None:
+    q, k, v, gamma, beta = (x.detach() for x in inputs())
+    gamma = (gamma * 0 - 60.0).requires_grad_()
+    r = gated_delta(q, k, v, gamma, beta, chunk=64)
+    assert (r - gated_delta_reference(q, k, v, gamma, beta)[0]).abs().max() <= 1e-12
+    assert torch.isfinite(torch.autograd.grad(r.sum(), gamma)[0]).all()
+
+
+def test_reading_back_what_was_just_written() -> None:
+    _, k, v, gamma, beta = inputs()
+    one = torch.ones_like(beta)
+    r = gated_delta(k, k, v, torch.zeros_like(gamma)[:, :, :J], one[:, :, :J], chunk=16)
+    assert (r - v).abs().max() <= 1e-12
+
+
+def test_orthonormal_keys_are_all_recalled() -> None:
+    k = torch.eye(D, dtype=torch.float64).view(1, D, 1, D)
+    v = torch.randn(1, D, 1, D, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    gates = torch.zeros(1, D, 1, dtype=torch.float64), torch.ones(1, D, 1, dtype=torch.float64)
+    _, state = gated_delta(k, k, v, *gates, chunk=2, return_state=True)
+    for i in range(D):
+        assert torch.allclose(state[0, 0] @ k[0, i, 0], v[0, i, 0], atol=1e-14)
+
+
+@pytest.mark.parametrize("cut", [1, 30, 64])
+def test_a_carried_state_continues_the_sequence(cut: int) -> None:
+    args = inputs()
+    whole, last = gated_delta(*args, return_state=True)
+    first, state = gated_delta(*(x[:, :cut] for x in args), return_state=True)
+    second, end = gated_delta(*(x[:, cut:] for x in args), initial_state=state, return_state=True)
+    assert (torch.cat([first, second], 1) - whole).abs().max() <= 1e-12
+    assert (end - last).abs().max() <= 1e-12
+
+
+def test_zero_keys_write_nothing() -> None:
+    q, k, v, gamma, beta = inputs()
+    r, state = gated_delta(q, torch.zeros_like(k), v, gamma, beta, return_state=True)
+    assert r.abs().max() == 0
+    assert state.abs().max() == 0
+
+
+def test_unnormalised_keys_diverge() -> None:
+    """D9: with RMS-normed keys (||k||^2 = D) the transition's eigenvalue gamma (1 - beta D) leaves the unit circle."""
+    draw = torch.Generator().manual_seed(0)
+    k, v = (torch.randn(1, 64, 1, 16, generator=draw, dtype=torch.float64) for _ in range(2))
+    k = functional.normalize(k, dim=-1) * 4
+    gates = torch.full((1, 64, 1), -0.02, dtype=torch.float64), torch.full((1, 64, 1), 0.5, dtype=torch.float64)
+    normal = gated_delta_reference(k, k, v, *gates)[1].norm()
+    assert normal < 20
+    assert gated_delta_reference(k, k, v, *gates, normalize=False)[1].norm() > 1e6 * normal
+
+
+def hebbian(k: Tensor, v: Tensor, gamma: float, beta: Tensor) -> Tensor:
+    k = functional.normalize(k, dim=-1)
+    age = torch.arange(k.shape[1] - 1, -1, -1, dtype=torch.float64)
+    return torch.einsum("bthv,bthk->bhvk", v * (beta * (gamma**age)[None, :, None]).unsqueeze(-1), k)
+
+
+@pytest.mark.parametrize(("n", "delta_98", "delta_1", "hebb_98", "hebb_1"), [
+    (256, 11.7, 19.0, 14.3, 45.9), (4096, 11.2, 18.5, 14.0, 178.0),
+])  # fmt: skip
+def test_state_norms_of_section_p(n: int, delta_98: float, delta_1: float, hebb_98: float, hebb_1: float) -> None:
+    """MECHANISMS P (b): the delta rule's state stays bounded, the Hebbian one grows as sqrt(N). Random data, so 8%."""
+    draw = torch.Generator().manual_seed(1)
+    k, v = (torch.randn(1, n, 4, 32, generator=draw, dtype=torch.float64) for _ in range(2))
+    noise = 0.3 * torch.randn(1, n, 4, generator=draw, dtype=torch.float64)
+    beta = torch.sigmoid(0.3 * torch.randn(1, n, 4, generator=draw, dtype=torch.float64))
+    gamma_98 = functional.logsigmoid(torch.logit(torch.tensor(0.98, dtype=torch.float64)) + noise)
+    for gamma, expected in ((gamma_98, delta_98), (torch.zeros_like(noise), delta_1)):
+        state = gated_delta(k, k, v, gamma, beta, chunk=64, return_state=True)[1]
+        assert torch.linalg.matrix_norm(state).mean().item() == pytest.approx(expected, rel=0.08)
+    for gamma, expected in ((0.98, hebb_98), (1.0, hebb_1)):
+        assert torch.linalg.matrix_norm(hebbian(k, v, gamma, beta)).mean().item() == pytest.approx(expected, rel=0.08)
+
+
+def test_backend_choice() -> None:
+    backend, reason = choose_backend("cpu")
+    assert backend == "torch"
+    assert "cpu" in reason
+    versions = {"3.3.1": True, "3.4.0": False, "3.6.0": False, "3.7.0+git": False, "3.7.1": True}
+    assert {x: fla_is_right((9, 0), x) for x in versions} == versions
+    assert fla_is_right((8, 9), "3.6.0")
+
+
+def test_errors() -> None:
+    args = inputs()
+    with pytest.raises(ValueError, match="needs 16-bit CUDA tensors"):
+        gated_delta(*args, backend="fla")
+    with pytest.raises(ValueError, match="unknown backend 'cuda'"):
+        gated_delta(*args, backend="cuda")
+    with pytest.raises(ValueError, match=r"beta has shape \(2, 82, 4\), but q needs \[2, 83, 4\]"):
+        gated_delta(*args[:4], args[4][:, 1:])
+    with pytest.raises(ValueError, match="initial_state has shape"):
+        gated_delta(*args, initial_state=torch.zeros(B, H, D, D + 1))

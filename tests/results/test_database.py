@@ -1,0 +1,134 @@
+"""Places, files that are not ours, and file systems that SQLite cannot use."""
+
+import os
+import sqlite3
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from atma_sweep.results import records, schema
+from atma_sweep.results.database import network_filesystem, place, shown
+from atma_sweep.results.store import Store, StoreError, StoreMissing, StoreOutdated, StoreTooNew, open_store
+
+MOUNTS = """\
+22 1 0:21 / / rw,relatime shared:1 - ext4 /dev/root rw
+31 22 0:30 / /home rw - nfs4 server:/home rw,vers=4.2
+32 31 0:31 / /home/ada/local rw - xfs /dev/sdb rw
+33 22 0:32 / /mnt/big\\040disk rw master:3 - lustre mds:/big rw
+34 22 0:33 / /mnt/twice rw - ext4 /dev/sdc rw
+35 22 0:34 / /mnt/twice rw - fuse.sshfs ada@far:/ rw
+a line that is no mount
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/srv/atma.db", None),
+        ("/home/ada/atma.db", "nfs4"),
+        ("/home/ada/local/atma.db", None),
+        ("/homework/atma.db", None),
+        ("/mnt/big disk/atma.db", "lustre"),
+        ("/mnt/twice/atma.db", "fuse.sshfs"),
+    ],
+)
+def test_the_deepest_and_last_mount_decides(path, kind):
+    assert network_filesystem(Path(path), MOUNTS) == kind
+
+
+def test_a_network_file_system_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("atma_sweep.results.database.network_filesystem", lambda path, mounts: "nfs4")
+    monkeypatch.setattr(Path, "exists", lambda path: True)
+    with pytest.raises(StoreError, match="local disk or PostgreSQL"):
+        open_store(tmp_path / "atma.db", create=True)
+
+
+def test_a_missing_database_names_the_remedy(tmp_path):
+    with pytest.raises(StoreMissing, match="launch a grid first, or name the database with --db"):
+        open_store(tmp_path / "none.db")
+    assert not (tmp_path / "none.db").exists()
+    (tmp_path / "empty.db").touch()
+    with pytest.raises(StoreMissing, match="is empty"):
+        open_store(tmp_path / "empty.db")
+    assert open_store(tmp_path / "empty.db", create=True).sweeps() == []
+
+
+@pytest.mark.parametrize("create", [False, True])
+def test_a_file_that_is_no_database(tmp_path, create):
+    (tmp_path / "notes.db").write_text("just some notes, long enough to be looked at " * 50)
+    with pytest.raises(StoreError, match="not a database"):
+        open_store(tmp_path / "notes.db", create=create)
+    connection = sqlite3.connect(tmp_path / "theirs.db")
+    connection.execute("CREATE TABLE trials (id INTEGER)")
+    connection.commit()
+    with pytest.raises(StoreError, match="not a database of atma-sweep"):
+        open_store(tmp_path / "theirs.db", create=create)
+    with pytest.raises(StoreError, match="is a folder"):
+        open_store(tmp_path, create=create)
+    with pytest.raises(StoreError, match=r"there is no (folder|database)"):
+        open_store(tmp_path / "no" / "where.db", create=create)
+
+
+@pytest.mark.parametrize(("revision", "error"), [("9999", StoreTooNew), ("0000", StoreOutdated)])
+@pytest.mark.parametrize("create", [False, True])
+def test_another_revision_is_refused(tmp_path, monkeypatch, revision, error, create):
+    open_store(tmp_path / "test.db", create=True).close()
+    connection = sqlite3.connect(tmp_path / "test.db")
+    connection.execute("UPDATE alembic_version SET version_num = ?", (revision,))
+    connection.commit()
+    monkeypatch.setattr("atma_sweep.results.database.REVISIONS", ("0000", schema.HEAD))
+    with pytest.raises(error, match=r"db upgrade|upgrade the program"):
+        open_store(tmp_path / "test.db", create=create)
+
+
+def test_places(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert str(place("some.db")) == f"sqlite:///{tmp_path}/some.db"
+    assert place("postgresql://ada:secret@db/x").drivername == "postgresql+psycopg"
+    assert "secret" not in shown(place("postgresql://ada:secret@db/x"))
+    for wrong in ("sqlite://", "sqlite:///:memory:", "mysql://x/y", "://"):
+        with pytest.raises(StoreError):
+            place(wrong)
+
+
+def test_pragmas(tmp_path):
+    store = open_store(tmp_path / "test.db", create=True)
+    with store.transaction() as session:
+        found = [
+            session.connection().exec_driver_sql(f"PRAGMA {name}").scalar()
+            for name in ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
+        ]
+    assert found == ["wal", 1, 1, 30_000]
+    store.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["test.db"]  # no lock file, no journal left behind
+
+
+def test_records_are_the_columns():
+    for record, row in (
+        (records.Attempt, schema.AttemptRow),
+        (records.Measurement, schema.MeasurementRow),
+        (records.Example, schema.ExampleRow),
+        (records.CurvePoint, schema.CurvePointRow),
+        (records.Provenance, schema.ProvenanceRow),
+        (records.Event, schema.EventRow),
+    ):
+        unsaid = {"id", "attempt_id", "created_at"}
+        assert {field.name for field in fields(record)} - unsaid == set(row.__table__.columns.keys()) - unsaid
+
+
+def test_status_needs_nothing_heavy(tmp_path):
+    open_store(tmp_path / "test.db", create=True).close()
+    code = (
+        "import sys; from atma_sweep.results.store import open_store; import atma_sweep.results.recorder\n"
+        f"open_store({str(tmp_path / 'test.db')!r}).sweeps()\n"
+        "import atma_sweep.reports.tables\n"
+        "print([name for name in ('pandas', 'alembic', 'torch', 'ray', 'matplotlib', 'numpy') if name in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, check=True)
+    assert found.stdout == "[]\n"
+
+
+def test_a_store_without_open_store_knows_its_place(tmp_path):
+    assert str(Store(tmp_path / "x.db")) == str(tmp_path / "x.db")
