@@ -40,7 +40,7 @@ class Auxiliary:
 class Features:
     """What `Backbone.features` returns; the terms that were not asked for are None."""
 
-    hidden_BTD: Tensor  # noqa: N815 - the house style of tensor names
+    hidden_BTD: Tensor
     """The residual stream after the final norm, in the activations' type."""
     regularizer: Tensor | None = None
     """Scalar, mean over blocks."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..results import queries
 from ..results.records import AXES, CellState, Value
+from ..results.standing import Request, Standing, requests_of, standing
 from ..results.store import Store
 
 REFERENCES = {"unigram_entropy": "unigram entropy", "bigram_entropy": "bigram entropy"}
@@ -30,11 +31,25 @@ class SweepData:
     cells: Sequence[CellState]
     values: Mapping[tuple[str, str, str, int], Value]
     references: Mapping[str, tuple[float, ...]]
+    requested: Sequence[Request] = ()
+    """Every (probe, length) that the launch asked for."""
 
     @property
     def done(self) -> int:
-        """How many cells are done."""
-        return sum(cell.state == "done" for cell in self.cells)
+        """How many cells are trained and measured at everything that was asked for."""
+        return sum(self.standing(cell) == "done" for cell in self.cells)
+
+    def standing(self, cell: CellState) -> Standing:
+        """Where a cell stands, as `status` says it."""
+        return standing(cell, self.requested)
+
+    def requested_lengths(self) -> dict[str, list[int]]:
+        """The context lengths asked for, by probe, shortest first."""
+        found: dict[str, list[int]] = {}
+        for probe, length in sorted(self.requested):
+            if length:
+                found.setdefault(probe, []).append(length)
+        return found
 
     def lengths(self, probe: str, metric: str) -> list[int]:
         """The context lengths at which any cell has a value or a reason, shortest first."""
@@ -58,6 +73,7 @@ def gather(store: Store, sweep: str | None = None, *, revision: int | None = Non
         cells=cells,
         values={(value.cell_id, value.probe, value.metric, value.length): value for value in values},
         references=_references(values),
+        requested=requests_of(launched.options),
     )
 
 

@@ -31,15 +31,24 @@ class SweepStatus:
     def as_json(self) -> dict[str, Any]:
         """Column names of the database as keys."""
         cells = [
-            {**_plain(cell), "standing": self.standings[cell.cell_id], "seconds_left": seconds_left(cell)} for cell in self.cells
+            {**_plain(cell), "standing": self.standings[cell.cell_id], "seconds_left": seconds_left(cell)}
+            for cell in self.cells
         ]
-        return {"sweep": self.summary.name, "revision": self.summary.revision, "counts": self.counts, "owner": self.summary.owner, "cells": cells}
+        return {
+            "sweep": self.summary.name,
+            "revision": self.summary.revision,
+            "counts": self.counts,
+            "owner": self.summary.owner,
+            "cells": cells,
+        }
 
     def text(self) -> str:
         """Counts, then running cells, then those that need a person."""
         summary = self.summary
         words = ", ".join(f"{count} {word}" for word, count in sorted(self.counts.items()))
-        lines = [f"{summary.name} (revision {summary.revision}, launched {_when(summary.launched_at)}): {len(self.cells)} cells: {words}"]
+        lines = [
+            f"{summary.name} (revision {summary.revision}, launched {_when(summary.launched_at)}): {len(self.cells)} cells: {words}"
+        ]
         if summary.owner:
             lines.append(f"  run by {summary.owner.name} on {summary.owner.host}, pid {summary.owner.pid}")
         for cell in self.cells:
@@ -47,7 +56,10 @@ class SweepStatus:
             if word == "running":
                 lines.append(f"  {cell.cell_id} {cell.slug}: {_progress(cell)}")
             elif word not in ("done", "new"):
-                lines.append(f"  {cell.cell_id} {cell.slug}: {word}" + (f": {cell.cause}" if cell.cause and word == cell.state else ""))
+                lines.append(
+                    f"  {cell.cell_id} {cell.slug}: {word}"
+                    + (f": {cell.cause}" if cell.cause and word == cell.state else "")
+                )
         return "\n".join(lines)
 
 
@@ -83,7 +95,13 @@ def _one(store: Store, summary: SweepSummary) -> SweepStatus:
 
 def seconds_left(cell: CellState) -> float | None:
     """Training time left at the present speed, seconds; None when it is not training or has not reported yet."""
-    if cell.state != "running" or cell.phase != "training" or not cell.tokens_per_s or not cell.steps_total or cell.step is None:
+    if (
+        cell.state != "running"
+        or cell.phase != "training"
+        or not cell.tokens_per_s
+        or not cell.steps_total
+        or cell.step is None
+    ):
         return None
     return cell.tokens_total * (1 - cell.step / cell.steps_total) / cell.tokens_per_s
 
@@ -93,7 +111,9 @@ def _progress(cell: CellState) -> str:
         return cell.phase or "starting"
     left = seconds_left(cell)
     rate = f", {cell.tokens_per_s:,.0f} tokens/s" if cell.tokens_per_s else ""
-    return f"step {cell.step}/{cell.steps_total}, loss {cell.loss:.3f}{rate}" + (f", {duration(left)} left" if left is not None else "")
+    return f"step {cell.step}/{cell.steps_total}, loss {cell.loss:.3f}{rate}" + (
+        f", {duration(left)} left" if left is not None else ""
+    )
 
 
 def duration(seconds: float) -> str:
@@ -138,13 +158,17 @@ class CellSheet:
         cell = self.cell
         lines = [f"cell {cell.id}  {cell.slug}", "config:"]
         for section in ("model", "data", "train", "eval", "resources", "checkpoint"):
-            values = ", ".join(f"{key}={value}" for key, value in cell.config.get(section, {}).items() if value not in (None, {}))
+            values = ", ".join(
+                f"{key}={value}" for key, value in cell.config.get(section, {}).items() if value not in (None, {})
+            )
             lines.append(f"  {section}: {values}")
         lines.append("attempts:" if self.attempts else "attempts: none yet")
         for attempt in self.attempts:
             cause = f": {attempt.cause}" if attempt.cause else ""
             where = f"step {attempt.step}/{attempt.steps_total}" if attempt.kind == "train" else attempt.kind
-            lines.append(f"  {attempt.number} {attempt.state}, {where}, started {_when(attempt.started_at)} on {attempt.host}{cause}")
+            lines.append(
+                f"  {attempt.number} {attempt.state}, {where}, started {_when(attempt.started_at)} on {attempt.host}{cause}"
+            )
         lines += self._curve_lines()
         lines.append("measurements:" if self.values else "measurements: none yet")
         lines += [f"  {_measured(value)}" for value in self.values]
@@ -155,10 +179,16 @@ class CellSheet:
             return ["curve: none yet"]
         every = max(1, -(-len(self.curve) // CURVE_LINES))
         shown = [point for index, point in enumerate(self.curve) if (len(self.curve) - 1 - index) % every == 0]
-        lines = [f"curve ({len(self.curve)} points): step, tokens, train loss, val loss, gradient norm, learning rate, tokens/s"]
+        lines = [
+            f"curve ({len(self.curve)} points): step, tokens, train loss, val loss, gradient norm, learning rate, tokens/s"
+        ]
         for p in shown:
-            numbers = (f"{value:.4f}" if value is not None else "-" for value in (p.train_loss, p.val_loss, p.grad_norm, p.lr))
-            lines.append(f"  {p.step:>7} {p.tokens:>12,} {' '.join(f'{n:>9}' for n in numbers)} {p.tokens_per_s or 0:>10,.0f}")
+            numbers = (
+                f"{value:.4f}" if value is not None else "-" for value in (p.train_loss, p.val_loss, p.grad_norm, p.lr)
+            )
+            lines.append(
+                f"  {p.step:>7} {p.tokens:>12,} {' '.join(f'{n:>9}' for n in numbers)} {p.tokens_per_s or 0:>10,.0f}"
+            )
         return lines
 
 

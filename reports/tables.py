@@ -72,9 +72,9 @@ def _ends(data: SweepData, lengths: Mapping[str, Sequence[int]], column: Column)
     ]
 
 
-def _printed(cell: CellState, value: Value | None, column: Column) -> str:
+def _printed(standing: str, value: Value | None, column: Column) -> str:
     if value is None:
-        return "needs-eval" if cell.state == "done" else cell.state
+        return "needs-eval" if standing == "done" else standing
     if value.value is None:
         return reason_code(value.reason or "n/a")
     return rounded(value.value, column.decimals, percent=column.percent)
@@ -83,15 +83,16 @@ def _printed(cell: CellState, value: Value | None, column: Column) -> str:
 def _raw(data: SweepData, cell: CellState, columns: Sequence[Column]) -> dict[str, Any]:
     """The row as an object: database column names, unrounded values and what is printed."""
     values = []
+    standing = data.standing(cell)
     for column in columns:
         value = data.values.get((cell.cell_id, column.probe, column.metric, column.length))
         row: dict[str, Any] = {"heading": column.heading, "probe": column.probe, "metric": column.metric}
         row["length"] = column.length if column.length >= 0 else None
         for name in ("value", "unit", "n", "low", "high", "reason", "attempt_id"):
             row[name] = getattr(value, name) if value is not None else None
-        values.append(row | {"printed": _printed(cell, value, column)})
+        values.append(row | {"printed": _printed(standing, value, column)})
     about = {"sweep": data.sweep, "revision": data.revision, "cell": cell.cell_id, "slug": cell.slug, "seed": cell.seed}
-    state = {"axes": dict(cell.axes), "state": cell.state, "attempt_id": cell.attempt_id}
+    state = {"axes": dict(cell.axes), "state": cell.state, "standing": standing, "attempt_id": cell.attempt_id}
     return about | dict(cell.levels) | state | {"values": values}
 
 
@@ -110,7 +111,9 @@ def _notes(data: SweepData, raw: Sequence[dict[str, Any]]) -> list[str]:
         notes.append(f"For comparison, of the corpus in nats per token: {', '.join(known)}.")
     printed = [value for row in raw for value in row["values"]]
     reasons = Counter(value["reason"] for value in printed if value["value"] is None and value["reason"])
-    notes += [f"{reason_code(reason)} ({count} values): {reason}." for reason, count in sorted(reasons.items())]
+    for reason, count in sorted(reasons.items()):
+        code = reason_code(reason)
+        notes.append(f"{code} ({count} values): {reason.removeprefix(code).lstrip(': ') or code}.")
     if any(value["value"] is None and not value["reason"] for value in printed):
         notes.append("A word in place of a number is the state of a cell that has none yet.")
     return notes
@@ -127,12 +130,12 @@ def table6(
     """Table 6, the complete results: one row a cell, in the grid's order.
 
     Thirteen columns; a Seed column and one for every further axis that varies join after Win, so that rows stay apart.
-    `lengths` gives the requested context lengths by probe (clean, junk, needle), else those that were measured decide.
-    A number that is missing prints as the cell's state (needs-eval in a done cell), one that could not be had as the
+    `lengths` gives context lengths by probe (clean, junk, needle), else those that the launch asked for.
+    A number that is missing prints as where the cell stands (needs-eval in a trained one), one that could not be had as the
     code of its reason; nothing prints blank. Raises SweepUnknown, StoreError.
     """
     data = gather(store, sweep, revision=revision, orphans=orphans)
-    asked = lengths or {}
+    asked = data.requested_lengths() if lengths is None else lengths
     columns = [
         Column("Val", "val", "val_loss", 3),
         *_ends(data, asked, Column("Clean", "clean", "nats", 2)),

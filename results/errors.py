@@ -1,7 +1,5 @@
 """What can go wrong with the database. Each message is one line that ends with the remedy."""
 
-# ruff: noqa: N818  (the names say what happened; all of them are StoreErrors)
-
 from __future__ import annotations
 
 

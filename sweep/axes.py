@@ -59,11 +59,12 @@ AXES: dict[str, Axis] = {
 
 
 def level_word(level: Any) -> str:
-    """YAML's true/false and yes/no read as on/off; any other scalar as its text."""
+    """YAML's true/false and yes/no read as on/off, in any case; any other scalar as its text."""
     if isinstance(level, bool):
         return _word(level)
     text = str(level)
-    return {"true": "on", "yes": "on", "false": "off", "no": "off"}.get(text.lower(), text)
+    switches = {"on": "on", "true": "on", "yes": "on", "off": "off", "false": "off", "no": "off"}
+    return switches.get(text.lower(), text)
 
 
 def levels_of(config: CellConfig) -> dict[str, str]:

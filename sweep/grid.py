@@ -53,16 +53,22 @@ class Grid:
                 cell = self._cell(combination, line, seed, fingerprint, prints)
                 twin = seen.setdefault(cell.id, cell)
                 if twin is not cell:
-                    problem = f"cells {describe(twin.axes, twin.config.seed)} and {describe(cell.axes, seed)} are the same cell"
-                    raise GridError(
-                        self.document.path, line, "include" if line else "axes", f"{problem}; exclude one of them"
-                    )
+                    raise self._same(twin, cell, line)
                 cells.append(cell)
         if not cells:
             raise GridError(
                 self.document.path, self.document.line("exclude"), "exclude", "drops every cell; nothing is left to run"
             )
         return cells
+
+    def _same(self, first: Cell, second: Cell, line: int | None) -> GridError:
+        """Two combinations that resolve to one cell; blames the include rule, else the first axis that differs."""
+        names = [describe(cell.axes, cell.config.seed) for cell in (first, second)]
+        problem = f"cells {names[0]} and {names[1]} are the same cell; exclude one of them"
+        if line is not None:
+            return GridError(self.document.path, line, "include", problem)
+        axis = next(name for name, word in second.axes.items() if first.axes[name] != word)
+        return GridError(self.document.path, self.document.line("axes", axis), f"axes.{axis}", problem)
 
     def _combinations(self) -> Iterator[tuple[Combination, int | None]]:
         if self.axes or not self.include:
@@ -84,10 +90,9 @@ class Grid:
         level_layer: Layer = {}
         for name, level in combination.items():
             where = line or self.document.line("axes", name)
-            paths.add(level_layer, name, Setting(level, self.document.path, where, name))
-        merged: Layer = {}
-        for layer in (*self.layers, level_layer, self.command_line):
-            merged.update(layer)
+            key = f"{'include' if line else 'axes'}.{name}"
+            paths.add(level_layer, name, Setting(level, self.document.path, where, key))
+        merged = paths.merge([*self.layers, level_layer, self.command_line])
         config = resolve.cell_config(merged, seed=seed, plugins=self.plugins)
         if config.data not in prints:
             prints[config.data] = fingerprint(config.data)
@@ -109,8 +114,12 @@ def describe(words: Mapping[str, str], seed: int) -> str:
 def find_file(name: str | Path, beside: Path | None = None, folder: str = "") -> Path | None:
     """Resolves a grid or base: beside the asking file (or the working folder), then among the shipped ones."""
     given = Path(name)
+    if not given.name:
+        return None
+    # A name with a folder in it means that folder, never a shipped file that happens to have the same name.
+    short = [Path(folder) / f"{given.name}.yaml"] if given.parent == Path() else []
     for root in (beside or Path(), GRIDS):
-        for candidate in (given, given.with_name(given.name + ".yaml"), Path(folder) / f"{given.name}.yaml"):
+        for candidate in (given, given.with_name(given.name + ".yaml"), *short):
             path = root / candidate
             if path.is_file():
                 return path
@@ -128,7 +137,7 @@ def load_grid(name: str | Path, *, sets: Sequence[str] = (), rename: str | None 
     Raises GridError.
     """
     path = find_file(name)
-    if path is None and Path(name).parent.name == "grids":
+    if path is None and Path(name).parent == Path("grids"):
         path = find_file(Path(name).name)
     if path is None:
         raise GridError(name, None, "", "no such grid file", shipped(), Path(name).stem)
@@ -207,9 +216,16 @@ def _check_axis(document: Document, name: str, *where: str | int) -> None:
     wrong = paths.unknown(name)
     if wrong:
         problem, allowed, word = (
-            wrong if "." in name else ("no such axis", [*axes.AXES, "or a config path such as train.muon_lr"], name)
+            wrong
+            if "." in name or name in paths.COMPUTED
+            else ("no such axis", [*axes.AXES, "or a config path such as train.muon_lr"], name)
         )
-        raise GridError(document.path, document.line(*where), ".".join(map(str, where)), problem, allowed, word)
+        raise GridError(document.path, document.line(*where), _shown(where), problem, allowed, word)
+
+
+def _shown(where: Sequence[str | int]) -> str:
+    """A place in the file as people write it: include[0].memory."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in where)[1:]
 
 
 def _check_level(document: Document, name: str, level: Any, *where: str | int) -> None:
@@ -219,7 +235,7 @@ def _check_level(document: Document, name: str, level: Any, *where: str | int) -
             raise GridError(
                 document.path,
                 document.line(*where),
-                f"axes.{name}" if where[0] == "axes" else ".".join(map(str, where)),
+                f"axes.{name}" if where[0] == "axes" else _shown(where),
                 f"no level {level!r}",
                 levels,
                 str(level),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,8 +15,13 @@ from .cell import CellConfig
 from .errors import GridError
 from .yamlfile import Document
 
-COMPUTED = {"data.fingerprint", "model.mixer_source", "plugins", "seed"}
-"""Fields that no grid sets: the program computes them, or another key of the grid gives them."""
+COMPUTED = {
+    "data.fingerprint": "is computed from the text; remove it",
+    "model.mixer_source": "is computed from the plugin file; remove it",
+    "plugins": "is a key of the grid itself; move it there",
+    "seed": "is given by the grid's key seeds, for example seeds: [0, 1]",
+}
+"""Fields that no grid sets, and what to do instead."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +73,10 @@ def _choices(path: str) -> tuple[list[str], bool]:
     return [name for name in cls.model_fields if prefix + name not in COMPUTED], True
 
 
-def unknown(path: str) -> tuple[str, list[str], str] | None:
-    """None when `path` names a value; else (problem, what is allowed, the word that is wrong)."""
+def unknown(path: str) -> tuple[str, list[str], str | None] | None:
+    """None when `path` names a value; else (problem, what is allowed, the word that is wrong if it is a misspelling)."""
+    if path in COMPUTED:
+        return COMPUTED[path], [], None
     parts = path.split(".")
     for index, part in enumerate(parts):
         names, _ = _choices(".".join(parts[:index]))
@@ -78,11 +85,11 @@ def unknown(path: str) -> tuple[str, list[str], str] | None:
             return (
                 (f"no such setting under {within}" if within else "no such section"),
                 [f"{within}.{n}" if within else n for n in names],
-                path,
+                path if within else part,
             )
     names, section = _choices(path)
     if section:
-        return "is a section, not a value", [f"{path}.{name}" for name in names], path
+        return "is a section, not a value", [f"{path}.{name}" for name in names], None
     return None
 
 
@@ -120,7 +127,7 @@ def add(layer: Layer, path: str, setting: Setting) -> None:
     wrong = unknown(path)
     if wrong:
         problem, allowed, word = wrong
-        if "." not in path:
+        if "." not in path and word is not None:
             allowed = [*allowed, *axes.AXES]
         raise GridError(setting.file, setting.line, setting.key, problem, allowed, word)
     before = layer.get(path)
@@ -133,6 +140,26 @@ def add(layer: Layer, path: str, setting: Setting) -> None:
             f"sets {path}, which {other} sets at the same level; keep one of them",
         )
     layer[path] = setting
+
+
+def merge(layers: Iterable[Layer]) -> Layer:
+    """One layer of them all; later ones win and stand last, so that errors can blame what had the last word.
+
+    A relative data.path is taken beside the file that says it.
+    """
+    merged: Layer = {}
+    for layer in layers:
+        for path, setting in layer.items():
+            merged.pop(path, None)
+            merged[path] = _beside(setting) if path == "data.path" else setting
+    return merged
+
+
+def _beside(setting: Setting) -> Setting:
+    if not isinstance(setting.value, str) or not setting.value:
+        return setting
+    root = setting.file.parent if isinstance(setting.file, Path) else Path()
+    return replace(setting, value=str((root / setting.value).resolve()))
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:

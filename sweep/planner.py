@@ -66,13 +66,14 @@ def select(grid: Grid, cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]
         if not equals:
             raise GridError("--only", None, item, "must read axis=level,level, for example attn_type=polar,nope")
         values = {_value(cell, name) for cell in cells}
-        if None in values:
+        if values == {None}:
             known = [*cells[0].levels, *(axis for axis in grid.axes if axis not in cells[0].levels), "seed"]
             raise GridError("--only", None, name, "not an axis of this grid", known, name)
         words = {_canonical(grid, name, level) for level in levels.split(",")}
         for word in words:
             if word not in values:
-                raise GridError("--only", None, name, f"no cell has level {word!r}", sorted(map(str, values)), word)
+                known = sorted(value for value in values if value is not None)
+                raise GridError("--only", None, name, f"no cell has level {word!r}", known, word)
         rules[name] = words
     return [cell for cell in cells if all(_value(cell, name) in words for name, words in rules.items())]
 

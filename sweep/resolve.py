@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -14,12 +15,20 @@ from ..model.config import ModelConfigError
 from . import probes
 from .cell import Cell, CellConfig, Plugin, cell_id, slug
 from .errors import GridError
-from .paths import Layer, Setting, nested
+from .paths import Layer, nested
 from .plugins import source_of
 from .training import corpora, tokenizer
 
-Problem = tuple[str, str, list[str], str | None]
-"""(dotted path, what is wrong, what is allowed, the wrong word)."""
+
+class Problem(NamedTuple):
+    """Something wrong with a config, not yet traced to a line."""
+
+    paths: tuple[str, ...]
+    """Dotted paths that have a part in it; the setting of one of them that had the last word is blamed."""
+    message: str
+    allowed: Sequence[str] = ()
+    word: str | None = None
+    """The word that is wrong, if it may be a misspelling of an allowed one."""
 
 
 def cell_config(merged: Layer, *, seed: int, plugins: tuple[Plugin, ...] = ()) -> CellConfig:
@@ -39,10 +48,10 @@ def cell_config(merged: Layer, *, seed: int, plugins: tuple[Plugin, ...] = ()) -
     try:
         model = _checked_model(config.model.model_dump_json())
     except ModelConfigError as error:
-        raise _blame(merged, (error.path, error.message, list(error.allowed or []), None)) from error
+        raise _blame(merged, _model_problem(merged, error)) from error
     model = model.model_copy(update={"mixer_source": source_of(model.attn_type, plugins)})
     config = config.model_copy(update={"model": model})
-    for problem in _agreement(config):
+    for problem in (*_finite(config.model_dump()), *_agreement(config)):
         raise _blame(merged, problem)
     return config
 
@@ -70,17 +79,28 @@ def make_cell(config: CellConfig, words: Mapping[str, str]) -> Cell:
 
 def _problem(path: str, error: Mapping[str, Any]) -> Problem:
     value = error.get("input")
-    allowed: list[str] = []
     if error["type"] == "literal_error":
-        allowed = re.findall(r"'([^']*)'", error["ctx"]["expected"])
-        return path, f"no such value {value!r}", allowed, str(value)
-    message = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+        return Problem(
+            (path,), f"no such value {value!r}", re.findall(r"'([^']*)'", error["ctx"]["expected"]), str(value)
+        )
+    message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "value_error":
-        return path, message, allowed, None
-    return path, f"must be {message}, got {value!r}", allowed, None
+        return Problem((path,), message)
+    return Problem((path,), f"{_must_be(message)}, got {value!r}")
 
 
-def _names(config: CellConfig) -> Iterable[Problem]:
+def _model_problem(merged: Layer, error: ModelConfigError) -> Problem:
+    setting = merged.get(error.path)
+    if error.allowed and setting is not None:
+        return Problem((error.path,), f"no such value {setting.value!r}", error.allowed, str(setting.value))
+    return Problem((error.path,), _must_be(error.message), error.allowed or [])
+
+
+def _must_be(message: str) -> str:
+    return re.sub("^Input should be ", "must be ", message)
+
+
+def _names(config: CellConfig) -> Iterator[Problem]:
     checks: list[tuple[str, str, Iterable[str]]] = [
         ("model.attn_type", config.model.attn_type, registry.MIXERS),
         ("model.memory", config.model.memory, ["none", *registry.MEMORIES]),
@@ -91,43 +111,53 @@ def _names(config: CellConfig) -> Iterable[Problem]:
     ]
     for path, name, allowed in checks:
         if name not in allowed:
-            yield path, f"no such name {name!r}", list(allowed), name
+            yield Problem((path,), f"no such name {name!r}", list(allowed), name)
 
 
-def _agreement(config: CellConfig) -> Iterable[Problem]:
+def _finite(values: Any, path: str = "") -> Iterator[Problem]:
+    """Infinity and NaN have no place in JSON, so none in an id."""
+    if isinstance(values, Mapping):
+        for name, value in values.items():
+            yield from _finite(value, f"{path}.{name}" if path else name)
+    elif isinstance(values, float) and not math.isfinite(values):
+        yield Problem((path,), f"must be a finite number, got {values}")
+
+
+def _agreement(config: CellConfig) -> Iterator[Problem]:
     """What no single field can know."""
     need = tokenizer.TOKENIZERS[config.data.tokenizer].vocabulary
     if config.model.vocab_size < need:
-        yield (
-            "model.vocab_size",
-            f"is {config.model.vocab_size}, but tokenizer {config.data.tokenizer} has {need} tokens",
-            [],
-            None,
+        yield Problem(
+            ("model.vocab_size", "data.tokenizer"),
+            f"model.vocab_size is {config.model.vocab_size}, but tokenizer {config.data.tokenizer} has {need} tokens",
         )
     if config.train.distractor and not registry.mixer(config.model.attn_type).has_distractor:
-        message = (
-            f"mixer {config.model.attn_type} has no distractor loss; exclude that combination, or give the mixer one"
+        yield Problem(
+            ("train.distractor", "model.attn_type"),
+            f"mixer {config.model.attn_type} has no distractor loss; exclude that combination, or give the mixer one",
         )
-        yield "train.distractor", message, [], None
 
 
 def _blame(merged: Layer, problem: Problem) -> GridError:
-    """The error at the setting that caused it: the same path, else the most telling one below it, else the file's head."""
-    path, message, allowed, word = problem
+    """The error at the setting that caused it.
 
-    def rank(item: tuple[str, Setting]) -> tuple[int, int]:
-        name, setting = item
-        named = re.search(rf"\b{re.escape(name.rpartition('.')[2])}\b", message) is not None
+    That is a setting of one of the problem's paths, else one in the same section that the message names, else any in
+    it; among several the one that had the last word. Without any, defaults disagree and there is no line.
+    """
+    section = problem.paths[0].partition(".")[0] + "."
+
+    def at(name: str) -> bool:
+        return any(path == name or path.startswith(name + ".") for path in problem.paths)
+
+    def named(name: str) -> bool:
         return (
-            2 if name == path or path.startswith(name + ".") else int(named) + int(name.startswith(path + ".")) - 1,
-            setting.line or 0,
+            name.startswith(section)
+            and re.search(rf"\b{re.escape(name.split('.')[-1])}\b", problem.message) is not None
         )
 
-    candidates = [item for item in merged.items() if rank(item)[0] >= 1] or [
-        item for item in merged.items() if item[0].startswith(path)
-    ]
-    if not candidates:
-        return GridError("grid", None, path, message, allowed, word)
-    where = max(candidates, key=rank)[1]
-    shown = where.key if where.key.endswith(path) or path.endswith(where.key) else f"{where.key} ({path})"
-    return GridError(where.file, where.line, shown, message, allowed, word)
+    for fits in (at, named, lambda name: any(name.startswith(path + ".") for path in problem.paths)):
+        found = [setting for name, setting in merged.items() if fits(name)]
+        if found:
+            where = found[-1]
+            return GridError(where.file, where.line, where.key, problem.message, problem.allowed, problem.word)
+    return GridError("grid", None, problem.paths[0], problem.message, problem.allowed, problem.word)

@@ -119,7 +119,7 @@ def _file_texts(root: Path) -> Iterator[Text]:
         if path.suffix != ".jsonl":
             yield Text(name, path.read_text(encoding="utf-8", errors="replace"))
             continue
-        with path.open(encoding="utf-8") as lines:
+        with path.open(encoding="utf-8", errors="replace") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     yield _record(f"{name}:{number}", path, number, line)

@@ -13,6 +13,7 @@ PEAK_BF16: tuple[tuple[str, float], ...] = (
     (r"\bH100 PCIe\b", 756e12),
     (r"\bH100 NVL\b", 835e12),
     (r"\bH100\b", 989e12),
+    (r"\bH200 NVL\b", 835e12),
     (r"\bH200\b", 989e12),
     (r"\bB200\b", 2250e12),
     (r"\bRTX 4090\b", 165.2e12),

@@ -38,7 +38,8 @@ class Bytes:
 
     def encode(self, text: str) -> TokenArray:
         """Token ids of `text`, uint16."""
-        return np.frombuffer(text.encode("utf-8", errors="surrogateescape"), dtype=np.uint8).astype(np.uint16)
+        # JSON may hold half a surrogate pair, which UTF-8 has no bytes for: it becomes a question mark
+        return np.frombuffer(text.encode("utf-8", errors="replace"), dtype=np.uint8).astype(np.uint16)
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that one token stands for; empty for `eot`."""

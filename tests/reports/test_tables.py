@@ -89,7 +89,7 @@ def test_the_printed_rows(store):
     notes = "\n".join(table.notes)
     assert "Sweep quick, revision 1: 2 of 5 cells done." in notes
     assert "unigram entropy 7.432, bigram entropy 5.500" in notes
-    assert "oom (1 values): oom: 3 GiB asked, 1 free." in notes
+    assert "oom (1 values): 3 GiB asked, 1 free." in notes
     assert "n/a (1 values): n/a: no peak FLOPs known for cpu." in notes
 
 

@@ -1,0 +1,17 @@
+"""Fails when a wheel lacks a module, YAML file, schema or migration of the checkout, or holds anything else."""
+
+import subprocess
+import sys
+import zipfile
+
+tracked = set(subprocess.run(["git", "ls-files"], capture_output=True, text=True, check=True).stdout.splitlines())
+outside = ("tests/", ".ci/", "docs/", ".pre-commit", "bench/")
+wanted = {
+    f"atma_sweep/{name}"
+    for name in tracked
+    if not name.startswith(outside) and (name.endswith((".py", ".typed")) or name.startswith("grids/"))
+}
+found = {name for name in zipfile.ZipFile(sys.argv[1]).namelist() if ".dist-info/" not in name}
+if wanted != found:
+    sys.exit(f"wheel lacks {sorted(wanted - found)}, holds besides {sorted(found - wanted)}")
+print(f"wheel holds all {len(found)} files")

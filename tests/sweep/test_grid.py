@@ -1,0 +1,289 @@
+"""Composition: base < set < levels < --set, and which combinations make cells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from atma_sweep.model.registry import MIXERS
+from atma_sweep.sweep.cell import Cell
+from atma_sweep.sweep.grid import find_file, load_grid, parse_value, shipped
+from atma_sweep.sweep.paths import flatten, unknown
+from atma_sweep.sweep.yamlfile import Document, load
+
+Write = Callable[..., Path]
+Cells = Callable[..., list[Cell]]
+SWITCHES = [("off", False), ("on", True), ("no", False), ("yes", True), ("false", False), ("true", True)]
+SPELLINGS = [(spelling(word), value) for word, value in SWITCHES for spelling in (str.lower, str.title, str.upper)]
+
+
+def test_each_level_of_precedence_wins_over_the_one_before(write: Write, fake_fingerprint: Any) -> None:
+    write("extends: tiny\nset:\n  train: {clip: 2.0, muon_lr: 0.5, constant: 0.25, adam_beta1: 0.5}\n", "mine.yaml")
+    text = """
+name: g
+extends: mine
+set:
+  train.muon_lr: 0.25
+  train.constant: 0.5
+  train.adam_beta1: 0.625
+axes:
+  train.constant: [0.125]
+  train.adam_beta1: [0.75]
+"""
+    grid = load_grid(write(text), sets=["train.adam_beta1=0.875"], rename="h")
+    (cell,) = grid.expand(fake_fingerprint)
+    train = cell.config.train
+    assert (train.clip, train.muon_lr, train.constant, train.adam_beta1) == (2.0, 0.25, 0.125, 0.875)
+    assert (train.tokens, cell.config.model.d_model) == (153_600, 80), "what nobody sets comes from the parent"
+    assert grid.name == "h"
+
+
+def test_bases_extend_one_parent_mappings_merge_and_lists_replace(write: Write, fake_fingerprint: Any) -> None:
+    write("set:\n  eval: {lengths: [8, 16, 32], documents: 3}\n  model.mixers.rope: {base: 99, scale: 0.5}\n", "a.yaml")
+    write("extends: a\nset:\n  eval: {lengths: [4, 64]}\n  model: {mixers: {rope: {base: 100}}}\n", "b.yaml")
+    (cell,) = load_grid(write("name: g\nextends: b\nset: {attn_type: rope}\n")).expand(fake_fingerprint)
+    assert (cell.config.eval.lengths, cell.config.eval.documents) == ((4, 64), 3)
+    assert (cell.config.model.mixers["rope"]["base"], cell.config.model.mixers["rope"]["scale"]) == (100.0, 0.5)
+
+
+def test_without_a_base_the_defaults_hold(write: Write, fake_fingerprint: Any) -> None:
+    (cell,) = load_grid(write("name: g\n")).expand(fake_fingerprint)
+    assert cell.config.model.d_model == 1024
+    assert cell.config.data.fingerprint == "f" * 64
+    assert cell.slug == "polar-baseline-d0-m0-w0-s0"
+
+
+@pytest.mark.parametrize(("word", "value"), SPELLINGS)
+def test_switches_as_levels_and_as_settings(cells: Cells, word: str, value: bool) -> None:
+    (as_level,) = cells(f"axes:\n  window: [{word}]\n")
+    (as_word,) = cells(f"set:\n  window: {word}\n")
+    (as_setting,) = cells(f"set:\n  model.window: {word}\n")
+    (as_text,) = cells(f'set:\n  model:\n    window: "{word}"\n')
+    assert [c.config.model.window for c in (as_level, as_word, as_setting, as_text)] == [value] * 4
+    assert as_level.axes == {"window": "on" if value else "off"}
+    assert len({c.id for c in (as_level, as_word, as_setting, as_text)}) == 1
+
+
+def test_memory_levels(cells: Cells) -> None:
+    assert [c.config.model.memory for c in cells("axes:\n  memory: [off, on]\n")] == ["none", "gated_delta"]
+    (named,) = cells("axes:\n  memory: [gated_delta]\n")
+    assert (named.axes, named.levels["memory"]) == ({"memory": "gated_delta"}, "on")
+
+
+def test_cells_come_in_the_order_written_last_axis_fastest_seeds_innermost(cells: Cells) -> None:
+    found = cells("seeds: [3, 1]\naxes:\n  window: [on, off]\n  attn_type: [rope, polar]\n")
+    assert [c.slug for c in found] == [
+        "rope-baseline-d0-m0-w1-s3", "rope-baseline-d0-m0-w1-s1",
+        "polar-baseline-d0-m0-w1-s3", "polar-baseline-d0-m0-w1-s1",
+        "rope-baseline-d0-m0-w0-s3", "rope-baseline-d0-m0-w0-s1",
+        "polar-baseline-d0-m0-w0-s3", "polar-baseline-d0-m0-w0-s1",
+    ]  # fmt: skip
+    assert found[0].axes == {"window": "on", "attn_type": "rope"}
+
+
+def test_seeds_as_a_count_and_as_a_list(cells: Cells) -> None:
+    counted, listed = cells("seeds: 3\n"), cells("seeds: [0, 1, 2]\n")
+    assert [c.config.seed for c in counted] == [0, 1, 2]
+    assert [c.id for c in counted] == [c.id for c in listed]
+    assert len({c.id for c in counted}) == 3
+    assert [c.config.seed for c in cells("seeds: [7]\n")] == [7]
+
+
+def test_exclude_drops_what_matches_all_keys(cells: Cells) -> None:
+    axes = "axes:\n  attn_type: [polar, nope, rope]\n  memory: [off, on]\nexclude:\n"
+    kept = cells(axes + "  - {attn_type: rope, memory: [on]}\n  - {attn_type: [polar, nope], memory: no}\n")
+    assert [(c.axes["attn_type"], c.axes["memory"]) for c in kept] == [("polar", "on"), ("nope", "on"), ("rope", "off")]
+
+
+def test_exclude_by_a_config_path_compares_values(cells: Cells) -> None:
+    kept = cells("axes:\n  train.muon_lr: [0.01, 0.02]\n  memory: [off, on]\nexclude:\n  - {train.muon_lr: 1e-2}\n")
+    assert [c.config.train.muon_lr for c in kept] == [0.02, 0.02]
+
+
+def test_include_comes_after_exclude(cells: Cells) -> None:
+    text = """
+axes:
+  attn_type: [polar, nope]
+  memory: [off, on]
+exclude:
+  - {memory: on}
+include:
+  - {attn_type: [polar, rope], memory: on}
+  - {reg_mode: weak}
+"""
+    assert [c.slug for c in cells(text)] == [
+        "polar-baseline-d0-m0-w0-s0", "nope-baseline-d0-m0-w0-s0",
+        "polar-baseline-d0-m1-w0-s0", "rope-baseline-d0-m1-w0-s0", "polar-weak-d0-m0-w0-s0",
+    ]  # fmt: skip
+
+
+def test_include_alone_makes_only_what_it_names(cells: Cells) -> None:
+    assert [c.axes for c in cells("include:\n  - {attn_type: nope}\n")] == [{"attn_type": "nope"}]
+
+
+def test_a_grid_without_axes_is_one_cell(cells: Cells) -> None:
+    (cell,) = cells()
+    assert (cell.axes, cell.slug) == ({}, "polar-baseline-d0-m0-w0-s0")
+
+
+def test_any_config_path_is_an_axis_and_shows_in_the_slug(cells: Cells) -> None:
+    found = cells("axes:\n  train.muon_lr: [0.01, 2e-2]\n  model.mixers.polar.canon: [on, off]\n")
+    assert [c.slug for c in found] == [
+        "polar-baseline-d0-m0-w0-muon_lr0.01-canonon-s0", "polar-baseline-d0-m0-w0-muon_lr0.01-canonoff-s0",
+        "polar-baseline-d0-m0-w0-muon_lr0.02-canonon-s0", "polar-baseline-d0-m0-w0-muon_lr0.02-canonoff-s0",
+    ]  # fmt: skip
+    assert [c.config.model.mixers["polar"]["canon"] for c in found] == [True, False] * 2
+
+
+def test_a_cell_keeps_the_settings_of_its_own_mixer_only(cells: Cells) -> None:
+    both = "set:\n  model.mixers: {rope: {base: 77}, nope: {canon: off}}\naxes:\n  attn_type: [rope, nope, polar]\n"
+    assert [list(c.config.model.mixers) for c in cells(both)] == [["rope"], ["nope"], ["polar"]]
+
+
+def test_shipped_grids_by_name_from_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_fingerprint: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("quick", "quick.yaml", "grids/quick", "grids/quick.yaml"):
+        assert len(load_grid(name).expand(fake_fingerprint)) == 12
+
+
+def test_a_grid_or_base_of_ones_own_wins_over_the_shipped_one(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_fingerprint: Any
+) -> None:
+    write("extends: base/tiny\nset: {train.clip: 5}\n", "tiny.yaml")
+    write("name: quick\nextends: tiny\n", "quick.yaml")
+    monkeypatch.chdir(tmp_path)
+    (cell,) = load_grid("quick").expand(fake_fingerprint)
+    assert (cell.config.train.clip, cell.config.model.d_model) == (5.0, 80)
+    assert find_file("tiny", tmp_path, "base") == tmp_path / "tiny.yaml"
+
+
+def test_bases_are_looked_for_beside_the_grid_not_in_the_working_folder(write: Write, fake_fingerprint: Any) -> None:
+    write("extends: tiny\nset: {train.clip: 5}\n", "inner/mine.yaml")
+    grid = write("name: g\nextends: mine\n", "inner/g.yaml")
+    assert load_grid(grid).expand(fake_fingerprint)[0].config.train.clip == 5.0
+
+
+def test_a_relative_data_path_is_beside_the_file_that_says_it(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_fingerprint: Any
+) -> None:
+    write("extends: tiny\nset:\n  data: {corpus: files, path: texts}\n", "bases/mine.yaml")
+    by_base = write("name: g\nextends: bases/mine\n")
+    by_axis = write(
+        "name: g\nextends: bases/mine\naxes:\n  data.path: [texts, /abs]\nexclude:\n  - data.path: /abs\n", "h.yaml"
+    )
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    assert load_grid(by_base).expand(fake_fingerprint)[0].config.data.path == str(tmp_path / "bases" / "texts")
+    assert load_grid(by_axis).expand(fake_fingerprint)[0].config.data.path == str(tmp_path / "texts")
+    by_option = load_grid(by_base, sets=["data.path=texts"], rename="o").expand(fake_fingerprint)
+    assert by_option[0].config.data.path == str(work / "texts")
+
+
+def test_the_fingerprint_is_asked_once_for_each_corpus(write: Write) -> None:
+    asked = []
+
+    def fingerprint(data: Any) -> str:
+        asked.append(data.shuffle)
+        return f"{len(asked):064d}"
+
+    grid = load_grid(write("name: g\nextends: tiny\naxes:\n  memory: [off, on]\n  data.shuffle: [off, on]\n"))
+    found = grid.expand(fingerprint)
+    assert asked == [False, True]
+    assert [c.config.data.fingerprint for c in found] == ["1".zfill(64), "2".zfill(64)] * 2
+
+
+PLUGIN = """
+from atma_sweep.model.config import Int, knob
+from atma_sweep.model.mixers.base import Mixer, MixerConfig
+from atma_sweep.model.registry import register_mixer
+
+class Settings(MixerConfig):
+    reach: Int = knob(3, "How far.", identity=3, ge=1)
+
+@register_mixer("mean")
+class Mean(Mixer):
+    Config = Settings
+"""
+
+
+def test_a_plugin_brings_a_mixer_with_settings(
+    write: Write, monkeypatch: pytest.MonkeyPatch, fake_fingerprint: Any
+) -> None:
+    monkeypatch.setattr("atma_sweep.model.registry.MIXERS", MIXERS.copy())
+    plugin = write(PLUGIN, "mean.py")
+    text = (
+        "name: g\nextends: tiny\nplugins: [mean.py]\naxes:\n  attn_type: [mean, nope]\n  model.mixers.mean.reach: [5]\n"
+    )
+    mean, nope = load_grid(write(text)).expand(fake_fingerprint)
+    assert mean.config.model.mixers == {"mean": {"canon": True, "reach": 5}}
+    assert mean.config.model.mixer_source == mean.config.plugins[0].sha256
+    assert (nope.config.model.mixer_source, mean.config.plugins[0].path) == (None, str(plugin))
+    with pytest.raises(Exception, match="mixer mean has no distractor loss; exclude that combination"):
+        load_grid(write(text + "set:\n  distractor: on\n")).expand(fake_fingerprint)
+
+
+def test_plain_values_of_a_file_and_their_lines(write: Write) -> None:
+    path = write("a: {b: 1_000, c: 1e3}\nd:\n  - on\n  - 'x'\n  - [1, null]\ne: true\n")
+    document = load(path)
+    assert document.data == {"a": {"b": 1000, "c": 1000.0}, "d": ["on", "x", [1, None]], "e": True}
+    assert [type(v) for v in (document.data["a"]["b"], document.data["a"]["c"], document.data["d"][0])] == [
+        int,
+        float,
+        str,
+    ]
+    assert [document.line(*k) for k in (("a", "c"), ("d", 1), ("d", 2, 1), ("d", 9), ("z",))] == [1, 4, 5, 2, 1]
+
+
+def test_flatten_mixes_dots_and_nesting() -> None:
+    document = Document(Path("x"), "", {}, {("a", "b.c"): 4})
+    tree = {"b.c": {"d": 1}, "e": 2}
+    assert list(flatten(tree, document, ("a",))) == [("b.c.d", 1, 4, "b.c.d"), ("e", 2, 1, "e")]
+
+
+@pytest.mark.parametrize(("text", "value"), [
+    ("1e6", 1e6), ("1_000", 1000), ("on", "on"), ("true", True), ("[8, 16]", [8, 16]), ("polar", "polar"), ("[8", "[8"),
+    ("null", None), ("", None), ("a: b", {"a": "b"}),
+])  # fmt: skip
+def test_command_line_values_read_as_yaml(text: str, value: object) -> None:
+    assert parse_value(text) == value
+
+
+def test_every_setting_of_every_shipped_base_is_a_valid_path() -> None:
+    assert shipped("base") == ["intended-370m", "published-370m", "tiny"]
+    for name in shipped("base"):
+        path = find_file(name, folder="base")
+        assert path is not None
+        document = load(path)
+        found = [entry[0] for entry in flatten(document.data["set"], document, ("set",))]
+        assert len(found) >= 9
+        assert [path for path in found if unknown(path)] == []
+
+
+@pytest.mark.parametrize(("name", "count"), [("full", 120), ("paper-v1", 100), ("paper-v2", 120), ("quick", 12)])
+def test_every_shipped_grid_expands(name: str, count: int, fake_fingerprint: Any) -> None:
+    assert shipped() == ["full", "paper-v1", "paper-v2", "quick"]
+    found = load_grid(name).expand(fake_fingerprint)
+    assert (len(found), len({c.id for c in found}), len({c.slug for c in found})) == (count, count, count)
+
+
+def test_the_two_recipes_differ_where_documented(fake_fingerprint: Any) -> None:
+    def rope(name: str) -> Any:
+        return next(c for c in load_grid(name).expand(fake_fingerprint) if c.levels["attn_type"] == "rope").config
+
+    full, paper = rope("full"), rope("paper-v2")
+    assert (full.train.schedule, paper.train.schedule) == ("cosine", "linear")
+    assert (full.train.loss_reduction, paper.train.loss_reduction) == ("mean", "sum")
+    assert (full.model.init, paper.model.init) == ("zero-ends", "zero-ends-and-conv-in")
+    ropes = [
+        (m["rotary"], m["base"], m["scale"], m["canon"])
+        for m in (full.model.mixers["rope"], paper.model.mixers["rope"])
+    ]
+    assert ropes == [("full", 10_000.0, None, True), ("half-truncated", 1024.0, 0.12, False)]
+    for config in (full, paper):
+        assert (config.train.steps, config.train.accumulation) == (1900, 64)
+        assert (config.train.tokens, config.train.steps * config.train.batch_tokens) == (996_147_200, 996_147_200)

@@ -1,0 +1,382 @@
+"""Every mistake in a grid is one line: file, line, key, what is wrong, what is allowed, the nearest word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from atma_sweep.model.mixers.softmax import RoPEConfig
+from atma_sweep.sweep.cell import TrainConfig
+from atma_sweep.sweep.errors import GridError, nearest
+from atma_sweep.sweep.grid import load_grid
+
+Write = Callable[..., Path]
+HEAD = "name: g\nextends: tiny\n"
+TRAIN = ", ".join(f"train.{name}" for name in TrainConfig.model_fields)
+ROPE = ", ".join(f"model.mixers.rope.{name}" for name in sorted(RoPEConfig.model_fields))
+AXES = "attn_type, reg_mode, distractor, memory, window"
+ANY = "or a config path such as train.muon_lr"
+KEYS = "name, description, extends, axes, exclude, include, seeds, set, resources, plugins"
+ONE = "keep one of them"
+SEEDS = "must be a count or a list of different whole numbers"
+
+CASES: dict[str, tuple[str, str]] = {
+    "top-key": ("axis:\n  memory: [on]\n", f"3: axis: no such key; allowed: {KEYS}; did you mean 'axes'?"),
+    "axis": (
+        "axes:\n  atn_type: [polar]\n",
+        f"4: axes.atn_type: no such axis; allowed: {AXES}, {ANY}; did you mean 'attn_type'?",
+    ),
+    "level": (
+        "axes:\n  memory: [off, on]\n  attn_type: [polar, nop]\n",
+        "5: axes.attn_type: no level 'nop'; allowed: polar, nope, rope; did you mean 'nope'?",
+    ),
+    "level-on-its-own-line": (
+        "axes:\n  memory:\n    - off\n    - om\n",
+        "6: axes.memory: no level 'om'; allowed: off, on, gated_delta; did you mean 'on'?",
+    ),
+    "dotted-path": (
+        "set:\n  train.token: 1e6\n",
+        f"4: set.train.token: no such setting under train; allowed: {TRAIN}; did you mean 'train.tokens'?",
+    ),
+    "nested-path": (
+        "set:\n  train:\n    token: 1e6\n",
+        f"5: set.train.token: no such setting under train; allowed: {TRAIN}; did you mean 'train.tokens'?",
+    ),
+    "path-as-axis": (
+        "axes:\n  train.muonlr: [0.1]\n",
+        f"4: axes.train.muonlr: no such setting under train; allowed: {TRAIN}; did you mean 'train.muon_lr'?",
+    ),
+    "section": (
+        "set:\n  trian:\n    tokens: 1\n",
+        "5: set.trian.tokens: no such section; allowed: model, data, train, eval, resources, checkpoint; "
+        "did you mean 'train'?",
+    ),
+    "type": (
+        "set:\n  train:\n    tokens: abc\n",
+        "5: set.train.tokens: must be a valid integer, unable to parse string as an integer, got 'abc'",
+    ),
+    "limit": ("set:\n  train:\n    clip: -1\n", "5: set.train.clip: must be greater than 0, got -1"),
+    "infinity": ("set:\n  train:\n    clip: .inf\n", "5: set.train.clip: must be a finite number, got inf"),
+    "literal": (
+        "set:\n  train:\n    schedule: cosin\n",
+        "5: set.train.schedule: no such value 'cosin'; allowed: cosine, linear; did you mean 'cosine'?",
+    ),
+    "literal-as-axis": (
+        "axes:\n  train.schedule: [cosine, cosin]\n",
+        "4: axes.train.schedule: no such value 'cosin'; allowed: cosine, linear; did you mean 'cosine'?",
+    ),
+    "level-in-set": (
+        "set:\n  memory: onn\n",
+        "4: set.memory: no level 'onn' of axis memory; allowed: off, on, gated_delta; did you mean 'on'?",
+    ),
+    "section-as-value": (
+        "set:\n  data: 3\n",
+        "4: set.data: is a section, not a value; allowed: data.corpus, data.path, "
+        "data.tokenizer, data.heldout_tokens, data.shuffle",
+    ),
+    "empty-section": ("set:\n  train: {}\n", "4: set.train: is empty; remove it or give it a value"),
+    "set-is-a-list": ("set: [1]\n", "3: set: must be a mapping, got [1]"),
+    "duplicate-yaml-key": (
+        "set:\n  train:\n    tokens: 1e6\n    tokens: 2e6\n",
+        "6: tokens: key given twice; keep one of them",
+    ),
+    "duplicate-level": ("axes:\n  memory: [off, on, no]\n", "4: axes.memory: level 'off' given twice"),
+    "duplicate-cell": (
+        "seeds: 2\naxes:\n  memory: [off, on]\n  model.window_size: [8, 16]\n",
+        "6: axes.model.window_size: cells (memory=off, model.window_size=8, seed=0) and "
+        "(memory=off, model.window_size=16, seed=0) are the same cell; exclude one of them",
+    ),
+    "duplicate-cell-of-one-memory": (
+        "axes:\n  memory: [on, gated_delta]\n",
+        "4: axes.memory: cells (memory=on, seed=0) and (memory=gated_delta, seed=0) are the same cell; "
+        "exclude one of them",
+    ),
+    "duplicate-cell-by-include": (
+        "axes:\n  memory: [off, on]\ninclude:\n  - {memory: on, window: on}\n  - {attn_type: polar}\n",
+        "7: include: cells (memory=off, seed=0) and (attn_type=polar, seed=0) are the same cell; exclude one of them",
+    ),
+    "empty-axis": (
+        "axes:\n  memory: []\n",
+        "4: axes.memory: has no levels; give at least one, or remove the axis",
+    ),
+    "axis-is-no-list": ("axes:\n  memory: on\n", "4: axes.memory: must be a list of levels, got 'on'"),
+    "axes-without-content": ("axes:\n", "3: axes: must be a mapping, got None"),
+    "invalid-yaml": ("axes:\n  memory: [off, on\nseeds: 3\n", "5: not valid YAML: expected ',' or ']', but got ':'"),
+    "tab": ("axes:\n\tmemory: [off]\n", "4: not valid YAML: found character '\\t' that cannot start any token"),
+    "one-path-twice-in-set": (
+        "set:\n  train.tokens: 1e6\n  train:\n    tokens: 2e6\n",
+        f"6: set.train.tokens: sets train.tokens, which set.train.tokens in line 4 sets at the same level; {ONE}",
+    ),
+    "axis-name-and-path-in-set": (
+        "set:\n  window: on\n  model:\n    window: on\n",
+        f"6: set.model.window: sets model.window, which set.window in line 4 sets at the same level; {ONE}",
+    ),
+    "axis-name-and-path-as-axes": (
+        "axes:\n  window: [off, on]\n  model.window: [off, on]\n",
+        f"5: axes.model.window: sets model.window, which axes.window in line 4 sets at the same level; {ONE}",
+    ),
+    "resources-twice": (
+        "resources:\n  gpus: 1\nset:\n  resources.gpus: 0\n",
+        f"4: resources.gpus: sets resources.gpus, which set.resources.gpus in line 6 sets at the same level; {ONE}",
+    ),
+    "resources": (
+        "resources:\n  gpu: 1\n",
+        "4: resources.gpu: no such setting under resources; allowed: resources.gpus, resources.cpus; "
+        "did you mean 'resources.gpus'?",
+    ),
+    "exclude-axis": (
+        "axes:\n  memory: [off, on]\nexclude:\n  - {memory: on}\n  - {memry: on}\n",
+        "7: exclude[1].memry: not an axis of this grid; allowed: memory; did you mean 'memory'?",
+    ),
+    "exclude-level": (
+        "axes:\n  memory: [off, on]\nexclude:\n  - {memory: gated_delta}\n",
+        "6: exclude[0].memory: no level 'gated_delta' in this grid; allowed: off, on",
+    ),
+    "exclude-everything": (
+        "axes:\n  memory: [off, on]\nexclude:\n  - memory: [on, off]\n",
+        "5: exclude: drops every cell; nothing is left to run",
+    ),
+    "exclude-is-text": ("exclude: memory\n", "3: exclude: must be a list, got 'memory'"),
+    "exclude-item": ("exclude:\n  - memory\n", "4: exclude[0]: must map axes to levels, got 'memory'"),
+    "include-level": (
+        "include:\n  - {memory: onn}\n",
+        "4: include[0].memory: no level 'onn'; allowed: off, on, gated_delta; did you mean 'on'?",
+    ),
+    "include-axis": (
+        "include:\n  - {memry: on}\n",
+        f"4: include[0].memry: no such axis; allowed: {AXES}, {ANY}; did you mean 'memory'?",
+    ),
+    "seeds-0": ("seeds: 0\n", "3: seeds: must be at least 1, got 0"),
+    "seeds-text": ("seeds: three\n", f"3: seeds: {SEEDS}, got 'three'"),
+    "seeds-boolean": ("seeds: true\n", f"3: seeds: {SEEDS}, got True"),
+    "seeds-twice": ("seeds: [1, 1]\n", f"3: seeds: {SEEDS}, got [1, 1]"),
+    "seeds-negative": ("seeds: [0, -1]\n", f"3: seeds: {SEEDS}, got [0, -1]"),
+    "seeds-empty": ("seeds: []\n", f"3: seeds: {SEEDS}, got []"),
+    "mixer-option": (
+        "set:\n  model:\n    mixers:\n      rope: {bas: 3}\n",
+        f"6: set.model.mixers.rope.bas: no such setting under model.mixers.rope; allowed: {ROPE}; "
+        "did you mean 'model.mixers.rope.base'?",
+    ),
+    "mixer-option-type": (
+        "set:\n  attn_type: rope\n  model.mixers.rope.base: x\n",
+        "5: set.model.mixers.rope.base: must be a valid number, unable to parse string as a number, got 'x'",
+    ),
+    "mixer-option-literal": (
+        "set:\n  attn_type: rope\n  model.mixers.rope.rotary: fll\n",
+        "5: set.model.mixers.rope.rotary: no such value 'fll'; allowed: full, half-truncated; did you mean 'full'?",
+    ),
+    "mixer-name": (
+        "set:\n  model:\n    mixers:\n      rop: {base: 3}\n",
+        "6: set.model.mixers.rop.base: no such setting under model.mixers; "
+        "allowed: model.mixers.nope, model.mixers.polar, model.mixers.rope; did you mean 'model.mixers.rope'?",
+    ),
+    "computed-field": (
+        "set:\n  data.fingerprint: abc\n",
+        "4: set.data.fingerprint: is computed from the text; remove it",
+    ),
+    "seed-in-set": (
+        "set:\n  seed: 3\n",
+        "4: set.seed: is given by the grid's key seeds, for example seeds: [0, 1]",
+    ),
+    "seed-as-axis": (
+        "axes:\n  seed: [0, 1]\n",
+        "4: axes.seed: is given by the grid's key seeds, for example seeds: [0, 1]",
+    ),
+    "vocabulary": (
+        "set:\n  model:\n    vocab_size: 256\n",
+        "5: set.model.vocab_size: model.vocab_size is 256, but tokenizer bytes has 257 tokens",
+    ),
+    "vocabulary-by-tokenizer": (
+        "set:\n  data:\n    tokenizer: gpt2\n",
+        "5: set.data.tokenizer: model.vocab_size is 264, but tokenizer gpt2 has 50257 tokens",
+    ),
+    "tokenizer": (
+        "set:\n  data:\n    tokenizer: gtp2\n",
+        "5: set.data.tokenizer: no such name 'gtp2'; allowed: bytes, gpt2; did you mean 'gpt2'?",
+    ),
+    "batch-does-not-divide": (
+        "set:\n  train:\n    batch_tokens: 1000\n",
+        "5: set.train.batch_tokens: batch_tokens (1000) must be a multiple of seq_len * micro_batch (128 * 8 = 1024)",
+    ),
+    "batch-does-not-divide-by-axis": (
+        "axes:\n  train.micro_batch: [1, 3]\n",
+        "4: axes.train.micro_batch: batch_tokens (1024) must be a multiple of seq_len * micro_batch (128 * 3 = 384)",
+    ),
+    "no-step": (
+        "set:\n  train:\n    tokens: 1000\n",
+        "5: set.train.tokens: tokens (1000) is less than one step of batch_tokens (1024)",
+    ),
+    "heads": ("set:\n  model.n_heads: 3\n", "4: set.model.n_heads: n_kv_heads (2) must divide n_heads (3)"),
+    "lengths": (
+        "set:\n  eval.lengths: [8, 4]\n",
+        "4: set.eval.lengths: lengths must rise and start at 2 or more, got [8, 4]",
+    ),
+    "probe": (
+        "set:\n  eval:\n    probes: [val, nedle]\n",
+        "5: set.eval.probes: no such name 'nedle'; allowed: val, clean, junk, needle; did you mean 'needle'?",
+    ),
+    "plugin-missing": (
+        "plugins: [clahs.py]\n",
+        "3: plugins: no file 'clahs.py' beside the grid; allowed: clash.py, raises.py; did you mean 'clash.py'?",
+    ),
+    "plugin-raises": (
+        "plugins:\n  - raises.py\n",
+        "4: plugins: raises.py cannot be loaded: RuntimeError: first line second line",
+    ),
+    "plugin-name-clash": (
+        "plugins: [clash.py]\n",
+        "3: plugins: clash.py cannot be loaded: ValueError: a mixer named 'rope' exists already; choose another name",
+    ),
+    "plugins-is-text": ("plugins: clash.py\n", "3: plugins: must be a list, got 'clash.py'"),
+}
+CLASH = """
+from atma_sweep.model.mixers.base import Mixer
+from atma_sweep.model.registry import register_mixer
+
+@register_mixer("rope")
+class Mine(Mixer):
+    pass
+"""
+
+
+def message(path: Path | str, fingerprint: Callable[..., str], **options: object) -> str:
+    with pytest.raises(GridError) as caught:
+        load_grid(path, **options).expand(fingerprint)  # type: ignore[arg-type]
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_mistake_is_one_line_that_says_where_and_what(
+    case: str, write: Write, fake_fingerprint: Callable[..., str]
+) -> None:
+    write("raise RuntimeError('first line\\nsecond line')\n", "raises.py")
+    write(CLASH, "clash.py")
+    text, expected = CASES[case]
+    path = write(HEAD + text)
+    assert message(path, fake_fingerprint) == f"{path}:{expected}"
+
+
+WHOLE_FILES = {
+    "list": ("- a\n- b\n", "1: must hold a mapping of keys such as name, extends and axes"),
+    "empty": ("", "1: must hold a mapping of keys such as name, extends and axes"),
+    "no-name": ("extends: tiny\n", "1: name: is missing; give the sweep a name"),
+    "name-is-a-number": ("name: 3\nextends: tiny\n", "1: name: must be text, got 3"),
+    "name-twice": ("name: a\nname: b\n", "2: name: key given twice; keep one of them"),
+    "unknown-base": (
+        "name: g\nextends: tinny\n",
+        "2: extends: no base 'tinny'; allowed: intended-370m, published-370m, tiny; did you mean 'tiny'?",
+    ),
+    "base-in-a-folder-that-is-not-there": (
+        "name: g\nextends: elsewhere/tiny\n",
+        "2: extends: no base 'elsewhere/tiny'; allowed: intended-370m, published-370m, tiny",
+    ),
+    "two-documents": ("name: a\n---\nname: b\n", "2: not valid YAML: but found another document"),
+}
+
+
+@pytest.mark.parametrize("case", WHOLE_FILES)
+def test_a_file_that_is_no_grid(case: str, write: Write, fake_fingerprint: Callable[..., str]) -> None:
+    text, expected = WHOLE_FILES[case]
+    path = write(text)
+    assert message(path, fake_fingerprint).startswith(f"{path}:{expected}")
+
+
+def test_base_cycle_is_reported_in_the_base_that_closes_it(write: Write, fake_fingerprint: Callable[..., str]) -> None:
+    one = write("description: x\nextends: two\n", "one.yaml")
+    two = write("extends: one\n", "two.yaml")
+    grid = write("name: g\nextends: one\n")
+    assert message(grid, fake_fingerprint) == f"{two}:1: extends: base 'one' extends itself"
+    one.write_text("extends: one\n")
+    assert message(grid, fake_fingerprint) == f"{one}:1: extends: base 'one' extends itself"
+
+
+def test_a_base_may_not_have_axes(write: Write, fake_fingerprint: Callable[..., str]) -> None:
+    base = write("extends: tiny\naxes:\n  memory: [on]\n", "mine.yaml")
+    grid = write("name: g\nextends: mine\n")
+    expected = f"{base}:2: axes: no such key; allowed: description, extends, set, resources"
+    assert message(grid, fake_fingerprint) == expected
+
+
+def test_wrong_value_in_a_base_is_blamed_there(write: Write, fake_fingerprint: Callable[..., str]) -> None:
+    base = write("extends: tiny\nset:\n  train:\n    clip: 0\n", "mine.yaml")
+    grid = write("name: g\nextends: mine\nset:\n  train.muon_lr: 0.1\n")
+    assert message(grid, fake_fingerprint) == f"{base}:4: set.train.clip: must be greater than 0, got 0"
+
+
+def test_missing_grid_names_the_nearest_shipped_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_fingerprint: Callable[..., str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    problem = "no such grid file; allowed: full, paper-v1, paper-v2, quick"
+    assert message("quik", fake_fingerprint) == f"quik: {problem}; did you mean 'quick'?"
+    # A folder that was typed is meant: no shipped grid of the same name instead.
+    assert message("mine/quick", fake_fingerprint) == f"mine/quick: {problem}; did you mean 'quick'?"
+    assert message("/nowhere/grids/full.yaml", fake_fingerprint).startswith(f"/nowhere/grids/full.yaml: {problem}")
+    assert message("", fake_fingerprint) == f": {problem}"
+
+
+def test_unreadable_grid(write: Write, fake_fingerprint: Callable[..., str]) -> None:
+    path = write("name: g\n")
+    path.write_bytes(b"name: \xff\n")
+    assert message(path, fake_fingerprint).startswith(f"{path}: cannot be read: 'utf-8' codec can't decode byte 0xff")
+
+
+SETS = {
+    "no-equals": (("train.tokens",), "--set: train.tokens: must read path=value, for example train.tokens=1e6"),
+    "twice": (
+        ("train.tokens=1e6", "train.tokens=2e6"),
+        "--set: train.tokens: sets train.tokens, which train.tokens sets at the same level; keep one of them",
+    ),
+    "axis-and-path": (
+        ("window=on", "model.window=off"),
+        "--set: model.window: sets model.window, which window sets at the same level; keep one of them",
+    ),
+    "unknown": (
+        ("train.tokns=1e6",),
+        f"--set: train.tokns: no such setting under train; allowed: {TRAIN}; did you mean 'train.tokens'?",
+    ),
+    "axis-name": (
+        ("memry=on",),
+        f"--set: memry: no such section; allowed: model, data, train, eval, resources, checkpoint, {AXES}; "
+        "did you mean 'memory'?",
+    ),
+    "type": (
+        ("train.tokens=few",),
+        "--set: train.tokens: must be a valid integer, unable to parse string as an integer, got 'few'",
+    ),
+    "empty": (("train.tokens=",), "--set: train.tokens: must be a valid integer, got None"),
+    "batch": (
+        ("train.micro_batch=3",),
+        "--set: train.micro_batch: batch_tokens (1024) must be a multiple of seq_len * micro_batch (128 * 3 = 384)",
+    ),
+    "seed": (("seed=3",), "--set: seed: is given by the grid's key seeds, for example seeds: [0, 1]"),
+}
+
+
+@pytest.mark.parametrize("case", SETS)
+def test_mistakes_in_set_options(case: str, write: Write, fake_fingerprint: Callable[..., str]) -> None:
+    sets, expected = SETS[case]
+    assert message(write(HEAD), fake_fingerprint, sets=sets, rename="other") == expected
+
+
+@pytest.mark.parametrize("name", [None, "g"])
+def test_set_needs_a_name_of_its_own(write: Write, name: str | None, fake_fingerprint: Callable[..., str]) -> None:
+    found = message(write(HEAD), fake_fingerprint, sets=["train.clip=2"], rename=name)
+    assert found == "--set: a changed grid needs a name of its own: add --name, other than 'g'"
+
+
+def test_error_keeps_its_parts(write: Write) -> None:
+    path = write(HEAD + "axes:\n  memory: [offf]\n")
+    with pytest.raises(GridError) as caught:
+        load_grid(path)
+    error = caught.value
+    assert (error.file, error.line, error.key) == (str(path), 4, "axes.memory")
+    assert (error.allowed, error.nearest, error.exit_code) == (["off", "on", "gated_delta"], "off", 2)
+
+
+def test_nearest_word_is_near_or_none() -> None:
+    assert nearest("polr", ["nope", "polar", "rope"]) == "polar"
+    assert nearest("xyzzy", ["nope", "polar", "rope"]) is None

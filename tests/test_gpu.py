@@ -1,0 +1,103 @@
+"""What only a GPU can show: bf16 against float32 and float64, fla against the reference, a whole launch."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from atma_sweep.kernels.gated_delta import choose_backend, gated_delta, gated_delta_reference
+from atma_sweep.model.backbone import Auxiliary, build
+from atma_sweep.model.config import ModelConfig
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+SMALL = {"d_model": 64, "n_layers": 4, "n_heads": 4, "n_kv_heads": 2, "vocab_size": 264, "window_size": 16}
+
+
+def relative(a: torch.Tensor, b: torch.Tensor) -> float:
+    a, b = a.detach().double().cpu(), b.detach().double().cpu()
+    return float((a - b).norm() / b.norm())
+
+
+@pytest.mark.parametrize("backend", ["torch", "fla"])
+@pytest.mark.parametrize(("length", "size"), [(1, 64), (127, 128), (1000, 128), (130, 20)])
+def test_gated_delta_in_bf16_is_near_float64(backend: str, length: int, size: int) -> None:
+    if backend == "fla" and choose_backend("cuda")[0] != "fla":
+        assert "wrong gradients" in choose_backend("cuda")[1] or "not installed" in choose_backend("cuda")[1]
+        return
+    draw = torch.Generator().manual_seed(length)
+    q, k, v = (torch.randn(2, length, heads, size, generator=draw) for heads in (4, 2, 2))
+    gamma = torch.nn.functional.logsigmoid(torch.randn(2, length, 4, generator=draw) + 3.9)
+    beta = torch.sigmoid(torch.randn(2, length, 4, generator=draw))
+    weight = torch.randn(2, length, 4, size, generator=draw)
+    exact = [x.to(torch.bfloat16).double().requires_grad_() for x in (q, k, v)] + [
+        x.double().requires_grad_() for x in (gamma, beta)
+    ]
+    (gated_delta_reference(*exact)[0] * weight).sum().backward()
+    ours = [x.cuda().to(torch.bfloat16).requires_grad_() for x in (q, k, v)]
+    ours += [x.cuda().requires_grad_() for x in (gamma, beta)]
+    result = gated_delta(*ours, backend=backend)
+    assert isinstance(result, torch.Tensor)
+    (result.float() * weight.cuda()).sum().backward()
+    assert relative(result, gated_delta_reference(*exact)[0]) < 1e-2
+    for got, want in zip(ours, exact, strict=True):
+        assert got.grad is not None
+        assert want.grad is not None
+        assert relative(got.grad, want.grad) < 2e-2 or float(want.grad.norm()) < 1e-6
+
+
+@pytest.mark.parametrize("memory", ["none", "gated_delta"])
+@pytest.mark.parametrize("attn_type", ["polar", "nope", "rope"])
+@pytest.mark.parametrize("window", [False, True])
+def test_cuda_bf16_loss_and_gradients_are_near_the_cpu(attn_type: str, memory: str, window: bool) -> None:
+    config = ModelConfig(**SMALL, head_dim=64, attn_type=attn_type, memory=memory, window=window)
+    tokens = torch.randint(0, 264, (3, 101), generator=torch.Generator().manual_seed(0))
+    grads, losses = [], []
+    for device, dtype in (("cpu", torch.float64), ("cuda", torch.bfloat16)):
+        model = build(config, seed=0, device=torch.device(device), dtype=dtype)
+        with torch.no_grad():
+            for index, parameter in enumerate(model.parameters()):
+                noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(index))
+                parameter.add_((0.05 * noise).to(parameter))
+        auxiliary = Auxiliary("weak", 16, False, None, 0, 0, 0)
+        batch = tokens.to(device)
+        features = model.features(batch[:, :-1], auxiliary=auxiliary)
+        loss = model.token_losses(features.hidden_BTD, batch[:, 1:]).mean()
+        loss.backward()
+        losses.append(float(loss.detach()))
+        grads.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    assert losses[1] == pytest.approx(losses[0], rel=5e-3)
+    assert grads[0].keys() == grads[1].keys()
+    for name in ("blocks.0.mix.conv.weight", "blocks.2.mix.q.weight", "head.weight"):
+        matching = [key for key in grads[0] if key == name or key.endswith(name)]
+        for key in matching:
+            assert relative(grads[1][key], grads[0][key]) < 0.1, key
+
+
+def test_launch_on_a_gpu_records_speed_and_memory(tmp_path: Path) -> None:
+    grid = tmp_path / "gpu.yaml"
+    grid.write_text(
+        "name: gpu\nextends: tiny\naxes: {attn_type: [polar], memory: [off, on]}\nresources: {gpus: 1, cpus: 2}\n"
+        "set: {model.head_dim: 64, train.tokens: 40960, eval.lengths: [128, 1024]}\n"
+    )
+    command = [sys.executable, "-m", "atma_sweep.cli", "launch", "gpu.yaml", "--executor", "local", "--json"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert json.loads(result.stdout)["counts"] == {"done": 2}
+    database = sqlite3.connect(tmp_path / "atma.db")
+    query = "SELECT gpu_name, device, dtype, driver IS NOT NULL FROM provenance"
+    assert database.execute(query).fetchall() == [(torch.cuda.get_device_name(), "cuda", "bfloat16", 1)] * 2
+    ((low, high),) = database.execute(
+        "SELECT min(peak_memory), max(peak_memory) FROM measurement WHERE probe = 'clean'"
+    )
+    assert 1e6 < low <= high < torch.cuda.get_device_properties(0).total_memory
+    mfu = database.execute("SELECT value FROM results WHERE metric = 'mfu'").fetchall()
+    assert len(mfu) == 2
+    assert all(0 < value < 1 for (value,) in mfu)
