@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from collections.abc import Callable
@@ -254,6 +255,8 @@ def _expected(error: BaseException) -> int | None:
 
 def main(command: Callable[[], Any] = app) -> None:
     """Runs the command line: one clear line and an exit code for every error that was foreseen."""
+    # Imports make many objects that live on; collecting garbage meanwhile costs `status` a tenth of its time.
+    gc.set_threshold(200_000)
     try:
         command()
     except Exception as error:

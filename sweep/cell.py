@@ -9,20 +9,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import BaseModel, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from ..model import registry
 from ..model.config import Config, Flag, Float, Int, ModelConfig, knob
 from . import axes
 
-OUTSIDE = {"outside": True}
-
 
 def aside(default: Any, doc: str, **limits: Any) -> Any:
     """A field that never enters a cell's id: a name, a path, or something that cannot change a trained weight."""
-    field = knob(default, doc, **limits)
-    field.json_schema_extra = OUTSIDE
-    return field
+    return Field(default, description=doc, json_schema_extra={"outside": True}, **limits)
 
 
 class DataConfig(Config):

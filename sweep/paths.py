@@ -126,10 +126,10 @@ def add(layer: Layer, path: str, setting: Setting) -> None:
         return
     wrong = unknown(path)
     if wrong:
-        problem, allowed, word = wrong
-        if "." not in path and word is not None:
+        problem, allowed, misspelt = wrong
+        if "." not in path and misspelt is not None:
             allowed = [*allowed, *axes.AXES]
-        raise GridError(setting.file, setting.line, setting.key, problem, allowed, word)
+        raise GridError(setting.file, setting.line, setting.key, problem, allowed, misspelt)
     before = layer.get(path)
     if before is not None:
         other = f"{before.key} in line {before.line}" if before.line else before.key

@@ -10,6 +10,8 @@ from .grid import shipped
 from .paths import COMPUTED
 
 SCALAR = {"type": ["string", "number", "boolean", "null"]}
+NUMBER = r"^[-+]?[0-9][0-9_]*(\.[0-9]*)?([eE][-+]?[0-9]+)?$"
+SWITCH = "^([Oo][Nn]|[Oo][Ff][Ff]|[Yy][Ee][Ss]|[Nn][Oo]|[Tt][Rr][Uu][Ee]|[Ff][Aa][Ll][Ss][Ee])$"
 
 
 def _open_numbers(node: Any) -> Any:
@@ -24,9 +26,10 @@ def _open_numbers(node: Any) -> Any:
         if key not in ("default", "identity", "outside", "title", "required")
     }
     if out.get("type") in ("integer", "number"):
-        out["type"] = [out["type"] if out["type"] == "number" else "integer", "number", "string"]
+        # 1e9 is a float to YAML even where a whole number is asked
+        out |= {"type": ["number", "string"], "pattern": NUMBER}
     elif out.get("type") == "boolean":
-        out["type"] = ["boolean", "string"]
+        out |= {"type": ["boolean", "string"], "pattern": SWITCH}
     return out
 
 

@@ -64,4 +64,5 @@ def wilson(successes: float, trials: int, z: float = 1.959963984540054) -> tuple
     scale = 1 + z * z / trials
     middle = (p + z * z / (2 * trials)) / scale
     half = z / scale * math.sqrt(p * (1 - p) / trials + z * z / (4 * trials * trials))
-    return max(0.0, middle - half), min(1.0, middle + half)
+    # rounding must not leave the proportion itself outside
+    return max(0.0, min(p, middle - half)), min(1.0, max(p, middle + half))

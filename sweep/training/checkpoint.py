@@ -76,7 +76,7 @@ def load_weights(path: Path, model: nn.Module) -> None:
 def save(
     folder: Path, model: nn.Module, optimizers: Mapping[str, Any], *, step: int, tokens: int, wall_s: float
 ) -> Path:
-    """Writes `folder`/checkpoint-<step> and removes older ones, the newest complete one before it excepted."""
+    """Writes `folder`/checkpoint-<step> and removes older ones, the one just before it excepted."""
     final = folder / f"{PREFIX}{step:08d}"
     aside = folder / f".{final.name}.part"
     shutil.rmtree(aside, ignore_errors=True)
@@ -108,7 +108,7 @@ def verified(path: Path) -> bool:
     try:
         state = json.loads((path / "state.json").read_text())
         return all(_sha256(path / name) == digest for name, digest in state["sha256"].items())
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 
 

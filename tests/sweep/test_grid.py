@@ -20,7 +20,7 @@ SPELLINGS = [(spelling(word), value) for word, value in SWITCHES for spelling in
 
 
 def test_each_level_of_precedence_wins_over_the_one_before(write: Write, fake_fingerprint: Any) -> None:
-    write("extends: tiny\nset:\n  train: {clip: 2.0, muon_lr: 0.5, constant: 0.25, adam_beta1: 0.5}\n", "mine.yaml")
+    write("extends: micro\nset:\n  train: {clip: 2.0, muon_lr: 0.5, constant: 0.25, adam_beta1: 0.5}\n", "mine.yaml")
     text = """
 name: g
 extends: mine
@@ -162,7 +162,7 @@ def test_a_grid_or_base_of_ones_own_wins_over_the_shipped_one(
 
 
 def test_bases_are_looked_for_beside_the_grid_not_in_the_working_folder(write: Write, fake_fingerprint: Any) -> None:
-    write("extends: tiny\nset: {train.clip: 5}\n", "inner/mine.yaml")
+    write("extends: ../micro\nset: {train.clip: 5}\n", "inner/mine.yaml")
     grid = write("name: g\nextends: mine\n", "inner/g.yaml")
     assert load_grid(grid).expand(fake_fingerprint)[0].config.train.clip == 5.0
 
@@ -170,7 +170,7 @@ def test_bases_are_looked_for_beside_the_grid_not_in_the_working_folder(write: W
 def test_a_relative_data_path_is_beside_the_file_that_says_it(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_fingerprint: Any
 ) -> None:
-    write("extends: tiny\nset:\n  data: {corpus: files, path: texts}\n", "bases/mine.yaml")
+    write("extends: ../micro\nset:\n  data: {corpus: files, path: texts}\n", "bases/mine.yaml")
     by_base = write("name: g\nextends: bases/mine\n")
     by_axis = write(
         "name: g\nextends: bases/mine\naxes:\n  data.path: [texts, /abs]\nexclude:\n  - data.path: /abs\n", "h.yaml"
@@ -191,7 +191,7 @@ def test_the_fingerprint_is_asked_once_for_each_corpus(write: Write) -> None:
         asked.append(data.shuffle)
         return f"{len(asked):064d}"
 
-    grid = load_grid(write("name: g\nextends: tiny\naxes:\n  memory: [off, on]\n  data.shuffle: [off, on]\n"))
+    grid = load_grid(write("name: g\nextends: micro\naxes:\n  memory: [off, on]\n  data.shuffle: [off, on]\n"))
     found = grid.expand(fingerprint)
     assert asked == [False, True]
     assert [c.config.data.fingerprint for c in found] == ["1".zfill(64), "2".zfill(64)] * 2
@@ -216,9 +216,7 @@ def test_a_plugin_brings_a_mixer_with_settings(
 ) -> None:
     monkeypatch.setattr("atma_sweep.model.registry.MIXERS", MIXERS.copy())
     plugin = write(PLUGIN, "mean.py")
-    text = (
-        "name: g\nextends: tiny\nplugins: [mean.py]\naxes:\n  attn_type: [mean, nope]\n  model.mixers.mean.reach: [5]\n"
-    )
+    text = "name: g\nextends: micro\nplugins: [mean.py]\naxes:\n  attn_type: [mean, nope]\n  model.mixers.mean.reach: [5]\n"
     mean, nope = load_grid(write(text)).expand(fake_fingerprint)
     assert mean.config.model.mixers == {"mean": {"canon": True, "reach": 5}}
     assert mean.config.model.mixer_source == mean.config.plugins[0].sha256

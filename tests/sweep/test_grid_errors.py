@@ -12,7 +12,7 @@ from atma_sweep.sweep.errors import GridError, nearest
 from atma_sweep.sweep.grid import load_grid
 
 Write = Callable[..., Path]
-HEAD = "name: g\nextends: tiny\n"
+HEAD = "name: g\nextends: micro\n"
 TRAIN = ", ".join(f"train.{name}" for name in TrainConfig.model_fields)
 ROPE = ", ".join(f"model.mixers.rope.{name}" for name in sorted(RoPEConfig.model_fields))
 AXES = "attn_type, reg_mode, distractor, memory, window"
@@ -262,8 +262,8 @@ def test_a_mistake_is_one_line_that_says_where_and_what(
 WHOLE_FILES = {
     "list": ("- a\n- b\n", "1: must hold a mapping of keys such as name, extends and axes"),
     "empty": ("", "1: must hold a mapping of keys such as name, extends and axes"),
-    "no-name": ("extends: tiny\n", "1: name: is missing; give the sweep a name"),
-    "name-is-a-number": ("name: 3\nextends: tiny\n", "1: name: must be text, got 3"),
+    "no-name": ("extends: micro\n", "1: name: is missing; give the sweep a name"),
+    "name-is-a-number": ("name: 3\nextends: micro\n", "1: name: must be text, got 3"),
     "name-twice": ("name: a\nname: b\n", "2: name: key given twice; keep one of them"),
     "unknown-base": (
         "name: g\nextends: tinny\n",
@@ -294,14 +294,14 @@ def test_base_cycle_is_reported_in_the_base_that_closes_it(write: Write, fake_fi
 
 
 def test_a_base_may_not_have_axes(write: Write, fake_fingerprint: Callable[..., str]) -> None:
-    base = write("extends: tiny\naxes:\n  memory: [on]\n", "mine.yaml")
+    base = write("extends: micro\naxes:\n  memory: [on]\n", "mine.yaml")
     grid = write("name: g\nextends: mine\n")
     expected = f"{base}:2: axes: no such key; allowed: description, extends, set, resources"
     assert message(grid, fake_fingerprint) == expected
 
 
 def test_wrong_value_in_a_base_is_blamed_there(write: Write, fake_fingerprint: Callable[..., str]) -> None:
-    base = write("extends: tiny\nset:\n  train:\n    clip: 0\n", "mine.yaml")
+    base = write("extends: micro\nset:\n  train:\n    clip: 0\n", "mine.yaml")
     grid = write("name: g\nextends: mine\nset:\n  train.muon_lr: 0.1\n")
     assert message(grid, fake_fingerprint) == f"{base}:4: set.train.clip: must be greater than 0, got 0"
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
+import re
 import signal
 import sqlite3
 import subprocess
@@ -303,55 +305,34 @@ def test_second_launch_of_a_running_sweep_names_the_first(bench: Bench) -> None:
     first.communicate(timeout=30)
 
 
-PLUGIN = '''
-"""Mean of the values seen so far, faded: a mixer in one file."""
-
-import torch
-from atma_sweep.model import Mixer, MixerConfig, register_mixer
-
-
-@register_mixer("fade")
-class Fade(Mixer):
-    class Config(MixerConfig):
-        """One knob."""
-
-        keep: float = 0.9
-
-    def forward(self, q, k, v, *, window):
-        T = v.size(1)
-        steps = torch.arange(T, device=v.device)
-        weights = (self.config.keep ** (steps[:, None] - steps[None, :]).clamp(min=0)).tril().to(v.dtype)
-        if window is not None:
-            weights = weights.triu(1 - window)
-        weights = weights / weights.sum(-1, keepdim=True)
-        y = torch.einsum("ts,bshd->bthd", weights, v)
-        return y.repeat_interleave(q.size(2) // v.size(2), dim=2)
-'''
+README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+PLUGIN = re.findall(r"^```python\n(# my_mixer.py\n.*?)^```$", README, re.MULTILINE | re.DOTALL)[0]
+"""The mixer that the README shows, to the letter."""
 
 
 def test_plugin_mixer_trains_and_appears_in_the_table(bench: Bench) -> None:
-    (bench.folder / "fade.py").write_text(PLUGIN)
-    bench.grid(more="plugins: [fade.py]\n")
+    (bench.folder / "my_mixer.py").write_text(PLUGIN)
+    bench.grid(more="plugins: [my_mixer.py]\n")
     bench.edit("[nope, polar]", "[fade, nope]")
     bench.edit("set:\n", "set:\n  model.mixers.fade.keep: 0.8\n")
     bench.launch()
     rows = json.loads(bench.run("report", "--table", "6", "--json"))
     assert [row["attn_type"] for row in rows] == ["fade", "nope"]
-    assert rows[0]["values"][0]["value"] < 5.5
+    assert rows[0]["values"][0]["value"] < math.log(264)
     ((config,),) = bench.sql("SELECT config FROM cell WHERE attn_type = 'fade'")
     assert json.loads(str(config))["model"]["mixers"] == {"fade": {"canon": True, "keep": 0.8}}
     # an edited plugin is another mixer: a new cell; the cell without it stays
-    (bench.folder / "fade.py").write_text(PLUGIN.replace("faded", "fading"))
+    (bench.folder / "my_mixer.py").write_text(PLUGIN.replace("Mean of", "A mean of"))
     assert bench.plan()["counts"] == {"new": 1, "done": 1}
 
 
 def test_failing_cell_is_told_and_the_others_go_on(bench: Bench) -> None:
-    (bench.folder / "fade.py").write_text(PLUGIN.replace("        steps =", "        1 / 0\n        steps ="))
-    bench.grid(more="plugins: [fade.py]\n")
+    (bench.folder / "my_mixer.py").write_text(PLUGIN.replace("        steps =", "        1 / 0\n        steps ="))
+    bench.grid(more="plugins: [my_mixer.py]\n")
     bench.edit("[nope, polar]", "[fade, nope]")
     assert "ZeroDivisionError: division by zero" in bench.launch(code=1)
     states = bench.sql(
-        "SELECT attn_type, a.state, traceback LIKE '%fade.py%' FROM attempt a JOIN cell c ON c.id = cell_id ORDER BY 1"
+        "SELECT attn_type, a.state, traceback LIKE '%my_mixer.py%' FROM attempt a JOIN cell c ON c.id = cell_id ORDER BY 1"
     )
     assert states == [("fade", "failed", 1), ("nope", "done", None)]
     assert "failed: ZeroDivisionError: division by zero" in bench.run("status")

@@ -1,0 +1,228 @@
+"""The induction needle: the prompt, oracles with known scores, what is recorded (MECHANISMS G)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from atma_sweep.sweep.cell import EvalConfig
+from atma_sweep.sweep.probes import needle as module
+from atma_sweep.sweep.probes.needle import Trial, needle, prompt, trials
+from atma_sweep.sweep.probes.subject import wilson
+from atma_sweep.sweep.training.tokenizer import load_tokenizer
+
+EOT = 256
+TRIAL = Trial(8394266, (1, 0, 1, 9, 0))
+HAY = np.concatenate([[EOT], np.arange(100) % 26 + 97]).astype(np.uint16)
+
+
+# --- trials and prompts -------------------------------------------------------------------------------------------
+
+
+def test_published_trials() -> None:
+    cast = trials(EvalConfig())
+    assert len(cast) == 16
+    assert cast[0] == TRIAL
+    assert (TRIAL.cue, TRIAL.value) == (" The access code for record 8394266 is", " 1 0 1 9 0")
+    assert all(10**6 <= t.key < 10**7 and len(t.digits) == 5 and set(t.digits) <= set(range(10)) for t in cast)
+    assert len({t.key for t in cast}) == 16
+
+
+def test_trials_depend_on_their_settings_only() -> None:
+    assert trials(EvalConfig(needle_trials=3)) == trials(EvalConfig())[:3]
+    assert trials(EvalConfig(needle_seed=5)) != trials(EvalConfig())
+    assert [len(t.digits) for t in trials(EvalConfig(needle_digits=2, needle_trials=2))] == [2, 2]
+    torch.manual_seed(0)
+    assert trials(EvalConfig())[0] == TRIAL
+
+
+@pytest.mark.parametrize("gap", [0, 1, 37, 101])
+def test_layout_in_bytes(gap: int) -> None:
+    made = prompt(TRIAL, HAY, gap, load_tokenizer("bytes"))
+    pair = [*TRIAL.cue.encode(), *TRIAL.value.encode()]
+    assert made.tokens.tolist() == [EOT, *pair, *HAY[:gap].tolist(), *pair]
+    assert [chr(made.tokens[at]) for at in made.scored] == ["1", "0", "1", "9", "0"]
+    total = len(made.tokens)
+    assert made.scored.tolist() == [total - 9, total - 7, total - 5, total - 3, total - 1], "spaces are not scored"
+
+
+def test_layout_without_the_needle_is_as_long() -> None:
+    tokenizer = load_tokenizer("bytes")
+    whole, absent = (prompt(TRIAL, HAY, 20, tokenizer, absent=flag) for flag in (False, True))
+    pair = [*TRIAL.cue.encode(), *TRIAL.value.encode()]
+    assert absent.tokens.tolist() == [EOT, *HAY[: 20 + len(pair)].tolist(), *pair]
+    assert (len(absent.tokens), absent.scored.tolist()) == (len(whole.tokens), whole.scored.tolist())
+
+
+def test_layout_in_gpt2_tokens(gpt2: Any) -> None:
+    for trial in trials(EvalConfig()):
+        cue, value = gpt2.encode(trial.cue), gpt2.encode(trial.value)
+        assert 8 <= len(cue) <= 10
+        assert len(value) == 5
+        made = prompt(trial, HAY, 30, gpt2)
+        assert made.tokens.tolist() == [50256, *cue, *value, *HAY[:30].tolist(), *cue, *value]
+        assert made.scored.tolist() == list(range(len(made.tokens) - 5, len(made.tokens)))
+        assert [gpt2.token_bytes(int(made.tokens[at])) for at in made.scored] == [
+            f" {d}".encode() for d in trial.digits
+        ]
+
+
+# --- oracles ------------------------------------------------------------------------------------------------------
+
+
+def copier(reach: int | None = None, least: int = 1) -> Callable[[np.ndarray], np.ndarray]:
+    """Predicts what followed the longest earlier match of the present context, at most `reach` tokens back; where no
+    match is `least` long it guesses a digit by position."""
+
+    def predict(row: np.ndarray) -> np.ndarray:
+        n = len(row)
+        guess = np.empty(n, dtype=np.int64)
+        match = np.zeros(n + 1, dtype=np.int64)
+        for t in range(n):
+            # match[s + 1] = length of the common suffix of row[: t + 1] and row[: s + 1]
+            match[1:] = np.where(row[:n] == row[t], match[:-1] + 1, 0)
+            lengths = match[1 : t + 1].copy()
+            if reach is not None:
+                lengths[: max(0, t - reach)] = 0
+            best = int(lengths.argmax()) if t else 0
+            guess[t] = row[best + 1] if t and lengths[best] >= least else 48 + (7 * t) % 10
+        return guess
+
+    return predict
+
+
+def values(results: Any) -> dict[tuple[str, int], Any]:
+    return {(m.metric, m.length): m for measured, _ in results for m in measured}
+
+
+def test_a_copying_oracle_finds_every_digit_at_every_gap(rule: Any, subject: Any) -> None:
+    model = rule(copier())
+    found = values(needle(subject(model, needle_trials=8), [16, 32, 64]))
+    for length in (16, 32, 64):
+        digits, exact = found["digit_accuracy", length], found["exact_accuracy", length]
+        assert (digits.value, digits.n, exact.value, exact.n) == (1.0, 40, 1.0, 8)
+        # sure of it: 263 other tokens at 20 nats less
+        assert found["nats", length].value == pytest.approx(math.log1p(263 * math.exp(-20)), abs=1e-6)
+    assert found["absent_nats", 16].value > 5
+    assert all(model.full), "always at full context"
+
+
+def test_a_bigram_oracle_is_enough_in_gpt2_tokens_for_the_first_trial(gpt2: Any) -> None:
+    made = prompt(TRIAL, HAY, 50, gpt2)
+    follows: dict[tuple[int, int], int] = {}
+    right = []
+    for at in range(2, len(made.tokens)):
+        before = (int(made.tokens[at - 2]), int(made.tokens[at - 1]))
+        if at in made.scored:
+            right.append(follows.get(before) == made.tokens[at])
+        follows[before] = int(made.tokens[at])
+    assert right == [True] * 5
+
+
+def test_an_oracle_that_is_blind_beyond_its_reach_scores_chance(rule: Any, subject: Any) -> None:
+    reach = 100
+    found = values(needle(subject(rule(copier(reach, least=6)), needle_trials=40), [16, 32, 64]))
+    pair = len(TRIAL.cue) + len(TRIAL.value)
+    for length in (16, 32, 64):
+        digits = found["digit_accuracy", length]
+        assert digits.n == 200
+        if length + pair < reach:
+            assert digits.value == 1.0
+        else:
+            assert digits.low < 0.1 < digits.high, "guessing one of ten digits"
+            assert found["exact_accuracy", length].value == 0
+    assert [length + pair < reach for length in (16, 32, 64)] == [True, True, False]
+
+
+def test_a_uniform_model_loses_ln_v_and_finds_nothing(network: Any, subject: Any) -> None:
+    model = network(vocab_size=264).eval()
+    found = values(needle(subject(model), [16, 32, 64]))
+    for length in (16, 32, 64):
+        assert found["nats", length].value == pytest.approx(math.log(264), abs=1e-6)
+        assert (found["digit_accuracy", length].value, found["exact_accuracy", length].value) == (0.0, 0.0)
+    assert found["absent_nats", 16].value == pytest.approx(math.log(264), abs=1e-6)
+
+
+def test_answers_are_those_of_the_whole_network(network: Any, subject: Any) -> None:
+    model = network(awake=True, vocab_size=264, dtype=torch.float64, window=True).eval()
+    who = subject(model)
+    cast = trials(who.config.eval)
+    losses, hits = [], []
+    for index, trial in enumerate(cast):
+        made = prompt(trial, who.corpus.heldout[index % 3], 16, who.tokenizer)
+        tokens = torch.from_numpy(made.tokens.astype(np.int64))[None]
+        logits = model.logits(model.features(tokens, full_context=True).hidden_BTD)[0].log_softmax(-1)
+        for at in made.scored.tolist():
+            losses.append(-logits[at - 1, tokens[0, at]].item())
+            hits.append(float(logits[at - 1].argmax() == tokens[0, at]))
+    found = values(needle(who, [16]))
+    assert found["nats", 16].value == pytest.approx(np.mean(losses), abs=1e-6)
+    assert found["digit_accuracy", 16].value == pytest.approx(np.mean(hits), abs=1e-12)
+
+
+# --- what is recorded ---------------------------------------------------------------------------------------------
+
+
+def test_measurements_and_examples(rule: Any, subject: Any) -> None:
+    half = copier(100, least=6)
+    who = subject(rule(half), needle_trials=7)
+    results = list(needle(who, [16, 64]))
+    assert [[m.metric for m in measured] for measured, _ in results] == [
+        ["digit_accuracy", "exact_accuracy", "nats", "absent_nats"], ["digit_accuracy", "exact_accuracy", "nats"],
+    ]  # fmt: skip
+    for (measured, examples), length in zip(results, (16, 64), strict=True):
+        assert {(m.probe, m.length) for m in measured} == {("needle", length)}
+        assert len(examples) == 2 * 7 * 5
+        digits, _, nats = measured[:3]
+        for of in (digits, nats):
+            parts = [e for e in examples if e.metric == of.metric]
+            assert [(e.item, e.position) for e in parts] == [(i, p) for i in range(7) for p in range(5)]
+            assert np.mean([e.value for e in parts]) == pytest.approx(of.value, rel=1e-6)
+        assert (digits.low, digits.high) == wilson(round(digits.value * 35), 35)
+        assert (digits.unit, nats.unit, nats.low) == ("fraction", "nats/digit", None)
+
+
+def test_haystacks_are_the_heldout_documents_in_turn(rule: Any, subject: Any) -> None:
+    model = rule(copier())
+    who = subject(model, documents=5, needle_trials=5)
+    list(needle(who, [32]))
+    (seen,) = model.seen
+    pair = len(TRIAL.cue) + len(TRIAL.value)
+    for row, index in enumerate((0, 1, 2, 0, 1)):
+        assert seen[row, 1 + pair : 1 + pair + 32].tolist() == who.corpus.heldout[index][:32].tolist()
+    assert seen.shape == (5, 1 + 2 * pair + 32 - 1), "the last token is not read"
+
+
+def test_lengths_asked_one_by_one_give_the_same(network: Any, subject: Any) -> None:
+    who = subject(network(awake=True, vocab_size=264).eval())
+    together = values(needle(who, [16, 32, 64]))
+    alone = {key: value for length in (64, 16, 32) for key, value in values(needle(who, [length])).items()}
+    assert together == alone
+
+
+def test_too_few_long_documents_is_a_reason_and_no_number(rule: Any, subject: Any) -> None:
+    model = rule(copier())
+    # the longest gap is 64, so a document needs 64 + 48 + 1 tokens at every length
+    who = subject(model, documents=3, length=111)
+    found = list(needle(who, [16, 64]))
+    assert [examples for _, examples in found] == [[], []]
+    for (measured, _), length in zip(found, (16, 64), strict=True):
+        (only,) = measured
+        assert (only.metric, only.length, only.value, only.n) == ("digit_accuracy", length, None, 0)
+        assert only.reason == "too-few-docs: 1 of 3 held-out documents are long enough"
+    assert model.seen == []
+    assert values(needle(subject(model, documents=3, length=113), [64]))["digit_accuracy", 64].value == 1.0
+
+
+def test_answers_do_not_depend_on_batching(network: Any, subject: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    who = subject(network(awake=True, vocab_size=264).eval())
+    together = values(needle(who, [16, 64]))
+    monkeypatch.setattr(module, "FORWARD_TOKENS", 1)
+    alone = values(needle(who, [16, 64]))
+    assert together.keys() == alone.keys()
+    for key, value in together.items():
+        assert alone[key].value == pytest.approx(value.value, abs=1e-5)

@@ -1,0 +1,245 @@
+"""What a cell's id depends on, and what it must never depend on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from atma_sweep.model.config import Flag, Float, Int, ModelConfig, knob
+from atma_sweep.sweep import cell as cell_module
+from atma_sweep.sweep.cell import Cell, CellConfig, DataConfig, TrainConfig, aside, cell_id, identity, slug
+from atma_sweep.sweep.grid import load_grid
+
+Cells = Callable[..., list[Cell]]
+GOLDEN: dict[str, list[list[str]]] = json.loads((Path(__file__).parent / "golden_ids.json").read_text())
+WITH_ALL = "set:\n  {attn_type: rope, window: on, distractor: on, memory: on, reg_mode: weak}\n"
+
+
+def one_id(cells: Cells, setting: str = "", base: str = "") -> str:
+    """The id of the only cell of `base` with one more setting, such as "train.clip: 2"."""
+    text = (base or "set:\n") + (f"  {setting}\n" if setting else "")
+    if base and setting:
+        text = base.rstrip().removesuffix("}") + f", {setting}}}\n"
+    (cell,) = cells(text if setting or base else "")
+    return cell.id
+
+
+@pytest.mark.parametrize(
+    "spelling", ["1e9", "1_000_000_000", "1000000000", "1000000000.0", '"1e9"', '"1_000_000_000"', "1.0e+9"]
+)
+def test_spellings_of_one_number_give_one_id(cells: Cells, spelling: str) -> None:
+    (cell,) = cells(f"set:\n  train.tokens: {spelling}\n")
+    assert (cell.config.train.tokens, type(cell.config.train.tokens)) == (10**9, int)
+    assert cell.id == one_id(cells, "train.tokens: 1000000000")
+
+
+@pytest.mark.parametrize("spelling", ["0.001", "1e-3", '"1e-3"', "1.0e-3", "0.00_1"])
+def test_spellings_of_one_fraction_give_one_id(cells: Cells, spelling: str) -> None:
+    assert one_id(cells, f"train.muon_lr: {spelling}") == one_id(cells, "train.muon_lr: 0.001")
+
+
+@pytest.mark.parametrize("setting", [
+    "eval.lengths: [8, 16]", "eval.probes: [val]", "eval.validate_every: 3", "eval.needle_seed: 9", "resources.gpus: 1",
+    "resources.cpus: 7", "checkpoint.every_minutes: 1", "checkpoint.every_steps: 5", "checkpoint.keep: nothing",
+    "data.path: /elsewhere", "data.corpus: files", "data.heldout_tokens: 99",
+])  # fmt: skip
+def test_evaluation_resources_checkpoints_names_and_paths_are_outside(cells: Cells, setting: str) -> None:
+    assert one_id(cells, setting) == one_id(cells)
+
+
+def test_tokenizer_name_is_outside_its_tokens_are_in_the_fingerprint() -> None:
+    def number(tokenizer: str, fingerprint: str) -> str:
+        return cell_id(CellConfig(data=DataConfig(tokenizer=tokenizer, fingerprint=fingerprint)))
+
+    assert number("bytes", "a") == number("gpt2", "a") != number("bytes", "b")
+
+
+INSIDE = [
+    "model.d_model: 88", "model.n_layers: 5", "model.n_heads: 8", "model.n_kv_heads: 1", "model.head_dim: 24",
+    "model.vocab_size: 265", "model.attn_every: 3", "model.attn_offset: 1", "model.mlp_ratio: 3", "model.conv_taps: 4",
+    "model.canon_taps: 3", "model.norm_eps: 1e-5", "model.logit_cap: 30", "model.init: zero-ends-and-conv-in",
+    "attn_type: nope", "memory: off", "window: off", "model.window_size: 65", "model.mixers.rope.base: 99",
+    "model.mixers.rope.canon: off", "model.mixers.rope.scale: 0.1", "model.mixers.rope.rotary: half-truncated",
+    "model.mixers.rope.distractor_norm: off", "data.shuffle: off", "train.tokens: 153_601", "train.seq_len: 64",
+    "train.batch_tokens: 2048", "train.micro_batch: 4", "train.loss_reduction: sum", "train.schedule: linear",
+    "train.constant: 0.4", "train.clip: 2", "train.muon_lr: 0.1", "train.muon_momentum: 0.9",
+    "train.muon_weight_decay: 0", "train.muon_iterations: 5", "train.embedding_lr: 0.1", "train.head_lr: 0.1",
+    "train.scalar_lr: 0.1", "train.adam_beta1: 0.9", "train.adam_beta2: 0.9", "train.adam_eps: 1e-8",
+    "reg_mode: strong", "train.regularizer_weight: 0.1", "train.regularizer_sketch: 8", "distractor: off",
+    "train.distractor_weight: 0.1", "train.distractor_count: 5",
+]  # fmt: skip
+
+
+def test_every_field_of_model_data_and_training_is_inside(cells: Cells) -> None:
+    base = "seeds: [0]\n" + WITH_ALL
+    ids = {"": one_id(cells, base=base)}
+    for setting in INSIDE:
+        name, value = setting.split(": ")
+        if name in ("attn_type", "memory", "window", "distractor", "reg_mode"):
+            text = base.replace(
+                next(part for part in base[base.index("{") + 1 : -2].split(", ") if part.startswith(name)), setting
+            )
+            (cell,) = cells(text)
+            ids[setting] = cell.id
+        else:
+            ids[setting] = one_id(cells, f"{name}: {value}", base)
+    ids["seed"] = cells("seeds: [1]\n" + WITH_ALL)[0].id
+    assert len(set(ids.values())) == len(ids)
+
+
+def test_the_list_of_fields_inside_is_complete() -> None:
+    listed = {setting.split(": ")[0] for setting in INSIDE}
+    listed |= {"model.attn_type", "model.memory", "model.window", "train.regularizer", "train.distractor"}
+    # the rest has its own test: sub-sections, the plugin's hash, the fingerprint
+    listed |= {"model.mixers", "model.memories", "model.mixer_source"}
+    for section, cls in (("model", ModelConfig), ("train", TrainConfig)):
+        assert [name for name in cls.model_fields if f"{section}.{name}" not in listed] == []
+
+
+@pytest.mark.parametrize(("switch", "setting"), [
+    ("window: off", "model.window_size: 9"), ("distractor: off", "train.distractor_weight: 0.5"),
+    ("distractor: off", "train.distractor_count: 5"), ("reg_mode: baseline", "train.regularizer_weight: 0.5"),
+    ("reg_mode: baseline", "train.regularizer_sketch: 5"), ("attn_type: nope", "model.mixers.rope.base: 5"),
+])  # fmt: skip
+def test_settings_of_what_is_switched_off_are_outside(cells: Cells, switch: str, setting: str) -> None:
+    assert one_id(cells, f"{{{switch}, {setting}}}") == one_id(cells, f"{{{switch}}}")
+
+
+def test_the_id_is_the_hash_of_the_canonical_identity() -> None:
+    config = CellConfig(data=DataConfig(fingerprint="ab"), seed=4)
+    expected = {
+        "model": {"d_model": 1024, "n_layers": 16, "n_heads": 8, "n_kv_heads": 2, "head_dim": 128, "vocab_size": 50304,
+                  "attn_type": "polar"},
+        "data": {"fingerprint": "ab"},
+        "train": {"tokens": 996147200, "seq_len": 2048, "batch_tokens": 524288, "micro_batch": 4},
+        "seed": 4,
+    }  # fmt: skip
+    assert identity(config) == expected
+    text = json.dumps(expected, sort_keys=True, separators=(",", ":"))
+    assert cell_id(config) == hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def test_the_plugin_file_is_in_the_id_by_its_hash_only() -> None:
+    def number(source: str | None) -> str:
+        return cell_id(CellConfig(model=ModelConfig(mixer_source=source)))
+
+    assert len({number(None), number("a"), number("b")}) == 3
+    assert identity(CellConfig(model=ModelConfig(mixer_source="a")))["model"]["mixer_source"] == "a"
+
+
+# --- a version from the future ------------------------------------------------------------------------------------
+
+
+class LaterTrain(TrainConfig):
+    """Fields added later, each with the value that older cells implicitly had; one working default has moved on."""
+
+    warmup: Int = knob(0, "New.", identity=0)
+    ema: Float = knob(0.999, "New, and on by default for new cells.", identity=0.0)
+    compiled: Flag = aside(True, "New, and irrelevant to the weights.")
+    clip: Float = knob(2.0, "Moved from 1.0.", identity=1.0)
+
+
+class LaterCell(CellConfig):
+    train: LaterTrain = LaterTrain()
+
+
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Id of a cell in the version from the future."""
+
+    def number(**train: Any) -> str:
+        with monkeypatch.context() as patch:
+            patch.setattr(cell_module, "TrainConfig", LaterTrain)
+            return cell_id(LaterCell(train=LaterTrain(**train)))
+
+    return number
+
+
+def test_new_fields_at_their_identity_default_leave_old_ids_alone(later: Callable[..., str]) -> None:
+    old = cell_id(CellConfig())
+    assert later(clip=1.0, ema=0.0) == old
+    assert later(clip=1.0, ema=0.0, warmup=0, compiled=False) == old
+    assert later(clip=1.0, ema=0.0, warmup=1) != old
+
+
+def test_a_moved_working_default_changes_only_cells_that_follow_it(later: Callable[..., str]) -> None:
+    assert later(ema=0.0) == cell_id(CellConfig(train=TrainConfig(clip=2.0)))
+    assert later(clip=1.0, ema=0.0) == cell_id(CellConfig(train=TrainConfig(clip=1.0)))
+    assert later(clip=1.0) != cell_id(CellConfig())
+
+
+# --- golden ids ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["full", "paper-v1", "paper-v2", "quick"])
+def test_golden_ids(name: str, fake_fingerprint: Any) -> None:
+    """Ids are for ever: a change here orphans every number that was measured under the old ones."""
+    found = [[cell.id, cell.slug] for cell in load_grid(name).expand(fake_fingerprint)]
+    assert found == GOLDEN[name]
+    assert len({number for number, _ in found}) == len(found)
+
+
+def test_the_recipes_share_no_cell_and_the_paper_grids_do() -> None:
+    ids = {name: {number for number, _ in cells} for name, cells in GOLDEN.items()}
+    assert {name: len(found) for name, found in ids.items()} == {
+        "full": 120,
+        "paper-v1": 100,
+        "paper-v2": 120,
+        "quick": 12,
+    }
+    assert ids["paper-v1"] < ids["paper-v2"]
+    assert not ids["full"] & ids["paper-v2"]
+
+
+def run_id(cell: Cell) -> str:
+    """The paper authors' name of a cell."""
+    level, digit = cell.levels, {"off": "0", "on": "1"}
+    switches = "__".join(
+        f"{short}-{digit[level[name]]}"
+        for short, name in (("distr", "distractor"), ("mem", "memory"), ("win", "window"))
+    )
+    return f"{level['attn_type']}__reg-{level['reg_mode']}__{switches}"
+
+
+def test_paper_grids_are_the_rows_of_the_papers_tables(shared: Path, fake_fingerprint: Any) -> None:
+    tables = json.loads((shared / "paper" / "tables.json").read_text())
+    missing = tables["_meta"]["v1_missing_cells"]
+    first, second = ([run_id(c) for c in load_grid(name).expand(fake_fingerprint)] for name in ("paper-v1", "paper-v2"))
+    assert len(missing) == 20
+    assert first == [name for name in second if name not in missing]
+    assert first == [row["run_id"] for row in tables["v1"]["table6_complete"]["rows"]]
+    assert second == [row["run_id"] for row in tables["v2"]["table8_complete"]["rows"]]
+
+
+def test_another_process_with_another_hash_seed_gives_the_same_ids() -> None:
+    program = (
+        "from atma_sweep.sweep.grid import load_grid\n"
+        "print(*(c.id for c in load_grid('quick').expand(lambda data: 'f' * 64)))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONHASHSEED": "4711"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run.stdout.split() == [number for number, _ in GOLDEN["quick"]]
+
+
+# --- slugs --------------------------------------------------------------------------------------------------------
+
+
+def test_slugs(cells: Cells) -> None:
+    (plain,) = cells(WITH_ALL + "seeds: [12]\n")
+    assert plain.slug == "rope-weak-d1-m1-w1-s12"
+    assert (
+        slug(plain.config, {"data.path": "/a b/ü.txt", "train.muon_lr": "0.01"})
+        == "rope-weak-d1-m1-w1-path_a_b_.txt-muon_lr0.01-s12"
+    )

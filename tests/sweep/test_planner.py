@@ -1,0 +1,138 @@
+"""What a launch would do, from the cells asked for and what the database has of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from atma_sweep.results.records import CellState
+from atma_sweep.sweep.cell import Cell
+from atma_sweep.sweep.errors import GridError
+from atma_sweep.sweep.grid import Grid, load_grid
+from atma_sweep.sweep.planner import plan, record, select
+
+AXES = """name: g
+extends: micro
+seeds: 2
+axes:
+  attn_type: [polar, nope]
+  memory: [off, on]
+  train.muon_lr: [0.01, 0.020]
+include:
+  - {attn_type: rope}
+"""
+WANTED = [("val", 0), ("junk", 128), ("junk", 256)]
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def grid(write: Write) -> Grid:
+    return load_grid(write(AXES))
+
+
+def state(cell: Cell, word: str, *, trained: bool = False, weights: bool = False, measured: Any = ()) -> CellState:
+    empty = dict.fromkeys(CellState.__dataclass_fields__)
+    known = {
+        "cell_id": cell.id, "slug": cell.slug, "state": word, "measured": frozenset(measured),
+        "trained_attempt_id": 7 if trained else None, "weights": "a/w.safetensors" if weights else None,
+    }  # fmt: skip
+    return CellState(**(empty | known))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("only", "count"), [
+    ([], 18), (["attn_type=polar"], 8), (["attn_type=polar,rope"], 10), (["memory=no"], 10), (["memory=TRUE"], 8),
+    (["seed=1"], 9), (["window=off"], 18), (["attn_type=nope", "memory=on", "seed=0"], 2), (["train.muon_lr=1e-2"], 8),
+    (["train.muon_lr=0.02,0.01"], 16),
+])  # fmt: skip
+def test_only_lets_matching_cells_through(grid: Grid, fake_fingerprint: Any, only: list[str], count: int) -> None:
+    cells = grid.expand(fake_fingerprint)
+    chosen = select(grid, cells, only)
+    assert len(chosen) == count
+    assert chosen == [cell for cell in cells if cell in chosen], "in grid order"
+
+
+@pytest.mark.parametrize(("only", "expected"), [
+    ("memory", "--only: memory: must read axis=level,level, for example attn_type=polar,nope"),
+    ("memry=on", "--only: memry: not an axis of this grid; allowed: attn_type, reg_mode, distractor, memory, window, "
+     "train.muon_lr, seed; did you mean 'memory'?"),
+    ("attn_type=polr", "--only: attn_type: no cell has level 'polr'; allowed: nope, polar, rope; did you mean 'polar'?"),
+    ("window=on", "--only: window: no cell has level 'on'; allowed: off"),
+    ("train.muon_lr=1", "--only: train.muon_lr: no cell has level '1'; allowed: 0.01, 0.02"),
+    ("seed=5", "--only: seed: no cell has level '5'; allowed: 0, 1"),
+])  # fmt: skip
+def test_mistakes_in_only(grid: Grid, fake_fingerprint: Any, only: str, expected: str) -> None:
+    with pytest.raises(GridError) as caught:
+        select(grid, grid.expand(fake_fingerprint), [only])
+    assert str(caught.value) == expected
+
+
+@pytest.fixture
+def cell(cells: Callable[..., list[Cell]]) -> Cell:
+    (found,) = cells("set:\n  eval: {probes: [val, junk], lengths: [128, 256]}\n")
+    return found
+
+
+ALL = [("val", "val_loss", 0), ("junk", "nats", 128), ("junk", "nats", 256)]
+STANDINGS: dict[str, tuple[dict[str, Any] | None, list[tuple[str, str]]]] = {
+    # standing -> (what the database has, what the planner does: [(kind, with --retrain or not)])
+    "new": (None, [("train", "always")]),
+    "running": ({"word": "running"}, []),
+    "interrupted": ({"word": "interrupted"}, [("train", "always")]),
+    "failed": ({"word": "failed"}, [("train", "always")]),
+    "diverged": ({"word": "diverged"}, [("train", "retrain")]),
+    "done": ({"word": "done", "trained": True, "weights": True, "measured": ALL}, []),
+    "needs-eval": ({"word": "done", "trained": True, "weights": True, "measured": ALL[:2]}, [("evaluate", "always")]),
+    "weights gone": ({"word": "done", "trained": True, "measured": ALL[:2]}, [("train", "retrain")]),
+}
+
+
+@pytest.mark.parametrize("retrain", [False, True])
+@pytest.mark.parametrize("word", STANDINGS)
+def test_each_standing_and_what_follows(cell: Cell, word: str, retrain: bool) -> None:
+    has, does = STANDINGS[word]
+    states = {} if has is None else {cell.id: state(cell, **has)}
+    made = plan([cell], states, retrain=retrain, left_out=4)
+    assert made.standings == {cell.id: word}
+    assert made.counts == {word: 1}
+    assert made.left_out == 4
+    assert [task.kind for task in made.tasks] == [kind for kind, when in does if retrain or when == "always"]
+    for task in made.tasks:
+        assert (task.cell, task.why) == (cell, word)
+        evaluates = task.kind == "evaluate"
+        assert task.missing == ([("junk", 256)] if evaluates else WANTED)
+        assert (task.weights, task.parent_id) == (("a/w.safetensors", 7) if evaluates else (None, None))
+    assert made.tokens == sum(153_600 for task in made.tasks if task.kind == "train")
+
+
+def test_a_cell_without_weights_but_with_all_numbers_is_done(cell: Cell) -> None:
+    made = plan([cell], {cell.id: state(cell, "done", trained=True, measured=ALL)}, retrain=True)
+    assert (made.standings[cell.id], made.tasks) == ("done", [])
+
+
+def test_the_plan_keeps_the_grids_order_and_ignores_other_cells(grid: Grid, fake_fingerprint: Any) -> None:
+    cells = grid.expand(fake_fingerprint)
+    first, *rest = cells
+    made = plan(rest, {first.id: state(first, "failed"), rest[1].id: state(rest[1], "running")})
+    assert [task.cell for task in made.tasks] == [rest[0], *rest[2:]]
+    assert made.counts == {"new": 16, "running": 1}
+
+
+def test_the_record_of_a_cell(cell: Cell) -> None:
+    made = record(cell)
+    assert (made.id, made.slug, made.seed, made.tokens) == (cell.id, cell.slug, 0, 153_600)
+    assert made.levels == {
+        "attn_type": "polar",
+        "reg_mode": "baseline",
+        "distractor": "off",
+        "memory": "off",
+        "window": "off",
+    }
+    assert made.config["train"]["tokens"] == 153_600
+    assert made.config["eval"]["lengths"] == [128, 256]
+
+
+def test_recorded_tokens_are_whole_steps(cells: Callable[..., list[Cell]]) -> None:
+    (odd,) = cells("set:\n  train.tokens: 2_500\n")
+    assert (odd.config.train.steps, record(odd).tokens) == (2, 2048)

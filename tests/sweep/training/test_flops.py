@@ -1,0 +1,79 @@
+"""FLOPs, peaks and MFU against the published arithmetic."""
+
+from __future__ import annotations
+
+import pytest
+from atma_sweep.model.config import ModelConfig
+from atma_sweep.sweep.training.flops import forward_flops, mfu, paper_flops, peak_flops, training_flops
+
+POLAR, POLAR_MEMORY = 369_758_464, 378_220_864
+BIG = ModelConfig(attn_type="polar", memory="gated_delta")
+
+
+def test_the_papers_mfu_from_its_logged_step_time() -> None:
+    flops = paper_flops(ModelConfig(), POLAR, 2048)
+    assert flops == 6 * POLAR + 12 * 16 * 1024 * 2048
+    share = mfu(flops, 524_288 / 28.338, peak_flops("NVIDIA L4"))
+    assert share == pytest.approx(0.401, abs=5e-4)
+
+
+def test_forward_flops_of_the_published_model() -> None:
+    assert forward_flops(BIG, 2048) == pytest.approx(673e6, rel=0.01)
+
+
+def test_honest_training_flops_are_three_quarters_of_the_papers() -> None:
+    assert training_flops(BIG, 2048) == pytest.approx(2020e6, rel=0.01)
+    assert paper_flops(BIG, POLAR_MEMORY, 2048) == pytest.approx(2672e6, rel=0.001)
+    assert training_flops(BIG, 2048) / paper_flops(BIG, POLAR_MEMORY, 2048) == pytest.approx(0.756, abs=0.006)
+
+
+def test_forward_flops_by_hand() -> None:
+    """Two blocks by an independent count of multiply-adds: a gated convolution, then a global layer."""
+    config = ModelConfig(
+        d_model=10,
+        n_layers=2,
+        n_heads=2,
+        n_kv_heads=1,
+        head_dim=4,
+        vocab_size=11,
+        attn_every=2,
+        attn_offset=1,
+        mlp_ratio=3,
+    )
+    mlp = 10 * 60 + 30 * 10
+    conv = 10 * 30 + 10 * 10 + 3 * 10
+    projections = 10 * 16 + 10 * 4 + 10 * 4 + 8 * 10
+    keys = (1 + 2 + 3 + 4 + 5) / 5
+    scores_and_values = 2 * (2 * 4) * keys
+    assert forward_flops(config, 5) == 2 * (2 * mlp + conv + projections + scores_and_values + 10 * 11)
+
+
+def test_a_window_caps_the_keys() -> None:
+    base = {
+        "d_model": 16,
+        "n_layers": 4,
+        "n_heads": 2,
+        "n_kv_heads": 1,
+        "head_dim": 8,
+        "vocab_size": 64,
+        "window_size": 3,
+    }
+    off, on = ModelConfig(**base), ModelConfig(**base, window=True)
+    keys = {"off": (1 + 2 + 3 + 4 + 5 + 6 + 7) / 7, "on": (1 + 2 + 3 * 5) / 7}
+    assert forward_flops(off, 7) - forward_flops(on, 7) == pytest.approx(4 * 2 * 8 * (keys["off"] - keys["on"]))
+    assert forward_flops(on, 3) == forward_flops(off, 3)
+
+
+@pytest.mark.parametrize(("name", "peak"), [
+    ("NVIDIA L4", 121e12), ("NVIDIA L40S", 362e12), ("NVIDIA A100-SXM4-80GB", 312e12), ("NVIDIA A100 80GB PCIe", 312e12),
+    ("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA H100 PCIe", 756e12), ("NVIDIA H100 NVL", 835e12), ("NVIDIA H200", 989e12),
+    ("NVIDIA H200 NVL", 835e12), ("NVIDIA B200", 2250e12), ("NVIDIA GeForce RTX 4090", 165.2e12), ("NVIDIA L40", None),
+    ("NVIDIA GH200 480GB", None), ("NVIDIA GeForce GTX 1080", None), ("", None), (None, None),
+])  # fmt: skip
+def test_peaks_by_the_drivers_name(name: str | None, peak: float | None) -> None:
+    assert peak_flops(name) == peak
+
+
+def test_no_peak_no_mfu() -> None:
+    assert mfu(1e9, 1e3, None) is None
+    assert mfu(2e9, 1e3, 4e12) == 0.5

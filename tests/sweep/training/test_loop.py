@@ -1,0 +1,379 @@
+"""The training loop: its objective, its gradients, its resumption, its ends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from atma_sweep.model.backbone import Auxiliary, Backbone
+from atma_sweep.sweep.cell import TrainConfig
+from atma_sweep.sweep.training import checkpoint
+from atma_sweep.sweep.training.data import Batches
+from atma_sweep.sweep.training.loop import Diverged, Point, Stopped, Trainer
+from atma_sweep.sweep.training.optimizers import Optimizers
+from torch import Tensor
+
+Network = Callable[..., Backbone]
+CPU = torch.device("cpu")
+STREAM = np.random.default_rng(0).integers(0, 29, 400).astype(np.uint16)
+LEVELS = {
+    "plain": ({}, {}),
+    "window": ({"window": True, "attn_type": "rope"}, {}),
+    "memory": ({"memory": "gated_delta", "attn_type": "nope"}, {}),
+    "everything": ({"memory": "gated_delta", "window": True}, {"distractor": True, "regularizer": "zipfian"}),
+    "strong": ({"attn_type": "rope"}, {"distractor": True, "regularizer": "strong", "loss_reduction": "sum"}),
+}
+
+
+@dataclass
+class Watch:
+    """Records what the loop tells; stops after `stop` steps and saves at every step in `saves`."""
+
+    folder: Path | None = None
+    stop: int | None = None
+    saves: tuple[int, ...] = ()
+    trainer: Trainer | None = None
+    points: list[Point] = field(default_factory=list)
+    saved: list[tuple[int, int]] = field(default_factory=list)
+    told: list[int] = field(default_factory=list)
+
+    def progress(self, step: int, loss: float, tokens_per_s: float) -> None:
+        self.told.append(step)
+
+    def point(self, point: Point) -> None:
+        self.points.append(point)
+
+    def should_stop(self) -> bool:
+        assert self.trainer is not None
+        return self.stop is not None and self.trainer.step >= self.stop
+
+    def should_save(self, step: int) -> bool:
+        return step in self.saves
+
+    def save(self, step: int, tokens: int, wall_s: float) -> None:
+        self.saved.append((step, tokens))
+        if self.folder is not None:
+            assert self.trainer is not None
+            state = self.trainer.optimizers.state_dict()
+            checkpoint.save(self.folder, self.trainer.model, state, step=step, tokens=tokens, wall_s=wall_s)
+
+
+def recipe(**changes: Any) -> TrainConfig:
+    small = {"tokens": 4 * 24, "seq_len": 6, "batch_tokens": 24, "micro_batch": 2, "regularizer_sketch": 5}
+    return TrainConfig(**(small | changes))
+
+
+def trainer(
+    model: Backbone, config: TrainConfig, watch: Watch | None = None, *, every: int = 3, seed: int = 0
+) -> Trainer:
+    watch = watch or Watch()
+    rows = config.batch_tokens // config.seq_len
+    made = Trainer(
+        model=model, optimizers=Optimizers(model.parameter_groups(), config, CPU),
+        batches=Batches(STREAM, config.seq_len, rows, seed, True), config=config, seed=seed, device=CPU,
+        validate=lambda: float(sum(p.detach().double().square().sum() for p in model.parameters())),
+        validate_every=every, watcher=watch,
+    )  # fmt: skip
+    watch.trainer = made
+    return made
+
+
+def gradients(model: Backbone) -> dict[str, Tensor]:
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def accumulate(model: Backbone, config: TrainConfig, step: int = 0) -> tuple[dict[str, Tensor], float]:
+    """Gradients and mean cross-entropy of one step of the loop, without the update."""
+    made = trainer(model, config)
+    inputs, targets = made.batches.step(step)
+    losses = []
+    for micro in range(config.accumulation):
+        part = slice(micro * config.micro_batch, (micro + 1) * config.micro_batch)
+        objective, mean = made._micro(inputs[part], targets[part], step, micro)
+        objective.backward()
+        losses.append(mean.item())
+    return gradients(model), sum(losses) / len(losses)
+
+
+# --- the objective ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", ["plain", "window", "memory"])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_accumulating_micro_batches_is_one_big_batch(network: Network, level: str, reduction: str) -> None:
+    settings = LEVELS[level][0]
+    models = [network(awake=True, dtype=torch.float64, **settings) for _ in range(3)]
+    found = [
+        accumulate(model, recipe(micro_batch=rows, loss_reduction=reduction))
+        for model, rows in zip(models, (1, 2, 4), strict=True)
+    ]
+    for grads, loss in found[1:]:
+        assert loss == pytest.approx(found[0][1], abs=1e-12)
+        assert grads.keys() == found[0][0].keys()
+        for name, grad in grads.items():
+            assert (grad - found[0][0][name]).abs().max() <= 1e-12 * (24 if reduction == "sum" else 1), name
+
+
+def test_summed_and_mean_losses_differ_by_the_tokens_of_a_step(network: Network) -> None:
+    mean, _ = accumulate(network(awake=True, dtype=torch.float64), recipe())
+    total, _ = accumulate(network(awake=True, dtype=torch.float64), recipe(loss_reduction="sum"))
+    for name, grad in mean.items():
+        assert (24 * grad - total[name]).abs().max() <= 1e-11
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize(("regularizer", "distractor"), [
+    ("baseline", False), ("baseline", True), ("weak", False), ("weak", True), ("strong", True), ("zipfian", True),
+])  # fmt: skip
+def test_the_objective_is_the_formula(network: Network, regularizer: str, distractor: bool, reduction: str) -> None:
+    """(1 - alpha) CE + alpha reg + lambda distractor, terms taken one by one from the network."""
+    config = recipe(
+        regularizer=regularizer,
+        distractor=distractor,
+        loss_reduction=reduction,
+        regularizer_weight=0.25,
+        distractor_weight=0.5,
+    )
+    model = network(awake=True, dtype=torch.float64)
+    made = trainer(model, config, seed=4)
+    inputs, targets = (part[:2] for part in made.batches.step(2))
+    objective, mean = made._micro(inputs, targets, 2, 1)
+
+    asked = Auxiliary(
+        regularizer=regularizer, sketch=5, distractor=distractor, distractor_count=None, seed=4, step=2, micro=1
+    )
+    terms = model.features(inputs, auxiliary=asked)
+    cross_entropy = torch.nn.functional.cross_entropy(
+        model(inputs).flatten(0, 1), targets.flatten(), reduction="sum" if reduction == "sum" else "mean"
+    )
+    alpha = 0.25 if regularizer != "baseline" else 0.0
+    expected = (1 - alpha) * cross_entropy.item()
+    if regularizer != "baseline":
+        assert terms.regularizer is not None
+        expected += alpha * terms.regularizer.item()
+    if distractor:
+        assert terms.distractor is not None
+        expected += 0.5 * terms.distractor.item()
+    expected /= 1 if reduction == "sum" else config.accumulation
+    assert objective.item() == pytest.approx(expected, rel=1e-12)
+    assert mean.item() == pytest.approx(cross_entropy.item() / (12 if reduction == "sum" else 1), rel=1e-12)
+
+
+def test_weights_of_zero_switch_the_terms_off_exactly(network: Network) -> None:
+    off, _ = accumulate(network(awake=True, dtype=torch.float64), recipe())
+    config = recipe(regularizer="weak", distractor=True, regularizer_weight=0, distractor_weight=0)
+    on, _ = accumulate(network(awake=True, dtype=torch.float64), config)
+    assert max(float((on[name] - off[name]).abs().max()) for name in off) <= 1e-14
+
+
+def test_draws_differ_between_steps_micro_batches_and_seeds(network: Network) -> None:
+    config = recipe(regularizer="weak", distractor=True)
+    model = network(awake=True, dtype=torch.float64)
+    inputs, targets = (part[:2] for part in trainer(model, config).batches.step(0))
+    values = {
+        (seed, step, micro): trainer(model, config, seed=seed)._micro(inputs, targets, step, micro)[0].item()
+        for seed in (0, 1) for step in (0, 1) for micro in (0, 1)
+    }  # fmt: skip
+    assert len(set(values.values())) == 8
+    assert trainer(model, config)._micro(inputs, targets, 1, 1)[0].item() == values[0, 1, 1]
+
+
+# --- a step -------------------------------------------------------------------------------------------------------
+
+
+def test_a_step_clips_the_whole_gradient_and_reports_the_norm_before(network: Network) -> None:
+    grads, loss = accumulate(network(awake=True), recipe())
+    norm = math.sqrt(sum(float(g.double().square().sum()) for g in grads.values()))
+    model = network(awake=True)
+    made = trainer(model, recipe(clip=norm / 4))
+    clipped: list[dict[str, Tensor]] = []
+    made.optimizers.step = lambda factor: clipped.append(gradients(model))  # type: ignore[method-assign]
+    found_loss, found_norm = made._step(0)
+    assert float(found_norm) == pytest.approx(norm, rel=1e-5)
+    assert float(found_loss) == pytest.approx(loss, rel=1e-6)
+    for name, grad in clipped[0].items():
+        assert (grad - grads[name] / 4).abs().max() <= 1e-5 * (1 + grads[name].abs().max()), name
+
+
+def test_a_small_gradient_is_not_clipped(network: Network) -> None:
+    grads, _ = accumulate(network(awake=True), recipe())
+    model = network(awake=True)
+    made = trainer(model, recipe(clip=1e6))
+    seen: list[dict[str, Tensor]] = []
+    made.optimizers.step = lambda factor: seen.append(gradients(model))  # type: ignore[method-assign]
+    made._step(0)
+    assert all(torch.equal(seen[0][name], grads[name]) for name in grads)
+
+
+@pytest.mark.parametrize(("init", "dead"), [("zero-ends-and-conv-in", True), ("zero-ends", False)])
+def test_published_convolutions_never_train_and_intended_ones_do(network: Network, init: str, dead: bool) -> None:
+    """MECHANISMS D1, through whole training steps with Muon, decay and clipping."""
+    model = network(init=init)
+    convs = [block.mix for block in model.blocks if not hasattr(block.mix, "mixer")]
+    start = [(mix.in_proj.weight.detach().clone(), mix.conv.weight.detach().clone()) for mix in convs]
+    made = trainer(model, recipe(tokens=24 * 5))
+    grads: list[float] = []
+    step = made.optimizers.step
+
+    def spy(factor: float) -> None:
+        for mix in convs:
+            parts = (mix.in_proj.weight, mix.in_proj.bias, mix.conv.weight, mix.out_proj.weight)
+            grads.append(max(float(p.grad.abs().max()) for p in parts))
+        step(factor)
+
+    made.optimizers.step = spy  # type: ignore[method-assign]
+    made.run()
+    assert len(grads) == 2 * 5
+    if dead:
+        assert grads == [0.0] * 10
+        for mix, (weight, _) in zip(convs, start, strict=True):
+            assert torch.equal(mix.in_proj.weight, weight)
+            assert not mix.in_proj.weight.any()
+            assert mix.out_proj.bias.abs().max() > 0, "the one thing that learns"
+    else:
+        assert min(grads[-2:]) > 0
+        for mix, (weight, taps) in zip(convs, start, strict=True):
+            assert (mix.in_proj.weight - weight).abs().max() > 1e-3
+            assert (mix.conv.weight - taps).abs().max() > 1e-3
+
+
+def test_training_learns_a_simple_stream(network: Network) -> None:
+    model = network()
+    config = recipe(tokens=24 * 40)
+    watch = Watch()
+    made = trainer(model, config, watch, every=10)
+    made.batches = Batches((np.arange(400) % 7).astype(np.uint16), 6, 4, 0, True)
+    made.run()
+    assert watch.points[0].train_loss < math.log(29)
+    assert watch.points[-1].train_loss < math.log(7) - 0.3, "more than which of the seven tokens are in use"
+
+
+# --- the run ------------------------------------------------------------------------------------------------------
+
+
+def test_points_and_what_they_say(network: Network) -> None:
+    watch = Watch()
+    made = trainer(network(), recipe(tokens=24 * 7 + 23), watch, every=3)
+    made.run()
+    assert [p.step for p in watch.points] == [3, 6, 7]
+    assert [p.tokens for p in watch.points] == [72, 144, 168]
+    assert [p.lr for p in watch.points] == pytest.approx([made._factor(step) for step in (2, 5, 6)])
+    assert watch.points[0].lr == 1.0 > watch.points[1].lr > watch.points[2].lr > 0
+    assert all(p.peak_memory is None and p.tokens_per_s > 0 and p.grad_norm > 0 for p in watch.points)
+    walls = [p.wall_s for p in watch.points]
+    assert walls == sorted(walls)
+    assert made.wall_s == walls[-1] > 0
+    assert (made.step, watch.told) == (7, [3, 6, 7])
+    assert watch.points[-1].val_loss == made.validate()
+    assert watch.points[0].val_loss != watch.points[1].val_loss
+
+
+def test_validation_does_not_disturb_training(network: Network) -> None:
+    often, seldom = network(), network()
+    trainer(often, recipe(), every=1).run()
+    trainer(seldom, recipe(), every=100).run()
+    assert all(torch.equal(a, b) for a, b in zip(often.parameters(), seldom.parameters(), strict=True))
+    assert often.training
+
+
+def test_checkpoints_fall_where_asked_but_not_at_the_end(network: Network) -> None:
+    watch = Watch(saves=(1, 3, 4))
+    trainer(network(), recipe(), watch).run()
+    assert watch.saved == [(1, 24), (3, 72)]
+
+
+def test_a_stop_saves_first(network: Network, tmp_path: Path) -> None:
+    watch = Watch(folder=tmp_path, stop=2)
+    made = trainer(network(), recipe(), watch)
+    with pytest.raises(Stopped):
+        made.run()
+    assert watch.saved == [(2, 48)]
+    path = checkpoint.newest(tmp_path)
+    assert path is not None
+    assert checkpoint.load(path).wall_s > 0
+
+
+def test_a_stop_at_the_last_step_finishes(network: Network) -> None:
+    watch = Watch(stop=4)
+    trainer(network(), recipe(), watch).run()
+    assert watch.saved == []
+    assert watch.points[-1].step == 4
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_resuming_at_any_step_equals_never_having_stopped(network: Network, tmp_path: Path, level: str) -> None:
+    settings, training = LEVELS[level]
+    config = recipe(**training)
+    straight, whole = network(**settings), Watch()
+    trainer(straight, config, whole, every=2).run()
+    for stop in (1, 2, 3):
+        folder = tmp_path / str(stop)
+        first = Watch(folder=folder, stop=stop)
+        with pytest.raises(Stopped):
+            trainer(network(**settings), config, first, every=2).run()
+        path = checkpoint.newest(folder)
+        assert path is not None
+        # another seed: everything that counts must come out of the checkpoint
+        resumed, second = network(seed=99, **settings), Watch()
+        made = trainer(resumed, config, second, every=2)
+        made.restore(checkpoint.load(path))
+        assert made.step == stop
+        made.run()
+        for (name, a), (_, b) in zip(straight.named_parameters(), resumed.named_parameters(), strict=True):
+            assert torch.equal(a, b), f"{name} after a stop at {stop}"
+        numbers = [(p.step, p.train_loss, p.val_loss, p.grad_norm, p.lr) for p in (*first.points, *second.points)]
+        assert numbers == [(p.step, p.train_loss, p.val_loss, p.grad_norm, p.lr) for p in whole.points]
+
+
+def test_resuming_a_finished_run_does_nothing(network: Network, tmp_path: Path) -> None:
+    model = network()
+    made = trainer(model, recipe())
+    made.run()
+    before = [p.detach().clone() for p in model.parameters()]
+    watch = Watch()
+    again = trainer(model, recipe(), watch)
+    again.step, again.wall_s = 4, 1.5
+    again.run()
+    assert (watch.points, again.wall_s) == ([], 1.5)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True))
+
+
+# --- divergence ---------------------------------------------------------------------------------------------------
+
+
+def test_a_poisoned_weight_is_divergence(network: Network) -> None:
+    model = network()
+    made = trainer(model, recipe(), every=1)
+    with torch.no_grad():
+        model.head.bias[3] = float("nan")
+    with pytest.raises(Diverged, match="loss is not finite at step 1") as caught:
+        made.run()
+    assert (caught.value.step, caught.value.what) == (1, "loss")
+
+
+def test_an_absurd_learning_rate_is_divergence(network: Network) -> None:
+    config = recipe(tokens=24 * 30, scalar_lr=1e30, embedding_lr=1e30, muon_lr=1e30, head_lr=1e30)
+    with pytest.raises(Diverged, match=r"is not finite at step \d+"):
+        trainer(network(), config, every=1).run()
+
+
+def test_an_infinite_gradient_alone_is_divergence(network: Network) -> None:
+    model = network(awake=True)
+    model.head.bias.register_hook(lambda grad: grad * float("inf"))
+    with pytest.raises(Diverged, match="gradient norm is not finite at step 1"):
+        trainer(model, recipe(), every=1).run()
+
+
+def test_a_diverged_state_is_never_saved_nor_reported(network: Network) -> None:
+    model, watch = network(), Watch(saves=(1, 2))
+    with torch.no_grad():
+        model.head.bias[3] = float("nan")
+    with pytest.raises(Diverged):
+        trainer(model, recipe(), watch, every=100).run()
+    assert (watch.saved, watch.points) == ([], [])

@@ -1,0 +1,284 @@
+"""Muon against torch's own and against the SVD; the split of the parameters; rates and state (MECHANISMS F)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from atma_sweep.model.backbone import Backbone
+from atma_sweep.model.registry import MIXERS
+from atma_sweep.sweep.cell import TrainConfig
+from atma_sweep.sweep.training.optimizers import COEFFICIENTS, Muon, Optimizers, orthogonalise
+from torch import Tensor, nn
+
+Network = Callable[..., Backbone]
+CPU = torch.device("cpu")
+
+
+def gaussian(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def polar_factor(matrix: Tensor) -> Tensor:
+    """U V^T of the singular value decomposition, float64."""
+    u, _, vh = torch.linalg.svd(matrix.double(), full_matrices=False)
+    return u @ vh
+
+
+# --- the iteration ------------------------------------------------------------------------------------------------
+
+
+def scalar_map(s: float, times: int) -> float:
+    a, b, c = COEFFICIENTS
+    for _ in range(times):
+        s = a * s + b * s**3 + c * s**5
+    return s
+
+
+def test_scalar_map_has_a_flat_fixed_point_at_one() -> None:
+    a, b, c = COEFFICIENTS
+    assert a + b + c == 1
+    assert a + 3 * b + 5 * c == 0
+
+
+def test_scalar_map_overshoots_by_less_than_two_thousandths() -> None:
+    grid = torch.linspace(0, 1, 100_001, dtype=torch.float64)
+    top = (2 * grid - 1.5 * grid**3 + 0.5 * grid**5).max().item()
+    # the slope 2 - 4.5 s^2 + 2.5 s^4 is zero at s^2 = 0.8 besides 1
+    assert top == pytest.approx(0.8**0.5 * 1.12, abs=1e-9)
+    assert top <= 1.0018
+
+
+def test_scalar_map_after_twelve_iterations() -> None:
+    assert scalar_map(1e-3, 12) == pytest.approx(1, abs=2e-3)
+    assert scalar_map(1e-4, 12) == pytest.approx(0.39, abs=5e-3)
+    assert scalar_map(0.0, 12) == 0
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(5, 5), (7, 3), (3, 7), (1, 6), (6, 1), (33, 17)])
+def test_iteration_reaches_the_polar_factor_of_well_conditioned_matrices(rows: int, cols: int) -> None:
+    small = min(rows, cols)
+    u, v = (torch.linalg.qr(gaussian(n, small, seed=n, dtype=torch.float64))[0] for n in (rows, cols))
+    matrix = u @ torch.diag(torch.linspace(1, 3, small, dtype=torch.float64)) @ v.T
+    found = orthogonalise(matrix[None].float(), 12, torch.float32)[0]
+    assert (found.double() - polar_factor(matrix)).abs().max() < 2e-6
+    exact = orthogonalise(matrix[None], 12, torch.float64)[0]
+    assert (exact - polar_factor(matrix)).abs().max() < 1e-6
+
+
+def test_iteration_acts_on_singular_values_one_by_one() -> None:
+    """On diag(s) / |s| the matrix iteration is the scalar map."""
+    s = torch.tensor([3.0, 1.0, 0.01, 1e-4], dtype=torch.float64)
+    found = orthogonalise(torch.diag(s)[None], 12, torch.float64)[0]
+    expected = [scalar_map(float(x), 12) for x in s / (s.norm() + 1e-7)]
+    assert found.diagonal().tolist() == pytest.approx(expected, abs=1e-9)
+    assert (found - torch.diag(found.diagonal())).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize(("rows", "cols", "dtype"), [
+    (128, 512, torch.float32), (128, 512, torch.bfloat16), (512, 128, torch.bfloat16), (1024, 4096, torch.float32),
+])  # fmt: skip
+def test_singular_values_of_wide_random_matrices_come_to_one(rows: int, cols: int, dtype: torch.dtype) -> None:
+    found = orthogonalise(gaussian(1, rows, cols), 12, dtype)[0].float()
+    values = torch.linalg.svdvals(found)
+    assert (values - 1).abs().max() < 0.02
+
+
+def test_matrices_of_a_batch_do_not_mix() -> None:
+    batch = torch.stack(
+        [gaussian(5, 3, seed=1), torch.zeros(5, 3), 1e-20 * gaussian(5, 3, seed=2), 1e6 * gaussian(5, 3)]
+    )
+    together = orthogonalise(batch, 12, torch.float32)
+    alone = torch.cat([orthogonalise(one[None], 12, torch.float32) for one in batch])
+    assert torch.equal(together[1], torch.zeros(5, 3))
+    assert (together - alone).abs().max() < 1e-6
+
+
+# --- Muon ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(24, 24), (40, 16), (16, 40), (7, 31)])
+def test_muon_is_torchs_muon(rows: int, cols: int) -> None:
+    ours, theirs = (nn.Parameter(gaussian(rows, cols, seed=9)) for _ in range(2))
+    mine = Muon([ours], lr=0.02, momentum=0.95, weight_decay=0.01, iterations=12, dtype=torch.bfloat16)
+    reference = torch.optim.Muon(
+        [theirs],
+        lr=0.02,
+        weight_decay=0.01,
+        momentum=0.95,
+        nesterov=True,
+        ns_coefficients=(2, -1.5, 0.5),
+        eps=1e-7,
+        ns_steps=12,
+    )
+    for step in range(6):
+        ours.grad = gaussian(rows, cols, seed=step)
+        theirs.grad = ours.grad.clone()
+        before = ours.detach().clone()
+        mine.step()
+        reference.step()
+        moved = (ours - before).norm()
+        # torch fuses its bfloat16 products differently, so the two round apart
+        assert (ours - theirs).norm() / moved < 0.02
+    assert (mine.state[ours]["momentum_buffer"] - reference.state[theirs]["momentum_buffer"]).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(6, 6), (12, 3), (3, 12)])
+def test_muon_step_by_hand(rows: int, cols: int) -> None:
+    p = nn.Parameter(gaussian(rows, cols, dtype=torch.float64))
+    muon = Muon([p], lr=0.1, momentum=0.9, weight_decay=0.5, iterations=40, dtype=torch.float64)
+    weight, buffer = p.detach().clone(), torch.zeros(rows, cols, dtype=torch.float64)
+    for step in range(3):
+        g = gaussian(rows, cols, seed=20 + step, dtype=torch.float64)
+        p.grad = g.clone()
+        muon.step()
+        buffer = 0.9 * buffer + 0.1 * g
+        update = polar_factor(0.1 * g + 0.9 * buffer) * max(1, rows / cols) ** 0.5
+        weight = weight * (1 - 0.1 * 0.5) - 0.1 * update
+        assert (p - weight).abs().max() < 1e-9
+
+
+def test_each_conv_filter_moves_by_one_learning_rate() -> None:
+    p = nn.Parameter(gaussian(11, 1, 3))
+    before = p.detach().clone()
+    p.grad = gaussian(11, 1, 3, seed=1) * torch.logspace(-6, 3, 11)[:, None, None]
+    Muon([p], lr=0.02, weight_decay=0.0, dtype=torch.float32).step()
+    moved = (before - p.detach()).squeeze(1)
+    assert moved.norm(dim=1).tolist() == pytest.approx([0.02] * 11, rel=1e-3)
+    # a 1 x k matrix is its own direction
+    direction = torch.nn.functional.normalize(p.grad.squeeze(1), dim=1)
+    assert (moved / 0.02 - direction).abs().max() < 2e-3
+
+
+def test_zero_gradient_only_decays() -> None:
+    for shape in ((5, 4), (6, 1, 3)):
+        p = nn.Parameter(gaussian(*shape))
+        before = p.detach().clone()
+        p.grad = torch.zeros(shape)
+        Muon([p], lr=0.02, weight_decay=0.0).step()
+        assert torch.equal(p, before)
+        Muon([p], lr=0.02, weight_decay=0.01).step()
+        assert torch.equal(p, before * (1 - 0.02 * 0.01))
+
+
+def test_a_parameter_without_gradient_stays() -> None:
+    p = nn.Parameter(gaussian(3, 4))
+    before = p.detach().clone()
+    Muon([p]).step()
+    assert torch.equal(p, before)
+
+
+def test_matrices_of_one_shape_go_together_with_the_same_result() -> None:
+    grads = [gaussian(6, 4, seed=i) for i in range(3)]
+    together = [nn.Parameter(torch.zeros(6, 4)) for _ in grads]
+    alone = [nn.Parameter(torch.zeros(6, 4)) for _ in grads]
+    for p, g in zip([*together, *alone], grads * 2, strict=True):
+        p.grad = g.clone()
+    Muon(together, dtype=torch.float32).step()
+    for p in alone:
+        Muon([p], dtype=torch.float32).step()
+    assert max(float((a - b).detach().abs().max()) for a, b in zip(together, alone, strict=True)) < 1e-7
+
+
+def test_muon_refuses_vectors_and_closures() -> None:
+    with pytest.raises(ValueError, match=r"2 or more dimensions, got shape \(3,\)"):
+        Muon([nn.Parameter(torch.zeros(3))])
+    with pytest.raises(ValueError, match="no closure"):
+        Muon([nn.Parameter(torch.zeros(3, 3))]).step(lambda: 0.0)
+
+
+# --- both together ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("attn_type", "memory"), list(product(sorted(MIXERS), ["none", "gated_delta"])))
+def test_every_parameter_is_in_one_group_by_its_kind(network: Network, attn_type: str, memory: str) -> None:
+    model = network(attn_type=attn_type, memory=memory)
+    optimizers = Optimizers(model.parameter_groups(), TrainConfig(), CPU)
+    held = [id(p) for p in optimizers.parameters]
+    assert sorted(held) == sorted(id(p) for p in model.parameters())
+    assert len(set(held)) == len(held)
+    names = {id(p): name for name, p in model.named_parameters()}
+    rates = {names[id(p)]: g["lr"] for g in optimizers.adam.param_groups for p in g["params"]}
+    muon = {names[id(p)] for g in optimizers.muon.param_groups for p in g["params"]}
+    for name, p in model.named_parameters():
+        if p.ndim < 2:
+            assert rates[name] == 0.01
+        elif name == "embedding.weight":
+            assert rates[name] == 0.3
+        elif name == "head.weight":
+            assert rates[name] == 1 / 320
+        else:
+            assert name in muon
+            assert name not in rates
+    assert {g["weight_decay"] for g in optimizers.adam.param_groups} == {0.0}
+    assert {(g["betas"], g["eps"]) for g in optimizers.adam.param_groups} == {((0.8, 0.95), 1e-10)}
+    assert {(g["lr"], g["momentum"], g["weight_decay"], g["iterations"]) for g in optimizers.muon.param_groups} == {
+        (0.02, 0.95, 0.01, 12)
+    }
+
+
+def backward(model: Backbone, seed: int) -> None:
+    tokens = torch.randint(0, 29, (2, 8), generator=torch.Generator().manual_seed(seed))
+    model.token_losses(model.features(tokens[:, :-1]).hidden_BTD, tokens[:, 1:]).mean().backward()
+
+
+def test_the_factor_scales_every_rate_and_decay(network: Network) -> None:
+    """At factor 0 nothing moves, decay included; a half factor is a half rate."""
+    model = network(awake=True)
+    optimizers = Optimizers(model.parameter_groups(), TrainConfig(), CPU)
+    before = [p.detach().clone() for p in optimizers.parameters]
+    backward(model, 0)
+    optimizers.step(0.0)
+    assert all(torch.equal(p, b) for p, b in zip(optimizers.parameters, before, strict=True))
+    assert all(p.grad is None for p in optimizers.parameters)
+    for factor in (0.5, 1.0, 0.25):
+        backward(model, 1)
+        optimizers.step(factor)
+        assert [g["lr"] for g in optimizers.adam.param_groups] == [0.3 * factor, factor / 320, 0.01 * factor]
+        assert [g["lr"] for g in optimizers.muon.param_groups] == [0.02 * factor]
+
+
+def test_adam_is_the_textbook_update(network: Network) -> None:
+    model = network(awake=True, dtype=torch.float64)
+    optimizers = Optimizers(model.parameter_groups(), TrainConfig(), CPU)
+    p = model.embedding.weight
+    weight, m, v = p.detach().clone(), torch.zeros_like(p), torch.zeros_like(p)
+    for t in range(1, 4):
+        backward(model, t)
+        g = p.grad.clone()
+        optimizers.step(1.0)
+        m, v = 0.8 * m + 0.2 * g, 0.95 * v + 0.05 * g * g
+        weight = weight - 0.3 * (m / (1 - 0.8**t)) / ((v / (1 - 0.95**t)).sqrt() + 1e-10)
+        assert (p - weight).abs().max() < 1e-10
+
+
+def test_state_continues_as_if_never_left(network: Network) -> None:
+    def run(model: Backbone, optimizers: Optimizers, steps: range) -> None:
+        for step in steps:
+            backward(model, step)
+            optimizers.step(1.0 - 0.1 * step)
+
+    straight = network()
+    run(straight, Optimizers(straight.parameter_groups(), TrainConfig(), CPU), range(6))
+    first = network()
+    optimizers = Optimizers(first.parameter_groups(), TrainConfig(), CPU)
+    run(first, optimizers, range(3))
+    second = network(seed=5)
+    second.load_state_dict(first.state_dict())
+    restored = Optimizers(second.parameter_groups(), TrainConfig(), CPU)
+    restored.load_state_dict(plain(optimizers.state_dict()))
+    run(second, restored, range(3, 6))
+    for (name, a), (_, b) in zip(straight.named_parameters(), second.named_parameters(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def plain(state: Any) -> Any:
+    """A copy that shares nothing, as if read from a file."""
+    if isinstance(state, dict):
+        return {key: plain(value) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(plain(value) for value in state)
+    return state.clone() if isinstance(state, Tensor) else state

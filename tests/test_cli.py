@@ -1,0 +1,150 @@
+"""The command line: help for everything, one line for every mistake, and the documented exit codes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import click
+import pytest
+import typer.main
+from atma_sweep import cli
+from atma_sweep.results.records import CellRecord, Owner
+from atma_sweep.results.store import open_store
+from typer.testing import CliRunner
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def commands() -> dict[str, click.Command]:
+    found: dict[str, click.Command] = {}
+
+    def walk(group: click.Command, path: str) -> None:
+        for name, command in getattr(group, "commands", {}).items():
+            if hasattr(command, "commands"):
+                walk(command, f"{path}{name} ")
+            else:
+                found[path + name] = command
+
+    walk(typer.main.get_command(cli.app), "")
+    return found
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):  # type: ignore[no-untyped-def]
+    """Runs the command line in an empty folder; returns (exit code, standard output, standard error)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ATMA_DB", raising=False)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["atma-sweep", *arguments])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+@pytest.mark.parametrize("name", sorted(commands()))
+def test_every_command_and_option_has_help_and_stands_in_the_readme(name: str) -> None:
+    command = commands()[name]
+    assert command.help
+    readme = (ROOT / "README.md").read_text()
+    assert f"`{name}" in readme
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            assert parameter.help, parameter.name
+    result = CliRunner().invoke(cli.app, [*name.split(), "--help"])
+    assert result.exit_code == 0
+
+
+def test_version(run) -> None:  # type: ignore[no-untyped-def]
+    assert run("--version") == (0, "atma-sweep 0.1.0\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["status"], 2, "launch a grid first"),
+        (["report", "--table", "6"], 2, "launch a grid first"),
+        (["show", "abc"], 2, "launch a grid first"),
+        (["launch", "quikc"], 2, "did you mean 'quick'?"),
+        (["launch", "quick", "--executor", "rya"], 2, "did you mean 'ray'?"),
+        (["launch", "quick", "--set", "train.tokens=1e6"], 2, "add --name"),
+        (["launch", "quick", "--set", "train.tokns=1e6", "--name", "x"], 2, "did you mean 'train.tokens'?"),
+        (["launch", "quick", "--only", "attn_typ=polar", "--dry-run"], 2, "did you mean 'attn_type'?"),
+        (["launch", "quick", "--only", "attn_type=polr", "--dry-run"], 2, "did you mean 'polar'?"),
+        (["status", "--db", "mysql://somewhere/x"], 2, "not supported"),
+    ],
+)
+def test_a_mistake_is_one_line_with_the_remedy(run, arguments: list[str], code: int, said: str) -> None:  # type: ignore[no-untyped-def]
+    found, out, err = run(*arguments)
+    assert found == code
+    assert out == ""
+    assert err.startswith("atma-sweep: ")
+    assert len(err.splitlines()) == 1
+    assert said in err
+
+
+def test_a_file_that_is_no_database_is_refused_and_left_alone(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "atma.db").write_text("not a database" * 100)
+    code, _, err = run("status")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert (tmp_path / "atma.db").read_text() == "not a database" * 100
+
+
+def _filled(path: Path) -> None:
+    store = open_store(path / "atma.db", create=True)
+    levels = {"attn_type": "polar", "reg_mode": "weak", "distractor": "off", "memory": "on", "window": "off"}
+    cells = [
+        CellRecord(id=f"{i:012x}", slug=f"cell-{i}", seed=i, levels=levels, config={"train": {}}, tokens=1000)
+        for i in range(3)
+    ]
+    options = {"requested": [["val", 0]]}
+    store.record_revision("demo", grid_text="", grid_file="demo.yaml", options=options, cells=cells)
+    owner = Owner(name="test", host="here", pid=1, started=1.0)
+    attempt = store.start_attempt(cells[0].id, owner=owner, fence=0, steps_total=10)
+    store.finish_attempt(attempt.id, 0, "failed", cause="ValueError: it broke")
+    store.close()
+
+
+def test_status_and_show_tell_the_same_in_text_and_json(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    _filled(tmp_path)
+    code, out, _ = run("status")
+    assert code == 0
+    assert re.search(r"^demo \(revision 1, launched .* UTC\): 3 cells: 1 failed, 2 new$", out, re.MULTILINE)
+    assert "000000000000 cell-0: failed: ValueError: it broke" in out
+    (sweep,) = json.loads(run("status", "--json")[1])
+    assert (sweep["sweep"], sweep["counts"]) == ("demo", {"failed": 1, "new": 2})
+    assert [cell["standing"] for cell in sweep["cells"]] == ["failed", "new", "new"]
+    assert run("status", "--sweep", "demos")[0] == 2
+    assert "attempts:\n  1 failed, step 0/10" in run("show", "cell-0")[1]
+    assert json.loads(run("show", "000000000000", "--json")[1])["attempts"][0]["cause"] == "ValueError: it broke"
+    code, _, err = run("show", "cell")
+    assert (code, len(err.splitlines())) == (2, 1)
+
+
+def test_report_writes_a_file_and_refuses_unknown_names(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    _filled(tmp_path)
+    code, out, err = run("report", "--table", "6", "--format", "csv", "--out", "deep/table.csv")
+    assert (code, out, err) == (0, "", "wrote deep/table.csv\n")
+    assert len((tmp_path / "deep/table.csv").read_text().splitlines()) == 1 + 3
+    assert run("report", "--table", "66")[0] == 2
+    assert run("report", "--table", "6", "--format", "xls")[0] == 2
+
+
+def test_schema_printed_is_the_shipped_one(run) -> None:  # type: ignore[no-untyped-def]
+    assert run("schema")[1] == (ROOT / "grids" / "schema.json").read_text()
+
+
+def test_a_bug_is_not_dressed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise RuntimeError("ours")
+
+    with pytest.raises(RuntimeError, match="ours"):
+        cli.main(broken)

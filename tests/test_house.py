@@ -1,0 +1,117 @@
+"""Imports run one way, and quick commands stay quick. Read from the syntax trees, without importing anything."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+ROOMS = ("cli", "sweep", "model", "kernels", "results", "reports")
+MAY_IMPORT = {
+    "cli": {"sweep", "reports", "results", "model", "kernels"},
+    "sweep": {"model", "results", "kernels"},
+    "model": {"kernels"},
+    "kernels": set(),
+    "results": set(),
+    "reports": {"results"},
+}
+NEVER = {
+    "reports": {"torch", "ray", "triton", "fla"},
+    "results": {"torch", "ray", "triton", "fla", "matplotlib"},
+    "model": {"ray", "sqlalchemy"},
+    "kernels": {"ray", "sqlalchemy"},
+}
+
+
+def sources() -> list[Path]:
+    files = [ROOT / "cli.py"]
+    for room in ROOMS[1:]:
+        files += sorted((ROOT / room).rglob("*.py"))
+    return files
+
+
+def imports(file: Path) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """(line, absolute dotted name as parts) of every import; the package's own names start with atma_sweep."""
+    package = ("atma_sweep", *file.relative_to(ROOT).parent.parts)
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, tuple(alias.name.split("."))
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = tuple(node.module.split(".")) if node.module else ()
+            for alias in node.names:
+                yield node.lineno, (*base, *module, alias.name)
+
+
+def room_of(file: Path) -> str:
+    return file.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_imports_run_one_way(room: str) -> None:
+    wrong = []
+    seen = 0
+    for file in sources():
+        if room_of(file) != room:
+            continue
+        for line, parts in imports(file):
+            seen += 1
+            own = parts[0] == "atma_sweep"
+            target = parts[1] if own and len(parts) > 1 else None
+            if target in ROOMS and target != room and target not in MAY_IMPORT[room]:
+                wrong.append(f"{file.relative_to(ROOT)}:{line} imports {'.'.join(parts)}")
+            if not own and parts[0] in NEVER.get(room, ()):
+                wrong.append(f"{file.relative_to(ROOT)}:{line} imports {parts[0]}")
+    assert wrong == []
+    assert seen > 5
+
+
+def test_only_the_scheduler_imports_ray() -> None:
+    users = {str(file.relative_to(ROOT)) for file in sources() for _, parts in imports(file) if parts[0] == "ray"}
+    assert users == {"sweep/scheduler.py"}
+
+
+def test_inside_the_package_imports_are_relative() -> None:
+    assert [f for f in sources() for node in ast.walk(ast.parse(f.read_text())) if _absolute(node)] == []
+
+
+def _absolute(node: ast.AST) -> bool:
+    if isinstance(node, ast.ImportFrom):
+        return not node.level and (node.module or "").split(".")[0] == "atma_sweep"
+    return isinstance(node, ast.Import) and any(alias.name.split(".")[0] == "atma_sweep" for alias in node.names)
+
+
+def modules_after(*statements: str, cwd: Path) -> set[str]:
+    code = "; ".join([*statements, "import json, sys", "print(json.dumps(sorted(sys.modules)))"])
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, check=True, timeout=120
+    )
+    return {name.split(".")[0] for name in json.loads(done.stdout.splitlines()[-1])}
+
+
+def test_status_and_show_load_neither_torch_nor_ray_nor_pandas(tmp_path: Path) -> None:
+    make = "from atma_sweep.results.store import open_store; store = open_store('atma.db', create=True)"
+    modules_after(make, cwd=tmp_path)
+    calls = "from atma_sweep import cli; cli.app(['status'], standalone_mode=False)"
+    loaded = modules_after(calls, "import atma_sweep.reports.tables", cwd=tmp_path)
+    assert "sqlalchemy" in loaded
+    assert loaded & {"torch", "ray", "pandas", "numpy", "alembic", "matplotlib", "fla"} == set()
+
+
+def test_reading_a_plain_grid_file_needs_no_ray(tmp_path: Path) -> None:
+    loaded = modules_after(
+        "from atma_sweep.sweep import launch", "from atma_sweep.sweep.grid import load_grid", cwd=tmp_path
+    )
+    assert loaded & {"ray", "pandas", "fla", "matplotlib"} == set()
+
+
+def test_folders_of_the_root_shadow_nothing_that_fla_imports() -> None:
+    done = subprocess.run([sys.executable, "-c", "import fla"], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
