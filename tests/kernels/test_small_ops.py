@@ -19,7 +19,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).requires_grad_()
 
 
-def same(ours: Tensor, theirs: Tensor, args: list[Tensor], tolerance: float = 1e-12) -> None:
+def assert_same(ours: Tensor, theirs: Tensor, args: list[Tensor], tolerance: float = 1e-12) -> None:
     """Values and gradients agree."""
     assert ours.shape == theirs.shape
     assert (ours - theirs).abs().max() <= tolerance
@@ -33,7 +33,7 @@ def same(ours: Tensor, theirs: Tensor, args: list[Tensor], tolerance: float = 1e
 @pytest.mark.parametrize("residual", [False, True])
 def test_conv(length: int, taps: int, residual: bool) -> None:
     args = [normal(2, length, 7), normal(7, taps, seed=1)]
-    same(causal_conv(*args, residual), causal_conv_reference(*args, residual), args)
+    assert_same(causal_conv(*args, residual), causal_conv_reference(*args, residual), args)
 
 
 def test_conv_last_tap_is_the_current_token() -> None:
@@ -49,7 +49,7 @@ def test_conv_last_tap_is_the_current_token() -> None:
 def test_rotary(kind: str, offset: int) -> None:
     x = normal(2, 9, 3, 16)
     tables = rotary_tables(kind, 9, 16, 1024.0, offset=offset, dtype=torch.float64)
-    same(apply_rotary(x, *tables), apply_rotary_reference(x, kind, 1024.0, offset), [x])
+    assert_same(apply_rotary(x, *tables), apply_rotary_reference(x, kind, 1024.0, offset), [x])
     if offset == 0:
         assert torch.equal(apply_rotary(x, *tables)[:, 0], x[:, 0])
 
@@ -80,7 +80,7 @@ def test_rotary_scores_depend_on_distance_and_not_at_all_on_still_pairs() -> Non
 def test_rms_norm(weighted: bool) -> None:
     x, weight = normal(3, 4, 7), normal(7, seed=1)
     args = [x, weight] if weighted else [x]
-    same(rms_norm(*args), rms_norm_reference(*args), args)
+    assert_same(rms_norm(*args), rms_norm_reference(*args), args)
 
 
 def test_rms_norm_epsilon_is_float32s_for_half_types() -> None:
@@ -96,7 +96,7 @@ def test_rms_norm_epsilon_is_float32s_for_half_types() -> None:
 
 def test_squared_relu_gate() -> None:
     x = normal(3, 5, 14)
-    same(squared_relu_gate(x), squared_relu_gate_reference(x), [x])
+    assert_same(squared_relu_gate(x), squared_relu_gate_reference(x), [x])
     assert torch.autograd.gradcheck(squared_relu_gate, normal(3, 6))
     with pytest.raises(ValueError, match="got 7"):
         squared_relu_gate(x[..., :7])
@@ -117,7 +117,7 @@ def test_cross_entropy_equals_reference_in_any_chunks(chunk: int) -> None:
     args = [(10 * x).detach().requires_grad_() for x in args]
     targets = torch.randint(0, 11, (23,), generator=torch.Generator().manual_seed(3))
     ours = linear_cross_entropy(*args, targets, cap=15.0, chunk=chunk)
-    same(ours, linear_cross_entropy_reference(*args, targets, cap=15.0), args)
+    assert_same(ours, linear_cross_entropy_reference(*args, targets, cap=15.0), args)
     with torch.no_grad():
         assert torch.equal(linear_cross_entropy(*args, targets, cap=15.0, chunk=chunk), ours)
 

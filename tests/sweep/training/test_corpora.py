@@ -249,6 +249,27 @@ def test_prepared_once(small: tuple[DataConfig, Path, Path]) -> None:
     assert [path.name for path in root.iterdir()] == [folder.name]
 
 
+def test_two_launchers_that_prepare_at_once(
+    small: tuple[DataConfig, Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second finds the folder there when it wants to rename its own."""
+    data, root, folder = small
+    other = root.parent / "other"
+    real, numbers = corpora.write_shard, iter([1, 2])
+    monkeypatch.setattr(corpora.os, "getpid", lambda: 1)
+
+    def write_shard(path: Path, tokens: np.ndarray) -> None:
+        real(path, tokens)
+        if next(numbers, 3) == 1:
+            monkeypatch.setattr(corpora.os, "getpid", lambda: 2)
+            prepare(data, other)
+
+    monkeypatch.setattr(corpora, "write_shard", write_shard)
+    assert prepare(data, other) == other / folder.name
+    assert [path.name for path in other.iterdir()] == [folder.name]
+    assert open_corpus(other, fingerprint(data)).train.tolist() == open_corpus(root, fingerprint(data)).train.tolist()
+
+
 def test_a_folder_left_by_a_launcher_that_died_is_no_corpus(small: tuple[DataConfig, Path, Path]) -> None:
     data, root, folder = small
     (folder / "manifest.json").unlink()
