@@ -16,7 +16,9 @@ def _flag(value: Any) -> Any:
 
 
 def _whole(value: Any) -> Any:
-    """1e9, 1_000_000_000 and 1000000000 are one number."""
+    """1e9, 1_000_000_000 and 1000000000 are one number; a switch is none."""
+    if isinstance(value, bool):
+        raise ValueError(f"must be a whole number, got {value!r}")
     if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
         value = float(value.replace("_", "")) if re.search(r"[.eE]", value) else int(value.replace("_", ""))
     if isinstance(value, float) and value.is_integer():

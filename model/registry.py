@@ -58,7 +58,7 @@ def register_mixer(name: str) -> Callable[[type[Mixer]], type[Mixer]]:
 
     def register(cls: type[Mixer]) -> type[Mixer]:
         known = MIXERS.get(name)
-        if known is not None and (isinstance(known, str) or known.__qualname__ != cls.__qualname__):
+        if known is not None and (isinstance(known, str) or known.__module__ != cls.__module__):
             raise ValueError(f"a mixer named {name!r} exists already; choose another name")
         MIXERS[name] = cls
         return cls

@@ -99,7 +99,7 @@ def _raw(data: SweepData, cell: CellState, columns: Sequence[Column]) -> dict[st
 def _notes(data: SweepData, raw: Sequence[dict[str, Any]]) -> list[str]:
     notes = [
         f"Sweep {data.sweep}, revision {data.revision}: {data.done} of {len(data.cells)} cells done.",
-        "Val, Clean and Junk: nats per token. Ndl: needle digits right, in %. MFU: by the paper's formula, in %. "
+        "Val, Clean and Junk: nats per token. Ndl: needle digits right, in % (a guess: 10). MFU: by the paper's formula, in %. "
         "Clean, Junk and Ndl at the shortest and the longest context length, in tokens.",
     ]
     known = [

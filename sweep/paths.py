@@ -159,7 +159,7 @@ def _beside(setting: Setting) -> Setting:
     if not isinstance(setting.value, str) or not setting.value:
         return setting
     root = setting.file.parent if isinstance(setting.file, Path) else Path()
-    return replace(setting, value=str((root / setting.value).resolve()))
+    return replace(setting, value=str((root / Path(setting.value).expanduser()).resolve()))
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:

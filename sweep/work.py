@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from .job import StopFlag
 
 WEIGHTS = "weights.safetensors"
+MAIN_METRIC = {"needle": ("digit_accuracy", "fraction"), "val": ("val_loss", "nats/token")}
+"""Metric and unit under which a probe that ran out of memory says so, where that is not nats per token."""
 
 
 def choose_device(gpus: int) -> torch.device:
@@ -254,7 +256,7 @@ class Work:
         try:
             results = list(load_probe(name)(subject, [length]))
         except torch.OutOfMemoryError as error:
-            metric, unit = ("digit_accuracy", "fraction") if name == "needle" else ("nats", "nats/token")
+            metric, unit = MAIN_METRIC.get(name, ("nats", "nats/token"))
             results = [([unmeasured(name, metric, length, unit, f"oom: {str(error).splitlines()[0]}")], [])]
         cost = {
             "seconds": time.perf_counter() - started,

@@ -56,6 +56,8 @@ set:
   checkpoint: {{every_steps: 7}}
 """
 LONG = 128 * 150
+VERY_LONG = 128 * 1500
+"""Long enough for another launch to start meanwhile."""
 TRAINING = "SELECT 1 FROM attempt WHERE phase = 'training' AND checkpoint IS NOT NULL"
 Curves = dict[str, list[tuple[object, ...]]]
 
@@ -133,8 +135,11 @@ class Bench:
         done = self.sql("SELECT count(*) FROM attempt WHERE kind='train' AND state='done' GROUP BY cell_id")
         assert done == [(1,)] * cells
         assert self.sql("SELECT count(*) FROM attempt WHERE state = 'running'") == [(0,)]
-        values = self.sql("SELECT count(*) FROM results WHERE probe = 'val' AND metric = 'val_loss'")
-        assert values == [(cells,)]
+        values = self.sql(
+            "SELECT count(DISTINCT cell), max(n) FROM (SELECT cell, count(*) AS n FROM results "
+            "WHERE probe = 'val' AND metric = 'val_loss' GROUP BY sweep, cell)"
+        )
+        assert values == [(cells, 1)]
 
     def processes(self) -> list[psutil.Process]:
         """Attempts of this bench that still run."""
@@ -230,6 +235,19 @@ def test_two_sweeps_that_share_a_cell_train_it_once(bench: Bench) -> None:
     assert bench.sql("SELECT count(*) FROM attempt") == [(4,)]
 
 
+def test_a_cell_that_another_sweep_is_training_is_waited_for(bench: Bench) -> None:
+    bench.grid(tokens=VERY_LONG)
+    bench.grid(tokens=VERY_LONG, name="other")
+    first = bench.start("launch", "micro.yaml", "--executor", "local", "--only", "attn_type=nope")
+    bench.wait("SELECT 1 FROM attempt WHERE phase = 'training'")
+    out = bench.run("launch", "other.yaml", "--executor", "local")
+    assert "is being trained by another sweep" in out
+    first.communicate(timeout=60)
+    assert first.returncode == 0
+    bench.once(2)
+    assert bench.sql("SELECT count(*) FROM attempt") == [(2,)]
+
+
 def test_interrupt_saves_marks_and_the_next_launch_continues(bench: Bench, long_curves: Curves) -> None:
     bench.grid(tokens=LONG)
     process = bench.start("launch", "micro.yaml", "--executor", "local")
@@ -292,7 +310,7 @@ def test_damaged_newest_checkpoint_is_passed_over(bench: Bench, long_curves: Cur
 
 
 def test_second_launch_of_a_running_sweep_names_the_first(bench: Bench) -> None:
-    bench.grid(tokens=LONG)
+    bench.grid(tokens=10 * VERY_LONG)
     first = bench.start("launch", "micro.yaml", "--executor", "local")
     bench.wait("SELECT 1 FROM attempt WHERE phase = 'training'")
     out = bench.launch(code=3)

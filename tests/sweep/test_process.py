@@ -1,0 +1,157 @@
+"""Processes that start, die and are told apart, and locks that go with their holder."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from atma_sweep.results.records import Owner
+from atma_sweep.sweep import process
+from atma_sweep.sweep.cell import Resources
+from atma_sweep.sweep.errors import MachineError
+from atma_sweep.sweep.executors import Launch, environment, run_command
+from atma_sweep.sweep.failures import judge
+from atma_sweep.sweep.machine import Gpu, GpuLocks, cores
+
+GPUS = [Gpu("0", "GPU-aaaa", "first"), Gpu("1", "GPU-bbbb", "second")]
+
+
+def script(text: str, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", text, *arguments], stdout=subprocess.PIPE, text=True)
+
+
+def line_of(child: subprocess.Popen[str]) -> str:
+    assert child.stdout is not None
+    return child.stdout.readline().strip()
+
+
+def gone(pid: int, seconds: float = 10) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_a_process_is_told_from_a_later_one_with_its_pid() -> None:
+    me = process.this_process("test")
+    assert process.is_alive(me) is True
+    later = Owner(name="x", host=me.host, pid=me.pid, started=me.started + 5)
+    assert process.is_alive(later) is False
+    assert process.is_alive(Owner(name="x", host="elsewhere", pid=me.pid, started=me.started)) is None
+    assert process.find(None, None) is None
+
+
+STUBBORN = """
+import signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])
+print(child.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_end_takes_a_process_that_ignores_sigterm_with_its_children() -> None:
+    child = script(STUBBORN)
+    grandchild = int(line_of(child))
+    process.end(child.pid, psutil.Process(child.pid).create_time(), grace=0.3)
+    assert gone(child.pid)
+    assert gone(grandchild)
+
+
+def test_end_leaves_a_process_with_another_start_time_alone() -> None:
+    child = script("import time; print(1, flush=True); time.sleep(60)")
+    line_of(child)
+    process.end(child.pid, psutil.Process(child.pid).create_time() + 100, grace=0.1)
+    assert child.poll() is None
+    child.kill()
+    child.wait()
+
+
+ORPHAN = """
+import os, subprocess, sys, time
+code = "import os, time; from atma_sweep.sweep.process import die_with; die_with(os.getppid()); print(os.getpid(), flush=True); time.sleep(60)"
+subprocess.Popen([sys.executable, '-c', code])
+time.sleep(60)
+"""
+
+
+def test_a_child_ends_when_its_parent_is_killed() -> None:
+    parent = script(ORPHAN)
+    child = int(line_of(parent))
+    assert psutil.pid_exists(child)
+    parent.kill()
+    parent.wait()
+    assert gone(child)
+
+
+def test_a_child_whose_parent_died_before_it_looked_ends_at_once() -> None:
+    code = "from atma_sweep.sweep.process import die_with; import time; die_with(1 << 22); time.sleep(60)"
+    assert script(code).wait(20) == -signal.SIGTERM
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from atma_sweep.sweep.machine import Gpu, GpuLocks
+locks = GpuLocks(Path(sys.argv[1]))
+print(len(locks.take([Gpu("0", "GPU-aaaa", "first")])), flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_gpu_belongs_to_one_process_until_it_dies(tmp_path: Path) -> None:
+    holder = script(HOLDER, str(tmp_path))
+    assert line_of(holder) == "1"
+    locks = GpuLocks(tmp_path)
+    with pytest.raises(MachineError, match=f"held by another sweep .pid {holder.pid}."):
+        locks.take(GPUS[:1])
+    assert locks.take(GPUS) == GPUS[1:]
+    holder.kill()
+    holder.wait()
+    assert GpuLocks(tmp_path).take(GPUS[:1]) == GPUS[:1]
+    locks.release()
+    assert GpuLocks(tmp_path).take(GPUS[1:]) == GPUS[1:]
+
+
+@pytest.mark.parametrize(
+    ("code", "state", "retry", "said"),
+    [
+        (-9, "interrupted", True, "killed by SIGKILL (out of memory, or by hand)"),
+        (-11, "interrupted", True, "killed by SIGSEGV"),
+        (-15, "interrupted", False, "stopped before training began"),
+        (143, "interrupted", False, "stopped before training began"),
+        (1, "failed", False, "exit code 1: ImportError: no such thing"),
+    ],
+)
+def test_an_exit_code_is_judged(tmp_path: Path, code: int, state: str, retry: bool, said: str) -> None:
+    log = tmp_path / "log.txt"
+    log.write_text("Traceback\n  something\nImportError: no such thing\n\n")
+    ending = judge(code, log)
+    assert (ending.state, ending.retry) == (state, retry)
+    assert said in ending.cause
+    assert "no log was written" in judge(2, tmp_path / "none").cause
+
+
+def test_a_child_sees_the_gpus_and_threads_that_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    plain = Launch(1, tmp_path, "a/1", Resources(cpus=2, gpus=0), "sqlite:///x.db")
+    env = environment(plain)
+    assert (env["CUDA_VISIBLE_DEVICES"], env["OMP_NUM_THREADS"], env["ATMA_DB"]) == ("", "2", "sqlite:///x.db")
+    accelerated = Launch(1, tmp_path, "a/1", Resources(cpus=2, gpus=1), "postgresql://me:secret@host/x")
+    assert environment(accelerated, "5")["CUDA_VISIBLE_DEVICES"] == "5"
+    assert environment(accelerated)["CUDA_VISIBLE_DEVICES"] == "3,5"
+    assert "secret" not in " ".join(run_command(accelerated, os.getpid()))
+
+
+def test_cores_are_those_of_this_process() -> None:
+    code = "import os; os.sched_setaffinity(0, {0}); from atma_sweep.sweep.machine import cores; print(cores())"
+    assert line_of(script(code)) == "1"
+    assert cores() == len(os.sched_getaffinity(0))
