@@ -98,8 +98,7 @@ def launch(
     def planned(plan: Any) -> None:
         for line in display.describe_plan(plan, loaded.name):
             console.print(line, highlight=False, markup=False)
-        screen._total = len(plan.tasks)
-        screen._bars.update(screen._all, total=len(plan.tasks))
+        screen.expect(len(plan.tasks))
 
     with display.Display(console, len(cells)) as screen:
         outcome = launch.run(
@@ -138,8 +137,8 @@ def _show_plan(plan: Any, sweep: str, remarks: list[str], as_json: bool) -> None
                 "sweep": sweep,
                 "cells": rows,
                 "counts": plan.counts,
-                "to_train": [t.cell.id for t in plan.tasks if t.kind == "train"],
-                "to_evaluate": [t.cell.id for t in plan.tasks if t.kind == "evaluate"],
+                "to_train": [task.cell.id for task in plan.training],
+                "to_evaluate": [task.cell.id for task in plan.evaluating],
                 "tokens": plan.tokens,
                 "remarks": remarks,
             }

@@ -56,10 +56,7 @@ class SweepStatus:
             if word == "running":
                 lines.append(f"  {cell.cell_id} {cell.slug}: {_progress(cell)}")
             elif word not in ("done", "new"):
-                lines.append(
-                    f"  {cell.cell_id} {cell.slug}: {word}"
-                    + (f": {cell.cause}" if cell.cause and word == cell.state else "")
-                )
+                lines.append(f"  {cell.cell_id} {cell.slug}: {word}" + (f": {cell.cause}" if cell.cause else ""))
         return "\n".join(lines)
 
 

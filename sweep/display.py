@@ -48,6 +48,11 @@ class Display:
     ) -> None:
         self._bars.stop()
 
+    def expect(self, total: int) -> None:
+        """How many attempts are to come."""
+        self._total = total
+        self._bars.update(self._all, total=total)
+
     def started(self, task: Task, attempt: Attempt) -> None:
         """An attempt's process is starting."""
         self._waiting.discard(task.cell.id)
@@ -99,8 +104,9 @@ def describe_plan(plan: Plan, sweep: str, remarks: Sequence[str] = ()) -> list[s
     lines = [f"{sweep}: {len(plan.cells)} cells: {words}"]
     if plan.left_out:
         lines[0] += f"; {plan.left_out} more left out by --only"
-    trained = sum(task.kind == "train" for task in plan.tasks)
-    lines.append(f"to train: {trained} cells, {plan.tokens:,} tokens in all; to evaluate: {len(plan.tasks) - trained}")
+    lines.append(
+        f"to train: {len(plan.training)} cells, {plan.tokens:,} tokens in all; to evaluate: {len(plan.evaluating)}"
+    )
     gone = plan.counts["weights gone"]
     if gone:
         lines.append(f"{gone} trained cells lack a measurement and their weights are gone; --retrain trains them again")

@@ -100,11 +100,10 @@ def _attempt(job: Job, runs: Path, store: Any, stop: StopFlag) -> int:
     from .training.loop import Diverged, Stopped
     from .work import Work
 
-    work = Work(job, runs, store, stop)
     try:
+        work = Work(job, runs, store, stop)
         work.run(began)
         store.finish_attempt(job.attempt, job.fence, "done", exit_code=0, weights=work.weights)
-        work.clean()
     except Stopped:
         store.finish_attempt(job.attempt, job.fence, "interrupted", cause="stopped on request", exit_code=EXIT_STOPPED)
         return EXIT_STOPPED
@@ -122,6 +121,8 @@ def _attempt(job: Job, runs: Path, store: Any, stop: StopFlag) -> int:
             job.attempt, job.fence, "failed", cause=cause, traceback=traceback.format_exc(), exit_code=1
         )
         raise
+    else:
+        work.clean()
     return 0
 
 

@@ -88,6 +88,7 @@ def run(
     locks = machine.GpuLocks()
     try:
         supervisor.reap(store, chosen)
+        _notice_lost_weights(store, chosen, runs)
         plan_ = plan(grid, cells, store, only=only, retrain=retrain)
         planned(plan_)
         if plan_.tasks:
@@ -148,6 +149,13 @@ def _prepare(cells: Sequence[Cell], runs: Path) -> None:
                 f"the validation split of corpus {cell.config.data.corpus!r} has {len(corpus.validation)} tokens; "
                 f"eval.validation_tokens asks for {max(need, train.seq_len + 1)}"
             )
+
+
+def _notice_lost_weights(store: Store, cells: Sequence[Cell], runs: Path) -> None:
+    """Tells the database of kept weights that somebody has deleted since."""
+    for state in store.states({cell.id for cell in cells}).values():
+        if state.weights and state.trained_attempt_id and not (runs / state.weights).is_file():
+            store.forget_weights(state.trained_attempt_id)
 
 
 def _gpus(tasks: Sequence[planner.Task], locks: machine.GpuLocks) -> list[str]:

@@ -40,9 +40,19 @@ class Plan:
     counts: Counter[str] = field(default_factory=Counter)
 
     @property
+    def training(self) -> list[Task]:
+        """Tasks that train a cell which nobody trains at this moment."""
+        return [task for task in self.tasks if task.kind == "train" and task.why != "running"]
+
+    @property
+    def evaluating(self) -> list[Task]:
+        """Tasks that measure what a trained cell lacks."""
+        return [task for task in self.tasks if task.kind == "evaluate"]
+
+    @property
     def tokens(self) -> int:
-        """Training tokens of all tasks, those of resumed attempts counted whole."""
-        return sum(task.cell.config.train.tokens for task in self.tasks if task.kind == "train")
+        """Tokens to train, those of resumed attempts counted whole."""
+        return sum(task.cell.config.train.tokens for task in self.training)
 
 
 def record(cell: Cell) -> CellRecord:
@@ -93,7 +103,8 @@ def _canonical(grid: Grid, axis: str, text: str) -> str:
 def plan(cells: Sequence[Cell], states: Mapping[str, CellState], *, retrain: bool = False, left_out: int = 0) -> Plan:
     """Compares the cells asked for with what the database has.
 
-    New, interrupted and failed cells are trained; trained ones that lack a measurement are evaluated from kept
+    New, interrupted and failed cells are trained, and so are running ones, should the sweep that runs them not finish
+    them; trained ones that lack a measurement are evaluated from kept
     weights; diverged ones are a result. `retrain` trains cells whose weights are gone, and diverged ones, again.
     """
     tasks: list[Task] = []
@@ -103,7 +114,7 @@ def plan(cells: Sequence[Cell], states: Mapping[str, CellState], *, retrain: boo
         state = states.get(cell.id)
         word: Standing = standing(state, wanted) if state else "new"
         standings[cell.id] = word
-        if word in ("new", "interrupted", "failed") or (retrain and word in ("weights gone", "diverged")):
+        if word in ("new", "interrupted", "failed", "running") or (retrain and word in ("weights gone", "diverged")):
             tasks.append(Task(cell, "train", wanted, word))
         elif word == "needs-eval":
             assert state is not None

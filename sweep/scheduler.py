@@ -75,12 +75,17 @@ class RayExecutor:
         for reference in ready:
             launch = self._running.pop(reference)
             self._take(launch, +1)
-            finished.append((launch.attempt, self._exit_code(reference)))
+            finished.append((launch.attempt, self._exit_code(reference, launch)))
         return finished
 
-    def _exit_code(self, reference: ray.ObjectRef) -> int:
+    def _exit_code(self, reference: ray.ObjectRef, launch: Launch) -> int:
         try:
             return int(ray.get(reference))
+        except ray.exceptions.RayTaskError as error:
+            # The child could not be started; its log is where the cause is looked for.
+            with (launch.runs / launch.folder / "log.txt").open("a") as log:
+                log.write(f"could not be started: {error.cause}\n")
+            return 1
         except ray.exceptions.RayError:
             # The worker was killed, by hand or by Ray's memory monitor; the child died with it.
             return -int(signal.SIGKILL)

@@ -10,13 +10,14 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
 from ..results.errors import CellTaken, LostLease
-from ..results.records import Attempt
-from ..results.standing import missing, standing
+from ..results.records import Attempt, CellState, Owner
+from ..results.standing import Standing, missing, standing
 from ..results.store import Store
 from . import process
 from .cell import Cell
@@ -28,6 +29,8 @@ from .planner import Task
 LEASE_S = 60.0
 RENEW_S = 5.0
 POLL_S = 0.2
+SILENCE_S = 300.0
+"""An attempt on another host, where we cannot look, counts as dead after this long without a word."""
 
 
 class Listener(Protocol):
@@ -97,6 +100,7 @@ class Supervisor:
         self._tasks: dict[int, Task] = {}
         self._tries: Counter[str] = Counter()
         self._renewed = 0.0
+        self._looked = time.monotonic()
 
     def run(self, tasks: Sequence[Task]) -> None:
         """Runs every task to its end. Raises Interrupted after a clean stop, LostLease when the sweep was taken over."""
@@ -125,23 +129,24 @@ class Supervisor:
             if not self.executor.fits(task.cell.config.resources):
                 queue.append(task)
                 continue
-            still = self._still_wanted(task)
+            state = self.store.states({task.cell.id}).get(task.cell.id)
+            now = standing(state, task.missing) if state is not None else task.why
+            if now == "running":
+                self._wait_for(task.cell)
+                queue.append(task)
+                continue
+            still = self._revised(task, state, now)
             if still is not None and not self._start(still):
                 queue.append(still)
 
-    def _still_wanted(self, task: Task) -> Task | None:
+    def _revised(self, task: Task, state: CellState | None, now: Standing) -> Task | None:
         """The task as it stands now: another sweep may have trained the cell since the plan was made."""
-        state = self.store.states({task.cell.id}).get(task.cell.id)
-        now = standing(state, task.missing) if state is not None else task.why
-        if now == task.why or now in ("new", "interrupted", "failed", "running"):
+        if now == task.why or now in ("new", "interrupted", "failed"):
             return task
         if now == "needs-eval" and state is not None:
+            lacking = missing(state, task.missing)
             return replace(
-                task,
-                kind="evaluate",
-                missing=missing(state, task.missing),
-                weights=state.weights,
-                parent_id=state.trained_attempt_id,
+                task, kind="evaluate", missing=lacking, weights=state.weights, parent_id=state.trained_attempt_id
             )
         return None
 
@@ -158,7 +163,7 @@ class Supervisor:
                 steps_total=task.cell.config.train.steps,
             )
         except CellTaken:
-            self.listener.waiting(task.cell)
+            self._wait_for(task.cell)
             return False
         job = Job(
             attempt=attempt.id,
@@ -181,6 +186,13 @@ class Supervisor:
         self._tries[task.cell.id] += 1
         self.listener.started(task, attempt)
         return True
+
+    def _wait_for(self, cell: Cell) -> None:
+        """Another sweep runs the cell: its result will do, and should that sweep turn out to be dead, the cell is freed."""
+        self.listener.waiting(cell)
+        if time.monotonic() - self._looked >= RENEW_S:
+            self._looked = time.monotonic()
+            reap(self.store, [cell])
 
     def _resumable(self, task: Task, attempt: Attempt) -> Iterator[tuple[int, str]]:
         """Earlier unfinished trainings of the cell, newest first, back to the last one that ended as a result."""
@@ -237,16 +249,19 @@ class Supervisor:
 def reap(store: Store, cells: Sequence[Cell]) -> list[Attempt]:
     """Ends and marks attempts of these cells whose supervisor is gone, so that they can run again.
 
-    An attempt of another live supervisor is left alone, and one on another host is only marked when it has been
-    silent for longer than a lease. Returns the attempts that were marked.
+    An attempt of another live supervisor is left alone, and so is one on another host that was heard of not long ago.
+    Returns the attempts that were marked.
     """
     wanted = {cell.id for cell in cells}
+    me = process.this_process("launch")
     marked = []
     for attempt in store.live_attempts():
-        if attempt.cell_id not in wanted or _supervised(store, attempt):
+        if attempt.cell_id not in wanted or _supervised(store, attempt, me):
             continue
-        if attempt.host == process.this_process("launch").host:
+        if attempt.host == me.host:
             process.end(attempt.pid, attempt.pid_started)
+        elif datetime.now(UTC) - attempt.heartbeat_at < timedelta(seconds=SILENCE_S):
+            continue
         if store.interrupt_dead(
             attempt.id, "its launch died; the process was ended before the cell was taken up again"
         ):
@@ -254,16 +269,15 @@ def reap(store: Store, cells: Sequence[Cell]) -> list[Attempt]:
     return marked
 
 
-def _supervised(store: Store, attempt: Attempt) -> bool:
+def _supervised(store: Store, attempt: Attempt, me: Owner) -> bool:
     """Whether a live supervisor other than this process stands behind the attempt."""
-    me = process.this_process("launch")
     for sweep in store.sweeps():
-        if sweep.owner is None or attempt.cell_id not in {state.cell_id for state in store.cell_states(sweep.name)}:
-            continue
-        if (sweep.owner.host, sweep.owner.pid) == (me.host, me.pid):
+        if sweep.owner is None or (sweep.owner.host, sweep.owner.pid) == (me.host, me.pid):
             continue
         alive = process.is_alive(sweep.owner)
-        if alive or (alive is None and sweep.lease_until is not None and sweep.lease_until > attempt.heartbeat_at):
+        leased = sweep.lease_until is not None and sweep.lease_until > datetime.now(UTC)
+        listed = attempt.cell_id in {state.cell_id for state in store.cell_states(sweep.name)}
+        if listed and (alive or (alive is None and leased)):
             return True
     return False
 

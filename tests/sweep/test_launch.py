@@ -217,13 +217,32 @@ def test_added_lengths_are_evaluated_from_kept_weights(bench: Bench) -> None:
 
 def test_lost_weights_are_said_and_retrained_only_on_request(bench: Bench) -> None:
     bench.launch("--only", "attn_type=nope")
-    bench.sql("UPDATE attempt SET weights = NULL")
+    (weights,) = (bench.folder / "atma-runs").glob("*/1/weights.safetensors")
+    weights.unlink()
     bench.edit("lengths: [32, 64]", "lengths: [32, 128]")
     out = bench.launch("--only", "attn_type=nope", code=1)
     assert "1 weights gone" in out
     assert "--retrain" in out
     bench.launch("--only", "attn_type=nope", "--retrain")
     assert bench.sql("SELECT count(*) FROM attempt WHERE kind = 'train' AND state = 'done'") == [(2,)]
+
+
+def test_a_revision_is_added_when_the_grid_or_its_requests_change(bench: Bench) -> None:
+    bench.launch("--only", "attn_type=nope")
+    bench.launch("--only", "attn_type=polar")
+    assert bench.sql("SELECT number FROM revision") == [(1,)]
+    bench.grid(more="# a remark\n")
+    bench.launch()
+    assert bench.sql("SELECT number FROM revision") == [(1,), (2,)]
+    changed = ("--set", "eval.lengths=[32, 128]", "--name", "longer")
+    bench.launch(*changed)
+    bench.launch("--set", "eval.lengths=[32, 256]", "--name", "longer")
+    asked = bench.sql(
+        "SELECT s.name, r.number, json_array_length(options, '$.requested') FROM revision r "
+        "JOIN sweep s ON s.id = sweep_id ORDER BY r.id"
+    )
+    assert asked == [("micro", 1, 7), ("micro", 2, 7), ("longer", 1, 7), ("longer", 2, 7)]
+    bench.once(2)
 
 
 def test_two_sweeps_that_share_a_cell_train_it_once(bench: Bench) -> None:
@@ -237,15 +256,19 @@ def test_two_sweeps_that_share_a_cell_train_it_once(bench: Bench) -> None:
 
 def test_a_cell_that_another_sweep_is_training_is_waited_for(bench: Bench) -> None:
     bench.grid(tokens=VERY_LONG)
-    bench.grid(tokens=VERY_LONG, name="other")
-    first = bench.start("launch", "micro.yaml", "--executor", "local", "--only", "attn_type=nope")
+    bench.edit("every_steps: 7", "every_steps: 1000")
+    other = (bench.folder / "micro.yaml").read_text().replace("name: micro", "name: other")
+    (bench.folder / "other.yaml").write_text(other)
+    one = ("--executor", "local", "--only", "attn_type=nope")
+    first = bench.start("launch", "micro.yaml", *one)
     bench.wait("SELECT 1 FROM attempt WHERE phase = 'training'")
-    out = bench.run("launch", "other.yaml", "--executor", "local")
+    out = bench.run("launch", "other.yaml", *one)
     assert "is being trained by another sweep" in out
+    assert "other: 1 done" in out
     first.communicate(timeout=60)
     assert first.returncode == 0
-    bench.once(2)
-    assert bench.sql("SELECT count(*) FROM attempt") == [(2,)]
+    bench.once(1)
+    assert bench.sql("SELECT count(*) FROM attempt") == [(1,)]
 
 
 def test_interrupt_saves_marks_and_the_next_launch_continues(bench: Bench, long_curves: Curves) -> None:

@@ -78,7 +78,7 @@ ALL = [("val", "val_loss", 0), ("junk", "nats", 128), ("junk", "nats", 256)]
 STANDINGS: dict[str, tuple[dict[str, Any] | None, list[tuple[str, str]]]] = {
     # standing -> (what the database has, what the planner does: [(kind, with --retrain or not)])
     "new": (None, [("train", "always")]),
-    "running": ({"word": "running"}, []),
+    "running": ({"word": "running"}, [("train", "always")]),
     "interrupted": ({"word": "interrupted"}, [("train", "always")]),
     "failed": ({"word": "failed"}, [("train", "always")]),
     "diverged": ({"word": "diverged"}, [("train", "retrain")]),
@@ -103,7 +103,11 @@ def test_each_standing_and_what_follows(cell: Cell, word: str, retrain: bool) ->
         evaluates = task.kind == "evaluate"
         assert task.missing == ([("junk", 256)] if evaluates else WANTED)
         assert (task.weights, task.parent_id) == (("a/w.safetensors", 7) if evaluates else (None, None))
-    assert made.tokens == sum(153_600 for task in made.tasks if task.kind == "train")
+    # a running cell is only waited for, so it adds nothing to train
+    waits = word == "running"
+    assert made.training == [task for task in made.tasks if task.kind == "train" and not waits]
+    assert made.evaluating == [task for task in made.tasks if task.kind == "evaluate"]
+    assert made.tokens == 153_600 * len(made.training)
 
 
 def test_a_cell_without_weights_but_with_all_numbers_is_done(cell: Cell) -> None:
@@ -115,7 +119,8 @@ def test_the_plan_keeps_the_grids_order_and_ignores_other_cells(grid: Grid, fake
     cells = grid.expand(fake_fingerprint)
     first, *rest = cells
     made = plan(rest, {first.id: state(first, "failed"), rest[1].id: state(rest[1], "running")})
-    assert [task.cell for task in made.tasks] == [rest[0], *rest[2:]]
+    assert [task.cell for task in made.tasks] == rest
+    assert [task.cell for task in made.training] == [rest[0], *rest[2:]]
     assert made.counts == {"new": 16, "running": 1}
 
 
