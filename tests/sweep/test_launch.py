@@ -56,7 +56,7 @@ set:
   checkpoint: {{every_steps: 7}}
 """
 LONG = 128 * 150
-VERY_LONG = 128 * 1500
+VERY_LONG = 128 * 1000
 """Long enough for another launch to start meanwhile."""
 TRAINING = "SELECT 1 FROM attempt WHERE phase = 'training' AND checkpoint IS NOT NULL"
 Curves = dict[str, list[tuple[object, ...]]]
