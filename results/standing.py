@@ -19,7 +19,7 @@ def missing(state: CellState, requested: Iterable[Request]) -> list[Request]:
 
 
 def standing(state: CellState, requested: Iterable[Request]) -> Standing:
-    """Done means trained and measured at every requested (probe, length); see DESIGN's contract in CONTRIBUTING.md.
+    """Done means trained, with a value or a recorded reason at every requested (probe, length).
 
     A trained cell that lacks a measurement needs an evaluation; without kept weights it is `weights gone`.
     """
