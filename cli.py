@@ -241,13 +241,6 @@ def db_upgrade(db: Db = None, as_json: AsJson = False) -> None:
 
 def _expected(error: BaseException) -> int | None:
     """The exit code of an error that a user can mend; None for one that is a bug of ours."""
-    from .results.errors import StoreBusy, StoreError, SweepBusy
-
-    if isinstance(error, StoreError):
-        return 3 if isinstance(error, SweepBusy | StoreBusy) else 2
-    module = sys.modules.get("atma_sweep.reports.data")
-    if module is not None and isinstance(error, module.ReportError):
-        return 2
     code = getattr(error, "exit_code", None)
     return code if isinstance(code, int) and type(error).__module__.startswith("atma_sweep.") else None
 

@@ -18,6 +18,8 @@ REFERENCES = {"unigram_entropy": "unigram entropy", "bigram_entropy": "bigram en
 class ReportError(Exception):
     """A report that cannot be made as asked; the message is one line with the remedy."""
 
+    exit_code = 2
+
 
 @dataclass(frozen=True, kw_only=True)
 class SweepData:

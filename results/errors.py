@@ -4,7 +4,9 @@ from __future__ import annotations
 
 
 class StoreError(Exception):
-    """Any expected trouble with the database; the command line prints the message as it is."""
+    """Any expected trouble with the database; the command line prints the message and ends with `exit_code`."""
+
+    exit_code = 2
 
 
 class StoreMissing(StoreError):
@@ -22,6 +24,8 @@ class StoreTooNew(StoreError):
 class StoreBusy(StoreError):
     """The database stayed locked for longer than we were told to wait."""
 
+    exit_code = 3
+
 
 class SweepUnknown(StoreError):
     """No sweep has that name (or there is none at all)."""
@@ -33,6 +37,8 @@ class SweepReadOnly(StoreError):
 
 class SweepBusy(StoreError):
     """Another live supervisor owns the sweep."""
+
+    exit_code = 3
 
 
 class CellUnknown(StoreError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..results.errors import SweepUnknown
@@ -52,11 +52,24 @@ def expand(grid: Grid, *, dry: bool = False) -> tuple[list[Cell], list[str]]:
 
 
 def plan(
-    grid: Grid, cells: Sequence[Cell], store: Store | None, *, only: Sequence[str] = (), retrain: bool = False
+    grid: Grid,
+    cells: Sequence[Cell],
+    store: Store | None,
+    *,
+    only: Sequence[str] = (),
+    retrain: bool = False,
+    runs: Path | None = None,
 ) -> planner.Plan:
-    """What a launch would do now; `store` is None when there is no database yet."""
+    """What a launch would do now; `store` is None when there is no database yet.
+
+    With `runs`, kept weights whose file is not in that folder count as gone. The database is not told: another machine
+    that shares it may have them.
+    """
     chosen = planner.select(grid, cells, only) if only else list(cells)
     states = store.states({cell.id for cell in chosen}) if store is not None else {}
+    if runs is not None:
+        gone = [state for state in states.values() if state.weights and not (runs / state.weights).is_file()]
+        states |= {state.cell_id: replace(state, weights=None) for state in gone}
     return planner.plan(chosen, states, retrain=retrain, left_out=len(cells) - len(chosen))
 
 
@@ -88,8 +101,7 @@ def run(
     locks = machine.GpuLocks()
     try:
         supervisor.reap(store, chosen)
-        _notice_lost_weights(store, chosen, runs)
-        plan_ = plan(grid, cells, store, only=only, retrain=retrain)
+        plan_ = plan(grid, cells, store, only=only, retrain=retrain, runs=runs)
         planned(plan_)
         if plan_.tasks:
             gpus = _gpus(plan_.tasks, locks)
@@ -98,7 +110,7 @@ def run(
                 Supervisor(store, grid.name, fence, room, listener, runs=runs, commit=commit).run(plan_.tasks)
             finally:
                 room.close()
-        after = plan(grid, chosen, store)
+        after = plan(grid, chosen, store, runs=runs)
         rest = {word for word, count in after.counts.items() if count} - {"done", "diverged"}
         return Outcome(after.counts, not rest)
     finally:
@@ -149,13 +161,6 @@ def _prepare(cells: Sequence[Cell], runs: Path) -> None:
                 f"the validation split of corpus {cell.config.data.corpus!r} has {len(corpus.validation)} tokens; "
                 f"eval.validation_tokens asks for {max(need, train.seq_len + 1)}"
             )
-
-
-def _notice_lost_weights(store: Store, cells: Sequence[Cell], runs: Path) -> None:
-    """Tells the database of kept weights that somebody has deleted since."""
-    for state in store.states({cell.id for cell in cells}).values():
-        if state.weights and state.trained_attempt_id and not (runs / state.weights).is_file():
-            store.forget_weights(state.trained_attempt_id)
 
 
 def _gpus(tasks: Sequence[planner.Task], locks: machine.GpuLocks) -> list[str]:

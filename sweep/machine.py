@@ -42,6 +42,11 @@ class Gpu:
     name: str
 
 
+def no_gpu(cause: str) -> MachineError:
+    """The error that ends what was asked to run on CUDA and cannot."""
+    return MachineError(f"no usable CUDA GPU: {cause}; set resources.gpus to 0 to run on the CPU")
+
+
 def gpus() -> list[Gpu]:
     """The usable CUDA devices, asked for in a process of its own, so that the caller holds no GPU memory.
 
@@ -55,7 +60,7 @@ def gpus() -> list[Gpu]:
         facts = {}
     if "gpus" not in facts:
         cause = facts.get("error") or (answer.stderr.strip().splitlines() or ["torch could not be started"])[-1]
-        raise MachineError(f"no usable CUDA GPU: {cause}; set resources.gpus to 0 to run on the CPU")
+        raise no_gpu(cause)
     visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     names = visible if len(visible) == len(facts["gpus"]) else [str(index) for index in range(len(facts["gpus"]))]
     return [Gpu(device, uuid, name) for device, (uuid, name) in zip(names, facts["gpus"], strict=True)]

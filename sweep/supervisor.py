@@ -143,6 +143,9 @@ class Supervisor:
         """The task as it stands now: another sweep may have trained the cell since the plan was made."""
         if now == task.why or now in ("new", "interrupted", "failed"):
             return task
+        if task.why == "weights gone" and now == "needs-eval":
+            # the database still names weights that this machine does not have, which is why they are trained again
+            return task
         if now == "needs-eval" and state is not None:
             lacking = missing(state, task.missing)
             return replace(
@@ -252,11 +255,12 @@ def reap(store: Store, cells: Sequence[Cell]) -> list[Attempt]:
     An attempt of another live supervisor is left alone, and so is one on another host that was heard of not long ago.
     Returns the attempts that were marked.
     """
-    wanted = {cell.id for cell in cells}
+    live = store.live_attempts()
     me = process.this_process("launch")
+    free = {cell.id for cell in cells} - (_supervised(store, me) if live else set())
     marked = []
-    for attempt in store.live_attempts():
-        if attempt.cell_id not in wanted or _supervised(store, attempt, me):
+    for attempt in live:
+        if attempt.cell_id not in free:
             continue
         if attempt.host == me.host:
             process.end(attempt.pid, attempt.pid_started)
@@ -269,17 +273,17 @@ def reap(store: Store, cells: Sequence[Cell]) -> list[Attempt]:
     return marked
 
 
-def _supervised(store: Store, attempt: Attempt, me: Owner) -> bool:
-    """Whether a live supervisor other than this process stands behind the attempt."""
+def _supervised(store: Store, me: Owner) -> set[str]:
+    """The cells of every sweep that a live supervisor other than this process runs."""
+    cells: set[str] = set()
     for sweep in store.sweeps():
         if sweep.owner is None or (sweep.owner.host, sweep.owner.pid) == (me.host, me.pid):
             continue
         alive = process.is_alive(sweep.owner)
         leased = sweep.lease_until is not None and sweep.lease_until > datetime.now(UTC)
-        listed = attempt.cell_id in {state.cell_id for state in store.cell_states(sweep.name)}
-        if listed and (alive or (alive is None and leased)):
-            return True
-    return False
+        if alive or (alive is None and leased):
+            cells |= {state.cell_id for state in store.cell_states(sweep.name)}
+    return cells
 
 
 def freeze_plugins(cells: Sequence[Cell], runs: Path) -> list[Cell]:

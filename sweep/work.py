@@ -16,8 +16,8 @@ from ..results.records import CurvePoint, Measurement
 from ..results.store import Store
 from . import provenance
 from .cell import CellConfig
-from .errors import MachineError
 from .job import Job
+from .machine import no_gpu
 from .plugins import load_plugin
 from .probes import load_probe
 from .probes.perplexity import stream_loss
@@ -45,9 +45,7 @@ def choose_device(gpus: int) -> torch.device:
         torch.cuda.init()
         torch.zeros(1, device="cuda")
     except (RuntimeError, AssertionError) as error:
-        raise MachineError(
-            f"no usable CUDA GPU: {str(error).splitlines()[0]}; set resources.gpus to 0 to run on the CPU"
-        ) from error
+        raise no_gpu(str(error).splitlines()[0]) from error
     return torch.device("cuda", torch.cuda.current_device())
 
 

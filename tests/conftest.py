@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from torch import nn
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 
@@ -16,3 +21,18 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip("needs ../shared")
     return folder
+
+
+@pytest.fixture
+def wake() -> Callable[[nn.Module], None]:
+    """Adds seeded noise to every parameter of a network, so that no branch ends in a zero projection."""
+    import torch
+    from atma_sweep.model.chance import generator
+
+    def add_noise(model: nn.Module) -> None:
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                noise = torch.randn(parameter.shape, generator=generator(1, "test", name))
+                parameter.add_(0.2 * noise.to(parameter.dtype))
+
+    return add_noise

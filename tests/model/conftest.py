@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from atma_sweep.model.backbone import Auxiliary, Backbone, build
-from atma_sweep.model.chance import generator
 from atma_sweep.model.config import ModelConfig
 
 torch.set_num_threads(1)
@@ -22,15 +21,12 @@ def small() -> Callable[..., ModelConfig]:
 
 
 @pytest.fixture
-def awake() -> Callable[..., Backbone]:
+def awake(wake: Callable[[Backbone], None]) -> Callable[..., Backbone]:
     """A small float64 network with seeded noise on every parameter, so that no branch ends in a zero projection."""
 
     def make(**changes: Any) -> Backbone:
         model = build(ModelConfig(**(SMALL | changes)), seed=0, dtype=torch.float64)
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                noise = torch.randn(parameter.shape, generator=generator(1, "test", name))
-                parameter.add_(0.2 * noise.to(parameter.dtype))
+        wake(model)
         return model
 
     return make

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from atma_sweep.model.backbone import Backbone, build
-from atma_sweep.model.chance import generator
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.sweep.cell import Cell, DataConfig
 from atma_sweep.sweep.grid import load_grid
@@ -66,16 +65,13 @@ def fake_fingerprint() -> Callable[[DataConfig], str]:
 
 
 @pytest.fixture
-def network() -> Callable[..., Backbone]:
+def network(wake: Callable[[Backbone], None]) -> Callable[..., Backbone]:
     """network(awake=False, dtype=float32, **model settings); `awake` adds noise so that no branch ends in zeros."""
 
     def make(*, awake: bool = False, dtype: torch.dtype = torch.float32, seed: int = 0, **settings: Any) -> Backbone:
         model = build(ModelConfig(**(SMALL | settings)), seed=seed, dtype=dtype)
         if awake:
-            with torch.no_grad():
-                for name, parameter in model.named_parameters():
-                    noise = torch.randn(parameter.shape, generator=generator(1, "test", name))
-                    parameter.add_(0.2 * noise.to(parameter.dtype))
+            wake(model)
         return model
 
     return make
