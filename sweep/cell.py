@@ -24,15 +24,33 @@ def aside(default: Any, doc: str, **limits: Any) -> Any:
 class DataConfig(Config):
     """Where the text comes from. Its identity is the fingerprint; names and paths are outside the id."""
 
-    corpus: str = aside("stdlib", "Name of the corpus: stdlib, or files for text of your own under `path`.")
-    path: str | None = aside(None, "For `files`: a folder, .txt, .md or .jsonl file; beside the grid file if relative.")
-    tokenizer: str = aside("bytes", "Tokenizer name; its vocabulary must fit model.vocab_size.")
-    heldout_tokens: Int = aside(
-        65_601, "For `files`: a document this long may be held out for the length probes.", ge=2
+    corpus: str = aside(
+        "stdlib",
+        "Name of the corpus: stdlib; files or shards under `path`; fineweb-edu, fineweb-edu-shards, finepdfs or "
+        "wikitext-103 of the Hugging Face hub; or one that `data prepare --name` made on this machine.",
     )
+    path: str | None = aside(
+        None,
+        "Folder or file of the text or shards, for a hub corpus a local copy of it; beside the grid file if relative.",
+    )
+    tokenizer: str = aside("bytes", "bytes, gpt2 or json; its vocabulary must fit model.vocab_size.")
+    tokenizer_file: str | None = aside(
+        None, "For json the tokenizers file; for gpt2 its ranks (.tiktoken, or vocab.bpe beside encoder.json)."
+    )
+    train_tokens: Int | None = aside(None, "Training tokens to prepare; none takes all there are.", ge=1)
+    heldout: str | None = aside(
+        None,
+        "Corpus, or folder or file of text, that gives the long documents of the probes; none: the corpus itself.",
+    )
+    heldout_tokens: Int = aside(65_601, "Tokens that a document needs to be held out for the length probes.", ge=2)
     fingerprint: str | None = knob(None, "SHA-256 of the tokenised splits, filled in when the corpus is prepared.")
     shuffle: Flag = knob(
         True, "Visit the rows of the stream in an order drawn from the seed; off reads in file order.", identity=True
+    )
+    whole_steps: Flag = knob(
+        False,
+        "Each shard gives whole optimizer steps and its rest is left out, as in the published runs.",
+        identity=False,
     )
 
 
@@ -73,6 +91,9 @@ class TrainConfig(Config):
     distractor: Flag = knob(False, "Add the distractor loss of the global layers.", identity=False)
     distractor_weight: Float = knob(0.01, "Weight of the distractor loss.", identity=0.01, ge=0)
     distractor_count: Int | None = knob(None, "Distractor vectors per row; none means seq_len.", identity=None, ge=0)
+    deterministic: Flag = knob(
+        False, "Only operations that repeat bit for bit, on CUDA slower; the CPU always repeats.", identity=False
+    )
 
     @model_validator(mode="after")
     def _batch_divides(self) -> TrainConfig:
@@ -108,6 +129,9 @@ class EvalConfig(Config):
     needle_trials: Int = knob(16, "Trials of the needle probe at each length.", ge=1)
     needle_digits: Int = knob(5, "Digits to be recalled.", ge=1)
     needle_seed: Int = knob(1234, "Seed of the needle keys and digits; the same needles for every cell.")
+    chunk_tokens: Int = knob(
+        8192, "Tokens that an evaluation works through at a time; bounds memory, changes numbers by rounding.", ge=1
+    )
 
     @model_validator(mode="after")
     def _lengths_rise(self) -> EvalConfig:
@@ -129,6 +153,9 @@ class CheckpointConfig(Config):
     every_minutes: Float = knob(10.0, "Minutes between checkpoints.", gt=0)
     every_steps: Int | None = knob(None, "Optimizer steps between checkpoints, besides the minutes.", ge=1)
     keep: Literal["nothing", "weights", "everything"] = knob("weights", "What stays on disk when the cell is done.")
+    path: str | None = knob(
+        None, "Folder or fsspec URL (s3://bucket/...) for checkpoints and kept weights; none: the attempt's own folder."
+    )
 
 
 class Plugin(Config):

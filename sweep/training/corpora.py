@@ -149,6 +149,7 @@ CORPORA: dict[str, str] = {
     "stdlib": "the Python standard library's sources and help topics, always there",
     "files": "text of your own: a folder, .txt, .md or .jsonl under data.path",
     "fineweb-edu": "web text filtered for education; must be prepared on disk",
+    "fineweb-edu-shards": "the same as GPT-2 tokens; must be prepared on disk",
 }
 
 

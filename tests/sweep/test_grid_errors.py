@@ -73,7 +73,7 @@ CASES: dict[str, tuple[str, str]] = {
     "section-as-value": (
         "set:\n  data: 3\n",
         "4: set.data: is a section, not a value; allowed: data.corpus, data.path, "
-        "data.tokenizer, data.heldout_tokens, data.shuffle",
+        "data.tokenizer, data.tokenizer_file, data.train_tokens, data.heldout, data.heldout_tokens, data.shuffle, data.whole_steps",
     ),
     "empty-section": ("set:\n  train: {}\n", "4: set.train: is empty; remove it or give it a value"),
     "set-is-a-list": ("set: [1]\n", "3: set: must be a mapping, got [1]"),
