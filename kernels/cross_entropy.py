@@ -14,6 +14,9 @@ from torch.utils.checkpoint import checkpoint
 
 from .norms import statistics_dtype
 
+CHUNK = 8192
+"""Tokens whose logits exist at a time where nothing asks for fewer."""
+
 
 def softcap(z: Tensor, cap: float) -> Tensor:
     """cap z / sqrt(z^2 + cap^2): odd, slope 1 at 0, |result| < cap. In float32 (float64 stays float64)."""
@@ -22,7 +25,7 @@ def softcap(z: Tensor, cap: float) -> Tensor:
 
 
 def linear_cross_entropy(
-    h_ND: Tensor, w_VD: Tensor, b_V: Tensor, targets_N: Tensor, *, cap: float, chunk: int = 8192
+    h_ND: Tensor, w_VD: Tensor, b_V: Tensor, targets_N: Tensor, *, cap: float, chunk: int = CHUNK
 ) -> Tensor:
     """Nats per token of softmax(softcap(h wᵀ + b)), float32 [N] (float64 for float64).
 

@@ -62,6 +62,8 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype = torch.bfloat
         return "torch", f"fla needs CUDA, the device is {device.type}"
     if dtype not in (torch.bfloat16, torch.float16):
         return "torch", f"fla computes in 16 bits, the activations are {dtype}"
+    if torch.are_deterministic_algorithms_enabled():
+        return "torch", "fla tunes its tiles by the clock, so another process may round otherwise"
     if importlib.util.find_spec("fla") is None or importlib.util.find_spec("triton") is None:
         return "torch", "flash-linear-attention is not installed"
     capability = torch.cuda.get_device_capability(device)
@@ -106,6 +108,14 @@ def gated_delta_reference(
     return torch.stack(readouts, 1).to(q_BTHD.dtype), state
 
 
+def running_sum(x: Tensor) -> Tensor:
+    """cumsum over the last axis, [..., C], as a product with a triangle of ones.
+
+    For deterministic runs: the order in which torch's own adds on CUDA may change, so torch then refuses it.
+    """
+    return x @ torch.ones(x.shape[-1], x.shape[-1], dtype=x.dtype, device=x.device).triu()
+
+
 def _chunked(
     q_BTHD: Tensor, k_BTJD: Tensor, v_BTJD: Tensor, log_gamma_BTH: Tensor, beta_BTH: Tensor, chunk: int,
     initial_state: Tensor | None,
@@ -123,7 +133,9 @@ def _chunked(
     q = chunks(functional.normalize(q_BTHD.to(dtype), dim=-1, eps=NORM_FLOOR))
     k = chunks(expand_kv(functional.normalize(k_BTJD.to(dtype), dim=-1, eps=NORM_FLOOR), h))
     v = chunks(expand_kv(v_BTJD.to(dtype), h))
-    decay = chunks(log_gamma_BTH.to(dtype).unsqueeze(-1)).squeeze(-1).cumsum(-1)
+    decay = chunks(log_gamma_BTH.to(dtype).unsqueeze(-1)).squeeze(-1)
+    exactly = decay.device.type == "cuda" and torch.are_deterministic_algorithms_enabled()
+    decay = running_sum(decay) if exactly else decay.cumsum(-1)
     beta = chunks(beta_BTH.to(dtype).unsqueeze(-1))
 
     # ratio[p, s] = g_p / g_s for s <= p, masked before exp so that the other half cannot overflow.

@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from .norms import statistics_dtype
-from .shapes import check_groups, check_qkv, check_window, visible_mask
+from .shapes import QUERY_BLOCK, check_groups, check_qkv, check_window, visible_mask
 
 MASKED = -1e30
 """Score of a key out of sight: finite, because -inf times a temperature gives NaN gradients."""
@@ -35,7 +35,7 @@ def polar_attention(
     *,
     window: int | None = None,
     n_eff_floor: float = 1e-30,
-    query_block: int = 1024,
+    query_block: int = QUERY_BLOCK,
 ) -> tuple[Tensor, Tensor]:
     """Direction c [B, T, H, D] in q's type and magnitude [B, T, H] in float32 (float64 for float64).
 

@@ -6,6 +6,10 @@ import torch
 from torch import Tensor
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+QUERY_BLOCK = 1024
+"""Queries scored at a time where nothing asks for fewer."""
+SCORES_PER_TOKEN = 2048
+"""Scores a head that an evaluation holds for each token of its chunk."""
 
 
 def check_qkv(q_BTHD: Tensor, k_BTJD: Tensor, v_BTJD: Tensor) -> tuple[int, int, int, int, int]:
@@ -34,6 +38,15 @@ def check_window(window: int | None) -> None:
     """Raises ValueError for a window without room for the query's own key."""
     if window is not None and window < 1:
         raise ValueError(f"window must be at least 1 (the query's own key), got {window}")
+
+
+def query_block(chunk: int, rows: int, length: int) -> int:
+    """Queries scored at a time by an evaluation that works through `chunk` tokens at a time.
+
+    The scores of a block, rows x block x length a head, stay within 2048 a token of the chunk: with 8 heads, float32
+    and 8192 tokens 512 MiB, and a block holds 256 queries of 65,536 keys. A single query is never divided.
+    """
+    return max(1, min(QUERY_BLOCK, chunk // rows, chunk * SCORES_PER_TOKEN // (rows * length)))
 
 
 def expand_kv(x_BTJD: Tensor, heads: int) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .norms import statistics_dtype
-from .shapes import check_qkv, check_window, expand_kv, visible_mask
+from .shapes import QUERY_BLOCK, check_qkv, check_window, expand_kv, visible_mask
 
 
 def softmax_attention(
@@ -20,18 +20,20 @@ def softmax_attention(
     *,
     scale: float | None = None,
     window: int | None = None,
-    query_block: int = 1024,
+    query_block: int | None = None,
 ) -> Tensor:
     """softmax(scale q kᵀ) v over the keys i - window < j <= i; query head h uses KV head h // (H / J).
 
     q [B, T, H, D], k and v [B, T, J, D] of one type; returns [B, T, H, D] of that type. `scale` None is 1/sqrt(D).
-    With a window shorter than T, blocks of `query_block` queries read only the keys they can see.
+    With a window shorter than T, blocks of `query_block` queries (None: 1024) read only the keys they can see. A given
+    `query_block` also bounds full attention where torch has no kernel for it that makes no T x T scores.
     Raises ValueError when shapes or types disagree.
     """
     _, t, h, j, _ = check_qkv(q_BTHD, k_BTJD, v_BTJD)
     check_window(window)
     q_BHTD = q_BTHD.transpose(1, 2)
-    if window is None or window >= t:
+    full = window is None or window >= t
+    if full and (query_block is None or query_block >= t or _is_fused(q_BTHD, k_BTJD)):
         k_BJTD, v_BJTD = k_BTJD.transpose(1, 2), v_BTJD.transpose(1, 2)
         y = functional.scaled_dot_product_attention(
             q_BHTD, k_BJTD, v_BJTD, is_causal=True, scale=scale, enable_gqa=j != h
@@ -40,15 +42,27 @@ def softmax_attention(
     # Masked attention has no fast grouped kernel, so the KV heads are expanded here.
     k_BHTD, v_BHTD = expand_kv(k_BTJD, h).transpose(1, 2), expand_kv(v_BTJD, h).transpose(1, 2)
     blocks = []
-    for start in range(0, t, query_block):
-        stop = min(start + query_block, t)
-        first = max(0, start - window + 1)
+    for start in range(0, t, query_block or QUERY_BLOCK):
+        stop = min(start + (query_block or QUERY_BLOCK), t)
+        first = 0 if window is None else max(0, start - window + 1)
         mask = visible_mask(start, stop, first, window, q_BTHD.device)
         k, v = k_BHTD[:, :, first:stop], v_BHTD[:, :, first:stop]
         blocks.append(
             functional.scaled_dot_product_attention(q_BHTD[:, :, start:stop], k, v, attn_mask=mask, scale=scale)
         )
     return torch.cat(blocks, 2).transpose(1, 2)
+
+
+def _is_fused(q_BTHD: Tensor, k_BTJD: Tensor) -> bool:
+    """Whether torch takes full causal attention of grouped heads in memory that grows with T alone.
+
+    On the CPU it does for every float type. On CUDA only its flash kernel does, which wants 16 bits and capability 8.0.
+    """
+    if q_BTHD.device.type != "cuda":
+        return q_BTHD.device.type == "cpu"
+    q, k = q_BTHD.transpose(1, 2), k_BTJD.transpose(1, 2)
+    params = torch.backends.cuda.SDPAParams(q, k, k, None, 0.0, True, q.shape[1] != k.shape[1])
+    return bool(torch.backends.cuda.can_use_flash_attention(params))
 
 
 def softmax_distractor_loss(

@@ -12,6 +12,7 @@ from .config import ModelConfig
 from .layers import Canon, Linear
 from .memory.base import Memory
 from .mixers.base import Mixer
+from .pieces import in_pieces
 
 
 class Attention(nn.Module):
@@ -33,16 +34,10 @@ class Attention(nn.Module):
         self, x_BTD: Tensor, *, window: int | None, distractors_BRD: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """(what to add to the residual stream [B, T, D], the distractor loss if distractors are given)."""
-        b, t, _ = x_BTD.shape
-        # Inside each head the first half is the query, the second the gate.
-        q_BTHX, gate_BTHX = self.w_q(x_BTD).view(b, t, self.heads, 2 * self.size).split(self.size, -1)
-        k_BTJX, v_BTJX = self._keys(x_BTD), self._values(x_BTD)
-        q_BTHX, k_BTJX = rms_norm(q_BTHX), rms_norm(k_BTJX)
-        if self.canon is not None:
-            q_BTHX, k_BTJX, v_BTJX = self.canon(q_BTHX, k_BTJX, v_BTJX)
+        q_BTHX, gate_BTHX, k_BTJX, v_BTJX = self._inputs(x_BTD)
         mixed = self.mixer(q_BTHX, k_BTJX, v_BTJX, window=window)
         y_BTHX, extra_BTD = mixed if isinstance(mixed, tuple) else (mixed, None)
-        out_BTD = self.proj((y_BTHX * gate_BTHX.sigmoid()).flatten(2))
+        (out_BTD,) = self._output(y_BTHX, gate_BTHX)
         if extra_BTD is not None:
             out_BTD = out_BTD + extra_BTD
         if self.memory is not None:
@@ -52,6 +47,33 @@ class Attention(nn.Module):
         k_r, v_r = self._distractors(distractors_BRD)
         loss = self.mixer.distractor_loss(q_BTHX, k_BTJX, v_BTJX, k_r, v_r, y_BTHX, window=window)
         return out_BTD, loss
+
+    def evaluate(self, x_BTD: Tensor, *, window: int | None, chunk: int) -> Tensor:
+        """What `forward` adds to the residual stream [B, T, D], worked out `chunk` tokens at a time."""
+        halo = 0 if self.canon is None else self.canon.halo
+        q_BTHX, gate_BTHX, k_BTJX, v_BTJX = in_pieces(self._inputs, (x_BTD,), chunk, halo)
+        mixed = self.mixer.evaluate(q_BTHX, k_BTJX, v_BTJX, window=window, chunk=chunk)
+        y_BTHX, extra_BTD = mixed if isinstance(mixed, tuple) else (mixed, None)
+        (out_BTD,) = in_pieces(self._output, (y_BTHX, gate_BTHX), chunk)
+        if extra_BTD is not None:
+            out_BTD = out_BTD + extra_BTD
+        if self.memory is not None:
+            out_BTD = out_BTD + self.memory.evaluate(x_BTD, q_BTHX, k_BTJX, v_BTJX, chunk=chunk)
+        return out_BTD
+
+    def _inputs(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """q and gate [B, T, H, X], k and v [B, T, J, X], as the mixer and the memory read them."""
+        b, t, _ = x_BTD.shape
+        # Inside each head the first half is the query, the second the gate.
+        q_BTHX, gate_BTHX = self.w_q(x_BTD).view(b, t, self.heads, 2 * self.size).split(self.size, -1)
+        k_BTJX, v_BTJX = self._keys(x_BTD), self._values(x_BTD)
+        q_BTHX, k_BTJX = rms_norm(q_BTHX), rms_norm(k_BTJX)
+        if self.canon is not None:
+            q_BTHX, k_BTJX, v_BTJX = self.canon(q_BTHX, k_BTJX, v_BTJX)
+        return q_BTHX, gate_BTHX, k_BTJX, v_BTJX
+
+    def _output(self, y_BTHX: Tensor, gate_BTHX: Tensor) -> tuple[Tensor]:
+        return (self.proj((y_BTHX * gate_BTHX.sigmoid()).flatten(2)),)
 
     def _keys(self, x_BSD: Tensor) -> Tensor:
         return self.w_k(x_BSD).view(*x_BSD.shape[:2], self.kv_heads, self.size)

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..kernels.cross_entropy import linear_cross_entropy, softcap
+from ..kernels.cross_entropy import CHUNK, linear_cross_entropy, softcap
 from . import registry
 from .attention import Attention
 from .chance import generator, seed_of
 from .config import ModelConfig
 from .layers import MLP, CausalConv, GatedConv, Linear, RMSNorm
+from .pieces import in_pieces
 from .resolve import NO_MEMORY, NO_REGULARIZER, check_model_config, check_regularizer, memory_settings, mixer_settings
 
 
@@ -77,6 +78,18 @@ class Block(nn.Module):
             x_BTD = x_BTD + self.mix(self.norm1(x_BTD))
         return x_BTD + self.mlp(self.norm2(x_BTD)), loss
 
+    def evaluate(self, x_BTD: Tensor, *, window: int | None, chunk: int) -> Tensor:
+        """The first of what `forward` returns, worked out `chunk` tokens at a time."""
+        if isinstance(self.mix, Attention):
+            (normed_BTD,) = in_pieces(lambda x: (self.norm1(x),), (x_BTD,), chunk)
+            out_BTD = self.mix.evaluate(normed_BTD, window=window, chunk=chunk)
+        else:
+            assert isinstance(self.mix, GatedConv)
+            (out_BTD,) = in_pieces(lambda x: (self.mix(self.norm1(x)),), (x_BTD,), chunk, self.mix.halo)
+        x_BTD = x_BTD + out_BTD
+        (out_BTD,) = in_pieces(lambda x: (self.mlp(self.norm2(x)),), (x_BTD,), chunk)
+        return x_BTD + out_BTD
+
 
 class Backbone(nn.Module):
     """The network. `dtype` is the type of activations and of the embedding; other weights are float32.
@@ -117,16 +130,27 @@ class Backbone(nn.Module):
                 _fill(module, parameter, generator(seed, "init", name))
 
     def features(
-        self, tokens_BT: Tensor, *, full_context: bool = False, auxiliary: Auxiliary | None = None
+        self,
+        tokens_BT: Tensor,
+        *,
+        full_context: bool = False,
+        auxiliary: Auxiliary | None = None,
+        chunk: int | None = None,
     ) -> Features:
         """Hidden states of int64 tokens [B, T], and the auxiliary terms asked for.
 
-        The window, if the config has one, is left out with `full_context`. Raises ValueError for tokens of another
-        shape and for a distractor loss that the network does not have, ModelConfigError for an unknown regularizer.
+        The window, if the config has one, is left out with `full_context`. With `chunk`, which is for evaluation
+        without gradients, about that many tokens are worked through at a time, see `_evaluate`; the states are the
+        same but for rounding. Raises ValueError for tokens of another shape, for a chunk below 1 or beside auxiliary
+        terms, and for a distractor loss that the network does not have, ModelConfigError for an unknown regularizer.
         """
         if tokens_BT.ndim != 2:
             raise ValueError(f"tokens must be [B, T], got shape {tuple(tokens_BT.shape)}")
         window = self.config.window_size if self.config.window and not full_context else None
+        if chunk is not None:
+            if auxiliary is not None:
+                raise ValueError("auxiliary terms are not computed in chunks; leave out one of the two")
+            return Features(self._evaluate(self.embedding(tokens_BT), window, chunk))
         if auxiliary is not None:
             check_regularizer(auxiliary.regularizer)
             self._check_distractor(auxiliary)
@@ -144,10 +168,29 @@ class Backbone(nn.Module):
                 regularizers.append(_regularize(auxiliary, layer, x_BTD))
         return Features(self.norm(x_BTD), _mean(regularizers), _mean(distractors))
 
-    def token_losses(self, hidden_BTD: Tensor, targets_BT: Tensor) -> Tensor:
-        """Nats per token, float32 [B, T] (float64 in a float64 network)."""
+    def _evaluate(self, x_BTD: Tensor, window: int | None, chunk: int) -> Tensor:
+        """The blocks and the final norm, `chunk` tokens at a time.
+
+        What grows with T are a few copies of the residual stream and, in a global layer, q, gate, k, v and the mixer's
+        float32 copies of them. For the 370M network in bf16, one row of T = 65,536 and chunk 8192, where a copy takes
+        0.13 GB and a float32 one 0.27 GB, the sum of all live tensors peaks at 4.7 GB: weights 1.4, a polar layer's
+        copies 1.7, three tensors of its scores 0.5 each (see `query_block`); 2.9 GB or less with softmax attention. More
+        than either takes the head of 8192 tokens, 0.8 GB of logits and three times 1.6 GB in float32: 7.3 GB in all.
+        """
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            x_BTD = block.evaluate(x_BTD, window=window, chunk=chunk)
+        (hidden_BTD,) = in_pieces(lambda x: (self.norm(x),), (x_BTD,), chunk)
+        return hidden_BTD
+
+    def token_losses(self, hidden_BTD: Tensor, targets_BT: Tensor, *, chunk: int = CHUNK) -> Tensor:
+        """Nats per token, float32 [B, T] (float64 in a float64 network), from the logits of `chunk` tokens at a time.
+
+        Raises ValueError for a chunk below 1.
+        """
         h_ND, targets_N = hidden_BTD.flatten(0, 1), targets_BT.flatten()
-        losses_N = linear_cross_entropy(h_ND, self.head.weight, self.head.bias, targets_N, cap=self.config.logit_cap)
+        head, cap = self.head, self.config.logit_cap
+        losses_N = linear_cross_entropy(h_ND, head.weight, head.bias, targets_N, cap=cap, chunk=chunk)
         return losses_N.view(targets_BT.shape)
 
     def logits(self, hidden_BTD: Tensor) -> Tensor:

@@ -47,6 +47,11 @@ class CausalConv(nn.Module):
         self.weight = nn.Parameter(torch.empty(channels, 1, taps))
         self.residual = residual
 
+    @property
+    def halo(self) -> int:
+        """Earlier tokens that an output depends on."""
+        return self.weight.shape[-1] - 1
+
     def forward(self, x_BTC: Tensor) -> Tensor:
         return causal_conv(x_BTC, self.weight.squeeze(1).to(x_BTC.dtype), self.residual)
 
@@ -72,6 +77,11 @@ class GatedConv(nn.Module):
         self.conv = CausalConv(width, taps)
         self.out_proj = Linear(width, width, zero=True)
 
+    @property
+    def halo(self) -> int:
+        """Earlier tokens that an output depends on."""
+        return self.conv.halo
+
     def forward(self, x_BTD: Tensor) -> Tensor:
         b, c, u = self.in_proj(x_BTD).chunk(3, -1)
         return self.out_proj(c * self.conv(b * u))
@@ -85,6 +95,11 @@ class Canon(nn.Module):
         self.q = CausalConv(q_channels, taps, residual=True)
         self.k = CausalConv(kv_channels, taps, residual=True)
         self.v = CausalConv(kv_channels, taps, residual=True)
+
+    @property
+    def halo(self) -> int:
+        """Earlier tokens that an output depends on."""
+        return self.q.halo
 
     def forward(self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q = self.q(q_BTHX.flatten(2)).view_as(q_BTHX)

@@ -34,6 +34,10 @@ class Memory(nn.Module):
         """[B, T, D] to add. x is the block's normed input; q, k, v are the mixer's, before any rotation."""
         raise NotImplementedError(f"{type(self).__name__} defines no forward")
 
+    def evaluate(self, x_BTD: Tensor, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, chunk: int) -> Tensor:
+        """`forward` for evaluation, which works through `chunk` tokens at a time. The default is `forward` itself."""
+        return self.forward(x_BTD, q_BTHX, k_BTJX, v_BTJX)
+
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
         """Op -> implementation that `forward` takes for such tensors, for the record of a run."""
         return {}

@@ -12,6 +12,7 @@ from ...kernels.gated_delta import choose_backend, gated_delta
 from ...kernels.norms import rms_norm, statistics_dtype
 from ..config import Int, ModelConfig, knob
 from ..layers import Linear
+from ..pieces import spans
 from .base import Memory, MemoryConfig
 
 GAMMA_OFFSET = 3.9
@@ -39,16 +40,37 @@ class GatedDelta(Memory):
         self.proj = Linear(inner, model.d_model, zero=True)
 
     def forward(self, x_BTD: Tensor, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor) -> Tensor:
+        return self._step(x_BTD, q_BTHX, k_BTJX, v_BTJX, None)[0]
+
+    def evaluate(self, x_BTD: Tensor, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, chunk: int) -> Tensor:
+        """The state is carried from piece to piece; pieces end where the tokens solved together end."""
+        b, t, _ = x_BTD.shape
+        out_BTD, state = torch.empty_like(x_BTD), None
+        solved = self._backend(x_BTD.device, x_BTD.dtype)[1]
+        for start, stop in spans(b, t, chunk, solved):
+            x, q, k, v = (part[:, start:stop] for part in (x_BTD, q_BTHX, k_BTJX, v_BTJX))
+            out_BTD[:, start:stop], state = self._step(x, q, k, v, state)
+        return out_BTD
+
+    def _step(
+        self, x_BTD: Tensor, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, state: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """(what to add [B, T, D], the state after the last token) from the state before the first, None for zero."""
         dtype = statistics_dtype(x_BTD.dtype)
         log_gamma_BTH = functional.logsigmoid(self.w_gamma(x_BTD).to(dtype) + GAMMA_OFFSET)
         beta_BTH = torch.sigmoid(self.w_beta(x_BTD).to(dtype))
-        backend, _ = choose_backend(x_BTD.device, x_BTD.dtype)
-        chunk = self.config.chunk if backend == "torch" else 64
-        r_BTHX = gated_delta(q_BTHX, k_BTJX, v_BTJX, log_gamma_BTH, beta_BTH, chunk=chunk, backend=backend)
-        assert isinstance(r_BTHX, Tensor)
-        return self.proj(rms_norm(r_BTHX).flatten(2) * torch.sigmoid(self.gate(x_BTD)))
+        backend, chunk, _ = self._backend(x_BTD.device, x_BTD.dtype)
+        args = q_BTHX, k_BTJX, v_BTJX, log_gamma_BTH, beta_BTH
+        read = gated_delta(*args, chunk=chunk, backend=backend, initial_state=state, return_state=True)
+        assert isinstance(read, tuple)
+        r_BTHX, state = read
+        return self.proj(rms_norm(r_BTHX).flatten(2) * torch.sigmoid(self.gate(x_BTD))), state
+
+    def _backend(self, device: torch.device, dtype: torch.dtype) -> tuple[str, int, str]:
+        """(backend, tokens that it solves together, why that backend)."""
+        backend, reason = choose_backend(device, dtype)
+        return backend, self.config.chunk if backend == "torch" else 64, reason
 
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
-        backend, reason = choose_backend(device, dtype)
-        chunk = self.config.chunk if backend == "torch" else 64
+        backend, chunk, reason = self._backend(device, dtype)
         return {"memory": f"{backend} chunk {chunk} ({reason})"}

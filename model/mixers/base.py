@@ -58,6 +58,15 @@ class Mixer(nn.Module):
         """
         raise NotImplementedError(f"{type(self).__name__} defines no forward")
 
+    def evaluate(
+        self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, chunk: int
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """`forward` for evaluation, which works through `chunk` tokens at a time. The default is `forward` itself.
+
+        Define it for a mixer whose `forward` needs much more memory than its inputs, such as T x T scores.
+        """
+        return self.forward(q_BTHX, k_BTJX, v_BTJX, window=window)
+
     def distractor_loss(
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, k_r_BRJX: Tensor, v_r_BRJX: Tensor, y_BTHX: Tensor, *,
         window: int | None,

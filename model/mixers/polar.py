@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ...kernels.polar import polar_attention, polar_distractor_loss
+from ...kernels.shapes import QUERY_BLOCK, query_block
 from ..config import Float, ModelConfig, knob
 from ..layers import Linear
 from .base import Mixer, MixerConfig
@@ -42,10 +43,19 @@ class Polar(Mixer):
         self.mu_proj = Linear(heads, model.d_model, zero=True)
         self.n_eff_floor = config.n_eff_floor
 
-    def forward(self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, block: int = QUERY_BLOCK
+    ) -> tuple[Tensor, Tensor]:
         scalars = (self.null_base, self.null_slope, self.len_gain, self.mag_beta, self.v_null)
-        c_BTHX, mag_BTH = polar_attention(q_BTHX, k_BTJX, v_BTJX, *scalars, window=window, n_eff_floor=self.n_eff_floor)
+        c_BTHX, mag_BTH = polar_attention(
+            q_BTHX, k_BTJX, v_BTJX, *scalars, window=window, n_eff_floor=self.n_eff_floor, query_block=block
+        )
         return c_BTHX, self.mu_proj(mag_BTH.to(q_BTHX.dtype))
+
+    def evaluate(
+        self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, chunk: int
+    ) -> tuple[Tensor, Tensor]:
+        return self.forward(q_BTHX, k_BTJX, v_BTJX, window=window, block=query_block(chunk, *q_BTHX.shape[:2]))
 
     def distractor_loss(
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, k_r_BRJX: Tensor, v_r_BRJX: Tensor, y_BTHX: Tensor, *,

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ...kernels.norms import statistics_dtype
 from ...kernels.rotary import apply_rotary, check_rotary, rotary_tables
+from ...kernels.shapes import query_block
 from ...kernels.softmax_attention import softmax_attention, softmax_distractor_loss
 from ..config import Flag, Float, ModelConfig, knob
 from .base import Mixer, MixerConfig
@@ -37,9 +38,14 @@ class NoPE(Mixer):
         """q and k with their positions; here they have none."""
         return q_BTHX, k_BTJX
 
-    def forward(self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None) -> Tensor:
+    def forward(
+        self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, block: int | None = None
+    ) -> Tensor:
         q, k = self.rotate(q_BTHX, k_BTJX)
-        return softmax_attention(q, k, v_BTJX, scale=self.config.scale, window=window)
+        return softmax_attention(q, k, v_BTJX, scale=self.config.scale, window=window, query_block=block)
+
+    def evaluate(self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, chunk: int) -> Tensor:
+        return self.forward(q_BTHX, k_BTJX, v_BTJX, window=window, block=query_block(chunk, *q_BTHX.shape[:2]))
 
     def distractor_loss(
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, k_r_BRJX: Tensor, v_r_BRJX: Tensor, y_BTHX: Tensor, *,

@@ -15,8 +15,7 @@ from ...results.records import Example, Measurement
 from ..cell import EvalConfig
 from ..training.tokenizer import Tokenizer
 from . import Result
-from .perplexity import long_documents
-from .subject import FORWARD_TOKENS, Subject, unmeasured, wilson
+from .subject import Subject, unmeasured, wilson
 
 ACCURACY = "fraction"
 
@@ -66,7 +65,7 @@ def _value_tokens(trial: Trial, tokenizer: Tokenizer) -> tuple[np.ndarray, np.nd
 
 def prompt(trial: Trial, haystack: np.ndarray, gap: int, tokenizer: Tokenizer, *, absent: bool = False) -> Prompt:
     """[EOT] cue value haystack[:gap] cue value; without the first pair, but as long, when `absent`."""
-    eot, cue = np.array([tokenizer.eot], dtype=np.uint16), tokenizer.encode(trial.cue)
+    eot, cue = np.array([tokenizer.eot], dtype=haystack.dtype), tokenizer.encode(trial.cue)
     value, digits = _value_tokens(trial, tokenizer)
     needle = np.concatenate([cue, value])
     front = [haystack[: gap + len(needle)]] if absent else [needle, haystack[:gap]]
@@ -82,49 +81,52 @@ def answers(subject: Subject, prompts: list[Prompt]) -> list[tuple[Tensor, Tenso
         alike[len(one.tokens)].append(index)
     found: dict[int, tuple[Tensor, Tensor]] = {}
     for length, members in alike.items():
-        rows = max(1, FORWARD_TOKENS // length)
-        for first in range(0, len(members), rows):
-            part = members[first : first + rows]
+        for rows in subject.batches(len(members), length):
+            part = members[rows]
             tokens = torch.from_numpy(np.stack([prompts[i].tokens for i in part]).astype(np.int64)).to(subject.device)
-            hidden = subject.model.features(tokens[:, :-1], full_context=True).hidden_BTD
+            hidden = subject.features(tokens[:, :-1])
             for row, index in enumerate(part):
                 at = torch.from_numpy(prompts[index].scored).to(subject.device)
                 logits = subject.model.logits(hidden[row, at - 1])
                 target = tokens[row, at]
-                loss = torch.nn.functional.cross_entropy(logits.float(), target, reduction="none")
+                loss = torch.nn.functional.cross_entropy(logits, target, reduction="none")
                 found[index] = ((logits.argmax(-1) == target).cpu(), loss.cpu())
     return [found[index] for index in range(len(prompts))]
 
 
 def needle(subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
-    """Per-digit and exact accuracy with Wilson intervals, and cross-entropy, at each gap; at the shortest also without a needle."""
+    """Per-digit and exact accuracy with Wilson intervals, and cross-entropy, at each gap.
+
+    At the shortest of `eval.lengths` also `absent_nats`, the cross-entropy without a needle: a reference value, measured
+    once, and so the one number that stands at another length when a shorter one is asked for later.
+    """
     config = subject.config.eval
-    longest, shortest = max(config.lengths), min(config.lengths)
     cast = trials(config)
-    pairs = [np.concatenate([subject.tokenizer.encode(t.cue), subject.tokenizer.encode(t.value)]) for t in cast]
-    documents = long_documents(subject, longest + max(map(len, pairs)))
     for length in lengths:
-        if len(documents) < config.documents:
-            reason = f"too-few-docs: {len(documents)} of {config.documents} held-out documents are long enough"
+        reason = subject.lacking(length)
+        if reason is not None:
             yield [unmeasured("needle", "digit_accuracy", length, ACCURACY, reason)], []
             continue
-        hay = [documents[index % config.documents] for index in range(len(cast))]
+        hay = [subject.documents[index % config.documents] for index in range(len(cast))]
         prompts = [prompt(t, h, length, subject.tokenizer) for t, h in zip(cast, hay, strict=True)]
         measured, examples = _score(length, answers(subject, prompts))
-        if length == shortest:
-            without = [prompt(t, h, length, subject.tokenizer, absent=True) for t, h in zip(cast, hay, strict=True)]
-            losses = torch.cat([loss for _, loss in answers(subject, without)])
-            measured.append(
-                Measurement(
-                    probe="needle",
-                    metric="absent_nats",
-                    length=length,
-                    value=float(losses.double().mean()),
-                    unit="nats/digit",
-                    n=len(losses),
-                )
-            )
+        if length == min(config.lengths):
+            measured.append(_absent(subject, cast, hay, length))
         yield measured, examples
+
+
+def _absent(subject: Subject, cast: list[Trial], hay: list[np.ndarray], length: int) -> Measurement:
+    """Cross-entropy of digits that stand nowhere else; the haystack takes the needle's place, so it must be longer."""
+    longest = max(len(subject.tokenizer.encode(t.cue)) + len(subject.tokenizer.encode(t.value)) for t in cast)
+    reason = subject.lacking(length + longest)
+    if reason is not None:
+        return unmeasured("needle", "absent_nats", length, "nats/digit", reason)
+    prompts = [prompt(t, h, length, subject.tokenizer, absent=True) for t, h in zip(cast, hay, strict=True)]
+    losses = torch.cat([loss for _, loss in answers(subject, prompts)])
+    value = float(losses.double().mean())
+    return Measurement(
+        probe="needle", metric="absent_nats", length=length, value=value, unit="nats/digit", n=len(losses)
+    )
 
 
 def _score(length: int, results: list[tuple[Tensor, Tensor]]) -> Result:

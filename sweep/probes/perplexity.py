@@ -53,22 +53,14 @@ def _by_row(probe: str, length: int, losses_BT: Tensor) -> Result:
 
 
 def clean(subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
-    """Mean over all targets of the first L + 1 tokens of each held-out document; the same documents at every length."""
-    wanted = subject.config.eval.documents
-    longest = max(subject.config.eval.lengths)
-    documents = long_documents(subject, longest)
+    """Mean over all targets of the first L + 1 tokens of each document; the same documents at every length."""
     for length in lengths:
-        if len(documents) < wanted:
-            reason = f"too-few-docs: {len(documents)} of {wanted} held-out documents have {longest + 1} tokens"
+        reason = subject.lacking(length + 1)
+        if reason is not None:
             yield [unmeasured("clean", "nats", length, "nats/token", reason)], []
             continue
-        rows = torch.from_numpy(np.stack([d[: length + 1] for d in documents[:wanted]]).astype(np.int64))
+        rows = torch.from_numpy(np.stack([d[: length + 1] for d in subject.documents]).astype(np.int64))
         yield _by_row("clean", length, subject.losses(rows[:, :-1], rows[:, 1:]))
-
-
-def long_documents(subject: Subject, length: int) -> list[np.ndarray]:
-    """Held-out documents of at least length + 1 tokens, in corpus order; each starts with the end-of-text token."""
-    return [document for document in subject.corpus.heldout if len(document) >= length + 1]
 
 
 def junk(subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,9 +16,6 @@ from ...results.records import Measurement
 from ..cell import CellConfig
 from ..training.corpora import Corpus
 from ..training.tokenizer import Tokenizer
-
-FORWARD_TOKENS = 8192
-"""Tokens of one evaluation forward, unless a single row is longer."""
 
 
 @dataclass(frozen=True)
@@ -30,15 +28,37 @@ class Subject:
     config: CellConfig
     device: torch.device
 
+    @property
+    def documents(self) -> list[np.ndarray]:
+        """The first `eval.documents` held-out documents, each led by the end-of-text token, whatever the lengths are."""
+        return self.corpus.heldout[: self.config.eval.documents]
+
+    def lacking(self, tokens: int) -> str | None:
+        """Why nothing is measured where each of `documents` must have `tokens` tokens, or None when each has."""
+        wanted = self.config.eval.documents
+        enough = sum(len(document) >= tokens for document in self.documents)
+        if enough == wanted:
+            return None
+        return f"too-few-docs: {enough} of {wanted} held-out documents have {tokens} tokens"
+
+    def batches(self, rows: int, length: int) -> list[slice]:
+        """Which of `rows` rows of `length` tokens go through the network together: `eval.chunk_tokens`, at least one."""
+        together = max(1, self.config.eval.chunk_tokens // length)
+        return [slice(first, first + together) for first in range(0, rows, together)]
+
+    def features(self, tokens_BT: Tensor, *, full_context: bool = True) -> Tensor:
+        """Hidden states [B, T, D] on `device`, `eval.chunk_tokens` at a time."""
+        chunk = self.config.eval.chunk_tokens
+        return self.model.features(tokens_BT.to(self.device), full_context=full_context, chunk=chunk).hidden_BTD
+
     @torch.no_grad()
     def losses(self, inputs_BT: Tensor, targets_BT: Tensor, *, full_context: bool = True) -> Tensor:
-        """Cross-entropy of every target, nats, float32 [B, T] on the CPU; a few rows at a time."""
-        rows = max(1, FORWARD_TOKENS // inputs_BT.size(1))
+        """Cross-entropy of every target, nats, float32 [B, T] on the CPU (float64 for a float64 network)."""
         parts = []
-        for first in range(0, inputs_BT.size(0), rows):
-            inputs, targets = (x[first : first + rows].to(self.device) for x in (inputs_BT, targets_BT))
-            hidden = self.model.features(inputs, full_context=full_context).hidden_BTD
-            parts.append(self.model.token_losses(hidden, targets).float().cpu())
+        for rows in self.batches(*inputs_BT.shape):
+            hidden_BTD = self.features(inputs_BT[rows], full_context=full_context)
+            targets = targets_BT[rows].to(self.device)
+            parts.append(self.model.token_losses(hidden_BTD, targets, chunk=self.config.eval.chunk_tokens).cpu())
         return torch.cat(parts)
 
 

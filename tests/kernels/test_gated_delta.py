@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from atma_sweep.kernels.gated_delta import choose_backend, fla_is_right, gated_delta, gated_delta_reference
+from atma_sweep.kernels.gated_delta import (
+    choose_backend,
+    fla_is_right,
+    gated_delta,
+    gated_delta_reference,
+    running_sum,
+)
 from torch import Tensor
 from torch.nn import functional
 
@@ -119,6 +125,26 @@ def test_backend_choice() -> None:
     versions = {"3.3.1": True, "3.4.0": False, "3.6.0": False, "3.7.0+git": False, "3.7.1": True}
     assert {x: fla_is_right((9, 0), x) for x in versions} == versions
     assert fla_is_right((8, 9), "3.6.0")
+
+
+def test_deterministic_runs_take_the_backend_that_is_not_tuned_by_the_clock() -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        backend, reason = choose_backend("cuda")
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert backend == "torch"
+    assert "another process" in reason
+
+
+def test_running_sum_is_cumsum() -> None:
+    x = torch.randn(2, 3, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(3), requires_grad=True)
+    weight = torch.randn(2, 3, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    grads = []
+    for result in (running_sum(x), x.cumsum(-1)):
+        assert (result - x.cumsum(-1)).abs().max() <= 1e-14
+        grads.append(torch.autograd.grad((result * weight).sum(), x)[0])
+    assert (grads[0] - grads[1]).abs().max() <= 1e-14
 
 
 def test_errors() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from atma_sweep.kernels import softmax_attention as module
 from atma_sweep.kernels.shapes import expand_kv
 from atma_sweep.kernels.softmax_attention import (
     softmax_attention,
@@ -37,6 +38,36 @@ def test_equals_reference(window: int | None, scale: float | None, query_block: 
     weight = torch.cos(torch.arange(ours.numel(), dtype=torch.float64)).view_as(ours)
     for a, b in zip(torch.autograd.grad(ours, args, weight), torch.autograd.grad(theirs, args, weight), strict=True):
         assert (a - b).abs().max() <= 1e-12
+
+
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize("query_block", [1, 5, 13])
+def test_blocks_where_torch_has_no_fused_kernel(
+    monkeypatch: pytest.MonkeyPatch, window: int | None, query_block: int
+) -> None:
+    args = inputs()
+    calls: list[tuple[int, ...]] = []
+    attention = module.functional.scaled_dot_product_attention
+    monkeypatch.setattr(module, "_is_fused", lambda q, k: False)
+    monkeypatch.setattr(
+        module.functional, "scaled_dot_product_attention",
+        lambda q, *rest, **options: (calls.append(q.shape), attention(q, *rest, **options))[1],
+    )  # fmt: skip
+    ours = softmax_attention(*args, window=window, query_block=query_block)
+    assert (ours - softmax_attention_reference(*args, window=window)).abs().max() <= 1e-13
+    assert max(shape[2] for shape in calls) <= query_block
+    assert sum(shape[2] for shape in calls) == T
+
+
+def test_the_cpu_has_a_fused_kernel_for_every_type() -> None:
+    """No T x T scores of grouped heads: torch's own op for them, and none of the matrix products of its plain path."""
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        q, k, v = (x.detach().to(dtype) for x in inputs())
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            softmax_attention(q, k, v, query_block=1)
+        names = {event.key for event in profile.key_averages()}
+        assert "aten::_scaled_dot_product_flash_attention_for_cpu" in names
+        assert not names & {"aten::matmul", "aten::bmm", "aten::_softmax"}
 
 
 def test_first_row_attends_to_itself() -> None:

@@ -28,7 +28,7 @@ def document(length: int, seed: int) -> np.ndarray:
 def corpus(*, documents: int = 5, length: int = 300, validation: int = 700) -> Corpus:
     empty = np.zeros(0, dtype=np.uint16)
     return Corpus(
-        fingerprint="f" * 64, tokenizer="bytes", train=empty, validation=document(validation, 999),
+        fingerprint="f" * 64, tokenizer="bytes", train=[empty], validation=document(validation, 999),
         heldout=[document(length + index, index) for index in range(documents)],
         heldout_names=[str(index) for index in range(documents)], unigram_entropy=1.0, bigram_entropy=None,
     )  # fmt: skip
@@ -42,10 +42,12 @@ class Rule:
         self.seen: list[Tensor] = []
         self.targets: list[Tensor] = []
         self.full: list[bool] = []
+        self.chunks: list[int] = []
 
-    def features(self, tokens_BT: Tensor, *, full_context: bool = False) -> Any:
+    def features(self, tokens_BT: Tensor, *, full_context: bool = False, chunk: int) -> Any:
         self.seen.append(tokens_BT.clone())
         self.full.append(full_context)
+        self.chunks.append(chunk)
         guess_BT = np.stack([self.predict(row) for row in tokens_BT.numpy()])
         hidden_BTD = 20.0 * torch.nn.functional.one_hot(torch.from_numpy(guess_BT), self.vocabulary)
         return SimpleNamespace(hidden_BTD=hidden_BTD)
@@ -53,8 +55,9 @@ class Rule:
     def logits(self, hidden_BTD: Tensor) -> Tensor:
         return hidden_BTD
 
-    def token_losses(self, hidden_BTD: Tensor, targets_BT: Tensor) -> Tensor:
+    def token_losses(self, hidden_BTD: Tensor, targets_BT: Tensor, *, chunk: int) -> Tensor:
         self.targets.append(targets_BT.clone())
+        self.chunks.append(chunk)
         flat = torch.nn.functional.cross_entropy(hidden_BTD.flatten(0, 1), targets_BT.flatten(), reduction="none")
         return flat.view(targets_BT.shape)
 
@@ -66,18 +69,29 @@ def rule() -> type[Rule]:
 
 @pytest.fixture
 def subject() -> Callable[..., Subject]:
-    """subject(model, documents=, length=, validation=, seq_len=, **eval settings) with byte tokens."""
+    """subject(model, held=, length=, validation=, seq_len=, seed=, **eval settings) with byte tokens.
+
+    The corpus has `held` held-out documents of `length`, `length` + 1, ... tokens.
+    """
 
     def make(
-        model: Any, *, documents: int = 5, length: int = 300, validation: int = 700, seq_len: int = 13, **settings: Any
+        model: Any,
+        *,
+        held: int = 5,
+        length: int = 300,
+        validation: int = 700,
+        seq_len: int = 13,
+        seed: int = 0,
+        **settings: Any,
     ) -> Subject:
         small = {"lengths": (16, 32, 64), "documents": 3, "junk_rows": 4, "needle_trials": 6, "validation_tokens": 300}
         config = CellConfig(
             model=model.config if hasattr(model, "config") else ModelConfig(),
             train=TrainConfig(seq_len=seq_len, micro_batch=1, batch_tokens=seq_len),
             eval=EvalConfig(**(small | settings)),
+            seed=seed,
         )
-        made = corpus(documents=documents, length=length, validation=validation)
+        made = corpus(documents=held, length=length, validation=validation)
         return Subject(model, load_tokenizer("bytes"), made, config, torch.device("cpu"))
 
     return make

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from atma_sweep.sweep.cell import EvalConfig
-from atma_sweep.sweep.probes import needle as module
 from atma_sweep.sweep.probes.needle import Trial, needle, prompt, trials
 from atma_sweep.sweep.probes.subject import wilson
 from atma_sweep.sweep.training.tokenizer import load_tokenizer
@@ -48,6 +47,21 @@ def test_layout_in_bytes(gap: int) -> None:
     assert [chr(made.tokens[at]) for at in made.scored] == ["1", "0", "1", "9", "0"]
     total = len(made.tokens)
     assert made.scored.tolist() == [total - 9, total - 7, total - 5, total - 3, total - 1], "spaces are not scored"
+
+
+def test_tokens_of_a_large_vocabulary_stay_what_they_are() -> None:
+    class Large:
+        eot = 70_000
+
+        def encode(self, text: str) -> np.ndarray:
+            return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.uint32) + 70_001
+
+        def token_bytes(self, token: int) -> bytes:
+            return bytes([token - 70_001])
+
+    made = prompt(TRIAL, HAY.astype(np.uint32) + 65_536, 3, Large())
+    assert made.tokens[[0, 1, -1]].tolist() == [70_000, 70_001 + ord(" "), 70_001 + ord("0")]
+    assert made.tokens.max() < 70_001 + 128
 
 
 def test_layout_without_the_needle_is_as_long() -> None:
@@ -188,7 +202,7 @@ def test_measurements_and_examples(rule: Any, subject: Any) -> None:
 
 def test_haystacks_are_the_heldout_documents_in_turn(rule: Any, subject: Any) -> None:
     model = rule(copier())
-    who = subject(model, documents=5, needle_trials=5)
+    who = subject(model, held=5, needle_trials=5)
     list(needle(who, [32]))
     (seen,) = model.seen
     pair = len(TRIAL.cue) + len(TRIAL.value)
@@ -205,24 +219,34 @@ def test_lengths_asked_one_by_one_give_the_same(network: Any, subject: Any) -> N
 
 
 def test_too_few_long_documents_is_a_reason_and_no_number(rule: Any, subject: Any) -> None:
+    """Documents of 63 to 65 tokens fill gaps of 16 and 63, but not one of 64."""
     model = rule(copier())
-    # the longest gap is 64, so a document needs 64 + 48 + 1 tokens at every length
-    who = subject(model, documents=3, length=111)
-    found = list(needle(who, [16, 64]))
-    assert [examples for _, examples in found] == [[], []]
-    for (measured, _), length in zip(found, (16, 64), strict=True):
-        (only,) = measured
-        assert (only.metric, only.length, only.value, only.n) == ("digit_accuracy", length, None, 0)
-        assert only.reason == "too-few-docs: 1 of 3 held-out documents are long enough"
-    assert model.seen == []
-    assert values(needle(subject(model, documents=3, length=113), [64]))["digit_accuracy", 64].value == 1.0
+    who = subject(model, held=3, length=63)
+    (short, some), (exact, _), (long, none) = needle(who, [16, 63, 64])
+    assert all(m.value == 1.0 for m in (*short[:2], *exact[:2]))
+    assert (len(short), len(some), len(exact)) == (4, 60, 3)
+    (only,) = long
+    assert (only.metric, only.length, only.value, only.n, none) == ("digit_accuracy", 64, None, 0, [])
+    assert only.reason == "too-few-docs: 2 of 3 held-out documents have 64 tokens"
+    assert [len(row) for rows in model.seen for row in rows] == [112] * 6 + [159] * 6
 
 
-def test_answers_do_not_depend_on_batching(network: Any, subject: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    who = subject(network(awake=True, vocab_size=264).eval())
-    together = values(needle(who, [16, 64]))
-    monkeypatch.setattr(module, "FORWARD_TOKENS", 1)
-    alone = values(needle(who, [16, 64]))
-    assert together.keys() == alone.keys()
-    for key, value in together.items():
-        assert alone[key].value == pytest.approx(value.value, abs=1e-5)
+def test_the_reference_without_a_needle_needs_longer_documents(rule: Any, subject: Any) -> None:
+    """The haystack stands in for the 48 tokens of the needle: the gap has its number, the reference says why not."""
+    pair = len(TRIAL.cue) + len(TRIAL.value)
+    for length, reason in ((16 + pair, None), (15 + pair, "too-few-docs: 2 of 3 held-out documents have 64 tokens")):
+        ((measured, examples),) = needle(subject(rule(copier()), held=3, length=length), [16])
+        assert [m.metric for m in measured] == ["digit_accuracy", "exact_accuracy", "nats", "absent_nats"]
+        assert (measured[0].value, len(examples)) == (1.0, 60)
+        assert measured[3].reason == reason
+        assert (measured[3].value is None) == (reason is not None)
+        assert measured[3].unit == "nats/digit"
+
+
+def test_a_length_added_later_changes_no_other(network: Any, subject: Any) -> None:
+    """Documents of 200 tokens and more: a length of 4096 is refused, and the others stand as they were."""
+    model = network(awake=True, vocab_size=264).eval()
+    before = list(needle(subject(model, length=200), [16, 64]))
+    after = list(needle(subject(model, length=200, lengths=(16, 32, 64, 4096)), [16, 64, 4096]))
+    assert after[:2] == before
+    assert after[2][0][0].reason == "too-few-docs: 0 of 3 held-out documents have 4096 tokens"

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from atma_sweep.sweep.probes import load_probe, requested
-from atma_sweep.sweep.probes import subject as subject_module
 from atma_sweep.sweep.probes.perplexity import clean, junk, stream_loss, validation
 from atma_sweep.sweep.probes.subject import evaluating
 from atma_sweep.sweep.training.data import DataError
@@ -53,12 +52,13 @@ def test_clean_reads_nested_prefixes_of_the_first_documents(silent: Any, subject
     assert all(silent.full)
 
 
-def test_clean_takes_documents_that_are_long_enough_for_every_length(silent: Any, subject: Any) -> None:
-    """A document is left out at short lengths too if it is too short for the longest: samples stay the same."""
-    who = subject(silent, documents=5, length=63)
-    list(clean(who, [16]))
-    # lengths of the documents are 63 to 67; 65 tokens are needed
-    assert [row[:16].tolist() for row in silent.seen[0]] == [who.corpus.heldout[i][:16].tolist() for i in (2, 3, 4)]
+@pytest.mark.parametrize("lengths", [(16,), (16, 64), (16, 32, 64, 5000)])
+def test_clean_takes_the_first_documents_whatever_lengths_are_asked(silent: Any, subject: Any, lengths: Any) -> None:
+    """Lengths of the documents are 63 to 67, so two of the first three lack the 65 tokens that a length of 64 takes."""
+    who = subject(silent, held=5, length=63, lengths=lengths)
+    ((measured, examples),) = clean(who, [16])
+    assert [row.tolist() for row in silent.seen[0]] == [who.corpus.heldout[i][:16].tolist() for i in (0, 1, 2)]
+    assert (len(examples), measured[0].n) == (3, 48)
 
 
 def test_clean_is_the_mean_over_targets_and_documents(network: Any, subject: Any) -> None:
@@ -82,12 +82,21 @@ def test_clean_is_the_mean_over_targets_and_documents(network: Any, subject: Any
 
 
 def test_too_few_documents_is_a_reason_and_no_number(silent: Any, subject: Any) -> None:
-    found = list(clean(subject(silent, documents=2), [16, 64]))
+    found = list(clean(subject(silent, held=2), [16, 64]))
     for (measured, examples), length in zip(found, (16, 64), strict=True):
         (only,) = measured
         assert (only.probe, only.length, only.value, only.n, examples) == ("clean", length, None, 0, [])
-        assert only.reason == "too-few-docs: 2 of 3 held-out documents have 65 tokens"
+        assert only.reason == f"too-few-docs: 2 of 3 held-out documents have {length + 1} tokens"
     assert silent.seen == []
+
+
+def test_only_the_lengths_that_a_document_lacks_go_without_a_number(silent: Any, subject: Any) -> None:
+    who = subject(silent, held=5, length=63)
+    short, long, exact = (measured[0] for measured, _ in clean(who, [16, 64, 62]))
+    assert short.value is not None
+    assert exact.value is not None, "the shortest document has 63 tokens, all that a length of 62 takes"
+    assert long.reason == "too-few-docs: 1 of 3 held-out documents have 65 tokens"
+    assert [tuple(seen.shape) for seen in silent.seen] == [(3, 16), (3, 62)]
 
 
 # --- junk ---------------------------------------------------------------------------------------------------------
@@ -187,25 +196,10 @@ def test_the_mode_comes_back_after_an_error(network: Any) -> None:
     assert model.training
 
 
-@pytest.mark.parametrize("name", ["val", "clean", "junk"])
-def test_numbers_do_not_depend_on_batching(
-    network: Any, subject: Any, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    who = subject(network(awake=True, vocab_size=264, memory="gated_delta").eval())
-    lengths = [0] if name == "val" else [16, 64]
-
-    def run() -> list[float | None]:
-        return [m.value for measured, _ in load_probe(name)(who, lengths) for m in measured]
-
-    together = run()
-    monkeypatch.setattr(subject_module, "FORWARD_TOKENS", 1)
-    assert run() == pytest.approx(together, abs=1e-5)
-
-
-def test_rows_of_one_forward(silent: Any, subject: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subject_module, "FORWARD_TOKENS", 40)
-    list(junk(subject(silent), [16, 64]))
+def test_rows_of_one_forward(silent: Any, subject: Any) -> None:
+    list(junk(subject(silent, chunk_tokens=40), [16, 64]))
     assert [tuple(seen.shape) for seen in silent.seen] == [(2, 16), (2, 16), (1, 64), (1, 64), (1, 64), (1, 64)]
+    assert set(silent.chunks) == {40}
 
 
 def test_what_a_cell_is_asked_for(subject: Callable[..., Any], silent: Any) -> None:

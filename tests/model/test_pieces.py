@@ -1,0 +1,176 @@
+"""Evaluation in pieces: the same hidden states, whatever the chunk."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from atma_sweep.kernels.shapes import query_block
+from atma_sweep.model import registry
+from atma_sweep.model.backbone import Auxiliary, Backbone, build
+from atma_sweep.model.config import ModelConfig
+from atma_sweep.model.mixers.base import Mixer
+from atma_sweep.model.pieces import in_pieces, spans
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
+
+Awake = Callable[..., Backbone]
+MIXERS, MEMORIES = ("polar", "nope", "rope"), ("none", "gated_delta")
+T = 43
+
+
+@pytest.fixture
+def rows() -> Tensor:
+    """[3, 43] tokens."""
+    return torch.randint(0, 37, (3, T), generator=torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize(("attn_type", "memory", "window"), list(product(MIXERS, MEMORIES, (False, True))))
+def test_hidden_states_are_the_same_in_any_pieces(
+    awake: Awake, rows: Tensor, attn_type: str, memory: str, window: bool
+) -> None:
+    # five taps and a memory solved five tokens at a time, so that no border falls together with another
+    changes: dict[str, Any] = {"canon_taps": 5, "memories": {"gated_delta": {"chunk": 5}}}
+    model = awake(attn_type=attn_type, memory=memory, window=window, **changes)
+    with torch.no_grad():
+        for full in (False, True):
+            whole = model.features(rows, full_context=full).hidden_BTD
+            for chunk in (1, 3, 8, 20, 128):
+                pieces = model.features(rows, full_context=full, chunk=chunk).hidden_BTD
+                assert (pieces - whole).abs().max() <= 1e-12
+            assert torch.equal(model.features(rows, full_context=full, chunk=3 * T).hidden_BTD, whole)
+
+
+def test_losses_are_the_same_in_any_pieces(awake: Awake, rows: Tensor) -> None:
+    model = awake()
+    with torch.no_grad():
+        hidden = model.features(rows).hidden_BTD
+        whole = model.token_losses(hidden, rows)
+        assert whole.shape == (3, T)
+        for chunk in (1, 7, 3 * T, 1000):
+            assert (model.token_losses(hidden, rows, chunk=chunk) - whole).abs().max() <= 1e-13
+
+
+def test_a_mixer_without_its_own_evaluation_is_called_whole(
+    awake: Awake, rows: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths: list[int] = []
+
+    class Average(Mixer):
+        """Mean of all values so far."""
+
+        def forward(self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None) -> Tensor:
+            lengths.append(v_BTJX.shape[1])
+            count = torch.arange(1, v_BTJX.shape[1] + 1, dtype=v_BTJX.dtype).view(1, -1, 1, 1)
+            return (v_BTJX.cumsum(1) / count).repeat_interleave(2, 2)
+
+    monkeypatch.setitem(registry.MIXERS, "average", Average)
+    model = awake(attn_type="average")
+    with torch.no_grad():
+        whole = model.features(rows).hidden_BTD
+        assert (model.features(rows, chunk=4).hidden_BTD - whole).abs().max() <= 1e-12
+    assert lengths == [T, T]
+
+
+def test_impossible_pieces(awake: Awake, rows: Tensor, auxiliary: Callable[..., Auxiliary]) -> None:
+    model = awake()
+    with pytest.raises(ValueError, match="chunk must be at least 1, got 0"):
+        model.features(rows, chunk=0)
+    with pytest.raises(ValueError, match="chunk must be at least 1, got 0"):
+        model.token_losses(model.features(rows).hidden_BTD, rows, chunk=0)
+    with pytest.raises(ValueError, match="auxiliary terms are not computed in chunks"):
+        model.features(rows, chunk=8, auxiliary=auxiliary(regularizer="weak"))
+
+
+def test_bfloat16_stays_bfloat16() -> None:
+    model = build(ModelConfig(d_model=24, n_layers=3, n_heads=2, n_kv_heads=1, head_dim=8, vocab_size=37,
+                              memory="gated_delta"), seed=0, dtype=torch.bfloat16)  # fmt: skip
+    with torch.no_grad():
+        hidden = model.features(torch.arange(30)[None], chunk=7).hidden_BTD
+    assert (hidden.dtype, hidden.shape) == (torch.bfloat16, (1, 30, 24))
+    assert torch.isfinite(hidden).all()
+
+
+@pytest.mark.parametrize(("rows", "length", "chunk", "multiple"), [
+    (1, 10, 3, 1), (2, 10, 7, 1), (5, 10, 3, 1), (1, 10, 3, 4), (3, 130, 200, 64), (1, 10, 100, 64), (1, 1, 1, 1),
+])  # fmt: skip
+def test_spans_cover_the_length_once(rows: int, length: int, chunk: int, multiple: int) -> None:
+    found = list(spans(rows, length, chunk, multiple))
+    assert [token for start, stop in found for token in range(start, stop)] == list(range(length))
+    assert all((stop - start) % multiple == 0 for start, stop in found[:-1])
+    assert max(stop - start for start, stop in found) <= max(1, chunk // rows) + multiple - 1
+
+
+@pytest.mark.parametrize("halo", [0, 1, 4])
+def test_a_piece_sees_its_halo_and_no_more(halo: int) -> None:
+    """A rising sequence minus its own value `halo` tokens earlier, or minus its first: min(t, halo) at token t."""
+    x = torch.arange(23.0).view(1, 23, 1).expand(2, 23, 3)
+
+    def spread(part: Tensor) -> tuple[Tensor, Tensor]:
+        first = torch.stack([part[:, max(0, i - halo)] for i in range(part.shape[1])], 1)
+        return part - first, part[..., :1]
+
+    for chunk in (2, 5, 11, 46):
+        change, same = in_pieces(spread, (x,), chunk, halo)
+        assert torch.equal(change, torch.arange(23.0).clamp(max=halo).view(1, 23, 1).expand(2, 23, 3))
+        assert torch.equal(same, x[..., :1])
+
+
+def test_query_blocks_keep_their_scores_within_the_chunk() -> None:
+    assert query_block(8192, 1, 65_536) == 256
+    assert query_block(8192, 4, 2048) == 1024
+    assert query_block(1, 1, 10**9) == 1
+    for chunk, rows, length in product((1, 100, 8192), (1, 3), (1, 70, 2047, 65_536)):
+        block = query_block(chunk, rows, length)
+        assert 1 <= block <= 1024
+        assert rows * block * length <= max(2048 * chunk, rows * length)
+
+
+class Live(TorchDispatchMode):
+    """Sums the bytes of all tensors that operations made and that still exist; `peak` is the largest sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = self.peak = 0
+        self.known = WeakIdKeyDictionary()
+
+    def _forget(self, size: int) -> None:
+        self.live -= size
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for made in tree_leaves(out):
+            if isinstance(made, Tensor) and (storage := made.untyped_storage()) not in self.known:
+                self.known[storage] = True
+                self.live += storage.nbytes()
+                weakref.finalize(storage, self._forget, storage.nbytes())
+        self.peak = max(self.peak, self.live)
+        return out
+
+
+@pytest.mark.parametrize(("attn_type", "memory"), [("polar", "gated_delta"), ("nope", "none")])
+def test_65536_tokens_of_the_370m_network_take_less_than_20_gb(attn_type: str, memory: str) -> None:
+    """Tensors without data: every operation runs on shapes alone, and their bytes are what they would be.
+
+    Shapes take torch's plain attention, whose scores are real tensors; a fused kernel needs less. Three of the sixteen
+    layers run, the last with attention, because the others would take the same memory again.
+    """
+    with torch.device("meta"):
+        whole = Backbone(ModelConfig(attn_type=attn_type, memory=memory), dtype=torch.bfloat16)
+        model = Backbone(whole.config.model_copy(update={"n_layers": 3}), dtype=torch.bfloat16)
+        tokens = torch.zeros(1, 65_536, dtype=torch.int64)
+    weights = sum(parameter.nbytes for parameter in whole.parameters())
+    assert 1.3e9 < weights < 1.5e9
+    with torch.device("meta"), torch.no_grad(), Live() as watch:
+        hidden = model.features(tokens, chunk=8192).hidden_BTD
+        assert 3e9 < weights + watch.peak < 5e9
+        model.token_losses(hidden, tokens, chunk=8192)
+        assert 7e9 < weights + watch.peak < 7.5e9
+        model.token_losses(hidden, tokens, chunk=65_536)
+        assert weights + watch.peak > 40e9, "whole"

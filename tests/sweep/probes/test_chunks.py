@@ -1,0 +1,171 @@
+"""`eval.chunk_tokens`: the same numbers at any size, and memory that a long row does not blow up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from atma_sweep.kernels import softmax_attention
+from atma_sweep.model.backbone import build
+from atma_sweep.model.config import ModelConfig
+from atma_sweep.sweep.probes import load_probe
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+CUDA = torch.device("cuda")
+GIB = 2**30
+PROBES = ("val", "clean", "junk", "needle")
+CELLS = list(product(("polar", "nope", "rope"), (("none", False), ("gated_delta", True))))
+
+
+def numbers(who: Any, lengths: tuple[int, ...] = (16, 45)) -> dict[tuple[Any, ...], float]:
+    """Everything that the four probes say, measurements and examples."""
+    found = {}
+    for probe in PROBES:
+        for measured, examples in load_probe(probe)(who, (0,) if probe == "val" else lengths):
+            found |= {("mean", m.probe, m.metric, m.length): m.value for m in measured}
+            found |= {("one", e.probe, e.metric, e.length, e.item, e.position): e.value for e in examples}
+    return found
+
+
+@pytest.mark.parametrize(("attn_type", "branches"), CELLS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [
+    (torch.float64, {"abs": 1e-10, "rel": 0}), (torch.float32, {"abs": 0, "rel": 1e-5})
+])  # fmt: skip
+def test_numbers_do_not_depend_on_the_chunk(
+    network: Any, subject: Any, attn_type: str, branches: tuple[str, bool], dtype: torch.dtype, tolerance: Any
+) -> None:
+    memory, window = branches
+    model = network(
+        awake=True, dtype=dtype, vocab_size=264, attn_type=attn_type, memory=memory, window=window,
+        memories={"gated_delta": {"chunk": 5}},
+    ).eval()  # fmt: skip
+    small = {"lengths": (16, 45), "junk_rows": 2, "needle_trials": 2, "validation_tokens": 40}
+    at = {chunk: numbers(subject(model, chunk_tokens=chunk, **small)) for chunk in (1, 7, 64, 100_000)}
+    whole = at.pop(100_000)
+    assert len(whole) == 2 + (2 + 6) + (2 + 4) + (7 + 2 * 2 * 10)
+    for found in at.values():
+        assert found == pytest.approx(whole, **tolerance)
+    assert at[7] == numbers(subject(model, chunk_tokens=7, **small)), "bit for bit at one size"
+
+
+class Largest(TorchDispatchMode):
+    """Notes the number of elements of the largest tensor that any operation makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for made in tree_leaves(out):
+            if isinstance(made, torch.Tensor):
+                # what is stored, so that an expanded view counts for what it is a view of
+                self.elements = max(self.elements, made.untyped_storage().nbytes() // made.element_size())
+        return out
+
+
+@pytest.mark.parametrize(("attn_type", "memory", "fused"), [
+    ("polar", "none", True), ("polar", "gated_delta", True), ("nope", "none", True), ("nope", "gated_delta", False),
+    ("rope", "gated_delta", True), ("rope", "none", False),
+])  # fmt: skip
+def test_memory_grows_with_the_chunk_and_not_with_the_square(
+    network: Any, subject: Any, monkeypatch: pytest.MonkeyPatch, attn_type: str, memory: str, fused: bool
+) -> None:
+    """A row of 1500 tokens, 64 at a time. Whole, the smallest wide tensor is the gated convolution's, T x 3d.
+
+    In pieces the largest is the scores of 64 queries in two heads. `fused` off: as where torch has no kernel for full
+    attention in linear memory, its plain path alone.
+    """
+    if not fused:
+        monkeypatch.setattr(softmax_attention, "_is_fused", lambda q, k: False)
+    length, vocabulary, width, size = 1500, 2003, 64, 64
+    model = network(
+        awake=True, vocab_size=vocabulary, d_model=width, head_dim=size, attn_type=attn_type, memory=memory
+    ).eval()
+    one = {"junk_rows": 1, "needle_trials": 1, "lengths": (length,), "length": 1600, "validation": 1600}
+
+    def largest(probe: str, chunk: int) -> int:
+        who = subject(model, chunk_tokens=chunk, **one)
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION] if fused else [SDPBackend.MATH]), Largest() as watch:
+            ((measured, _),) = load_probe(probe)(who, [length])
+        assert measured[0].value is not None
+        return watch.elements
+
+    for probe in ("clean", "junk", "needle"):
+        assert largest(probe, 64) < 250_000 < length * 3 * width < length * length
+    assert largest("clean", 10_000) >= length * vocabulary, "whole, all logits exist"
+    if attn_type == "polar" or not fused:
+        assert largest("needle", 10_000) >= 1024 * length, "whole, the scores of 1024 queries exist"
+
+
+# --- on a GPU -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize(("attn_type", "branches"), CELLS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+def test_cuda_numbers_do_not_depend_on_the_chunk(
+    network: Any, subject: Any, attn_type: str, branches: tuple[str, bool], dtype: torch.dtype, tolerance: float
+) -> None:
+    memory, window = branches
+    model = network(
+        awake=True, dtype=dtype, vocab_size=264, attn_type=attn_type, memory=memory, window=window,
+        memories={"gated_delta": {"chunk": 5}},
+    ).eval().to(CUDA)  # fmt: skip
+    small = {"lengths": (16, 45), "junk_rows": 2, "needle_trials": 2, "validation_tokens": 40}
+    at = {chunk: numbers(replace(subject(model, chunk_tokens=chunk, **small), device=CUDA)) for chunk in (7, 64, 10**5)}
+    for chunk in (7, 64):
+        assert at[chunk] == pytest.approx(at[10**5], rel=tolerance, abs=tolerance)
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("memory", ["none", "gated_delta"])
+@pytest.mark.parametrize("attn_type", ["polar", "nope", "rope"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_cuda_memory_does_not_grow_with_the_square(
+    subject: Any, attn_type: str, memory: str, dtype: torch.dtype
+) -> None:
+    """16,384 tokens, 512 at a time: one head's scores would take 0.5 GiB in bf16, all logits 1.5 GiB."""
+    config = ModelConfig(d_model=128, n_layers=4, n_heads=4, n_kv_heads=2, head_dim=64, vocab_size=50_304,
+                         attn_type=attn_type, memory=memory)  # fmt: skip
+    model = build(config, seed=0, device=CUDA, dtype=dtype).eval()
+    who = replace(subject(model, lengths=(16_384,), length=16_500, chunk_tokens=512), device=CUDA)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    ((measured, _),) = load_probe("clean")(who, [16_384])
+    assert measured[0].value is not None
+    peak = torch.cuda.max_memory_allocated() - before
+    print(f"{attn_type} {memory} {dtype}: {peak / GIB:.3f} GiB")
+    assert peak < 0.45 * GIB * dtype.itemsize / 2
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("memory", ["none", "gated_delta"])
+@pytest.mark.parametrize("attn_type", ["polar", "nope", "rope"])
+def test_a_row_of_65536_tokens_of_the_370m_network_fits_on_24_gb(subject: Any, attn_type: str, memory: str) -> None:
+    """The L4's 22 GiB as the limit of torch's allocator, and less than 20 GB of it taken, weights included."""
+    total = torch.cuda.get_device_properties(CUDA).total_memory
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(min(1.0, 22 * GIB / total))
+    try:
+        model = build(ModelConfig(attn_type=attn_type, memory=memory), seed=0, device=CUDA, dtype=torch.bfloat16).eval()
+        settings = {"lengths": (65_536,), "documents": 1, "junk_rows": 1, "needle_trials": 1, "validation": 65_600}
+        for probe in ("clean", "junk", "needle"):
+            who = subject(model, length=65_600, **settings)
+            torch.cuda.reset_peak_memory_stats()
+            ((measured, _),) = load_probe(probe)(replace(who, device=CUDA), [65_536])
+            peak = torch.cuda.max_memory_allocated()
+            print(f"{attn_type} {memory} {probe}: {peak / 1e9:.2f} GB, kernels {model.kernel_paths()}")
+            assert measured[0].value is not None
+            assert peak < 20e9
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)

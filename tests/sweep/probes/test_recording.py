@@ -1,0 +1,321 @@
+"""What an attempt writes down about its probes: cost, peak memory, reasons, and examples that rebuild every number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from atma_sweep.results.records import CellRecord, Measurement, Owner
+from atma_sweep.results.schema import ExampleRow
+from atma_sweep.results.store import Store, open_store
+from atma_sweep.sweep import work as module
+from atma_sweep.sweep.axes import levels_of
+from atma_sweep.sweep.job import Job
+from atma_sweep.sweep.machine import peak_resident, reset_peak_resident
+from atma_sweep.sweep.probes import requested
+from atma_sweep.sweep.probes.needle import trials
+from atma_sweep.sweep.probes.subject import wilson
+from atma_sweep.sweep.work import Work
+from sqlalchemy import select
+
+Attempt = Callable[[Any], Work]
+Found = dict[tuple[str, str, int], Any]
+MEASURABLE = reset_peak_resident()
+"""Whether this system tells the peak of a process, as Linux does."""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = open_store(f"sqlite:///{tmp_path / 'test.db'}", create=True)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def attempt(store: Store, tmp_path: Path) -> Attempt:
+    """attempt(subject): the work of a running attempt of that subject's cell, with everything still to be measured."""
+
+    def start(who: Any) -> Work:
+        dump = who.config.model_dump(mode="json")
+        cell = CellRecord(id="c" * 12, slug="c", seed=0, levels=levels_of(who.config), config=dump)
+        store.record_revision("s", grid_text="x", grid_file="x.yaml", cells=[cell])
+        running = store.start_attempt(cell.id, owner=Owner(name="ada", host="here", pid=1, started=1.5), fence=1)
+        job = Job(
+            attempt=running.id, fence=1, cell=cell.id, slug="c", kind="train", folder=running.run_dir, config=dump,
+            missing=requested(who.config.eval), resume=[],
+        )  # fmt: skip
+        return Work(job, tmp_path, store, SimpleNamespace(set=False))
+
+    return start
+
+
+def measured(store: Store) -> Found:
+    """Every measurement of the attempt, once it is closed."""
+    store.finish_attempt(1, 1, "done")
+    return {(value.probe, value.metric, value.length): value for value in store.measurements("c" * 12)}
+
+
+def probe_with(monkeypatch: pytest.MonkeyPatch, *acts: Callable[[], Any]) -> None:
+    """Replaces every probe: its n-th call does the n-th act and then measures 1.0."""
+    left = iter(acts)
+
+    def probe(subject: Any, lengths: Iterable[int]) -> Iterator[Any]:
+        for length in lengths:
+            kept = next(left)()
+            yield [Measurement(probe="clean", metric="nats", length=length, value=1.0, n=1)], []
+            del kept
+
+    monkeypatch.setattr(module, "load_probe", lambda name: probe)
+
+
+# --- what it cost -------------------------------------------------------------------------------------------------
+
+
+def test_peak_memory_of_every_length_is_a_measurement(
+    network: Any, subject: Any, attempt: Attempt, store: Store
+) -> None:
+    who = subject(network(vocab_size=264), lengths=(16, 64))
+    attempt(who)._probe(who)
+    found = measured(store)
+    peaks = {key: value for key, value in found.items() if key[1] == "peak_memory"}
+    wanted = [(probe, "peak_memory", length) for probe in ("clean", "junk", "needle") for length in (16, 64)]
+    assert sorted(peaks) == (sorted(wanted) if MEASURABLE else [])
+    for (probe, _, length), value in peaks.items():
+        assert (value.unit, value.reason) == ("bytes", None)
+        assert 2**25 < value.value < 2**40, "at least what torch itself takes"
+        others = [other for key, other in found.items() if (key[0], key[2]) == (probe, length)]
+        assert {other.peak_memory for other in others} == {value.value}
+        assert all(other.seconds > 0 for other in others)
+    assert (found["val", "val_loss", 0].peak_memory is not None) == MEASURABLE
+
+
+def test_a_peak_is_that_of_its_own_probe(
+    network: Any, subject: Any, attempt: Attempt, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = 256 * 2**20
+    probe_with(monkeypatch, lambda: None, lambda: np.ones(size // 8), lambda: None)
+    who = subject(network(vocab_size=264), lengths=(16, 32, 64), probes=("clean",))
+    attempt(who)._probe(who)
+    found = measured(store)
+    low, high, after = (found["clean", "nats", length].peak_memory for length in (16, 32, 64))
+    if MEASURABLE:
+        assert 0.95 * size < high - low < 1.2 * size
+        assert abs(after - low) < 0.05 * size, "the peak starts anew"
+    else:
+        assert (low, high, after) == (None, None, None)
+
+
+def test_a_system_that_does_not_tell_leaves_no_row(
+    network: Any, subject: Any, attempt: Attempt, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "reset_peak_resident", lambda: False)
+    who = subject(network(vocab_size=264), lengths=(16,), probes=("junk",))
+    attempt(who)._probe(who)
+    found = measured(store)
+    assert list(found) == [("junk", "nats", 16)]
+    assert found["junk", "nats", 16].peak_memory is None
+
+
+def test_peak_resident_grows_with_what_is_held() -> None:
+    if not MEASURABLE:
+        assert not Path("/proc/self/clear_refs").exists()
+        return
+    reset_peak_resident()
+    before = peak_resident()
+    held = np.ones(2**23)
+    assert before is not None
+    assert peak_resident() - before > 0.95 * held.nbytes
+    del held
+    assert reset_peak_resident()
+    assert peak_resident() - before < 2**24
+
+
+# --- what did not fit ---------------------------------------------------------------------------------------------
+
+
+def refuse(error: BaseException) -> Callable[[], None]:
+    def act() -> None:
+        raise error
+
+    return act
+
+
+@pytest.mark.parametrize(("act", "reason"), [
+    (refuse(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 GiB.\nOf it...")),
+     "oom: CUDA out of memory. Tried to allocate 9.00 GiB."),
+    (lambda: torch.empty(2**50), "DefaultCPUAllocator: can't allocate memory"),
+    (lambda: np.empty(2**56), "oom: Unable to allocate 512. PiB"),
+    (refuse(MemoryError()), "oom: MemoryError"),
+])  # fmt: skip
+def test_a_length_that_does_not_fit_says_so_and_the_next_is_measured(
+    network: Any,
+    subject: Any,
+    attempt: Attempt,
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    act: Callable[[], Any],
+    reason: str,
+) -> None:
+    probe_with(monkeypatch, act, lambda: None)
+    who = subject(network(vocab_size=264), lengths=(16, 32), probes=("clean",))
+    attempt(who)._probe(who)
+    found = measured(store)
+    lost = found["clean", "nats", 16]
+    assert (lost.value, lost.unit, lost.n) == (None, "nats/token", 0)
+    assert lost.reason.startswith("oom: ")
+    assert reason in lost.reason
+    assert "\n" not in lost.reason
+    assert found["clean", "nats", 32].value == 1.0
+    if MEASURABLE:
+        assert (found["clean", "peak_memory", 16].value, found["clean", "peak_memory", 16].reason) == (
+            None, lost.reason,
+        )  # fmt: skip
+        assert found["clean", "peak_memory", 32].value > 0
+
+
+def test_the_real_probes_go_on_after_one_that_does_not_fit(
+    network: Any, subject: Any, attempt: Attempt, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = network(awake=True, vocab_size=264)
+    features, longest = model.features, 120
+
+    def small(tokens_BT: torch.Tensor, **options: Any) -> Any:
+        if tokens_BT.shape[1] > longest:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return features(tokens_BT, **options)
+
+    monkeypatch.setattr(model, "features", small)
+    who = subject(model, lengths=(16, 150), length=200)
+    attempt(who)._probe(who)
+    found = measured(store)
+    for probe, metric in (("clean", "nats"), ("junk", "nats"), ("needle", "digit_accuracy")):
+        assert found[probe, metric, 16].value is not None
+        assert found[probe, metric, 150].reason == "oom: CUDA out of memory."
+    assert found["val", "val_loss", 0].value is not None
+    with store.transaction(write=False) as session:
+        assert set(session.scalars(select(ExampleRow.length))) == {16}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_cuda_goes_on_after_a_length_that_does_not_fit(
+    network: Any, subject: Any, attempt: Attempt, store: Store
+) -> None:
+    """Logits of 500 tokens fit beside what is held, those of 40,000 do not: the later probe is measured again."""
+    cuda = torch.device("cuda")
+    model = network(awake=True, vocab_size=50_304).to(cuda)
+    settings = {"lengths": (16, 40_000), "documents": 1, "junk_rows": 1, "chunk_tokens": 50_000}
+    who = replace(subject(model, length=41_000, validation=41_000, probes=("clean", "junk"), **settings), device=cuda)
+    limit = 2 * 2**30
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.get_device_properties(cuda).total_memory)
+    try:
+        attempt(who)._probe(who)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    found = measured(store)
+    for probe in ("clean", "junk"):
+        assert found[probe, "nats", 16].value is not None
+        assert 0 < found[probe, "peak_memory", 16].value < limit
+        assert found[probe, "nats", 40_000].reason.startswith("oom: CUDA out of memory")
+        assert found[probe, "peak_memory", 40_000].value is None
+
+
+def test_any_other_error_passes_through(
+    network: Any, subject: Any, attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probe_with(monkeypatch, refuse(RuntimeError("mat1 and mat2 shapes cannot be multiplied")))
+    who = subject(network(vocab_size=264), lengths=(16,), probes=("clean",))
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        attempt(who)._probe(who)
+
+
+def test_too_few_documents_are_no_peak_either(network: Any, subject: Any, attempt: Attempt, store: Store) -> None:
+    who = subject(network(vocab_size=264), lengths=(16, 64), length=40, probes=("clean",))
+    attempt(who)._probe(who)
+    found = measured(store)
+    reason = "too-few-docs: 0 of 3 held-out documents have 65 tokens"
+    assert {value.reason for key, value in found.items() if key[2] == 64} == {reason}
+    assert found["clean", "nats", 16].value is not None
+
+
+# --- examples -----------------------------------------------------------------------------------------------------
+
+
+def stored(store: Store, probe: str, metric: str, length: int) -> dict[tuple[int, int], float]:
+    """(item, position) -> value, as the database has it."""
+    chosen = select(ExampleRow).where(
+        ExampleRow.probe == probe, ExampleRow.metric == metric, ExampleRow.length == length
+    )
+    with store.transaction(write=False) as session:
+        return {(row.item, row.position): row.value for row in session.scalars(chosen)}
+
+
+def test_stored_examples_rebuild_every_mean_and_interval(
+    network: Any, subject: Any, attempt: Attempt, store: Store
+) -> None:
+    who = subject(network(awake=True, vocab_size=264, memory="gated_delta"), lengths=(16, 64), needle_trials=7)
+    attempt(who)._probe(who)
+    found = measured(store)
+    for length in (16, 64):
+        for probe, items in (("clean", 3), ("junk", 4)):
+            rows = stored(store, probe, "nats", length)
+            assert sorted(rows) == [(item, 0) for item in range(items)]
+            assert np.mean(list(rows.values())) == pytest.approx(found[probe, "nats", length].value, rel=1e-14)
+        digits = stored(store, "needle", "digit_accuracy", length)
+        losses = stored(store, "needle", "nats", length)
+        assert sorted(digits) == sorted(losses) == [(item, digit) for item in range(7) for digit in range(5)]
+        assert np.mean(list(losses.values())) == pytest.approx(found["needle", "nats", length].value, rel=1e-14)
+        rebuilt(found, digits, length)
+
+
+def rebuilt(found: Found, digits: dict[tuple[int, int], float], length: int) -> float:
+    """Checks both accuracies and their intervals against the digits' own hits; returns the exact accuracy."""
+    assert set(digits.values()) <= {0.0, 1.0}
+    trials = sorted({item for item, _ in digits})
+    exact = [min(digits[item, digit] for digit in range(5)) for item in trials]
+    for metric, hits in (("digit_accuracy", list(digits.values())), ("exact_accuracy", exact)):
+        value = found["needle", metric, length]
+        assert (value.value, value.n) == (pytest.approx(np.mean(hits), rel=1e-14), len(hits))
+        assert (value.low, value.high) == pytest.approx(wilson(sum(hits), len(hits)), rel=1e-14)
+    return float(np.mean(exact))
+
+
+def test_exact_accuracy_is_rebuilt_where_trials_differ(rule: Any, subject: Any, attempt: Attempt, store: Store) -> None:
+    """An oracle that misses the last digit after every odd key. The needle stands at the front, after end of text."""
+    key_ends, pair = len(" The access code for record 1234567"), len(" The access code for record 1234567 is 1 2 3 4 5")
+
+    def mostly(row: np.ndarray) -> np.ndarray:
+        return np.append(row[1:], 97 if row[key_ends] % 2 else row[pair])
+
+    who = subject(rule(mostly), needle_trials=7, lengths=(16,), probes=("needle",))
+    attempt(who)._probe_at(who, "needle", 16)
+    digits = stored(store, "needle", "digit_accuracy", 16)
+    even = [1.0 - trial.key % 2 for trial in trials(who.config.eval)]
+    assert 0 < sum(even) < 7
+    assert digits == {(item, digit): 1.0 if digit < 4 else even[item] for item in range(7) for digit in range(5)}
+    assert rebuilt(measured(store), digits, 16) == pytest.approx(sum(even) / 7)
+
+
+def test_cells_see_the_same_needles_and_documents(rule: Any, subject: Any) -> None:
+    """Whatever the cell's own seed and mixer are, item i of one cell is item i of the other."""
+    reads = []
+    for settings in ({"seed": 0}, {"seed": 7}, {"seed": 7, "chunk_tokens": 100}, {"lengths": (16, 64, 128)}):
+        model = rule(lambda row: np.full(len(row), 97))
+        who = subject(model, **settings)
+        found = [
+            (e.probe, e.metric, e.length, e.item, e.position)
+            for name in ("clean", "junk", "needle")
+            for _, examples in module.load_probe(name)(who, [16, 64])
+            for e in examples
+        ]
+        rows = [row.tolist() for tokens in model.seen for row in tokens]
+        reads.append((found, rows))
+    assert len(reads[0][1]) == 2 * (3 + 4 + 6) + 6
+    assert all(read == reads[0] for read in reads)
