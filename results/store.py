@@ -124,6 +124,11 @@ def open_store(url_or_path: str | Path | None = None, *, create: bool = False, p
     return store
 
 
+def default_runs(url_or_path: str | Path | None = None) -> Path:
+    """The runs folder of a database that need not exist yet."""
+    return Store(url_or_path).runs
+
+
 class Store:
     """An open database. Made by open_store; pickles as its address."""
 

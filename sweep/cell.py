@@ -37,6 +37,9 @@ class DataConfig(Config):
     tokenizer_file: str | None = aside(
         None, "For json the tokenizers file; for gpt2 its ranks (.tiktoken, or vocab.bpe beside encoder.json)."
     )
+    end_of_text: str | None = aside(
+        None, "For json: the token that ends a text, when the file names it unusually (<|endoftext|>, </s>, ...)."
+    )
     train_tokens: Int | None = aside(None, "Training tokens to prepare; none takes all there are.", ge=1)
     heldout: str | None = aside(
         None,

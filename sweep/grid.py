@@ -95,7 +95,10 @@ class Grid:
         merged = paths.merge([*self.layers, level_layer, self.command_line])
         config = resolve.cell_config(merged, seed=seed, plugins=self.plugins)
         if config.data not in prints:
-            prints[config.data] = fingerprint(config.data)
+            try:
+                prints[config.data] = fingerprint(config.data)
+            except resolve.CorpusUnknown as error:
+                raise resolve.unknown_corpus(merged, error) from error
         config = resolve.with_fingerprint(config, prints[config.data])
         words = {name: level_text(name, level) for name, level in combination.items()}
         return resolve.make_cell(config, words)

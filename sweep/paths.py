@@ -145,14 +145,22 @@ def add(layer: Layer, path: str, setting: Setting) -> None:
 def merge(layers: Iterable[Layer]) -> Layer:
     """One layer of them all; later ones win and stand last, so that errors can blame what had the last word.
 
-    A relative data.path is taken beside the file that says it.
+    A relative path is taken beside the file that says it.
     """
     merged: Layer = {}
     for layer in layers:
         for path, setting in layer.items():
             merged.pop(path, None)
-            merged[path] = _beside(setting) if path == "data.path" else setting
+            merged[path] = _beside(setting) if _is_path(path, setting.value) else setting
     return merged
+
+
+def _is_path(path: str, value: Any) -> bool:
+    if path == "data.heldout":
+        return isinstance(value, str) and ("/" in value or "." in value)
+    if path == "checkpoint.path":
+        return isinstance(value, str) and "://" not in value
+    return path in ("data.path", "data.tokenizer_file")
 
 
 def _beside(setting: Setting) -> Setting:

@@ -17,7 +17,8 @@ from .cell import Cell, CellConfig, Plugin, cell_id, slug
 from .errors import GridError
 from .paths import Layer, nested
 from .plugins import source_of
-from .training import corpora, tokenizer
+from .training import tokenizer
+from .training.corpora import CorpusUnknown
 
 
 class Problem(NamedTuple):
@@ -64,6 +65,12 @@ def _checked_model(dump: str) -> Any:
     return check_model_config(ModelConfig.model_validate_json(dump))
 
 
+def unknown_corpus(merged: Layer, error: CorpusUnknown) -> GridError:
+    """The error at the line that names a corpus which is neither built in nor prepared."""
+    message = f"no corpus {error.name!r} is built in or prepared; atma-sweep data prepare PATH --name {error.name} would"
+    return _blame(merged, Problem(("data.corpus",), message, error.allowed, error.name))
+
+
 def with_fingerprint(config: CellConfig, fingerprint: str) -> CellConfig:
     """The config with its corpus pinned."""
     return config.model_copy(update={"data": config.data.model_copy(update={"fingerprint": fingerprint})})
@@ -105,7 +112,6 @@ def _names(config: CellConfig) -> Iterator[Problem]:
         ("model.attn_type", config.model.attn_type, registry.MIXERS),
         ("model.memory", config.model.memory, ["none", *registry.MEMORIES]),
         ("train.regularizer", config.train.regularizer, ["baseline", *registry.REGULARIZERS]),
-        ("data.corpus", config.data.corpus, corpora.CORPORA),
         ("data.tokenizer", config.data.tokenizer, tokenizer.TOKENIZERS),
         *(("eval.probes", name, probes.PROBES) for name in config.eval.probes),
     ]
@@ -125,7 +131,14 @@ def _finite(values: Any, path: str = "") -> Iterator[Problem]:
 
 def _agreement(config: CellConfig) -> Iterator[Problem]:
     """What no single field can know."""
-    need = tokenizer.TOKENIZERS[config.data.tokenizer].vocabulary
+    data = config.data
+    need = tokenizer.TOKENIZERS[data.tokenizer].vocabulary
+    if need is None:
+        try:
+            need = tokenizer.load_tokenizer(data.tokenizer, data.tokenizer_file, data.end_of_text).vocabulary
+        except tokenizer.TokenizerError as error:
+            yield Problem(("data.tokenizer_file", "data.tokenizer"), str(error))
+            return
     if config.model.vocab_size < need:
         yield Problem(
             ("model.vocab_size", "data.tokenizer"),

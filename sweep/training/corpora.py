@@ -1,55 +1,68 @@
-"""Corpora: text into three splits of tokens (training, validation, long held-out documents) with one fingerprint.
+"""Prepared corpora: three splits of tokens (training, validation, long held-out documents) with one fingerprint.
 
-The embedded corpus `stdlib` is what every Python installation holds: the sources of the standard library without
-test and idlelib, and the texts of its help topics.
+They lie in one folder: `<fingerprint>/` with shards, tokenizer and manifest.json; `requests/` says which request led to
+which fingerprint, `names/` what `data prepare --name` called it.
 """
 
 from __future__ import annotations
 
-import ast
-import functools
 import hashlib
 import json
 import os
-import shutil
-import sysconfig
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ..cell import DataConfig
-from ..errors import MachineError, SweepError
-from .shards import open_shard, write_shard
-from .tokenizer import Tokenizer, load_tokenizer
+from ..errors import nearest
+from . import tokenizer as tokenizers
+from .shards import PIECE, ShardError, facts, open_shard
+from .sources import HUB, CorpusError, Files, Hub, Source, Stdlib, listing_key
+from .tokenizer import Tokenizer
 
 LAYOUT = 1
 """Enters the fingerprint; raise it when the same text would be split or tokenised differently."""
 
-STDLIB_SKIP = {
-    "test",
-    "tests",
-    "idlelib",
-    "site-packages",
-    "dist-packages",
-    "__pycache__",
-    "ensurepip",
-    "sitecustomize.py",
+READY_REPOSITORY = "kjj0/finewebedu10B-gpt2"
+"""FineWeb-Edu as GPT-2 tokens in shards of 100M, which the published runs trained on."""
+
+CORPORA: dict[str, str] = {
+    "stdlib": "the Python standard library's sources and help topics, always there",
+    "files": "text of your own under data.path: .txt, .md, .rst, .py, .jsonl (.xz, .gz) or .parquet, a file or a folder",
+    "shards": "token shards of your own under data.path: *train*.bin and *val*.bin with the 256-int32 header",
+    "fineweb-edu": f"web text filtered for education, from the hub ({HUB['fineweb-edu'].repository})",
+    "fineweb-edu-shards": f"the same as GPT-2 tokens, ready-made ({READY_REPOSITORY})",
+    "finepdfs": f"long coherent documents, from the hub ({HUB['finepdfs'].repository})",
+    "wikitext-103": f"Wikipedia articles, from the hub ({HUB['wikitext-103'].repository})",
 }
-STDLIB_LONG_BYTES = 20_000
+
+PRESETS: dict[str, DataConfig] = {
+    "fineweb-edu": DataConfig(corpus="fineweb-edu", tokenizer="gpt2", train_tokens=10**9, heldout="finepdfs"),
+    "fineweb-edu-shards": DataConfig(
+        corpus="fineweb-edu-shards", tokenizer="gpt2", train_tokens=10**9, heldout="finepdfs"
+    ),
+    "finepdfs": DataConfig(corpus="finepdfs", tokenizer="gpt2"),
+    "wikitext-103": DataConfig(corpus="wikitext-103", tokenizer="gpt2"),
+}
+"""What `data prepare NAME` prepares unless told otherwise: what the shipped grids ask for."""
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
-class CorpusError(SweepError):
-    """Text that cannot be used as it is."""
+class CorpusUnknown(CorpusError):
+    """A corpus name that is neither built in nor prepared here."""
 
-
-@dataclass(frozen=True)
-class Text:
-    """One document of a corpus, before it is tokenised."""
-
-    name: str
-    text: str
+    def __init__(self, name: str, allowed: Sequence[str]) -> None:
+        self.name, self.allowed = name, list(allowed)
+        near = nearest(name, self.allowed)
+        super().__init__(
+            f"no corpus {name!r}; allowed: {', '.join(self.allowed)}, or one prepared with `data prepare PATH --name {name}`"
+            + (f"; did you mean {near!r}?" if near else "")
+        )
 
 
 @dataclass(frozen=True)
@@ -57,12 +70,13 @@ class Corpus:
     """A prepared corpus.
 
     `train` and `validation` are streams of documents, each led by the end-of-text token; `heldout` are whole documents,
-    led by it too, in the order in which probes take them. All uint16.
+    led by it too, in the order in which probes take them. All uint16, or uint32 for a large vocabulary.
     """
 
     fingerprint: str
     tokenizer: str
-    train: np.ndarray
+    train: list[np.ndarray]
+    """Shards, in order; a row of training never crosses from one to the next."""
     validation: np.ndarray
     heldout: list[np.ndarray]
     heldout_names: list[str]
@@ -70,236 +84,288 @@ class Corpus:
     """Nats per token of the training split."""
     bigram_entropy: float | None
     """Conditional entropy of a token given the one before, nats; None for vocabularies too large to count."""
-
-
-def _draw(name: str) -> float:
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") / 2**64
-
-
-def _stdlib_texts() -> Iterator[Text]:
-    root = Path(sysconfig.get_paths()["stdlib"])
-    if not (root / "argparse.py").is_file():
-        raise MachineError(
-            f"this Python keeps no standard library sources under {root}; use `data.corpus: files` with text of your own"
-        )
-    for path in sorted(root.rglob("*.py")):
-        parts = path.relative_to(root).parts
-        # _sysconfigdata and config-* describe one machine's build, not the language
-        if STDLIB_SKIP.intersection(parts) or any(p.startswith(("_sysconfigdata", "config-")) for p in parts):
-            continue
-        if parts == ("pydoc_data", "topics.py"):
-            yield from _help_topics(path)
-        else:
-            yield Text("/".join(parts), path.read_text(encoding="utf-8", errors="replace"))
-
-
-def _help_topics(path: Path) -> Iterator[Text]:
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
-            for topic, text in sorted(ast.literal_eval(node.value).items()):
-                yield Text(f"help/{topic}", text)
-
-
-def _stdlib_split(text: Text) -> str:
-    draw = _draw(text.name)
-    if draw < 0.25 and len(text.text) >= STDLIB_LONG_BYTES:
-        return "heldout"
-    return "validation" if draw < 0.08 else "train"
-
-
-def _file_texts(root: Path) -> Iterator[Text]:
-    if not root.exists():
-        raise CorpusError(f"data.path: {root} does not exist")
-    files = sorted(p for p in root.rglob("*") if p.is_file()) if root.is_dir() else [root]
-    known = [p for p in files if p.suffix in (".txt", ".md", ".rst", ".py", ".jsonl")]
-    if not known:
-        raise CorpusError(f"data.path: {root} holds no .txt, .md, .rst, .py or .jsonl file")
-    for path in known:
-        name = path.name if path == root else path.relative_to(root).as_posix()
-        if path.suffix != ".jsonl":
-            yield Text(name, path.read_text(encoding="utf-8", errors="replace"))
-            continue
-        with path.open(encoding="utf-8", errors="replace") as lines:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    yield _record(f"{name}:{number}", path, number, line)
-
-
-def _record(name: str, path: Path, number: int, line: str) -> Text:
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise CorpusError(f"{path}:{number}: not a JSON object: {error.msg}") from error
-    if not isinstance(record, dict) or not isinstance(record.get("text"), str):
-        raise CorpusError(f"{path}:{number}: a record needs the key `text` with a string")
-    return Text(name, record["text"])
-
-
-def _file_split(data: DataConfig) -> Callable[[Text], str]:
-    def split(text: Text) -> str:
-        draw = _draw(text.name)
-        if draw < 0.25 and len(text.text) >= data.heldout_tokens:
-            return "heldout"
-        return "validation" if draw < 0.05 else "train"
-
-    return split
-
-
-CORPORA: dict[str, str] = {
-    "stdlib": "the Python standard library's sources and help topics, always there",
-    "files": "text of your own: a folder, .txt, .md or .jsonl under data.path",
-    "fineweb-edu": "web text filtered for education; must be prepared on disk",
-    "fineweb-edu-shards": "the same as GPT-2 tokens; must be prepared on disk",
-}
-
-
-def _texts(data: DataConfig) -> tuple[Iterator[Text], Callable[[Text], str]]:
-    if data.corpus == "stdlib":
-        return _stdlib_texts(), _stdlib_split
-    if data.corpus == "files":
-        if not data.path:
-            raise CorpusError("data.corpus: files needs data.path, the folder or file that holds the text")
-        return _file_texts(Path(data.path)), _file_split(data)
-    raise MachineError(
-        f"corpus {data.corpus!r} is not prepared on this machine, and this version cannot fetch it; "
-        "use --set data.corpus=files --set data.path=FOLDER with text of your own (and --name), or --dry-run to look at the plan"
-    )
-
-
-@dataclass(frozen=True)
-class _Manifest:
-    layout: int
-    tokenizer: str
-    train: str
-    validation: str
-    heldout: str
-    heldout_names: list[str]
-    heldout_ends: list[int]
+    largest: int = -1
+    """Largest token id of any split."""
+    folder: Path | None = None
+    tokenizer_facts: dict[str, Any] | None = None
 
     @property
-    def fingerprint(self) -> str:
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+    def train_tokens(self) -> int:
+        """Tokens of all training shards."""
+        return sum(map(len, self.train))
+
+    def load_tokenizer(self) -> Tokenizer:
+        """The tokenizer that made the corpus, from the copy that lies with it."""
+        if self.folder is None or self.tokenizer_facts is None:
+            return tokenizers.load_tokenizer(self.tokenizer)
+        return tokenizers.reopen(self.tokenizer_facts, self.folder)
 
 
-def _tokens(texts: list[Text], tokenizer: Tokenizer) -> list[np.ndarray]:
-    eot = np.array([tokenizer.eot], dtype=np.uint16)
-    return [np.concatenate([eot, tokenizer.encode(text.text)]) for text in texts]
+# --- what was asked for, and where it is --------------------------------------------------------------------------
 
 
-def _join(parts: list[np.ndarray]) -> np.ndarray:
-    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint16)
+def source_of(data: DataConfig) -> Source | None:
+    """The documents that a config names; None for ready-made shards. Raises CorpusError when the path is missing."""
+    if data.corpus == "stdlib":
+        return Stdlib()
+    if data.corpus in ("files", "shards") and not data.path:
+        raise CorpusError(f"data.corpus: {data.corpus} needs data.path, the folder or file that holds the text")
+    if data.corpus == "files":
+        return Files(Path(str(data.path)))
+    if data.corpus in HUB:
+        return Hub(HUB[data.corpus], Path(data.path) if data.path else None)
+    return None
 
 
-@functools.lru_cache(maxsize=4)
-def _build(data: DataConfig) -> tuple[_Manifest, dict[str, np.ndarray]]:
-    texts, split = _texts(data)
-    tokenizer = load_tokenizer(data.tokenizer)
-    splits: dict[str, list[Text]] = {"train": [], "validation": [], "heldout": []}
-    for text in texts:
-        splits[split(text)].append(text)
-    # A small corpus of one's own may hash into one split only: every tenth text then validates.
-    if not splits["validation"]:
-        splits["validation"], splits["train"] = (
-            splits["train"][::10],
-            [t for i, t in enumerate(splits["train"]) if i % 10],
-        )
-    if not splits["train"] or not splits["validation"]:
-        raise CorpusError(f"corpus {data.corpus!r} has too few documents: give at least two")
-    # Long documents in an order drawn from their names, so that the first ones are no alphabetical sample.
-    splits["heldout"].sort(key=lambda text: hashlib.sha256(text.name.encode()).digest())
-    parts = {name: _tokens(found, tokenizer) for name, found in splits.items()}
-    arrays = {name: _join(found) for name, found in parts.items()}
-    manifest = _Manifest(
-        layout=LAYOUT,
-        tokenizer=data.tokenizer,
-        train=hashlib.sha256(arrays["train"].tobytes()).hexdigest(),
-        validation=hashlib.sha256(arrays["validation"].tobytes()).hexdigest(),
-        heldout=hashlib.sha256(arrays["heldout"].tobytes()).hexdigest(),
-        heldout_names=[text.name for text in splits["heldout"]],
-        heldout_ends=np.cumsum([len(part) for part in parts["heldout"]]).tolist(),
-    )
-    return manifest, arrays
+def heldout_source(data: DataConfig) -> Source | None:
+    """The long documents, when another corpus lends them."""
+    if data.heldout is None:
+        return None
+    if data.heldout in HUB:
+        return Hub(HUB[data.heldout])
+    return Stdlib() if data.heldout == "stdlib" else Files(Path(data.heldout))
 
 
-def _source(data: DataConfig) -> DataConfig:
-    """The fields that decide a corpus, so that cells that differ elsewhere share one."""
-    return DataConfig(corpus=data.corpus, path=data.path, tokenizer=data.tokenizer, heldout_tokens=data.heldout_tokens)
+def shard_files(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Training and validation shards under a folder, by name. Raises CorpusError when one kind is missing."""
+    if not folder.is_dir():
+        raise CorpusError(f"data.path: {folder} is no folder with token shards")
+    files = sorted(folder.rglob("*.bin"))
+    train = [path for path in files if "train" in path.name]
+    validation = [path for path in files if "val" in path.name and "train" not in path.name]
+    for found, what in ((train, "train"), (validation, "val")):
+        if not found:
+            raise CorpusError(f"data.path: {folder} holds no *{what}*.bin; shards are told apart by their names")
+    return train, validation
 
 
-def fingerprint(data: DataConfig) -> str:
-    """SHA-256 (hex) of the tokenised splits. Raises CorpusError or MachineError when the text is not there."""
-    return _build(_source(data))[0].fingerprint
-
-
-def entropies(tokens: np.ndarray, vocabulary: int) -> tuple[float, float | None]:
-    """Unigram entropy and bigram conditional entropy H(x_t | x_{t-1}) of a stream, nats per token.
-
-    The second is None above 1024 tokens of vocabulary, where counts say more about the sample than about the text.
-    """
-    counts = np.bincount(tokens, minlength=vocabulary).astype(np.float64)
-    unigram = _entropy(counts)
-    if vocabulary > 1024:
-        return unigram, None
-    pairs = np.bincount(tokens[:-1].astype(np.int64) * vocabulary + tokens[1:], minlength=vocabulary**2)
-    first = pairs.reshape(vocabulary, vocabulary).sum(1).astype(np.float64)
-    return unigram, _entropy(pairs.astype(np.float64)) - _entropy(first)
-
-
-def _entropy(counts: np.ndarray) -> float:
-    p = counts[counts > 0] / counts.sum()
-    return float(-(p * np.log(p)).sum())
-
-
-def prepare(data: DataConfig, root: Path) -> Path:
-    """Writes the corpus's shards under `root` unless they are there; returns their folder, named by the fingerprint."""
-    manifest, arrays = _build(_source(data))
-    folder = root / manifest.fingerprint[:16]
-    if (folder / "manifest.json").is_file():
-        return folder
-    aside = root / f"{folder.name}.{os.getpid()}.part"
-    aside.mkdir(parents=True, exist_ok=True)
-    for name, tokens in arrays.items():
-        write_shard(aside / f"{name}.bin", tokens)
-    unigram, bigram = entropies(arrays["train"], load_tokenizer(data.tokenizer).vocabulary)
-    facts = {
-        **asdict(manifest),
-        "fingerprint": manifest.fingerprint,
-        "unigram_entropy": unigram,
-        "bigram_entropy": bigram,
+def request(data: DataConfig) -> dict[str, Any]:
+    """What decides a prepared corpus, as JSON: the config's fields, and the state of the files that it names."""
+    source, heldout = source_of(data), heldout_source(data)
+    key: Any = source.key() if source is not None else None
+    if source is None:
+        key = READY_REPOSITORY
+        if data.path:
+            train, validation = shard_files(Path(data.path))
+            key = listing_key(Path(data.path), [*train, *validation])
+    return {
+        "layout": LAYOUT,
+        "corpus": data.corpus,
+        "path": data.path,
+        "tokenizer": tokenizers.request_key(data.tokenizer, data.tokenizer_file, data.end_of_text),
+        "train_tokens": data.train_tokens,
+        "heldout": data.heldout,
+        "heldout_tokens": data.heldout_tokens,
+        "source": key,
+        "heldout_source": heldout.key() if heldout is not None else None,
     }
-    (aside / "manifest.json").write_text(json.dumps(facts, indent=1))
+
+
+def request_id(asked: dict[str, Any]) -> str:
+    """Names the request's file."""
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def find(data: DataConfig, root: Path) -> str | None:
+    """Fingerprint of the prepared corpus that a config asks for; None when it is not prepared under `root`.
+
+    Raises CorpusUnknown for a name that nothing has, CorpusError for a path that is not there or a tokenizer that is
+    not the one a named corpus was prepared with.
+    """
+    if data.corpus not in CORPORA:
+        return _named(data, root)
+    return _pointer(root / "requests" / f"{request_id(request(data))}.json", root)
+
+
+def _pointer(path: Path, root: Path) -> str | None:
     try:
-        os.rename(aside, folder)
-    except OSError:
-        # Another launcher was first; its copy has the same fingerprint.
-        shutil.rmtree(aside)
-        if not (folder / "manifest.json").is_file():
-            raise
-    return folder
+        found = str(json.loads(path.read_text())["fingerprint"])
+    except (OSError, ValueError, KeyError):
+        return None
+    return found if (root / found[:16] / "manifest.json").is_file() else None
+
+
+def _named(data: DataConfig, root: Path) -> str:
+    found = _pointer(root / "names" / f"{data.corpus}.json", root) if NAME.fullmatch(data.corpus) else None
+    if found is None:
+        raise CorpusUnknown(data.corpus, [*CORPORA, *names(root)])
+    have = manifest(root / found[:16])["tokenizer"].split(":")[0]
+    if have != data.tokenizer:
+        raise CorpusError(
+            f"corpus {data.corpus!r} was prepared with tokenizer {have}, but data.tokenizer is {data.tokenizer}"
+        )
+    return found
+
+
+def names(root: Path) -> dict[str, str]:
+    """Name -> fingerprint of what was prepared under a name."""
+    found = {path.stem: _pointer(path, root) for path in sorted((root / "names").glob("*.json"))}
+    return {name: fingerprint for name, fingerprint in found.items() if fingerprint}
+
+
+def point(root: Path, kind: str, name: str, fingerprint: str, **more: Any) -> None:
+    """Remembers that a request or a name means that fingerprint."""
+    folder = root / kind
+    folder.mkdir(parents=True, exist_ok=True)
+    aside = folder / f".{name}.{os.getpid()}.part"
+    aside.write_text(json.dumps({"fingerprint": fingerprint, **more}, indent=1))
+    os.replace(aside, folder / f"{name}.json")
+
+
+# --- a prepared corpus --------------------------------------------------------------------------------------------
+
+
+def fingerprint_of(facts_: dict[str, Any]) -> str:
+    """SHA-256 (hex) over the hashes of every split, the held-out documents' names and ends, and the tokenizer's name.
+
+    Borders between shards count, because no row of training crosses one.
+    """
+    kept = {name: facts_[name] for name in ("layout", "tokenizer", "heldout_names", "heldout_ends")}
+    for split in ("train", "validation", "heldout"):
+        hashes = [shard["sha256"] for shard in facts_["shards"][split]]
+        kept[split] = hashes[0] if len(hashes) == 1 else hashes
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
+def manifest(folder: Path) -> dict[str, Any]:
+    """The facts of a prepared corpus. Raises CorpusError when there is none."""
+    try:
+        found: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
+    except (OSError, json.JSONDecodeError) as error:
+        raise CorpusError(f"no prepared corpus in {folder}; prepare it again, or launch the grid again") from error
+    return found
 
 
 def open_corpus(root: Path, fingerprint: str) -> Corpus:
     """Opens a prepared corpus. Raises CorpusError or ShardError when it is missing or damaged."""
     folder = root / fingerprint[:16]
-    try:
-        facts = json.loads((folder / "manifest.json").read_text())
-    except (OSError, json.JSONDecodeError) as error:
-        raise CorpusError(f"no prepared corpus in {folder}; launch the grid again") from error
-    if facts["fingerprint"] != fingerprint:
+    known = manifest(folder)
+    if known["fingerprint"] != fingerprint:
         raise CorpusError(
-            f"{folder} holds corpus {facts['fingerprint'][:12]}, not {fingerprint[:12]}; remove it and launch again"
+            f"{folder} holds corpus {known['fingerprint'][:12]}, not {fingerprint[:12]}; remove it and prepare it again"
         )
-    heldout = open_shard(folder / "heldout.bin") if facts["heldout_ends"] else np.zeros(0, dtype=np.uint16)
-    starts = [0, *facts["heldout_ends"][:-1]]
+    splits = {split: [_shard(folder, shard) for shard in shards] for split, shards in known["shards"].items()}
+    heldout, ends = _joined(splits["heldout"]), known["heldout_ends"]
     return Corpus(
         fingerprint=fingerprint,
-        tokenizer=facts["tokenizer"],
-        train=open_shard(folder / "train.bin"),
-        validation=open_shard(folder / "validation.bin"),
-        heldout=[heldout[start:end] for start, end in zip(starts, facts["heldout_ends"], strict=True)]
-        if facts["heldout_ends"]
-        else [],
-        heldout_names=facts["heldout_names"],
-        unigram_entropy=facts["unigram_entropy"],
-        bigram_entropy=facts["bigram_entropy"],
+        tokenizer=known["tokenizer"],
+        train=splits["train"],
+        validation=_joined(splits["validation"]),
+        heldout=[heldout[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)] if ends else [],
+        heldout_names=known["heldout_names"],
+        unigram_entropy=known["unigram_entropy"],
+        bigram_entropy=known["bigram_entropy"],
+        largest=max(shard["largest"] for shards in known["shards"].values() for shard in shards),
+        folder=folder,
+        tokenizer_facts=known["tokenizer_file"],
     )
+
+
+def _shard(folder: Path, shard: dict[str, Any]) -> np.ndarray:
+    tokens = open_shard(folder / shard["file"])
+    if len(tokens) != shard["tokens"]:
+        raise ShardError(
+            f"{folder / shard['file']}: {len(tokens)} tokens, not the {shard['tokens']} that were prepared; prepare the corpus again"
+        )
+    return tokens
+
+
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def verify(folder: Path) -> list[str]:
+    """Reads every token again and compares with the manifest; one line for each thing that differs."""
+    known = manifest(folder)
+    wrong = []
+    for shards in known["shards"].values():
+        for shard in shards:
+            try:
+                found = asdict(facts(folder / shard["file"]))
+            except ShardError as error:
+                wrong.append(str(error))
+                continue
+            wrong += [
+                f"{folder / shard['file']}: {name} is {found[name]}, the manifest says {shard[name]}"
+                for name in ("tokens", "sha256", "largest")
+                if found[name] != shard[name]
+            ]
+    tokenizer = known["tokenizer_file"]
+    if tokenizer["file"]:
+        path = folder / tokenizer["file"]
+        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != tokenizer["sha256"]:
+            wrong.append(f"{path}: missing or not the tokenizer that made the corpus")
+    if fingerprint_of(known) != known["fingerprint"] or folder.name != known["fingerprint"][:16]:
+        wrong.append(f"{folder}: the fingerprint does not follow from the manifest")
+    return wrong
+
+
+def listing(root: Path) -> list[dict[str, Any]]:
+    """One row for each corpus prepared under `root`: names, request, tokens by split, fingerprint, folder, bytes."""
+    called: dict[str, list[str]] = {}
+    for name, fingerprint in names(root).items():
+        called.setdefault(fingerprint, []).append(name)
+    rows = []
+    for path in sorted(root.glob("*/manifest.json"), key=lambda path: path.stat().st_mtime):
+        known = manifest(path.parent)
+        tokens = {split: sum(shard["tokens"] for shard in shards) for split, shards in known["shards"].items()}
+        rows.append(
+            {
+                "names": called.get(known["fingerprint"], []),
+                "corpus": known["request"]["corpus"],
+                "path": known["request"]["path"],
+                "heldout": known["request"]["heldout"],
+                "tokenizer": known["tokenizer"],
+                **{f"{split}_tokens": count for split, count in tokens.items()},
+                "heldout_documents": len(known["heldout_ends"]),
+                "fingerprint": known["fingerprint"],
+                "folder": str(path.parent),
+                "bytes": sum(file.stat().st_size for file in path.parent.iterdir()),
+                "prepared_at": known["prepared_at"],
+            }
+        )
+    return rows
+
+
+def choose(root: Path, word: str) -> Path:
+    """The folder of a prepared corpus by name or by the beginning of its fingerprint. Raises CorpusError."""
+    known = names(root)
+    fingerprint = known.get(word)
+    if fingerprint:
+        return root / fingerprint[:16]
+    fits = [
+        path.parent for path in root.glob("*/manifest.json") if manifest(path.parent)["fingerprint"].startswith(word)
+    ]
+    if len(fits) != 1:
+        what = "more than one corpus" if fits else "no corpus"
+        raise CorpusError(f"{what} {word!r} is prepared in {root}; atma-sweep data list shows them")
+    return fits[0]
+
+
+# --- reference values ---------------------------------------------------------------------------------------------
+
+
+def entropies(shards: Sequence[np.ndarray], vocabulary: int) -> tuple[float, float | None]:
+    """Unigram entropy and bigram conditional entropy H(x_t | x_{t-1}) of a stream in shards, nats per token.
+
+    Pairs across a border between shards are not counted. The second is None above 1024 tokens of vocabulary, where
+    counts say more about the sample than about the text.
+    """
+    small = vocabulary <= 1024
+    counts = np.zeros(vocabulary, dtype=np.int64)
+    pairs = np.zeros(vocabulary**2 if small else 0, dtype=np.int64)
+    for shard in shards:
+        for start in range(0, len(shard), PIECE):
+            piece = np.asarray(shard[start : start + PIECE + 1]).astype(np.int64)
+            counts += np.bincount(piece[:PIECE], minlength=vocabulary)
+            if small:
+                pairs += np.bincount(piece[:-1] * vocabulary + piece[1:], minlength=vocabulary**2)
+    unigram = _entropy(counts)
+    if not small:
+        return unigram, None
+    return unigram, _entropy(pairs) - _entropy(pairs.reshape(vocabulary, vocabulary).sum(1))
+
+
+def _entropy(counts: np.ndarray) -> float:
+    p = counts[counts > 0] / counts.sum()
+    return float(-(p * np.log(p)).sum())

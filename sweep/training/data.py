@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..cell import CellConfig
 from ..errors import SweepError
 
 
@@ -19,43 +21,71 @@ class DataError(SweepError):
 
 @functools.lru_cache(maxsize=2)
 def _permutation(count: int, seed: int, epoch: int) -> np.ndarray:
+    """Sorts raw Philox numbers: NumPy promises those for ever, but not what `Generator.permutation` makes of them."""
     key = int.from_bytes(hashlib.sha256(f"{seed}/data/{epoch}".encode()).digest()[:16], "big")
-    return np.random.Generator(np.random.Philox(key=key)).permutation(count)
+    return np.argsort(np.random.Philox(key=key).random_raw(count), kind="stable")
 
 
 @dataclass(frozen=True)
 class Batches:
-    """Training rows of `seq_len` + 1 tokens, `rows_per_step` for each optimizer step."""
+    """Training rows of `seq_len` + 1 tokens, `rows_per_step` for each optimizer step.
 
-    tokens: np.ndarray
+    Consecutive rows of a shard share one token, as target and first input; no row crosses from a shard to the next.
+    With `whole_steps` a shard of n tokens gives floor((n - 2) / tokens of a step) steps and its rest is left out, as in
+    the published runs (MECHANISMS F). Raises DataError when nothing is left.
+    """
+
+    shards: Sequence[np.ndarray]
     seq_len: int
     rows_per_step: int
     seed: int
     shuffle: bool
+    whole_steps: bool = False
+    _ends: np.ndarray = field(init=False, repr=False)
+    """Rows up to the end of each shard."""
 
     def __post_init__(self) -> None:
+        counts = [self._rows_of(len(shard)) for shard in self.shards]
+        object.__setattr__(self, "_ends", np.cumsum(counts))
         if self.rows < 1:
-            raise DataError(
-                f"the training split has {len(self.tokens)} tokens, less than one row of {self.seq_len} + 1"
-            )
+            tokens = sum(map(len, self.shards))
+            step = self.rows_per_step * self.seq_len
+            what = f"one step of {step} + 2 in any shard" if self.whole_steps else f"one row of {self.seq_len} + 1"
+            raise DataError(f"the training split has {tokens} tokens, less than {what}")
+
+    def _rows_of(self, tokens: int) -> int:
+        if self.whole_steps:
+            return max(0, tokens - 2) // (self.rows_per_step * self.seq_len) * self.rows_per_step
+        return max(0, tokens - 1) // self.seq_len
 
     @property
     def rows(self) -> int:
-        """Rows of one pass over the stream; consecutive rows share one token, as target and first input."""
-        return (len(self.tokens) - 1) // self.seq_len
+        """Rows of one pass over the stream."""
+        return int(self._ends[-1]) if len(self._ends) else 0
 
     def row(self, index: int) -> int:
         """Which row of the stream is the `index`-th of the run; passes are shuffled anew."""
         epoch, position = divmod(index, self.rows)
         return int(_permutation(self.rows, self.seed, epoch)[position]) if self.shuffle else position
 
+    def _tokens(self, row: int) -> np.ndarray:
+        shard = int(np.searchsorted(self._ends, row, side="right"))
+        start = (row - (int(self._ends[shard - 1]) if shard else 0)) * self.seq_len
+        return self.shards[shard][start : start + self.seq_len + 1]
+
     def step(self, step: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets of one optimizer step, each int64 [rows_per_step, seq_len], on the CPU."""
         first = step * self.rows_per_step
-        starts = [self.row(index) * self.seq_len for index in range(first, first + self.rows_per_step)]
-        rows = np.stack([self.tokens[start : start + self.seq_len + 1] for start in starts]).astype(np.int64)
-        both = torch.from_numpy(rows)
+        rows = [self._tokens(self.row(index)) for index in range(first, first + self.rows_per_step)]
+        both = torch.from_numpy(np.stack(rows).astype(np.int64))
         return both[:, :-1].contiguous(), both[:, 1:].contiguous()
+
+
+def training_batches(config: CellConfig, shards: Sequence[np.ndarray]) -> Batches:
+    """The training rows of a cell. Raises DataError when the shards hold too few tokens."""
+    train, data = config.train, config.data
+    rows = train.batch_tokens // train.seq_len
+    return Batches(shards, train.seq_len, rows, config.seed, data.shuffle, data.whole_steps)
 
 
 def stream_rows(tokens: np.ndarray, seq_len: int, rows: int, start: int = 0) -> tuple[Tensor, Tensor]:

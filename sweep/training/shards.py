@@ -1,57 +1,185 @@
-"""Token shards: a header of 256 int32 (magic, version, count) and then the tokens as uint16, memory-mapped."""
+"""Token shards: a header of 256 int32 (magic, version, count) and then the tokens, memory-mapped.
+
+Two formats, told apart by the magic: 20240520, version 1, uint16 (the shards of modded-nanogpt and llm.c for GPT-2) and
+20240801, version 7, uint32 (llm.c's for larger vocabularies).
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 
 from ..errors import SweepError
 
-MAGIC = 20240520
-VERSION = 1
+FORMATS: dict[int, tuple[int, str]] = {20240520: (1, "<u2"), 20240801: (7, "<u4")}
+"""Magic -> (version, type of a token)."""
 HEADER_INTS = 256
 HEADER_BYTES = HEADER_INTS * 4
+SHARD_TOKENS = 100_000_000
+PIECE = 1 << 24
 
 
 class ShardError(SweepError):
     """A shard that is missing, cut short or of another kind."""
 
 
-def write_shard(path: Path, tokens: np.ndarray) -> None:
-    """Writes `tokens` (one-dimensional, uint16) to `path`, complete or not at all."""
-    if tokens.dtype != np.uint16 or tokens.ndim != 1:
-        raise ShardError(
-            f"{path.name}: a shard takes one row of uint16, got {tokens.dtype} with {tokens.ndim} dimensions"
-        )
+@dataclass(frozen=True)
+class ShardFacts:
+    """What a manifest keeps of one shard."""
+
+    file: str
+    tokens: int
+    largest: int
+    """Largest token id; -1 without tokens."""
+    sha256: str
+    """Of the tokens as little-endian bytes, header left out."""
+
+
+def _header(dtype: np.dtype[Any], count: int) -> bytes:
+    magic, version = next(
+        (magic, version) for magic, (version, kind) in FORMATS.items() if np.dtype(kind).itemsize == dtype.itemsize
+    )
     header = np.zeros(HEADER_INTS, dtype="<i4")
-    header[:3] = (MAGIC, VERSION, len(tokens))
+    header[:3] = (magic, version, count)
+    return header.tobytes()
+
+
+def _check_dtype(dtype: np.dtype[Any]) -> None:
+    if dtype not in (np.uint16, np.uint32):
+        raise ShardError(f"a shard takes uint16 or uint32 tokens, got {dtype}")
+
+
+def write_shard(path: Path, tokens: np.ndarray) -> None:
+    """Writes `tokens` (one-dimensional, uint16 or uint32) to `path`, complete or not at all."""
+    _check_dtype(tokens.dtype)
+    if tokens.ndim != 1:
+        raise ShardError(f"{path.name}: a shard takes one row of tokens, got {tokens.ndim} dimensions")
     aside = path.with_name(f"{path.name}.{os.getpid()}.part")
     with aside.open("wb") as file:
-        file.write(header.tobytes())
-        file.write(tokens.astype("<u2").tobytes())
-        file.flush()
-        os.fsync(file.fileno())
+        file.write(_header(tokens.dtype, len(tokens)))
+        file.write(tokens.astype(tokens.dtype.newbyteorder("<")).tobytes())
+        _sync(file)
     os.replace(aside, path)
 
 
-def open_shard(path: Path) -> np.ndarray:
-    """The tokens of a shard, memory-mapped, uint16.
+def _sync(file: IO[bytes]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
 
-    Raises ShardError when the file is missing, is no shard, or holds fewer tokens than its header says.
+
+def open_shard(path: Path) -> np.ndarray:
+    """The tokens of a shard, memory-mapped, uint16 or uint32.
+
+    Raises ShardError when the file is missing, is no shard, or holds another number of tokens than its header says.
     """
     if not path.is_file():
         raise ShardError(f"{path}: no such shard; prepare the corpus again")
     size = path.stat().st_size
     header = np.fromfile(path, dtype="<i4", count=HEADER_INTS)
-    if size < HEADER_BYTES or header[0] != MAGIC:
-        raise ShardError(f"{path}: not a token shard (expected magic {MAGIC}); prepare the corpus again")
-    if header[1] != VERSION:
-        raise ShardError(f"{path}: shard version {header[1]}, this program reads version {VERSION}")
+    if size < HEADER_BYTES or int(header[0]) not in FORMATS:
+        known = " or ".join(map(str, FORMATS))
+        raise ShardError(f"{path}: not a token shard (expected magic {known}); prepare the corpus again")
+    version, kind = FORMATS[int(header[0])]
+    if header[1] != version:
+        raise ShardError(f"{path}: shard version {header[1]}, this program reads version {version}")
     count = int(header[2])
-    if size != HEADER_BYTES + 2 * count:
+    need = HEADER_BYTES + np.dtype(kind).itemsize * count
+    if size != need:
         raise ShardError(
-            f"{path}: cut short or overlong, {size} bytes where {count} tokens need {HEADER_BYTES + 2 * count}; prepare the corpus again"
+            f"{path}: cut short or overlong, {size} bytes where {count} tokens need {need}; prepare the corpus again"
         )
-    return np.memmap(path, dtype="<u2", mode="r", offset=HEADER_BYTES, shape=(count,))
+    if count == 0:
+        return np.zeros(0, dtype=kind)
+    return np.memmap(path, dtype=kind, mode="r", offset=HEADER_BYTES, shape=(count,))
+
+
+def facts(path: Path) -> ShardFacts:
+    """Reads a whole shard once. Raises what `open_shard` raises."""
+    tokens, largest, digest = open_shard(path), -1, hashlib.sha256()
+    for start in range(0, len(tokens), PIECE):
+        piece = np.asarray(tokens[start : start + PIECE])
+        largest = max(largest, int(piece.max()))
+        digest.update(piece.tobytes())
+    return ShardFacts(path.name, len(tokens), largest, digest.hexdigest())
+
+
+class SplitWriter:
+    """Appends one split's tokens to `<folder>/<split>_<number>.bin`, `shard_tokens` in each, and can go on after a crash.
+
+    `state` of the last `sync` is where it goes on: what was written after that is cut off.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        split: str,
+        dtype: type[np.unsignedinteger[Any]],
+        *,
+        state: dict[str, Any] | None = None,
+        shard_tokens: int = SHARD_TOKENS,
+    ) -> None:
+        self.folder, self.split, self.shard_tokens = folder, split, shard_tokens
+        self.dtype = np.dtype(dtype).newbyteorder("<")
+        _check_dtype(np.dtype(dtype))
+        state = state or {"shards": [], "open": 0}
+        self.shards = [ShardFacts(**shard) for shard in state["shards"]]
+        self.tokens = sum(shard.tokens for shard in self.shards) + state["open"]
+        self._count = state["open"]
+        for path in folder.glob(f"{split}_*.bin"):
+            if path.name > self._path().name:
+                path.unlink()
+        self._file: IO[bytes] = self._open()
+
+    def _path(self) -> Path:
+        return self.folder / f"{self.split}_{len(self.shards):06d}.bin"
+
+    def _open(self) -> IO[bytes]:
+        path = self._path()
+        if self._count == 0:
+            file: IO[bytes] = path.open("w+b")
+            file.write(_header(self.dtype, 0))
+            return file
+        file = path.open("r+b")
+        file.truncate(HEADER_BYTES + self._count * self.dtype.itemsize)
+        file.seek(0, os.SEEK_END)
+        return file
+
+    def append(self, tokens: np.ndarray) -> None:
+        """Adds tokens; a full shard is closed and hashed."""
+        while len(tokens):
+            room = self.shard_tokens - self._count
+            self._file.write(tokens[:room].astype(self.dtype).tobytes())
+            written = min(room, len(tokens))
+            self._count += written
+            self.tokens += written
+            tokens = tokens[room:]
+            if self._count == self.shard_tokens:
+                self._finish()
+                self._file = self._open()
+
+    def _finish(self) -> None:
+        self._file.seek(0)
+        self._file.write(_header(self.dtype, self._count))
+        _sync(self._file)
+        self._file.close()
+        self.shards.append(facts(self._path()))
+        self._count = 0
+
+    def sync(self) -> dict[str, Any]:
+        """Everything so far is on the disk; the state to go on from."""
+        _sync(self._file)
+        return {"shards": [asdict(shard) for shard in self.shards], "open": self._count}
+
+    def close(self) -> list[ShardFacts]:
+        """Closes the last shard; one without tokens is left only when it is the split's first."""
+        if self._count == 0 and self.shards:
+            self._file.close()
+            self._path().unlink()
+        else:
+            self._finish()
+        return self.shards

@@ -1,32 +1,62 @@
-"""Tokenizers behind one interface."""
+"""Tokenizers behind one interface: bytes, GPT-2's byte pairs, any `tokenizers` JSON file."""
 
 from __future__ import annotations
 
+import base64
 import functools
-from collections.abc import Callable
+import hashlib
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
 from ..errors import MachineError, SweepError
 
 TokenArray = np.ndarray
-"""One-dimensional, uint16."""
+"""One-dimensional, uint16, or uint32 for a vocabulary beyond 65,536."""
+
+GPT2_RANKS_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
+"""Of the ranks in tiktoken's text format; tiktoken pins the same hash for r50k_base, which is GPT-2's encoding."""
+
+END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
+"""Names under which `tokenizers` files keep the token that ends a text, tried in this order."""
+
+
+class TokenizerError(SweepError):
+    """A tokenizer file that is missing or not what it is taken for."""
 
 
 class Tokenizer(Protocol):
     """Text to token ids and back. `eot` separates documents and is never produced by `encode`."""
 
     name: str
+    """Enters a corpus's fingerprint: two tokenizers of one name give the same ids."""
     vocabulary: int
     eot: int
 
+    @property
+    def dtype(self) -> type[np.unsignedinteger[Any]]:
+        """uint16, or uint32 for a vocabulary beyond 65,536."""
+
     def encode(self, text: str) -> TokenArray:
-        """Token ids of `text`, uint16."""
+        """Token ids of `text`; what looks like a special token in it is plain text."""
+
+    def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[TokenArray]:
+        """The same for many texts, on several cores."""
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that one token stands for; empty for `eot`."""
+
+    def save(self, folder: Path) -> str | None:
+        """Leaves a file in `folder` from which `load_tokenizer` makes the same tokenizer; its name, None if none is needed."""
+
+
+def dtype_of(vocabulary: int) -> type[np.unsignedinteger[Any]]:
+    """The type in which shards of that vocabulary are written."""
+    return np.uint16 if vocabulary <= 2**16 else np.uint32
 
 
 class Bytes:
@@ -35,62 +65,215 @@ class Bytes:
     name = "bytes"
     vocabulary = 257
     eot = 256
+    dtype = np.uint16
 
     def encode(self, text: str) -> TokenArray:
         """Token ids of `text`, uint16."""
         # JSON may hold half a surrogate pair, which UTF-8 has no bytes for: it becomes a question mark
         return np.frombuffer(text.encode("utf-8", errors="replace"), dtype=np.uint8).astype(np.uint16)
 
+    def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[TokenArray]:
+        """The same for many texts."""
+        return [self.encode(text) for text in texts]
+
     def token_bytes(self, token: int) -> bytes:
         """The bytes that one token stands for; empty for `eot`."""
         return b"" if token == self.eot else bytes([token])
 
+    def save(self, folder: Path) -> str | None:
+        """Nothing is needed."""
+        return None
+
 
 class GPT2:
-    """GPT-2's byte-pair encoding through tiktoken, from its cache or downloaded."""
+    """GPT-2's byte-pair encoding through tiktoken: from a given file, else from its cache, else downloaded."""
 
     name = "gpt2"
     vocabulary = 50257
     eot = 50256
+    dtype = np.uint16
 
-    def __init__(self) -> None:
-        import requests
+    def __init__(self, file: Path | None = None) -> None:
         import tiktoken
+        from tiktoken_ext.openai_public import r50k_pat_str
 
-        try:
-            self._bpe = tiktoken.get_encoding("gpt2")
-        except (OSError, requests.RequestException) as error:
-            raise MachineError(
-                f"the GPT-2 tokenizer files are neither in tiktoken's cache nor downloadable ({type(error).__name__}); "
-                "connect once, or point TIKTOKEN_CACHE_DIR at a folder that holds them"
-            ) from error
+        self._ranks = _gpt2_ranks(file) if file is not None else _gpt2_download()
+        special = {"<|endoftext|>": self.eot}
+        self._bpe = tiktoken.Encoding("gpt2", pat_str=r50k_pat_str, mergeable_ranks=self._ranks, special_tokens=special)
 
     def encode(self, text: str) -> TokenArray:
         """Token ids of `text`, uint16."""
         return np.asarray(self._bpe.encode_ordinary(text), dtype=np.uint16)
 
+    def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[TokenArray]:
+        """The same for many texts, on `threads` cores."""
+        return [
+            np.asarray(ids, dtype=np.uint16)
+            for ids in self._bpe.encode_ordinary_batch(list(texts), num_threads=threads)
+        ]
+
     def token_bytes(self, token: int) -> bytes:
         """The bytes that one token stands for; empty for `eot`."""
         return b"" if token == self.eot else self._bpe.decode_single_token_bytes(token)
+
+    def save(self, folder: Path) -> str | None:
+        """Writes the ranks in tiktoken's text format."""
+        (folder / "gpt2.tiktoken").write_bytes(_ranks_text(self._ranks))
+        return "gpt2.tiktoken"
+
+
+def _ranks_text(ranks: dict[bytes, int]) -> bytes:
+    lines = (base64.b64encode(word) + b" " + str(rank).encode() for word, rank in sorted(ranks.items(), key=_rank))
+    return b"".join(line + b"\n" for line in lines)
+
+
+def _rank(item: tuple[bytes, int]) -> int:
+    return item[1]
+
+
+def _gpt2_download() -> dict[bytes, int]:
+    import requests
+    from tiktoken_ext.openai_public import gpt2
+
+    try:
+        ranks: dict[bytes, int] = gpt2()["mergeable_ranks"]
+    except (OSError, requests.RequestException) as error:
+        raise MachineError(
+            f"the GPT-2 tokenizer files are neither in tiktoken's cache nor downloadable ({type(error).__name__}); "
+            "connect once, point TIKTOKEN_CACHE_DIR at a folder that holds them, or set data.tokenizer_file"
+        ) from error
+    return ranks
+
+
+def _gpt2_ranks(file: Path) -> dict[bytes, int]:
+    """Ranks from a .tiktoken file, or from vocab.bpe with encoder.json beside it, checked against the known hash."""
+    from tiktoken.load import data_gym_to_mergeable_bpe_ranks
+
+    if not file.is_file():
+        raise TokenizerError(f"data.tokenizer_file: {file} does not exist")
+    try:
+        if file.suffix == ".bpe":
+            encoder = file.with_name("encoder.json")
+            if not encoder.is_file():
+                raise TokenizerError(f"data.tokenizer_file: {file} needs encoder.json beside it")
+            ranks = data_gym_to_mergeable_bpe_ranks(str(file), str(encoder))
+        else:
+            pairs = (line.split() for line in file.read_bytes().splitlines() if line)
+            ranks = {base64.b64decode(word): int(rank) for word, rank in pairs}
+    except (ValueError, AssertionError) as error:
+        raise TokenizerError(f"data.tokenizer_file: {file} holds no byte-pair ranks: {error}") from error
+    if hashlib.sha256(_ranks_text(ranks)).hexdigest() != GPT2_RANKS_SHA256:
+        raise TokenizerError(
+            f"data.tokenizer_file: {file} does not hold GPT-2's ranks; use data.tokenizer: json for another tokenizer"
+        )
+    return ranks
+
+
+class Json:
+    """A file of the `tokenizers` library; its name carries the hash of the file."""
+
+    def __init__(self, file: Path, end_of_text: str | None = None) -> None:
+        import tokenizers
+
+        try:
+            self._text = file.read_bytes()
+        except OSError as error:
+            raise TokenizerError(f"data.tokenizer_file: {file} cannot be read: {error.strerror}") from error
+        try:
+            self._model = tokenizers.Tokenizer.from_buffer(self._text)
+        except ValueError as error:
+            raise TokenizerError(f"data.tokenizer_file: {file} is no tokenizers file: {error}") from error
+        # texts are cut and joined by us, and what looks like a special token in one is text
+        self._model.no_truncation()
+        self._model.no_padding()
+        self._model.encode_special_tokens = True
+        self.vocabulary = max(self._model.get_vocab(with_added_tokens=True).values()) + 1
+        self.dtype = dtype_of(self.vocabulary)
+        names = [end_of_text] if end_of_text else END_OF_TEXT
+        found = [number for name in names if (number := self._model.token_to_id(name)) is not None]
+        if not found:
+            raise TokenizerError(
+                f"data.tokenizer_file: {file} has no token {' or '.join(names)} to end a text with; "
+                "name its own in data.end_of_text"
+            )
+        self.eot = found[0]
+        mark = f"{hashlib.sha256(self._text).hexdigest()[:16]}"
+        self.name = f"json:{mark}" if end_of_text is None else f"json:{mark}:{end_of_text}"
+
+    def encode(self, text: str) -> TokenArray:
+        """Token ids of `text`."""
+        return np.asarray(self._model.encode(_whole(text), add_special_tokens=False).ids, dtype=self.dtype)
+
+    def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[TokenArray]:
+        """The same for many texts, on all cores."""
+        found = self._model.encode_batch_fast([_whole(text) for text in texts], add_special_tokens=False)
+        return [np.asarray(one.ids, dtype=self.dtype) for one in found]
+
+    def token_bytes(self, token: int) -> bytes:
+        """The text that one token stands for, as UTF-8; empty for `eot`."""
+        return b"" if token == self.eot else self._model.decode([token], skip_special_tokens=False).encode()
+
+    def save(self, folder: Path) -> str | None:
+        """Copies the file."""
+        (folder / "tokenizer.json").write_bytes(self._text)
+        return "tokenizer.json"
+
+
+def _whole(text: str) -> str:
+    """Without halves of surrogate pairs, which Rust has no characters for."""
+    return text.encode("utf-8", errors="replace").decode()
 
 
 @dataclass(frozen=True)
 class TokenizerSpec:
     """What is known of a tokenizer before it is loaded."""
 
-    vocabulary: int
-    create: Callable[[], Tokenizer]
+    vocabulary: int | None
+    """None when only its file says."""
+    create: Callable[[Path | None, str | None], Tokenizer]
+
+
+def _json(file: Path | None, end_of_text: str | None) -> Tokenizer:
+    if file is None:
+        raise TokenizerError("data.tokenizer: json needs data.tokenizer_file, a file of the tokenizers library")
+    return Json(file, end_of_text)
 
 
 TOKENIZERS: dict[str, TokenizerSpec] = {
-    "bytes": TokenizerSpec(Bytes.vocabulary, Bytes),
-    "gpt2": TokenizerSpec(GPT2.vocabulary, GPT2),
+    "bytes": TokenizerSpec(Bytes.vocabulary, lambda file, end: Bytes()),
+    "gpt2": TokenizerSpec(GPT2.vocabulary, lambda file, end: GPT2(file)),
+    "json": TokenizerSpec(None, _json),
 }
 
 
 @functools.cache
-def load_tokenizer(name: str) -> Tokenizer:
-    """The tokenizer of that name. Raises SweepError for an unknown name, MachineError when its files are missing."""
+def load_tokenizer(name: str, file: str | None = None, end_of_text: str | None = None) -> Tokenizer:
+    """The tokenizer of that name.
+
+    Raises SweepError for an unknown name, TokenizerError for a file that is not what it should be, MachineError when
+    a download fails.
+    """
     if name not in TOKENIZERS:
         raise SweepError(f"no tokenizer {name!r}; there are: {', '.join(TOKENIZERS)}")
-    return TOKENIZERS[name].create()
+    return TOKENIZERS[name].create(Path(file) if file else None, end_of_text)
+
+
+def describe(tokenizer: Tokenizer, folder: Path) -> dict[str, Any]:
+    """Saves the tokenizer's file into `folder`; the facts from which `reopen` loads it there."""
+    file = tokenizer.save(folder)
+    digest = hashlib.sha256((folder / file).read_bytes()).hexdigest() if file else None
+    end = tokenizer.name.split(":", 2)[2] if tokenizer.name.count(":") > 1 else None
+    kind = tokenizer.name.split(":")[0]
+    return {"kind": kind, "file": file, "sha256": digest, "end_of_text": end, "vocabulary": tokenizer.vocabulary}
+
+
+def reopen(facts: dict[str, Any], folder: Path) -> Tokenizer:
+    """The tokenizer that `describe` saved."""
+    file = str(folder / facts["file"]) if facts["file"] else None
+    return load_tokenizer(facts["kind"], file, facts["end_of_text"])
+
+
+def request_key(name: str, file: str | None, end_of_text: str | None) -> str:
+    """Tells two requests for a tokenizer apart, without loading it."""
+    digest = hashlib.sha256(Path(file).read_bytes()).hexdigest() if file and Path(file).is_file() else file
+    return json.dumps([name, digest, end_of_text])

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import resource
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from atma_sweep.model import registry
 from atma_sweep.model.backbone import Backbone
+from atma_sweep.model.config import ModelConfig
+from atma_sweep.model.mixers.base import Mixer, MixerConfig
 from atma_sweep.sweep.cell import TrainConfig
-from atma_sweep.sweep.training import checkpoint
+from atma_sweep.sweep.training import checkpoint, storage
 from atma_sweep.sweep.training.checkpoint import CheckpointError
 from atma_sweep.sweep.training.optimizers import Optimizers
 from torch import nn
@@ -18,10 +26,17 @@ from torch import nn
 Network = Callable[..., Backbone]
 
 
+def newest_step(folder: Path) -> int:
+    found = checkpoint.newest(folder)
+    assert found is not None
+    return found.step
+
+
 def put(folder: Path, step: int, value: float = 0.0) -> Path:
     model = nn.Linear(3, 2)
     nn.init.constant_(model.weight, value)
-    return checkpoint.save(folder, model, {"x": torch.tensor([value])}, step=step, tokens=10 * step, wall_s=0.5 * step)
+    state = {"x": torch.tensor([value])}
+    return folder / checkpoint.save(folder, model, state, step=step, tokens=10 * step, wall_s=0.5 * step)
 
 
 def test_round_trip_of_a_trained_model(network: Network, tmp_path: Path) -> None:
@@ -30,11 +45,13 @@ def test_round_trip_of_a_trained_model(network: Network, tmp_path: Path) -> None
     tokens = torch.randint(0, 29, (2, 8))
     model.token_losses(model.features(tokens).hidden_BTD, tokens).mean().backward()
     optimizers.step(0.5)
-    path = checkpoint.save(tmp_path / "run", model, optimizers.state_dict(), step=12, tokens=34, wall_s=5.5)
-    assert path == tmp_path / "run" / "checkpoint-00000012"
+    name = checkpoint.save(tmp_path / "run", model, optimizers.state_dict(), step=12, tokens=34, wall_s=5.5)
+    assert name == "checkpoint-00000012"
+    path = tmp_path / "run" / name
     assert sorted(p.name for p in path.iterdir()) == ["model.safetensors", "optimizers.pt", "state.json"]
-    found = checkpoint.load(path)
-    assert (found.step, found.tokens, found.wall_s) == (12, 34, 5.5)
+    found = checkpoint.newest(tmp_path / "run")
+    assert found is not None
+    assert (found.step, found.tokens, found.wall_s, found.name) == (12, 34, 5.5, name)
     assert found.model.keys() == model.state_dict().keys()
     assert all(torch.equal(found.model[name], value) for name, value in model.state_dict().items())
     again = Optimizers(network(awake=True).parameter_groups(), TrainConfig(), torch.device("cpu"))
@@ -47,7 +64,7 @@ def test_round_trip_of_a_trained_model(network: Network, tmp_path: Path) -> None
 
 def test_bfloat16_tensors_keep_their_type(network: Network, tmp_path: Path) -> None:
     model = network(dtype=torch.bfloat16)
-    found = checkpoint.load(checkpoint.save(tmp_path, model, {}, step=1, tokens=1, wall_s=0.0))
+    found = checkpoint.load(tmp_path / checkpoint.save(tmp_path, model, {}, step=1, tokens=1, wall_s=0.0))
     assert found.model["embedding.weight"].dtype == torch.bfloat16
     assert torch.equal(found.model["embedding.weight"], model.embedding.weight)
 
@@ -55,8 +72,8 @@ def test_bfloat16_tensors_keep_their_type(network: Network, tmp_path: Path) -> N
 def test_the_one_before_is_kept_and_older_ones_go(tmp_path: Path) -> None:
     for step in (5, 10, 100, 1000):
         put(tmp_path, step)
-    assert [p.name for p in checkpoint.found(tmp_path)] == ["checkpoint-00001000", "checkpoint-00000100"]
-    assert checkpoint.newest(tmp_path) == tmp_path / "checkpoint-00001000"
+    assert checkpoint.found(tmp_path) == ["checkpoint-00001000", "checkpoint-00000100"]
+    assert newest_step(tmp_path) == 1000
 
 
 def test_writing_a_step_again_replaces_it(tmp_path: Path) -> None:
@@ -71,9 +88,9 @@ def test_an_unfinished_one_is_not_seen_and_not_in_the_way(tmp_path: Path) -> Non
     left = tmp_path / ".checkpoint-00000010.part"
     left.mkdir()
     (left / "model.safetensors").write_bytes(b"half")
-    assert checkpoint.newest(tmp_path) == tmp_path / "checkpoint-00000005"
+    assert newest_step(tmp_path) == 5
     put(tmp_path, 10)
-    assert checkpoint.newest(tmp_path) == tmp_path / "checkpoint-00000010"
+    assert newest_step(tmp_path) == 10
     assert not left.exists()
 
 
@@ -84,12 +101,10 @@ def test_a_death_before_the_rename_leaves_the_old_one(tmp_path: Path, monkeypatc
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint.os, "rename", die)
+        patch.setattr(storage.os, "rename", die)
         with pytest.raises(KeyboardInterrupt):
             put(tmp_path, 10, 2.0)
-    found = checkpoint.newest(tmp_path)
-    assert found is not None
-    assert checkpoint.load(found).step == 5
+    assert newest_step(tmp_path) == 5
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizers.pt", "state.json"])
@@ -105,7 +120,7 @@ def test_a_damaged_newest_is_passed_over(tmp_path: Path, name: str, damage: str)
         file.write_bytes(
             raw[:middle] if damage == "cut" else raw[:middle] + bytes([raw[middle] ^ 1]) + raw[middle + 1 :]
         )
-    assert checkpoint.newest(tmp_path) == tmp_path / "checkpoint-00000005"
+    assert newest_step(tmp_path) == 5
 
 
 def test_all_damaged_is_none(tmp_path: Path) -> None:
@@ -114,9 +129,19 @@ def test_all_damaged_is_none(tmp_path: Path) -> None:
     assert checkpoint.newest(tmp_path / "gone") is None
 
 
-@pytest.mark.parametrize("text", ["[1]", "{}", '{"sha256": 3}', "", "\0"])
+@pytest.mark.parametrize(
+    "text", ["[1]", "{}", '{"sha256": 3}', '{"sha256": {}}', '{"sha256": [["state.json", 3]]}', "", "\0"]
+)
 def test_a_strange_state_is_damage_not_a_crash(tmp_path: Path, text: str) -> None:
     (put(tmp_path, 5) / "state.json").write_text(text)
+    assert checkpoint.newest(tmp_path) is None
+
+
+def test_a_state_that_forgets_its_step_is_damage(tmp_path: Path) -> None:
+    file = put(tmp_path, 5) / "state.json"
+    state = json.loads(file.read_text())
+    del state["step"]
+    file.write_text(json.dumps(state))
     assert checkpoint.newest(tmp_path) is None
 
 
@@ -128,9 +153,9 @@ class Trap:
 
 
 def test_optimizer_state_loads_tensors_and_numbers_only(tmp_path: Path) -> None:
-    path = checkpoint.save(tmp_path, nn.Linear(2, 2), {"x": Trap()}, step=1, tokens=1, wall_s=0.0)
+    checkpoint.save(tmp_path, nn.Linear(2, 2), {"x": Trap()}, step=1, tokens=1, wall_s=0.0)
     with pytest.raises(Exception, match="Weights only load failed"):
-        checkpoint.load(path)
+        checkpoint.newest(tmp_path)
 
 
 def test_clear_removes_unfinished_ones_too_and_nothing_else(tmp_path: Path) -> None:
@@ -139,6 +164,103 @@ def test_clear_removes_unfinished_ones_too_and_nothing_else(tmp_path: Path) -> N
     (tmp_path / "weights.safetensors").touch()
     checkpoint.clear(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["weights.safetensors"]
+
+
+def test_clear_can_spare_one(tmp_path: Path) -> None:
+    for step in (5, 10):
+        put(tmp_path, step)
+    checkpoint.clear(tmp_path, but="checkpoint-00000005")
+    assert checkpoint.found(tmp_path) == ["checkpoint-00000005"]
+
+
+def test_every_file_is_hashed_once_and_older_ones_wait_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in (1, 2):
+        put(tmp_path, step)
+    hashed: list[tuple[str, list[str]]] = []
+    digest = hashlib.file_digest
+
+    def spy(file: Any, name: str) -> Any:
+        hashed.append((Path(file.name).name, sorted(p.name for p in tmp_path.iterdir())))
+        return digest(file, name)
+
+    monkeypatch.setattr(hashlib, "file_digest", spy)
+    put(tmp_path, 3)
+    assert sorted(name for name, _ in hashed) == ["model.safetensors", "optimizers.pt"]
+    # while it was read back, both older ones were still there
+    lying = [".checkpoint-00000003.part", "checkpoint-00000001", "checkpoint-00000002"]
+    assert [names for _, names in hashed] == [lying, lying]
+    assert checkpoint.found(tmp_path) == ["checkpoint-00000003", "checkpoint-00000002"]
+
+
+FULL = """
+import resource, sys, torch
+from atma_sweep.sweep.training import checkpoint
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+model, large = torch.nn.Linear(3, int(sys.argv[2])), torch.zeros(int(sys.argv[3]))
+try:
+    checkpoint.save(sys.argv[1], model, {"x": large}, step=9, tokens=1, wall_s=1.0)
+except checkpoint.storage.StorageError as error:
+    print(error.exit_code, error)
+"""
+
+
+@pytest.mark.parametrize("sizes", [("100000", "1"), ("2", "100000")], ids=["model", "optimizers"])
+def test_a_full_disk_is_one_line_and_leaves_the_old_one(tmp_path: Path, sizes: tuple[str, str]) -> None:
+    """A limit on the size of a file stands in for a full disk: writing fails half-way."""
+    put(tmp_path, 5)
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(tmp_path), *sizes], capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.startswith(f"3 {tmp_path} cannot be written: "), done.stdout + done.stderr
+    assert done.stdout.endswith("checkpoint.path, then launch again\n")
+    assert len(done.stdout.splitlines()) == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-00000005"]
+    assert newest_step(tmp_path) == 5
+
+
+# --- size ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("memory", ["none", "gated_delta"])
+@pytest.mark.parametrize("cuda", [False, True])
+def test_counted_sizes_are_those_of_a_saved_checkpoint(
+    network: Network, tmp_path: Path, cuda: bool, memory: str
+) -> None:
+    """Bytes of the real files after a real step, for the types that attempts have there."""
+    settings = {"d_model": 128, "head_dim": 32, "vocab_size": 5003, "memory": memory}
+    model = network(dtype=torch.bfloat16 if cuda else torch.float32, **settings)
+    optimizers = Optimizers(model.parameter_groups(), TrainConfig(), torch.device("cpu"))
+    tokens = torch.randint(0, 29, (2, 8))
+    model.token_losses(model.features(tokens).hidden_BTD, tokens).mean().backward()
+    optimizers.step(0.5)
+    path = tmp_path / checkpoint.save(tmp_path, model, optimizers.state_dict(), step=1, tokens=1, wall_s=0.0)
+    weights, state = checkpoint.sizes(model.config, cuda=cuda)
+    assert weights == pytest.approx((path / "model.safetensors").stat().st_size, rel=0.01)
+    assert state == pytest.approx((path / "optimizers.pt").stat().st_size, rel=0.01)
+    assert weights + state > 4e6
+
+
+def test_counting_allocates_nothing_and_knows_the_370m_model() -> None:
+    began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    weights, state = checkpoint.sizes(ModelConfig(), cuda=True)
+    # 369,758,464 parameters: the embedding's 51,511,296 take 2 bytes, all others 4
+    embedding, head, others = 51_511_296, 51_511_296, 369_758_464 - 2 * 51_511_296
+    assert weights == 2 * embedding + 4 * (head + others)
+    vectors = state - (4 * embedding + 8 * head + 4 * others)  # what AdamW keeps a second time
+    assert 0 < vectors < 0.01 * state
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - began < 200_000  # kilobytes; the weights take 1.4e6
+
+
+def test_a_mixer_that_needs_real_numbers_is_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Real(Mixer):
+        def __init__(self, model: ModelConfig, config: MixerConfig) -> None:
+            super().__init__(model, config)
+            self.slope = nn.Parameter(torch.full((7,), torch.ones(3).sum().item()))
+
+    monkeypatch.setitem(registry.MIXERS, "real", Real)
+    config = ModelConfig(d_model=16, n_layers=3, n_heads=2, n_kv_heads=1, head_dim=8, vocab_size=29, attn_type="real")
+    plain = checkpoint.sizes(config.model_copy(update={"attn_type": "nope"}), cuda=False)
+    assert checkpoint.sizes(config, cuda=False) == (plain[0] + 4 * 7, plain[1] + 2 * 4 * 7)
 
 
 # --- weights ------------------------------------------------------------------------------------------------------

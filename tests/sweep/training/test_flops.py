@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from atma_sweep.model.config import ModelConfig
-from atma_sweep.sweep.training.flops import forward_flops, mfu, paper_flops, peak_flops, training_flops
+from atma_sweep.sweep.training.flops import PEAK_BF16, forward_flops, mfu, paper_flops, peak_flops, training_flops
 
 POLAR, POLAR_MEMORY = 369_758_464, 378_220_864
 BIG = ModelConfig(attn_type="polar", memory="gated_delta")
@@ -65,13 +67,36 @@ def test_a_window_caps_the_keys() -> None:
 
 
 @pytest.mark.parametrize(("name", "peak"), [
-    ("NVIDIA L4", 121e12), ("NVIDIA L40S", 362e12), ("NVIDIA A100-SXM4-80GB", 312e12), ("NVIDIA A100 80GB PCIe", 312e12),
+    ("NVIDIA A100-SXM4-40GB", 312e12), ("NVIDIA A100-SXM4-80GB", 312e12), ("NVIDIA A100-PCIE-40GB", 312e12),
+    ("NVIDIA A100 80GB PCIe", 312e12), ("A100-SXM4-40GB", 312e12), ("NVIDIA L4", 121e12), ("NVIDIA L40S", 362e12),
     ("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA H100 PCIe", 756e12), ("NVIDIA H100 NVL", 835e12), ("NVIDIA H200", 989e12),
-    ("NVIDIA H200 NVL", 835e12), ("NVIDIA B200", 2250e12), ("NVIDIA GeForce RTX 4090", 165.2e12), ("NVIDIA L40", None),
-    ("NVIDIA GH200 480GB", None), ("NVIDIA GeForce GTX 1080", None), ("", None), (None, None),
+    ("NVIDIA H200 NVL", 835e12), ("NVIDIA B200", 2250e12), ("NVIDIA GB200", 2500e12), ("NVIDIA GeForce RTX 4090", 165.2e12),
 ])  # fmt: skip
-def test_peaks_by_the_drivers_name(name: str | None, peak: float | None) -> None:
+def test_peaks_by_the_drivers_name(name: str, peak: float) -> None:
     assert peak_flops(name) == peak
+
+
+@pytest.mark.parametrize("name", [
+    "NVIDIA L40", "NVIDIA L40S-48Q", "NVIDIA H20", "NVIDIA H800", "NVIDIA GH200 480GB", "NVIDIA GB300", "NVIDIA B300 SXM6 AC",
+    "NVIDIA A10", "NVIDIA A100X", "NVIDIA A100-SXM-64GB", "NVIDIA A100-SXM4-80GB MIG 1g.10gb", "NVIDIA H100 80GB HBM3 MIG 3g.40gb",
+    "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 4090 D", "NVIDIA GeForce GTX 1080", "Tesla T4", "NVIDIA", "", None,
+])  # fmt: skip
+def test_a_gpu_that_is_not_in_the_table_has_no_peak(name: str | None) -> None:
+    assert peak_flops(name) is None
+    assert mfu(1e9, 1e3, peak_flops(name)) is None
+
+
+def test_every_peak_has_a_source_and_every_name_stands_once() -> None:
+    names = [name for peak in PEAK_BF16 for name in peak.names]
+    assert len(names) == len(set(names)) == 14
+    for peak in PEAK_BF16:
+        assert re.search(r"(datasheet|white paper), https://\S+: ", peak.source), peak.names
+        # the figure in the source is the peak in TFLOP/s, or twice it with sparsity, rounded down
+        stated = [
+            float(number.replace(",", "")) for number in re.findall(r"\d[\d,.]*\d", peak.source.rsplit(": ", 1)[1])
+        ]
+        half = 2 if "sparsity" in peak.source else 1
+        assert any(peak.flops / 1e12 in (value / half, value // half) for value in stated), peak.names
 
 
 def test_no_peak_no_mfu() -> None:

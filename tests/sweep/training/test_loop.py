@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,15 @@ import numpy as np
 import pytest
 import torch
 from atma_sweep.model.backbone import Auxiliary, Backbone
+from atma_sweep.sweep import work
+from atma_sweep.sweep.axes import AXES
 from atma_sweep.sweep.cell import TrainConfig
 from atma_sweep.sweep.training import checkpoint
 from atma_sweep.sweep.training.data import Batches
 from atma_sweep.sweep.training.loop import Diverged, Point, Stopped, Trainer
 from atma_sweep.sweep.training.optimizers import Optimizers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 Network = Callable[..., Backbone]
@@ -37,6 +43,9 @@ class Watch:
 
     folder: Path | None = None
     stop: int | None = None
+    stop_at_ask: int | None = None
+    """Stops when asked for the n-th time, from 1: in the midst of a step, perhaps."""
+    asked: int = 0
     saves: tuple[int, ...] = ()
     trainer: Trainer | None = None
     points: list[Point] = field(default_factory=list)
@@ -51,7 +60,8 @@ class Watch:
 
     def should_stop(self) -> bool:
         assert self.trainer is not None
-        return self.stop is not None and self.trainer.step >= self.stop
+        self.asked += 1
+        return self.asked == self.stop_at_ask or (self.stop is not None and self.trainer.step >= self.stop)
 
     def should_save(self, step: int) -> bool:
         return step in self.saves
@@ -76,7 +86,7 @@ def trainer(
     rows = config.batch_tokens // config.seq_len
     made = Trainer(
         model=model, optimizers=Optimizers(model.parameter_groups(), config, CPU),
-        batches=Batches(STREAM, config.seq_len, rows, seed, True), config=config, seed=seed, device=CPU,
+        batches=Batches([STREAM], config.seq_len, rows, seed, True), config=config, seed=seed, device=CPU,
         validate=lambda: float(sum(p.detach().double().square().sum() for p in model.parameters())),
         validate_every=every, watcher=watch,
     )  # fmt: skip
@@ -248,7 +258,7 @@ def test_training_learns_a_simple_stream(network: Network) -> None:
     config = recipe(tokens=24 * 40)
     watch = Watch()
     made = trainer(model, config, watch, every=10)
-    made.batches = Batches((np.arange(400) % 7).astype(np.uint16), 6, 4, 0, True)
+    made.batches = Batches([(np.arange(400) % 7).astype(np.uint16)], 6, 4, 0, True)
     made.run()
     assert watch.points[0].train_loss < math.log(29)
     assert watch.points[-1].train_loss < math.log(7) - 0.3, "more than which of the seven tokens are in use"
@@ -294,9 +304,10 @@ def test_a_stop_saves_first(network: Network, tmp_path: Path) -> None:
     with pytest.raises(Stopped):
         made.run()
     assert watch.saved == [(2, 48)]
-    path = checkpoint.newest(tmp_path)
-    assert path is not None
-    assert checkpoint.load(path).wall_s > 0
+    found = checkpoint.newest(tmp_path)
+    assert found is not None
+    assert (found.step, found.tokens) == (2, 48)
+    assert found.wall_s > 0
 
 
 def test_a_stop_at_the_last_step_finishes(network: Network) -> None:
@@ -306,29 +317,123 @@ def test_a_stop_at_the_last_step_finishes(network: Network) -> None:
     assert watch.points[-1].step == 4
 
 
-@pytest.mark.parametrize("level", LEVELS)
-def test_resuming_at_any_step_equals_never_having_stopped(network: Network, tmp_path: Path, level: str) -> None:
-    settings, training = LEVELS[level]
+def numbers(*watches: Watch) -> list[tuple[float, ...]]:
+    """The curve, without what depends on the clock."""
+    return [(p.step, p.train_loss, p.val_loss, p.grad_norm, p.lr) for watch in watches for p in watch.points]
+
+
+def same(a: Backbone, b: Backbone) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+
+
+def overrides(axis: str, level: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Model and training settings of one level of one axis."""
+    found: dict[str, dict[str, Any]] = {"model": {}, "train": {}}
+    for path, value in AXES[axis].levels()[level].items():
+        section, name = path.split(".")
+        found[section][name] = value
+    return found["model"], found["train"]
+
+
+EVERY_LEVEL = {f"{axis}={level}": overrides(axis, level) for axis in AXES for level in AXES[axis].levels()}
+
+
+@pytest.mark.parametrize("level", [*EVERY_LEVEL, *LEVELS])
+def test_resuming_anywhere_equals_never_having_stopped(network: Network, tmp_path: Path, level: str) -> None:
+    """A stop before every micro-batch there is: between steps, and in the midst of one."""
+    settings, training = (EVERY_LEVEL | LEVELS)[level]
     config = recipe(**training)
+    assert config.accumulation == 2
     straight, whole = network(**settings), Watch()
     trainer(straight, config, whole, every=2).run()
-    for stop in (1, 2, 3):
-        folder = tmp_path / str(stop)
-        first = Watch(folder=folder, stop=stop)
+    assert whole.asked == 8
+    for ask in range(1, whole.asked + 1):
+        steps = (ask - 1) // 2
+        folder = tmp_path / str(ask)
+        first = Watch(folder=folder, stop_at_ask=ask)
+        stopped = network(**settings)
         with pytest.raises(Stopped):
-            trainer(network(**settings), config, first, every=2).run()
-        path = checkpoint.newest(folder)
-        assert path is not None
+            trainer(stopped, config, first, every=2).run()
+        assert first.saved == ([(steps, 24 * steps)] if steps else [])
+        assert gradients(stopped) == {}
         # another seed: everything that counts must come out of the checkpoint
-        resumed, second = network(seed=99, **settings), Watch()
+        resumed, second = network(seed=99 if steps else 0, **settings), Watch()
         made = trainer(resumed, config, second, every=2)
-        made.restore(checkpoint.load(path))
-        assert made.step == stop
+        state = checkpoint.newest(folder)
+        if state is not None:
+            made.restore(state)
+        assert made.step == steps
         made.run()
-        for (name, a), (_, b) in zip(straight.named_parameters(), resumed.named_parameters(), strict=True):
-            assert torch.equal(a, b), f"{name} after a stop at {stop}"
-        numbers = [(p.step, p.train_loss, p.val_loss, p.grad_norm, p.lr) for p in (*first.points, *second.points)]
-        assert numbers == [(p.step, p.train_loss, p.val_loss, p.grad_norm, p.lr) for p in whole.points]
+        assert same(straight, resumed), f"after a stop at ask {ask}"
+        assert numbers(first, second) == numbers(whole)
+
+
+@settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(asks=st.lists(st.integers(1, 12), max_size=5), saves=st.sets(st.integers(1, 5)))
+def test_any_chain_of_stops_and_saves_gives_the_same_run(
+    network: Network, tmp_path_factory: pytest.TempPathFactory, asks: list[int], saves: set[int]
+) -> None:
+    model, training = LEVELS["everything"]
+    config = recipe(tokens=6 * 24, **training)
+    straight, whole = network(**model), Watch()
+    trainer(straight, config, whole, every=1).run()
+    folder, watches = tmp_path_factory.mktemp("chain"), []
+    for ask in [*asks, None]:
+        watch = Watch(folder=folder, stop_at_ask=ask, saves=tuple(saves))
+        watches.append(watch)
+        made = trainer(network(**model), config, watch, every=1)
+        state = checkpoint.newest(folder)
+        if state is not None:
+            made.restore(state)
+        with contextlib.suppress(Stopped):
+            made.run()
+        if made.step == config.steps:
+            break
+    assert same(straight, made.model)
+    assert numbers(*watches) == numbers(whole)
+
+
+def test_a_stop_right_after_a_save_or_a_resumption_writes_nothing_again(network: Network, tmp_path: Path) -> None:
+    watch = Watch(folder=tmp_path, stop=2, saves=(2,))
+    with pytest.raises(Stopped):
+        trainer(network(), recipe(), watch).run()
+    assert watch.saved == [(2, 48)]
+    again = Watch(folder=tmp_path, stop_at_ask=1)
+    made = trainer(network(), recipe(), again)
+    state = checkpoint.newest(tmp_path)
+    assert state is not None
+    made.restore(state)
+    with pytest.raises(Stopped):
+        made.run()
+    assert again.saved == []
+
+
+@pytest.fixture
+def exactly() -> Iterator[Callable[[], None]]:
+    """Switches deterministic operations on; off again after the test."""
+    before = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+    yield work.repeat_exactly
+    torch.use_deterministic_algorithms(False)
+    torch.backends.cudnn.deterministic = False
+    os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+    if before is not None:
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = before
+
+
+@pytest.mark.parametrize("level", [*LEVELS, "reg_mode=weak", "reg_mode=discrete"])
+def test_deterministic_operations_change_nothing_on_the_cpu(
+    network: Network, level: str, exactly: Callable[[], None]
+) -> None:
+    settings, training = (EVERY_LEVEL | LEVELS)[level]
+    plain, free = network(awake=True, **settings), Watch()
+    trainer(plain, recipe(**training), free, every=1).run()
+    exactly()
+    assert torch.are_deterministic_algorithms_enabled()
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    bound, watched = network(awake=True, **settings), Watch()
+    trainer(bound, recipe(**training, deterministic=True), watched, every=1).run()
+    assert same(plain, bound)
+    assert numbers(watched) == numbers(free)
 
 
 def test_resuming_a_finished_run_does_nothing(network: Network, tmp_path: Path) -> None:
@@ -368,6 +473,33 @@ def test_an_infinite_gradient_alone_is_divergence(network: Network) -> None:
     model.head.bias.register_hook(lambda grad: grad * float("inf"))
     with pytest.raises(Diverged, match="gradient norm is not finite at step 1"):
         trainer(model, recipe(), every=1).run()
+
+
+def test_the_cause_names_the_step_that_failed_even_if_it_is_looked_at_later(network: Network) -> None:
+    model, watch = network(awake=True), Watch(saves=(6,))
+    made = trainer(model, recipe(tokens=24 * 8), watch, every=100)
+    step = made.optimizers.step
+
+    def poison(factor: float) -> None:
+        step(factor)
+        if made.step == 2:  # the third update, so the fourth step is the first to see it
+            with torch.no_grad():
+                model.head.bias[3] = float("inf")
+
+    made.optimizers.step = poison  # type: ignore[method-assign]
+    with pytest.raises(Diverged, match="loss is not finite at step 4") as caught:
+        made.run()
+    assert (caught.value.step, made.step, watch.saved, watch.points) == (4, 6, [], [])
+
+
+def test_the_curve_up_to_a_divergence_stays(network: Network) -> None:
+    model, watch = network(awake=True), Watch()
+    made = trainer(model, recipe(tokens=24 * 8), watch, every=1)
+    made.validate = lambda: 1.0 if made.step < 3 else float("nan")
+    with pytest.raises(Diverged, match="validation loss is not finite at step 3"):
+        made.run()
+    assert [point.step for point in watch.points] == [1, 2]
+    assert all(math.isfinite(point.train_loss + point.grad_norm) for point in watch.points)
 
 
 def test_a_diverged_state_is_never_saved_nor_reported(network: Network) -> None:

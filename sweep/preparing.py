@@ -1,0 +1,135 @@
+"""What the preparation of text shows, and the tables of the `data` commands."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from .cell import DataConfig
+from .grid import load_grid
+from .training import corpora
+from .training.corpora import CorpusError
+from .training.prepare import Told
+
+LINE_SECONDS = 15.0
+
+
+class Preparing:
+    """A Tell that draws: a bar on a terminal, a line now and then elsewhere, and one at the end."""
+
+    def __init__(self, console: Console, what: str) -> None:
+        self.console, self.what = console, what
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task: Any = None
+        self._last: Told | None = None
+        self._said = time.monotonic()
+
+    def __enter__(self) -> Preparing:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+        if self._last is not None and kind is None:
+            self._say(f"{self.what}: {_words(self._last)} in {self._last.seconds:.0f} s")
+
+    def __call__(self, told: Told) -> None:
+        if self._task is None:
+            self._bar.start()
+            self._task = self._bar.add_task(self.what, total=told.wanted, note="")
+        self._last = told
+        self._bar.update(self._task, completed=told.tokens, note=f"{told.phase}: {_words(told)}")
+        if not self.console.is_terminal and time.monotonic() - self._said > LINE_SECONDS:
+            self._said = time.monotonic()
+            self._say(f"{self.what}: {told.phase}: {_words(told)}")
+
+    def _say(self, line: str) -> None:
+        self.console.print(line, highlight=False, markup=False)
+
+
+def _words(told: Told) -> str:
+    documents = f"{told.documents:,} documents, " if told.documents else ""
+    return f"{documents}{amount(told.tokens)} tokens, {amount(told.rate)} tokens/s"
+
+
+def amount(number: float) -> str:
+    """1,234 or 5.6M or 7.8B."""
+    for limit, letter in ((1e9, "B"), (1e6, "M")):
+        if number >= limit:
+            return f"{number / limit:.1f}{letter}"
+    return f"{number:,.0f}"
+
+
+def of_grid(name: str) -> list[DataConfig]:
+    """Every corpus that a grid's cells need."""
+    found: list[DataConfig] = []
+
+    def collect(data: DataConfig) -> str:
+        found.append(data)
+        return "0" * 64
+
+    load_grid(name).expand(collect)
+    return list(dict.fromkeys(found))
+
+
+def lender(word: str | None) -> str | None:
+    """A path as a full one, a corpus's name as it is."""
+    if word is None or word in corpora.CORPORA:
+        return word
+    return str(Path(word).expanduser().resolve())
+
+
+def wanted(what: str | None, given: dict[str, Any]) -> DataConfig:
+    """The config that `data prepare WHAT` means: a known corpus, or the path of text or shards.
+
+    `given` are settings from the command line, None where nothing was said. Raises CorpusError for neither.
+    """
+    if what is None:
+        raise CorpusError(f"say what to prepare: a path, or one of {', '.join(corpora.CORPORA)}; or --grid GRID")
+    said = {name: value for name, value in given.items() if value is not None}
+    if what in corpora.CORPORA:
+        preset = corpora.PRESETS.get(what, DataConfig(corpus=what))
+        return DataConfig.model_validate(preset.model_dump() | said)
+    path = Path(what).expanduser().resolve()
+    if not path.exists():
+        raise CorpusError(f"{what}: neither a file or folder nor a corpus; known are {', '.join(corpora.CORPORA)}")
+    shards = path.is_dir() and any(path.rglob("*.bin")) and not any(path.rglob("*.txt"))
+    return DataConfig.model_validate({"corpus": "shards" if shards else "files", "path": str(path)} | said)
+
+
+def table(rows: Sequence[dict[str, Any]], root: Path) -> list[str]:
+    """Lines of `data list`."""
+    if not rows:
+        return [f"nothing is prepared in {root}; atma-sweep data prepare --help"]
+    head = ("fingerprint", "name", "corpus", "tokenizer", "train", "validation", "held out", "size")
+    lines = [head]
+    for row in rows:
+        lines.append(
+            (
+                row["fingerprint"][:12],
+                ", ".join(row["names"]) or "-",
+                row["corpus"] + (f" {row['path']}" if row["path"] else ""),
+                row["tokenizer"],
+                amount(row["train_tokens"]),
+                amount(row["validation_tokens"]),
+                f"{row['heldout_documents']} documents" + (f" of {row['heldout']}" if row["heldout"] else ""),
+                f"{row['bytes'] / 2**20:,.0f} MiB",
+            )
+        )
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    return ["  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip() for line in lines]

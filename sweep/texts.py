@@ -1,0 +1,102 @@
+"""The text that a grid needs: found or prepared before any process starts, and checked against what its cells ask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from .cell import Cell, CellConfig, DataConfig
+from .errors import MachineError
+from .grid import Grid
+from .training import corpora
+from .training.corpora import Corpus, CorpusError
+from .training.data import training_batches
+from .training.prepare import Tell, fingerprint, prepare
+from .training.sources import HUB
+
+UNPREPARED = "unprepared"
+
+
+def quiet(told: object) -> None:
+    """Tells nobody."""
+
+
+def expand(grid: Grid, root: Path, *, dry: bool = False, tell: Tell = quiet) -> tuple[list[Cell], list[str]]:
+    """The grid's cells with their corpora pinned, and remarks. `root` holds the prepared corpora.
+
+    Text on this machine is prepared when it is not yet, a download has to be asked for. A dry run prepares nothing:
+    where the text is not prepared, ids are provisional, and a remark says so.
+    """
+    remarks: list[str] = []
+
+    def pin(data: DataConfig) -> str:
+        found = corpora.find(data, root)
+        if found is not None:
+            return found
+        if not dry and not _remote(data):
+            return prepare(data, root, tell=tell)
+        if dry and data.corpus == "stdlib" and data.heldout is None:
+            return fingerprint(data)
+        how = f"corpus {data.corpus!r} is not prepared in {root}: atma-sweep data prepare --grid {grid.document.path}"
+        if not dry:
+            raise MachineError(how)
+        remarks.append(f"{how}; the ids above are provisional")
+        return f"{UNPREPARED}:{data.corpus}:{data.tokenizer}"
+
+    return grid.expand(pin), remarks
+
+
+def _remote(data: DataConfig) -> bool:
+    """Whether preparing it would download."""
+    hub = data.corpus in HUB or data.corpus == "fineweb-edu-shards"
+    return (hub and data.path is None) or data.heldout in HUB
+
+
+def check(cells: Sequence[Cell], root: Path) -> None:
+    """Compares the prepared corpora with what the cells ask, before any process starts.
+
+    Raises CorpusError, ShardError or DataError with what is missing and how to ask for less.
+    """
+    opened: dict[str, Corpus] = {}
+    seen = set()
+    for config in (cell.config for cell in cells):
+        asked = (config.data, config.train.seq_len, config.train.batch_tokens, config.model.vocab_size, config.eval)
+        if asked in seen:
+            continue
+        seen.add(asked)
+        number = config.data.fingerprint or ""
+        if number not in opened:
+            opened[number] = corpora.open_corpus(root, number)
+        for problem in problems(config, opened[number]):
+            raise CorpusError(f"corpus {config.data.corpus!r}: {problem}")
+
+
+def problems(config: CellConfig, corpus: Corpus) -> list[str]:
+    """What a cell asks of its corpus and does not get, one sentence each with the setting that would ask for less."""
+    found = []
+    training_batches(config, corpus.train)
+    train, asked = config.train, config.eval
+    if corpus.largest >= config.model.vocab_size:
+        found.append(f"holds token {corpus.largest}, but model.vocab_size is {config.model.vocab_size}")
+    need = asked.validation_tokens // train.seq_len * train.seq_len + 1
+    if len(corpus.validation) < need or need == 1:
+        found.append(
+            f"the validation split has {len(corpus.validation)} tokens; "
+            f"eval.validation_tokens asks for {max(need, train.seq_len + 1)}"
+        )
+    longest = max(asked.lengths)
+    rows = (len(corpus.validation) - 1) // longest
+    if "junk" in asked.probes and rows < asked.junk_rows:
+        found.append(
+            f"the validation split has {len(corpus.validation)} tokens, {rows} rows of {longest}; probe junk asks for "
+            f"{asked.junk_rows}: lower eval.junk_rows or eval.lengths"
+        )
+    by_document = [name for name in ("clean", "needle") if name in asked.probes]
+    long = sum(len(document) > longest for document in corpus.heldout[: asked.documents])
+    if by_document and long < asked.documents:
+        found.append(
+            f"of the first {asked.documents} held-out documents, which {' and '.join(by_document)} read, "
+            f"{'only ' if long else ''}{long or 'none'} {'has' if long == 1 else 'have'} {longest + 1} tokens "
+            f"(it holds {len(corpus.heldout)}): lower eval.documents or eval.lengths, or lend longer ones with data.heldout"
+        )
+    return found

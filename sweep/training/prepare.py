@@ -1,0 +1,375 @@
+"""Text into prepared corpora: documents drawn into splits, tokenised on all cores, written as shards, resumable."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..cell import DataConfig
+from ..errors import MachineError
+from ..machine import cores
+from . import corpora
+from . import tokenizer as tokenizers
+from .corpora import READY_REPOSITORY, CorpusError
+from .shards import SHARD_TOKENS, ShardFacts, SplitWriter, facts, open_shard, write_shard
+from .sources import Source, Text, draw
+from .tokenizer import Tokenizer
+
+HELDOUT_DOCUMENTS = 64
+"""Long documents that a corpus keeps at most, where they are not a split of their own; part of the layout."""
+VALIDATION_SHARE = 0.05
+HELDOUT_SHARE = 0.25
+BATCH_CHARACTERS = 8_000_000
+BATCH_DOCUMENTS = 2000
+SYNC_SECONDS = 5.0
+READY_SHARDS = 99
+
+
+@dataclass(frozen=True)
+class Told:
+    """How far a preparation is."""
+
+    phase: str
+    """tokenizing, long documents, reading shards, downloading."""
+    documents: int
+    tokens: int
+    seconds: float
+    """Of this run, without what an earlier one did."""
+    fresh: int
+    """Tokens of this run."""
+    wanted: int | None
+    """Training tokens asked for."""
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second of this run."""
+        return self.fresh / max(self.seconds, 1e-9)
+
+
+Tell = Callable[[Told], None]
+
+
+def prepare(
+    data: DataConfig, root: Path, *, name: str | None = None, tell: Tell = lambda told: None, threads: int | None = None
+) -> str:
+    """Prepares what `data` asks for under `root` unless it is there; returns its fingerprint.
+
+    A preparation that was stopped goes on where it was. Two at once: the second waits for the first. Raises
+    CorpusError, ShardError, TokenizerError for text, shards and files that cannot be used, MachineError when a
+    download fails.
+    """
+    if name is not None and (name in corpora.CORPORA or not corpora.NAME.fullmatch(name)):
+        raise CorpusError(
+            f"--name {name}: must be letters, digits, '.', '_' and '-', and not the name of a known corpus"
+        )
+    found = corpora.find(data, root)
+    if found is None:
+        asked = corpora.request(data)
+        key = corpora.request_id(asked)
+        with _lock(root / f"{key}.lock"):
+            found = corpora.find(data, root) or _Preparation(data, asked, root / f"{key}.part", tell, threads).run(root)
+            corpora.point(root, "requests", key, found, request=asked)
+    if name is not None:
+        corpora.point(root, "names", name, found)
+    return found
+
+
+def fingerprint(data: DataConfig) -> str:
+    """The fingerprint without leaving anything on the disk; for small corpora."""
+    with tempfile.TemporaryDirectory() as folder:
+        return prepare(data, Path(folder))
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    path.unlink(missing_ok=True)
+
+
+@dataclass
+class _Preparation:
+    """One request on its way to a folder of shards; `state.json` in `part` is where it goes on."""
+
+    data: DataConfig
+    asked: dict[str, Any]
+    part: Path
+    tell: Tell
+    threads: int | None
+    _writers: dict[str, SplitWriter] = field(default_factory=dict)
+    _state: dict[str, Any] = field(default_factory=dict)
+    _began: float = field(default_factory=time.monotonic)
+    _fresh: int = 0
+
+    def run(self, root: Path) -> str:
+        data = self.data
+        self.tokenizer: Tokenizer = tokenizers.load_tokenizer(data.tokenizer, data.tokenizer_file, data.end_of_text)
+        self.part.mkdir(parents=True, exist_ok=True)
+        source, lender = corpora.source_of(data), corpora.heldout_source(data)
+        self._load(source)
+        shards = self._ready() if source is None else self._tokenize(source)
+        if lender is not None:
+            self._borrow(lender)
+        shards["heldout"] = self._heldout(sort=lender is None)
+        self._check(shards)
+        return self._commit(root, shards)
+
+    # --- from documents -------------------------------------------------------------------------------------------
+
+    def _load(self, source: Source | None) -> None:
+        fresh: dict[str, Any] = {"phase": "main", "source": None, "documents": 0, "tenth": False, "splits": {}, "names": [], "ends": []}
+        try:
+            self._state = json.loads((self.part / "state.json").read_text())
+        except (OSError, ValueError):
+            self._state = fresh
+        splits = ("heldout",) if source is None else ("train", "validation", "heldout")
+        for split in splits:
+            state = self._state["splits"].get(split)
+            if isinstance(state, list):
+                continue  # closed already
+            self._writers[split] = SplitWriter(self.part, split, self.tokenizer.dtype, state=state)
+
+    def _save(self) -> None:
+        self._state["splits"] |= {split: writer.sync() for split, writer in self._writers.items()}
+        aside = self.part / "state.json.part"
+        aside.write_text(json.dumps(self._state))
+        os.replace(aside, self.part / "state.json")
+
+    def _tokenize(self, source: Source) -> dict[str, list[ShardFacts]]:
+        if self._state["phase"] == "main":
+            self._pass(source)
+            if not self._state["tenth"] and not self._writers["validation"].tokens and self._writers["train"].tokens:
+                # a small corpus may hash into one split only: every tenth text then validates
+                self._again(source)
+            if not all(self._writers[split].tokens for split in ("train", "validation")):
+                raise CorpusError(f"corpus {self.data.corpus!r} has too few documents: give at least two")
+            self._state["phase"] = "long documents"
+            for split in ("train", "validation"):
+                self._state["splits"][split] = [asdict(shard) for shard in self._writers.pop(split).close()]
+            self._save()
+        return {
+            split: [ShardFacts(**shard) for shard in self._state["splits"][split]] for split in ("train", "validation")
+        }
+
+    def _pass(self, source: Source) -> None:
+        saved = time.monotonic()
+        for texts in _batches(source.documents(self._state["source"])):
+            for text, ids in zip(texts, self._encode(texts), strict=True):
+                self._place(text, ids)
+            self._told("tokenizing")
+            if self._enough():
+                break
+            where = source.state()
+            if where is not None and time.monotonic() - saved > SYNC_SECONDS:
+                self._state["source"] = where
+                self._save()
+                saved = time.monotonic()
+
+    def _again(self, source: Source) -> None:
+        shutil.rmtree(self.part)
+        self.part.mkdir()
+        self._writers.clear()
+        self._load(source)
+        self._state["tenth"] = True
+        self._pass(source)
+
+    def _encode(self, texts: Sequence[Text]) -> list[np.ndarray]:
+        eot = np.array([self.tokenizer.eot], dtype=self.tokenizer.dtype)
+        encoded = self.tokenizer.encode_batch([text.text for text in texts], self.threads or cores())
+        return [np.concatenate([eot, ids]) for ids in encoded]
+
+    def _place(self, text: Text, ids: np.ndarray) -> None:
+        index = self._state["documents"]
+        self._state["documents"] += 1
+        split = text.split or self._drawn(text, ids, index)
+        if split == "train" and self.data.train_tokens is not None:
+            ids = ids[: self.data.train_tokens - self._writers["train"].tokens]
+        self._fresh += len(ids)
+        if split == "heldout":
+            self._hold(text.name, ids)
+        else:
+            self._writers[split].append(ids)
+
+    def _drawn(self, text: Text, ids: np.ndarray, index: int) -> str:
+        number, long = draw(text.name), len(ids) >= self.data.heldout_tokens
+        room = len(self._state["names"]) < HELDOUT_DOCUMENTS
+        if self.data.heldout is None and number < HELDOUT_SHARE and long and room:
+            return "heldout"
+        if self._state["tenth"]:
+            return "validation" if (index - len(self._state["names"])) % 10 == 0 else "train"
+        return "validation" if number < VALIDATION_SHARE else "train"
+
+    def _hold(self, name: str, ids: np.ndarray) -> None:
+        writer = self._writers["heldout"]
+        writer.append(ids)
+        self._state["names"].append(name)
+        self._state["ends"].append(writer.tokens)
+
+    def _enough(self) -> bool:
+        wanted = self.data.train_tokens
+        return wanted is not None and self._writers["train"].tokens >= wanted
+
+    def _told(self, phase: str) -> None:
+        closed = (state for state in self._state["splits"].values() if isinstance(state, list))
+        tokens = sum(writer.tokens for writer in self._writers.values())
+        tokens += sum(shard["tokens"] for shards in closed for shard in shards)
+        seconds = time.monotonic() - self._began
+        self.tell(Told(phase, self._state["documents"], tokens, seconds, self._fresh, self.data.train_tokens))
+
+    # --- long documents -------------------------------------------------------------------------------------------
+
+    def _borrow(self, lender: Source) -> None:
+        """The lender's first long documents, in its order."""
+        for texts in _batches(text for text in lender.documents() if 4 * len(text.text) >= self.data.heldout_tokens):
+            for text, ids in zip(texts, self._encode(texts), strict=True):
+                if len(ids) >= self.data.heldout_tokens and len(self._state["names"]) < HELDOUT_DOCUMENTS:
+                    self._fresh += len(ids)
+                    self._hold(text.name, ids)
+            self._told("long documents")
+            if len(self._state["names"]) >= HELDOUT_DOCUMENTS:
+                break
+        if not self._state["names"]:
+            raise CorpusError(
+                f"data.heldout: {self.data.heldout} has no document of {self.data.heldout_tokens} tokens; "
+                "lower data.heldout_tokens or name another"
+            )
+
+    def _heldout(self, *, sort: bool) -> list[ShardFacts]:
+        """The held-out documents as one shard; a corpus's own in an order drawn from their names, no alphabetical one."""
+        parts = [open_shard(self.part / shard.file) for shard in self._writers.pop("heldout").close()]
+        tokens, ends = np.concatenate(parts), self._state["ends"]
+        documents = [tokens[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)] if ends else []
+        pairs = list(zip(self._state["names"], documents, strict=True))
+        if sort:
+            pairs.sort(key=lambda pair: hashlib.sha256(pair[0].encode()).digest())
+        for path in self.part.glob("heldout_*.bin"):
+            path.unlink()
+        path = self.part / "heldout_000000.bin"
+        write_shard(path, np.concatenate([tokens[:0], *(document for _, document in pairs)]))
+        self._state["names"] = [name for name, _ in pairs]
+        self._state["ends"] = np.cumsum([len(document) for _, document in pairs]).tolist()
+        return [facts(path)]
+
+    # --- ready-made shards ----------------------------------------------------------------------------------------
+
+    def _ready(self) -> dict[str, list[ShardFacts]]:
+        """Links shards that others made into the folder, and reads each once."""
+        theirs = self.data.path is not None
+        train, validation = corpora.shard_files(Path(str(self.data.path))) if theirs else self._download()
+        chosen, have = [], 0
+        for path in train:
+            if self.data.train_tokens is not None and have >= self.data.train_tokens:
+                break
+            have += len(open_shard(path))
+            chosen.append(path)
+        found: dict[str, list[ShardFacts]] = {}
+        for split, paths in (("train", chosen), ("validation", validation)):
+            found[split] = []
+            for index, path in enumerate(paths):
+                found[split].append(self._adopt(path, self.part / f"{split}_{index:06d}.bin", link=theirs))
+        return found
+
+    def _adopt(self, path: Path, place: Path, *, link: bool) -> ShardFacts:
+        place.unlink(missing_ok=True)
+        if link:
+            place.symlink_to(path.resolve())
+        else:
+            try:
+                os.link(path.resolve(), place)
+            except OSError:
+                shutil.copyfile(path, place)
+        known = facts(place)
+        if known.largest >= self.tokenizer.vocabulary:
+            raise CorpusError(
+                f"{path}: holds token {known.largest}, but tokenizer {self.data.tokenizer} has {self.tokenizer.vocabulary} tokens"
+            )
+        self._fresh += known.tokens
+        self._told("reading shards")
+        return known
+
+    def _download(self) -> tuple[list[Path], list[Path]]:
+        from huggingface_hub import hf_hub_download
+
+        wanted = self.data.train_tokens
+        count = READY_SHARDS if wanted is None else min(READY_SHARDS, -(-wanted // SHARD_TOKENS))
+
+        def fetch(name: str) -> Path:
+            self._told("downloading")
+            try:
+                return Path(hf_hub_download(READY_REPOSITORY, name, repo_type="dataset"))
+            except OSError as error:
+                raise MachineError(
+                    f"{READY_REPOSITORY}/{name} cannot be downloaded ({type(error).__name__}); run again to go on where "
+                    "it stopped, or give data.path, a folder that holds the shards"
+                ) from error
+
+        return [fetch(f"finewebedu_train_{n:06d}.bin") for n in range(1, count + 1)], [
+            fetch("finewebedu_val_000000.bin")
+        ]
+
+    # --- the end --------------------------------------------------------------------------------------------------
+
+    def _check(self, shards: dict[str, list[ShardFacts]]) -> None:
+        wanted, have = self.data.train_tokens, sum(shard.tokens for shard in shards["train"])
+        if wanted is not None and have < wanted:
+            raise CorpusError(
+                f"corpus {self.data.corpus!r} has {have} training tokens; data.train_tokens asks for {wanted}"
+            )
+
+    def _commit(self, root: Path, shards: dict[str, list[ShardFacts]]) -> str:
+        train = [open_shard(self.part / shard.file) for shard in shards["train"]]
+        unigram, bigram = corpora.entropies(train, self.tokenizer.vocabulary)
+        known: dict[str, Any] = {
+            "layout": corpora.LAYOUT,
+            "tokenizer": self.tokenizer.name,
+            "tokenizer_file": tokenizers.describe(self.tokenizer, self.part),
+            "shards": {split: [asdict(shard) for shard in found] for split, found in shards.items()},
+            "heldout_names": self._state["names"],
+            "heldout_ends": self._state["ends"],
+            "unigram_entropy": unigram,
+            "bigram_entropy": bigram,
+            "documents": self._state["documents"],
+            "request": self.asked,
+            "prepared_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+        known["fingerprint"] = found = corpora.fingerprint_of(known)
+        (self.part / "manifest.json").write_text(json.dumps(known, indent=1))
+        (self.part / "state.json").unlink(missing_ok=True)
+        folder = root / found[:16]
+        try:
+            os.rename(self.part, folder)
+        except OSError:
+            # the same tokens were prepared from another place
+            if not (folder / "manifest.json").is_file():
+                raise
+            shutil.rmtree(self.part)
+        return found
+
+
+def _batches(texts: Iterator[Text]) -> Iterator[list[Text]]:
+    """A few megabytes at a time; nothing is read ahead, so that a source's state fits what was given out."""
+    batch: list[Text] = []
+    size = 0
+    for text in texts:
+        batch.append(text)
+        size += len(text.text)
+        if size >= BATCH_CHARACTERS or len(batch) >= BATCH_DOCUMENTS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

@@ -1,0 +1,346 @@
+"""Where documents come from: this Python's standard library, files on disk, datasets of the Hugging Face hub."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import itertools
+import json
+import lzma
+import sys
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from ..errors import MachineError, SweepError
+
+TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py")
+RECORD_SUFFIXES = (".jsonl", ".jsonl.xz", ".jsonl.gz", ".parquet")
+STDLIB_SKIP = {
+    "test",
+    "tests",
+    "idlelib",
+    "site-packages",
+    "dist-packages",
+    "__pycache__",
+    "ensurepip",
+    "sitecustomize.py",
+}
+STDLIB_LONG_BYTES = 20_000
+
+
+class CorpusError(SweepError):
+    """Text that cannot be used as it is."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """One document of a corpus, before it is tokenised."""
+
+    name: str
+    text: str
+    split: str | None = None
+    """train, validation or heldout when the source has splits of its own; None lets the corpus draw one by name."""
+
+
+class Source(Protocol):
+    """Documents in a fixed order."""
+
+    def documents(self, state: Any = None) -> Iterator[Text]:
+        """All documents, or those after `state`."""
+
+    def state(self) -> Any:
+        """Where the last iterator of `documents` stands, as JSON."""
+
+    def key(self) -> Any:
+        """JSON that changes whenever the documents may have changed."""
+
+
+def draw(name: str) -> float:
+    """A number in [0, 1) that the name alone decides."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") / 2**64
+
+
+@dataclass
+class _Counted:
+    """A source that goes on by counting documents."""
+
+    _done: int = field(default=0, init=False)
+
+    def _texts(self) -> Iterator[Text]:
+        raise NotImplementedError
+
+    def documents(self, state: Any = None) -> Iterator[Text]:
+        """All documents, or those after `state`."""
+        self._done = int(state or 0)
+        for text in itertools.islice(self._texts(), self._done, None):
+            self._done += 1
+            yield text
+
+    def state(self) -> Any:
+        """How many documents were given out."""
+        return self._done
+
+
+@dataclass
+class Stdlib(_Counted):
+    """The sources of the standard library without test and idlelib, and the texts of its help topics."""
+
+    def _texts(self) -> Iterator[Text]:
+        for path in self._paths():
+            parts = path.relative_to(self._root()).parts
+            if parts == ("pydoc_data", "topics.py"):
+                yield from _help_topics(path)
+            else:
+                yield _stdlib_text("/".join(parts), path.read_text(encoding="utf-8", errors="replace"))
+
+    def _root(self) -> Path:
+        root = Path(sysconfig.get_paths()["stdlib"])
+        if not (root / "argparse.py").is_file():
+            raise MachineError(
+                f"this Python keeps no standard library sources under {root}; use `data.corpus: files` with text of your own"
+            )
+        return root
+
+    def _paths(self) -> Iterator[Path]:
+        root = self._root()
+        for path in sorted(root.rglob("*.py")):
+            parts = path.relative_to(root).parts
+            # _sysconfigdata and config-* describe one machine's build, not the language
+            if not STDLIB_SKIP.intersection(parts) and not any(
+                part.startswith(("_sysconfigdata", "config-")) for part in parts
+            ):
+                yield path
+
+    def key(self) -> Any:
+        """The interpreter and its files."""
+        return [sys.version, *listing_key(self._root(), list(self._paths()))]
+
+
+def _stdlib_text(name: str, text: str) -> Text:
+    number = draw(name)
+    if number < 0.25 and len(text) >= STDLIB_LONG_BYTES:
+        return Text(name, text, "heldout")
+    return Text(name, text, "validation" if number < 0.08 else "train")
+
+
+def _help_topics(path: Path) -> Iterator[Text]:
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
+            for topic, text in sorted(ast.literal_eval(node.value).items()):
+                yield _stdlib_text(f"help/{topic}", text)
+
+
+def listing_key(root: Path, paths: list[Path]) -> list[Any]:
+    """Changes with the names, sizes and times of change of the files."""
+    facts = []
+    for path in paths:
+        stat = path.stat()
+        name = path.relative_to(root).as_posix() if path != root else path.name
+        facts.append([name, stat.st_size, stat.st_mtime_ns])
+    return [str(root), hashlib.sha256(json.dumps(facts).encode()).hexdigest()]
+
+
+@dataclass
+class Files(_Counted):
+    """Text of one's own: a folder or file of text files, JSON lines (also .xz, .gz) and Parquet, each with a `text`."""
+
+    root: Path = Path()
+
+    def paths(self) -> list[Path]:
+        """The files that are read, in order. Raises CorpusError when there is none."""
+        if not self.root.exists():
+            raise CorpusError(f"data.path: {self.root} does not exist")
+        files = sorted(p for p in self.root.rglob("*") if p.is_file()) if self.root.is_dir() else [self.root]
+        known = [path for path in files if path.name.lower().endswith((*TEXT_SUFFIXES, *RECORD_SUFFIXES))]
+        if not known:
+            kinds = ", ".join([*TEXT_SUFFIXES, *RECORD_SUFFIXES[:-1]]) + f" or {RECORD_SUFFIXES[-1]}"
+            raise CorpusError(f"data.path: {self.root} holds no {kinds} file")
+        return known
+
+    def _texts(self) -> Iterator[Text]:
+        for path in self.paths():
+            name = path.name if path == self.root else path.relative_to(self.root).as_posix()
+            kind = path.name.lower()
+            if kind.endswith(".parquet"):
+                yield from _parquet(name, path)
+            elif kind.endswith(RECORD_SUFFIXES):
+                yield from _lines(name, path)
+            else:
+                yield Text(name, path.read_text(encoding="utf-8", errors="replace"))
+
+    def key(self) -> Any:
+        """The files with their sizes and times of change."""
+        return listing_key(self.root, self.paths())
+
+
+def _open_lines(path: Path) -> IO[str]:
+    kind = path.name.lower()
+    if kind.endswith(".xz"):
+        return lzma.open(path, "rt", encoding="utf-8", errors="replace")
+    if kind.endswith(".gz"):
+        import gzip
+
+        return gzip.open(path, "rt", encoding="utf-8", errors="replace")
+    return path.open(encoding="utf-8", errors="replace")
+
+
+def _lines(name: str, path: Path) -> Iterator[Text]:
+    number = 0
+    try:
+        with _open_lines(path) as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield _record(f"{name}:{number}", path, number, line)
+    except (lzma.LZMAError, EOFError, OSError) as error:
+        raise CorpusError(f"{path}: cannot be read after line {number}: {error}") from error
+
+
+def _record(name: str, path: Path, number: int, line: str) -> Text:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise CorpusError(f"{path}:{number}: not a JSON object: {error.msg}") from error
+    if not isinstance(record, dict) or not isinstance(record.get("text"), str):
+        raise CorpusError(f"{path}:{number}: a record needs the key `text` with a string")
+    return Text(name, record["text"])
+
+
+def _parquet(name: str, path: Path) -> Iterator[Text]:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        file = parquet.ParquetFile(path)
+        if "text" not in file.schema_arrow.names:
+            raise CorpusError(f"{path}: has no column `text`; its columns: {', '.join(file.schema_arrow.names)}")
+        number = 0
+        for batch in file.iter_batches(batch_size=256, columns=["text"]):
+            for text in batch.column(0).to_pylist():
+                number += 1
+                if not isinstance(text, str):
+                    raise CorpusError(f"{path}:{number}: the column `text` holds {type(text).__name__}, not a string")
+                yield Text(f"{name}:{number}", text)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise CorpusError(f"{path}: cannot be read as Parquet: {error}") from error
+
+
+# --- the hub ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HubSpec:
+    """A dataset of the Hugging Face hub."""
+
+    repository: str
+    config: str | None
+    splits: tuple[tuple[str, str | None], ...]
+    """(split of the dataset, ours; None draws one by the document's name)."""
+    articles: bool = False
+    """Rows are lines, and a heading ` = Title = ` begins a document (WikiText)."""
+
+
+HUB: dict[str, HubSpec] = {
+    "fineweb-edu": HubSpec("HuggingFaceFW/fineweb-edu", "sample-10BT", (("train", None),)),
+    "finepdfs": HubSpec("codelion/finepdfs-100M", None, (("train", None),)),
+    "wikitext-103": HubSpec(
+        "Salesforce/wikitext",
+        "wikitext-103-raw-v1",
+        (("train", "train"), ("validation", "validation"), ("test", "heldout")),
+        articles=True,
+    ),
+}
+
+
+@dataclass
+class Hub:
+    """A dataset streamed from the hub, or read from a local copy of its repository."""
+
+    spec: HubSpec
+    path: Path | None = None
+    _split: int = field(default=0, init=False)
+    _given: int = field(default=0, init=False)
+    _rows: Any = field(default=None, init=False)
+
+    def documents(self, state: Any = None) -> Iterator[Text]:
+        """All documents, or those after `state`. Raises MachineError when the hub cannot be reached."""
+        state = state or {"split": 0, "given": 0, "rows": None}
+        self._given = state["given"]
+        for split in range(state["split"], len(self.spec.splits)):
+            name, ours = self.spec.splits[split]
+            self._split, self._rows = split, self._load(name)
+            if split == state["split"] and state["rows"] is not None:
+                self._rows.load_state_dict(state["rows"])
+            texts = (row["text"] for row in self._guarded(name))
+            for text in articles(texts) if self.spec.articles else texts:
+                number = self._given
+                self._given += 1
+                yield Text(f"{name}/{number}", text, ours)
+            self._given = 0
+
+    def state(self) -> Any:
+        """Split, documents given out of it, and the reader's own state (None where articles are joined from rows)."""
+        if self.spec.articles:
+            return None
+        return {"split": self._split, "given": self._given, "rows": self._rows.state_dict()}
+
+    def _guarded(self, split: str) -> Iterator[Any]:
+        from datasets.exceptions import DatasetsError
+
+        try:
+            yield from self._rows
+        except (OSError, DatasetsError) as error:
+            raise self._unreachable(error) from error
+
+    def _load(self, split: str) -> Any:
+        import datasets
+        from datasets.exceptions import DatasetsError
+
+        where, config = self._place()
+        try:
+            return datasets.load_dataset(where, config, split=split, streaming=True)
+        except (OSError, ValueError, DatasetsError) as error:
+            raise self._unreachable(error) from error
+
+    def _place(self) -> tuple[str, str | None]:
+        """What `datasets` is asked for. A local copy may be the whole repository or the files of one config alone."""
+        if self.path is None:
+            return self.spec.repository, self.spec.config
+        if not self.path.is_dir():
+            raise CorpusError(f"data.path: {self.path} is no folder with a copy of {self.spec.repository}")
+        if self.spec.config and (self.path / self.spec.config).is_dir():
+            return str(self.path / self.spec.config), None
+        card = self.path / "README.md"
+        named = self.spec.config and card.is_file() and f"config_name: {self.spec.config}" in card.read_text()
+        return str(self.path), self.spec.config if named else None
+
+    def _unreachable(self, error: Exception) -> SweepError:
+        cause = " ".join(str(error).split())[:200]
+        if self.path is not None:
+            return CorpusError(f"data.path: {self.path} cannot be read as a copy of {self.spec.repository}: {cause}")
+        return MachineError(
+            f"{self.spec.repository} cannot be read from the Hugging Face hub ({type(error).__name__}: {cause}); "
+            "run again to go on where it stopped, or give data.path, a folder with a copy of it"
+        )
+
+    def key(self) -> Any:
+        """The dataset and config, or the local copy's files."""
+        if self.path is None:
+            return [self.spec.repository, self.spec.config]
+        files = sorted(path for path in self.path.rglob("*") if path.is_file() and ".cache" not in path.parts)
+        return listing_key(self.path, files)
+
+
+def articles(rows: Iterator[str]) -> Iterator[str]:
+    """Joins lines into documents; a first-level heading begins one."""
+    parts: list[str] = []
+    for row in rows:
+        if row.startswith(" = ") and not row.startswith(" = = ") and parts:
+            yield "".join(parts)
+            parts = []
+        if parts or row.strip():
+            parts.append(row)
+    if parts:
+        yield "".join(parts)

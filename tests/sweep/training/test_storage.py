@@ -1,0 +1,326 @@
+"""Places: what is written whole, what is noticed, and that one behaves like another wherever it lies."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import torch
+from atma_sweep.sweep.errors import MachineError
+from atma_sweep.sweep.training import checkpoint, storage
+from atma_sweep.sweep.training.checkpoint import CheckpointError
+from atma_sweep.sweep.training.storage import AddressError, StorageError
+from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.registry import known_implementations
+from torch import nn
+
+KINDS = ("folder", "file", "memory")
+serial = itertools.count()
+
+
+@pytest.fixture(params=KINDS)
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A place that does not exist yet, as a path, as a file:// URL, and behind fsspec."""
+    local = tmp_path / "place" / "cell" / "1"
+    return {"folder": str(local), "file": f"file://{local}", "memory": f"memory://{next(serial)}/cell/1"}[request.param]
+
+
+@pytest.fixture
+def memory() -> str:
+    return f"memory://{next(serial)}/cell/1"
+
+
+@pytest.fixture(autouse=True)
+def _no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Temporary folders of this test go to one of its own, which must be empty in the end."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield
+    assert list(folder.iterdir()) == []
+
+
+def linear(value: float) -> nn.Linear:
+    model = nn.Linear(3, 2)
+    nn.init.constant_(model.weight, value)
+    return model
+
+
+def put(address: str, step: int, value: float = 0.0) -> str:
+    state = {"x": torch.tensor([value])}
+    return checkpoint.save(address, linear(value), state, step=step, tokens=10 * step, wall_s=0.5 * step)
+
+
+def newest(address: str) -> tuple[int, float] | None:
+    found = checkpoint.newest(address)
+    return None if found is None else (found.step, found.optimizers["x"].item())
+
+
+def edit(address: str, change: Any) -> None:
+    """Replaces a file's bytes by `change` of them, past all our code."""
+    with fsspec.open(address, "rb") as file:
+        raw = file.read()
+    with fsspec.open(address, "wb") as file:
+        file.write(change(raw))
+
+
+# --- the same everywhere ------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_comes_back_as_it_went(address: str) -> None:
+    assert checkpoint.newest(address) is None
+    assert put(address, 7, 3.0) == "checkpoint-00000007"
+    found = checkpoint.newest(address)
+    assert found is not None
+    assert (found.step, found.tokens, found.wall_s) == (7, 70, 3.5)
+    assert torch.equal(found.model["weight"], torch.full((2, 3), 3.0))
+    assert found.optimizers["x"].item() == 3.0
+
+
+def test_the_newest_two_stay_and_a_step_written_again_replaces_itself(address: str) -> None:
+    for step, value in ((5, 1.0), (10, 2.0), (100, 3.0), (100, 4.0)):
+        put(address, step, value)
+    assert checkpoint.found(address) == ["checkpoint-00000100", "checkpoint-00000010"]
+    assert newest(address) == (100, 4.0)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizers.pt", "state.json"])
+@pytest.mark.parametrize("damage", ["cut", "flip", "empty"])
+def test_a_damaged_newest_is_passed_over(address: str, name: str, damage: str) -> None:
+    put(address, 5)
+    put(address, 10)
+
+    def change(raw: bytes) -> bytes:
+        half = len(raw) // 2
+        return {"cut": raw[:half], "flip": raw[:half] + bytes([raw[half] ^ 1]) + raw[half + 1 :], "empty": b""}[damage]
+
+    edit(storage.join(address, "checkpoint-00000010", name), change)
+    assert newest(address) == (5, 0.0)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizers.pt", "state.json"])
+def test_one_that_lacks_a_file_does_not_exist(address: str, name: str) -> None:
+    put(address, 5)
+    put(address, 10)
+    files, path = fsspec.core.url_to_fs(storage.join(address, "checkpoint-00000010", name))
+    files.rm_file(path)
+    assert newest(address) == (5, 0.0)
+
+
+def test_clear_leaves_nothing_but_what_is_not_its_own(address: str) -> None:
+    for step in (5, 10):
+        put(address, step)
+    checkpoint.save_weights(storage.join(address, "weights.safetensors"), linear(1.0))
+    checkpoint.clear(address, but="checkpoint-00000005")
+    assert storage.place(address).names() == ["checkpoint-00000005", "weights.safetensors"]
+    checkpoint.clear(address)
+    assert storage.place(address).names() == ["weights.safetensors"]
+    checkpoint.clear(address + "/nowhere")
+
+
+def test_weights_come_back_and_are_seen(address: str) -> None:
+    where = storage.join(address, "weights.safetensors")
+    assert not storage.exists(where)
+    checkpoint.save_weights(where, linear(2.0))
+    assert storage.exists(where)
+    assert not storage.exists(address), "a folder is no file"
+    model = linear(0.0)
+    checkpoint.load_weights(where, model)
+    assert torch.equal(model.weight, torch.full((2, 3), 2.0))
+    assert storage.place(address).names() == ["weights.safetensors"]
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut", "other-model"])
+def test_weights_that_cannot_be_used_say_what_to_do(address: str, damage: str) -> None:
+    where = storage.join(address, "weights.safetensors")
+    checkpoint.save_weights(where, nn.Linear(4, 2) if damage == "other-model" else linear(1.0))
+    if damage == "gone":
+        storage.place(address).remove("weights.safetensors")
+    elif damage == "cut":
+        edit(where, lambda raw: raw[:-7])
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.load_weights(where, linear(0.0))
+    assert str(caught.value).startswith(f"{where}: the weights cannot be read: ")
+    assert str(caught.value).endswith("; train the cell again with --retrain")
+
+
+def test_a_claimed_place_is_writable_and_empty_afterwards(address: str) -> None:
+    checkpoint.claim(address)
+    assert storage.place(address).names() == []
+    put(address, 5)
+    with pytest.raises(StorageError, match="already holds a training that this database does not know; remove it"):
+        checkpoint.claim(address)
+    assert newest(address) == (5, 0.0)
+    checkpoint.clear(address)
+    checkpoint.save_weights(storage.join(address, "weights.safetensors"), linear(1.0))
+    with pytest.raises(StorageError, match="already holds"):
+        checkpoint.claim(address)
+
+
+# --- addresses ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("path", "home", "full"), [
+    (None, "abc/1", "/r/abc/1"),
+    ("/data/x", "/data/x/abc/1", "/data/x/abc/1"),
+    ("/data/x/", "/data/x/abc/1", "/data/x/abc/1"),
+    ("file:///data/x", "/data/x/abc/1", "/data/x/abc/1"),
+    ("local:///data/x", "/data/x/abc/1", "/data/x/abc/1"),
+    ("s3://bucket/x/", "s3://bucket/x/abc/1", "s3://bucket/x/abc/1"),
+    ("gs://bucket", "gs://bucket/abc/1", "gs://bucket/abc/1"),
+])  # fmt: skip
+def test_where_an_attempt_keeps_its_state(path: str | None, home: str, full: str) -> None:
+    assert storage.home(path, "abc/1") == home
+    assert storage.resolve(Path("/r"), home) == full
+    assert storage.split(storage.join(full, "checkpoint-00000007")) == (full, "checkpoint-00000007")
+
+
+def test_free_bytes_are_those_of_the_disk_below(tmp_path: Path) -> None:
+    free = shutil.disk_usage(tmp_path).free
+    for address in (str(tmp_path), str(tmp_path / "not" / "yet"), f"file://{tmp_path}/no"):
+        found = storage.free_bytes(address)
+        assert found is not None
+        assert abs(found - free) < 2**30, "others write to this disk meanwhile"
+    assert storage.free_bytes("s3://bucket/x") is None
+
+
+@pytest.mark.parametrize(("address", "said"), [
+    ("file://data/x", "file://data/x: needs an absolute path, as in file:///data/checkpoints"),
+    ("nosuch://bucket/x", "nosuch://bucket/x: Protocol not known: nosuch; name a folder or an fsspec URL such as s3://..."),
+])  # fmt: skip
+def test_an_address_that_cannot_be_understood_is_the_users_mistake(address: str, said: str) -> None:
+    with pytest.raises(AddressError) as caught:
+        storage.place(address)
+    assert (str(caught.value), caught.value.exit_code) == (said, 2)
+
+
+def test_a_missing_backend_is_named_with_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    tape = {"class": "no_such_package.Tape", "err": "Install tapefs to access tape"}
+    monkeypatch.setitem(known_implementations, "tape", tape)
+    with pytest.raises(StorageError) as caught:
+        storage.place("tape://drive/x")
+    assert isinstance(caught.value, MachineError)
+    assert caught.value.exit_code == 3
+    assert str(caught.value) == (
+        "tape://drive/x: Install tapefs to access tape; install that package beside atma-sweep, or name a folder with "
+        "checkpoint.path"
+    )
+
+
+# --- what goes wrong ----------------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StorageError) as caught:
+        storage.place(tmp_path / "file" / "inside").check()
+    assert str(caught.value).startswith(f"{tmp_path}/file/inside cannot be written: ")
+    assert str(caught.value).endswith("make room there or name another place with checkpoint.path, then launch again")
+    assert "\n" not in str(caught.value)
+
+
+def test_the_seal_goes_last(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A death at any write leaves the checkpoint before as the newest."""
+    put(memory, 5, 1.0)
+    real = MemoryFileSystem.put_file
+    for survived in range(2):
+        left = iter([True] * survived)
+
+        def die(self: Any, local: str, remote: str, left: Iterator[bool] = left, **options: Any) -> None:
+            if not next(left, False):
+                raise KeyboardInterrupt
+            real(self, local, remote, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(MemoryFileSystem, "put_file", die)
+            with pytest.raises(KeyboardInterrupt):
+                put(memory, 10, 2.0)
+        assert newest(memory) == (5, 1.0)
+        assert "state.json" not in storage.place(storage.join(memory, "checkpoint-00000010")).names()
+    put(memory, 10, 2.0)
+    assert newest(memory) == (10, 2.0)
+
+
+def test_a_step_written_again_is_unsealed_first(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(memory, 5, 1.0)
+    put(memory, 10, 2.0)
+
+    def die(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryFileSystem, "put_file", die)
+        with pytest.raises(KeyboardInterrupt):
+            put(memory, 10, 3.0)
+    assert newest(memory) == (5, 1.0)
+
+
+def test_a_place_that_gives_back_other_bytes_is_noticed(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(memory, 5, 1.0)
+    real = MemoryFileSystem.put_file
+
+    def garble(self: Any, local: str, remote: str, **options: Any) -> None:
+        real(self, local, remote, **options)
+        if remote.endswith("optimizers.pt"):
+            with self.open(remote, "ab") as file:
+                file.write(b"!")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryFileSystem, "put_file", garble)
+        with pytest.raises(StorageError, match=r"memory://.* gave back other bytes than were written"):
+            put(memory, 10, 2.0)
+    assert newest(memory) == (5, 1.0)
+
+
+USES: dict[str, Callable[[str], Any]] = {
+    "ls": checkpoint.newest,
+    "get_file": checkpoint.newest,
+    "info": lambda address: storage.exists(storage.join(address, "weights.safetensors")),
+    "put_file": lambda address: storage.place(address).check(),
+}
+
+
+@pytest.mark.parametrize("call", USES)
+def test_a_place_out_of_reach_is_an_error_and_not_an_empty_one(
+    memory: str, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """Else a training would begin anew, or weights would count as gone, because the network was down."""
+    put(memory, 5)
+
+    class Lost(Exception):
+        """As strange as the errors of real backends: no OSError."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise Lost("connection reset\nby peer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryFileSystem, call, fail)
+        with pytest.raises(StorageError) as caught:
+            USES[call](memory)
+    assert str(caught.value) == (
+        f"{memory} cannot be used: connection reset; check the address, the credentials and the network, or name "
+        "another place with checkpoint.path, then launch again"
+    )
+    assert newest(memory) == (5, 0.0)
+
+
+def test_names_in_a_seal_lead_nowhere_else(memory: str, tmp_path: Path) -> None:
+    """A seal is data: a name with a path in it is damage, whatever lies at its end."""
+    put(memory, 5)
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"x")
+    digest = hashlib.sha256(b"x").hexdigest()
+
+    def point(raw: bytes) -> bytes:
+        return json.dumps({**json.loads(raw), "sha256": {str(secret): digest}}).encode()
+
+    edit(storage.join(memory, "checkpoint-00000005", "state.json"), point)
+    assert checkpoint.newest(memory) is None
