@@ -1,3 +1,42 @@
 """atma-sweep: a YAML grid of sequence mixers goes in, the finished ablation appendix comes out."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .sweep.loading import Trained
+
+__all__ = ["__version__", "load"]
 __version__ = "0.1.0"
+
+
+def load(
+    cell: str,
+    *,
+    db: str | Path | None = None,
+    runs: str | Path | None = None,
+    sweep: str | None = None,
+    device: str = "cpu",
+) -> Trained:
+    """The trained model of a cell, by id, beginning of an id, or slug, with its tokenizer and its config.
+
+        trained = atma_sweep.load("polar-baseline-d0-m0-w0-s0")
+        tokens_BT = torch.from_numpy(trained.tokenizer.encode("def main(").astype("int64"))[None]
+        logits_BTV = trained.model(tokens_BT)
+
+    `db` is a file or URL (else ATMA_DB, else atma.db here), `runs` the folder of artifacts (else `<db name>-runs` beside
+    it), `sweep` where to look for the cell (else the sweep launched last, then every other). On `device` "cpu" the
+    model computes in float32, on "cuda" in bfloat16. A model that was trained with a window keeps it in `model(...)`;
+    probes measure `model.features(tokens_BT, full_context=True)`.
+
+    Raises StoreMissing, SweepUnknown, CellUnknown, CellAmbiguous; NotTrained, WeightsGone, CellUnreadable,
+    CheckpointError (damaged weights), CorpusError (no prepared corpus in `runs`, which holds the tokenizer),
+    MachineError (no usable GPU, or a place of weights that cannot be reached).
+    """
+    # Imported only now, so that `import atma_sweep` loads nothing heavy.
+    from .sweep.loading import load as load_cell
+
+    return load_cell(cell, db=db, runs=runs, sweep=sweep, device=device)

@@ -22,9 +22,13 @@ app = typer.Typer(
 )
 db_app = typer.Typer(help="Look after the results database.", no_args_is_help=True)
 app.add_typer(db_app, name="db")
+data_app = typer.Typer(help="Prepare, list and verify corpora.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
 
 Db = Annotated[str | None, typer.Option("--db", metavar="URL|FILE", help="Database; else ATMA_DB, else atma.db here.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON with the names of the database's columns.")]
+Executor = Annotated[str, typer.Option("--executor", help="ray, or local: one attempt after another without Ray.")]
+Runs = Annotated[Path | None, typer.Option("--runs", help="Folder for artifacts; else <db name>-runs beside it.")]
 SweepName = Annotated[str | None, typer.Option("--sweep", help="Sweep by name; else the one launched last.")]
 
 
@@ -43,6 +47,13 @@ def _options(
     pass
 
 
+def _check_executor(name: str) -> None:
+    from .sweep.errors import GridError
+
+    if name not in ("ray", "local"):
+        raise GridError("--executor", None, name, "no such executor", ["ray", "local"], name)
+
+
 def _print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=1, default=str))
 
@@ -58,15 +69,11 @@ def launch(
     ] = None,
     name: Annotated[str | None, typer.Option("--name", help="Launch under another sweep name.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and leave; nothing is written.")] = False,
-    executor: Annotated[
-        str, typer.Option("--executor", help="ray, or local: one attempt after another without Ray.")
-    ] = "ray",
+    executor: Executor = "ray",
     retrain: Annotated[
         bool, typer.Option("--retrain", help="Train again what diverged or whose weights are gone.")
     ] = False,
-    runs: Annotated[
-        Path | None, typer.Option("--runs", help="Folder for artifacts; else <db name>-runs beside it.")
-    ] = None,
+    runs: Runs = None,
     db: Db = None,
     as_json: AsJson = False,
 ) -> None:
@@ -74,25 +81,25 @@ def launch(
     from rich.console import Console
 
     from .results.store import StoreMissing, open_store
-    from .sweep import display, launch
-    from .sweep.errors import GridError
+    from .sweep import display, launch, texts
     from .sweep.grid import load_grid
+    from .sweep.preparing import Preparing
 
-    if executor not in ("ray", "local"):
-        raise GridError("--executor", None, executor, "no such executor", ["ray", "local"], executor)
+    _check_executor(executor)
     loaded = load_grid(grid, sets=set_ or [], rename=name)
-    cells, remarks = launch.expand(loaded, dry=dry_run)
+    console = Console(stderr=as_json, soft_wrap=True)
+    where = _runs(runs, db)
+    with Preparing(console, "text") as preparing:
+        cells, remarks = texts.expand(loaded, where / "corpora", dry=dry_run, tell=preparing)
     if dry_run:
         try:
             store = open_store(db)
         except StoreMissing:
             store = None
-        plan = launch.plan(loaded, cells, store, only=only or [], retrain=retrain)
+        plan = launch.plan(loaded, cells, store, only=only or [], retrain=retrain, runs=where)
         _show_plan(plan, loaded.name, remarks, as_json)
         return
     store = open_store(db, create=True)
-    console = Console(stderr=as_json, soft_wrap=True)
-    where = (runs or store.runs).absolute()
     where.mkdir(parents=True, exist_ok=True)
 
     def planned(plan: Any) -> None:
@@ -140,6 +147,7 @@ def _show_plan(plan: Any, sweep: str, remarks: list[str], as_json: bool) -> None
                 "to_train": [task.cell.id for task in plan.training],
                 "to_evaluate": [task.cell.id for task in plan.evaluating],
                 "tokens": plan.tokens,
+                **plan.disk.as_json(),
                 "remarks": remarks,
             }
         )
@@ -160,6 +168,49 @@ def _show_outcome(outcome: Any, sweep: str, console: Any, as_json: bool) -> None
         "atma-sweep report --table 6" if outcome.finished else "atma-sweep status tells why; launch again to continue"
     )
     console.print(f"{sweep}: {words}. Next: {rest}", highlight=False, markup=False)
+
+
+@app.command()
+def evaluate(
+    cells: Annotated[
+        list[str], typer.Argument(metavar="CELL", help="Trained cells by id, the beginning of one, or slug.")
+    ],
+    probe: Annotated[
+        list[str] | None, typer.Option("--probe", metavar="NAME", help="Only this probe, given once or more.")
+    ] = None,
+    length: Annotated[
+        list[int] | None,
+        typer.Option("--length", metavar="TOKENS", help="At this context length instead of the config's; repeatable."),
+    ] = None,
+    sweep: Annotated[
+        str | None, typer.Option("--sweep", help="Sweep by name; else the one launched last that has the cell.")
+    ] = None,
+    executor: Executor = "ray",
+    runs: Runs = None,
+    db: Db = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure trained cells again, or at other lengths, from their kept weights. Trains nothing."""
+    from rich.console import Console
+
+    from .results.store import open_store
+    from .sweep import display, evaluate
+
+    _check_executor(executor)
+    store = open_store(db)
+    where = (runs or store.runs).absolute()
+    shares = evaluate.plan(store, cells, runs=where, probes=probe or [], lengths=length or [], sweep=sweep)
+    console = Console(stderr=as_json, soft_wrap=True)
+    with display.Display(console, sum(map(len, shares.values()))) as screen:
+        measured = evaluate.run(store, shares, screen, runs=where, executor=executor)
+    if as_json:
+        _print_json([row for cell in measured for row in cell.as_json()])
+    else:
+        for cell in measured:
+            if cell.values:
+                typer.echo(cell.text())
+    if not all(cell.values for cell in measured):
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -225,6 +276,117 @@ def schema(out: Annotated[Path | None, typer.Option("--out", help="Write to this
         typer.echo(text, nl=False)
     else:
         out.write_text(text, encoding="utf-8")
+
+
+def _runs(runs: Path | None, db: str | None) -> Path:
+    from .results.store import default_runs
+
+    return (runs or default_runs(db)).absolute()
+
+
+@data_app.command("prepare")
+def data_prepare(
+    what: Annotated[
+        str | None, typer.Argument(metavar="NAME|PATH", help="A known corpus (see data list --known), text or shards.")
+    ] = None,
+    grid: Annotated[str | None, typer.Option("--grid", help="Prepare what this grid needs instead.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Call it so; a grid then says data.corpus: NAME.")] = None,
+    tokenizer: Annotated[str | None, typer.Option("--tokenizer", help="bytes, gpt2 or json.")] = None,
+    tokenizer_file: Annotated[Path | None, typer.Option("--tokenizer-file", help="The tokenizer's file.")] = None,
+    tokens: Annotated[
+        float | None, typer.Option("--tokens", help="Training tokens, such as 1e9; else all, or the grids' number.")
+    ] = None,
+    heldout: Annotated[
+        str | None, typer.Option("--heldout", help="Corpus or path that lends the long documents.")
+    ] = None,
+    heldout_tokens: Annotated[
+        int | None, typer.Option("--heldout-tokens", help="Tokens that a long document needs; else 65601.")
+    ] = None,
+    path: Annotated[Path | None, typer.Option("--path", help="For a known corpus: a local copy of it.")] = None,
+    runs: Runs = None,
+    db: Db = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tokenise text into shards, or adopt shards. Run again to go on after a stop."""
+    from rich.console import Console
+
+    from .sweep import preparing
+    from .sweep.training import corpora
+    from .sweep.training.prepare import prepare
+
+    root = _runs(runs, db) / "corpora"
+    if grid is not None:
+        wanted = preparing.of_grid(grid)
+    else:
+        given = {
+            "tokenizer": tokenizer,
+            "tokenizer_file": str(tokenizer_file.resolve()) if tokenizer_file else None,
+            "train_tokens": int(tokens) if tokens is not None else None,
+            "heldout": preparing.lender(heldout),
+            "heldout_tokens": heldout_tokens,
+            "path": str(path.resolve()) if path else None,
+        }
+        wanted = [preparing.wanted(what, given)]
+    console = Console(stderr=as_json, soft_wrap=True)
+    found = []
+    for data in wanted:
+        with preparing.Preparing(console, data.corpus) as tell:
+            found.append(prepare(data, root, name=name, tell=tell))
+    rows = [row for row in corpora.listing(root) if row["fingerprint"] in found]
+    if as_json:
+        _print_json(rows)
+    else:
+        typer.echo("\n".join(preparing.table(rows, root)))
+
+
+@data_app.command("list")
+def data_list(
+    known: Annotated[bool, typer.Option("--known", help="The corpora that can be prepared by name.")] = False,
+    runs: Runs = None,
+    db: Db = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what is prepared for a database."""
+    from .sweep import preparing
+    from .sweep.training import corpora
+
+    root = _runs(runs, db) / "corpora"
+    if known:
+        rows: Any = [{"corpus": name, "description": text} for name, text in corpora.CORPORA.items()]
+        lines = [f"{name:<20} {text}" for name, text in corpora.CORPORA.items()]
+    else:
+        rows = corpora.listing(root)
+        lines = preparing.table(rows, root)
+    if as_json:
+        _print_json(rows)
+    else:
+        typer.echo("\n".join(lines))
+
+
+@data_app.command("verify")
+def data_verify(
+    what: Annotated[
+        str | None, typer.Argument(metavar="NAME|FINGERPRINT", help="One corpus; else all that are prepared.")
+    ] = None,
+    runs: Runs = None,
+    db: Db = None,
+    as_json: AsJson = False,
+) -> None:
+    """Read every token of prepared corpora again and compare hashes and fingerprint; exit 1 when something differs."""
+    from .sweep.training import corpora
+
+    root = _runs(runs, db) / "corpora"
+    folders = [corpora.choose(root, what)] if what else [Path(row["folder"]) for row in corpora.listing(root)]
+    rows = [{"folder": str(folder), "problems": corpora.verify(folder)} for folder in folders]
+    if as_json:
+        _print_json(rows)
+    else:
+        for row in rows:
+            typer.echo("\n".join(row["problems"]) if row["problems"] else f"{row['folder']}: as prepared")
+        if not rows:
+            typer.echo(f"nothing is prepared in {root}")
+    if any(row["problems"] for row in rows):
+        raise typer.Exit(1)
 
 
 @db_app.command("upgrade")

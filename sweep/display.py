@@ -99,7 +99,7 @@ def _note(attempt: Attempt) -> str:
 
 
 def describe_plan(plan: Plan, sweep: str, remarks: Sequence[str] = ()) -> list[str]:
-    """The plan as lines: counts, tokens, and each cell that would run."""
+    """The plan as lines: counts, tokens, disk, and `remarks` last."""
     words = ", ".join(f"{count} {word}" for word, count in sorted(plan.counts.items()))
     lines = [f"{sweep}: {len(plan.cells)} cells: {words}"]
     if plan.left_out:
@@ -110,4 +110,5 @@ def describe_plan(plan: Plan, sweep: str, remarks: Sequence[str] = ()) -> list[s
     gone = plan.counts["weights gone"]
     if gone:
         lines.append(f"{gone} trained cells lack a measurement and their weights are gone; --retrain trains them again")
+    lines += plan.disk.describe() if plan.disk is not None else []
     return [*lines, *remarks]

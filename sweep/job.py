@@ -26,7 +26,10 @@ JOB_FILE = "job.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What an attempt is asked to do; a frozen copy lies in its folder as job.json. Paths are relative to `runs`."""
+    """What an attempt is asked to do; a frozen copy lies in its folder as job.json.
+
+    Addresses are full ones or relative to the runs folder (see training/storage.py).
+    """
 
     attempt: int
     fence: int
@@ -38,9 +41,9 @@ class Job:
     missing: list[tuple[str, int]]
     """(probe, length) still to be measured."""
     resume: list[tuple[int, str]]
-    """Earlier attempts whose checkpoints may be continued, newest first: (attempt id, folder)."""
+    """Earlier attempts whose checkpoints may be continued, newest first: (attempt id, address of their place)."""
     weights: str | None = None
-    """Kept weights, for kind `evaluate`."""
+    """Address of the kept weights, for kind `evaluate`."""
     commit: str | None = None
     dirty: bool | None = None
 
@@ -109,6 +112,7 @@ def _attempt(job: Job, runs: Path, store: Any, stop: StopFlag) -> int:
         return EXIT_STOPPED
     except Diverged as error:
         store.finish_attempt(job.attempt, job.fence, "diverged", cause=str(error), exit_code=0)
+        work.clean()
     except LostLease:
         raise
     except SweepError as error:

@@ -8,19 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..results.errors import SweepUnknown
+from ..results.standing import standing
 from ..results.store import Store
-from . import machine, planner, process, supervisor
+from . import disk, machine, planner, process, supervisor, texts
 from .cell import Cell
-from .errors import SweepError
 from .executors import Executor, LocalExecutor
 from .grid import Grid
 from .probes import requested
 from .supervisor import Listener, Supervisor
-from .training import corpora
-from .training.corpora import CorpusError
-from .training.data import Batches
-
-UNPREPARED = "unprepared"
+from .training import storage
 
 
 @dataclass(frozen=True)
@@ -30,25 +26,6 @@ class Outcome:
     standings: Counter[str]
     finished: bool
     """Every cell of this launch is done or has diverged."""
-
-
-def expand(grid: Grid, *, dry: bool = False) -> tuple[list[Cell], list[str]]:
-    """The grid's cells with their corpora pinned, and remarks.
-
-    A dry run forgives a corpus that is not on this machine: ids are then provisional, and a remark says so.
-    """
-    remarks: list[str] = []
-
-    def pin(data: corpora.DataConfig) -> str:
-        try:
-            return corpora.fingerprint(data)
-        except SweepError as error:
-            if not dry or isinstance(error, CorpusError):
-                raise
-            remarks.append(f"{error}; the ids above are provisional")
-            return f"{UNPREPARED}:{data.corpus}:{data.tokenizer}"
-
-    return grid.expand(pin), remarks
 
 
 def plan(
@@ -62,15 +39,22 @@ def plan(
 ) -> planner.Plan:
     """What a launch would do now; `store` is None when there is no database yet.
 
-    With `runs`, kept weights whose file is not in that folder count as gone. The database is not told: another machine
-    that shares it may have them.
+    With `runs`, kept weights that are wanted and not found there, or where else the database says, count as gone. The
+    database is not told: another machine that shares it may have them. The plan then also says what disk it needs.
+    Raises StorageError when the place of weights cannot be reached.
     """
     chosen = planner.select(grid, cells, only) if only else list(cells)
     states = store.states({cell.id for cell in chosen}) if store is not None else {}
-    if runs is not None:
-        gone = [state for state in states.values() if state.weights and not (runs / state.weights).is_file()]
-        states |= {state.cell_id: replace(state, weights=None) for state in gone}
-    return planner.plan(chosen, states, retrain=retrain, left_out=len(cells) - len(chosen))
+    if runs is None:
+        return planner.plan(chosen, states, retrain=retrain, left_out=len(cells) - len(chosen))
+    for cell in chosen:
+        state = states.get(cell.id)
+        if state is None or not state.weights or standing(state, requested(cell.config.eval)) != "needs-eval":
+            continue
+        if not storage.exists(storage.resolve(runs, state.weights)):
+            states[cell.id] = replace(state, weights=None)
+    made = planner.plan(chosen, states, retrain=retrain, left_out=len(cells) - len(chosen))
+    return replace(made, disk=disk.needed([task.cell for task in made.training], runs))
 
 
 def run(
@@ -91,31 +75,54 @@ def run(
     DataError for unusable text, Interrupted after a clean stop.
     """
     chosen = planner.select(grid, cells, only) if only else list(cells)
-    _prepare(chosen, runs)
+    texts.check(chosen, runs / "corpora")
     cells = supervisor.freeze_plugins(cells, runs)
     kept = {cell.id for cell in chosen}
     chosen = [cell for cell in cells if cell.id in kept]
     commit = _git_state()
     owner = process.this_process("launch")
     fence = _claim(store, grid, cells, commit, owner)
-    locks = machine.GpuLocks()
     try:
         supervisor.reap(store, chosen)
         plan_ = plan(grid, cells, store, only=only, retrain=retrain, runs=runs)
         planned(plan_)
-        if plan_.tasks:
-            gpus = _gpus(plan_.tasks, locks)
-            room = _executor(executor, gpus)
-            try:
-                Supervisor(store, grid.name, fence, room, listener, runs=runs, commit=commit).run(plan_.tasks)
-            finally:
-                room.close()
+        for place in {task.cell.config.checkpoint.path for task in plan_.tasks if task.kind == "train"}:
+            if place is not None:
+                storage.place(place).check()
+        carry_out(store, [(grid.name, fence, plan_.tasks)], listener, runs=runs, executor=executor, commit=commit)
         after = plan(grid, chosen, store, runs=runs)
         rest = {word for word, count in after.counts.items() if count} - {"done", "diverged"}
         return Outcome(after.counts, not rest)
     finally:
-        locks.release()
         store.release_sweep(grid.name, fence)
+
+
+def carry_out(
+    store: Store,
+    shares: Sequence[tuple[str, int, Sequence[planner.Task]]],
+    listener: Listener,
+    *,
+    runs: Path,
+    executor: str,
+    commit: tuple[str | None, bool | None],
+) -> None:
+    """Runs the tasks of sweeps that the caller holds, (sweep, fence, tasks) each, one sweep after the other.
+
+    The GPUs that they need are locked for as long. Raises MachineError, Interrupted, LostLease.
+    """
+    tasks = [task for _, _, share in shares for task in share]
+    if not tasks:
+        return
+    locks = machine.GpuLocks()
+    try:
+        room = _executor(executor, _gpus(tasks, locks))
+        try:
+            for sweep, fence, share in shares:
+                Supervisor(store, sweep, fence, room, listener, runs=runs, commit=commit).run(share)
+        finally:
+            room.close()
+    finally:
+        locks.release()
 
 
 def _claim(
@@ -145,22 +152,6 @@ def _claim(
         return store.acquire_sweep(grid.name, owner, supervisor.LEASE_S, is_alive=process.is_alive)
     record()
     return fence
-
-
-def _prepare(cells: Sequence[Cell], runs: Path) -> None:
-    """Writes the corpora's shards and checks them against what the cells ask, before any process starts."""
-    for data in {cell.config.data for cell in cells}:
-        corpora.prepare(data, runs / "corpora")
-    for cell in {(c.config.data, c.config.train.seq_len, c.config.eval.validation_tokens): c for c in cells}.values():
-        train = cell.config.train
-        corpus = corpora.open_corpus(runs / "corpora", cell.config.data.fingerprint or "")
-        Batches(corpus.train, train.seq_len, train.batch_tokens // train.seq_len, 0, cell.config.data.shuffle)
-        need = cell.config.eval.validation_tokens // train.seq_len * train.seq_len + 1
-        if len(corpus.validation) < need or need == 1:
-            raise CorpusError(
-                f"the validation split of corpus {cell.config.data.corpus!r} has {len(corpus.validation)} tokens; "
-                f"eval.validation_tokens asks for {max(need, train.seq_len + 1)}"
-            )
 
 
 def _gpus(tasks: Sequence[planner.Task], locks: machine.GpuLocks) -> list[str]:

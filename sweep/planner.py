@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from ..results.records import CellRecord, CellState
 from ..results.standing import Request, Standing, missing, standing
 from .cell import Cell
+from .disk import Disk
 from .errors import GridError
 from .grid import Grid, level_text
 from .probes import requested
@@ -25,6 +26,8 @@ class Task:
     why: Standing
     weights: str | None = None
     parent_id: int | None = None
+    repeat: bool = False
+    """Measure again what the database has already."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,8 @@ class Plan:
     left_out: int = 0
     """Cells of the grid that --only keeps out of this launch."""
     counts: Counter[str] = field(default_factory=Counter)
+    disk: Disk | None = None
+    """What the training needs; None when the plan was made without a look at the disk."""
 
     @property
     def training(self) -> list[Task]:

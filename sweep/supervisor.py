@@ -25,6 +25,7 @@ from .executors import Executor, Launch
 from .failures import TRIES, judge
 from .job import Job
 from .planner import Task
+from .training import storage
 
 LEASE_S = 60.0
 RENEW_S = 5.0
@@ -52,9 +53,9 @@ class Listener(Protocol):
 class Interrupted(Exception):
     """The user or the system asked to stop; everything was saved and marked."""
 
-    def __init__(self, number: int) -> None:
-        self.exit_code = 128 + number
-        super().__init__("stopped; launch again to continue")
+    def __init__(self, number: int, remedy: str = "launch again to continue") -> None:
+        self.number, self.exit_code = number, 128 + number
+        super().__init__(f"stopped; {remedy}")
 
 
 class _Signals:
@@ -141,6 +142,8 @@ class Supervisor:
 
     def _revised(self, task: Task, state: CellState | None, now: Standing) -> Task | None:
         """The task as it stands now: another sweep may have trained the cell since the plan was made."""
+        if task.repeat:
+            return self._repeated(task, state)
         if now == task.why or now in ("new", "interrupted", "failed"):
             return task
         if task.why == "weights gone" and now == "needs-eval":
@@ -152,6 +155,12 @@ class Supervisor:
                 task, kind="evaluate", missing=lacking, weights=state.weights, parent_id=state.trained_attempt_id
             )
         return None
+
+    def _repeated(self, task: Task, state: CellState | None) -> Task | None:
+        """The same measurements on the newest training, which another sweep may have made since; None without weights."""
+        if state is None or state.trained_attempt_id == task.parent_id:
+            return task
+        return replace(task, weights=state.weights, parent_id=state.trained_attempt_id) if state.weights else None
 
     def _start(self, task: Task) -> bool:
         """False when another sweep trains the cell at this moment."""
@@ -206,7 +215,15 @@ class Supervisor:
                 continue
             if earlier.state in ("done", "diverged"):
                 return
-            yield earlier.id, earlier.run_dir
+            yield earlier.id, self._place_of(earlier)
+
+    def _place_of(self, earlier: Attempt) -> str:
+        """Where an attempt kept its checkpoints: the launch that made it may have named another place than this one."""
+        if earlier.checkpoint is not None:
+            return storage.split(earlier.checkpoint)[0]
+        known = self.store.provenance(earlier.id)
+        path = known.config["checkpoint"].get("path") if known is not None else None
+        return storage.home(path, earlier.run_dir)
 
     def _close(self, attempt_id: int, code: int, queue: deque[Task]) -> None:
         task = self._tasks.pop(attempt_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import replace
 from itertools import groupby
@@ -17,22 +18,20 @@ from ..results.store import Store
 from . import provenance
 from .cell import CellConfig
 from .job import Job
-from .machine import no_gpu
+from .machine import no_gpu, peak_resident, reset_peak_resident
 from .plugins import load_plugin
-from .probes import load_probe
+from .probes import PROBES, load_probe
 from .probes.perplexity import stream_loss
 from .probes.subject import Subject, evaluating, unmeasured
-from .training import checkpoint, flops
+from .training import checkpoint, flops, storage
 from .training.corpora import Corpus, open_corpus
-from .training.data import Batches
+from .training.data import training_batches
 from .training.loop import Point, Stopped, Trainer
 from .training.optimizers import Optimizers
-from .training.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from .job import StopFlag
 
-WEIGHTS = "weights.safetensors"
 MAIN_METRIC = {"needle": ("digit_accuracy", "fraction"), "val": ("val_loss", "nats/token")}
 """Metric and unit under which a probe that ran out of memory says so, where that is not nats per token."""
 
@@ -49,29 +48,50 @@ def choose_device(gpus: int) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
+def repeat_exactly() -> None:
+    """Only operations that give the same bits each time, for the rest of this process. Call it before CUDA is used.
+
+    On the CPU all of ours do so anyway. Memory that was not written is filled with NaN, which costs a little.
+    """
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
+
+
 class Work:
-    """Runs one job. `weights` is the path of the kept weights, relative to the runs folder, once there are any."""
+    """Runs one job. `weights` is the address of the kept weights, as the database holds it, once there are any."""
 
     def __init__(self, job: Job, runs: Path, store: Store, stop: StopFlag) -> None:
         self.job, self.runs, self.stop = job, runs, stop
         self.store = store
-        self.folder = runs / job.folder
         self.recorder = Recorder(store, job.attempt, job.fence)
         self.weights: str | None = None
         for plugin in job.config["plugins"]:
             load_plugin(Path(plugin["path"]), plugin["sha256"])
         self.config = CellConfig.model_validate(job.config)
+        self.home = storage.home(self.config.checkpoint.path, job.folder)
+        """Where checkpoints and weights go, as the database says it."""
+        self._place = storage.resolve(runs, self.home)
+        self._earlier = [storage.resolve(runs, folder) for _, folder in job.resume]
+        """Places of earlier attempts that may hold checkpoints, newest first."""
+        self._source = ("", "")
+        """Place and name of the checkpoint that this attempt went on from."""
         self._saved = time.monotonic()
 
     def run(self, began: float) -> None:
         """Trains or loads, then probes. Raises Stopped, Diverged, LostLease and whatever goes wrong."""
         config = self.config
         torch.set_num_threads(config.resources.cpus)
+        if config.train.deterministic:
+            repeat_exactly()
+        if self.job.kind == "train":
+            self._claim()
         device = choose_device(config.resources.gpus)
         corpus = open_corpus(self.runs / "corpora", config.data.fingerprint or "")
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         model = build(config.model, seed=config.seed, device=device, dtype=dtype)
-        subject = Subject(model, load_tokenizer(config.data.tokenizer), corpus, config, device)
+        subject = Subject(model, corpus.load_tokenizer(), corpus, config, device)
         kernels = model.kernel_paths()
         self.recorder.provenance(
             provenance.collect(
@@ -81,7 +101,11 @@ class Work:
                 kernels=kernels,
                 tokenizer=config.data.tokenizer,
                 corpus=config.data.corpus,
-                extra={"parameters": count(model), "start_seconds": round(time.monotonic() - began, 3)},
+                extra={
+                    "parameters": count(model),
+                    "start_seconds": round(time.monotonic() - began, 3),
+                    "chunk_tokens": config.eval.chunk_tokens,
+                },
             )
         )
         if self.job.kind == "train":
@@ -90,7 +114,7 @@ class Work:
             self._references(corpus)
         else:
             assert self.job.weights is not None
-            checkpoint.load_weights(self.runs / self.job.weights, model)
+            checkpoint.load_weights(storage.resolve(self.runs, self.job.weights), model)
         self._leave_if_asked()
         self._probe(subject)
         if self.job.kind == "train":
@@ -103,13 +127,7 @@ class Work:
         trainer = Trainer(
             model=model,
             optimizers=Optimizers(model.parameter_groups(), config.train, subject.device),
-            batches=Batches(
-                subject.corpus.train,
-                config.train.seq_len,
-                config.train.batch_tokens // config.train.seq_len,
-                config.seed,
-                config.data.shuffle,
-            ),
+            batches=training_batches(config, subject.corpus.train),
             config=config.train,
             seed=config.seed,
             device=subject.device,
@@ -128,20 +146,29 @@ class Work:
         with evaluating(subject.model):
             return stream_loss(subject, full_context=False)[0]
 
+    def _claim(self) -> None:
+        """Makes sure that checkpoints can be written, and that no strange one lies where ours will be looked for."""
+        if self.config.checkpoint.path is not None:
+            checkpoint.claim(self._place)
+        else:
+            # The runs folder is this database's own: what lies there is left of one that was deleted.
+            checkpoint.clear(self._place)
+
     def _resume(self, trainer: Trainer) -> None:
-        for attempt, folder in self.job.resume:
-            path = checkpoint.newest(self.runs / folder)
-            if path is not None:
-                state = checkpoint.load(path)
-                trainer.restore(state)
-                self.recorder.inherit_curve(attempt, state.step)
-                self.store.add_event(
-                    "resumed",
-                    f"from step {state.step} of attempt {attempt}",
-                    cell_id=self.job.cell,
-                    attempt_id=self.job.attempt,
-                )
-                return
+        for (attempt, _), place in zip(self.job.resume, self._earlier, strict=True):
+            state = checkpoint.newest(place)
+            if state is None:
+                continue
+            trainer.restore(state)
+            self._source = place, state.name
+            self.recorder.inherit_curve(attempt, state.step)
+            self.store.add_event(
+                "resumed",
+                f"from step {state.step} of attempt {attempt}",
+                cell_id=self.job.cell,
+                attempt_id=self.job.attempt,
+            )
+            return
 
     def progress(self, step: int, loss: float, tokens_per_s: float) -> None:
         """Watcher: how far the training is."""
@@ -180,12 +207,22 @@ class Work:
         )
 
     def save(self, step: int, tokens: int, wall_s: float) -> None:
-        """Watcher: writes a checkpoint into the attempt's folder."""
-        path = checkpoint.save(
-            self.folder, self._model, self._optimizers.state_dict(), step=step, tokens=tokens, wall_s=wall_s
+        """Watcher: writes a checkpoint."""
+        name = checkpoint.save(
+            self._place, self._model, self._optimizers.state_dict(), step=step, tokens=tokens, wall_s=wall_s
         )
-        self.recorder.checkpoint(path.relative_to(self.runs).as_posix())
+        self.recorder.checkpoint(storage.join(self.home, name))
+        if self._earlier:
+            self._thin_out()
         self._saved = time.monotonic()
+
+    def _thin_out(self) -> None:
+        """Leaves two checkpoints over all attempts of the cell, so that stops do not pile them up."""
+        enough = len(checkpoint.found(self._place)) >= checkpoint.KEPT
+        for place in self._earlier:
+            checkpoint.clear(place, but=None if enough or place != self._source[0] else self._source[1])
+        if enough:
+            self._earlier = []
 
     # --- measuring ------------------------------------------------------------------------------------------------
 
@@ -226,7 +263,7 @@ class Work:
         )
 
     def _references(self, corpus: Corpus) -> None:
-        n = len(corpus.train)
+        n = corpus.train_tokens
         bigram = corpus.bigram_entropy
         why = None if bigram is not None else "n/a: the vocabulary is too large to count pairs"
         self.recorder.measurements(
@@ -247,22 +284,35 @@ class Work:
                     self._leave_if_asked()
 
     def _probe_at(self, subject: Subject, name: str, length: int) -> None:
+        """Records what the probe found at that length, and the peak memory that it took, if the system tells.
+
+        On CUDA that is what torch allocated, weights included, on the CPU the resident memory of the whole process.
+        """
         cuda = subject.device.type == "cuda"
         if cuda:
             torch.cuda.reset_peak_memory_stats(subject.device)
+        resident = not cuda and reset_peak_resident()
         started = time.perf_counter()
         try:
             results = list(load_probe(name)(subject, [length]))
-        except torch.OutOfMemoryError as error:
+        except (RuntimeError, MemoryError) as error:
+            if not _out_of_memory(error):
+                raise
             metric, unit = MAIN_METRIC.get(name, ("nats", "nats/token"))
-            results = [([unmeasured(name, metric, length, unit, f"oom: {str(error).splitlines()[0]}")], [])]
-        cost = {
-            "seconds": time.perf_counter() - started,
-            "peak_memory": torch.cuda.max_memory_allocated(subject.device) if cuda else None,
-        }
-        for measured, examples in results:
-            self.recorder.examples(examples)
-            self.recorder.measurements([_with(one, cost) for one in measured])
+            reason = f"oom: {(str(error) or type(error).__name__).splitlines()[0]}"
+            results = [([unmeasured(name, metric, length, unit, reason)], [])]
+        seconds = time.perf_counter() - started
+        peak = torch.cuda.max_memory_allocated(subject.device) if cuda else peak_resident() if resident else None
+        measured = [one for some, _ in results for one in some]
+        if peak is not None and PROBES[name].by_length:
+            # A length without a single number has no peak either, and for the same reason.
+            why = measured[0].reason if all(one.value is None for one in measured) else None
+            value = None if why else float(peak)
+            measured.append(
+                Measurement(probe=name, metric="peak_memory", length=length, value=value, unit="bytes", reason=why)
+            )
+        self.recorder.examples([example for _, some in results for example in some])
+        self.recorder.measurements([replace(one, seconds=seconds, peak_memory=peak) for one in measured])
 
     def _leave_if_asked(self) -> None:
         if self.stop.set:
@@ -271,18 +321,28 @@ class Work:
     def _keep(self) -> None:
         """Leaves the weights on disk if the config says so."""
         if self.config.checkpoint.keep != "nothing":
-            checkpoint.save_weights(self.folder / WEIGHTS, self._model)
-            self.weights = f"{self.job.folder}/{WEIGHTS}"
+            checkpoint.save_weights(storage.join(self._place, checkpoint.WEIGHTS), self._model)
+            self.weights = storage.join(self.home, checkpoint.WEIGHTS)
 
     def clean(self) -> None:
-        """Removes the checkpoints of every attempt of this cell, once it is done and the database knows."""
+        """Removes the checkpoints of every attempt of this cell, once the database knows that they are not needed."""
         if self.job.kind == "train" and self.config.checkpoint.keep != "everything":
-            for folder in (self.job.folder, *(path for _, path in self.job.resume)):
-                checkpoint.clear(self.runs / folder)
+            try:
+                for place in (self._place, *self._earlier):
+                    checkpoint.clear(place)
+            except storage.StorageError as error:
+                # the numbers stand, so this is only told
+                self.store.add_event(
+                    "storage",
+                    f"checkpoints were left behind: {error}",
+                    cell_id=self.job.cell,
+                    attempt_id=self.job.attempt,
+                )
 
 
-def _with(measurement: Measurement, cost: dict[str, float | int | None]) -> Measurement:
-    return replace(measurement, **cost)  # type: ignore[arg-type]
+def _out_of_memory(error: RuntimeError | MemoryError) -> bool:
+    """Whether memory ran out: on the GPU, in Python or numpy, or in torch's allocator of the CPU."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def count(model: Backbone) -> int:

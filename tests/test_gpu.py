@@ -6,7 +6,9 @@ import json
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -101,3 +103,72 @@ def test_launch_on_a_gpu_records_speed_and_memory(tmp_path: Path) -> None:
     mfu = database.execute("SELECT value FROM results WHERE metric = 'mfu'").fetchall()
     assert len(mfu) == 2
     assert all(0 < value < 1 for (value,) in mfu)
+
+
+def trained(folder: Path, *, stop: int = 0, exactly: bool) -> Any:
+    """What tests/helpers/repeat.py prints, in a process of its own as every attempt is."""
+    script = Path(__file__).parent / "helpers" / "repeat.py"
+    command = [sys.executable, str(script), str(folder), str(stop), str(int(exactly)), "cuda"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("exactly", [True, False])
+def test_resumed_runs_on_cuda_equal_uninterrupted_ones(
+    tmp_path: Path, exactly: bool, record_property: Callable[[str, object], None]
+) -> None:
+    """Bit for bit with train.deterministic; without it the difference is printed, and small."""
+    whole = trained(tmp_path / "whole", exactly=exactly)
+    first = trained(tmp_path / "parts", stop=5, exactly=exactly)
+    second = trained(tmp_path / "parts", exactly=exactly)
+    for name, expected in whole.items():
+        found = [*first[name]["curve"], *second[name]["curve"]]
+        assert [point[0] for point in found] == list(range(1, 13))
+        assert (len(first[name]["curve"]), len(second[name]["curve"])) == (5, 7)
+        pairs = zip(found, expected["curve"], strict=True)
+        gap = max(abs(a - b) / abs(b) for got, want in pairs for a, b in zip(got[1:3], want[1:3], strict=True))
+        print(
+            f"{name}, deterministic {exactly}: largest relative difference of a loss {gap:.3g}; {expected['kernels']}"
+        )
+        record_property(f"{name}, deterministic {exactly}", gap)
+        assert gap < 1e-2
+        if exactly:
+            assert found == expected["curve"], name
+            assert second[name]["weights"] == expected["weights"], name
+            assert "fla" not in expected["kernels"].get("memory", "").split()[:1]
+
+
+def test_two_deterministic_launches_agree_to_the_last_bit(tmp_path: Path) -> None:
+    """Training and every probe, each in another process."""
+    (tmp_path / "gpu.yaml").write_text(
+        "name: gpu\nextends: tiny\naxes: {attn_type: [polar]}\nresources: {gpus: 1, cpus: 2}\n"
+        "include:\n  - {attn_type: polar, memory: on}\n  - {attn_type: nope, window: on, distractor: on}\n"
+        "set: {model.head_dim: 64, train.tokens: 12288, train.deterministic: on, eval.validate_every: 1, "
+        "eval.validation_tokens: 4096, eval.lengths: [128, 1024]}\n"
+    )
+    numbers = []
+    for database in ("a.db", "b.db"):
+        command = [
+            sys.executable,
+            "-m",
+            "atma_sweep.cli",
+            "launch",
+            "gpu.yaml",
+            "--executor",
+            "local",
+            "--db",
+            database,
+        ]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500)
+        assert done.returncode == 0, done.stdout + done.stderr
+        connection = sqlite3.connect(tmp_path / database)
+        numbers.append([
+            connection.execute("SELECT attempt_id, step, train_loss, val_loss, grad_norm FROM curve_point").fetchall(),
+            connection.execute(
+                "SELECT attempt_id, probe, metric, length, value FROM measurement WHERE probe <> 'throughput' "
+                "AND metric <> 'peak_memory' ORDER BY 1, 2, 3, 4"
+            ).fetchall(),
+        ])  # fmt: skip
+    assert len(numbers[0][0]) == 3 * 12
+    assert numbers[0] == numbers[1]

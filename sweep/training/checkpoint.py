@@ -1,11 +1,9 @@
-"""Checkpoints of a running attempt: written aside, synced, renamed; the one before stays until the new one is verified."""
+"""Checkpoints of a running attempt: whole or not there, hashed as they were read back, the one before kept."""
 
 from __future__ import annotations
 
-import hashlib
+import functools
 import json
-import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +14,18 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from ...model.backbone import Backbone
+from ...model.config import ModelConfig
 from ..errors import SweepError
+from . import storage
 
 PREFIX = "checkpoint-"
+MODEL = "model.safetensors"
+OPTIMIZERS = "optimizers.pt"
+WEIGHTS = "weights.safetensors"
+"""The kept weights of a finished training, beside its checkpoints."""
+KEPT = 2
+"""Checkpoints that a running attempt leaves behind: the newest, and the one before should that be damaged."""
 
 
 class CheckpointError(SweepError):
@@ -36,18 +43,15 @@ class Checkpoint:
     model: dict[str, Tensor]
     optimizers: dict[str, Any]
 
+    @property
+    def name(self) -> str:
+        """What it is called in its place."""
+        return name_of(self.step)
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def name_of(step: int) -> str:
+    """The name of the checkpoint after `step` steps; names sort by step."""
+    return f"{PREFIX}{step:08d}"
 
 
 def model_state(model: nn.Module) -> dict[str, Tensor]:
@@ -55,81 +59,130 @@ def model_state(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
 
 
-def save_weights(path: Path, model: nn.Module) -> None:
-    """Writes the model's tensors as safetensors, complete or not at all."""
-    aside = path.with_name(path.name + ".part")
-    save_file(model_state(model), aside)
-    _sync(aside)
-    os.replace(aside, path)
-
-
-def load_weights(path: Path, model: nn.Module) -> None:
-    """Reads what `save_weights` wrote. Raises CheckpointError when the file is missing, damaged or of another model."""
+def _write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     try:
-        model.load_state_dict(load_file(path))
-    except (OSError, SafetensorError, RuntimeError) as error:
-        raise CheckpointError(
-            f"{path}: the weights cannot be read: {str(error).splitlines()[0]}; train the cell again with --retrain"
-        ) from error
+        save_file(tensors, path)
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
+
+
+def _write_optimizers(optimizers: Mapping[str, Any], path: Path) -> None:
+    try:
+        torch.save(optimizers, path)
+    except RuntimeError as error:
+        # what torch's zip writer says of a full disk
+        if "inline_container" not in str(error):
+            raise
+        raise OSError(str(error)) from error
+
+
+def save_weights(address: str | Path, model: nn.Module) -> None:
+    """Writes the model's tensors as safetensors, complete or not at all. Raises StorageError."""
+    folder, name = storage.split(str(address))
+    storage.place(folder).put(name, functools.partial(_write_tensors, model_state(model)))
+
+
+def load_weights(address: str | Path, model: nn.Module) -> None:
+    """Reads what `save_weights` wrote. Raises CheckpointError when the file is missing, damaged or of another model,
+    StorageError when its place cannot be reached."""
+    folder, name = storage.split(str(address))
+    with storage.place(folder).file(name) as path:
+        try:
+            model.load_state_dict(load_file(path))
+        except (OSError, SafetensorError, RuntimeError) as error:
+            raise CheckpointError(
+                f"{address}: the weights cannot be read: {str(error).splitlines()[0]}; "
+                "train the cell again with --retrain"
+            ) from error
 
 
 def save(
-    folder: Path, model: nn.Module, optimizers: Mapping[str, Any], *, step: int, tokens: int, wall_s: float
-) -> Path:
-    """Writes `folder`/checkpoint-<step> and removes older ones, the one just before it excepted."""
-    final = folder / f"{PREFIX}{step:08d}"
-    aside = folder / f".{final.name}.part"
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    save_file(model_state(model), aside / "model.safetensors")
-    torch.save(optimizers, aside / "optimizers.pt")
-    state: dict[str, Any] = {"step": step, "tokens": tokens, "wall_s": wall_s}
-    state["sha256"] = {name: _sha256(aside / name) for name in ("model.safetensors", "optimizers.pt")}
-    (aside / "state.json").write_text(json.dumps(state))
-    for path in (*aside.iterdir(), aside):
-        _sync(path)
-    if final.exists():
-        shutil.rmtree(final)
-    os.rename(aside, final)
-    _sync(folder)
-    if verified(final):
-        for old in found(folder)[2:]:
-            shutil.rmtree(old)
-    return final
+    folder: str | Path, model: nn.Module, optimizers: Mapping[str, Any], *, step: int, tokens: int, wall_s: float
+) -> str:
+    """Writes a checkpoint into the place `folder` and returns its name there.
+
+    Once it has been read back, older ones go, but for the one just before it. Raises StorageError.
+    """
+    place = storage.place(folder)
+    writers = {
+        MODEL: functools.partial(_write_tensors, model_state(model)),
+        OPTIMIZERS: functools.partial(_write_optimizers, optimizers),
+    }
+    place.publish(name_of(step), writers, {"step": step, "tokens": tokens, "wall_s": wall_s})
+    for old in found(folder)[KEPT:]:
+        place.remove(old)
+    return name_of(step)
 
 
-def found(folder: Path) -> list[Path]:
-    """Checkpoint folders in `folder`, newest first, verified or not."""
-    return sorted(folder.glob(f"{PREFIX}*"), reverse=True)
+def found(folder: str | Path) -> list[str]:
+    """Names of the checkpoints in a place, newest first, sound or not. Raises StorageError."""
+    return [name for name in reversed(storage.place(folder).names()) if name.startswith(PREFIX)]
+
+
+def newest(folder: str | Path) -> Checkpoint | None:
+    """The newest sound checkpoint of a place; damaged ones are passed over. Raises StorageError."""
+    for name in found(folder):
+        with storage.place(folder).bundle(name) as path:
+            if verified(path):
+                return load(path)
+    return None
 
 
 def verified(path: Path) -> bool:
-    """Whether every file of a checkpoint is there with the hash that was written down."""
-    try:
-        state = json.loads((path / "state.json").read_text())
-        return all(_sha256(path / name) == digest for name, digest in state["sha256"].items())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return False
-
-
-def newest(folder: Path) -> Path | None:
-    """The newest checkpoint in `folder` that verifies; damaged ones are passed over."""
-    return next((path for path in found(folder) if verified(path)), None)
+    """Whether a local checkpoint has every file, each with the hash that was written down."""
+    seal = storage.sealed(path)
+    return seal is not None and {MODEL, OPTIMIZERS} == set(seal["sha256"]) and {"step", "tokens", "wall_s"} <= set(seal)
 
 
 def load(path: Path) -> Checkpoint:
-    """Reads a checkpoint onto the CPU; the optimizer state loads with weights_only."""
-    state = json.loads((path / "state.json").read_text())
+    """Reads a local checkpoint onto the CPU; the optimizer state loads with weights_only."""
+    seal = json.loads((path / storage.SEAL).read_text())
     return Checkpoint(
-        step=state["step"],
-        tokens=state["tokens"],
-        wall_s=state["wall_s"],
-        model=load_file(path / "model.safetensors"),
-        optimizers=torch.load(path / "optimizers.pt", map_location="cpu", weights_only=True),
+        step=seal["step"],
+        tokens=seal["tokens"],
+        wall_s=seal["wall_s"],
+        model=load_file(path / MODEL),
+        optimizers=torch.load(path / OPTIMIZERS, map_location="cpu", weights_only=True),
     )
 
 
-def clear(folder: Path) -> None:
-    """Removes every checkpoint in `folder`, unfinished ones included."""
-    for path in (*found(folder), *folder.glob(f".{PREFIX}*.part")):
-        shutil.rmtree(path)
+def clear(folder: str | Path, but: str | None = None) -> None:
+    """Removes every checkpoint of a place, unfinished ones included, except the one named `but`. Raises StorageError."""
+    place = storage.place(folder)
+    for name in place.names():
+        unfinished = name.startswith(f".{PREFIX}") and name.endswith(".part")
+        if (name.startswith(PREFIX) or unfinished) and name != but:
+            place.remove(name)
+
+
+def claim(folder: str | Path) -> None:
+    """Makes sure that a shared place is writable and that nobody else's state lies there. Raises StorageError."""
+    place = storage.place(folder)
+    if any(name.startswith(PREFIX) or name == WEIGHTS for name in place.names()):
+        raise storage.StorageError(
+            f"{folder} already holds a training that this database does not know; remove it, or name another place "
+            "with checkpoint.path"
+        )
+    place.check()
+
+
+def sizes(config: ModelConfig, *, cuda: bool) -> tuple[int, int]:
+    """Bytes of a model's weights and of its optimizers' state, as attempts on CUDA or on the CPU save them.
+
+    Counted on the meta device, so nothing is allocated. Names and headers, some 400 bytes a tensor, are left out.
+    """
+    dtype = torch.bfloat16 if cuda else torch.float32
+    try:
+        with torch.device("meta"):
+            model = Backbone(config, dtype=dtype)
+    except (NotImplementedError, RuntimeError):
+        # a mixer of somebody's own may need real numbers in its constructor
+        model = Backbone(config, dtype=dtype)
+    weights = sum(tensor.nbytes for tensor in model.state_dict().values())
+    # Muon keeps one buffer for each of its parameters, AdamW two.
+    buffers = sum(
+        parameter.nbytes * (1 if group == "muon" else 2)
+        for group, members in model.parameter_groups().items()
+        for _, parameter in members
+    )
+    return weights, buffers

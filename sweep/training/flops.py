@@ -2,28 +2,50 @@
 
 from __future__ import annotations
 
-import re
+from typing import NamedTuple
 
 from ...model.config import ModelConfig
 
-PEAK_BF16: tuple[tuple[str, float], ...] = (
-    (r"\bA100\b", 312e12),
-    (r"\bL4\b", 121e12),
-    (r"\bL40S\b", 362e12),
-    (r"\bH100 PCIe\b", 756e12),
-    (r"\bH100 NVL\b", 835e12),
-    (r"\bH100\b", 989e12),
-    (r"\bH200 NVL\b", 835e12),
-    (r"\bH200\b", 989e12),
-    (r"\bB200\b", 2250e12),
-    (r"\bRTX 4090\b", 165.2e12),
+
+class Peak(NamedTuple):
+    """Dense bf16 tensor FLOP/s of a GPU with fp32 accumulation."""
+
+    names: tuple[str, ...]
+    """As the CUDA driver reports them, "NVIDIA " left out; the whole name."""
+    flops: float
+    source: str
+    """NVIDIA's document and what it says; figures "with sparsity" are halved."""
+
+
+_ADA = "Ada architecture white paper, https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf"
+_HOPPER = "H100 architecture white paper, https://resources.nvidia.com/en-us-tensor-core/gtc22-whitepaper-hopper"
+_H100 = "H100 datasheet, https://resources.nvidia.com/en-us-tensor-core/nvidia-tensor-core-gpu-datasheet"
+_H200 = "H200 datasheet, https://resources.nvidia.com/en-us-data-center-overview-mc/en-us-data-center-overview/hpc-datasheet-sc23-h200"
+_BLACKWELL = "Blackwell datasheet, https://nvdam.widen.net/s/wwnsxrhm2w/blackwell-datasheet-3384703"
+PEAK_BF16: tuple[Peak, ...] = (
+    Peak(
+        ("A100-SXM4-40GB", "A100-SXM4-80GB", "A100-PCIE-40GB", "A100 80GB PCIe"),
+        312e12,
+        "A100 datasheet, https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf: 312, every form",
+    ),
+    Peak(("L4",), 121e12, "L4 datasheet, https://www.nvidia.com/en-us/data-center/l4/: 242 with sparsity"),
+    Peak(("L40S",), 362e12, "L40S datasheet, https://resources.nvidia.com/en-us-l40s/l40s-datasheet-28413: 362.05"),
+    Peak(("H100 80GB HBM3",), 989e12, f"{_HOPPER}: SXM5 989.4"),
+    Peak(("H100 PCIe",), 756e12, f"{_HOPPER}: PCIe 756"),
+    Peak(("H100 NVL",), 835e12, f"{_H100}: NVL 1,671 with sparsity"),
+    Peak(("H200",), 989e12, f"{_H200}: SXM 1,979 with sparsity"),
+    Peak(("H200 NVL",), 835e12, f"{_H200}: NVL 1,671 with sparsity"),
+    Peak(("B200",), 2250e12, f"{_BLACKWELL}: HGX B200 4,500 a GPU with sparsity"),
+    Peak(("GB200",), 2500e12, f"{_BLACKWELL}: GB200 NVL72 5,000 a GPU with sparsity"),
+    Peak(("GeForce RTX 4090",), 165.2e12, f"{_ADA}: 165.2 with FP32 accumulate"),
 )
-"""Dense bf16 tensor FLOP/s with fp32 accumulation, from NVIDIA's data sheets (half of the figure "with sparsity")."""
+"""Whole names, because a part of a GPU (MIG, vGPU) and its laptop and export forms are other machines: they have none."""
 
 
 def peak_flops(gpu_name: str | None) -> float | None:
     """Peak dense bf16 FLOP/s of a GPU by its driver's name, or None when it is not in the table."""
-    return next((peak for pattern, peak in PEAK_BF16 if gpu_name and re.search(pattern, gpu_name)), None)
+    short = (gpu_name or "").removeprefix("NVIDIA ")
+    return next((peak.flops for peak in PEAK_BF16 if short in peak.names), None)
 
 
 def paper_flops(config: ModelConfig, parameters: int, seq_len: int) -> float:

@@ -62,7 +62,7 @@ class Watcher(Protocol):
         """Called at every validation."""
 
     def should_stop(self) -> bool:
-        """Whether to save and leave after this step."""
+        """Whether to save and leave now; asked before every micro-batch."""
 
     def should_save(self, step: int) -> bool:
         """Whether a checkpoint is due after `step` steps."""
@@ -110,48 +110,66 @@ class Trainer:
     watcher: Watcher
     step: int = 0
     wall_s: float = 0.0
+    _saved: int = 0
+    """The step that a checkpoint holds already; 0 is rebuilt from the seed."""
+    _unchecked: list[tuple[int, Tensor, Tensor]] = field(default_factory=list)
+    """(step, loss, gradient norm) of the steps since the last look at their values, which waits for the device."""
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Goes on from a checkpoint."""
         self.model.load_state_dict(checkpoint.model)
         self.optimizers.load_state_dict(checkpoint.optimizers)
         self.step, self.wall_s = checkpoint.step, checkpoint.wall_s
+        self._saved = checkpoint.step
 
     def run(self) -> None:
-        """Trains to the end. Raises Diverged, or Stopped after a checkpoint when the watcher asks for it."""
+        """Trains to the end. Raises Diverged, or Stopped when the watcher asks for it.
+
+        A stop abandons the step that is under way: what is saved is the state after the last whole one.
+        """
         steps = self.config.steps
         clock = _Clock(self.wall_s)
         self.model.train()
         while self.step < steps:
-            loss, norm = self._step(self.step)
+            done = self._step(self.step)
+            if done is None:
+                if self.step > self._saved:
+                    self._save(clock)
+                raise Stopped
             self.step += 1
+            self._unchecked.append((self.step, *done))
             clock.tokens += self.config.batch_tokens
             at_point = self.step % self.validate_every == 0 or self.step == steps
             if at_point or time.perf_counter() - clock.told >= 1.0:
-                self._check(loss, norm)
-                self.watcher.progress(self.step, float(loss), clock.rate())
+                loss, norm = self._checked()
+                self.watcher.progress(self.step, loss, clock.rate())
                 clock.told = time.perf_counter()
-            if at_point:
-                self._point(clock, float(loss), float(norm))
-            leaving = self.watcher.should_stop() and self.step < steps
-            if leaving or (self.watcher.should_save(self.step) and self.step < steps):
-                self._check(loss, norm)
-                clock.stop()
-                self.watcher.save(self.step, self.step * self.config.batch_tokens, clock.wall_s)
-                if leaving:
-                    raise Stopped
-                clock.start()
+                if at_point:
+                    self._point(clock, loss, norm)
+            if self.step < steps and self.watcher.should_save(self.step):
+                self._save(clock)
         self.wall_s = clock.wall_s
+
+    def _save(self, clock: _Clock) -> None:
+        if self._unchecked:
+            self._checked()
+        clock.stop()
+        self.watcher.save(self.step, self.step * self.config.batch_tokens, clock.wall_s)
+        self._saved = self.step
+        clock.start()
 
     def _point(self, clock: _Clock, loss: float, norm: float) -> None:
         _, rate = clock.stop()
+        validation = self.validate()
+        if not math.isfinite(validation):
+            raise Diverged(self.step, "validation loss")
         self.watcher.point(
             Point(
                 step=self.step,
                 tokens=self.step * self.config.batch_tokens,
                 wall_s=clock.wall_s,
                 train_loss=loss,
-                val_loss=self.validate(),
+                val_loss=validation,
                 tokens_per_s=rate,
                 grad_norm=norm,
                 lr=self._factor(self.step - 1),
@@ -161,20 +179,32 @@ class Trainer:
         self.model.train()
         clock.start()
 
-    def _check(self, loss: Tensor, norm: Tensor) -> None:
-        for value, what in ((loss, "loss"), (norm, "gradient norm")):
-            if not math.isfinite(float(value)):
-                raise Diverged(self.step, what)
+    def _checked(self) -> tuple[float, float]:
+        """Loss and gradient norm of the last step. Raises Diverged at the first step whose values are not finite."""
+        steps, losses, norms = zip(*self._unchecked, strict=True)
+        self._unchecked.clear()
+        values = torch.stack([torch.stack(losses).double(), torch.stack(norms).double()]).tolist()
+        for step, loss, norm in zip(steps, *values, strict=True):
+            for value, what in ((loss, "loss"), (norm, "gradient norm")):
+                if not math.isfinite(value):
+                    raise Diverged(step, what)
+        return values[0][-1], values[1][-1]
 
     def _factor(self, step: int) -> float:
         return schedule.factor(step, self.config.steps, constant=self.config.constant, decay=self.config.schedule)
 
-    def _step(self, step: int) -> tuple[Tensor, Tensor]:
-        """One optimizer step; returns the batch's mean cross-entropy and the gradient norm, still on the device."""
+    def _step(self, step: int) -> tuple[Tensor, Tensor] | None:
+        """One optimizer step; returns the batch's mean cross-entropy and the gradient norm, still on the device.
+
+        None when it was asked to stop: then nothing has changed, since draws depend on the step alone.
+        """
         inputs, targets = (part.to(self.device, non_blocking=True) for part in self.batches.step(step))
         rows = self.config.micro_batch
         total = torch.zeros((), device=self.device)
         for micro in range(self.config.accumulation):
+            if self.watcher.should_stop():
+                self.optimizers.zero_grad()
+                return None
             part = slice(micro * rows, (micro + 1) * rows)
             objective, cross_entropy = self._micro(inputs[part], targets[part], step, micro)
             objective.backward()

@@ -128,6 +128,11 @@ class Optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = self._base[id(group)] * factor
             optimizer.step()
+        self.zero_grad()
+
+    def zero_grad(self) -> None:
+        """Drops every gradient."""
+        for optimizer in self._both:
             optimizer.zero_grad(set_to_none=True)
 
     def state_dict(self) -> dict[str, Any]:

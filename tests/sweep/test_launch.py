@@ -5,153 +5,20 @@ from __future__ import annotations
 import json
 import math
 import os
-import random
 import re
 import signal
-import sqlite3
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
+from bench import COMMAND, Bench, Curves
 
-COMMAND = [sys.executable, "-m", "atma_sweep.cli"]
-WORDS = [
-    "the",
-    "model",
-    "reads",
-    "a",
-    "long",
-    "row",
-    "of",
-    "bytes",
-    "and",
-    "guesses",
-    "what",
-    "comes",
-    "next",
-    "from",
-    "all",
-    "that",
-    "it",
-    "has",
-    "seen",
-    "so",
-    "far",
-]
-MICRO = """
-name: micro
-extends: tiny
-axes:
-  attn_type: [nope, polar]
-seeds: {seeds}
-set:
-  model: {{d_model: 16, n_layers: 3, n_heads: 2, n_kv_heads: 1, head_dim: 8, window_size: 8}}
-  data: {{corpus: files, path: {text}, heldout_tokens: 400}}
-  train: {{tokens: {tokens}, seq_len: 32, batch_tokens: 128, micro_batch: 2}}
-  eval: {{lengths: [32, 64], documents: 2, junk_rows: 2, needle_trials: 2, validate_every: 10, validation_tokens: 256}}
-  checkpoint: {{every_steps: 7}}
-"""
 LONG = 128 * 150
 VERY_LONG = 128 * 1000
 """Long enough for another launch to start meanwhile."""
 TRAINING = "SELECT 1 FROM attempt WHERE phase = 'training' AND checkpoint IS NOT NULL"
-Curves = dict[str, list[tuple[object, ...]]]
-
-
-class Bench:
-    """A folder with a grid, some text, and a database; commands run in it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        draw = random.Random(0)
-        text = folder / "text"
-        text.mkdir()
-        for index in range(40):
-            (text / f"{index}.txt").write_text(" ".join(draw.choice(WORDS) for _ in range(300)))
-        self.grid()
-
-    def grid(self, *, tokens: int = 128 * 12, seeds: int = 1, more: str = "", name: str = "micro") -> Path:
-        text = MICRO.format(text=self.folder / "text", tokens=tokens, seeds=seeds)
-        path = self.folder / f"{name}.yaml"
-        path.write_text(text.replace("name: micro", f"name: {name}") + more)
-        return path
-
-    def edit(self, old: str, new: str) -> None:
-        path = self.folder / "micro.yaml"
-        assert old in path.read_text()
-        path.write_text(path.read_text().replace(old, new))
-
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        command = [*COMMAND, *arguments]
-        return subprocess.Popen(command, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-    def run(self, *arguments: str, code: int = 0) -> str:
-        process = self.start(*arguments)
-        out, _ = process.communicate(timeout=240)
-        assert process.returncode == code, out
-        return out
-
-    def launch(self, *arguments: str, code: int = 0, executor: str = "local") -> str:
-        return self.run("launch", "micro.yaml", "--executor", executor, *arguments, code=code)
-
-    def plan(self) -> dict[str, object]:
-        found: dict[str, object] = json.loads(self.run("launch", "micro.yaml", "--dry-run", "--json"))
-        return found
-
-    def sql(self, query: str) -> list[tuple[object, ...]]:
-        with sqlite3.connect(self.folder / "atma.db", timeout=30) as connection:
-            return connection.execute(query).fetchall()
-
-    def wait(self, query: str, seconds: float = 90) -> None:
-        """Until the query gives a row."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            try:
-                if self.sql(query):
-                    return
-            except sqlite3.OperationalError:
-                pass  # the database is only just being made
-            time.sleep(0.02)
-        raise AssertionError(f"never true: {query}")
-
-    def curves(self) -> Curves:
-        """By slug: the curve of the finished training, without what depends on the clock."""
-        rows = self.sql(
-            "SELECT slug, p.step, tokens, train_loss, val_loss, grad_norm, lr FROM curve_point p "
-            "JOIN attempt a ON a.id = attempt_id JOIN cell c ON c.id = cell_id "
-            "WHERE a.state = 'done' ORDER BY slug, p.step"
-        )
-        found: Curves = {}
-        for slug, *point in rows:
-            found.setdefault(str(slug), []).append(tuple(point))
-        return found
-
-    def once(self, cells: int) -> None:
-        """Every cell has one finished training, and every number of it stands once."""
-        done = self.sql("SELECT count(*) FROM attempt WHERE kind='train' AND state='done' GROUP BY cell_id")
-        assert done == [(1,)] * cells
-        assert self.sql("SELECT count(*) FROM attempt WHERE state = 'running'") == [(0,)]
-        values = self.sql(
-            "SELECT count(DISTINCT cell), max(n) FROM (SELECT cell, count(*) AS n FROM results "
-            "WHERE probe = 'val' AND metric = 'val_loss' GROUP BY sweep, cell)"
-        )
-        assert values == [(cells, 1)]
-
-    def processes(self) -> list[psutil.Process]:
-        """Attempts of this bench that still run."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                line = process.cmdline()
-            except psutil.Error:
-                continue
-            if "atma_sweep.sweep.job" in line and any(str(self.folder) in part for part in line):
-                found.append(process)
-        return found
 
 
 @pytest.fixture
@@ -185,6 +52,7 @@ def test_launch_twice_trains_once_and_a_new_level_only_itself(bench: Bench) -> N
 def test_measured_numbers_reach_sql_and_the_table(bench: Bench) -> None:
     bench.launch()
     kinds = bench.sql("SELECT DISTINCT probe, metric, length FROM results WHERE slug LIKE 'polar%' ORDER BY 1, 2, 3")
+    kinds = [kind for kind in kinds if kind[1] != "peak_memory"]
     assert [kind for kind in kinds if kind[0] == "clean"] == [("clean", "nats", 32), ("clean", "nats", 64)]
     needle = {kind[1] for kind in kinds if kind[0] == "needle"}
     assert needle == {"digit_accuracy", "exact_accuracy", "nats", "absent_nats"}
@@ -198,6 +66,7 @@ def test_measured_numbers_reach_sql_and_the_table(bench: Bench) -> None:
     config, fingerprint, threads = bench.sql("SELECT config, corpus_fingerprint, threads FROM provenance LIMIT 1")[0]
     assert json.loads(str(config))["data"]["fingerprint"] == fingerprint
     assert threads == 1
+    assert bench.sql("SELECT DISTINCT json_extract(extra, '$.chunk_tokens') FROM provenance") == [(8192,)]
     assert bench.sql("SELECT count(*) FROM example WHERE probe = 'clean' AND length = 64") == [(2 * 2,)]
 
 
@@ -381,13 +250,93 @@ def test_failing_cell_is_told_and_the_others_go_on(bench: Bench) -> None:
     assert table[1].split(",")[5:12] == ["failed"] * 7
 
 
-def test_divergence_is_a_result(bench: Bench) -> None:
-    bench.edit("train: {", "train: {muon_lr: 1.0e+38, ")
+def test_divergence_is_a_result_with_its_step_and_the_curve_up_to_there(bench: Bench) -> None:
+    bench.edit("train: {", "train: {muon_lr: 1.0e+5, ")
+    bench.edit("validate_every: 10", "validate_every: 1")
+    bench.edit("every_steps: 7", "every_steps: 1")
     assert "diverged" in bench.launch("--only", "attn_type=nope")
     ((state, cause),) = bench.sql("SELECT state, cause FROM attempt")
     assert state == "diverged"
-    assert "is not finite at step" in str(cause)
+    found = re.fullmatch(r"(validation loss|loss|gradient norm) is not finite at step (\d+)", str(cause))
+    assert found is not None
+    curve = bench.sql("SELECT step, train_loss IS NOT NULL AND val_loss IS NOT NULL FROM curve_point ORDER BY step")
+    assert curve == [(step, 1) for step in range(1, int(found[2]))]
+    assert len(curve) > 1
+    assert list((bench.folder / "atma-runs").glob("*/1/checkpoint-*")) == []
     assert "to train: 0 cells" in bench.launch("--only", "attn_type=nope")
+
+
+def test_checkpoints_and_weights_lie_where_the_grid_says(bench: Bench, long_curves: Curves) -> None:
+    """Stopped under one checkpoint.path, continued under another, killed there, continued, measured from there."""
+    one = ("--only", "attn_type=nope")
+    bench.grid(tokens=LONG)
+    bench.edit("every_steps: 7", f"every_steps: 7, path: 'file://{bench.folder}/first'")
+    process = bench.start("launch", "micro.yaml", "--executor", "local", *one)
+    bench.wait(TRAINING)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == 143
+    ((cell, checkpoint),) = bench.sql("SELECT cell_id, checkpoint FROM attempt")
+    assert str(checkpoint).startswith(f"{bench.folder}/first/{cell}/1/checkpoint-")
+    assert (Path(str(checkpoint)) / "model.safetensors").is_file()
+    assert not list((bench.folder / "atma-runs" / str(cell) / "1").glob("checkpoint-*"))
+
+    bench.edit(f"path: 'file://{bench.folder}/first'", "path: second")  # a folder beside the grid
+    process = bench.start("launch", "micro.yaml", "--executor", "local", *one)
+    bench.wait("SELECT 1 FROM attempt WHERE number = 2 AND checkpoint IS NOT NULL")
+    kept = [len(list((bench.folder / place / str(cell)).glob("*/checkpoint-*"))) for place in ("first", "second")]
+    assert sum(kept) <= 3, "two, and perhaps one more for a moment"
+    bench.processes()[0].kill()
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, out
+    assert bench.curves() == {slug: curve for slug, curve in long_curves.items() if slug.startswith("nope")}
+    assert len(bench.sql("SELECT 1 FROM event WHERE kind = 'resumed'")) == 2
+    (weights,) = [row[0] for row in bench.sql("SELECT weights FROM attempt WHERE weights IS NOT NULL")]
+    assert weights == f"{bench.folder}/second/{cell}/3/weights.safetensors"
+    left = [path for place in ("first", "second") for path in (bench.folder / place).glob("*/*/*")]
+    assert left == [Path(str(weights))]
+
+    bench.edit("lengths: [32, 64]", "lengths: [32, 64, 128]")
+    assert "to evaluate: 1" in bench.launch(*one)
+    assert bench.sql("SELECT DISTINCT length FROM measurement WHERE attempt_id = 4 AND length > 0") == [(128,)]
+    # what another database left where this attempt would write is neither taken up nor overwritten
+    other = bench.folder / "second" / str(cell) / "1" / "weights.safetensors"
+    other.parent.mkdir()
+    other.write_text("of another database")
+    said = bench.launch(*one, "--db", "other.db", code=1)
+    assert f"{other.parent} already holds a training that this database does not know" in said
+    assert other.read_text() == "of another database"
+    Path(str(weights)).unlink()
+    bench.edit("lengths: [32, 64, 128]", "lengths: [32, 64, 256]")
+    assert bench.plan()["counts"] == {"weights gone": 1, "new": 1}
+
+
+@pytest.mark.parametrize(("path", "code", "said"), [
+    ("nosuch://bucket/x", 2, "nosuch://bucket/x: Protocol not known: nosuch; name a folder or an fsspec URL"),
+    ("micro.yaml/inside", 3, "make room there or name another place with checkpoint.path, then launch again"),
+])  # fmt: skip
+def test_a_place_that_cannot_be_used_is_one_line_before_training(bench: Bench, path: str, code: int, said: str) -> None:
+    bench.edit("every_steps: 7", f"every_steps: 7, path: '{path}'")
+    out = bench.launch(code=code)
+    assert said in out.splitlines()[-1]
+    assert out.splitlines()[-1].startswith("atma-sweep: ")
+    assert "Traceback" not in out
+    assert bench.sql("SELECT count(*) FROM attempt") == [(0,)]
+
+
+def test_the_disk_that_a_grid_needs_is_told_before_and_true_afterwards(bench: Bench) -> None:
+    told = bench.plan()
+    line = next(line for line in bench.launch().splitlines() if line.startswith("disk: "))
+    assert re.fullmatch(
+        r"disk: \d+( to \d+)? KiB of weights a cell, \d+ KiB for 2 cells \(checkpoint.keep: weights\); "
+        rf"while training up to \d+ KiB a running cell; [\d.]+ .iB free in {re.escape(str(bench.folder))}/atma-runs",
+        line,
+    )
+    kept = [path.stat().st_size for path in (bench.folder / "atma-runs").glob("*/1/weights.safetensors")]
+    # a header of some thousand bytes is much for so small a model
+    assert told["disk_bytes_kept"] == pytest.approx(sum(kept), rel=0.15)
+    assert told["disk_bytes_per_cell"] == pytest.approx(max(kept), rel=0.15)
+    assert bench.plan()["disk_bytes_kept"] == 0
 
 
 def test_gpu_that_is_not_there_ends_before_any_attempt(bench: Bench) -> None:

@@ -1,0 +1,102 @@
+"""The disk that a plan needs: what stays of each cell, and what a running one takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .cell import Cell
+from .training import storage
+
+KEPT_PARTS = {"nothing": "nothing", "weights": "weights", "everything": "weights and checkpoints"}
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+@dataclass(frozen=True)
+class Disk:
+    """Bytes. Cells whose settings differ need different amounts, so those of one cell are the smallest and largest."""
+
+    cells: int
+    """How many would be trained."""
+    per_cell: tuple[int, int]
+    """What stays of a finished one."""
+    kept: int
+    """What stays of all of them."""
+    running: int
+    """What a running one takes at most: two checkpoints, and a third while it is written."""
+    free: int | None
+    """None when the place is on no disk of this machine."""
+    place: str
+    keep: tuple[str, ...]
+    """Values of checkpoint.keep among the cells."""
+
+    def describe(self) -> list[str]:
+        """One line, and a warning when it will not do; nothing without cells."""
+        if not self.cells:
+            return []
+        least, most = (size(value) for value in self.per_cell)
+        parts = " or ".join(KEPT_PARTS[word] for word in self.keep)
+        number, unit = least.split()
+        each = most if least == most else f"{number} to {most}" if most.endswith(f" {unit}") else f"{least} to {most}"
+        stays = f"{each} of {parts} a cell, {size(self.kept)} for {self.cells} cells" if self.kept else "nothing stays"
+        free = f"{size(self.free)} free in {self.place}" if self.free is not None else f"in {self.place}"
+        lines = [
+            f"disk: {stays} (checkpoint.keep: {', '.join(self.keep)}); "
+            f"while training up to {size(self.running)} a running cell; {free}"
+        ]
+        if self.free is not None and self.kept + self.running > self.free:
+            lines.append(
+                f"warning: {size(self.kept)} to keep and {size(self.running)} while training are more than the "
+                f"{size(self.free)} free in {self.place}; make room, set checkpoint.keep to nothing, or name another "
+                "place with checkpoint.path"
+            )
+        return lines
+
+    def as_json(self) -> dict[str, int | None]:
+        """The numbers, by the names that `launch --dry-run --json` gives them."""
+        return {
+            "disk_bytes_per_cell": self.per_cell[1],
+            "disk_bytes_kept": self.kept,
+            "disk_bytes_running": self.running,
+            "disk_bytes_free": self.free,
+        }
+
+
+def size(count: int) -> str:
+    """Bytes for people: two digits below ten, whole numbers above."""
+    value, unit = float(count), 0
+    while value >= 1000 and unit < len(UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{value:.1f} {UNITS[unit]}" if value < 9.95 and unit else f"{value:.0f} {UNITS[unit]}"
+
+
+def needed(cells: Sequence[Cell], runs: Path) -> Disk:
+    """What training these cells needs; those whose models are equal are counted once.
+
+    Raises AddressError and StorageError for a checkpoint.path that cannot be used.
+    """
+    from .training import checkpoint
+
+    counted: dict[tuple[str, bool], tuple[int, int]] = {}
+    each, running = [], 0
+    for cell in cells:
+        config = cell.config
+        key = config.model.model_dump_json(), config.resources.gpus > 0
+        if key not in counted:
+            counted[key] = checkpoint.sizes(config.model, cuda=key[1])
+        weights, optimizers = counted[key]
+        whole = weights + optimizers
+        stays = {"nothing": 0, "weights": weights, "everything": weights + checkpoint.KEPT * whole}
+        each.append(stays[config.checkpoint.keep])
+        running = max(running, (checkpoint.KEPT + 1) * whole)
+    place = storage.resolve(runs, storage.home(cells[0].config.checkpoint.path, "") if cells else "").rstrip("/")
+    return Disk(
+        cells=len(cells),
+        per_cell=(min(each, default=0), max(each, default=0)),
+        kept=sum(each),
+        running=running,
+        free=storage.free_bytes(place),
+        place=place,
+        keep=tuple(sorted({cell.config.checkpoint.keep for cell in cells})),
+    )

@@ -1,0 +1,146 @@
+"""`atma-sweep evaluate`: probes on kept weights, again or at other lengths, without training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..results.records import Value
+from ..results.store import Store
+from . import loading, process, supervisor
+from .cell import Cell
+from .errors import GridError, SweepError
+from .launch import carry_out
+from .planner import Task
+from .probes import PROBES, requested
+from .supervisor import Interrupted, Listener
+from .training import corpora
+
+
+class NoSweep(SweepError):
+    """No sweep that takes launches lists the cell."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The new numbers of one cell; none when its evaluation failed."""
+
+    cell: Cell
+    values: Sequence[Value]
+
+    def as_json(self) -> list[dict[str, Any]]:
+        """A row a number, with the names of the database's columns."""
+        names = ("probe", "metric", "length", "value", "unit", "n", "reason")
+        about = {"cell": self.cell.id, "slug": self.cell.slug}
+        return [{**about, **{name: getattr(value, name) for name in names}} for value in self.values]
+
+    def text(self) -> str:
+        """One line: probe, metric, length and value of each; where there is no value the code of its reason."""
+        return f"{self.cell.slug}: {', '.join(map(_said, self.values))}"
+
+
+def _said(value: Value) -> str:
+    words = [value.probe, value.metric, *([str(value.length)] if value.length else [])]
+    found = f"{value.value:.6g}" if value.value is not None else (value.reason or "").partition(":")[0]
+    return " ".join([*words, found])
+
+
+def plan(
+    store: Store,
+    asked: Sequence[str],
+    *,
+    runs: Path,
+    probes: Sequence[str] = (),
+    lengths: Sequence[int] = (),
+    sweep: str | None = None,
+) -> dict[str, list[Task]]:
+    """What to measure, by the sweep that has to be held for it: all cells are checked, nothing is written.
+
+    `asked` names cells by id, beginning of an id, or slug; `probes` and `lengths` (tokens) stand in for those of the
+    cells' configs. A cell is evaluated within the given sweep, else within the newest that lists it. Raises GridError
+    for an unknown probe or an impossible length, NoSweep, CorpusError, and what `loading.kept` raises.
+    """
+    _check_probes("--probe", probes)
+    for length in lengths:
+        if length < 2:
+            raise GridError("--length", None, str(length), "a context length is 2 tokens or more")
+    if lengths and probes and not any(PROBES[name].by_length for name in probes):
+        raise GridError("--length", None, "", f"{', '.join(probes)} has no context length; leave --length out")
+    listed = _listed(store) if sweep is None else {}
+    seen: set[str] = set()
+    shares: dict[str, list[Task]] = {}
+    for name in asked:
+        kept = loading.kept(store, name, runs, sweep)
+        if kept.cell.id in seen:
+            continue
+        seen.add(kept.cell.id)
+        cell = _asking(kept.cell, probes, lengths)
+        corpora.open_corpus(runs / "corpora", cell.config.data.fingerprint or "")
+        holder = sweep or next((known for known, ids in listed.items() if cell.id in ids), None)
+        if holder is None:
+            raise NoSweep(f"no sweep lists cell {cell.id} ({cell.slug}) any more; launch a grid that has it")
+        pairs = requested(cell.config.eval)
+        task = Task(cell, "evaluate", pairs, "needs-eval", kept.weights, kept.attempt, repeat=True)
+        shares.setdefault(holder, []).append(task)
+    return shares
+
+
+def _listed(store: Store) -> dict[str, set[str]]:
+    """The cells of every sweep that takes launches, the sweep launched last first."""
+    names = [summary.name for summary in store.sweeps() if not summary.read_only]
+    return {name: {state.cell_id for state in store.cell_states(name)} for name in names}
+
+
+def _check_probes(key: str, names: Sequence[str]) -> None:
+    for name in names:
+        if name not in PROBES:
+            raise GridError(key, None, name, "no such probe", list(PROBES), name)
+
+
+def _asking(cell: Cell, probes: Sequence[str], lengths: Sequence[int]) -> Cell:
+    """The cell with the probes and lengths that are to be measured; its id does not depend on them."""
+    asked: dict[str, Any] = {}
+    if probes:
+        asked["probes"] = tuple(dict.fromkeys(probes))
+    if lengths:
+        asked["lengths"] = tuple(sorted(set(lengths)))
+    config = cell.config.model_copy(update={"eval": cell.config.eval.model_copy(update=asked)})
+    _check_probes(f"eval.probes of cell {cell.id}", config.eval.probes)
+    return replace(cell, config=config)
+
+
+def run(
+    store: Store, shares: dict[str, list[Task]], listener: Listener, *, runs: Path, executor: str = "ray"
+) -> list[Measured]:
+    """Carries a plan out and returns what was measured, cell by cell.
+
+    Every sweep is claimed before the first attempt starts; no revision is recorded. Raises SweepBusy when somebody runs
+    one of them, SweepReadOnly, MachineError when a GPU is missing or held, Interrupted after a clean stop.
+    """
+    from .provenance import git_state
+
+    owner = process.this_process("evaluate")
+    cells = [task.cell for share in shares.values() for task in share]
+    with ExitStack() as held:
+        claimed = []
+        for sweep, share in shares.items():
+            fence = store.acquire_sweep(sweep, owner, supervisor.LEASE_S, is_alive=process.is_alive)
+            held.callback(store.release_sweep, sweep, fence)
+            claimed.append((sweep, fence, share))
+        supervisor.reap(store, cells)
+        before = {cell.id: max(attempt.id for attempt in store.attempts(cell.id)) for cell in cells}
+        try:
+            carry_out(store, claimed, listener, runs=runs, executor=executor, commit=git_state())
+        except Interrupted as stop:
+            raise Interrupted(stop.number, "evaluate again what was not finished") from stop
+    return [Measured(cell, _new(store, cell, before[cell.id])) for cell in cells]
+
+
+def _new(store: Store, cell: Cell, before: int) -> list[Value]:
+    """What the newest finished evaluation after the attempt `before` has measured."""
+    attempts = [attempt for attempt in store.attempts(cell.id) if attempt.kind == "evaluate" and attempt.id > before]
+    done = [attempt.id for attempt in attempts if attempt.state == "done"]
+    return [value for value in store.measurements(cell.id) if value.attempt_id == done[-1]] if done else []

@@ -1,0 +1,203 @@
+"""Trained cells from the database: the frozen config restored, the kept weights found, the model built from both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ValidationError
+
+from ..model import registry
+from ..model.config import ModelConfig, ModelConfigError
+from ..model.resolve import check_model_config
+from ..results.records import CellRecord
+from ..results.store import Store, open_store
+from .cell import Cell, CellConfig, DataConfig, Plugin, TrainConfig, cell_id
+from .errors import MachineError, SweepError
+from .plugins import load_plugin
+from .training import storage
+from .training.corpora import open_corpus
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..model.backbone import Backbone
+    from .training.tokenizer import Tokenizer
+
+
+class NotTrained(SweepError):
+    """The cell has no finished training."""
+
+
+class WeightsGone(SweepError):
+    """The cell was trained, but its weights were not kept or have been deleted."""
+
+
+class CellUnreadable(SweepError):
+    """The stored config cannot be turned back into the cell that was trained."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A trained cell whose weights are there."""
+
+    cell: Cell
+    attempt: int
+    """The training that the weights come from."""
+    weights: str
+    """Their address, as the database has it (see training/storage.py)."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained model and what it was trained with."""
+
+    model: Backbone
+    """In evaluation mode, on the device asked for. `model(tokens)`: int64 [B, T] to float32 logits [B, T, V]."""
+    tokenizer: Tokenizer
+    config: CellConfig
+    cell: str
+    """The cell's id."""
+    slug: str
+
+
+def kept(store: Store, asked: str, runs: Path, sweep: str | None = None) -> Kept:
+    """The trained cell with that id, beginning of an id, or slug: of the sweep named, else of the newest, else of any.
+
+    Its weights are those of its newest finished training. Raises CellUnknown, CellAmbiguous, SweepUnknown, NotTrained,
+    WeightsGone, CellUnreadable, PluginChanged, StorageError when the place of the weights cannot be reached.
+    """
+    record = store.find_cell(asked, sweep)
+    trainings = [attempt for attempt in store.attempts(record.id) if attempt.kind == "train"]
+    done = [attempt for attempt in trainings if attempt.state == "done"]
+    if not done and any(attempt.state == "diverged" for attempt in trainings):
+        raise NotTrained(f"cell {record.id} ({record.slug}) diverged, so it has no weights; launch it with --retrain")
+    if not done:
+        raise NotTrained(f"cell {record.id} ({record.slug}) is not trained yet; launch its grid")
+    weights = done[-1].weights
+    if weights is None:
+        raise WeightsGone(
+            f"cell {record.id} ({record.slug}) was trained, but its weights were not kept; "
+            "add what is to be measured to its grid, with checkpoint.keep: weights, and launch that with --retrain"
+        )
+    address = storage.resolve(runs, weights)
+    if not storage.exists(address):
+        raise WeightsGone(
+            f"the weights of cell {record.id} ({record.slug}) are gone from {address}; "
+            "name their folder with --runs, or add what is to be measured to its grid and launch that with --retrain"
+        )
+    return Kept(restored(record, runs), done[-1].id, weights)
+
+
+def restored(record: CellRecord, runs: Path) -> Cell:
+    """The cell that a row of the database stands for, its plugins loaded from the copies under `runs`.
+
+    Raises CellUnreadable when this version makes another cell of the stored config, PluginChanged.
+    """
+    plugins = tuple(_plugin(record, stored, runs) for stored in record.config.get("plugins", ()))
+    try:
+        config = CellConfig.model_validate({**_completed(record.config), "plugins": plugins})
+        config = config.model_copy(update={"model": check_model_config(config.model)})
+    except (ValidationError, ModelConfigError, KeyError) as error:
+        first = error.errors(include_url=False)[0]["msg"] if isinstance(error, ValidationError) else str(error)
+        raise CellUnreadable(
+            f"this version cannot read the config of cell {record.id} ({record.slug}): {first}; launch its grid again"
+        ) from error
+    found = cell_id(config)
+    if found != record.id:
+        raise CellUnreadable(
+            f"this version takes the config of cell {record.id} ({record.slug}) for another cell, {found}; "
+            "use the version that trained it, or launch its grid again"
+        )
+    return Cell(record.id, record.slug, config, dict(record.axes))
+
+
+def _plugin(record: CellRecord, stored: Mapping[str, str], runs: Path) -> Plugin:
+    copy = runs / "plugins" / Path(stored["path"]).name
+    if not copy.is_file():
+        raise CellUnreadable(
+            f"the plugin of cell {record.id} ({record.slug}) is not in {copy}; name its folder with --runs, "
+            "or launch its grid again"
+        )
+    try:
+        return load_plugin(copy.resolve(), stored["sha256"])
+    except SweepError:
+        raise
+    except Exception as error:
+        raise CellUnreadable(
+            f"{copy} cannot be loaded for cell {record.id} ({record.slug}): {type(error).__name__}: {error}; "
+            "cells with different versions of a plugin need a process each"
+        ) from error
+
+
+def _completed(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """The stored config with fields that are newer than it at what every older cell implicitly had."""
+    full = dict(stored)
+    for section, cls in (("model", ModelConfig), ("data", DataConfig), ("train", TrainConfig)):
+        full[section] = completed(cls, stored[section])
+    model = full["model"]
+    for section, table in (("mixers", registry.mixer), ("memories", registry.memory)):
+        model[section] = {name: completed(table(name).Config, part) for name, part in model[section].items()}
+    return full
+
+
+def completed(cls: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a config with missing fields at their identity default, where they have one."""
+    full = dict(values)
+    for name, field in cls.model_fields.items():
+        extra = field.json_schema_extra
+        if name not in full and isinstance(extra, dict) and "identity" in extra:
+            full[name] = extra["identity"]
+    return full
+
+
+def load(
+    asked: str,
+    *,
+    db: str | Path | None = None,
+    runs: str | Path | None = None,
+    sweep: str | None = None,
+    device: str = "cpu",
+) -> Trained:
+    """What `atma_sweep.load` returns and raises."""
+    place = _device(device)
+    store = open_store(db)
+    try:
+        folder = Path(runs) if runs is not None else store.runs
+        found = kept(store, asked, folder, sweep)
+    finally:
+        store.close()
+    return _built(found, folder, place)
+
+
+def _device(name: str) -> torch.device:
+    import torch
+
+    from .work import choose_device
+
+    if name not in ("cpu", "cuda"):
+        raise SweepError(f'device {name!r} is unknown; use device="cpu" or device="cuda"')
+    if name == "cpu":
+        return torch.device("cpu")
+    try:
+        return choose_device(1)
+    except MachineError as error:
+        cause = str(error.__cause__ or error).splitlines()[0]
+        raise MachineError(f'no usable CUDA GPU: {cause}; device="cpu" loads the model on the CPU') from error
+
+
+def _built(found: Kept, runs: Path, device: torch.device) -> Trained:
+    import torch
+
+    from ..model.backbone import build
+    from .training import checkpoint
+
+    config = found.cell.config
+    tokenizer = open_corpus(runs / "corpora", config.data.fingerprint or "").load_tokenizer()
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    model = build(config.model, seed=config.seed, device=device, dtype=dtype)
+    checkpoint.load_weights(storage.resolve(runs, found.weights), model)
+    model.eval()
+    return Trained(model, tokenizer, config, found.cell.id, found.cell.slug)

@@ -1,0 +1,380 @@
+"""Where checkpoints and kept weights lie: a local folder, or any fsspec URL such as s3://bucket/folder.
+
+An *address* names a place in text: an absolute path, a URL, or a path relative to the runs folder; the database holds
+addresses. On a local disk a bundle of files is written aside, synced and renamed. Object stores cannot rename, so there
+the files go to where they belong and the seal, a small file with their hashes, goes last: a bundle without a valid seal
+does not exist. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from ..errors import MachineError, SweepError
+
+SEAL = "state.json"
+"""Facts about a bundle and, under sha256, the hash of each of its other files."""
+Writer = Callable[[Path], None]
+"""Writes one file to the given local path; failures to write are OSErrors."""
+
+
+class StorageError(MachineError):
+    """A place that cannot be reached, written or trusted."""
+
+
+class AddressError(SweepError):
+    """Text that names no place."""
+
+
+# --- addresses ------------------------------------------------------------------------------------------------------
+
+
+def join(address: str | Path, *names: str) -> str:
+    """The address of something inside a place."""
+    return "/".join([str(address).rstrip("/"), *names])
+
+
+def split(address: str) -> tuple[str, str]:
+    """(the place that holds it, its name there)."""
+    folder, _, name = address.rpartition("/")
+    return folder, name
+
+
+def resolve(runs: Path, address: str) -> str:
+    """The full address of what the database names: a relative one lies under the runs folder."""
+    return address if "://" in address else str(runs / address)
+
+
+def home(path: str | None, folder: str) -> str:
+    """Where an attempt keeps its state, as the database says it: its own folder, or one like it under `path`."""
+    if path is None:
+        return folder
+    local = _local(path)
+    return join(path if local is None else local, folder)
+
+
+def place(address: str | Path) -> Place:
+    """The place of that address; it need not exist yet.
+
+    Raises AddressError for one that cannot be understood, StorageError when its backend is missing or fails.
+    """
+    local = _local(str(address))
+    return Folder(local) if local is not None else Remote(str(address))
+
+
+def exists(address: str) -> bool:
+    """Whether there is such a file. Raises as `place` does, and StorageError when its place cannot be reached."""
+    folder, name = split(address)
+    return place(folder).has(name)
+
+
+def free_bytes(address: str) -> int | None:
+    """Bytes free on the disk of a local place, which need not exist yet; None for a place elsewhere."""
+    local = _local(address)
+    if local is None:
+        return None
+    return shutil.disk_usage(next(path for path in (local, *local.parents) if path.exists())).free
+
+
+def _local(address: str) -> Path | None:
+    scheme, separator, rest = address.partition("://")
+    if not separator:
+        return Path(address)
+    if scheme not in ("file", "local"):
+        return None
+    if not rest.startswith("/"):
+        raise AddressError(f"{address}: needs an absolute path, as in {scheme}:///data/checkpoints")
+    return Path(rest)
+
+
+# --- bundles --------------------------------------------------------------------------------------------------------
+
+
+def sealed(bundle: Path) -> dict[str, Any] | None:
+    """What the seal of a local bundle says, or None when it is missing or a file has not the hash written there."""
+    try:
+        seal = json.loads((bundle / SEAL).read_text())
+        expected = dict(seal["sha256"])
+        found = _at_once(_sha256, [bundle / name for name in expected])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return seal if found == list(expected.values()) else None
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _at_once(work: Callable[[Any], Any], items: list[Any]) -> list[Any]:
+    """`work` of each item, in threads: hashing, reading and writing let the interpreter go."""
+    with ThreadPoolExecutor(max(1, len(items))) as pool:
+        return list(pool.map(work, items))
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _written(folder: Path, writers: Mapping[str, Writer]) -> dict[str, str]:
+    """Writes every file, syncs it and reads it back for its hash; by name."""
+
+    def one(name: str) -> str:
+        writers[name](folder / name)
+        _sync(folder / name)
+        return _sha256(folder / name)
+
+    return dict(zip(writers, _at_once(one, list(writers)), strict=True))
+
+
+# --- places ---------------------------------------------------------------------------------------------------------
+
+
+class Place(ABC):
+    """A folder of bundles and single files. Every method raises StorageError when the place fails it."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    @abstractmethod
+    def names(self) -> list[str]:
+        """What lies in it, sorted; nothing when it does not exist."""
+
+    @abstractmethod
+    def has(self, name: str) -> bool:
+        """Whether it holds that file."""
+
+    @abstractmethod
+    def publish(self, name: str, writers: Mapping[str, Writer], facts: Mapping[str, Any]) -> None:
+        """Writes a bundle whole or not at all, sealed with `facts`; one of the same name is replaced.
+
+        Every file has been read back when this returns. Files are written side by side.
+        """
+
+    @abstractmethod
+    def bundle(self, name: str) -> contextlib.AbstractContextManager[Path]:
+        """A bundle as a local folder, for as long as the context lasts. Files are missing where the place lacks them."""
+
+    @abstractmethod
+    def file(self, name: str) -> contextlib.AbstractContextManager[Path]:
+        """A single file as a local one, for as long as the context lasts; missing where the place lacks it."""
+
+    @abstractmethod
+    def put(self, name: str, writer: Writer) -> None:
+        """Writes one file whole or not at all."""
+
+    @abstractmethod
+    def remove(self, name: str) -> None:
+        """Removes a bundle or a file, if it is there."""
+
+    def check(self) -> None:
+        """Writes a small file and removes it, so that a place which cannot be used is noticed early."""
+
+        def write(path: Path) -> None:
+            path.write_bytes(b"?")
+
+        name = f".writable-{os.getpid()}"
+        self.put(name, write)
+        self.remove(name)
+
+    def _unwritable(self, error: Exception) -> StorageError:
+        return StorageError(
+            f"{self.address} cannot be written: {_line(error)}; make room there or name another place with "
+            "checkpoint.path, then launch again"
+        )
+
+
+class Folder(Place):
+    """A place on a local disk."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path))
+        self.path = path
+
+    def names(self) -> list[str]:
+        return sorted(os.listdir(self.path)) if self.path.is_dir() else []
+
+    def has(self, name: str) -> bool:
+        return (self.path / name).is_file()
+
+    def publish(self, name: str, writers: Mapping[str, Writer], facts: Mapping[str, Any]) -> None:
+        final, aside = self.path / name, self.path / f".{name}.part"
+        shutil.rmtree(aside, ignore_errors=True)
+        try:
+            aside.mkdir(parents=True)
+            (aside / SEAL).write_text(json.dumps({**facts, "sha256": _written(aside, writers)}))
+            _sync(aside / SEAL)
+            _sync(aside)
+            if final.exists():
+                shutil.rmtree(final)
+            os.rename(aside, final)
+            _sync(self.path)
+        except OSError as error:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise self._unwritable(error) from error
+
+    @contextlib.contextmanager
+    def bundle(self, name: str) -> Iterator[Path]:
+        yield self.path / name
+
+    @contextlib.contextmanager
+    def file(self, name: str) -> Iterator[Path]:
+        yield self.path / name
+
+    def put(self, name: str, writer: Writer) -> None:
+        aside = self.path / f"{name}.part"
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            writer(aside)
+            _sync(aside)
+            os.replace(aside, self.path / name)
+            _sync(self.path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                aside.unlink()
+            raise self._unwritable(error) from error
+
+    def remove(self, name: str) -> None:
+        path = self.path / name
+        try:
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise StorageError(f"{path} cannot be removed: {_line(error)}; remove it by hand") from error
+
+
+class Remote(Place):
+    """A place behind fsspec. Everything passes through a temporary folder of this machine."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        from fsspec.core import url_to_fs
+
+        try:
+            self._fs, root = url_to_fs(address)
+        except ImportError as error:
+            raise StorageError(
+                f"{address}: {_line(error)}; install that package beside atma-sweep, or name a folder with checkpoint.path"
+            ) from error
+        except ValueError as error:
+            raise AddressError(f"{address}: {_line(error)}; name a folder or an fsspec URL such as s3://...") from error
+        except Exception as error:
+            raise self._unreachable(error) from error
+        self._root = root.rstrip("/")
+
+    def names(self) -> list[str]:
+        return self._names(self._root)
+
+    def has(self, name: str) -> bool:
+        with self._reaching():
+            self._fs.invalidate_cache()
+            try:
+                return bool(self._fs.info(self._at(name))["type"] == "file")
+            except FileNotFoundError:
+                return False
+
+    def publish(self, name: str, writers: Mapping[str, Writer], facts: Mapping[str, Any]) -> None:
+        with tempfile.TemporaryDirectory(prefix="atma-sweep-") as aside:
+            local = Path(aside)
+            hashes = self._prepared(local, writers)
+            with self._reaching():
+                self._unseal(name)
+                _at_once(lambda file: self._send(local / file, self._at(name, file), hashes[file]), list(hashes))
+                self._fs.pipe_file(self._at(name, SEAL), json.dumps({**facts, "sha256": hashes}).encode())
+
+    @contextlib.contextmanager
+    def bundle(self, name: str) -> Iterator[Path]:
+        with tempfile.TemporaryDirectory(prefix="atma-sweep-") as folder:
+            files = self._names(self._at(name))
+            if SEAL in files:  # else it does not exist, and nothing is worth fetching
+                with self._reaching():
+                    _at_once(lambda file: self._get(self._at(name, file), Path(folder) / file), files)
+            yield Path(folder)
+
+    @contextlib.contextmanager
+    def file(self, name: str) -> Iterator[Path]:
+        with tempfile.TemporaryDirectory(prefix="atma-sweep-") as folder:
+            with self._reaching():
+                self._get(self._at(name), Path(folder) / name)
+            yield Path(folder) / name
+
+    def put(self, name: str, writer: Writer) -> None:
+        with tempfile.TemporaryDirectory(prefix="atma-sweep-") as aside:
+            hashes = self._prepared(Path(aside), {name: writer})
+            with self._reaching():
+                self._send(Path(aside) / name, self._at(name), hashes[name])
+
+    def remove(self, name: str) -> None:
+        with self._reaching(), contextlib.suppress(FileNotFoundError):
+            self._unseal(name)
+            self._fs.rm(self._at(name), recursive=True)
+
+    def _at(self, *names: str) -> str:
+        return "/".join([self._root, *names])
+
+    def _names(self, path: str) -> list[str]:
+        with self._reaching():
+            # What another machine wrote since must be seen.
+            self._fs.invalidate_cache()
+            try:
+                return sorted(split(found.rstrip("/"))[1] for found in self._fs.ls(path, detail=False))
+            except FileNotFoundError:
+                return []
+
+    def _unseal(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.rm_file(self._at(name, SEAL))
+
+    def _prepared(self, aside: Path, writers: Mapping[str, Writer]) -> dict[str, str]:
+        try:
+            return _written(aside, writers)
+        except OSError as error:
+            raise StorageError(
+                f"{aside} cannot be written: {_line(error)}; make room there or let TMPDIR name another folder"
+            ) from error
+
+    def _send(self, local: Path, remote: str, expected: str) -> None:
+        self._fs.put_file(str(local), remote)
+        with self._fs.open(remote, "rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != expected:
+                raise StorageError(f"{self.address} gave back other bytes than were written; name another place")
+
+    def _get(self, remote: str, local: Path) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.get_file(remote, str(local))
+
+    @contextlib.contextmanager
+    def _reaching(self) -> Iterator[None]:
+        """Every backend has errors of its own, so all become one; a missing file is the caller's matter."""
+        try:
+            yield
+        except SweepError:
+            raise
+        except Exception as error:
+            raise self._unreachable(error) from error
+
+    def _unreachable(self, error: Exception) -> StorageError:
+        return StorageError(
+            f"{self.address} cannot be used: {_line(error)}; check the address, the credentials and the network, or "
+            "name another place with checkpoint.path, then launch again"
+        )
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [""])[0] or type(error).__name__

@@ -1,0 +1,122 @@
+"""A folder in which whole commands run, for tests of launches: a grid, some text, a database that can be asked."""
+
+from __future__ import annotations
+
+import json
+import random
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+COMMAND = [sys.executable, "-m", "atma_sweep.cli"]
+WORDS = "the model reads a long row of bytes and guesses what comes next from all that it has seen so far".split()
+MICRO = """
+name: micro
+extends: tiny
+axes:
+  attn_type: [nope, polar]
+seeds: {seeds}
+set:
+  model: {{d_model: 16, n_layers: 3, n_heads: 2, n_kv_heads: 1, head_dim: 8, window_size: 8}}
+  data: {{corpus: files, path: {text}, heldout_tokens: 400}}
+  train: {{tokens: {tokens}, seq_len: 32, batch_tokens: 128, micro_batch: 2}}
+  eval: {{lengths: [32, 64], documents: 2, junk_rows: 2, needle_trials: 2, validate_every: 10, validation_tokens: 256}}
+  checkpoint: {{every_steps: 7}}
+"""
+Curves = dict[str, list[tuple[object, ...]]]
+
+
+class Bench:
+    """A folder with a grid, some text, and a database; commands run in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        draw = random.Random(0)
+        text = folder / "text"
+        text.mkdir()
+        for index in range(40):
+            (text / f"{index}.txt").write_text(" ".join(draw.choice(WORDS) for _ in range(300)))
+        self.grid()
+
+    def grid(self, *, tokens: int = 128 * 12, seeds: int = 1, more: str = "", name: str = "micro") -> Path:
+        text = MICRO.format(text=self.folder / "text", tokens=tokens, seeds=seeds)
+        path = self.folder / f"{name}.yaml"
+        path.write_text(text.replace("name: micro", f"name: {name}") + more)
+        return path
+
+    def edit(self, old: str, new: str) -> None:
+        path = self.folder / "micro.yaml"
+        assert old in path.read_text()
+        path.write_text(path.read_text().replace(old, new))
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        command = [*COMMAND, *arguments]
+        return subprocess.Popen(command, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def run(self, *arguments: str, code: int = 0) -> str:
+        process = self.start(*arguments)
+        out, _ = process.communicate(timeout=240)
+        assert process.returncode == code, out
+        return out
+
+    def launch(self, *arguments: str, code: int = 0, executor: str = "local") -> str:
+        return self.run("launch", "micro.yaml", "--executor", executor, *arguments, code=code)
+
+    def plan(self) -> dict[str, object]:
+        found: dict[str, object] = json.loads(self.run("launch", "micro.yaml", "--dry-run", "--json"))
+        return found
+
+    def sql(self, query: str) -> list[tuple[object, ...]]:
+        with sqlite3.connect(self.folder / "atma.db", timeout=30) as connection:
+            return connection.execute(query).fetchall()
+
+    def wait(self, query: str, seconds: float = 90) -> None:
+        """Until the query gives a row."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            try:
+                if self.sql(query):
+                    return
+            except sqlite3.OperationalError:
+                pass  # the database is only just being made
+            time.sleep(0.02)
+        raise AssertionError(f"never true: {query}")
+
+    def curves(self) -> Curves:
+        """By slug: the curve of the finished training, without what depends on the clock."""
+        rows = self.sql(
+            "SELECT slug, p.step, tokens, train_loss, val_loss, grad_norm, lr FROM curve_point p "
+            "JOIN attempt a ON a.id = attempt_id JOIN cell c ON c.id = cell_id "
+            "WHERE a.state = 'done' ORDER BY slug, p.step"
+        )
+        found: Curves = {}
+        for slug, *point in rows:
+            found.setdefault(str(slug), []).append(tuple(point))
+        return found
+
+    def once(self, cells: int) -> None:
+        """Every cell has one finished training, and every number of it stands once."""
+        done = self.sql("SELECT count(*) FROM attempt WHERE kind='train' AND state='done' GROUP BY cell_id")
+        assert done == [(1,)] * cells
+        assert self.sql("SELECT count(*) FROM attempt WHERE state = 'running'") == [(0,)]
+        values = self.sql(
+            "SELECT count(DISTINCT cell), max(n) FROM (SELECT cell, count(*) AS n FROM results "
+            "WHERE probe = 'val' AND metric = 'val_loss' GROUP BY sweep, cell)"
+        )
+        assert values == [(cells, 1)]
+
+    def processes(self) -> list[psutil.Process]:
+        """Attempts of this bench that still run."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                line = process.cmdline()
+            except psutil.Error:
+                continue
+            if "atma_sweep.sweep.job" in line and any(str(self.folder) in part for part in line):
+                found.append(process)
+        return found

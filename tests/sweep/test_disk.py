@@ -1,0 +1,113 @@
+"""The disk that a plan needs, against sums done by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from atma_sweep.sweep import disk, display, planner
+from atma_sweep.sweep.cell import Cell
+from atma_sweep.sweep.disk import Disk
+from atma_sweep.sweep.training import checkpoint
+
+GIB = 2**30
+GRID = """seeds: 5
+axes:
+  attn_type: [polar, nope]
+  reg_mode: [baseline, weak]
+"""
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Mixers whose models were counted; a model weighs 100 bytes, its optimizers 10, on CUDA half of both."""
+    asked: list[str] = []
+
+    def sizes(config: Any, *, cuda: bool) -> tuple[int, int]:
+        asked.append(config.attn_type)
+        return (50, 5) if cuda else (100, 10)
+
+    monkeypatch.setattr(checkpoint, "sizes", sizes)
+    return asked
+
+
+@pytest.mark.parametrize(("keep", "each"), [("nothing", 0), ("weights", 100), ("everything", 100 + 2 * 110)])
+def test_sums_over_cells_with_one_count_a_model(
+    cells: Callable[..., list[Cell]], counted: list[str], tmp_path: Path, keep: str, each: int
+) -> None:
+    chosen = cells(f"{GRID}set:\n  checkpoint.keep: {keep}\n")
+    found = disk.needed(chosen, tmp_path)
+    assert (found.cells, found.per_cell, found.kept, found.running) == (20, (each, each), 20 * each, 3 * 110)
+    assert (found.place, found.keep) == (str(tmp_path), (keep,))
+    assert counted == ["polar", "nope"], "ten cells each share a model"
+    assert found.as_json() == {
+        "disk_bytes_per_cell": each,
+        "disk_bytes_kept": 20 * each,
+        "disk_bytes_running": 330,
+        "disk_bytes_free": found.free,
+    }
+
+
+def test_a_gpu_counts_for_itself_and_a_place_elsewhere_has_no_free_bytes(
+    cells: Callable[..., list[Cell]], counted: list[str], tmp_path: Path
+) -> None:
+    chosen = cells("set:\n  checkpoint.path: s3://bucket/x/\nresources: {gpus: 1}\n")
+    found = disk.needed(chosen, tmp_path)
+    assert (found.per_cell, found.running, found.free, found.place) == ((50, 50), 3 * 55, None, "s3://bucket/x")
+    assert found.describe()[0].endswith("a running cell; in s3://bucket/x")
+    assert len(found.describe()) == 1
+    (beside,) = cells("set:\n  checkpoint.path: kept\n")
+    assert disk.needed([beside], Path("/elsewhere")).place == str(tmp_path / "kept")
+
+
+def made(**changes: Any) -> Disk:
+    plain: dict[str, Any] = {
+        "cells": 120, "per_cell": (int(1.4 * GIB),) * 2, "kept": 168 * GIB, "running": int(9.3 * GIB),
+        "free": 512 * GIB, "place": "/runs", "keep": ("weights",),
+    }  # fmt: skip
+    return Disk(**(plain | changes))
+
+
+@pytest.mark.parametrize(("changes", "line"), [
+    ({}, "disk: 1.4 GiB of weights a cell, 168 GiB for 120 cells (checkpoint.keep: weights); while training up to "
+     "9.3 GiB a running cell; 512 GiB free in /runs"),
+    ({"per_cell": (GIB, int(1.25 * GIB))}, "disk: 1.0 to 1.2 GiB of weights a cell, 168 GiB for 120 cells "
+     "(checkpoint.keep: weights); while training up to 9.3 GiB a running cell; 512 GiB free in /runs"),
+    ({"per_cell": (GIB // 2, int(1.25 * GIB))}, "disk: 512 MiB to 1.2 GiB of weights a cell, 168 GiB for 120 cells "
+     "(checkpoint.keep: weights); while training up to 9.3 GiB a running cell; 512 GiB free in /runs"),
+    ({"per_cell": (0, 0), "kept": 0, "keep": ("nothing",)}, "disk: nothing stays (checkpoint.keep: nothing); while "
+     "training up to 9.3 GiB a running cell; 512 GiB free in /runs"),
+    ({"keep": ("everything",)}, "disk: 1.4 GiB of weights and checkpoints a cell, 168 GiB for 120 cells "
+     "(checkpoint.keep: everything); while training up to 9.3 GiB a running cell; 512 GiB free in /runs"),
+])  # fmt: skip
+def test_the_line(changes: dict[str, Any], line: str) -> None:
+    assert made(**changes).describe() == [line]
+
+
+def test_too_little_room_is_a_warning() -> None:
+    enough = 168 * GIB + int(9.3 * GIB)
+    assert len(made(free=enough).describe()) == 1
+    _, warning = made(free=enough - 1).describe()
+    assert warning == (
+        "warning: 168 GiB to keep and 9.3 GiB while training are more than the 177 GiB free in /runs; make room, set "
+        "checkpoint.keep to nothing, or name another place with checkpoint.path"
+    )
+
+
+def test_nothing_to_train_needs_nothing(cells: Callable[..., list[Cell]], counted: list[str], tmp_path: Path) -> None:
+    found = disk.needed([], tmp_path)
+    assert found.describe() == []
+    assert [found.per_cell, found.kept, found.running, counted] == [(0, 0), 0, 0, []]
+    plan = planner.plan(cells(), {})
+    assert plan.disk is None
+    assert len(display.describe_plan(plan, "g")) == 2
+
+
+@pytest.mark.parametrize(("count", "text"), [
+    (0, "0 B"), (999, "999 B"), (1000, "1.0 KiB"), (1024 * 10, "10 KiB"), (int(9.94 * 2**20), "9.9 MiB"),
+    (int(9.96 * 2**20), "10 MiB"), (999 * GIB, "999 GiB"), (1000 * GIB, "1.0 TiB"), (5000 * 2**50, "5000 PiB"),
+])  # fmt: skip
+def test_bytes_for_people(count: int, text: str) -> None:
+    assert disk.size(count) == text

@@ -1,0 +1,433 @@
+"""Probes on kept weights: what a user types, what stands in the database, and the loaded model that gives the same numbers."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import re
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import atma_sweep
+import numpy as np
+import psutil
+import pytest
+import torch
+from atma_sweep.results.recorder import Recorder
+from atma_sweep.results.records import Attempt, Measurement, Owner
+from atma_sweep.results.store import Store, SweepReadOnly, open_store
+from atma_sweep.sweep import evaluate, process, supervisor
+from atma_sweep.sweep.cell import Resources
+from atma_sweep.sweep.errors import GridError
+from atma_sweep.sweep.executors import Finished, Launch
+from atma_sweep.sweep.job import Job
+from atma_sweep.sweep.loading import NotTrained, Trained, WeightsGone
+from atma_sweep.sweep.training.corpora import CorpusError, open_corpus
+
+README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+PLUGIN = re.findall(r"^```python\n(# my_mixer.py\n.*?)^```$", README, re.MULTILINE | re.DOTALL)[0]
+IN_PYTHON = re.findall(r"^## In Python\n\n```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)[0]
+"""What the README shows, to the letter."""
+WORDS = ["the", "model", "reads", "a", "long", "row", "of", "bytes", "and", "guesses", "what", "comes", "next"]
+GRID = """
+name: micro
+extends: tiny
+axes:
+  attn_type: [polar, fade, rope]
+include:
+  - {attn_type: nope, window: on}
+plugins: [my_mixer.py]
+set:
+  model: {d_model: 16, n_layers: 3, n_heads: 2, n_kv_heads: 1, head_dim: 8, window_size: 8}
+  data: {corpus: files, path: text, heldout_tokens: 400}
+  train: {tokens: 3840, seq_len: 32, batch_tokens: 128, micro_batch: 2}
+  eval: {lengths: [32, 64], documents: 2, junk_rows: 2, needle_trials: 2, validate_every: 10, validation_tokens: 256}
+"""
+POLAR, FADE, ROPE = (f"{name}-baseline-d0-m0-w0-s0" for name in ("polar", "fade", "rope"))
+NOPE = "nope-baseline-d0-m0-w1-s0"
+PROBED = ("val", "clean", "junk", "needle")
+
+
+class Desk:
+    """A folder with a database whose cells polar, fade and nope are trained, and rope is not."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.db, self.runs = folder, folder / "atma.db", folder / "atma-runs"
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "atma_sweep.cli", *arguments]
+        return subprocess.Popen(
+            command, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8"
+        )
+
+    def run(self, *arguments: str, code: int = 0) -> str:
+        """Standard output of a command that ends with `code`; with 0 or 1, else standard error."""
+        started = self.start(*arguments)
+        out, err = started.communicate(timeout=240)
+        assert started.returncode == code, out + err
+        return out if code < 2 else err
+
+    def evaluate(self, *arguments: str, code: int = 0) -> str:
+        return self.run("evaluate", *arguments, "--executor", "local", code=code)
+
+    def sql(self, query: str) -> list[tuple[Any, ...]]:
+        with sqlite3.connect(self.db, timeout=30) as connection:
+            return connection.execute(query).fetchall()
+
+    def cell(self, slug: str) -> str:
+        ((found,),) = self.sql(f"SELECT id FROM cell WHERE slug = '{slug}'")
+        return str(found)
+
+    def wait(self, query: str) -> tuple[Any, ...]:
+        """The query's first row, as soon as it gives one."""
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            for row in self.sql(query):
+                return row
+            time.sleep(0.02)
+        raise AssertionError(f"never true: {query}")
+
+    def state(self) -> list[Any]:
+        """All that an evaluation has no business to change."""
+        trainings = "SELECT * FROM attempt WHERE kind = 'train' ORDER BY id"
+        numbers = "SELECT m.* FROM measurement m JOIN attempt a ON a.id = attempt_id WHERE kind = 'train' ORDER BY m.id"
+        sweeps = (
+            "SELECT name, launched_at, owner, lease_until, count(r.id) FROM sweep s JOIN revision r ON sweep_id = s.id"
+        )
+        return [self.sql(trainings), self.sql(numbers), self.sql(f"{sweeps} GROUP BY 1, 2, 3, 4 ORDER BY 1")]
+
+    def store(self) -> Store:
+        return open_store(self.db)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The trained folder; its text, its grid and its plugin are gone, so that an evaluation cannot lean on them."""
+    folder = tmp_path_factory.mktemp("trained")
+    draw = random.Random(0)
+    (folder / "text").mkdir()
+    for index in range(40):
+        (folder / "text" / f"{index}.txt").write_text(" ".join(draw.choice(WORDS) for _ in range(300)))
+    (folder / "my_mixer.py").write_text(PLUGIN)
+    (folder / "micro.yaml").write_text(GRID)
+    Desk(folder).run("launch", "micro.yaml", "--executor", "local", "--only", "attn_type=polar,fade,nope")
+    shutil.rmtree(folder / "text")
+    for name in ("my_mixer.py", "micro.yaml"):
+        (folder / name).unlink()
+    return folder
+
+
+@pytest.fixture
+def desk(trained: Path, tmp_path: Path) -> Desk:
+    """A copy of the trained folder for one test."""
+    shutil.copytree(trained, tmp_path / "desk")
+    return Desk(tmp_path / "desk")
+
+
+VALUES = (
+    "SELECT probe, metric, length, value, unit, n, low, high FROM measurement WHERE attempt_id = {} ORDER BY 1, 2, 3"
+)
+EXAMPLES = (
+    "SELECT probe, metric, length, item, position, value FROM example WHERE attempt_id = {} ORDER BY 1, 2, 3, 4, 5"
+)
+
+
+def _sweep(store: Store, name: str, *slugs: str) -> None:
+    cells = [store.find_cell(slug, "micro") for slug in slugs]
+    store.record_revision(name, grid_text="", grid_file="", cells=cells)
+
+
+def test_evaluating_again_gives_the_same_numbers_in_a_new_attempt(desk: Desk) -> None:
+    """Of cells in two sweeps, each evaluated under the newest that has it."""
+    _sweep(desk.store(), "second", POLAR)
+    before = desk.state()
+    out = desk.evaluate(POLAR, desk.cell(NOPE)[:9], desk.cell(POLAR))
+    assert desk.state() == before
+    new = desk.sql(
+        "SELECT e.id, e.parent_id, slug FROM attempt e JOIN cell c ON c.id = e.cell_id "
+        "JOIN attempt t ON t.id = e.parent_id AND t.kind = 'train' AND t.cell_id = e.cell_id "
+        "WHERE e.kind = 'evaluate' AND e.state = 'done' AND e.number = 2 ORDER BY e.id"
+    )
+    assert [slug for _, _, slug in new] == [POLAR, NOPE]
+    lines = out.splitlines()
+    assert [line.partition(" done in ")[0] for line in lines[:2]] == [f"[1/2] {POLAR}", f"[2/2] {NOPE}"]
+    assert len(lines) == 4
+    for (attempt, parent, slug), line in zip(new, lines[2:], strict=True):
+        values = desk.sql(VALUES.format(attempt))
+        probed = [row for row in desk.sql(VALUES.format(parent)) if row[0] in PROBED and row[1] != "peak_memory"]
+        assert [row for row in values if row[1] != "peak_memory"] == probed
+        assert desk.sql(EXAMPLES.format(attempt)) == desk.sql(EXAMPLES.format(parent)) != []
+        said = [" ".join(map(str, [p, m, *([n] if n else []), f"{value:.6g}"])) for p, m, n, value, *_ in values]
+        assert line == f"{slug}: {', '.join(said)}"
+    assert desk.sql("SELECT name, fence FROM sweep ORDER BY name") == [("micro", 2), ("second", 1)]
+    counts = {sweep["sweep"]: sweep["counts"] for sweep in json.loads(desk.run("status", "--json"))}
+    assert counts["micro"] == {"done": 3, "new": 1}
+
+
+def test_probes_and_lengths_beyond_the_config_as_json(desk: Desk) -> None:
+    out = desk.evaluate(FADE, "--probe", "clean", "--probe", "val", "--length", "48", "--length", "5000", "--json")
+    rows = [row for row in json.loads(out) if row["metric"] != "peak_memory"]
+    assert list(rows[0]) == ["cell", "slug", "probe", "metric", "length", "value", "unit", "n", "reason"]
+    assert [(row["probe"], row["metric"], row["length"]) for row in rows] == [
+        ("clean", "nats", 48),
+        ("clean", "nats", 5000),
+        ("val", "val_loss", 0),
+        ("val", "val_loss_full", 0),
+    ]
+    assert {(row["cell"], row["slug"]) for row in rows} == {(desk.cell(FADE), FADE)}
+    clean = f"slug = '{FADE}' AND probe = 'clean' AND metric = 'nats'"
+    view = desk.sql(f"SELECT value, unit, n FROM results WHERE {clean} ORDER BY length")
+    assert [(row["value"], row["unit"], row["n"]) for row in rows[:2]] == [view[1], view[3]]
+    assert (rows[0]["n"], rows[1]["value"], rows[1]["n"]) == (2 * 48, None, 0)
+    assert rows[1]["reason"].startswith("too-few-docs: ")
+    # what was asked stands with the attempt, what the cell is stays
+    (used,) = desk.sql("SELECT config FROM provenance JOIN attempt a ON a.id = attempt_id WHERE kind = 'evaluate'")
+    stored = json.loads(desk.sql(f"SELECT config FROM cell WHERE slug = '{FADE}'")[0][0])
+    config = json.loads(used[0])
+    assert (config["eval"]["lengths"], config["eval"]["probes"]) == ([48, 5000], ["clean", "val"])
+    assert stored["eval"]["lengths"] == [32, 64]
+    assert {name: config[name] for name in ("model", "train", "seed")} == {
+        name: stored[name] for name in ("model", "train", "seed")
+    }
+
+
+@pytest.mark.parametrize(
+    ("cells", "options", "kind", "said"),
+    [
+        ([POLAR, ROPE], {}, NotTrained, f"({ROPE}) is not trained yet; launch its grid"),
+        ([POLAR], {"probes": ["cleen"]}, GridError, "allowed: val, clean, junk, needle; did you mean 'clean'?"),
+        ([POLAR], {"probes": ["val"], "lengths": [64]}, GridError, "val has no context length; leave --length out"),
+        ([POLAR], {"lengths": [64, 1]}, GridError, "--length: 1: a context length is 2 tokens or more"),
+    ],
+)
+def test_all_is_checked_before_the_first_attempt(
+    desk: Desk, cells: list[str], options: dict[str, Any], kind: type[Exception], said: str
+) -> None:
+    with pytest.raises(kind) as caught:
+        evaluate.plan(desk.store(), cells, runs=desk.runs, **options)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_command_line_says_a_mistake_in_one_line_and_makes_no_attempt(desk: Desk) -> None:
+    before = desk.state()
+    (desk.runs / desk.cell(NOPE) / "1" / "weights.safetensors").unlink()
+    err = desk.evaluate(POLAR, NOPE, code=2)
+    assert re.fullmatch(rf"atma-sweep: the weights of cell \w+ \({NOPE}\) are gone from .*--retrain\n", err)
+    assert desk.state() == before
+    assert desk.sql("SELECT count(*) FROM attempt WHERE kind = 'evaluate'") == [(0,)]
+
+
+def test_weights_that_were_not_kept_and_a_corpus_that_is_gone_are_said(desk: Desk) -> None:
+    store = desk.store()
+    ((attempt,),) = desk.sql(f"SELECT id FROM attempt WHERE cell_id = '{desk.cell(NOPE)}'")
+    store.forget_weights(attempt)
+    with pytest.raises(WeightsGone, match=r"were not kept; .*--retrain"):
+        evaluate.plan(store, [NOPE], runs=desk.runs)
+    shutil.rmtree(desk.runs / "corpora")
+    with pytest.raises(CorpusError):
+        evaluate.plan(store, [POLAR], runs=desk.runs)
+
+
+def _parent() -> Owner:
+    """A live process of this machine other than this one."""
+    parent = psutil.Process().parent()
+    assert parent is not None
+    return Owner(name="launch", host=process.this_process("x").host, pid=parent.pid, started=parent.create_time())
+
+
+def test_a_sweep_that_somebody_runs_is_left_alone(desk: Desk) -> None:
+    owner = _parent()
+    fence = desk.store().acquire_sweep("micro", owner, 60.0)
+    err = desk.evaluate(POLAR, code=3)
+    assert re.fullmatch(rf"atma-sweep: sweep 'micro' is run by launch on \S+ \(pid {owner.pid}\) since .*\n", err)
+    assert desk.sql("SELECT owner_pid, fence FROM sweep") == [(owner.pid, fence)]
+    assert desk.sql("SELECT count(*) FROM attempt WHERE kind = 'evaluate'") == [(0,)]
+
+
+def test_the_newest_sweep_that_has_a_cell_is_the_one_claimed(desk: Desk) -> None:
+    store = desk.store()
+    _sweep(store, "second", POLAR)
+    _sweep(store, "imported", POLAR, NOPE)
+    store.set_read_only("imported")
+
+    def holders(*asked: str, **options: Any) -> dict[str, list[str]]:
+        found = evaluate.plan(store, asked, runs=desk.runs, probes=["val"], **options)
+        return {sweep: [task.cell.slug for task in share] for sweep, share in found.items()}
+
+    assert holders(NOPE, POLAR) == {"micro": [NOPE], "second": [POLAR]}
+    assert holders(NOPE, POLAR, sweep="micro") == {"micro": [NOPE, POLAR]}
+    with pytest.raises(SweepReadOnly):
+        evaluate.run(store, evaluate.plan(store, [POLAR], runs=desk.runs, sweep="imported"), Silent(), runs=desk.runs)
+    # one of the two is busy: neither is evaluated
+    store.acquire_sweep("second", _parent(), 60.0)
+    err = desk.evaluate(NOPE, POLAR, code=3)
+    assert "sweep 'second' is run by" in err
+    assert desk.sql("SELECT owner FROM sweep WHERE name = 'micro'") == [(None,)]
+    assert desk.sql("SELECT count(*) FROM attempt WHERE kind = 'evaluate'") == [(0,)]
+    _sweep(store, "micro", NOPE)
+    _sweep(store, "second", NOPE)
+    with pytest.raises(evaluate.NoSweep, match="no sweep lists cell"):
+        evaluate.plan(store, [POLAR], runs=desk.runs)
+
+
+CHILD = "SELECT pid FROM attempt JOIN sweep s WHERE attempt.state = 'running' AND pid != s.owner_pid"
+
+
+def test_a_killed_evaluation_is_tried_again(desk: Desk) -> None:
+    started = desk.start("evaluate", POLAR, "--executor", "local", "--json")
+    psutil.Process(desk.wait(CHILD)[0]).send_signal(signal.SIGKILL)
+    out, err = started.communicate(timeout=120)
+    assert started.returncode == 0, err
+    assert f"[0/1] {POLAR} interrupted in " in err
+    assert desk.sql("SELECT state, exit_code FROM attempt WHERE kind = 'evaluate'") == [
+        ("interrupted", -9),
+        ("done", 0),
+    ]
+    assert {(row["probe"], row["length"]) for row in json.loads(out)} == {
+        ("val", 0), *((probe, length) for probe in PROBED[1:] for length in (32, 64))
+    }  # fmt: skip
+
+
+def test_interrupt_leaves_the_training_and_its_numbers_as_they_were(desk: Desk) -> None:
+    before = desk.state()
+    started = desk.start("evaluate", POLAR, "--executor", "local")
+    desk.wait(CHILD)
+    started.send_signal(signal.SIGINT)
+    _, err = started.communicate(timeout=30)
+    assert started.returncode == 130, err
+    assert err == "atma-sweep: stopped; evaluate again what was not finished\n"
+    assert desk.sql("SELECT state FROM attempt WHERE kind = 'evaluate'") == [("interrupted",)]
+    assert desk.state() == before
+    assert json.loads(desk.run("status", "--json"))[0]["counts"] == {"done": 3, "new": 1}
+
+
+def test_a_failed_evaluation_ends_with_1_and_shows_no_older_number(desk: Desk) -> None:
+    store = desk.store()
+    older = store.start_attempt(desk.cell(POLAR), kind="evaluate", owner=process.this_process("test"), fence=0)
+    Recorder(store, older.id, 0).measurements([Measurement(probe="val", metric="val_loss", value=1.0)])
+    store.finish_attempt(older.id, 0, "done")
+    weights = desk.runs / desk.cell(POLAR) / "1" / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    out = desk.evaluate(POLAR, NOPE, "--probe", "val", code=1)
+    failed, done, line = out.splitlines()
+    assert failed.startswith(f"[1/2] {POLAR} failed in ")
+    assert "the weights cannot be read" in failed
+    assert done.startswith(f"[2/2] {NOPE} done in ")
+    assert re.fullmatch(rf"{NOPE}: val val_loss \S+, val val_loss_full \S+", line)
+
+
+class Silent:
+    """A listener that says nothing."""
+
+    def started(self, task: Any, attempt: Attempt) -> None: ...
+    def running(self, attempts: Sequence[Attempt]) -> None: ...
+    def ended(self, task: Any, attempt: Attempt) -> None: ...
+    def waiting(self, cell: Any) -> None: ...
+
+
+class Recording:
+    """An executor whose attempts end at once, their jobs kept."""
+
+    name = "recording"
+
+    def __init__(self, store: Store) -> None:
+        self.store, self.jobs = store, []  # type: ignore[var-annotated]
+        self._ended: list[Finished] = []
+
+    def fits(self, resources: Resources) -> bool:
+        return True
+
+    def start(self, launch: Launch) -> None:
+        job = Job.read(launch.runs / launch.folder)
+        self.jobs.append(job)
+        self.store.finish_attempt(job.attempt, job.fence, "done")
+        self._ended.append((job.attempt, 0))
+
+    def wait(self, seconds: float) -> list[Finished]:
+        ended, self._ended = self._ended, []
+        return ended
+
+    def close(self) -> None: ...
+
+
+def test_a_training_that_came_between_is_the_one_measured(desk: Desk) -> None:
+    store = desk.store()
+    ((task,),) = evaluate.plan(store, [POLAR], runs=desk.runs, lengths=[7, 5]).values()
+    me = process.this_process("test")
+
+    def carried_out() -> list[Job]:
+        fence = store.acquire_sweep("micro", me, 60.0)
+        room = Recording(store)
+        made = supervisor.Supervisor(store, "micro", fence, room, Silent(), runs=desk.runs, commit=(None, None))
+        made.run([task])
+        return room.jobs
+
+    wanted = [("val", 0), *((probe, length) for probe in PROBED[1:] for length in (5, 7))]
+    (job,) = carried_out()
+    assert (job.kind, job.weights, job.missing) == ("evaluate", f"{task.cell.id}/1/weights.safetensors", wanted)
+    newer = store.start_attempt(task.cell.id, owner=me, fence=0)
+    store.finish_attempt(newer.id, 0, "done", weights="elsewhere/weights.safetensors")
+    (job,) = carried_out()
+    assert (job.weights, job.missing) == ("elsewhere/weights.safetensors", wanted)
+    assert store.attempt(job.attempt).parent_id == newer.id
+    store.forget_weights(newer.id)
+    assert carried_out() == []
+
+
+def _nats(model: Trained, tokens_T: np.ndarray, *, full: bool = True) -> np.ndarray:
+    """Nats of every token after the first, from the logits in float64."""
+    tokens_BT = torch.from_numpy(tokens_T.astype(np.int64))[None]
+    net = model.model
+    with torch.no_grad():
+        if full:
+            logits_TV = net.logits(net.features(tokens_BT[:, :-1], full_context=True).hidden_BTD)[0]
+        else:
+            logits_TV = net(tokens_BT[:, :-1])[0]
+    z = logits_TV.double().numpy()
+    picked = z[np.arange(len(z)), tokens_BT[0, 1:].numpy()]
+    return np.logaddexp.reduce(z, axis=1) - picked
+
+
+@pytest.mark.parametrize(("slug", "windowed"), [(POLAR, False), (NOPE, True)])
+def test_the_loaded_model_gives_the_numbers_that_the_probes_stored(desk: Desk, slug: str, windowed: bool) -> None:
+    model = atma_sweep.load(slug, db=desk.db)
+    corpus = open_corpus(desk.runs / "corpora", model.config.data.fingerprint or "")
+    stored = desk.sql(
+        "SELECT length, item, e.value FROM example e JOIN attempt a ON a.id = attempt_id JOIN cell c ON c.id = cell_id "
+        f"WHERE slug = '{slug}' AND probe = 'clean' AND metric = 'nats'"
+    )
+    assert sorted((length, item) for length, item, _ in stored) == [(32, 0), (32, 1), (64, 0), (64, 1)]
+    for length, item, value in stored:
+        document = corpus.heldout[item][: length + 1]
+        assert _nats(model, document).mean() == pytest.approx(value, abs=1e-6)
+        # without a window the plain call is what the probe measured; with one it is not
+        plain = _nats(model, document, full=False).mean()
+        assert (abs(plain - value) < 1e-6) == (not windowed)
+    rows = [np.asarray(corpus.validation[start : start + 33]) for start in range(0, 256, 32)]
+    for metric, full in (("val_loss", False), ("val_loss_full", True)):
+        ((value,),) = desk.sql(f"SELECT value FROM results WHERE slug = '{slug}' AND metric = '{metric}'")
+        assert np.mean([_nats(model, row, full=full) for row in rows]) == pytest.approx(value, abs=1e-6)
+
+
+def test_the_readmes_snippet_runs(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(desk.folder)
+    monkeypatch.delenv("ATMA_DB", raising=False)
+    names: dict[str, Any] = {}
+    with redirect_stdout(io.StringIO()) as out:
+        exec(compile(IN_PYTHON, "README.md", "exec"), names)
+    found = SimpleNamespace(**names)
+    assert found.logits.shape == (1, len("import os"), 264)
+    assert found.trained.config.model.attn_type == "polar"
+    guess = int(found.logits[0, -1].argmax())
+    assert out.getvalue() == f"{bytes([guess])!r}\n"
