@@ -315,24 +315,20 @@ def data_prepare(
     from .sweep.training.prepare import prepare
 
     root = _runs(runs, db) / "corpora"
-    if grid is not None:
-        wanted = preparing.of_grid(grid)
-    else:
-        given = {
-            "tokenizer": tokenizer,
-            "tokenizer_file": str(tokenizer_file.resolve()) if tokenizer_file else None,
-            "train_tokens": int(tokens) if tokens is not None else None,
-            "heldout": preparing.lender(heldout),
-            "heldout_tokens": heldout_tokens,
-            "path": str(path.resolve()) if path else None,
-        }
-        wanted = [preparing.wanted(what, given)]
+    given = {
+        "tokenizer": tokenizer,
+        "tokenizer_file": str(tokenizer_file.resolve()) if tokenizer_file else None,
+        "train_tokens": tokens,
+        "heldout": preparing.lender(heldout),
+        "heldout_tokens": heldout_tokens,
+        "path": str(path.resolve()) if path else None,
+    }
     console = Console(stderr=as_json, soft_wrap=True)
     found = []
-    for data in wanted:
+    for data in preparing.chosen(grid, what, given, name):
         with preparing.Preparing(console, data.corpus) as tell:
             found.append(prepare(data, root, name=name, tell=tell))
-    rows = [row for row in corpora.listing(root) if row["fingerprint"] in found]
+    rows = corpora.listing(root, only=found)
     if as_json:
         _print_json(rows)
     else:
@@ -376,7 +372,7 @@ def data_verify(
     from .sweep.training import corpora
 
     root = _runs(runs, db) / "corpora"
-    folders = [corpora.choose(root, what)] if what else [Path(row["folder"]) for row in corpora.listing(root)]
+    folders = [corpora.choose(root, what)] if what else corpora.folders(root)
     rows = [{"folder": str(folder), "problems": corpora.verify(folder)} for folder in folders]
     if as_json:
         _print_json(rows)

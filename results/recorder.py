@@ -116,7 +116,7 @@ class Recorder:
         self._upsert(ExampleRow, EXAMPLE_KEY, [_finite_fields(example) for example in examples])
 
     def checkpoint(self, path: str) -> None:
-        """Names the newest checkpoint that can be resumed from, relative to the runs folder."""
+        """Names the newest checkpoint that can be resumed from: a path relative to the runs folder, or a full address."""
         self._write(checkpoint=path)
 
 

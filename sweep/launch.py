@@ -33,20 +33,18 @@ def plan(
     cells: Sequence[Cell],
     store: Store | None,
     *,
+    runs: Path,
     only: Sequence[str] = (),
     retrain: bool = False,
-    runs: Path | None = None,
 ) -> planner.Plan:
-    """What a launch would do now; `store` is None when there is no database yet.
+    """What a launch would do now, and the disk it needs; `store` is None when there is no database yet.
 
-    With `runs`, kept weights that are wanted and not found there, or where else the database says, count as gone. The
-    database is not told: another machine that shares it may have them. The plan then also says what disk it needs.
-    Raises StorageError when the place of weights cannot be reached.
+    Kept weights that are wanted and not found under `runs`, or where else the database says, count as gone. The
+    database is not told: another machine that shares it may have them. Raises AddressError for a checkpoint.path that
+    cannot be understood, StorageError when the place of weights cannot be reached.
     """
     chosen = planner.select(grid, cells, only) if only else list(cells)
     states = store.states({cell.id for cell in chosen}) if store is not None else {}
-    if runs is None:
-        return planner.plan(chosen, states, retrain=retrain, left_out=len(cells) - len(chosen))
     for cell in chosen:
         state = states.get(cell.id)
         if state is None or not state.weights or standing(state, requested(cell.config.eval)) != "needs-eval":
@@ -72,7 +70,8 @@ def run(
     """Launches a grid and stays until its cells are finished.
 
     Raises SweepBusy when somebody else runs the sweep, MachineError when a GPU is missing or held, CorpusError and
-    DataError for unusable text, Interrupted after a clean stop.
+    DataError for unusable text, AddressError and StorageError for a checkpoint.path that cannot be used, Interrupted
+    after a clean stop.
     """
     chosen = planner.select(grid, cells, only) if only else list(cells)
     texts.check(chosen, runs / "corpora")

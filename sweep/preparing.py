@@ -8,16 +8,24 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from pydantic import ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from .cell import DataConfig
+from .errors import SweepError
 from .grid import load_grid
 from .training import corpora
 from .training.corpora import CorpusError
 from .training.prepare import Told
 
 LINE_SECONDS = 15.0
+
+
+class Interrupted(SweepError):
+    """Ctrl-C while text is prepared."""
+
+    exit_code = 130
 
 
 class Preparing:
@@ -45,6 +53,8 @@ class Preparing:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bar.stop()
+        if kind is KeyboardInterrupt:
+            raise Interrupted(f"{self.what}: stopped; run again to go on where it stopped") from value
         if self._last is not None and kind is None:
             self._say(f"{self.what}: {_words(self._last)} in {self._last.seconds:.0f} s")
 
@@ -81,10 +91,25 @@ def of_grid(name: str) -> list[DataConfig]:
 
     def collect(data: DataConfig) -> str:
         found.append(data)
-        return "0" * 64
+        return corpora.provisional(data)
 
     load_grid(name).expand(collect)
     return list(dict.fromkeys(found))
+
+
+def chosen(grid: str | None, what: str | None, given: dict[str, Any], name: str | None) -> list[DataConfig]:
+    """The configs that `data prepare` prepares: those of a grid, else the one that WHAT and the options mean.
+
+    Raises CorpusError for both at once, and for one name for several corpora.
+    """
+    if grid is None:
+        return [wanted(what, given)]
+    if what is not None or any(value is not None for value in given.values()):
+        raise CorpusError("--grid: the grid says what is prepared and how; give nothing else but --name, or change it")
+    found = of_grid(grid)
+    if name is not None and len(found) > 1:
+        raise CorpusError(f"--name {name}: the grid needs {len(found)} corpora, and a name is for one")
+    return found
 
 
 def lender(word: str | None) -> str | None:
@@ -104,12 +129,23 @@ def wanted(what: str | None, given: dict[str, Any]) -> DataConfig:
     said = {name: value for name, value in given.items() if value is not None}
     if what in corpora.CORPORA:
         preset = corpora.PRESETS.get(what, DataConfig(corpus=what))
-        return DataConfig.model_validate(preset.model_dump() | said)
+        return _checked(preset.model_dump() | said)
     path = Path(what).expanduser().resolve()
     if not path.exists():
         raise CorpusError(f"{what}: neither a file or folder nor a corpus; known are {', '.join(corpora.CORPORA)}")
     shards = path.is_dir() and any(path.rglob("*.bin")) and not any(path.rglob("*.txt"))
-    return DataConfig.model_validate({"corpus": "shards" if shards else "files", "path": str(path)} | said)
+    return _checked({"corpus": "shards" if shards else "files", "path": str(path)} | said)
+
+
+def _checked(settings: dict[str, Any]) -> DataConfig:
+    try:
+        return DataConfig.model_validate(settings)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        option = str(first["loc"][0]).removeprefix("train_").replace("_", "-")
+        raise CorpusError(
+            f"--{option}: {first['msg'].replace('Input should', 'must')}, got {first['input']!r}"
+        ) from error
 
 
 def table(rows: Sequence[dict[str, Any]], root: Path) -> list[str]:

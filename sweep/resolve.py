@@ -67,7 +67,9 @@ def _checked_model(dump: str) -> Any:
 
 def unknown_corpus(merged: Layer, error: CorpusUnknown) -> GridError:
     """The error at the line that names a corpus which is neither built in nor prepared."""
-    message = f"no corpus {error.name!r} is built in or prepared; atma-sweep data prepare PATH --name {error.name} would"
+    message = (
+        f"no corpus {error.name!r} is built in or prepared; atma-sweep data prepare PATH --name {error.name} would"
+    )
     return _blame(merged, Problem(("data.corpus",), message, error.allowed, error.name))
 
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..results.store import default_runs
 from .cell import Cell, CellConfig, DataConfig
 from .errors import MachineError
 from .grid import Grid
 from .training import corpora
 from .training.corpora import Corpus, CorpusError
-from .training.data import training_batches
+from .training.data import DataError, training_batches
 from .training.prepare import Tell, fingerprint, prepare
 from .training.sources import HUB
-
-UNPREPARED = "unprepared"
 
 
 def quiet(told: object) -> None:
@@ -37,13 +37,20 @@ def expand(grid: Grid, root: Path, *, dry: bool = False, tell: Tell = quiet) -> 
             return prepare(data, root, tell=tell)
         if dry and data.corpus == "stdlib" and data.heldout is None:
             return fingerprint(data)
-        how = f"corpus {data.corpus!r} is not prepared in {root}: atma-sweep data prepare --grid {grid.document.path}"
+        how = f"corpus {data.corpus!r} is not prepared in {root}: {_command(grid, root)}"
         if not dry:
             raise MachineError(how)
         remarks.append(f"{how}; the ids above are provisional")
-        return f"{UNPREPARED}:{data.corpus}:{data.tokenizer}"
+        return corpora.provisional(data)
 
     return grid.expand(pin), remarks
+
+
+def _command(grid: Grid, root: Path) -> str:
+    words = ["atma-sweep", "data", "prepare", "--grid", str(grid.document.path)]
+    if root.parent != default_runs().absolute():
+        words += ["--runs", str(root.parent)]
+    return shlex.join(words)
 
 
 def _remote(data: DataConfig) -> bool:
@@ -55,7 +62,7 @@ def _remote(data: DataConfig) -> bool:
 def check(cells: Sequence[Cell], root: Path) -> None:
     """Compares the prepared corpora with what the cells ask, before any process starts.
 
-    Raises CorpusError, ShardError or DataError with what is missing and how to ask for less.
+    Raises CorpusError or ShardError with what is missing and how to ask for less.
     """
     opened: dict[str, Corpus] = {}
     seen = set()
@@ -74,18 +81,27 @@ def check(cells: Sequence[Cell], root: Path) -> None:
 def problems(config: CellConfig, corpus: Corpus) -> list[str]:
     """What a cell asks of its corpus and does not get, one sentence each with the setting that would ask for less."""
     found = []
-    training_batches(config, corpus.train)
     train, asked = config.train, config.eval
+    try:
+        training_batches(config, corpus.train)
+    except DataError as error:
+        found.append(f"{error}: lower train.seq_len or train.batch_tokens, or give it more text")
     if corpus.largest >= config.model.vocab_size:
-        found.append(f"holds token {corpus.largest}, but model.vocab_size is {config.model.vocab_size}")
-    need = asked.validation_tokens // train.seq_len * train.seq_len + 1
-    if len(corpus.validation) < need or need == 1:
         found.append(
-            f"the validation split has {len(corpus.validation)} tokens; "
-            f"eval.validation_tokens asks for {max(need, train.seq_len + 1)}"
+            f"holds token {corpus.largest}, but model.vocab_size is {config.model.vocab_size}: "
+            f"raise it to {corpus.largest + 1} or more"
+        )
+    need = asked.validation_tokens // train.seq_len * train.seq_len + 1
+    if need == 1:
+        found.append(
+            f"eval.validation_tokens is {asked.validation_tokens}, less than a row of {train.seq_len}: raise it"
+        )
+    elif len(corpus.validation) < need:
+        found.append(
+            f"the validation split has {len(corpus.validation)} tokens, eval.validation_tokens asks for {need}: lower it"
         )
     longest = max(asked.lengths)
-    rows = (len(corpus.validation) - 1) // longest
+    rows = max(0, len(corpus.validation) - 1) // longest
     if "junk" in asked.probes and rows < asked.junk_rows:
         found.append(
             f"the validation split has {len(corpus.validation)} tokens, {rows} rows of {longest}; probe junk asks for "
@@ -95,7 +111,8 @@ def problems(config: CellConfig, corpus: Corpus) -> list[str]:
     long = sum(len(document) > longest for document in corpus.heldout[: asked.documents])
     if by_document and long < asked.documents:
         found.append(
-            f"of the first {asked.documents} held-out documents, which {' and '.join(by_document)} read, "
+            f"of the first {asked.documents} held-out documents, which {' and '.join(by_document)} "
+            f"{'reads' if len(by_document) == 1 else 'read'}, "
             f"{'only ' if long else ''}{long or 'none'} {'has' if long == 1 else 'have'} {longest + 1} tokens "
             f"(it holds {len(corpus.heldout)}): lower eval.documents or eval.lengths, or lend longer ones with data.heldout"
         )

@@ -26,7 +26,7 @@ from .probes.subject import Subject, evaluating, unmeasured
 from .training import checkpoint, flops, storage
 from .training.corpora import Corpus, open_corpus
 from .training.data import training_batches
-from .training.loop import Point, Stopped, Trainer
+from .training.loop import Pending, Point, Stopped, Trainer
 from .training.optimizers import Optimizers
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class Work:
 
     def _validate(self, subject: Subject) -> float:
         with evaluating(subject.model):
-            return stream_loss(subject, full_context=False)[0]
+            return stream_loss(replace(subject, pause=self._leave_if_asked), full_context=False)[0]
 
     def _claim(self) -> None:
         """Makes sure that checkpoints can be written, and that no strange one lies where ours will be looked for."""
@@ -206,10 +206,16 @@ class Work:
             every is not None and step % every == 0
         )
 
-    def save(self, step: int, tokens: int, wall_s: float) -> None:
+    def save(self, step: int, tokens: int, wall_s: float, pending: Pending | None = None) -> None:
         """Watcher: writes a checkpoint."""
         name = checkpoint.save(
-            self._place, self._model, self._optimizers.state_dict(), step=step, tokens=tokens, wall_s=wall_s
+            self._place,
+            self._model,
+            self._optimizers.state_dict(),
+            step=step,
+            tokens=tokens,
+            wall_s=wall_s,
+            pending=pending,
         )
         self.recorder.checkpoint(storage.join(self.home, name))
         if self._earlier:
@@ -277,6 +283,7 @@ class Work:
 
     def _probe(self, subject: Subject) -> None:
         self.recorder.progress(self.config.train.steps, self.config.train.steps, phase="probing")
+        subject = replace(subject, pause=self._leave_if_asked)
         with evaluating(subject.model):
             for name, group in groupby(sorted(self.job.missing), key=lambda item: item[0]):
                 for _, length in group:

@@ -144,7 +144,7 @@ def test_two_deterministic_launches_agree_to_the_last_bit(tmp_path: Path) -> Non
     (tmp_path / "gpu.yaml").write_text(
         "name: gpu\nextends: tiny\naxes: {attn_type: [polar]}\nresources: {gpus: 1, cpus: 2}\n"
         "include:\n  - {attn_type: polar, memory: on}\n  - {attn_type: nope, window: on, distractor: on}\n"
-        "set: {model.head_dim: 64, train.tokens: 12288, train.deterministic: on, eval.validate_every: 1, "
+        "set: {model.head_dim: 64, train.tokens: 18432, train.deterministic: on, eval.validate_every: 1, "
         "eval.validation_tokens: 4096, eval.lengths: [128, 1024]}\n"
     )
     numbers = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,10 @@ from ..training.corpora import Corpus
 from ..training.tokenizer import Tokenizer
 
 
+def _never() -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class Subject:
     """The model is in evaluation mode on `device`."""
@@ -27,6 +31,8 @@ class Subject:
     corpus: Corpus
     config: CellConfig
     device: torch.device
+    pause: Callable[[], None] = _never
+    """Called before each forward; may raise to end a probe that takes minutes."""
 
     @property
     def documents(self) -> list[np.ndarray]:
@@ -48,6 +54,7 @@ class Subject:
 
     def features(self, tokens_BT: Tensor, *, full_context: bool = True) -> Tensor:
         """Hidden states [B, T, D] on `device`, `eval.chunk_tokens` at a time."""
+        self.pause()
         chunk = self.config.eval.chunk_tokens
         return self.model.features(tokens_BT.to(self.device), full_context=full_context, chunk=chunk).hidden_BTD
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,8 @@ class Checkpoint:
     """Training seconds so far, validation excluded."""
     model: dict[str, Tensor]
     optimizers: dict[str, Any]
+    pending: tuple[float, float, float] | None = None
+    """Train loss, gradient norm and tokens per second of a point whose validation was left half-way."""
 
     @property
     def name(self) -> str:
@@ -97,7 +99,14 @@ def load_weights(address: str | Path, model: nn.Module) -> None:
 
 
 def save(
-    folder: str | Path, model: nn.Module, optimizers: Mapping[str, Any], *, step: int, tokens: int, wall_s: float
+    folder: str | Path,
+    model: nn.Module,
+    optimizers: Mapping[str, Any],
+    *,
+    step: int,
+    tokens: int,
+    wall_s: float,
+    pending: Sequence[float] | None = None,
 ) -> str:
     """Writes a checkpoint into the place `folder` and returns its name there.
 
@@ -108,7 +117,7 @@ def save(
         MODEL: functools.partial(_write_tensors, model_state(model)),
         OPTIMIZERS: functools.partial(_write_optimizers, optimizers),
     }
-    place.publish(name_of(step), writers, {"step": step, "tokens": tokens, "wall_s": wall_s})
+    place.publish(name_of(step), writers, {"step": step, "tokens": tokens, "wall_s": wall_s, "pending": pending})
     for old in found(folder)[KEPT:]:
         place.remove(old)
     return name_of(step)
@@ -143,6 +152,7 @@ def load(path: Path) -> Checkpoint:
         wall_s=seal["wall_s"],
         model=load_file(path / MODEL),
         optimizers=torch.load(path / OPTIMIZERS, map_location="cpu", weights_only=True),
+        pending=tuple(seal["pending"]) if seal.get("pending") else None,
     )
 
 

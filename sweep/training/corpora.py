@@ -50,6 +50,8 @@ PRESETS: dict[str, DataConfig] = {
 }
 """What `data prepare NAME` prepares unless told otherwise: what the shipped grids ask for."""
 
+_AGAIN = "remove {folder} and prepare the corpus again"
+
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
@@ -117,13 +119,33 @@ def source_of(data: DataConfig) -> Source | None:
     return None
 
 
+def _trained_on(heldout: str, data: DataConfig) -> bool:
+    if heldout == data.corpus:
+        return True
+    if data.path is None or (data.corpus != "files" and data.corpus not in HUB) or heldout in CORPORA:
+        return False
+    one, other = Path(data.path).resolve(), Path(heldout).resolve()
+    return one.is_relative_to(other) or other.is_relative_to(one)
+
+
 def heldout_source(data: DataConfig) -> Source | None:
-    """The long documents, when another corpus lends them."""
+    """The long documents, when another corpus lends them. Raises CorpusError for one that cannot."""
     if data.heldout is None:
         return None
+    if _trained_on(data.heldout, data):
+        raise CorpusError(
+            f"data.heldout: {data.heldout} is what is trained on; name other text, or leave it out to hold some of it back"
+        )
     if data.heldout in HUB:
-        return Hub(HUB[data.heldout])
-    return Stdlib() if data.heldout == "stdlib" else Files(Path(data.heldout))
+        return Hub(HUB[data.heldout], setting="data.heldout")
+    if data.heldout == "stdlib":
+        return Stdlib()
+    if not Path(data.heldout).exists():
+        raise CorpusError(
+            f"data.heldout: {data.heldout} is neither a file or folder nor one of the corpora that lend long documents: "
+            f"{', '.join(['stdlib', *HUB])}"
+        )
+    return Files(Path(data.heldout), "data.heldout")
 
 
 def shard_files(folder: Path) -> tuple[list[Path], list[Path]]:
@@ -166,6 +188,11 @@ def request_id(asked: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def provisional(data: DataConfig) -> str:
+    """What stands for the fingerprint of a corpus that is not prepared; another for everything asked differently."""
+    return f"unprepared:{hashlib.sha256(data.model_dump_json().encode()).hexdigest()}"
+
+
 def find(data: DataConfig, root: Path) -> str | None:
     """Fingerprint of the prepared corpus that a config asks for; None when it is not prepared under `root`.
 
@@ -189,11 +216,11 @@ def _named(data: DataConfig, root: Path) -> str:
     found = _pointer(root / "names" / f"{data.corpus}.json", root) if NAME.fullmatch(data.corpus) else None
     if found is None:
         raise CorpusUnknown(data.corpus, [*CORPORA, *names(root)])
-    have = manifest(root / found[:16])["tokenizer"].split(":")[0]
-    if have != data.tokenizer:
-        raise CorpusError(
-            f"corpus {data.corpus!r} was prepared with tokenizer {have}, but data.tokenizer is {data.tokenizer}"
-        )
+    have, asked = manifest(root / found[:16])["tokenizer"], data.tokenizer
+    if asked == "json" == have.split(":")[0]:
+        asked = tokenizers.load_tokenizer("json", data.tokenizer_file, data.end_of_text).name
+    if have != asked and have.split(":")[0] != asked:
+        raise CorpusError(f"corpus {data.corpus!r} was prepared with tokenizer {have}, but the grid asks for {asked}")
     return found
 
 
@@ -227,12 +254,24 @@ def fingerprint_of(facts_: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
+def sealed(facts_: dict[str, Any]) -> dict[str, Any]:
+    """The facts with the hash over all of them, as `manifest` wants to find it."""
+    kept = {name: value for name, value in facts_.items() if name != "manifest_sha256"}
+    return kept | {"manifest_sha256": hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()}
+
+
 def manifest(folder: Path) -> dict[str, Any]:
-    """The facts of a prepared corpus. Raises CorpusError when there is none."""
+    """The facts of a prepared corpus. Raises CorpusError when there is none, or it is not as it was written."""
+    path = folder / "manifest.json"
     try:
-        found: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
-    except (OSError, json.JSONDecodeError) as error:
+        found: dict[str, Any] = json.loads(path.read_text())
+        intact = found == sealed(found)
+    except OSError as error:
         raise CorpusError(f"no prepared corpus in {folder}; prepare it again, or launch the grid again") from error
+    except (ValueError, AttributeError, RecursionError):
+        intact = False
+    if not intact:
+        raise CorpusError(f"{path}: damaged or of another version; {_AGAIN.format(folder=folder)}")
     return found
 
 
@@ -242,7 +281,7 @@ def open_corpus(root: Path, fingerprint: str) -> Corpus:
     known = manifest(folder)
     if known["fingerprint"] != fingerprint:
         raise CorpusError(
-            f"{folder} holds corpus {known['fingerprint'][:12]}, not {fingerprint[:12]}; remove it and prepare it again"
+            f"{folder} holds corpus {known['fingerprint'][:12]}, not {fingerprint[:12]}; {_AGAIN.format(folder=folder)}"
         )
     splits = {split: [_shard(folder, shard) for shard in shards] for split, shards in known["shards"].items()}
     heldout, ends = _joined(splits["heldout"]), known["heldout_ends"]
@@ -262,10 +301,14 @@ def open_corpus(root: Path, fingerprint: str) -> Corpus:
 
 
 def _shard(folder: Path, shard: dict[str, Any]) -> np.ndarray:
-    tokens = open_shard(folder / shard["file"])
+    again = _AGAIN.format(folder=folder)
+    try:
+        tokens = open_shard(folder / shard["file"])
+    except ShardError as error:
+        raise ShardError(f"{error}; {again}") from error
     if len(tokens) != shard["tokens"]:
         raise ShardError(
-            f"{folder / shard['file']}: {len(tokens)} tokens, not the {shard['tokens']} that were prepared; prepare the corpus again"
+            f"{folder / shard['file']}: {len(tokens)} tokens, not the {shard['tokens']} that were prepared; {again}"
         )
     return tokens
 
@@ -276,7 +319,10 @@ def _joined(parts: list[np.ndarray]) -> np.ndarray:
 
 def verify(folder: Path) -> list[str]:
     """Reads every token again and compares with the manifest; one line for each thing that differs."""
-    known = manifest(folder)
+    try:
+        known = manifest(folder)
+    except CorpusError as error:
+        return [str(error)]
     wrong = []
     for shards in known["shards"].values():
         for shard in shards:
@@ -291,23 +337,32 @@ def verify(folder: Path) -> list[str]:
                 if found[name] != shard[name]
             ]
     tokenizer = known["tokenizer_file"]
-    if tokenizer["file"]:
-        path = folder / tokenizer["file"]
-        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != tokenizer["sha256"]:
-            wrong.append(f"{path}: missing or not the tokenizer that made the corpus")
+    if not tokenizers.intact(tokenizer, folder):
+        wrong.append(f"{folder / tokenizer['file']}: {tokenizers.CHANGED}")
     if fingerprint_of(known) != known["fingerprint"] or folder.name != known["fingerprint"][:16]:
         wrong.append(f"{folder}: the fingerprint does not follow from the manifest")
-    return wrong
+    return [f"{line}; {_AGAIN.format(folder=folder)}" for line in wrong]
 
 
-def listing(root: Path) -> list[dict[str, Any]]:
-    """One row for each corpus prepared under `root`: names, request, tokens by split, fingerprint, folder, bytes."""
+def folders(root: Path) -> list[Path]:
+    """The folders of what is prepared under `root`, oldest first."""
+    found = [path for path in root.glob("*/manifest.json") if path.parent.suffix != ".part"]
+    return [path.parent for path in sorted(found, key=lambda path: path.stat().st_mtime)]
+
+
+def listing(root: Path, only: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """One row for each corpus prepared under `root`: names, request, tokens by split, fingerprint, folder, bytes.
+
+    `only` are the fingerprints that are wanted. Raises CorpusError for a damaged manifest.
+    """
     called: dict[str, list[str]] = {}
     for name, fingerprint in names(root).items():
         called.setdefault(fingerprint, []).append(name)
     rows = []
-    for path in sorted(root.glob("*/manifest.json"), key=lambda path: path.stat().st_mtime):
-        known = manifest(path.parent)
+    for folder in folders(root):
+        if only is not None and folder.name not in {fingerprint[:16] for fingerprint in only}:
+            continue
+        known = manifest(folder)
         tokens = {split: sum(shard["tokens"] for shard in shards) for split, shards in known["shards"].items()}
         rows.append(
             {
@@ -319,8 +374,9 @@ def listing(root: Path) -> list[dict[str, Any]]:
                 **{f"{split}_tokens": count for split, count in tokens.items()},
                 "heldout_documents": len(known["heldout_ends"]),
                 "fingerprint": known["fingerprint"],
-                "folder": str(path.parent),
-                "bytes": sum(file.stat().st_size for file in path.parent.iterdir()),
+                "folder": str(folder),
+                # shards of others are links, which may lead nowhere by now
+                "bytes": sum(file.stat().st_size for file in folder.iterdir() if file.exists()),
                 "prepared_at": known["prepared_at"],
             }
         )
@@ -333,11 +389,9 @@ def choose(root: Path, word: str) -> Path:
     fingerprint = known.get(word)
     if fingerprint:
         return root / fingerprint[:16]
-    fits = [
-        path.parent for path in root.glob("*/manifest.json") if manifest(path.parent)["fingerprint"].startswith(word)
-    ]
-    if len(fits) != 1:
-        what = "more than one corpus" if fits else "no corpus"
+    fits = [folder for folder in folders(root) if folder.name.startswith(word[:16])]
+    if len(fits) != 1 or (len(word) > 16 and not manifest(fits[0])["fingerprint"].startswith(word)):
+        what = "more than one corpus" if len(fits) > 1 else "no corpus"
         raise CorpusError(f"{what} {word!r} is prepared in {root}; atma-sweep data list shows them")
     return fits[0]
 

@@ -52,6 +52,10 @@ class Point:
     """Bytes on the GPU; None on the CPU."""
 
 
+Pending = tuple[float, float, float]
+"""Train loss, gradient norm and tokens per second of a point whose validation is still to come."""
+
+
 class Watcher(Protocol):
     """What the loop tells, and asks, while it runs."""
 
@@ -67,7 +71,7 @@ class Watcher(Protocol):
     def should_save(self, step: int) -> bool:
         """Whether a checkpoint is due after `step` steps."""
 
-    def save(self, step: int, tokens: int, wall_s: float) -> None:
+    def save(self, step: int, tokens: int, wall_s: float, pending: Pending | None = None) -> None:
         """Write a checkpoint."""
 
 
@@ -83,11 +87,9 @@ class _Clock:
     def rate(self) -> float:
         return self.tokens / max(time.perf_counter() - self.started, 1e-9)
 
-    def stop(self) -> tuple[float, float]:
-        """Adds the running interval to wall_s; returns (seconds, tokens per second) of it."""
-        seconds = time.perf_counter() - self.started
-        self.wall_s += seconds
-        return seconds, self.tokens / max(seconds, 1e-9)
+    def stop(self) -> None:
+        """Adds the running interval to wall_s."""
+        self.wall_s += time.perf_counter() - self.started
 
     def start(self) -> None:
         self.started = self.told = time.perf_counter()
@@ -110,6 +112,7 @@ class Trainer:
     watcher: Watcher
     step: int = 0
     wall_s: float = 0.0
+    _pending: Pending | None = None
     _saved: int = 0
     """The step that a checkpoint holds already; 0 is rebuilt from the seed."""
     _unchecked: list[tuple[int, Tensor, Tensor]] = field(default_factory=list)
@@ -120,16 +123,19 @@ class Trainer:
         self.model.load_state_dict(checkpoint.model)
         self.optimizers.load_state_dict(checkpoint.optimizers)
         self.step, self.wall_s = checkpoint.step, checkpoint.wall_s
-        self._saved = checkpoint.step
+        self._saved, self._pending = checkpoint.step, checkpoint.pending
 
     def run(self) -> None:
         """Trains to the end. Raises Diverged, or Stopped when the watcher asks for it.
 
-        A stop abandons the step that is under way: what is saved is the state after the last whole one.
+        A stop abandons the step that is under way: what is saved is the state after the last whole one. A validation
+        that is left half-way by raising Stopped is taken again by whoever goes on.
         """
         steps = self.config.steps
         clock = _Clock(self.wall_s)
         self.model.train()
+        if self._pending is not None:
+            self._point(clock, self._pending)
         while self.step < steps:
             done = self._step(self.step)
             if done is None:
@@ -145,7 +151,7 @@ class Trainer:
                 self.watcher.progress(self.step, loss, clock.rate())
                 clock.told = time.perf_counter()
                 if at_point:
-                    self._point(clock, loss, norm)
+                    self._point(clock, (loss, norm, clock.rate()))
             if self.step < steps and self.watcher.should_save(self.step):
                 self._save(clock)
         self.wall_s = clock.wall_s
@@ -158,9 +164,15 @@ class Trainer:
         self._saved = self.step
         clock.start()
 
-    def _point(self, clock: _Clock, loss: float, norm: float) -> None:
-        _, rate = clock.stop()
-        validation = self.validate()
+    def _point(self, clock: _Clock, pending: Pending) -> None:
+        clock.stop()
+        loss, norm, rate = pending
+        try:
+            validation = self.validate()
+        except Stopped:
+            self.watcher.save(self.step, self.step * self.config.batch_tokens, clock.wall_s, pending)
+            raise
+        self._pending = None
         if not math.isfinite(validation):
             raise Diverged(self.step, "validation loss")
         self.watcher.point(

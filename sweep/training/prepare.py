@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
 import shutil
@@ -24,8 +23,8 @@ from ..machine import cores
 from . import corpora
 from . import tokenizer as tokenizers
 from .corpora import READY_REPOSITORY, CorpusError
-from .shards import SHARD_TOKENS, ShardFacts, SplitWriter, facts, open_shard, write_shard
-from .sources import Source, Text, draw
+from .shards import SHARD_TOKENS, ShardError, ShardFacts, SplitWriter, facts, open_shard, write_shard
+from .sources import Source, Text, draw, from_outside, name_digest
 from .tokenizer import Tokenizer
 
 HELDOUT_DOCUMENTS = 64
@@ -132,7 +131,15 @@ class _Preparation:
     # --- from documents -------------------------------------------------------------------------------------------
 
     def _load(self, source: Source | None) -> None:
-        fresh: dict[str, Any] = {"phase": "main", "source": None, "documents": 0, "tenth": False, "splits": {}, "names": [], "ends": []}
+        fresh: dict[str, Any] = {
+            "phase": "main",
+            "source": None,
+            "documents": 0,
+            "tenth": False,
+            "splits": {},
+            "names": [],
+            "ends": [],
+        }
         try:
             self._state = json.loads((self.part / "state.json").read_text())
         except (OSError, ValueError):
@@ -168,19 +175,29 @@ class _Preparation:
 
     def _pass(self, source: Source) -> None:
         saved = time.monotonic()
-        for texts in _batches(source.documents(self._state["source"])):
+        for texts in _batches(self._asked(source.documents(self._state["source"]))):
             for text, ids in zip(texts, self._encode(texts), strict=True):
                 self._place(text, ids)
+                if text.split is None and self._enough():
+                    self._told("tokenizing")
+                    return
             self._told("tokenizing")
-            if self._enough():
-                break
             where = source.state()
             if where is not None and time.monotonic() - saved > SYNC_SECONDS:
                 self._state["source"] = where
                 self._save()
                 saved = time.monotonic()
 
+    def _asked(self, texts: Iterator[Text]) -> Iterator[Text]:
+        """Without what a source puts into a split of its own that is full, or that another corpus lends."""
+        for text in texts:
+            lent = text.split == "heldout" and self.data.heldout is not None
+            if not lent and not (text.split == "train" and self._enough()):
+                yield text
+
     def _again(self, source: Source) -> None:
+        # first, so that it never speaks of files that are gone
+        (self.part / "state.json").unlink(missing_ok=True)
         shutil.rmtree(self.part)
         self.part.mkdir()
         self._writers.clear()
@@ -194,11 +211,12 @@ class _Preparation:
         return [np.concatenate([eot, ids]) for ids in encoded]
 
     def _place(self, text: Text, ids: np.ndarray) -> None:
-        index = self._state["documents"]
-        self._state["documents"] += 1
-        split = text.split or self._drawn(text, ids, index)
+        split = text.split or self._drawn(text, ids, self._state["documents"])
         if split == "train" and self.data.train_tokens is not None:
+            if self._enough():
+                return
             ids = ids[: self.data.train_tokens - self._writers["train"].tokens]
+        self._state["documents"] += 1
         self._fresh += len(ids)
         if split == "heldout":
             self._hold(text.name, ids)
@@ -235,7 +253,10 @@ class _Preparation:
 
     def _borrow(self, lender: Source) -> None:
         """The lender's first long documents, in its order."""
-        for texts in _batches(text for text in lender.documents() if 4 * len(text.text) >= self.data.heldout_tokens):
+        # no tokenizer makes more than four tokens of a character
+        for texts in _batches(
+            text for text in lender.documents() if 4 * len(text.text) + 1 >= self.data.heldout_tokens
+        ):
             for text, ids in zip(texts, self._encode(texts), strict=True):
                 if len(ids) >= self.data.heldout_tokens and len(self._state["names"]) < HELDOUT_DOCUMENTS:
                     self._fresh += len(ids)
@@ -250,16 +271,17 @@ class _Preparation:
             )
 
     def _heldout(self, *, sort: bool) -> list[ShardFacts]:
-        """The held-out documents as one shard; a corpus's own in an order drawn from their names, no alphabetical one."""
+        """The held-out documents as one shard; a corpus's own in an order drawn from their names, no alphabetical one.
+
+        What the writer made stays until the end, because `state.json` speaks of it.
+        """
         parts = [open_shard(self.part / shard.file) for shard in self._writers.pop("heldout").close()]
         tokens, ends = np.concatenate(parts), self._state["ends"]
         documents = [tokens[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)] if ends else []
         pairs = list(zip(self._state["names"], documents, strict=True))
         if sort:
-            pairs.sort(key=lambda pair: hashlib.sha256(pair[0].encode()).digest())
-        for path in self.part.glob("heldout_*.bin"):
-            path.unlink()
-        path = self.part / "heldout_000000.bin"
+            pairs.sort(key=lambda pair: name_digest(pair[0]))
+        path = self.part / "heldout.bin"
         write_shard(path, np.concatenate([tokens[:0], *(document for _, document in pairs)]))
         self._state["names"] = [name for name, _ in pairs]
         self._state["ends"] = np.cumsum([len(document) for _, document in pairs]).tolist()
@@ -275,7 +297,7 @@ class _Preparation:
         for path in train:
             if self.data.train_tokens is not None and have >= self.data.train_tokens:
                 break
-            have += len(open_shard(path))
+            have += len(self._theirs(path))
             chosen.append(path)
         found: dict[str, list[ShardFacts]] = {}
         for split, paths in (("train", chosen), ("validation", validation)):
@@ -284,7 +306,14 @@ class _Preparation:
                 found[split].append(self._adopt(path, self.part / f"{split}_{index:06d}.bin", link=theirs))
         return found
 
+    def _theirs(self, path: Path) -> np.ndarray:
+        try:
+            return open_shard(path)
+        except ShardError as error:
+            raise ShardError(f"{error}; fetch it again, or leave it out") from error
+
     def _adopt(self, path: Path, place: Path, *, link: bool) -> ShardFacts:
+        self._theirs(path)
         place.unlink(missing_ok=True)
         if link:
             place.symlink_to(path.resolve())
@@ -296,7 +325,8 @@ class _Preparation:
         known = facts(place)
         if known.largest >= self.tokenizer.vocabulary:
             raise CorpusError(
-                f"{path}: holds token {known.largest}, but tokenizer {self.data.tokenizer} has {self.tokenizer.vocabulary} tokens"
+                f"{path}: holds token {known.largest}, but tokenizer {self.data.tokenizer} has {self.tokenizer.vocabulary} "
+                "tokens; name the one that made it with data.tokenizer"
             )
         self._fresh += known.tokens
         self._told("reading shards")
@@ -312,7 +342,10 @@ class _Preparation:
             self._told("downloading")
             try:
                 return Path(hf_hub_download(READY_REPOSITORY, name, repo_type="dataset"))
-            except OSError as error:
+            except Exception as error:
+                # the hub's transfer library raises RuntimeError
+                if not from_outside(error) and not isinstance(error, RuntimeError):
+                    raise
                 raise MachineError(
                     f"{READY_REPOSITORY}/{name} cannot be downloaded ({type(error).__name__}); run again to go on where "
                     "it stopped, or give data.path, a folder that holds the shards"
@@ -348,17 +381,34 @@ class _Preparation:
             "prepared_at": datetime.now(UTC).isoformat(timespec="seconds"),
         }
         known["fingerprint"] = found = corpora.fingerprint_of(known)
-        (self.part / "manifest.json").write_text(json.dumps(known, indent=1))
+        (self.part / "manifest.json").write_text(json.dumps(corpora.sealed(known), indent=1))
         (self.part / "state.json").unlink(missing_ok=True)
+        kept = {"manifest.json", known["tokenizer_file"]["file"]}
+        kept |= {shard["file"] for shards_ in known["shards"].values() for shard in shards_}
+        for path in self.part.iterdir():
+            if path.name not in kept:
+                path.unlink()
         folder = root / found[:16]
         try:
             os.rename(self.part, folder)
         except OSError:
-            # the same tokens were prepared from another place
-            if not (folder / "manifest.json").is_file():
+            if not folder.is_dir():
                 raise
-            shutil.rmtree(self.part)
+            if _whole(root, found):
+                # the same tokens were prepared from another place
+                shutil.rmtree(self.part)
+            else:
+                shutil.rmtree(folder)
+                os.rename(self.part, folder)
         return found
+
+
+def _whole(root: Path, found: str) -> bool:
+    try:
+        corpora.open_corpus(root, found)
+    except (CorpusError, ShardError):
+        return False
+    return True
 
 
 def _batches(texts: Iterator[Text]) -> Iterator[list[Text]]:

@@ -77,22 +77,21 @@ def open_shard(path: Path) -> np.ndarray:
 
     Raises ShardError when the file is missing, is no shard, or holds another number of tokens than its header says.
     """
-    if not path.is_file():
-        raise ShardError(f"{path}: no such shard; prepare the corpus again")
-    size = path.stat().st_size
-    header = np.fromfile(path, dtype="<i4", count=HEADER_INTS)
+    try:
+        size = path.stat().st_size
+        header = np.fromfile(path, dtype="<i4", count=HEADER_INTS)
+    except OSError as error:
+        raise ShardError(f"{path}: cannot be read: {error.strerror}") from error
     if size < HEADER_BYTES or int(header[0]) not in FORMATS:
         known = " or ".join(map(str, FORMATS))
-        raise ShardError(f"{path}: not a token shard (expected magic {known}); prepare the corpus again")
+        raise ShardError(f"{path}: not a token shard (expected magic {known})")
     version, kind = FORMATS[int(header[0])]
     if header[1] != version:
         raise ShardError(f"{path}: shard version {header[1]}, this program reads version {version}")
     count = int(header[2])
     need = HEADER_BYTES + np.dtype(kind).itemsize * count
     if size != need:
-        raise ShardError(
-            f"{path}: cut short or overlong, {size} bytes where {count} tokens need {need}; prepare the corpus again"
-        )
+        raise ShardError(f"{path}: cut short or overlong, {size} bytes where {count} tokens need {need}")
     if count == 0:
         return np.zeros(0, dtype=kind)
     return np.memmap(path, dtype=kind, mode="r", offset=HEADER_BYTES, shape=(count,))
@@ -144,8 +143,11 @@ class SplitWriter:
             file: IO[bytes] = path.open("w+b")
             file.write(_header(self.dtype, 0))
             return file
+        need = HEADER_BYTES + self._count * self.dtype.itemsize
+        if not path.is_file() or path.stat().st_size < need:
+            raise ShardError(f"{path}: lost what was written there; remove {self.folder} and prepare the corpus again")
         file = path.open("r+b")
-        file.truncate(HEADER_BYTES + self._count * self.dtype.itemsize)
+        file.truncate(need)
         file.seek(0, os.SEEK_END)
         return file
 

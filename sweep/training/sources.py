@@ -7,8 +7,11 @@ import hashlib
 import itertools
 import json
 import lzma
+import os
+import re
 import sys
 import sysconfig
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,7 +63,12 @@ class Source(Protocol):
 
 def draw(name: str) -> float:
     """A number in [0, 1) that the name alone decides."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") / 2**64
+    return int.from_bytes(name_digest(name)[:8], "big") / 2**64
+
+
+def name_digest(name: str) -> bytes:
+    """SHA-256 of a document's name; the name of a file may hold bytes that are no UTF-8."""
+    return hashlib.sha256(os.fsencode(name)).digest()
 
 
 @dataclass
@@ -70,7 +78,8 @@ class _Counted:
     _done: int = field(default=0, init=False)
 
     def _texts(self) -> Iterator[Text]:
-        raise NotImplementedError
+        """What a subclass has."""
+        yield from ()
 
     def documents(self, state: Any = None) -> Iterator[Text]:
         """All documents, or those after `state`."""
@@ -105,18 +114,21 @@ class Stdlib(_Counted):
         return root
 
     def _paths(self) -> Iterator[Path]:
-        root = self._root()
-        for path in sorted(root.rglob("*.py")):
-            parts = path.relative_to(root).parts
-            # _sysconfigdata and config-* describe one machine's build, not the language
-            if not STDLIB_SKIP.intersection(parts) and not any(
-                part.startswith(("_sysconfigdata", "config-")) for part in parts
-            ):
-                yield path
+        found = []
+        for folder, folders, files in os.walk(self._root()):
+            # never into site-packages, which may hold a hundred times as many files
+            folders[:] = [name for name in folders if _of_stdlib(name)]
+            found += [Path(folder, name) for name in files if name.endswith(".py") and _of_stdlib(name)]
+        yield from sorted(found)
 
     def key(self) -> Any:
         """The interpreter and its files."""
         return [sys.version, *listing_key(self._root(), list(self._paths()))]
+
+
+def _of_stdlib(name: str) -> bool:
+    # _sysconfigdata and config-* describe one machine's build, not the language
+    return name not in STDLIB_SKIP and not name.startswith(("_sysconfigdata", "config-"))
 
 
 def _stdlib_text(name: str, text: str) -> Text:
@@ -148,16 +160,18 @@ class Files(_Counted):
     """Text of one's own: a folder or file of text files, JSON lines (also .xz, .gz) and Parquet, each with a `text`."""
 
     root: Path = Path()
+    setting: str = "data.path"
+    """What error messages call the root."""
 
     def paths(self) -> list[Path]:
         """The files that are read, in order. Raises CorpusError when there is none."""
         if not self.root.exists():
-            raise CorpusError(f"data.path: {self.root} does not exist")
+            raise CorpusError(f"{self.setting}: {self.root} does not exist")
         files = sorted(p for p in self.root.rglob("*") if p.is_file()) if self.root.is_dir() else [self.root]
         known = [path for path in files if path.name.lower().endswith((*TEXT_SUFFIXES, *RECORD_SUFFIXES))]
         if not known:
             kinds = ", ".join([*TEXT_SUFFIXES, *RECORD_SUFFIXES[:-1]]) + f" or {RECORD_SUFFIXES[-1]}"
-            raise CorpusError(f"data.path: {self.root} holds no {kinds} file")
+            raise CorpusError(f"{self.setting}: {self.root} holds no {kinds} file")
         return known
 
     def _texts(self) -> Iterator[Text]:
@@ -169,11 +183,18 @@ class Files(_Counted):
             elif kind.endswith(RECORD_SUFFIXES):
                 yield from _lines(name, path)
             else:
-                yield Text(name, path.read_text(encoding="utf-8", errors="replace"))
+                yield Text(name, _whole_file(path))
 
     def key(self) -> Any:
         """The files with their sizes and times of change."""
         return listing_key(self.root, self.paths())
+
+
+def _whole_file(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise CorpusError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def _open_lines(path: Path) -> IO[str]:
@@ -194,15 +215,16 @@ def _lines(name: str, path: Path) -> Iterator[Text]:
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     yield _record(f"{name}:{number}", path, number, line)
-    except (lzma.LZMAError, EOFError, OSError) as error:
+    except (lzma.LZMAError, zlib.error, EOFError, OSError) as error:
         raise CorpusError(f"{path}: cannot be read after line {number}: {error}") from error
 
 
 def _record(name: str, path: Path, number: int, line: str) -> Text:
     try:
         record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise CorpusError(f"{path}:{number}: not a JSON object: {error.msg}") from error
+    except (ValueError, RecursionError) as error:
+        cause = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+        raise CorpusError(f"{path}:{number}: not a JSON object: {cause}") from error
     if not isinstance(record, dict) or not isinstance(record.get("text"), str):
         raise CorpusError(f"{path}:{number}: a record needs the key `text` with a string")
     return Text(name, record["text"])
@@ -242,6 +264,9 @@ class HubSpec:
     """Rows are lines, and a heading ` = Title = ` begins a document (WikiText)."""
 
 
+READERS = ("aiohttp", "datasets", "httpx", "httpx2", "huggingface_hub", "pyarrow", "requests")
+"""Packages whose errors mean that a dataset could not be read; not all of them are OSErrors."""
+
 HUB: dict[str, HubSpec] = {
     "fineweb-edu": HubSpec("HuggingFaceFW/fineweb-edu", "sample-10BT", (("train", None),)),
     "finepdfs": HubSpec("codelion/finepdfs-100M", None, (("train", None),)),
@@ -260,6 +285,8 @@ class Hub:
 
     spec: HubSpec
     path: Path | None = None
+    setting: str = "data.path"
+    """The setting that would name a local copy, for error messages."""
     _split: int = field(default=0, init=False)
     _given: int = field(default=0, init=False)
     _rows: Any = field(default=None, init=False)
@@ -273,7 +300,7 @@ class Hub:
             self._split, self._rows = split, self._load(name)
             if split == state["split"] and state["rows"] is not None:
                 self._rows.load_state_dict(state["rows"])
-            texts = (row["text"] for row in self._guarded(name))
+            texts = self._texts(name)
             for text in articles(texts) if self.spec.articles else texts:
                 number = self._given
                 self._given += 1
@@ -286,58 +313,80 @@ class Hub:
             return None
         return {"split": self._split, "given": self._given, "rows": self._rows.state_dict()}
 
-    def _guarded(self, split: str) -> Iterator[Any]:
-        from datasets.exceptions import DatasetsError
-
+    def _texts(self, split: str) -> Iterator[str]:
         try:
-            yield from self._rows
-        except (OSError, DatasetsError) as error:
+            for row in self._rows:
+                if not isinstance(row.get("text"), str):
+                    where = self.path or self.spec.repository
+                    raise CorpusError(f"{where}: split {split} has a row whose column `text` holds no string")
+                yield row["text"]
+        except Exception as error:
+            if not from_outside(error):
+                raise
             raise self._unreachable(error) from error
 
     def _load(self, split: str) -> Any:
         import datasets
-        from datasets.exceptions import DatasetsError
 
+        # it would say in its own words, and before us, what goes wrong
+        datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+        datasets.disable_progress_bars()
         where, config = self._place()
         try:
             return datasets.load_dataset(where, config, split=split, streaming=True)
-        except (OSError, ValueError, DatasetsError) as error:
+        except Exception as error:
+            if not from_outside(error):
+                raise
             raise self._unreachable(error) from error
 
     def _place(self) -> tuple[str, str | None]:
         """What `datasets` is asked for. A local copy may be the whole repository or the files of one config alone."""
         if self.path is None:
             return self.spec.repository, self.spec.config
-        if not self.path.is_dir():
-            raise CorpusError(f"data.path: {self.path} is no folder with a copy of {self.spec.repository}")
-        if self.spec.config and (self.path / self.spec.config).is_dir():
-            return str(self.path / self.spec.config), None
+        config = self.spec.config
+        if config is None:
+            return str(self.path), None
         card = self.path / "README.md"
-        named = self.spec.config and card.is_file() and f"config_name: {self.spec.config}" in card.read_text()
-        return str(self.path), self.spec.config if named else None
+        named = rf"""^\W*config_name:\s*['"]?{re.escape(config)}['"]?\s*$"""
+        if card.is_file() and re.search(named, card.read_text(encoding="utf-8", errors="replace"), re.MULTILINE):
+            return str(self.path), config
+        # repositories keep a config's files under its name, FineWeb-Edu sample-10BT under sample/10BT
+        folders = (self.path / name for name in (config, config.replace("-", "/", 1)))
+        return str(next((folder for folder in folders if folder.is_dir()), self.path)), None
 
     def _unreachable(self, error: Exception) -> SweepError:
         cause = " ".join(str(error).split())[:200]
         if self.path is not None:
-            return CorpusError(f"data.path: {self.path} cannot be read as a copy of {self.spec.repository}: {cause}")
+            return CorpusError(
+                f"{self.setting}: {self.path} cannot be read as a copy of {self.spec.repository}: {cause}"
+            )
         return MachineError(
             f"{self.spec.repository} cannot be read from the Hugging Face hub ({type(error).__name__}: {cause}); "
-            "run again to go on where it stopped, or give data.path, a folder with a copy of it"
+            f"run again to go on where it stopped, or give {self.setting}, a folder with a copy of it"
         )
 
     def key(self) -> Any:
-        """The dataset and config, or the local copy's files."""
+        """The dataset and config, or the local copy's files. Raises CorpusError when the copy is no folder."""
         if self.path is None:
             return [self.spec.repository, self.spec.config]
+        if not self.path.is_dir():
+            raise CorpusError(f"{self.setting}: {self.path} is no folder with a copy of {self.spec.repository}")
         files = sorted(path for path in self.path.rglob("*") if path.is_file() and ".cache" not in path.parts)
         return listing_key(self.path, files)
 
 
+def from_outside(error: Exception) -> bool:
+    """Whether a disk, a network or a file in another format failed, rather than this program."""
+    return isinstance(error, (OSError, ValueError)) or type(error).__module__.partition(".")[0] in READERS
+
+
 def articles(rows: Iterator[str]) -> Iterator[str]:
-    """Joins lines into documents; a first-level heading begins one."""
+    """Joins lines into documents; a first-level heading ` = Title = ` begins one."""
     parts: list[str] = []
     for row in rows:
-        if row.startswith(" = ") and not row.startswith(" = = ") and parts:
+        line = row.strip()
+        heading = line.startswith("= ") and line.endswith(" =") and not line.startswith("= =")
+        if heading and parts:
             yield "".join(parts)
             parts = []
         if parts or row.strip():

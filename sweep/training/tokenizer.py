@@ -25,6 +25,9 @@ END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>"
 """Names under which `tokenizers` files keep the token that ends a text, tried in this order."""
 
 
+CHANGED = "missing, or not the tokenizer that made the corpus"
+
+
 class TokenizerError(SweepError):
     """A tokenizer file that is missing or not what it is taken for."""
 
@@ -137,7 +140,7 @@ def _gpt2_download() -> dict[bytes, int]:
 
     try:
         ranks: dict[bytes, int] = gpt2()["mergeable_ranks"]
-    except (OSError, requests.RequestException) as error:
+    except (OSError, ValueError, requests.RequestException) as error:
         raise MachineError(
             f"the GPT-2 tokenizer files are neither in tiktoken's cache nor downloadable ({type(error).__name__}); "
             "connect once, point TIKTOKEN_CACHE_DIR at a folder that holds them, or set data.tokenizer_file"
@@ -156,12 +159,15 @@ def _gpt2_ranks(file: Path) -> dict[bytes, int]:
             encoder = file.with_name("encoder.json")
             if not encoder.is_file():
                 raise TokenizerError(f"data.tokenizer_file: {file} needs encoder.json beside it")
-            ranks = data_gym_to_mergeable_bpe_ranks(str(file), str(encoder))
+            # with the hashes, tiktoken takes nothing from its cache that once lay under the same name
+            merges, words = (hashlib.sha256(one.read_bytes()).hexdigest() for one in (file, encoder))
+            ranks = data_gym_to_mergeable_bpe_ranks(str(file), str(encoder), merges, words)
         else:
             pairs = (line.split() for line in file.read_bytes().splitlines() if line)
             ranks = {base64.b64decode(word): int(rank) for word, rank in pairs}
-    except (ValueError, AssertionError) as error:
-        raise TokenizerError(f"data.tokenizer_file: {file} holds no byte-pair ranks: {error}") from error
+    except (OSError, ValueError, LookupError, AttributeError, AssertionError) as error:
+        cause = str(error) or "vocab.bpe and encoder.json disagree"
+        raise TokenizerError(f"data.tokenizer_file: {file} holds no byte-pair ranks: {cause}") from error
     if hashlib.sha256(_ranks_text(ranks)).hexdigest() != GPT2_RANKS_SHA256:
         raise TokenizerError(
             f"data.tokenizer_file: {file} does not hold GPT-2's ranks; use data.tokenizer: json for another tokenizer"
@@ -187,27 +193,34 @@ class Json:
         self._model.no_truncation()
         self._model.no_padding()
         self._model.encode_special_tokens = True
-        self.vocabulary = max(self._model.get_vocab(with_added_tokens=True).values()) + 1
+        self.vocabulary = max(self._model.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.dtype = dtype_of(self.vocabulary)
         names = [end_of_text] if end_of_text else END_OF_TEXT
-        found = [number for name in names if (number := self._model.token_to_id(name)) is not None]
+        found = [(name, number) for name in names if (number := self._model.token_to_id(name)) is not None]
         if not found:
             raise TokenizerError(
                 f"data.tokenizer_file: {file} has no token {' or '.join(names)} to end a text with; "
                 "name its own in data.end_of_text"
             )
-        self.eot = found[0]
+        # a file may list it as an ordinary added token, which would be recognised in texts
+        self._model.add_special_tokens([found[0][0]])
+        self.eot = found[0][1]
         mark = f"{hashlib.sha256(self._text).hexdigest()[:16]}"
         self.name = f"json:{mark}" if end_of_text is None else f"json:{mark}:{end_of_text}"
 
     def encode(self, text: str) -> TokenArray:
         """Token ids of `text`."""
-        return np.asarray(self._model.encode(_whole(text), add_special_tokens=False).ids, dtype=self.dtype)
+        return self._ids(self._model.encode(_whole(text), add_special_tokens=False).ids)
+
+    def _ids(self, ids: list[int]) -> TokenArray:
+        """Without `eot`, which is an ordinary word in some word lists."""
+        found = np.asarray(ids, dtype=self.dtype)
+        return found[found != self.eot]
 
     def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[TokenArray]:
         """The same for many texts, on all cores."""
         found = self._model.encode_batch_fast([_whole(text) for text in texts], add_special_tokens=False)
-        return [np.asarray(one.ids, dtype=self.dtype) for one in found]
+        return [self._ids(one.ids) for one in found]
 
     def token_bytes(self, token: int) -> bytes:
         """The text that one token stands for, as UTF-8; empty for `eot`."""
@@ -267,8 +280,20 @@ def describe(tokenizer: Tokenizer, folder: Path) -> dict[str, Any]:
     return {"kind": kind, "file": file, "sha256": digest, "end_of_text": end, "vocabulary": tokenizer.vocabulary}
 
 
+def intact(facts: dict[str, Any], folder: Path) -> bool:
+    """Whether the file that `describe` saved is still the same."""
+    if facts["file"] is None:
+        return True
+    try:
+        return hashlib.sha256((folder / facts["file"]).read_bytes()).hexdigest() == facts["sha256"]
+    except OSError:
+        return False
+
+
 def reopen(facts: dict[str, Any], folder: Path) -> Tokenizer:
-    """The tokenizer that `describe` saved."""
+    """The tokenizer that `describe` saved. Raises TokenizerError when its file is missing or changed."""
+    if not intact(facts, folder):
+        raise TokenizerError(f"{folder / facts['file']}: {CHANGED}; remove {folder} and prepare the corpus again")
     file = str(folder / facts["file"]) if facts["file"] else None
     return load_tokenizer(facts["kind"], file, facts["end_of_text"])
 

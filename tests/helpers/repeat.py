@@ -56,7 +56,7 @@ class Watch:
     def should_save(self, step: int) -> bool:
         return False
 
-    def save(self, step: int, tokens: int, wall_s: float) -> None:
+    def save(self, step: int, tokens: int, wall_s: float, pending: Any = None) -> None:
         assert self.trainer is not None
         state = self.trainer.optimizers.state_dict()
         checkpoint.save(self.folder, self.trainer.model, state, step=step, tokens=tokens, wall_s=wall_s)

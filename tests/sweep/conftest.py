@@ -25,8 +25,6 @@ set:
   eval: {lengths: [128, 256, 512, 1024], validate_every: 30, validation_tokens: 16_384}
 """
 SMALL = {"d_model": 16, "n_layers": 3, "n_heads": 2, "n_kv_heads": 1, "head_dim": 8, "vocab_size": 29, "window_size": 3}
-# GPT-2's split of text into words, as its authors published it
-GPT2_WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
 def fake(data: DataConfig) -> str:
@@ -77,15 +75,32 @@ def network(wake: Callable[[Backbone], None]) -> Callable[..., Backbone]:
     return make
 
 
-@pytest.fixture
-def gpt2(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """GPT-2's tokenizer from the ranks in the shared folder, without tiktoken's own download."""
-    import tiktoken
-    from atma_sweep.sweep.training.tokenizer import GPT2
-    from tiktoken.load import load_tiktoken_bpe
+@pytest.fixture(scope="session")
+def gpt2(shared: Path) -> Any:
+    """GPT-2's tokenizer from the ranks in the shared folder."""
+    from atma_sweep.sweep.training.tokenizer import load_tokenizer
 
-    ranks = load_tiktoken_bpe(str(shared / "data" / "gpt2" / "gpt2.tiktoken"))
-    special = {"<|endoftext|>": 50256}
-    encoding = tiktoken.Encoding("gpt2-local", pat_str=GPT2_WORDS, mergeable_ranks=ranks, special_tokens=special)
-    monkeypatch.setattr(tiktoken, "get_encoding", {"gpt2": encoding}.__getitem__)
-    return GPT2()
+    return load_tokenizer("gpt2", str(shared / "data" / "gpt2" / "gpt2.tiktoken"))
+
+
+@pytest.fixture
+def command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """Runs the command line in the test's folder: command("data", "list") gives exit code, output, errors."""
+    from atma_sweep import cli
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ATMA_DB", raising=False)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["atma-sweep", *arguments])
+        capsys.readouterr()
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        return code, *capsys.readouterr()
+
+    return call

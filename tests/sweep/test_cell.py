@@ -178,7 +178,7 @@ def test_a_moved_working_default_changes_only_cells_that_follow_it(later: Callab
 # --- golden ids ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["full", "paper-v1", "paper-v2", "quick"])
+@pytest.mark.parametrize("name", ["full", "h200-check", "paper-v1", "paper-v2", "quick"])
 def test_golden_ids(name: str, fake_fingerprint: Any) -> None:
     """Ids are for ever: a change here orphans every number that was measured under the old ones."""
     found = [[cell.id, cell.slug] for cell in load_grid(name).expand(fake_fingerprint)]
@@ -190,6 +190,7 @@ def test_the_recipes_share_no_cell_and_the_paper_grids_do() -> None:
     ids = {name: {number for number, _ in cells} for name, cells in GOLDEN.items()}
     assert {name: len(found) for name, found in ids.items()} == {
         "full": 120,
+        "h200-check": 4,
         "paper-v1": 100,
         "paper-v2": 120,
         "quick": 12,

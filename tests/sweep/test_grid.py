@@ -263,9 +263,11 @@ def test_every_setting_of_every_shipped_base_is_a_valid_path() -> None:
         assert [path for path in found if unknown(path)] == []
 
 
-@pytest.mark.parametrize(("name", "count"), [("full", 120), ("paper-v1", 100), ("paper-v2", 120), ("quick", 12)])
+@pytest.mark.parametrize(
+    ("name", "count"), [("full", 120), ("h200-check", 4), ("paper-v1", 100), ("paper-v2", 120), ("quick", 12)]
+)
 def test_every_shipped_grid_expands(name: str, count: int, fake_fingerprint: Any) -> None:
-    assert shipped() == ["full", "paper-v1", "paper-v2", "quick"]
+    assert shipped() == ["full", "h200-check", "paper-v1", "paper-v2", "quick"]
     found = load_grid(name).expand(fake_fingerprint)
     assert (len(found), len({c.id for c in found}), len({c.slug for c in found})) == (count, count, count)
 

@@ -73,7 +73,7 @@ CASES: dict[str, tuple[str, str]] = {
     "section-as-value": (
         "set:\n  data: 3\n",
         "4: set.data: is a section, not a value; allowed: data.corpus, data.path, "
-        "data.tokenizer, data.tokenizer_file, data.train_tokens, data.heldout, data.heldout_tokens, data.shuffle, data.whole_steps",
+        "data.tokenizer, data.tokenizer_file, data.end_of_text, data.train_tokens, data.heldout, data.heldout_tokens, data.shuffle, data.whole_steps",
     ),
     "empty-section": ("set:\n  train: {}\n", "4: set.train: is empty; remove it or give it a value"),
     "set-is-a-list": ("set: [1]\n", "3: set: must be a mapping, got [1]"),
@@ -193,7 +193,7 @@ CASES: dict[str, tuple[str, str]] = {
     ),
     "tokenizer": (
         "set:\n  data:\n    tokenizer: gtp2\n",
-        "5: set.data.tokenizer: no such name 'gtp2'; allowed: bytes, gpt2; did you mean 'gpt2'?",
+        "5: set.data.tokenizer: no such name 'gtp2'; allowed: bytes, gpt2, json; did you mean 'gpt2'?",
     ),
     "batch-does-not-divide": (
         "set:\n  train:\n    batch_tokens: 1000\n",
@@ -310,7 +310,7 @@ def test_missing_grid_names_the_nearest_shipped_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_fingerprint: Callable[..., str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    problem = "no such grid file; allowed: full, paper-v1, paper-v2, quick"
+    problem = "no such grid file; allowed: full, h200-check, paper-v1, paper-v2, quick"
     assert message("quik", fake_fingerprint) == f"quik: {problem}; did you mean 'quick'?"
     # A folder that was typed is meant: no shipped grid of the same name instead.
     assert message("mine/quick", fake_fingerprint) == f"mine/quick: {problem}; did you mean 'quick'?"

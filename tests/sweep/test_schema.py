@@ -29,7 +29,7 @@ def test_the_shipped_schema_is_the_one_of_the_code() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_shipped_grids_and_bases_validate(validator: jsonschema.Draft202012Validator, path: Path) -> None:
-    assert len(FILES) == 7
+    assert len(FILES) == 8
     assert [error.message for error in validator.iter_errors(YAML(typ="safe", pure=True).load(path.read_text()))] == []
 
 

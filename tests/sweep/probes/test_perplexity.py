@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -205,3 +206,17 @@ def test_rows_of_one_forward(silent: Any, subject: Any) -> None:
 def test_what_a_cell_is_asked_for(subject: Callable[..., Any], silent: Any) -> None:
     config = subject(silent, probes=("junk", "val", "needle"), lengths=(8, 16)).config.eval
     assert requested(config) == [("junk", 8), ("junk", 16), ("val", 0), ("needle", 8), ("needle", 16)]
+
+
+def test_a_probe_can_be_left_between_forwards(subject: Any, silent: Any) -> None:
+    """A probe of minutes must not keep its process from leaving when it is asked to."""
+    calls = iter((None, None))
+
+    def pause() -> None:
+        if next(calls, "leave") == "leave":
+            raise InterruptedError
+
+    made = replace(subject(silent, chunk_tokens=16), pause=pause)
+    with pytest.raises(InterruptedError):
+        list(clean(made, [16]))
+    assert len(silent.seen) == 2

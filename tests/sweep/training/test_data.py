@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 import torch
-from atma_sweep.sweep.training.data import Batches, DataError, stream_rows
+from atma_sweep.sweep.cell import Cell, CellConfig, DataConfig, TrainConfig
+from atma_sweep.sweep.training.data import Batches, DataError, _permutation, stream_rows, training_batches
 
 STREAM = np.arange(1000, 1000 + 71, dtype=np.uint16)
+SHARDS = [np.arange(start, start + size, dtype=np.uint16) for start, size in [(0, 23), (100, 5), (200, 71), (300, 1)]]
+"""4, 0, 14 and 0 rows of 5; whole steps of 2 rows: 4, 0, 12 and 0 rows."""
 
 
 def batches(*, count: int = 71, seq_len: int = 5, rows: int = 3, seed: int = 0, shuffle: bool = True) -> Batches:
-    return Batches(STREAM[:count], seq_len, rows, seed, shuffle)
+    return Batches([STREAM[:count]], seq_len, rows, seed, shuffle)
 
 
 def starts(source: Batches, first: int, steps: int) -> list[int]:
@@ -74,9 +79,108 @@ def test_the_batch_size_does_not_change_the_order_of_rows() -> None:
     assert starts(batches(rows=2), 0, 7) == starts(batches(rows=7), 0, 2)
 
 
-def test_order_is_the_same_for_ever() -> None:
-    """NumPy promises the bits of Philox but not `permutation` itself: a version that changes it must not go unseen."""
-    assert starts(batches(seed=0, rows=14), 0, 1) == [2, 6, 7, 3, 1, 11, 0, 4, 8, 13, 10, 5, 9, 12]
+@pytest.mark.parametrize(("seed", "epoch", "order"), [
+    (0, 0, [7, 13, 2, 1, 9, 0, 12, 3, 4, 5, 6, 11, 10, 8]),
+    (0, 1, [4, 11, 12, 0, 5, 6, 2, 7, 8, 3, 13, 9, 10, 1]),
+    (7, 0, [13, 2, 10, 6, 11, 0, 7, 3, 12, 5, 8, 9, 1, 4]),
+])  # fmt: skip
+def test_order_is_the_same_for_ever(seed: int, epoch: int, order: list[int]) -> None:
+    """NumPy promises the bits of Philox: what we make of them must not change either."""
+    assert starts(batches(seed=seed, rows=14), epoch, 1) == order
+    assert _permutation(14, seed, epoch).tolist() == order
+
+
+def test_the_first_rows_of_a_long_epoch_are_the_same_for_ever() -> None:
+    assert _permutation(487_800, 1, 2)[:6].tolist() == [335747, 217108, 59601, 240078, 46486, 177127]
+
+
+# --- shards -------------------------------------------------------------------------------------------------------
+
+
+def naive_rows(seq_len: int, rows: int, *, whole: bool) -> list[list[int]]:
+    """Every row of one pass over SHARDS, target included, cut out one after the other."""
+    found = []
+    for shard in SHARDS:
+        mine: list[list[int]] = []
+        while (len(mine) + 1) * seq_len + 1 <= len(shard):
+            mine.append(shard[len(mine) * seq_len : (len(mine) + 1) * seq_len + 1].tolist())
+        if whole:
+            steps = 0
+            while (steps + 1) * rows * seq_len + 2 <= len(shard):
+                steps += 1
+            mine = mine[: steps * rows]
+        found += mine
+    return found
+
+
+def naive_order(seed: int, count: int) -> Iterator[int]:
+    """Row numbers epoch after epoch: rows sorted by their Philox number."""
+    epoch = 0
+    while True:
+        digest = hashlib.sha256(f"{seed}/data/{epoch}".encode()).digest()
+        numbers = [int(n) for n in np.random.Philox(key=int.from_bytes(digest[:16], "big")).random_raw(count)]
+        yield from sorted(range(count), key=lambda row: numbers[row])
+        epoch += 1
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize(("seq_len", "rows"), [(5, 2), (3, 4), (7, 3)])
+def test_several_shards_against_a_naive_count(whole: bool, shuffle: bool, seq_len: int, rows: int) -> None:
+    source = Batches(SHARDS, seq_len, rows, 11, shuffle, whole)
+    expected = naive_rows(seq_len, rows, whole=whole)
+    assert source.rows == len(expected)
+    order = naive_order(11, len(expected)) if shuffle else (i % len(expected) for i in range(10**6))
+    for step in range(3 * len(expected) // rows + 2):
+        inputs, targets = source.step(step)
+        found = [[*row.tolist(), int(last)] for row, last in zip(inputs, targets[:, -1], strict=True)]
+        assert found == [expected[next(order)] for _ in range(rows)]
+        assert torch.equal(targets[:, :-1], inputs[:, 1:])
+
+
+def test_no_row_crosses_a_shard() -> None:
+    source = Batches(SHARDS, 5, 1, 0, False)
+    for step in range(source.rows):
+        inputs, targets = source.step(step)
+        assert (targets - inputs).unique().tolist() == [1], "the numbers of a shard rise one by one"
+
+
+def test_shards_of_both_widths_and_a_vocabulary_beyond_sixteen_bits() -> None:
+    wide = np.arange(70_000, 70_012, dtype=np.uint32)
+    inputs, targets = Batches([STREAM[:6], wide], 5, 3, 0, False).step(0)
+    assert inputs[:, 0].tolist() == [1000, 70_000, 70_005]
+    assert targets[:, -1].tolist() == [1005, 70_005, 70_010]
+
+
+def test_ten_published_shards_give_nineteen_hundred_steps() -> None:
+    """MECHANISMS F: per shard floor((n - 2) / 524288) = 190 steps. A broadcast zero stands for 100M tokens."""
+    shard = np.broadcast_to(np.uint16(0), 100_000_000)
+    source = Batches([shard] * 10, 2048, 256, 0, False, True)
+    assert source.rows == 1900 * 256
+    assert Batches([shard], 2048, 256, 0, False, True).rows == 190 * 256
+    # read through, the border tokens give four more rows' worth a shard
+    assert Batches([shard], 2048, 256, 0, False).rows == (100_000_000 - 1) // 2048 == 190 * 256 + 188
+    config = CellConfig(train=TrainConfig(), data=DataConfig(shuffle=False, whole_steps=True))
+    made = training_batches(config, [shard] * 10)
+    assert (made.rows, made.seq_len, made.rows_per_step) == (1900 * 256, 2048, 256)
+    assert config.train.steps == 1900
+
+
+@pytest.mark.parametrize(("tokens", "rows"), [(22, 4), (21, 2), (12, 2), (11, 0)])
+def test_whole_steps_leave_two_tokens_over(tokens: int, rows: int) -> None:
+    """floor((n - 2) / 10) steps: a shard of n = 10 k + 1 tokens, which would do, gives k - 1 as the published code did."""
+    more = np.arange(12, dtype=np.uint16)
+    assert Batches([np.arange(tokens, dtype=np.uint16), more], 5, 2, 0, False, True).rows == rows + 2
+
+
+def test_the_settings_of_a_cell_reach_its_batches(cells: Callable[..., list[Cell]]) -> None:
+    (cell,) = cells("set:\n  data: {shuffle: off, whole_steps: on}\nseeds: [5]\n")
+    made = training_batches(cell.config, [np.zeros(4000, dtype=np.uint16)])
+    assert (made.seed, made.shuffle, made.whole_steps) == (5, False, True)
+    assert (made.seq_len, made.rows_per_step, made.rows) == (128, 8, 3 * 8)
+
+
+# --- too little ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
@@ -87,8 +191,15 @@ def test_the_smallest_stream(shuffle: bool) -> None:
 
 
 def test_too_short_a_stream() -> None:
-    with pytest.raises(DataError, match=r"the training split has 5 tokens, less than one row of 5 \+ 1"):
+    with pytest.raises(DataError) as caught:
         batches(count=5)
+    assert str(caught.value) == "the training split has 5 tokens, less than one row of 5 + 1"
+    with pytest.raises(DataError) as caught:
+        Batches([STREAM[:5], STREAM[:4]], 5, 3, 0, True)
+    assert str(caught.value) == "the training split has 9 tokens, less than one row of 5 + 1"
+    with pytest.raises(DataError) as caught:
+        Batches([STREAM[:16], STREAM[:16]], 5, 3, 0, True, True)
+    assert str(caught.value) == "the training split has 32 tokens, less than one step of 15 + 2 in any shard"
 
 
 def test_a_rest_shorter_than_a_row_is_left_out() -> None:

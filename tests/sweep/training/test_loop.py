@@ -66,12 +66,14 @@ class Watch:
     def should_save(self, step: int) -> bool:
         return step in self.saves
 
-    def save(self, step: int, tokens: int, wall_s: float) -> None:
+    def save(self, step: int, tokens: int, wall_s: float, pending: Any = None) -> None:
         self.saved.append((step, tokens))
         if self.folder is not None:
             assert self.trainer is not None
             state = self.trainer.optimizers.state_dict()
-            checkpoint.save(self.folder, self.trainer.model, state, step=step, tokens=tokens, wall_s=wall_s)
+            checkpoint.save(
+                self.folder, self.trainer.model, state, step=step, tokens=tokens, wall_s=wall_s, pending=pending
+            )
 
 
 def recipe(**changes: Any) -> TrainConfig:
@@ -509,3 +511,32 @@ def test_a_diverged_state_is_never_saved_nor_reported(network: Network) -> None:
     with pytest.raises(Diverged):
         trainer(model, recipe(), watch, every=100).run()
     assert (watch.saved, watch.points) == ([], [])
+
+
+@pytest.mark.parametrize("left", [1, 2])
+def test_a_validation_that_was_left_is_taken_again(network: Network, tmp_path: Path, left: int) -> None:
+    """At a point within the run and at its end: the curve has the point once, with the numbers of its step."""
+    straight, whole = network(), Watch()
+    trainer(straight, recipe(), whole, every=2).run()
+    first, stopped = Watch(folder=tmp_path), network()
+    made = trainer(stopped, recipe(), first, every=2)
+    validate, calls = made.validate, iter(range(9))
+
+    def interrupted() -> float:
+        if next(calls) == left - 1:
+            raise Stopped
+        return validate()
+
+    made.validate = interrupted
+    with pytest.raises(Stopped):
+        made.run()
+    assert first.saved == [(2 * left, 48 * left)]
+    state = checkpoint.newest(tmp_path)
+    assert state is not None
+    resumed, second = network(seed=99), Watch()
+    made = trainer(resumed, recipe(), second, every=2)
+    made.restore(state)
+    made.run()
+    assert same(straight, resumed)
+    assert numbers(first, second) == numbers(whole)
+    assert [point.step for point in (*first.points, *second.points)] == [2, 4]

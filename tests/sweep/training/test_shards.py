@@ -1,14 +1,17 @@
-"""Token shards on disk: their layout, and what is refused."""
+"""Token shards on disk: their layout, writing that goes on after a crash, and what is refused."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from atma_sweep.sweep.training.shards import ShardError, open_shard, write_shard
+from atma_sweep.sweep.training.shards import ShardError, SplitWriter, facts, open_shard, write_shard
 
 TOKENS = np.array([50256, 0, 7, 65535, 300, 1, 2], dtype=np.uint16)
+WIDE = np.array([128_001, 0, 65_536, 2**32 - 1, 5], dtype=np.uint32)
 
 
 @pytest.fixture
@@ -18,16 +21,20 @@ def shard(tmp_path: Path) -> Path:
     return path
 
 
-def test_round_trip(shard: Path) -> None:
-    found = open_shard(shard)
-    assert (found.dtype, found.tolist()) == (np.uint16, TOKENS.tolist())
-    assert [p.name for p in shard.parent.iterdir()] == ["train.bin"], "nothing is left aside"
+@pytest.mark.parametrize("tokens", [TOKENS, WIDE], ids=["uint16", "uint32"])
+def test_round_trip(tmp_path: Path, tokens: np.ndarray) -> None:
+    write_shard(tmp_path / "s.bin", tokens)
+    found = open_shard(tmp_path / "s.bin")
+    assert (found.dtype, found.tolist()) == (tokens.dtype, tokens.tolist())
+    assert [p.name for p in tmp_path.iterdir()] == ["s.bin"], "nothing is left aside"
 
 
 @pytest.mark.parametrize("count", [0, 1, 513])
-def test_round_trip_of_odd_sizes(tmp_path: Path, count: int) -> None:
-    write_shard(tmp_path / "s.bin", np.arange(count, dtype=np.uint16))
-    assert open_shard(tmp_path / "s.bin").tolist() == list(range(count))
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
+def test_round_trip_of_odd_sizes(tmp_path: Path, count: int, dtype: type[np.unsignedinteger]) -> None:
+    write_shard(tmp_path / "s.bin", np.arange(count, dtype=dtype))
+    found = open_shard(tmp_path / "s.bin")
+    assert (found.dtype, found.tolist()) == (dtype, list(range(count)))
 
 
 def test_layout_is_that_of_the_published_shards(shard: Path) -> None:
@@ -39,6 +46,14 @@ def test_layout_is_that_of_the_published_shards(shard: Path) -> None:
     assert not header[3:].any()
     assert np.frombuffer(raw[1024:], dtype="<u2").tolist() == TOKENS.tolist()
     assert raw[1024:1026] == bytes([0x50, 0xC4])
+
+
+def test_layout_of_large_vocabularies(tmp_path: Path) -> None:
+    """As llm.c writes them: magic 20240801, version 7, little-endian uint32."""
+    write_shard(tmp_path / "s.bin", WIDE)
+    raw = (tmp_path / "s.bin").read_bytes()
+    assert np.frombuffer(raw[:1024], dtype="<i4")[:4].tolist() == [20240801, 7, 5, 0]
+    assert raw[1024:] == b"".join(int(token).to_bytes(4, "little") for token in WIDE)
 
 
 def test_a_shard_is_mapped_not_read_and_not_writable(shard: Path) -> None:
@@ -53,52 +68,168 @@ def test_writing_again_replaces(shard: Path) -> None:
     assert open_shard(shard).tolist() == [50256, 0]
 
 
+@pytest.mark.parametrize("tokens", [TOKENS, WIDE, TOKENS[:0]], ids=["uint16", "uint32", "empty"])
+def test_facts_against_hashing_the_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens: np.ndarray) -> None:
+    monkeypatch.setattr("atma_sweep.sweep.training.shards.PIECE", 3)
+    write_shard(tmp_path / "s.bin", tokens)
+    found = facts(tmp_path / "s.bin")
+    digest = hashlib.sha256((tmp_path / "s.bin").read_bytes()[1024:]).hexdigest()
+    largest = max(tokens.tolist(), default=-1)
+    assert (found.file, found.tokens, found.largest, found.sha256) == ("s.bin", len(tokens), largest, digest)
+
+
+# --- what is refused ----------------------------------------------------------------------------------------------
+
+
 def change(path: Path, at: int, value: int) -> None:
     raw = bytearray(path.read_bytes())
-    raw[at : at + 4] = value.to_bytes(4, "little")
+    raw[at : at + 4] = value.to_bytes(4, "little", signed=True)
     path.write_bytes(bytes(raw))
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(ShardError) as caught:
+        open_shard(path)
+    return str(caught.value)
 
 
 def test_cut_short(shard: Path) -> None:
     shard.write_bytes(shard.read_bytes()[:-3])
-    with pytest.raises(ShardError, match=r"train\.bin: cut short or overlong, 1035 bytes where 7 tokens need 1038"):
-        open_shard(shard)
+    assert refused(shard) == f"{shard}: cut short or overlong, 1035 bytes where 7 tokens need 1038"
 
 
 def test_overlong(shard: Path) -> None:
     shard.write_bytes(shard.read_bytes() + b"\0")
-    with pytest.raises(ShardError, match="1039 bytes where 7 tokens need 1038; prepare the corpus again"):
-        open_shard(shard)
+    assert refused(shard) == f"{shard}: cut short or overlong, 1039 bytes where 7 tokens need 1038"
+
+
+@pytest.mark.parametrize(("count", "need"), [(6, 1036), (-1, 1022), (8, 1040)])
+def test_a_count_that_does_not_fit(shard: Path, count: int, need: int) -> None:
+    change(shard, 8, count)
+    assert refused(shard) == f"{shard}: cut short or overlong, 1038 bytes where {count} tokens need {need}"
 
 
 def test_cut_inside_the_header(shard: Path) -> None:
     for size in (0, 3, 1023):
         shard.write_bytes(shard.read_bytes()[:size])
-        with pytest.raises(ShardError, match="not a token shard"):
-            open_shard(shard)
+        assert refused(shard) == f"{shard}: not a token shard (expected magic 20240520 or 20240801)"
 
 
 def test_foreign_magic(shard: Path) -> None:
+    change(shard, 0, 20240802)
+    assert refused(shard) == f"{shard}: not a token shard (expected magic 20240520 or 20240801)"
+
+
+def test_the_magic_says_the_width(shard: Path) -> None:
+    """uint16 tokens under the header of uint32 are half as many bytes as they should be."""
     change(shard, 0, 20240801)
-    with pytest.raises(ShardError, match=r"train\.bin: not a token shard \(expected magic 20240520\)"):
-        open_shard(shard)
+    assert refused(shard) == f"{shard}: shard version 1, this program reads version 7"
+    change(shard, 4, 7)
+    assert refused(shard) == f"{shard}: cut short or overlong, 1038 bytes where 7 tokens need 1052"
 
 
 def test_other_version(shard: Path) -> None:
     change(shard, 4, 2)
-    with pytest.raises(ShardError, match="shard version 2, this program reads version 1"):
-        open_shard(shard)
+    assert refused(shard) == f"{shard}: shard version 2, this program reads version 1"
 
 
-def test_missing(tmp_path: Path) -> None:
-    with pytest.raises(ShardError, match="no such shard; prepare the corpus again"):
-        open_shard(tmp_path / "gone.bin")
+def test_missing_and_a_folder(tmp_path: Path) -> None:
+    assert refused(tmp_path / "gone.bin") == f"{tmp_path}/gone.bin: cannot be read: No such file or directory"
+    assert refused(tmp_path) == f"{tmp_path}: cannot be read: Is a directory"
 
 
 @pytest.mark.parametrize(("tokens", "what"), [
-    (np.zeros(3, dtype=np.int64), "int64 with 1 dimensions"), (np.zeros((2, 2), dtype=np.uint16), "uint16 with 2 dimensions"),
+    (np.zeros(3, dtype=np.int64), "a shard takes uint16 or uint32 tokens, got int64"),
+    (np.zeros(3, dtype=">u2"), "a shard takes uint16 or uint32 tokens, got >u2"),
+    (np.zeros(3, dtype=np.uint8), "a shard takes uint16 or uint32 tokens, got uint8"),
+    (np.zeros((2, 2), dtype=np.uint16), "s.bin: a shard takes one row of tokens, got 2 dimensions"),
 ])  # fmt: skip
-def test_what_is_no_row_of_uint16_is_not_written(tmp_path: Path, tokens: np.ndarray, what: str) -> None:
-    with pytest.raises(ShardError, match=f"a shard takes one row of uint16, got {what}"):
+def test_what_is_no_row_of_tokens_is_not_written(tmp_path: Path, tokens: np.ndarray, what: str) -> None:
+    with pytest.raises(ShardError) as caught:
         write_shard(tmp_path / "s.bin", tokens)
+    assert str(caught.value) == what
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- writing a split ----------------------------------------------------------------------------------------------
+
+PARTS = [np.arange(start, start + size, dtype=np.uint16) for start, size in [(0, 3), (3, 0), (3, 25), (28, 2), (30, 7)]]
+"""37 tokens: shards of 10, 10, 10 and 7."""
+
+
+def contents(folder: Path) -> dict[str, list[int]]:
+    return {path.name: open_shard(path).tolist() for path in sorted(folder.iterdir())}
+
+
+def joined(folder: Path) -> list[int]:
+    return [token for shard in contents(folder).values() for token in shard]
+
+
+def test_a_split_is_cut_into_shards(tmp_path: Path) -> None:
+    writer = SplitWriter(tmp_path, "train", np.uint16, shard_tokens=10)
+    for part in PARTS:
+        writer.append(part)
+    found = writer.close()
+    cut = {f"train_{n:06d}.bin": list(range(10 * n, min(37, 10 * n + 10))) for n in range(4)}
+    assert contents(tmp_path) == cut
+    assert [(shard.file, shard.tokens, shard.largest) for shard in found] == [
+        (name, len(tokens), tokens[-1]) for name, tokens in cut.items()
+    ]
+    assert found == [facts(tmp_path / shard.file) for shard in found]
+    assert writer.tokens == 37
+
+
+def test_a_document_longer_than_several_shards(tmp_path: Path) -> None:
+    writer = SplitWriter(tmp_path, "train", np.uint32, shard_tokens=4)
+    writer.append(np.arange(70_000, 70_011, dtype=np.uint32))
+    assert [shard.tokens for shard in writer.close()] == [4, 4, 3]
+    assert joined(tmp_path) == list(range(70_000, 70_011))
+
+
+@pytest.mark.parametrize(("tokens", "sizes"), [(0, [0]), (10, [10]), (20, [10, 10]), (1, [1])])
+def test_no_empty_shard_but_the_only_one(tmp_path: Path, tokens: int, sizes: list[int]) -> None:
+    writer = SplitWriter(tmp_path, "validation", np.uint16, shard_tokens=10)
+    writer.append(np.arange(tokens, dtype=np.uint16))
+    assert [shard.tokens for shard in writer.close()] == sizes
+    assert [len(shard) for shard in contents(tmp_path).values()] == sizes
+
+
+@pytest.mark.parametrize("kept", range(len(PARTS) + 1))
+@pytest.mark.parametrize("lost", [0, 1, 2, 5])
+def test_goes_on_from_any_state_whatever_was_written_after_it(tmp_path: Path, kept: int, lost: int) -> None:
+    writer = SplitWriter(tmp_path, "train", np.uint16, shard_tokens=10)
+    for part in PARTS[:kept]:
+        writer.append(part)
+    state = json.loads(json.dumps(writer.sync()))
+    for part in PARTS[kept : kept + lost]:
+        writer.append(part + 1000)
+    writer._file.flush()
+    again = SplitWriter(tmp_path, "train", np.uint16, state=state, shard_tokens=10)
+    assert again.tokens == sum(map(len, PARTS[:kept]))
+    for part in PARTS[kept:]:
+        again.append(part)
+    found = again.close()
+    assert joined(tmp_path) == list(range(37))
+    assert [shard.tokens for shard in found] == [10, 10, 10, 7]
+    assert found == [facts(tmp_path / shard.file) for shard in found]
+
+
+@pytest.mark.parametrize("damage", ["gone", "short"])
+def test_what_a_state_speaks_of_must_be_there(tmp_path: Path, damage: str) -> None:
+    writer = SplitWriter(tmp_path, "train", np.uint16, shard_tokens=10)
+    writer.append(TOKENS)
+    state = writer.sync()
+    path = tmp_path / "train_000000.bin"
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-2])
+    with pytest.raises(ShardError) as caught:
+        SplitWriter(tmp_path, "train", np.uint16, state=state, shard_tokens=10)
+    assert str(caught.value) == (f"{path}: lost what was written there; remove {tmp_path} and prepare the corpus again")
+
+
+def test_a_split_of_another_type_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ShardError, match="a shard takes uint16 or uint32 tokens, got int32"):
+        SplitWriter(tmp_path, "train", np.int32)  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []

@@ -2,46 +2,427 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from atma_sweep.sweep.errors import SweepError
-from atma_sweep.sweep.training.tokenizer import TOKENIZERS, load_tokenizer
+import tokenizers
+from atma_sweep.sweep.errors import MachineError, SweepError
+from atma_sweep.sweep.training import tokenizer as ours
+from atma_sweep.sweep.training.tokenizer import (
+    GPT2,
+    TOKENIZERS,
+    Json,
+    TokenizerError,
+    describe,
+    dtype_of,
+    load_tokenizer,
+    reopen,
+    request_key,
+)
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
+TEXTS = [
+    "",
+    "a",
+    "Hello world, 12345!\n  naïve 🙂<|endoftext|>",
+    "The quick brown fox jumps over the lazy dog",
+    "don't  we'll\t\r\n  \n x  ",
+    "你好，世界。 é e\u0301 \u2028 \x00 \ufeff",
+    "🙂" * 20,
+    "0123456789" * 30 + " " * 50,
+]
 
 
-@pytest.mark.parametrize("text", ["", "a", "naïve — 你好\n\t\0", "🙂" * 3])
+def save(made: tokenizers.Tokenizer, path: Path) -> Path:
+    made.save(str(path))
+    return path
+
+
+def word_level(*words: str, end: str = "<eos>") -> tokenizers.Tokenizer:
+    """Words between spaces, numbered in the order given after `[UNK]` and the end."""
+    numbers = {word: number for number, word in enumerate(["[UNK]", end, *words])}
+    made = tokenizers.Tokenizer(models.WordLevel(numbers, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made.add_special_tokens([end])
+    return made
+
+
+def byte_level(merges: list[tuple[str, str]], end: str | None = "<|endoftext|>") -> tokenizers.Tokenizer:
+    """Bytes as GPT-2 spells them, numbered in the order of their spelling, then the merges, then the end."""
+    words = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(a + b for a, b in merges)]
+    made = tokenizers.Tokenizer(models.BPE({word: number for number, word in enumerate(words)}, merges))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    if end:
+        made.add_special_tokens([end])
+    return made
+
+
+def refused(call: Callable[[], object]) -> str:
+    with pytest.raises(SweepError) as caught:
+        call()
+    assert len(str(caught.value).splitlines()) == 1
+    return str(caught.value)
+
+
+def joined(tokenizer: Any, tokens: np.ndarray) -> bytes:
+    return b"".join(tokenizer.token_bytes(int(token)) for token in tokens)
+
+
+# --- bytes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", TEXTS)
 def test_bytes_are_utf8(text: str) -> None:
     tokenizer = load_tokenizer("bytes")
     tokens = tokenizer.encode(text)
     assert (tokens.dtype, tokens.tolist()) == (np.uint16, list(text.encode()))
-    assert b"".join(tokenizer.token_bytes(int(t)) for t in tokens).decode() == text
+    assert joined(tokenizer, tokens).decode() == text
 
 
 def test_half_a_surrogate_pair_becomes_a_question_mark() -> None:
     assert load_tokenizer("bytes").encode("a\ud800b").tolist() == [97, 63, 98]
 
 
-def test_end_of_text_of_bytes() -> None:
+def test_end_of_text_of_bytes(tmp_path: Path) -> None:
     tokenizer = load_tokenizer("bytes")
     assert (tokenizer.eot, tokenizer.vocabulary, tokenizer.token_bytes(256)) == (256, 257, b"")
     assert TOKENIZERS["bytes"].vocabulary == 257
+    assert tokenizer.dtype is np.uint16
+    assert reopen(describe(tokenizer, tmp_path), tmp_path).name == "bytes"
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- the interface ------------------------------------------------------------------------------------------------
 
 
 def test_unknown_name() -> None:
-    with pytest.raises(SweepError, match="no tokenizer 'byte'; there are: bytes, gpt2"):
-        load_tokenizer("byte")
+    assert refused(lambda: load_tokenizer("byte")) == "no tokenizer 'byte'; there are: bytes, gpt2, json"
 
 
 def test_loaded_once() -> None:
     assert load_tokenizer("bytes") is load_tokenizer("bytes")
 
 
-def test_gpt2(gpt2: Any) -> None:
-    text = "Hello world, 12345!\n  naïve 🙂<|endoftext|>"
+@pytest.mark.parametrize(("vocabulary", "dtype"), [(257, np.uint16), (65_536, np.uint16), (65_537, np.uint32)])
+def test_the_width_follows_the_vocabulary(vocabulary: int, dtype: type) -> None:
+    assert dtype_of(vocabulary) is dtype
+
+
+@pytest.mark.parametrize("kind", ["bytes", "gpt2", "words", "byte pairs"])
+def test_many_texts_at_once_are_the_same_as_one_by_one(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str
+) -> None:
+    made: Any
+    if kind == "gpt2":
+        made = request.getfixturevalue("gpt2")
+    elif kind == "bytes":
+        made = load_tokenizer("bytes")
+    else:
+        model = word_level("a", "fox") if kind == "words" else byte_level([("o", "x"), ("f", "ox")])
+        made = Json(save(model, tmp_path / "t.json"))
+    texts = [*TEXTS, "half \ud800 a pair"]
+    for threads in (1, 2):
+        found = made.encode_batch(texts, threads)
+        assert [tokens.tolist() for tokens in found] == [made.encode(text).tolist() for text in texts]
+        assert {tokens.dtype for tokens in found} == {np.dtype(made.dtype)}
+    assert made.encode_batch([]) == []
+
+
+def test_requests_differ_by_what_the_file_holds_not_by_its_place(tmp_path: Path) -> None:
+    for name, text in (("a.json", "1"), ("b.json", "1"), ("c.json", "2")):
+        (tmp_path / name).write_text(text)
+    one, same, other, gone = (
+        request_key("json", str(tmp_path / name), None) for name in ("a.json", "b.json", "c.json", "d")
+    )
+    assert one == same
+    assert (
+        len({one, other, gone, request_key("json", str(tmp_path / "a.json"), "</s>"), request_key("gpt2", None, None)})
+        == 5
+    )
+
+
+# --- GPT-2 --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("text", "ids"), [
+    ("Hello world", [15496, 995]), (" The access code", [383, 1895, 2438]), ("Hello, world!", [15496, 11, 995, 0]),
+    ("The quick brown fox jumps over the lazy dog", [464, 2068, 7586, 21831, 18045, 625, 262, 16931, 3290]), ("", []),
+])  # fmt: skip
+def test_gpt2_gives_the_known_ids(gpt2: Any, text: str, ids: list[int]) -> None:
     tokens = gpt2.encode(text)
-    assert tokens[:3].tolist() == [15496, 995, 11]
-    assert tokens.dtype == np.uint16
-    assert 50256 not in tokens, "text never makes the token that separates documents"
-    assert b"".join(gpt2.token_bytes(int(t)) for t in tokens).decode() == text
+    assert (tokens.dtype, tokens.tolist()) == (np.uint16, ids)
+
+
+def test_gpt2_never_makes_the_end_of_a_text(gpt2: Any) -> None:
+    assert gpt2.encode("<|endoftext|>").tolist() == [27, 91, 437, 1659, 5239, 91, 29]
     assert (gpt2.eot, gpt2.vocabulary, gpt2.token_bytes(50256)) == (50256, 50257, b"")
+    assert (gpt2.name, TOKENIZERS["gpt2"].vocabulary) == ("gpt2", 50257)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_gpt2_tokens_are_the_bytes_of_the_text(gpt2: Any, text: str) -> None:
+    assert joined(gpt2, gpt2.encode(text)).decode() == text
+
+
+def test_gpt2_from_its_authors_files_and_back(gpt2: Any, shared: Path, tmp_path: Path) -> None:
+    for name in ("vocab.bpe", "encoder.json"):
+        shutil.copy(shared / "data" / "gpt2" / name, tmp_path / name)
+    made = GPT2(tmp_path / "vocab.bpe")
+    assert [made.encode(text).tolist() for text in TEXTS] == [gpt2.encode(text).tolist() for text in TEXTS]
+    facts = json.loads(json.dumps(describe(made, tmp_path)))
+    assert facts["sha256"] == hashlib.sha256((shared / "data/gpt2/gpt2.tiktoken").read_bytes()).hexdigest()
+    assert {name: facts[name] for name in ("kind", "file", "end_of_text", "vocabulary")} == {
+        "kind": "gpt2", "file": "gpt2.tiktoken", "end_of_text": None, "vocabulary": 50257,
+    }  # fmt: skip
+    assert reopen(facts, tmp_path).encode(TEXTS[2]).tolist() == gpt2.encode(TEXTS[2]).tolist()
+
+
+def test_gpt2_from_the_cache_of_tiktoken(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("vocab.bpe", "encoder.json"):
+        address = f"https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/{name}"
+        shutil.copy(shared / "data" / "gpt2" / name, tmp_path / hashlib.sha1(address.encode()).hexdigest())
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("tiktoken.load.read_file", lambda address: pytest.fail(f"asks for {address}"))
+    assert GPT2().encode("Hello world").tolist() == [15496, 995]
+
+
+@pytest.mark.parametrize("failure", ["disconnected", "another page"])
+def test_gpt2_that_cannot_be_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: str) -> None:
+    import requests
+
+    def fetch(address: str) -> bytes:
+        if failure == "disconnected":
+            raise requests.ConnectionError("no route")
+        return b"<html>please log in</html>"
+
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("tiktoken.load.read_file", fetch)
+    with pytest.raises(MachineError) as caught:
+        GPT2()
+    kind = "ConnectionError" if failure == "disconnected" else "ValueError"
+    assert str(caught.value) == (
+        f"the GPT-2 tokenizer files are neither in tiktoken's cache nor downloadable ({kind}); connect once, point "
+        "TIKTOKEN_CACHE_DIR at a folder that holds them, or set data.tokenizer_file"
+    )
+
+
+def test_other_ranks_are_not_gpt2s(shared: Path, tmp_path: Path) -> None:
+    lines = (shared / "data/gpt2/gpt2.tiktoken").read_bytes().splitlines(keepends=True)
+    first, second = (line.split()[0] for line in lines[-2:])
+    swapped = [*lines[:-2], second + b" 50254\n", first + b" 50255\n"]
+    for name, changed in (("swapped", swapped), ("short", lines[:-1]), ("small", [base64.b64encode(b"a") + b" 0\n"])):
+        path = tmp_path / f"{name}.tiktoken"
+        path.write_bytes(b"".join(changed))
+        assert refused(lambda path=path: GPT2(path)) == (  # type: ignore[misc]
+            f"data.tokenizer_file: {path} does not hold GPT-2's ranks; use data.tokenizer: json for another tokenizer"
+        )
+
+
+@pytest.mark.parametrize(("name", "content", "why"), [
+    ("a.tiktoken", b"one two three\n", "too many values to unpack (expected 2"),
+    ("a.tiktoken", b"YQ= 1\n", "Incorrect padding"),
+    ("a.tiktoken", b"YQ== one\n", "invalid literal for int() with base 10: b'one'"),
+    ("vocab.bpe", b"#version: 0.2\na b c\n", "too many values to unpack (expected 2"),
+    ("vocab.bpe", "#version: 0.2\n☃ b\n".encode(), "'☃'"),
+    ("vocab.bpe", b"#version: 0.2\na b\n", "vocab.bpe and encoder.json disagree"),
+])  # fmt: skip
+def test_what_is_no_rank_file(tmp_path: Path, name: str, content: bytes, why: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    (tmp_path / "encoder.json").write_text("{}")
+    assert refused(lambda: GPT2(path)).startswith(f"data.tokenizer_file: {path} holds no byte-pair ranks: {why}")
+
+
+def test_missing_rank_files(tmp_path: Path) -> None:
+    gone, alone = tmp_path / "gone.tiktoken", tmp_path / "vocab.bpe"
+    alone.write_text("#version: 0.2\n")
+    assert refused(lambda: GPT2(gone)) == f"data.tokenizer_file: {gone} does not exist"
+    assert refused(lambda: GPT2(alone)) == f"data.tokenizer_file: {alone} needs encoder.json beside it"
+
+
+def test_files_that_were_mended_are_read_anew(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """tiktoken remembers files by name, and would give back what lay there before."""
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "cache"))
+    for name in ("vocab.bpe", "encoder.json"):
+        (tmp_path / name).write_text("{}")
+    assert "holds no byte-pair ranks" in refused(lambda: GPT2(tmp_path / "vocab.bpe"))
+    for name in ("vocab.bpe", "encoder.json"):
+        shutil.copy(shared / "data" / "gpt2" / name, tmp_path / name)
+    assert GPT2(tmp_path / "vocab.bpe").encode("Hello world").tolist() == [15496, 995]
+
+
+# --- tokenizers files ---------------------------------------------------------------------------------------------
+
+
+def test_words_and_their_bytes(tmp_path: Path) -> None:
+    path = save(word_level("the", "fox", "7", "<pad>"), tmp_path / "t.json")
+    made = load_tokenizer("json", str(path))
+    assert made.encode("the 7 fox 8").tolist() == [2, 4, 3, 0]
+    assert (made.eot, made.vocabulary, made.dtype) == (1, 6, np.uint16)
+    assert [made.token_bytes(token) for token in (2, 4, 1)] == [b"the", b"7", b""]
+    assert made.name == f"json:{hashlib.sha256(path.read_bytes()).hexdigest()[:16]}"
+
+
+def test_byte_pairs_and_their_bytes(tmp_path: Path) -> None:
+    made = Json(save(byte_level([("1", "2"), ("12", "3"), ("f", "o")]), tmp_path / "t.json"))
+    letter = {word: number for number, word in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    assert made.encode("fox 123124").tolist() == [
+        258, letter["x"], letter["Ġ"], 257, 256, letter["4"],
+    ]  # fmt: skip
+    assert [made.token_bytes(token) for token in (257, 258, letter["4"])] == [b"123", b"fo", b"4"]
+    assert (made.eot, made.vocabulary) == (259, 260)
+
+
+def test_a_vocabulary_beyond_sixteen_bits(tmp_path: Path) -> None:
+    made = Json(save(word_level(*(f"w{n}" for n in range(70_000))), tmp_path / "t.json"))
+    tokens = made.encode("w69999 w0")
+    assert (made.vocabulary, made.dtype) == (70_002, np.uint32)
+    assert (tokens.dtype, tokens.tolist()) == (np.uint32, [70_001, 2])
+
+
+def test_numbers_with_gaps_count_by_the_largest(tmp_path: Path) -> None:
+    made = tokenizers.Tokenizer(models.WordLevel({"[UNK]": 0, "a": 65_537, "</s>": 3}, unk_token="[UNK]"))
+    found = Json(save(made, tmp_path / "t.json"))
+    assert (found.vocabulary, found.eot, found.dtype) == (65_538, 3, np.uint32)
+
+
+@pytest.mark.parametrize("listed", ["special", "ordinary", "not at all"])
+def test_what_looks_like_a_special_token_is_text(tmp_path: Path, listed: str) -> None:
+    made = byte_level([], end="<|endoftext|>" if listed == "special" else None)
+    if listed == "ordinary":
+        made.add_tokens(["<|endoftext|>"])
+    if listed == "not at all":
+        made = byte_level([], end=None)
+        made.add_special_tokens(["</s>"])
+    found = Json(save(made, tmp_path / "t.json"))
+    alone = [Json(save(byte_level([]), tmp_path / "u.json")).encode(letter).tolist()[0] for letter in "a<|endoftext|>"]
+    assert found.encode("a<|endoftext|>").tolist() == alone
+    assert found.eot == 256
+
+
+def test_other_special_tokens_are_text_too(tmp_path: Path) -> None:
+    made = byte_level([])
+    made.add_special_tokens(["<pad>", "[MASK]"])
+    found = Json(save(made, tmp_path / "t.json"))
+    plain = Json(save(byte_level([]), tmp_path / "u.json"))
+    assert found.encode("x<pad>[MASK]").tolist() == plain.encode("x<pad>[MASK]").tolist()
+    assert found.vocabulary == 259
+
+
+def test_a_word_list_in_which_the_end_is_a_word_leaves_it_out(tmp_path: Path) -> None:
+    found = Json(save(word_level("a", "b"), tmp_path / "t.json"))
+    assert found.encode("a <eos> b").tolist() == [2, 3]
+    assert [tokens.tolist() for tokens in found.encode_batch(["<eos>", "b <eos>"])] == [[], [3]]
+
+
+def test_what_a_file_adds_or_cuts_is_ignored_and_what_it_normalizes_is_not(tmp_path: Path) -> None:
+    made = byte_level([])
+    plain = Json(save(made, tmp_path / "plain.json"))
+    made.post_processor = processors.TemplateProcessing(
+        single="<|endoftext|> $A <|endoftext|>", special_tokens=[("<|endoftext|>", 256)]
+    )
+    made.enable_truncation(3)
+    made.enable_padding(length=9)
+    made.normalizer = normalizers.Lowercase()
+    found = Json(save(made, tmp_path / "t.json"))
+    assert found.encode("Some Text").tolist() == plain.encode("some text").tolist()
+    assert [len(tokens) for tokens in found.encode_batch(["Some Text", "a"])] == [9, 1]
+
+
+@pytest.mark.parametrize("end", ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]"])
+def test_known_names_of_the_end(tmp_path: Path, end: str) -> None:
+    assert Json(save(word_level("a", end=end), tmp_path / "t.json")).eot == 1
+
+
+def test_an_unusual_end_must_be_named(tmp_path: Path) -> None:
+    path = save(word_level("a", end="fin:is:"), tmp_path / "t.json")
+    known = "<|endoftext|> or <|end_of_text|> or </s> or <eos> or <|im_end|> or [SEP]"
+    assert refused(lambda: Json(path)) == (
+        f"data.tokenizer_file: {path} has no token {known} to end a text with; name its own in data.end_of_text"
+    )
+    assert refused(lambda: Json(path, "<fin>")) == (
+        f"data.tokenizer_file: {path} has no token <fin> to end a text with; name its own in data.end_of_text"
+    )
+    made = Json(path, "fin:is:")
+    assert (made.eot, made.name.split(":", 2)[2]) == (1, "fin:is:")
+    facts = json.loads(json.dumps(describe(made, tmp_path)))
+    again = reopen(facts, tmp_path)
+    assert (again.eot, again.name, again.encode("a b").tolist()) == (1, made.name, [2, 0])
+
+
+@pytest.mark.parametrize(("content", "why"), [
+    (b"{}", "is no tokenizers file: "), (b"[1, 2", "is no tokenizers file: "), (b"\xff\xfe{", "is no tokenizers file: "), (b"", "is no tokenizers file: "),
+    (None, "cannot be read: No such file or directory"),
+])  # fmt: skip
+def test_what_is_no_tokenizers_file(tmp_path: Path, content: bytes | None, why: str) -> None:
+    path = tmp_path / "t.json"
+    if content is not None:
+        path.write_bytes(content)
+    assert refused(lambda: Json(path)).startswith(f"data.tokenizer_file: {path} {why}")
+
+
+def test_a_file_without_words(tmp_path: Path) -> None:
+    path = save(tokenizers.Tokenizer(models.BPE()), tmp_path / "t.json")
+    assert "has no token <|endoftext|> or" in refused(lambda: Json(path))
+
+
+def test_json_needs_a_file() -> None:
+    expected = "data.tokenizer: json needs data.tokenizer_file, a file of the tokenizers library"
+    assert refused(lambda: load_tokenizer("json")) == expected
+
+
+def test_a_saved_copy_that_changed_is_not_opened(tmp_path: Path) -> None:
+    source = save(word_level("a", "b"), tmp_path / "source.json")
+    folder = tmp_path / "copy"
+    folder.mkdir()
+    facts = describe(Json(source), folder)
+    source.unlink()
+    assert reopen(facts, folder).encode("b a").tolist() == [3, 2]
+    copy = folder / "tokenizer.json"
+    copy.write_text(copy.read_text().replace('"b"', '"c"'))
+    expected = (
+        f"{copy}: missing, or not the tokenizer that made the corpus; remove {folder} and prepare the corpus again"
+    )
+    assert refused(lambda: reopen(facts, folder)) == expected
+    copy.unlink()
+    assert refused(lambda: reopen(facts, folder)) == expected
+    assert issubclass(TokenizerError, SweepError)
+
+
+def test_gpt2_as_a_tokenizers_file_agrees_with_tiktoken(gpt2: Any, shared: Path, tmp_path: Path) -> None:
+    files = (str(shared / "data/gpt2/encoder.json"), str(shared / "data/gpt2/vocab.bpe"))
+    made = tokenizers.Tokenizer(models.BPE.from_file(*files))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(["<|endoftext|>"])
+    found = Json(save(made, tmp_path / "gpt2.json"))
+    assert (found.vocabulary, found.eot, found.dtype) == (50257, 50256, np.uint16)
+    library = Path(sysconfig.get_paths()["stdlib"])
+    texts = [*TEXTS, *((library / name).read_text() for name in ("argparse.py", "pydoc_data/topics.py", "this.py"))]
+    for one, other, text in zip(found.encode_batch(texts, 2), gpt2.encode_batch(texts, 2), texts, strict=True):
+        assert one.tolist() == other.tolist(), text[:60]
+    assert sum(len(one) for one in gpt2.encode_batch(texts)) > 200_000
+    # what the needle probe asks of a token: does it hold a digit?
+    digits = [
+        [any(48 <= byte <= 57 for byte in one.token_bytes(t)) for t in range(0, 50257, 5)] for one in (found, gpt2)
+    ]
+    assert digits[0] == digits[1]
+    assert 200 < sum(digits[0]) < 1000
+
+
+def test_nothing_of_a_library_is_loaded_before_it_is_needed() -> None:
+    """The module is imported by every launch; tiktoken and tokenizers take their time."""
+    program = f"import sys, {ours.__name__}; print({{'tiktoken', 'tokenizers'}} & set(sys.modules))"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "set()"

@@ -1,0 +1,155 @@
+"""Preparations that are killed. A process imports everything once; its children are whole `data prepare` commands.
+
+`python mortal.py ORDER`, where ORDER is JSON: `folder` to work in, `arguments` of the command, `mode`:
+
+- `every`: for n = 1, 2, ... a command is killed just before its n-th change of a file, and run again to the end;
+- `chain`: one preparation is killed again and again, after up to `most` changes each time, drawn from `seed`, until it
+  ends; `turns` such preparations.
+
+Prints JSON: `points` where commands died, `wrong` ones after which the corpus differed from an uninterrupted one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+CHANGES = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate")
+FLEETING = ("prepared_at", "manifest_sha256")
+
+
+def contents(corpora: Path) -> dict[str, Any]:
+    """What lies in the one prepared corpus: bytes of every file, and the manifest without its time."""
+    (folder,) = (path.parent for path in corpora.glob("*/manifest.json"))
+    found: dict[str, Any] = {path.name: path.read_bytes().hex() for path in sorted(folder.iterdir())}
+    manifest = json.loads((folder / "manifest.json").read_text())
+    found["manifest.json"] = {name: value for name, value in manifest.items() if name not in FLEETING}
+    return found
+
+
+def small(*, sync: float = -1.0, documents: int = 9, shard: int = 997) -> None:
+    """Few documents at a time, saved after each batch, in small shards: constants, because no setting names them."""
+    from atma_sweep.sweep.training import prepare, shards
+
+    prepare.SYNC_SECONDS, prepare.BATCH_DOCUMENTS = sync, documents
+    defaults = shards.SplitWriter.__init__.__kwdefaults__
+    assert defaults is not None
+    defaults["shard_tokens"] = shard
+
+
+def _die_before(change: int, corpora: Path) -> None:
+    left, begin, real = [change], str(corpora), os.fsync
+
+    def count() -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        # a folder is removed by names within it
+        within = event in ("os.remove", "os.rmdir") and arguments[1] != -1
+        if event in CHANGES and (within or str(arguments[0]).startswith(begin)):
+            count()
+
+    def fsync(file: int) -> None:
+        count()
+        real(file)
+
+    sys.addaudithook(hook)
+    os.fsync = fsync
+
+
+def _command(order: dict[str, Any], corpora: Path, change: int | None) -> int:
+    """Runs the command in a child; its exit code, -9 when it was killed before its `change`-th change of a file."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    code = 70
+    try:
+        with open(corpora.parent.parent / "said.txt", "a") as said:
+            os.dup2(said.fileno(), 1)
+            os.dup2(said.fileno(), 2)
+        if change is not None:
+            _die_before(change, corpora)
+        code = command("data", "prepare", *order["arguments"], "--runs", str(corpora.parent))
+        if change is None:
+            (corpora.parent.parent / "modules.json").write_text(json.dumps(sorted(sys.modules)))
+    finally:
+        os._exit(code)
+
+
+def command(*arguments: str) -> int:
+    """One command line in this process; its exit code."""
+    from atma_sweep import cli
+
+    sys.argv = ["atma-sweep", *arguments]
+    try:
+        cli.main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def _finished(order: dict[str, Any], corpora: Path, whole: dict[str, Any]) -> bool:
+    """Whether the command, run to its end, makes the corpus that an uninterrupted one made, and leaves no part."""
+    return not _command(order, corpora, None) and contents(corpora) == whole and not list(corpora.glob("*.part"))
+
+
+def _every(order: dict[str, Any], folder: Path, whole: dict[str, Any]) -> tuple[int, list[int]]:
+    wrong = []
+    for point in range(1, 1000):
+        corpora = folder / "dying" / "corpora"
+        code = _command(order, corpora, point)
+        if code != -signal.SIGKILL:
+            return point - 1, wrong if code == 0 else [*wrong, point]
+        if not _finished(order, corpora, whole):
+            wrong.append(point)
+        shutil.rmtree(corpora.parent)
+    raise AssertionError("never comes to an end")
+
+
+def _chain(order: dict[str, Any], folder: Path, whole: dict[str, Any]) -> tuple[int, list[int]]:
+    draw, wrong, points = random.Random(order["seed"]), [], 0
+    for turn in range(order.get("turns", 3)):
+        corpora = folder / f"dying{turn}" / "corpora"
+        while (code := _command(order, corpora, draw.randint(1, order.get("most", 60)))) == -signal.SIGKILL:
+            points += 1
+        if code or not _finished(order, corpora, whole):
+            wrong.append(turn)
+    return points, wrong
+
+
+def main() -> None:
+    """Carries out the order."""
+    order = json.loads(sys.argv[1])
+    small(**order.get("small", {}))
+    folder = Path(order["folder"])
+    corpora = folder / "whole" / "corpora"
+    assert _command(order, corpora, None) == 0, (folder / "said.txt").read_text()
+    # what a command imports on its way is imported here, so that the others need not
+    for name in json.loads((folder / "modules.json").read_text()):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    points, wrong = {"every": _every, "chain": _chain}[order["mode"]](order, folder, contents(corpora))
+    print(json.dumps({"points": points, "wrong": wrong}))
+
+
+def ordered(**order: Any) -> dict[str, Any]:
+    """The answer to an order, from a process of its own."""
+    run = subprocess.run([sys.executable, __file__, json.dumps(order)], capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr
+    found: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    return found
+
+
+if __name__ == "__main__":
+    main()

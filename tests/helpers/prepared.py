@@ -1,0 +1,117 @@
+"""Corpora prepared on the spot from small texts, and the same splits and fingerprints derived another way."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from atma_sweep.sweep.cell import DataConfig
+from atma_sweep.sweep.errors import SweepError
+from atma_sweep.sweep.training import prepare
+from atma_sweep.sweep.training.corpora import Corpus, open_corpus
+
+EOT = 256
+
+
+def put(folder: Path, texts: Sequence[str], name: str = "{}.txt") -> Path:
+    """One file a text, numbered."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, text in enumerate(texts):
+        (folder / name.format(number)).write_text(text)
+    return folder
+
+
+def files(path: Path, **settings: Any) -> DataConfig:
+    """The config that asks for text under `path`, as bytes unless told otherwise."""
+    return DataConfig(corpus="files", path=str(path), **settings)
+
+
+def made(data: DataConfig, root: Path, **more: Any) -> Corpus:
+    """Prepared and opened."""
+    return open_corpus(root, prepare.prepare(data, root, **more))
+
+
+def told(data: DataConfig, root: Path, **more: Any) -> str:
+    """The one line that a preparation ends with, nothing prepared."""
+    with pytest.raises(SweepError) as caught:
+        prepare.prepare(data, root, **more)
+    assert len(str(caught.value).splitlines()) == 1
+    assert not list(root.glob("*/manifest.json"))
+    return str(caught.value)
+
+
+def document(text: str) -> list[int]:
+    """A text as byte tokens, led by the end of the one before."""
+    return [EOT, *text.encode()]
+
+
+def joined(documents: Sequence[Sequence[int]]) -> list[int]:
+    """One stream."""
+    return [token for one in documents for token in one]
+
+
+def stream(corpus: Corpus) -> list[int]:
+    """All training tokens."""
+    return joined([shard.tolist() for shard in corpus.train])
+
+
+def parts(tokens: Sequence[int]) -> list[list[int]]:
+    """The documents of a stream of bytes."""
+    found = np.array(tokens)
+    return [part.tolist() for part in np.split(found, np.flatnonzero(found == EOT))[1:]]
+
+
+def number_of(name: str) -> float:
+    """The number in [0, 1) by which a document's name draws its split."""
+    return int(hashlib.sha256(name.encode()).hexdigest()[:16], 16) / 16**16
+
+
+def naive(named: dict[str, str], *, long: int, most: int = 64, train: int | None = None) -> dict[str, Any]:
+    """The three splits as lists of documents, one text at a time, without batches, shards or files."""
+    found = _naive(named, long, most, train, tenth=False)
+    return found if found["validation"] else _naive(named, long, most, train, tenth=True)
+
+
+def _naive(named: dict[str, str], long: int, most: int, train: int | None, *, tenth: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {"train": [], "validation": [], "heldout": {}}
+    rest = 0
+    for name, text in named.items():
+        tokens, drawn = document(text), number_of(name)
+        if drawn < 0.25 and len(tokens) >= long and len(found["heldout"]) < most:
+            found["heldout"][name] = tokens
+            continue
+        rest += 1
+        if (rest % 10 == 1) if tenth else (drawn < 0.05):
+            found["validation"].append(tokens)
+            continue
+        left = len(tokens) if train is None else train - len(joined(found["train"]))
+        found["train"].append(tokens[:left])
+        if train is not None and left <= len(tokens):
+            break
+    order = sorted(found["heldout"], key=lambda name: hashlib.sha256(name.encode()).hexdigest())
+    found["heldout"] = {name: found["heldout"][name] for name in order}
+    return found
+
+
+def rederived(corpus: Corpus) -> str:
+    """The fingerprint, from the tokens: SHA-256 over JSON with the hashes of the splits, several shards as a list."""
+
+    def digest(shards: Sequence[Sequence[int]], width: np.dtype[Any]) -> Any:
+        hashes = [hashlib.sha256(np.array(shard, dtype=width).tobytes()).hexdigest() for shard in shards]
+        return hashes if len(hashes) > 1 else hashes[0]
+
+    kept = {
+        "heldout": digest([joined([tokens.tolist() for tokens in corpus.heldout])], corpus.validation.dtype),
+        "heldout_ends": [sum(map(len, corpus.heldout[: n + 1])) for n in range(len(corpus.heldout))],
+        "heldout_names": corpus.heldout_names,
+        "layout": 1,
+        "tokenizer": corpus.tokenizer,
+        "train": digest([shard.tolist() for shard in corpus.train], corpus.train[0].dtype),
+        "validation": digest([corpus.validation.tolist()], corpus.validation.dtype),
+    }
+    return hashlib.sha256(json.dumps(kept).encode()).hexdigest()

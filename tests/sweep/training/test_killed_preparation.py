@@ -1,0 +1,138 @@
+"""Preparations that are killed, at every change of a file and at random moments, end as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import mortal
+import numpy as np
+import pytest
+from copies import article, fineweb_edu, prose, published_shard, table, wikitext
+from prepared import number_of, put
+
+BYTES = ("--tokenizer", "bytes")
+
+
+@pytest.fixture
+def ordered(tmp_path: Path) -> Any:
+    """ordered(mode, *arguments, seed=) gives how often commands died; every corpus is as an uninterrupted one."""
+
+    def order(mode: str, *arguments: object, **more: Any) -> int:
+        folder = tmp_path / "work"
+        folder.mkdir()
+        found = mortal.ordered(folder=str(folder), mode=mode, arguments=[str(word) for word in arguments], **more)
+        assert found["wrong"] == []
+        return int(found["points"])
+
+    return order
+
+
+def packed(path: Path, texts: list[str]) -> Path:
+    path.write_bytes(lzma.compress("".join(json.dumps({"text": text}) + "\n" for text in texts).encode()))
+    return path
+
+
+def test_text_of_ones_own_killed_before_every_change(tmp_path: Path, ordered: Any) -> None:
+    path = packed(tmp_path / "text.jsonl.xz", prose(14))
+    points = ordered("every", path, "--heldout-tokens", 150, small={"shard": 900})
+    assert points > 50, "two batches, saved each, with two shards and held-out documents"
+
+
+def test_a_second_pass_killed_before_every_change(tmp_path: Path, ordered: Any) -> None:
+    """No name draws validation, so what was written is thrown away, and every tenth text validates."""
+    names = [name for name in (f"{n}.txt" for n in range(99)) if number_of(name) > 0.05][:11]
+    for name, text in zip(names, prose(11), strict=True):
+        put(tmp_path / "t", [text], name)
+    assert ordered("every", tmp_path / "t", "--heldout-tokens", 150) > 50
+
+
+def test_adopted_shards_killed_before_every_change(tmp_path: Path, ordered: Any) -> None:
+    for number in (1, 2):
+        published_shard(tmp_path / "s" / f"x_train_{number}.bin", np.arange(40) + number)
+    published_shard(tmp_path / "s" / "x_val_0.bin", [256, 1, 2])
+    put(tmp_path / "long", prose(12))
+    assert ordered("every", tmp_path / "s", "--heldout", tmp_path / "long", "--heldout-tokens", 200) > 30
+
+
+def test_a_dataset_killed_again_and_again(tmp_path: Path, ordered: Any) -> None:
+    root = fineweb_edu(tmp_path / "copy", prose(45))
+    lent = ("--heldout", put(tmp_path / "long", prose(9, 7)), "--heldout-tokens", 150)
+    asked = ("fineweb-edu", "--path", root, *BYTES, *lent, "--tokens", 5000)
+    assert ordered("chain", *asked, seed=3, turns=2, small={"documents": 4}) > 8
+
+
+def test_parquet_killed_again_and_again(tmp_path: Path, ordered: Any) -> None:
+    table(tmp_path / "t" / "a.parquet", prose(20))
+    table(tmp_path / "t" / "b.parquet", prose(20, 1), group=3)
+    assert ordered("chain", tmp_path / "t", "--heldout-tokens", 150, seed=4, small={"documents": 4}) > 8
+
+
+def test_articles_killed_again_and_again(tmp_path: Path, ordered: Any) -> None:
+    """They have no point to go on from, and begin anew."""
+    texts = {
+        split: [row for n in range(count) for row in article(f"{n}", f" {text}\n" * n)]
+        for split, count, text in (("train", 12, "a b c"), ("validation", 4, "d"), ("test", 3, "e f"))
+    }
+    root = wikitext(tmp_path / "copy", texts)
+    assert ordered("chain", "wikitext-103", "--path", root, *BYTES, seed=17, turns=3) > 3
+
+
+# --- by the clock, in processes of their own ----------------------------------------------------------------------
+
+PROGRAM = "import sys, mortal; mortal.small(documents=1, shard=1500); sys.exit(mortal.command(*sys.argv[1:]))"
+
+
+def start(*arguments: object) -> subprocess.Popen[str]:
+    env = os.environ | {"PYTHONPATH": str(Path(mortal.__file__).parent)}
+    command = [sys.executable, "-c", PROGRAM, "data", "prepare", *map(str, arguments)]
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def saved(corpora: Path) -> int:
+    """Documents that the preparation under way has on the disk."""
+    for path in corpora.glob("*.part/state.json"):
+        return int(json.loads(path.read_text())["documents"])
+    return 0
+
+
+def wait(process: subprocess.Popen[str], corpora: Path, documents: int) -> None:
+    deadline = time.monotonic() + 60
+    while saved(corpora) < documents:
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def test_two_processes_and_kills_at_random_moments(tmp_path: Path) -> None:
+    path = packed(tmp_path / "größe text.jsonl.xz", prose(900))
+    asked, dying = (path, "--heldout-tokens", 400, "--runs"), tmp_path / "dying"
+    whole = start(*asked, tmp_path / "whole")
+    draw = random.Random(6)
+    for documents in (1, 200):
+        process = start(*asked, dying)
+        wait(process, dying / "corpora", documents)
+        time.sleep(draw.random() * 0.05)
+        process.kill()
+        process.communicate(timeout=60)
+        assert process.returncode == -9
+    before = saved(dying / "corpora")
+    assert 200 <= before < 900
+    first, second = start(*asked, dying), start(*asked, dying)
+    wait(first, dying / "corpora", before + 50)
+    # one of them works, the other waits for it; whichever dies, the other ends
+    first.kill()
+    out = second.communicate(timeout=120)[0]
+    assert second.returncode == 0, out
+    first.communicate()
+    assert whole.communicate(timeout=120)[0].startswith("files: 900 documents, ")
+    assert whole.returncode == 0
+    assert mortal.contents(dying / "corpora") == mortal.contents(tmp_path / "whole" / "corpora")
+    assert not list((dying / "corpora").glob("*.part"))

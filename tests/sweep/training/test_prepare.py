@@ -1,0 +1,425 @@
+"""Text into prepared corpora: which document lands where, what a fingerprint is made of, and what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import mortal
+import numpy as np
+import pytest
+import tokenizers
+from atma_sweep.sweep.cell import DataConfig
+from atma_sweep.sweep.errors import MachineError
+from atma_sweep.sweep.training import corpora, prepare
+from atma_sweep.sweep.training.corpora import open_corpus
+from atma_sweep.sweep.training.prepare import Told, fingerprint
+from atma_sweep.sweep.training.shards import SplitWriter
+from atma_sweep.sweep.training.sources import Stdlib
+from copies import finepdfs, prose, wikitext
+from prepared import EOT, document, files, joined, made, naive, number_of, parts, put, rederived, stream, told
+from tokenizers import models, pre_tokenizers
+
+
+@pytest.fixture
+def shards_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Sets the size of shards."""
+    defaults = SplitWriter.__init__.__kwdefaults__
+    assert defaults is not None
+    return lambda tokens: monkeypatch.setitem(defaults, "shard_tokens", tokens)
+
+
+# --- which document lands where -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", [1, 7, 2000])
+@pytest.mark.parametrize("train", [None, 1, 3001, 9000])
+@pytest.mark.parametrize("most", [64, 3])
+def test_splits_against_a_naive_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards_of: Callable[[int], None], batch: int, train: int | None, most: int
+) -> None:  # fmt: skip
+    monkeypatch.setattr(prepare, "BATCH_DOCUMENTS", batch)
+    monkeypatch.setattr(prepare, "HELDOUT_DOCUMENTS", most)
+    shards_of(1009)
+    named = {f"{number}.txt": text for number, text in enumerate(prose(100, longest=90))}
+    put(tmp_path / "t", list(named.values()))
+    expected = naive(dict(sorted(named.items())), long=200, most=most, train=train)
+    corpus = made(files(tmp_path / "t", heldout_tokens=200, train_tokens=train), tmp_path / "c")
+    assert stream(corpus) == joined(expected["train"])
+    assert [len(shard) for shard in corpus.train[:-1]] == [1009] * (len(corpus.train) - 1)
+    assert corpus.validation.tolist() == joined(expected["validation"])
+    assert corpus.heldout_names == list(expected["heldout"])
+    assert [tokens.tolist() for tokens in corpus.heldout] == list(expected["heldout"].values())
+    assert corpus.train_tokens == len(stream(corpus))
+    assert corpus.largest == EOT
+    if train is None:
+        assert len(joined(expected["train"])) > 10 * 1009
+        assert len(expected["heldout"]) >= 3
+        assert all(len(tokens) >= 200 for tokens in corpus.heldout)
+    else:
+        assert corpus.train_tokens == train
+
+
+def test_a_document_is_long_in_tokens_with_its_end(tmp_path: Path) -> None:
+    name = next(name for name in (f"long{n}.txt" for n in range(99)) if number_of(name) < 0.25)
+    put(tmp_path / "t", prose(60), "x{}.txt")
+    put(tmp_path / "t", ["é" * 50], name)
+    found = [made(files(tmp_path / "t", heldout_tokens=long), tmp_path / "c").heldout_names for long in (101, 102)]
+    assert [name in names for names in found] == [True, False]
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_when_no_name_draws_validation_every_tenth_text_validates(tmp_path: Path, held: bool) -> None:
+    names = sorted(name for name in (f"{i}.txt" for i in range(200)) if number_of(name) > (0.05 if held else 0.3))[:41]
+    for name in names:
+        put(tmp_path / "t", [f"text of {name}"], name)
+    corpus = made(files(tmp_path / "t", heldout_tokens=2 if held else 1000), tmp_path / "c")
+    own = [name for name in names if held and number_of(name) < 0.25]
+    rest = [name for name in names if name not in own]
+    assert len(own) >= 5 * held
+    assert sorted(corpus.heldout_names) == own
+    assert corpus.validation.tolist() == joined([document(f"text of {name}") for name in rest[::10]])
+    assert stream(corpus) == joined([document(f"text of {name}") for i, name in enumerate(rest) if i % 10])
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_too_few_documents(tmp_path: Path, count: int) -> None:
+    put(tmp_path / "t", ["text"] * count)
+    expected = (
+        "corpus 'files' has too few documents: give at least two"
+        if count
+        else f"data.path: {tmp_path}/t holds no .txt, .md, .rst, .py, .jsonl, .jsonl.xz, .jsonl.gz or .parquet file"
+    )
+    assert told(files(tmp_path / "t"), tmp_path / "c") == expected
+
+
+def test_fewer_tokens_than_asked_for(tmp_path: Path) -> None:
+    assert min(number_of(f"b{n}.txt") for n in range(2)) > 0.25, "so the first validates"
+    put(tmp_path / "t", ["text", "more text"], "b{}.txt")
+    expected = "corpus 'files' has 10 training tokens; data.train_tokens asks for 11"
+    assert told(files(tmp_path / "t", train_tokens=11), tmp_path / "c") == expected
+    assert made(files(tmp_path / "t", train_tokens=10), tmp_path / "c").train_tokens == 10
+
+
+def test_empty_documents_and_one_longer_than_a_shard(tmp_path: Path, shards_of: Callable[[int], None]) -> None:
+    shards_of(100)
+    texts = ["", "b" * 731, "", "c"]
+    assert min(number_of(f"b{n}.txt") for n in range(4)) > 0.25, "so the first validates"
+    put(tmp_path / "t", texts, "b{}.txt")
+    corpus = made(files(tmp_path / "t"), tmp_path / "c")
+    assert [len(shard) for shard in corpus.train] == [100, 100, 100, 100, 100, 100, 100, 35]
+    assert stream(corpus) == joined([document(text) for text in texts[1:]])
+    assert corpus.validation.tolist() == [EOT]
+
+
+def test_a_vocabulary_beyond_sixteen_bits(tmp_path: Path) -> None:
+    words = {word: number for number, word in enumerate(["[UNK]", "<eos>", *(f"w{n}" for n in range(70_000))])}
+    model = tokenizers.Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    model.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    model.save(str(tmp_path / "own.json"))
+    put(tmp_path / "t", [f"w{n} w{69_999 - n} nothing" for n in range(30)])
+    data = files(tmp_path / "t", tokenizer="json", tokenizer_file=str(tmp_path / "own.json"))
+    corpus = made(data, tmp_path / "c")
+    assert {shard.dtype for shard in [*corpus.train, corpus.validation]} == {np.dtype("<u4")}
+    assert corpus.largest == 70_001
+    assert corpus.bigram_entropy is None
+    texts = sorted([1, 2 + n, 2 + 69_999 - n, 0] for n in range(30))
+    assert sorted(np.array(stream(corpus) + corpus.validation.tolist()).reshape(-1, 4).tolist()) == texts
+    header = np.fromfile(next(tmp_path.glob("c/*/train_000000.bin")), dtype="<i4", count=3)
+    assert header.tolist() == [20240801, 7, corpus.train_tokens]
+    # the corpus needs the user's file no more
+    (tmp_path / "own.json").unlink()
+    again = open_corpus(tmp_path / "c", corpus.fingerprint).load_tokenizer()
+    assert again.encode("w5 w69999 x").tolist() == [7, 70_001, 0]
+    assert again.name == corpus.tokenizer
+
+
+def test_gpt2_tokens(gpt2: Any, shared: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "g.tiktoken"
+    copy.write_bytes((shared / "data/gpt2/gpt2.tiktoken").read_bytes())
+    texts = [f"Document {n}: 12345 <|endoftext|>" for n in range(25)]
+    put(tmp_path / "t", texts)
+    corpus = made(files(tmp_path / "t", tokenizer="gpt2", tokenizer_file=str(copy)), tmp_path / "c")
+    copy.unlink()
+    found = np.array(stream(corpus) + corpus.validation.tolist())
+    documents = [part.tolist() for part in np.split(found, np.flatnonzero(found == 50256))[1:]]
+    assert sorted(documents) == sorted([50256, *gpt2.encode(text).tolist()] for text in texts)
+    assert corpus.load_tokenizer().encode("Hello world").tolist() == [15496, 995]
+    assert corpus.bigram_entropy is None
+
+
+# --- the fingerprint ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shard", [10**8, 1500])
+def test_fingerprints_are_made_of_the_tokens(tmp_path: Path, shards_of: Callable[[int], None], shard: int) -> None:
+    shards_of(shard)
+    corpus = made(files(put(tmp_path / "t", prose(60)), heldout_tokens=150), tmp_path / "c")
+    assert len(corpus.train) == (1 if shard == 10**8 else 6)
+    assert len(corpus.heldout) > 2
+    assert corpus.fingerprint == rederived(corpus)
+    assert len(corpus.fingerprint) == 64
+
+
+def test_fingerprint_follows_the_text_and_not_its_place(tmp_path: Path) -> None:
+    for folder in ("a", "b", "c"):
+        put(tmp_path / folder, [f"text {n}" + ("!" if folder == "c" and n == 7 else "") for n in range(12)])
+    one, same, other = (fingerprint(files(tmp_path / folder)) for folder in "abc")
+    assert one == same != other
+    assert fingerprint(files(tmp_path / "a", shuffle=False, whole_steps=True)) == one
+    assert fingerprint(files(tmp_path / "a", heldout_tokens=5)) != one
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c"], "nothing is left on the disk"
+    root = tmp_path / "r"
+    assert [prepare.prepare(files(tmp_path / folder), root) for folder in "ab"] == [one, one]
+    assert len(list(root.glob("*/manifest.json"))) == 1
+    assert len(list(root.glob("requests/*.json"))) == 2
+    assert not list(root.glob("*.part"))
+
+
+def test_fingerprint_follows_the_kind_of_file_no_more_than_its_names(tmp_path: Path) -> None:
+    """The same text under the same names, packed differently."""
+    texts = prose(40)
+    rows = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "x.jsonl").write_text(rows)
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two" / "x.jsonl").write_text(rows.replace('{"text"', '{"id": 7,  "text"'))
+    assert fingerprint(files(tmp_path / "one")) == fingerprint(files(tmp_path / "two"))
+
+
+def test_another_sharding_is_another_corpus(tmp_path: Path, shards_of: Callable[[int], None]) -> None:
+    """Rows of training do not cross shards, so their borders matter; the tokens are the same."""
+    put(tmp_path / "t", prose(60))
+    found = {}
+    for shard in (1500, 1501, 10**8):
+        shards_of(shard)
+        found[shard] = made(files(tmp_path / "t"), tmp_path / f"c{shard}")
+    assert len({corpus.fingerprint for corpus in found.values()}) == 3
+    assert stream(found[1500]) == stream(found[1501]) == stream(found[10**8])
+    assert found[1500].unigram_entropy == pytest.approx(found[10**8].unigram_entropy, abs=1e-12)
+
+
+# --- preparing twice ----------------------------------------------------------------------------------------------
+
+
+def states(root: Path) -> dict[str, tuple[int, int]]:
+    return {str(path): (path.stat().st_ino, path.stat().st_mtime_ns) for path in root.rglob("*")}
+
+
+def test_prepared_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, root = files(put(tmp_path / "t", prose(30))), tmp_path / "c"
+    number = prepare.prepare(data, root)
+    before = states(root)
+    monkeypatch.setattr(prepare, "_Preparation", lambda *a: pytest.fail("prepares again"))
+    assert prepare.prepare(data, root) == number
+    assert states(root) == before
+    assert sorted(path.name for path in root.iterdir()) == sorted([number[:16], "requests"])
+    assert prepare.prepare(data, root, name="mine") == number
+    assert corpora.names(root) == {"mine": number}
+
+
+def test_two_at_once_work_one_after_the_other(tmp_path: Path) -> None:
+    data, root = files(put(tmp_path / "t", prose(30))), tmp_path / "c"
+    working, go_on, heard = threading.Event(), threading.Event(), []
+
+    def first(told: Told) -> None:
+        working.set()
+        assert go_on.wait(30)
+
+    with ThreadPoolExecutor(2) as pool:
+        one = pool.submit(prepare.prepare, data, root, tell=first)
+        assert working.wait(30)
+        two = pool.submit(prepare.prepare, data, root, tell=heard.append)
+        time.sleep(0.2)
+        assert not two.done()
+        go_on.set()
+        assert one.result(30) == two.result(30)
+    assert heard == [], "the second found it done"
+
+
+def test_text_that_changed_is_prepared_again(tmp_path: Path) -> None:
+    data, root = files(put(tmp_path / "t", prose(30))), tmp_path / "c"
+    one = prepare.prepare(data, root)
+    (tmp_path / "t" / "3.txt").write_text("another text")
+    two = prepare.prepare(data, root)
+    assert one != two
+    assert prepare.prepare(data, root) == two
+    assert open_corpus(root, one).fingerprint == one
+
+
+@pytest.mark.parametrize("damage", ["no manifest", "older layout", "cut shard"])
+def test_what_lies_damaged_where_the_corpus_belongs_is_replaced(tmp_path: Path, damage: str) -> None:
+    data, root = files(put(tmp_path / "t", prose(30))), tmp_path / "c"
+    number = prepare.prepare(data, root)
+    folder, whole = root / number[:16], mortal.contents(root)
+    if damage == "no manifest":
+        (folder / "manifest.json").unlink()
+    elif damage == "older layout":
+        (folder / "manifest.json").write_text(json.dumps({"fingerprint": number, "train": "0" * 64}))
+    else:
+        (folder / "train_000000.bin").write_bytes((folder / "train_000000.bin").read_bytes()[:-1])
+    if damage != "no manifest":
+        (next((root / "requests").iterdir())).unlink()
+    assert prepare.prepare(data, root) == number
+    assert mortal.contents(root) == whole
+
+
+@pytest.mark.parametrize("name", ["stdlib", "shards", "", "a b", "../x", ".hidden", "größe"])
+def test_names_that_cannot_be(tmp_path: Path, name: str) -> None:
+    data = files(put(tmp_path / "t", prose(3)))
+    assert told(data, tmp_path / "c", name=name) == (
+        f"--name {name}: must be letters, digits, '.', '_' and '-', and not the name of a known corpus"
+    )
+
+
+def test_what_is_told_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare, "BATCH_DOCUMENTS", 10)
+    put(tmp_path / "t", prose(40))
+    put(tmp_path / "long", prose(3, longest=500))
+    heard: list[Told] = []
+    data = files(tmp_path / "t", heldout=str(tmp_path / "long"), heldout_tokens=100)
+    corpus = made(data, tmp_path / "c", tell=heard.append)
+    assert [one.phase for one in heard] == ["tokenizing"] * 4 + ["long documents"]
+    assert [one.documents for one in heard[:4]] == [10, 20, 30, 40]
+    everything = corpus.train_tokens + len(corpus.validation)
+    assert heard[3].tokens == heard[3].fresh == everything
+    assert heard[4].tokens == heard[4].fresh == everything + sum(map(len, corpus.heldout))
+    assert heard[4].rate == pytest.approx(heard[4].fresh / heard[4].seconds)
+    assert {one.wanted for one in heard} == {None}
+
+
+# --- splits of a source's own -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def wiki(tmp_path: Path) -> dict[str, list[str]]:
+    """Articles by split, also as a copy under `wiki`."""
+    texts = {
+        split: [f" = {split} {n} = \n text {n}\n = = S = = \n more {n}\n" for n in range(count)]
+        for split, count in (("train", 13), ("validation", 3), ("test", 4))
+    }
+    rows = {
+        split: [row for text in mine for row in ["", *text.splitlines(keepends=True)]] for split, mine in texts.items()
+    }
+    wikitext(tmp_path / "wiki", rows)
+    return texts
+
+
+def test_wikitext_is_not_drawn_anew(tmp_path: Path, wiki: dict[str, list[str]]) -> None:
+    corpus = made(DataConfig(corpus="wikitext-103", path=str(tmp_path / "wiki")), tmp_path / "c")
+    assert stream(corpus) == joined([document(text) for text in wiki["train"]])
+    assert corpus.validation.tolist() == joined([document(text) for text in wiki["validation"]])
+    held = {f"test/{n}": document(text) for n, text in enumerate(wiki["test"])}
+    assert corpus.heldout_names == sorted(held, key=lambda name: hashlib.sha256(name.encode()).digest())
+    assert {name: tokens.tolist() for name, tokens in zip(corpus.heldout_names, corpus.heldout, strict=True)} == held
+
+
+def test_less_training_text_leaves_the_other_splits_whole(tmp_path: Path, wiki: dict[str, list[str]]) -> None:
+    data = DataConfig(corpus="wikitext-103", path=str(tmp_path / "wiki"), train_tokens=101)
+    corpus = made(data, tmp_path / "c")
+    assert stream(corpus) == joined([document(text) for text in wiki["train"]])[:101]
+    assert corpus.validation.tolist() == joined([document(text) for text in wiki["validation"]])
+    assert len(corpus.heldout) == 4
+
+
+def test_lent_documents_stand_in_for_those_of_the_source(tmp_path: Path, wiki: dict[str, list[str]]) -> None:
+    """And those are not trained on either."""
+    long = put(tmp_path / "long", prose(3, longest=500))
+    data = DataConfig(corpus="wikitext-103", path=str(tmp_path / "wiki"), heldout=str(long), heldout_tokens=100)
+    corpus = made(data, tmp_path / "c")
+    assert stream(corpus) == joined([document(text) for text in wiki["train"]])
+    texts = {name: document((long / name).read_text()) for name in ("0.txt", "1.txt", "2.txt")}
+    assert corpus.heldout_names == [name for name, tokens in texts.items() if len(tokens) >= 100]
+    assert len(corpus.heldout_names) >= 2
+
+
+# --- lent documents -----------------------------------------------------------------------------------------------
+
+
+def test_lent_documents_keep_their_order_and_are_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare, "BATCH_DOCUMENTS", 4)
+    put(tmp_path / "t", prose(40))
+    texts = prose(200, seed=5, longest=60)
+    put(tmp_path / "long", texts, "{:03d}.txt")
+    long = [f"{n:03d}.txt" for n, text in enumerate(texts) if len(text) + 1 >= 120]
+    assert len(long) > 70
+    data = files(tmp_path / "t", heldout=str(tmp_path / "long"), heldout_tokens=120)
+    corpus = made(data, tmp_path / "c")
+    assert corpus.heldout_names == long[:64]
+    held = [document((tmp_path / "long" / name).read_text()) for name in long[:64]]
+    assert [tokens.tolist() for tokens in corpus.heldout] == held
+    everything = sorted(document((tmp_path / "t" / f"{n}.txt").read_text()) for n in range(40))
+    found = parts(stream(corpus) + corpus.validation.tolist())
+    assert sorted(found) == everything, "none of its own is held out"
+
+
+def test_a_folder_with_a_copy_of_finepdfs_lends(tmp_path: Path) -> None:
+    texts = [text * 9 for text in prose(6)]
+    finepdfs(tmp_path / "pdfs", texts)
+    put(tmp_path / "t", prose(40))
+    corpus = made(files(tmp_path / "t", heldout=str(tmp_path / "pdfs"), heldout_tokens=400), tmp_path / "c")
+    assert [tokens.tolist() for tokens in corpus.heldout] == [document(text) for text in texts if len(text) >= 399]
+    assert len(corpus.heldout) >= 3
+
+
+def test_stdlib_lends(tmp_path: Path) -> None:
+    corpus = made(files(put(tmp_path / "t", prose(40)), heldout="stdlib", heldout_tokens=60_000), tmp_path / "c")
+    assert len(corpus.heldout) > 10
+    order = [text.name for text in Stdlib().documents()]
+    assert corpus.heldout_names == sorted(corpus.heldout_names, key=order.index)
+    assert min(map(len, corpus.heldout)) >= 60_000
+
+
+def test_four_bytes_a_character_are_counted(tmp_path: Path) -> None:
+    put(tmp_path / "t", prose(40))
+    put(tmp_path / "long", ["🙂" * 25, "🙂" * 24 + "é"])
+    corpus = made(files(tmp_path / "t", heldout=str(tmp_path / "long"), heldout_tokens=101), tmp_path / "c")
+    assert corpus.heldout_names == ["0.txt"]
+
+
+def test_lenders_that_cannot_lend(tmp_path: Path) -> None:
+    text, root = put(tmp_path / "t", prose(40)), tmp_path / "c"
+    put(text / "long", ["long " * 99])
+    known = "stdlib, fineweb-edu, finepdfs, wikitext-103"
+    assert told(files(text, heldout="finepdf"), root) == (
+        f"data.heldout: finepdf is neither a file or folder nor one of the corpora that lend long documents: {known}"
+    )
+    for inside in (text, text / "long", tmp_path):
+        assert told(files(text, heldout=str(inside)), root) == (
+            f"data.heldout: {inside} is what is trained on; name other text, or leave it out to hold some of it back"
+        )
+    assert "stdlib is what is trained on" in told(DataConfig(heldout="stdlib"), root)
+    other = put(tmp_path / "other", ["short"])
+    assert told(files(text, heldout=str(other), heldout_tokens=7), root) == (
+        f"data.heldout: {other} has no document of 7 tokens; lower data.heldout_tokens or name another"
+    )
+    (other / "0.txt").unlink()
+    assert told(files(text, heldout=str(other)), root).startswith(f"data.heldout: {other} holds no .txt, ")
+
+
+def test_text_is_not_tokenised_again_when_the_lender_was_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path / "t", prose(40))
+    data, root = files(tmp_path / "t", heldout="finepdfs", heldout_tokens=400), tmp_path / "c"
+    answers: Iterator[Any] = iter([ConnectionError("no route"), [{"text": "word " * 99}, {"text": "short"}]])
+
+    def load(*arguments: Any, **more: Any) -> Any:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr("datasets.load_dataset", load)
+    with pytest.raises(MachineError, match=r"run again to go on where it stopped, or give data\.heldout, a folder"):
+        prepare.prepare(data, root)
+    heard: list[Told] = []
+    corpus = made(data, root, tell=heard.append)
+    assert [one.phase for one in heard] == ["long documents"]
+    assert heard[0].fresh == 496
+    assert corpus.heldout_names == ["train/0"]
+    assert corpus.train_tokens + len(corpus.validation) == sum(len(text) + 1 for text in prose(40))

@@ -1,0 +1,431 @@
+"""Where documents come from: all of them once, in one order, from any point on; and what is said of broken files."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import lzma
+import os
+import sys
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from atma_sweep.sweep.errors import MachineError, SweepError
+from atma_sweep.sweep.training import sources
+from atma_sweep.sweep.training.sources import (
+    HUB,
+    CorpusError,
+    Files,
+    Hub,
+    Source,
+    Stdlib,
+    Text,
+    articles,
+    draw,
+    from_outside,
+)
+from copies import article, finepdfs, fineweb_edu, prose, table, wikitext
+from pyarrow import parquet
+
+LIBRARY = Path(sysconfig.get_paths()["stdlib"])
+
+
+def told(source: Source) -> str:
+    """The one line that is said when the documents are read."""
+    with pytest.raises(SweepError) as caught:
+        list(source.documents())
+    assert len(str(caught.value).splitlines()) == 1
+    return str(caught.value)
+
+
+def lines(texts: list[str]) -> str:
+    return "".join(json.dumps({"text": text, "id": number}) + "\n" for number, text in enumerate(texts))
+
+
+def goes_on_everywhere(make: Callable[[], Source]) -> list[Text]:
+    """After every document the state, as JSON, leads a new reader to the rest; all documents."""
+    first, whole = make(), []
+    states = []
+    for text in first.documents():
+        whole.append(text)
+        states.append(json.dumps(first.state()))
+    for number, state in enumerate(states, 1):
+        assert list(make().documents(json.loads(state))) == whole[number:]
+    return whole
+
+
+# --- names --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["a", "train/17", "help/with", "größe.txt:3"])
+def test_the_number_of_a_name(name: str) -> None:
+    expected = int(hashlib.sha256(name.encode("utf-8")).hexdigest()[:16], 16) / 16**16
+    assert draw(name) == expected
+    assert 0 <= expected < 1
+
+
+def test_numbers_of_names_are_spread_evenly() -> None:
+    found = [draw(f"train/{n}") for n in range(4000)]
+    for tenth in range(10):
+        # 400 expected, standard deviation 19
+        assert 320 < sum(tenth <= 10 * number < tenth + 1 for number in found) < 480
+
+
+# --- the standard library -----------------------------------------------------------------------------------------
+
+
+def test_stdlib_has_its_sources_and_help_without_tests_and_machine_facts() -> None:
+    texts = {text.name: text for text in Stdlib().documents()}
+    parts = {part for name in texts for part in name.split("/")}
+    assert not parts & {"test", "tests", "idlelib", "site-packages", "__pycache__"}
+    assert {"argparse.py", "asyncio/tasks.py", "help/with", "help/lambda"} <= set(texts)
+    assert not any(name.startswith(("_sysconfigdata", "config-")) for name in texts)
+    assert "pydoc_data/topics.py" not in texts, "its texts, not its source"
+    assert texts["help/lambda"].text.startswith("Lambdas")
+    assert texts["asyncio/tasks.py"].text == (LIBRARY / "asyncio" / "tasks.py").read_text()
+    for text in texts.values():
+        number = int(hashlib.sha256(text.name.encode()).hexdigest()[:16], 16) / 16**16
+        held = number < 0.25 and len(text.text) >= 20_000
+        assert text.split == ("heldout" if held else "validation" if number < 0.08 else "train")
+
+
+def test_stdlib_goes_on_and_names_its_interpreter() -> None:
+    source, other = Stdlib(), Stdlib()
+    reader = source.documents()
+    for _ in range(700):
+        next(reader)
+    rest = other.documents(source.state())
+    assert [next(rest) for _ in range(20)] == [next(reader) for _ in range(20)]
+    key = json.loads(json.dumps(source.key()))
+    assert key == other.key()
+    assert key[:2] == [sys.version, str(LIBRARY)]
+
+
+def test_a_python_without_its_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
+    with pytest.raises(MachineError) as caught:
+        list(Stdlib().documents())
+    assert str(caught.value) == (
+        f"this Python keeps no standard library sources under {tmp_path}; "
+        "use `data.corpus: files` with text of your own"
+    )
+
+
+# --- files --------------------------------------------------------------------------------------------------------
+
+
+def test_every_kind_of_file_in_the_order_of_names(tmp_path: Path) -> None:
+    texts = prose(30)
+    (tmp_path / "a.txt").write_text(texts[0])
+    (tmp_path / "b.jsonl").write_text(lines(texts[1:6]))
+    (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(lines(texts[6:9]).encode()))
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "a.md").write_text(texts[9])
+    (tmp_path / "d" / "b.RST").write_text(texts[10])
+    (tmp_path / "e.jsonl.xz").write_bytes(lzma.compress(lines(texts[11:20]).encode()))
+    table(tmp_path / "f.parquet", texts[20:29], group=4)
+    (tmp_path / "g.py").write_text(texts[29])
+    for name in ("picture.png", "notes.txt.bak", "jsonl", "z.json"):
+        (tmp_path / name).write_text("not text")
+    whole = goes_on_everywhere(lambda: Files(tmp_path))
+    assert [text.text for text in whole] == texts
+    assert [text.name for text in whole[:2]] == ["a.txt", "b.jsonl:1"]
+    assert [text.name for text in whole[8:12]] == ["c.jsonl.gz:3", "d/a.md", "d/b.RST", "e.jsonl.xz:1"]
+    assert [text.name for text in whole[28:]] == ["f.parquet:9", "g.py"]
+    assert {text.split for text in whole} == {None}
+
+
+@pytest.mark.parametrize("name", ["own text.jsonl", "größe/ü b.jsonl.xz", "x.parquet"])
+def test_one_file_alone(tmp_path: Path, name: str) -> None:
+    path, texts = tmp_path / name, prose(5)
+    path.parent.mkdir(exist_ok=True)
+    if name.endswith(".parquet"):
+        table(path, texts, group=2)
+    else:
+        raw = lines(texts).encode()
+        path.write_bytes(lzma.compress(raw) if name.endswith(".xz") else raw)
+    assert [(text.name, text.text) for text in goes_on_everywhere(lambda: Files(path))] == [
+        (f"{path.name}:{number}", text) for number, text in enumerate(texts, 1)
+    ]
+
+
+def test_odd_text_is_taken_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"one\r\ntwo\xff\n")
+    (tmp_path / "b.txt").write_bytes(b"")
+    odd = [
+        r'{"text": "a\r\nb \ud800 \u2028c"}',
+        "",
+        '  {"text": ""}  ',
+        "\t",
+        '{"id": 1, "text": "x\x85y", "n": 1e400}',
+    ]
+    (tmp_path / "c.jsonl").write_bytes("\r\n".join(odd).encode() + b'\n{"text": "b\xff"}')
+    found = [(text.name, text.text) for text in Files(tmp_path).documents()]
+    assert found == [
+        ("a.txt", "one\ntwo\ufffd\n"),
+        ("b.txt", ""),
+        ("c.jsonl:1", "a\r\nb \ud800 \u2028c"),
+        ("c.jsonl:3", ""),
+        ("c.jsonl:5", "x\x85y"),
+        ("c.jsonl:6", "b\ufffd"),
+    ]
+
+
+def test_names_of_files_need_not_be_text(tmp_path: Path) -> None:
+    try:
+        with open(os.fsencode(tmp_path) + b"/\xff.txt", "w") as file:
+            file.write("a text")
+    except OSError:
+        pytest.skip("this file system wants names in UTF-8")
+    (text,) = Files(tmp_path).documents()
+    assert draw(text.name) == int(hashlib.sha256(b"\xff.txt").hexdigest()[:16], 16) / 16**16
+
+
+def test_the_key_follows_the_files(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / "b.png").write_text("one")
+    keys = [Files(tmp_path).key()]
+    (tmp_path / "b.png").write_text("another")
+    assert Files(tmp_path).key() == keys[0] == json.loads(json.dumps(keys[0]))
+    (tmp_path / "a.txt").write_text("four")
+    keys.append(Files(tmp_path).key())
+    os.utime(tmp_path / "a.txt", ns=(1, 1))
+    keys.append(Files(tmp_path).key())
+    (tmp_path / "c.txt").write_text("")
+    keys.append(Files(tmp_path).key())
+    (tmp_path / "a.txt").rename(tmp_path / "d.txt")
+    keys.append(Files(tmp_path).key())
+    assert len({json.dumps(key) for key in keys}) == 5
+
+
+def test_paths_that_hold_nothing(tmp_path: Path) -> None:
+    assert told(Files(tmp_path / "gone")) == f"data.path: {tmp_path}/gone does not exist"
+    (tmp_path / "a.pdf").write_text("")
+    kinds = ".txt, .md, .rst, .py, .jsonl, .jsonl.xz, .jsonl.gz or .parquet"
+    assert told(Files(tmp_path)) == f"data.path: {tmp_path} holds no {kinds} file"
+    assert told(Files(tmp_path / "a.pdf", "data.heldout")) == f"data.heldout: {tmp_path}/a.pdf holds no {kinds} file"
+
+
+@pytest.mark.parametrize(("line", "problem"), [
+    ('{"text": "a"', "not a JSON object: Expecting ',' delimiter"),
+    ("[1]", "a record needs the key `text` with a string"),
+    ('{"txt": "a"}', "a record needs the key `text` with a string"),
+    ('{"text": 3}', "a record needs the key `text` with a string"),
+    ('{"text": null}', "a record needs the key `text` with a string"),
+    ('{"text": "a", "n": ' + "9" * 5000 + "}", "not a JSON object: Exceeds the limit (4300 digits) for integer string conversion"),
+    ('{"text": "a", "n": ' + "[" * 200_000 + "}", "not a JSON object: "),
+])  # fmt: skip
+def test_a_bad_record_names_file_and_line(tmp_path: Path, line: str, problem: str) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text(f'{{"text": "good"}}\n\n{line}\n')
+    assert told(Files(path)).startswith(f"{path}:3: {problem}")
+
+
+def damaged(raw: bytes, how: str) -> bytes:
+    middle = len(raw) // 2
+    return {"cut": raw[:-middle], "changed": raw[:middle] + b"\0" * 40 + raw[middle + 40 :], "none": b"nonsense"}[how]
+
+
+@pytest.mark.parametrize("how", ["cut", "changed", "none"])
+@pytest.mark.parametrize("kind", ["xz", "gz"])
+def test_damaged_archives(tmp_path: Path, kind: str, how: str) -> None:
+    # random letters, so that the archive is long
+    texts = [hashlib.sha256(str(n).encode()).hexdigest() for n in range(2000)]
+    raw = (lzma.compress if kind == "xz" else gzip.compress)(lines(texts).encode())
+    path = tmp_path / f"x.jsonl.{kind}"
+    path.write_bytes(damaged(raw, how))
+    found = told(Files(path))
+    assert found.startswith(f"{path}:" if "not a JSON object" in found else f"{path}: cannot be read after line ")
+
+
+def test_damaged_parquet(tmp_path: Path) -> None:
+    path = table(tmp_path / "x.parquet", prose(50))
+    whole = path.read_bytes()
+    for raw in (whole[:-9], b"PAR1" + whole[:90] + b"PAR1", b""):
+        path.write_bytes(raw)
+        assert told(Files(path)).startswith(f"{path}: cannot be read as Parquet: ")
+
+
+def test_parquet_without_text(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    parquet.write_table(pa.table({"content": ["a"], "id": [1]}), path)
+    assert told(Files(path)) == f"{path}: has no column `text`; its columns: content, id"
+    parquet.write_table(pa.table({"text": ["a", None]}), path)
+    assert told(Files(path)) == f"{path}:2: the column `text` holds NoneType, not a string"
+    parquet.write_table(pa.table({"text": [1]}), path)
+    assert told(Files(path)) == f"{path}:1: the column `text` holds int, not a string"
+
+
+def test_a_text_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("")
+
+    def refuse(self: Path, **more: Any) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    assert told(Files(tmp_path)) == f"{path}: cannot be read: Permission denied"
+
+
+# --- Wikipedia's lines --------------------------------------------------------------------------------------------
+
+
+def test_lines_are_joined_into_articles_and_none_is_lost() -> None:
+    rows = [
+        *article("First", " text of it \n", "", " = = Section = = \n", " = 5 apples , not a heading\n", " = = = Deep = = = \n"),
+        *article("E = mc ²", " a title with a sign\n", "= x =no heading, nothing around it\n"),
+        *article("Alone"), *article("Last", " end"),
+    ]  # fmt: skip
+    found = list(articles(iter(rows)))
+    assert [text.split("\n")[0] for text in found] == [" = First = ", " = E = mc ² = ", " = Alone = ", " = Last = "]
+    assert "".join(found) == "".join(rows)
+    assert found[0].count("\n") == 5
+    assert found[2] == " = Alone = \n"
+
+
+def test_lines_before_the_first_heading_are_an_article() -> None:
+    assert list(articles(iter(["", " lead\n", "", " = A = \n", " b\n"]))) == [" lead\n", " = A = \n b\n"]
+    assert list(articles(iter([]))) == []
+    assert list(articles(iter(["", "\n", " "]))) == []
+
+
+# --- the hub ------------------------------------------------------------------------------------------------------
+
+
+def hub(name: str, path: Path | None) -> Hub:
+    return Hub(HUB[name], path)
+
+
+def test_the_sample_of_fineweb_edu_and_nothing_else(tmp_path: Path) -> None:
+    texts = prose(27)
+    root = fineweb_edu(tmp_path / "FineWeb Edu ü", texts)
+    whole = goes_on_everywhere(lambda: hub("fineweb-edu", root))
+    assert whole == [Text(f"train/{number}", text) for number, text in enumerate(texts)]
+
+
+@pytest.mark.parametrize("layout", ["card", "quoted card", "no card", "files alone", "folder of the config"])
+def test_copies_of_a_part(tmp_path: Path, layout: str) -> None:
+    texts = prose(9)
+    root = fineweb_edu(tmp_path / "copy", texts)
+    card = root / "README.md"
+    if layout == "quoted card":
+        card.write_text(card.read_text().replace("sample-10BT", '"sample-10BT"'))
+    if layout in ("no card", "folder of the config"):
+        card.unlink()
+    if layout == "folder of the config":
+        (root / "sample" / "10BT").rename(root / "sample-10BT")
+    place = root / "sample" / "10BT" if layout == "files alone" else root
+    assert [text.text for text in hub("fineweb-edu", place).documents()] == texts
+
+
+def test_finepdfs(tmp_path: Path) -> None:
+    texts = prose(5)
+    found = list(hub("finepdfs", finepdfs(tmp_path / "pdfs", texts)).documents())
+    assert found == [Text(f"train/{number}", text) for number, text in enumerate(texts)]
+
+
+def test_wikitext_keeps_its_splits(tmp_path: Path) -> None:
+    parts = {
+        "test": article("T", " held\n"),
+        "validation": article("V 0", " checked\n") + article("V 1"),
+        "train": [row for n in range(4) for row in article(f"{n}", f" text {n}\n", "", " = = S = = \n", " more\n")],
+    }
+    source = hub("wikitext-103", wikitext(tmp_path / "wikitext", parts))
+    found = list(source.documents())
+    assert [(text.name, text.split) for text in found] == [
+        *((f"train/{n}", "train") for n in range(4)),
+        *((f"validation/{n}", "validation") for n in range(2)),
+        ("test/0", "heldout"),
+    ]
+    assert found[2].text == " = 2 = \n text 2\n = = S = = \n more\n"
+    assert "".join(text.text for text in found if text.split == "train") == "".join(parts["train"])
+    assert source.state() is None, "a preparation begins again: articles are no rows"
+
+
+def test_the_key_of_a_copy_follows_its_files(tmp_path: Path) -> None:
+    assert hub("fineweb-edu", None).key() == ["HuggingFaceFW/fineweb-edu", "sample-10BT"]
+    root = finepdfs(tmp_path / "pdfs", prose(5))
+    before = hub("finepdfs", root).key()
+    (root / ".cache").mkdir()
+    (root / ".cache" / "download.lock").write_text("")
+    assert hub("finepdfs", root).key() == before
+    table(root / "data" / "train-00000-of-00001.parquet", prose(6))
+    assert hub("finepdfs", root).key() != before
+
+
+def test_copies_that_cannot_be_read(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    with pytest.raises(CorpusError) as caught:
+        hub("finepdfs", gone).key()
+    assert str(caught.value) == f"data.path: {gone} is no folder with a copy of codelion/finepdfs-100M"
+    root = tmp_path / "copy"
+    root.mkdir()
+    start = f"data.path: {root} cannot be read as a copy of codelion/finepdfs-100M: "
+    assert told(hub("finepdfs", root)).startswith(start)
+    path = table(root / "train.parquet", prose(50))
+    path.write_bytes(path.read_bytes()[:-9])
+    assert told(hub("finepdfs", root)).startswith(start)
+    for rows in ({"content": ["a"]}, {"text": ["a", None]}, {"text": [3]}):
+        parquet.write_table(pa.table(rows), path)
+        assert told(hub("finepdfs", root)) == f"{root}: split train has a row whose column `text` holds no string"
+    parquet.write_table(pa.table({"text": ["a"]}), path)
+    parquet.write_table(pa.table({"other": [1], "text": ["a"]}), root / "train2.parquet")
+    assert told(hub("finepdfs", root)).startswith(start)
+
+
+def test_a_copy_of_wikitext_without_a_split(tmp_path: Path) -> None:
+    root = wikitext(tmp_path / "w", {"train": article("A"), "validation": article("B"), "test": article("C")})
+    (root / "wikitext-103-raw-v1" / "test-00000-of-00001.parquet").unlink()
+    (root / "README.md").unlink()
+    assert told(hub("wikitext-103", root)) == (
+        f"data.path: {root} cannot be read as a copy of Salesforce/wikitext: "
+        "Bad split: test. Available splits: ['train', 'validation']"
+    )
+
+
+class ReadTimeout(Exception):
+    """As httpx raises it: no OSError."""
+
+
+ReadTimeout.__module__ = "httpx"
+
+
+@pytest.mark.parametrize("error", [ConnectionError("no route\nto host"), ReadTimeout("no route to host")])
+@pytest.mark.parametrize("when", ["at once", "on the way"])
+def test_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch, error: Exception, when: str) -> None:
+    def rows() -> Any:
+        yield {"text": "a"}
+        raise error
+
+    def load(*arguments: Any, **more: Any) -> Any:
+        assert arguments == ("codelion/finepdfs-100M", None)
+        assert more == {"split": "train", "streaming": True}
+        if when == "at once":
+            raise error
+        return rows()
+
+    monkeypatch.setattr("datasets.load_dataset", load)
+    source = Hub(HUB["finepdfs"], setting="data.heldout")
+    with pytest.raises(MachineError) as caught:
+        list(source.documents())
+    assert str(caught.value) == (
+        "codelion/finepdfs-100M cannot be read from the Hugging Face hub "
+        f"({type(error).__name__}: no route to host); run again to go on where it stopped, or give data.heldout, "
+        "a folder with a copy of it"
+    )
+
+
+def test_a_bug_of_ours_is_not_taken_for_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*arguments: Any, **more: Any) -> Any:
+        raise TypeError("ours")
+
+    monkeypatch.setattr("datasets.load_dataset", load)
+    with pytest.raises(TypeError, match="ours"):
+        list(hub("finepdfs", None).documents())
+    assert not from_outside(KeyError("text"))
+    assert from_outside(pa.ArrowNotImplementedError("encoding"))
