@@ -1,17 +1,18 @@
-"""Preparations that are killed. A process imports everything once; its children are whole `data prepare` commands.
+"""Preparations that are killed. A process imports everything once; each of its children prepares, and may die of it.
 
-`python mortal.py ORDER`, where ORDER is JSON: `folder` to work in, `arguments` of the command, `mode`:
+`python mortal.py ORDER`, where ORDER is JSON: `folder` to work in, `data` with the settings that ask for text, `mode`:
 
-- `every`: for n = 1, 2, ... a command is killed just before its n-th change of a file, and run again to the end;
+- `every`: for n = 1, 2, ... a preparation is killed just before its n-th change of a file, and run again to the end;
 - `chain`: one preparation is killed again and again, after up to `most` changes each time, drawn from `seed`, until it
   ends; `turns` such preparations.
 
-Prints JSON: `points` where commands died, `wrong` ones after which the corpus differed from an uninterrupted one.
+Prints JSON: `points` where they died, `wrong` ones after which the corpus differed from an uninterrupted one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -20,6 +21,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -68,22 +70,26 @@ def _die_before(change: int, corpora: Path) -> None:
     os.fsync = fsync
 
 
-def _command(order: dict[str, Any], corpora: Path, change: int | None) -> int:
-    """Runs the command in a child; its exit code, -9 when it was killed before its `change`-th change of a file."""
+def _prepare(order: dict[str, Any], corpora: Path, change: int | None) -> int:
+    """Prepares in a child; its exit code, -9 when it was killed before its `change`-th change of a file."""
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     code = 70
     try:
-        with open(corpora.parent.parent / "said.txt", "a") as said:
-            os.dup2(said.fileno(), 1)
-            os.dup2(said.fileno(), 2)
+        from atma_sweep.sweep.cell import DataConfig
+        from atma_sweep.sweep.training.prepare import prepare
+
         if change is not None:
             _die_before(change, corpora)
-        code = command("data", "prepare", *order["arguments"], "--runs", str(corpora.parent))
-        if change is None:
-            (corpora.parent.parent / "modules.json").write_text(json.dumps(sorted(sys.modules)))
+        prepare(DataConfig(**order["data"]), corpora)
+        imported = corpora.parent.parent / "modules.json"
+        if not imported.exists():
+            imported.write_text(json.dumps(sorted(sys.modules)))
+        code = 0
     finally:
+        if code:
+            traceback.print_exc()
         os._exit(code)
 
 
@@ -101,14 +107,14 @@ def command(*arguments: str) -> int:
 
 def _finished(order: dict[str, Any], corpora: Path, whole: dict[str, Any]) -> bool:
     """Whether the command, run to its end, makes the corpus that an uninterrupted one made, and leaves no part."""
-    return not _command(order, corpora, None) and contents(corpora) == whole and not list(corpora.glob("*.part"))
+    return not _prepare(order, corpora, None) and contents(corpora) == whole and not list(corpora.glob("*.part"))
 
 
 def _every(order: dict[str, Any], folder: Path, whole: dict[str, Any]) -> tuple[int, list[int]]:
     wrong = []
     for point in range(1, 1000):
         corpora = folder / "dying" / "corpora"
-        code = _command(order, corpora, point)
+        code = _prepare(order, corpora, point)
         if code != -signal.SIGKILL:
             return point - 1, wrong if code == 0 else [*wrong, point]
         if not _finished(order, corpora, whole):
@@ -121,7 +127,7 @@ def _chain(order: dict[str, Any], folder: Path, whole: dict[str, Any]) -> tuple[
     draw, wrong, points = random.Random(order["seed"]), [], 0
     for turn in range(order.get("turns", 3)):
         corpora = folder / f"dying{turn}" / "corpora"
-        while (code := _command(order, corpora, draw.randint(1, order.get("most", 60)))) == -signal.SIGKILL:
+        while (code := _prepare(order, corpora, draw.randint(1, order.get("most", 60)))) == -signal.SIGKILL:
             points += 1
         if code or not _finished(order, corpora, whole):
             wrong.append(turn)
@@ -134,11 +140,12 @@ def main() -> None:
     small(**order.get("small", {}))
     folder = Path(order["folder"])
     corpora = folder / "whole" / "corpora"
-    assert _command(order, corpora, None) == 0, (folder / "said.txt").read_text()
-    # what a command imports on its way is imported here, so that the others need not
+    assert _prepare(order, corpora, None) == 0
+    # what a child imports on its way is imported here, so that the others need not
     for name in json.loads((folder / "modules.json").read_text()):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    gc.freeze()
     points, wrong = {"every": _every, "chain": _chain}[order["mode"]](order, folder, contents(corpora))
     print(json.dumps({"points": points, "wrong": wrong}))
 

@@ -1,0 +1,382 @@
+"""`data prepare`, `data list`, `data verify`: what they print, what they leave, and how they end."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import lzma
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from atma_sweep.sweep import preparing
+from atma_sweep.sweep.training import prepare
+from atma_sweep.sweep.training.corpora import CORPORA, open_corpus
+from atma_sweep.sweep.training.prepare import Told
+from copies import finepdfs, fineweb_edu, prose, published_shard
+from prepared import document, joined, naive, parts, put, stream
+from rich.console import Console
+
+Command = Callable[..., tuple[int, str, str]]
+KEYS = [
+    "names", "corpus", "path", "heldout", "tokenizer", "train_tokens", "validation_tokens", "heldout_tokens",
+    "heldout_documents", "fingerprint", "folder", "bytes", "prepared_at",
+]  # fmt: skip
+
+
+def states(root: Path) -> dict[str, tuple[int, int]]:
+    return {str(path): (path.stat().st_ino, path.stat().st_mtime_ns) for path in sorted(root.rglob("*"))}
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    return put(tmp_path / "größe text", prose(60))
+
+
+def corpora(tmp_path: Path) -> Path:
+    return tmp_path / "atma-runs" / "corpora"
+
+
+# --- prepare ------------------------------------------------------------------------------------------------------
+
+
+def test_prepare_prints_what_it_made(text: Path, tmp_path: Path, command: Command) -> None:
+    code, out, err = command("data", "prepare", "größe text", "--name", "mine", "--heldout-tokens", "150", "--json")
+    assert code == 0
+    (row,) = json.loads(out)
+    assert list(row) == KEYS
+    assert (row["names"], row["corpus"], row["path"]) == (["mine"], "files", str(text))
+    assert (row["heldout"], row["tokenizer"], row["folder"]) == (
+        None,
+        "bytes",
+        f"{corpora(tmp_path)}/{row['fingerprint'][:16]}",
+    )
+    named = {path.name: path.read_text() for path in sorted(text.iterdir())}
+    expected = naive(named, long=150)
+    assert row["train_tokens"] == len(joined(expected["train"]))
+    assert row["validation_tokens"] == len(joined(expected["validation"]))
+    assert (row["heldout_documents"], row["heldout_tokens"]) == (
+        len(expected["heldout"]), len(joined(list(expected["heldout"].values()))),
+    )  # fmt: skip
+    corpus = open_corpus(corpora(tmp_path), row["fingerprint"])
+    assert stream(corpus) == joined(expected["train"])
+    total = row["train_tokens"] + row["validation_tokens"] + row["heldout_tokens"]
+    assert re.fullmatch(rf"files: 60 documents, {total:,} tokens, [\d.,]+[MB]? tokens/s in \d+ s\n", err)
+
+
+def test_prepare_again_changes_nothing(text: Path, tmp_path: Path, command: Command) -> None:
+    asked = ("data", "prepare", str(text), "--heldout-tokens", "150")
+    first = command(*asked)
+    before = states(tmp_path)
+    second = command(*asked)
+    assert (first[0], second[0]) == (0, 0)
+    assert first[1].splitlines()[-2:] == second[1].splitlines()[-2:], "the same table"
+    assert "tokens/s" in first[1]
+    assert "tokens/s" not in second[1]
+    assert states(tmp_path) == before
+
+
+@pytest.mark.parametrize("written", ["1000", "1e3", "1_000"])
+def test_tokens_are_cut_exactly(text: Path, tmp_path: Path, command: Command, written: str) -> None:
+    code, out, _ = command("data", "prepare", str(text), "--tokens", written, "--json")
+    assert (code, json.loads(out)[0]["train_tokens"]) == (0, 1000)
+    corpus = open_corpus(corpora(tmp_path), json.loads(out)[0]["fingerprint"])
+    named = {path.name: path.read_text() for path in sorted(text.iterdir())}
+    assert stream(corpus) == joined(naive(named, long=65_601, train=1000)["train"])
+
+
+def test_a_copy_of_a_known_corpus_with_documents_from_another(tmp_path: Path, command: Command) -> None:
+    fineweb_edu(tmp_path / "fw edu", prose(90))
+    finepdfs(tmp_path / "pdfs", [text * 9 for text in prose(6)])
+    asked = (
+        "--path",
+        "fw edu",
+        "--tokenizer",
+        "bytes",
+        "--tokens",
+        "5e3",
+        "--heldout",
+        "pdfs",
+        "--heldout-tokens",
+        "300",
+    )
+    code, out, _ = command("data", "prepare", "fineweb-edu", *asked, "--name", "small", "--json")
+    assert code == 0
+    (row,) = json.loads(out)
+    assert (row["path"], row["heldout"]) == (str(tmp_path / "fw edu"), str(tmp_path / "pdfs"))
+    assert row["train_tokens"] == 5000
+    corpus = open_corpus(corpora(tmp_path), row["fingerprint"])
+    named = {f"train/{n}": text for n, text in enumerate(prose(90))}
+    assert stream(corpus) == joined(naive(named, long=10**6, train=5000)["train"])
+    held = [document(text * 9) for text in prose(6) if len(text * 9) >= 299]
+    assert [tokens.tolist() for tokens in corpus.heldout] == held
+    assert corpus.heldout_names == [f"data/train-00000-of-00001.parquet:{n + 1}" for n, text in enumerate(prose(6)) if len(text * 9) >= 299]  # fmt: skip
+
+
+def test_a_folder_of_shards_is_known_by_its_files(tmp_path: Path, command: Command) -> None:
+    published_shard(tmp_path / "s" / "x_train_1.bin", list(range(40)))
+    published_shard(tmp_path / "s" / "x_val_1.bin", list(range(9)))
+    code, out, _ = command("data", "prepare", "s", "--json")
+    assert (code, json.loads(out)[0]["corpus"], json.loads(out)[0]["train_tokens"]) == (0, "shards", 40)
+
+
+def test_odd_text_goes_in_as_it_is(tmp_path: Path, command: Command) -> None:
+    (tmp_path / "t").mkdir()
+    lines = [r'{"text": "a\r\nb \ud800"}', "", '{"text": ""}', '{"text": "caf\xe9"}']
+    (tmp_path / "t" / "a.jsonl").write_bytes("\r\n".join(lines).encode("latin-1"))
+    (tmp_path / "t" / "b.txt").write_bytes(b"one\r\ntwo\xff")
+    code, out, _ = command("data", "prepare", "t", "--json")
+    assert code == 0
+    corpus = open_corpus(corpora(tmp_path), json.loads(out)[0]["fingerprint"])
+    found = sorted(parts(stream(corpus) + corpus.validation.tolist()))
+    assert found == sorted(document(text) for text in ("a\r\nb ?", "", "caf\ufffd", "one\ntwo\ufffd"))
+
+
+@pytest.mark.parametrize("kind", ["xz", "gz"])
+def test_a_cut_archive_is_one_line_and_its_replacement_is_prepared(tmp_path: Path, command: Command, kind: str) -> None:
+    raw = "".join(json.dumps({"text": text}) + "\n" for text in prose(900)).encode()
+    whole = (lzma.compress if kind == "xz" else gzip.compress)(raw)
+    path = tmp_path / f"x.jsonl.{kind}"
+    path.write_bytes(whole[: len(whole) // 2])
+    code, out, err = command("data", "prepare", str(path))
+    assert (code, out) == (2, "")
+    cause = "Compressed file ended before the end-of-stream marker was reached"
+    assert re.fullmatch(rf"atma-sweep: {re.escape(str(path))}: cannot be read after line \d+: {cause}\n", err)
+    path.write_bytes(whole)
+    assert command("data", "prepare", str(path))[0] == 0
+
+
+def test_an_interrupted_preparation_goes_on(
+    text: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare, "BATCH_DOCUMENTS", 10)
+    monkeypatch.setattr(prepare, "SYNC_SECONDS", -1.0)
+    real, heard = preparing.Preparing.__call__, []
+
+    def interrupted(self: Any, told: Told) -> None:
+        heard.append(told)
+        if len(heard) == 4:
+            raise KeyboardInterrupt
+        real(self, told)
+
+    monkeypatch.setattr(preparing.Preparing, "__call__", interrupted)
+    code, _, err = command("data", "prepare", str(text))
+    assert (code, err) == (130, "atma-sweep: files: stopped; run again to go on where it stopped\n")
+    assert command("data", "list")[1].startswith("nothing is prepared in ")
+    assert command("data", "prepare", str(text))[0] == 0
+    assert [told.documents for told in heard] == [10, 20, 30, 40, 40, 50, 60]
+    assert heard[-1].fresh < heard[-1].tokens
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    ([], f"say what to prepare: a path, or one of {', '.join(CORPORA)}; or --grid GRID"),
+    (["gone"], f"gone: neither a file or folder nor a corpus; known are {', '.join(CORPORA)}"),
+    (["files"], "data.corpus: files needs data.path, the folder or file that holds the text"),
+    (["stdlib", "--tokens", "0"], "--tokens: must be greater than or equal to 1, got 0.0"),
+    (["stdlib", "--tokens", "nan"], "--tokens: must be a finite number, got nan"),
+    (["stdlib", "--tokens", "inf"], "--tokens: must be a finite number, got inf"),
+    (["stdlib", "--tokens", "1.5"], "--tokens: must be a valid integer, got a number with a fractional part, got 1.5"),
+    (["stdlib", "--heldout-tokens", "1"], "--heldout-tokens: must be greater than or equal to 2, got 1"),
+    (["stdlib", "--tokenizer", "gtp2"], "no tokenizer 'gtp2'; there are: bytes, gpt2, json"),
+    (["stdlib", "--tokenizer", "json"], "data.tokenizer: json needs data.tokenizer_file, a file of the tokenizers library"),
+    (["stdlib", "--tokenizer", "gpt2", "--tokenizer-file", "x"], "data.tokenizer_file: {}/x does not exist"),
+    (["stdlib", "--name", "a b"], "--name a b: must be letters, digits, '.', '_' and '-', and not the name of a known corpus"),
+    (["stdlib", "--heldout", "x"], "data.heldout: {}/x is neither a file or folder nor one of the corpora that lend long documents: stdlib, fineweb-edu, finepdfs, wikitext-103"),
+    (["fineweb-edu", "--path", "x", "--tokenizer", "bytes"], "data.path: {}/x is no folder with a copy of HuggingFaceFW/fineweb-edu"),
+    (["x", "--grid", "quick"], "--grid: the grid says what is prepared and how; give nothing else but --name, or change it"),
+    (["--grid", "quick", "--tokens", "5"], "--grid: the grid says what is prepared and how; give nothing else but --name, or change it"),
+    (["--grid", "h200-check"], f"no corpus 'books'; allowed: {', '.join(CORPORA)}, or one prepared with `data prepare PATH --name books`"),
+])  # fmt: skip
+def test_a_mistake_is_one_line(tmp_path: Path, command: Command, arguments: list[str], said: str) -> None:
+    code, out, err = command("data", "prepare", *arguments)
+    assert (code, out, err) == (2, "", f"atma-sweep: {said.format(tmp_path)}\n")
+    assert command("data", "list", "--json")[:2] == (0, "[]\n")
+
+
+def test_without_a_network_it_ends_at_once(tmp_path: Path) -> None:
+    """Exit 3 and one line, for streamed text, for shards, and for a lender after the text itself."""
+    put(tmp_path / "t", prose(9))
+    asked = {
+        "fineweb-edu": ("fineweb-edu", "--tokenizer", "bytes"),
+        "fineweb-edu-shards": ("fineweb-edu-shards", "--tokenizer", "bytes"),
+        "lender": ("t", "--heldout", "finepdfs"),
+    }
+    # an empty cache, or the machine might have what is asked for
+    env = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
+    runs = {
+        name: subprocess.Popen(
+            [sys.executable, "-m", "atma_sweep.cli", "data", "prepare", *arguments, "--runs", name],
+            cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for name, arguments in asked.items()
+    }  # fmt: skip
+    said = {}
+    for name, process in runs.items():
+        out, err = process.communicate(timeout=120)
+        assert (process.returncode, out, len(err.splitlines())) == (3, "", 1), err
+        said[name] = err
+    start = "atma-sweep: {} cannot be read from the Hugging Face hub ("
+    assert said["fineweb-edu"].startswith(start.format("HuggingFaceFW/fineweb-edu"))
+    assert said["fineweb-edu"].endswith("or give data.path, a folder with a copy of it\n")
+    assert said["lender"].startswith(start.format("codelion/finepdfs-100M"))
+    assert said["lender"].endswith("or give data.heldout, a folder with a copy of it\n")
+    assert said["fineweb-edu-shards"].startswith(
+        "atma-sweep: kjj0/finewebedu10B-gpt2/finewebedu_train_000001.bin cannot be downloaded ("
+    )
+
+
+# --- list ---------------------------------------------------------------------------------------------------------
+
+
+def test_list(text: Path, tmp_path: Path, command: Command) -> None:
+    nothing = f"nothing is prepared in {corpora(tmp_path)}; atma-sweep data prepare --help\n"
+    assert command("data", "list") == (0, nothing, "")
+    command("data", "prepare", str(text), "--heldout-tokens", "150", "--name", "mine")
+    command("data", "prepare", str(text), "--heldout-tokens", "150", "--name", "also")
+    other = put(tmp_path / "other", prose(5, 1))
+    command("data", "prepare", str(other), "--heldout", str(text), "--heldout-tokens", "150")
+    one, two = json.loads(command("data", "list", "--json")[1])
+    assert (one["names"], two["names"]) == (["also", "mine"], [])
+    head, *lines = command("data", "list")[1].splitlines()
+    assert head.split() == "fingerprint name corpus tokenizer train validation held out size".split()
+    cells = [re.split(r" {2,}", line) for line in lines]
+    assert [cell[:3] for cell in cells] == [
+        [one["fingerprint"][:12], "also, mine", f"files {text}"], [two["fingerprint"][:12], "-", f"files {other}"],
+    ]  # fmt: skip
+    assert cells[0][3:] == [
+        "bytes", f"{one['train_tokens']:,}", f"{one['validation_tokens']:,}", f"{one['heldout_documents']} documents", "0 MiB",
+    ]  # fmt: skip
+    assert cells[1][6] == f"{two['heldout_documents']} documents of {text}"
+
+
+def test_what_can_be_prepared(command: Command) -> None:
+    code, out, _ = command("data", "list", "--known")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()] == list(CORPORA)
+    rows = json.loads(command("data", "list", "--known", "--json")[1])
+    assert {row["corpus"]: row["description"] for row in rows} == CORPORA
+
+
+@pytest.mark.parametrize(("number", "words"), [
+    (0, "0"), (999.4, "999"), (12_345, "12,345"), (1e6, "1.0M"), (99_950_000, "100.0M"), (1e9, "1.0B"), (1.26e12, "1260.0B"),
+])  # fmt: skip
+def test_amounts(number: float, words: str) -> None:
+    assert preparing.amount(number) == words
+
+
+# --- verify -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("file", ["train_000000.bin", "heldout.bin", "tokenizer.json", "manifest.json"])
+def test_verify_ends_with_one_after_a_flipped_byte(text: Path, tmp_path: Path, command: Command, file: str) -> None:
+    import tokenizers
+
+    words = {word: number for number, word in enumerate(["[UNK]", "<eos>", *(str(n) for n in range(60))])}
+    model = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    model.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    model.save(str(tmp_path / "own.json"))
+    asked = (
+        "--tokenizer",
+        "json",
+        "--tokenizer-file",
+        "own.json",
+        "--heldout-tokens",
+        "30",
+        "--name",
+        "mine",
+        "--json",
+    )
+    (row,) = json.loads(command("data", "prepare", str(text), *asked)[1])
+    fine = put(tmp_path / "fine", prose(5))
+    (other,) = json.loads(command("data", "prepare", str(fine), "--json")[1])
+    folder, number = Path(row["folder"]), row["fingerprint"]
+    assert command("data", "verify") == (0, f"{folder}: as prepared\n{other['folder']}: as prepared\n", "")
+    assert command("data", "verify", "mine") == (0, f"{folder}: as prepared\n", "")
+    path = folder / file
+    raw = bytearray(path.read_bytes())
+    raw[1030 if path.suffix == ".bin" else len(raw) // 2] ^= 1
+    path.write_bytes(bytes(raw))
+    for word in ("mine", number[:16], number[:7]):
+        code, out, err = command("data", "verify", word)
+        assert (code, err) == (1, "")
+        assert out.startswith(f"{path}: ")
+        assert out.splitlines()[0].endswith(f"; remove {folder} and prepare the corpus again")
+    code, out, _ = command("data", "verify", "--json")
+    assert code == 1
+    wrong = {row["folder"]: bool(row["problems"]) for row in json.loads(out)}
+    assert wrong == {str(folder): True, other["folder"]: False}
+    # what it says helps
+    for gone in folder.iterdir():
+        gone.unlink()
+    folder.rmdir()
+    (again,) = json.loads(command("data", "prepare", str(text), *asked)[1])
+    assert (again["fingerprint"], again["names"]) == (number, ["mine"])
+    assert command("data", "verify")[0] == 0
+
+
+def test_verify_of_nothing_and_of_what_is_not_there(tmp_path: Path, command: Command) -> None:
+    assert command("data", "verify") == (0, f"nothing is prepared in {corpora(tmp_path)}\n", "")
+    assert command("data", "verify", "mine") == (
+        2, "", f"atma-sweep: no corpus 'mine' is prepared in {corpora(tmp_path)}; atma-sweep data list shows them\n",
+    )  # fmt: skip
+
+
+def test_databases_have_their_own_corpora(text: Path, tmp_path: Path, command: Command) -> None:
+    command("data", "prepare", str(text), "--db", "deep/other.db")
+    assert (tmp_path / "deep" / "other-runs" / "corpora").is_dir()
+    assert command("data", "list", "--json")[1] == "[]\n"
+    assert len(json.loads(command("data", "list", "--db", "deep/other.db", "--json")[1])) == 1
+    assert len(json.loads(command("data", "list", "--runs", "deep/other-runs", "--json")[1])) == 1
+
+
+# --- what is shown on the way -------------------------------------------------------------------------------------
+
+
+def told(phase: str, tokens: int, seconds: float, wanted: int | None = None) -> Told:
+    return Told(phase, 1234, tokens, seconds, tokens, wanted)
+
+
+def test_a_line_now_and_then_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(preparing.time, "monotonic", lambda: clock[0])
+    out = io.StringIO()
+    with preparing.Preparing(Console(file=out, width=200), "books") as tell:
+        for seconds in range(0, 50, 5):
+            clock[0] = float(seconds)
+            tell(told("tokenizing", 2_000_000 * seconds, float(seconds or 1)))
+    assert out.getvalue().splitlines() == [
+        "books: tokenizing: 1,234 documents, 40.0M tokens, 2.0M tokens/s",
+        "books: tokenizing: 1,234 documents, 80.0M tokens, 2.0M tokens/s",
+        "books: 1,234 documents, 90.0M tokens, 2.0M tokens/s in 45 s",
+    ]
+
+
+def test_a_bar_on_a_terminal() -> None:
+    out = io.StringIO()
+    with preparing.Preparing(Console(file=out, width=120, force_terminal=True), "books") as tell:
+        tell(told("tokenizing", 500, 1.0, 1000))
+        tell._bar.refresh()
+        drawn = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
+        assert re.search(r"books +━+.* tokenizing: 1,234 documents, 500 tokens, 500 tokens/s", drawn)
+    assert "books: 1,234 documents, 500 tokens, 500 tokens/s in 1 s" in out.getvalue()
+
+
+def test_nothing_is_said_of_what_was_there_or_failed() -> None:
+    out = io.StringIO()
+    with preparing.Preparing(Console(file=out), "books"):
+        pass
+
+    def fail() -> None:
+        with preparing.Preparing(Console(file=out), "books") as tell:
+            tell(told("tokenizing", 1, 1.0))
+            raise ValueError("ours")
+
+    with pytest.raises(ValueError, match="ours"):
+        fail()
+    assert out.getvalue() == ""

@@ -1,0 +1,361 @@
+"""What a grid asks of its text is found out before any process starts, and said in one line."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from atma_sweep.sweep import texts
+from atma_sweep.sweep.cell import Cell, CellConfig, DataConfig, EvalConfig, TrainConfig
+from atma_sweep.sweep.errors import GridError, MachineError, SweepError
+from atma_sweep.sweep.grid import load_grid
+from atma_sweep.sweep.training.corpora import Corpus, open_corpus
+from atma_sweep.sweep.training.prepare import fingerprint, prepare
+from copies import fineweb_edu, prose, published_shard
+from prepared import files, put
+
+Write = Callable[..., Path]
+Command = Callable[..., tuple[int, str, str]]
+ASKED: dict[str, Any] = {"lengths": (8, 16), "documents": 3, "junk_rows": 4, "validation_tokens": 50}
+
+
+def corpus(
+    *, train: tuple[int, ...] = (200,), validation: int = 65, held: tuple[int, ...] = (17, 18, 19), largest: int = 256
+) -> Corpus:
+    def tokens(count: int) -> np.ndarray:
+        return np.zeros(count, dtype=np.uint16)
+
+    return Corpus(
+        fingerprint="f" * 64, tokenizer="bytes", train=[tokens(count) for count in train], validation=tokens(validation),
+        heldout=[tokens(count) for count in held], heldout_names=[str(count) for count in held],
+        unigram_entropy=1.0, bigram_entropy=None, largest=largest,
+    )  # fmt: skip
+
+
+def config(*, vocabulary: int = 257, data: dict[str, Any] | None = None, seq_len: int = 8, **asked: Any) -> CellConfig:
+    made = CellConfig(
+        data=DataConfig(**(data or {})),
+        train=TrainConfig(seq_len=seq_len, micro_batch=2, batch_tokens=2 * seq_len),
+        eval=EvalConfig(**(ASKED | asked)),
+    )
+    return made.model_copy(update={"model": made.model.model_copy(update={"vocab_size": vocabulary})})
+
+
+def test_text_that_is_just_enough() -> None:
+    """25 rows of 8 + 1, 48 validation tokens + 1, 4 rows of 16 + 1, three documents of 16 + 1."""
+    assert texts.problems(config(), corpus(train=(9,), validation=65, held=(17, 17, 17, 3))) == []
+    assert texts.problems(config(junk_rows=3), corpus(validation=49)) == []
+    assert texts.problems(config(probes=("val",)), corpus(validation=49, held=())) == []
+    assert texts.problems(config(data={"whole_steps": True}), corpus(train=(3, 18))) == []
+
+
+def long(count: str, have: int = 3, read: str = "clean and needle read") -> str:
+    return (
+        f"of the first 3 held-out documents, which {read}, {count} 17 tokens (it holds {have}): "
+        "lower eval.documents or eval.lengths, or lend longer ones with data.heldout"
+    )
+
+
+SHORT = ": lower train.seq_len or train.batch_tokens, or give it more text"
+JUNK = "probe junk asks for 4: lower eval.junk_rows or eval.lengths"
+
+
+@pytest.mark.parametrize(("asked", "have", "said"), [
+    ({}, {"train": (8, 8)}, f"the training split has 16 tokens, less than one row of 8 + 1{SHORT}"),
+    ({"data": {"whole_steps": True}}, {"train": (17, 17)}, f"the training split has 34 tokens, less than one step of 16 + 2 in any shard{SHORT}"),
+    ({}, {"largest": 257}, "holds token 257, but model.vocab_size is 257: raise it to 258 or more"),
+    ({"probes": ("val", "clean", "needle")}, {"validation": 48}, "the validation split has 48 tokens, eval.validation_tokens asks for 49: lower it"),
+    ({"validation_tokens": 7}, {}, "eval.validation_tokens is 7, less than a row of 8: raise it"),
+    ({}, {"validation": 64}, f"the validation split has 64 tokens, 3 rows of 16; {JUNK}"),
+    ({}, {"held": (17, 16, 17, 17)}, long("only 2 have", 4)),
+    ({}, {"held": (17,)}, long("only 1 has", 1)),
+    ({}, {"held": ()}, long("none have", 0)),
+    ({"probes": ("val", "needle")}, {"held": (16, 16, 16)}, long("none have", 3, "needle reads")),
+])  # fmt: skip
+def test_every_lack_is_one_sentence(asked: dict[str, Any], have: dict[str, Any], said: str) -> None:
+    assert texts.problems(config(**asked), corpus(**have)) == [said]
+
+
+def test_several_lacks() -> None:
+    found = texts.problems(config(), corpus(train=(1,), validation=0, held=(), largest=300))
+    assert len(found) == 5
+    assert f"the validation split has 0 tokens, 0 rows of 16; {JUNK}" in found
+
+
+# --- the corpora of a grid ----------------------------------------------------------------------------------------
+
+GRID = """
+name: g
+extends: micro
+axes:
+  attn_type: [nope, polar]
+set:
+  data: {{{data}}}
+  train: {{tokens: 2048}}
+  eval: {{lengths: [128], documents: 2, junk_rows: 2, validation_tokens: 256}}
+"""
+
+
+@pytest.fixture
+def grid(write: Write, tmp_path: Path) -> Callable[[str], Path]:
+    """grid(settings of data) writes a grid of two cells; text lies in `text`, long texts in `long`."""
+    put(tmp_path / "text", [text * 3 for text in prose(80)])
+    put(tmp_path / "long", [text * 20 for text in prose(9)])
+    return lambda data: write(GRID.format(data=data))
+
+
+def ids(out: str) -> dict[str, str]:
+    return {cell["cell"]: cell["attn_type"] for cell in json.loads(out)["cells"]}
+
+
+def attempts(database: Path) -> list[int]:
+    with sqlite3.connect(database) as connection:
+        return [
+            connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in ("attempt", "sweep", "cell")
+        ]
+
+
+def test_text_on_this_machine_is_prepared_by_the_launch_and_pinned(grid: Callable[[str], Path], tmp_path: Path) -> None:
+    loaded = load_grid(grid("corpus: files, path: text, heldout_tokens: 200"))
+    heard: list[Any] = []
+    cells, remarks = texts.expand(loaded, tmp_path / "c", tell=heard.append)
+    number = fingerprint(files(tmp_path / "text", heldout_tokens=200))
+    assert {cell.config.data.fingerprint for cell in cells} == {number}
+    assert remarks == []
+    assert {one.phase for one in heard} == {"tokenizing"}
+    assert heard[-1].documents == 80
+    before = len(heard)
+    assert open_corpus(tmp_path / "c", number).train_tokens > 2048
+    again, _ = texts.expand(loaded, tmp_path / "c", tell=heard.append)
+    assert [cell.id for cell in again] == [cell.id for cell in cells]
+    assert len(heard) == before, "prepared once"
+
+
+def test_a_dry_run_prepares_nothing_and_says_so(grid: Callable[[str], Path], tmp_path: Path, command: Command) -> None:
+    path = grid("corpus: files, path: text, heldout_tokens: 200")
+    before = sorted(tmp_path.rglob("*"))
+    code, out, err = command("launch", str(path), "--dry-run", "--json")
+    assert (code, err) == (0, "")
+    corpora = tmp_path / "atma-runs" / "corpora"
+    how = f"corpus 'files' is not prepared in {corpora}: atma-sweep data prepare --grid {path}"
+    assert json.loads(out)["remarks"] == [f"{how}; the ids above are provisional"]
+    assert sorted(tmp_path.rglob("*")) == before
+    assert f"{how}; the ids above are provisional" in command("launch", str(path), "--dry-run")[1].splitlines()
+
+
+def test_a_dry_run_of_the_embedded_text_knows_its_ids(write: Write, tmp_path: Path, command: Command) -> None:
+    path = write("name: g\nextends: micro\n")
+    before = sorted(tmp_path.rglob("*"))
+    (found,) = load_grid(path).expand(fingerprint)
+    out = json.loads(command("launch", str(path), "--dry-run", "--json")[1])
+    assert ([cell["cell"] for cell in out["cells"]], out["remarks"]) == ([found.id], [])
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("data", [
+    "corpus: fineweb-edu", "corpus: fineweb-edu-shards", "corpus: finepdfs", "corpus: wikitext-103",
+    "corpus: files, path: text, heldout: finepdfs", "heldout: wikitext-103",
+])  # fmt: skip
+def test_what_must_be_downloaded_is_asked_for(
+    grid: Callable[[str], Path], tmp_path: Path, command: Command, data: str
+) -> None:
+    """Never by a launch: exit 3 at once, with the command to run, its paths fit for a shell."""
+    path = grid(data)
+    name = data.split()[1].strip(",") if data.startswith("corpus") else "stdlib"
+    runs = tmp_path / "runs of mine"
+    code, out, err = command("launch", str(path), "--runs", str(runs), "--executor", "local")
+    assert (code, out) == (3, "")
+    assert err == (
+        f"atma-sweep: corpus '{name}' is not prepared in {runs}/corpora: "
+        f"atma-sweep data prepare --grid {path} --runs '{runs}'\n"
+    )
+    assert not (tmp_path / "atma.db").exists()
+    assert not runs.exists()
+
+
+def test_a_local_copy_is_prepared_for_the_grid_and_gives_the_ids(
+    grid: Callable[[str], Path], tmp_path: Path, command: Command
+) -> None:
+    fineweb_edu(tmp_path / "copy", [text * 3 for text in prose(80)])
+    path = grid("corpus: fineweb-edu, path: copy, heldout: long, heldout_tokens: 200, train_tokens: 5000")
+    path.write_text(path.read_text().replace("heldout: long", "heldout: ./long"))
+    provisional = command("launch", str(path), "--dry-run", "--json")[1]
+    assert len(json.loads(provisional)["remarks"]) == 1
+    code, out, _ = command("data", "prepare", "--grid", str(path), "--json")
+    assert code == 0
+    (row,) = json.loads(out)
+    real = command("launch", str(path), "--dry-run", "--json")[1]
+    assert json.loads(real)["remarks"] == []
+    assert ids(real).keys().isdisjoint(ids(provisional))
+    cells = load_grid(path).expand(lambda data: row["fingerprint"])
+    assert ids(real) == {cell.id: cell.levels["attn_type"] for cell in cells}
+    assert (row["train_tokens"], row["corpus"], row["heldout"]) == (5000, "fineweb-edu", str(tmp_path / "long"))
+
+
+def test_a_grid_over_several_corpora(grid: Callable[[str], Path], tmp_path: Path, command: Command) -> None:
+    """Unprepared, their cells must not be taken for one another; one command prepares them all."""
+    put(tmp_path / "other", [text * 3 for text in prose(80, 1)])
+    path = grid("corpus: files, heldout_tokens: 200")
+    path.write_text(
+        path.read_text().replace("[nope, polar]", f"[nope]\n  data.path: [{tmp_path}/text, {tmp_path}/other]")
+    )
+    plan = json.loads(command("launch", str(path), "--dry-run", "--json")[1])
+    assert len({cell["cell"] for cell in plan["cells"]}) == 2
+    code, out, _ = command("data", "prepare", "--grid", str(path), "--json")
+    assert code == 0
+    assert [row["path"] for row in json.loads(out)] == [f"{tmp_path}/text", f"{tmp_path}/other"]
+    plan = json.loads(command("launch", str(path), "--dry-run", "--json")[1])
+    assert (len({cell["cell"] for cell in plan["cells"]}), plan["remarks"]) == (2, [])
+    code, _, err = command("data", "prepare", "--grid", str(path), "--name", "both")
+    assert (code, err) == (2, "atma-sweep: --name both: the grid needs 2 corpora, and a name is for one\n")
+
+
+# --- names --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def named(tmp_path: Path) -> str:
+    """Fingerprint of the corpus `books`, as bytes, where `launch` looks for it."""
+    put(tmp_path / "b", [text * 3 for text in prose(80)])
+    root = tmp_path / "atma-runs" / "corpora"
+    return prepare(files(tmp_path / "b", heldout_tokens=200), root, name="books")
+
+
+def test_a_corpus_by_the_name_it_was_given(
+    grid: Callable[[str], Path], named: str, tmp_path: Path, command: Command
+) -> None:
+    path = grid("corpus: books")
+    out = command("launch", str(path), "--dry-run", "--json")[1]
+    cells = load_grid(path).expand(lambda data: named)
+    assert ids(out) == {cell.id: cell.levels["attn_type"] for cell in cells}
+    by_path = load_grid(grid(f"corpus: files, path: {tmp_path}/b, heldout_tokens: 200"))
+    assert {cell.id for cell in texts.expand(by_path, tmp_path / "atma-runs" / "corpora")[0]} == ids(out).keys()
+
+
+def test_an_unknown_corpus_names_line_and_nearest(
+    grid: Callable[[str], Path], named: str, tmp_path: Path, command: Command
+) -> None:
+    path = grid("corpus: boks")
+    known = "stdlib, files, shards, fineweb-edu, fineweb-edu-shards, finepdfs, wikitext-103, books"
+    for dry in (True, False):
+        with pytest.raises(GridError) as caught:
+            texts.expand(load_grid(path), tmp_path / "atma-runs" / "corpora", dry=dry)
+        assert str(caught.value) == (
+            f"{path}:7: set.data.corpus: no corpus 'boks' is built in or prepared; "
+            f"atma-sweep data prepare PATH --name boks would; allowed: {known}; did you mean 'books'?"
+        )
+    code, _, err = command("launch", str(path), "--set", "data.corpus=finepdf", "--name", "h", "--dry-run")
+    assert code == 2
+    assert err.startswith("atma-sweep: --set: data.corpus: no corpus 'finepdf' is built in or prepared; ")
+    assert err.endswith("did you mean 'finepdfs'?\n")
+
+
+def test_a_name_goes_with_its_tokenizer(
+    grid: Callable[[str], Path], named: str, tmp_path: Path, command: Command
+) -> None:
+    path = grid("corpus: books, tokenizer: gpt2")
+    path.write_text(path.read_text().replace("  train:", "  model: {vocab_size: 50304}\n  train:"))
+    assert command("launch", str(path), "--dry-run")[::2] == (
+        2,
+        "atma-sweep: corpus 'books' was prepared with tokenizer bytes, but the grid asks for gpt2\n",
+    )
+
+
+@pytest.mark.parametrize(("data", "said"), [
+    ("corpus: files, path: gone", "data.path: {}/gone does not exist"),
+    ("corpus: files", "data.corpus: files needs data.path, the folder or file that holds the text"),
+    ("corpus: finepdfs, path: gone", "data.path: {}/gone is no folder with a copy of codelion/finepdfs-100M"),
+    ("corpus: files, path: text, heldout: ./gone",
+     "data.heldout: {}/gone is neither a file or folder nor one of the corpora that lend long documents: stdlib, fineweb-edu, finepdfs, wikitext-103"),
+    ("corpus: files, path: text, heldout: ./text",
+     "data.heldout: {}/text is what is trained on; name other text, or leave it out to hold some of it back"),
+])  # fmt: skip
+@pytest.mark.parametrize("dry", [("--dry-run",), ()])
+def test_wrong_paths_are_told_even_by_a_dry_run(
+    grid: Callable[[str], Path], tmp_path: Path, command: Command, data: str, said: str, dry: tuple[str, ...]
+) -> None:
+    code, out, err = command("launch", str(grid(data)), *dry)
+    assert (code, out, err) == (2, "", f"atma-sweep: {said.format(tmp_path)}\n")
+    assert not (tmp_path / "atma.db").exists()
+
+
+# --- before any process -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    (("documents: 2", "documents: 65"), "of the first 65 held-out documents, which clean and needle read, only 17 have 129 tokens (it holds 17)"),
+    (("lengths: [128]", "lengths: [128, 1024]"), "of the first 2 held-out documents, which clean and needle read, none have 1025 tokens"),
+    (("validation_tokens: 256", "validation_tokens: 1e6"), "the validation split has 3067 tokens, eval.validation_tokens asks for 999937"),
+    (("junk_rows: 2", "junk_rows: 99"), "the validation split has 3067 tokens, 23 rows of 128; probe junk asks for 99"),
+])  # fmt: skip
+def test_what_is_asked_in_vain_ends_the_launch_before_it_begins(
+    grid: Callable[[str], Path], tmp_path: Path, command: Command, change: tuple[str, str], said: str
+) -> None:
+    path = grid("corpus: files, path: text, heldout_tokens: 200")
+    path.write_text(path.read_text().replace(*change))
+    code, _, err = command("launch", str(path), "--executor", "local")
+    assert code == 2
+    assert err.splitlines()[-1].startswith(f"atma-sweep: corpus 'files': {said}")
+    assert len(err.splitlines()) == 1
+    assert attempts(tmp_path / "atma.db") == [0, 0, 0]
+    assert [path.name for path in (tmp_path / "atma-runs").iterdir()] == ["corpora"]
+
+
+def test_tokens_beyond_the_vocabulary(grid: Callable[[str], Path], tmp_path: Path, command: Command) -> None:
+    """Of the tokenizer when shards are taken in, of the model when a name stands for what a larger one made."""
+    published_shard(tmp_path / "s" / "a_train_1.bin", [3] * 5000)
+    published_shard(tmp_path / "s" / "a_val_1.bin", [257] * 500)
+    path = grid("corpus: shards, path: s, tokenizer: bytes")
+    assert command("launch", str(path), "--executor", "local")[::2] == (
+        2,
+        f"atma-sweep: {tmp_path}/s/a_val_1.bin: holds token 257, but tokenizer bytes has 257 tokens; "
+        "name the one that made it with data.tokenizer\n",
+    )
+    assert not (tmp_path / "atma.db").exists()
+    number = prepare(files(tmp_path / "text", heldout_tokens=200), tmp_path / "c")
+    (cell, _) = load_grid(path).expand(lambda data: number)
+    small = cell.config.model.model_copy(update={"vocab_size": 200})
+    shrunk = Cell(cell.id, cell.slug, cell.config.model_copy(update={"model": small}), cell.axes)
+    with pytest.raises(SweepError) as caught:
+        texts.check([shrunk], tmp_path / "c")
+    assert str(caught.value) == (
+        "corpus 'shards': holds token 256, but model.vocab_size is 200: raise it to 257 or more"
+    )
+
+
+def test_a_damaged_corpus_ends_the_launch_before_it_begins(
+    grid: Callable[[str], Path], named: str, tmp_path: Path, command: Command
+) -> None:
+    path = grid("corpus: books")
+    folder = tmp_path / "atma-runs" / "corpora" / named[:16]
+    shard = folder / "train_000000.bin"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    code, _, err = command("launch", str(path), "--executor", "local")
+    assert code == 2
+    assert err.startswith(f"atma-sweep: {shard}: cut short or overlong, ")
+    assert err.endswith(f"; remove {folder} and prepare the corpus again\n")
+    assert attempts(tmp_path / "atma.db") == [0, 0, 0]
+
+
+def test_cells_are_checked_once_for_each_thing_they_ask(
+    cells: Callable[..., list[Cell]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path / "t", [text * 3 for text in prose(80)])
+    number = prepare(files(tmp_path / "t", heldout_tokens=200), tmp_path / "c")
+    seen: list[int] = []
+    monkeypatch.setattr(texts, "problems", lambda config, corpus: seen.append(config.train.seq_len) or [])
+    found = cells("axes:\n  attn_type: [nope, polar]\n  train.seq_len: [64, 128]\nseeds: 2\n")
+    pinned = [
+        Cell(c.id, c.slug, c.config.model_copy(update={"data": c.config.data.model_copy(update={"fingerprint": number})}), c.axes)
+        for c in found
+    ]  # fmt: skip
+    texts.check(pinned, tmp_path / "c")
+    assert sorted(seen) == [64, 128]
+    with pytest.raises(SweepError, match="no prepared corpus in"):
+        texts.check(found, tmp_path / "c")
+    assert issubclass(MachineError, SweepError)
