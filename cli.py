@@ -293,6 +293,10 @@ def data_prepare(
     name: Annotated[str | None, typer.Option("--name", help="Call it so; a grid then says data.corpus: NAME.")] = None,
     tokenizer: Annotated[str | None, typer.Option("--tokenizer", help="bytes, gpt2 or json.")] = None,
     tokenizer_file: Annotated[Path | None, typer.Option("--tokenizer-file", help="The tokenizer's file.")] = None,
+    end_of_text: Annotated[
+        str | None,
+        typer.Option("--end-of-text", help="The token that ends a text, where that file names it unusually."),
+    ] = None,
     tokens: Annotated[
         float | None, typer.Option("--tokens", help="Training tokens, such as 1e9; else all, or the grids' number.")
     ] = None,
@@ -318,6 +322,7 @@ def data_prepare(
     given = {
         "tokenizer": tokenizer,
         "tokenizer_file": str(tokenizer_file.resolve()) if tokenizer_file else None,
+        "end_of_text": end_of_text,
         "train_tokens": tokens,
         "heldout": preparing.lender(heldout),
         "heldout_tokens": heldout_tokens,

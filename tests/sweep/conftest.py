@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,15 @@ def network(wake: Callable[[Backbone], None]) -> Callable[..., Backbone]:
         return model
 
     return make
+
+
+@pytest.fixture(autouse=True, scope="session")
+def caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Empty caches of the hub and of tiktoken: tests neither find what a user has there nor leave anything."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("HF_HOME", "TIKTOKEN_CACHE_DIR"):
+            patch.setenv(name, str(tmp_path_factory.mktemp(name.lower())))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 from atma_sweep.sweep import preparing
 from atma_sweep.sweep.training import prepare
 from atma_sweep.sweep.training.corpora import CORPORA, open_corpus
@@ -124,6 +125,22 @@ def test_a_folder_of_shards_is_known_by_its_files(tmp_path: Path, command: Comma
     published_shard(tmp_path / "s" / "x_val_1.bin", list(range(9)))
     code, out, _ = command("data", "prepare", "s", "--json")
     assert (code, json.loads(out)[0]["corpus"], json.loads(out)[0]["train_tokens"]) == (0, "shards", 40)
+
+
+def test_a_tokenizer_whose_end_of_text_must_be_named(text: Path, tmp_path: Path, command: Command) -> None:
+    words = {word: number for number, word in enumerate(["[UNK]", "[fin]", "one", "two"])}
+    model = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    model.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    model.save(str(tmp_path / "own.json"))
+    asked = ("data", "prepare", str(text), "--tokenizer", "json", "--tokenizer-file", "own.json")
+    code, _, err = command(*asked)
+    assert code == 2
+    assert err.endswith("[SEP] to end a text with; name its own in data.end_of_text\n")
+    code, out, _ = command(*asked, "--end-of-text", "[fin]", "--json")
+    assert code == 0
+    corpus = open_corpus(corpora(tmp_path), json.loads(out)[0]["fingerprint"])
+    assert (stream(corpus) + corpus.validation.tolist()).count(1) == 60
+    assert corpus.load_tokenizer().encode("one [fin] two").tolist() == [2, 3]
 
 
 def test_odd_text_goes_in_as_it_is(tmp_path: Path, command: Command) -> None:
@@ -275,8 +292,6 @@ def test_amounts(number: float, words: str) -> None:
 
 @pytest.mark.parametrize("file", ["train_000000.bin", "heldout.bin", "tokenizer.json", "manifest.json"])
 def test_verify_ends_with_one_after_a_flipped_byte(text: Path, tmp_path: Path, command: Command, file: str) -> None:
-    import tokenizers
-
     words = {word: number for number, word in enumerate(["[UNK]", "<eos>", *(str(n) for n in range(60))])}
     model = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
     model.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
