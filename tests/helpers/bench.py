@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import sqlite3
@@ -71,7 +72,7 @@ class Bench:
         return found
 
     def sql(self, query: str) -> list[tuple[object, ...]]:
-        with sqlite3.connect(self.folder / "atma.db", timeout=30) as connection:
+        with contextlib.closing(sqlite3.connect(self.folder / "atma.db", timeout=30)) as connection:
             return connection.execute(query).fetchall()
 
     def wait(self, query: str, seconds: float = 90) -> None:

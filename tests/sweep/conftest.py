@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from atma_sweep.model import registry
 from atma_sweep.model.backbone import Backbone, build
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.sweep.cell import Cell, DataConfig
@@ -73,6 +75,18 @@ def network(wake: Callable[[Backbone], None]) -> Callable[..., Backbone]:
         return model
 
     return make
+
+
+@pytest.fixture(autouse=True, scope="module")
+def mixers() -> Iterator[None]:
+    """The registry as it was: a plugin that one file of tests loads is unknown to the next."""
+    before, modules = dict(registry.MIXERS), set(sys.modules)
+    yield
+    registry.MIXERS.clear()
+    registry.MIXERS.update(before)
+    for name in set(sys.modules) - modules:
+        if name.startswith("atma_sweep_plugin_"):
+            del sys.modules[name]
 
 
 @pytest.fixture(autouse=True, scope="session")

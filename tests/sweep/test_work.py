@@ -140,7 +140,7 @@ def test_an_attempt_far_away_is_stopped_continued_and_evaluated(room: Callable[.
     plain = room()
     whole = plain.run()
     ours = room()
-    first = ours.run(stop=8, path=far)
+    first = ours.run(stop=11, path=far)
     assert (first.state, first.checkpoint) == ("interrupted", f"{far}/{ours.cell.id}/1/checkpoint-00000003")
     second = ours.run(path=far)
     assert second.state == "done"
@@ -183,7 +183,7 @@ def test_stops_do_not_pile_up_checkpoints(room: Callable[..., Room], far: str) -
 ])  # fmt: skip
 def test_what_is_left_of_a_finished_cell(room: Callable[..., Room], keep: str, left: list[str]) -> None:
     ours = room()
-    first = ours.run(stop=8, keep=keep)
+    first = ours.run(stop=11, keep=keep)
     assert ours.names(first) == ["checkpoint-00000002", "checkpoint-00000003"]
     second = ours.run(keep=keep)
     assert (ours.names(first), ours.names(second)) == ([], left)
@@ -195,7 +195,7 @@ def test_what_a_deleted_database_left_in_the_runs_folder_is_not_taken_up(room: C
     ours = room()
     stale = ours.runs / ours.cell.id / "1"
     checkpoint.save(stale, torch.nn.Linear(2, 2), {}, step=9, tokens=1, wall_s=1.0)
-    first = ours.run(stop=8)
+    first = ours.run(stop=11)
     assert ours.names(first) == ["checkpoint-00000002", "checkpoint-00000003"]
     second = ours.run()
     assert [point[0] for point in ours.curve(second)] == list(range(1, STEPS + 1))
