@@ -198,7 +198,7 @@ def evaluate(
 
     _check_executor(executor)
     store = open_store(db)
-    where = (runs or store.runs).absolute()
+    where = _runs(runs, db)
     shares = evaluate.plan(store, cells, runs=where, probes=probe or [], lengths=length or [], sweep=sweep)
     console = Console(stderr=as_json, soft_wrap=True)
     with display.Display(console, sum(map(len, shares.values()))) as screen:

@@ -91,7 +91,7 @@ class Work:
         corpus = open_corpus(self.runs / "corpora", config.data.fingerprint or "")
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         model = build(config.model, seed=config.seed, device=device, dtype=dtype)
-        subject = Subject(model, corpus.load_tokenizer(), corpus, config, device)
+        subject = Subject(model, corpus.load_tokenizer(), corpus, config, device, self._leave_if_asked)
         kernels = model.kernel_paths()
         self.recorder.provenance(
             provenance.collect(
@@ -144,7 +144,7 @@ class Work:
 
     def _validate(self, subject: Subject) -> float:
         with evaluating(subject.model):
-            return stream_loss(replace(subject, pause=self._leave_if_asked), full_context=False)[0]
+            return stream_loss(subject, full_context=False)[0]
 
     def _claim(self) -> None:
         """Makes sure that checkpoints can be written, and that no strange one lies where ours will be looked for."""
@@ -283,7 +283,6 @@ class Work:
 
     def _probe(self, subject: Subject) -> None:
         self.recorder.progress(self.config.train.steps, self.config.train.steps, phase="probing")
-        subject = replace(subject, pause=self._leave_if_asked)
         with evaluating(subject.model):
             for name, group in groupby(sorted(self.job.missing), key=lambda item: item[0]):
                 for _, length in group:

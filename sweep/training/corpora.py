@@ -234,9 +234,14 @@ def point(root: Path, kind: str, name: str, fingerprint: str, **more: Any) -> No
     """Remembers that a request or a name means that fingerprint."""
     folder = root / kind
     folder.mkdir(parents=True, exist_ok=True)
-    aside = folder / f".{name}.{os.getpid()}.part"
-    aside.write_text(json.dumps({"fingerprint": fingerprint, **more}, indent=1))
-    os.replace(aside, folder / f"{name}.json")
+    write_json(folder / f"{name}.json", {"fingerprint": fingerprint, **more})
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes a JSON file, complete or not at all."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    aside.write_text(json.dumps(value, indent=1))
+    os.replace(aside, path)
 
 
 # --- a prepared corpus --------------------------------------------------------------------------------------------
@@ -284,13 +289,12 @@ def open_corpus(root: Path, fingerprint: str) -> Corpus:
             f"{folder} holds corpus {known['fingerprint'][:12]}, not {fingerprint[:12]}; {_AGAIN.format(folder=folder)}"
         )
     splits = {split: [_shard(folder, shard) for shard in shards] for split, shards in known["shards"].items()}
-    heldout, ends = _joined(splits["heldout"]), known["heldout_ends"]
     return Corpus(
         fingerprint=fingerprint,
         tokenizer=known["tokenizer"],
         train=splits["train"],
         validation=_joined(splits["validation"]),
-        heldout=[heldout[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)] if ends else [],
+        heldout=cut(_joined(splits["heldout"]), known["heldout_ends"]),
         heldout_names=known["heldout_names"],
         unigram_entropy=known["unigram_entropy"],
         bigram_entropy=known["bigram_entropy"],
@@ -315,6 +319,11 @@ def _shard(folder: Path, shard: dict[str, Any]) -> np.ndarray:
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def cut(tokens: np.ndarray, ends: Sequence[int]) -> list[np.ndarray]:
+    """A stream as the documents that end there."""
+    return [tokens[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def verify(folder: Path) -> list[str]:

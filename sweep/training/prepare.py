@@ -153,9 +153,7 @@ class _Preparation:
 
     def _save(self) -> None:
         self._state["splits"] |= {split: writer.sync() for split, writer in self._writers.items()}
-        aside = self.part / "state.json.part"
-        aside.write_text(json.dumps(self._state))
-        os.replace(aside, self.part / "state.json")
+        corpora.write_json(self.part / "state.json", self._state)
 
     def _tokenize(self, source: Source) -> dict[str, list[ShardFacts]]:
         if self._state["phase"] == "main":
@@ -276,9 +274,8 @@ class _Preparation:
         What the writer made stays until the end, because `state.json` speaks of it.
         """
         parts = [open_shard(self.part / shard.file) for shard in self._writers.pop("heldout").close()]
-        tokens, ends = np.concatenate(parts), self._state["ends"]
-        documents = [tokens[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)] if ends else []
-        pairs = list(zip(self._state["names"], documents, strict=True))
+        tokens = np.concatenate(parts)
+        pairs = list(zip(self._state["names"], corpora.cut(tokens, self._state["ends"]), strict=True))
         if sort:
             pairs.sort(key=lambda pair: name_digest(pair[0]))
         path = self.part / "heldout.bin"

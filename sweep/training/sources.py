@@ -98,8 +98,9 @@ class Stdlib(_Counted):
     """The sources of the standard library without test and idlelib, and the texts of its help topics."""
 
     def _texts(self) -> Iterator[Text]:
+        root = self._root()
         for path in self._paths():
-            parts = path.relative_to(self._root()).parts
+            parts = path.relative_to(root).parts
             if parts == ("pydoc_data", "topics.py"):
                 yield from _help_topics(path)
             else:

@@ -33,6 +33,18 @@ def numbers(who: Any, lengths: tuple[int, ...] = (16, 45)) -> dict[tuple[Any, ..
     return found
 
 
+SMALL = {"lengths": (16, 45), "junk_rows": 2, "needle_trials": 2, "validation_tokens": 40}
+
+
+def awake(network: Any, dtype: torch.dtype, attn_type: str, branches: tuple[str, bool]) -> Any:
+    """A network for byte tokens whose memory solves five tokens together."""
+    memory, window = branches
+    return network(
+        awake=True, dtype=dtype, vocab_size=264, attn_type=attn_type, memory=memory, window=window,
+        memories={"gated_delta": {"chunk": 5}},
+    ).eval()  # fmt: skip
+
+
 @pytest.mark.parametrize(("attn_type", "branches"), CELLS)
 @pytest.mark.parametrize(("dtype", "tolerance"), [
     (torch.float64, {"abs": 1e-10, "rel": 0}), (torch.float32, {"abs": 0, "rel": 1e-5})
@@ -40,18 +52,13 @@ def numbers(who: Any, lengths: tuple[int, ...] = (16, 45)) -> dict[tuple[Any, ..
 def test_numbers_do_not_depend_on_the_chunk(
     network: Any, subject: Any, attn_type: str, branches: tuple[str, bool], dtype: torch.dtype, tolerance: Any
 ) -> None:
-    memory, window = branches
-    model = network(
-        awake=True, dtype=dtype, vocab_size=264, attn_type=attn_type, memory=memory, window=window,
-        memories={"gated_delta": {"chunk": 5}},
-    ).eval()  # fmt: skip
-    small = {"lengths": (16, 45), "junk_rows": 2, "needle_trials": 2, "validation_tokens": 40}
-    at = {chunk: numbers(subject(model, chunk_tokens=chunk, **small)) for chunk in (1, 7, 64, 100_000)}
+    model = awake(network, dtype, attn_type, branches)
+    at = {chunk: numbers(subject(model, chunk_tokens=chunk, **SMALL)) for chunk in (1, 7, 64, 100_000)}
     whole = at.pop(100_000)
     assert len(whole) == 2 + (2 + 6) + (2 + 4) + (7 + 2 * 2 * 10)
     for found in at.values():
         assert found == pytest.approx(whole, **tolerance)
-    assert at[7] == numbers(subject(model, chunk_tokens=7, **small)), "bit for bit at one size"
+    assert at[7] == numbers(subject(model, chunk_tokens=7, **SMALL)), "bit for bit at one size"
 
 
 class Largest(TorchDispatchMode):
@@ -114,13 +121,8 @@ def test_memory_grows_with_the_chunk_and_not_with_the_square(
 def test_cuda_numbers_do_not_depend_on_the_chunk(
     network: Any, subject: Any, attn_type: str, branches: tuple[str, bool], dtype: torch.dtype, tolerance: float
 ) -> None:
-    memory, window = branches
-    model = network(
-        awake=True, dtype=dtype, vocab_size=264, attn_type=attn_type, memory=memory, window=window,
-        memories={"gated_delta": {"chunk": 5}},
-    ).eval().to(CUDA)  # fmt: skip
-    small = {"lengths": (16, 45), "junk_rows": 2, "needle_trials": 2, "validation_tokens": 40}
-    at = {chunk: numbers(replace(subject(model, chunk_tokens=chunk, **small), device=CUDA)) for chunk in (7, 64, 10**5)}
+    model = awake(network, dtype, attn_type, branches).to(CUDA)
+    at = {chunk: numbers(replace(subject(model, chunk_tokens=chunk, **SMALL), device=CUDA)) for chunk in (7, 64, 10**5)}
     for chunk in (7, 64):
         assert at[chunk] == pytest.approx(at[10**5], rel=tolerance, abs=tolerance)
 
