@@ -1,12 +1,51 @@
-"""Depthwise causal convolution (MECHANISMS A: LFM2 and Canon).
+"""Depthwise causal convolutions (MECHANISMS A): LFM2's between two gates, and Canon's on the heads of q, k and v.
 
-B batch, T length, C channels, K taps.
+B batch, T length, C channels, K taps, E = 3 C, H heads, D head size.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
+from typing import Any
+
+import torch
 from torch import Tensor
 from torch.nn import functional
+
+from .choice import SELF_TEST, Choice, version, why_no_triton
+from .norms import rms_norm
+
+
+def gated_causal_conv(x_BTE: Tensor, w_CK: Tensor, *, backend: str | None = None) -> Tensor:
+    """c conv(b u) of x = [b | c | u]; x [B, T, 3 C] and w [C, K] of one type; returns [B, T, C] of that type.
+
+    `backend` None is what `choose_backend` says. Raises ValueError when the channels or the types disagree.
+    """
+    if x_BTE.ndim != 3 or w_CK.ndim != 2 or x_BTE.shape[2] != 3 * w_CK.shape[0]:
+        raise ValueError(f"x must be [B, T, 3 C] and w [C, K], got {tuple(x_BTE.shape)} and {tuple(w_CK.shape)}")
+    if (backend or choose_backend(x_BTE.device, x_BTE.dtype).backend) == "triton":
+        _check_types(x_BTE, w_CK)
+        y_BTC: Tensor = gated_conv_forward(x_BTE, w_CK)
+        return y_BTC
+    b, c, u = x_BTE.chunk(3, -1)
+    return c * causal_conv(b * u, w_CK)
+
+
+def canon(x_BTHD: Tensor, w_CK: Tensor, *, norm: bool, backend: str | None = None) -> Tensor:
+    """n + conv(n) over the C = H D flattened heads, with n = `rms_norm(x)` over D, or x itself without `norm`.
+
+    x [B, T, H, D] and w [C, K] of one type; returns [B, T, H, D] of that type. `backend` None is what `choose_backend`
+    says. Raises ValueError when the channels or the types disagree.
+    """
+    if x_BTHD.ndim != 4 or x_BTHD.shape[2] * x_BTHD.shape[3] != w_CK.shape[0]:
+        raise ValueError(f"x must be [B, T, H, D] and w [H D, K], got {tuple(x_BTHD.shape)} and {tuple(w_CK.shape)}")
+    if (backend or choose_backend(x_BTHD.device, x_BTHD.dtype).backend) == "triton":
+        _check_types(x_BTHD, w_CK)
+        y_BTHD: Tensor = canon_forward(x_BTHD, w_CK, norm)
+        return y_BTHD
+    n_BTHD = rms_norm(x_BTHD) if norm else x_BTHD
+    return causal_conv(n_BTHD.flatten(2), w_CK, residual=True).view_as(x_BTHD)
 
 
 def causal_conv(x_BTC: Tensor, w_CK: Tensor, residual: bool = False) -> Tensor:
@@ -35,5 +74,114 @@ def causal_conv_reference(x_BTC: Tensor, w_CK: Tensor, residual: bool = False) -
 def _check(x_BTC: Tensor, w_CK: Tensor) -> None:
     if x_BTC.ndim != 3 or w_CK.ndim != 2 or x_BTC.shape[2] != w_CK.shape[0]:
         raise ValueError(f"x must be [B, T, C] and w [C, K], got {tuple(x_BTC.shape)} and {tuple(w_CK.shape)}")
-    if x_BTC.dtype != w_CK.dtype:
-        raise ValueError(f"x has type {x_BTC.dtype}, but w has type {w_CK.dtype}")
+    _check_types(x_BTC, w_CK)
+
+
+def _check_types(x: Tensor, w_CK: Tensor) -> None:
+    if x.dtype != w_CK.dtype:
+        raise ValueError(f"x has type {x.dtype}, but w has type {w_CK.dtype}")
+
+
+@torch.compiler.assume_constant_result
+def choose_backend(device: torch.device | str, dtype: torch.dtype) -> Choice:
+    """What `gated_causal_conv` and `canon` take for such tensors, tried once on small ones before it is believed."""
+    device = torch.device(device)
+    why = why_no_triton(device, dtype)
+    if why is None:
+        error = _error(device, dtype)
+        why = None if error <= SELF_TEST else f"the Triton kernels failed their self-test: relative error {error:.2g}"
+    return Choice("triton", f"Triton {version('triton')}") if why is None else Choice("torch", why)
+
+
+@functools.cache
+def _error(device: torch.device, dtype: torch.dtype) -> float:
+    """Largest relative error of results and gradients, against "torch" in float32."""
+    draw = torch.Generator().manual_seed(0)
+    shapes = [(2, 37, 48), (16, 3), (2, 37, 2, 24), (48, 4)]
+    made = [torch.randn(shape, generator=draw).to(device, dtype) for shape in shapes]
+    found = []
+    for backend, kind in (("triton", dtype), ("torch", torch.float32)):
+        x, w, heads, filters = (one.detach().to(kind).requires_grad_() for one in made)
+        with torch.enable_grad():
+            y = gated_causal_conv(x, w, backend=backend)
+            z = canon(heads, filters, norm=True, backend=backend)
+            loss = (y.float() * made[0][..., :16].float()).sum() + (z.float() * made[2].float().cos()).sum()
+            found.append([y, z, *torch.autograd.grad(loss, (x, w, heads, filters))])
+    return max(float((a.float() - b).norm() / b.norm()) for a, b in zip(*found, strict=True))
+
+
+def _kernels() -> Any:
+    return importlib.import_module(".conv_triton", __package__)
+
+
+@torch.library.custom_op("atma::gated_conv_forward", mutates_args=())
+def gated_conv_forward(x_BTE: Tensor, w_CK: Tensor) -> Tensor:
+    """c conv(b u), [B, T, C]."""
+    y: Tensor = _kernels().gated_forward(x_BTE.contiguous(), w_CK.contiguous())
+    return y
+
+
+@torch.library.custom_op("atma::gated_conv_backward", mutates_args=())
+def gated_conv_backward(g_BTC: Tensor, x_BTE: Tensor, w_CK: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of x and w."""
+    found: tuple[Tensor, Tensor] = _kernels().gated_backward(g_BTC.contiguous(), x_BTE.contiguous(), w_CK.contiguous())
+    return found
+
+
+@torch.library.custom_op("atma::canon_forward", mutates_args=())
+def canon_forward(x_BTHD: Tensor, w_CK: Tensor, norm: bool) -> Tensor:
+    """n + conv(n), contiguous."""
+    y: Tensor = _kernels().canon_forward(_rows_apart(x_BTHD), w_CK.contiguous(), norm)
+    return y
+
+
+@torch.library.custom_op("atma::canon_backward", mutates_args=())
+def canon_backward(g_BTHD: Tensor, x_BTHD: Tensor, w_CK: Tensor, norm: bool) -> tuple[Tensor, Tensor]:
+    """Gradients of x and w."""
+    args = (g_BTHD.contiguous(), _rows_apart(x_BTHD), w_CK.contiguous())
+    found: tuple[Tensor, Tensor] = _kernels().canon_backward(*args, norm)
+    return found
+
+
+def _rows_apart(x_BTHD: Tensor) -> Tensor:
+    """x as it is if its rows follow each other through the whole batch and heads have no gaps inside, else a copy."""
+    fits = x_BTHD.stride(3) == 1 and x_BTHD.stride(0) == x_BTHD.shape[1] * x_BTHD.stride(1)
+    return x_BTHD if fits else x_BTHD.contiguous()
+
+
+@gated_conv_forward.register_fake
+def _(x_BTE: Tensor, w_CK: Tensor) -> Tensor:
+    return x_BTE.new_empty(*x_BTE.shape[:2], w_CK.shape[0])
+
+
+@gated_conv_backward.register_fake
+def _(g_BTC: Tensor, x_BTE: Tensor, w_CK: Tensor) -> tuple[Tensor, Tensor]:
+    return x_BTE.new_empty(x_BTE.shape), w_CK.new_empty(w_CK.shape)
+
+
+@canon_forward.register_fake
+def _(x_BTHD: Tensor, w_CK: Tensor, norm: bool) -> Tensor:
+    return x_BTHD.new_empty(x_BTHD.shape)
+
+
+@canon_backward.register_fake
+def _(g_BTHD: Tensor, x_BTHD: Tensor, w_CK: Tensor, norm: bool) -> tuple[Tensor, Tensor]:
+    return x_BTHD.new_empty(x_BTHD.shape), w_CK.new_empty(w_CK.shape)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:2])
+    ctx.options = inputs[2:]
+
+
+def _gated_gradients(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+    found: tuple[Tensor, Tensor] = gated_conv_backward(g, *ctx.saved_tensors)
+    return found
+
+
+def _canon_gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    return *canon_backward(g, *ctx.saved_tensors, *ctx.options), None
+
+
+gated_conv_forward.register_autograd(_gated_gradients, setup_context=_save)
+canon_forward.register_autograd(_canon_gradients, setup_context=_save)

@@ -5,6 +5,8 @@ N tokens, D width, V vocabulary.
 
 from __future__ import annotations
 
+import functools
+import importlib
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from .choice import SELF_TEST, Choice, version, why_no_triton
 from .norms import statistics_dtype
 
 CHUNK = 8192
@@ -44,6 +47,135 @@ def linear_cross_entropy(
     return torch.cat([checkpoint(_losses, h, w_VD, b_V, targets, cap, use_reentrant=False) for h, targets in pieces])
 
 
+def linear_cross_entropy_sum(
+    h_ND: Tensor,
+    w_VD: Tensor,
+    b_V: Tensor,
+    targets_N: Tensor,
+    *,
+    cap: float,
+    chunk: int = CHUNK,
+    backend: str | None = None,
+) -> Tensor:
+    """The sum of `linear_cross_entropy` over the tokens, scalar float32 (float64 for float64).
+
+    Its gradient is worked out beside it: the logits of `chunk` tokens are overwritten by their gradient, which goes into
+    those of h, w and b at once, so no logit outlives its chunk and none is computed twice. 6 N D V FLOPs in all. Products
+    run in h's type, the gradient of w adds up in float32. `backend` None is what `choose_backend` says.
+    Raises ValueError when the shapes disagree or `chunk` is not positive.
+    """
+    _check(h_ND, w_VD, b_V, targets_N)
+    if chunk < 1:
+        raise ValueError(f"chunk must be at least 1, got {chunk}")
+    backend = backend or choose_backend(h_ND.device, h_ND.dtype).backend
+    needs = torch.is_grad_enabled() and (h_ND.requires_grad or w_VD.requires_grad or b_V.requires_grad)
+    total: Tensor = cross_entropy_sum(h_ND, w_VD, b_V, targets_N, float(cap), chunk, needs, backend)[0]
+    return total
+
+
+@torch.compiler.assume_constant_result
+def choose_backend(device: torch.device | str, dtype: torch.dtype) -> Choice:
+    """What `linear_cross_entropy_sum` takes for rows of logits, tried once on a few before it is believed."""
+    return _choice(torch.device(device), dtype)
+
+
+def _choice(device: torch.device, dtype: torch.dtype) -> Choice:
+    why = why_no_triton(device, dtype)
+    if why is None:
+        error = _error(device, dtype)
+        why = None if error <= SELF_TEST else f"the Triton kernel failed its self-test: relative error {error:.2g}"
+    return Choice("triton", f"Triton {version('triton')}") if why is None else Choice("torch", why)
+
+
+@functools.cache
+def _error(device: torch.device, dtype: torch.dtype) -> float:
+    """Largest relative error of losses and gradient, against "torch" in float32."""
+    draw = torch.Generator().manual_seed(0)
+    z_NV = (5 * torch.randn(5, 4099, generator=draw)).to(device, dtype)
+    targets_N = torch.randint(4099, (5,), generator=draw).to(device)
+    found = []
+    for backend, z in (("triton", z_NV.clone()), ("torch", z_NV.float())):
+        found.append((_overwritten(z, targets_N, 15.0, True, backend), z))
+    return max(float((a.float() - b).norm() / b.norm()) for a, b in zip(*found, strict=True))
+
+
+@torch.library.custom_op("atma::cross_entropy_sum", mutates_args=())
+def cross_entropy_sum(
+    h_ND: Tensor, w_VD: Tensor, b_V: Tensor, targets_N: Tensor, cap: float, chunk: int, gradient: bool, path: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(sum of the losses, and its gradients by h, w and b, empty unless `gradient`)."""
+    dtype, wide = h_ND.dtype, statistics_dtype(h_ND.dtype)
+    w, b = w_VD.to(dtype), b_V.to(dtype)
+    total = torch.zeros((), dtype=wide, device=h_ND.device)
+    if not gradient:
+        for h, targets in zip(h_ND.split(chunk), targets_N.split(chunk), strict=True):
+            total += _overwritten(functional.linear(h, w, b), targets, cap, False, path).sum()
+        return total, h_ND.new_empty(0), w_VD.new_empty(0), b_V.new_empty(0)
+    d_h, d_b = torch.empty_like(h_ND), torch.zeros(b_V.shape, dtype=wide, device=h_ND.device)
+    d_w = torch.zeros(w_VD.shape, dtype=wide, device=h_ND.device)
+    for start in range(0, len(h_ND), chunk):
+        part = slice(start, start + chunk)
+        z_NV = functional.linear(h_ND[part], w, b)
+        total += _overwritten(z_NV, targets_N[part], cap, True, path).sum()
+        torch.mm(z_NV, w, out=d_h[part])
+        d_b += z_NV.sum(0, dtype=wide)
+        _add_product(d_w, z_NV.t(), h_ND[part])
+    return total, d_h, d_w.to(w_VD.dtype), d_b.to(b_V.dtype)
+
+
+@cross_entropy_sum.register_fake
+def _(h_ND: Tensor, w_VD: Tensor, b_V: Tensor, targets_N: Tensor, cap: float, chunk: int, gradient: bool, path: str
+) -> tuple[Tensor, ...]:  # fmt: skip
+    total = h_ND.new_empty((), dtype=statistics_dtype(h_ND.dtype))
+    grads = (x.new_empty(x.shape if gradient else (0,)) for x in (h_ND, w_VD, b_V))
+    return total, *grads
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(*output[1:])
+    ctx.mark_non_differentiable(*output[1:])
+
+
+def _gradients(ctx: Any, g: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    return *((g * x).to(x.dtype) for x in ctx.saved_tensors), None, None, None, None, None
+
+
+cross_entropy_sum.register_autograd(_gradients, setup_context=_save)
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a b in total's type: straight from 16-bit factors where the product can be given out wider."""
+    if total.is_cuda and total.dtype == torch.float32 and a.dtype in (torch.bfloat16, torch.float16):
+        torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
+    else:
+        total += (a @ b).to(total.dtype)
+
+
+def _overwritten(z_NV: Tensor, targets_N: Tensor, cap: float, gradient: bool, path: str) -> Tensor:
+    """Losses [N] in the statistics' type; with `gradient` the logits become the losses' gradient."""
+    if path == "triton":
+        losses_N: Tensor = importlib.import_module(".cross_entropy_triton", __package__).rows(
+            z_NV, targets_N, cap, gradient
+        )
+        return losses_N
+    capped_NV = softcap(z_NV, cap)
+    lse_N = torch.logsumexp(capped_NV, 1)
+    losses_N = lse_N - capped_NV.gather(1, targets_N.unsqueeze(1)).squeeze(1)
+    if gradient:
+        z_NV.copy_(_capped_gradient(z_NV, targets_N, lse_N, cap))
+    return losses_N
+
+
+def _capped_gradient(z_NV: Tensor, targets_N: Tensor, lse_N: Tensor, cap: float) -> Tensor:
+    """Gradient of the losses by the raw logits, in the statistics' type."""
+    wide_NV = z_NV.to(lse_N.dtype)
+    # softcap(z) = z slope and softcap'(z) = slope^3
+    slope_NV = wide_NV.square().add_(cap**2).rsqrt_().mul_(cap)
+    d_NV = (wide_NV * slope_NV).sub_(lse_N.unsqueeze(1)).exp_()
+    d_NV.scatter_add_(1, targets_N.unsqueeze(1), d_NV.new_full((len(targets_N), 1), -1.0))
+    return d_NV.mul_(slope_NV.square().mul_(slope_NV))
+
+
 def linear_cross_entropy_reference(h_ND: Tensor, w_VD: Tensor, b_V: Tensor, targets_N: Tensor, *, cap: float) -> Tensor:
     """The same from one matrix of logits."""
     _check(h_ND, w_VD, b_V, targets_N)
@@ -73,13 +205,8 @@ class _CappedLosses(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         z_NV, targets_N, lse_N = ctx.saved_tensors
-        wide_NV = z_NV.to(lse_N.dtype)
-        # softcap(z) = z slope and softcap'(z) = slope^3
-        slope_NV = wide_NV.square().add_(ctx.cap**2).rsqrt_().mul_(ctx.cap)
-        d_NV = (wide_NV * slope_NV).sub_(lse_N.unsqueeze(1)).exp_()
-        d_NV.scatter_add_(1, targets_N.unsqueeze(1), d_NV.new_full((len(targets_N), 1), -1.0))
-        cube_NV = slope_NV.square().mul_(slope_NV)
-        return d_NV.mul_(cube_NV).mul_(grads[0].unsqueeze(1)).to(z_NV.dtype), None, None
+        d_NV = _capped_gradient(z_NV, targets_N, lse_N, ctx.cap)
+        return d_NV.mul_(grads[0].unsqueeze(1)).to(z_NV.dtype), None, None
 
 
 def _check(h_ND: Tensor, w_VD: Tensor, b_V: Tensor, targets_N: Tensor) -> None:

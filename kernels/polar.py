@@ -7,6 +7,8 @@ the softmax runs over real keys only and the null is folded in last, so nothing 
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import Any
 
 import torch
@@ -14,6 +16,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from . import attention_ops
+from .choice import Choice, attention_choice
 from .norms import statistics_dtype
 from .shapes import QUERY_BLOCK, check_groups, check_qkv, check_window, visible_mask
 
@@ -21,6 +25,7 @@ MASKED = -1e30
 """Score of a key out of sight: finite, because -inf times a temperature gives NaN gradients."""
 TINY = 1e-6
 """Floor of ||s|| in c = s / max(||s||, TINY)."""
+LOG2E = math.log2(math.e)
 
 
 def polar_attention(
@@ -36,13 +41,15 @@ def polar_attention(
     window: int | None = None,
     n_eff_floor: float = 1e-30,
     query_block: int = QUERY_BLOCK,
+    backend: str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Direction c [B, T, H, D] in q's type and magnitude [B, T, H] in float32 (float64 for float64).
 
     q [B, T, H, D], k and v [B, T, J, D] of one type; the parameters are raw (softplus is applied here), any float type.
     Query head h uses KV head h // (H / J). `window` counts the query's own key. `n_eff_floor` bounds Q2 from below in
-    units of the largest weight, null included. Works through `query_block` queries at a time with the keys they can
-    see, forward and backward, so no T x T matrix exists beyond that. Raises ValueError when shapes or types disagree.
+    units of the largest weight, null included. `backend` None is what `choose_backend` says. "torch" works through
+    `query_block` queries at a time with the keys they can see, forward and backward, so no T x T matrix exists beyond
+    that; the kernels keep none at all. Raises ValueError when shapes or types disagree.
     """
     _, t, h, _, d = check_qkv(q_BTHD, k_BTJD, v_BTJD)
     check_window(window)
@@ -51,9 +58,17 @@ def polar_attention(
         raise ValueError(f"v_null has shape {tuple(v_null_HD.shape)}, but q has {h} heads of size {d}")
     dtype = statistics_dtype(q_BTHD.dtype)
     temp_TH, null_TH = _schedules(t, window, null_base_H, null_slope_H, len_gain_H, dtype)
-    q_scaled = q_BTHD.to(dtype) * (temp_TH * d**-0.5).unsqueeze(-1)
     beta_H = functional.softplus(mag_beta_H.to(dtype))
     score_null_TH = temp_TH * null_TH
+    backend = backend or choose_backend(q_BTHD.device, q_BTHD.dtype, d).backend
+    if backend != "torch":
+        q = _in_log2(q_BTHD, temp_TH)
+        args = (q, k_BTJD, v_BTJD, score_null_TH * LOG2E, beta_H, v_null_HD.to(dtype))
+        # a window that reaches the first key hides nothing
+        cut = 0 if window is None or window >= t else window
+        c, mag, *_ = attention_ops.polar_forward(*args, cut, float(n_eff_floor), 0, backend)
+        return c, mag
+    q_scaled = q_BTHD.to(dtype) * (temp_TH * d**-0.5).unsqueeze(-1)
     k, v = k_BTJD.to(dtype), v_BTJD.to(dtype)
     options = (window, float(n_eff_floor), query_block)
     c, mag = _Core.apply(q_scaled, k, v, score_null_TH, beta_H, v_null_HD.to(dtype), *options)
@@ -68,11 +83,13 @@ def polar_distractor_loss(
     null_slope_H: Tensor,
     *,
     query_block: int = 512,
+    backend: str | None = None,
 ) -> Tensor:
     """Mean over B, H, T of the weight on R distractor keys when only they and the null compete (MECHANISMS B).
 
     q [B, T, H, D], k_r [B, R, J, D]; parameters raw. n is the full causal count, window or not. Scalar float32
-    (float64 for float64). Longer inputs than `query_block` are done in blocks that the backward computes again.
+    (float64 for float64). The keys get no gradient from the kernels, and must not ask for one. In "torch" longer inputs
+    than `query_block` are done in blocks that the backward computes again; no [B, H, T, R] tensor exists in either.
     Raises ValueError when shapes disagree.
     """
     b, t, h, d = q_BTHD.shape
@@ -83,6 +100,10 @@ def polar_distractor_loss(
     _check_heads(h, null_base_H, null_slope_H, len_gain_H)
     dtype = statistics_dtype(q_BTHD.dtype)
     temp_TH, null_TH = _schedules(t, None, null_base_H, null_slope_H, len_gain_H, dtype)
+    backend = backend or choose_backend(q_BTHD.device, q_BTHD.dtype, d).backend
+    if backend != "torch" and k_r_BRJD.shape[1] > 0:
+        lse_BHT, _ = attention_ops.log_sum(_in_log2(q_BTHD, temp_TH), k_r_BRJD, backend)
+        return torch.sigmoid(lse_BHT / LOG2E - (temp_TH * null_TH).t()).mean()
     q_scaled = q_BTHD.to(dtype) * (temp_TH * d**-0.5).unsqueeze(-1)
     k_r_BJDR = k_r_BRJD.to(dtype).permute(0, 2, 3, 1)
     score_null_TH = temp_TH * null_TH
@@ -92,6 +113,35 @@ def polar_distractor_loss(
     for q, null in zip(q_scaled.split(query_block, 1), score_null_TH.split(query_block), strict=True):
         total = total + checkpoint(_distractor_weight, q, k_r_BJDR, null, use_reentrant=False)
     return total / (b * t * h)
+
+
+@torch.compiler.assume_constant_result
+def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int) -> Choice:
+    """What `polar_attention` takes for such tensors, tried once on a small input before it is believed."""
+    return attention_choice("polar", torch.device(device), dtype, head_dim, _error)
+
+
+@functools.cache
+def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str) -> float:
+    """Largest relative error of the result and of its gradients, against "torch" in float32."""
+    t, h, j = 131, 2, 1
+    draw = torch.Generator().manual_seed(0)
+    shapes = [(1, t, h, head_dim), (1, t, j, head_dim), (1, t, j, head_dim), (h,), (h,), (h,), (h,), (h, head_dim)]
+    made = [torch.randn(shape, generator=draw).to(device) for shape in shapes]
+    found = []
+    for name, kind in ((backend, dtype), ("torch", torch.float32)):
+        args = [x.to(dtype).to(kind) if x.ndim == 4 else x for x in made]
+        args = [x.detach().requires_grad_() for x in args]
+        with torch.enable_grad():
+            c, mag = polar_attention(*args, window=70, backend=name)
+            grads = torch.autograd.grad((c.float() * made[0]).sum() + mag.sum(), args[:3])
+        found.append([c, mag, *grads])
+    return max(float((a.float() - b).norm() / b.norm()) for a, b in zip(*found, strict=True))
+
+
+def _in_log2(q_BTHD: Tensor, temp_TH: Tensor) -> Tensor:
+    """q scaled for the kernels, rounded once."""
+    return (q_BTHD.to(temp_TH.dtype) * (temp_TH * (LOG2E * q_BTHD.shape[-1] ** -0.5)).unsqueeze(-1)).to(q_BTHD.dtype)
 
 
 def _distractor_weight(q_BTHD: Tensor, k_r_BJDR: Tensor, score_null_TH: Tensor) -> Tensor:

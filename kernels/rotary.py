@@ -5,7 +5,7 @@ B batch, T length, H heads, D head size, M = D/2 rotating pairs.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
@@ -44,9 +44,25 @@ def rotary_tables(
     device: torch.device | str = "cpu",
 ) -> tuple[Tensor, Tensor]:
     """cos and sin, each [T, D/2], of the positions offset .. offset + T - 1."""
+    cos_TM, sin_TM = _tables(kind, length, head_dim, float(base), offset, dtype, torch.device(device))
+    return cos_TM, sin_TM
+
+
+@torch.library.custom_op("atma::rotary_tables", mutates_args=())
+def _tables(
+    kind: str, length: int, head_dim: int, base: float, offset: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    # an op of its own, or the compiler works out the angles again for every element that they turn
     position = torch.arange(offset, offset + length, dtype=dtype, device=device)
-    angle_TM = torch.outer(position, frequencies(kind, head_dim, base, device).to(dtype))
+    angle_TM = torch.outer(position, frequencies(cast(Kind, kind), head_dim, base, device).to(dtype))
     return angle_TM.cos(), angle_TM.sin()
+
+
+@_tables.register_fake
+def _(kind: str, length: int, head_dim: int, base: float, offset: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    cos_TM, sin_TM = (torch.empty(length, head_dim // 2, dtype=dtype, device=device) for _ in range(2))
+    return cos_TM, sin_TM
 
 
 def apply_rotary(x_BTHD: Tensor, cos_TM: Tensor, sin_TM: Tensor) -> Tensor:

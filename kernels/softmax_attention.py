@@ -5,12 +5,20 @@ B batch, T length, H query heads, J KV heads (J divides H), D head size, R distr
 
 from __future__ import annotations
 
+import functools
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from . import attention_ops
+from .choice import SELF_TEST, Choice, attention_choice, plain_torch
 from .norms import statistics_dtype
 from .shapes import QUERY_BLOCK, check_qkv, check_window, expand_kv, visible_mask
+
+LOG2E = math.log2(math.e)
 
 
 def softmax_attention(
@@ -21,18 +29,30 @@ def softmax_attention(
     scale: float | None = None,
     window: int | None = None,
     query_block: int | None = None,
+    backend: str | None = None,
 ) -> Tensor:
     """softmax(scale q kᵀ) v over the keys i - window < j <= i; query head h uses KV head h // (H / J).
 
     q [B, T, H, D], k and v [B, T, J, D] of one type; returns [B, T, H, D] of that type. `scale` None is 1/sqrt(D).
-    With a window shorter than T, blocks of `query_block` queries (None: 1024) read only the keys they can see. A given
-    `query_block` also bounds full attention where torch has no kernel for it that makes no T x T scores.
+    `backend` None is what `choose_backend` says: "cudnn" (full attention only), our "triton" kernels, or "torch". There,
+    with a window shorter than T, blocks of `query_block` queries (None: 1024) read only the keys they can see, and a
+    given `query_block` also bounds full attention where torch has no kernel for it that makes no T x T scores.
     Raises ValueError when shapes or types disagree.
     """
-    _, t, h, j, _ = check_qkv(q_BTHD, k_BTJD, v_BTJD)
+    _, t, h, j, d = check_qkv(q_BTHD, k_BTJD, v_BTJD)
     check_window(window)
-    q_BHTD = q_BTHD.transpose(1, 2)
     full = window is None or window >= t
+    backend = backend or choose_backend(q_BTHD.device, q_BTHD.dtype, d, windowed=not full).backend
+    if backend == "triton":
+        q = _in_log2(q_BTHD, scale)
+        return attention_ops.softmax_forward(q, k_BTJD, v_BTJD, 0 if full else window, 0, backend)[0]
+    q_BHTD = q_BTHD.transpose(1, 2)
+    if backend == "cudnn" and full:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            y = functional.scaled_dot_product_attention(
+                q_BHTD, k_BTJD.transpose(1, 2), v_BTJD.transpose(1, 2), is_causal=True, scale=scale, enable_gqa=j != h
+            )
+        return y.transpose(1, 2)
     if full and (query_block is None or query_block >= t or _is_fused(q_BTHD, k_BTJD)):
         k_BJTD, v_BJTD = k_BTJD.transpose(1, 2), v_BTJD.transpose(1, 2)
         y = functional.scaled_dot_product_attention(
@@ -51,6 +71,52 @@ def softmax_attention(
             functional.scaled_dot_product_attention(q_BHTD[:, :, start:stop], k, v, attn_mask=mask, scale=scale)
         )
     return torch.cat(blocks, 2).transpose(1, 2)
+
+
+@torch.compiler.assume_constant_result
+def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int, *, windowed: bool) -> Choice:
+    """What `softmax_attention` takes for such tensors, with a window shorter than T or without."""
+    device = torch.device(device)
+    ours = attention_choice("softmax", device, dtype, head_dim, _error)
+    if windowed or device.type != "cuda" or plain_torch() or ours.backend == "torch":
+        return ours
+    return _full_choice(device, dtype, head_dim, ours)
+
+
+def _full_choice(device: torch.device, dtype: torch.dtype, head_dim: int, ours: Choice) -> Choice:
+    """cuDNN for Hopper and later, unless it has to repeat bit for bit."""
+    major, minor = torch.cuda.get_device_capability(device)
+    if major < 9:
+        return Choice("torch", f"torch's own choice on compute capability {major}.{minor}")
+    if torch.are_deterministic_algorithms_enabled():
+        return ours
+    try:
+        error = _error(device, dtype, head_dim, "cudnn")
+    except RuntimeError as refused:
+        return Choice(ours.backend, f"{ours.reason}; cuDNN refuses: {str(refused).splitlines()[0]}")
+    if not error <= SELF_TEST:
+        return Choice(ours.backend, f"{ours.reason}; cuDNN failed the self-test: relative error {error:.2g}")
+    return Choice("cudnn", f"cuDNN {torch.backends.cudnn.version()}")
+
+
+@functools.cache
+def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str) -> float:
+    """Largest relative error of the result and of its gradients, against "torch" in float32."""
+    draw = torch.Generator().manual_seed(0)
+    made = [torch.randn(1, 131, heads, head_dim, generator=draw).to(device, dtype) for heads in (2, 1, 1)]
+    found = []
+    for name, kind in ((backend, dtype), ("torch", torch.float32)):
+        args = [x.detach().to(kind).requires_grad_() for x in made]
+        with torch.enable_grad():
+            y = softmax_attention(*args, window=None if backend == "cudnn" else 70, backend=name)
+            found.append([y, *torch.autograd.grad((y.float() * made[0].float()).sum(), args)])
+    return max(float((a.float() - b).norm() / b.norm()) for a, b in zip(*found, strict=True))
+
+
+def _in_log2(q_BTHD: Tensor, scale: float | None) -> Tensor:
+    """q scaled for the kernels, rounded once."""
+    factor = LOG2E * (q_BTHD.shape[-1] ** -0.5 if scale is None else scale)
+    return (q_BTHD.to(statistics_dtype(q_BTHD.dtype)) * factor).to(q_BTHD.dtype)
 
 
 def _is_fused(q_BTHD: Tensor, k_BTJD: Tensor) -> bool:
@@ -76,11 +142,14 @@ def softmax_distractor_loss(
     scale: float | None = None,
     window: int | None = None,
     query_block: int = 1024,
+    backend: str | None = None,
 ) -> Tensor:
     """Mean squared difference between `y_clean` and the output when every query also sees all R distractors.
 
     Shapes as in `softmax_attention`, distractors [B, R, J, D]; scalar float32 (float64 for float64). Nothing is
-    detached here. R = 0 gives 0. Raises ValueError when shapes or types disagree.
+    detached here. R = 0 gives 0. The kernels attend to reals and distractors apart: with their log-sums l_c and l_r and
+    a = sigmoid(l_r - l_c), the output with distractors is y_clean + a (o_r - y_clean), so no [B, H, T, R] tensor exists.
+    Raises ValueError when shapes or types disagree.
     """
     b, t, h, j, d = check_qkv(q_BTHD, k_BTJD, v_BTJD)
     check_window(window)
@@ -92,6 +161,13 @@ def softmax_distractor_loss(
     dtype = statistics_dtype(q_BTHD.dtype)
     if r == 0:
         return torch.zeros((), dtype=dtype, device=q_BTHD.device)
+    if (backend or choose_backend(q_BTHD.device, q_BTHD.dtype, d, windowed=True).backend) == "triton":
+        q = _in_log2(q_BTHD, scale)
+        cut = 0 if window is None or window >= t else window
+        _, clean_BHT = attention_ops.softmax_forward(q, k_BTJD, v_BTJD, cut, 0, "triton")
+        drawn_BTHD, drawn_BHT = attention_ops.softmax_forward(q, k_r_BRJD, v_r_BRJD, 0, r, "triton")
+        share_BTH1 = torch.sigmoid((drawn_BHT - clean_BHT) / LOG2E).transpose(1, 2).unsqueeze(-1)
+        return (share_BTH1 * (drawn_BTHD.to(dtype) - y_clean_BTHD.to(dtype))).square().mean()
     q_BHTD = q_BTHD.transpose(1, 2)
     k_BHTD, v_BHTD = expand_kv(k_BTJD, h).transpose(1, 2), expand_kv(v_BTJD, h).transpose(1, 2)
     k_r, v_r = expand_kv(k_r_BRJD, h).transpose(1, 2), expand_kv(v_r_BRJD, h).transpose(1, 2)

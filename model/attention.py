@@ -67,8 +67,9 @@ class Attention(nn.Module):
         # Inside each head the first half is the query, the second the gate.
         q_BTHX, gate_BTHX = self.w_q(x_BTD).view(b, t, self.heads, 2 * self.size).split(self.size, -1)
         k_BTJX, v_BTJX = self._keys(x_BTD), self._values(x_BTD)
-        q_BTHX, k_BTJX = rms_norm(q_BTHX), rms_norm(k_BTJX)
-        if self.canon is not None:
+        if self.canon is None:
+            q_BTHX, k_BTJX = rms_norm(q_BTHX), rms_norm(k_BTJX)
+        else:
             q_BTHX, k_BTJX, v_BTJX = self.canon(q_BTHX, k_BTJX, v_BTJX)
         return q_BTHX, gate_BTHX, k_BTJX, v_BTJX
 

@@ -5,12 +5,17 @@ B batch, T length, D model width, V vocabulary, R distractors, N = B * T.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..kernels.cross_entropy import CHUNK, linear_cross_entropy, softcap
+from ..kernels import conv, cross_entropy
+from ..kernels.choice import version
+from ..kernels.cross_entropy import CHUNK, linear_cross_entropy, linear_cross_entropy_sum, softcap
 from . import registry
 from .attention import Attention
 from .chance import generator, seed_of
@@ -47,6 +52,15 @@ class Features:
     """Scalar, mean over blocks."""
     distractor: Tensor | None = None
     """Scalar, mean over global layers."""
+
+
+@dataclass
+class _Drawn:
+    """The random parts of the auxiliary terms."""
+
+    regularizer: Callable[..., Tensor] | None = None
+    sketches: list[Tensor] = field(default_factory=list)
+    distractors: dict[int, Tensor] = field(default_factory=dict)
 
 
 class Block(nn.Module):
@@ -106,6 +120,8 @@ class Backbone(nn.Module):
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
         self.norm = RMSNorm(config.d_model, config.norm_eps)
         self.head = Linear(config.d_model, config.vocab_size, zero=True)
+        self._forward_blocks: Callable[..., tuple[Tensor, Tensor | None, Tensor | None]] = self._blocks
+        self._compiler: str | None = None
         self.to(torch.float64 if dtype == torch.float64 else torch.float32)
         self.embedding.to(dtype)
 
@@ -154,19 +170,59 @@ class Backbone(nn.Module):
         if auxiliary is not None:
             check_regularizer(auxiliary.regularizer)
             self._check_distractor(auxiliary)
+        drawn = _Drawn() if auxiliary is None else self._draw(auxiliary, *tokens_BT.shape)
+        return Features(*self._forward_blocks(tokens_BT, window, drawn.regularizer, drawn.sketches, drawn.distractors))
+
+    def compile_blocks(self, backend: str = "inductor") -> None:
+        """Lets torch.compile turn `features` without `chunk` into one graph for each shape, whose backward is one too.
+
+        Random numbers are drawn outside it and nothing of a step's number, data or learning rate is in it, so it is
+        compiled once. Raises whatever torch.compile raises, at the first call, rather than go on without it.
+        """
+        self.kernel_paths()  # decides between kernels now: a self-test does not belong into a graph
+        if torch.are_deterministic_algorithms_enabled():
+            # else the compiler picks the tiles of its sums by the clock
+            compiler: Any = importlib.import_module("torch._inductor.config")
+            compiler.deterministic = True
+        self._forward_blocks = torch.compile(self._blocks, fullgraph=True, dynamic=False, backend=backend)
+        self._compiler = backend
+
+    def _blocks(
+        self,
+        tokens_BT: Tensor,
+        window: int | None,
+        regularizer: Callable[..., Tensor] | None,
+        sketches: list[Tensor],
+        distractors: dict[int, Tensor],
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """What `Features` holds, from draws that are made: a sketch [K, D] a block, distractors [B, R, D] by layer."""
         x_BTD = self.embedding(tokens_BT)
         regularizers: list[Tensor] = []
-        distractors: list[Tensor] = []
+        losses: list[Tensor] = []
         for layer, block in enumerate(self.blocks):
-            distractors_BRD = None
-            if auxiliary is not None and auxiliary.distractor and self.config.is_global(layer):
-                distractors_BRD = _draw_distractors(auxiliary, layer, x_BTD)
-            x_BTD, distractor = block(x_BTD, window=window, distractors_BRD=distractors_BRD)
-            if distractor is not None:
-                distractors.append(distractor)
-            if auxiliary is not None and auxiliary.regularizer != NO_REGULARIZER:
-                regularizers.append(_regularize(auxiliary, layer, x_BTD))
-        return Features(self.norm(x_BTD), _mean(regularizers), _mean(distractors))
+            x_BTD, loss = block(x_BTD, window=window, distractors_BRD=distractors.get(layer))
+            if loss is not None:
+                losses.append(loss)
+            if regularizer is not None:
+                regularizers.append(regularizer(x_BTD.flatten(0, 1), sketches[layer]))
+        return self.norm(x_BTD), _mean(regularizers), _mean(losses)
+
+    def _draw(self, auxiliary: Auxiliary, rows: int, length: int) -> _Drawn:
+        found = _Drawn()
+        if auxiliary.regularizer != NO_REGULARIZER:
+            found.regularizer = registry.regularizer(auxiliary.regularizer)
+        width, device = self.config.d_model, self.device
+        for layer in range(self.config.n_layers):
+            key = f"{auxiliary.step}.{auxiliary.micro}.{layer}"
+            if found.regularizer is not None:
+                draw = generator(auxiliary.seed, "sketch", key, device=device)
+                found.sketches.append(torch.randn(auxiliary.sketch, width, generator=draw, device=device))
+            if auxiliary.distractor and self.config.is_global(layer):
+                count = length if auxiliary.distractor_count is None else auxiliary.distractor_count
+                draw = generator(auxiliary.seed, "distractor", key, device=device)
+                normal = torch.randn(rows, count, width, generator=draw, device=device)
+                found.distractors[layer] = normal.to(self.dtype)
+        return found
 
     def _evaluate(self, x_BTD: Tensor, window: int | None, chunk: int) -> Tensor:
         """The blocks and the final norm, `chunk` tokens at a time.
@@ -193,6 +249,12 @@ class Backbone(nn.Module):
         losses_N = linear_cross_entropy(h_ND, head.weight, head.bias, targets_N, cap=cap, chunk=chunk)
         return losses_N.view(targets_BT.shape)
 
+    def total_loss(self, hidden_BTD: Tensor, targets_BT: Tensor, *, chunk: int = CHUNK) -> Tensor:
+        """Sum of `token_losses`, for training: its gradient is worked out with it, so no logits are kept or made twice."""
+        h_ND, targets_N = hidden_BTD.flatten(0, 1), targets_BT.flatten()
+        head, cap = self.head, self.config.logit_cap
+        return linear_cross_entropy_sum(h_ND, head.weight, head.bias, targets_N, cap=cap, chunk=chunk)
+
     def logits(self, hidden_BTD: Tensor) -> Tensor:
         """Soft-capped logits, float32 [..., V] (float64 in a float64 network); |logit| < logit_cap."""
         return softcap(self.head(hidden_BTD), self.config.logit_cap)
@@ -217,7 +279,9 @@ class Backbone(nn.Module):
 
     def kernel_paths(self) -> dict[str, str]:
         """Op -> implementation that this network takes on its device, for the record of a run."""
-        paths = {"gated_conv": "torch", "cross_entropy": "torch"}
+        paths = {"blocks": "eager" if self._compiler is None else f"{self._compiler} torch {version('torch')}"}
+        paths["conv"] = str(conv.choose_backend(self.device, self.dtype))
+        paths["cross_entropy"] = str(cross_entropy.choose_backend(self.device, self.dtype))
         for block in self.blocks:
             if isinstance(block.mix, Attention):
                 paths |= block.mix.mixer.kernel_paths(self.device, self.dtype)
@@ -277,23 +341,6 @@ def _group(name: str, parameter: nn.Parameter) -> str:
     if part not in groups:
         raise RuntimeError(f"parameter {name} with shape {tuple(parameter.shape)} belongs to no optimizer group")
     return groups[part]
-
-
-def _draw_distractors(auxiliary: Auxiliary, layer: int, x_BTD: Tensor) -> Tensor:
-    b, t, d = x_BTD.shape
-    count = t if auxiliary.distractor_count is None else auxiliary.distractor_count
-    draw = generator(auxiliary.seed, "distractor", _key(auxiliary, layer), device=x_BTD.device)
-    return torch.randn(b, count, d, generator=draw, device=x_BTD.device).to(x_BTD.dtype)
-
-
-def _regularize(auxiliary: Auxiliary, layer: int, x_BTD: Tensor) -> Tensor:
-    draw = generator(auxiliary.seed, "sketch", _key(auxiliary, layer), device=x_BTD.device)
-    value: Tensor = registry.regularizer(auxiliary.regularizer)(x_BTD.flatten(0, 1), auxiliary.sketch, draw)
-    return value
-
-
-def _key(auxiliary: Auxiliary, layer: int) -> str:
-    return f"{auxiliary.step}.{auxiliary.micro}.{layer}"
 
 
 def _mean(values: list[Tensor]) -> Tensor | None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..kernels.conv import causal_conv
+from ..kernels.conv import canon, gated_causal_conv
 from ..kernels.gates import squared_relu_gate
 from ..kernels.norms import rms_norm
 
@@ -40,20 +40,20 @@ class RMSNorm(nn.Module):
 
 
 class CausalConv(nn.Module):
-    """Depthwise causal convolution. The filters [C, 1, K] are one 1 x K matrix a channel to the optimizer."""
+    """Filters of a depthwise causal convolution; [C, 1, K] are one 1 x K matrix a channel to the optimizer."""
 
-    def __init__(self, channels: int, taps: int, *, residual: bool = False) -> None:
+    def __init__(self, channels: int, taps: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(channels, 1, taps))
-        self.residual = residual
 
     @property
     def halo(self) -> int:
         """Earlier tokens that an output depends on."""
         return self.weight.shape[-1] - 1
 
-    def forward(self, x_BTC: Tensor) -> Tensor:
-        return causal_conv(x_BTC, self.weight.squeeze(1).to(x_BTC.dtype), self.residual)
+    def filters(self, dtype: torch.dtype) -> Tensor:
+        """[C, K] in that type."""
+        return self.weight.squeeze(1).to(dtype)
 
 
 class MLP(nn.Module):
@@ -83,18 +83,17 @@ class GatedConv(nn.Module):
         return self.conv.halo
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        b, c, u = self.in_proj(x_BTD).chunk(3, -1)
-        return self.out_proj(c * self.conv(b * u))
+        return self.out_proj(gated_causal_conv(self.in_proj(x_BTD), self.conv.filters(x_BTD.dtype)))
 
 
 class Canon(nn.Module):
-    """x_t + conv(x)_t over flattened heads, one set of filters for each of q, k and v."""
+    """n_t + conv(n)_t over flattened heads, one set of filters for each of q, k and v; n is normed q and k, and plain v."""
 
     def __init__(self, q_channels: int, kv_channels: int, taps: int) -> None:
         super().__init__()
-        self.q = CausalConv(q_channels, taps, residual=True)
-        self.k = CausalConv(kv_channels, taps, residual=True)
-        self.v = CausalConv(kv_channels, taps, residual=True)
+        self.q = CausalConv(q_channels, taps)
+        self.k = CausalConv(kv_channels, taps)
+        self.v = CausalConv(kv_channels, taps)
 
     @property
     def halo(self) -> int:
@@ -102,6 +101,9 @@ class Canon(nn.Module):
         return self.q.halo
 
     def forward(self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q = self.q(q_BTHX.flatten(2)).view_as(q_BTHX)
-        k = self.k(k_BTJX.flatten(2)).view_as(k_BTJX)
-        return q, k, self.v(v_BTJX.flatten(2)).view_as(v_BTJX)
+        dtype = q_BTHX.dtype
+        return (
+            canon(q_BTHX, self.q.filters(dtype), norm=True),
+            canon(k_BTJX, self.k.filters(dtype), norm=True),
+            canon(v_BTJX, self.v.filters(dtype), norm=False),
+        )

@@ -1,7 +1,7 @@
 """Regularizers of the residual stream (MECHANISMS E).
 
-N tokens, C channels, K sketch directions. Each takes x [N, C] of any float type, the number of directions and the
-generator that draws them (on x's device), and returns a scalar in float32 (float64 for float64).
+N tokens, C channels, K sketch directions. Each takes x [N, C] of any float type and K directions [K, C] drawn from
+N(0, 1) on x's device, and returns a scalar in float32 (float64 for float64).
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ STRONG_POINTS, STRONG_LIMIT = 17, 5.0
 TINY = 1e-6
 
 
-def weak(x_NC: Tensor, sketch: int, generator: torch.Generator) -> Tensor:
+def weak(x_NC: Tensor, normal_KC: Tensor) -> Tensor:
     """||cov(x Sᵀ) - I||_F with S [K, C] ~ N(0, 1)/sqrt(C). For x ~ N(0, I) it tends to sqrt(K^2/C)."""
-    z_NK = _sketched(_wide(x_NC), sketch, generator)
+    z_NK = _sketched(_wide(x_NC), normal_KC)
     covariance_KK = z_NK.t() @ z_NK / (z_NK.shape[0] - 1)
-    return torch.linalg.matrix_norm(covariance_KK - torch.eye(sketch, dtype=z_NK.dtype, device=z_NK.device))
+    return torch.linalg.matrix_norm(covariance_KK - torch.eye(len(normal_KC), dtype=z_NK.dtype, device=z_NK.device))
 
 
-def discrete(x_NC: Tensor, sketch: int, generator: torch.Generator) -> Tensor:
+def discrete(x_NC: Tensor, normal_KC: Tensor) -> Tensor:
     """`weak` of sqrt(C) x / ||x||: only directions count. A zero row stays zero."""
     wide = _wide(x_NC)
     length_N1 = torch.linalg.vector_norm(wide, dim=1, keepdim=True).clamp(min=torch.finfo(wide.dtype).tiny)
-    return weak(wide * (math.sqrt(wide.shape[1]) / length_N1), sketch, generator)
+    return weak(wide * (math.sqrt(wide.shape[1]) / length_N1), normal_KC)
 
 
-def strong(x_NC: Tensor, sketch: int, generator: torch.Generator) -> Tensor:
+def strong(x_NC: Tensor, normal_KC: Tensor) -> Tensor:
     """N times the weighted squared distance between the characteristic functions of xA and of N(0, 1), mean over K."""
     wide = _wide(x_NC)
-    n, channels = wide.shape
-    a_CK = _normal((channels, sketch), wide, generator)
+    n = wide.shape[0]
+    a_CK = normal_KC.t().to(wide.dtype)
     a_CK = a_CK / (torch.linalg.vector_norm(a_CK, dim=0) + TINY)
     projected_NK = wide @ a_CK
     t_P = torch.linspace(-STRONG_LIMIT, STRONG_LIMIT, STRONG_POINTS, dtype=wide.dtype, device=wide.device)
@@ -44,7 +44,7 @@ def strong(x_NC: Tensor, sketch: int, generator: torch.Generator) -> Tensor:
     # cos is even and sin odd in t, so the points t >= 0 carry everything; the trapezoid rule doubles all but t = 0.
     half = STRONG_POINTS // 2
     step = 2 * STRONG_LIMIT / (STRONG_POINTS - 1)
-    distance_K = wide.new_zeros(sketch)
+    distance_K = wide.new_zeros(len(normal_KC))
     for index in range(half, STRONG_POINTS):
         angle_NK = projected_NK * t_P[index]
         gap_K = (angle_NK.cos().mean(0) - target_P[index]).square() + angle_NK.sin().mean(0).square()
@@ -53,9 +53,9 @@ def strong(x_NC: Tensor, sketch: int, generator: torch.Generator) -> Tensor:
     return distance_K.mean() * n
 
 
-def zipfian(x_NC: Tensor, sketch: int, generator: torch.Generator) -> Tensor:
+def zipfian(x_NC: Tensor, normal_KC: Tensor) -> Tensor:
     """Off-diagonal second moments of sketched directions, plus the distance of sorted lengths from Zipf's 1/rank."""
-    z_NK = _sketched(_wide(x_NC), sketch, generator)
+    z_NK = _sketched(_wide(x_NC), normal_KC)
     length_N1 = torch.linalg.vector_norm(z_NK, dim=1, keepdim=True).clamp(min=TINY)
     u_NK = z_NK / length_N1
     n = u_NK.shape[0]
@@ -72,13 +72,8 @@ def _wide(x_NC: Tensor) -> Tensor:
     return x_NC.to(statistics_dtype(x_NC.dtype))
 
 
-def _sketched(x_NC: Tensor, sketch: int, generator: torch.Generator) -> Tensor:
+def _sketched(x_NC: Tensor, normal_KC: Tensor) -> Tensor:
     """Centred x Sᵀ, [N, K]."""
-    s_KC = _normal((sketch, x_NC.shape[1]), x_NC, generator) / math.sqrt(x_NC.shape[1])
+    s_KC = normal_KC.to(x_NC.dtype) / math.sqrt(x_NC.shape[1])
     z_NK = x_NC @ s_KC.t()
     return z_NK - z_NK.mean(0)
-
-
-def _normal(shape: tuple[int, int], like: Tensor, generator: torch.Generator) -> Tensor:
-    # Drawn in float32 and widened, so that the type of x changes no draw.
-    return torch.randn(shape, generator=generator, device=like.device).to(like.dtype)

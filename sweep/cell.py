@@ -97,6 +97,10 @@ class TrainConfig(Config):
     deterministic: Flag = knob(
         False, "Only operations that repeat bit for bit, on CUDA slower; the CPU always repeats.", identity=False
     )
+    compile: Flag = knob(True, "Compile the network on CUDA; rounding and speed change, nothing else.", identity=True)
+    kernels: Literal["auto", "torch"] = knob(
+        "auto", "The best kernels for the machine, or torch's own operations alone, to compare with.", identity="auto"
+    )
 
     @model_validator(mode="after")
     def _batch_divides(self) -> TrainConfig:

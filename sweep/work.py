@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..kernels.choice import use_plain_torch, version
 from ..model.backbone import Backbone, build
 from ..results.recorder import Recorder
 from ..results.records import CurvePoint, Measurement
@@ -59,6 +60,17 @@ def repeat_exactly() -> None:
     torch.backends.cudnn.benchmark = False
 
 
+def share_compiled(device: torch.device) -> None:
+    """Keeps what torch.compile and Triton make, for every later process on such a machine with such software.
+
+    In the user's cache folder, by versions and GPU; a folder set in the environment stays. Call it before compiling.
+    """
+    made_for = f"torch-{torch.__version__}-{version('triton')}-{torch.cuda.get_device_name(device)}".replace(" ", "-")
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "atma-sweep" / "compiled" / made_for
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
+    os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
+
+
 class Work:
     """Runs one job. `weights` is the address of the kept weights, as the database holds it, once there are any."""
 
@@ -85,6 +97,7 @@ class Work:
         torch.set_num_threads(config.resources.cpus)
         if config.train.deterministic:
             repeat_exactly()
+        use_plain_torch(config.train.kernels == "torch")
         if self.job.kind == "train":
             self._claim()
         device = choose_device(config.resources.gpus)
@@ -92,6 +105,9 @@ class Work:
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         model = build(config.model, seed=config.seed, device=device, dtype=dtype)
         subject = Subject(model, corpus.load_tokenizer(), corpus, config, device, self._leave_if_asked)
+        if self.job.kind == "train" and config.train.compile and device.type == "cuda":
+            share_compiled(device)
+            model.compile_blocks()
         kernels = model.kernel_paths()
         self.recorder.provenance(
             provenance.collect(

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from ...kernels.polar import polar_attention, polar_distractor_loss
+from ...kernels.polar import choose_backend, polar_attention, polar_distractor_loss
 from ...kernels.shapes import QUERY_BLOCK, query_block
 from ..config import Float, ModelConfig, knob
 from ..layers import Linear
@@ -64,4 +64,4 @@ class Polar(Mixer):
         return polar_distractor_loss(q_BTHX, k_r_BRJX, self.len_gain, self.null_base, self.null_slope)
 
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
-        return {"polar": "torch"}
+        return {"polar": str(choose_backend(device, dtype, self.v_null.shape[1]))}

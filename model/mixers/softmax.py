@@ -10,7 +10,7 @@ from torch import Tensor
 from ...kernels.norms import statistics_dtype
 from ...kernels.rotary import apply_rotary, check_rotary, rotary_tables
 from ...kernels.shapes import query_block
-from ...kernels.softmax_attention import softmax_attention, softmax_distractor_loss
+from ...kernels.softmax_attention import choose_backend, softmax_attention, softmax_distractor_loss
 from ..config import Flag, Float, ModelConfig, knob
 from .base import Mixer, MixerConfig
 
@@ -29,6 +29,10 @@ class NoPE(Mixer):
     Config: ClassVar[type[MixerConfig]] = SoftmaxConfig
     has_distractor: ClassVar[bool] = True
     config: SoftmaxConfig
+
+    def __init__(self, model: ModelConfig, config: SoftmaxConfig) -> None:
+        super().__init__(model, config)
+        self.head_dim = model.head_dim
 
     @property
     def norm_distractor_keys(self) -> bool:
@@ -57,7 +61,8 @@ class NoPE(Mixer):
         return softmax_distractor_loss(q, k, v_BTJX, k_r_BRJX, v_r_BRJX, y_BTHX, scale=self.config.scale, window=window)
 
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
-        return {"softmax": "torch scaled_dot_product_attention"}
+        full, windowed = (choose_backend(device, dtype, self.head_dim, windowed=w) for w in (False, True))
+        return {"softmax": str(full), "softmax_window": str(windowed)}
 
 
 class RoPEConfig(SoftmaxConfig):

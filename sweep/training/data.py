@@ -81,6 +81,30 @@ class Batches:
         return both[:, :-1].contiguous(), both[:, 1:].contiguous()
 
 
+class Ahead:
+    """Whole steps on the training device. The next one is read and sent while the device works on the present one."""
+
+    def __init__(self, batches: Batches, device: torch.device) -> None:
+        self._batches, self._device = batches, device
+        self._ready: tuple[int, tuple[Tensor, Tensor]] | None = None
+
+    def take(self, step: int) -> tuple[Tensor, Tensor]:
+        """`Batches.step` on the device."""
+        if self._ready is None or self._ready[0] != step:
+            self.prepare(step)
+        assert self._ready is not None
+        taken = self._ready[1]
+        self._ready = None
+        return taken
+
+    def prepare(self, step: int) -> None:
+        """Makes a step ready. On CUDA from pinned memory, so that the host need not wait for what is queued before."""
+        inputs, targets = self._batches.step(step)
+        if self._device.type == "cuda":
+            inputs, targets = (x.pin_memory().to(self._device, non_blocking=True) for x in (inputs, targets))
+        self._ready = step, (inputs, targets)
+
+
 def training_batches(config: CellConfig, shards: Sequence[np.ndarray]) -> Batches:
     """The training rows of a cell. Raises DataError when the shards hold too few tokens."""
     train, data = config.train, config.data

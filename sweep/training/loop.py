@@ -15,7 +15,7 @@ from ...model.backbone import Auxiliary, Backbone
 from ..cell import TrainConfig
 from . import schedule
 from .checkpoint import Checkpoint
-from .data import Batches
+from .data import Ahead, Batches
 from .optimizers import Optimizers
 
 
@@ -117,6 +117,10 @@ class Trainer:
     """The step that a checkpoint holds already; 0 is rebuilt from the seed."""
     _unchecked: list[tuple[int, Tensor, Tensor]] = field(default_factory=list)
     """(step, loss, gradient norm) of the steps since the last look at their values, which waits for the device."""
+    _ahead: Ahead = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._ahead = Ahead(self.batches, self.device)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Goes on from a checkpoint."""
@@ -137,7 +141,7 @@ class Trainer:
         if self._pending is not None:
             self._point(clock, self._pending)
         while self.step < steps:
-            done = self._step(self.step)
+            done = self.advance(self.step)
             if done is None:
                 if self.step > self._saved:
                     self._save(clock)
@@ -205,12 +209,13 @@ class Trainer:
     def _factor(self, step: int) -> float:
         return schedule.factor(step, self.config.steps, constant=self.config.constant, decay=self.config.schedule)
 
-    def _step(self, step: int) -> tuple[Tensor, Tensor] | None:
+    def advance(self, step: int) -> tuple[Tensor, Tensor] | None:
         """One optimizer step; returns the batch's mean cross-entropy and the gradient norm, still on the device.
 
-        None when it was asked to stop: then nothing has changed, since draws depend on the step alone.
+        None when it was asked to stop: then nothing has changed, since draws depend on the step alone. On CUDA it only
+        queues work and never waits for it.
         """
-        inputs, targets = (part.to(self.device, non_blocking=True) for part in self.batches.step(step))
+        inputs, targets = self._ahead.take(step)
         rows = self.config.micro_batch
         total = torch.zeros((), device=self.device)
         for micro in range(self.config.accumulation):
@@ -223,6 +228,8 @@ class Trainer:
             total += cross_entropy.detach() / self.config.accumulation
         norm = torch.nn.utils.clip_grad_norm_(self.optimizers.parameters, self.config.clip)
         self.optimizers.step(self._factor(step))
+        if step + 1 < self.config.steps:
+            self._ahead.prepare(step + 1)
         return total, norm
 
     def _micro(self, inputs_BT: Tensor, targets_BT: Tensor, step: int, micro: int) -> tuple[Tensor, Tensor]:
@@ -242,9 +249,9 @@ class Trainer:
             micro=micro,
         )
         features = self.model.features(inputs_BT, auxiliary=auxiliary)
-        losses = self.model.token_losses(features.hidden_BTD, targets_BT)
-        mean = losses.mean()
-        objective = losses.sum() if config.loss_reduction == "sum" else mean
+        total = self.model.total_loss(features.hidden_BTD, targets_BT)
+        mean = total / targets_BT.numel()
+        objective = total if config.loss_reduction == "sum" else mean
         if features.regularizer is not None:
             alpha = config.regularizer_weight
             objective = (1 - alpha) * objective + alpha * features.regularizer

@@ -19,7 +19,8 @@ def orthogonalise(matrices_NRC: Tensor, iterations: int = 12, dtype: torch.dtype
     """Newton-Schulz towards the nearest semi-orthogonal matrix of each of N matrices.
 
     Input [N, R, C], any float dtype; worked in `dtype`; result [N, R, C] in `dtype`. A zero matrix stays zero.
-    X <- X / (|X|_F + 1e-7), then `iterations` times A = X X^T, X <- 2 X - 1.5 A X + 0.5 A^2 X (MECHANISMS F).
+    X <- X / (|X|_F + 1e-7), then `iterations` times A = X X^T, X <- 2 X - 1.5 A X + 0.5 A^2 X (MECHANISMS F). A matrix
+    of one row or column has one singular value, so there the iteration is one of numbers.
     """
     a, b, c = COEFFICIENTS
     X = matrices_NRC.to(dtype)
@@ -27,10 +28,22 @@ def orthogonalise(matrices_NRC: Tensor, iterations: int = 12, dtype: torch.dtype
     if tall:
         X = X.mT
     X = X / (torch.linalg.vector_norm(X, dim=(-2, -1), keepdim=True) + 1e-7)
+    if X.size(-2) == 1:
+        wide = torch.promote_types(dtype, torch.float32)
+        s = start = torch.linalg.vector_norm(X, dim=(-2, -1), keepdim=True, dtype=wide)
+        for _ in range(iterations):
+            s = s * (a + b * s.square() + c * s.square().square())
+        X = X * (s / start.clamp(min=torch.finfo(wide).tiny)).to(dtype)
+        return X.mT if tall else X
     for _ in range(iterations):
         A = X @ X.mT
-        X = a * X + (b * A + c * (A @ A)) @ X
+        # products that add what stands there, so that no pass over memory does nothing else
+        X = torch.baddbmm(X, torch.baddbmm(A, A, A, beta=b, alpha=c), X, beta=a)
     return X.mT if tall else X
+
+
+_ADAM = {"cuda": "fused", "cpu": "foreach"}
+"""How AdamW works through its parameters: on CUDA in one kernel without temporary copies."""
 
 
 class Muon(torch.optim.Optimizer):
@@ -75,18 +88,18 @@ class Muon(torch.optim.Optimizer):
 
     def _update(self, params: list[nn.Parameter], group: dict[str, Any]) -> None:
         mu = group["momentum"]
-        updates = []
-        for p in params:
-            assert p.grad is not None
-            buffer = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
-            buffer.lerp_(p.grad, 1 - mu)
-            updates.append(torch.lerp(p.grad, buffer, mu))
+        grads = [p.grad for p in params if p.grad is not None]
+        buffers = [self.state[p].setdefault("momentum_buffer", torch.zeros_like(p)) for p in params]
+        torch._foreach_lerp_(buffers, grads, 1 - mu)
         rows, cols = params[0].shape[-2:]
-        stacked = torch.stack(updates)
-        u = orthogonalise(stacked.reshape(-1, rows, cols), group["iterations"], self.dtype).reshape(stacked.shape)
+        updates = torch.stack(
+            [torch.lerp(g, buffer, mu).to(self.dtype) for g, buffer in zip(grads, buffers, strict=True)]
+        )
+        u = orthogonalise(updates.reshape(-1, rows, cols), group["iterations"], self.dtype).reshape(updates.shape)
         scale = group["lr"] * max(1.0, rows / cols) ** 0.5
+        torch._foreach_mul_(list[Tensor](params), 1 - group["lr"] * group["weight_decay"])
         for p, update in zip(params, u, strict=True):
-            p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update.to(p.dtype), alpha=scale)
+            p.sub_(update, alpha=scale)
 
 
 class Optimizers:
@@ -114,7 +127,9 @@ class Optimizers:
             {"params": params("scalar"), "lr": config.scalar_lr},
         ]
         betas = (config.adam_beta1, config.adam_beta2)
-        self.adam = torch.optim.AdamW(adam, betas=betas, eps=config.adam_eps, weight_decay=0.0, foreach=True)
+        self.adam = torch.optim.AdamW(
+            adam, betas=betas, eps=config.adam_eps, weight_decay=0.0, **{_ADAM[device.type]: True}
+        )
         self._base = {id(group): group["lr"] for optimizer in self._both for group in optimizer.param_groups}
         self.parameters = [p for optimizer in self._both for group in optimizer.param_groups for p in group["params"]]
 

@@ -18,6 +18,11 @@ def draw(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+def normal(k: int, c: int, seed: int = 0) -> Tensor:
+    """Directions, [K, C]."""
+    return torch.randn(k, c, generator=draw(seed))
+
+
 @pytest.fixture(scope="module")
 def gaussian() -> Tensor:
     return torch.randn(N, C, generator=draw(9))
@@ -29,26 +34,26 @@ def gaussian() -> Tensor:
 def test_values_on_gaussian_data(
     gaussian: Tensor, function: Callable[..., Tensor], expected: float, tolerance: float
 ) -> None:
-    value = sum(function(gaussian, K, draw(seed)).item() for seed in range(2)) / 2
+    value = sum(function(gaussian, normal(K, C, seed)).item() for seed in range(2)) / 2
     assert value == pytest.approx(expected, abs=tolerance)
 
 
 def test_strong_at_zero_is_proportional_to_n() -> None:
     """All mass at 0: the trapezoid sum of (1 - phi)^2 phi, 0.4089 per token."""
     for n in (7, 100):
-        assert strong(torch.zeros(n, 32), 5, draw()).item() / n == pytest.approx(0.4089, abs=5e-5)
+        assert strong(torch.zeros(n, 32), normal(5, 32)).item() / n == pytest.approx(0.4089, abs=5e-5)
 
 
 def test_strong_equals_the_formula() -> None:
     x = torch.randn(50, 6, generator=draw(1), dtype=torch.float64)
-    a = torch.randn(6, 3, generator=draw(2)).double()
+    a = normal(3, 6, 2).double().t()
     projected = x @ (a / (torch.linalg.vector_norm(a, dim=0) + 1e-6))
     t = torch.linspace(-5, 5, 17, dtype=torch.float64)
     phi = torch.exp(-(t**2) / 2)
     angle = projected[None] * t[:, None, None]
     gap = (angle.cos().mean(1) - phi[:, None]) ** 2 + angle.sin().mean(1) ** 2
     expected = torch.trapezoid(gap * phi[:, None], t, dim=0).mean() * 50
-    assert strong(x, 3, draw(2)).item() == pytest.approx(expected.item(), abs=1e-12)
+    assert strong(x, normal(3, 6, 2)).item() == pytest.approx(expected.item(), abs=1e-12)
 
 
 def test_strong_on_gaussian_data_does_not_grow_with_n() -> None:
@@ -56,27 +61,27 @@ def test_strong_on_gaussian_data_does_not_grow_with_n() -> None:
     expected = math.sqrt(2 * math.pi) * (1 - 1 / math.sqrt(3))
     assert expected == pytest.approx(1.06, abs=0.005)
     for n in (256, 2048):
-        values = [strong(torch.randn(n, 512, generator=draw(s)), 500, draw(s + 50)).item() for s in range(3)]
+        values = [strong(torch.randn(n, 512, generator=draw(s)), normal(500, 512, s + 50)).item() for s in range(3)]
         assert sum(values) / 3 == pytest.approx(expected, abs=0.1)
 
 
 def test_discrete_ignores_scale(gaussian: Tensor) -> None:
     x = gaussian[:100].double()
-    assert discrete(x, K, draw()).item() == pytest.approx(discrete(17 * x, K, draw()).item(), rel=1e-12)
-    assert discrete(x, K, draw()).item() == pytest.approx(
-        weak(x / x.norm(dim=1, keepdim=True) * math.sqrt(C), K, draw()).item(), rel=1e-12
+    assert discrete(x, normal(K, C)).item() == pytest.approx(discrete(17 * x, normal(K, C)).item(), rel=1e-12)
+    assert discrete(x, normal(K, C)).item() == pytest.approx(
+        weak(x / x.norm(dim=1, keepdim=True) * math.sqrt(C), normal(K, C)).item(), rel=1e-12
     )
 
 
 def test_identical_rows() -> None:
     x = torch.ones(40, 32, dtype=torch.float64)
-    assert weak(x, K, draw()).item() == pytest.approx(8, abs=1e-12)
-    assert torch.isfinite(zipfian(x, K, draw()))
+    assert weak(x, normal(K, 32)).item() == pytest.approx(8, abs=1e-12)
+    assert torch.isfinite(zipfian(x, normal(K, 32)))
 
 
 def test_zipfian_equals_the_formula() -> None:
     x = torch.randn(20, 6, generator=draw(1), dtype=torch.float64)
-    s = torch.randn(3, 6, generator=draw(2)).double() / math.sqrt(6)
+    s = normal(3, 6, 2).double() / math.sqrt(6)
     z = x @ s.t() - (x @ s.t()).mean(0)
     lengths = z.norm(dim=1)
     moment = sum(torch.outer(row / rho, row / rho) for row, rho in zip(z, lengths, strict=True)) / 19
@@ -84,7 +89,7 @@ def test_zipfian_equals_the_formula() -> None:
     shares = sorted((lengths / lengths.sum()).tolist(), reverse=True)
     harmonic = sum(1 / r for r in range(1, 21))
     magnitude = math.sqrt(sum((share - 1 / r / harmonic) ** 2 for r, share in enumerate(shares, 1)))
-    assert zipfian(x, 3, draw(2)).item() == pytest.approx(angular + magnitude, abs=1e-12)
+    assert zipfian(x, normal(3, 6, 2)).item() == pytest.approx(angular + magnitude, abs=1e-12)
 
 
 def test_gradient_falls_with_n_for_weak_and_not_for_strong() -> None:
@@ -92,7 +97,7 @@ def test_gradient_falls_with_n_for_weak_and_not_for_strong() -> None:
 
     def per_token(function: Callable[..., Tensor], n: int) -> float:
         x = (2 * torch.randn(n, 32, generator=draw(3), dtype=torch.float64)).requires_grad_()
-        (gradient,) = torch.autograd.grad(function(x, 16, draw()), x)
+        (gradient,) = torch.autograd.grad(function(x, normal(16, 32)), x)
         return gradient.norm(dim=1).mean().item()
 
     assert per_token(weak, 4000) / per_token(weak, 500) == pytest.approx(1 / 8, rel=0.1)
@@ -103,9 +108,9 @@ def test_gradient_falls_with_n_for_weak_and_not_for_strong() -> None:
 def test_types_and_gradients(name: str) -> None:
     function = registry.regularizer(name)
     x = torch.randn(11, 7, generator=draw(), dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda y: function(y, 3, draw(1)), x)
-    half = function(x.detach().bfloat16(), 3, draw(1))
+    assert torch.autograd.gradcheck(lambda y: function(y, normal(3, 7, 1)), x)
+    half = function(x.detach().bfloat16(), normal(3, 7, 1))
     assert half.dtype == torch.float32
-    assert half.item() == pytest.approx(function(x, 3, draw(1)).item(), rel=0.05)
+    assert half.item() == pytest.approx(function(x, normal(3, 7, 1)).item(), rel=0.05)
     with pytest.raises(ValueError, match="at least 2 rows"):
-        function(x[:1], 3, draw(1))
+        function(x[:1], normal(3, 7, 1))

@@ -73,7 +73,8 @@ INSIDE = [
     "train.muon_weight_decay: 0", "train.muon_iterations: 5", "train.embedding_lr: 0.1", "train.head_lr: 0.1",
     "train.scalar_lr: 0.1", "train.adam_beta1: 0.9", "train.adam_beta2: 0.9", "train.adam_eps: 1e-8",
     "reg_mode: strong", "train.regularizer_weight: 0.1", "train.regularizer_sketch: 8", "distractor: off",
-    "train.distractor_weight: 0.1", "train.distractor_count: 5", "train.deterministic: on", "data.whole_steps: on",
+    "train.distractor_weight: 0.1", "train.distractor_count: 5", "train.deterministic: on", "train.compile: off",
+    "train.kernels: torch", "data.whole_steps: on",
 ]  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -206,7 +206,7 @@ def test_a_step_clips_the_whole_gradient_and_reports_the_norm_before(network: Ne
     made = trainer(model, recipe(clip=norm / 4))
     clipped: list[dict[str, Tensor]] = []
     made.optimizers.step = lambda factor: clipped.append(gradients(model))  # type: ignore[method-assign]
-    found_loss, found_norm = made._step(0)
+    found_loss, found_norm = made.advance(0)
     assert float(found_norm) == pytest.approx(norm, rel=1e-5)
     assert float(found_loss) == pytest.approx(loss, rel=1e-6)
     for name, grad in clipped[0].items():
@@ -219,7 +219,7 @@ def test_a_small_gradient_is_not_clipped(network: Network) -> None:
     made = trainer(model, recipe(clip=1e6))
     seen: list[dict[str, Tensor]] = []
     made.optimizers.step = lambda factor: seen.append(gradients(model))  # type: ignore[method-assign]
-    made._step(0)
+    made.advance(0)
     assert all(torch.equal(seen[0][name], grads[name]) for name in grads)
 
 
@@ -259,9 +259,8 @@ def test_training_learns_a_simple_stream(network: Network) -> None:
     model = network()
     config = recipe(tokens=24 * 40)
     watch = Watch()
-    made = trainer(model, config, watch, every=10)
-    made.batches = Batches([(np.arange(400) % 7).astype(np.uint16)], 6, 4, 0, True)
-    made.run()
+    batches = Batches([(np.arange(400) % 7).astype(np.uint16)], 6, 4, 0, True)
+    replace(trainer(model, config, watch, every=10), batches=batches).run()
     assert watch.points[0].train_loss < math.log(29)
     assert watch.points[-1].train_loss < math.log(7) - 0.3, "more than which of the seven tokens are in use"
 

@@ -1,0 +1,155 @@
+"""The attention kernels as torch ops, so that torch.compile keeps one graph: what goes in, what comes out, the gradient.
+
+B batch, T length, H query heads, J KV heads, D head size. Units as in `attention_triton`: q scaled so that weights are
+2^(qk - lse), null scores in units of log 2. `window` 0 is none. `path` is "triton" or "gluon".
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def _kernels(path: str) -> Any:
+    """The module of that path, imported when it first runs: Triton is not installed everywhere."""
+    return importlib.import_module(f".attention_{path}", __package__)
+
+
+@torch.library.custom_op("atma::polar_forward", mutates_args=())
+def polar_forward(
+    q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HD: Tensor,
+    window: int, floor: float, offset: int, path: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """(c [B, T, H, D], mag [B, T, H], lse, n_eff, inverse [B, H, T])."""
+    args = (q.contiguous(), k.contiguous(), v.contiguous(), null_TH.contiguous(), beta_H, v_null_HD.contiguous())
+    found: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = _kernels(path).polar_forward(
+        *args, window=window or None, floor=floor, offset=offset
+    )
+    return found
+
+
+@polar_forward.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HD: Tensor,
+      window: int, floor: float, offset: int, path: str) -> tuple[Tensor, ...]:  # fmt: skip
+    b, t, h, _ = q.shape
+    row = [q.new_empty(b, h, t, dtype=torch.float32) for _ in range(3)]
+    return q.new_empty(q.shape), q.new_empty(b, t, h, dtype=torch.float32), *row
+
+
+@torch.library.custom_op("atma::polar_backward", mutates_args=())
+def polar_backward(
+    gc: Tensor, g_mag: Tensor, q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HD: Tensor,
+    c: Tensor, lse: Tensor, n_eff: Tensor, inverse: Tensor, window: int, offset: int, path: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of q, k, v, null_TH, beta_H and v_null_HD."""
+    args = (gc, g_mag, q, k, v, null_TH, beta_H, v_null_HD, c, lse, n_eff, inverse)
+    found: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor] = _kernels(path).polar_backward(
+        *(x.contiguous() for x in args), window=window or None, offset=offset
+    )
+    return found
+
+
+@polar_backward.register_fake
+def _(gc: Tensor, g_mag: Tensor, q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HD: Tensor,
+      c: Tensor, lse: Tensor, n_eff: Tensor, inverse: Tensor, window: int, offset: int, path: str,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    return tuple(x.new_empty(x.shape) for x in (q, k, v, null_TH, beta_H, v_null_HD))
+
+
+def _save_polar(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    q, k, v, null_TH, beta_H, v_null_HD, window, _, offset, path = inputs
+    c, _, lse, n_eff, inverse = output
+    ctx.save_for_backward(q, k, v, null_TH, beta_H, v_null_HD, c, lse, n_eff, inverse)
+    ctx.options = window, offset, path
+    ctx.set_materialize_grads(True)
+    ctx.mark_non_differentiable(lse, n_eff, inverse)
+
+
+def _polar_gradients(ctx: Any, gc: Tensor, g_mag: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    grads = polar_backward(gc, g_mag, *ctx.saved_tensors, *ctx.options)
+    return *grads, None, None, None, None
+
+
+polar_forward.register_autograd(_polar_gradients, setup_context=_save_polar)
+
+
+@torch.library.custom_op("atma::softmax_forward", mutates_args=())
+def softmax_forward(q: Tensor, k: Tensor, v: Tensor, window: int, offset: int, path: str) -> tuple[Tensor, Tensor]:
+    """(o [B, T, H, D], lse [B, H, T] float32 in units of log 2); both have gradients."""
+    args = (q.contiguous(), k.contiguous(), v.contiguous())
+    found: tuple[Tensor, Tensor] = _kernels(path).softmax_forward(*args, window=window or None, offset=offset)
+    return found
+
+
+@softmax_forward.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, window: int, offset: int, path: str) -> tuple[Tensor, Tensor]:
+    b, t, h, _ = q.shape
+    return q.new_empty(q.shape), q.new_empty(b, h, t, dtype=torch.float32)
+
+
+@torch.library.custom_op("atma::softmax_backward", mutates_args=())
+def softmax_backward(
+    g_o: Tensor, g_lse: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, window: int, offset: int,
+    path: str,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of q, k and v."""
+    args = (g_o, g_lse, q, k, v, o, lse)
+    found: tuple[Tensor, Tensor, Tensor] = _kernels(path).softmax_backward(
+        *(x.contiguous() for x in args), window=window or None, offset=offset
+    )
+    return found
+
+
+@softmax_backward.register_fake
+def _(g_o: Tensor, g_lse: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, window: int, offset: int,
+      path: str) -> tuple[Tensor, ...]:  # fmt: skip
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _save_softmax(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, *options = inputs
+    ctx.save_for_backward(q, k, v, *output)
+    ctx.options = options
+    ctx.set_materialize_grads(True)
+
+
+def _softmax_gradients(ctx: Any, g_o: Tensor, g_lse: Tensor) -> tuple[Tensor | None, ...]:
+    return *softmax_backward(g_o, g_lse, *ctx.saved_tensors, *ctx.options), None, None, None
+
+
+softmax_forward.register_autograd(_softmax_gradients, setup_context=_save_softmax)
+
+
+@torch.library.custom_op("atma::log_sum", mutates_args=())
+def log_sum(q: Tensor, k: Tensor, path: str) -> tuple[Tensor, Tensor]:
+    """(lse [B, H, T] of every query over every key, in units of log 2, and sum_j 2^(qk_j - lse) k_j [B, T, H, D]).
+
+    The second is the gradient of the first by q, so the backward needs no product at all. k gets no gradient.
+    """
+    k = k.contiguous()
+    o, lse = _kernels(path).softmax_forward(q.contiguous(), k, k, window=None, offset=k.shape[1])
+    return lse, o
+
+
+@log_sum.register_fake
+def _(q: Tensor, k: Tensor, path: str) -> tuple[Tensor, Tensor]:
+    b, t, h, _ = q.shape
+    return q.new_empty(b, h, t, dtype=torch.float32), q.new_empty(q.shape)
+
+
+def _save_log_sum(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    if ctx.needs_input_grad[1]:
+        raise ValueError("log_sum has no gradient for its keys; detach them")
+    ctx.save_for_backward(output[1])
+    ctx.mark_non_differentiable(output[1])
+
+
+def _log_sum_gradients(ctx: Any, g_lse: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    (mean,) = ctx.saved_tensors
+    return (g_lse.transpose(1, 2).unsqueeze(-1) * mean).to(mean.dtype), None, None
+
+
+log_sum.register_autograd(_log_sum_gradients, setup_context=_save_log_sum)

@@ -1,0 +1,88 @@
+"""Which implementation of an op a machine takes. Decided before anything runs, and told to the record of a run.
+
+Nothing here falls back after a failure: a choice has a reason, and the reason is a column of the attempt.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import importlib.util
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+SIXTEEN_BITS = (torch.bfloat16, torch.float16)
+
+
+class Choice(NamedTuple):
+    """A backend and why it is the one."""
+
+    backend: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.backend} ({self.reason})"
+
+
+class _Switch:
+    plain = False
+
+
+def use_plain_torch(plain: bool = True) -> None:
+    """For the rest of this process: torch's own operations everywhere (`train.kernels: torch`), or the best there is."""
+    _Switch.plain = plain
+
+
+def plain_torch() -> bool:
+    """Whether only torch's own operations may be used."""
+    return _Switch.plain
+
+
+def why_no_triton(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why our Triton kernels cannot take tensors of that type on that device; None when they can."""
+    if _Switch.plain:
+        return "asked for by train.kernels"
+    if device.type != "cuda":
+        return f"Triton needs CUDA, the device is {device.type}"
+    if dtype not in SIXTEEN_BITS:
+        return f"the kernels compute in 16 bits, the activations are {dtype}"
+    return _why_no_triton(device)
+
+
+@functools.cache
+def _why_no_triton(device: torch.device) -> str | None:
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    major, minor = torch.cuda.get_device_capability(device)
+    return None if major >= 8 else f"compute capability {major}.{minor} is below 8.0"
+
+
+SELF_TEST = 0.03
+"""Largest relative error, in the norm, of an implementation in 16 bits that is believed."""
+
+
+def attention_choice(
+    op: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    head_dim: int,
+    error: Callable[[torch.device, torch.dtype, int, str], float],
+) -> Choice:
+    """ "triton" where it can run and passes its self-test, else "torch". `error` gives the self-test's relative error."""
+    why = why_no_triton(device, dtype)
+    if why is None and (head_dim not in (16, 32, 64, 128, 256)):
+        why = f"the kernels need a head_dim that is a power of two from 16 to 256, got {head_dim}"
+    if why is not None:
+        return Choice("torch", why)
+    found = error(device, dtype, head_dim, "triton")
+    if not found <= SELF_TEST:
+        return Choice("torch", f"the Triton kernels failed the self-test of {op}: relative error {found:.2g}")
+    return Choice("triton", f"Triton {version('triton')}")
+
+
+@functools.cache
+def version(package: str) -> str:
+    """Installed version of a package."""
+    return importlib.metadata.version(package)

@@ -1,0 +1,70 @@
+"""Soft-capped cross-entropy of rows of logits, and its gradient in their place (MECHANISMS A). N tokens, V vocabulary.
+
+Per element two roots and two exponentials; bytes: each logit read twice, the second time from the cache, and written
+once. Agrees with the formula in float32 up to the rounding of the exponential, 2e-6.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+LOG2E = 1.4426950408889634
+SAFE_CAP = 60.0
+"""exp(60) times any vocabulary fits into float32, so that no running maximum is needed."""
+
+_LOG2E = tl.constexpr(LOG2E)
+
+
+@triton.jit
+def _rows(
+    z_ptr, target_ptr, loss_ptr, V,
+    CAP: tl.constexpr, BLOCK: tl.constexpr, SAFE: tl.constexpr, GRADIENT: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    z_ptr += row * V
+    at = tl.arange(0, BLOCK)
+    # each lane keeps its own sum (and maximum) until the end of the row
+    top = tl.full([BLOCK], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK], tl.float32)
+    for start in tl.range(0, V, BLOCK):
+        inside = start + at < V
+        z = tl.load(z_ptr + start + at, mask=inside, other=0.0).to(tl.float32)
+        y = z * (CAP * _LOG2E * tl.rsqrt(z * z + CAP * CAP))
+        if SAFE:
+            total += tl.where(inside, tl.exp2(y), 0.0)
+        else:
+            higher = tl.maximum(top, tl.where(inside, y, float("-inf")))
+            # a lane without an element yet has no maximum to subtract
+            base = tl.where(higher == float("-inf"), 0.0, higher)
+            total = total * tl.exp2(top - base) + tl.where(inside, tl.exp2(y - base), 0.0)
+            top = higher
+    if SAFE:
+        lse = tl.log2(tl.sum(total, 0))
+    else:
+        highest = tl.max(top, 0)
+        lse = highest + tl.log2(tl.sum(total * tl.exp2(top - highest), 0))
+    target = tl.load(target_ptr + row)
+    own = tl.load(z_ptr + target).to(tl.float32)
+    tl.store(loss_ptr + row, (lse - own * (CAP * _LOG2E * tl.rsqrt(own * own + CAP * CAP))) / _LOG2E)
+    if GRADIENT:
+        # every lane must have read the target's logit before one of them overwrites it
+        tl.debug_barrier()
+        for start in tl.range(0, V, BLOCK):
+            inside = start + at < V
+            z = tl.load(z_ptr + start + at, mask=inside, other=0.0).to(tl.float32)
+            slope = CAP * tl.rsqrt(z * z + CAP * CAP)
+            d = tl.exp2(z * (slope * _LOG2E) - lse) - tl.where(start + at == target, 1.0, 0.0)
+            tl.store(z_ptr + start + at, (d * slope * slope * slope).to(z_ptr.dtype.element_ty), mask=inside)
+
+
+def rows(z_NV: Tensor, targets_N: Tensor, cap: float, gradient: bool) -> Tensor:
+    """Nats per token, float32 [N], of contiguous logits; with `gradient`, z is overwritten by the losses' gradient."""
+    n, v = z_NV.shape
+    losses_N = torch.empty(n, device=z_NV.device, dtype=torch.float32)
+    _rows[(n,)](
+        z_NV, targets_N, losses_N, v, CAP=float(cap), BLOCK=4096, SAFE=cap <= SAFE_CAP, GRADIENT=gradient, num_warps=8
+    )
+    return losses_N

@@ -1,0 +1,59 @@
+"""What the chip itself can do, measured in the same run as everything that is compared with it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+
+
+class Ceilings(NamedTuple):
+    """Measured limits of a device."""
+
+    flops: float
+    """FLOP/s of a bf16 product of two random 8192 x 8192 matrices."""
+    bytes_per_s: float
+    """Bytes read plus bytes written by a copy of 4 GiB."""
+
+
+class Timing(NamedTuple):
+    """Milliseconds of one call."""
+
+    median: float
+    low: float
+    high: float
+
+
+def ceilings(device: torch.device) -> Ceilings:
+    """Measures both. About half a second and 9 GB."""
+    a, b = (torch.randn(8192, 8192, device=device, dtype=torch.bfloat16) for _ in range(2))
+    source = torch.empty(2**32, device=device, dtype=torch.uint8).random_()
+    target = torch.empty_like(source)
+    found = interleaved({"product": lambda: a @ b, "copy": lambda: target.copy_(source)}, rounds=10)
+    return Ceilings(
+        flops=2 * 8192**3 / (found["product"].median * 1e-3),
+        bytes_per_s=2 * source.numel() / (found["copy"].median * 1e-3),
+    )
+
+
+def interleaved(calls: Mapping[str, Callable[[], object]], *, rounds: int, repeat: int = 1) -> dict[str, Timing]:
+    """Milliseconds of each call, the calls taking turns so that a warmer chip favours none.
+
+    One untimed round first. `repeat` calls are timed together, with the host far enough ahead that its own work hides.
+    """
+    for call in calls.values():
+        call()
+    torch.cuda.synchronize()
+    spent: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            for _ in range(repeat):
+                call()
+            stop.record()
+            torch.cuda.synchronize()
+            spent[name].append(start.elapsed_time(stop) / repeat)
+    return {name: Timing(statistics.median(times), min(times), max(times)) for name, times in spent.items()}

@@ -1,0 +1,215 @@
+"""Tokens per second of whole optimizer steps of real cells, on random tokens."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+import torch
+
+from ...model.backbone import Backbone, build
+from ..cell import Cell, TrainConfig
+from ..training import flops
+from ..training.data import Batches
+from ..training.loop import Pending, Point, Trainer
+from ..training.optimizers import Optimizers
+from .ceilings import Ceilings, ceilings
+
+
+@dataclass
+class Row:
+    """One cell's speed. Memory in bytes, times in seconds."""
+
+    cell: str
+    tokens_per_s: float
+    low: float
+    high: float
+    """Median, smallest and largest over the rounds."""
+    first_step: float
+    """Building, compiling and the first optimizer step."""
+    peak_memory: int
+    """Of this cell alone: weights, optimizer, activations."""
+    optimizer: float
+    """Clipping and both optimizers, one step."""
+    mfu: float
+    """Share of the measured matrix product that the model's own FLOPs reach."""
+    mfu_paper: float | None
+    kernels: dict[str, str]
+    profile: dict[str, float] = field(default_factory=dict)
+    """Share of the time on the device, by kind of kernel."""
+
+
+class _Silent:
+    """A watcher that asks for nothing."""
+
+    def progress(self, step: int, loss: float, tokens_per_s: float) -> None: ...
+    def point(self, point: Point) -> None: ...
+    def should_stop(self) -> bool:
+        return False
+
+    def should_save(self, step: int) -> bool:
+        return False
+
+    def save(self, step: int, tokens: int, wall_s: float, pending: Pending | None = None) -> None: ...
+
+
+class Runner:
+    """One cell, built and warmed up, whose steps can be timed."""
+
+    def __init__(self, cell: Cell, device: torch.device, *, compiled: bool) -> None:
+        self.cell = cell
+        config = cell.config
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        began = time.perf_counter()
+        self.model = build(config.model, seed=config.seed, device=device, dtype=torch.bfloat16)
+        self.trainer = _trainer(self.model, config.train, config.seed, device)
+        if compiled:
+            self.model.compile_blocks()
+        self.step = 0
+        self.advance()
+        torch.cuda.synchronize(device)
+        self.first_step = time.perf_counter() - began
+        self.advance()
+        torch.cuda.synchronize(device)
+        self.peak = torch.cuda.max_memory_allocated(device) - before
+
+    def advance(self) -> None:
+        self.trainer.advance(self.step)
+        self.step += 1
+
+    def optimizer_seconds(self) -> float:
+        """Clipping and both optimizers on gradients of ones."""
+        optimizers = self.trainer.optimizers
+        for p in optimizers.parameters:
+            p.grad = torch.ones_like(p)
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        torch.nn.utils.clip_grad_norm_(optimizers.parameters, 1.0)
+        optimizers.step(0.0)
+        torch.cuda.synchronize()
+        return time.perf_counter() - began
+
+    def profile(self) -> dict[str, float]:
+        """Share of device time of one step by kind of kernel."""
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+            self.advance()
+            torch.cuda.synchronize()
+        spent: dict[str, float] = {}
+        for event in profiler.key_averages():
+            kind = kind_of(event.key)
+            spent[kind] = spent.get(kind, 0.0) + event.self_device_time_total
+        total = sum(spent.values())
+        return {kind: value / total for kind, value in sorted(spent.items(), key=lambda one: -one[1])}
+
+
+def kind_of(kernel: str) -> str:
+    """What a CUDA kernel belongs to, by its name."""
+    name = kernel.lower()
+    kinds = {
+        "matrix products": ("gemm", "nvjet", "cutlass", "xmma", "splitk", "cublas"),
+        "attention": ("_forward", "_dq", "_dkv", "fmha", "flash", "cudnn_generated", "sdpa"),
+        "memory": ("gated_delta", "chunk_", "_intra", "_scan", "wy"),
+        "cross-entropy rows": ("_rows",),
+        "compiled elementwise": ("triton_",),
+        "copies": ("memcpy", "memset"),
+    }
+    for kind, words in kinds.items():
+        if any(word in name for word in words):
+            return kind
+    return "other"
+
+
+def run(
+    cells: Sequence[Cell],
+    device: torch.device,
+    *,
+    rounds: int = 3,
+    steps: int = 1,
+    compiled: bool = True,
+    profile: bool = False,
+    tell: Callable[[str], None] = print,
+) -> tuple[Ceilings, list[Row]]:
+    """Times the cells in turns, `rounds` times `steps` optimizer steps each."""
+    limits = ceilings(device)
+    runners = []
+    for cell in cells:
+        runners.append(Runner(cell, device, compiled=compiled))
+        tell(f"{cell.slug}: first step after {runners[-1].first_step:.1f} s")
+    spent: list[list[float]] = [[] for _ in runners]
+    for _ in range(rounds):
+        for runner, times in zip(runners, spent, strict=True):
+            torch.cuda.synchronize(device)
+            began = time.perf_counter()
+            for _ in range(steps):
+                runner.advance()
+            torch.cuda.synchronize(device)
+            times.append((time.perf_counter() - began) / steps)
+    rows = []
+    for runner, times in zip(runners, spent, strict=True):
+        config = runner.cell.config
+        tokens = config.train.batch_tokens
+        rate = tokens / statistics.median(times)
+        length = config.train.seq_len
+        parameters = sum(p.numel() for p in runner.model.parameters())
+        peak = flops.peak_flops(torch.cuda.get_device_name(device))
+        rows.append(
+            Row(
+                cell=runner.cell.slug,
+                tokens_per_s=rate,
+                low=tokens / max(times),
+                high=tokens / min(times),
+                first_step=runner.first_step,
+                peak_memory=runner.peak,
+                optimizer=runner.optimizer_seconds(),
+                mfu=flops.training_flops(config.model, length) * rate / limits.flops,
+                mfu_paper=flops.mfu(flops.paper_flops(config.model, parameters, length), rate, peak),
+                kernels=runner.model.kernel_paths(),
+                profile=runner.profile() if profile else {},
+            )
+        )
+    return limits, rows
+
+
+def table(limits: Ceilings, rows: Sequence[Row]) -> str:
+    """Markdown."""
+    lines = [
+        f"Ceilings in this run: matrix product {limits.flops / 1e12:.0f} TFLOP/s, "
+        f"copy {limits.bytes_per_s / 1e12:.2f} TB/s.",
+        "",
+        "| cell | tokens/s | range | of the matrix product | peak GiB | optimizers ms | first step s |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        lines.append(
+            f"| {row.cell} | {row.tokens_per_s:,.0f} | {row.low:,.0f} to {row.high:,.0f} | {row.mfu:.1%} | "
+            f"{row.peak_memory / 2**30:.1f} | {1e3 * row.optimizer:.0f} | {row.first_step:.1f} |"
+        )
+    for row in rows:
+        if row.profile:
+            parts = ", ".join(f"{kind} {share:.0%}" for kind, share in row.profile.items() if share >= 0.005)
+            lines += ["", f"{row.cell}: {parts}"]
+    return "\n".join(lines)
+
+
+def as_dict(limits: Ceilings, rows: Sequence[Row]) -> dict[str, object]:
+    """For JSON."""
+    return {"ceilings": limits._asdict(), "rows": [asdict(row) for row in rows]}
+
+
+def _trainer(model: Backbone, config: TrainConfig, seed: int, device: torch.device) -> Trainer:
+    tokens = np.random.default_rng(0).integers(0, 256, 4 * config.batch_tokens + 2, dtype=np.uint16)
+    return Trainer(
+        model=model,
+        optimizers=Optimizers(model.parameter_groups(), config, device),
+        batches=Batches([tokens], config.seq_len, config.batch_tokens // config.seq_len, seed, True),
+        config=config,
+        seed=seed,
+        device=device,
+        validate=lambda: 0.0,
+        validate_every=config.steps,
+        watcher=_Silent(),
+    )
