@@ -5,13 +5,15 @@ B batch, T length, H heads, D head size, J KV heads (J divides H), C chunk, N ch
 
 from __future__ import annotations
 
-import importlib.metadata
+import functools
 import importlib.util
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from . import gated_delta_ops
+from .choice import SIXTEEN_BITS, Choice, attention_choice, plain_torch, version
 from .norms import statistics_dtype
 from .shapes import check_qkv, expand_kv
 
@@ -29,14 +31,14 @@ def gated_delta(
     chunk: int = 64,
     initial_state: Tensor | None = None,
     return_state: bool = False,
-    backend: str = "torch",
+    backend: str | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Readout r [B, T, H, D] in q's type; with `return_state` also the last state [B, H, D_v, D_k] in float32.
 
     M <- gamma M; u = beta (v - M k); M <- M + u kᵀ; r = M q, with k and q scaled to unit length here. q [B, T, H, D],
     k and v [B, T, J, D] of one type; log_gamma <= 0 and beta in (0, 1), both [B, T, H]. Solve and state are float32
-    (float64 for float64). `backend` is "torch" (any device, any `chunk`) or "fla" (CUDA, 16-bit, chunk 64, see
-    `choose_backend`). Raises ValueError when shapes, types or the backend do not fit.
+    (float64 for float64). `backend` None is what `choose_backend` says: "triton", our kernels (CUDA, 16-bit), "fla" (the
+    same), both in chunks of 64 whatever `chunk` says, or "torch" (any device, any `chunk`). Raises ValueError when shapes, types or the backend do not fit.
     """
     b, t, h, _, d = check_qkv(q_BTHD, k_BTJD, v_BTJD)
     for name, gate in (("log_gamma", log_gamma_BTH), ("beta", beta_BTH)):
@@ -46,34 +48,79 @@ def gated_delta(
         raise ValueError(f"initial_state has shape {tuple(initial_state.shape)}, expected [{b}, {h}, {d}, {d}]")
     if chunk < 1:
         raise ValueError(f"chunk must be at least 1, got {chunk}")
-    if backend == "torch":
+    backend = backend or choose_backend(q_BTHD.device, q_BTHD.dtype, d).backend
+    if backend == "triton":
+        gates = (log_gamma_BTH.float(), beta_BTH.float())
+        first = None if initial_state is None else initial_state.float()
+        r, state, *_ = gated_delta_ops.forward(q_BTHD, k_BTJD, v_BTJD, *gates, first)
+    elif backend == "torch":
         r, state = _chunked(q_BTHD, k_BTJD, v_BTJD, log_gamma_BTH, beta_BTH, chunk, initial_state)
     elif backend == "fla":
-        r, state = _fla(q_BTHD, k_BTJD, v_BTJD, log_gamma_BTH, beta_BTH, chunk, initial_state)
+        r, state = _fla(q_BTHD, k_BTJD, v_BTJD, log_gamma_BTH, beta_BTH, initial_state)
     else:
-        raise ValueError(f"unknown backend {backend!r}; allowed: torch, fla")
+        raise ValueError(f"unknown backend {backend!r}; allowed: triton, fla, torch")
     return (r, state) if return_state else r
 
 
-def choose_backend(device: torch.device | str, dtype: torch.dtype = torch.bfloat16) -> tuple[str, str]:
-    """(backend, the reason in words) for tensors of that type on that device: "fla" wherever it is right."""
+@torch.compiler.assume_constant_result
+def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int) -> Choice:
+    """What `gated_delta` takes for such tensors: our "triton" kernels, else "fla", else "torch".
+
+    Ours are tried once on a small input, forward and backward, before they are believed. fla is taken by its version:
+    where it is wrong, its backward alone is.
+    """
     device = torch.device(device)
+    ours = attention_choice("gated delta", device, dtype, head_dim, _error)
+    if ours.backend == "triton" or device.type != "cuda" or plain_torch():
+        return ours
+    why = why_no_fla(device, dtype)
+    return (
+        Choice("fla", f"fla {version('fla-core')}; {ours.reason}")
+        if why is None
+        else Choice("torch", f"{ours.reason}; {why}")
+    )
+
+
+def available(device: torch.device | str, dtype: torch.dtype, head_dim: int) -> list[str]:
+    """Every backend that is right for such tensors, the chosen one first."""
+    found = [choose_backend(device, dtype, head_dim).backend]
+    if why_no_fla(torch.device(device), dtype) is None:
+        found.append("fla")
+    return list(dict.fromkeys([*found, "torch"]))
+
+
+def why_no_fla(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why flash-linear-attention cannot be taken for such tensors; None when it can."""
     if device.type != "cuda":
-        return "torch", f"fla needs CUDA, the device is {device.type}"
-    if dtype not in (torch.bfloat16, torch.float16):
-        return "torch", f"fla computes in 16 bits, the activations are {dtype}"
+        return f"fla needs CUDA, the device is {device.type}"
+    if dtype not in SIXTEEN_BITS:
+        return f"fla computes in 16 bits, the activations are {dtype}"
     if torch.are_deterministic_algorithms_enabled():
-        return "torch", "fla tunes its tiles by the clock, so another process may round otherwise"
+        return "fla tunes its tiles by the clock, so another process may round otherwise"
     if importlib.util.find_spec("fla") is None or importlib.util.find_spec("triton") is None:
-        return "torch", "flash-linear-attention is not installed"
-    capability = torch.cuda.get_device_capability(device)
-    triton = importlib.metadata.version("triton")
-    if not fla_is_right(capability, triton):
-        return (
-            "torch",
-            f"fla gives wrong gradients on compute capability {capability[0]}.{capability[1]} with Triton {triton}",
-        )
-    return "fla", f"fla {importlib.metadata.version('flash-linear-attention')}, Triton {triton}"
+        return "flash-linear-attention is not installed"
+    major, minor = torch.cuda.get_device_capability(device)
+    if not fla_is_right((major, minor), version("triton")):
+        return f"fla gives wrong gradients on compute capability {major}.{minor} with Triton {version('triton')}"
+    return None
+
+
+@functools.cache
+def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str) -> float:
+    """Largest relative error of readout and gradients, against "torch" in float32."""
+    draw = torch.Generator().manual_seed(0)
+    shapes = [(1, 131, 2, head_dim), (1, 131, 1, head_dim), (1, 131, 1, head_dim), (1, 131, 2), (1, 131, 2)]
+    made = [torch.randn(shape, generator=draw).to(device) for shape in shapes]
+    found = []
+    for name, kind in ((backend, dtype), ("torch", torch.float32)):
+        q, k, v = (x.to(dtype).to(kind).requires_grad_() for x in made[:3])
+        gamma, beta = (x.clone().requires_grad_() for x in made[3:])
+        with torch.enable_grad():
+            r = gated_delta(q, k, v, functional.logsigmoid(gamma + 3.9), beta.sigmoid(), backend=name)
+            assert isinstance(r, Tensor)
+            grads = torch.autograd.grad((r.float() * made[0]).sum(), (q, k, v, gamma, beta))
+        found.append([r, *grads])
+    return max(float((a.float() - b).norm() / b.norm()) for a, b in zip(*found, strict=True))
 
 
 def fla_is_right(capability: tuple[int, int], triton: str) -> bool:
@@ -164,27 +211,14 @@ def _chunked(
 
 
 def _fla(
-    q_BTHD: Tensor, k_BTJD: Tensor, v_BTJD: Tensor, log_gamma_BTH: Tensor, beta_BTH: Tensor, chunk: int,
+    q_BTHD: Tensor, k_BTJD: Tensor, v_BTJD: Tensor, log_gamma_BTH: Tensor, beta_BTH: Tensor,
     initial_state: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    if q_BTHD.device.type != "cuda" or q_BTHD.dtype not in (torch.bfloat16, torch.float16):
+    if q_BTHD.device.type != "cuda" or q_BTHD.dtype not in SIXTEEN_BITS:
         raise ValueError(f"backend fla needs 16-bit CUDA tensors, got {q_BTHD.dtype} on {q_BTHD.device}; use torch")
-    if chunk != 64:
-        raise ValueError(f"backend fla works in chunks of 64, got chunk {chunk}; use backend torch")
-    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
-
     h = q_BTHD.shape[2]
     # fla keeps the state as [D_k, D_v]
     state = None if initial_state is None else initial_state.float().transpose(-1, -2).contiguous()
-    r_BTHD, last = chunk_gated_delta_rule(
-        q_BTHD.contiguous(),
-        expand_kv(k_BTJD, h).contiguous(),
-        expand_kv(v_BTJD, h).contiguous(),
-        log_gamma_BTH.float().contiguous(),
-        beta_BTH.float().contiguous(),
-        scale=1.0,
-        initial_state=state,
-        output_final_state=True,
-        use_qk_l2norm_in_kernel=True,
-    )
+    k, v = expand_kv(k_BTJD, h), expand_kv(v_BTJD, h)
+    r_BTHD, last, *_ = gated_delta_ops.fla_forward(q_BTHD, k, v, log_gamma_BTH.float(), beta_BTH.float(), state)
     return r_BTHD, last.transpose(-1, -2)

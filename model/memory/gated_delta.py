@@ -33,6 +33,7 @@ class GatedDelta(Memory):
 
     def __init__(self, model: ModelConfig, config: GatedDeltaConfig) -> None:
         super().__init__(model, config)
+        self.head_dim = model.head_dim
         inner = model.n_heads * model.head_dim
         self.w_gamma = Linear(model.d_model, model.n_heads)
         self.w_beta = Linear(model.d_model, model.n_heads)
@@ -68,8 +69,9 @@ class GatedDelta(Memory):
 
     def _backend(self, device: torch.device, dtype: torch.dtype) -> tuple[str, int, str]:
         """(backend, tokens that it solves together, why that backend)."""
-        backend, reason = choose_backend(device, dtype)
-        return backend, self.config.chunk if backend == "torch" else 64, reason
+        choice = choose_backend(device, dtype, self.head_dim)
+        # attribute by attribute: what the compiler takes for a constant cannot be unpacked
+        return choice.backend, self.config.chunk if choice.backend == "torch" else 64, choice.reason
 
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
         backend, chunk, reason = self._backend(device, dtype)

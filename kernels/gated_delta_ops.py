@@ -1,0 +1,155 @@
+"""The gated delta kernels as torch ops, so that torch.compile keeps one graph. Shapes and names as in `gated_delta`."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CHUNK = 64
+PLANES = 7
+"""Row statistics that our forward keeps."""
+
+
+def _ours() -> Any:
+    """Our kernels, imported when they first run: Triton is not installed everywhere."""
+    return importlib.import_module(".gated_delta_triton", __package__)
+
+
+@torch.library.custom_op("atma::gated_delta_forward", mutates_args=())
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, log_gamma: Tensor, beta: Tensor, initial_state: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """(readout, last state, and the five tensors that `backward` needs)."""
+    first = None if initial_state is None else initial_state.contiguous()
+    r, last, saved = _ours().forward(*(x.contiguous() for x in (q, k, v, log_gamma, beta)), first)
+    return r, last, *saved
+
+
+@forward.register_fake
+def _(
+    q: Tensor, k: Tensor, v: Tensor, log_gamma: Tensor, beta: Tensor, initial_state: Tensor | None
+) -> tuple[Tensor, ...]:
+    b, t, h, d = q.shape
+    n = -(-t // CHUNK)
+    kept = torch.float32 if q.dtype == torch.float16 else q.dtype
+    square = [q.new_empty(b, h, n, CHUNK, CHUNK, dtype=kept) for _ in range(2)]
+    state, writes = (q.new_empty(b, h, n, d, width, dtype=kept) for width in (d, CHUNK))
+    stats = q.new_empty(PLANES, b, h, n * CHUNK, dtype=torch.float32)
+    return q.new_empty(q.shape), q.new_empty(b, h, d, d, dtype=torch.float32), stats, *square, state, writes
+
+
+@torch.library.custom_op("atma::gated_delta_backward", mutates_args=())
+def backward(
+    g_r: Tensor, g_last: Tensor | None, q: Tensor, k: Tensor, v: Tensor, log_gamma: Tensor, beta: Tensor,
+    initial_state: Tensor | None, stats: Tensor, inverse: Tensor, p: Tensor, s: Tensor, u: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of q, k, v, log_gamma, beta and the initial state, which is empty if there was none."""
+    args = [None if x is None else x.contiguous() for x in (g_r, g_last, q, k, v, log_gamma, beta, initial_state)]
+    *grads, d_first = _ours().backward(*args, stats, inverse, p, s, u)
+    return *grads, stats.new_empty(0) if d_first is None else d_first
+
+
+@backward.register_fake
+def _(
+    g_r: Tensor, g_last: Tensor | None, q: Tensor, k: Tensor, v: Tensor, log_gamma: Tensor, beta: Tensor,
+    initial_state: Tensor | None, stats: Tensor, inverse: Tensor, p: Tensor, s: Tensor, u: Tensor,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    first = stats.new_empty(0 if initial_state is None else initial_state.shape)
+    return *(x.new_empty(x.shape) for x in (q, k, v, log_gamma, beta)), first
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(*inputs, *output[2:])
+    ctx.mark_non_differentiable(*output[2:])
+    # the last state is seldom part of the loss, and a gradient of zeros would cost a pass over it
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(ctx: Any, g_r: Tensor | None, g_last: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    q, first = ctx.saved_tensors[0], ctx.saved_tensors[5]
+    g_r = torch.zeros_like(q) if g_r is None else g_r
+    *grads, d_first = backward(g_r, g_last, *ctx.saved_tensors)
+    return *grads, None if first is None else d_first
+
+
+forward.register_autograd(_gradients, setup_context=_save)
+
+
+# --- flash-linear-attention: keys and values already expanded to every head, states [D_k, D_v] ------------------------
+
+
+@torch.library.custom_op("atma::gated_delta_fla_forward", mutates_args=())
+def fla_forward(
+    q: Tensor, k: Tensor, v: Tensor, log_gamma: Tensor, beta: Tensor, initial_state: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """(readout, last state, and the six tensors that `fla_backward` needs beside its inputs)."""
+    from fla.modules.norm.l2norm import l2norm_fwd
+    from fla.ops.gated_delta_rule.chunk import chunk_gated_delta_rule_fwd
+
+    q, k, v, log_gamma, beta = (x.contiguous() for x in (q, k, v, log_gamma, beta))
+    q, q_scale = l2norm_fwd(q)
+    k, k_scale = l2norm_fwd(k)
+    decay, r, inverse, last, _, _ = chunk_gated_delta_rule_fwd(
+        q=q, k=k, v=v, g=log_gamma, beta=beta, scale=1.0, initial_state=initial_state, output_final_state=True
+    )
+    return r.to(q.dtype), last, q, q_scale, k, k_scale, decay, inverse
+
+
+@fla_forward.register_fake
+def _(
+    q: Tensor, k: Tensor, v: Tensor, log_gamma: Tensor, beta: Tensor, initial_state: Tensor | None
+) -> tuple[Tensor, ...]:
+    b, t, h, d = q.shape
+    row = [q.new_empty(b, t, h, dtype=torch.float32) for _ in range(3)]
+    last = q.new_empty(b, h, d, d, dtype=torch.float32)
+    return (
+        q.new_empty(q.shape), last, q.new_empty(q.shape), row[0], k.new_empty(k.shape), row[1], row[2],
+        q.new_empty(b, t, h, CHUNK),
+    )  # fmt: skip
+
+
+@torch.library.custom_op("atma::gated_delta_fla_backward", mutates_args=())
+def fla_backward(
+    g_r: Tensor, g_last: Tensor | None, v: Tensor, beta: Tensor, initial_state: Tensor | None, q: Tensor,
+    q_scale: Tensor, k: Tensor, k_scale: Tensor, decay: Tensor, inverse: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of q, k, v, log_gamma, beta and the initial state, which is empty if there was none."""
+    from fla.modules.norm.l2norm import l2norm_bwd
+    from fla.ops.gated_delta_rule.chunk import chunk_gated_delta_rule_bwd
+
+    dq, dk, dv, d_beta, d_gamma, d_first, *_ = chunk_gated_delta_rule_bwd(
+        q=q, k=k, v=v.contiguous(), g=decay, beta=beta.contiguous(), A=inverse, scale=1.0,
+        initial_state=initial_state, do=g_r.contiguous(), dht=g_last,
+    )  # fmt: skip
+    dq, dk = l2norm_bwd(q, q_scale, dq), l2norm_bwd(k, k_scale, dk)
+    d_first = decay.new_empty(0) if initial_state is None else d_first
+    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), d_gamma.float(), d_beta.float(), d_first
+
+
+@fla_backward.register_fake
+def _(
+    g_r: Tensor, g_last: Tensor | None, v: Tensor, beta: Tensor, initial_state: Tensor | None, q: Tensor,
+    q_scale: Tensor, k: Tensor, k_scale: Tensor, decay: Tensor, inverse: Tensor,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    first = decay.new_empty(0 if initial_state is None else initial_state.shape)
+    return *(x.new_empty(x.shape) for x in (q, k, v)), beta.new_empty(beta.shape), beta.new_empty(beta.shape), first
+
+
+def _save_fla(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    _, _, v, _, beta, first = inputs
+    ctx.save_for_backward(v, beta, first, *output[2:])
+    ctx.mark_non_differentiable(*output[2:])
+    ctx.set_materialize_grads(False)
+
+
+def _fla_gradients(ctx: Any, g_r: Tensor | None, g_last: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    first, q = ctx.saved_tensors[2], ctx.saved_tensors[3]
+    g_r = torch.zeros_like(q) if g_r is None else g_r
+    *grads, d_first = fla_backward(g_r, g_last, *ctx.saved_tensors)
+    return *grads, None if first is None else d_first
+
+
+fla_forward.register_autograd(_fla_gradients, setup_context=_save_fla)
