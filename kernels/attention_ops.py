@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 
-def _kernels(path: str) -> Any:
+def kernels(path: str) -> Any:
     """The module of that path, imported when it first runs: Triton is not installed everywhere."""
     return importlib.import_module(f".attention_{path}", __package__)
 
@@ -25,7 +25,7 @@ def polar_forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """(c [B, T, H, D], mag [B, T, H], lse, n_eff, inverse [B, H, T])."""
     args = (q.contiguous(), k.contiguous(), v.contiguous(), null_TH.contiguous(), beta_H, v_null_HD.contiguous())
-    found: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = _kernels(path).polar_forward(
+    found: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = kernels(path).polar_forward(
         *args, window=window or None, floor=floor, offset=offset
     )
     return found
@@ -46,7 +46,7 @@ def polar_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k, v, null_TH, beta_H and v_null_HD."""
     args = (gc, g_mag, q, k, v, null_TH, beta_H, v_null_HD, c, lse, n_eff, inverse)
-    found: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor] = _kernels(path).polar_backward(
+    found: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor] = kernels(path).polar_backward(
         *(x.contiguous() for x in args), window=window or None, offset=offset
     )
     return found
@@ -80,7 +80,7 @@ polar_forward.register_autograd(_polar_gradients, setup_context=_save_polar)
 def softmax_forward(q: Tensor, k: Tensor, v: Tensor, window: int, offset: int, path: str) -> tuple[Tensor, Tensor]:
     """(o [B, T, H, D], lse [B, H, T] float32 in units of log 2); both have gradients."""
     args = (q.contiguous(), k.contiguous(), v.contiguous())
-    found: tuple[Tensor, Tensor] = _kernels(path).softmax_forward(*args, window=window or None, offset=offset)
+    found: tuple[Tensor, Tensor] = kernels(path).softmax_forward(*args, window=window or None, offset=offset)
     return found
 
 
@@ -97,7 +97,7 @@ def softmax_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k and v."""
     args = (g_o, g_lse, q, k, v, o, lse)
-    found: tuple[Tensor, Tensor, Tensor] = _kernels(path).softmax_backward(
+    found: tuple[Tensor, Tensor, Tensor] = kernels(path).softmax_backward(
         *(x.contiguous() for x in args), window=window or None, offset=offset
     )
     return found
@@ -130,7 +130,7 @@ def log_sum(q: Tensor, k: Tensor, path: str) -> tuple[Tensor, Tensor]:
     The second is the gradient of the first by q, so the backward needs no product at all. k gets no gradient.
     """
     k = k.contiguous()
-    o, lse = _kernels(path).softmax_forward(q.contiguous(), k, k, window=None, offset=k.shape[1])
+    o, lse = kernels(path).softmax_forward(q.contiguous(), k, k, window=None, offset=k.shape[1])
     return lse, o
 
 

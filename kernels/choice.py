@@ -6,6 +6,7 @@ Nothing here falls back after a failure: a choice has a reason, and the reason i
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.metadata
 import importlib.util
 from collections.abc import Callable
@@ -74,15 +75,24 @@ def attention_choice(
     why = why_no_triton(device, dtype)
     if why is None and (head_dim not in (16, 32, 64, 128, 256)):
         why = f"the kernels need a head_dim that is a power of two from 16 to 256, got {head_dim}"
-    if why is not None:
-        return Choice("torch", why)
-    found = error(device, dtype, head_dim, "triton")
-    if not found <= SELF_TEST:
-        return Choice("torch", f"the Triton kernels failed the self-test of {op}: relative error {found:.2g}")
-    return Choice("triton", f"Triton {version('triton')}")
+    why = why or failure(op, lambda: error(device, dtype, head_dim, "triton"))
+    return Choice("triton", f"Triton {version('triton')}") if why is None else Choice("torch", why)
+
+
+def failure(op: str, error: Callable[[], float]) -> str | None:
+    """What the self-test of an op found wrong: too large a relative error, or whatever compiler and GPU raised; None if nothing."""
+    try:
+        found = error()
+    except Exception as refused:  # noqa: BLE001 - a kernel that does not compile, start or fit is not for this machine
+        said = str(refused).strip().splitlines()
+        return f"the self-test of {op} stopped with {type(refused).__name__}: {said[-1] if said else 'no message'}"
+    return None if found <= SELF_TEST else f"the self-test of {op} found a relative error of {found:.2g}"
 
 
 @functools.cache
 def version(package: str) -> str:
-    """Installed version of a package."""
-    return importlib.metadata.version(package)
+    """Version of an installed package; as the module says it where no metadata came along."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return str(importlib.import_module(package).__version__)

@@ -13,8 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .choice import SELF_TEST, Choice, version, why_no_triton
+from .choice import Choice, failure, version, why_no_triton
 from .norms import rms_norm
+
+MOST_TAPS = 4
+"""Rows that the backward kernels keep in registers."""
 
 
 def gated_causal_conv(x_BTE: Tensor, w_CK: Tensor, *, backend: str | None = None) -> Tensor:
@@ -24,8 +27,7 @@ def gated_causal_conv(x_BTE: Tensor, w_CK: Tensor, *, backend: str | None = None
     """
     if x_BTE.ndim != 3 or w_CK.ndim != 2 or x_BTE.shape[2] != 3 * w_CK.shape[0]:
         raise ValueError(f"x must be [B, T, 3 C] and w [C, K], got {tuple(x_BTE.shape)} and {tuple(w_CK.shape)}")
-    if (backend or choose_backend(x_BTE.device, x_BTE.dtype).backend) == "triton":
-        _check_types(x_BTE, w_CK)
+    if _takes_kernels(x_BTE, w_CK, backend):
         y_BTC: Tensor = gated_conv_forward(x_BTE, w_CK)
         return y_BTC
     b, c, u = x_BTE.chunk(3, -1)
@@ -40,8 +42,7 @@ def canon(x_BTHD: Tensor, w_CK: Tensor, *, norm: bool, backend: str | None = Non
     """
     if x_BTHD.ndim != 4 or x_BTHD.shape[2] * x_BTHD.shape[3] != w_CK.shape[0]:
         raise ValueError(f"x must be [B, T, H, D] and w [H D, K], got {tuple(x_BTHD.shape)} and {tuple(w_CK.shape)}")
-    if (backend or choose_backend(x_BTHD.device, x_BTHD.dtype).backend) == "triton":
-        _check_types(x_BTHD, w_CK)
+    if _takes_kernels(x_BTHD, w_CK, backend):
         y_BTHD: Tensor = canon_forward(x_BTHD, w_CK, norm)
         return y_BTHD
     n_BTHD = rms_norm(x_BTHD) if norm else x_BTHD
@@ -82,14 +83,24 @@ def _check_types(x: Tensor, w_CK: Tensor) -> None:
         raise ValueError(f"x has type {x.dtype}, but w has type {w_CK.dtype}")
 
 
+def _takes_kernels(x: Tensor, w_CK: Tensor, backend: str | None) -> bool:
+    taps = w_CK.shape[1]
+    if (backend or choose_backend(x.device, x.dtype, taps).backend) != "triton":
+        return False
+    _check_types(x, w_CK)
+    if taps > MOST_TAPS:
+        raise ValueError(f"the kernels take at most {MOST_TAPS} taps, got {taps}; use backend torch")
+    return True
+
+
 @torch.compiler.assume_constant_result
-def choose_backend(device: torch.device | str, dtype: torch.dtype) -> Choice:
+def choose_backend(device: torch.device | str, dtype: torch.dtype, taps: int) -> Choice:
     """What `gated_causal_conv` and `canon` take for such tensors, tried once on small ones before it is believed."""
     device = torch.device(device)
     why = why_no_triton(device, dtype)
-    if why is None:
-        error = _error(device, dtype)
-        why = None if error <= SELF_TEST else f"the Triton kernels failed their self-test: relative error {error:.2g}"
+    if why is None and taps > MOST_TAPS:
+        why = f"the kernels take at most {MOST_TAPS} taps, got {taps}"
+    why = why or failure("the convolutions", lambda: _error(device, dtype))
     return Choice("triton", f"Triton {version('triton')}") if why is None else Choice("torch", why)
 
 

@@ -1,8 +1,9 @@
 """Gated and residual depthwise causal convolutions as one pass over memory each way (MECHANISMS A: LFM2 and Canon).
 
-B batch, T length, C channels, K taps, H heads, D head size, M rows of a tile. Every program reads its rows and the K - 1
-beside them; what neighbours share comes from the cache. Sums over rows are kept one a program and added up afterwards,
-so that every number repeats bit for bit. Arithmetic is float32, rounded once at the end.
+B batch, T length, C channels, K taps (at most 4), H heads, D head size, M rows of a tile. Forward a program reads its rows
+and the K - 1 before them again for each tap, out of the cache. Backward a warp walks down its rows. Sums over rows are
+kept one a program and added up afterwards, so that every number repeats bit for bit. Arithmetic is float32, rounded once
+at the end.
 
 Bytes in bf16, forward and backward: gated 8 C and 14 C a token, Canon 4 C and 6 C.
 """
@@ -41,42 +42,91 @@ def _gated_forward(
 
 
 @triton.jit
+def _taps(w_ptr, at_C, inside_C, K: tl.constexpr):
+    """Taps by how far back they look; those that a filter does not have are 0."""
+    w0 = tl.load(w_ptr + at_C * K + (K - 1), mask=inside_C, other=0.0).to(tl.float32)
+    w1 = tl.zeros_like(w0)
+    w2 = tl.zeros_like(w0)
+    w3 = tl.zeros_like(w0)
+    if K > 1:
+        w1 = tl.load(w_ptr + at_C * K + (K - 2), mask=inside_C, other=0.0).to(tl.float32)
+    if K > 2:
+        w2 = tl.load(w_ptr + at_C * K + (K - 3), mask=inside_C, other=0.0).to(tl.float32)
+    if K > 3:
+        w3 = tl.load(w_ptr + at_C * K + (K - 4), mask=inside_C, other=0.0).to(tl.float32)
+    return w0, w1, w2, w3
+
+
+@triton.jit
+def _ahead(w0, w1, w2, w3, x0, x1, x2, x3, K: tl.constexpr):
+    """sum_back w_back x_{t + back} for the position t that lies K - 1 before the newest, x0."""
+    if K == 1:
+        y = w0 * x0
+    elif K == 2:
+        y = w0 * x1 + w1 * x0
+    elif K == 3:
+        y = w0 * x2 + w1 * x1 + w2 * x0
+    else:
+        y = w0 * x3 + w1 * x2 + w2 * x1 + w3 * x0
+    return y
+
+
+@triton.jit
+def _keep_taps(dw_ptr, part, width, at_C, inside_C, a0, a1, a2, a3, K: tl.constexpr):
+    at = part.to(tl.int64) * K * width + at_C
+    tl.store(dw_ptr + at + (K - 1) * width, a0, mask=inside_C)
+    if K > 1:
+        tl.store(dw_ptr + at + (K - 2) * width, a1, mask=inside_C)
+    if K > 2:
+        tl.store(dw_ptr + at + (K - 3) * width, a2, mask=inside_C)
+    if K > 3:
+        tl.store(dw_ptr + at + (K - 4) * width, a3, mask=inside_C)
+
+
+@triton.jit
 def _gated_backward(
-    x_ptr, w_ptr, g_ptr, dx_ptr, dw_ptr, T, C: tl.constexpr, K: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
+    x_ptr, w_ptr, g_ptr, dx_ptr, dw_ptr, T, C: tl.constexpr, K: tl.constexpr, R: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    t_M = tl.program_id(0) * BT + tl.arange(0, BT)
+    """One warp walks down R rows of BC channels and keeps the last K rows in registers, so that each is read once."""
+    t0 = tl.program_id(0) * R
     c_C = tl.program_id(1) * BC + tl.arange(0, BC)
-    row = tl.program_id(2).to(tl.int64) * T + t_M
-    inside = (t_M < T)[:, None] & (c_C < C)[None, :]
-    at = row[:, None] * (3 * C) + c_C[None, :]
-    at_g = row[:, None] * C + c_C[None, :]
-    g = tl.load(g_ptr + at_g, mask=inside, other=0.0).to(tl.float32)
-    c = tl.load(x_ptr + at + C, mask=inside, other=0.0).to(tl.float32)
-    dy = g * c
-    part = tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
-    conv = tl.zeros([BT, BC], tl.float32)
-    dp = tl.zeros([BT, BC], tl.float32)
-    b = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    u = tl.load(x_ptr + at + 2 * C, mask=inside, other=0.0).to(tl.float32)
-    for back in tl.static_range(K):
-        w = tl.load(w_ptr + c_C * K + (K - 1 - back), mask=c_C < C, other=0.0).to(tl.float32)
-        if back == 0:
-            p = b * u
-            later = dy
-        else:
-            seen = inside & (t_M >= back)[:, None]
-            earlier = tl.load(x_ptr + at - back * 3 * C, mask=seen, other=0.0).to(tl.float32)
-            p = earlier * tl.load(x_ptr + at - back * 3 * C + 2 * C, mask=seen, other=0.0).to(tl.float32)
-            ahead = inside & (t_M + back < T)[:, None]
-            later = tl.load(g_ptr + at_g + back * C, mask=ahead, other=0.0).to(tl.float32)
-            later = later * tl.load(x_ptr + at + back * 3 * C + C, mask=ahead, other=0.0).to(tl.float32)
-        conv += w[None, :] * p
-        dp += w[None, :] * later
-        tl.store(dw_ptr + (part * K + (K - 1 - back)) * C + c_C, tl.sum(dy * p, 0), mask=c_C < C)
+    inside = c_C < C
+    row = tl.program_id(2).to(tl.int64) * T
+    w0, w1, w2, w3 = _taps(w_ptr, c_C, inside, K)
+    zero = tl.zeros([BC], tl.float32)
+    p1, p2, p3 = zero, zero, zero
+    d1, d2, d3 = zero, zero, zero
+    a0, a1, a2, a3 = zero, zero, zero, zero
     kind = dx_ptr.dtype.element_ty
-    tl.store(dx_ptr + at, (dp * u).to(kind), mask=inside)
-    tl.store(dx_ptr + at + C, (g * conv).to(kind), mask=inside)
-    tl.store(dx_ptr + at + 2 * C, (dp * b).to(kind), mask=inside)
+    for i in range(0, R + 2 * K - 2):
+        t = t0 - (K - 1) + i
+        seen = inside & (t >= 0) & (t < T)
+        at = (row + t) * (3 * C) + c_C
+        own_u = tl.load(x_ptr + at + 2 * C, mask=seen, other=0.0).to(tl.float32)
+        p0 = tl.load(x_ptr + at, mask=seen, other=0.0).to(tl.float32) * own_u
+        later = seen & (t >= t0)
+        g = tl.load(g_ptr + (row + t) * C + c_C, mask=later, other=0.0).to(tl.float32)
+        d0 = g * tl.load(x_ptr + at + C, mask=later, other=0.0).to(tl.float32)
+        y = w0 * p0 + w1 * p1 + w2 * p2 + w3 * p3
+        mine = t < t0 + R
+        tl.store(dx_ptr + at + C, (g * y).to(kind), mask=later & mine)
+        counted = tl.where(mine, d0, 0.0)
+        a0 += counted * p0
+        a1 += counted * p1
+        a2 += counted * p2
+        a3 += counted * p3
+        past = t - (K - 1)
+        dp = _ahead(w0, w1, w2, w3, d0, d1, d2, d3, K)
+        done = inside & (past >= t0) & (past < t0 + R) & (past < T)
+        at -= (K - 1) * 3 * C
+        b = tl.load(x_ptr + at, mask=done, other=0.0).to(tl.float32)
+        u = tl.load(x_ptr + at + 2 * C, mask=done, other=0.0).to(tl.float32)
+        tl.store(dx_ptr + at, (dp * u).to(kind), mask=done)
+        tl.store(dx_ptr + at + 2 * C, (dp * b).to(kind), mask=done)
+        p3, p2, p1 = p2, p1, p0
+        d3, d2, d1 = d2, d1, d0
+    part = tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
+    _keep_taps(dw_ptr, part, C, c_C, inside, a0, a1, a2, a3, K)
 
 
 @triton.jit
@@ -111,44 +161,66 @@ def _canon_forward(
 @triton.jit
 def _canon_backward(
     x_ptr, w_ptr, g_ptr, dx_ptr, dw_ptr, T, stride_t, stride_h,
-    H: tl.constexpr, D: tl.constexpr, P: tl.constexpr, K: tl.constexpr, BT: tl.constexpr, NORM: tl.constexpr,
+    H: tl.constexpr, D: tl.constexpr, P: tl.constexpr, K: tl.constexpr, R: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    t_M = tl.program_id(0) * BT + tl.arange(0, BT)
+    """One warp walks down R rows of one head and keeps the last K rows in registers."""
+    t0 = tl.program_id(0) * R
     h = tl.program_id(1)
     d_D = tl.arange(0, P)
-    row = tl.program_id(2).to(tl.int64) * T + t_M
-    inside = (t_M < T)[:, None] & (d_D < D)[None, :]
-    at = row[:, None] * stride_t + h * stride_h + d_D[None, :]
-    at_g = (row[:, None] * H + h) * D + d_D[None, :]
-    part = tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
-    g = tl.load(g_ptr + at_g, mask=inside, other=0.0).to(tl.float32)
-    x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    scale = tl.full([BT], 1.0, tl.float32)
-    if NORM:
-        scale = tl.rsqrt(tl.sum(x * x, 1) / D + _EPS)
-    n = x * scale[:, None]
-    dn = g
-    for back in tl.static_range(K):
-        w = tl.load(w_ptr + (h * D + d_D) * K + (K - 1 - back), mask=d_D < D, other=0.0).to(tl.float32)
-        if back == 0:
-            earlier = n
-            later = g
+    inside = d_D < D
+    row = tl.program_id(2).to(tl.int64) * T
+    w0, w1, w2, w3 = _taps(w_ptr, h * D + d_D, inside, K)
+    zero = tl.zeros([P], tl.float32)
+    n1, n2, n3 = zero, zero, zero
+    g1, g2, g3 = zero, zero, zero
+    a0, a1, a2, a3 = zero, zero, zero, zero
+    one = tl.sum(zero, 0) + 1.0
+    s1, s2, s3 = one, one, one
+    for i in range(0, R + 2 * K - 2):
+        t = t0 - (K - 1) + i
+        seen = inside & (t >= 0) & (t < T)
+        n0 = tl.load(x_ptr + (row + t) * stride_t + h * stride_h + d_D, mask=seen, other=0.0).to(tl.float32)
+        s0 = one
+        if NORM:
+            s0 = tl.rsqrt(tl.sum(n0 * n0, 0) / D + _EPS)
+            n0 = n0 * s0
+        later = seen & (t >= t0)
+        at = ((row + t) * H + h) * D + d_D
+        g0 = tl.load(g_ptr + at, mask=later, other=0.0).to(tl.float32)
+        counted = tl.where(t < t0 + R, g0, 0.0)
+        a0 += counted * n0
+        a1 += counted * n1
+        a2 += counted * n2
+        a3 += counted * n3
+        dn = _ahead(w0, w1, w2, w3, g0, g1, g2, g3, K)
+        if K == 1:
+            dn += g0
+            n, s = n0, s0
+        elif K == 2:
+            dn += g1
+            n, s = n1, s1
+        elif K == 3:
+            dn += g2
+            n, s = n2, s2
         else:
-            earlier = _normed(x_ptr, at - back * stride_t, inside & (t_M >= back)[:, None], D, NORM)
-            ahead = inside & (t_M + back < T)[:, None]
-            later = tl.load(g_ptr + at_g + back * H * D, mask=ahead, other=0.0).to(tl.float32)
-        dn += w[None, :] * later
-        at_w = (part * K + (K - 1 - back)) * (H * D) + h * D + d_D
-        tl.store(dw_ptr + at_w, tl.sum(g * earlier, 0), mask=d_D < D)
-    if NORM:
-        dn = scale[:, None] * (dn - n * (tl.sum(dn * n, 1) / D)[:, None])
-    tl.store(dx_ptr + at_g, dn.to(dx_ptr.dtype.element_ty), mask=inside)
+            dn += g3
+            n, s = n3, s3
+        if NORM:
+            dn = s * (dn - n * (tl.sum(dn * n, 0) / D))
+        past = t - (K - 1)
+        done = inside & (past >= t0) & (past < t0 + R) & (past < T)
+        tl.store(dx_ptr + at - (K - 1) * H * D, dn.to(dx_ptr.dtype.element_ty), mask=done)
+        n3, n2, n1 = n2, n1, n0
+        g3, g2, g1 = g2, g1, g0
+        s3, s2, s1 = s2, s1, s0
+    part = tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
+    _keep_taps(dw_ptr, part, H * D, h * D + d_D, inside, a0, a1, a2, a3, K)
 
 
-GATED = (16, 128, 8)
-"""Rows, channels and warps of a tile of the gated backward."""
-CANON = (16, 4)
-"""Rows and warps of a tile of Canon's backward."""
+GATED = (64, 256)
+"""Rows and channels that a warp of the gated backward walks down."""
+CANON = 64
+"""Rows that a warp of Canon's backward walks down."""
 
 
 def gated_forward(x_BTE: Tensor, w_CK: Tensor) -> Tensor:
@@ -164,13 +236,13 @@ def gated_forward(x_BTE: Tensor, w_CK: Tensor) -> Tensor:
 def gated_backward(g_BTC: Tensor, x_BTE: Tensor, w_CK: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of x and w."""
     (b, t, _), (c, k) = x_BTE.shape, w_CK.shape
-    bt, bc, warps = GATED
+    rows, bc = GATED
     bc = min(bc, triton.next_power_of_2(c))
     dx_BTE = torch.empty_like(x_BTE)
-    parts = triton.cdiv(t, bt)
+    parts = triton.cdiv(t, rows)
     dw_PKC = torch.empty(b * parts, k, c, device=x_BTE.device, dtype=torch.float32)
     grid = (parts, triton.cdiv(c, bc), b)
-    _gated_backward[grid](x_BTE, w_CK, g_BTC, dx_BTE, dw_PKC, t, C=c, K=k, BT=bt, BC=bc, num_warps=warps)
+    _gated_backward[grid](x_BTE, w_CK, g_BTC, dx_BTE, dw_PKC, t, C=c, K=k, R=rows, BC=bc, num_warps=1)
     return dx_BTE, dw_PKC.sum(0).t().contiguous().to(w_CK.dtype)
 
 
@@ -189,12 +261,11 @@ def canon_backward(g_BTHD: Tensor, x_BTHD: Tensor, w_CK: Tensor, norm: bool) -> 
     """Gradients of x (contiguous) and w."""
     (b, t, h, d), k = x_BTHD.shape, w_CK.shape[1]
     dx_BTHD = torch.empty_like(g_BTHD)
-    bt, warps = CANON
-    parts = triton.cdiv(t, bt)
+    parts = triton.cdiv(t, CANON)
     dw_PKC = torch.empty(b * parts, k, h * d, device=g_BTHD.device, dtype=torch.float32)
     _canon_backward[(parts, h, b)](
         x_BTHD, w_CK, g_BTHD, dx_BTHD, dw_PKC, t, *_strides(x_BTHD),
-        H=h, D=d, P=triton.next_power_of_2(d), K=k, BT=bt, NORM=norm, num_warps=warps,
+        H=h, D=d, P=triton.next_power_of_2(d), K=k, R=CANON, NORM=norm, num_warps=1,
     )  # fmt: skip
     return dx_BTHD, dw_PKC.sum(0).t().contiguous().to(w_CK.dtype)
 

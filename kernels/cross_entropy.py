@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from .choice import SELF_TEST, Choice, version, why_no_triton
+from .choice import Choice, failure, version, why_no_triton
 from .norms import statistics_dtype
 
 CHUNK = 8192
@@ -39,11 +39,14 @@ def linear_cross_entropy(
     _check(h_ND, w_VD, b_V, targets_N)
     if chunk < 1:
         raise ValueError(f"chunk must be at least 1, got {chunk}")
-    if h_ND.shape[0] <= chunk:
-        return _losses(h_ND, w_VD, b_V, targets_N, cap)
     pieces = zip(h_ND.split(chunk), targets_N.split(chunk), strict=True)
     if not torch.is_grad_enabled():
-        return torch.cat([_losses(h, w_VD, b_V, targets, cap) for h, targets in pieces])
+        w, b = w_VD.to(h_ND.dtype), b_V.to(h_ND.dtype)
+        path = choose_backend(h_ND.device, h_ND.dtype).backend
+        found = [_overwritten(functional.linear(h, w, b), targets, cap, False, path) for h, targets in pieces]
+        return torch.cat(found)
+    if h_ND.shape[0] <= chunk:
+        return _losses(h_ND, w_VD, b_V, targets_N, cap)
     return torch.cat([checkpoint(_losses, h, w_VD, b_V, targets, cap, use_reentrant=False) for h, targets in pieces])
 
 
@@ -81,9 +84,7 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype) -> Choice:
 
 def _choice(device: torch.device, dtype: torch.dtype) -> Choice:
     why = why_no_triton(device, dtype)
-    if why is None:
-        error = _error(device, dtype)
-        why = None if error <= SELF_TEST else f"the Triton kernel failed its self-test: relative error {error:.2g}"
+    why = why or failure("cross-entropy", lambda: _error(device, dtype))
     return Choice("triton", f"Triton {version('triton')}") if why is None else Choice("torch", why)
 
 

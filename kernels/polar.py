@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from . import attention_ops
-from .choice import Choice, attention_choice
+from .choice import Choice, attention_choice, failure
 from .norms import statistics_dtype
 from .shapes import QUERY_BLOCK, check_groups, check_qkv, check_window, visible_mask
 
@@ -60,7 +60,7 @@ def polar_attention(
     temp_TH, null_TH = _schedules(t, window, null_base_H, null_slope_H, len_gain_H, dtype)
     beta_H = functional.softplus(mag_beta_H.to(dtype))
     score_null_TH = temp_TH * null_TH
-    backend = backend or choose_backend(q_BTHD.device, q_BTHD.dtype, d).backend
+    backend = backend or choose_backend(q_BTHD.device, q_BTHD.dtype, d, window).backend
     if backend != "torch":
         q = _in_log2(q_BTHD, temp_TH)
         args = (q, k_BTJD, v_BTJD, score_null_TH * LOG2E, beta_H, v_null_HD.to(dtype))
@@ -102,7 +102,7 @@ def polar_distractor_loss(
     temp_TH, null_TH = _schedules(t, None, null_base_H, null_slope_H, len_gain_H, dtype)
     backend = backend or choose_backend(q_BTHD.device, q_BTHD.dtype, d).backend
     if backend != "torch" and k_r_BRJD.shape[1] > 0:
-        lse_BHT, _ = attention_ops.log_sum(_in_log2(q_BTHD, temp_TH), k_r_BRJD, backend)
+        lse_BHT, _ = attention_ops.log_sum(_in_log2(q_BTHD, temp_TH), k_r_BRJD, "triton")
         return torch.sigmoid(lse_BHT / LOG2E - (temp_TH * null_TH).t()).mean()
     q_scaled = q_BTHD.to(dtype) * (temp_TH * d**-0.5).unsqueeze(-1)
     k_r_BJDR = k_r_BRJD.to(dtype).permute(0, 2, 3, 1)
@@ -116,15 +116,31 @@ def polar_distractor_loss(
 
 
 @torch.compiler.assume_constant_result
-def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int) -> Choice:
-    """What `polar_attention` takes for such tensors, tried once on a small input before it is believed."""
-    return attention_choice("polar", torch.device(device), dtype, head_dim, _error)
+def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int, window: int | None = None) -> Choice:
+    """What `polar_attention` takes for such tensors: "gluon" on Hopper, "triton" from Ampere on, "torch" elsewhere.
+
+    Each is tried once on a small input, forward and backward, before it is believed.
+    """
+    device = torch.device(device)
+    ours = attention_choice("polar attention", device, dtype, head_dim, _error)
+    if ours.backend != "triton":
+        return ours
+    why = attention_ops.kernels("gluon").why_not(device, dtype, head_dim, window)
+    why = why or failure("Gluon polar attention", lambda: _error(device, dtype, head_dim, "gluon"))
+    return Choice("gluon", ours.reason) if why is None else Choice("triton", f"{ours.reason}; not Gluon: {why}")
+
+
+def available(device: torch.device | str, dtype: torch.dtype, head_dim: int, window: int | None = None) -> list[str]:
+    """Every backend that is right for such tensors, the chosen one first."""
+    chosen = choose_backend(device, dtype, head_dim, window).backend
+    return {"gluon": ["gluon", "triton", "torch"], "triton": ["triton", "torch"]}.get(chosen, ["torch"])
 
 
 @functools.cache
 def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str) -> float:
     """Largest relative error of the result and of its gradients, against "torch" in float32."""
-    t, h, j = 131, 2, 1
+    # odd, longer than two tiles, and a window that ends inside one
+    t, h, j, window = 397, 2, 1, 150
     draw = torch.Generator().manual_seed(0)
     shapes = [(1, t, h, head_dim), (1, t, j, head_dim), (1, t, j, head_dim), (h,), (h,), (h,), (h,), (h, head_dim)]
     made = [torch.randn(shape, generator=draw).to(device) for shape in shapes]
@@ -133,7 +149,7 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
         args = [x.to(dtype).to(kind) if x.ndim == 4 else x for x in made]
         args = [x.detach().requires_grad_() for x in args]
         with torch.enable_grad():
-            c, mag = polar_attention(*args, window=70, backend=name)
+            c, mag = polar_attention(*args, window=window, backend=name)
             grads = torch.autograd.grad((c.float() * made[0]).sum() + mag.sum(), args[:3])
         found.append([c, mag, *grads])
     return max(float((a.float() - b).norm() / b.norm()) for a, b in zip(*found, strict=True))

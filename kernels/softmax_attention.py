@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from . import attention_ops
-from .choice import SELF_TEST, Choice, attention_choice, plain_torch
+from .choice import Choice, attention_choice, failure, plain_torch
 from .norms import statistics_dtype
 from .shapes import QUERY_BLOCK, check_qkv, check_window, expand_kv, visible_mask
 
@@ -90,12 +90,9 @@ def _full_choice(device: torch.device, dtype: torch.dtype, head_dim: int, ours: 
         return Choice("torch", f"torch's own choice on compute capability {major}.{minor}")
     if torch.are_deterministic_algorithms_enabled():
         return ours
-    try:
-        error = _error(device, dtype, head_dim, "cudnn")
-    except RuntimeError as refused:
-        return Choice(ours.backend, f"{ours.reason}; cuDNN refuses: {str(refused).splitlines()[0]}")
-    if not error <= SELF_TEST:
-        return Choice(ours.backend, f"{ours.reason}; cuDNN failed the self-test: relative error {error:.2g}")
+    why = failure("cuDNN attention", lambda: _error(device, dtype, head_dim, "cudnn"))
+    if why is not None:
+        return Choice(ours.backend, f"{ours.reason}; not cuDNN: {why}")
     return Choice("cudnn", f"cuDNN {torch.backends.cudnn.version()}")
 
 

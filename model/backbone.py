@@ -280,7 +280,8 @@ class Backbone(nn.Module):
     def kernel_paths(self) -> dict[str, str]:
         """Op -> implementation that this network takes on its device, for the record of a run."""
         paths = {"blocks": "eager" if self._compiler is None else f"{self._compiler} torch {version('torch')}"}
-        paths["conv"] = str(conv.choose_backend(self.device, self.dtype))
+        for name, taps in (("gated_conv", self.config.conv_taps), ("canon", self.config.canon_taps)):
+            paths[name] = str(conv.choose_backend(self.device, self.dtype, taps))
         paths["cross_entropy"] = str(cross_entropy.choose_backend(self.device, self.dtype))
         for block in self.blocks:
             if isinstance(block.mix, Attention):

@@ -35,6 +35,7 @@ class Polar(Mixer):
     def __init__(self, model: ModelConfig, config: PolarConfig) -> None:
         super().__init__(model, config)
         heads = model.n_heads
+        self.window = model.window_size
         self.null_base = nn.Parameter(torch.full((heads,), config.null_base_init))
         self.null_slope = nn.Parameter(torch.full((heads,), config.null_slope_init))
         self.len_gain = nn.Parameter(torch.full((heads,), config.len_gain_init))
@@ -64,4 +65,8 @@ class Polar(Mixer):
         return polar_distractor_loss(q_BTHX, k_r_BRJX, self.len_gain, self.null_base, self.null_slope)
 
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
-        return {"polar": str(choose_backend(device, dtype, self.v_null.shape[1]))}
+        size = self.v_null.shape[1]
+        return {
+            "polar": str(choose_backend(device, dtype, size)),
+            "polar_window": str(choose_backend(device, dtype, size, self.window)),
+        }
