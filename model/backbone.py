@@ -25,6 +25,15 @@ from .pieces import in_pieces
 from .resolve import NO_MEMORY, NO_REGULARIZER, check_model_config, check_regularizer, memory_settings, mixer_settings
 
 
+class CompileError(RuntimeError):
+    """torch.compile could not turn the network into one graph."""
+
+    def __init__(self, refused: Exception) -> None:
+        lines = [line.strip() for line in str(refused).splitlines() if line.strip()]
+        why = lines[0] if lines else type(refused).__name__
+        super().__init__(f"the network cannot be compiled: {why}; train.compile: off trains it without the compiler")
+
+
 @dataclass(frozen=True)
 class Auxiliary:
     """Which auxiliary terms a forward pass computes, and what their random draws depend on."""
@@ -177,14 +186,25 @@ class Backbone(nn.Module):
         """Lets torch.compile turn `features` without `chunk` into one graph for each shape, whose backward is one too.
 
         Random numbers are drawn outside it and nothing of a step's number, data or learning rate is in it, so it is
-        compiled once. Raises whatever torch.compile raises, at the first call, rather than go on without it.
+        compiled once. A network that does not become one graph, such as one with a mixer that asks its tensors for
+        values, makes the first call raise CompileError rather than go on without it.
         """
         self.kernel_paths()  # decides between kernels now: a self-test does not belong into a graph
         if torch.are_deterministic_algorithms_enabled():
             # else the compiler picks the tiles of its sums by the clock
             compiler: Any = importlib.import_module("torch._inductor.config")
             compiler.deterministic = True
-        self._forward_blocks = torch.compile(self._blocks, fullgraph=True, dynamic=False, backend=backend)
+        compiled = torch.compile(self._blocks, fullgraph=True, dynamic=False, backend=backend)
+        refusals: Any = importlib.import_module("torch._dynamo.exc").TorchDynamoException
+
+        def forward_blocks(*args: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
+            try:
+                found: tuple[Tensor, Tensor | None, Tensor | None] = compiled(*args)
+            except refusals as refused:
+                raise CompileError(refused) from refused
+            return found
+
+        self._forward_blocks = forward_blocks
         self._compiler = backend
 
     def _blocks(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from atma_sweep.kernels.gated_delta import choose_backend, gated_delta, gated_delta_reference
+from atma_sweep.kernels.gated_delta import choose_backend, gated_delta, gated_delta_reference, why_no_fla
 from atma_sweep.model.backbone import Auxiliary, build
 from atma_sweep.model.config import ModelConfig
 
@@ -28,11 +28,15 @@ def relative(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a - b).norm() / b.norm())
 
 
-@pytest.mark.parametrize("backend", ["torch", "fla"])
+@pytest.mark.parametrize("backend", ["torch", "fla", "triton"])
 @pytest.mark.parametrize(("length", "size"), [(1, 64), (127, 128), (1000, 128), (130, 20)])
 def test_gated_delta_in_bf16_is_near_float64(backend: str, length: int, size: int) -> None:
-    if backend == "fla" and choose_backend("cuda")[0] != "fla":
-        assert "wrong gradients" in choose_backend("cuda")[1] or "not installed" in choose_backend("cuda")[1]
+    why = why_no_fla(torch.device("cuda"), torch.bfloat16)
+    if backend == "fla" and why is not None:
+        assert "wrong gradients" in why or "not installed" in why
+        return
+    if backend == "triton" and size == 20:
+        assert "power of two" in choose_backend("cuda", torch.bfloat16, size).reason
         return
     draw = torch.Generator().manual_seed(length)
     q, k, v = (torch.randn(2, length, heads, size, generator=draw) for heads in (4, 2, 2))

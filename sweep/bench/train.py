@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +13,8 @@ import torch
 
 from ...model.backbone import Backbone, build
 from ..cell import Cell, TrainConfig
+from ..errors import GridError
+from ..grid import load_grid
 from ..training import flops
 from ..training.data import Batches
 from ..training.loop import Pending, Point, Trainer
@@ -40,6 +43,30 @@ class Row:
     kernels: dict[str, str]
     profile: dict[str, float] = field(default_factory=dict)
     """Share of the time on the device, by kind of kernel."""
+
+
+DEFAULT = ("nope", "rope", "polar", "polar+m1", "polar+d1+m1")
+"""Cells that are timed when none is named: attention types, with memory (m1), with the distractor loss (d1)."""
+MICRO_BATCH = "train.micro_batch=16"
+
+
+def choose(grid: str, slugs: Sequence[str], sets: Sequence[str]) -> list[Cell]:
+    """Cells of a grid by slug, with or without their seed; `DEFAULT` without slugs. 16 rows a micro-batch unless set.
+
+    Raises GridError for an unknown grid or slug.
+    """
+    settings = [MICRO_BATCH, *sets] if not any(one.startswith("train.micro_batch") for one in sets) else list(sets)
+    cells = load_grid(grid, sets=settings, rename="bench").expand(lambda data: "random tokens")
+    by_slug = {name: cell for cell in reversed(cells) for name in (cell.slug, cell.slug.rsplit("-s", 1)[0])}
+    wanted = slugs or [
+        f"{attention}-baseline-d{int('d1' in rest)}-m{int('m1' in rest)}-w0"
+        for attention, *rest in (name.split("+") for name in DEFAULT)
+    ]
+    for slug in wanted:
+        if slug not in by_slug:
+            near = difflib.get_close_matches(slug, by_slug, 3, cutoff=0)
+            raise GridError(grid, None, slug, f"no such cell; launch {grid} --dry-run lists them", near)
+    return [by_slug[slug] for slug in wanted]
 
 
 class _Silent:

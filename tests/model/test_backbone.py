@@ -212,7 +212,7 @@ def test_kernel_paths(small: Small) -> None:
     paths = build(small(memory="gated_delta"), seed=0).kernel_paths()
     assert paths["polar"] == "torch (Triton needs CUDA, the device is cpu)"
     assert paths["blocks"] == "eager"
-    assert paths["memory"] == "torch chunk 64 (fla needs CUDA, the device is cpu)"
+    assert paths["memory"] == "torch chunk 64 (Triton needs CUDA, the device is cpu)"
     assert "softmax" in build(small(attn_type="rope"), seed=0).kernel_paths()
 
 

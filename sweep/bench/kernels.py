@@ -1,0 +1,263 @@
+"""Single kernels beside their rivals: milliseconds, FLOP/s and bytes/s, as the model calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...kernels import conv, cross_entropy, gated_delta, polar, softmax_attention
+from .ceilings import Ceilings, ceilings, interleaved
+
+H, J, D = 8, 2, 128
+"""Query heads, KV heads and head size of the 370M network."""
+WIDTH, VOCABULARY = 1024, 50304
+
+
+@dataclass
+class Case:
+    """One op at one size. A variant takes the inputs and returns what the loss is taken of."""
+
+    op: str
+    size: str
+    inputs: Callable[[], list[Tensor]]
+    variants: dict[str, Callable[..., Any]]
+    flops: float
+    """Of the forward pass."""
+    moved: float
+    """Fewest bytes of the forward pass."""
+    backward: float
+    """FLOPs, or bytes where they decide, of the backward pass over those of the forward pass."""
+    rival: str | None = None
+    """The variant that others are divided by."""
+
+
+@dataclass
+class Row:
+    """One variant of one case; times in milliseconds, shares of what the chip was measured to do in the same run."""
+
+    op: str
+    size: str
+    variant: str
+    forward: float
+    both: float | None
+    """Forward and backward; None where only the forward fits or is asked for."""
+    both_low: float | None
+    both_high: float | None
+    share_forward: float
+    share_both: float | None
+    to_rival: float | None
+    """Forward and backward over the rival's."""
+    peak_memory: int
+    """Bytes beside the inputs."""
+
+
+def cases(selected: Sequence[str], device: torch.device) -> Iterator[Case]:
+    """Every case whose op is selected; all of them for an empty selection."""
+    for case in _all(device):
+        if not selected or case.op in selected:
+            yield case
+
+
+def run(
+    selected: Sequence[str], device: torch.device, *, rounds: int = 10, tell: Callable[[str], None] = print
+) -> tuple[Ceilings, list[Row]]:
+    """Times every variant of every case, the variants of a case taking turns."""
+    limits = ceilings(device)
+    rows: list[Row] = []
+    for case in cases(selected, device):
+        rows += _rows(case, limits, rounds)
+        tell("\n".join(_line(row) for row in rows[-len(case.variants) :]))
+        torch.cuda.empty_cache()
+    return limits, rows
+
+
+def table(limits: Ceilings, rows: Sequence[Row]) -> str:
+    """Markdown."""
+    head = [
+        f"Ceilings in this run: matrix product {limits.flops / 1e12:.0f} TFLOP/s, "
+        f"copy {limits.bytes_per_s / 1e12:.2f} TB/s.",
+        "",
+        "| op | size | variant | forward ms | both ms | range | share forward | share both | to rival | MiB |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    return "\n".join(head + [_line(row) for row in rows])
+
+
+def as_dict(limits: Ceilings, rows: Sequence[Row]) -> dict[str, object]:
+    """For JSON."""
+    return {"ceilings": limits._asdict(), "rows": [asdict(row) for row in rows]}
+
+
+def _line(row: Row) -> str:
+    def number(value: float | None, form: str) -> str:
+        return "" if value is None else format(value, form)
+
+    span = "" if row.both_low is None else f"{row.both_low:.3f} to {row.both_high:.3f}"
+    return (
+        f"| {row.op} | {row.size} | {row.variant} | {row.forward:.3f} | {number(row.both, '.3f')} | {span} | "
+        f"{row.share_forward:.0%} | {number(row.share_both, '.0%')} | {number(row.to_rival, '.2f')} | "
+        f"{row.peak_memory / 2**20:.0f} |"
+    )
+
+
+def _rows(case: Case, limits: Ceilings, rounds: int) -> list[Row]:
+    inputs = case.inputs()
+    wanted = [x for x in inputs if x.requires_grad]
+    with torch.no_grad():
+        shaped = [x for x in _tuple(next(iter(case.variants.values()))(*inputs)) if x.is_floating_point()]
+    grads = [torch.randn_like(x) for x in shaped]
+    del shaped
+
+    def both(variant: Callable[..., Any]) -> Callable[[], object]:
+        return lambda: torch.autograd.grad(_tuple(variant(*inputs)), wanted, grads)
+
+    def forward(variant: Callable[..., Any]) -> Callable[[], object]:
+        def call() -> object:
+            with torch.no_grad():
+                return variant(*inputs)
+
+        return call
+
+    peaks = {name: _peak((both if wanted else forward)(variant)) for name, variant in case.variants.items()}
+    ahead = interleaved({name: forward(variant) for name, variant in case.variants.items()}, rounds=rounds, repeat=3)
+    round_trip = {}
+    if wanted:
+        calls = {name: both(variant) for name, variant in case.variants.items()}
+        round_trip = interleaved(calls, rounds=rounds, repeat=3)
+    floor = 1e3 * max(case.flops / limits.flops, case.moved / limits.bytes_per_s)
+    rows = []
+    for name in case.variants:
+        trip = round_trip.get(name)
+        rows.append(
+            Row(
+                op=case.op,
+                size=case.size,
+                variant=name,
+                forward=ahead[name].median,
+                both=trip and trip.median,
+                both_low=trip and trip.low,
+                both_high=trip and trip.high,
+                share_forward=floor / ahead[name].median,
+                share_both=trip and floor * (1 + case.backward) / trip.median,
+                to_rival=trip.median / round_trip[case.rival].median if trip and case.rival else None,
+                peak_memory=peaks[name],
+            )
+        )
+    return rows
+
+
+def _peak(call: Callable[[], object]) -> int:
+    call()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def _tuple(x: Any) -> tuple[Tensor, ...]:
+    return x if isinstance(x, tuple) else (x,)
+
+
+def _all(device: torch.device) -> Iterator[Case]:
+    def normal(*shape: int, grad: bool = True) -> Tensor:
+        return torch.randn(shape, device=device, dtype=torch.bfloat16).requires_grad_(grad)
+
+    def qkv(b: int, t: int, grad: bool = True) -> list[Tensor]:
+        return [normal(b, t, heads, D, grad=grad) for heads in (H, J, J)]
+
+    def per_head(grad: bool = True) -> list[Tensor]:
+        made = [torch.full((H,), value, device=device) for value in (2.0, 0.5, -1.0, -1.5)]
+        return [x.requires_grad_(grad) for x in (*made, torch.zeros(H, D, device=device))]
+
+    def on(function: Callable[..., Any], backend: str, **options: Any) -> Callable[..., Any]:
+        return lambda *inputs: function(*inputs, backend=backend, **options)
+
+    polars: list[str] = [name for name in polar.available(device, torch.bfloat16, D) if name != "torch"]
+    found: dict[str, Callable[..., Any]]
+    for b, t, window, grad in (
+        (16, 2048, None, True), (16, 2048, 1024, True), (1, 16384, None, True), (1, 16384, 1024, True),
+        (1, 65536, None, False), (1, 65536, 1024, True),
+    ):  # fmt: skip
+        size = f"B{b} T{t}" + (f" W{window}" if window else "")
+        reach = min(window or t, t)
+        pairs = b * H * (reach * (reach + 1) / 2 + (t - reach) * reach)
+        moved = 2 * b * t * D * (2 * H + 2 * J)
+
+        def rival(q: Tensor, k: Tensor, v: Tensor, *_: Tensor, window: int | None = window) -> Tensor:
+            backend = "triton" if window else "cudnn"
+            return softmax_attention.softmax_attention(q, k, v, window=window, backend=backend)
+
+        def polar_inputs(b: int = b, t: int = t, grad: bool = grad) -> list[Tensor]:
+            return [*qkv(b, t, grad), *per_head(grad)]
+
+        found = {name: on(polar.polar_attention, name, window=window) for name in polars}
+        yield Case("polar", size, polar_inputs, found, 4 * D * pairs, moved, 2.5)
+
+        def attention_inputs(b: int = b, t: int = t, grad: bool = grad) -> list[Tensor]:
+            return qkv(b, t, grad)
+
+        name = "softmax, our kernels" if window else "softmax, cuDNN"
+        yield Case("softmax", size, attention_inputs, {name: rival}, 4 * D * pairs, moved, 2.5)
+
+    def delta_inputs() -> list[Tensor]:
+        gates = [torch.randn(16, 2048, H, device=device) for _ in range(2)]
+        return [*qkv(16, 2048), *(x.requires_grad_() for x in gates)]
+
+    def delta(backend: str) -> Callable[..., Any]:
+        def call(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, beta: Tensor) -> Any:
+            log_gamma = torch.nn.functional.logsigmoid(gamma + 3.9)
+            return gated_delta.gated_delta(q, k, v, log_gamma, beta.sigmoid(), backend=backend)
+
+        return call
+
+    tokens = 16 * 2048
+    names = gated_delta.available(device, torch.bfloat16, D)
+    yield Case(
+        "gated_delta", "B16 T2048", delta_inputs, {name: delta(name) for name in names if name != "torch"},
+        tokens * H * D * (4 * D + 6 * 64), 2 * tokens * D * (2 * H + 2 * J), 2.5,
+        rival="fla" if "fla" in names else None,
+    )  # fmt: skip
+    for op, function, shape, filters, moved in (
+        ("gated_conv", conv.gated_causal_conv, (16, 2048, 3 * WIDTH), (WIDTH, 3), 8 * tokens * WIDTH),
+        ("canon", lambda x, w, backend: conv.canon(x, w, norm=True, backend=backend), (16, 2048, H, D), (H * D, 4),
+         4 * tokens * WIDTH),
+    ):  # fmt: skip
+        by_hand = on(function, "triton")
+        compiled = torch.compile(on(function, "torch"), dynamic=False)
+
+        def conv_inputs(shape: tuple[int, ...] = shape, filters: tuple[int, int] = filters) -> list[Tensor]:
+            return [normal(*shape), normal(*filters)]
+
+        found = {"triton": by_hand, "torch, compiled": compiled}
+        yield Case(
+            op, "B16 T2048", conv_inputs, found, 0, moved, 1.75 if op == "gated_conv" else 1.5, "torch, compiled"
+        )
+
+    def head_inputs() -> list[Tensor]:
+        w, b = torch.randn(VOCABULARY, WIDTH, device=device) / 32, torch.zeros(VOCABULARY, device=device)
+        targets = torch.randint(VOCABULARY, (tokens,), device=device)
+        return [normal(tokens, WIDTH), w.requires_grad_(), b.requires_grad_(), targets]
+
+    def head(backend: str) -> Callable[..., Any]:
+        return lambda h, w, b, y: cross_entropy.linear_cross_entropy_sum(h, w, b, y, cap=15.0, backend=backend)
+
+    yield Case(
+        "cross_entropy", "32768 tokens", head_inputs, {name: head(name) for name in ("triton", "torch")},
+        2.0 * tokens * WIDTH * VOCABULARY, 0, 2.0, "torch",
+    )  # fmt: skip
+
+    def distractor_inputs() -> list[Tensor]:
+        return [normal(16, 2048, H, D), normal(16, 2048, J, D, grad=False), *per_head()[:3]]
+
+    def distracted(q: Tensor, k: Tensor, base: Tensor, slope: Tensor, gain: Tensor, backend: str) -> Tensor:
+        return polar.polar_distractor_loss(q, k, gain, base, slope, backend=backend)
+
+    found = {name: on(distracted, name) for name in ("triton", "torch")}
+    pairs = 16 * 2048 * H * 2048
+    yield Case("polar_distractor", "B16 T2048 R2048", distractor_inputs, found, 4.0 * D * pairs, 0, 0.0, "torch")
