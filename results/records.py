@@ -82,6 +82,10 @@ class Attempt:
     run_dir: str
     checkpoint: str | None
     weights: str | None
+    failure: str | None = None
+    """Class of a failure: preempted, infrastructure, host_oom, cuda_oom, diverged, code or hang."""
+    deviation: Mapping[str, Any] | None = None
+    """Settings that this attempt ran with other than its cell's, by dotted path; None for none."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
-REVISIONS = ("0001",)
+REVISIONS = ("0001", "0002")
 """Every migration, oldest first: a database at another one than the last is older; at one not listed, newer."""
 HEAD = REVISIONS[-1]
 
@@ -105,6 +105,7 @@ class SweepRow(Base):
     lease_until: Mapped[datetime | None] = mapped_column(UtcTime)
     fence: Mapped[int] = mapped_column(default=0, server_default="0")
     read_only: Mapped[bool] = mapped_column(default=False, server_default=text("false"))
+    request: Mapped[dict[str, Any] | None] = mapped_column(Json)
 
 
 class RevisionRow(Base):
@@ -194,6 +195,8 @@ class AttemptRow(Base):
     run_dir: Mapped[str] = mapped_column(Text)
     checkpoint: Mapped[str | None] = mapped_column(Text)
     weights: Mapped[str | None] = mapped_column(Text)
+    failure: Mapped[str | None] = mapped_column(String(14))
+    deviation: Mapped[dict[str, Any] | None] = mapped_column(Json)
 
 
 class MeasurementRow(Base):

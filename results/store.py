@@ -317,6 +317,25 @@ class Store:
         free = dict.fromkeys(("owner", "owner_host", "owner_pid", "owner_started", "owner_since", "lease_until"))
         return self.write(lambda session: _changed(session, query.values(free)))
 
+    def ask(self, name: str, **wishes: Any) -> dict[str, Any]:
+        """Adds to what people ask of whoever runs the sweep; None withdraws a wish. Returns all that is asked now.
+
+        Wishes: `pause` (true), `cancel` (true), `retry` (cell ids). Raises SweepUnknown.
+        """
+
+        def work(session: Session) -> dict[str, Any]:
+            row = queries.sweep_row(session, name)
+            asked = {key: value for key, value in {**(row.request or {}), **wishes}.items() if value is not None}
+            row.request = asked or None
+            return asked
+
+        return self.write(work)
+
+    def asked(self, name: str) -> dict[str, Any]:
+        """What people ask of whoever runs the sweep. Raises SweepUnknown."""
+        with self.transaction(write=False) as session:
+            return dict(queries.sweep_row(session, name).request or {})
+
     # --- attempts: supervisors, and the process that runs one -------------------------------------------------------
 
     def start_attempt(
@@ -329,6 +348,7 @@ class Store:
         fence: int,
         sweep: str | None = None,
         steps_total: int | None = None,
+        deviation: Mapping[str, Any] | None = None,
     ) -> Attempt:
         """A new running attempt of the cell, numbered after its last, with its folder `<cell>/<number>`.
 
@@ -362,6 +382,7 @@ class Store:
                 steps_total=steps_total,
                 phase="starting",
                 run_dir=f"{cell_id}/{number}",
+                deviation=dict(deviation) if deviation else None,
             )
             session.add(row)
             session.flush()
@@ -391,6 +412,7 @@ class Store:
         exit_code: int | None = None,
         checkpoint: str | None = None,
         weights: str | None = None,
+        failure: str | None = None,
     ) -> None:
         """Ends a running attempt; from then on it is read-only. None leaves a column as it is.
 
@@ -399,7 +421,7 @@ class Store:
         if state == "running":
             raise ValueError("an attempt cannot finish as 'running'")
         given = {"cause": cause, "traceback": traceback, "exit_code": exit_code}
-        given |= {"checkpoint": checkpoint, "weights": weights}
+        given |= {"checkpoint": checkpoint, "weights": weights, "failure": failure}
         values = {name: value for name, value in given.items() if value is not None}
 
         def work(session: Session) -> None:
@@ -417,7 +439,8 @@ class Store:
 
         def work(session: Session) -> bool:
             dead = update(AttemptRow).where(AttemptRow.id == attempt_id, AttemptRow.state == "running")
-            if not _changed(session, dead.values(state="interrupted", finished_at=UtcNow(), cause=cause)):
+            ended = {"state": "interrupted", "finished_at": UtcNow(), "cause": cause, "failure": "preempted"}
+            if not _changed(session, dead.values(**ended)):
                 return False
             cell = session.scalar(select(AttemptRow.cell_id).where(AttemptRow.id == attempt_id))
             _tell(session, "interrupted", cause, cell_id=cell, attempt_id=attempt_id)

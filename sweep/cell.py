@@ -152,6 +152,10 @@ class Resources(Config):
 
     gpus: Int = knob(0, "Whole GPUs of an attempt: 0 hides every GPU, 1 requires CUDA.", ge=0, le=1)
     cpus: Int = knob(1, "CPU cores, and torch threads, of an attempt.", ge=1)
+    on_cuda_oom: Literal["fail", "halve"] = knob(
+        "fail", "When a training runs out of GPU memory: give up, or once more with half the micro-batch, marked so."
+    )
+    hang_minutes: Float = knob(30.0, "Minutes without any progress after which an attempt is killed and retried.", gt=0)
 
 
 class CheckpointConfig(Config):

@@ -1,19 +1,62 @@
-"""How an attempt ended, and what happens next."""
+"""How an attempt failed, and what happens next. A class of failure has one policy, and its name is a column."""
 
 from __future__ import annotations
 
+import errno
+import re
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from ..results.records import AttemptState
+
+Failure = Literal["preempted", "infrastructure", "host_oom", "cuda_oom", "hang", "code"]
 
 EXIT_STOPPED = 143
 EXIT_LOST = 75
 """The attempt's row belongs to nobody or to somebody else; the process left without writing."""
 
-TRIES = 3
-"""Attempts of one cell within one launch, when its process keeps dying."""
+ALIKE = 3
+"""Cells that fail in the same way, by a mistake in code or config, before the sweep stops."""
+FRUITLESS = 3
+"""Deaths of a cell in a row, without a step gained, before a kill counts as more than bad luck."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What follows a failure of one class. `tries` bounds the attempts of a cell within one launch; None is no bound."""
+
+    tries: int | None
+    alone: bool = False
+    """The next try gets the machine to itself."""
+    smaller: bool = False
+    """The next try halves the micro-batch, if the cell allows it."""
+    wait_s: float = 0.0
+    """Before the second try; doubled for each further one."""
+
+
+POLICIES: Mapping[Failure, Policy] = {
+    "preempted": Policy(None),
+    "infrastructure": Policy(3, wait_s=5.0),
+    "host_oom": Policy(2, alone=True),
+    "cuda_oom": Policy(2, smaller=True),
+    "hang": Policy(3),
+    "code": Policy(1),
+}
+
+_INFRASTRUCTURE = re.compile(
+    r"uncorrectable ECC|ECC error|NCCL (error|failure|WARN)|ncclSystemError|ncclInternalError|hardware error|"
+    r"CUDA driver error|device is (lost|unavailable)|unspecified launch failure|Xid|GPU has fallen off|"
+    r"CUBLAS_STATUS_(NOT_INITIALIZED|ALLOC_FAILED)|cuDNN.*NOT_INITIALIZED|no CUDA-capable device|"
+    r"Input/output error|No space left on device|Disk quota exceeded|Stale file handle|Read-only file system|"
+    r"Connection (reset|refused|timed out)|Temporary failure in name resolution|database is away",
+    re.IGNORECASE,
+)
+_HOST_OOM = re.compile(r"DefaultCPUAllocator|Cannot allocate memory|std::bad_alloc|MemoryError", re.IGNORECASE)
+_CUDA_OOM = re.compile(r"CUDA out of memory|CUDA error: out of memory|torch\.OutOfMemoryError", re.IGNORECASE)
+_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE}
 
 
 @dataclass(frozen=True)
@@ -22,25 +65,79 @@ class Ending:
 
     state: AttemptState
     cause: str
-    retry: bool
+    failure: Failure | None
+    """None when it was asked to stop: nothing failed."""
 
 
-def judge(exit_code: int, log: Path) -> Ending:
+def classify(error: BaseException) -> Failure:
+    """The class of an exception that ended an attempt. What is not known to be the machine's fault is a mistake."""
+    said = f"{type(error).__module__}.{type(error).__name__}: {error}"
+    if isinstance(error, OSError) and error.errno in _DISK:
+        return "infrastructure"
+    return "host_oom" if isinstance(error, MemoryError) else of_text(said)
+
+
+def of_text(said: str) -> Failure:
+    """The class of a message."""
+    if _CUDA_OOM.search(said):
+        return "cuda_oom"
+    if _HOST_OOM.search(said):
+        return "host_oom"
+    return "infrastructure" if _INFRASTRUCTURE.search(said) else "code"
+
+
+def judge(exit_code: int, log: Path, *, oom_killed: bool = False, hung: bool = False) -> Ending:
     """Classifies the exit code of a process whose attempt still reads `running`.
 
-    Killed by a signal: interrupted, and tried again. Stopped on request: interrupted. Anything else: failed, with the
-    last line of its log as the cause.
+    Stopped on request: interrupted, and nothing failed. Killed because it hung, or by the system for want of memory
+    (`oom_killed`), or by any other signal: interrupted. Anything else: failed, with the last line of its log as the
+    cause.
     """
     if exit_code == EXIT_STOPPED or exit_code == -signal.SIGTERM:
-        return Ending("interrupted", "stopped before training began", retry=False)
+        return Ending("interrupted", "stopped before training began", None)
+    if hung:
+        return Ending("interrupted", "killed: it made no progress; its log ends with where every thread stood", "hang")
     if exit_code < 0:
         try:
             name = signal.Signals(-exit_code).name
         except ValueError:
             name = f"signal {-exit_code}"
+        if oom_killed and name == "SIGKILL":
+            return Ending("interrupted", "killed by the system: the machine ran out of memory", "host_oom")
+        if name in ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT"):
+            return Ending("interrupted", f"process crashed with {name}: {last_line(log)}", "infrastructure")
         hint = " (out of memory, or by hand)" if name == "SIGKILL" else ""
-        return Ending("interrupted", f"process killed by {name}{hint}", retry=True)
-    return Ending("failed", f"process ended with exit code {exit_code}: {last_line(log)}", retry=False)
+        return Ending("interrupted", f"process killed by {name}{hint}", "preempted")
+    said = last_line(log)
+    return Ending("failed", f"process ended with exit code {exit_code}: {said}", of_text(said))
+
+
+def alike(cause: str) -> str:
+    """A cause without what differs from cell to cell: numbers, hashes, paths."""
+    return re.sub(r"[\w.-]*/[\w./-]+|\b[0-9a-f]{6,}\b|\d+", "#", cause)
+
+
+def oom_kills(groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """How many processes the system has killed for want of memory; 0 where it does not say.
+
+    Counted in this process's own control group and in the whole machine's.
+    """
+    own = Path("/proc/self/cgroup")
+    folders = [groups]
+    if own.is_file():
+        folders += [groups / line.rpartition(":")[2].lstrip("/") for line in own.read_text().splitlines() if line]
+    found = 0
+    for folder in folders:
+        try:
+            lines = (folder / "memory.events").read_text().splitlines()
+        except OSError:
+            continue
+        found = max([found, *(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))])
+    try:
+        lines = Path("/proc/vmstat").read_text().splitlines()
+    except OSError:
+        return found
+    return max([found, *(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))])
 
 
 def last_line(log: Path) -> str:

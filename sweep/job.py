@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import os
 import signal
@@ -19,7 +20,7 @@ from ..results.errors import LostLease
 from ..results.store import open_store
 from . import process
 from .errors import SweepError
-from .failures import EXIT_LOST, EXIT_STOPPED
+from .failures import EXIT_LOST, EXIT_STOPPED, Failure, classify
 
 JOB_FILE = "job.json"
 
@@ -86,6 +87,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     stop = StopFlag()
     process.die_with(options.parent)
+    # what a supervisor asks for before it kills a process that hangs; the log gets it
+    faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
     job = Job.read(options.runs / options.folder)
     store = open_store()
     me = process.this_process("job")
@@ -111,19 +114,24 @@ def _attempt(job: Job, runs: Path, store: Any, stop: StopFlag) -> int:
         store.finish_attempt(job.attempt, job.fence, "interrupted", cause="stopped on request", exit_code=EXIT_STOPPED)
         return EXIT_STOPPED
     except Diverged as error:
-        store.finish_attempt(job.attempt, job.fence, "diverged", cause=str(error), exit_code=0)
+        store.finish_attempt(job.attempt, job.fence, "diverged", cause=str(error), exit_code=0, failure="diverged")
         work.clean()
     except LostLease:
         raise
     except SweepError as error:
         print(error, file=sys.stderr)
-        store.finish_attempt(job.attempt, job.fence, "failed", cause=str(error), exit_code=error.exit_code)
+        # 3 says that the machine lacks something, here and now
+        failure: Failure = "infrastructure" if error.exit_code == 3 else classify(error)
+        store.finish_attempt(
+            job.attempt, job.fence, "failed", cause=str(error), exit_code=error.exit_code, failure=failure
+        )
         return error.exit_code
     except Exception as error:
         cause = " ".join(f"{type(error).__name__}: {error}".split())[:500]
         store.finish_attempt(
-            job.attempt, job.fence, "failed", cause=cause, traceback=traceback.format_exc(), exit_code=1
-        )
+            job.attempt, job.fence, "failed", cause=cause, traceback=traceback.format_exc(), exit_code=1,
+            failure=classify(error),
+        )  # fmt: skip
         raise
     else:
         work.clean()

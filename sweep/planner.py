@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..results.records import CellRecord, CellState
 from ..results.standing import Request, Standing, missing, standing
-from .cell import Cell
+from .cell import Cell, CellConfig
 from .disk import Disk
 from .errors import GridError
 from .grid import Grid, level_text
@@ -28,6 +29,22 @@ class Task:
     parent_id: int | None = None
     repeat: bool = False
     """Measure again what the database has already."""
+    alone: bool = False
+    """With nothing else beside it on the machine."""
+    not_before: float = 0.0
+    """On the monotonic clock."""
+    deviation: Mapping[str, Any] = field(default_factory=dict)
+    """Settings to run with other than the cell's, by dotted path."""
+
+    @property
+    def config(self) -> CellConfig:
+        """The cell's config with the deviation."""
+        found = self.cell.config
+        for path, value in self.deviation.items():
+            section, name = path.split(".")
+            part = getattr(found, section).model_copy(update={name: value})
+            found = found.model_copy(update={section: part})
+        return found
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,15 @@ import os
 import shutil
 import signal
 import time
-from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import FrameType
-from typing import Protocol
+from typing import Protocol, cast
+
+import psutil
 
 from ..results.errors import CellTaken, LostLease
 from ..results.records import Attempt, CellState, Owner
@@ -22,14 +24,18 @@ from ..results.store import Store
 from . import process
 from .cell import Cell
 from .executors import Executor, Launch
-from .failures import TRIES, judge
+from .failures import Failure, judge, oom_kills
 from .job import Job
 from .planner import Task
+from .retries import Retries
 from .training import storage
 
 LEASE_S = 60.0
 RENEW_S = 5.0
 POLL_S = 0.2
+LISTEN_S = 1.0
+DUMP_S = 1.0
+"""What a hanging process gets to write down where its threads stand."""
 SILENCE_S = 300.0
 """An attempt on another host, where we cannot look, counts as dead after this long without a word."""
 
@@ -99,12 +105,22 @@ class Supervisor:
         self.runs, self.commit = runs, commit
         self._owner = process.this_process("launch")
         self._tasks: dict[int, Task] = {}
-        self._tries: Counter[str] = Counter()
-        self._renewed = 0.0
+        self._retries = Retries()
+        self._given_up: dict[str, Task] = {}
+        self._progress: dict[int, tuple[object, float]] = {}
+        """By attempt: what it last told, and when that changed, on the monotonic clock."""
+        self._hung: set[int] = set()
+        self._oom_kills = oom_kills()
+        self._paused = False
+        self._renewed = self._listened = 0.0
         self._looked = time.monotonic()
 
     def run(self, tasks: Sequence[Task]) -> None:
-        """Runs every task to its end. Raises Interrupted after a clean stop, LostLease when the sweep was taken over."""
+        """Runs every task to its end.
+
+        Raises Interrupted after a clean stop, LostLease when the sweep was taken over, SweepBroken when cell after cell
+        fails in the same way.
+        """
         queue = deque(tasks)
         with _Signals() as signals:
             while queue or self._tasks:
@@ -112,12 +128,38 @@ class Supervisor:
                 if signals.number is not None:
                     self._stop()
                     raise Interrupted(signals.number)
-                self._fill(queue)
+                self._listen(queue)
+                if not self._paused:
+                    self._fill(queue)
                 for attempt, code in self.executor.wait(POLL_S):
                     self._close(attempt, code, queue)
                 self._show()
                 if not self._tasks:
                     time.sleep(POLL_S)
+
+    def _listen(self, queue: deque[Task]) -> None:
+        """Does what people have asked of the sweep: pause, cancel, retry."""
+        if time.monotonic() - self._listened < LISTEN_S:
+            return
+        self._listened = time.monotonic()
+        asked = self.store.asked(self.sweep)
+        if asked.get("cancel"):
+            self._stop()
+            self.store.ask(self.sweep, cancel=None, pause=None, retry=None)
+            raise Interrupted(signal.SIGTERM, "cancelled; launch again to continue")
+        if bool(asked.get("pause")) != self._paused:
+            self._paused = not self._paused
+            if self._paused:
+                held = list(self._tasks.values())
+                self._stop()
+                queue.extendleft(reversed(held))
+            self.store.add_event("paused" if self._paused else "resumed", f"sweep {self.sweep}", sweep=self.sweep)
+        if "retry" in asked:
+            for cell in asked["retry"]:
+                task = self._given_up.pop(cell, None)
+                if task is not None:
+                    queue.append(task)
+            self.store.ask(self.sweep, retry=None)
 
     def _renew(self) -> None:
         if time.monotonic() - self._renewed >= RENEW_S:
@@ -127,7 +169,8 @@ class Supervisor:
     def _fill(self, queue: deque[Task]) -> None:
         for _ in range(len(queue)):
             task = queue.popleft()
-            if not self.executor.fits(task.cell.config.resources):
+            waits = time.monotonic() < task.not_before or any(other.alone for other in self._tasks.values())
+            if waits or (task.alone and self._tasks) or not self.executor.fits(task.cell.config.resources):
                 queue.append(task)
                 continue
             state = self.store.states({task.cell.id}).get(task.cell.id)
@@ -173,6 +216,7 @@ class Supervisor:
                 fence=self.fence,
                 sweep=self.sweep,
                 steps_total=task.cell.config.train.steps,
+                deviation=task.deviation,
             )
         except CellTaken:
             self._wait_for(task.cell)
@@ -184,7 +228,7 @@ class Supervisor:
             slug=task.cell.slug,
             kind=task.kind,
             folder=attempt.run_dir,
-            config=task.cell.config.model_dump(mode="json"),
+            config=task.config.model_dump(mode="json"),
             missing=list(task.missing),
             resume=list(self._resumable(task, attempt)),
             weights=task.weights,
@@ -195,7 +239,6 @@ class Supervisor:
         url = self.store.url.render_as_string(hide_password=False)
         self.executor.start(Launch(attempt.id, self.runs, job.folder, task.cell.config.resources, url))
         self._tasks[attempt.id] = task
-        self._tries[task.cell.id] += 1
         self.listener.started(task, attempt)
         return True
 
@@ -227,22 +270,67 @@ class Supervisor:
 
     def _close(self, attempt_id: int, code: int, queue: deque[Task]) -> None:
         task = self._tasks.pop(attempt_id)
+        self._progress.pop(attempt_id, None)
         attempt = self.store.attempt(attempt_id)
+        again = None
         if attempt.state == "running":
-            ending = judge(code, self.runs / attempt.run_dir / "log.txt")
-            again = ending.retry and self._tries[task.cell.id] < TRIES
-            state = "failed" if ending.retry and not again else ending.state
+            killed, self._oom_kills = oom_kills() > self._oom_kills, oom_kills()
+            log = self.runs / attempt.run_dir / "log.txt"
+            ending = judge(code, log, oom_killed=killed, hung=attempt_id in self._hung)
+            state, cause = ending.state, ending.cause
+            if ending.failure is not None:
+                again = self._retries.after(task, attempt, ending.failure)
+                if again is None and state == "interrupted":
+                    state, cause = "failed", f"{cause}; given up for this launch"
             with contextlib.suppress(LostLease):
-                self.store.finish_attempt(attempt_id, attempt.fence, state, cause=ending.cause, exit_code=code)
-            if again:
-                queue.appendleft(task)
+                self.store.finish_attempt(
+                    attempt_id, attempt.fence, state, cause=cause, exit_code=code, failure=ending.failure
+                )
             attempt = self.store.attempt(attempt_id)
+        elif attempt.state == "failed":
+            again = self._retries.after(task, attempt, cast(Failure, attempt.failure or "code"))
+        if again is not None:
+            queue.appendleft(again)
+        elif attempt.state == "failed":
+            self._given_up[task.cell.id] = replace(task, deviation={}, alone=False, not_before=0.0)
         self.listener.ended(task, attempt)
+        if attempt.state == "failed" and attempt.failure == "code":
+            self._break_off(task, attempt, queue)
+
+    def _break_off(self, task: Task, attempt: Attempt, queue: deque[Task]) -> None:
+        """Stops the sweep when too many cells made the same mistake and others are still to come."""
+        broken = self._retries.broken(task.cell.id, attempt.cause or "no cause")
+        if broken is not None and (queue or self._tasks):
+            self.store.add_event("stopped", str(broken), sweep=self.sweep)
+            self._stop()
+            raise broken
+
+    def _end_hung(self, attempts: Iterable[Attempt]) -> None:
+        """Kills attempts that have told nothing new for too long, after asking where their threads stand."""
+        for attempt in attempts:
+            told = (attempt.heartbeat_at, attempt.step, attempt.phase)
+            known = self._progress.get(attempt.id)
+            if known is None or known[0] != told:
+                self._progress[attempt.id] = told, time.monotonic()
+                continue
+            limit = 60 * self._tasks[attempt.id].cell.config.resources.hang_minutes
+            child = process.find(attempt.pid, attempt.pid_started)
+            if time.monotonic() - known[1] < limit or attempt.id in self._hung or child is None:
+                continue
+            if attempt.pid == self._owner.pid:
+                continue  # its own process has not said who it is yet
+            self._hung.add(attempt.id)
+            with contextlib.suppress(psutil.Error):
+                child.send_signal(signal.SIGUSR1)
+                time.sleep(DUMP_S)
+            process.end(attempt.pid, attempt.pid_started, grace=0)
 
     def _show(self) -> None:
         if self._tasks:
             live = {attempt.id: attempt for attempt in self.store.live_attempts(self.sweep)}
-            self.listener.running([live[key] for key in self._tasks if key in live])
+            mine = [live[key] for key in self._tasks if key in live]
+            self.listener.running(mine)
+            self._end_hung(mine)
 
     def _stop(self) -> None:
         """Asks every attempt to save itself and leave; kills what is still there after the grace, marks everything."""

@@ -33,6 +33,7 @@ from .training.optimizers import Optimizers
 if TYPE_CHECKING:
     from .job import StopFlag
 
+HEARTBEAT_S = 5.0
 MAIN_METRIC = {"needle": ("digit_accuracy", "fraction"), "val": ("val_loss", "nats/token")}
 """Metric and unit under which a probe that ran out of memory says so, where that is not nats per token."""
 
@@ -89,7 +90,7 @@ class Work:
         """Places of earlier attempts that may hold checkpoints, newest first."""
         self._source = ("", "")
         """Place and name of the checkpoint that this attempt went on from."""
-        self._saved = time.monotonic()
+        self._saved = self._heard = time.monotonic()
 
     def run(self, began: float) -> None:
         """Trains or loads, then probes. Raises Stopped, Diverged, LostLease and whatever goes wrong."""
@@ -337,8 +338,12 @@ class Work:
         self.recorder.measurements([replace(one, seconds=seconds, peak_memory=peak) for one in measured])
 
     def _leave_if_asked(self) -> None:
+        """Between two pieces of a measurement: leaves if asked to, else says from time to time that it goes on."""
         if self.stop.set:
             raise Stopped
+        if time.monotonic() - self._heard >= HEARTBEAT_S:
+            self._heard = time.monotonic()
+            self.recorder.heartbeat()
 
     def _keep(self) -> None:
         """Leaves the weights on disk if the config says so."""

@@ -85,7 +85,7 @@ NEXT = """
 import sqlalchemy as sa
 from alembic import op
 
-revision, down_revision = "0002", "0001"
+revision, down_revision = "9999", "{head}"
 
 def upgrade():
     op.execute("DROP VIEW results")
@@ -100,13 +100,13 @@ def upgrade():
 def next_release(tmp_path, more=""):
     folder = tmp_path / "migrations"
     shutil.copytree(MIGRATIONS, folder, ignore=shutil.ignore_patterns("__pycache__"))
-    (folder / "versions" / "0002_next.py").write_text(NEXT.replace("{more}", more))
+    (folder / "versions" / "9999_next.py").write_text(NEXT.replace("{more}", more).replace("{head}", schema.HEAD))
     return folder
 
 
 def test_a_populated_database_survives_the_next_release(populated, tmp_path):
     before = content(populated)
-    backup = upgrade_store(populated, migrations=next_release(tmp_path), head="0002")
+    backup = upgrade_store(populated, migrations=next_release(tmp_path), head="9999")
     assert content(populated) == before
     assert content(backup) == before
     assert all(before[name] for name in TABLES if name != "example")
@@ -114,7 +114,7 @@ def test_a_populated_database_survives_the_next_release(populated, tmp_path):
     assert connection.execute("SELECT DISTINCT note FROM attempt").fetchall() == [("none",)]
     indexes = {row[1] for row in connection.execute("PRAGMA index_list(attempt)")}
     assert "one_live_attempt" in indexes
-    assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [("0002",)]
+    assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [("9999",)]
     with pytest.raises(StoreTooNew):
         open_store(populated)
     with pytest.raises(StoreTooNew, match="upgrade the program"):
@@ -129,7 +129,7 @@ def test_a_populated_database_survives_the_next_release(populated, tmp_path):
 def test_an_upgrade_that_would_lose_data_is_undone(populated, tmp_path, more):
     before = content(populated)
     with pytest.raises(StoreError, match="would lose data"):
-        upgrade_store(populated, migrations=next_release(tmp_path, more), head="0002")
+        upgrade_store(populated, migrations=next_release(tmp_path, more), head="9999")
     assert content(populated) == before
     assert open_store(populated).cell_states()[0].state == "done"
 
@@ -140,7 +140,7 @@ def test_an_upgrade_that_the_database_refuses_is_undone(populated, tmp_path):
         upgrade_store(
             populated,
             migrations=next_release(tmp_path, 'op.execute("UPDATE measurement SET attempt_id = 1")'),
-            head="0002",
+            head="9999",
         )
     assert content(populated) == before
 
@@ -148,7 +148,7 @@ def test_an_upgrade_that_the_database_refuses_is_undone(populated, tmp_path):
 def test_an_upgrade_that_crashes_is_undone(populated, tmp_path):
     before = content(populated)
     with pytest.raises(ZeroDivisionError):
-        upgrade_store(populated, migrations=next_release(tmp_path, "1 / 0"), head="0002")
+        upgrade_store(populated, migrations=next_release(tmp_path, "1 / 0"), head="9999")
     assert content(populated) == before
     names = sqlite3.connect(populated).execute("SELECT name FROM sqlite_master WHERE name LIKE '%tmp%'").fetchall()
     assert names == []

@@ -122,20 +122,20 @@ def test_a_gpu_belongs_to_one_process_until_it_dies(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "state", "retry", "said"),
+    ("code", "state", "failure", "said"),
     [
-        (-9, "interrupted", True, "killed by SIGKILL (out of memory, or by hand)"),
-        (-11, "interrupted", True, "killed by SIGSEGV"),
-        (-15, "interrupted", False, "stopped before training began"),
-        (143, "interrupted", False, "stopped before training began"),
-        (1, "failed", False, "exit code 1: ImportError: no such thing"),
+        (-9, "interrupted", "preempted", "killed by SIGKILL (out of memory, or by hand)"),
+        (-11, "interrupted", "infrastructure", "crashed with SIGSEGV"),
+        (-15, "interrupted", None, "stopped before training began"),
+        (143, "interrupted", None, "stopped before training began"),
+        (1, "failed", "code", "exit code 1: ImportError: no such thing"),
     ],
 )
-def test_an_exit_code_is_judged(tmp_path: Path, code: int, state: str, retry: bool, said: str) -> None:
+def test_an_exit_code_is_judged(tmp_path: Path, code: int, state: str, failure: str | None, said: str) -> None:
     log = tmp_path / "log.txt"
     log.write_text("Traceback\n  something\nImportError: no such thing\n\n")
     ending = judge(code, log)
-    assert (ending.state, ending.retry) == (state, retry)
+    assert (ending.state, ending.failure) == (state, failure)
     assert said in ending.cause
     assert "no log was written" in judge(2, tmp_path / "none").cause
 

@@ -47,7 +47,7 @@ SLUGS = [
     "rope-discrete-d0-m0-w0-s0",
     "nope-zipfian-d0-m0-w0-s0",
 ]
-GIVEN_UP = SLUGS[1]
+OFTEN = SLUGS[1]
 """Killed as often as a launch tries a cell, so that it takes a second launch."""
 NUMBERS = (
     "SELECT slug, m.probe, m.metric, m.length, m.value, m.n FROM measurement m JOIN attempt a ON a.id = attempt_id "
@@ -115,15 +115,14 @@ def test_killed_at_random_steps_every_cell_comes_to_the_same_numbers(
     whole: tuple[Bench, subprocess.Popen[str]], tmp_path: Path
 ) -> None:
     draw = random.Random(5)
-    plan = {slug: sorted(draw.sample(range(1, STEPS - 8), 3 if slug == GIVEN_UP else 1)) for slug in SLUGS}
+    plan = {slug: sorted(draw.sample(range(1, STEPS - 8), 3 if slug == OFTEN else 1)) for slug in SLUGS}
     bench = made(tmp_path)
     first = bench.start("launch", "micro.yaml", "--executor", "local")
     bench.wait("SELECT 1 FROM attempt")
     killed = kill_while_running(bench, first, plan)
     out, _ = first.communicate(timeout=60)
-    # the launch gives up on the cell that died three times, and finishes the rest
-    assert first.returncode == 1, out
-    assert f"{GIVEN_UP} failed" in out
+    # a cell that gains steps between its deaths is never given up
+    assert first.returncode == 0, out
     assert plan == {slug: [] for slug in SLUGS}, "every kill was carried out"
     assert len(killed) == len(SLUGS) + 2
     causes = bench.sql("SELECT DISTINCT exit_code, cause FROM attempt WHERE state <> 'done'")

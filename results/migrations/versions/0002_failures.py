@@ -1,0 +1,25 @@
+"""How an attempt failed, what it did otherwise than its cell says, and what people ask of a running sweep."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0002"
+down_revision = "0001"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Columns that may be empty, so no table is made anew and no row is touched."""
+    op.add_column("attempt", sa.Column("failure", sa.String(14)))
+    op.add_column("attempt", sa.Column("deviation", sa.JSON()))
+    op.add_column("sweep", sa.Column("request", sa.JSON()))
+
+
+def downgrade() -> None:
+    """Back to the first release."""
+    op.drop_column("sweep", "request")
+    op.drop_column("attempt", "deviation")
+    op.drop_column("attempt", "failure")
