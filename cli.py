@@ -229,6 +229,48 @@ def status(sweep: SweepName = None, db: Db = None, as_json: AsJson = False) -> N
         typer.echo(report.text())
 
 
+def _ask(wish: Any, sweep: str | None, db: str | None, as_json: bool, cells: list[str] | None = None) -> None:
+    from dataclasses import asdict
+
+    from .results.store import open_store
+    from .sweep.wishes import ask
+
+    answer = ask(open_store(db), wish, sweep, cells or [])
+    if as_json:
+        _print_json(asdict(answer))
+    else:
+        typer.echo(answer.text)
+
+
+@app.command()
+def pause(sweep: SweepName = None, db: Db = None, as_json: AsJson = False) -> None:
+    """Let a running sweep save its cells, free the machine and wait."""
+    _ask("pause", sweep, db, as_json)
+
+
+@app.command()
+def resume(sweep: SweepName = None, db: Db = None, as_json: AsJson = False) -> None:
+    """Let a paused sweep go on."""
+    _ask("resume", sweep, db, as_json)
+
+
+@app.command()
+def cancel(sweep: SweepName = None, db: Db = None, as_json: AsJson = False) -> None:
+    """Let a running sweep save its cells and stop; launch continues it."""
+    _ask("cancel", sweep, db, as_json)
+
+
+@app.command()
+def retry(
+    cells: Annotated[list[str] | None, typer.Argument(help="Failed cells by id or slug; all of them if none.")] = None,
+    sweep: SweepName = None,
+    db: Db = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let a running sweep try cells again that it has given up."""
+    _ask("retry", sweep, db, as_json, cells)
+
+
 @app.command()
 def show(
     cell: Annotated[str, typer.Argument(help="Cell by id, the beginning of one, or slug.")],

@@ -150,6 +150,8 @@ def _claim(
         record()
         return store.acquire_sweep(grid.name, owner, supervisor.LEASE_S, is_alive=process.is_alive)
     record()
+    # what was asked of an earlier launch is not asked of this one
+    store.ask(grid.name, pause=None, cancel=None, retry=None)
     return fence
 
 

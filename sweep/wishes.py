@@ -1,0 +1,79 @@
+"""What people ask of a running sweep: to pause, to go on, to stop, to try failed cells again. Safe to ask twice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal
+
+from ..results.errors import SweepUnknown
+from ..results.records import SweepSummary
+from ..results.store import Store
+from . import process
+from .errors import SweepError
+
+Wish = Literal["pause", "resume", "cancel", "retry"]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of it."""
+
+    sweep: str
+    asked: Wish
+    running: bool
+    """Whether anybody runs the sweep, and so does what is asked."""
+    cells: tuple[str, ...] = ()
+    """Cells that are to be tried again, by id."""
+
+    @property
+    def text(self) -> str:
+        """The answer as one line."""
+        if not self.running:
+            more = {"retry": "; launch its grid again, which tries failed cells", "resume": "; launch its grid again"}
+            return f"nobody runs sweep {self.sweep}, so there is nothing to {self.asked}{more.get(self.asked, '')}"
+        return {
+            "pause": f"sweep {self.sweep} saves its cells and waits; atma-sweep resume lets it go on",
+            "resume": f"sweep {self.sweep} goes on",
+            "cancel": f"sweep {self.sweep} saves its cells and stops",
+            "retry": f"sweep {self.sweep} tries again: {', '.join(self.cells) or 'nothing, no such cell has failed'}",
+        }[self.asked]
+
+
+def ask(store: Store, wish: Wish, sweep: str | None = None, cells: Sequence[str] = ()) -> Answer:
+    """Asks it of whoever runs the sweep (None: the one launched last), who hears it within seconds.
+
+    `retry` takes cells by id or slug, none for every failed cell. Raises SweepUnknown, CellUnknown, CellAmbiguous, and
+    SweepError for cells beside another wish than retry.
+    """
+    if cells and wish != "retry":
+        raise SweepError(f"{wish} takes a whole sweep, not cells")
+    name = sweep or store.default_sweep()
+    found = next((one for one in store.sweeps() if one.name == name), None)
+    if found is None:
+        raise SweepUnknown(f"there is no sweep {name!r}; atma-sweep status lists them")
+    chosen: tuple[str, ...] = ()
+    if wish == "retry":
+        failed = {state.cell_id for state in store.cell_states(name) if state.state == "failed"}
+        wanted = {store.find_cell(cell, name).id for cell in cells} if cells else failed
+        chosen = tuple(sorted(wanted & failed))
+    running = runs(found)
+    if running:
+        if wish == "retry":
+            before = store.asked(name).get("retry", [])
+            store.ask(name, retry=sorted({*before, *chosen}))
+        elif wish == "resume":
+            store.ask(name, pause=None)
+        else:
+            store.ask(name, **{wish: True})
+    return Answer(name, wish, running, chosen)
+
+
+def runs(sweep: SweepSummary) -> bool:
+    """Whether a launch holds the sweep: its process lives, or, on another host, its lease does."""
+    if sweep.owner is None:
+        return False
+    alive = process.is_alive(sweep.owner)
+    leased = sweep.lease_until is not None and sweep.lease_until > datetime.now(UTC)
+    return leased if alive is None else alive

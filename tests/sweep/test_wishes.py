@@ -1,0 +1,65 @@
+"""pause, resume, cancel and retry reach a running launch, twice as well as once, and nobody when none runs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ..helpers.bench import Bench
+
+LONG = 128 * 400
+TRAINING = "SELECT 1 FROM attempt WHERE phase = 'training' AND step > 3"
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    yield made
+    for left in made.processes():
+        left.kill()
+
+
+def test_pause_frees_the_machine_and_resume_ends_as_if_nothing_had_been(bench: Bench) -> None:
+    bench.grid(tokens=LONG)
+    process = bench.start("launch", "micro.yaml", "--executor", "local", "--only", "attn_type=nope")
+    bench.wait(TRAINING)
+    for _ in range(2):
+        assert "saves its cells and waits" in bench.run("pause")
+    bench.wait("SELECT 1 FROM event WHERE kind = 'paused'")
+    assert bench.processes() == []
+    (state,) = bench.sql("SELECT state FROM attempt")[-1:]
+    assert state == ("interrupted",)
+    time.sleep(1.5)
+    assert len(bench.sql("SELECT 1 FROM attempt")) == 1
+    assert process.poll() is None
+    for _ in range(2):
+        bench.run("resume")
+    out, _ = process.communicate(timeout=200)
+    assert process.returncode == 0, out
+    assert [row[0] for row in bench.sql("SELECT state FROM attempt ORDER BY id")] == ["interrupted", "done"]
+    assert len(bench.sql("SELECT 1 FROM event WHERE kind = 'paused'")) == 1
+    paused = bench.curves()
+    other = Bench(bench.folder / "other" if (bench.folder / "other").mkdir() is None else bench.folder)
+    other.grid(tokens=LONG)
+    other.launch("--only", "attn_type=nope")
+    assert other.curves() == paused
+
+
+def test_cancel_saves_and_stops(bench: Bench) -> None:
+    bench.grid(tokens=LONG)
+    process = bench.start("launch", "micro.yaml", "--executor", "local")
+    bench.wait(TRAINING)
+    answer = json.loads(bench.run("cancel", "--json"))
+    assert answer == {"sweep": "micro", "asked": "cancel", "running": True, "cells": []}
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert "cancelled; launch again to continue" in out
+    assert bench.sql("SELECT state FROM attempt") == [("interrupted",)]
+    assert bench.sql("SELECT request FROM sweep") == [(None,)]
+    for wish in ("cancel", "pause", "resume", "retry"):
+        assert f"nobody runs sweep micro, so there is nothing to {wish}" in bench.run(wish)
+    assert "no sweep 'nano'" in bench.run("cancel", "--sweep", "nano", code=2)
