@@ -19,7 +19,7 @@ _LOG2E = tl.constexpr(LOG2E)
 
 
 @triton.jit
-def _rows(
+def _capped_rows(
     z_ptr, target_ptr, loss_ptr, V,
     CAP: tl.constexpr, BLOCK: tl.constexpr, SAFE: tl.constexpr, GRADIENT: tl.constexpr,
 ):  # fmt: skip
@@ -64,7 +64,7 @@ def rows(z_NV: Tensor, targets_N: Tensor, cap: float, gradient: bool) -> Tensor:
     """Nats per token, float32 [N], of contiguous logits; with `gradient`, z is overwritten by the losses' gradient."""
     n, v = z_NV.shape
     losses_N = torch.empty(n, device=z_NV.device, dtype=torch.float32)
-    _rows[(n,)](
+    _capped_rows[(n,)](
         z_NV, targets_N, losses_N, v, CAP=float(cap), BLOCK=4096, SAFE=cap <= SAFE_CAP, GRADIENT=gradient, num_warps=8
     )
     return losses_N

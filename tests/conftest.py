@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 if TYPE_CHECKING:
     from torch import nn
 
+if not torch.cuda.is_available():
+    # read when Triton is first imported: its kernels then run on CPU tensors, in float32 alone
+    os.environ["TRITON_INTERPRET"] = "1"
+
 CHECKOUT = Path(__file__).resolve().parent.parent
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--kills", type=int, default=6, help="kills in each storm of tests/chaos; 200 is the long form")
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +45,6 @@ def collector() -> Iterator[None]:
 @pytest.fixture
 def wake() -> Callable[[nn.Module], None]:
     """Adds seeded noise to every parameter of a network, so that no branch ends in a zero projection."""
-    import torch
     from atma_sweep.model.chance import generator
 
     def add_noise(model: nn.Module) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import IO
 
 import psutil
 
@@ -54,9 +55,9 @@ class Bench:
         assert old in path.read_text()
         path.write_text(path.read_text().replace(old, new))
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, out: IO[str] | int = subprocess.PIPE) -> subprocess.Popen[str]:
         command = [*COMMAND, *arguments]
-        return subprocess.Popen(command, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        return subprocess.Popen(command, cwd=self.folder, stdout=out, stderr=subprocess.STDOUT, text=True)
 
     def run(self, *arguments: str, code: int = 0) -> str:
         process = self.start(*arguments)

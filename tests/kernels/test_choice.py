@@ -1,0 +1,242 @@
+"""Which implementation is taken, and the reason that goes into the record of a run."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from atma_sweep.kernels import attention_ops, choice, conv, cross_entropy, gated_delta, polar, softmax_attention
+from atma_sweep.kernels.choice import Choice, attention_choice, plain_torch, use_plain_torch, why_no_triton
+
+CUDA, CPU, BF16 = torch.device("cuda"), torch.device("cpu"), torch.bfloat16
+CHOOSERS: dict[str, Callable[..., Choice]] = {
+    "polar": lambda device, dtype, d=128: polar.choose_backend(device, dtype, d),
+    "softmax": lambda device, dtype, d=128: softmax_attention.choose_backend(device, dtype, d, windowed=False),
+    "windowed": lambda device, dtype, d=128: softmax_attention.choose_backend(device, dtype, d, windowed=True),
+    "gated_delta": lambda device, dtype, d=128: gated_delta.choose_backend(device, dtype, d),
+    "conv": lambda device, dtype, d=128: conv.choose_backend(device, dtype, 3),
+    "cross_entropy": lambda device, dtype, d=128: cross_entropy.choose_backend(device, dtype),
+}
+SELF_TESTS = (polar, softmax_attention, gated_delta, conv, cross_entropy)
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    yield
+    use_plain_torch(False)
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU of compute capability 9.0, as far as questions go, whose Gluon kernels are not asked."""
+    pretend(monkeypatch, (9, 0))
+    monkeypatch.setattr(attention_ops, "kernels", lambda path: SimpleNamespace(why_not=lambda *args: "not asked"))
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+    # the answer is kept for the process: not that of a GPU that does not exist
+    monkeypatch.setattr(choice, "_why_no_triton", choice._why_no_triton.__wrapped__)
+
+
+def answers(found: float) -> Callable[..., float]:
+    """A self-test with that result."""
+    return lambda *args: found
+
+
+def no_test(*args: Any) -> float:
+    raise AssertionError("a self-test ran")
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("name", CHOOSERS)
+def test_plain_torch_is_torch_everywhere(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in SELF_TESTS:
+        monkeypatch.setattr(module, "_error", no_test)
+    assert not plain_torch()
+    use_plain_torch()
+    assert plain_torch()
+    for device, dtype in ((CUDA, BF16), (CPU, torch.float32)):
+        assert CHOOSERS[name](device, dtype) == ("torch", "asked for by train.kernels")
+    use_plain_torch(False)
+    assert CHOOSERS[name](CPU, BF16).reason != "asked for by train.kernels"
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("name", CHOOSERS)
+def test_reasons_against_triton(name: str) -> None:
+    """Strings are devices too, as torch has it."""
+    assert CHOOSERS[name]("cpu", BF16) == ("torch", "Triton needs CUDA, the device is cpu")
+    assert str(CHOOSERS[name](CPU, torch.float32)) == "torch (Triton needs CUDA, the device is cpu)"
+    found = CHOOSERS[name](CUDA, torch.float32)
+    assert found.backend == "torch"
+    assert "the kernels compute in 16 bits, the activations are torch.float32" in found.reason
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("name", ["polar", "softmax", "windowed", "gated_delta"])
+@pytest.mark.parametrize("d", [8, 20, 96, 512])
+def test_head_sizes_that_the_kernels_do_not_have(name: str, d: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gated_delta, "why_no_fla", lambda device, dtype: "no fla")
+    found = CHOOSERS[name](CUDA, BF16, d)
+    assert found.backend == "torch"
+    assert f"a power of two from 16 to 256, got {d}" in found.reason
+
+
+@pytest.mark.usefixtures("hopper")
+def test_filters_that_the_kernels_do_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conv, "_error", answers(0.002))
+    assert conv.choose_backend(CUDA, BF16, 4).backend == "triton"
+    assert conv.choose_backend(CUDA, BF16, 5) == ("torch", "the kernels take at most 4 taps, got 5")
+
+
+@pytest.mark.parametrize(("capability", "reason"), [
+    ((7, 5), "compute capability 7.5 is below 8.0"), ((8, 0), None), ((8, 9), None), ((10, 0), None),
+])  # fmt: skip
+def test_old_gpus(capability: tuple[int, int], reason: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, capability)
+    assert why_no_triton(CUDA, BF16) == reason
+    assert why_no_triton(CUDA, torch.float16) == reason
+
+
+@pytest.mark.usefixtures("hopper")
+def test_a_machine_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert why_no_triton(CUDA, BF16) == "Triton is not installed"
+
+
+@pytest.mark.usefixtures("hopper")
+def test_a_self_test_decides() -> None:
+    """Not a number is not believed either, and an error is asked for once, for the tensors in question."""
+    asked = []
+
+    def error(*args: Any) -> float:
+        asked.append(args)
+        return 0.004
+
+    assert attention_choice("op", CUDA, BF16, 64, error) == ("triton", f"Triton {choice.version('triton')}")
+    assert asked == [(CUDA, BF16, 64, "triton")]
+    assert attention_choice("op", CUDA, BF16, 64, answers(choice.SELF_TEST)).backend == "triton"
+    for wrong, told in ((0.5, "0.5"), (float("nan"), "nan"), (float("inf"), "inf")):
+        found = attention_choice("op", CUDA, BF16, 64, answers(wrong))
+        assert found == ("torch", f"the self-test of op found a relative error of {told}")
+
+
+@pytest.mark.usefixtures("hopper")
+def test_a_self_test_that_cannot_run_says_why() -> None:
+    """A kernel that does not compile here is not taken, and the last line of what was said is the reason."""
+    for raised, told in (
+        (RuntimeError("In file k.py\nout of resource: shared memory"), "RuntimeError: out of resource: shared memory"),
+        (NotImplementedError(), "NotImplementedError: no message"),
+    ):
+
+        def error(*args: Any, raised: Exception = raised) -> float:
+            raise raised
+
+        found = attention_choice("op", CUDA, BF16, 64, error)
+        assert found == ("torch", f"the self-test of op stopped with {told}")
+    with pytest.raises(KeyboardInterrupt):
+        choice.failure("op", interrupted)
+
+
+def interrupted() -> float:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("name", CHOOSERS)
+@pytest.mark.parametrize("wrong", [0.5, float("nan")])
+def test_what_fails_its_self_test_is_not_taken(name: str, wrong: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gated_delta, "why_no_fla", lambda device, dtype: "no fla")
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91900)
+    for module in SELF_TESTS:
+        monkeypatch.setattr(module, "_error", answers(wrong))
+    found = CHOOSERS[name](CUDA, BF16)
+    assert found.backend == "torch"
+    assert f"found a relative error of {wrong:.2g}" in found.reason
+    for module in SELF_TESTS:
+        monkeypatch.setattr(module, "_error", answers(0.002))
+    assert CHOOSERS[name](CUDA, BF16).backend == ("cudnn" if name == "softmax" else "triton")
+
+
+@pytest.mark.usefixtures("hopper")
+def test_full_softmax_attention_beside_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuDNN where it passes and need not repeat; ours where it refuses or fails; the reason says both."""
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91900)
+    results: dict[str, Any] = {"triton": 0.002, "cudnn": 0.002}
+
+    def error(device: torch.device, dtype: torch.dtype, d: int, backend: str) -> float:
+        if isinstance(results[backend], Exception):
+            raise results[backend]
+        return float(results[backend])
+
+    monkeypatch.setattr(softmax_attention, "_error", error)
+    full, windowed = CHOOSERS["softmax"], CHOOSERS["windowed"]
+    assert full(CUDA, BF16) == ("cudnn", "cuDNN 91900")
+    assert windowed(CUDA, BF16).backend == "triton"
+    results["cudnn"] = 0.4
+    assert full(CUDA, BF16).backend == "triton"
+    assert full(CUDA, BF16).reason.endswith("the self-test of cuDNN attention found a relative error of 0.4")
+    results["cudnn"] = RuntimeError("No available kernel.")
+    assert full(CUDA, BF16).backend == "triton"
+    assert full(CUDA, BF16).reason.endswith("cuDNN attention stopped with RuntimeError: No available kernel.")
+    results["cudnn"] = 0.002
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert full(CUDA, BF16).backend == "triton"
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("hopper")
+def test_polar_on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gluon where it can and passes, else Triton with both reasons; what is right, best first, for benchmarks."""
+    results: dict[str, Any] = {"triton": 0.002, "gluon": 0.002}
+    asked: list[Any] = []
+
+    def why_not(*args: Any) -> str | None:
+        asked.append(args)
+        return "no room" if args[3] == 9 else None
+
+    monkeypatch.setattr(attention_ops, "kernels", lambda path: SimpleNamespace(why_not=why_not))
+    monkeypatch.setattr(polar, "_error", lambda device, dtype, d, backend: results[backend])
+    ours = f"Triton {choice.version('triton')}"
+    assert polar.choose_backend("cuda", BF16, 64) == ("gluon", ours)
+    assert asked == [(CUDA, BF16, 64, None)]
+    assert polar.choose_backend(CUDA, BF16, 64, 300).backend == "gluon"
+    assert polar.choose_backend(CUDA, BF16, 64, 9) == ("triton", f"{ours}; not Gluon: no room")
+    assert polar.available(CUDA, BF16, 64) == ["gluon", "triton", "torch"]
+    assert polar.available(CUDA, BF16, 64, 9) == ["triton", "torch"]
+    results["gluon"] = float("nan")
+    found = polar.choose_backend(CUDA, BF16, 64)
+    assert found.backend == "triton"
+    assert found.reason.endswith("the self-test of Gluon polar attention found a relative error of nan")
+    results["triton"] = 1.0
+    assert polar.available(CUDA, BF16, 64) == ["torch"]
+    assert polar.available("cpu", BF16, 64) == ["torch"]
+
+
+def test_version_of_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its metadata, or from the module where none came along."""
+    assert choice.version("torch") == importlib.metadata.version("torch")
+    monkeypatch.setitem(sys.modules, "atma_made_up", SimpleNamespace(__version__="3.1.4"))
+    assert choice.version("atma_made_up") == "3.1.4"
+    with pytest.raises(ModuleNotFoundError):
+        choice.version("atma_nowhere")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("name", CHOOSERS)
+def test_kernels_are_taken_on_this_gpu(name: str) -> None:
+    """From Ampere on nothing is left to torch, and every self-test passes."""
+    if torch.cuda.get_device_capability() >= (8, 0) and not (
+        name == "softmax" and torch.cuda.get_device_capability() < (9, 0)
+    ):
+        assert CHOOSERS[name](CUDA, BF16).backend != "torch", CHOOSERS[name](CUDA, BF16)

@@ -1,0 +1,224 @@
+"""The sum of capped cross-entropies whose gradient is worked out beside it, plain and with the Triton kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from atma_sweep.kernels import cross_entropy
+from atma_sweep.kernels.choice import Choice
+from atma_sweep.kernels.cross_entropy import (
+    linear_cross_entropy,
+    linear_cross_entropy_reference,
+    linear_cross_entropy_sum,
+)
+from torch import Tensor
+
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered")  # of lanes that are masked away
+needs_interpreter = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the kernels are compiled, see below")
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+BACKENDS = ["torch", pytest.param("triton", marks=needs_interpreter)]
+
+
+@pytest.fixture(autouse=True)
+def unwritten_memory_is_nan() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def inputs(n: int, d: int, v: int, *, scale: float = 1.0) -> tuple[list[Tensor], Tensor]:
+    """h, w, b and the targets, among them the first and the last word."""
+    made = [normal(n, d, seed=1) * scale, normal(v, d, seed=2), normal(v, seed=3)]
+    targets = torch.randint(v, (n,), generator=torch.Generator().manual_seed(4))
+    targets[0], targets[-1] = 0, v - 1
+    return [x.requires_grad_() for x in made], targets
+
+
+def double(args: list[Tensor]) -> list[Tensor]:
+    return [x.detach().double().requires_grad_() for x in args]
+
+
+def run(function: Callable[..., Tensor], args: list[Tensor], targets: Tensor, **options: Any) -> list[Tensor]:
+    total = function(*args, targets, **options).sum()
+    return [total.detach(), *torch.autograd.grad(total, args)]
+
+
+def check(ours: list[Tensor], theirs: list[Tensor], near: float) -> None:
+    for index, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        off = (a.double() - b).abs().max().item()
+        assert off <= near * max(1.0, b.abs().max().item()), (index, off)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("n", "d", "v", "cap", "scale", "chunk"), [
+    (1, 3, 5, 15.0, 1.0, 8192), (7, 5, 37, 15.0, 1.0, 3), (7, 5, 37, 15.0, 1.0, 1), (9, 4, 4099, 15.0, 1.0, 4),
+    (5, 6, 8192, 60.0, 20.0, 5), (5, 6, 12301, 100.0, 60.0, 2), (3, 4, 4096, 500.0, 200.0, 100), (4, 3, 2, 100.0, 60.0, 3),
+])  # fmt: skip
+def test_sum_and_gradients_are_near_float64(
+    backend: str, n: int, d: int, v: int, cap: float, scale: float, chunk: int
+) -> None:
+    """Vocabularies around the kernel's 4096 lanes, chunks that do not divide, caps that need a running maximum."""
+    args, targets = inputs(n, d, v, scale=scale)
+    ours = run(linear_cross_entropy_sum, args, targets, cap=cap, chunk=chunk, backend=backend)
+    assert ours[0].dtype == torch.float32
+    theirs = run(linear_cross_entropy_reference, double(args), targets, cap=cap)
+    # a capped logit of 500 has a last digit of 3e-5
+    check(ours, theirs, 4e-6 * max(1.0, cap / 50))
+
+
+@needs_interpreter
+@pytest.mark.parametrize(("cap", "level"), [(60.0, 1e4), (60.0, -1e4), (100.0, 1e4), (100.0, -1e4), (80.0, -1e4)])
+def test_logits_all_at_one_end(cap: float, level: float) -> None:
+    """exp(60) fits into float32 times any vocabulary, exp(100) alone does not; exp(-100) is zero."""
+    n, v = 2, 5003
+    h, w = torch.ones(n, 1), torch.full((v, 1), level) + normal(v, 1)
+    found = linear_cross_entropy_sum(h, w, torch.zeros(v), torch.tensor([0, 4999]), cap=cap, backend="triton")
+    expected = linear_cross_entropy_reference(
+        h.double(), w.double(), torch.zeros(v).double(), torch.tensor([0, 4999]), cap=cap
+    )
+    assert found.item() == pytest.approx(expected.sum().item(), rel=3e-6)
+    assert found.item() == pytest.approx(n * 8.5178, abs=1e-2)  # ln 5003
+
+
+def test_float64_is_exact() -> None:
+    args, targets = inputs(11, 5, 37)
+    for chunk in (2, 11):
+        ours = run(linear_cross_entropy_sum, double(args), targets, cap=3.0, chunk=chunk)
+        assert ours[0].dtype == torch.float64
+        check(ours, run(linear_cross_entropy_reference, double(args), targets, cap=3.0), 1e-13)
+    assert torch.autograd.gradcheck(
+        lambda h, w, b: linear_cross_entropy_sum(h, w, b, targets, cap=3.0, chunk=4), double(args)
+    )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_equals_the_sum_of_losses(backend: str) -> None:
+    args, targets = inputs(13, 5, 41)
+    ours = run(linear_cross_entropy_sum, args, targets, cap=15.0, chunk=4, backend=backend)
+    theirs = run(linear_cross_entropy, args, targets, cap=15.0, chunk=4)
+    check(ours, [x.double() for x in theirs], 3e-6)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_scale_with_what_comes_from_above(backend: str) -> None:
+    args, targets = inputs(6, 4, 29)
+    plain = run(linear_cross_entropy_sum, args, targets, cap=15.0, backend=backend)
+    # powers of two, so that scaling is exact
+    total = linear_cross_entropy_sum(*args, targets, cap=15.0, backend=backend)
+    scaled = torch.autograd.grad(total * -0.125 + 3, args)
+    assert all(torch.equal(a, -0.125 * b) for a, b in zip(scaled, plain[1:], strict=True))
+    total = linear_cross_entropy_sum(*args, targets, cap=15.0, backend=backend)
+    (total / 8).backward(retain_graph=True)
+    (total / 8).backward()
+    assert all(x.grad is not None and torch.equal(x.grad, 0.25 * g) for x, g in zip(args, plain[1:], strict=True))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_without_gradients(backend: str) -> None:
+    args, targets = inputs(13, 5, 41)
+    with_gradient = linear_cross_entropy_sum(*args, targets, cap=15.0, chunk=4, backend=backend)
+    with torch.no_grad():
+        without = linear_cross_entropy_sum(*args, targets, cap=15.0, chunk=4, backend=backend)
+    assert not without.requires_grad
+    assert torch.equal(without, with_gradient.detach())
+    frozen = linear_cross_entropy_sum(*(x.detach() for x in args), targets, cap=15.0, chunk=4, backend=backend)
+    assert torch.equal(frozen, without)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("chunk", [1, 4, 13, 100])
+def test_losses_of_single_tokens_without_gradients(backend: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evaluation takes the kernel too, and leaves what it is given as it was."""
+    monkeypatch.setattr(cross_entropy, "choose_backend", lambda *args: Choice(backend, "asked for"))
+    args, targets = inputs(13, 5, 4099)
+    before = [x.detach().clone() for x in args]
+    with torch.no_grad():
+        found = linear_cross_entropy(*args, targets, cap=15.0, chunk=chunk)
+        expected = linear_cross_entropy_reference(*double(args), targets, cap=15.0)
+    assert found.dtype == torch.float32
+    assert (found.double() - expected).abs().max() <= 4e-6
+    assert all(torch.equal(a, b) for a, b in zip(args, before, strict=True))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("learns", [0, 1, 2])
+def test_one_input_that_learns_is_enough(backend: str, learns: int) -> None:
+    args, targets = inputs(6, 4, 29)
+    whole = run(linear_cross_entropy_sum, args, targets, cap=15.0, backend=backend)
+    some = [x.detach().requires_grad_(index == learns) for index, x in enumerate(args)]
+    (grad,) = torch.autograd.grad(linear_cross_entropy_sum(*some, targets, cap=15.0, backend=backend), some[learns])
+    assert torch.equal(grad, whole[1 + learns])
+
+
+@needs_interpreter
+def test_inputs_are_left_as_they_were_and_nothing_beyond_them_is_used() -> None:
+    args, targets = inputs(5, 4, 29)
+    before = [x.detach().clone() for x in args]
+    buffers = [torch.full((3 * len(x), *x.shape[1:]), torch.nan) for x in args]
+    poisoned = []
+    for buffer, x in zip(buffers, args, strict=True):
+        middle = buffer[len(x) : 2 * len(x)]
+        middle.copy_(x.detach())
+        poisoned.append(middle.requires_grad_())
+    clean, dirty = (
+        run(linear_cross_entropy_sum, some, targets, cap=15.0, backend="triton") for some in (args, poisoned)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(clean, dirty, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(args, before, strict=True))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("gradient", [True, False])
+def test_the_op_keeps_the_rules_of_torch(backend: str, gradient: bool) -> None:
+    """Nothing changed in place, shapes and types without data, gradients, and the same in a compiled graph."""
+    args, targets = inputs(5, 4, 7)
+    some = args if gradient else [x.detach() for x in args]
+    found = torch.library.opcheck(cross_entropy.cross_entropy_sum, (*some, targets, 15.0, 2, gradient, backend))
+    assert set(found.values()) == {"SUCCESS"}, found
+
+
+def test_errors_name_both_numbers() -> None:
+    args, targets = inputs(5, 4, 7)
+    with pytest.raises(ValueError, match=r"\(5, 4\).*\(7, 3\)"):
+        linear_cross_entropy_sum(args[0], args[1][:, :3], args[2], targets, cap=15.0)
+    with pytest.raises(ValueError, match=r"5 rows.*\(4,\)"):
+        linear_cross_entropy_sum(*args, targets[:4], cap=15.0)
+    with pytest.raises(ValueError, match="chunk must be at least 1, got 0"):
+        linear_cross_entropy_sum(*args, targets, cap=15.0, chunk=0)
+
+
+# --- on a GPU -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize(("n", "d", "v", "cap", "chunk"), [
+    (1, 64, 5, 15.0, 8192), (37, 64, 4099, 15.0, 10), (300, 128, 50304, 15.0, 128), (129, 64, 12301, 100.0, 100),
+])  # fmt: skip
+def test_in_bf16_errs_at_most_twice_as_much_as_the_plain_formula(
+    n: int, d: int, v: int, cap: float, chunk: int
+) -> None:
+    args, targets = inputs(n, d, v, scale=cap / 15)
+    h = args[0].detach().cuda().bfloat16().requires_grad_()
+    # as in training: activations in bf16, weights in float32
+    some = [h, *(x.detach().cuda().requires_grad_() for x in args[1:])]
+    targets = targets.cuda()
+    ours, again = (
+        run(linear_cross_entropy_sum, some, targets, cap=cap, chunk=chunk, backend="triton") for _ in range(2)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(ours, again, strict=True))
+    exact = run(linear_cross_entropy_reference, double(some), targets, cap=cap)
+    plain = run(linear_cross_entropy_reference, some, targets, cap=cap)
+
+    def distance(a: Tensor, b: Tensor) -> float:
+        return float((a.double() - b).norm() / b.norm())
+
+    for a, b, c in zip(ours, exact, plain, strict=True):
+        assert distance(a, b) <= 2 * max(distance(c, b), 1e-3)

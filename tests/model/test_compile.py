@@ -1,0 +1,255 @@
+"""The compiled network against the eager one: every combination of parts, one graph, compiled once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from atma_sweep.kernels.choice import use_plain_torch
+from atma_sweep.model.backbone import Auxiliary, Backbone, build
+from atma_sweep.model.config import ModelConfig
+from atma_sweep.model.registry import REGULARIZERS
+from torch import Tensor
+from torch._dynamo.utils import counters
+
+SMALL = {"d_model": 32, "n_layers": 3, "n_heads": 4, "n_kv_heads": 2, "head_dim": 8, "vocab_size": 61, "window_size": 8}
+TOKENS = torch.randint(61, (2, 20), generator=torch.Generator().manual_seed(3))
+PARTS = list(product(("polar", "nope", "rope"), ("none", "gated_delta"), (False, True), (False, True)))
+"""attn_type, memory, window, distractor"""
+OTHERS = sorted(set(REGULARIZERS) - {"baseline"})
+
+
+@pytest.fixture(autouse=True)
+def forget() -> Iterator[None]:
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new folder for compiled code."""
+    return tmp_path_factory.mktemp("compiled")
+
+
+def network(wake: Callable[[Backbone], None], **settings: Any) -> Backbone:
+    model = build(ModelConfig(**(SMALL | settings)), seed=0)
+    wake(model)
+    return model
+
+
+def auxiliary(regularizer: str, distractor: bool, **changes: int) -> Auxiliary:
+    return Auxiliary(regularizer, 5, distractor, None, **({"seed": 0, "step": 3, "micro": 1} | changes))
+
+
+def numbers(model: Backbone, terms: Auxiliary | None, tokens: Tensor = TOKENS) -> dict[str, Tensor]:
+    """Everything that a training step makes: features, terms, loss and every gradient."""
+    model.zero_grad()
+    features = model.features(tokens[:, :-1], auxiliary=terms)
+    found = {"hidden": features.hidden_BTD, "loss": model.total_loss(features.hidden_BTD, tokens[:, 1:])}
+    for name, value in (("regularizer", features.regularizer), ("distractor", features.distractor)):
+        if value is not None:
+            found[name] = value
+    sum(value for name, value in found.items() if name != "hidden").backward()
+    grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return {name: value.detach().clone() for name, value in (found | grads).items()}
+
+
+def differ(one: dict[str, Tensor], two: dict[str, Tensor]) -> float:
+    """Largest difference, relative to the largest entry of a tensor, at least 1e-3."""
+    assert one.keys() == two.keys()
+    return max(
+        float((a - b).abs().max() / b.abs().max().clamp(min=1e-3))
+        for a, b in zip(one.values(), two.values(), strict=True)
+    )
+
+
+def combinations() -> list[tuple[str, str, bool, bool, str]]:
+    """Every combination of parts without a regularizer; then each regularizer beside every level of every part."""
+    dealt = []
+    for turn, (place, regularizer) in product(range(3), enumerate(OTHERS)):
+        attn_type = ("polar", "nope", "rope")[(turn + place) % 3]
+        memory = ("none", "gated_delta")[turn % 2]
+        dealt.append((attn_type, memory, (turn + place) % 2 == 0, (turn + place // 2) % 2 == 0, regularizer))
+    return [(*parts, "baseline") for parts in PARTS] + dealt
+
+
+def test_regularizers_meet_every_level() -> None:
+    dealt = combinations()[24:]
+    assert len(OTHERS) == 4
+    for position, levels in enumerate(
+        (("polar", "nope", "rope"), ("none", "gated_delta"), (False, True), (False, True))
+    ):
+        assert {(one[position], one[4]) for one in dealt} == set(product(levels, OTHERS))
+
+
+@pytest.mark.parametrize(("attn_type", "memory", "window", "distractor", "regularizer"), combinations())
+def test_one_graph_gives_the_eager_numbers(
+    attn_type: str, memory: str, window: bool, distractor: bool, regularizer: str, wake: Callable[[Backbone], None]
+) -> None:
+    model = network(wake, attn_type=attn_type, memory=memory, window=window)
+    terms = auxiliary(regularizer, distractor)
+    eager = numbers(model, terms)
+    assert ("distractor" in eager, "regularizer" in eager) == (distractor, regularizer != "baseline")
+    model.compile_blocks("eager")
+    assert model.kernel_paths()["blocks"].startswith("eager torch ")
+    compiled = numbers(model, terms)
+    assert differ(compiled, eager) <= 1e-6
+    assert counters["graph_break"] == {}
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.parametrize("terms", [None, "distractor_count"])
+def test_one_graph_for_other_requests(terms: str | None, wake: Callable[[Backbone], None]) -> None:
+    """Evaluation without auxiliary terms, and a number of distractors that is not the length."""
+    model = network(wake, attn_type="polar", window=True)
+    asked = None if terms is None else Auxiliary("baseline", 5, True, 7, 0, 0, 0)
+    eager = numbers(model, asked)
+    model.compile_blocks("eager")
+    assert differ(numbers(model, asked), eager) <= 1e-6
+    with torch.no_grad():
+        whole = model.features(TOKENS, full_context=True).hidden_BTD
+        chunked = model.features(TOKENS, full_context=True, chunk=7).hidden_BTD
+    assert (whole - chunked).abs().max() <= 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("attn_type", "window", "regularizer", "distractor", "layers"), [
+    ("polar", True, "baseline", True, 1), ("rope", False, "zipfian", False, 2),
+])  # fmt: skip
+def test_generated_code_gives_the_eager_numbers(
+    attn_type: str, window: bool, regularizer: str, distractor: bool, layers: int, wake: Callable[[Backbone], None],
+    compiled: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The last layer is global. A cache of its own, so that what an earlier run compiled is not what is tested."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(compiled))
+    parts = {"n_layers": layers, "attn_every": layers, "attn_offset": layers - 1}
+    model = network(wake, attn_type=attn_type, window=window, **parts)
+    terms = auxiliary(regularizer, distractor)
+    eager = numbers(model, terms)
+    model.compile_blocks()
+    assert model.kernel_paths()["blocks"].startswith("inductor torch ")
+    assert differ(numbers(model, terms), eager) <= 1e-5
+    assert counters["stats"]["unique_graphs"] == 1
+    assert any(compiled.iterdir())
+
+
+def test_compiled_once(wake: Callable[[Backbone], None]) -> None:
+    """Another step, seed, micro-batch, batch, learning rate or weight is no reason to compile again; a length is."""
+    model = network(wake, attn_type="polar", memory="gated_delta", window=True)
+    first = auxiliary("weak", True)
+    eager = [numbers(model, auxiliary("weak", True, step=step), TOKENS.flip(0)) for step in (3, 4)]
+    model.compile_blocks("aot_eager")
+    numbers(model, first)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for index, step in enumerate((3, 4)):
+            found = numbers(model, auxiliary("weak", True, step=step), TOKENS.flip(0))
+            assert differ(found, eager[index]) <= 1e-5
+        for change in ({"seed": 5}, {"micro": 0}, {"step": 1000}):
+            found = numbers(model, auxiliary("weak", True, **change))
+            assert not torch.equal(found["regularizer"], eager[0]["regularizer"])
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        losses = []
+        for lr in (0.1, 0.05, 0.0):
+            sgd.param_groups[0]["lr"] = lr
+            losses.append(float(numbers(model, first)["loss"]))
+            sgd.step()
+        assert len(set(losses)) == 3
+        state = {name: value * 1.01 for name, value in model.state_dict().items()}
+        model.load_state_dict(state)
+        assert float(numbers(model, first)["loss"]) != losses[-1]
+        with pytest.raises(RuntimeError, match="recompil"):
+            numbers(model, first, TOKENS[:, :10])
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_draws_of_a_step_are_those_of_the_eager_network(wake: Callable[[Backbone], None]) -> None:
+    """They are made outside the graph: a fresh network that is compiled first gives what an eager one gives later."""
+    compiled, eager = (network(wake, attn_type="nope") for _ in range(2))
+    compiled.compile_blocks("eager")
+    for step in (7, 2):
+        one, two = (numbers(model, auxiliary("strong", True, step=step)) for model in (compiled, eager))
+        assert differ(one, two) <= 1e-6
+
+
+# --- on a GPU -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize(("attn_type", "distractor"), [("polar", True), ("rope", False)])
+def test_a_hundred_steps_with_kernels_and_compiler_follow_plain_torch(
+    attn_type: str, distractor: bool, record_property: Callable[[str, object], None]
+) -> None:
+    import numpy as np
+    from atma_sweep.sweep.cell import TrainConfig
+    from atma_sweep.sweep.training.data import Batches
+    from atma_sweep.sweep.training.loop import Trainer
+    from atma_sweep.sweep.training.optimizers import Optimizers
+
+    device = torch.device("cuda")
+    stream = np.random.default_rng(0).zipf(1.3, 400_000).clip(max=5002).astype(np.uint16)
+    settings = ModelConfig(
+        d_model=256, n_layers=4, n_heads=4, n_kv_heads=2, head_dim=64, vocab_size=5003, window_size=100,
+        attn_type=attn_type, memory="gated_delta",
+    )  # fmt: skip
+    config = TrainConfig(
+        tokens=100 * 4096, seq_len=256, batch_tokens=4096, micro_batch=16, regularizer="weak", distractor=distractor
+    )
+
+    class Quiet:
+        def __getattr__(self, name: str) -> Callable[..., bool]:
+            return lambda *args, **named: False
+
+    def curve(plain: bool) -> tuple[list[float], dict[str, str]]:
+        use_plain_torch(plain)
+        model = build(settings, seed=0, device=device, dtype=torch.bfloat16)
+        if not plain:
+            model.compile_blocks()
+        trainer = Trainer(
+            model=model, optimizers=Optimizers(model.parameter_groups(), config, device),
+            batches=Batches([stream], 256, 16, 0, True), config=config, seed=0, device=device, validate=lambda: 0.0,
+            validate_every=100, watcher=Quiet(),  # type: ignore[arg-type]
+        )  # fmt: skip
+        done = [trainer.advance(step) for step in range(config.steps)]
+        return [float(one[0]) for one in done if one is not None], model.kernel_paths()
+
+    try:
+        (fast, paths), (plain, plain_paths) = curve(False), curve(True)
+    finally:
+        use_plain_torch(False)
+    assert len(fast) == len(plain) == 100
+    assert all(reason.startswith(("torch", "eager")) for reason in plain_paths.values()), plain_paths
+    assert not any(reason.startswith("torch") for reason in paths.values()), paths
+    gap = max(abs(a - b) / b for a, b in zip(fast, plain, strict=True))
+    print(
+        f"{attn_type}: largest relative difference of a loss {gap:.3g}, from {plain[0]:.3f} to {plain[-1]:.3f}; {paths}"
+    )
+    record_property(attn_type, gap)
+    assert plain[-1] < 0.9 * plain[0]
+    assert gap < 2e-2
+
+
+def test_a_network_that_cannot_become_one_graph_says_what_to_set() -> None:
+    from atma_sweep.model import Mixer, register_mixer, registry
+    from atma_sweep.model.backbone import CompileError
+
+    @register_mixer("asks")
+    class Asks(Mixer):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, *, window: int | None) -> Tensor:
+            return q if float(q.sum()) > 0 else -q
+
+    try:
+        sizes = {"d_model": 32, "n_layers": 3, "n_heads": 4, "n_kv_heads": 2, "head_dim": 8, "vocab_size": 29}
+        model = build(ModelConfig(**sizes, attn_type="asks"), seed=0)  # type: ignore[arg-type]
+        model.compile_blocks("eager")
+        with pytest.raises(CompileError, match="cannot be compiled: .*; train.compile: off"):
+            model.features(torch.randint(29, (2, 19)))
+    finally:
+        del registry.MIXERS["asks"]
+        torch._dynamo.reset()

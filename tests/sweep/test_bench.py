@@ -1,0 +1,237 @@
+"""`atma-sweep bench`: which cells, what the tables say, and what happens without a GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from atma_sweep.sweep.bench import kernels, report, train
+from atma_sweep.sweep.bench.ceilings import Ceilings
+from atma_sweep.sweep.errors import GridError
+from atma_sweep.sweep.grid import load_grid
+
+Command = Callable[..., tuple[int, str, str]]
+LIMITS = Ceilings(flops=712.4e12, bytes_per_s=4.123e12)
+no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+
+
+def cells_of(markdown: str, header: str) -> list[list[str]]:
+    """The rows below a table's header, by cell; every line must have the header's columns."""
+    lines = markdown.splitlines()
+    first = next(index for index, line in enumerate(lines) if line.startswith(header))
+    table = []
+    for line in lines[first:]:
+        if not line.startswith("|"):
+            break
+        assert line.endswith("|")
+        table.append([cell.strip() for cell in line[1:-1].split("|")])
+    assert {len(row) for row in table} == {len(table[0])}
+    assert set("".join(table[1])) == {"-"}
+    return table[2:]
+
+
+# --- which cells --------------------------------------------------------------------------------------------------
+
+
+def test_the_default_cells_are_cells_of_the_full_grid() -> None:
+    """With rows of 16 to a micro-batch, nothing else about them changed."""
+    found = train.choose("full", [], [])
+    assert [cell.slug for cell in found] == [
+        "nope-baseline-d0-m0-w0-s0", "rope-baseline-d0-m0-w0-s0", "polar-baseline-d0-m0-w0-s0",
+        "polar-baseline-d0-m1-w0-s0", "polar-baseline-d1-m1-w0-s0",
+    ]  # fmt: skip
+    shipped = {cell.slug: cell.config for cell in load_grid("full").expand(lambda data: "random tokens")}
+    for cell in found:
+        config = shipped[cell.slug]
+        assert cell.config.train.micro_batch == 16
+        assert cell.config.train == config.train.model_copy(update={"micro_batch": 16})
+        assert (cell.config.model, cell.config.seed) == (config.model, config.seed)
+
+
+def test_cells_by_slug_with_or_without_their_seed() -> None:
+    slugs = ["rope-weak-d0-m1-w1", "rope-weak-d0-m1-w1-s0", "polar-zipfian-d1-m0-w1"]
+    found = train.choose("full", slugs, ["train.micro_batch=8", "train.deterministic=on"])
+    assert [cell.slug for cell in found] == ["rope-weak-d0-m1-w1-s0"] * 2 + ["polar-zipfian-d1-m0-w1-s0"]
+    assert {cell.config.train.micro_batch for cell in found} == {8}
+    assert all(cell.config.train.deterministic for cell in found)
+
+
+def test_without_a_seed_the_first_one_of_the_grid_is_meant(write: Callable[..., Path]) -> None:
+    path = write("name: g\nextends: micro\naxes: {attn_type: [polar, rope]}\nseeds: [4, 2]\n")
+    sets = ["train.micro_batch=4"]
+    cells = load_grid(path).expand(lambda data: "random tokens")
+    assert [cell.config.seed for cell in cells if cell.config.model.attn_type == "rope"] == [4, 2]
+    slug = next(cell.slug for cell in cells if cell.config.model.attn_type == "rope").removesuffix("-s4")
+    found = train.choose(str(path), [slug, f"{slug}-s2"], sets)
+    assert [(cell.config.seed, cell.config.train.micro_batch) for cell in found] == [(4, 4), (2, 4)]
+
+
+def test_an_unknown_cell_names_the_nearest(command: Command) -> None:
+    with pytest.raises(GridError):
+        train.choose("full", ["polar-baseline-d0-m2-w0"], [])
+    code, out, err = command("bench", "train", "polar-baseline-d0-m2-w0")
+    assert (code, out) == (2, "")
+    assert len(err.strip().splitlines()) == 1
+    assert "polar-baseline-d0-m2-w0: no such cell" in err
+    assert "polar-baseline-d0-m1-w0" in err.split("no such cell")[1]
+
+
+def test_an_unknown_grid_or_setting(command: Command) -> None:
+    assert command("bench", "train", "--grid", "ful")[0] == 2
+    code, out, err = command("bench", "train", "--set", "train.micro_bath=16")
+    assert (code, out) == (2, "")
+    assert "micro_batch" in err
+
+
+# --- without a GPU ------------------------------------------------------------------------------------------------
+
+
+@no_gpu
+@pytest.mark.parametrize("arguments", [
+    ("train",), ("train", "rope-baseline-d0-m0-w0", "--rounds", "1", "--json"), ("train", "--profile"),
+    ("kernels",), ("kernels", "polar", "--json"),
+])  # fmt: skip
+def test_without_a_gpu_one_line_and_exit_3(arguments: tuple[str, ...], command: Command, tmp_path: Path) -> None:
+    code, out, err = command("bench", *arguments, "--out", "numbers.json")
+    assert (code, out) == (3, "")
+    assert err.strip() == (
+        "atma-sweep: no usable CUDA GPU: torch sees none; benchmarks run on a machine with an NVIDIA GPU"
+    )
+    assert not (tmp_path / "numbers.json").exists()
+
+
+# --- tables -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kernel", "kind"), [
+    ("nvjet_tst_192x192_64x4_2x1_v_bz_coopB_TNT", "matrix products"),
+    ("void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_128x64>", "matrix products"),
+    ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", "matrix products"),
+    ("void cublasLt::splitKreduce_kernel<32, 16, int>", "matrix products"),
+    ("_forward", "attention"), ("_dq", "attention"), ("_dkv", "attention"),
+    ("cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_7", "attention"),
+    ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128>>", "attention"),
+    ("chunk_gated_delta_rule_fwd_kernel_h", "memory"),
+    ("triton_poi_fused__to_copy_add_mul_3", "compiled elementwise"), ("triton_red_fused_rms_7", "compiled elementwise"),
+    ("Memcpy HtoD (Pinned -> Device)", "copies"), ("Memset (Device)", "copies"),
+    ("void at::native::vectorized_elementwise_kernel<4>", "other"),
+])  # fmt: skip
+def test_kind_of_a_kernel(kernel: str, kind: str) -> None:
+    assert train.kind_of(kernel) == kind
+
+
+def made_up(**changes: object) -> train.Row:
+    values: dict[str, object] = {
+        "cell": "polar-baseline-d0-m1-w0-s0", "tokens_per_s": 301_234.4, "low": 299_000.6, "high": 302_111.0,
+        "first_step": 41.26, "peak_memory": 50 * 2**30 + 2**29, "optimizer": 0.0213, "mfu": 0.4567,
+        "mfu_paper": None, "kernels": {"polar": "gluon (Triton 3.7.1)"},
+    }  # fmt: skip
+    return train.Row(**(values | changes))  # type: ignore[arg-type]
+
+
+def test_table_of_cells() -> None:
+    shares = {"matrix products": 0.613, "attention": 0.2, "other": 0.004}
+    text = train.table(LIMITS, [made_up(), made_up(cell="nope", tokens_per_s=1234.0, profile=shares)])
+    assert text.startswith("Ceilings in this run: matrix product 712 TFLOP/s, copy 4.12 TB/s.\n\n|")
+    one, two = cells_of(text, "| cell |")
+    assert one == ["polar-baseline-d0-m1-w0-s0", "301,234", "299,001 to 302,111", "45.7%", "50.5", "21", "41.3"]
+    assert two[:2] == ["nope", "1,234"]
+    # what is less than half a percent is left out; a cell without a profile has no line
+    assert text.splitlines()[-1] == "nope: matrix products 61%, attention 20%"
+    assert text.count("matrix products") == 1
+
+
+def test_table_of_kernels() -> None:
+    timed = kernels.Row("polar", "B16 T2048", "gluon", 1.23456, 4.5, 4.41, 4.6, 0.512, 0.4989, 1.0123, 3 * 2**20)
+    forward = kernels.Row("polar", "B1 T65536", "triton", 20.0, None, None, None, 0.25, None, None, 0)
+    text = kernels.table(LIMITS, [timed, forward])
+    assert text.startswith("Ceilings in this run: matrix product 712 TFLOP/s, copy 4.12 TB/s.\n\n|")
+    one, two = cells_of(text, "| op |")
+    assert one == ["polar", "B16 T2048", "gluon", "1.235", "4.500", "4.410 to 4.600", "51%", "50%", "1.01", "3"]
+    assert two == ["polar", "B1 T65536", "triton", "20.000", "", "", "25%", "", "", "0"]
+
+
+def test_json_holds_every_number() -> None:
+    row = made_up(profile={"attention": 0.2})
+    found = json.loads(json.dumps(train.as_dict(LIMITS, [row])))
+    assert found["ceilings"] == {"flops": 712.4e12, "bytes_per_s": 4.123e12}
+    assert found["rows"] == [row.__dict__]
+    timed = kernels.Row("conv", "B16", "triton", 1.0, 2.0, 1.9, 2.1, 0.5, 0.5, None, 7)
+    assert json.loads(json.dumps(kernels.as_dict(LIMITS, [timed])))["rows"] == [timed.__dict__]
+
+
+def test_heading_and_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The table under what it was measured with; the same as JSON on request, and in a file."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H200")
+    monkeypatch.setattr(report, "git_state", lambda: ("abc123", True))
+
+    def run(device: torch.device, tell: Callable[[str], None]) -> tuple[Ceilings, list[train.Row]]:
+        tell("half-way")
+        return LIMITS, [made_up()]
+
+    for as_json in (False, True):
+        report.show(train, run, tmp_path / "numbers.json", as_json)
+        out, err = capsys.readouterr()
+        written = json.loads((tmp_path / "numbers.json").read_text())
+        assert err == "half-way\n"
+        assert (written["gpu"], written["commit"], written["dirty"]) == ("NVIDIA H200", "abc123", True)
+        assert written["rows"][0]["tokens_per_s"] == 301_234.4
+        if as_json:
+            assert json.loads(out)["rows"] == written["rows"]
+        else:
+            heading = out.splitlines()[0]
+            assert "NVIDIA H200, torch " in heading
+            assert heading.endswith("commit abc123 with changes")
+            assert cells_of(out, "| cell |")[0][0] == "polar-baseline-d0-m1-w0-s0"
+
+
+# --- on a GPU -----------------------------------------------------------------------------------------------------
+
+
+def bench(folder: Path, *arguments: str) -> tuple[str, dict[str, object]]:
+    """Its output and the JSON that it wrote."""
+    command = [sys.executable, "-m", "atma_sweep.cli", "bench", *arguments, "--out", "numbers.json"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout, json.loads((folder / "numbers.json").read_text())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_bench_train_on_a_gpu(tmp_path: Path, write: Callable[..., Path]) -> None:
+    grid = write(
+        "name: g\nextends: micro\naxes: {attn_type: [polar], memory: [on]}\n"
+        "set: {model.d_model: 128, model.n_heads: 2, model.n_kv_heads: 1, model.head_dim: 64, "
+        "model.vocab_size: 50304, train.seq_len: 256, train.batch_tokens: 8192, train.tokens: 819200}\n"
+    )
+    (cell,) = load_grid(grid).expand(lambda data: "random tokens")
+    out, found = bench(tmp_path, "train", cell.slug, "--grid", "g.yaml", "--rounds", "2", "--profile")
+    (row,) = cells_of(out, "| cell |")
+    assert row[0] == cell.slug
+    assert found["gpu"] == torch.cuda.get_device_name()
+    (numbers,) = found["rows"]  # type: ignore[misc]
+    assert 0 < numbers["low"] <= numbers["tokens_per_s"] <= numbers["high"]
+    assert 0 < numbers["mfu"] < 1
+    assert sum(numbers["profile"].values()) == pytest.approx(1)
+    assert numbers["peak_memory"] > 2 * 50304 * 128 * 4
+    assert numbers["kernels"]["blocks"].startswith("inductor")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_bench_kernels_on_a_gpu(tmp_path: Path) -> None:
+    out, found = bench(tmp_path, "kernels", "canon", "--rounds", "2")
+    rows = cells_of(out, "| op |")
+    assert {row[0] for row in rows} == {"canon"}
+    assert "triton" in {row[2] for row in rows}
+    numbers = found["rows"]
+    assert isinstance(numbers, list)
+    assert len(numbers) == len(rows)
+    assert all(0 < one["forward"] < one["both"] for one in numbers)

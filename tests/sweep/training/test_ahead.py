@@ -1,0 +1,99 @@
+"""Steps that are read while the device still works on the one before."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from atma_sweep.sweep.training.data import Ahead, Batches
+from torch import Tensor
+
+CPU = torch.device("cpu")
+STREAM = np.arange(1000, 1000 + 71, dtype=np.uint16)
+
+
+class Counted(Batches):
+    """Keeps which steps were read."""
+
+    def step(self, step: int) -> tuple[Tensor, Tensor]:
+        read.append(step)
+        return super().step(step)
+
+
+read: list[int] = []
+
+
+@pytest.fixture
+def batches() -> Counted:
+    read.clear()
+    return Counted([STREAM], 5, 3, 0, True)
+
+
+def same(found: tuple[Tensor, Tensor], step: int) -> bool:
+    expected = Batches([STREAM], 5, 3, 0, True).step(step)
+    return all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(found, expected, strict=True))
+
+
+def test_a_run_reads_every_step_once(batches: Counted) -> None:
+    """As the loop does it: take, work, prepare the next."""
+    ahead = Ahead(batches, CPU)
+    for step in range(12):
+        assert same(ahead.take(step), step)
+        if step + 1 < 12:
+            ahead.prepare(step + 1)
+            assert read == list(range(step + 2))
+    assert read == list(range(12))
+
+
+@pytest.mark.parametrize("orders", list(product([("take", 4), ("prepare", 4), ("take", 9), ("prepare", 0)], repeat=3)))
+def test_any_order_gives_the_step_that_was_asked_for(orders: tuple[tuple[str, int], ...], batches: Counted) -> None:
+    """What was prepared for another step, as after a resumption, is dropped."""
+    ahead = Ahead(batches, CPU)
+    for what, step in orders:
+        if what == "prepare":
+            ahead.prepare(step)
+        else:
+            assert same(ahead.take(step), step)
+    for step in (9, 4, 4, 5):
+        assert same(ahead.take(step), step)
+
+
+def test_what_was_prepared_is_taken_and_given_out_once(batches: Counted) -> None:
+    ahead = Ahead(batches, CPU)
+    ahead.prepare(3)
+    first = ahead.take(3)
+    assert read == [3]
+    second = ahead.take(3)
+    assert read == [3, 3]
+    assert first[0].data_ptr() != second[0].data_ptr()
+    # nobody else holds what was given out: changing it in place changes no later step
+    first[0].zero_()
+    assert same(second, 3)
+    assert same(ahead.take(3), 3)
+
+
+def test_a_step_prepared_for_nothing_is_forgotten(batches: Counted) -> None:
+    ahead = Ahead(batches, CPU)
+    ahead.prepare(1)
+    assert same(ahead.take(2), 2)
+    assert read == [1, 2]
+    assert same(ahead.take(1), 1)
+    assert read == [1, 2, 1]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_steps_arrive_on_the_gpu(batches: Counted) -> None:
+    """Sent without waiting, and whole when they are read there."""
+    ahead = Ahead(batches, torch.device("cuda"))
+    busy = torch.randn(4096, 4096, device="cuda")
+    for step in range(20):
+        taken = ahead.take(step)
+        for _ in range(20):
+            busy = (busy @ busy).clamp(-1, 1)
+        ahead.prepare(step + 1)
+        assert all(x.is_cuda for x in taken)
+        assert same((taken[0].cpu(), taken[1].cpu()), step)
+    assert read == list(range(21))
