@@ -170,9 +170,10 @@ class Store:
             session.close()
 
     def write(self, work: Callable[[Session], Result], *, patience: float | None = None) -> Result:
-        """Runs `work` in a write transaction, again and again with growing pauses while the database is locked.
+        """Runs `work` in a write transaction, again and again with growing pauses while the database cannot take it.
 
-        `work` may run more than once, so it must do nothing but use the session. Raises StoreBusy after `patience`.
+        That is while it is locked, its disk is full, or its server is away. `work` may run more than once, so it must do
+        nothing but use the session. Raises StoreBusy after `patience`.
         """
         deadline = time.monotonic() + (self.patience if patience is None else patience)
         pause = 0.05
@@ -181,10 +182,11 @@ class Store:
                 with self.transaction() as session:
                     return work(session)
             except OperationalError as error:
-                if not any(word in str(error.orig) for word in ("locked", "busy")):
+                remedy = _remedy(error)
+                if remedy is None:
                     raise
                 if time.monotonic() >= deadline:
-                    raise StoreBusy(f"{self} stays locked by another program; close it and launch again") from error
+                    raise StoreBusy(f"{self} {remedy} and launch again") from error
             time.sleep(pause)
             pause = min(2 * pause, 5.0)
 
@@ -363,7 +365,7 @@ class Store:
             if parent_id is not None:
                 queries.attempt(session, parent_id)
             earlier = queries.attempts(session, queries.cell(session, cell_id).id)
-            number = earlier[-1].number + 1 if earlier else 1
+            number = max((attempt.number for attempt in earlier), default=0) + 1
             moment = queries.now(session)
             row = AttemptRow(
                 cell_id=cell_id,
@@ -538,6 +540,20 @@ class Store:
     ) -> Sequence[Event]:
         """What happened, oldest first; with a limit the newest ones. Raises SweepUnknown."""
         return self._read(queries.events, sweep=sweep, cell_id=cell_id, limit=limit)
+
+
+_AWAY = {
+    ("locked", "busy"): "stays locked by another program; close it",
+    ("is full", "disk I/O error", "No space left"): "cannot be written, its disk is full or broken; make room",
+    ("unable to open database file",): "cannot be opened any more; see to its folder",
+    ("server closed", "connection", "shutting down", "starting up"): "does not answer; start its server",
+}
+
+
+def _remedy(error: OperationalError) -> str | None:
+    """What is to be done about a database that cannot take a write now, but may later; None for any other error."""
+    said = str(error.orig)
+    return next((remedy for words, remedy in _AWAY.items() if any(word in said for word in words)), None)
 
 
 def _reopen(url: str, patience: float) -> Store:

@@ -6,7 +6,7 @@ import difflib
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 import torch
@@ -47,7 +47,8 @@ class Row:
 
 DEFAULT = ("nope", "rope", "polar", "polar+m1", "polar+d1+m1")
 """Cells that are timed when none is named: attention types, with memory (m1), with the distractor loss (d1)."""
-MICRO_BATCH = "train.micro_batch=16"
+ROWS = 16
+"""Rows of a micro-batch unless the command says otherwise."""
 
 
 def choose(grid: str, slugs: Sequence[str], sets: Sequence[str]) -> list[Cell]:
@@ -55,8 +56,9 @@ def choose(grid: str, slugs: Sequence[str], sets: Sequence[str]) -> list[Cell]:
 
     Raises GridError for an unknown grid or slug.
     """
-    settings = [MICRO_BATCH, *sets] if not any(one.startswith("train.micro_batch") for one in sets) else list(sets)
-    cells = load_grid(grid, sets=settings, rename="bench").expand(lambda data: "random tokens")
+    cells = load_grid(grid, sets=sets, rename="bench").expand(lambda data: "random tokens")
+    if not any(one.startswith("train.micro_batch") for one in sets):
+        cells = [_with_rows(cell) for cell in cells]
     by_slug = {name: cell for cell in reversed(cells) for name in (cell.slug, cell.slug.rsplit("-s", 1)[0])}
     wanted = slugs or [
         f"{attention}-baseline-d{int('d1' in rest)}-m{int('m1' in rest)}-w0"
@@ -67,6 +69,16 @@ def choose(grid: str, slugs: Sequence[str], sets: Sequence[str]) -> list[Cell]:
             near = difflib.get_close_matches(slug, by_slug, 3, cutoff=0)
             raise GridError(grid, None, slug, f"no such cell; launch {grid} --dry-run lists them", near)
     return [by_slug[slug] for slug in wanted]
+
+
+def _with_rows(cell: Cell) -> Cell:
+    """The cell with 16 rows a micro-batch, or its own number where 16 do not divide its step."""
+    train = cell.config.train
+    if train.batch_tokens % (train.seq_len * ROWS):
+        return cell
+    return replace(
+        cell, config=cell.config.model_copy(update={"train": train.model_copy(update={"micro_batch": ROWS})})
+    )
 
 
 class _Silent:
@@ -137,11 +149,12 @@ def kind_of(kernel: str) -> str:
     """What a CUDA kernel belongs to, by its name."""
     name = kernel.lower()
     kinds = {
-        "matrix products": ("gemm", "nvjet", "cutlass", "xmma", "splitk", "cublas"),
-        "attention": ("_forward", "_dq", "_dkv", "fmha", "flash", "cudnn_generated", "sdpa"),
-        "memory": ("gated_delta", "chunk_", "_intra", "_scan", "wy"),
-        "cross-entropy rows": ("_rows",),
+        "gated convolution and Canon": ("_gated_forward", "_gated_backward", "_canon_"),
+        "cross-entropy rows": ("_capped_rows",),
+        "memory": ("_scan", "_readout", "_inverse", "_key_gradients", "_pair_gradients", "_sum_heads", "chunk_", "wy_"),
         "compiled elementwise": ("triton_",),
+        "matrix products": ("gemm", "nvjet", "cutlass", "xmma", "splitk", "cublas"),
+        "attention": ("_forward", "_rows", "_dq", "_dkv", "fmha", "flash", "cudnn", "sdpa"),
         "copies": ("memcpy", "memset"),
     }
     for kind, words in kinds.items():

@@ -1,0 +1,127 @@
+"""Kills at random moments while a sweep is launched again and again, and what must hold afterwards.
+
+Long form: `python -m pytest tests/chaos --kills 200 -s`, which prints a table.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+import psutil
+
+from ..helpers.bench import Bench, Curves
+
+EVERY = 7
+"""Steps between checkpoints in the bench's grid."""
+NEWEST = "SELECT a.id, c.slug, a.step, a.pid FROM attempt a JOIN cell c ON c.id = cell_id WHERE a.state = 'running'"
+
+
+@dataclass
+class Storm:
+    """Kills among the processes of one bench until enough are dead, launching again whenever the launch is gone."""
+
+    bench: Bench
+    executor: str
+    seed: int
+    kills: int
+    targets: tuple[str, ...] = ("trainer", "driver")
+    pause: tuple[float, float] = (0.2, 2.5)
+    counts: Counter[str] = field(default_factory=Counter)
+    launches: int = 0
+    ends: Counter[int] = field(default_factory=Counter)
+    """Exit codes of launches; negative for a signal."""
+
+    def run(self) -> None:
+        """Until all kills are done; the last launch is left to end by itself."""
+        draw = random.Random(self.seed)
+        deadline = time.monotonic() + 60 + 15 * self.kills
+        process = self._launch()
+        while sum(self.counts.values()) < self.kills and time.monotonic() < deadline:
+            time.sleep(draw.uniform(*self.pause))
+            if process.poll() is not None:
+                self.ends[process.returncode] += 1
+                if process.returncode == 0:
+                    return  # the sweep is finished: nothing is left to kill
+                process = self._launch()
+                continue
+            target = draw.choice(self.targets)
+            if self._kill(target, process):
+                self.counts[target] += 1
+        process.wait(timeout=300)
+        self.ends[process.returncode] += 1
+
+    def _launch(self) -> subprocess.Popen[str]:
+        self.launches += 1
+        log = (self.bench.folder / "launches.txt").open("a")
+        command = ["launch", "micro.yaml", "--executor", self.executor]
+        return self.bench.start(*command, out=log)
+
+    def _kill(self, target: str, launch: subprocess.Popen[str]) -> bool:
+        if target == "driver":
+            launch.kill()
+            launch.wait()
+            return True
+        if target == "trainer":
+            found = self.bench.processes()
+            victims = found[:1]
+        else:
+            victims = [one for one in _family(launch.pid) if target in one.name()]
+        for victim in victims:
+            try:
+                os.kill(victim.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+            return True
+        return False
+
+    def table(self) -> str:
+        """Counts, as Markdown."""
+        cells = " | ".join(f"{target} {self.counts[target]}" for target in self.targets)
+        return f"| {self.executor} | {cells} | launches {self.launches} | exit codes {dict(self.ends)} |"
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def calm(bench: Bench, cells: int, reference: Curves) -> None:
+    """Lets the sweep end, and asserts what every storm must leave behind."""
+    bench.launch()
+    bench.once(cells)
+    assert bench.curves() == reference
+    deadline = time.monotonic() + 15
+    while bench.processes() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert bench.processes() == [], "no orphan process"
+    doubles = bench.sql("SELECT count(*) FROM curve_point GROUP BY attempt_id, step HAVING count(*) > 1")
+    assert doubles == []
+    assert bench.sql("SELECT owner_pid FROM sweep") == [(None,)], "nobody holds the sweep"
+    assert bench.sql("PRAGMA integrity_check") == [("ok",)]
+    assert bench.sql("PRAGMA foreign_key_check") == []
+    assert lost(bench) <= EVERY, "an attempt went back further than one checkpoint interval"
+
+
+def lost(bench: Bench) -> int:
+    """The most steps that a resumed attempt had to make again."""
+    rows = bench.sql(
+        "SELECT cell_id, number, step, (SELECT message FROM event e WHERE e.attempt_id = a.id AND kind = 'resumed') "
+        "FROM attempt a WHERE kind = 'train' ORDER BY cell_id, number"
+    )
+    worst, before = 0, {}
+    for cell, _, step, message in rows:
+        assert isinstance(step, int)
+        start = int(str(message).split("from step ")[1].split()[0]) if message else None
+        reached = before.get(cell, 0)
+        if start is not None:
+            worst = max(worst, reached - start)
+        before[cell] = max(step, start or 0)
+    return worst

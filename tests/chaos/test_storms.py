@@ -1,0 +1,146 @@
+"""Whatever dies, and whenever: every cell is measured once, to the numbers of a run that nothing disturbed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import sqlite3
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ..helpers.bench import Bench, Curves
+from .storm import Storm, calm
+
+TOKENS = 128 * 160
+CELLS = 4
+
+
+def bench_in(folder: Path) -> Bench:
+    folder.mkdir(exist_ok=True)
+    made = Bench(folder)
+    made.grid(tokens=TOKENS, seeds=2)
+    return made
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = bench_in(tmp_path / "stormy")
+    yield made
+    for left in made.processes():
+        left.kill()
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Curves:
+    """Curves of the same grid, undisturbed."""
+    made = bench_in(tmp_path_factory.mktemp("calm"))
+    made.launch()
+    made.once(CELLS)
+    return made.curves()
+
+
+@pytest.mark.parametrize("executor", ["local", "ray"])
+def test_kills(bench: Bench, reference: Curves, kills: int, executor: str, request: pytest.FixtureRequest) -> None:
+    targets = ("trainer", "driver") if executor == "local" else ("trainer", "driver", "raylet")
+    storm = Storm(bench, executor, seed=11, kills=kills, targets=targets)
+    storm.run()
+    print(storm.table())
+    calm(bench, CELLS, reference)
+    assert sum(storm.counts.values()) >= min(kills, 3)
+
+
+def test_eight_launchers_at_once(bench: Bench, reference: Curves) -> None:
+    launches = [bench.start("launch", "micro.yaml", "--executor", "local") for _ in range(8)]
+    outs = [launch.communicate(timeout=280)[0] for launch in launches]
+    codes = sorted(launch.returncode for launch in launches)
+    assert codes[0] == 0, outs
+    assert set(codes) <= {0, 3}, outs
+    assert all("Traceback" not in out for out in outs)
+    assert bench.sql("SELECT count(*) FROM attempt") == [(CELLS,)]
+    calm(bench, CELLS, reference)
+
+
+def test_a_database_that_is_locked_for_long(bench: Bench, reference: Curves) -> None:
+    """Somebody holds the write lock: longer than a minute in the long form, a third of one in the short."""
+    held = 65.0 if os.environ.get("ATMA_LONG") else 20.0
+    launch = bench.start("launch", "micro.yaml", "--executor", "local")
+    bench.wait("SELECT 1 FROM attempt WHERE step > 3")
+    with contextlib.closing(sqlite3.connect(bench.folder / "atma.db", timeout=30, isolation_level=None)) as holder:
+        holder.execute("BEGIN IMMEDIATE")
+        time.sleep(held)
+        holder.execute("ROLLBACK")
+    out, _ = launch.communicate(timeout=280)
+    assert launch.returncode == 0, out
+    calm(bench, CELLS, reference)
+
+
+def test_a_damaged_newest_checkpoint(bench: Bench, reference: Curves) -> None:
+    """Bytes turned over in every file of the newest checkpoint, in several ways, between kills."""
+    draw = random.Random(3)
+    for _ in range(3):
+        launch = bench.start("launch", "micro.yaml", "--executor", "local")
+        with contextlib.suppress(AssertionError):
+            bench.wait("SELECT 1 FROM attempt WHERE state = 'running' AND checkpoint IS NOT NULL", seconds=40)
+        launch.kill()
+        launch.wait()
+        newest = max((bench.folder / "atma-runs").glob("*/*/checkpoint-*/*"), key=os.path.getmtime, default=None)
+        if newest is None:
+            continue
+        content = bytearray(newest.read_bytes())
+        if draw.random() < 0.5:
+            content[draw.randrange(len(content))] ^= 0xFF
+        else:
+            del content[len(content) // 2 :]
+        newest.write_bytes(bytes(content))
+    bench.launch()
+    bench.once(CELLS)
+    assert bench.curves() == reference
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small file system")
+def test_a_full_disk(tmp_path: Path, reference: Curves) -> None:
+    """Runs on a file system that fills up; space is given back while the launch still tries."""
+    small = tmp_path / "small"
+    small.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(small)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("cannot mount a tmpfs here")
+    try:
+        bench = bench_in(small / "stormy")
+        ballast = small / "ballast"
+
+        def fill() -> None:
+            bench.wait("SELECT 1 FROM attempt WHERE step > 3")
+            free = os.statvfs(small)
+            with contextlib.suppress(OSError), ballast.open("wb") as file:
+                file.write(b"\0" * (free.f_bavail * free.f_frsize))
+            time.sleep(4)
+            ballast.unlink(missing_ok=True)
+
+        filler = threading.Thread(target=fill)
+        filler.start()
+        launch = bench.start("launch", "micro.yaml", "--executor", "local")
+        out, _ = launch.communicate(timeout=280)
+        filler.join()
+        assert "Traceback" not in out
+        bench.launch()
+        bench.once(CELLS)
+        assert bench.curves() == reference
+        assert bench.sql("PRAGMA integrity_check") == [("ok",)]
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=False)
+
+
+def test_a_second_supervisor_is_refused_and_named(bench: Bench, reference: Curves) -> None:
+    first = bench.start("launch", "micro.yaml", "--executor", "local")
+    bench.wait("SELECT 1 FROM attempt")
+    assert f"pid {first.pid}" in bench.launch(code=3)
+    out, _ = first.communicate(timeout=280)
+    assert first.returncode == 0, out
+    calm(bench, CELLS, reference)
