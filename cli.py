@@ -50,11 +50,15 @@ def _options(
     pass
 
 
-def _check_executor(name: str) -> None:
+def _check_word(option: str, word: str, allowed: list[str]) -> None:
     from .sweep.errors import GridError
 
-    if name not in ("ray", "local"):
-        raise GridError("--executor", None, name, "no such executor", ["ray", "local"], name)
+    if word not in allowed:
+        raise GridError(option, None, word, f"no such {option.removeprefix('--')}", allowed, word)
+
+
+def _check_executor(name: str) -> None:
+    _check_word("--executor", name, ["ray", "local"])
 
 
 def _print_json(value: Any) -> None:
@@ -76,6 +80,9 @@ def launch(
     retrain: Annotated[
         bool, typer.Option("--retrain", help="Train again what diverged or whose weights are gone.")
     ] = False,
+    code: Annotated[
+        str, typer.Option("--code", help="new: run the code as it is now; kept: as this sweep was launched last.")
+    ] = "new",
     runs: Runs = None,
     db: Db = None,
     as_json: AsJson = False,
@@ -89,6 +96,7 @@ def launch(
     from .sweep.preparing import Preparing
 
     _check_executor(executor)
+    _check_word("--code", code, ["new", "kept"])
     loaded = load_grid(grid, sets=set_ or [], rename=name)
     console = Console(stderr=as_json, soft_wrap=True)
     where = _runs(runs, db)
@@ -120,7 +128,9 @@ def launch(
             executor=executor,
             only=only or [],
             retrain=retrain,
+            code=code,
             planned=planned,
+            tell=lambda line: console.print(line, highlight=False, markup=False),
         )
     _show_outcome(outcome, loaded.name, console, as_json)
     if not outcome.finished:

@@ -26,6 +26,8 @@ class Launch:
     resources: Resources
     database: str
     """URL with password, handed on in the child's environment only."""
+    source: Path | None = None
+    """Folder that holds the copy of the package that the attempt runs; None for the one that is installed."""
 
 
 class Executor(Protocol):
@@ -68,6 +70,8 @@ def environment(launch: Launch, devices: str | None = None) -> dict[str, str]:
     """
     env = dict(os.environ)
     env["ATMA_DB"] = launch.database
+    if launch.source is not None:
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(launch.source.resolve()), env.get("PYTHONPATH")]))
     threads = str(launch.resources.cpus)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         env[name] = threads

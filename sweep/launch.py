@@ -10,13 +10,17 @@ from pathlib import Path
 from ..results.errors import SweepUnknown
 from ..results.standing import standing
 from ..results.store import Store
-from . import disk, machine, planner, process, supervisor, texts
+from . import disk, machine, planner, process, snapshot, supervisor, texts
 from .cell import Cell
+from .errors import SweepError
 from .executors import Executor, LocalExecutor
 from .grid import Grid
 from .probes import requested
 from .supervisor import Listener, Supervisor
 from .training import storage
+
+CODE = "code"
+"""Kind of the event that names the code a sweep was launched with."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +69,13 @@ def run(
     executor: str = "ray",
     only: Sequence[str] = (),
     retrain: bool = False,
+    code: str = "new",
     planned: Callable[[planner.Plan], None] = lambda plan: None,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> Outcome:
     """Launches a grid and stays until its cells are finished.
+
+    Attempts run a frozen copy of this package: as it stands now, or with `code` "kept" as the sweep was launched last.
 
     Raises SweepBusy when somebody else runs the sweep, MachineError when a GPU is missing or held, CorpusError and
     DataError for unusable text, AddressError and StorageError for a checkpoint.path that cannot be used, Interrupted
@@ -80,15 +88,21 @@ def run(
     chosen = [cell for cell in cells if cell.id in kept]
     commit = _git_state()
     owner = process.this_process("launch")
+    source = _source(store, grid.name, runs, code, tell)
     fence = _claim(store, grid, cells, commit, owner)
     try:
+        if source != _last_source(store, grid.name):
+            store.add_event(CODE, source, sweep=grid.name)
         supervisor.reap(store, chosen)
         plan_ = plan(grid, cells, store, only=only, retrain=retrain, runs=runs)
         planned(plan_)
         for place in {task.cell.config.checkpoint.path for task in plan_.tasks if task.kind == "train"}:
             if place is not None:
                 storage.place(place).check()
-        carry_out(store, [(grid.name, fence, plan_.tasks)], listener, runs=runs, executor=executor, commit=commit)
+        carry_out(
+            store, [(grid.name, fence, plan_.tasks)], listener,
+            runs=runs, executor=executor, commit=commit, source=snapshot.folder(runs, source),
+        )  # fmt: skip
         after = plan(grid, chosen, store, runs=runs)
         rest = {word for word, count in after.counts.items() if count} - {"done", "diverged"}
         return Outcome(after.counts, not rest)
@@ -104,6 +118,7 @@ def carry_out(
     runs: Path,
     executor: str,
     commit: tuple[str | None, bool | None],
+    source: Path | None = None,
 ) -> None:
     """Runs the tasks of sweeps that the caller holds, (sweep, fence, tasks) each, one sweep after the other.
 
@@ -117,7 +132,8 @@ def carry_out(
         room = _executor(executor, _gpus(tasks, locks))
         try:
             for sweep, fence, share in shares:
-                Supervisor(store, sweep, fence, room, listener, runs=runs, commit=commit).run(share)
+                supervisor_ = Supervisor(store, sweep, fence, room, listener, runs=runs, commit=commit, source=source)
+                supervisor_.run(share)
         finally:
             room.close()
     finally:
@@ -125,7 +141,11 @@ def carry_out(
 
 
 def _claim(
-    store: Store, grid: Grid, cells: Sequence[Cell], commit: tuple[str | None, bool | None], owner: process.Owner
+    store: Store,
+    grid: Grid,
+    cells: Sequence[Cell],
+    commit: tuple[str | None, bool | None],
+    owner: process.Owner,
 ) -> int:
     """Takes the sweep, then records what is launched, so that a refused launch changes nothing."""
     wanted = sorted({pair for cell in cells for pair in requested(cell.config.eval)})
@@ -153,6 +173,31 @@ def _claim(
     # what was asked of an earlier launch is not asked of this one
     store.ask(grid.name, pause=None, cancel=None, retry=None)
     return fence
+
+
+def _source(store: Store, sweep: str, runs: Path, code: str, tell: Callable[[str], None]) -> str:
+    """Which copy of the package this launch runs, by its fingerprint; tells when it is another than before."""
+    before, now = _last_source(store, sweep), snapshot.freeze(runs)
+    if before is None or before == now:
+        return now
+    if code == "kept":
+        if snapshot.folder(runs, before) is None:
+            raise SweepError(f"the code that sweep {sweep} was launched with ({before}) is gone; launch without --code")
+        tell(f"code: as launched before ({before}), not as it is now ({now})")
+        return before
+    tell(
+        f"code: changed since the last launch ({before} to {now}); finished cells stay, the others go on with the new code; "
+        "--code kept goes on with the old"
+    )
+    return now
+
+
+def _last_source(store: Store, sweep: str) -> str | None:
+    """Fingerprint of the code that the sweep was launched with last."""
+    try:
+        return next((event.message for event in reversed(store.events(sweep=sweep)) if event.kind == CODE), None)
+    except SweepUnknown:
+        return None
 
 
 def _gpus(tasks: Sequence[planner.Task], locks: machine.GpuLocks) -> list[str]:

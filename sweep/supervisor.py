@@ -99,8 +99,10 @@ class Supervisor:
         *,
         runs: Path,
         commit: tuple[str | None, bool | None],
+        source: Path | None = None,
     ) -> None:
         self.store, self.sweep, self.fence = store, sweep, fence
+        self.source = source
         self.executor, self.listener = executor, listener
         self.runs, self.commit = runs, commit
         self._owner = process.this_process("launch")
@@ -237,7 +239,7 @@ class Supervisor:
         )
         job.write(self.runs)
         url = self.store.url.render_as_string(hide_password=False)
-        self.executor.start(Launch(attempt.id, self.runs, job.folder, task.cell.config.resources, url))
+        self.executor.start(Launch(attempt.id, self.runs, job.folder, task.cell.config.resources, url, self.source))
         self._tasks[attempt.id] = task
         self.listener.started(task, attempt)
         return True

@@ -248,7 +248,7 @@ def test_a_network_that_cannot_become_one_graph_says_what_to_set() -> None:
         sizes = {"d_model": 32, "n_layers": 3, "n_heads": 4, "n_kv_heads": 2, "head_dim": 8, "vocab_size": 29}
         model = build(ModelConfig(**sizes, attn_type="asks"), seed=0)  # type: ignore[arg-type]
         model.compile_blocks("eager")
-        with pytest.raises(CompileError, match="cannot be compiled: .*; train.compile: off"):
+        with pytest.raises(CompileError, match=r"cannot be compiled: .*; train\.compile: off"):
             model.features(torch.randint(29, (2, 19)))
     finally:
         del registry.MIXERS["asks"]

@@ -1,0 +1,96 @@
+"""Attempts run a frozen copy of the package; an edit changes nothing under way and is told of."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from atma_sweep.sweep.snapshot import PACKAGE, PARTS, fingerprint, folder, freeze
+
+from ..helpers.bench import Bench
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A copy of the package that a test may edit."""
+    home = tmp_path / "code" / "atma_sweep"
+    home.mkdir(parents=True)
+    for part in PARTS:
+        source = PACKAGE / part
+        if source.is_dir():
+            shutil.copytree(source, home / part, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copyfile(source, home / part)
+    return home
+
+
+def test_the_fingerprint_is_that_of_names_and_contents(package: Path) -> None:
+    before = fingerprint(package)
+    assert before == fingerprint(PACKAGE)
+    (package / "model" / "__pycache__").mkdir()
+    (package / "model" / "__pycache__" / "x.pyc").write_bytes(b"1")
+    assert fingerprint(package) == before
+    layers = package / "model" / "layers.py"
+    text = layers.read_text()
+    layers.write_text(text + "\n")
+    changed = fingerprint(package)
+    assert changed != before
+    layers.write_text(text)
+    assert fingerprint(package) == before
+    layers.rename(layers.with_name("strata.py"))
+    assert fingerprint(package) not in (before, changed)
+
+
+def test_a_copy_is_made_once(package: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    known = freeze(runs, package)
+    home = folder(runs, known)
+    assert home is not None
+    stamp = home.stat().st_mtime_ns
+    assert freeze(runs, package) == known
+    assert home.stat().st_mtime_ns == stamp
+    assert fingerprint(home / "atma_sweep") == known
+    assert [path.name for path in (runs / "source").iterdir()] == [known]
+    assert folder(runs, "0" * 12) is None
+
+
+def launch(bench: Bench, package: Path, *arguments: str, code: int = 0) -> str:
+    env = {**os.environ, "PYTHONPATH": str(package.parent)}
+    command = [sys.executable, "-m", "atma_sweep.cli", "launch", "micro.yaml", "--executor", "local", *arguments]
+    done = subprocess.run(command, cwd=bench.folder, env=env, capture_output=True, text=True, timeout=240)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_workers_run_the_copy_and_a_change_is_told(package: Path, tmp_path: Path) -> None:
+    (tmp_path / "bench").mkdir()
+    bench = Bench(tmp_path / "bench")
+    only = ("--only", "attn_type=nope")
+    assert "code:" not in launch(bench, package, *only)
+    old = fingerprint(package)
+    work = package / "sweep" / "work.py"
+    work.write_text(work.read_text() + '\nprint("the edited code", __file__)\n')
+    new = fingerprint(package)
+    out = launch(bench, package, "--only", "attn_type=polar", "--code", "kept")
+    assert f"code: as launched before ({old}), not as it is now ({new})" in out
+    logs = {path.parent.parent.name: path.read_text() for path in (bench.folder / "atma-runs").glob("*/*/log.txt")}
+    assert len(logs) == 2
+    assert not any("the edited code" in text for text in logs.values()), "kept: the old code ran"
+    bench.grid(seeds=2)
+    out = launch(bench, package)
+    assert f"code: changed since the last launch ({old} to {new})" in out
+    texts = [path.read_text() for path in (bench.folder / "atma-runs").glob("*/*/log.txt")]
+    edited = [text for text in texts if "the edited code" in text]
+    assert len(edited) == 2
+    assert all(f"atma-runs/source/{new}/atma_sweep/sweep/work.py" in text for text in edited)
+    codes = bench.sql("SELECT message FROM event WHERE kind = 'code' ORDER BY id")
+    assert codes == [(old,), (new,)]
+    assert "no such code" in launch(bench, package, "--code", "newest", code=2)
+    shutil.rmtree(bench.folder / "atma-runs" / "source" / new)
+    work.write_text(work.read_text() + "\n")
+    bench.grid(seeds=3)
+    assert "is gone; launch without --code" in launch(bench, package, "--code", "kept", code=2)
