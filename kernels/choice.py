@@ -83,10 +83,19 @@ def failure(op: str, error: Callable[[], float]) -> str | None:
     """What the self-test of an op found wrong: too large a relative error, or whatever compiler and GPU raised; None if nothing."""
     try:
         found = error()
-    except Exception as refused:  # noqa: BLE001 - a kernel that does not compile, start or fit is not for this machine
+    except _refusals() as refused:
         said = str(refused).strip().splitlines()
         return f"the self-test of {op} stopped with {type(refused).__name__}: {said[-1] if said else 'no message'}"
     return None if found <= SELF_TEST else f"the self-test of {op} found a relative error of {found:.2g}"
+
+
+@functools.cache
+def _refusals() -> tuple[type[Exception], ...]:
+    """What a kernel raises that does not compile, start or fit: it is not for this machine."""
+    known = (RuntimeError, ValueError, AssertionError)
+    if importlib.util.find_spec("triton") is None:
+        return known
+    return (*known, importlib.import_module("triton.errors").TritonError)
 
 
 @functools.cache

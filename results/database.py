@@ -20,7 +20,7 @@ from weakref import WeakSet
 
 from sqlalchemy import Connection, Engine, Pool, create_engine, event, inspect, text
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 
 from .errors import StoreBusy, StoreError, StoreMissing, StoreOutdated, StoreTooNew
 from .schema import HEAD, REVISIONS, Base
@@ -28,7 +28,8 @@ from .schema import HEAD, REVISIONS, Base
 MIGRATIONS = Path(__file__).with_name("migrations")
 BUSY_MS = 30_000
 NETWORK_FILESYSTEMS = frozenset(
-    ("nfs", "nfs4", "lustre", "gpfs", "cifs", "smb3", "fuse.sshfs", "beegfs", "ceph", "afs")
+    "9p afs beegfs ceph cifs coda fuse.ceph fuse.ceph-fuse fuse.gcsfuse fuse.glusterfs fuse.rclone fuse.s3fs fuse.sshfs "
+    "glusterfs gpfs lustre ncpfs nfs nfs4 orangefs panfs pvfs2 smb3 smbfs wekafs".split()
 )
 DEFAULT = "sqlite:///atma.db"
 
@@ -104,8 +105,13 @@ def jsonable(value: Any) -> Any:
     return value
 
 
+def storable(text: str) -> str:
+    """The text without what a database cannot hold: NUL (PostgreSQL) and undecodable bytes, as lone surrogates (both)."""
+    return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
+
+
 def _to_json(value: Any) -> str:
-    return json.dumps(jsonable(value), ensure_ascii=False, allow_nan=False, default=_plain)
+    return storable(json.dumps(jsonable(value), ensure_ascii=False, allow_nan=False, default=_plain))
 
 
 def _plain(value: Any) -> Any:
@@ -213,6 +219,20 @@ def plain_errors(url: URL) -> Iterator[None]:
         if "locked" in first or "busy" in first:
             raise StoreBusy(f"{shown(url)} stays locked by another program; close it and try again") from error
         raise StoreError(f"cannot use {shown(url)} as a database: {first}; name another with --db") from error
+
+
+_AWAY = {
+    ("locked", "busy"): "stays locked by another program; close it",
+    ("is full", "disk I/O error", "No space left"): "cannot be written, its disk is full or broken; make room",
+    ("unable to open database file",): "cannot be opened any more; see to its folder",
+    ("server closed", "connection", "shutting down", "starting up"): "does not answer; start its server",
+}
+
+
+def remedy_for(error: OperationalError) -> str | None:
+    """What is to be done about a database that cannot take a write now, but may later; None for any other error."""
+    said = str(error.orig)
+    return next((remedy for words, remedy in _AWAY.items() if any(word in said for word in words)), None)
 
 
 def migrate(connection: Connection, *, migrations: Path = MIGRATIONS, head: str = HEAD) -> None:

@@ -1,0 +1,236 @@
+"""Polar attention's forward in Gluon; see `attention_gluon`."""
+
+from __future__ import annotations
+
+from .gluon_shared import (
+    _HALF,
+    _HIDDEN,
+    _TILE,
+    _TINY,
+    _barrier,
+    _barriers,
+    _jit,
+    _log1p,
+    _rounds,
+    _tanh,
+    _turn,
+    fence_async_shared,
+    gl,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+
+@_jit
+def _forward_tile(t, TQ, window, H: gl.constexpr, BH, WINDOWED: gl.constexpr):
+    """(b, h, first row, its block of keys, the last block without an edge of the window, the last block)."""
+    m0 = (gl.cdiv(TQ, _TILE) - 1 - t // BH) * _TILE
+    first = 0
+    whole = 0
+    if WINDOWED:
+        first = gl.maximum(m0 - window + 1, 0) // _TILE
+        whole = gl.cdiv(gl.maximum(m0 + _TILE - window, 0), _TILE)
+    return t % BH // H, t % BH % H, m0, m0 // _TILE, whole, first
+
+
+@_jit
+def _forward_load(
+    q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+    TQ, tiles, BH, window, H: gl.constexpr, G: gl.constexpr, STAGES: gl.constexpr, WINDOWED: gl.constexpr,
+):  # fmt: skip
+    D: gl.constexpr = q_desc.block_type.shape[2]
+    steps = 0
+    for r in range(_rounds(tiles)):
+        b, h, m0, top, _whole, first = _forward_tile(_turn(r), TQ, window, H, BH, WINDOWED)
+        at = h // G * D
+        mbarrier.wait(q_empty.index(0), (r & 1) ^ 1)
+        mbarrier.expect(q_full.index(0), 2 * q_desc.block_type.nbytes)
+        for half in gl.static_range(2):
+            tma.async_copy_global_to_shared(
+                q_desc, [b, m0 + half * _HALF, h * D], q_full.index(0), q_smem.index(half))  # fmt: skip
+        for i in range(top - first + 1):
+            n = (top - i) * _TILE
+            stage = steps % STAGES
+            free = ((steps // STAGES) & 1) ^ 1
+            mbarrier.wait(k_empty.index(stage), free)
+            mbarrier.expect(k_full.index(stage), k_desc.block_type.nbytes)
+            tma.async_copy_global_to_shared(k_desc, [b, n, at], k_full.index(stage), k_smem.index(stage))
+            mbarrier.wait(v_empty.index(stage), free)
+            mbarrier.expect(v_full.index(stage), v_desc.block_type.nbytes)
+            tma.async_copy_global_to_shared(v_desc, [b, n, at], v_full.index(stage), v_smem.index(stage))
+            steps += 1
+
+
+@_jit
+def _forward_keys(
+    acc, p, top, total, square, q, k_smem, v_smem, k_full, k_empty, v_full, v_empty, anchor,
+    steps, count, block, low,
+    MASKED: gl.constexpr, STAGES: gl.constexpr, D: gl.constexpr, S_MMA: gl.constexpr, O_MMA: gl.constexpr,
+):  # fmt: skip
+    """`count` more blocks of keys, from `block` down; the product with v lags one block behind the scores.
+
+    Scores of a block and the product of the one before are issued together; the softmax runs under the latter.
+    """
+    O_ROW: gl.constexpr = gl.SliceLayout(1, O_MMA)
+    for i in range(count):
+        stage = steps % STAGES
+        mbarrier.wait(k_full.index(stage), (steps // STAGES) & 1)
+        k = k_smem.index(stage).reshape([_TILE, D]).permute([1, 0])
+        hidden = gl.zeros([_HALF, _TILE], gl.float32, S_MMA)
+        s = warpgroup_mma(q, k, hidden, use_acc=False, is_async=True)
+        last = (steps - 1) % STAGES
+        mbarrier.wait(v_full.index(last), ((steps - 1) // STAGES) & 1)
+        acc = warpgroup_mma(p, v_smem.index(last).reshape([_TILE, D]), acc, is_async=True)
+        s = warpgroup_mma_wait(1, deps=[s])
+        if MASKED:
+            # the window's lower edge: key > row - window
+            row = gl.arange(0, _HALF, gl.SliceLayout(1, S_MMA))
+            key = gl.arange(0, _TILE, gl.SliceLayout(0, S_MMA))
+            s = gl.where(key[None, :] - row[:, None] > low - (block - i) * _TILE, s, _HIDDEN)
+        higher = gl.maximum(top, gl.max(s, 1))
+        shrink = gl.exp2(top - higher)
+        e = gl.exp2(s - higher[:, None])
+        total = total * shrink + gl.sum(e, 1)
+        square = square * (shrink * shrink) + gl.sum(e * e, 1)
+        top = higher
+        next_p = gl.convert_layout(e.to(p.dtype), p.type.layout)
+        # nobody reads it: a store of what all exponentials entered keeps the assembler from waiting ahead of them
+        anchor.store(total)
+        acc = warpgroup_mma_wait(0, deps=[acc])
+        _barrier()
+        mbarrier.arrive(k_empty.index(stage))
+        mbarrier.arrive(v_empty.index(last))
+        acc = acc * gl.convert_layout(shrink, O_ROW)[:, None]
+        p = next_p
+        steps += 1
+    return acc, p, top, total, square, steps
+
+
+@_jit
+def _forward_rows(
+    c_desc, null_ptr, v_null_ptr, beta_ptr, mag_ptr, lse_ptr, n_eff_ptr, inverse_ptr,
+    q_smem, k_smem, v_smem, c_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty, anchor_smem,
+    TQ, tiles, BH, window, floor_bits,
+    H: gl.constexpr, STAGES: gl.constexpr, WINDOWED: gl.constexpr, PART: gl.constexpr,
+):  # fmt: skip
+    """Rows 64 PART to 64 PART + 63 of every tile."""
+    D: gl.constexpr = c_desc.block_type.shape[2]
+    DTYPE: gl.constexpr = c_desc.dtype
+    S_MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _TILE, 16])
+    O_MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    P_DOT: gl.constexpr = gl.DotOperandLayout(0, O_MMA, 2)
+    O_ROW: gl.constexpr = gl.SliceLayout(1, O_MMA)
+    row = gl.arange(0, _HALF, gl.SliceLayout(1, S_MMA)) + PART * _HALF
+    key = gl.arange(0, _TILE, gl.SliceLayout(0, S_MMA))
+    q = q_smem.index(PART).reshape([_HALF, D])
+    c_part = c_smem.index(PART)
+    anchor = anchor_smem.index(PART)
+    steps = 0
+    for r in range(_rounds(tiles)):
+        b, h, m0, block, whole, first = _forward_tile(_turn(r), TQ, window, H, BH, WINDOWED)
+        mbarrier.wait(q_full.index(0), r & 1)
+        stage = steps % STAGES
+        mbarrier.wait(k_full.index(stage), (steps // STAGES) & 1)
+        k = k_smem.index(stage).reshape([_TILE, D]).permute([1, 0])
+        blank = gl.zeros([_HALF, _TILE], gl.float32, S_MMA)
+        s = warpgroup_mma(q, k, blank, use_acc=False, is_async=True)
+        s = warpgroup_mma_wait(0, deps=[s])
+        _barrier()
+        mbarrier.arrive(k_empty.index(stage))
+        s = gl.where(key[None, :] <= row[:, None], s, _HIDDEN)
+        top = gl.max(s, 1)
+        e = gl.exp2(s - top[:, None])
+        total = gl.sum(e, 1)
+        square = gl.sum(e * e, 1)
+        p = gl.convert_layout(e.to(DTYPE), P_DOT)
+        acc = gl.zeros([_HALF, D], gl.float32, O_MMA)
+        steps += 1
+        low = m0 + PART * _HALF - window
+        acc, p, top, total, square, steps = _forward_keys(
+            acc, p, top, total, square, q, k_smem, v_smem, k_full, k_empty, v_full, v_empty, anchor,
+            steps, block - whole, block - 1, low, False, STAGES, D, S_MMA, O_MMA)  # fmt: skip
+        if WINDOWED:
+            acc, p, top, total, square, steps = _forward_keys(
+                acc, p, top, total, square, q, k_smem, v_smem, k_full, k_empty, v_full, v_empty, anchor,
+                steps, whole - first, whole - 1, low, True, STAGES, D, S_MMA, O_MMA)  # fmt: skip
+        mbarrier.arrive(q_empty.index(0))
+        stage = (steps - 1) % STAGES
+        mbarrier.wait(v_full.index(stage), ((steps - 1) // STAGES) & 1)
+        acc = warpgroup_mma(p, v_smem.index(stage).reshape([_TILE, D]), acc, is_async=True)
+
+        # the null, while the last product runs
+        i_M = m0 + PART * _HALF + gl.arange(0, _HALF, gl.SliceLayout(1, S_MMA))
+        inside = i_M < TQ
+        null = gl.load(null_ptr + i_M * H + h, mask=inside, other=0.0)
+        beta = gl.load(beta_ptr + h)
+        floor = floor_bits.to(gl.float32, bitcast=True)
+        v_null = gl.load(v_null_ptr + h * D + gl.arange(0, D, gl.SliceLayout(0, O_MMA)))
+        lse = top + gl.log2(total)
+        n_eff = total * total / square
+        d = lse - null
+        real = 1.0 / (1.0 + gl.exp2(-d))
+        w = 1.0 / (1.0 + gl.exp2(d))
+        cap = gl.exp2(2.0 * d) / floor
+        bound = n_eff > cap
+        n_eff = gl.where(bound, cap, n_eff)
+        at = (b * H + h) * TQ + i_M
+        gl.store(lse_ptr + at, lse, mask=inside)
+        gl.store(n_eff_ptr + at, gl.where(bound, -n_eff, n_eff), mask=inside)
+        gl.store(mag_ptr + (b * TQ + i_M) * H + h, _tanh(beta * _log1p(n_eff * real)), mask=inside)
+        real = gl.convert_layout(real / total, O_ROW)
+        w = gl.convert_layout(w, O_ROW)
+
+        acc = warpgroup_mma_wait(0, deps=[acc])
+        _barrier()
+        mbarrier.arrive(v_empty.index(stage))
+        x = acc * real[:, None] + w[:, None] * v_null[None, :]
+        length = gl.sqrt(gl.sum(x * x, 1))
+        inverse = 1.0 / gl.maximum(length, _TINY)
+        # the last tile has left the buffer
+        tma.store_wait(0)
+        _barrier()
+        c_part.reshape([_HALF, D]).store((x * inverse[:, None]).to(DTYPE))
+        fence_async_shared()
+        _barrier()
+        tma.async_copy_shared_to_global(c_desc, [b, m0 + PART * _HALF, h * D], c_part)
+        signed = gl.convert_layout(gl.where(length < _TINY, -inverse, inverse), gl.SliceLayout(1, S_MMA))
+        gl.store(inverse_ptr + at, signed, mask=inside)
+    tma.store_wait(0)
+
+
+@_jit
+def _forward_part(PART: gl.constexpr, H: gl.constexpr, STAGES: gl.constexpr, WINDOWED: gl.constexpr, rows):
+    _forward_rows(*rows, H, STAGES, WINDOWED, PART)
+
+
+@_jit
+def _forward(
+    q_desc, k_desc, v_desc, c_desc, null_ptr, v_null_ptr, beta_ptr, mag_ptr, lse_ptr, n_eff_ptr, inverse_ptr,
+    TQ, tiles, BH, window, floor_bits, H: gl.constexpr, G: gl.constexpr, STAGES: gl.constexpr, WINDOWED: gl.constexpr,
+):  # fmt: skip
+    D: gl.constexpr = q_desc.block_type.shape[2]
+    q_smem = gl.allocate_shared_memory(q_desc.dtype, [2, 1, _HALF, D], q_desc.layout)
+    c_smem = gl.allocate_shared_memory(c_desc.dtype, [2, 1, _HALF, D], c_desc.layout)
+    k_smem = gl.allocate_shared_memory(k_desc.dtype, [STAGES, 1, _TILE, D], k_desc.layout)
+    v_smem = gl.allocate_shared_memory(v_desc.dtype, [STAGES, 1, _TILE, D], v_desc.layout)
+    anchor_smem = gl.allocate_shared_memory(gl.float32, [2, _HALF], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    q_full, q_empty = _barriers(1, 2)
+    k_full, k_empty = _barriers(STAGES, 2)
+    v_full, v_empty = _barriers(STAGES, 2)
+    fence_async_shared()
+    _barrier()
+    rows = (c_desc, null_ptr, v_null_ptr, beta_ptr, mag_ptr, lse_ptr, n_eff_ptr, inverse_ptr,
+            q_smem, k_smem, v_smem, c_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty, anchor_smem,
+            TQ, tiles, BH, window, floor_bits)  # fmt: skip
+    gl.warp_specialize(
+        [
+            (_forward_part, (0, H, STAGES, WINDOWED, rows)),
+            (_forward_part, (1, H, STAGES, WINDOWED, rows)),
+            (_forward_load, (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty,
+                             v_full, v_empty, TQ, tiles, BH, window, H, G, STAGES, WINDOWED)),
+        ],
+        [4, 1],
+        [240, 24],
+    )  # fmt: skip
