@@ -12,6 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from . import __version__
+from .sweep.bench.commands import bench_app
+from .sweep.data_commands import data_app
+from .sweep.options import AsJson, Db, Executor, Runs, SweepName, print_json, runs_folder
 
 app = typer.Typer(
     name="atma-sweep",
@@ -22,17 +25,8 @@ app = typer.Typer(
 )
 db_app = typer.Typer(help="Look after the results database.", no_args_is_help=True)
 app.add_typer(db_app, name="db")
-data_app = typer.Typer(help="Prepare, list and verify corpora.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
-
-bench_app = typer.Typer(help="Time kernels and whole training steps on this machine's GPU.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
-
-Db = Annotated[str | None, typer.Option("--db", metavar="URL|FILE", help="Database; else ATMA_DB, else atma.db here.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON with the names of the database's columns.")]
-Executor = Annotated[str, typer.Option("--executor", help="ray, or local: one attempt after another without Ray.")]
-Runs = Annotated[Path | None, typer.Option("--runs", help="Folder for artifacts; else <db name>-runs beside it.")]
-SweepName = Annotated[str | None, typer.Option("--sweep", help="Sweep by name; else the one launched last.")]
 
 
 def _version(asked: bool) -> None:
@@ -59,10 +53,6 @@ def _check_word(option: str, word: str, allowed: list[str]) -> None:
 
 def _check_executor(name: str) -> None:
     _check_word("--executor", name, ["ray", "local"])
-
-
-def _print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, indent=1, default=str))
 
 
 @app.command()
@@ -99,7 +89,7 @@ def launch(
     _check_word("--code", code, ["new", "kept"])
     loaded = load_grid(grid, sets=set_ or [], rename=name)
     console = Console(stderr=as_json, soft_wrap=True)
-    where = _runs(runs, db)
+    where = runs_folder(runs, db)
     with Preparing(console, "text") as preparing:
         cells, remarks = texts.expand(loaded, where / "corpora", dry=dry_run, tell=preparing)
     if dry_run:
@@ -152,7 +142,7 @@ def _show_plan(plan: Any, sweep: str, remarks: list[str], as_json: bool) -> None
             }
             for c in plan.cells
         ]
-        _print_json(
+        print_json(
             {
                 "sweep": sweep,
                 "cells": rows,
@@ -174,7 +164,7 @@ def _show_plan(plan: Any, sweep: str, remarks: list[str], as_json: bool) -> None
 def _show_outcome(outcome: Any, sweep: str, console: Any, as_json: bool) -> None:
     counts = {word: count for word, count in sorted(outcome.standings.items()) if count}
     if as_json:
-        _print_json({"sweep": sweep, "counts": counts, "finished": outcome.finished})
+        print_json({"sweep": sweep, "counts": counts, "finished": outcome.finished})
         return
     words = ", ".join(f"{count} {word}" for word, count in counts.items())
     rest = (
@@ -211,13 +201,13 @@ def evaluate(
 
     _check_executor(executor)
     store = open_store(db)
-    where = _runs(runs, db)
+    where = runs_folder(runs, db)
     shares = evaluate.plan(store, cells, runs=where, probes=probe or [], lengths=length or [], sweep=sweep)
     console = Console(stderr=as_json, soft_wrap=True)
     with display.Display(console, sum(map(len, shares.values()))) as screen:
         measured = evaluate.run(store, shares, screen, runs=where, executor=executor)
     if as_json:
-        _print_json([row for cell in measured for row in cell.as_json()])
+        print_json([row for cell in measured for row in cell.as_json()])
     else:
         for cell in measured:
             if cell.values:
@@ -227,16 +217,108 @@ def evaluate(
 
 
 @app.command()
-def status(sweep: SweepName = None, db: Db = None, as_json: AsJson = False) -> None:
+def status(
+    sweep: SweepName = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Show one sweep live until Ctrl-C.")] = False,
+    interval: Annotated[
+        float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="How often --watch looks again.")
+    ] = 2.0,
+    until_end: Annotated[
+        bool, typer.Option("--until-end", help="With --watch: leave when nobody runs the sweep any more.")
+    ] = False,
+    db: Db = None,
+    as_json: AsJson = False,
+) -> None:
     """Show where sweeps stand: counts, running cells with their speed and time left, failures with their cause."""
-    from .reports.status import status_of
     from .results.store import open_store
+
+    if watch:
+        from rich.console import Console
+
+        from .reports.watch import watch as follow
+
+        follow(open_store(db), sweep, Console(), interval=interval, until_end=until_end, as_json=as_json)
+        return
+    from .reports.status import status_of
 
     report = status_of(open_store(db), sweep)
     if as_json:
-        _print_json(report.as_json())
+        print_json(report.as_json())
     else:
         typer.echo(report.text())
+
+
+@app.command()
+def logs(
+    cell: Annotated[str, typer.Argument(help="Cell by id, the beginning of one, or slug, with or without its seed.")],
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is appended, until it ends.")] = False,
+    attempt: Annotated[
+        int | None, typer.Option("--attempt", metavar="N", help="The cell's N-th attempt; else its newest.")
+    ] = None,
+    lines: Annotated[int | None, typer.Option("--lines", min=0, help="Begin with the last lines; else all.")] = None,
+    sweep: SweepName = None,
+    runs: Runs = None,
+    db: Db = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print what an attempt printed, while it runs or afterwards; --json gives one object a line."""
+    from .results.store import open_store
+    from .sweep import logs
+
+    store = open_store(db)
+    where = runs_folder(runs, db)
+    path = logs.log_of(store, where, cell, attempt, sweep)
+    out = logs.JsonLines(sys.stdout) if as_json else sys.stdout
+    if follow:
+        alive = logs.alive_of(store, logs.attempt_of(store, cell, attempt, sweep))
+        logs.follow(path, alive, out, lines=lines)
+    else:
+        out.write(logs.tail(path, lines))
+    if isinstance(out, logs.JsonLines):
+        out.close()
+
+
+@app.command("prune-checkpoints")
+def prune_checkpoints(
+    sweep: SweepName = None,
+    keep: Annotated[
+        str,
+        typer.Option(
+            "--keep",
+            help="newest: weights, and two checkpoints of each unfinished cell; weights: only those; nothing: nothing.",
+        ),
+    ] = "newest",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    orphans: Annotated[bool, typer.Option("--orphans", help="Also of cells that the grid dropped since.")] = False,
+    runs: Runs = None,
+    db: Db = None,
+    as_json: AsJson = False,
+) -> None:
+    """Remove checkpoints that no launch needs any more. Cells that run now are left alone."""
+    from .results.store import open_store
+    from .sweep.pruning import prune
+
+    found = prune(open_store(db), runs_folder(runs, db), sweep, keep=keep, dry=dry_run, orphans=orphans)  # type: ignore[arg-type]
+    if as_json:
+        print_json(found.as_json())
+    else:
+        typer.echo("\n".join(found.lines()))
+    if found.problems:
+        raise typer.Exit(1)
+
+
+@app.command()
+def doctor(runs: Runs = None, db: Db = None, as_json: AsJson = False) -> None:
+    """Look for what would stop a sweep on this machine: GPU, driver, kernels, Ray, disk, database, clock."""
+    from .sweep import doctor
+
+    checks = doctor.examine(db, runs)
+    if as_json:
+        print_json(doctor.as_json(checks))
+    else:
+        typer.echo("\n".join(doctor.describe(checks)))
+    if doctor.exit_code(checks):
+        raise typer.Exit(doctor.exit_code(checks))
 
 
 def _ask(wish: Any, sweep: str | None, db: str | None, as_json: bool, cells: list[str] | None = None) -> None:
@@ -247,7 +329,7 @@ def _ask(wish: Any, sweep: str | None, db: str | None, as_json: bool, cells: lis
 
     answer = ask(open_store(db), wish, sweep, cells or [])
     if as_json:
-        _print_json(asdict(answer))
+        print_json(asdict(answer))
     else:
         typer.echo(answer.text)
 
@@ -294,7 +376,7 @@ def show(
 
     sheet = cell_sheet(open_store(db), cell, sweep)
     if as_json:
-        _print_json(sheet.as_json())
+        print_json(sheet.as_json())
     else:
         typer.echo(sheet.text())
 
@@ -333,154 +415,6 @@ def schema(out: Annotated[Path | None, typer.Option("--out", help="Write to this
         out.write_text(text, encoding="utf-8")
 
 
-def _runs(runs: Path | None, db: str | None) -> Path:
-    from .results.store import default_runs
-
-    return (runs or default_runs(db)).absolute()
-
-
-@data_app.command("prepare")
-def data_prepare(
-    what: Annotated[
-        str | None, typer.Argument(metavar="NAME|PATH", help="A known corpus (see data list --known), text or shards.")
-    ] = None,
-    grid: Annotated[str | None, typer.Option("--grid", help="Prepare what this grid needs instead.")] = None,
-    name: Annotated[str | None, typer.Option("--name", help="Call it so; a grid then says data.corpus: NAME.")] = None,
-    tokenizer: Annotated[str | None, typer.Option("--tokenizer", help="bytes, gpt2 or json.")] = None,
-    tokenizer_file: Annotated[Path | None, typer.Option("--tokenizer-file", help="The tokenizer's file.")] = None,
-    end_of_text: Annotated[
-        str | None,
-        typer.Option("--end-of-text", help="The token that ends a text, where that file names it unusually."),
-    ] = None,
-    tokens: Annotated[
-        float | None, typer.Option("--tokens", help="Training tokens, such as 1e9; else all, or the grids' number.")
-    ] = None,
-    heldout: Annotated[
-        str | None, typer.Option("--heldout", help="Corpus or path that lends the long documents.")
-    ] = None,
-    heldout_tokens: Annotated[
-        int | None, typer.Option("--heldout-tokens", help="Tokens that a long document needs; else 65601.")
-    ] = None,
-    path: Annotated[Path | None, typer.Option("--path", help="For a known corpus: a local copy of it.")] = None,
-    runs: Runs = None,
-    db: Db = None,
-    as_json: AsJson = False,
-) -> None:
-    """Tokenise text into shards, or adopt shards. Run again to go on after a stop."""
-    from rich.console import Console
-
-    from .sweep import preparing
-    from .sweep.training import corpora
-    from .sweep.training.prepare import prepare
-
-    root = _runs(runs, db) / "corpora"
-    given = {
-        "tokenizer": tokenizer,
-        "tokenizer_file": str(tokenizer_file.resolve()) if tokenizer_file else None,
-        "end_of_text": end_of_text,
-        "train_tokens": tokens,
-        "heldout": preparing.lender(heldout),
-        "heldout_tokens": heldout_tokens,
-        "path": str(path.resolve()) if path else None,
-    }
-    console = Console(stderr=as_json, soft_wrap=True)
-    found = []
-    for data in preparing.chosen(grid, what, given, name):
-        with preparing.Preparing(console, data.corpus) as tell:
-            found.append(prepare(data, root, name=name, tell=tell))
-    rows = corpora.listing(root, only=found)
-    if as_json:
-        _print_json(rows)
-    else:
-        typer.echo("\n".join(preparing.table(rows, root)))
-
-
-@data_app.command("list")
-def data_list(
-    known: Annotated[bool, typer.Option("--known", help="The corpora that can be prepared by name.")] = False,
-    runs: Runs = None,
-    db: Db = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show what is prepared for a database."""
-    from .sweep import preparing
-    from .sweep.training import corpora
-
-    root = _runs(runs, db) / "corpora"
-    if known:
-        rows: Any = [{"corpus": name, "description": text} for name, text in corpora.CORPORA.items()]
-        lines = [f"{name:<20} {text}" for name, text in corpora.CORPORA.items()]
-    else:
-        rows = corpora.listing(root)
-        lines = preparing.table(rows, root)
-    if as_json:
-        _print_json(rows)
-    else:
-        typer.echo("\n".join(lines))
-
-
-@data_app.command("verify")
-def data_verify(
-    what: Annotated[
-        str | None, typer.Argument(metavar="NAME|FINGERPRINT", help="One corpus; else all that are prepared.")
-    ] = None,
-    runs: Runs = None,
-    db: Db = None,
-    as_json: AsJson = False,
-) -> None:
-    """Read every token of prepared corpora again and compare hashes and fingerprint; exit 1 when something differs."""
-    from .sweep.training import corpora
-
-    root = _runs(runs, db) / "corpora"
-    folders = [corpora.choose(root, what)] if what else corpora.folders(root)
-    rows = [{"folder": str(folder), "problems": corpora.verify(folder)} for folder in folders]
-    if as_json:
-        _print_json(rows)
-    else:
-        for row in rows:
-            typer.echo("\n".join(row["problems"]) if row["problems"] else f"{row['folder']}: as prepared")
-        if not rows:
-            typer.echo(f"nothing is prepared in {root}")
-    if any(row["problems"] for row in rows):
-        raise typer.Exit(1)
-
-
-Rounds = Annotated[int, typer.Option("--rounds", min=1, help="How often the variants take turns.")]
-Out = Annotated[Path | None, typer.Option("--out", help="Also write every number to this JSON file.")]
-
-
-@bench_app.command("kernels")
-def bench_kernels(
-    ops: Annotated[list[str] | None, typer.Argument(help="Ops to time; all of them if none is named.")] = None,
-    rounds: Rounds = 10,
-    out: Out = None,
-    as_json: AsJson = False,
-) -> None:
-    """Time each kernel beside its rivals, at the sizes of the 370M network."""
-    from .sweep.bench import kernels, report
-
-    report.show(kernels, lambda device, tell: kernels.run(ops or [], device, rounds=rounds, tell=tell), out, as_json)
-
-
-@bench_app.command("train")
-def bench_train(
-    cells: Annotated[list[str] | None, typer.Argument(help="Slugs of cells, without their seed; see --grid.")] = None,
-    grid: Annotated[str, typer.Option("--grid", help="Grid that the cells belong to.")] = "full",
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Override a setting.")] = None,
-    rounds: Rounds = 3,
-    profile: Annotated[bool, typer.Option("--profile", help="Also say what the device's time goes to.")] = False,
-    out: Out = None,
-    as_json: AsJson = False,
-) -> None:
-    """Time whole optimizer steps of cells on random tokens, and the way to the first step."""
-    from .sweep.bench import report, train
-
-    chosen = train.choose(grid, cells or [], set_ or [])
-    report.show(
-        train, lambda device, tell: train.run(chosen, device, rounds=rounds, profile=profile, tell=tell), out, as_json
-    )
-
-
 @db_app.command("upgrade")
 def db_upgrade(db: Db = None, as_json: AsJson = False) -> None:
     """Bring an older database to this version's schema, after a backup beside it."""
@@ -488,7 +422,7 @@ def db_upgrade(db: Db = None, as_json: AsJson = False) -> None:
 
     backup = upgrade_store(db)
     if as_json:
-        _print_json({"backup": backup})
+        print_json({"backup": backup})
     else:
         typer.echo(f"up to date; backup: {backup}" if backup else "up to date; nothing to do")
 

@@ -59,3 +59,7 @@ class AttemptUnknown(StoreError):
 
 class LostLease(StoreError):
     """The writer no longer owns what it writes to: it was finished, reaped or taken over. Nothing was written."""
+
+
+class BundleError(StoreError):
+    """A file that is no bundle, is damaged, or does not hold what it says. Nothing was changed."""

@@ -16,6 +16,7 @@ from sqlalchemy import literal, select
 from sqlalchemy.orm import Session
 
 from . import queries
+from .database import storable
 from .records import CurvePoint, Example, Measurement, Phase, Provenance
 from .schema import CurvePointRow, ExampleRow, MeasurementRow, ProvenanceRow
 from .store import Store, touch, upsert
@@ -26,8 +27,10 @@ CURVE_KEY = ("attempt_id", "step")
 
 
 def finite(value: Any) -> Any:
-    """The number as a plain float, or None for NaN and the infinities, which SQL columns do not hold."""
-    if value is None or isinstance(value, str | bool | int):
+    """The number as a plain float, or None for NaN and the infinities, which SQL columns do not hold; text as it can be."""
+    if isinstance(value, str):
+        return storable(value)
+    if value is None or isinstance(value, bool | int):
         return value
     return float(value) if math.isfinite(value) else None
 
@@ -65,6 +68,7 @@ class Recorder:
     def provenance(self, provenance: Provenance) -> None:
         """Where the numbers come from; once, before the first of them."""
         values = {field.name: getattr(provenance, field.name) for field in fields(provenance)}
+        values = {name: storable(value) if isinstance(value, str) else value for name, value in values.items()}
         self._upsert(ProvenanceRow, ("attempt_id",), [values])
 
     def progress(

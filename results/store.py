@@ -32,8 +32,10 @@ from .database import (
     place,
     plain_errors,
     refuse_network,
+    remedy_for,
     revision_of,
     shown,
+    storable,
     upgrade_store,
 )
 from .errors import (
@@ -182,7 +184,7 @@ class Store:
                 with self.transaction() as session:
                     return work(session)
             except OperationalError as error:
-                remedy = _remedy(error)
+                remedy = remedy_for(error)
                 if remedy is None:
                     raise
                 if time.monotonic() >= deadline:
@@ -422,7 +424,8 @@ class Store:
         """
         if state == "running":
             raise ValueError("an attempt cannot finish as 'running'")
-        given = {"cause": cause, "traceback": traceback, "exit_code": exit_code}
+        given: dict[str, Any] = {"cause": cause, "traceback": traceback}
+        given = {name: storable(said) for name, said in given.items() if said is not None} | {"exit_code": exit_code}
         given |= {"checkpoint": checkpoint, "weights": weights, "failure": failure}
         values = {name: value for name, value in given.items() if value is not None}
 
@@ -441,7 +444,7 @@ class Store:
 
         def work(session: Session) -> bool:
             dead = update(AttemptRow).where(AttemptRow.id == attempt_id, AttemptRow.state == "running")
-            ended = {"state": "interrupted", "finished_at": UtcNow(), "cause": cause, "failure": "preempted"}
+            ended = {"state": "interrupted", "finished_at": UtcNow(), "cause": storable(cause), "failure": "preempted"}
             if not _changed(session, dead.values(**ended)):
                 return False
             cell = session.scalar(select(AttemptRow.cell_id).where(AttemptRow.id == attempt_id))
@@ -542,20 +545,6 @@ class Store:
         return self._read(queries.events, sweep=sweep, cell_id=cell_id, limit=limit)
 
 
-_AWAY = {
-    ("locked", "busy"): "stays locked by another program; close it",
-    ("is full", "disk I/O error", "No space left"): "cannot be written, its disk is full or broken; make room",
-    ("unable to open database file",): "cannot be opened any more; see to its folder",
-    ("server closed", "connection", "shutting down", "starting up"): "does not answer; start its server",
-}
-
-
-def _remedy(error: OperationalError) -> str | None:
-    """What is to be done about a database that cannot take a write now, but may later; None for any other error."""
-    said = str(error.orig)
-    return next((remedy for words, remedy in _AWAY.items() if any(word in said for word in words)), None)
-
-
 def _reopen(url: str, patience: float) -> Store:
     return Store(url, patience=patience)
 
@@ -604,7 +593,7 @@ def _take(session: Session, name: str, owner: Owner, lease_seconds: float, seen:
 
 
 def _tell(session: Session, kind: str, message: str, **about: Any) -> None:
-    session.execute(insert(EventRow).values(at=UtcNow(), kind=kind, message=message, **about))
+    session.execute(insert(EventRow).values(at=UtcNow(), kind=kind, message=storable(message), **about))
 
 
 def _cell_values(cell: CellRecord) -> dict[str, Any]:

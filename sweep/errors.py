@@ -11,12 +11,15 @@ class SweepError(Exception):
     """Something a user can mend; `exit_code` is what the command line ends with."""
 
     exit_code = 2
+    passing = False
+    """Whether it may be gone when the same is tried again."""
 
 
 class MachineError(SweepError):
     """The machine lacks something or is busy."""
 
     exit_code = 3
+    passing = True
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str | None:

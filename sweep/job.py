@@ -120,8 +120,7 @@ def _attempt(job: Job, runs: Path, store: Any, stop: StopFlag) -> int:
         raise
     except SweepError as error:
         print(error, file=sys.stderr)
-        # 3 says that the machine lacks something, here and now
-        failure: Failure = "infrastructure" if error.exit_code == 3 else classify(error)
+        failure: Failure = "infrastructure" if error.passing else classify(error)
         store.finish_attempt(
             job.attempt, job.fence, "failed", cause=str(error), exit_code=error.exit_code, failure=failure
         )

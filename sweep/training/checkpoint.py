@@ -169,7 +169,7 @@ def claim(folder: str | Path) -> None:
     """Makes sure that a shared place is writable and that nobody else's state lies there. Raises StorageError."""
     place = storage.place(folder)
     if any(name.startswith(PREFIX) or name == WEIGHTS for name in place.names()):
-        raise storage.StorageError(
+        raise storage.PlaceTaken(
             f"{folder} already holds a training that this database does not know; remove it, or name another place "
             "with checkpoint.path"
         )

@@ -32,6 +32,12 @@ class StorageError(MachineError):
     """A place that cannot be reached, written or trusted."""
 
 
+class PlaceTaken(StorageError):
+    """A place that holds somebody else's state."""
+
+    passing = False
+
+
 class AddressError(SweepError):
     """Text that names no place."""
 

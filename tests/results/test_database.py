@@ -38,6 +38,57 @@ def test_the_deepest_and_last_mount_decides(path, kind):
     assert network_filesystem(Path(path), MOUNTS) == kind
 
 
+# as the kernel writes them
+REMOTE = {
+    "nfs": "server:/export rw,vers=3,addr=10.0.0.1",
+    "nfs4": "server:/export rw,vers=4.2,clientaddr=10.0.0.2",
+    "lustre": "10.0.0.1@tcp:/scratch rw,flock,lazystatfs",
+    "gpfs": "gpfs0 rw,relatime",
+    "cifs": "//server/share rw,vers=3.1.1,cache=strict",
+    "smb3": "//server/share rw",
+    "fuse.sshfs": "ada@far:/home/ada rw,user_id=1000",
+    "9p": "C:\\134 rw,aname=drvfs,trans=fd",
+    "beegfs": "beegfs_nodev rw",
+    "ceph": "10.0.0.1:6789:/ rw",
+    "fuse.ceph-fuse": "ceph-fuse rw",
+    "fuse.gcsfuse": "bucket rw",
+}
+
+
+def mounted(monkeypatch, folder, kind, source):
+    """Makes the kernel's list of mounts say that the folder is one of that kind."""
+    table = f"22 1 0:21 / / rw,relatime shared:1 - ext4 /dev/root rw\n31 22 0:30 / {folder} rw - {kind} {source}\n"
+    real = Path.read_text
+
+    def read(path, *arguments, **options):
+        return table if path == Path("/proc/self/mountinfo") else real(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "read_text", read)
+    exists = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda path: path == Path("/proc/self/mountinfo") or exists(path))
+
+
+@pytest.mark.parametrize("kind", REMOTE)
+def test_every_network_file_system_is_refused_with_a_remedy(tmp_path, monkeypatch, kind):
+    (tmp_path / "far").mkdir()
+    (tmp_path / "link.db").symlink_to(tmp_path / "far" / "atma.db")
+    mounted(monkeypatch, tmp_path / "far", kind, REMOTE[kind])
+    for path in (tmp_path / "far" / "atma.db", f"sqlite:///{tmp_path}/far/atma.db", tmp_path / "link.db"):
+        with pytest.raises(StoreError, match=rf"lies on {kind}, .*use a local disk or PostgreSQL \(--db\)") as refused:
+            open_store(path, create=True)
+        assert refused.value.exit_code == 2
+    assert list((tmp_path / "far").iterdir()) == []
+    open_store(tmp_path / "near.db", create=True).close()
+
+
+@pytest.mark.parametrize(
+    "kind", ["ext4", "xfs", "btrfs", "zfs", "overlay", "tmpfs", "apfs", "fuseblk", "virtiofs", "nfsd"]
+)
+def test_a_local_file_system_is_not_refused(tmp_path, monkeypatch, kind):
+    mounted(monkeypatch, tmp_path, kind, "/dev/sda1 rw")
+    open_store(tmp_path / "atma.db", create=True).close()
+
+
 def test_a_network_file_system_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("atma_sweep.results.database.network_filesystem", lambda path, mounts: "nfs4")
     monkeypatch.setattr(Path, "exists", lambda path: True)

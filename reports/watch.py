@@ -1,0 +1,435 @@
+"""`status --watch`: a sweep as it goes, from the database alone. Imports neither torch, ray nor pandas."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+from sqlalchemy import select
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+from ..results import queries
+from ..results.records import CellState, Event
+from ..results.schema import AttemptRow, ProvenanceRow
+from ..results.standing import Standing, requests_of, standing
+from ..results.store import Store
+from .status import duration, seconds_left
+
+LATE_S = 60.0
+"""A heartbeat this old is marked: a long probe, a compilation, or trouble."""
+STALE_S = 300.0
+"""One this old is marked as dead; it is when a supervisor gives up an attempt of another host."""
+RECENT = 20
+"""Finished cells whose speed counts."""
+EVENTS = 8
+FAILURES = 8
+ORDER = ("done", "running", "new", "interrupted", "needs-eval", "failed", "diverged", "weights gone")
+COLOURS = {"done": "green", "running": "cyan", "failed": "red", "diverged": "yellow", "interrupted": "yellow"}
+TROUBLE = ("failed", "diverged", "interrupted", "weights gone")
+
+
+def snapshot(store: Store, sweep: str | None = None) -> dict[str, Any]:
+    """One sweep at this moment, read in one transaction; what `--json` prints at each refresh.
+
+    Times are UTC by the database's clock, durations seconds. `seconds_left` is what the running and the waiting cells
+    need at the speed of those that run and of the last ones that finished, probes and start included where a finished
+    cell shows them; None while nothing runs or nothing has a speed yet. `tokens_left` leaves failed cells out, since
+    they wait for a person. `ended`: nobody runs the sweep any more. Raises SweepUnknown.
+    """
+    with store.transaction(write=False) as session:
+        row = queries.sweep_row(session, sweep)
+        revision = queries.revision_row(session, row.id)
+        now = queries.now(session)
+        cells = queries.cell_states(session, row.name)
+        requested = requests_of(revision.options)
+        standings = {cell.cell_id: standing(cell, requested) for cell in cells}
+        counts: Counter[str] = Counter(standings.values())
+        running = [cell for cell in cells if cell.state == "running"]
+        rows = _running(session, running, now)
+        owner = queries.owner_of(row)
+        owned = owner is not None and row.lease_until is not None and row.lease_until > now
+        return {
+            "sweep": row.name,
+            "revision": revision.number,
+            "launched_at": row.launched_at,
+            "now": now,
+            "owner": owner.name if owner else None,
+            "owner_host": owner.host if owner else None,
+            "owner_pid": owner.pid if owner else None,
+            "owned": owned,
+            "request": row.request,
+            "ended": not owned and all(one["stale"] for one in rows),
+            "cells": len(cells),
+            "done": counts["done"],
+            "counts": {word: counts[word] for word in ORDER if counts[word]},
+            "tokens_total": sum(cell.tokens_total for cell in cells),
+            "tokens_left": sum(_tokens_left(cell) for cell in cells),
+            **_speed(cells),
+            "running": rows,
+            "failures": _failures(session, cells, standings),
+            "events": [_event(event, cells) for event in queries.events(session, sweep=row.name, limit=EVENTS)[::-1]],
+        }
+
+
+def _running(session: Session, cells: Sequence[CellState], now: datetime) -> list[dict[str, Any]]:
+    """Rows of the table, oldest attempt first."""
+    ids = [cell.attempt_id for cell in cells]
+    query = select(ProvenanceRow.attempt_id, ProvenanceRow.gpu_name, ProvenanceRow.device)
+    devices: dict[int | None, str] = {
+        attempt: gpu or device for attempt, gpu, device in session.execute(query.where(_among(ids)))
+    }
+    rows = []
+    for cell in sorted(cells, key=lambda cell: cell.attempt_id or 0):
+        silent = (now - cell.heartbeat_at).total_seconds() if cell.heartbeat_at else 0.0
+        rows.append(
+            {
+                "cell_id": cell.cell_id,
+                "slug": cell.slug,
+                "attempt_id": cell.attempt_id,
+                "number": cell.attempt_number,
+                "kind": cell.kind,
+                "host": cell.host,
+                "gpu": devices.get(cell.attempt_id),
+                "phase": cell.phase,
+                "step": cell.step,
+                "steps_total": cell.steps_total,
+                "loss": cell.loss,
+                "tokens_per_s": cell.tokens_per_s,
+                "seconds_left": seconds_left(cell),
+                "seconds_since_heartbeat": round(max(0.0, silent), 3),
+                "stale": silent >= STALE_S,
+            }
+        )
+    return rows
+
+
+def _among(ids: Sequence[int | None]) -> Any:
+    return ProvenanceRow.attempt_id.in_(ids)
+
+
+def _tokens_left(cell: CellState) -> float:
+    """Tokens that are still to be trained; those of an interrupted cell from its last step, if it left a checkpoint."""
+    training = cell.state == "running" and cell.kind == "train"
+    if not training and (cell.trained_attempt_id is not None or cell.state in ("failed", "diverged")):
+        return 0
+    resumed = training or cell.checkpoint is not None
+    if cell.kind != "train" or not resumed or not cell.steps_total or cell.step is None:
+        return cell.tokens_total
+    return round(cell.tokens_total * (1 - min(1.0, cell.step / cell.steps_total)))
+
+
+def _speed(cells: Sequence[CellState]) -> dict[str, float | None]:
+    """Tokens a second of all running cells, and the seconds left.
+
+    The work that is left, in seconds of one place, is divided over the places that run now. Waiting cells cost what
+    finished ones did from start to end; a cell under way costs its tokens at its own speed, at least.
+    """
+    running = [cell for cell in cells if cell.state == "running"]
+    own = {cell.cell_id: cell.tokens_per_s for cell in running if cell.phase == "training" and cell.tokens_per_s}
+    whole = sum(own.values()) or None
+    finished = sorted(
+        (cell for cell in cells if cell.state == "done" and cell.kind == "train" and cell.attempt_number == 1),
+        key=lambda cell: cell.finished_at or cell.started_at,  # type: ignore[arg-type, return-value]
+    )
+    overall = [rate for rate in map(_overall, finished[-RECENT:]) if rate]
+    queued_rate = statistics.median(overall) if overall else statistics.mean(own.values()) if own else None
+    if not running or queued_rate is None:
+        return {"tokens_per_s": whole, "seconds_left": None}
+    under_way = [_tokens_left(cell) / own.get(cell.cell_id, queued_rate) for cell in running]
+    waiting = sum(_tokens_left(cell) for cell in cells if cell.state != "running") / queued_rate
+    return {
+        "tokens_per_s": whole,
+        "seconds_left": round(max((sum(under_way) + waiting) / len(running), *under_way), 3),
+    }
+
+
+def _overall(cell: CellState) -> float | None:
+    """Tokens a second from start to end of a finished cell, probes included."""
+    if cell.started_at is None or cell.finished_at is None:
+        return cell.tokens_per_s
+    seconds = (cell.finished_at - cell.started_at).total_seconds()
+    return cell.tokens_total / seconds if seconds > 0 else cell.tokens_per_s
+
+
+def _failures(session: Session, cells: Sequence[CellState], standings: Mapping[str, Standing]) -> list[dict[str, Any]]:
+    """Cells that did not end well, the newest first, `failure` the class that the supervisor put them in."""
+    query = select(AttemptRow.id, AttemptRow.failure).where(AttemptRow.failure.is_not(None))
+    classes: dict[int | None, str | None] = {row.id: row.failure for row in session.execute(query)}
+    bad = [cell for cell in cells if standings[cell.cell_id] in TROUBLE]
+    bad.sort(key=lambda cell: (str(cell.finished_at or ""), cell.position), reverse=True)
+    return [
+        {
+            "cell_id": cell.cell_id,
+            "slug": cell.slug,
+            "number": cell.attempt_number,
+            "standing": standings[cell.cell_id],
+            "failure": classes.get(cell.attempt_id),
+            "finished_at": cell.finished_at,
+            "cause": _one_line(cell.cause or ""),
+        }
+        for cell in bad
+    ]
+
+
+def _event(event: Event, cells: Sequence[CellState]) -> dict[str, Any]:
+    slug = next((cell.slug for cell in cells if cell.cell_id == event.cell_id), None)
+    return {
+        "at": event.at, "kind": event.kind, "cell_id": event.cell_id, "slug": slug, "message": _one_line(event.message),
+    }  # fmt: skip
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+# --- drawing --------------------------------------------------------------------------------------------------------
+
+
+def heading(found: Mapping[str, Any]) -> list[str]:
+    """Two lines: the sweep and who runs it; how far it is."""
+    if found["owned"]:
+        who = f"run by {found['owner']} on {found['owner_host']}, pid {found['owner_pid']}"
+        asked = found["request"] or {}
+        who += ", is stopping" if asked.get("cancel") else ", paused" if asked.get("pause") else ""
+    elif found["owner"]:
+        who = (
+            f"{found['owner']} on {found['owner_host']} (pid {found['owner_pid']}) is silent; launch again to continue"
+        )
+    else:
+        who = "nobody runs it" if found["done"] < found["cells"] else "finished"
+    speed, left = found["tokens_per_s"], found["seconds_left"]
+    parts = [f"{found['done']}/{found['cells']} done"]
+    if found["tokens_left"]:
+        parts.append(f"{amount(found['tokens_left'])} tokens left")
+    if speed:
+        parts.append(f"{speed:,.0f} tokens/s")
+    if left is not None:
+        parts.append(f"about {duration(left)} left")
+    title = f"{found['sweep']} (revision {found['revision']}), {found['now']:%Y-%m-%d %H:%M:%S} UTC: {who}"
+    return [title, ", ".join(parts)]
+
+
+def amount(tokens: float) -> str:
+    """950, 12.3K, 4.56M, 1.20B."""
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if tokens >= size:
+            value = tokens / size
+            return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}{unit}"
+    return f"{tokens:.0f}"
+
+
+def text(found: Mapping[str, Any]) -> str:
+    """The whole view as plain lines, for a pipe or a file."""
+    lines = [*heading(found), _counts(found)]
+    lines += ["  " + ", ".join(part for part in _row(row) if part) for row in found["running"]]
+    lines += [f"  {_failure(row)}" for row in found["failures"][:FAILURES]]
+    if len(found["failures"]) > FAILURES:
+        lines.append(f"  and {len(found['failures']) - FAILURES} more that did not end well")
+    lines += [f"  {_happened(row)}" for row in found["events"]]
+    return "\n".join(lines)
+
+
+def _counts(found: Mapping[str, Any]) -> str:
+    return ", ".join(f"{count} {word}" for word, count in found["counts"].items()) or "no cells"
+
+
+def _row(row: Mapping[str, Any]) -> list[str]:
+    """Slug, where, phase, step, loss, speed, time left, silence."""
+    steps = f"step {row['step']}/{row['steps_total'] or '?'}" if row["kind"] == "train" else row["kind"]
+    silent = row["seconds_since_heartbeat"]
+    mark = " (dead?)" if row["stale"] else " (late)" if silent >= LATE_S else ""
+    return [
+        row["slug"],
+        f"{row['host']}/{row['gpu']}" if row["gpu"] else row["host"],
+        row["phase"],
+        steps,
+        f"loss {row['loss']:.3f}" if row["loss"] is not None else "",
+        f"{row['tokens_per_s']:,.0f} tokens/s" if row["tokens_per_s"] else "",
+        f"{duration(row['seconds_left'])} left" if row["seconds_left"] is not None else "",
+        f"heard of {duration(silent)} ago{mark}",
+    ]
+
+
+def _failure(row: Mapping[str, Any]) -> str:
+    word = f" ({row['failure']})" if row["failure"] not in (None, row["standing"]) else ""
+    return f"{row['slug']} {row['standing']}{word}" + (f": {row['cause']}" if row["cause"] else "")
+
+
+def _happened(row: Mapping[str, Any]) -> str:
+    about = f" {row['slug']}" if row["slug"] else ""
+    # a finished cell's message is often the kind again
+    said = f": {row['message']}" if row["message"] != row["kind"] else ""
+    return f"{row['at']:%H:%M:%S} {row['kind']}{about}{said}"
+
+
+def shares(height: int, running: int, failures: int, events: int) -> tuple[int, int, int]:
+    """How many running cells, failures and events get a line on a screen of that height; the running ones first.
+
+    Heading (2 lines), counts (1) and the table's own heading (1) always stand. A list that is cut gives its last line
+    to the number of those left out, which is counted here.
+    """
+    free = max(0, height - 3)
+    # trouble and the latest event are seen beside any number of running cells, where there is room at all
+    spared = min(failures, 1) + min(events, 1) if free >= 5 else 0
+    some = min(running, max(0, free - 1 - spared))
+    free -= some + 1 if some else 0
+    bad = min(failures, FAILURES, free - 1 if events and free > 1 else free)
+    return some, bad, min(events, EVENTS, free - bad)
+
+
+def screen(found: Mapping[str, Any], width: int, height: int, note: str = "") -> RenderableType:
+    """The view for a terminal of that size, never higher; each entry is one line, cut at the right."""
+    running, failures, events = found["running"], found["failures"], found["events"]
+    room = height - bool(note)
+    some, bad, told = shares(room, len(running), len(failures), len(events))
+    title, progress = heading(found)
+    parts: list[RenderableType] = [_cut(Text(title, style="bold")), _cut(Text(progress)), _cut(_coloured(found))]
+    if note:
+        parts.append(_cut(Text(note, style="red")))
+    if some:
+        parts.append(_table(running, some, width))
+    parts += [
+        _cut(Text(line, style=COLOURS.get(row["standing"], "red")))
+        for line, row in zip(_listed(failures, bad, _failure), failures[:bad], strict=True)
+    ]
+    parts += [_cut(Text(_happened(row), style="dim")) for row in events[:told]]
+    return Group(*parts[:height])
+
+
+def _cut(line: Text) -> Text:
+    line.no_wrap, line.overflow = True, "ellipsis"
+    return line
+
+
+def _coloured(found: Mapping[str, Any]) -> Text:
+    line = Text()
+    for word, count in found["counts"].items():
+        line.append(", " if line else "").append(f"{count} {word}", style=COLOURS.get(word, ""))
+    return line or Text("no cells")
+
+
+def _listed(rows: Sequence[Any], count: int, say: Callable[[Any], str]) -> list[str]:
+    """That many lines; when more rows than that exist, the last line says how many are not shown."""
+    if count >= len(rows) or not count:
+        return [say(row) for row in rows[:count]]
+    return [*(say(row) for row in rows[: count - 1]), f"and {len(rows) - count + 1} more"]
+
+
+def _table(rows: Sequence[Mapping[str, Any]], count: int, width: int) -> Table:
+    table = Table(box=None, padding=(0, 1), pad_edge=False, show_edge=False, width=width)
+    # what stands left matters most, so a narrow terminal cuts the right columns, then the slug
+    table.add_column("cell", no_wrap=True, overflow="ellipsis", ratio=3, min_width=8)
+    table.add_column("where", no_wrap=True, overflow="ellipsis", ratio=2)
+    for name in ("phase", "step", "loss", "tokens/s", "left", "heard"):
+        right = name not in ("phase",)
+        table.add_column(name, no_wrap=True, overflow="ellipsis", justify="right" if right else "left")
+    cut = count < len(rows)
+    for row in rows[: count - 1 if cut else count]:
+        silent = row["seconds_since_heartbeat"]
+        style = "bold red" if row["stale"] else "yellow" if silent >= LATE_S else ""
+        table.add_row(
+            row["slug"],
+            f"{row['host']}/{row['gpu']}" if row["gpu"] else row["host"],
+            row["phase"] if row["kind"] == "train" else row["kind"],
+            f"{row['step']}/{row['steps_total'] or '?'}",
+            f"{row['loss']:.3f}" if row["loss"] is not None else "-",
+            f"{row['tokens_per_s']:,.0f}" if row["tokens_per_s"] else "-",
+            duration(row["seconds_left"]) if row["seconds_left"] is not None else "-",
+            Text(duration(silent), style=style),
+            style="red" if row["stale"] else "",
+        )
+    if cut:
+        table.add_row(f"and {len(rows) - count + 1} more", *[""] * 7)
+    return table
+
+
+# --- the loop -------------------------------------------------------------------------------------------------------
+
+
+def watch(
+    store: Store,
+    sweep: str | None,
+    console: Console,
+    *,
+    interval: float = 2.0,
+    until_end: bool = False,
+    as_json: bool = False,
+    rounds: int | None = None,
+) -> None:
+    """Shows a sweep again and again, every `interval` seconds, until Ctrl-C.
+
+    On a terminal one view that stays within it; elsewhere the view as plain text each time; with `as_json` one object a
+    line. `until_end` leaves when nobody runs the sweep any more, `rounds` after that many views. A database that does
+    not answer for a while is told of and waited for, once it has answered. Raises SweepUnknown.
+    """
+    name = store.default_sweep() if sweep is None else sweep
+    show = _Plain(console, as_json) if as_json or not console.is_terminal else _Screen(console)
+    found = snapshot(store, name)
+    try:
+        with show:
+            turn = 1
+            show.update(found)
+            while turn != rounds and not (until_end and found["ended"]):
+                time.sleep(interval)
+                turn += 1
+                try:
+                    found, note = snapshot(store, name), ""
+                except DBAPIError as error:
+                    note = f"the database does not answer: {_one_line(str(error.orig))}"
+                show.update(found, note)
+    except KeyboardInterrupt:
+        return
+
+
+class _Plain:
+    """Text or JSON, one view after the other."""
+
+    def __init__(self, console: Console, as_json: bool) -> None:
+        self._console, self._as_json, self._first = console, as_json, True
+
+    def __enter__(self) -> _Plain:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def update(self, found: Mapping[str, Any], note: str = "") -> None:
+        """Writes a view, whole, so that a reader of a pipe sees it at once."""
+        if self._as_json:
+            said = json.dumps({**found, "note": note} if note else found, default=str)
+        else:
+            said = ("" if self._first else "\n") + text(found) + (f"\n{note}" if note else "")
+        self._first = False
+        # not through rich, which would break lines at 80 columns
+        self._console.file.write(said + "\n")
+        self._console.file.flush()
+
+
+class _Screen:
+    """A view that is drawn over the one before."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
+
+    def __enter__(self) -> _Screen:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def update(self, found: Mapping[str, Any], note: str = "") -> None:
+        """Draws the view at the terminal's present size, less the line that the cursor needs."""
+        width, height = self._console.size
+        self._live.update(screen(found, width, height - 1, note), refresh=True)

@@ -1,0 +1,47 @@
+"""The commands `atma-sweep bench`: parse, call one function, print."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..options import AsJson
+
+bench_app = typer.Typer(help="Time kernels and whole training steps on this machine's GPU.", no_args_is_help=True)
+
+Rounds = Annotated[int, typer.Option("--rounds", min=1, help="How often the variants take turns.")]
+Out = Annotated[Path | None, typer.Option("--out", help="Also write every number to this JSON file.")]
+
+
+@bench_app.command("kernels")
+def bench_kernels(
+    ops: Annotated[list[str] | None, typer.Argument(help="Ops to time; all of them if none is named.")] = None,
+    rounds: Rounds = 10,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Time each kernel beside its rivals, at the sizes of the 370M network."""
+    from . import kernels, report
+
+    report.show(kernels, lambda device, tell: kernels.run(ops or [], device, rounds=rounds, tell=tell), out, as_json)
+
+
+@bench_app.command("train")
+def bench_train(
+    cells: Annotated[list[str] | None, typer.Argument(help="Slugs of cells, without their seed; see --grid.")] = None,
+    grid: Annotated[str, typer.Option("--grid", help="Grid that the cells belong to.")] = "full",
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Override a setting.")] = None,
+    rounds: Rounds = 3,
+    profile: Annotated[bool, typer.Option("--profile", help="Also say what the device's time goes to.")] = False,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Time whole optimizer steps of cells on random tokens, and the way to the first step."""
+    from . import report, train
+
+    chosen = train.choose(grid, cells or [], set_ or [])
+    report.show(
+        train, lambda device, tell: train.run(chosen, device, rounds=rounds, profile=profile, tell=tell), out, as_json
+    )

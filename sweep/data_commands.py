@@ -1,0 +1,118 @@
+"""The commands `atma-sweep data`: parse, call one function, print."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .options import AsJson, Db, Runs, print_json, runs_folder
+
+data_app = typer.Typer(help="Prepare, list and verify corpora.", no_args_is_help=True)
+
+
+@data_app.command("prepare")
+def data_prepare(
+    what: Annotated[
+        str | None, typer.Argument(metavar="NAME|PATH", help="A known corpus (see data list --known), text or shards.")
+    ] = None,
+    grid: Annotated[str | None, typer.Option("--grid", help="Prepare what this grid needs instead.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Call it so; a grid then says data.corpus: NAME.")] = None,
+    tokenizer: Annotated[str | None, typer.Option("--tokenizer", help="bytes, gpt2 or json.")] = None,
+    tokenizer_file: Annotated[Path | None, typer.Option("--tokenizer-file", help="The tokenizer's file.")] = None,
+    end_of_text: Annotated[
+        str | None,
+        typer.Option("--end-of-text", help="The token that ends a text, where that file names it unusually."),
+    ] = None,
+    tokens: Annotated[
+        float | None, typer.Option("--tokens", help="Training tokens, such as 1e9; else all, or the grids' number.")
+    ] = None,
+    heldout: Annotated[
+        str | None, typer.Option("--heldout", help="Corpus or path that lends the long documents.")
+    ] = None,
+    heldout_tokens: Annotated[
+        int | None, typer.Option("--heldout-tokens", help="Tokens that a long document needs; else 65601.")
+    ] = None,
+    path: Annotated[Path | None, typer.Option("--path", help="For a known corpus: a local copy of it.")] = None,
+    runs: Runs = None,
+    db: Db = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tokenise text into shards, or adopt shards. Run again to go on after a stop."""
+    from rich.console import Console
+
+    from . import preparing
+    from .training import corpora
+    from .training.prepare import prepare
+
+    root = runs_folder(runs, db) / "corpora"
+    given = {
+        "tokenizer": tokenizer,
+        "tokenizer_file": str(tokenizer_file.resolve()) if tokenizer_file else None,
+        "end_of_text": end_of_text,
+        "train_tokens": tokens,
+        "heldout": preparing.lender(heldout),
+        "heldout_tokens": heldout_tokens,
+        "path": str(path.resolve()) if path else None,
+    }
+    console = Console(stderr=as_json, soft_wrap=True)
+    found = []
+    for data in preparing.chosen(grid, what, given, name):
+        with preparing.Preparing(console, data.corpus) as tell:
+            found.append(prepare(data, root, name=name, tell=tell))
+    rows = corpora.listing(root, only=found)
+    if as_json:
+        print_json(rows)
+    else:
+        typer.echo("\n".join(preparing.table(rows, root)))
+
+
+@data_app.command("list")
+def data_list(
+    known: Annotated[bool, typer.Option("--known", help="The corpora that can be prepared by name.")] = False,
+    runs: Runs = None,
+    db: Db = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what is prepared for a database."""
+    from . import preparing
+    from .training import corpora
+
+    root = runs_folder(runs, db) / "corpora"
+    if known:
+        rows: Any = [{"corpus": name, "description": text} for name, text in corpora.CORPORA.items()]
+        lines = [f"{name:<20} {text}" for name, text in corpora.CORPORA.items()]
+    else:
+        rows = corpora.listing(root)
+        lines = preparing.table(rows, root)
+    if as_json:
+        print_json(rows)
+    else:
+        typer.echo("\n".join(lines))
+
+
+@data_app.command("verify")
+def data_verify(
+    what: Annotated[
+        str | None, typer.Argument(metavar="NAME|FINGERPRINT", help="One corpus; else all that are prepared.")
+    ] = None,
+    runs: Runs = None,
+    db: Db = None,
+    as_json: AsJson = False,
+) -> None:
+    """Read every token of prepared corpora again and compare hashes and fingerprint; exit 1 when something differs."""
+    from .training import corpora
+
+    root = runs_folder(runs, db) / "corpora"
+    folders = [corpora.choose(root, what)] if what else corpora.folders(root)
+    rows = [{"folder": str(folder), "problems": corpora.verify(folder)} for folder in folders]
+    if as_json:
+        print_json(rows)
+    else:
+        for row in rows:
+            typer.echo("\n".join(row["problems"]) if row["problems"] else f"{row['folder']}: as prepared")
+        if not rows:
+            typer.echo(f"nothing is prepared in {root}")
+    if any(row["problems"] for row in rows):
+        raise typer.Exit(1)

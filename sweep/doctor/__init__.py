@@ -1,0 +1,113 @@
+"""`atma-sweep doctor`: what this machine has, and what would stop a sweep on it.
+
+Imports neither torch nor ray, and starts no cluster. What only torch can tell is asked in a process of its own:
+python -m atma_sweep.sweep.doctor torch | kernels | disk DATABASE RUNS, which print one JSON object.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from ...results.errors import StoreError
+from . import database, disk, gpus, system
+from .case import Check, Look, LookFailed, State, _Case, answer, bad
+from .disk import filesystem
+from .gpus import held_by
+from .system import compiled_folders
+
+__all__ = [
+    "LOOKS",
+    "Check",
+    "LookFailed",
+    "State",
+    "answer",
+    "as_json",
+    "compiled_folders",
+    "describe",
+    "examine",
+    "exit_code",
+    "filesystem",
+    "held_by",
+]
+
+LOOKS: tuple[tuple[str, Look], ...] = (
+    ("python", system._python),
+    ("platform", system._platform),
+    ("memory", system._memory),
+    ("shared memory", system._shared_memory),
+    ("open files", system._open_files),
+    ("database", database._database),
+    ("database integrity", database._sound),
+    ("database lock", database._lockable),
+    ("clock", database._clock),
+    ("clock and database", database._rows_of_the_future),
+    ("file system of database", disk._filesystem_of_database),
+    ("file system of runs", disk._filesystem_of_runs),
+    ("inodes", disk._inodes),
+    ("writing", disk._writing),
+    ("Ray", system._ray),
+    ("Ray cluster file", system._ray_cluster),
+    ("RAY_ADDRESS", system._ray_address),
+    ("Ray token", system._ray_token),
+    ("NVIDIA driver", gpus._driver),
+    ("torch", gpus._torch),
+    ("GPUs", gpus._gpus),
+    ("Triton and fla", gpus._triton),
+    ("C compiler", system._compiler),
+    ("compiled kernels", system._compiled),
+    ("kernels", gpus._kernels),
+    ("disk space", disk._space),
+)
+"""Name and look, in the order of the report; a look that fails is reported under the name."""
+
+
+def exit_code(checks: Sequence[Check]) -> int:
+    """3 when anything is bad, else 0."""
+    return 3 if any(check.state == "bad" for check in checks) else 0
+
+
+def describe(checks: Sequence[Check]) -> list[str]:
+    """One line a check, a second one where there is a remedy, and the count at the end."""
+    width = max((len(check.name) for check in checks), default=0)
+    lines = []
+    for check in checks:
+        lines.append(f"{check.state:<6}  {check.name:<{width}}  {check.found}")
+        if check.remedy:
+            lines.append(f"{'':<6}  {'':<{width}}  -> {check.remedy}")
+    counts = Counter(check.state for check in checks)
+    return [*lines, ", ".join(f"{counts[word]} {word}" for word in ("ok", "warn", "bad", "absent") if counts[word])]
+
+
+def as_json(checks: Sequence[Check]) -> list[dict[str, str]]:
+    """The checks as plain values."""
+    return [asdict(check) for check in checks]
+
+
+def examine(db: str | None = None, runs: Path | None = None) -> list[Check]:
+    """Looks at everything and changes nothing, but for a file that it writes beside the runs and removes.
+
+    `db` as for --db, `runs` the folder of artifacts, else the database's own. Raises nothing: a look that fails is a
+    check that is bad. Takes as long as two imports of torch, and on a GPU the self-tests of the kernels besides.
+    """
+    with ThreadPoolExecutor(2) as pool:
+        case = _Case(db, runs, pool)
+        return [check for name, look in LOOKS for check in _looked(name, look, case)]
+
+
+def _looked(name: str, look: Look, case: _Case) -> list[Check]:
+    try:
+        found = look(case)
+    except Exception as error:  # noqa: BLE001 - whatever is wrong with a machine must not end the look at it
+        found = bad(_line(error))
+    return [replace(check, name=check.name or name) for check in (found if isinstance(found, list) else [found])]
+
+
+def _line(error: BaseException) -> str:
+    said = " ".join(str(error).split())
+    return (
+        said if said and isinstance(error, LookFailed | StoreError) else f"{type(error).__name__}: {said}".rstrip(": ")
+    )

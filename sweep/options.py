@@ -1,0 +1,25 @@
+"""Options that several commands share, and how they print JSON. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+Db = Annotated[str | None, typer.Option("--db", metavar="URL|FILE", help="Database; else ATMA_DB, else atma.db here.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON with the names of the database's columns.")]
+Executor = Annotated[str, typer.Option("--executor", help="ray, or local: one attempt after another without Ray.")]
+Runs = Annotated[Path | None, typer.Option("--runs", help="Folder for artifacts; else <db name>-runs beside it.")]
+SweepName = Annotated[str | None, typer.Option("--sweep", help="Sweep by name; else the one launched last.")]
+
+
+def print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=1, default=str))
+
+
+def runs_folder(runs: Path | None, db: str | None) -> Path:
+    from ..results.store import default_runs
+
+    return (runs or default_runs(db)).absolute()

@@ -1,0 +1,270 @@
+"""`atma-sweep prune-checkpoints`: removes what no launch will read again, and nothing that it does not know.
+
+Safe at any moment and as often as one likes. What runs is left alone. Weights are forgotten by the database before their
+file goes, so that it never names a file that is gone; a bundle loses its seal first, so that half of one never looks whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ..results.records import Attempt, CellState
+from ..results.standing import Standing, requests_of, standing
+from ..results.store import Store
+from .disk import size
+from .errors import SweepError
+from .training import storage
+
+Keep = Literal["newest", "weights", "nothing"]
+KEEPS: tuple[Keep, ...] = ("newest", "weights", "nothing")
+
+# The names that training/checkpoint.py writes, which itself imports torch; a test holds the two together.
+WEIGHTS = "weights.safetensors"
+KEPT = 2
+INSIDE = frozenset(("model.safetensors", "optimizers.pt", storage.SEAL))
+_CHECKPOINT = re.compile(r"checkpoint-\d{8,}")
+_UNFINISHED = re.compile(r"\.checkpoint-\d{8,}\.part")
+_UNFINISHED_WEIGHTS = f"{WEIGHTS}.part"
+
+
+@dataclass(frozen=True)
+class PrunedCell:
+    """What went, or would go, of one cell."""
+
+    cell_id: str
+    slug: str
+    standing: Standing
+    """Where the cell stood before."""
+    checkpoints: int
+    """Bundles removed, unfinished ones included."""
+    weights: int
+    """Files of kept weights removed."""
+    bytes: int
+    starts_over: bool
+    """An unfinished cell lost its last checkpoint: the next launch trains it from the first step."""
+    problem: str = ""
+    """Why something stayed that should have gone; one line."""
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What a pruning removed, or would."""
+
+    sweep: str
+    keep: Keep
+    dry: bool
+    cells: Sequence[PrunedCell]
+    """Those that had something to remove, or a problem, in the grid's order."""
+    running: Sequence[str]
+    """Slugs of cells that were left alone because they have an attempt that runs."""
+
+    @property
+    def bytes(self) -> int:
+        """Freed in all."""
+        return sum(cell.bytes for cell in self.cells)
+
+    @property
+    def problems(self) -> list[str]:
+        """One line for each cell that could not be pruned to the end."""
+        return [f"{cell.slug}: {cell.problem}" for cell in self.cells if cell.problem]
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self) | {"bytes": self.bytes}
+
+    def lines(self) -> list[str]:
+        """A line a cell and one for all."""
+        lines = []
+        for cell in self.cells:
+            parts = [f"{cell.checkpoints} checkpoints"] if cell.checkpoints else []
+            parts += ["weights"] if cell.weights else []
+            if parts:
+                note = "; starts over at the next launch" if cell.starts_over else ""
+                lines.append(
+                    f"{cell.cell_id} {cell.slug} ({cell.standing}): {' and '.join(parts)}, {size(cell.bytes)}{note}"
+                )
+            if cell.problem:
+                lines.append(f"{cell.cell_id} {cell.slug} ({cell.standing}): {cell.problem}")
+        done = "would free" if self.dry else "freed"
+        left = f"; {len(self.running)} running cells left alone" if self.running else ""
+        return [*lines, f"{self.sweep}: {done} {size(self.bytes)} of {len(self.cells)} cells (keep {self.keep}){left}"]
+
+
+def prune(
+    store: Store,
+    runs: Path,
+    sweep: str | None = None,
+    *,
+    keep: Keep = "newest",
+    dry: bool = False,
+    orphans: bool = False,
+) -> Pruned:
+    """Removes checkpoints of a sweep, the one launched last by default, that are not needed any more.
+
+    `keep` says what stays. "newest": kept weights, and of each unfinished cell the two newest sound checkpoints.
+    "weights": kept weights alone. "nothing": nothing. Whatever it says, an attempt that was trained to its end or
+    diverged needs no checkpoint, and a cell with an attempt that runs now loses nothing. `dry` only looks; `orphans`
+    adds the cells that the newest revision dropped. `runs` is the folder of artifacts. A place that cannot be reached
+    is a problem of its cell and stops nothing.
+
+    Raises SweepUnknown, StoreBusy, and SweepError for another `keep`.
+    """
+    if keep not in KEEPS:
+        raise SweepError(f"--keep {keep}: no such choice; use newest, weights or nothing")
+    name = store.default_sweep() if sweep is None else sweep
+    states = store.cell_states(name)
+    states += store.cell_states(name, orphans=True) if orphans else []
+    requested = requests_of(store.revision(name).options)
+    pruned, running = [], []
+    for state in states:
+        # asked for each cell: a launch may have taken it up meanwhile
+        attempts = store.attempts(state.cell_id)
+        if any(attempt.state == "running" for attempt in attempts):
+            running.append(state.slug)
+            continue
+        done = _Cell(store, runs, state, standing(state, requested), attempts).prune(keep, dry)
+        if done is None:
+            running.append(state.slug)
+        else:
+            pruned.append(done)
+    found = [cell for cell in pruned if cell.checkpoints or cell.weights or cell.problem]
+    result = Pruned(name, keep, dry, found, running)
+    if not dry and any(cell.checkpoints or cell.weights for cell in found):
+        checkpoints, weights = (
+            sum(values) for values in zip(*((c.checkpoints, c.weights) for c in found), strict=True)
+        )
+        store.add_event(
+            "pruned", f"{checkpoints} checkpoints and {weights} weights, {size(result.bytes)} (keep {keep})", sweep=name
+        )
+    return result
+
+
+def place_of(store: Store, attempt: Attempt) -> str:
+    """Address of the place where an attempt keeps its checkpoints and weights: the launch that made it named it."""
+    for named in (attempt.weights, attempt.checkpoint):
+        if named is not None:
+            return storage.split(named)[0]
+    known = store.provenance(attempt.id)
+    path = known.config.get("checkpoint", {}).get("path") if known is not None else None
+    return storage.home(path, attempt.run_dir)
+
+
+class _Cell:
+    """The pruning of one cell, none of whose attempts ran when it was begun."""
+
+    def __init__(self, store: Store, runs: Path, state: CellState, word: Standing, attempts: Sequence[Attempt]) -> None:
+        self.store, self.runs, self.state, self.word, self.attempts = store, runs, state, word, attempts
+        self.checkpoints = self.weights = self.bytes = 0
+        self.sound = 0
+        """Checkpoints that a launch could go on from; those past the ones that stay are not looked into."""
+        self.left = 0
+        """Those of them that stay."""
+        self.problems: list[str] = []
+
+    def prune(self, keep: Keep, dry: bool) -> PrunedCell | None:
+        """None when a launch has taken the cell up meanwhile."""
+        weights, checkpoints = self._plan(keep)
+        if not dry and self.store.attempts(self.state.cell_id) != self.attempts:
+            return None
+        for attempt, place, name in weights:
+            with self._noted():
+                # weights that are not here may lie on another machine that shares the database
+                if attempt.weights is not None and name == WEIGHTS and not dry:
+                    self.store.forget_weights(attempt.id)
+                self._remove(place, name, dry)
+                self.weights += name == WEIGHTS
+        for place, name in reversed(checkpoints):  # the newest last, should this be cut short
+            with self._noted():
+                self._remove(place, name, dry)
+                self.checkpoints += 1
+        state, starts_over = self.state, self.sound > self.left == 0
+        problem = "; ".join(dict.fromkeys(self.problems))
+        return PrunedCell(
+            state.cell_id, state.slug, self.word, self.checkpoints, self.weights, self.bytes, starts_over, problem
+        )
+
+    def _plan(self, keep: Keep) -> tuple[list[tuple[Attempt, storage.Place, str]], list[tuple[storage.Place, str]]]:
+        """Kept weights and checkpoints to remove, those of the newest attempt first."""
+        weights: list[tuple[Attempt, storage.Place, str]] = []
+        gone: list[tuple[storage.Place, str]] = []
+        damaged: list[tuple[storage.Place, str]] = []
+        unfinished, wanted = True, KEPT if keep == "newest" else 0
+        for attempt in reversed(self.attempts):
+            if attempt.kind != "train":
+                continue
+            # a launch goes on from trainings back to the last one that ended as a result, as the supervisor does
+            unfinished = unfinished and attempt.state not in ("done", "diverged")
+            with self._noted():
+                place = storage.place(storage.resolve(self.runs, place_of(self.store, attempt)))
+                names = place.names()
+                # a file that the database has forgotten already is left of a pruning that was killed
+                if keep == "nothing":
+                    weights += [(attempt, place, name) for name in (WEIGHTS, _UNFINISHED_WEIGHTS) if place.has(name)]
+                gone += [(place, name) for name in names if _UNFINISHED.fullmatch(name) and self._ours(place, name)]
+                for name in reversed(names):
+                    if not _CHECKPOINT.fullmatch(name) or not self._ours(place, name):
+                        continue
+                    if not unfinished or (self.left >= wanted and self.sound):
+                        gone.append((place, name))
+                    elif not _sound(place, name):
+                        damaged.append((place, name))
+                    else:
+                        self.sound += 1
+                        stays = self.left < wanted
+                        self.left += stays
+                        gone += [] if stays else [(place, name)]
+        # what looks damaged may be a disk that cannot be read today: it goes only where something better stays
+        return weights, gone + (damaged if self.left or not wanted else [])
+
+    @contextlib.contextmanager
+    def _noted(self) -> Iterator[None]:
+        """A place that fails is a problem of the cell, and the rest goes on."""
+        try:
+            yield
+        except SweepError as error:
+            self.problems.append(" ".join(str(error).split()))
+        except OSError as error:
+            self.problems.append(f"{error.filename}: {error.strerror}; make it readable and writable, then prune again")
+
+    def _ours(self, place: storage.Place, name: str) -> bool:
+        """Whether a bundle holds only what a checkpoint holds. A link, or anything else in it, makes it somebody's."""
+        strange = set(storage.place(storage.join(place.address, name)).names()) - INSIDE
+        if isinstance(place, storage.Folder):
+            path = place.path / name
+            strange |= {"a link"} if path.is_symlink() else set() if path.is_dir() else {"no folder"}
+        if strange:
+            what = f"{storage.join(place.address, name)} is not as a checkpoint is ({', '.join(sorted(strange))})"
+            self.problems.append(f"{what} and stays; take out what is yours, then prune again")
+        return not strange
+
+    def _remove(self, place: storage.Place, name: str, dry: bool) -> None:
+        taken = bytes_of(place, name)
+        if not dry:
+            if isinstance(place, storage.Folder) and (place.path / name).is_dir():
+                storage.Folder(place.path / name).remove(storage.SEAL)
+            place.remove(name)
+        self.bytes += taken
+
+
+def _sound(place: storage.Place, name: str) -> bool:
+    """Whether a launch could go on from it: hashed on a local disk; elsewhere, where that would fetch it, sealed."""
+    if isinstance(place, storage.Folder):
+        seal = storage.sealed(place.path / name)
+        return seal is not None and set(seal["sha256"]) == INSIDE - {storage.SEAL}
+    return storage.place(storage.join(place.address, name)).has(storage.SEAL)
+
+
+def bytes_of(place: storage.Place, name: str) -> int:
+    """What a bundle or a file of a place takes, bytes. Raises StorageError."""
+    if isinstance(place, storage.Folder):
+        path = place.path / name
+        files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+        return sum(file.lstat().st_size for file in files)
+    assert isinstance(place, storage.Remote)
+    with place._reaching():
+        return int(place._fs.du(place._at(name)))

@@ -1,0 +1,94 @@
+"""What the tests of doctor share: canned answers of torch and of a driver that is a script."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from atma_sweep.sweep import doctor
+from atma_sweep.sweep.doctor import Check, LookFailed
+
+CPU = {"torch": "2.13.0+cpu", "cuda": None, "error": "no CUDA in this build", "gpus": []}
+DRIVER = r"""#!/bin/sh
+cd "$(dirname "$0")"
+case "$1" in
+  --query-gpu=index*) name=gpus ;;
+  --query-gpu=uuid*) name=faults ;;
+  --query-remapped-rows*) name=rows ;;
+  --query-compute-apps*) name=apps ;;
+  *) name=plain ;;
+esac
+[ -f $name.sh ] && exec sh $name.sh
+[ -f $name ] || { echo "Field is not a valid field to query."; exit 2; }
+cat $name
+"""
+TWO = """0, GPU-aaaa, NVIDIA H200, 580.159.04, 143771, 143000
+1, GPU-bbbb, NVIDIA H200, 580.159.04, 143771, 71000
+"""
+PLAIN = "| NVIDIA-SMI 580.159.04    Driver Version: 580.159.04    CUDA Version: 13.0     |\n"
+
+
+def gpu(uuid: str, capability: str = "9.0", right: bool = True) -> dict[str, Any]:
+    return {"uuid": uuid, "name": "H", "capability": capability, "total": 143771 * 2**20, "fla_is_right": right}
+
+
+def cuda(*gpus: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"torch": "2.11.0", "cuda": "13.0", "error": None, "gpus": list(gpus)} | more
+
+
+def isolate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty home and temporary folder, a working folder without a database, and no word from the environment."""
+    for name in ("home", "tmp", "work"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    for name in ("ATMA_DB", "RAY_TMPDIR", "RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "CC",
+                 "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_VISIBLE_DEVICES"):  # fmt: skip
+        monkeypatch.delenv(name, raising=False)
+
+
+def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """install(gpus=..., faults=..., apps=..., plain=...): what nvidia-smi prints; *_sh is a script that does."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+
+    def install(**texts: str) -> None:
+        program = folder / "nvidia-smi"
+        program.write_text(DRIVER)
+        program.chmod(0o755)
+        for name, text in texts.items():
+            (folder / name.replace("_sh", ".sh")).write_text(text)
+        monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+    return install
+
+
+def examining(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Check]]:
+    """look(torch=..., kernels=..., disk=...) examines with these answers; the checks by name."""
+
+    def examine(runs: Path | None = None, db: str | None = None, **answers: Any) -> dict[str, Check]:
+        def answer(question: str, *arguments: str, **options: Any) -> Any:
+            said = ({"torch": CPU, "kernels": {}} | answers).get(question, LookFailed("nothing was planned"))
+            if isinstance(said, Exception):
+                raise said
+            return said
+
+        monkeypatch.setattr(doctor.case, "answer", answer)
+        monkeypatch.setattr(doctor.gpus, "answer", answer)
+        monkeypatch.setattr(doctor.database, "CLOCK_S", 0.001)
+        found = doctor.examine(db, runs)
+        assert len({check.name for check in found}) == len(found)
+        assert all("\n" not in check.found + check.remedy and check.found for check in found)
+        return {check.name: check for check in found}
+
+    return examine
+
+
+def said(check: Check) -> tuple[str, str]:
+    return check.state, check.found

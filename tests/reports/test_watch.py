@@ -1,0 +1,367 @@
+"""The live view: its numbers against sums done by hand, its height on small terminals, its ends."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from atma_sweep.reports import watch as view
+from atma_sweep.results.recorder import Recorder
+from atma_sweep.results.records import AXES, CellRecord, Measurement, Owner, Provenance
+from atma_sweep.results.store import Store, SweepUnknown, open_store
+from rich.console import Console
+from sqlalchemy import text
+from sqlalchemy.event import listen
+from sqlalchemy.exc import OperationalError
+
+ME = Owner(name="launch", host="node1", pid=17, started=0.0)
+
+
+def cells(count: int) -> list[CellRecord]:
+    levels = dict(zip(AXES, ("polar", "baseline", "off", "on", "off"), strict=True))
+    return [
+        CellRecord(id=f"{index:012x}", slug=f"slug-{index}", seed=0, levels=levels, config={}, tokens=1000)
+        for index in range(count)
+    ]
+
+
+class Sweep:
+    """A sweep of cells of 1000 tokens in 100 steps, each asked for a validation loss."""
+
+    def __init__(self, folder: Path, count: int = 8) -> None:
+        self.store: Store = open_store(folder / "atma.db", create=True)
+        options = {"requested": [["val", 0]]}
+        self.store.record_revision("s", grid_text="x", grid_file="x", options=options, cells=cells(count))
+
+    def sql(self, statement: str, **values: Any) -> None:
+        self.store.write(lambda session: session.execute(text(statement), values))
+
+    def attempt(
+        self,
+        index: int,
+        state: str = "running",
+        *,
+        step: int = 0,
+        rate: float | None = None,
+        phase: Any = "training",
+        cause: str | None = None,
+        seconds: float | None = None,
+        gpu: str | None = None,
+        silent: float = 0,
+    ) -> int:
+        """An attempt that took `seconds`, or was last heard of `silent` seconds ago."""
+        made = self.store.start_attempt(f"{index:012x}", owner=ME, fence=1, steps_total=100)
+        recorder = Recorder(self.store, made.id, 1)
+        if gpu is not None:
+            recorder.provenance(Provenance(config={}, seed=0, device="cuda", gpu_name=gpu))
+        recorder.progress(step, 100, 2.5 if step else None, rate, phase)
+        if state == "done":
+            recorder.measurements([Measurement(probe="val", metric="val_loss", value=1.0)])
+        if state != "running":
+            self.store.finish_attempt(made.id, 1, state, cause=cause)  # type: ignore[arg-type]
+        if seconds is not None:
+            when = f"strftime('%Y-%m-%dT%H:%M:%fZ', finished_at, '-{seconds} seconds')"
+            self.sql(f"UPDATE attempt SET started_at = {when} WHERE id = :id", id=made.id)
+        if silent:
+            when = f"strftime('%Y-%m-%dT%H:%M:%fZ', 'now', '-{silent} seconds')"
+            self.sql(f"UPDATE attempt SET heartbeat_at = {when} WHERE id = :id", id=made.id)
+        return made.id
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Iterator[Sweep]:
+    made = Sweep(tmp_path)
+    yield made
+    made.store.close()
+
+
+def test_a_sweep_that_nobody_began(sweep: Sweep) -> None:
+    found = view.snapshot(sweep.store)
+    assert (found["sweep"], found["revision"], found["cells"], found["done"]) == ("s", 1, 8, 0)
+    assert (found["counts"], found["tokens_total"], found["tokens_left"]) == ({"new": 8}, 8000, 8000)
+    assert (found["running"], found["failures"], found["events"]) == ([], [], [])
+    assert (found["owned"], found["ended"], found["seconds_left"], found["tokens_per_s"]) == (False, True, None, None)
+    with pytest.raises(SweepUnknown):
+        view.snapshot(sweep.store, "t")
+
+
+def test_counts_tokens_and_time_left(sweep: Sweep) -> None:
+    sweep.attempt(0, "done", step=100, rate=50.0, seconds=100)  # 10 tokens/s from start to end
+    sweep.attempt(1, "done", step=100, rate=50.0, seconds=50)  # 20
+    sweep.attempt(2, "done", step=100, rate=50.0, seconds=25)  # 40
+    sweep.attempt(3, step=40, rate=30.0)  # 600 tokens left: 20 s
+    sweep.attempt(4, phase="starting")  # 1000 tokens at 20: 50 s
+    sweep.attempt(5, "failed", step=70, cause="host out of\n  memory")
+    sweep.sql("UPDATE attempt SET failure = 'host_oom' WHERE state = 'failed'")
+    interrupted = sweep.attempt(6, "interrupted", step=25, cause="killed")
+    found = view.snapshot(sweep.store)
+    assert found["counts"] == {"done": 3, "running": 2, "new": 1, "interrupted": 1, "failed": 1}
+    assert list(found["counts"]) == ["done", "running", "new", "interrupted", "failed"]
+    # no checkpoint: the interrupted one begins anew; the failed one waits for a person
+    assert found["tokens_left"] == 600 + 1000 + 1000 + 1000
+    assert found["tokens_per_s"] == 30.0
+    assert found["seconds_left"] == pytest.approx((20 + 50 + 2000 / 20) / 2)
+    sweep.sql("UPDATE attempt SET checkpoint = 'x/checkpoint-00000025' WHERE id = :id", id=interrupted)
+    found = view.snapshot(sweep.store)
+    assert found["tokens_left"] == 3600 - 250
+    assert found["seconds_left"] == pytest.approx((20 + 50 + 1750 / 20) / 2)
+    assert [(row["slug"], row["standing"], row["failure"], row["cause"]) for row in found["failures"]] == [
+        ("slug-6", "interrupted", None, "killed"), ("slug-5", "failed", "host_oom", "host out of memory"),
+    ]  # fmt: skip
+
+
+def test_time_left_is_at_least_that_of_the_slowest(sweep: Sweep) -> None:
+    for index in range(6):
+        sweep.attempt(index, "done", step=100, seconds=10)  # 100 tokens/s
+    sweep.attempt(6, step=50, rate=1.0)
+    sweep.attempt(7, step=50, rate=100.0)
+    assert view.snapshot(sweep.store)["seconds_left"] == pytest.approx(500.0)
+
+
+def test_time_left_without_a_finished_cell_is_that_of_the_running_ones(sweep: Sweep) -> None:
+    sweep.attempt(0, step=50, rate=10.0)
+    sweep.attempt(1, step=50, rate=30.0)
+    found = view.snapshot(sweep.store)
+    assert found["tokens_per_s"] == 40.0
+    assert found["seconds_left"] == pytest.approx((50 + 500 / 30 + 6000 / 20) / 2, abs=0.001)
+    for state in sweep.store.live_attempts("s"):
+        sweep.store.finish_attempt(state.id, 1, "interrupted")
+    assert view.snapshot(sweep.store)["seconds_left"] is None
+
+
+def test_a_trained_cell_has_no_tokens_left_unless_it_is_trained_again(sweep: Sweep) -> None:
+    sweep.attempt(0, "done", step=100, seconds=100)
+    sweep.attempt(1, "diverged", step=10)
+    assert view.snapshot(sweep.store)["tokens_left"] == 6000
+    evaluation = sweep.store.start_attempt(f"{0:012x}", kind="evaluate", owner=ME, fence=1)
+    assert view.snapshot(sweep.store)["tokens_left"] == 6000
+    sweep.store.finish_attempt(evaluation.id, 1, "done")
+    sweep.attempt(0, step=90, rate=5.0)
+    assert view.snapshot(sweep.store)["tokens_left"] == 6100
+
+
+def test_rows_of_running_attempts(sweep: Sweep) -> None:
+    sweep.attempt(2, step=40, rate=30.0, gpu="NVIDIA H200", silent=3)
+    sweep.attempt(1, step=10, silent=90)
+    sweep.attempt(0, phase="probing", silent=400)
+    first, second, third = view.snapshot(sweep.store)["running"]
+    assert first | {"attempt_id": 0, "seconds_since_heartbeat": 0} == {
+        "cell_id": f"{2:012x}", "slug": "slug-2", "attempt_id": 0, "number": 1, "kind": "train", "host": "node1",
+        "gpu": "NVIDIA H200", "phase": "training", "step": 40, "steps_total": 100, "loss": 2.5, "tokens_per_s": 30.0,
+        "seconds_left": 20.0, "seconds_since_heartbeat": 0, "stale": False,
+    }  # fmt: skip
+    silences = [row["seconds_since_heartbeat"] for row in (first, second, third)]
+    assert all(least <= found < least + 30 for least, found in zip((3, 90, 400), silences, strict=True))
+    assert [row["stale"] for row in (first, second, third)] == [False, False, True]
+    lines = view.text(view.snapshot(sweep.store)).splitlines()
+    assert re.fullmatch(
+        r"  slug-2, node1/NVIDIA H200, training, step 40/100, loss 2.500, 30 tokens/s, 20 s left, heard of \d+ s ago",
+        lines[3],
+    )
+    assert lines[4].endswith(" s ago (late)")
+    assert lines[5].endswith(" min ago (dead?)")
+
+
+def test_who_runs_it_and_when_it_has_ended(sweep: Sweep) -> None:
+    fence = sweep.store.acquire_sweep("s", ME, 60.0)
+    sweep.attempt(0, step=1)
+    found = view.snapshot(sweep.store)
+    assert (found["owner"], found["owner_host"], found["owner_pid"]) == ("launch", "node1", 17)
+    assert (found["owned"], found["ended"]) == (True, False)
+    assert view.heading(found)[0].endswith("run by launch on node1, pid 17")
+    sweep.store.ask("s", pause=True)
+    found = view.snapshot(sweep.store)
+    assert found["request"] == {"pause": True}
+    assert view.heading(found)[0].endswith("pid 17, paused")
+    sweep.sql("UPDATE sweep SET lease_until = '2020-01-01T00:00:00.000Z'")
+    found = view.snapshot(sweep.store)
+    assert (found["owned"], found["ended"]) == (False, False), "its attempt was heard of just now"
+    assert "is silent; launch again to continue" in view.heading(found)[0]
+    sweep.sql("UPDATE attempt SET heartbeat_at = '2020-01-01T00:00:00.000Z'")
+    assert view.snapshot(sweep.store)["ended"]
+    sweep.store.release_sweep("s", fence)
+    assert view.heading(view.snapshot(sweep.store))[0].endswith("nobody runs it")
+
+
+def test_the_newest_events_come_first(sweep: Sweep) -> None:
+    sweep.attempt(0, "failed", cause="no\nroom")
+    for index in range(20):
+        sweep.store.add_event("note", f"number {index}", sweep="s")
+    sweep.attempt(1)
+    events = view.snapshot(sweep.store)["events"]
+    assert len(events) == view.EVENTS
+    assert (events[0]["kind"], events[0]["slug"], events[0]["message"]) == (
+        "started",
+        "slug-1",
+        "attempt 1 (train) on node1",
+    )
+    assert [event["message"] for event in events[1:3]] == ["number 19", "number 18"]
+    assert re.fullmatch(r"\d\d:\d\d:\d\d note: number 19", view._happened(events[1]))
+
+
+@pytest.mark.parametrize(("tokens", "said"), [
+    (0, "0"), (950, "950"), (12_340, "12.3K"), (4_560_000, "4.56M"), (1.2e9, "1.20B"), (119.5e9, "120B"),
+])  # fmt: skip
+def test_amounts(tokens: float, said: str) -> None:
+    assert view.amount(tokens) == said
+
+
+# --- on a terminal --------------------------------------------------------------------------------------------------
+
+
+def busy(tmp_path: Path, running: int, failed: int) -> dict[str, Any]:
+    sweep = Sweep(tmp_path, running + failed + 1)
+    for index in range(running):
+        sweep.attempt(index, step=40, rate=30.0, gpu="NVIDIA H200", silent=400 if index == 0 else 0)
+    for index in range(running, running + failed):
+        sweep.attempt(index, "failed", cause="a cause that goes on and on " * 9)
+    found = view.snapshot(sweep.store)
+    sweep.store.close()
+    return found
+
+
+def drawn(found: dict[str, Any], width: int, height: int, note: str = "", colour: bool = False) -> str:
+    console = Console(file=io.StringIO(), width=width, height=height, force_terminal=colour, color_system="truecolor" if colour else None, legacy_windows=False)  # fmt: skip
+    console.print(view.screen(found, width, height, note))
+    return str(console.file.getvalue())  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("running", "failed"), [(0, 0), (1, 0), (0, 30), (3, 2), (40, 0), (40, 30)])
+def test_never_higher_or_wider_than_the_terminal(tmp_path: Path, running: int, failed: int) -> None:
+    found = busy(tmp_path, running, failed)
+    for note in ("", "the database does not answer"):
+        for height in (*range(1, 18), 24, 60):
+            lines = drawn(found, 70, height, note).splitlines()
+            assert len(lines) <= height, (height, lines)
+            assert max(map(len, lines)) <= 70
+        assert any("slug-" in line for line in lines) or not running + failed
+
+
+def test_a_screen_shows_everything_where_there_is_room(tmp_path: Path) -> None:
+    found = busy(tmp_path, 3, 2)
+    lines = [line.rstrip() for line in drawn(found, 150, 40).splitlines()]
+    assert lines[0].startswith("s (revision 1), ")
+    assert lines[1] == "0/6 done, 2.80K tokens left, 90 tokens/s, about 31 s left"
+    assert lines[2] == "3 running, 1 new, 2 failed"
+    assert lines[3].split() == ["cell", "where", "phase", "step", "loss", "tokens/s", "left", "heard"]
+    assert lines[4].split()[:7] == ["slug-0", "node1/NVIDIA", "H200", "training", "40/100", "2.500", "30"]
+    assert len(lines) == 4 + 3 + 2 + min(view.EVENTS, 7)
+    assert lines[7].startswith("slug-4 failed: a cause")
+    assert lines[7].endswith("…")
+
+
+def test_a_small_screen_says_how_many_it_leaves_out(tmp_path: Path) -> None:
+    lines = [line.rstrip() for line in drawn(busy(tmp_path, 40, 30), 100, 12).splitlines()]
+    assert len(lines) == 12
+    assert lines[9] == "and 35 more"
+    assert lines[10] == "and 30 more"
+    assert re.match(r"\d\d:\d\d:\d\d failed slug-69", lines[11])
+
+
+def test_a_silent_attempt_stands_out(tmp_path: Path) -> None:
+    lines = drawn(busy(tmp_path, 2, 0), 150, 20, colour=True).splitlines()
+    (silent,) = [line for line in lines if "slug-0" in line and "step" not in line and "started" not in line]
+    (other,) = [line for line in lines if "slug-1" in line and "started" not in line]
+    assert "\x1b[1;31m" in silent
+    assert "\x1b" not in other
+
+
+# --- the loop -------------------------------------------------------------------------------------------------------
+
+
+def watched(store: Store, *, terminal: bool = False, **options: Any) -> str:
+    console = Console(file=io.StringIO(), width=100, height=20, force_terminal=terminal)
+    view.watch(store, None, console, **({"interval": 0.01} | options))
+    return str(console.file.getvalue())  # type: ignore[attr-defined]
+
+
+def test_plain_text_again_and_again(sweep: Sweep) -> None:
+    sweep.attempt(0, step=40, rate=30.0)
+    blocks = watched(sweep.store, rounds=3).split("\n\n")
+    assert len(blocks) == 3
+    assert all(block.splitlines()[2] == "1 running, 7 new" for block in blocks)
+    assert "\x1b" not in "".join(blocks)
+
+
+def test_one_object_a_refresh(sweep: Sweep) -> None:
+    lines = watched(sweep.store, rounds=2, as_json=True, terminal=True).splitlines()
+    assert [json.loads(line)["counts"] for line in lines] == [{"new": 8}] * 2
+    assert list(json.loads(lines[0])) == list(view.snapshot(sweep.store))
+
+
+def test_it_leaves_when_the_sweep_has_ended(sweep: Sweep) -> None:
+    attempt = sweep.attempt(0, step=40)
+    real, turns = time.sleep, []
+
+    def sleep(seconds: float) -> None:
+        turns.append(seconds)
+        if len(turns) == 3:
+            sweep.store.finish_attempt(attempt, 1, "done")
+        real(0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(view.time, "sleep", sleep)
+        said = watched(sweep.store, until_end=True, interval=7.0)
+    assert turns == [7.0] * 3
+    assert said.count("s (revision 1)") == 4
+
+
+def test_a_terminal_is_drawn_over(sweep: Sweep) -> None:
+    said = watched(sweep.store, rounds=2, terminal=True)
+    assert "\x1b[" in said
+    assert said.count("8 new") >= 2
+
+
+def test_a_database_that_goes_away_for_a_while_is_waited_for(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = view.snapshot, iter([0, 1, 0])
+
+    def sometimes(store: Store, name: str | None) -> dict[str, Any]:
+        if next(calls):
+            raise OperationalError("SELECT", {}, Exception("server closed\nthe connection"))
+        return real(store, name)
+
+    monkeypatch.setattr(view, "snapshot", sometimes)
+    blocks = watched(sweep.store, rounds=3).split("\n\n")
+    assert [block.endswith("the database does not answer: server closed the connection") for block in map(str.strip, blocks)] == [
+        False, True, False,
+    ]  # fmt: skip
+
+
+WATCH = """
+import sys; from rich.console import Console
+from atma_sweep.reports.watch import watch; from atma_sweep.results.store import open_store
+watch(open_store(sys.argv[1]), None, Console(), interval=30)
+print("left quietly", sorted({"torch", "ray", "pandas", "numpy"} & set(sys.modules)))
+"""
+
+
+def test_ctrl_c_leaves_quietly(sweep: Sweep, tmp_path: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", WATCH, str(tmp_path / "atma.db")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # fmt: skip
+    assert child.stdout is not None
+    assert child.stdout.readline().startswith("s (revision 1)")
+    child.send_signal(signal.SIGINT)
+    out, error = child.communicate(timeout=20)
+    assert (child.returncode, error) == (0, "")
+    assert out.endswith("left quietly []\n")
+
+
+def test_as_many_statements_for_any_number_of_cells(tmp_path: Path) -> None:
+    counted = []
+    for count in (2, 2000):
+        (tmp_path / str(count)).mkdir()
+        sweep = Sweep(tmp_path / str(count), count)
+        statements: list[str] = []
+        listen(sweep.store._engine, "before_cursor_execute", lambda *a, told=statements: told.append(a[2]))
+        found = view.snapshot(sweep.store)
+        assert (found["cells"], found["tokens_left"]) == (count, 1000 * count)
+        counted.append(len(statements))
+    assert counted[0] == counted[1] < 20

@@ -1,0 +1,385 @@
+"""What `doctor` finds of the system, the GPUs and Ray: real processes, locks and files; a canned driver."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import resource
+import socket
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+from atma_sweep.sweep import doctor
+from atma_sweep.sweep.doctor import Check, LookFailed
+from examined import PLAIN, TWO, cuda, examining, gpu, isolate, nvidia_smi, said
+
+GIB = 2**30
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `isolate` says."""
+    isolate(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """As `nvidia_smi` says."""
+    return nvidia_smi(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def look(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Check]]:
+    """As `examining` says."""
+    return examining(monkeypatch)
+
+
+# --- the whole ------------------------------------------------------------------------------------------------------
+
+
+def test_a_machine_as_it_is(tmp_path: Path) -> None:
+    code = (
+        "import json, sys; from atma_sweep.sweep import doctor; found = doctor.examine(); "
+        "print(json.dumps([doctor.as_json(found), sorted({'torch', 'ray', 'numpy', 'pandas'} & set(sys.modules)), "
+        "doctor.exit_code(found), [name for name, _ in doctor.LOOKS]]))"
+    )
+    path = os.pathsep.join(p for p in os.environ["PATH"].split(os.pathsep) if not (Path(p) / "nvidia-smi").exists())
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300,
+                         env=os.environ | {"PATH": path, "CUDA_VISIBLE_DEVICES": ""})  # fmt: skip
+    checks, heavy, exit_code, looks = json.loads(run.stdout)
+    assert heavy == [], "the main process stays light"
+    found = {check["name"]: check for check in checks}
+    assert {check["state"] for check in checks} <= {"ok", "warn", "bad", "absent"}
+    assert exit_code == (3 if any(check["state"] == "bad" for check in checks) else 0)
+    assert set(looks) - set(found) <= {"GPUs"}
+    assert found["python"]["found"] == platform.python_version()
+    assert found["torch"]["state"] == "ok"
+    assert found["Ray"]["state"] == "ok"
+    assert found["NVIDIA driver"]["state"] in ("absent", "warn")
+    assert found["database"]["state"] == "absent"
+    assert list((tmp_path / "work").iterdir()) == [], "nothing is left behind, least of all a database"
+
+
+def test_a_look_that_breaks_is_a_bad_check_in_one_line(monkeypatch: pytest.MonkeyPatch, look: Any) -> None:
+    def broken(case: Any) -> Check:
+        raise ZeroDivisionError("two\nlines")
+
+    monkeypatch.setattr(doctor, "LOOKS", (("first", broken), *doctor.LOOKS))
+    found = look()
+    assert found["first"] == Check("first", "bad", "ZeroDivisionError: two lines")
+    assert found["python"].state == "ok"
+    assert doctor.exit_code(list(found.values())) == 3
+
+
+def test_text_and_exit_code() -> None:
+    checks = [Check("a", "ok", "x"), Check("long", "warn", "y", "mend it"), Check("b", "absent", "z")]
+    assert doctor.exit_code(checks) == doctor.exit_code([]) == 0
+    assert doctor.describe([*checks, Check("c", "bad", "w")]) == [
+        "ok      a     x",
+        "warn    long  y",
+        "              -> mend it",
+        "absent  b     z",
+        "bad     c     w",
+        "1 ok, 1 warn, 1 bad, 1 absent",
+    ]
+    assert doctor.as_json(checks)[1] == {"name": "long", "state": "warn", "found": "y", "remedy": "mend it"}
+
+
+def test_an_address_that_is_no_database(look: Any) -> None:
+    found = look(db="mysql://x/y")
+    assert said(found["database"]) == ("bad", "mysql databases are not supported")
+    assert found["database"].remedy == "use sqlite:///FILE or postgresql://..."
+    assert found["writing"].state == "ok"
+
+
+@pytest.mark.parametrize(
+    ("system", "release", "cpu", "state"),
+    [
+        ("Linux", "6.1.0", "x86_64", "ok"),
+        ("Linux", "6.6.87.2-microsoft-standard-WSL2", "x86_64", "ok"),
+        ("Linux", "4.4.0-19041-Microsoft", "x86_64", "bad"),
+        ("Linux", "6.1.0", "aarch64", "warn"),
+        ("Darwin", "24.0", "arm64", "ok"),
+        ("Windows", "11", "AMD64", "bad"),
+    ],
+)
+def test_platforms(monkeypatch: pytest.MonkeyPatch, system: str, release: str, cpu: str, state: str) -> None:
+    for name, word in (("system", system), ("release", release), ("machine", cpu)):
+        monkeypatch.setattr(platform, name, lambda word=word: word)
+    check = doctor.system._platform(None)  # type: ignore[arg-type]
+    assert check.state == state
+    assert bool(check.remedy) == (state == "bad")
+
+
+@pytest.mark.parametrize(("version", "state"), [((3, 10, 9), "bad"), ((3, 14, 0), "ok"), ((3, 15, 0), "warn")])
+def test_pythons(monkeypatch: pytest.MonkeyPatch, version: tuple[int, ...], state: str) -> None:
+    monkeypatch.setattr(doctor.system, "sys", SimpleNamespace(version_info=version))
+    assert doctor.system._python(None).state == state  # type: ignore[arg-type]
+
+
+def test_limits(monkeypatch: pytest.MonkeyPatch, look: Any) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (1024, 4096))
+    ram = SimpleNamespace(available=3 * GIB // 2, total=16 * GIB)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: ram)
+    monkeypatch.setattr(psutil, "swap_memory", lambda: SimpleNamespace(used=0, total=GIB))
+    monkeypatch.setattr(doctor.system, "SHARED_MEMORY", 2**70)
+    found = look()
+    assert said(found["open files"]) == ("warn", "at most 1024 of 4096")
+    assert found["memory"].state == "warn"
+    assert found["memory"].found.startswith("1.5 GiB of 16 GiB available, swap 0 B of 1.0 GiB used")
+    assert found["shared memory"].state == ("warn" if Path("/dev/shm").exists() else "absent")
+    ram.available = 8 * GIB
+    assert look()["memory"].state == "ok"
+    monkeypatch.setattr(psutil, "swap_memory", lambda: SimpleNamespace(used=GIB * 3 // 4, total=GIB))
+    assert look()["memory"].remedy.startswith("more than half of the swap")
+
+
+# --- GPUs -----------------------------------------------------------------------------------------------------------
+
+
+def test_two_gpus_with_errors_and_a_user(driver: Any, look: Any) -> None:
+    user = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "something"])
+    try:
+        driver(gpus=TWO, plain=PLAIN, faults="GPU-aaaa, 0, 0\nGPU-bbbb, 7, 2\n", rows="GPU-aaaa, No, 0\nGPU-bbbb, Yes, No\n",
+               apps=f"GPU-bbbb, {user.pid}, 72000\n")  # fmt: skip
+        found = look(torch=cuda(gpu("aaaa"), gpu("bbbb")))
+    finally:
+        user.kill()
+        user.wait()
+    assert said(found["NVIDIA driver"]) == ("ok", "580.159.04, CUDA 13.0 at most, 2 GPUs")
+    assert said(found["torch"]) == ("ok", "2.11.0, CUDA 13.0; sees 2 GPUs")
+    assert said(found["GPU 0"]) == (
+        "ok", "NVIDIA H200, compute capability 9.0, 140 GiB of 140 GiB free, no ECC errors",
+    )  # fmt: skip
+    second = found["GPU 1"]
+    assert second.state == "bad"
+    assert "69 GiB of 140 GiB free, 2 uncorrected and 7 corrected ECC errors" in second.found
+    assert "rows wait to be remapped" in second.found
+    assert f"in use by pid {user.pid}" in second.found
+    assert second.found.endswith(", 70 GiB")
+    assert "nvidia-smi -r -i 1" in second.remedy
+
+
+def test_error_counters_that_nvidia_smi_does_not_have(driver: Any, look: Any) -> None:
+    driver(gpus=TWO, plain=PLAIN)
+    found = look(torch=cuda(gpu("aaaa"), gpu("bbbb")))
+    assert said(found["GPU 0"]) == ("ok", "NVIDIA H200, compute capability 9.0, 140 GiB of 140 GiB free")
+    driver(
+        faults="GPU-aaaa, [N/A], [N/A]\nGPU-bbbb, 3, 0\n",
+        rows="GPU-aaaa, [N/A], [N/A]\n",
+        apps="GPU-aaaa, [N/A], [N/A]\n",
+    )
+    found = look(torch=cuda(gpu("aaaa"), gpu("bbbb")))
+    assert said(found["GPU 0"]) == (
+        "warn", "NVIDIA H200, compute capability 9.0, 140 GiB of 140 GiB free, no ECC, in use by an unknown process",
+    )  # fmt: skip
+    assert found["GPU 1"].state == "ok", "corrected errors do no harm"
+    assert "0 uncorrected and 3 corrected" in found["GPU 1"].found
+    driver(rows="GPU-bbbb, 0, 1\n")
+    found = look(torch=cuda(gpu("aaaa"), gpu("bbbb")))
+    assert (found["GPU 1"].state, found["GPU 1"].found.endswith(", rows could not be remapped")) == ("bad", True)
+
+
+def test_a_driver_that_fails_hangs_or_has_nothing(driver: Any, look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
+    driver(gpus_sh=f'echo "{failed}"; exit 9')
+    found = look(torch=cuda(error="No CUDA GPUs are available"))
+    assert said(found["NVIDIA driver"]) == ("bad", f"nvidia-smi: {failed}")
+    assert found["torch"].state == "ok", "the driver's trouble is told once"
+    monkeypatch.setattr(doctor.case, "SMI_SECONDS", 0.2)
+    driver(gpus_sh="exec sleep 20")
+    began = time.monotonic()
+    assert look()["NVIDIA driver"].found == "nvidia-smi does not answer within 0.2 s"
+    assert time.monotonic() - began < 5, "asked once"
+    monkeypatch.setattr(doctor.case, "SMI_SECONDS", 5)
+    driver(gpus_sh="exit 0")
+    assert said(look()["NVIDIA driver"]) == ("bad", "nvidia-smi lists no GPU")
+
+
+def test_torch_that_does_not_fit_the_driver(driver: Any, look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver(gpus=TWO, plain=PLAIN.replace("13.0", "12.4"))
+    found = look()
+    assert said(found["torch"]) == ("bad", "2.13.0+cpu, built for the CPU, but the driver has 2 GPUs")
+    found = look(torch=cuda(error="The NVIDIA driver on your system is too old"))
+    assert found["torch"].state == "bad"
+    assert found["torch"].found.endswith("too old; the driver runs CUDA 12.4 at most")
+    assert found["torch"].remedy.startswith("update the NVIDIA driver")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    found = look(torch=cuda(gpu("bbbb")))
+    assert said(found["torch"]) == ("warn", "2.11.0, CUDA 13.0; sees 1 of 2 GPUs (CUDA_VISIBLE_DEVICES=1)")
+    assert "compute capability" not in found["GPU 0"].found
+    found = look(torch=LookFailed("ImportError: libcudart.so.13"))
+    assert said(found["torch"]) == ("bad", "cannot be used: ImportError: libcudart.so.13")
+    assert found["kernels"].state == "absent"
+
+
+def test_devices_without_the_program(look: Any) -> None:
+    found = look(torch=cuda(gpu("aaaa", "7.5")))
+    assert said(found["GPU 0"]) == ("ok", "H, compute capability 7.5, 140 GiB")
+
+
+def test_triton_and_fla(driver: Any, look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {"triton": "3.6.0", "fla-core": "0.6.0"}
+    monkeypatch.setattr(doctor.gpus, "_version", versions.get)
+    found = look()
+    assert said(found["Triton and fla"]) == ("ok", "Triton 3.6.0, fla 0.6.0; no GPU to use them on")
+    driver(gpus=TWO, plain=PLAIN)
+    chosen = {
+        "memory": ["triton", "Triton 3.6.0"],
+        "softmax": ["cudnn", "cuDNN 91000"],
+        "polar": ["torch", "the self-test"],
+    }
+    found = look(torch=cuda(gpu("aaaa", right=False), gpu("bbbb", right=False)), kernels=chosen)
+    assert said(found["Triton and fla"]) == (
+        "warn",
+        "Triton 3.6.0, fla 0.6.0: fla's gradients are wrong on compute capability 9.0, so our own kernels are taken",
+    )
+    assert said(found["kernel memory"]) == ("ok", "triton (Triton 3.6.0)")
+    assert said(found["kernel softmax"]) == ("ok", "cudnn (cuDNN 91000)")
+    assert said(found["kernel polar"]) == ("warn", "torch (the self-test)")
+    found = look(torch=cuda(gpu("aaaa"), gpu("bbbb")), kernels=LookFailed("killed"))
+    assert said(found["Triton and fla"]) == ("ok", "Triton 3.6.0, fla 0.6.0; fla's gradients are right here")
+    assert said(found["kernels"]) == ("bad", "the self-tests gave no answer: killed")
+    del versions["triton"]
+    assert look(torch=cuda(gpu("aaaa"), gpu("bbbb")))["Triton and fla"].remedy.endswith("pip install triton")
+
+
+def test_the_answer_about_fla_is_the_kernels_own() -> None:
+    from atma_sweep.kernels.gated_delta import fla_is_right
+
+    verdicts = [fla_is_right((9, 0), version) for version in ("3.3.1", "3.4.0", "3.7.0", "3.7.1")]
+    assert verdicts == [True, False, False, True], "what the docstring and the texts of doctor say"
+
+
+HOLDER = """
+import sys, time
+from atma_sweep.sweep.machine import Gpu, GpuLocks
+locks = GpuLocks()
+locks.take([Gpu("0", sys.argv[1], "first")])
+print(1, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="needs /proc/locks, as Linux has it")
+def test_a_gpu_that_a_sweep_holds(driver: Any, look: Any) -> None:
+    driver(gpus=TWO, plain=PLAIN)
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, "aaaa"], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "1\n"
+    asked = cuda(gpu("aaaa"), gpu("bbbb"))
+    found = look(torch=asked)
+    assert found["GPU 0"].state == "warn"
+    assert f"held by a sweep (pid {holder.pid} python" in found["GPU 0"].found
+    assert found["GPU 1"].state == "ok"
+    holder.kill()
+    holder.wait()
+    holder.stdout.close()
+    assert look(torch=asked)["GPU 0"].state == "ok", "its file stays, its lock is gone"
+
+
+def test_a_compiler_for_triton(tmp_path: Path, driver: Any, look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver(gpus=TWO, plain=PLAIN)
+    asked = cuda(gpu("aaaa"), gpu("bbbb"))
+    headers = tmp_path / "include"
+    headers.mkdir()
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(headers))
+    monkeypatch.setenv("CC", sys.executable)
+    assert look(torch=asked)["C compiler"].state == "bad", "no Python.h"
+    (headers / "Python.h").touch()
+    assert said(look(torch=asked)["C compiler"]) == ("ok", f"{sys.executable}; Triton builds its launcher with it")
+    monkeypatch.setenv("CC", "no-such-compiler")
+    found = look(torch=asked)["C compiler"]
+    assert said(found) == ("bad", "CC=no-such-compiler is not there; Triton builds its launcher with it")
+    monkeypatch.delenv("CC")
+    (tmp_path / "none").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "none"))
+    assert said(look()["C compiler"]) == ("absent", "no gcc, clang or cc on the PATH; only Triton on a GPU needs one")
+
+
+def test_the_cache_of_compiled_kernels(tmp_path: Path, look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    from atma_sweep.sweep.work import share_compiled
+
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H200")
+    (folder,) = doctor.compiled_folders()
+    assert said(look()["compiled kernels"]) == ("absent", f"none yet in {folder}; a GPU's first attempt makes it")
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        monkeypatch.setenv(name, "x")  # so that the patch takes back what is set now
+        monkeypatch.delenv(name)
+    share_compiled(torch.device("cuda", 0))
+    triton = Path(os.environ["TRITON_CACHE_DIR"])
+    assert triton.is_relative_to(folder)
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    monkeypatch.delenv("TRITON_CACHE_DIR")
+    triton.mkdir(parents=True)
+    (triton / "a").write_bytes(bytes(3000))
+    (triton / "b").write_bytes(bytes(2000))
+    assert said(look()["compiled kernels"]) == ("ok", f"4.9 KiB in 2 files in {folder}")
+
+
+# --- Ray ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_cluster_file_that_a_dead_cluster_left(tmp_path: Path, look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "tmp" / "ray" / "ray_current_cluster"
+    if sys.platform == "darwin":
+        monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "tmp"))
+    assert said(look()["Ray cluster file"]) == ("ok", f"no {file}")
+    file.parent.mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        file.write_text(address)
+        assert look()["Ray cluster file"].state == "ok"
+    found = look()["Ray cluster file"]
+    assert said(found) == ("warn", f"{file} names {address}, where nothing answers")
+    assert found.remedy.endswith(f"rm {file}")
+    file.write_text("")
+    assert look()["Ray cluster file"].state == "warn"
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "work"))
+    assert look()["Ray cluster file"].state == "ok"
+
+
+def test_addresses_and_tokens(tmp_path: Path, look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = look()
+    assert (found["RAY_ADDRESS"].state, found["Ray token"].state) == ("ok", "absent")
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    assert look()["Ray token"].remedy.startswith("ray get-auth-token --generate")
+    token = tmp_path / "home" / ".ray" / "auth_token"
+    token.parent.mkdir()
+    token.write_text("secret")
+    token.chmod(0o644)
+    found = look()
+    assert said(found["Ray token"]) == (
+        "warn", f"{token}, mode 0644, RAY_AUTH_MODE token: others on this machine can read it",
+    )  # fmt: skip
+    assert found["Ray token"].remedy == f"chmod 600 {token}"
+    assert not any("secret" in check.found for check in found.values())
+    token.chmod(0o600)
+    assert look()["Ray token"].state == "ok"
+    monkeypatch.delenv("RAY_AUTH_MODE")
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    found = look()
+    assert (found["RAY_ADDRESS"].state, found["Ray token"].remedy) == ("warn", "export RAY_AUTH_MODE=token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
+    assert said(look()["Ray token"]) == ("ok", "in RAY_AUTH_TOKEN, RAY_AUTH_MODE not set")
+
+
+def test_a_ray_that_is_not_whole(tmp_path: Path, look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = SimpleNamespace(origin=str(tmp_path / "ray" / "__init__.py"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    found = look()["Ray"]
+    assert found.state == "bad"
+    assert found.found.endswith("missing or cannot be run: gcs/gcs_server, raylet/raylet")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert look()["Ray"].state == "warn"

@@ -1,0 +1,217 @@
+"""What `doctor` finds of disk, database and clock: real files, databases and locks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+from atma_sweep.results.records import Owner
+from atma_sweep.results.schema import HEAD
+from atma_sweep.results.store import open_store
+from atma_sweep.sweep import disk, doctor, planner
+from atma_sweep.sweep.cell import Cell
+from atma_sweep.sweep.doctor import Check, LookFailed
+from examined import PLAIN, TWO, cuda, examining, gpu, isolate, nvidia_smi, said
+
+GIB = 2**30
+OWNER = Owner(name="ada", host="here", pid=1, started=0.0)
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `isolate` says."""
+    isolate(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """As `nvidia_smi` says."""
+    return nvidia_smi(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def look(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Check]]:
+    """As `examining` says."""
+    return examining(monkeypatch)
+
+
+# --- disk and files -------------------------------------------------------------------------------------------------
+
+
+def needs(**changes: Any) -> dict[str, Any]:
+    plain = {"sweep": "g", "cells": 4, "place": "/runs", "disk_bytes_per_cell": GIB, "disk_bytes_kept": 4 * GIB,
+             "disk_bytes_running": 3 * GIB, "disk_bytes_free": 100 * GIB}  # fmt: skip
+    return plain | changes
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    path = tmp_path / "work" / "atma.db"
+    store = open_store(path, create=True)
+    store.record_revision("g", grid_text="x", grid_file="x", cells=[])
+    store.close()
+    return path
+
+
+def test_room_for_the_default_sweep(database: Path, driver: Any, look: Any) -> None:
+    want = "g has 4 cells to train: 4.0 GiB to keep, 3.0 GiB while 1 trains"
+    assert said(look(disk=needs())["disk space"]) == ("ok", f"100 GiB free in /runs; {want}")
+    assert look(disk=needs(disk_bytes_free=7 * GIB))["disk space"].state == "ok"
+    assert look(disk=needs(disk_bytes_free=7 * GIB - 1))["disk space"].state == "warn"
+    assert look(disk=needs(disk_bytes_free=3 * GIB - 1))["disk space"].state == "bad"
+    assert said(look(disk=needs(disk_bytes_free=None, place="s3://b"))["disk space"]) == ("ok", f"{want}, in s3://b")
+    assert "needs no more" in look(disk=needs(cells=0))["disk space"].found
+    assert look(disk=LookFailed("ModelConfigError: x"))["disk space"].found.endswith("unknown: ModelConfigError: x")
+    driver(gpus=TWO, plain=PLAIN)
+    found = look(disk=needs(disk_bytes_free=6 * GIB - 1), torch=cuda(gpu("aaaa"), gpu("bbbb")))["disk space"]
+    assert (found.state, found.found.endswith("6.0 GiB while 2 train")) == ("bad", True)
+
+
+def test_what_the_default_sweep_needs_is_what_launch_says(cells: Callable[..., list[Cell]], tmp_path: Path) -> None:
+    chosen = cells("seeds: 3\naxes:\n  attn_type: [polar, nope]\nset:\n  checkpoint.keep: weights\n")
+    path = tmp_path / "work" / "atma.db"
+    store = open_store(path, create=True)
+    store.record_revision("g", grid_text="x", grid_file="x", cells=[planner.record(cell) for cell in chosen])
+    done = store.start_attempt(chosen[0].id, owner=OWNER, fence=1)
+    store.finish_attempt(done.id, 1, "done")
+    runs = tmp_path / "work" / "atma-runs"
+    expected = disk.needed(chosen[1:], runs)
+    answer = doctor.answer("disk", str(runs), seconds=120, db=f"sqlite:///{path}")
+    assert answer.pop("disk_bytes_free") > 0
+    assert answer == {"sweep": "g", "cells": 5, "place": str(runs), "disk_bytes_per_cell": expected.per_cell[1],
+                      "disk_bytes_kept": expected.kept, "disk_bytes_running": expected.running}  # fmt: skip
+    assert expected.kept > 5 * 10**6
+
+
+def test_a_question_that_breaks_answers_with_its_last_line(tmp_path: Path) -> None:
+    with pytest.raises(LookFailed, match=r"^atma_sweep\.results\.errors\.StoreMissing: there is no database"):
+        doctor.answer("disk", str(tmp_path), seconds=120, db=str(tmp_path / "none.db"))
+
+
+def test_file_systems(tmp_path: Path, look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    if Path("/dev/shm").is_mount():
+        assert doctor.filesystem(Path("/dev/shm/not/yet/there")) == "tmpfs"
+
+    def mounts(*pairs: tuple[Path | str, str]) -> None:
+        listed = [SimpleNamespace(mountpoint=str(point), fstype=kind) for point, kind in pairs]
+        monkeypatch.setattr(psutil, "disk_partitions", lambda all: listed)
+
+    work = tmp_path / "work"
+    mounts(("/", "ext4"), (work / "atma-runs", "lustre"), (tmp_path, "xfs"))
+    found = look()
+    assert said(found["file system of database"]) == ("ok", f"{work / 'atma.db'} lies on xfs")
+    assert found["file system of runs"].state == "ok"
+    assert "lies on lustre, over the network" in found["file system of runs"].found
+    mounts(("/", "ext4"), (work, "nfs4"))
+    found = look()
+    assert said(found["file system of database"]) == ("bad", f"{work / 'atma.db'} lies on nfs4, where SQLite corrupts")
+    assert found["file system of database"].remedy == "use a local disk or PostgreSQL (--db)"
+    mounts(("/", "ext4"), (work, "nfs4"), (work, "tmpfs"))
+    assert look()["file system of database"].state == "warn", "the later mount covers the earlier"
+    mounts()
+    assert look()["file system of runs"].found.endswith("a file system of unknown type")
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path, look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert look()["writing"].found.endswith(f" in {tmp_path / 'work'}")
+
+    def full(file: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert said(look()["writing"]) == ("bad", f"{tmp_path / 'work'}: No space left on device")
+    assert list((tmp_path / "work").iterdir()) == []
+    counts = SimpleNamespace(f_files=100, f_favail=50, f_frsize=1, f_blocks=1, f_bavail=1)
+    monkeypatch.setattr(os, "statvfs", lambda path: counts)
+    assert said(look()["inodes"]) == ("warn", "50 of 100 free")
+    counts.f_favail = 0
+    assert look()["inodes"].state == "bad"
+    counts.f_files = 0
+    assert said(look()["inodes"]) == ("ok", "this file system does not count them")
+
+
+# --- database and clock ---------------------------------------------------------------------------------------------
+
+
+def sql(path: Path, query: str, *values: Any) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(query, values)
+
+
+def test_a_database_in_order(database: Path, look: Any) -> None:
+    found = look(disk=needs(cells=0))
+    assert found["database"].state == "ok"
+    assert found["database"].found.startswith(f"{database}, revision {HEAD}, 1 sweep, ")
+    assert said(found["database integrity"]) == ("ok", "quick_check found nothing")
+    assert found["database lock"].state == "ok"
+    assert said(found["clock and database"]) == ("ok", "no row yet")
+    sql(database, "UPDATE alembic_version SET version_num = '9999'")
+    newer = look()["database"]
+    assert said(newer) == ("bad", f"{database} was written by a newer atma-sweep (revision 9999)")
+    assert newer.remedy == "upgrade the program"
+
+
+def test_no_database_and_a_file_that_is_none(tmp_path: Path, look: Any) -> None:
+    found = look()
+    assert [found[f"database{rest}"].state for rest in ("", " integrity", " lock")] == ["absent"] * 3
+    (tmp_path / "work" / "atma.db").write_text("a diary, and not a database at all\n" * 100)
+    found = look()
+    assert [found[f"database{rest}"].state for rest in ("", " integrity", " lock")] == ["bad"] * 3
+    assert "file is not a database" in found["database"].found
+
+
+def test_a_database_with_a_torn_page(database: Path, look: Any) -> None:
+    for index in range(400):
+        sql(
+            database,
+            "INSERT INTO event (at, kind, message) VALUES (?, 'x', ?)",
+            "2026-01-02T03:04:05.678Z",
+            f"{index}" * 99,
+        )
+    sql(database, "PRAGMA wal_checkpoint(TRUNCATE)")
+    with database.open("r+b") as file:
+        file.seek(-3 * 4096, os.SEEK_END)
+        file.write(b"\xff" * 4096)
+    found = look(disk=needs(cells=0))["database integrity"]
+    assert found.state == "bad"
+    assert found.found.startswith("quick_check: ")
+    assert ".recover" in found.remedy
+
+
+def test_a_database_that_another_program_holds(database: Path, look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (doctor.case, doctor.database):
+        monkeypatch.setattr(module, "LOCK_SECONDS", 0.3)
+    with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as holder:
+        holder.execute("BEGIN IMMEDIATE")
+        found = look(disk=needs(cells=0))
+        assert said(found["database lock"]) == ("bad", "another program has held it for 0.3 s")
+        assert found["database"].state == "ok", "reading goes on"
+    assert look(disk=needs(cells=0))["database lock"].state == "ok"
+
+
+@pytest.mark.parametrize(("ahead", "state"), [(-5, "ok"), (1, "ok"), (30, "warn"), (7200, "bad")])
+def test_a_row_from_the_future(database: Path, look: Any, ahead: int, state: str) -> None:
+    moment = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(time.time() + ahead))
+    sql(database, "INSERT INTO event (at, kind, message) VALUES (?, 'x', 'y')", moment)
+    found = look(disk=needs(cells=0))["clock and database"]
+    assert found.state == state
+    if ahead > 2:
+        seconds = int(found.found.removeprefix("the newest row is from ").split()[0])
+        assert ahead - 5 <= seconds <= ahead
+
+
+def test_a_clock_that_jumps(look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert look()["clock"].state == "ok"
+    real, jumps = time.time, iter((0.0, *[3.0] * 10**4))
+    monkeypatch.setattr(time, "time", lambda: real() + next(jumps))
+    found = doctor.database._clock(None)  # type: ignore[arg-type]
+    assert found.state == "warn"
+    assert 2950 < float(found.found.split(" UTC, ")[1].split()[0]) < 3050

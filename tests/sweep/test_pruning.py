@@ -1,0 +1,409 @@
+"""Pruning of checkpoints: what goes, what stays, what it frees, and that dying between any two files harms nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from atma_sweep.results.recorder import Recorder
+from atma_sweep.results.records import AXES, Attempt, CellRecord, Measurement, Owner, Provenance
+from atma_sweep.results.store import Store, open_store
+from atma_sweep.sweep import pruning
+from atma_sweep.sweep.errors import SweepError
+from atma_sweep.sweep.pruning import prune
+from atma_sweep.sweep.training import checkpoint, storage
+
+OWNER = Owner(name="ada", host="here", pid=1, started=0.0)
+MODEL, OPTIMIZERS, WEIGHTS = 1000, 300, 700
+serial = count()
+
+
+def cell(letter: str, seed: int = 0) -> CellRecord:
+    levels = dict(zip(AXES, ("polar", "baseline", "off", "on", "off"), strict=True))
+    return CellRecord(id=letter * 12, slug=f"slug-{letter}", seed=seed, levels=levels, config={}, tokens=10)
+
+
+def write(size: int, path: Path) -> None:
+    path.write_bytes(bytes(size))
+
+
+def bundle(place: str | Path, step: int) -> None:
+    """A checkpoint of 1300 bytes and its seal."""
+    writers = {"model.safetensors": partial(write, MODEL), "optimizers.pt": partial(write, OPTIMIZERS)}
+    facts = {"step": step, "tokens": step, "wall_s": 1.0, "pending": None}
+    storage.place(place).publish(checkpoint.name_of(step), writers, facts)
+
+
+class Bench:
+    """A database with a sweep of cells a to f, and a runs folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.runs = folder / "atma-runs"
+        self.store: Store = open_store(folder / "atma.db", create=True)
+        self.store.record_revision("s", grid_text="x", grid_file="x", cells=[cell(letter) for letter in "abcdef"])
+
+    def attempt(
+        self, letter: str, state: str, steps: tuple[int, ...] = (), *, weights: bool = False, home: str | None = None
+    ) -> Attempt:
+        """An attempt with checkpoints after these steps; the last is the one that the database names."""
+        made = self.store.start_attempt(letter * 12, owner=OWNER, fence=1, steps_total=100)
+        address = storage.home(home, made.run_dir)
+        full = storage.resolve(self.runs, address)
+        recorder = Recorder(self.store, made.id, 1)
+        if home is not None:
+            recorder.provenance(Provenance(config={"checkpoint": {"path": home}}, seed=0))
+        for step in steps:
+            bundle(full, step)
+            recorder.checkpoint(storage.join(address, checkpoint.name_of(step)))
+        kept = None
+        if weights:
+            storage.place(full).put("weights.safetensors", partial(write, WEIGHTS))
+            kept = storage.join(address, "weights.safetensors")
+        if state == "done":
+            recorder.measurements([Measurement(probe="val", metric="val_loss", value=1.0)])
+        if state != "running":
+            self.store.finish_attempt(made.id, 1, state, weights=kept)  # type: ignore[arg-type]
+        return self.store.attempt(made.id)
+
+    def fill(self) -> None:
+        """One cell of each kind."""
+        self.attempt("a", "interrupted", (5,))
+        self.attempt("a", "done", (90, 100), weights=True)
+        self.attempt("b", "diverged", (7,))
+        self.attempt("c", "interrupted", (5, 10))
+        self.attempt("c", "failed", (15,))
+        self.attempt("c", "interrupted", (20, 25))
+        self.attempt("d", "interrupted", (3, 6, 9))
+        self.attempt("d", "running", (12,))
+        self.attempt("e", "done", weights=True)
+        self.attempt("e", "interrupted", (30,))
+
+    def names(self, letter: str = "?") -> list[str]:
+        """Checkpoints and weights that lie in the runs folder: c/2/15 is the one after step 15 of c's second attempt."""
+        found = []
+        for path in sorted(self.runs.glob(f"{letter}*/*/*")):
+            key = f"{path.parts[-3][0]}/{path.parts[-2]}"
+            found.append(f"{key}/{path.name.removeprefix('checkpoint-').lstrip('0').removesuffix('.safetensors')}")
+        return found
+
+    def size(self) -> int:
+        return sum(path.stat().st_size for path in self.runs.rglob("*") if path.is_file())
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    yield made
+    made.store.close()
+
+
+def test_the_names_are_those_that_checkpoints_have(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    name = checkpoint.save(tmp_path, model, {"a": 1}, step=12, tokens=1, wall_s=1.0)
+    checkpoint.save_weights(tmp_path / checkpoint.WEIGHTS, model)
+    assert (pruning.WEIGHTS, pruning.KEPT) == (checkpoint.WEIGHTS, checkpoint.KEPT)
+    assert set(os.listdir(tmp_path / name)) == pruning.INSIDE
+    assert pruning._CHECKPOINT.fullmatch(name)
+    assert pruning._CHECKPOINT.fullmatch(checkpoint.name_of(123_456_789))
+    assert set(os.listdir(tmp_path)) == {name, pruning.WEIGHTS}
+    seen: list[str] = []
+
+    def spy(path: Path) -> None:
+        seen.extend(os.listdir(tmp_path))
+        path.touch()
+
+    storage.place(tmp_path).publish(checkpoint.name_of(13), {"x": spy}, {})
+    storage.place(tmp_path).put(checkpoint.WEIGHTS, spy)
+    assert [name for name in seen if pruning._UNFINISHED.fullmatch(name)] == [".checkpoint-00000013.part"]
+    storage.place(tmp_path).put(checkpoint.WEIGHTS, lambda path: seen.append(path.name) or path.touch())  # type: ignore[func-returns-value]
+    assert seen[-1] == pruning._UNFINISHED_WEIGHTS
+
+
+KEPT_NEWEST = ["a/2/weights", "c/3/20", "c/3/25", "d/1/3", "d/1/6", "d/1/9", "d/2/12", "e/1/weights", "e/2/30"]
+KEPT_WEIGHTS = ["a/2/weights", "d/1/3", "d/1/6", "d/1/9", "d/2/12", "e/1/weights"]
+KEPT_NOTHING = ["d/1/3", "d/1/6", "d/1/9", "d/2/12"]
+
+
+@pytest.mark.parametrize(
+    ("keep", "left"), [("newest", KEPT_NEWEST), ("weights", KEPT_WEIGHTS), ("nothing", KEPT_NOTHING)]
+)
+def test_what_goes_and_what_stays(bench: Bench, keep: Any, left: list[str]) -> None:
+    bench.fill()
+    part = bench.runs / ("c" * 12) / "2" / ".checkpoint-00000017.part"
+    part.mkdir()
+    (part / "model.safetensors").write_bytes(bytes(50))
+    before, names = bench.size(), bench.names()
+    looked = prune(bench.store, bench.runs, keep=keep, dry=True)
+    assert (bench.size(), bench.names(), len(bench.store.events(sweep="s"))) == (before, names, 19)
+    done = prune(bench.store, bench.runs, "s", keep=keep)
+    assert bench.names() == left
+    assert done.bytes == before - bench.size() > 0
+    assert (done.cells, done.bytes) == (looked.cells, looked.bytes)
+    assert (done.sweep, done.keep, list(done.running), done.problems) == ("s", keep, ["slug-d"], [])
+    rows = {row.slug[-1]: row for row in done.cells}
+    assert rows["a"].checkpoints == 3
+    assert (rows["b"].checkpoints, rows["b"].standing, rows["b"].starts_over) == (1, "diverged", False)
+    assert (rows["c"].checkpoints, rows["c"].starts_over) == (4 if keep == "newest" else 6, keep != "newest")
+    assert ("e" in rows) == (keep != "newest")
+    assert {row.slug[-1]: row.weights for row in done.cells if row.weights} == (
+        {"a": 1, "e": 1} if keep == "nothing" else {}
+    )
+    assert [event.message for event in bench.store.events(sweep="s")][-1].endswith(f"(keep {keep})")
+    again = prune(bench.store, bench.runs, "s", keep=keep)
+    assert (list(again.cells), again.bytes, bench.names()) == ([], 0, left)
+    assert len(bench.store.events(sweep="s")) == 20
+
+
+def test_the_database_never_names_weights_that_are_gone(bench: Bench) -> None:
+    bench.fill()
+    prune(bench.store, bench.runs, keep="weights")
+    assert bench.store.cell_states("s")[0].weights == f"{'a' * 12}/2/weights.safetensors"
+    prune(bench.store, bench.runs, keep="nothing", dry=True)
+    assert bench.store.cell_states("s")[0].weights is not None
+    prune(bench.store, bench.runs, keep="nothing")
+    assert [state.weights for state in bench.store.cell_states("s")] == [None] * 6
+
+
+def test_weights_that_another_machine_has_stay_known(bench: Bench, tmp_path: Path) -> None:
+    bench.attempt("a", "done", (5,), weights=True)
+    found = prune(bench.store, tmp_path / "elsewhere", keep="nothing")
+    assert (list(found.cells), found.problems) == ([], [])
+    assert bench.store.cell_states("s")[0].weights is not None
+
+
+def test_a_damaged_checkpoint_does_not_count_and_goes_only_where_a_sound_one_stays(bench: Bench) -> None:
+    made = bench.attempt("c", "interrupted", (5, 10, 15, 20))
+    place = bench.runs / made.run_dir
+    with (place / "checkpoint-00000020" / "model.safetensors").open("r+b") as file:
+        file.write(b"x")
+    (place / "checkpoint-00000015" / "optimizers.pt").unlink()
+    (place / "checkpoint-00000005" / "state.json").unlink()
+    found = prune(bench.store, bench.runs)
+    assert bench.names() == ["c/1/10"]
+    assert found.cells[0].checkpoints == 3
+    (place / "checkpoint-00000010" / "state.json").write_text("{}")
+    assert list(prune(bench.store, bench.runs).cells) == []
+    assert bench.names() == ["c/1/10"], "the disk may read it tomorrow"
+    assert prune(bench.store, bench.runs, keep="weights").cells[0].starts_over is False, (
+        "there was nothing to go on from"
+    )
+    assert bench.names() == []
+
+
+def test_what_is_not_ours_stays(bench: Bench, tmp_path: Path) -> None:
+    made = bench.attempt("b", "diverged", (5, 10, 15))
+    place = bench.runs / made.run_dir
+    mine = tmp_path / "mine"
+    bundle(tmp_path, 1)
+    os.rename(tmp_path / "checkpoint-00000001", mine)
+    (place / "checkpoint-00000010" / "notes.txt").write_text("precious")
+    for name in (
+        "checkpoint-best",
+        "checkpoint-00000020.bak",
+        "weights.safetensors.mine",
+        ".checkpoint-x.part",
+        "log.txt",
+    ):
+        (place / name).write_text("precious")
+    os.symlink(mine, place / "checkpoint-00000030")
+    (place / "checkpoint-00000040").write_text("a file")
+    before = {path.name for path in place.iterdir()} - {"checkpoint-00000005", "checkpoint-00000015"}
+    found = prune(bench.store, bench.runs, keep="nothing")
+    assert {path.name for path in place.iterdir()} == before
+    assert len(list(mine.iterdir())) == 3
+    assert found.cells[0].checkpoints == 2
+    (problem,) = found.problems
+    assert "checkpoint-00000010 is not as a checkpoint is (notes.txt) and stays" in problem
+    assert "checkpoint-00000030 is not as a checkpoint is (a link)" in problem
+    assert "checkpoint-00000040 is not as a checkpoint is (no folder)" in problem
+    assert any("notes.txt" in line for line in found.lines())
+
+
+def test_a_launch_that_takes_the_cell_up_meanwhile_keeps_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.attempt("c", "interrupted", (5, 10, 15))
+    real = pruning._sound
+
+    def slow(place: storage.Place, name: str) -> bool:
+        if not bench.store.live_attempts():
+            bench.store.start_attempt("c" * 12, owner=OWNER, fence=2)
+        return real(place, name)
+
+    monkeypatch.setattr(pruning, "_sound", slow)
+    found = prune(bench.store, bench.runs)
+    assert (list(found.cells), list(found.running)) == ([], ["slug-c"])
+    assert bench.names() == ["c/1/5", "c/1/10", "c/1/15"]
+
+
+def test_cells_that_the_grid_dropped_go_when_asked(bench: Bench) -> None:
+    bench.attempt("b", "diverged", (5,))
+    bench.store.record_revision("s", grid_text="y", grid_file="x", cells=[cell("a")])
+    assert list(prune(bench.store, bench.runs).cells) == []
+    assert [row.slug for row in prune(bench.store, bench.runs, orphans=True).cells] == ["slug-b"]
+
+
+@pytest.mark.parametrize("kind", ["folder", "memory"])
+def test_places_elsewhere(bench: Bench, tmp_path: Path, kind: str) -> None:
+    home = str(tmp_path / "big disk") if kind == "folder" else f"memory://prune{next(serial)}"
+    first = bench.attempt("c", "interrupted", (5, 10), home=home)
+    second = bench.attempt("c", "interrupted", (15,), home=home)
+    bench.attempt("a", "done", (3,), weights=True, home=home)
+    bench.attempt("f", "interrupted", home=home)  # known by its provenance alone
+
+    def names(attempt: Attempt) -> list[str]:
+        return storage.place(storage.join(home, attempt.run_dir)).names()
+
+    assert pruning.place_of(bench.store, bench.store.attempts("f" * 12)[0]) == f"{home}/{'f' * 12}/1"
+    done = bench.store.attempts("a" * 12)[0]
+    seal = len(json.dumps({"step": 5, "tokens": 5, "wall_s": 1.0, "pending": None, "sha256": {
+        "model.safetensors": "0" * 64, "optimizers.pt": "0" * 64}}))  # fmt: skip
+    found = prune(bench.store, bench.runs)
+    assert found.bytes == 2 * (MODEL + OPTIMIZERS + seal)
+    assert (names(first), names(second)) == (["checkpoint-00000010"], ["checkpoint-00000015"])
+    assert names(done) == ["weights.safetensors"]
+    assert prune(bench.store, bench.runs, keep="nothing").bytes == 2 * (MODEL + OPTIMIZERS + seal + 2) + WEIGHTS
+    assert (names(first), names(second), names(done)) == ([], [], [])
+    assert bench.store.attempts("a" * 12)[0].weights is None
+
+
+def test_a_place_that_cannot_be_reached_is_a_problem_of_its_cell(bench: Bench) -> None:
+    made = bench.store.start_attempt("a" * 12, owner=OWNER, fence=1)
+    Recorder(bench.store, made.id, 1).checkpoint("tape://drive/a/1/checkpoint-00000005")
+    bench.store.finish_attempt(made.id, 1, "diverged")
+    bench.attempt("b", "diverged", (5,))
+    found = prune(bench.store, bench.runs)
+    assert [row.slug for row in found.cells] == ["slug-a", "slug-b"]
+    assert (found.cells[0].checkpoints, found.cells[1].checkpoints) == (0, 1)
+    assert len(found.problems) == 1
+    assert found.problems[0].startswith("slug-a: tape://")
+
+
+def test_text_and_json(bench: Bench) -> None:
+    bench.fill()
+    found = prune(bench.store, bench.runs, keep="weights", dry=True)
+    lines = found.lines()
+    assert re.fullmatch(
+        r"c{12} slug-c \(interrupted\): 5 checkpoints, \d\.\d KiB; starts over at the next launch", lines[2]
+    )
+    assert re.fullmatch(r"s: would free \d+ KiB of 4 cells \(keep weights\); 1 running cells left alone", lines[-1])
+    told = found.as_json()
+    assert json.loads(json.dumps(told)) == told
+    assert (told["bytes"], told["dry"], told["running"]) == (found.bytes, True, ["slug-d"])
+    assert told["cells"][0] | {"bytes": 0} == {
+        "cell_id": "a" * 12, "slug": "slug-a", "standing": "done", "checkpoints": 3, "weights": 0, "bytes": 0,
+        "starts_over": False, "problem": "",
+    }  # fmt: skip
+    with pytest.raises(SweepError, match="--keep all: no such choice; use newest, weights or nothing"):
+        prune(bench.store, bench.runs, keep="all")  # type: ignore[arg-type]
+
+
+# --- killed ---------------------------------------------------------------------------------------------------------
+
+MORTAL = """
+import gc, json, os, shutil, signal, sys, traceback
+from pathlib import Path
+from atma_sweep.results.store import Store, open_store
+from atma_sweep.sweep.pruning import prune, _sound
+from atma_sweep.sweep.training import storage
+
+real = Store.write
+whole, work, keep = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+
+def child(point):
+    left = [point]
+    def die():
+        left[0] -= 1
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+    def hook(event, arguments):
+        if event in ("os.remove", "os.rmdir") and (arguments[1] != -1 or str(arguments[0]).startswith(str(work))):
+            die()
+    def write(store, task, **options):
+        die()
+        return real(store, task, **options)
+    pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    code = 70
+    try:
+        sys.addaudithook(hook)
+        Store.write = write
+        prune(open_store(work / "atma.db"), work / "atma-runs", "s", keep=keep)
+        code = 0
+    finally:
+        if code:
+            traceback.print_exc()
+        os._exit(code)
+
+def wrong():
+    store = open_store(work / "atma.db")
+    found = []
+    for state in store.cell_states("s"):
+        for attempt in store.attempts(state.cell_id):
+            if attempt.weights and not storage.exists(storage.resolve(work / "atma-runs", attempt.weights)):
+                found.append("named, but gone: " + attempt.weights)
+    store.close()
+    for path in (work / "atma-runs").glob("*/*/checkpoint-*"):
+        if (path / "state.json").exists() and not _sound(storage.place(path.parent), path.name):
+            found.append("half of it, with a seal: " + str(path))
+    if keep == "newest":
+        for step in (15, 20):
+            if not _sound(storage.place(work / "atma-runs" / ("c" * 12) / "2"), f"checkpoint-{step:08d}"):
+                found.append(f"needed, but gone: {step}")
+    return found
+
+def tree():
+    return sorted(str(path.relative_to(work)) for path in (work / "atma-runs").rglob("*"))
+
+def fresh():
+    shutil.rmtree(work, ignore_errors=True)
+    shutil.copytree(whole, work)
+
+def finish():
+    store = open_store(work / "atma.db")
+    prune(store, work / "atma-runs", "s", keep=keep)
+    store.close()
+
+fresh()
+finish()  # in this process, so that the others need not import what it does
+expected, told = tree(), []
+gc.freeze()
+for point in range(1, 1000):
+    fresh()
+    code = child(point)
+    if code != -signal.SIGKILL:
+        assert code == 0
+        break
+    told += [f"{point}: {line}" for line in wrong()]
+    finish()
+    if tree() != expected:
+        told.append(f"{point}: not finished by the next run")
+    told += [f"{point}, afterwards: {line}" for line in wrong()]
+print(json.dumps({"points": point - 1, "wrong": told}))
+"""
+
+
+@pytest.mark.parametrize(("keep", "changes"), [("newest", 3 * 4 + 1), ("nothing", 5 * 4 + 1 + 2)])
+def test_killed_between_any_two_files(tmp_path: Path, keep: str, changes: int) -> None:
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    bench = Bench(whole)
+    bench.attempt("a", "done", (100,), weights=True)
+    bench.attempt("c", "interrupted", (5,))
+    bench.attempt("c", "interrupted", (10, 15, 20))
+    bench.store.close()
+    run = subprocess.run([sys.executable, "-c", MORTAL, str(whole), str(tmp_path / "work"), keep], capture_output=True,
+                         text=True, timeout=120)  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    # three files and the folder of each checkpoint, each file of weights; and what is written to the database
+    assert found == {"points": changes, "wrong": []}
