@@ -7,8 +7,6 @@ before NaN in memory, and whatever the kernels allocate starts as NaN.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -81,15 +79,6 @@ def ours(made: list[Tensor], first: bool, last: bool) -> list[Tensor]:
     grads = backward(g_r, g_last if last else None, *given, *saved)
     assert (grads[-1] is None) == (not first)
     return [r, end, *(x for x in grads if x is not None)]
-
-
-@pytest.mark.skipif(INTERPRETED, reason="starts the interpreter")
-def test_interpreted_cases_pass_in_their_own_process() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "interpreter", __file__]
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=environment)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert "9 passed" in done.stdout
 
 
 @interpreted
