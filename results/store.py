@@ -337,8 +337,7 @@ class Store:
 
     def asked(self, name: str) -> dict[str, Any]:
         """What people ask of whoever runs the sweep. Raises SweepUnknown."""
-        with self.transaction(write=False) as session:
-            return dict(queries.sweep_row(session, name).request or {})
+        return self._read(lambda session: dict(queries.sweep_row(session, name).request or {}))
 
     # --- attempts: supervisors, and the process that runs one -------------------------------------------------------
 

@@ -87,6 +87,7 @@ def test_every_network_file_system_is_refused_with_a_remedy(tmp_path, monkeypatc
 def test_a_local_file_system_is_not_refused(tmp_path, monkeypatch, kind):
     mounted(monkeypatch, tmp_path, kind, "/dev/sda1 rw")
     open_store(tmp_path / "atma.db", create=True).close()
+    assert (tmp_path / "atma.db").stat().st_size > 0
 
 
 def test_a_network_file_system_is_refused(tmp_path, monkeypatch):

@@ -203,7 +203,7 @@ def test_follow_a_file_that_is_cut_short_or_replaced(path: Path) -> None:
     time.sleep(0.05)
     path.write_text("again\n")
     following.until("a long first line\ncut\nto the old one\nthe new one\nagain\n")
-    following.end()
+    assert following.end() == "a long first line\ncut\nto the old one\nthe new one\nagain\n"
 
 
 def test_follow_ends_though_somebody_keeps_writing(path: Path) -> None:
