@@ -18,6 +18,11 @@ def kernels(path: str) -> Any:
     return importlib.import_module(f".attention_{path}", __package__)
 
 
+def cut(window: int | None, length: int) -> int:
+    """The window as the ops take it: one that reaches the first key of `length` hides nothing, and is none."""
+    return 0 if window is None or window >= length else window
+
+
 @torch.library.custom_op("atma::polar_forward", mutates_args=())
 def polar_forward(
     q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HD: Tensor,

@@ -9,10 +9,11 @@ import functools
 import importlib
 import importlib.metadata
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
@@ -75,18 +76,31 @@ def attention_choice(
     why = why_no_triton(device, dtype)
     if why is None and (head_dim not in (16, 32, 64, 128, 256)):
         why = f"the kernels need a head_dim that is a power of two from 16 to 256, got {head_dim}"
-    why = why or failure(op, lambda: error(device, dtype, head_dim, "triton"))
+    return triton_or_torch(why or failure(op, error, device, dtype, head_dim, "triton"))
+
+
+def triton_or_torch(why: str | None) -> Choice:
+    """Our kernels, unless there is a reason why not."""
     return Choice("triton", f"Triton {version('triton')}") if why is None else Choice("torch", why)
 
 
-def failure(op: str, error: Callable[[], float]) -> str | None:
-    """What the self-test of an op found wrong: too large a relative error, or whatever compiler and GPU raised; None if nothing."""
+@functools.cache
+def failure(op: str, error: Callable[..., float], *case: Hashable) -> str | None:
+    """What the self-test `error(*case)` of an op found wrong; None if nothing. Tried once in a process, also in vain.
+
+    Wrong is too large a relative error, and whatever compiler and GPU raise.
+    """
     try:
-        found = error()
+        found = error(*case)
     except _refusals() as refused:
         said = str(refused).strip().splitlines()
         return f"the self-test of {op} stopped with {type(refused).__name__}: {said[-1] if said else 'no message'}"
     return None if found <= SELF_TEST else f"the self-test of {op} found a relative error of {found:.2g}"
+
+
+def worst(found: Iterable[Tensor], wanted: Iterable[Tensor]) -> float:
+    """Largest error among pairs of tensors, in the norm, relative to the wanted one."""
+    return max(float((a.float() - b).norm() / b.norm()) for a, b in zip(found, wanted, strict=True))
 
 
 @functools.cache

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .choice import Choice, failure, version, why_no_triton
+from .choice import Choice, failure, triton_or_torch, why_no_triton, worst
 from .norms import rms_norm
 
 MOST_TAPS = 4
@@ -100,8 +100,7 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, taps: int) ->
     why = why_no_triton(device, dtype)
     if why is None and taps > MOST_TAPS:
         why = f"the kernels take at most {MOST_TAPS} taps, got {taps}"
-    why = why or failure("the convolutions", lambda: _error(device, dtype))
-    return Choice("triton", f"Triton {version('triton')}") if why is None else Choice("torch", why)
+    return triton_or_torch(why or failure("the convolutions", _error, device, dtype))
 
 
 @functools.cache
@@ -118,7 +117,7 @@ def _error(device: torch.device, dtype: torch.dtype) -> float:
             z = canon(heads, filters, norm=True, backend=backend)
             loss = (y.float() * made[0][..., :16].float()).sum() + (z.float() * made[2].float().cos()).sum()
             found.append([y, z, *torch.autograd.grad(loss, (x, w, heads, filters))])
-    return max(float((a.float() - b).norm() / b.norm()) for a, b in zip(*found, strict=True))
+    return worst(*found)
 
 
 def _kernels() -> Any:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from .choice import Choice, failure, version, why_no_triton
+from .choice import Choice, failure, triton_or_torch, why_no_triton, worst
 from .norms import statistics_dtype
 
 CHUNK = 8192
@@ -79,13 +79,8 @@ def linear_cross_entropy_sum(
 @torch.compiler.assume_constant_result
 def choose_backend(device: torch.device | str, dtype: torch.dtype) -> Choice:
     """What `linear_cross_entropy_sum` takes for rows of logits, tried once on a few before it is believed."""
-    return _choice(torch.device(device), dtype)
-
-
-def _choice(device: torch.device, dtype: torch.dtype) -> Choice:
-    why = why_no_triton(device, dtype)
-    why = why or failure("cross-entropy", lambda: _error(device, dtype))
-    return Choice("triton", f"Triton {version('triton')}") if why is None else Choice("torch", why)
+    device = torch.device(device)
+    return triton_or_torch(why_no_triton(device, dtype) or failure("cross-entropy", _error, device, dtype))
 
 
 @functools.cache
@@ -97,7 +92,7 @@ def _error(device: torch.device, dtype: torch.dtype) -> float:
     found = []
     for backend, z in (("triton", z_NV.clone()), ("torch", z_NV.float())):
         found.append((_overwritten(z, targets_N, 15.0, True, backend), z))
-    return max(float((a.float() - b).norm() / b.norm()) for a, b in zip(*found, strict=True))
+    return worst(*found)
 
 
 @torch.library.custom_op("atma::cross_entropy_sum", mutates_args=())

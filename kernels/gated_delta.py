@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from . import gated_delta_ops
-from .choice import SIXTEEN_BITS, Choice, attention_choice, plain_torch, version
+from .choice import SIXTEEN_BITS, Choice, attention_choice, plain_torch, version, worst
 from .norms import statistics_dtype
 from .shapes import check_qkv, expand_kv
 
@@ -120,7 +120,7 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
             assert isinstance(r, Tensor)
             grads = torch.autograd.grad((r.float() * made[0]).sum(), (q, k, v, gamma, beta))
         found.append([r, *grads])
-    return max(float((a.float() - b).norm() / b.norm()) for a, b in zip(*found, strict=True))
+    return worst(*found)
 
 
 def fla_is_right(capability: tuple[int, int], triton: str) -> bool:

@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from . import attention_ops
-from .choice import Choice, attention_choice, failure
+from .choice import Choice, attention_choice, failure, worst
 from .norms import statistics_dtype
 from .shapes import QUERY_BLOCK, check_groups, check_qkv, check_window, visible_mask
 
@@ -64,9 +64,7 @@ def polar_attention(
     if backend != "torch":
         q = _in_log2(q_BTHD, temp_TH)
         args = (q, k_BTJD, v_BTJD, score_null_TH * LOG2E, beta_H, v_null_HD.to(dtype))
-        # a window that reaches the first key hides nothing
-        cut = 0 if window is None or window >= t else window
-        c, mag, *_ = attention_ops.polar_forward(*args, cut, float(n_eff_floor), 0, backend)
+        c, mag, *_ = attention_ops.polar_forward(*args, attention_ops.cut(window, t), float(n_eff_floor), 0, backend)
         return c, mag
     q_scaled = q_BTHD.to(dtype) * (temp_TH * d**-0.5).unsqueeze(-1)
     k, v = k_BTJD.to(dtype), v_BTJD.to(dtype)
@@ -126,7 +124,7 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int
     if ours.backend != "triton":
         return ours
     why = attention_ops.kernels("gluon").why_not(device, dtype, head_dim, window)
-    why = why or failure("Gluon polar attention", lambda: _error(device, dtype, head_dim, "gluon"))
+    why = why or failure("Gluon polar attention", _error, device, dtype, head_dim, "gluon")
     return Choice("gluon", ours.reason) if why is None else Choice("triton", f"{ours.reason}; not Gluon: {why}")
 
 
@@ -152,7 +150,7 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
             c, mag = polar_attention(*args, window=window, backend=name)
             grads = torch.autograd.grad((c.float() * made[0]).sum() + mag.sum(), args[:3])
         found.append([c, mag, *grads])
-    return max(float((a.float() - b).norm() / b.norm()) for a, b in zip(*found, strict=True))
+    return worst(*found)
 
 
 def _in_log2(q_BTHD: Tensor, temp_TH: Tensor) -> Tensor:

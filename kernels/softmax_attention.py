@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from . import attention_ops
-from .choice import Choice, attention_choice, failure, plain_torch
+from .choice import Choice, attention_choice, failure, plain_torch, worst
 from .norms import statistics_dtype
 from .shapes import QUERY_BLOCK, check_qkv, check_window, expand_kv, visible_mask
 
@@ -45,7 +45,7 @@ def softmax_attention(
     backend = backend or choose_backend(q_BTHD.device, q_BTHD.dtype, d, windowed=not full).backend
     if backend == "triton":
         q = _in_log2(q_BTHD, scale)
-        return attention_ops.softmax_forward(q, k_BTJD, v_BTJD, 0 if full else window, 0, backend)[0]
+        return attention_ops.softmax_forward(q, k_BTJD, v_BTJD, attention_ops.cut(window, t), 0, backend)[0]
     q_BHTD = q_BTHD.transpose(1, 2)
     if backend == "cudnn" and full:
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
@@ -90,7 +90,7 @@ def _full_choice(device: torch.device, dtype: torch.dtype, head_dim: int, ours: 
         return Choice("torch", f"torch's own choice on compute capability {major}.{minor}")
     if torch.are_deterministic_algorithms_enabled():
         return ours
-    why = failure("cuDNN attention", lambda: _error(device, dtype, head_dim, "cudnn"))
+    why = failure("cuDNN attention", _error, device, dtype, head_dim, "cudnn")
     if why is not None:
         return Choice(ours.backend, f"{ours.reason}; not cuDNN: {why}")
     return Choice("cudnn", f"cuDNN {torch.backends.cudnn.version()}")
@@ -107,7 +107,7 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
         with torch.enable_grad():
             y = softmax_attention(*args, window=None if backend == "cudnn" else 70, backend=name)
             found.append([y, *torch.autograd.grad((y.float() * made[0].float()).sum(), args)])
-    return max(float((a.float() - b).norm() / b.norm()) for a, b in zip(*found, strict=True))
+    return worst(*found)
 
 
 def _in_log2(q_BTHD: Tensor, scale: float | None) -> Tensor:
@@ -160,8 +160,7 @@ def softmax_distractor_loss(
         return torch.zeros((), dtype=dtype, device=q_BTHD.device)
     if (backend or choose_backend(q_BTHD.device, q_BTHD.dtype, d, windowed=True).backend) == "triton":
         q = _in_log2(q_BTHD, scale)
-        cut = 0 if window is None or window >= t else window
-        _, clean_BHT = attention_ops.softmax_forward(q, k_BTJD, v_BTJD, cut, 0, "triton")
+        _, clean_BHT = attention_ops.softmax_forward(q, k_BTJD, v_BTJD, attention_ops.cut(window, t), 0, "triton")
         drawn_BTHD, drawn_BHT = attention_ops.softmax_forward(q, k_r_BRJD, v_r_BRJD, 0, r, "triton")
         share_BTH1 = torch.sigmoid((drawn_BHT - clean_BHT) / LOG2E).transpose(1, 2).unsqueeze(-1)
         return (share_BTH1 * (drawn_BTHD.to(dtype) - y_clean_BTHD.to(dtype))).square().mean()

@@ -88,10 +88,11 @@ def run(
     chosen = [cell for cell in cells if cell.id in kept]
     commit = _git_state()
     owner = process.this_process("launch")
-    source = _source(store, grid.name, runs, code, tell)
+    before = _last_source(store, grid.name)
+    source = _source(before, grid.name, runs, code, tell)
     fence = _claim(store, grid, cells, commit, owner)
     try:
-        if source != _last_source(store, grid.name):
+        if source != before:
             store.add_event(CODE, source, sweep=grid.name)
         supervisor.reap(store, chosen)
         plan_ = plan(grid, cells, store, only=only, retrain=retrain, runs=runs)
@@ -175,9 +176,9 @@ def _claim(
     return fence
 
 
-def _source(store: Store, sweep: str, runs: Path, code: str, tell: Callable[[str], None]) -> str:
+def _source(before: str | None, sweep: str, runs: Path, code: str, tell: Callable[[str], None]) -> str:
     """Which copy of the package this launch runs, by its fingerprint; tells when it is another than before."""
-    before, now = _last_source(store, sweep), snapshot.freeze(runs)
+    now = snapshot.freeze(runs)
     if before is None or before == now:
         return now
     if code == "kept":

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
@@ -45,6 +46,13 @@ def is_alive(owner: Owner) -> bool | None:
     if owner.host != socket.gethostname():
         return None
     return find(owner.pid, owner.started) is not None
+
+
+def holds(owner: Owner, lease_until: datetime | None) -> bool:
+    """Whether an owner still has what it took: its process lives, or, where we cannot look, its lease does."""
+    alive = is_alive(owner)
+    leased = lease_until is not None and lease_until > datetime.now(UTC)
+    return leased if alive is None else alive
 
 
 def end(pid: int | None, started: float | None, grace: float = GRACE_S) -> None:

@@ -27,8 +27,8 @@ from .executors import Executor, Launch
 from .failures import Failure, judge, oom_kills
 from .job import Job
 from .planner import Task
+from .pruning import place_of
 from .retries import Retries
-from .training import storage
 
 LEASE_S = 60.0
 RENEW_S = 5.0
@@ -260,15 +260,7 @@ class Supervisor:
                 continue
             if earlier.state in ("done", "diverged"):
                 return
-            yield earlier.id, self._place_of(earlier)
-
-    def _place_of(self, earlier: Attempt) -> str:
-        """Where an attempt kept its checkpoints: the launch that made it may have named another place than this one."""
-        if earlier.checkpoint is not None:
-            return storage.split(earlier.checkpoint)[0]
-        known = self.store.provenance(earlier.id)
-        path = known.config["checkpoint"].get("path") if known is not None else None
-        return storage.home(path, earlier.run_dir)
+            yield earlier.id, place_of(self.store, earlier)
 
     def _close(self, attempt_id: int, code: int, queue: deque[Task]) -> None:
         task = self._tasks.pop(attempt_id)
@@ -276,7 +268,8 @@ class Supervisor:
         attempt = self.store.attempt(attempt_id)
         again = None
         if attempt.state == "running":
-            killed, self._oom_kills = oom_kills() > self._oom_kills, oom_kills()
+            kills = oom_kills()
+            killed, self._oom_kills = kills > self._oom_kills, kills
             log = self.runs / attempt.run_dir / "log.txt"
             ending = judge(code, log, oom_killed=killed, hung=attempt_id in self._hung)
             state, cause = ending.state, ending.cause
@@ -386,9 +379,7 @@ def _supervised(store: Store, me: Owner) -> set[str]:
     for sweep in store.sweeps():
         if sweep.owner is None or (sweep.owner.host, sweep.owner.pid) == (me.host, me.pid):
             continue
-        alive = process.is_alive(sweep.owner)
-        leased = sweep.lease_until is not None and sweep.lease_until > datetime.now(UTC)
-        if alive or (alive is None and leased):
+        if process.holds(sweep.owner, sweep.lease_until):
             cells |= {state.cell_id for state in store.cell_states(sweep.name)}
     return cells
 

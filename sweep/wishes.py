@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Literal
 
 from ..results.errors import SweepUnknown
-from ..results.records import SweepSummary
 from ..results.store import Store
 from . import process
 from .errors import SweepError
@@ -58,7 +56,7 @@ def ask(store: Store, wish: Wish, sweep: str | None = None, cells: Sequence[str]
         failed = {state.cell_id for state in store.cell_states(name) if state.state == "failed"}
         wanted = {store.find_cell(cell, name).id for cell in cells} if cells else failed
         chosen = tuple(sorted(wanted & failed))
-    running = runs(found)
+    running = found.owner is not None and process.holds(found.owner, found.lease_until)
     if running:
         if wish == "retry":
             before = store.asked(name).get("retry", [])
@@ -68,12 +66,3 @@ def ask(store: Store, wish: Wish, sweep: str | None = None, cells: Sequence[str]
         else:
             store.ask(name, **{wish: True})
     return Answer(name, wish, running, chosen)
-
-
-def runs(sweep: SweepSummary) -> bool:
-    """Whether a launch holds the sweep: its process lives, or, on another host, its lease does."""
-    if sweep.owner is None:
-        return False
-    alive = process.is_alive(sweep.owner)
-    leased = sweep.lease_until is not None and sweep.lease_until > datetime.now(UTC)
-    return leased if alive is None else alive

@@ -17,6 +17,12 @@ class Ceilings(NamedTuple):
     bytes_per_s: float
     """Bytes read plus bytes written by a copy of 4 GiB."""
 
+    @property
+    def line(self) -> str:
+        """Both in words, for the head of a table."""
+        flops, copied = self.flops / 1e12, self.bytes_per_s / 1e12
+        return f"Ceilings in this run: matrix product {flops:.0f} TFLOP/s, copy {copied:.2f} TB/s."
+
 
 class Timing(NamedTuple):
     """Milliseconds of one call."""

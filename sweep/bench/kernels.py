@@ -78,8 +78,7 @@ def run(
 def table(limits: Ceilings, rows: Sequence[Row]) -> str:
     """Markdown."""
     head = [
-        f"Ceilings in this run: matrix product {limits.flops / 1e12:.0f} TFLOP/s, "
-        f"copy {limits.bytes_per_s / 1e12:.2f} TB/s.",
+        limits.line,
         "",
         "| op | size | variant | forward ms | both ms | range | share forward | share both | to rival | MiB |",
         "|---|---|---|---|---|---|---|---|---|---|",

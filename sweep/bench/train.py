@@ -217,8 +217,7 @@ def run(
 def table(limits: Ceilings, rows: Sequence[Row]) -> str:
     """Markdown."""
     lines = [
-        f"Ceilings in this run: matrix product {limits.flops / 1e12:.0f} TFLOP/s, "
-        f"copy {limits.bytes_per_s / 1e12:.2f} TB/s.",
+        limits.line,
         "",
         "| cell | tokens/s | range | of the matrix product | peak GiB | optimizers ms | first step s |",
         "|---|---|---|---|---|---|---|",

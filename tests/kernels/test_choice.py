@@ -28,8 +28,10 @@ SELF_TESTS = (polar, softmax_attention, gated_delta, conv, cross_entropy)
 
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
+    choice.failure.cache_clear()
     yield
     use_plain_torch(False)
+    choice.failure.cache_clear()
 
 
 @pytest.fixture
@@ -181,12 +183,15 @@ def test_full_softmax_attention_beside_cudnn(monkeypatch: pytest.MonkeyPatch) ->
     assert full(CUDA, BF16) == ("cudnn", "cuDNN 91900")
     assert windowed(CUDA, BF16).backend == "triton"
     results["cudnn"] = 0.4
+    choice.failure.cache_clear()
     assert full(CUDA, BF16).backend == "triton"
     assert full(CUDA, BF16).reason.endswith("the self-test of cuDNN attention found a relative error of 0.4")
     results["cudnn"] = RuntimeError("No available kernel.")
+    choice.failure.cache_clear()
     assert full(CUDA, BF16).backend == "triton"
     assert full(CUDA, BF16).reason.endswith("cuDNN attention stopped with RuntimeError: No available kernel.")
     results["cudnn"] = 0.002
+    choice.failure.cache_clear()
     torch.use_deterministic_algorithms(True)
     try:
         assert full(CUDA, BF16).backend == "triton"
@@ -214,10 +219,12 @@ def test_polar_on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     assert polar.available(CUDA, BF16, 64) == ["gluon", "triton", "torch"]
     assert polar.available(CUDA, BF16, 64, 9) == ["triton", "torch"]
     results["gluon"] = float("nan")
+    choice.failure.cache_clear()
     found = polar.choose_backend(CUDA, BF16, 64)
     assert found.backend == "triton"
     assert found.reason.endswith("the self-test of Gluon polar attention found a relative error of nan")
     results["triton"] = 1.0
+    choice.failure.cache_clear()
     assert polar.available(CUDA, BF16, 64) == ["torch"]
     assert polar.available("cpu", BF16, 64) == ["torch"]
 

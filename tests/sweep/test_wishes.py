@@ -43,7 +43,8 @@ def test_pause_frees_the_machine_and_resume_ends_as_if_nothing_had_been(bench: B
     assert [row[0] for row in bench.sql("SELECT state FROM attempt ORDER BY id")] == ["interrupted", "done"]
     assert len(bench.sql("SELECT 1 FROM event WHERE kind = 'paused'")) == 1
     paused = bench.curves()
-    other = Bench(bench.folder / "other" if (bench.folder / "other").mkdir() is None else bench.folder)
+    (bench.folder / "other").mkdir()
+    other = Bench(bench.folder / "other")
     other.grid(tokens=LONG)
     other.launch("--only", "attn_type=nope")
     assert other.curves() == paused
