@@ -100,7 +100,8 @@ def failure(op: str, error: Callable[..., float], *case: Hashable) -> str | None
 
 def worst(found: Iterable[Tensor], wanted: Iterable[Tensor]) -> float:
     """Largest error among pairs of tensors, in the norm, relative to the wanted one."""
-    return max(float((a.float() - b).norm() / b.norm()) for a, b in zip(found, wanted, strict=True))
+    pairs = [(a.detach().float(), b.detach()) for a, b in zip(found, wanted, strict=True)]
+    return max(float((a - b).norm() / b.norm()) for a, b in pairs)
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..kernels import conv, cross_entropy
+from ..kernels import conv, cross_entropy, sketch
 from ..kernels.choice import version
 from ..kernels.cross_entropy import CHUNK, linear_cross_entropy, linear_cross_entropy_sum, softcap
 from . import registry
@@ -68,7 +68,7 @@ class _Drawn:
     """The random parts of the auxiliary terms."""
 
     regularizer: Callable[..., Tensor] | None = None
-    sketches: list[Tensor] = field(default_factory=list)
+    sketches_LKD: Tensor | None = None
     distractors: dict[int, Tensor] = field(default_factory=dict)
 
 
@@ -180,7 +180,9 @@ class Backbone(nn.Module):
             check_regularizer(auxiliary.regularizer)
             self._check_distractor(auxiliary)
         drawn = _Drawn() if auxiliary is None else self._draw(auxiliary, *tokens_BT.shape)
-        return Features(*self._forward_blocks(tokens_BT, window, drawn.regularizer, drawn.sketches, drawn.distractors))
+        return Features(
+            *self._forward_blocks(tokens_BT, window, drawn.regularizer, drawn.sketches_LKD, drawn.distractors)
+        )
 
     def compile_blocks(self, backend: str = "inductor") -> None:
         """Lets torch.compile turn `features` without `chunk` into one graph for each shape, whose backward is one too.
@@ -212,10 +214,10 @@ class Backbone(nn.Module):
         tokens_BT: Tensor,
         window: int | None,
         regularizer: Callable[..., Tensor] | None,
-        sketches: list[Tensor],
+        sketches_LKD: Tensor | None,
         distractors: dict[int, Tensor],
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """What `Features` holds, from draws that are made: a sketch [K, D] a block, distractors [B, R, D] by layer."""
+        """What `Features` holds, from draws that are made: sketches of K directions, one a layer, distractors [B, R, D] by layer."""
         x_BTD = self.embedding(tokens_BT)
         regularizers: list[Tensor] = []
         losses: list[Tensor] = []
@@ -223,25 +225,23 @@ class Backbone(nn.Module):
             x_BTD, loss = block(x_BTD, window=window, distractors_BRD=distractors.get(layer))
             if loss is not None:
                 losses.append(loss)
-            if regularizer is not None:
-                regularizers.append(regularizer(x_BTD.flatten(0, 1), sketches[layer]))
+            if regularizer is not None and sketches_LKD is not None:
+                regularizers.append(regularizer(x_BTD.flatten(0, 1), sketches_LKD[layer]))
         return self.norm(x_BTD), _mean(regularizers), _mean(losses)
 
     def _draw(self, auxiliary: Auxiliary, rows: int, length: int) -> _Drawn:
         found = _Drawn()
+        layers, width, device = self.config.n_layers, self.config.d_model, self.device
+        key = f"{auxiliary.step}.{auxiliary.micro}"
         if auxiliary.regularizer != NO_REGULARIZER:
             found.regularizer = registry.regularizer(auxiliary.regularizer)
-        width, device = self.config.d_model, self.device
-        for layer in range(self.config.n_layers):
-            key = f"{auxiliary.step}.{auxiliary.micro}.{layer}"
-            if found.regularizer is not None:
-                draw = generator(auxiliary.seed, "sketch", key, device=device)
-                found.sketches.append(torch.randn(auxiliary.sketch, width, generator=draw, device=device))
-            if auxiliary.distractor and self.config.is_global(layer):
-                count = length if auxiliary.distractor_count is None else auxiliary.distractor_count
-                draw = generator(auxiliary.seed, "distractor", key, device=device)
-                normal = torch.randn(rows, count, width, generator=draw, device=device)
-                found.distractors[layer] = normal.to(self.dtype)
+            draw = generator(auxiliary.seed, "sketch", key, device=device)
+            found.sketches_LKD = torch.randn(layers, auxiliary.sketch, width, generator=draw, device=device)
+        for layer in filter(self.config.is_global, range(layers) if auxiliary.distractor else ()):
+            count = length if auxiliary.distractor_count is None else auxiliary.distractor_count
+            draw = generator(auxiliary.seed, "distractor", f"{key}.{layer}", device=device)
+            normal = torch.randn(rows, count, width, generator=draw, device=device)
+            found.distractors[layer] = normal.to(self.dtype)
         return found
 
     def _evaluate(self, x_BTD: Tensor, window: int | None, chunk: int) -> Tensor:
@@ -302,6 +302,7 @@ class Backbone(nn.Module):
         paths = {"blocks": "eager" if self._compiler is None else f"{self._compiler} torch {version('torch')}"}
         for name, taps in (("gated_conv", self.config.conv_taps), ("canon", self.config.canon_taps)):
             paths[name] = str(conv.choose_backend(self.device, self.dtype, taps))
+        paths["sketch"] = str(sketch.choose_backend(self.device, self.dtype))
         paths["cross_entropy"] = str(cross_entropy.choose_backend(self.device, self.dtype))
         for block in self.blocks:
             if isinstance(block.mix, Attention):

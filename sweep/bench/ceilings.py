@@ -44,6 +44,20 @@ def ceilings(device: torch.device) -> Ceilings:
     )
 
 
+def recorded(call: Callable[[], object]) -> Callable[[], object]:
+    """The call as a CUDA graph: the same work on the device, without the host's share."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
 def interleaved(calls: Mapping[str, Callable[[], object]], *, rounds: int, repeat: int = 1) -> dict[str, Timing]:
     """Milliseconds of each call, the calls taking turns so that a warmer chip favours none.
 

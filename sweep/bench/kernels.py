@@ -1,4 +1,7 @@
-"""Single kernels beside their rivals: milliseconds, FLOP/s and bytes/s, as the model calls them."""
+"""Single kernels beside their rivals: milliseconds, FLOP/s and bytes/s, as the model calls them.
+
+That is compiled, with what surrounds a kernel in its op, and with the host far ahead: calls are replayed as a CUDA graph.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,13 @@ import torch
 from torch import Tensor
 
 from ...kernels import conv, cross_entropy, gated_delta, polar, softmax_attention
-from .ceilings import Ceilings, ceilings, interleaved
+from .ceilings import Ceilings, Timing, ceilings, interleaved, recorded
 
 H, J, D = 8, 2, 128
 """Query heads, KV heads and head size of the 370M network."""
 WIDTH, VOCABULARY = 1024, 50304
+NAIVE = "torch"
+"""The variant that is torch's own operations one by one."""
 
 
 @dataclass
@@ -33,6 +38,14 @@ class Case:
     """FLOPs, or bytes where they decide, of the backward pass over those of the forward pass."""
     rival: str | None = None
     """The variant that others are divided by."""
+
+    def compiled(self) -> dict[str, Callable[..., Any]]:
+        """The variants as the model calls them; torch's own formulas as they are."""
+        torch.compiler.reset()  # else the sizes of one op count as recompilations of one function
+        return {
+            name: call if name == NAIVE else torch.compile(call, fullgraph=True, dynamic=False)
+            for name, call in self.variants.items()
+        }
 
 
 @dataclass
@@ -104,10 +117,10 @@ def _line(row: Row) -> str:
 
 
 def _rows(case: Case, limits: Ceilings, rounds: int) -> list[Row]:
-    inputs = case.inputs()
+    inputs, variants = case.inputs(), case.compiled()
     wanted = [x for x in inputs if x.requires_grad]
     with torch.no_grad():
-        shaped = [x for x in _tuple(next(iter(case.variants.values()))(*inputs)) if x.is_floating_point()]
+        shaped = [x for x in _tuple(next(iter(variants.values()))(*inputs)) if x.is_floating_point()]
     grads = [torch.randn_like(x) for x in shaped]
     del shaped
 
@@ -121,12 +134,9 @@ def _rows(case: Case, limits: Ceilings, rounds: int) -> list[Row]:
 
         return call
 
-    peaks = {name: _peak((both if wanted else forward)(variant)) for name, variant in case.variants.items()}
-    ahead = interleaved({name: forward(variant) for name, variant in case.variants.items()}, rounds=rounds, repeat=3)
-    round_trip = {}
-    if wanted:
-        calls = {name: both(variant) for name, variant in case.variants.items()}
-        round_trip = interleaved(calls, rounds=rounds, repeat=3)
+    peaks = {name: _peak((both if wanted else forward)(variant)) for name, variant in variants.items()}
+    ahead = _timed({name: forward(variant) for name, variant in variants.items()}, rounds)
+    round_trip = _timed({name: both(variant) for name, variant in variants.items()}, rounds) if wanted else {}
     floor = 1e3 * max(case.flops / limits.flops, case.moved / limits.bytes_per_s)
     rows = []
     for name in case.variants:
@@ -147,6 +157,11 @@ def _rows(case: Case, limits: Ceilings, rounds: int) -> list[Row]:
             )
         )
     return rows
+
+
+def _timed(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, Timing]:
+    ready = {name: call if name == NAIVE else recorded(call) for name, call in calls.items()}
+    return interleaved(ready, rounds=rounds, repeat=3)
 
 
 def _peak(call: Callable[[], object]) -> int:
@@ -227,13 +242,11 @@ def _all(device: torch.device) -> Iterator[Case]:
         ("canon", lambda x, w, backend: conv.canon(x, w, norm=True, backend=backend), (16, 2048, H, D), (H * D, 4),
          4 * tokens * WIDTH),
     ):  # fmt: skip
-        by_hand = on(function, "triton")
-        compiled = torch.compile(on(function, "torch"), dynamic=False)
 
         def conv_inputs(shape: tuple[int, ...] = shape, filters: tuple[int, int] = filters) -> list[Tensor]:
             return [normal(*shape), normal(*filters)]
 
-        found = {"triton": by_hand, "torch, compiled": compiled}
+        found = {"triton": on(function, "triton"), "torch, compiled": on(function, "torch")}
         yield Case(
             op, "B16 T2048", conv_inputs, found, 0, moved, 1.75 if op == "gated_conv" else 1.5, "torch, compiled"
         )

@@ -37,7 +37,7 @@ def double(args: list[Tensor]) -> list[Tensor]:
 def run(function: Callable[..., Tensor], args: list[Tensor], **options: Any) -> list[Tensor]:
     """The result, then the gradients of a fixed random weighting of it."""
     y = function(*args, **options)
-    weight = normal(*y.shape, seed=9).to(y)
+    weight = normal(*y.shape, seed=9).bfloat16().to(y)
     return [y.detach(), *torch.autograd.grad((y * weight).sum(), args)]
 
 
@@ -234,5 +234,5 @@ def test_in_bf16_near_float64_and_the_same_bits_each_time(t: int, c: int, h: int
             ours, again = (run(function, args, backend="triton") for _ in range(2))
             assert all(torch.equal(a, b) for a, b in zip(ours, again, strict=True))
             found = run(naive, double(args))
-            # one rounding to bf16 costs 1.7e-3 in the norm
-            assert max(distance(a, b) for a, b in zip(ours, found, strict=True)) <= 3e-3, (t, c, h, d, k)
+            # everything is rounded once, by at most 2^-8
+            assert max(distance(a, b) for a, b in zip(ours, found, strict=True)) <= 3.9e-3, (t, c, h, d, k)
