@@ -223,7 +223,12 @@ def identity(config: CellConfig) -> dict[str, Any]:
 
 def cell_id(config: CellConfig) -> str:
     """First 12 hex digits of the SHA-256 of the identity as canonical JSON."""
-    text = json.dumps(identity(config), sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return id_of(identity(config))
+
+
+def id_of(identity: Mapping[str, Any]) -> str:
+    """The id of a config whose `identity` is known."""
+    text = json.dumps(identity, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

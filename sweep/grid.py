@@ -48,9 +48,9 @@ class Grid:
         cells: list[Cell] = []
         seen: dict[str, Cell] = {}
         prints: dict[DataConfig, str] = {}
+        levels: dict[tuple[str, str], Layer] = {}
         for combination, line in self._combinations():
-            for seed in self.seeds:
-                cell = self._cell(combination, line, seed, fingerprint, prints)
+            for cell in self._replicates(combination, line, fingerprint, prints, levels):
                 twin = seen.setdefault(cell.id, cell)
                 if twin is not cell:
                     raise self._same(twin, cell, line)
@@ -79,29 +79,36 @@ class Grid:
                     yield combination, None
         yield from self.include
 
-    def _cell(
+    def _replicates(
         self,
         combination: Combination,
         line: int | None,
-        seed: int,
         fingerprint: Fingerprint,
         prints: dict[DataConfig, str],
-    ) -> Cell:
+        levels: dict[tuple[str, str], Layer],
+    ) -> list[Cell]:
+        """The cells of one combination, one a seed. `prints` and `levels` remember what was worked out before."""
+        words = {name: level_text(name, level) for name, level in combination.items()}
         level_layer: Layer = {}
         for name, level in combination.items():
             where = line or self.document.line("axes", name)
             key = f"{'include' if line else 'axes'}.{name}"
-            paths.add(level_layer, name, Setting(level, self.document.path, where, key))
+            setting = Setting(level, self.document.path, where, key)
+            known: Layer = levels.get((name, words[name]), {}) if line is None else {}
+            if known and level_layer.keys().isdisjoint(known):
+                level_layer |= known
+                continue
+            paths.add(level_layer, name, setting)
+            if line is None:
+                paths.add(levels.setdefault((name, words[name]), {}), name, setting)
         merged = paths.merge([*self.layers, level_layer, self.command_line])
-        config = resolve.cell_config(merged, seed=seed, plugins=self.plugins)
+        config = resolve.cell_config(merged, seed=self.seeds[0], plugins=self.plugins)
         if config.data not in prints:
             try:
                 prints[config.data] = fingerprint(config.data)
             except resolve.CorpusUnknown as error:
                 raise resolve.unknown_corpus(merged, error) from error
-        config = resolve.with_fingerprint(config, prints[config.data])
-        words = {name: level_text(name, level) for name, level in combination.items()}
-        return resolve.make_cell(config, words)
+        return resolve.make_cells(resolve.with_fingerprint(config, prints[config.data]), words, self.seeds)
 
 
 def level_text(axis: str, level: Any) -> str:

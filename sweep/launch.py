@@ -90,7 +90,7 @@ def run(
     owner = process.this_process("launch")
     before = _last_source(store, grid.name)
     source = _source(before, grid.name, runs, code, tell)
-    fence = _claim(store, grid, cells, commit, owner)
+    fence = claim(store, grid, cells, commit, owner)
     try:
         if source != before:
             store.add_event(CODE, source, sweep=grid.name)
@@ -141,7 +141,7 @@ def carry_out(
         locks.release()
 
 
-def _claim(
+def claim(
     store: Store,
     grid: Grid,
     cells: Sequence[Cell],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from pydantic import ValidationError
 from ..model import registry
 from ..model.config import ModelConfigError
 from . import probes
-from .cell import Cell, CellConfig, Plugin, cell_id, slug
+from .cell import Cell, CellConfig, Plugin, id_of, identity, slug
 from .errors import GridError
 from .paths import Layer, nested
 from .plugins import source_of
@@ -52,7 +53,7 @@ def cell_config(merged: Layer, *, seed: int, plugins: tuple[Plugin, ...] = ()) -
         raise _blame(merged, _model_problem(merged, error)) from error
     model = model.model_copy(update={"mixer_source": source_of(model.attn_type, plugins)})
     config = config.model_copy(update={"model": model})
-    for problem in (*_finite(config.model_dump()), *_agreement(config)):
+    for problem in (*_infinite(config), *_agreement(config)):
         raise _blame(merged, problem)
     return config
 
@@ -78,12 +79,21 @@ def with_fingerprint(config: CellConfig, fingerprint: str) -> CellConfig:
     return config.model_copy(update={"data": config.data.model_copy(update={"fingerprint": fingerprint})})
 
 
-def make_cell(config: CellConfig, words: Mapping[str, str]) -> Cell:
-    """Gives a complete config its id and slug; `words` are the levels of the grid's axes."""
+def make_cells(config: CellConfig, words: Mapping[str, str], seeds: Sequence[int]) -> list[Cell]:
+    """A complete config with each seed, its id and its slug; `words` are the levels of the grid's axes."""
     from .axes import AXES
 
     extra = {name: word for name, word in words.items() if name not in AXES}
-    return Cell(id=cell_id(config), slug=slug(config, extra), config=config, axes=dict(words))
+    base, stem = identity(config), slug(config, extra).removesuffix(f"s{config.seed}")
+    return [
+        Cell(
+            id=id_of({**base, "seed": seed}),
+            slug=f"{stem}s{seed}",
+            config=config if seed == config.seed else config.model_copy(update={"seed": seed}),
+            axes=dict(words),
+        )
+        for seed in seeds
+    ]
 
 
 def _problem(path: str, error: Mapping[str, Any]) -> Problem:
@@ -120,6 +130,15 @@ def _names(config: CellConfig) -> Iterator[Problem]:
     for path, name, allowed in checks:
         if name not in allowed:
             yield Problem((path,), f"no such name {name!r}", list(allowed), name)
+
+
+def _infinite(config: CellConfig) -> list[Problem]:
+    dump = config.model_dump(mode="python")
+    try:
+        json.dumps(dump, allow_nan=False, default=str)
+    except ValueError:  # it says not where
+        return list(_finite(dump))
+    return []
 
 
 def _finite(values: Any, path: str = "") -> Iterator[Problem]:

@@ -133,10 +133,11 @@ class Supervisor:
                 self._listen(queue)
                 if not self._paused:
                     self._fill(queue)
-                for attempt, code in self.executor.wait(POLL_S):
+                ended = self.executor.wait(POLL_S)
+                for attempt, code in ended:
                     self._close(attempt, code, queue)
                 self._show()
-                if not self._tasks:
+                if not self._tasks and not ended:
                     time.sleep(POLL_S)
 
     def _listen(self, queue: deque[Task]) -> None:

@@ -9,7 +9,7 @@ import typer
 
 from ..options import AsJson
 
-bench_app = typer.Typer(help="Time kernels and whole training steps on this machine's GPU.", no_args_is_help=True)
+bench_app = typer.Typer(help="Time kernels, training steps, and sweeps of thousands of cells.", no_args_is_help=True)
 
 Rounds = Annotated[int, typer.Option("--rounds", min=1, help="How often the variants take turns.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Also write every number to this JSON file.")]
@@ -45,3 +45,21 @@ def bench_train(
     report.show(
         train, lambda device, tell: train.run(chosen, device, rounds=rounds, profile=profile, tell=tell), out, as_json
     )
+
+
+@bench_app.command("scale")
+def bench_scale(
+    cells: Annotated[int, typer.Option("--cells", min=1, help="About as many cells.")] = 10_000,
+    points: Annotated[int, typer.Option("--points", min=1, help="Curve points a cell.")] = 100,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Time plan, supervisor, status and relaunch of a sweep of thousands of cells that trains nothing. No GPU."""
+    import sys
+    import tempfile
+
+    from . import report, scale
+
+    with tempfile.TemporaryDirectory(prefix="atma-scale-") as folder:
+        rows = scale.run(cells, points, Path(folder), tell=lambda line: print(line, file=sys.stderr, flush=True))
+    report.show_rows(scale, rows, out, as_json)

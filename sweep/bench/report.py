@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -37,25 +39,33 @@ def show(benchmark: Any, run: Callable[[torch.device, Tell], tuple[Any, Any]], o
     print(json.dumps(found, indent=1) if as_json else heading(device) + "\n\n" + benchmark.table(*measured))
 
 
-def facts(device: torch.device) -> dict[str, object]:
-    """Machine, software, commit and date."""
+def show_rows(benchmark: Any, rows: Sequence[Any], out: Path | None, as_json: bool) -> None:
+    """Prints and writes what was measured without a GPU."""
+    found = {**facts(None), **benchmark.as_dict(rows)}
+    if out is not None:
+        out.write_text(json.dumps(found, indent=1))
+    print(json.dumps(found, indent=1) if as_json else heading(None) + "\n\n" + benchmark.table(rows))
+
+
+def facts(device: torch.device | None) -> dict[str, object]:
+    """Machine, software, commit and date; of the GPU only when there is a device."""
     commit, dirty = git_state()
+    graphics = {
+        "gpu": torch.cuda.get_device_name(device), "cuda": torch.version.cuda, "triton": version("triton"),
+    } if device is not None else {"cpus": os.cpu_count(), "python": platform.python_version()}  # fmt: skip
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit,
         "dirty": dirty,
-        "gpu": torch.cuda.get_device_name(device),
+        **graphics,
         "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "triton": version("triton"),
         "command": ["atma-sweep", *sys.argv[1:]],
     }
 
 
-def heading(device: torch.device) -> str:
+def heading(device: torch.device | None) -> str:
     """The same in one line."""
     known = facts(device)
-    return (
-        f"{known['date']}, {known['gpu']}, torch {known['torch']}, Triton {known['triton']}, commit {known['commit']}"
-        + (" with changes" if known["dirty"] else "")
-    )
+    gpu = f"{known.get('gpu')}, torch {known['torch']}, Triton {known.get('triton')}"
+    machine = gpu if device is not None else f"{known['cpus']} CPUs, Python {known['python']}"
+    return f"{known['date']}, {machine}, commit {known['commit']}" + (" with changes" if known["dirty"] else "")

@@ -1,0 +1,184 @@
+"""How planning, supervising, `status` and a relaunch grow with a sweep: thousands of cells in a database of their own.
+
+No attempt starts a process here: its place is taken by one that writes an attempt's numbers and has ended at once. So what
+is timed is our part alone, the database included, and no training and no start of Python.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ...results.recorder import Recorder
+from ...results.records import CurvePoint, Measurement
+from ...results.store import Store, open_store
+from .. import launch, process, texts
+from ..cell import Resources
+from ..executors import Finished, Launch
+from ..grid import Grid, load_grid
+from ..planner import Task
+from ..probes import requested
+from ..supervisor import LEASE_S, Supervisor
+
+GRID = """\
+name: scale
+extends: tiny
+axes: {{attn_type: [polar, nope], memory: [off, on], window: [off, on]}}
+seeds: {seeds}
+"""
+COMBINATIONS = 8
+MIB = 2**20
+
+
+@dataclass
+class Row:
+    """One number, with its unit."""
+
+    what: str
+    value: float
+    unit: str
+
+
+class Nobody:
+    """A listener that tells nobody."""
+
+    def started(self, task: Task, attempt: Any) -> None: ...
+    def running(self, attempts: Sequence[Any]) -> None: ...
+    def ended(self, task: Task, attempt: Any) -> None: ...
+    def waiting(self, cell: Any) -> None: ...
+
+
+class Instant:
+    """Attempts that are over when they start: curve and measurements are written as a job would, in this process."""
+
+    name = "instant"
+
+    def __init__(self, store: Store, points: int, asked: Sequence[tuple[str, int]]) -> None:
+        self.store, self.points, self.asked = store, points, asked
+        self.gaps: list[float] = []
+        """Seconds between the end of an attempt and the start of the next."""
+        self.memory: list[int] = []
+        """Bytes that this process holds, after each attempt."""
+        self._ended: deque[Finished] = deque()
+        self._free_since: float | None = None
+        self._me = psutil.Process()
+
+    def fits(self, resources: Resources) -> bool:
+        """One at a time."""
+        return not self._ended
+
+    def start(self, launch: Launch) -> None:
+        """Writes everything that an attempt writes."""
+        if self._free_since is not None:
+            self.gaps.append(time.perf_counter() - self._free_since)
+        attempt = self.store.attempt(launch.attempt)
+        recorder = Recorder(self.store, attempt.id, attempt.fence)
+        steps = range(1, self.points + 1)
+        recorder.curve([CurvePoint(step=n, tokens=1536 * n, wall_s=0.1 * n, train_loss=6 / n) for n in steps])
+        recorder.measurements(
+            [
+                Measurement(probe=probe, metric=probe, length=length, value=1.0, unit="nats")
+                for probe, length in self.asked
+            ]
+        )
+        self.store.finish_attempt(attempt.id, attempt.fence, "done")
+        self._ended.append((attempt.id, 0))
+
+    def wait(self, seconds: float) -> list[Finished]:
+        """Everything that was started."""
+        ended = list(self._ended)
+        self._ended.clear()
+        self.memory.append(self._me.memory_info().rss)
+        self._free_since = time.perf_counter()
+        return ended
+
+    def close(self) -> None:
+        """Nothing is left to end."""
+
+
+def run(cells: int, points: int, folder: Path, *, tell: Callable[[str], None] = print) -> list[Row]:
+    """Every number, in a new database under `folder`; `points` a cell's curve. `cells` is rounded to whole seeds."""
+    file = folder / "scale.yaml"
+    file.write_text(GRID.format(seeds=max(1, round(cells / COMBINATIONS))))
+    runs = folder / "runs"
+    tell("preparing the text")
+    texts.expand(load_grid(file), runs / "corpora")
+
+    def expanded() -> tuple[Grid, list[Any]]:
+        grid = load_grid(file)
+        return grid, texts.expand(grid, runs / "corpora")[0]
+
+    began = time.perf_counter()
+    grid, made = expanded()
+    plan = launch.plan(grid, made, None, runs=runs)
+    rows = [Row(f"plan {len(made):,} new cells", time.perf_counter() - began, "s")]
+    store = open_store(folder / "atma.db", create=True)
+    owner = process.this_process("bench")
+    tell("recording the revision")
+    began = time.perf_counter()
+    fence = launch.claim(store, grid, made, (None, None), owner)
+    rows.append(Row("record the revision", time.perf_counter() - began, "s"))
+    tell("supervising")
+    executor = Instant(store, points, sorted({pair for cell in made for pair in requested(cell.config.eval)}))
+    began = time.perf_counter()
+    Supervisor(store, grid.name, fence, executor, Nobody(), runs=runs, commit=(None, None)).run(plan.training)
+    rows += _supervised(executor, time.perf_counter() - began)
+    store.renew_sweep(grid.name, fence, LEASE_S)
+    store.release_sweep(grid.name, fence)
+    tell("asking for the status")
+    rows += _status(store, grid.name, len(made) * points)
+    tell("launching again")
+    began = time.perf_counter()
+    grid, made = expanded()
+    outcome = launch.run(grid, made, store, Nobody(), runs=runs, executor="local")
+    assert outcome.finished
+    return [*rows, Row("launch the finished sweep again", time.perf_counter() - began, "s")]
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Markdown."""
+    lines = ["| what | found |", "|---|---|"]
+    return "\n".join(lines + [f"| {row.what} | {row.value:,.3f} {row.unit} |" for row in rows])
+
+
+def as_dict(rows: Sequence[Row]) -> dict[str, object]:
+    """For JSON."""
+    return {"rows": [asdict(row) for row in rows]}
+
+
+def _supervised(executor: Instant, seconds: float) -> list[Row]:
+    gaps, memory = executor.gaps, executor.memory
+    early = memory[len(memory) // 10]
+    return [
+        Row("supervise a cell, all its writes included", 1e3 * seconds / max(1, len(memory)), "ms"),
+        Row("a slot stands empty between two cells, median", 1e3 * statistics.median(gaps or [0.0]), "ms"),
+        Row("the longest that it did", 1e3 * max(gaps, default=0.0), "ms"),
+        Row("memory of the supervisor after a tenth of the cells", early / MIB, "MiB"),
+        Row("after all of them", memory[-1] / MIB, "MiB"),
+    ]
+
+
+def _status(store: Store, sweep: str, points: int) -> list[Row]:
+    """The whole command, and what it asks of the database."""
+    command = [sys.executable, "-m", "atma_sweep.cli", "status", "--db", str(store)]
+    began = time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True)
+    whole = time.perf_counter() - began
+    began = time.perf_counter()
+    store.sweeps()
+    store.revision(sweep)
+    store.cell_states(sweep)
+    asked = time.perf_counter() - began
+    return [
+        Row(f"atma-sweep status, over {points:,} curve points, with its start", whole, "s"),
+        Row("of which what it asks of the database, as Python objects", asked, "s"),
+    ]

@@ -1,0 +1,52 @@
+"""The benchmark of whole sweeps does what a sweep does, and what it found to be slow stays right."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from atma_sweep.results.store import open_store
+from atma_sweep.sweep import supervisor
+from atma_sweep.sweep.bench import scale
+from atma_sweep.sweep.cell import cell_id, slug
+from atma_sweep.sweep.grid import load_grid
+
+
+def test_every_cell_is_planned_supervised_and_found_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    sleep = time.sleep
+    monkeypatch.setattr(supervisor, "POLL_S", 0.0123)
+    monkeypatch.setattr(time, "sleep", lambda seconds: (slept.append(seconds), sleep(seconds))[1])
+    told: list[str] = []
+    rows = scale.run(16, 3, tmp_path, tell=told.append)
+    store = open_store(tmp_path / "atma.db")
+    states = store.cell_states("scale")
+    assert len(states) == 16
+    for state in states:
+        (attempt,) = store.attempts(state.cell_id)
+        assert attempt.state == "done"
+        assert [point.step for point in store.curve(attempt.id)] == [1, 2, 3]
+    values = {row.what: row.value for row in rows}
+    assert set(values) >= {"plan 16 new cells", "launch the finished sweep again"}
+    assert all(value > 0 for value in values.values())
+    assert 0.0123 not in slept, "a slot stood empty while cells waited"
+    assert told[-1] == "launching again"
+
+
+def test_cells_of_one_combination_are_what_each_would_be_alone(tmp_path: Path) -> None:
+    text = (
+        "name: g\nextends: tiny\naxes: {attn_type: [polar, nope], memory: [off, on], train.tokens: [153600, 307200]}\n"
+    )
+    cells = {}
+    for name, seeds in (("all", "[0, 7, 3]"), ("0", "[0]"), ("7", "[7]"), ("3", "[3]")):
+        file = tmp_path / f"{name}.yaml"
+        file.write_text(f"{text}seeds: {seeds}\n")
+        cells[name] = load_grid(file).expand(lambda data: "f")
+    assert len(cells["all"]) == 24
+    alone = {cell.id: cell for name in "073" for cell in cells[name]}
+    for cell in cells["all"]:
+        assert cell == alone[cell.id]
+        assert cell.id == cell_id(cell.config)
+        extra = {name: word for name, word in cell.axes.items() if name == "train.tokens"}
+        assert cell.slug == slug(cell.config, extra)
