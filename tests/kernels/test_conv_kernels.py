@@ -5,6 +5,9 @@ Here torch.empty gives NaN, so an output that a kernel leaves unwritten shows in
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -208,6 +211,33 @@ def test_more_taps_than_the_kernels_take() -> None:
     with pytest.raises(ValueError, match="at most 4 taps, got 5; use backend torch"):
         canon(torch.zeros(2, 9, 2, 2), torch.zeros(4, 5), norm=True, backend="triton")
     check(run(gated_causal_conv, args, backend="torch"), run(gated_naive, double(args)))
+
+
+COMPILE = """
+import re, triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from atma_sweep.kernels import conv_triton
+pointers = {"x_ptr": "*bf16", "w_ptr": "*bf16", "g_ptr": "*bf16", "dx_ptr": "*bf16", "dw_ptr": "*fp32", "T": "i32"}
+for kernel, sizes, strides in (
+    (conv_triton._gated_backward, {"C": 64, "K": 4, "R": 16, "BC": 64}, {}),
+    (conv_triton._canon_backward, {"H": 2, "D": 32, "P": 32, "K": 4, "R": 16, "NORM": True},
+     {"stride_t": "i32", "stride_h": "i32"}),
+):
+    signature = pointers | strides | dict.fromkeys(sizes, "constexpr")
+    made = triton.compile(ASTSource(kernel, signature, sizes), target=GPUTarget("cuda", 90, 32), options={"num_warps": 1})
+    (yielded,) = re.findall(r"scf.yield (.*?) :", made.asm["ttir"])
+    print(yielded.count("%"))
+"""
+
+
+def test_compiled_loops_carry_every_row_that_they_keep() -> None:
+    """The interpreter rotates names that start as one value, the compiler takes them for constants."""
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", COMPILE], env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    # three rows and four sums of two kinds; Canon also keeps three lengths
+    assert done.stdout.split() == [str(3 + 3 + 4), str(3 + 3 + 4 + 3)]
 
 
 # --- on a GPU -----------------------------------------------------------------------------------------------------
