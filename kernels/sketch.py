@@ -38,7 +38,7 @@ def sketch_reference(x_NC: Tensor, s_KC: Tensor) -> Tensor:
 
 
 def gram(z_NK: Tensor) -> Tensor:
-    """zᵀ z, [K, K]; its gradient is one product where autograd's would be two."""
+    """zᵀ z of z [..., N, K], [..., K, K]; its gradient is one product where autograd's would be two."""
     found: Tensor = _Gram.apply(z_NK)
     return found
 
@@ -47,12 +47,12 @@ class _Gram(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, z_NK: Tensor) -> Tensor:
         ctx.save_for_backward(z_NK)
-        return z_NK.t() @ z_NK
+        return z_NK.mT @ z_NK
 
     @staticmethod
     def backward(ctx: Any, g_KK: Tensor) -> Tensor:
         (z_NK,) = ctx.saved_tensors
-        found: Tensor = z_NK @ (g_KK + g_KK.t())
+        found: Tensor = z_NK @ (g_KK + g_KK.mT)
         return found
 
 

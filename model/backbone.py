@@ -219,15 +219,16 @@ class Backbone(nn.Module):
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """What `Features` holds, from draws that are made: sketches of K directions, one a layer, distractors [B, R, D] by layer."""
         x_BTD = self.embedding(tokens_BT)
-        regularizers: list[Tensor] = []
+        streams: list[Tensor] = []
         losses: list[Tensor] = []
         for layer, block in enumerate(self.blocks):
             x_BTD, loss = block(x_BTD, window=window, distractors_BRD=distractors.get(layer))
             if loss is not None:
                 losses.append(loss)
-            if regularizer is not None and sketches_LKD is not None:
-                regularizers.append(regularizer(x_BTD.flatten(0, 1), sketches_LKD[layer]))
-        return self.norm(x_BTD), _mean(regularizers), _mean(losses)
+            if regularizer is not None:
+                streams.append(x_BTD.flatten(0, 1))
+        value = None if regularizer is None else regularizer(streams, sketches_LKD).mean()
+        return self.norm(x_BTD), value, _mean(losses)
 
     def _draw(self, auxiliary: Auxiliary, rows: int, length: int) -> _Drawn:
         found = _Drawn()

@@ -1,12 +1,14 @@
 """Regularizers of the residual stream (MECHANISMS E).
 
-N tokens, C channels, K sketch directions. Each takes x [N, C] of any float type and K directions [K, C] drawn from
-N(0, 1) on x's device, and returns a scalar in float32 (float64 for float64).
+L layers, N tokens, C channels, K sketch directions. Each takes the stream after every layer, L tensors [N, C] of any float
+type, and directions [L, K, C] drawn from N(0, 1) on their device, and returns a value a layer, [L], in float32 (float64 for
+float64). Layers share nothing; they come together so that a hundred small kernels become a few.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -19,69 +21,82 @@ STRONG_POINTS, STRONG_LIMIT = 17, 5.0
 TINY = 1e-6
 
 
-def weak(x_NC: Tensor, normal_KC: Tensor) -> Tensor:
+def weak(streams: Sequence[Tensor], normal_LKC: Tensor) -> Tensor:
     """||cov(x Sᵀ) - I||_F with S [K, C] ~ N(0, 1)/sqrt(C). For x ~ N(0, I) it tends to sqrt(K^2/C)."""
-    return _off_identity(_sketched(x_NC, normal_KC))
+    return _off_identity(_sketched(streams, normal_LKC))
 
 
-def discrete(x_NC: Tensor, normal_KC: Tensor) -> Tensor:
+def discrete(streams: Sequence[Tensor], normal_LKC: Tensor) -> Tensor:
     """`weak` of sqrt(C) x / ||x||: only directions count. A zero row stays zero."""
-    z_NK = _sketched(x_NC, normal_KC)
-    length_N1 = torch.linalg.vector_norm(x_NC.to(z_NK.dtype), dim=1, keepdim=True)
+    z_LNK = _sketched(streams, normal_LKC)
+    length_LN1 = torch.stack([torch.linalg.vector_norm(x.to(z_LNK.dtype), dim=1, keepdim=True) for x in streams])
     # the sketch is linear, so its rows are scaled in place of x's, which are longer
-    return _off_identity(z_NK * (math.sqrt(x_NC.shape[1]) / length_N1.clamp(min=torch.finfo(z_NK.dtype).tiny)))
+    return _off_identity(z_LNK * (math.sqrt(normal_LKC.shape[2]) / length_LN1.clamp(min=torch.finfo(z_LNK.dtype).tiny)))
 
 
-def strong(x_NC: Tensor, normal_KC: Tensor) -> Tensor:
+def strong(streams: Sequence[Tensor], normal_LKC: Tensor) -> Tensor:
     """N times the weighted squared distance between the characteristic functions of xA and of N(0, 1), mean over K."""
-    _check(x_NC)
-    wide = statistics_dtype(x_NC.dtype)
-    a_KC = normal_KC.to(wide)
-    a_KC = a_KC / (torch.linalg.vector_norm(a_KC, dim=1, keepdim=True) + TINY)
-    projected_NK = sketch(x_NC, a_KC)
+    a_LKC = normal_LKC.to(statistics_dtype(streams[0].dtype))
+    a_LKC = a_LKC / (torch.linalg.vector_norm(a_LKC, dim=2, keepdim=True) + TINY)
+    projected_LNK = _projected(streams, a_LKC)
     # cos is even and sin odd in t, so the points t > 0 count twice in the trapezoid rule; at t = 0 the gap is zero
     half = STRONG_POINTS // 2
     step = STRONG_LIMIT / half
-    first_cos, first_sin = (projected_NK * step).cos(), (projected_NK * step).sin()
-    cos_NK, sin_NK = first_cos, first_sin
-    distance_K = projected_NK.new_zeros(len(normal_KC))
+    first_cos, first_sin = (projected_LNK * step).cos(), (projected_LNK * step).sin()
+    cos_LNK, sin_LNK = first_cos, first_sin
+    distance_LK = projected_LNK.new_zeros(normal_LKC.shape[:2])
     for point in range(1, half + 1):
         if point > 1:
-            cos_NK, sin_NK = cos_NK * first_cos - sin_NK * first_sin, sin_NK * first_cos + cos_NK * first_sin
+            cos_LNK, sin_LNK = cos_LNK * first_cos - sin_LNK * first_sin, sin_LNK * first_cos + cos_LNK * first_sin
         target = math.exp(-((point * step) ** 2) / 2)
-        gap_K = (cos_NK.mean(0) - target).square() + sin_NK.mean(0).square()
-        distance_K = distance_K + (step if point == half else 2 * step) * target * gap_K
-    return distance_K.mean() * len(x_NC)
+        gap_LK = (cos_LNK.mean(1) - target).square() + sin_LNK.mean(1).square()
+        distance_LK = distance_LK + (step if point == half else 2 * step) * target * gap_LK
+    return distance_LK.mean(1) * len(streams[0])
 
 
-def zipfian(x_NC: Tensor, normal_KC: Tensor) -> Tensor:
+def zipfian(streams: Sequence[Tensor], normal_LKC: Tensor) -> Tensor:
     """Off-diagonal second moments of sketched directions, plus the distance of sorted lengths from Zipf's 1/rank."""
-    z_NK = _centred(_sketched(x_NC, normal_KC))
-    length_N1 = torch.linalg.vector_norm(z_NK, dim=1, keepdim=True).clamp(min=TINY)
-    n = len(z_NK)
-    moment_KK = gram(z_NK / length_N1) / (n - 1)
-    angular = torch.linalg.matrix_norm(moment_KK - torch.diag(moment_KK.diagonal()))
-    sorted_N = length_N1.squeeze(1).sort(descending=True).values
-    zipf_N = 1 / torch.arange(1, n + 1, dtype=z_NK.dtype, device=z_NK.device)
-    return angular + torch.linalg.vector_norm(sorted_N / sorted_N.sum() - zipf_N / zipf_N.sum())
+    z_LNK = _centred(_sketched(streams, normal_LKC))
+    length_LN = torch.linalg.vector_norm(z_LNK, dim=2).clamp(min=TINY)
+    n = length_LN.shape[1]
+    moment_LKK = gram(z_LNK / length_LN.unsqueeze(2)) / (n - 1)
+    angular_L = torch.linalg.matrix_norm(moment_LKK - torch.diag_embed(moment_LKK.diagonal(dim1=1, dim2=2)))
+    # both from the smallest to the largest
+    zipf_N = 1 / torch.arange(n, 0, -1, dtype=z_LNK.dtype, device=z_LNK.device)
+    share_LN = _sorted(length_LN) / length_LN.sum(1, keepdim=True)
+    return angular_L + torch.linalg.vector_norm(share_LN - zipf_N / zipf_N.sum(), dim=1)
 
 
-def _check(x_NC: Tensor) -> None:
-    if x_NC.ndim != 2 or x_NC.shape[0] < 2:
-        raise ValueError(f"x must be [N, C] with at least 2 rows, got shape {tuple(x_NC.shape)}")
+def _projected(streams: Sequence[Tensor], s_LKC: Tensor) -> Tensor:
+    """x sᵀ of every layer, [L, N, K] in the statistics' type."""
+    for x_NC in streams:
+        if x_NC.ndim != 2 or x_NC.shape[0] < 2:
+            raise ValueError(f"x must be [N, C] with at least 2 rows, got shape {tuple(x_NC.shape)}")
+    return torch.stack([sketch(x_NC, s_LKC[layer]) for layer, x_NC in enumerate(streams)])
 
 
-def _sketched(x_NC: Tensor, normal_KC: Tensor) -> Tensor:
-    """x Sᵀ, [N, K] in the statistics' type."""
-    _check(x_NC)
-    return sketch(x_NC, normal_KC.to(statistics_dtype(x_NC.dtype)) / math.sqrt(x_NC.shape[1]))
+def _sketched(streams: Sequence[Tensor], normal_LKC: Tensor) -> Tensor:
+    """x Sᵀ of every layer, [L, N, K] in the statistics' type."""
+    wide = statistics_dtype(streams[0].dtype)
+    return _projected(streams, normal_LKC.to(wide) / math.sqrt(normal_LKC.shape[2]))
 
 
-def _centred(z_NK: Tensor) -> Tensor:
-    return z_NK - z_NK.mean(0)
+def _centred(z_LNK: Tensor) -> Tensor:
+    return z_LNK - z_LNK.mean(1, keepdim=True)
 
 
-def _off_identity(z_NK: Tensor) -> Tensor:
-    """||cov(z) - I||_F."""
-    covariance_KK = gram(_centred(z_NK)) / (len(z_NK) - 1)
-    return torch.linalg.matrix_norm(covariance_KK - torch.eye(len(covariance_KK), dtype=z_NK.dtype, device=z_NK.device))
+def _off_identity(z_LNK: Tensor) -> Tensor:
+    """||cov(z) - I||_F, [L]."""
+    covariance_LKK = gram(_centred(z_LNK)) / (z_LNK.shape[1] - 1)
+    one_KK = torch.eye(z_LNK.shape[2], dtype=z_LNK.dtype, device=z_LNK.device)
+    return torch.linalg.matrix_norm(covariance_LKK - one_KK)
+
+
+def _sorted(length_LN: Tensor) -> Tensor:
+    """Each row of positive numbers in ascending order."""
+    if length_LN.dtype != torch.float32:
+        return length_LN.sort(dim=1).values
+    # one sort of all rows: positive floats are ordered as their bits are, and the row's number stands above them
+    rows = torch.arange(len(length_LN), device=length_LN.device).unsqueeze(1)
+    order = ((rows << 32) + length_LN.detach().view(torch.int32)).flatten().argsort()
+    return length_LN.flatten()[order].view_as(length_LN)

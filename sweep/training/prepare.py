@@ -101,6 +101,19 @@ def _lock(path: Path) -> Iterator[None]:
     path.unlink(missing_ok=True)
 
 
+def _nothing(*, tenth: bool = False) -> dict[str, Any]:
+    """The state before the first document; with `tenth` every tenth validates, whatever its name."""
+    return {
+        "phase": "main",
+        "source": None,
+        "documents": 0,
+        "tenth": tenth,
+        "splits": {},
+        "names": [],
+        "ends": [],
+    }
+
+
 @dataclass
 class _Preparation:
     """One request on its way to a folder of shards; `state.json` in `part` is where it goes on."""
@@ -119,6 +132,8 @@ class _Preparation:
         data = self.data
         self.tokenizer: Tokenizer = tokenizers.load_tokenizer(data.tokenizer, data.tokenizer_file, data.end_of_text)
         self.part.mkdir(parents=True, exist_ok=True)
+        if (self.part / "manifest.json").exists():
+            return self._publish(root, json.loads((self.part / "manifest.json").read_text()))
         source, lender = corpora.source_of(data), corpora.heldout_source(data)
         self._load(source)
         shards = self._ready() if source is None else self._tokenize(source)
@@ -131,19 +146,12 @@ class _Preparation:
     # --- from documents -------------------------------------------------------------------------------------------
 
     def _load(self, source: Source | None) -> None:
-        fresh: dict[str, Any] = {
-            "phase": "main",
-            "source": None,
-            "documents": 0,
-            "tenth": False,
-            "splits": {},
-            "names": [],
-            "ends": [],
-        }
         try:
             self._state = json.loads((self.part / "state.json").read_text())
         except (OSError, ValueError):
-            self._state = fresh
+            self._state = _nothing()
+        if not self._state["splits"]:
+            self._clear()
         splits = ("heldout",) if source is None else ("train", "validation", "heldout")
         for split in splits:
             state = self._state["splits"].get(split)
@@ -194,14 +202,17 @@ class _Preparation:
                 yield text
 
     def _again(self, source: Source) -> None:
-        # first, so that it never speaks of files that are gone
-        (self.part / "state.json").unlink(missing_ok=True)
-        shutil.rmtree(self.part)
-        self.part.mkdir()
+        # said first, so that a death in the middle does not lead back to the pass that was in vain
+        corpora.write_json(self.part / "state.json", _nothing(tenth=True))
         self._writers.clear()
         self._load(source)
-        self._state["tenth"] = True
         self._pass(source)
+
+    def _clear(self) -> None:
+        """Removes everything but the state, which speaks of none of it."""
+        for path in self.part.iterdir():
+            if path.name != "state.json":
+                path.unlink()
 
     def _encode(self, texts: Sequence[Text]) -> list[np.ndarray]:
         eot = np.array([self.tokenizer.eot], dtype=self.tokenizer.dtype)
@@ -377,11 +388,16 @@ class _Preparation:
             "request": self.asked,
             "prepared_at": datetime.now(UTC).isoformat(timespec="seconds"),
         }
-        known["fingerprint"] = found = corpora.fingerprint_of(known)
-        (self.part / "manifest.json").write_text(json.dumps(corpora.sealed(known), indent=1))
-        (self.part / "state.json").unlink(missing_ok=True)
+        known["fingerprint"] = corpora.fingerprint_of(known)
+        # from here on the corpus is whole, and what is left is to say so
+        corpora.write_json(self.part / "manifest.json", corpora.sealed(known))
+        return self._publish(root, known)
+
+    def _publish(self, root: Path, known: dict[str, Any]) -> str:
+        """Removes what the manifest does not name, and gives the folder its name."""
+        found: str = known["fingerprint"]
         kept = {"manifest.json", known["tokenizer_file"]["file"]}
-        kept |= {shard["file"] for shards_ in known["shards"].values() for shard in shards_}
+        kept |= {shard["file"] for shards in known["shards"].values() for shard in shards}
         for path in self.part.iterdir():
             if path.name not in kept:
                 path.unlink()

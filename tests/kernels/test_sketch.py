@@ -15,7 +15,8 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 def distance(a: Tensor, b: Tensor) -> float:
-    return float((a.double() - b.double()).norm() / b.double().norm())
+    a, b = a.detach().double(), b.detach().double()
+    return float((a - b).norm() / b.norm())
 
 
 def errors(x: Tensor, s: Tensor) -> tuple[float, float]:

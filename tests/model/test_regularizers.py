@@ -7,11 +7,20 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from atma_sweep.model import registry
-from atma_sweep.model.regularizers import discrete, strong, weak, zipfian
+from atma_sweep.model import registry, regularizers
 from torch import Tensor
 
 N, C, K = 8192, 1024, 64
+
+
+def of_one_layer(function: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda x_NC, normal_KC: function([x_NC], normal_KC.unsqueeze(0)).squeeze(0)
+
+
+weak, discrete, strong, zipfian = (
+    of_one_layer(function)
+    for function in (regularizers.weak, regularizers.discrete, regularizers.strong, regularizers.zipfian)
+)
 
 
 def draw(seed: int = 0) -> torch.Generator:
@@ -106,7 +115,7 @@ def test_gradient_falls_with_n_for_weak_and_not_for_strong() -> None:
 
 @pytest.mark.parametrize("name", sorted(registry.REGULARIZERS))
 def test_types_and_gradients(name: str) -> None:
-    function = registry.regularizer(name)
+    function = of_one_layer(registry.regularizer(name))
     x = torch.randn(11, 7, generator=draw(), dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda y: function(y, normal(3, 7, 1)), x)
     half = function(x.detach().bfloat16(), normal(3, 7, 1))
@@ -114,3 +123,27 @@ def test_types_and_gradients(name: str) -> None:
     assert half.item() == pytest.approx(function(x, normal(3, 7, 1)).item(), rel=0.05)
     with pytest.raises(ValueError, match="at least 2 rows"):
         function(x[:1], normal(3, 7, 1))
+
+
+@pytest.mark.parametrize("name", sorted(registry.REGULARIZERS))
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_layers_share_nothing(name: str, dtype: torch.dtype) -> None:
+    """Values and gradients of three layers at once, of lengths that differ by a factor, are those of each alone."""
+    function = registry.regularizer(name)
+    layers = [(3.0**i * torch.randn(23, 9, generator=draw(i))).to(dtype).requires_grad_() for i in range(3)]
+    directions = torch.randn(3, 4, 9, generator=draw(7))
+    together = function(layers, directions)
+    assert together.shape == (3,)
+    gradients = torch.autograd.grad(together.sum(), layers)
+    for layer, x in enumerate(layers):
+        alone = of_one_layer(function)(x, directions[layer])
+        (gradient,) = torch.autograd.grad(alone, x)
+        near = 1e-12 if dtype == torch.float64 else 1e-5
+        assert together[layer].item() == pytest.approx(alone.item(), rel=near)
+        assert (gradients[layer] - gradient).norm() <= near * gradient.norm()
+
+
+def test_zipfian_in_float32_ranks_as_float64_does() -> None:
+    x = torch.randn(1000, 12, generator=draw(5))
+    directions = normal(6, 12, 2)
+    assert zipfian(x, directions).item() == pytest.approx(zipfian(x.double(), directions).item(), rel=1e-5)
