@@ -12,9 +12,11 @@ from typing import Annotated, Any
 import typer
 
 from . import __version__
+from .reports.commands import report, show, status
+from .results.options import AsJson, Db, Executor, Runs, SweepName, print_json, runs_folder
 from .sweep.bench.commands import bench_app
 from .sweep.data_commands import data_app
-from .sweep.options import AsJson, Db, Executor, Runs, SweepName, print_json, runs_folder
+from .sweep.db_commands import db_app, export, import_
 
 app = typer.Typer(
     name="atma-sweep",
@@ -23,7 +25,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-db_app = typer.Typer(help="Look after the results database.", no_args_is_help=True)
 app.add_typer(db_app, name="db")
 app.add_typer(data_app, name="data")
 app.add_typer(bench_app, name="bench")
@@ -216,36 +217,7 @@ def evaluate(
         raise typer.Exit(1)
 
 
-@app.command()
-def status(
-    sweep: SweepName = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Show one sweep live until Ctrl-C.")] = False,
-    interval: Annotated[
-        float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="How often --watch looks again.")
-    ] = 2.0,
-    until_end: Annotated[
-        bool, typer.Option("--until-end", help="With --watch: leave when nobody runs the sweep any more.")
-    ] = False,
-    db: Db = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show where sweeps stand: counts, running cells with their speed and time left, failures with their cause."""
-    from .results.store import open_store
-
-    if watch:
-        from rich.console import Console
-
-        from .reports.watch import watch as follow
-
-        follow(open_store(db), sweep, Console(), interval=interval, until_end=until_end, as_json=as_json)
-        return
-    from .reports.status import status_of
-
-    report = status_of(open_store(db), sweep)
-    if as_json:
-        print_json(report.as_json())
-    else:
-        typer.echo(report.text())
+app.command()(status)
 
 
 @app.command()
@@ -363,123 +335,10 @@ def retry(
     _ask("retry", sweep, db, as_json, cells)
 
 
-@app.command()
-def show(
-    cell: Annotated[str, typer.Argument(help="Cell by id, the beginning of one, or slug.")],
-    sweep: SweepName = None,
-    db: Db = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show one cell: its config, its attempts, its curve and its measurements."""
-    from .reports.status import cell_sheet
-    from .results.store import open_store
-
-    sheet = cell_sheet(open_store(db), cell, sweep)
-    if as_json:
-        print_json(sheet.as_json())
-    else:
-        typer.echo(sheet.text())
-
-
-@app.command()
-def report(
-    table: Annotated[
-        str | None,
-        typer.Option(
-            "--table", metavar="N|NAME", help="Table by the first paper's number (6: complete results) or name."
-        ),
-    ] = None,
-    sweep: SweepName = None,
-    format_: Annotated[
-        str | None, typer.Option("--format", help="terminal, md, csv, tex, html or json; else by the ending of --out.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Write to this file instead; with --all, to this folder.")
-    ] = None,
-    compare: Annotated[
-        str | None,
-        typer.Option("--compare", metavar="SWEEP", help="Put the numbers beside another sweep's: printed-v2."),
-    ] = None,
-    check: Annotated[
-        list[Path] | None,
-        typer.Option("--check", metavar="FILE", help="Exit 1 if this table no longer is so; repeatable."),
-    ] = None,
-    all_: Annotated[
-        bool, typer.Option("--all", help="Write every table, with an index, into the folder --out.")
-    ] = False,
-    seeds: Annotated[
-        bool, typer.Option("--seeds", help="List every seed instead of mean and deviation (table 6).")
-    ] = False,
-    trace: Annotated[bool, typer.Option("--trace/--no-trace", help="Leave out what --check needs.")] = True,
-    db: Db = None,
-    as_json: AsJson = False,
-) -> None:
-    """Write tables of the paper from the database, compare them with published numbers, or check written ones."""
-    from .reports.data import ReportError
-    from .reports.render import SUFFIXES, render
-    from .reports.tables import make_table
-
-    if not (table or compare or all_ or check):
-        raise ReportError("say what to report: --table 6, --compare printed-v2, --all --out FOLDER or --check FILE")
-    if check:
-        _check_tables(check, db, as_json)
-        return
-    store = _report_store(db, sweep)
-    format_ = "json" if as_json else format_ or (SUFFIXES.get(out.suffix.lower()) if out else None) or "terminal"
-    if all_:
-        _write_tables(store, sweep, out, compare, seeds)
-        return
-    options: dict[str, Any] = {"seeds": True} if seeds and table == "6" and not compare else {}
-    if compare:
-        options = {"reference": compare} | ({"table": table} if table and table != "compare" else {})
-    made = make_table("compare" if compare else str(table), store, sweep, **options)
-    if out is None:
-        color = format_ == "terminal" and sys.stdout.isatty()
-        typer.echo(render(made, format_, trace=trace, color=color), nl=False)
-        return
-    text = render(made, format_, trace=trace)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(text, encoding="utf-8")
-    typer.echo(f"wrote {out}", err=True)
-
-
-def _report_store(db: str | None, sweep: str | None) -> Any:
-    """The database, or a temporary one with the published numbers when those are asked for and it lacks them."""
-    from .results.paper import OPEN_WEIGHT, SWEEPS, open_published, with_published
-    from .results.store import StoreMissing, open_store
-
-    if sweep not in (*SWEEPS, OPEN_WEIGHT):
-        return open_store(db)
-    try:
-        return with_published(open_store(db), sweep)
-    except StoreMissing:
-        return open_published()
-
-
-def _check_tables(files: list[Path], db: str | None, as_json: bool) -> None:
-    from .reports.check import check_file, sweep_of
-
-    rows = [{"file": str(file), "problems": check_file(file, _report_store(db, sweep_of(file)))} for file in files]
-    if as_json:
-        print_json(rows)
-    else:
-        for row in rows:
-            typer.echo("\n".join(row["problems"]) if row["problems"] else f"{row['file']}: as the database says")
-    if any(row["problems"] for row in rows):
-        raise typer.Exit(1)
-
-
-def _write_tables(store: Any, sweep: str | None, out: Path | None, compare: str | None, seeds: bool) -> None:
-    from .reports.bundle import write_all
-    from .reports.data import ReportError
-    from .results.paper import SWEEPS
-
-    if out is None:
-        raise ReportError("--all writes many files; say where with --out FOLDER")
-    written = write_all(store, sweep, out=out, reference=compare or SWEEPS[-1], seeds=seeds)
-    for name, why in written.left_out.items():
-        typer.echo(f"left out {name}: {why}", err=True)
-    typer.echo(f"wrote {len(written.files)} files in {out}; start at {out / 'index.html'}", err=True)
+app.command()(show)
+app.command()(report)
+app.command()(export)
+app.command("import")(import_)
 
 
 @app.command()
@@ -492,132 +351,6 @@ def schema(out: Annotated[Path | None, typer.Option("--out", help="Write to this
         typer.echo(text, nl=False)
     else:
         out.write_text(text, encoding="utf-8")
-
-
-@db_app.command("upgrade")
-def db_upgrade(db: Db = None, as_json: AsJson = False) -> None:
-    """Bring an older database to this version's schema, after a backup beside it."""
-    from .results.store import upgrade_store
-
-    backup = upgrade_store(db)
-    if as_json:
-        print_json({"backup": backup})
-    else:
-        typer.echo(f"up to date; backup: {backup}" if backup else "up to date; nothing to do")
-
-
-@app.command("export")
-def export(
-    sweep: SweepName = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="File to write; else <sweep>.zip, or <sweep>-<what>.<to>.")
-    ] = None,
-    with_weights: Annotated[bool, typer.Option("--with-weights", help="Take kept weights and logs along.")] = False,
-    to: Annotated[str | None, typer.Option("--to", help="A table instead of a bundle: csv, jsonl or parquet.")] = None,
-    what: Annotated[
-        str, typer.Option("--what", help="Which table: measurements, cells, curves, examples or attempts.")
-    ] = "measurements",
-    runs: Runs = None,
-    db: Db = None,
-    as_json: AsJson = False,
-) -> None:
-    """Write a sweep into one file that `import` takes in elsewhere, or one of its tables for another program."""
-    import re
-    from dataclasses import asdict
-
-    from .results.interchange import export_sweep, export_table
-    from .results.store import StoreError, open_store
-
-    store = open_store(db)
-    name = sweep or store.default_sweep()
-    plain = re.sub(r"[^\w.-]+", "_", name)
-    if to is not None:
-        if with_weights:
-            raise StoreError("--with-weights goes into a bundle, not into a table; leave --to out")
-        file = out or Path(f"{plain}-{what}.{to}")
-        rows = export_table(store, what, file, to, name)  # type: ignore[arg-type]
-        if as_json:
-            print_json({"sweep": name, "file": file, "rows": rows})
-        else:
-            typer.echo(f"{file}: {rows} rows of {what} of sweep {name}")
-        return
-    summary = export_sweep(store, name, out or Path(f"{plain}.zip"), weights=with_weights, runs=runs_folder(runs, db))
-    if as_json:
-        print_json(asdict(summary))
-        return
-    counts = ", ".join(f"{count} {table}" for table, count in summary.added.items() if count)
-    typer.echo(f"{summary.file}: sweep {name} in {summary.bytes / 1e6:.1f} MB ({counts}, {summary.files} files)")
-    for note in summary.notes:
-        typer.echo(note, err=True)
-
-
-@app.command("import")
-def import_(
-    file: Annotated[Path, typer.Argument(help="A bundle that atma-sweep export wrote.")],
-    name: Annotated[str | None, typer.Option("--name", help="Call the sweep so here.")] = None,
-    runs: Runs = None,
-    db: Db = None,
-    as_json: AsJson = False,
-) -> None:
-    """Take a bundle into the database: what is missing is added, nothing is changed, and twice is as once."""
-    from dataclasses import asdict
-
-    from .results.interchange import import_bundle
-    from .results.store import open_store
-
-    store = open_store(db, create=True)
-    summary = import_bundle(store, file, rename=name, runs=runs_folder(runs, db), identify=_identify)
-    if as_json:
-        print_json(asdict(summary))
-        return
-    counts = ", ".join(f"{count} {table}" for table, count in summary.added.items() if count) or "nothing new"
-    typer.echo(f"sweep {summary.sweep}: added {counts}; {summary.present.get('attempt', 0)} attempts were here already")
-    for note in summary.notes:
-        typer.echo(note, err=True)
-
-
-def _identify(config: Any) -> str:
-    from .sweep.cell import CellConfig, cell_id
-
-    return cell_id(CellConfig.model_validate(config))
-
-
-@db_app.command("backup")
-def db_backup(
-    to: Annotated[
-        Path | None, typer.Option("--to", help="Folder or file; else <db>.<UTC time>.backup beside the database.")
-    ] = None,
-    db: Db = None,
-    as_json: AsJson = False,
-) -> None:
-    """Copy a SQLite database while it is in use. The copy is checked and never overwrites anything."""
-    from .results.maintenance import backup
-
-    copy = backup(db, to)
-    if as_json:
-        print_json({"backup": copy, "bytes": copy.stat().st_size})
-    else:
-        typer.echo(f"{copy}: {copy.stat().st_size / 1e6:.1f} MB")
-        typer.echo("to go back: stop launches, move the database away with its -wal and -shm, give this file its name")
-
-
-@db_app.command("check")
-def db_check(runs: Runs = None, db: Db = None, as_json: AsJson = False) -> None:
-    """Look for everything that is wrong with a database, and say what to do; exit 1 when numbers are in danger."""
-    from dataclasses import asdict
-
-    from .results.maintenance import check
-
-    findings = check(db, runs=runs_folder(runs, db), identify=_identify)
-    if as_json:
-        print_json([asdict(finding) for finding in findings])
-    else:
-        for finding in findings:
-            typer.echo(f"{finding.severity}: {finding.what}\n  -> {finding.remedy}")
-        if not findings:
-            typer.echo("nothing is wrong")
-    if any(finding.severity == "error" for finding in findings):
-        raise typer.Exit(1)
 
 
 def _expected(error: BaseException) -> int | None:

@@ -9,7 +9,8 @@ outside = ("tests/", ".ci/", "docs/", ".pre-commit", "bench/")
 wanted = {
     f"atma_sweep/{name}"
     for name in tracked
-    if not name.startswith(outside) and (name.endswith((".py", ".typed")) or name.startswith(("grids/", "results/paper/")))
+    if not name.startswith(outside)
+    and (name.endswith((".py", ".typed")) or name.startswith(("grids/", "results/paper/")))
 }
 found = {name for name in zipfile.ZipFile(sys.argv[1]).namelist() if ".dist-info/" not in name}
 if wanted != found:

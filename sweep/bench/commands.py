@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..options import AsJson
+from ...results.options import AsJson
 
 bench_app = typer.Typer(help="Time kernels and whole training steps on this machine's GPU.", no_args_is_help=True)
 
