@@ -88,6 +88,9 @@ def report(
         bool, typer.Option("--seeds", help="List every seed instead of mean and deviation (table 6).")
     ] = False,
     trace: Annotated[bool, typer.Option("--trace/--no-trace", help="Leave out what --check needs.")] = True,
+    dashboard: Annotated[
+        Path | None, typer.Option("--dashboard", metavar="FILE.html", help="Write the sweep as one page to explore.")
+    ] = None,
     db: Db = None,
     as_json: AsJson = False,
 ) -> None:
@@ -96,12 +99,18 @@ def report(
     from .render import SUFFIXES, render
     from .tables import make_table
 
-    if not (table or compare or all_ or check):
-        raise ReportError("say what to report: --table 6, --compare printed-v2, --all --out FOLDER or --check FILE")
+    if not (table or compare or all_ or check or dashboard):
+        raise ReportError(
+            "say what to report: --table 6, --dashboard FILE.html, --compare printed-v2, --all --out FOLDER or --check FILE"
+        )
     if check:
         _check_tables(check, db, as_json)
         return
     store = _report_store(db, sweep)
+    if dashboard is not None:
+        _write_dashboard(store, dashboard, sweep, as_json)
+        if not (table or compare or all_):
+            return
     format_ = "json" if as_json else format_ or (SUFFIXES.get(out.suffix.lower()) if out else None) or "terminal"
     if all_:
         _write_tables(store, sweep, out, compare, seeds)
@@ -118,6 +127,15 @@ def report(
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(text, encoding="utf-8")
     typer.echo(f"wrote {out}", err=True)
+
+
+def _write_dashboard(store: Any, file: Path, sweep: str | None, as_json: bool) -> None:
+    from .dashboard import write_dashboard
+
+    size = write_dashboard(store, file, sweep)
+    if as_json:
+        print_json({"file": str(file), "bytes": size})
+    typer.echo(f"wrote {file} ({size / 1e6:.1f} MB); open it in a browser, no network needed", err=True)
 
 
 def _report_store(db: str | None, sweep: str | None) -> Any:
