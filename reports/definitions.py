@@ -27,9 +27,7 @@ DEFINITIONS: dict[tuple[str, str], str] = {
     "each occurs.",
     ("corpus", "bigram_entropy"): "Entropy of a training token given the one before: the loss of a model that sees one token back.",
 }  # fmt: skip
-PEAK_MEMORY = (
-    "Most memory that the evaluation took: on CUDA what was allocated, weights included; on the CPU the resident memory."
-)
+PEAK_MEMORY = "Most memory that the evaluation took: on CUDA what was allocated, weights included; on the CPU the resident memory."
 UNKNOWN = "Recorded by the probe {probe}, which says no more of it than its name and unit."
 DIRECTIONS = {-1: "Less is better.", 0: "", 1: "More is better."}
 

@@ -2,7 +2,7 @@
 // The page of one sweep. Data are inflated from the script blocks beside this one; text from them reaches the document
 // through textContent alone. The address after # holds the whole view, so that a link or the back button restores it.
 
-const ROW_HEIGHT = 33; // pixels of a table row, its border included
+const ROW_HEIGHT = 32; // pixels of a table row, its border included
 const OVERSCAN = 12; // rows drawn above and below what is seen
 const MOST_PICKED = 24; // curves at once: eight colours by three dashes
 const MOST_LISTED = 200; // rows of a plain table before the rest is asked for
@@ -187,14 +187,15 @@ const tableNow = () => data.prepared[view.seeds] ?? data.prepared.mean;
 
 /** A table of which only the rows in sight exist. One stop for Tab; arrows, Home, End and Page keys move inside.
 
-Columns are {heading, width (in characters), number, header (row header), sort (its name, if it sorts), cell(row)}. */
+Columns are {heading, width (in characters, or as CSS), number, header (row header), sort (its name, if it sorts), cell(row)}; the
+first two stay in sight where `fixed` says so. */
 class Grid {
-  constructor(label, { onSort = null, rowClass = () => "" } = {}) {
+  constructor(label, { onSort = null, rowClass = () => "", fixed = false } = {}) {
     this.onSort = onSort;
     this.rowClass = rowClass;
     this.cursor = { row: 0, column: 0 };
     this.rows = [];
-    this.table = make("table", { role: "grid", "aria-label": label });
+    this.table = make("table", { role: "grid", "aria-label": label, class: fixed ? "fixed" : null });
     this.viewport = make("div", { class: "viewport", role: "region", "aria-label": `${label}, scrolls`, tabindex: "-1" }, this.table);
     this.viewport.addEventListener("scroll", () => this.frame(), { passive: true });
     this.table.addEventListener("keydown", (event) => this.move(event));
@@ -204,12 +205,13 @@ class Grid {
 
   show(columns, rows, order) {
     const focused = this.table.contains(document.activeElement) ? document.activeElement.closest("thead th")?.cellIndex : undefined;
+    const held = this.body?.contains(document.activeElement);
     this.rows = rows;
     this.columns = columns;
-    const width = columns.reduce((sum, column) => sum + column.width, 0);
+    const width = columns.reduce((sum, column) => sum + (typeof column.width === "number" ? column.width : 6), 0);
     const cols = columns.map((column) => {
       const col = make("col");
-      col.style.width = `${column.width}ch`;
+      col.style.width = typeof column.width === "number" ? `${column.width}ch` : column.width;
       return col;
     });
     this.table.style.width = `max(100%, ${width}ch)`;
@@ -221,6 +223,7 @@ class Grid {
     this.cursor = { row: Math.min(this.cursor.row, Math.max(0, rows.length - 1)), column: Math.min(this.cursor.column, columns.length - 1) };
     this.drawn = null;
     this.render();
+    if (held) (this.target(this.cursor) ?? this.viewport).focus({ preventScroll: true });
     if (focused !== undefined) head.cells[focused]?.querySelector("button")?.focus();
   }
 
@@ -241,7 +244,7 @@ class Grid {
   }
 
   render() {
-    const height = this.viewport.clientHeight || 600;
+    const height = window.innerHeight; // the table is never taller, and its own height follows from what is drawn
     const first = Math.max(0, Math.floor(this.viewport.scrollTop / ROW_HEIGHT) - OVERSCAN);
     const last = Math.min(this.rows.length, first + Math.ceil(height / ROW_HEIGHT) + 2 * OVERSCAN);
     if (this.drawn?.[0] === first && this.drawn?.[1] === last) return;
@@ -325,12 +328,12 @@ class Grid {
 }
 
 function widest(heading, texts, most = 40) {
-  return Math.min(most, Math.max(heading.length + 4, ...[...new Set(texts.map((text) => text.length))].map((length) => length + 3)));
+  return Math.min(most, Math.max(heading.length + 3, ...[...new Set(texts.map((text) => text.length))].map((length) => length + 2)));
 }
 
 // --- cells -----------------------------------------------------------------------------------------------------------
 
-const cellGrid = new Grid("Cells and their numbers", { onSort: sortBy, rowClass: (row) => (row.cells.every((cell) => view.picked.includes(cell)) ? "chosen" : "") });
+const cellGrid = new Grid("Cells and their numbers", { onSort: sortBy, rowClass: (row) => (row.cells.every((cell) => view.picked.includes(cell)) ? "chosen" : ""), fixed: true });
 
 function sortBy(name) {
   const same = view.sort === name;
@@ -390,7 +393,7 @@ function cellColumns(table, best) {
   }));
   const name = (row) => make("button", { type: "button", text: rowName(row), title: rowName(row), on: { click: () => showCell(row.cells[0]) } });
   return [
-    { heading: "Pick", width: 6, cell: pickBox },
+    { heading: "Pick", width: "3rem", cell: pickBox },
     { heading: "Cell", sort: "Cell", width: table.nameWidth, header: true, cell: name },
     ...words,
     { heading: "State", sort: "State", width: table.stateWidth, cell: stateText },
@@ -652,9 +655,8 @@ function literal(text) {
 
 function layout(xTitle, yTitle, height, more = {}) {
   const style = getComputedStyle(byId("matches"));
-  const line = getComputedStyle(byId("audit-lines").closest("section")).color;
   const grid = isDark() ? "#363944" : "#e3e5ea";
-  const axis = (title) => ({ title: { text: title }, gridcolor: grid, zerolinecolor: grid, linecolor: line, automargin: true });
+  const axis = (title) => ({ title: { text: title }, gridcolor: grid, zerolinecolor: grid, linecolor: style.color, automargin: true });
   return {
     height, margin: { l: 56, r: 12, t: 12, b: 44 }, showlegend: false, hovermode: "closest", dragmode: "zoom",
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: style.color, family: "system-ui, sans-serif", size: 12 },
@@ -673,6 +675,16 @@ function trainingTraces(cell, [train, val]) {
   if (train.loss.length) traces.push({ x: x(train), y: y(train), name: `${name}, train`, mode: "lines", opacity: 0.55, line: { color, dash, width: 1 }, hovertemplate: "%{y:.4f} at %{x}<extra>%{fullData.name}</extra>" });
   if (val.loss.length) traces.push({ x: x(val), y: y(val), name: `${name}, validation`, mode: "lines+markers", line: { color, dash, width: 2.4 }, marker: { color, size: 6 }, hovertemplate: "%{y:.4f} at %{x}<extra>%{fullData.name}</extra>" });
   return traces;
+}
+
+/** From the least loss to the most after the first twentieth of training, which would flatten all that follows. */
+function lossRange(traces) {
+  const end = Math.max(...traces.flatMap(({ x }) => x.slice(-1)));
+  const seen = traces.flatMap(({ x, y }) => y.filter((value, index) => value !== null && x[index] > end / 20));
+  if (seen.length < 2) return null;
+  const [low, high] = seen.reduce(([least, most], value) => [Math.min(least, value), Math.max(most, value)], [Infinity, -Infinity]);
+  const margin = 0.05 * (high - low) || 0.1;
+  return [low - margin, high + margin];
 }
 
 function lengthPoints(cell, { probe, metric }) {
@@ -707,7 +719,7 @@ function buildCurves() {
     make("p", { id: "curves-hint", class: "hint", role: "status" }),
     make("div", { id: "curves-all", hidden: true },
       make("h2", { text: "Loss in training" }),
-      make("div", { class: "bar" }, radios("Against", "x", { tokens: "tokens", wall: "wall time" }), make("p", { class: "hint", text: "Thin: training loss. Thick with points: validation loss." })),
+      make("div", { class: "bar" }, radios("Against", "x", { tokens: "tokens", wall: "wall time" }), make("p", { class: "hint", text: "Thin: training loss. Thick with points: validation loss. The first twentieth of training may lie above the picture; double-click to see all." })),
       make("div", { class: "chart", id: "chart-training", role: "img" }),
       make("p", { class: "hint", id: "curves-missing" }),
       make("h2", { text: "Against context length" }),
@@ -734,10 +746,10 @@ function numbersByLength() {
   return make("details", {}, make("summary", { text: "These numbers as a table, with the reason where there is none" }), plainTable(["Cell", "Measure", "Length", "Value", "Samples"], rows));
 }
 
-let drawing_number = 0;
+let drawingNumber = 0;
 
 async function drawCurves() {
-  const mine = ++drawing_number;
+  const mine = ++drawingNumber;
   byId("curves-all").hidden = !view.picked.length;
   byId("curves-hint").textContent = view.picked.length ? "Loading the curves." : "No cell is picked: tick some under Cells.";
   if (!view.picked.length) return;
@@ -745,11 +757,13 @@ async function drawCurves() {
   byId("curves-numbers").replaceChildren(numbersByLength());
   const cells = [...view.picked];
   const [plotly, ...series] = await Promise.all([library(), ...cells.filter((cell) => data.cells[cell].curve).map(curveOf)]);
-  if (mine !== drawing_number) return; // the view went on while this one was loading
+  if (mine !== drawingNumber) return; // the view went on while this one was loading
   const traces = cells.filter((cell) => data.cells[cell].curve).flatMap((cell, index) => trainingTraces(cell, series[index]));
-  await chart(plotly, "chart-training", traces, layout(view.x === "wall" ? "training seconds" : "tokens", "loss, nats/token", 420), `Training and validation loss of ${cells.length} cells`);
+  const plan = layout(view.x === "wall" ? "training seconds" : "tokens", "loss, nats/token", 420);
+  plan.yaxis.range = lossRange(traces) ?? undefined;
+  await chart(plotly, "chart-training", traces, plan, `Training and validation loss of ${cells.length} cells`);
   for (const about of LENGTH_CHARTS) await drawLengths(plotly, cells, about);
-  byId("curves-hint").textContent = `Curves of ${cells.length} picked cells. Drag to zoom, double-click to see all.`;
+  byId("curves-hint").textContent = `Curves of ${cells.length} picked cells. Drag to zoom.`;
 }
 
 async function drawLengths(plotly, cells, about) {
@@ -795,6 +809,8 @@ async function drawEffects() {
   const most = Math.max(1e-300, ...rows.flatMap((row) => [mean, low, high].map((place) => Math.abs(row.numbers[place][1] ?? 0))));
   const words = all.words.map((heading, index) => ({ heading, header: index === 2, width: widest(heading, rows.map((row) => row.words[index]), 34), cell: (row) => row.words[index] })).slice(1);
   const numbers = all.numbers.map((heading, index) => ({ heading, number: true, width: widest(heading, rows.map((row) => row.numbers[index][0])), cell: (row) => effectButton(row, index) }));
+  const rank = ({ heading }) => (["Pairs", "Mean", "Low", "High", "p Holm"].indexOf(heading) + 100) % 99; // the rest after these
+  numbers.sort((a, b) => rank(a) - rank(b));
   const picture = { heading: "Mean and 95% interval", width: 30, cell: (row) => intervalPicture(row.numbers[mean][1], row.numbers[low][1], row.numbers[high][1], most) };
   effectGrid.show([...words, picture, ...numbers], rows);
   byId("effect-notes").replaceChildren(...all.notes.map((text) => make("p", { text })));
@@ -972,7 +988,7 @@ function buildHead() {
 }
 
 function listen() {
-  let typing = 0;
+  let typing = -Infinity;
   byId("search").addEventListener("input", (event) => {
     // one step back undoes a whole word typed without a pause
     change({ search: event.target.value }, { quiet: performance.now() - typing < 1500 });
