@@ -42,6 +42,7 @@ from .tables import complete_columns, table6
 
 CURVE_POINTS = 240_000
 """Points of all training curves together; with more, each is thinned and the page says so."""
+SCRIPTS = ("view.js", "grid.js", "cells.js", "curves.js", "dashboard.js")
 FEWEST = 100  # points that a curve keeps however many cells there are
 EMPTY_STYLE = ""  # a style element without text, which the plotting library fills rule by rule
 
@@ -105,7 +106,8 @@ def dashboard(store: Store, sweep: str | None = None) -> str:
 
 
 def _page(title: str, blocks: Iterable[Block]) -> str:
-    script, style = _template("dashboard.js"), _template("dashboard.css")
+    script = '"use strict";\n' + "\n".join(map(_template, SCRIPTS))
+    style = _template("dashboard.css")
     policy = "; ".join(
         [
             "default-src 'none'",
@@ -234,9 +236,9 @@ def _cells(
 ) -> list[dict[str, Any]]:
     place = {key: index for index, key in enumerate(keys)}
     values: dict[str, list[list[Any]]] = {}
-    for (cell, *key), v in data.values.items():
-        row = [place[(key[0], key[1], key[2])], v.value, v.n, v.low, v.high, v.attempt_id, v.reason]
-        values.setdefault(cell, []).append(row)
+    for v in data.values.values():
+        row = [place[(v.probe, v.metric, v.length)], v.value, v.n, v.low, v.high, v.attempt_id, v.reason]
+        values.setdefault(v.cell_id, []).append(row)
     found = []
     for cell in data.cells:
         curve = curves.get(cell.cell_id)

@@ -63,7 +63,7 @@ def _curve(attempt: int, points: int, draw: random.Random) -> list[dict[str, Any
     for step in range(points):
         wall += 1.8 + draw.random() / 10
         loss = 3 + 8 / math.sqrt(step + 1) + draw.gauss(0, 0.05)
-        val = loss + 0.02 if step % 100 == 99 else None
+        val = loss + 0.02 if step % 50 == 49 else None
         rows.append({"attempt_id": attempt, "step": step, "tokens": (step + 1) * 524_288, "wall_s": wall, "train_loss": loss, "val_loss": val})  # fmt: skip
     return rows
 
