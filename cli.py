@@ -12,9 +12,11 @@ from typing import Annotated, Any
 import typer
 
 from . import __version__
+from .reports.commands import report, show, status
+from .results.options import AsJson, Db, Executor, Runs, SweepName, print_json, runs_folder
 from .sweep.bench.commands import bench_app
 from .sweep.data_commands import data_app
-from .sweep.options import AsJson, Db, Executor, Runs, SweepName, print_json, runs_folder
+from .sweep.db_commands import db_app, export, import_
 
 app = typer.Typer(
     name="atma-sweep",
@@ -23,7 +25,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-db_app = typer.Typer(help="Look after the results database.", no_args_is_help=True)
 app.add_typer(db_app, name="db")
 app.add_typer(data_app, name="data")
 app.add_typer(bench_app, name="bench")
@@ -216,36 +217,7 @@ def evaluate(
         raise typer.Exit(1)
 
 
-@app.command()
-def status(
-    sweep: SweepName = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Show one sweep live until Ctrl-C.")] = False,
-    interval: Annotated[
-        float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="How often --watch looks again.")
-    ] = 2.0,
-    until_end: Annotated[
-        bool, typer.Option("--until-end", help="With --watch: leave when nobody runs the sweep any more.")
-    ] = False,
-    db: Db = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show where sweeps stand: counts, running cells with their speed and time left, failures with their cause."""
-    from .results.store import open_store
-
-    if watch:
-        from rich.console import Console
-
-        from .reports.watch import watch as follow
-
-        follow(open_store(db), sweep, Console(), interval=interval, until_end=until_end, as_json=as_json)
-        return
-    from .reports.status import status_of
-
-    report = status_of(open_store(db), sweep)
-    if as_json:
-        print_json(report.as_json())
-    else:
-        typer.echo(report.text())
+app.command()(status)
 
 
 @app.command()
@@ -363,44 +335,10 @@ def retry(
     _ask("retry", sweep, db, as_json, cells)
 
 
-@app.command()
-def show(
-    cell: Annotated[str, typer.Argument(help="Cell by id, the beginning of one, or slug.")],
-    sweep: SweepName = None,
-    db: Db = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show one cell: its config, its attempts, its curve and its measurements."""
-    from .reports.status import cell_sheet
-    from .results.store import open_store
-
-    sheet = cell_sheet(open_store(db), cell, sweep)
-    if as_json:
-        print_json(sheet.as_json())
-    else:
-        typer.echo(sheet.text())
-
-
-@app.command()
-def report(
-    table: Annotated[str, typer.Option("--table", help="Table by the paper's number; 6 is the complete results.")],
-    sweep: SweepName = None,
-    format_: Annotated[str, typer.Option("--format", help="terminal, md, csv, tex or json.")] = "terminal",
-    out: Annotated[Path | None, typer.Option("--out", help="Write to this file instead.")] = None,
-    db: Db = None,
-    as_json: AsJson = False,
-) -> None:
-    """Write a table of the paper from the database."""
-    from .reports.tables import make_table, render
-    from .results.store import open_store
-
-    text = render(make_table(table, open_store(db), sweep), "json" if as_json else format_)
-    if out is None:
-        typer.echo(text, nl=False)
-        return
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(text, encoding="utf-8")
-    typer.echo(f"wrote {out}", err=True)
+app.command()(show)
+app.command()(report)
+app.command()(export)
+app.command("import")(import_)
 
 
 @app.command()
@@ -413,18 +351,6 @@ def schema(out: Annotated[Path | None, typer.Option("--out", help="Write to this
         typer.echo(text, nl=False)
     else:
         out.write_text(text, encoding="utf-8")
-
-
-@db_app.command("upgrade")
-def db_upgrade(db: Db = None, as_json: AsJson = False) -> None:
-    """Bring an older database to this version's schema, after a backup beside it."""
-    from .results.store import upgrade_store
-
-    backup = upgrade_store(db)
-    if as_json:
-        print_json({"backup": backup})
-    else:
-        typer.echo(f"up to date; backup: {backup}" if backup else "up to date; nothing to do")
 
 
 def _expected(error: BaseException) -> int | None:

@@ -1,4 +1,4 @@
-"""Fails when a wheel lacks a module, YAML file, schema or migration of the checkout, or holds anything else."""
+"""Fails when a wheel lacks a module, YAML file, schema, template or migration of the checkout, or holds anything else."""
 
 import subprocess
 import sys
@@ -9,7 +9,8 @@ outside = ("tests/", ".ci/", "docs/", ".pre-commit", "bench/")
 wanted = {
     f"atma_sweep/{name}"
     for name in tracked
-    if not name.startswith(outside) and (name.endswith((".py", ".typed")) or name.startswith("grids/"))
+    if not name.startswith(outside)
+    and (name.endswith((".py", ".typed")) or name.startswith(("grids/", "results/paper/", "reports/templates/")))
 }
 found = {name for name in zipfile.ZipFile(sys.argv[1]).namelist() if ".dist-info/" not in name}
 if wanted != found:

@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from ..results import queries
-from ..results.records import AXES, CellState, Value
+from ..results.records import AXES, Attempt, CellState, Provenance, Value
+from ..results.schema import AttemptRow, ProvenanceRow
 from ..results.standing import Request, Standing, requests_of, standing
 from ..results.store import Store
 
 REFERENCES = {"unigram_entropy": "unigram entropy", "bigram_entropy": "bigram entropy"}
 """Metrics of the probe `corpus` that tables give as a yardstick, in nats per token."""
+PRINTED = "table-"
+"""Beginning of the probes that hold a published number as a numbered table prints it, such as `table-2`."""
+AT_ONCE = 500  # ids in one statement; databases limit how many it may bind
+
+Item = TypeVar("Item")
 
 
 class ReportError(Exception):
     """A report that cannot be made as asked; the message is one line with the remedy."""
 
     exit_code = 2
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a trace tells of an attempt: the code and the chip that its numbers come from."""
+
+    commit: str | None
+    dirty: bool | None
+    gpu: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +53,13 @@ class SweepData:
     references: Mapping[str, tuple[float, ...]]
     requested: Sequence[Request] = ()
     """Every (probe, length) that the launch asked for."""
+    printed: Mapping[tuple[str, str, str, str, int], Value] = field(default_factory=dict)
+    """By (cell, table, probe, metric, length): a published number as that table prints it."""
+    sources: Mapping[int, Source] = field(default_factory=dict)
+    """By attempt, for those that said where their numbers come from."""
+
+    failures: Mapping[int, str] = field(default_factory=dict)
+    """By attempt, the class of its failure, where one was recorded (cuda_oom, code, hang, ...)."""
 
     @property
     def done(self) -> int:
@@ -44,6 +69,11 @@ class SweepData:
     def standing(self, cell: CellState) -> Standing:
         """Where a cell stands, as `status` says it."""
         return standing(cell, self.requested)
+
+    def word(self, cell: CellState) -> str:
+        """Where a cell stands in the word that a table prints: `oom` for one that ran out of memory."""
+        found = self.standing(cell)
+        return "oom" if found == "failed" and self.failures.get(cell.attempt_id or 0, "").endswith("_oom") else found
 
     def requested_lengths(self) -> dict[str, list[int]]:
         """The context lengths asked for, by probe, shortest first."""
@@ -57,10 +87,30 @@ class SweepData:
         """The context lengths at which any cell has a value or a reason, shortest first."""
         return sorted({key[3] for key in self.values if key[1:3] == (probe, metric)})
 
+    def levels(self, axis: str) -> list[str]:
+        """The levels of an axis, in the order of the cells."""
+        if axis in AXES:
+            return list(dict.fromkeys(cell.levels[axis] for cell in self.cells))
+        return list(dict.fromkeys(cell.axes[axis] for cell in self.cells if axis in cell.axes))
+
     def extra_axes(self) -> list[str]:
-        """The axes beyond the five AXES whose level differs between cells, in the grid's order."""
-        names = dict.fromkeys(name for cell in self.cells for name in cell.axes if name not in AXES)
+        """The axes beyond the five AXES (and the seed) whose level differs between cells, in the grid's order."""
+        names = dict.fromkeys(name for cell in self.cells for name in cell.axes if name not in (*AXES, "seed"))
         return [name for name in names if len({cell.axes.get(name) for cell in self.cells}) > 1]
+
+    def configurations(self) -> dict[tuple[str, ...], list[CellState]]:
+        """Cells that differ in nothing but their seed, by (levels of AXES, then of the extra axes)."""
+        extra = self.extra_axes()
+        found: dict[tuple[str, ...], list[CellState]] = {}
+        for cell in self.cells:
+            key = (*(cell.levels[axis] for axis in AXES), *(cell.axes.get(axis, "-") for axis in extra))
+            found.setdefault(key, []).append(cell)
+        return found
+
+    def value(self, cell: str, probe: str, metric: str, length: int, table: str | None = None) -> Value | None:
+        """The newest value; with `table`, first the number as that table of the paper prints it."""
+        printed = self.printed.get((cell, table, probe, metric, length)) if table else None
+        return printed or self.values.get((cell, probe, metric, length))
 
 
 def gather(store: Store, sweep: str | None = None, *, revision: int | None = None, orphans: bool = False) -> SweepData:
@@ -69,13 +119,25 @@ def gather(store: Store, sweep: str | None = None, *, revision: int | None = Non
         launched = queries.revision(session, sweep, revision)
         cells = queries.cell_states(session, launched.sweep, launched.number, orphans=orphans)
         values = queries.sweep_values(session, launched.sweep, launched.number, orphans=orphans)
+        sources = _sources(session, {value.attempt_id for value in values})
+        failures = _failures(session, [c.attempt_id for c in cells if c.state == "failed" and c.attempt_id is not None])
+    mine, printed = {}, {}
+    for value in values:
+        if value.probe.startswith(PRINTED):
+            probe, _, metric = value.metric.partition(".")
+            printed[(value.cell_id, value.probe.removeprefix(PRINTED), probe, metric, value.length)] = value
+        else:
+            mine[(value.cell_id, value.probe, value.metric, value.length)] = value
     return SweepData(
         sweep=launched.sweep,
         revision=launched.number,
         cells=cells,
-        values={(value.cell_id, value.probe, value.metric, value.length): value for value in values},
+        values=mine,
         references=_references(values),
         requested=requests_of(launched.options),
+        printed=printed,
+        sources=sources,
+        failures=failures,
     )
 
 
@@ -87,12 +149,100 @@ def _references(values: Iterable[Value]) -> dict[str, tuple[float, ...]]:
     return {metric: tuple(sorted(numbers)) for metric, numbers in found.items() if numbers}
 
 
+def _in_parts(items: Collection[Item]) -> Iterator[list[Item]]:
+    everything = list(items)
+    for start in range(0, len(everything), AT_ONCE):
+        yield everything[start : start + AT_ONCE]
+
+
+def _sources(session: Session, attempts: Collection[int]) -> dict[int, Source]:
+    found = {}
+    columns = (ProvenanceRow.attempt_id, ProvenanceRow.git_commit, ProvenanceRow.git_dirty, ProvenanceRow.gpu_name)
+    for part in _in_parts(attempts):
+        for attempt, commit, dirty, gpu in session.execute(select(*columns).where(ProvenanceRow.attempt_id.in_(part))):
+            found[attempt] = Source(commit, dirty, gpu)
+    return found
+
+
+def _failures(session: Session, attempts: Collection[int]) -> dict[int, str]:
+    found: dict[int, str] = {}
+    for part in _in_parts(attempts):
+        query = select(AttemptRow.id, AttemptRow.failure).where(
+            AttemptRow.id.in_(part), AttemptRow.failure.is_not(None)
+        )
+        found |= {attempt: str(failure) for attempt, failure in session.execute(query)}
+    return found
+
+
+def attempts_of(store: Store, cells: Collection[str]) -> list[Attempt]:
+    """Every attempt of the cells, oldest first."""
+    columns = queries.columns_of(AttemptRow, Attempt)
+    found = []
+    with store.transaction(write=False) as session:
+        for part in _in_parts(cells):
+            query = select(*columns).where(AttemptRow.cell_id.in_(part))
+            found += [Attempt(**row._mapping) for row in session.execute(query)]
+    return sorted(found, key=lambda attempt: attempt.id)
+
+
+def provenances_of(store: Store, attempts: Collection[int]) -> dict[int, Provenance]:
+    """By attempt: where its numbers come from, for those that said so."""
+    columns = queries.columns_of(ProvenanceRow, Provenance)
+    found = {}
+    with store.transaction(write=False) as session:
+        for part in _in_parts(attempts):
+            query = select(ProvenanceRow.attempt_id, *columns).where(ProvenanceRow.attempt_id.in_(part))
+            for row in session.execute(query):
+                values = dict(row._mapping)
+                attempt = values.pop("attempt_id")
+                found[attempt] = Provenance(**values)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One number of a table, or the word that stands for it.
+
+    `value` is the unrounded number (the mean over `seeds` cells, with the sample standard deviation `sd`), in `unit`;
+    `origins` are the (cell, attempt) pairs it comes from, without an attempt where a cell has no value. `best` is set when it
+    is the best of the numbers it is held against.
+    """
+
+    text: str
+    heading: str = ""
+    probe: str = ""
+    metric: str = ""
+    length: int | None = None
+    value: float | None = None
+    unit: str | None = None
+    n: int | None = None
+    low: float | None = None
+    high: float | None = None
+    reason: str | None = None
+    sd: float | None = None
+    seeds: int = 1
+    origins: tuple[tuple[str, int | None], ...] = ()
+    best: bool = False
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The ids of the cells, each once."""
+        return tuple(dict.fromkeys(cell for cell, _ in self.origins))
+
+    @property
+    def attempts(self) -> tuple[int, ...]:
+        """The ids of the attempts, each once."""
+        return tuple(dict.fromkeys(attempt for _, attempt in self.origins if attempt is not None))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """A table before it has a format.
 
-    `rows` is printed text under `columns`, of which the first `text_columns` are words and the rest numbers; `raw` has
-    one object a row, with the database's column names, unrounded values and the printed ones.
+    `rows` is printed text under `columns`, of which the first `text_columns` are words and the rest numbers; `entries`
+    has what is behind the numbers. `raw` has one object a row, with the database's column names, unrounded values and
+    the printed ones. `trace` says what the table was made of: its name, sweep, revision and options, the attempts of
+    every cell, and the commit and GPU of every attempt.
     """
 
     number: str
@@ -102,3 +252,13 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     raw: tuple[dict[str, Any], ...]
     notes: tuple[str, ...]
+    entries: tuple[tuple[Entry, ...], ...] = ()
+    above: tuple[str, ...] = ()
+    """What to know before any two rows are compared: printed between title and rows."""
+    trace: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def best(self) -> frozenset[tuple[int, int]]:
+        """(row, column) of every best value."""
+        words = self.text_columns
+        return frozenset((r, words + c) for r, row in enumerate(self.entries) for c, e in enumerate(row) if e.best)

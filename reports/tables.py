@@ -1,65 +1,58 @@
-"""The numbered tables of the paper, from the database. `make_table("6", store)` then `render(table, "tex")`."""
+"""The tables of the appendix, from the database. `make_table("6", store)` then `render(table, "tex")`.
+
+By number (as the paper's first version counts): 1 attention alone, 2 memory, 3 window and distractor, 4 training throughput,
+5 regularizer modes, 6 complete results. By name: open-weight, budgets, effects,
+interactions, anova, pareto, failures, provenance, compare.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from decimal import ROUND_HALF_UP, Decimal, localcontext
-from typing import Any
+import difflib
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from ..results.records import AXES, CellState, Value
+from ..results.records import AXES
 from ..results.store import Store
+from .audit import homogeneity
 from .data import REFERENCES, ReportError, SweepData, Table, gather
+from .layout import Line, about_cell, assemble, entry, reference_note, seed_notes, sweep_note, word_notes
+from .numbers import Column, length_name, reason_code, rounded
 from .render import FORMATS, render
 
-__all__ = ["FORMATS", "TABLES", "ReportError", "Table", "length_name", "make_table", "render", "rounded", "table6"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = [
+    "FORMATS", "REFERENCES", "TABLES", "ReportError", "Table", "length_name", "make_table", "reason_code", "render",
+    "rounded", "table6", "tidy",
+]  # fmt: skip
 
 AXIS_HEADINGS = ("Type", "Reg", "Dist", "Mem", "Win")
-CODE_LENGTH = 16
+TABLES: dict[str, tuple[str, str]] = {
+    "1": ("paper_tables:table1", "attention alone, over context lengths"),
+    "2": ("paper_tables:table2", "what memory adds, over context lengths"),
+    "3": ("paper_tables:table3", "window and distractor on top of memory"),
+    "4": ("paper_tables:table4", "training throughput"),
+    "5": ("paper_tables:table5", "regularizer modes"),
+    "6": ("tables:table6", "complete results"),
+    "open-weight": ("paper_tables:open_weight", "beside open-weight models, bits per token"),
+    "budgets": ("paper_tables:budgets", "training budgets"),
+    "effects": ("effect_tables:effects_table", "effect of every level, by matched pairs"),
+    "interactions": ("effect_tables:interactions_table", "two-way interactions"),
+    "anova": ("effect_tables:anova_table", "type-III analysis of variance"),
+    "pareto": ("effect_tables:pareto_table", "quality against speed"),
+    "failures": ("logbook:failures", "attempts that did not finish"),
+    "provenance": ("logbook:provenance", "where the numbers come from"),
+    "compare": ("compare:compare_table", "measured beside published"),
+}
+"""By number or name: where the function stands, and what the table shows."""
+WORDS_ONLY = ("5", "budgets", "failures", "provenance")
+"""Tables in which nothing measured is compared."""
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column of numbers: where it comes from and how it is printed. `length` is 0 for a number without one."""
-
-    heading: str
-    probe: str
-    metric: str
-    decimals: int
-    percent: bool = False
-    length: int = 0
-
-
-def rounded(value: float, decimals: int, *, percent: bool = False) -> str:
-    """The shortest decimal that names the float, rounded half up (0.125 -> 0.13, 2.675 -> 2.68), as people do by hand.
-
-    `percent` multiplies by 100 first, exactly. No sign is left on a zero.
-    """
-    with localcontext() as context:
-        context.prec = 400  # any float in full: nothing is rounded twice
-        exact = Decimal(repr(float(value))) * (100 if percent else 1)
-        result = exact.quantize(Decimal(1).scaleb(-decimals), ROUND_HALF_UP)
-    return str(abs(result) if result == 0 else result)
-
-
-def length_name(length: int) -> str:
-    """128 -> 128, 2048 -> 2K, 65536 -> 64K, 1048576 -> 1M."""
-    for unit, size in (("M", 1 << 20), ("K", 1 << 10)):
-        if length and length % size == 0:
-            return f"{length // size}{unit}"
-    return str(length)
-
-
-def reason_code(reason: str) -> str:
-    """The word that stands for a number that was not to be had: the reason's code, before its colon."""
-    code = reason.split(":", 1)[0].strip()
-    if code.startswith(("n/a", "no peak")):
-        return "n/a"
-    return code if code and len(code) <= CODE_LENGTH else (code.split() or ["n/a"])[0][:CODE_LENGTH]
-
-
-def _ends(data: SweepData, lengths: Mapping[str, Sequence[int]], column: Column) -> list[Column]:
+def ends(data: SweepData, lengths: Mapping[str, Sequence[int]], column: Column) -> list[Column]:
     """The column at the shortest and at the longest context length (-1 where no length is known yet)."""
     known = sorted(lengths.get(column.probe, ())) or data.lengths(column.probe, column.metric)
     if not known:
@@ -72,51 +65,16 @@ def _ends(data: SweepData, lengths: Mapping[str, Sequence[int]], column: Column)
     ]
 
 
-def _printed(standing: str, value: Value | None, column: Column) -> str:
-    if value is None:
-        return "needs-eval" if standing == "done" else standing
-    if value.value is None:
-        return reason_code(value.reason or "n/a")
-    return rounded(value.value, column.decimals, percent=column.percent)
-
-
-def _raw(data: SweepData, cell: CellState, columns: Sequence[Column]) -> dict[str, Any]:
-    """The row as an object: database column names, unrounded values and what is printed."""
-    values = []
-    standing = data.standing(cell)
-    for column in columns:
-        value = data.values.get((cell.cell_id, column.probe, column.metric, column.length))
-        row: dict[str, Any] = {"heading": column.heading, "probe": column.probe, "metric": column.metric}
-        row["length"] = column.length if column.length >= 0 else None
-        for name in ("value", "unit", "n", "low", "high", "reason", "attempt_id"):
-            row[name] = getattr(value, name) if value is not None else None
-        values.append(row | {"printed": _printed(standing, value, column)})
-    about = {"sweep": data.sweep, "revision": data.revision, "cell": cell.cell_id, "slug": cell.slug, "seed": cell.seed}
-    state = {"axes": dict(cell.axes), "state": cell.state, "standing": standing, "attempt_id": cell.attempt_id}
-    return about | dict(cell.levels) | state | {"values": values}
-
-
-def _notes(data: SweepData, raw: Sequence[dict[str, Any]]) -> list[str]:
-    notes = [
-        f"Sweep {data.sweep}, revision {data.revision}: {data.done} of {len(data.cells)} cells done.",
-        "Val, Clean and Junk: nats per token. Ndl: needle digits right, in % (a guess: 10). MFU: by the paper's formula, in %. "
-        "Clean, Junk and Ndl at the shortest and the longest context length, in tokens.",
+def complete_columns(data: SweepData, lengths: Mapping[str, Sequence[int]] | None = None) -> list[Column]:
+    """The eight numbers of the complete results."""
+    asked = data.requested_lengths() if lengths is None else lengths
+    return [
+        Column("Val", "val", "val_loss", 3),
+        *ends(data, asked, Column("Clean", "clean", "nats", 2)),
+        *ends(data, asked, Column("Junk", "junk", "nats", 2)),
+        *ends(data, asked, Column("Ndl", "needle", "digit_accuracy", 1, percent=True)),
+        Column("MFU", "throughput", "mfu_paper", 1, percent=True),
     ]
-    known = [
-        f"{name} {' / '.join(rounded(number, 3) for number in data.references[metric])}"
-        for metric, name in REFERENCES.items()
-        if metric in data.references
-    ]
-    if known:
-        notes.append(f"For comparison, of the corpus in nats per token: {', '.join(known)}.")
-    printed = [value for row in raw for value in row["values"]]
-    reasons = Counter(value["reason"] for value in printed if value["value"] is None and value["reason"])
-    for reason, count in sorted(reasons.items()):
-        code = reason_code(reason)
-        notes.append(f"{code} ({count} values): {reason.removeprefix(code).lstrip(': ') or code}.")
-    if any(value["value"] is None and not value["reason"] for value in printed):
-        notes.append("A word in place of a number is the state of a cell that has none yet.")
-    return notes
 
 
 def table6(
@@ -126,50 +84,82 @@ def table6(
     revision: int | None = None,
     orphans: bool = False,
     lengths: Mapping[str, Sequence[int]] | None = None,
+    seeds: bool = False,
 ) -> Table:
-    """Table 6, the complete results: one row a cell, in the grid's order.
+    """Table 6, the complete results: one row a configuration, in the grid's order.
 
-    Thirteen columns; a Seed column and one for every further axis that varies join after Win, so that rows stay apart.
+    Thirteen columns; one for every further axis that varies joins after Win. Where a configuration has several seeds, its
+    row gives mean, standard deviation and their number; `seeds` lists each seed as a row instead.
     `lengths` gives context lengths by probe (clean, junk, needle), else those that the launch asked for.
     A number that is missing prints as where the cell stands (needs-eval in a trained one), one that could not be had as the
     code of its reason; nothing prints blank. Raises SweepUnknown, StoreError.
     """
     data = gather(store, sweep, revision=revision, orphans=orphans)
-    asked = data.requested_lengths() if lengths is None else lengths
-    columns = [
-        Column("Val", "val", "val_loss", 3),
-        *_ends(data, asked, Column("Clean", "clean", "nats", 2)),
-        *_ends(data, asked, Column("Junk", "junk", "nats", 2)),
-        *_ends(data, asked, Column("Ndl", "needle", "digit_accuracy", 1, percent=True)),
-        Column("MFU", "throughput", "mfu_paper", 1, percent=True),
-    ]
-    seeds = ["Seed"] if len({cell.seed for cell in data.cells}) > 1 else []
+    columns = complete_columns(data, lengths)
+    groups = list(data.configurations().items())
+    several = max((len(cells) for _, cells in groups), default=1) > 1
+    if several and seeds:
+        groups = [(key, [cell]) for key, cells in groups for cell in cells]
+        groups.sort(key=lambda group: group[1][0].position)
+    words = ["Seed" if seeds else "Seeds"] if several else []
     extra = data.extra_axes()
-    rows, raw = [], []
-    for cell in data.cells:
-        found = _raw(data, cell, columns)
-        words = [*(cell.levels[axis] for axis in AXES), *(str(cell.seed) for _ in seeds)]
-        words += [cell.axes.get(axis, "-") for axis in extra]
-        rows.append((*words, *(value["printed"] for value in found["values"])))
-        raw.append(found)
-    headings = (*AXIS_HEADINGS, *seeds, *extra)
+    lines = []
+    for key, cells in groups:
+        count = [str(cells[0].seed if seeds else len(cells))] if several else []
+        entries = tuple(entry(data, cells, column, "6") for column in columns)
+        about = about_cell(data, cells[0]) if len(cells) == 1 else dict(cells[0].levels)
+        row = (*key[: len(AXES)], *count, *key[len(AXES) :])
+        lines.append(Line(words=row, entries=entries, cells=cells, about=about))
     which = " (cells that the newest revision dropped)" if orphans else ""
-    return Table(
-        number="6",
-        title=f"Table 6. Complete results of sweep {data.sweep}, revision {data.revision}{which}",
-        columns=(*headings, *(column.heading for column in columns)),
-        text_columns=len(headings),
-        rows=tuple(rows),
-        raw=tuple(raw),
-        notes=tuple(_notes(data, raw)),
+    grid = [line.entries for line in lines]
+    notes = [
+        sweep_note(data),
+        "Val, Clean and Junk: nats per token. Ndl: needle digits right, in % (a guess: 10). MFU: by the paper's formula, in %. "
+        "Clean, Junk and Ndl at the shortest and the longest context length, in tokens.",
+        *seed_notes(grid, 0 if seeds else max((len(cells) for _, cells in groups), default=0)),
+        *reference_note(data),
+        *word_notes(grid),
+    ]
+    given = {
+        "orphans": orphans,
+        "seeds": seeds,
+        "lengths": {k: list(v) for k, v in lengths.items()} if lengths else None,
+    }
+    return assemble(
+        data,
+        "6",
+        f"Table 6. Complete results of sweep {data.sweep}, revision {data.revision}{which}",
+        (*AXIS_HEADINGS, *words, *extra),
+        lines,
+        numbers=[column.heading for column in columns],
+        notes=notes,
+        rank="column",
+        options={name: value for name, value in given.items() if value},
     )
 
 
-TABLES: dict[str, Callable[..., Table]] = {"6": table6}
-
-
 def make_table(number: str | int, store: Store, sweep: str | None = None, **options: Any) -> Table:
-    """The table of that number; options as its function takes them. Raises ReportError for an unknown number."""
-    if str(number) not in TABLES:
-        raise ReportError(f"there is no table {number}; choose one of: {', '.join(TABLES)}")
-    return TABLES[str(number)](store, sweep, **options)
+    """The table of that number or name; options as its function takes them. Raises ReportError for an unknown name."""
+    name = str(number).lower()
+    if name not in TABLES:
+        near = difflib.get_close_matches(name, TABLES, 1, 0.5)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ReportError(f"there is no table {number}; choose one of: {', '.join(TABLES)}{hint}")
+    module, _, function = TABLES[name][0].partition(":")
+    made: Table = getattr(importlib.import_module(f".{module}", __package__), function)(store, sweep, **options)
+    if name in WORDS_ONLY:
+        return made
+    audit = homogeneity(store, made.trace["sweep"], revision=made.trace["revision"])
+    return replace(made, above=(f"Before comparing: {'; '.join(audit)}.",) if audit else ())
+
+
+def tidy(table: Table) -> pd.DataFrame:
+    """The table as a tidy frame: one row a number (a table of words alone: one a row), unrounded and as printed."""
+    import pandas as pd
+
+    rows = []
+    for raw in table.raw:
+        about = {name: value for name, value in raw.items() if name not in ("values", "trace", "row", "axes")}
+        about |= raw.get("row", {})
+        rows += [about | value for value in raw["values"]] or [about]
+    return pd.DataFrame(rows)

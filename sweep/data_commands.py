@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .options import AsJson, Db, Runs, print_json, runs_folder
+from ..results.options import AsJson, Db, Runs, print_json, runs_folder
 
 data_app = typer.Typer(help="Prepare, list and verify corpora.", no_args_is_help=True)
 

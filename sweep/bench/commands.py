@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..options import AsJson
+from ...results.options import AsJson
 
 bench_app = typer.Typer(help="Time kernels, training steps, and sweeps of thousands of cells.", no_args_is_help=True)
 

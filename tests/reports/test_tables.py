@@ -7,11 +7,13 @@ import math
 import re
 import sqlite3
 from fractions import Fraction
+from html.parser import HTMLParser
 
 import pytest
 from atma_sweep.reports.render import markdown_escaped, plain, tex_escaped
 from atma_sweep.reports.tables import (
     FORMATS,
+    TABLES,
     ReportError,
     length_name,
     make_table,
@@ -19,11 +21,20 @@ from atma_sweep.reports.tables import (
     render,
     rounded,
     table6,
+    tidy,
 )
-from atma_sweep.results.records import Measurement
-from atma_sweep.results.store import SweepUnknown, open_store
+from atma_sweep.results.records import AXES, CellRecord, Measurement, Owner
+from atma_sweep.results.store import SweepUnknown
 from hypothesis import given
 from hypothesis import strategies as st
+
+ME = Owner(name="ada", host="here", pid=1, started=0.0)
+
+
+def cell_of(index: int, *, seed: int) -> CellRecord:
+    levels = dict(zip(AXES, ("polar", "baseline", "off", "on", "off"), strict=True))
+    return CellRecord(id=f"{index:012x}", slug=f"slug-{index}", seed=seed, levels=levels, config={}, tokens=10)
+
 
 HEADINGS = (
     "Type", "Reg", "Dist", "Mem", "Win", "Val", "Clean@128", "Clean@64K", "Junk@128", "Junk@64K", "Ndl@128", "Ndl@64K",
@@ -124,20 +135,20 @@ def test_a_newer_attempt_replaces_and_a_failed_one_does_not(store, run, make):
     assert row[5:8] == ("2.500", "0.13", "0.19")
 
 
-def test_seeds_and_further_axes_keep_rows_apart(tmp_path, make):
+def test_seeds_and_further_axes_keep_rows_apart(empty, make):
     cell, _ = make
-    store = open_store(tmp_path / "seeds.db", create=True)
+    store = empty
     cells = [
         cell(index, seed=index % 2, axes={"attn_type": "polar", "train.lr": rate, "fixed": "1"})
         for index, rate in enumerate(("0.1", "0.1", "0.2", "0.2"))
     ]
     store.record_revision("s", grid_text="x", grid_file="x", cells=cells)
-    table = table6(store)
+    table = table6(store, seeds=True)
     assert table.columns[:8] == ("Type", "Reg", "Dist", "Mem", "Win", "Seed", "train.lr", "Val")
     assert [row[5:7] for row in table.rows] == [("0", "0.1"), ("1", "0.1"), ("0", "0.2"), ("1", "0.2")]
     assert len(set(table.rows)) == 4
     assert table.columns[8:10] == ("Clean@shortest", "Clean@longest")
-    asked = table6(store, lengths={"clean": [4096, 256], "junk": [512]})
+    asked = table6(store, lengths={"clean": [4096, 256], "junk": [512]}, seeds=True)
     assert asked.columns[8:12] == ("Clean@256", "Clean@4K", "Junk@512", "Junk@512")
     json.loads(render(table, "json"))
 
@@ -151,9 +162,9 @@ def test_orphans_and_old_revisions(store, make):
 
 
 def test_what_does_not_exist(store):
-    with pytest.raises(ReportError, match="choose one of: 6"):
-        make_table(5, store)
-    with pytest.raises(ReportError, match="terminal, md, csv, tex, json"):
+    with pytest.raises(ReportError, match=r"choose one of: 1, 2, .*compare"):
+        make_table(7, store)
+    with pytest.raises(ReportError, match="terminal, md, csv, tex, html, json"):
         render(make_table("6", store), "pdf")
     with pytest.raises(SweepUnknown):
         make_table("6", store, "none")
@@ -162,8 +173,11 @@ def test_what_does_not_exist(store):
 class TestFormats:
     def test_csv_is_one_header_line_and_the_printed_rows(self, store):
         table = table6(store)
-        lines = list(csv.reader(io.StringIO(render(table, "csv"))))
+        lines = list(csv.reader(io.StringIO(render(table, "csv", trace=False))))
         assert [tuple(line) for line in lines] == [table.columns, *table.rows]
+        *same, trace = render(table, "csv").splitlines()
+        assert list(csv.reader(same)) == lines
+        assert trace.startswith("# atma-sweep-trace: {")
 
     def test_every_format_shows_every_printed_value(self, store):
         table = table6(store)
@@ -186,11 +200,20 @@ class TestFormats:
 
     def test_tex_has_as_many_cells_as_columns(self, store):
         text = render(table6(store), "tex")
-        body = text[text.index(r"\endfoot") : text.index(r"\end{longtable}")].splitlines()[1:]
+        body = text[text.index(r"\endlastfoot") : text.index(r"\end{longtable}")].splitlines()[1:]
         assert [line.count(" & ") for line in body] == [12] * 5
         assert all(line.endswith(r" \\") for line in body)
-        assert r"\begin{longtable}{lllllrrrrrrrr}" in text
+        spec = re.search(r"\\begin\{longtable\}\{@\{\}(.*)@\{\}\}", text)
+        assert spec is not None
+        assert re.fullmatch(
+            r"lllllS\[table-format=1.3\](S\[table-format=\d.2\]){3}r(S\[table-format=2.1\]){2}r", spec[1]
+        )
         assert text.count(r"\toprule") == 2
+        assert text.splitlines()[-1].startswith("% atma-sweep-trace: {")
+        words = [word for line in body for word in re.findall(r"needs-eval|running|diverged|oom|n/a|new", line)]
+        assert len(words) == len(
+            [w for line in body for w in re.findall(r"\{(?:needs-eval|running|diverged|oom|n/a|new)\}", line)]
+        )
 
 
 HOSTILE = "a|b_{x}$\\input{/etc/passwd}%#&~^<script>alert(1)</script>[bold red]`*\x1b[31m\nnext"
@@ -198,9 +221,9 @@ HOSTILE = "a|b_{x}$\\input{/etc/passwd}%#&~^<script>alert(1)</script>[bold red]`
 
 class TestHostileText:
     @pytest.fixture
-    def hostile(self, tmp_path, make, run):
+    def hostile(self, empty, make, run):
         cell, _ = make
-        store = open_store(tmp_path / "hostile.db", create=True)
+        store = empty
         cells = [cell(0, attn_type=HOSTILE, axes={HOSTILE: "1"}), cell(1, axes={HOSTILE: "[/]"})]
         store.record_revision(HOSTILE, grid_text="x", grid_file="x", cells=cells)
         run(store, cells[0].id, "done", [Measurement(probe="val", metric="val_loss", reason=HOSTILE)])
@@ -211,7 +234,9 @@ class TestHostileText:
         rest = re.sub(r"\\(text\w+\{\}|[&%$#_{}])", "", tex_escaped(HOSTILE))
         assert not re.search(r"[\\&%$#_{}~^<>|\x1b\n]", rest)
         assert tex_escaped(HOSTILE) in text
-        assert r"\input" not in text
+        *rows, trace = text.splitlines()
+        assert trace.startswith("% ")
+        assert not any(r"\input" in line for line in rows)
         assert "\x1b" not in text
 
     def test_markdown(self, hostile):
@@ -220,6 +245,9 @@ class TestHostileText:
         assert markdown_escaped(HOSTILE) in text
         rows = [line for line in text.splitlines() if line.startswith("|")]
         assert {len(re.findall(r"(?<!\\)\|", line)) for line in rows} == {15}
+        (comment,) = [line for line in text.splitlines() if "atma-sweep-trace" in line]
+        assert comment.count("-->") == 1
+        assert "<" not in comment[4:]
 
     def test_terminal_and_csv(self, hostile):
         text = render(table6(hostile), "terminal")
@@ -227,4 +255,126 @@ class TestHostileText:
         assert plain(HOSTILE) in text
         assert "[/]" in text
         assert list(csv.reader(io.StringIO(render(table6(hostile), "csv"))))[1][0] == HOSTILE
+        assert render(table6(hostile), "csv").splitlines()[-1].startswith("# atma-sweep-trace:")
         assert json.loads(render(table6(hostile), "json"))[0]["attn_type"] == HOSTILE
+
+    def test_html(self, hostile):
+        text = render(table6(hostile), "html")
+        assert "<script" not in text
+        assert "\x1b" not in text
+        page = Page()
+        page.feed(text)
+        assert page.cells[14] == plain(HOSTILE)
+        assert set(page.tags) <= set("html head meta title style body p table caption thead tbody tr th td b".split())
+        trace = json.loads(page.attributes["data-atma-sweep-trace"])
+        assert trace["sweep"] == HOSTILE
+        numbers = [attributes for tag, attributes in page.found if tag == "td" and "data-probe" in attributes]
+        assert numbers[0]["data-reason"] == plain(HOSTILE)
+        assert (numbers[0]["data-attempts"], numbers[0]["data-cells"]) == ("1", "0" * 12)
+
+
+class Page(HTMLParser):
+    """Every tag of a page with its attributes, and the text of every cell of its table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.cells: list[str] = []
+
+    @property
+    def tags(self) -> list[str]:
+        return [tag for tag, _ in self.found]
+
+    @property
+    def attributes(self) -> dict[str, str]:
+        return next({key: value or "" for key, value in found.items()} for tag, found in self.found if tag == "table")
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        if tag in ("th", "td"):
+            self.cells.append("")
+
+    def handle_data(self, data: str) -> None:
+        if self.cells:
+            self.cells[-1] += data.strip()
+
+
+def add_seeds(store, run, values: dict[int, float | None]) -> None:
+    """Cells 10, 11, ... that differ in their seed alone; None for one that failed."""
+    made = [cell_of(10 + index, seed=index) for index in range(len(values))]
+    store.record_revision("seeds", grid_text="x", grid_file="x", cells=made)
+    for index, value in values.items():
+        found = [Measurement(probe="val", metric="val_loss", value=value)] if value is not None else []
+        run(store, made[index].id, "failed" if value is None else "done", found)
+
+
+class TestSeeds:
+    def test_mean_deviation_and_count(self, store, run):
+        add_seeds(store, run, {0: 1.0, 1: 2.0, 2: 4.0})
+        table = table6(store, "seeds")
+        assert table.columns[5] == "Seeds"
+        # mean 7/3; sample variance ((4/3)^2 + (1/3)^2 + (5/3)^2) / 2 = 7/3
+        assert table.rows == (("polar", "baseline", "off", "on", "off", "3", "2.333 ± 1.528", *["needs-eval"] * 7),)
+        value = table.raw[0]["values"][0]
+        assert (value["seeds"], value["attempts"]) == (3, [5, 6, 7])
+        assert value["sd"] == pytest.approx(math.sqrt(7 / 3))
+        assert r"2.333 +- 1.528" in render(table, "tex")
+        listed = table6(store, "seeds", seeds=True)
+        assert [row[5:7] for row in listed.rows] == [("0", "1.000"), ("1", "2.000"), ("2", "4.000")]
+
+    def test_a_missing_seed_is_told(self, store, run):
+        add_seeds(store, run, {0: 1.0, 1: None, 2: 2.0})
+        row = table6(store, "seeds").rows[0]
+        assert row[6] == "1.500 ± 0.707 (n=2)"
+        assert row[7] == "needs-eval/failed"
+
+    def test_one_seed_left_has_no_deviation(self, store, run):
+        add_seeds(store, run, {0: 1.0, 1: None})
+        assert table6(store, "seeds").rows[0][6] == "1.000 (n=1)"
+
+
+class TestBest:
+    def test_ties_directions_and_words(self, empty, make, run):
+        cell, _ = make
+        store = empty
+        cells = [cell(index, attn_type=name) for index, name in enumerate("abcd")]
+        store.record_revision("s", grid_text="x", grid_file="x", cells=cells)
+        for one, (loss, mfu) in zip(cells, [(1.0004, 0.5), (1.0001, 0.4), (1.2, 0.5)], strict=False):
+            found = [Measurement(probe="val", metric="val_loss", value=loss)]
+            found.append(Measurement(probe="throughput", metric="mfu_paper", value=mfu))
+            found.append(Measurement(probe="clean", metric="nats", length=8, value=3.0))
+            run(store, one.id, "done", found)
+        table = table6(store)
+        named = {(r, table.columns[c]) for r, c in table.best}
+        # 1.0004 and 1.0001 both print as 1.000; a column without a difference has no best
+        assert named == {(0, "Val"), (1, "Val"), (0, "MFU"), (2, "MFU")}
+        assert "**1.000**" in render(table, "md")
+        assert r"\bfseries 1.000" in render(table, "tex")
+        assert "<b>50.0</b>" in render(table, "html")
+        assert "*" not in render(table, "csv", trace=False)
+        assert "\x1b[1m" in render(table, "terminal", color=True)
+        assert "\x1b" not in render(table, "terminal")
+
+    def test_out_of_memory_is_told_from_other_failures(self, store):
+        attempt = store.start_attempt(f"{0:012x}", owner=ME, fence=1)
+        store.finish_attempt(attempt.id, 1, "failed", cause="no memory", failure="cuda_oom")
+        assert table6(store).rows[4][5:] == ("oom",) * 8
+
+
+def test_tidy_frame_has_a_row_for_every_number(store):
+    frame = tidy(table6(store))
+    assert len(frame) == 5 * 8
+    assert frame.loc[0, ["attn_type", "heading", "printed", "value", "attempt_id"]].tolist() == [
+        "polar", "Val", "0.125", 0.125, 1,
+    ]  # fmt: skip
+    words = tidy(make_table("5", store))
+    assert set(words["Mode"]) == {"baseline", "weak"}
+
+
+def test_every_table_of_an_unfinished_sweep_can_be_made(store):
+    for name in TABLES:
+        if name not in ("compare", "open-weight", "budgets"):
+            table = make_table(name, store)
+            for format in FORMATS:
+                assert render(table, format)
+    assert "no cell" in render(make_table("3", store), "csv")

@@ -1,32 +1,56 @@
-"""Databases to test on: SQLite always, PostgreSQL too when ATMA_TEST_POSTGRES names a server's URL."""
+"""Databases to test on: SQLite, and PostgreSQL where there is one (see helpers/postgres.py)."""
 
-import os
-import uuid
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import postgres
 import pytest
 from atma_sweep.results.records import CellRecord, Owner
 from atma_sweep.results.store import Store, open_store
-from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 
-SERVER = os.environ.get("ATMA_TEST_POSTGRES")
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[str]:
+    """The URL of a PostgreSQL server; one for each process that runs tests."""
+    reason = postgres.missing()
+    if reason:
+        pytest.skip(reason)
+    with postgres.server() as url:
+        yield url
 
 
-@pytest.fixture(params=["sqlite", *(["postgresql"] if SERVER else [])])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "sqlite":
+@pytest.fixture(scope="session")
+def made(server: str) -> Iterator[str]:
+    """The name of a PostgreSQL database with our tables, to copy: making them takes much longer."""
+    with postgres.database(server) as url:
+        open_store(url, create=True).close()
+        yield str(make_url(url).database)
+
+
+@pytest.fixture
+def postgres_url(server: str) -> Iterator[str]:
+    """An empty PostgreSQL database."""
+    with postgres.database(server) as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def backend(request: pytest.FixtureRequest) -> str:
+    """The kinds of database that a test runs on."""
+    return str(request.param)
+
+
+@pytest.fixture
+def url(backend: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A database of that kind; with our tables where `store` is asked for as well, else empty."""
+    if backend == "sqlite":
         yield f"sqlite:///{tmp_path / 'test.db'}"
         return
-    name = f"atma_test_{uuid.uuid4().hex[:12]}"
-    server = create_engine(make_url(str(SERVER)).set(drivername="postgresql+psycopg"), isolation_level="AUTOCOMMIT")
-    with server.connect() as connection:
-        connection.execute(text(f"CREATE DATABASE {name}"))
-    yield make_url(str(SERVER)).set(database=name).render_as_string(hide_password=False)
-    with server.connect() as connection:
-        connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
-    server.dispose()
+    template = request.getfixturevalue("made") if "store" in request.fixturenames else None
+    with postgres.database(request.getfixturevalue("server"), template=template) as found:
+        yield found
 
 
 @pytest.fixture
@@ -37,11 +61,29 @@ def store(url: str) -> Iterator[Store]:
 
 
 @pytest.fixture
+def make(backend: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[str], Store]]:
+    """make("a") opens a new empty database of that kind; its runs folder lies under the test's folder a."""
+    with contextlib.ExitStack() as stack:
+
+        def opened(name: str) -> Store:
+            (tmp_path / name).mkdir(exist_ok=True)
+            where: str | Path = tmp_path / name / "atma.db"
+            if backend == "postgresql":
+                server, template = request.getfixturevalue("server"), request.getfixturevalue("made")
+                where = stack.enter_context(postgres.database(server, template=template))
+            store = open_store(where, create=True)
+            stack.callback(store.close)
+            return store
+
+        yield opened
+
+
+@pytest.fixture
 def owner() -> Owner:
     return Owner(name="ada", host="here", pid=101, started=1.5)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def cells() -> Callable[..., list[CellRecord]]:
     """cells(3, seed=0) -> three cells c00..., c01..., c02... that differ in the first axis."""
 

@@ -1,0 +1,216 @@
+"""What differs between the cells of a sweep besides what its axes say: read before any comparison."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+from ..results.paper import OWNER
+from ..results.records import Attempt, CellState, Provenance
+from ..results.store import Store
+from .data import SweepData, attempts_of, gather, provenances_of
+
+SHOWN = 3  # different values named before the rest is counted
+OUTSIDE = (
+    "seed",
+    "resources.",
+    "checkpoint.",
+    "plugins",
+    "published",
+    "data.fingerprint",
+    "data.corpus",
+    "data.tokenizer",
+)
+ALWAYS = "train.micro_batch"
+"""Named even where an axis explains it: regularizers can feel it."""
+FACTS: Mapping[str, Callable[[Provenance], object]] = {
+    "GPU": lambda p: p.gpu_name or p.device or None,
+    "driver": lambda p: p.driver,
+    "code": lambda p: p.git_commit[:12] + (" with changes" if p.git_dirty else "") if p.git_commit else None,
+    "Python": lambda p: p.python or None,
+    "precision": lambda p: p.dtype or None,
+    "tokenizer": lambda p: p.tokenizer or None,
+    "corpus": lambda p: f"{p.corpus} {p.corpus_fingerprint[:12]}".strip() or None,
+    "threads": lambda p: p.threads if p.device == "cpu" else None,
+}
+
+
+def homogeneity(store: Store, sweep: str | None = None, *, revision: int | None = None) -> list[str]:
+    """One line for everything that differs between the cells with results: GPU, software, recipe, precision, micro-batch,
+    kernels, restarts, co-tenancy; and one for what was not recorded. Empty when all is the same.
+
+    A setting that follows the level of one axis is what the sweep is about and is not named, but for the micro-batch.
+    Raises SweepUnknown.
+    """
+    data = gather(store, sweep, revision=revision)
+    behind: dict[str, set[int]] = defaultdict(set)
+    for (cell, *_), value in data.values.items():
+        behind[cell].add(value.attempt_id)
+    known = provenances_of(store, {attempt for found in behind.values() for attempt in found})
+    cells = {cell.cell_id: cell for cell in data.cells}
+    by_cell = {cell: [known[a] for a in sorted(found) if a in known] for cell, found in behind.items()}
+    attempts = attempts_of(store, list(cells))
+    paper = bool(attempts) and all(attempt.owner == OWNER for attempt in attempts)
+    lines = [line for name, fact in FACTS.items() if (line := _differs(name, by_cell, fact))]
+    lines += _packages(by_cell)
+    lines += _kernels(by_cell)
+    lines += _settings(data, {cell: found[-1].config for cell, found in by_cell.items() if found})
+    if not paper:
+        used = {attempt for found in behind.values() for attempt in found}
+        lines += _deviations([attempt for attempt in attempts if attempt.id in used])
+        lines += _restarts(attempts, cells)
+        lines += _together([attempt for attempt in attempts if attempt.id in used])
+    return lines + _unrecorded(by_cell, paper)
+
+
+def between(store: Store, data: SweepData, other_store: Store, other: SweepData) -> list[str]:
+    """What two sweeps do not share: GPU, precision, corpus, tokenizer, and every setting of training and evaluation that
+    both recorded. What one of them did not record is passed over."""
+    mine, theirs = _behind(store, data), _behind(other_store, other)
+    lines = []
+    for name in ("GPU", "precision", "tokenizer"):
+        left, right = ({str(FACTS[name](p)) for p in some if FACTS[name](p) is not None} for some in (mine, theirs))
+        lines += _unlike(name, left, right)
+    lines += _unlike("corpus", {p.corpus for p in mine if p.corpus}, {p.corpus for p in theirs if p.corpus})
+    left_settings, right_settings = _all_settings(mine), _all_settings(theirs)
+    for path in sorted(left_settings.keys() & right_settings.keys()):
+        if path.startswith(("train.", "eval.")):
+            lines += _unlike(path, left_settings[path], right_settings[path])
+    return lines
+
+
+def _behind(store: Store, data: SweepData) -> list[Provenance]:
+    return list(provenances_of(store, {value.attempt_id for value in data.values.values()}).values())
+
+
+def _all_settings(known: Sequence[Provenance]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = defaultdict(set)
+    for one in known:
+        for path, value in flat(one.config).items():
+            found[path].add(value)
+    return found
+
+
+def _unlike(name: str, left: set[str], right: set[str]) -> list[str]:
+    if not left or not right or left & right:
+        return []
+    return [f"{name} {' / '.join(sorted(left)[:SHOWN])} instead of {' / '.join(sorted(right)[:SHOWN])}"]
+
+
+def _groups(pairs: Iterable[tuple[str, object]]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = defaultdict(set)
+    for cell, value in pairs:
+        found[str(value)].add(cell)
+    return found
+
+
+def _count(cells: set[str]) -> str:
+    return f"{len(cells)} cell" + ("s" if len(cells) != 1 else "")
+
+
+def _line(name: str, groups: Mapping[str, set[str]]) -> str:
+    ranked = sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
+    told = [f"{value} ({_count(cells)})" for value, cells in ranked[:SHOWN]]
+    more = f", and {len(ranked) - SHOWN} more" if len(ranked) > SHOWN else ""
+    return f"{name} differs: {', '.join(told)}{more}"
+
+
+def _differs(
+    name: str, by_cell: Mapping[str, Sequence[Provenance]], fact: Callable[[Provenance], object]
+) -> str | None:
+    pairs = [(cell, fact(one)) for cell, found in by_cell.items() for one in found]
+    groups = _groups((cell, value) for cell, value in pairs if value is not None)
+    return _line(name, groups) if len(groups) > 1 else None
+
+
+def _packages(by_cell: Mapping[str, Sequence[Provenance]]) -> list[str]:
+    names = sorted({name for found in by_cell.values() for one in found for name in one.packages})
+    told = (_differs(f"package {name}", by_cell, lambda p, n=name: p.packages.get(n)) for name in names)  # type: ignore[misc]
+    return [line for line in told if line]
+
+
+def _kernels(by_cell: Mapping[str, Sequence[Provenance]]) -> list[str]:
+    names = sorted({name for found in by_cell.values() for one in found for name in one.kernels})
+    told = (_differs(f"kernel of {name}", by_cell, lambda p, n=name: p.kernels.get(n)) for name in names)  # type: ignore[misc]
+    return [line for line in told if line]
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """A nested config as dotted path -> text."""
+    found: dict[str, str] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = str(value)
+    return found
+
+
+def _settings(data: SweepData, configs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    flattened = {cell: flat(config) for cell, config in configs.items()}
+    levels = {cell.cell_id: {**cell.axes, **cell.levels, "seed": str(cell.seed)} for cell in data.cells}
+    lines = []
+    for path in sorted({path for config in flattened.values() for path in config}):
+        if path.startswith(OUTSIDE):
+            continue
+        # a setting of a part that some cells do not have is no difference between them
+        values = {cell: config[path] for cell, config in flattened.items() if path in config}
+        groups = _groups(values.items())
+        if len(groups) > 1 and (path == ALWAYS or not _follows_an_axis(values, levels)):
+            lines.append(_line(path, groups))
+    return lines
+
+
+def _follows_an_axis(values: Mapping[str, str], levels: Mapping[str, Mapping[str, str]]) -> bool:
+    for axis in {axis for cell in values for axis in levels[cell]}:
+        found: dict[str | None, set[str]] = defaultdict(set)
+        for cell, value in values.items():
+            found[levels[cell].get(axis)].add(value)
+        if all(len(some) == 1 for some in found.values()):
+            return True
+    return False
+
+
+def _deviations(attempts: Sequence[Attempt]) -> list[str]:
+    """What attempts ran with other than their cell says, as a retry with a smaller micro-batch does."""
+    groups = _groups(
+        (attempt.cell_id, f"{path}={value}")
+        for attempt in attempts
+        for path, value in flat(attempt.deviation or {}).items()
+    )
+    return [f"{setting}, other than asked for, in {_count(cells)}" for setting, cells in sorted(groups.items())]
+
+
+def _restarts(attempts: Sequence[Attempt], cells: Mapping[str, CellState]) -> list[str]:
+    trainings: dict[str, int] = defaultdict(int)
+    for attempt in attempts:
+        trainings[attempt.cell_id] += attempt.kind == "train"
+    again = sum(count > 1 for count in trainings.values())
+    return [f"restarts: {again} of {len(cells)} cells took more than one training attempt"] if again else []
+
+
+def _together(attempts: Sequence[Attempt]) -> list[str]:
+    """The most attempts that ran at once on a host; which GPU each had is not recorded."""
+    most: dict[str, int] = {}
+    for host in sorted({attempt.host for attempt in attempts}):
+        spans = [(a.started_at, a.finished_at) for a in attempts if a.host == host and a.finished_at is not None]
+        # an end sorts before a start at the same moment: one after the other is not together
+        moments = sorted([(start, 1) for start, _ in spans] + [(end, -1) for _, end in spans])
+        most[host] = max(accumulate(step for _, step in moments), default=0)
+    shared = {host: count for host, count in most.items() if count > 1}
+    told = ", ".join(f"up to {count} attempts at once on {host}" for host, count in list(shared.items())[:SHOWN])
+    return [f"co-tenancy: {told}; their speeds may have suffered"] if shared else []
+
+
+def _unrecorded(by_cell: Mapping[str, Sequence[Provenance]], paper: bool) -> list[str]:
+    lacking = {
+        "code": [c for c, found in by_cell.items() if any(p.git_commit is None for p in found)],
+        "software": [c for c, found in by_cell.items() if any(not p.packages for p in found)],
+        "provenance": [c for c, found in by_cell.items() if not found],
+    }
+    if paper:
+        return ["not recorded by the paper: code, software, seeds, restarts, co-tenancy"]
+    told = [f"{name} ({len(cells)} of {len(by_cell)} cells)" for name, cells in lacking.items() if cells]
+    return [f"not recorded: {', '.join(told)}"] if told else []

@@ -1,0 +1,201 @@
+"""Whether a table that was written to a file still says what the database says."""
+
+from __future__ import annotations
+
+import csv
+import html.parser
+import io
+import json
+import re
+from collections.abc import Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from ..results.errors import StoreError
+from ..results.store import Store
+from .data import ReportError, Table
+from .render import SUFFIXES, TRACE, render
+from .tables import make_table
+
+LINE = re.compile(rf"^(?:%|<!--|#) {TRACE} (?P<json>.*?)(?: -->)?$", re.MULTILINE)
+BARS = re.compile(r"(?<!\\)\|")
+AMPERSANDS = re.compile(r"(?<!\\)&")
+Grid = list[list[str]]
+
+
+class _Cells(html.parser.HTMLParser):
+    """Reads the rows of the first table of a page, and its trace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: Grid = []
+        self.trace: str | None = None
+        self._inside = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "table" and self.trace is None:
+            self.trace = dict(attrs).get("data-atma-sweep-trace")
+        elif tag == "tr":
+            self.rows.append([])
+        elif tag in ("th", "td"):
+            self.rows[-1].append("")
+            self._inside = True
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("th", "td"):
+            self._inside = False
+
+    def handle_data(self, data: str) -> None:
+        if self._inside:
+            self.rows[-1][-1] += data
+
+
+def _parsed(text: str) -> _Cells:
+    parser = _Cells()
+    parser.feed(text)
+    return parser
+
+
+def _format(path: Path) -> str:
+    if path.suffix.lower() not in SUFFIXES:
+        raise ReportError(
+            f"{path.name}: only files ending in {', '.join(SUFFIXES)} can be checked; write one with --out"
+        )
+    return SUFFIXES[path.suffix.lower()]
+
+
+def trace_in(text: str, format: str, name: str) -> dict[str, Any]:
+    """The trace that a rendering carries. Raises ReportError where there is none that we can read."""
+    found: Any = None
+    try:
+        if format == "json":
+            rows = json.loads(text)
+            if rows == []:
+                raise ReportError(f"{name} has no row and so no trace; check another format of the table")
+            found = rows[0]["trace"]
+        elif format == "html":
+            found = json.loads(_parsed(text).trace or "null")
+        else:
+            lines = LINE.findall(text)
+            found = json.loads(lines[-1]) if lines else None
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise ReportError(f"{name}: its trace cannot be read ({error}); write the table again") from error
+    if not isinstance(found, dict) or not {"table", "sweep", "revision", "options"} <= set(found):
+        raise ReportError(f"{name} carries no trace of its table; write it again with atma-sweep report --out")
+    return found
+
+
+def grid_of(text: str, format: str) -> Grid:
+    """The headings and the rows of a rendering, each cell as it is written there."""
+    if format == "csv":
+        return list(csv.reader(io.StringIO(LINE.sub("", text).rstrip("\n") + "\n")))
+    if format == "html":
+        return _parsed(text).rows
+    if format == "md":
+        rows = [BARS.split(line)[1:-1] for line in text.splitlines() if line.startswith("|")]
+        return [[cell.strip() for cell in row] for row in rows if not all(set(cell) <= set("-: ") for cell in row)]
+    if format == "tex":
+        rows = [AMPERSANDS.split(line.removesuffix(r"\\")) for line in text.splitlines() if line.endswith(r" \\")]
+        found = [[cell.strip() for cell in row] for row in rows]
+        # a longtable says its headings twice
+        return found[:1] + found[2:] if len(found) > 1 and found[0] == found[1] else found
+    rows = json.loads(text)
+    return [_json_row(row) for row in rows]
+
+
+def _json_row(row: dict[str, Any]) -> list[str]:
+    return [*map(str, row["row"].values()), *(str(value["printed"]) for value in row["values"])]
+
+
+def _read(path: Path) -> tuple[str, str, dict[str, Any]]:
+    format = _format(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ReportError(f"cannot read {path}: {error}; name a table that atma-sweep report wrote") from error
+    return text, format, trace_in(text, format, path.name)
+
+
+def sweep_of(path: str | Path) -> str:
+    """The sweep that a written table is about. Raises ReportError for a file that is none of ours."""
+    return str(_read(Path(path))[2]["sweep"])
+
+
+def check_file(path: str | Path, store: Store) -> list[str]:
+    """What a written table (Markdown, CSV, LaTeX, HTML, JSON) says otherwise than the database does now; empty when nothing.
+
+    The table is made again from the trace that the file carries. Besides every cell that differs, a changed title, note or
+    source of numbers is named. Raises ReportError for a file that is none of ours.
+    """
+    path = Path(path)
+    text, format, trace = _read(path)
+    try:
+        table = make_table(trace["table"], store, trace["sweep"], revision=trace["revision"], **trace["options"])
+    except (StoreError, ReportError, TypeError) as error:
+        return [f"{path.name}: its table cannot be made any more: {error}"]
+    fresh = render(table, format)
+    if fresh == text:
+        return []
+    return [f"{path.name}: {line}" for line in _differences(text, fresh, format, trace, table)]
+
+
+def _differences(text: str, fresh: str, format: str, trace: dict[str, Any], table: Table) -> list[str]:
+    try:
+        old, new = grid_of(text, format), grid_of(fresh, format)
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        return [f"its rows cannot be read ({error})"]
+    if format == "json":
+        old, new = [list(table.columns), *old], [list(table.columns), *new]
+    found = _rows(old, new, table)
+    if not found:
+        found = _trace_differences(trace, table)
+    if not found:
+        found = _lines(text, fresh)
+    return found
+
+
+def _rows(old: Grid, new: Grid, table: Table) -> list[str]:
+    found = []
+    for index, (was, now) in enumerate(zip_longest(old, new)):
+        label = " ".join(table.rows[index - 1][: table.text_columns]) if 0 < index <= len(table.rows) else "headings"
+        if was is None:
+            found.append(f"row {index} ({label}) is missing from the file")
+        elif now is None:
+            found.append(f"row {index} ({' '.join(was[: table.text_columns])}) is no longer in the database")
+        else:
+            found += [
+                f"row {index} ({label}), {_column(table, column)}: the file says {left}, the database {right}"
+                for column, (left, right) in enumerate(zip_longest(was, now, fillvalue="nothing"))
+                if left != right
+            ]
+    return found
+
+
+def _column(table: Table, index: int) -> str:
+    return table.columns[index] if index < len(table.columns) else f"column {index + 1}"
+
+
+def _trace_differences(trace: dict[str, Any], table: Table) -> list[str]:
+    if "cells" not in trace:
+        return []
+    mine = json.loads(json.dumps(table.trace))
+    found = []
+    for cell in dict.fromkeys([*trace["cells"], *mine["cells"]]):
+        was, now = trace["cells"].get(cell), mine["cells"].get(cell)
+        if was is not None and was != now:
+            found.append(f"cell {cell}: the file's numbers come from {_told(was)}, the database's from {_told(now)}")
+    return found
+
+
+def _told(attempts: Sequence[int] | None) -> str:
+    return f"attempts {', '.join(map(str, attempts))}" if attempts else "no attempt"
+
+
+def _lines(text: str, fresh: str) -> list[str]:
+    pairs = zip_longest(text.splitlines(), fresh.splitlines(), fillvalue="")
+    return [
+        f"line {number} differs: {was[:160]!r} is now {now[:160]!r}"
+        for number, (was, now) in enumerate(pairs, 1)
+        if was != now
+    ]

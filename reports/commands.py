@@ -1,0 +1,177 @@
+"""The commands that read the database: parse, call one function, print."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..results.options import AsJson, Db, SweepName, print_json
+
+
+def status(
+    sweep: SweepName = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Show one sweep live until Ctrl-C.")] = False,
+    interval: Annotated[
+        float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="How often --watch looks again.")
+    ] = 2.0,
+    until_end: Annotated[
+        bool, typer.Option("--until-end", help="With --watch: leave when nobody runs the sweep any more.")
+    ] = False,
+    db: Db = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show where sweeps stand: counts, running cells with their speed and time left, failures with their cause."""
+    from ..results.store import open_store
+
+    if watch:
+        from rich.console import Console
+
+        from .watch import watch as follow
+
+        follow(open_store(db), sweep, Console(), interval=interval, until_end=until_end, as_json=as_json)
+        return
+    from .status import status_of
+
+    report = status_of(open_store(db), sweep)
+    if as_json:
+        print_json(report.as_json())
+    else:
+        typer.echo(report.text())
+
+
+def show(
+    cell: Annotated[str, typer.Argument(help="Cell by id, the beginning of one, or slug.")],
+    sweep: SweepName = None,
+    db: Db = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show one cell: its config, its attempts, its curve and its measurements."""
+    from ..results.store import open_store
+    from .status import cell_sheet
+
+    sheet = cell_sheet(open_store(db), cell, sweep)
+    if as_json:
+        print_json(sheet.as_json())
+    else:
+        typer.echo(sheet.text())
+
+
+def report(
+    table: Annotated[
+        str | None,
+        typer.Option(
+            "--table", metavar="N|NAME", help="Table by the first paper's number (6: complete results) or name."
+        ),
+    ] = None,
+    sweep: SweepName = None,
+    format_: Annotated[
+        str | None, typer.Option("--format", help="terminal, md, csv, tex, html or json; else by the ending of --out.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Write to this file instead; with --all, to this folder.")
+    ] = None,
+    compare: Annotated[
+        str | None,
+        typer.Option("--compare", metavar="SWEEP", help="Put the numbers beside another sweep's: printed-v2."),
+    ] = None,
+    check: Annotated[
+        list[Path] | None,
+        typer.Option("--check", metavar="FILE", help="Exit 1 if this table no longer is so; repeatable."),
+    ] = None,
+    all_: Annotated[
+        bool, typer.Option("--all", help="Write every table, with an index, into the folder --out.")
+    ] = False,
+    seeds: Annotated[
+        bool, typer.Option("--seeds", help="List every seed instead of mean and deviation (table 6).")
+    ] = False,
+    trace: Annotated[bool, typer.Option("--trace/--no-trace", help="Leave out what --check needs.")] = True,
+    dashboard: Annotated[
+        Path | None, typer.Option("--dashboard", metavar="FILE.html", help="Write the sweep as one page to explore.")
+    ] = None,
+    db: Db = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write tables of the paper from the database, compare them with published numbers, or check written ones."""
+    from .data import ReportError
+    from .render import SUFFIXES, render
+    from .tables import make_table
+
+    if not (table or compare or all_ or check or dashboard):
+        raise ReportError(
+            "say what to report: --table 6, --dashboard FILE.html, --compare printed-v2, --all --out FOLDER or --check FILE"
+        )
+    if check:
+        _check_tables(check, db, as_json)
+        return
+    store = _report_store(db, sweep)
+    if dashboard is not None:
+        _write_dashboard(store, dashboard, sweep, as_json)
+        if not (table or compare or all_):
+            return
+    format_ = "json" if as_json else format_ or (SUFFIXES.get(out.suffix.lower()) if out else None) or "terminal"
+    if all_:
+        _write_tables(store, sweep, out, compare, seeds)
+        return
+    options: dict[str, Any] = {"seeds": True} if seeds and table == "6" and not compare else {}
+    if compare:
+        options = {"reference": compare} | ({"table": table} if table and table != "compare" else {})
+    made = make_table("compare" if compare else str(table), store, sweep, **options)
+    if out is None:
+        color = format_ == "terminal" and sys.stdout.isatty()
+        typer.echo(render(made, format_, trace=trace, color=color), nl=False)
+        return
+    text = render(made, format_, trace=trace)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(text, encoding="utf-8")
+    typer.echo(f"wrote {out}", err=True)
+
+
+def _write_dashboard(store: Any, file: Path, sweep: str | None, as_json: bool) -> None:
+    from .dashboard import write_dashboard
+
+    size = write_dashboard(store, file, sweep)
+    if as_json:
+        print_json({"file": str(file), "bytes": size})
+    typer.echo(f"wrote {file} ({size / 1e6:.1f} MB); open it in a browser, no network needed", err=True)
+
+
+def _report_store(db: str | None, sweep: str | None) -> Any:
+    """The database, or a temporary one with the published numbers when those are asked for and it lacks them."""
+    from ..results.paper import OPEN_WEIGHT, SWEEPS, open_published, with_published
+    from ..results.store import StoreMissing, open_store
+
+    if sweep not in (*SWEEPS, OPEN_WEIGHT):
+        return open_store(db)
+    try:
+        return with_published(open_store(db), sweep)
+    except StoreMissing:
+        return open_published()
+
+
+def _check_tables(files: list[Path], db: str | None, as_json: bool) -> None:
+    from .check import check_file, sweep_of
+
+    rows = [{"file": str(file), "problems": check_file(file, _report_store(db, sweep_of(file)))} for file in files]
+    if as_json:
+        print_json(rows)
+    else:
+        for row in rows:
+            typer.echo("\n".join(row["problems"]) if row["problems"] else f"{row['file']}: as the database says")
+    if any(row["problems"] for row in rows):
+        raise typer.Exit(1)
+
+
+def _write_tables(store: Any, sweep: str | None, out: Path | None, compare: str | None, seeds: bool) -> None:
+    from ..results.paper import SWEEPS
+    from .bundle import write_all
+    from .data import ReportError
+
+    if out is None:
+        raise ReportError("--all writes many files; say where with --out FOLDER")
+    written = write_all(store, sweep, out=out, reference=compare or SWEEPS[-1], seeds=seeds)
+    for name, why in written.left_out.items():
+        typer.echo(f"left out {name}: {why}", err=True)
+    typer.echo(f"wrote {len(written.files)} files in {out}; start at {out / 'index.html'}", err=True)

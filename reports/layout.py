@@ -1,0 +1,255 @@
+"""From the values of a snapshot to entries, and from entries to a table: means over seeds, best values, the trace."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from decimal import Decimal, InvalidOperation
+from typing import Any, Literal
+
+from ..results.records import CellState, Value
+from .data import REFERENCES, Entry, Source, SweepData, Table
+from .numbers import Column, better, reason_code, rounded
+
+NO_CELL = "no cell"
+"""Printed where a table asks for a combination of levels that the sweep does not list."""
+NOTHING = "-"
+"""Printed where there is nothing to say."""
+PLUS_MINUS = " ± "
+DUST = 12  # decimals that a computed number is held to before it is rounded half up
+Rank = Literal["column", "row", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A row of a table: its words, the cells (or cells with attempts) it speaks of besides those of its numbers, its numbers,
+    and what JSON says of it besides."""
+
+    words: tuple[str, ...]
+    entries: tuple[Entry, ...] = ()
+    cells: Sequence[CellState] = ()
+    origins: tuple[tuple[str, int | None], ...] = ()
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+
+def word_for(standing: str, value: Value | None) -> str:
+    """What is printed instead of a number: the code of the recorded reason, else where the cell stands."""
+    if value is None:
+        return "needs-eval" if standing == "done" else standing
+    return reason_code(value.reason or "n/a")
+
+
+def entry(data: SweepData, cells: Sequence[CellState], column: Column, table: str | None = None) -> Entry:
+    """The number of one cell, or mean and sample standard deviation over cells that differ in their seed alone.
+
+    With `table`, a published number stands as that table of the paper prints it. A mean over fewer cells than there are
+    says how many; nothing is left blank.
+    """
+    values = [data.value(cell.cell_id, column.probe, column.metric, column.length, table) for cell in cells]
+    have = [value for value in values if value is not None and value.value is not None]
+    numbers = [value.value for value in have if value.value is not None]
+    words = [word_for(data.word(cell), value) for cell, value in zip(cells, values, strict=True)]
+    known = next((value for value in values if value is not None), None)
+    base = Entry(
+        text="/".join(dict.fromkeys(words)) or NO_CELL,
+        heading=column.heading,
+        probe=column.probe,
+        metric=column.metric,
+        length=column.length if column.length >= 0 else None,
+        unit=known.unit if known else None,
+        origins=tuple(
+            (cell.cell_id, value.attempt_id if value is not None else None)
+            for cell, value in zip(cells, values, strict=True)
+        ),
+    )
+    if not numbers:
+        return replace(base, reason=known.reason if known else None, seeds=0)
+    mean = statistics.fmean(numbers) if len(numbers) > 1 else numbers[0]
+    # a mean of tidy numbers is tidy again only after its floating-point dust is gone
+    text = rounded(mean if len(numbers) == 1 else round(mean, DUST), column.decimals, percent=column.percent)
+    if len(cells) == 1:
+        return replace(base, text=text, value=mean, n=have[0].n, low=have[0].low, high=have[0].high)
+    sd = statistics.stdev(numbers) if len(numbers) > 1 else None
+    if sd is not None:
+        text += PLUS_MINUS + rounded(sd, column.decimals, percent=column.percent)
+    if len(numbers) < len(cells):
+        text += f" (n={len(numbers)})"
+    return replace(base, text=text, value=mean, sd=sd, seeds=len(numbers))
+
+
+def derived(data: SweepData, column: Column, value: float | None, parts: Sequence[Entry], word: str = "n/a") -> Entry:
+    """An entry worked out from others; the first part that has no number says why there is none."""
+    lacking = next((part for part in parts if part.value is None), None)
+    text = rounded(round(value, DUST), column.decimals, percent=column.percent) if value is not None else word
+    if value is None and lacking is not None:
+        text = lacking.text
+    return Entry(
+        text=text,
+        heading=column.heading,
+        probe=column.probe,
+        metric=column.metric,
+        length=column.length,
+        value=value,
+        reason=lacking.reason if lacking else None,
+        origins=tuple(dict.fromkeys(origin for part in parts for origin in part.origins)),
+    )
+
+
+def _leading_number(text: str) -> Decimal | None:
+    try:
+        return Decimal(text.split(" ", 1)[0])
+    except InvalidOperation:
+        return None
+
+
+def _best_of(rivals: Sequence[Entry]) -> list[bool]:
+    """Which of them is the best as printed, ties included; none where all are alike, or alone."""
+    numbers = [_leading_number(rival.text) if rival.value is not None else None for rival in rivals]
+    known = [number for number in numbers if number is not None]
+    direction = better(rivals[0].metric) if rivals else 0
+    if not direction or len(set(known)) < 2:
+        return [False] * len(rivals)
+    best = max(known) if direction > 0 else min(known)
+    return [number == best for number in numbers]
+
+
+def mark_best(grid: Sequence[Sequence[Entry]], rank: Rank) -> tuple[tuple[Entry, ...], ...]:
+    """The entries with `best` set: down each column, or along each row among those of one probe, metric and length."""
+    groups: dict[Any, list[tuple[int, int]]] = {}
+    for r, row in enumerate(grid):
+        for c, one in enumerate(row):
+            key = c if rank == "column" else (r, one.probe, one.metric, one.length)
+            groups.setdefault(key, []).append((r, c))
+    found = [list(row) for row in grid]
+    if rank != "none":
+        for places in groups.values():
+            for (r, c), best in zip(places, _best_of([grid[r][c] for r, c in places]), strict=True):
+                found[r][c] = replace(grid[r][c], best=best)
+    return tuple(tuple(row) for row in found)
+
+
+def sources_of(attempts: Iterable[int], sources: Mapping[int, Source]) -> list[dict[str, Any]]:
+    """The attempts by the commit and the GPU that they ran on."""
+    groups: dict[Source, list[int]] = {}
+    for attempt in sorted(set(attempts)):
+        groups.setdefault(sources.get(attempt, Source(None, None, None)), []).append(attempt)
+    return [
+        {"commit": source.commit, "dirty": source.dirty, "gpu": source.gpu, "attempts": found}
+        for source, found in groups.items()
+    ]
+
+
+def _raw_entry(one: Entry) -> dict[str, Any]:
+    row = asdict(one)
+    row["printed"] = row.pop("text")
+    del row["origins"]
+    attempts = list(one.attempts)
+    return row | {
+        "attempt_id": attempts[0] if len(attempts) == 1 else None,
+        "cells": list(one.cells),
+        "attempts": attempts,
+    }
+
+
+def assemble(
+    data: SweepData,
+    number: str,
+    title: str,
+    headings: Sequence[str],
+    lines: Sequence[Line],
+    *,
+    numbers: Sequence[str] = (),
+    notes: Sequence[str] = (),
+    rank: Rank = "none",
+    options: Mapping[str, Any] | None = None,
+    sources: Mapping[int, Source] | None = None,
+) -> Table:
+    """The table of these lines: `headings` above the words, `numbers` above the entries."""
+    grid = mark_best([line.entries for line in lines], rank)
+    sources = data.sources if sources is None else sources
+    origins = [
+        [*line.origins, *(origin for one in row for origin in one.origins)]
+        for line, row in zip(lines, grid, strict=True)
+    ]
+    cells: dict[str, dict[int, None]] = {}
+    for line, row_origins in zip(lines, origins, strict=True):
+        for cell in line.cells:
+            cells.setdefault(cell.cell_id, {})
+        for name, attempt in row_origins:
+            cells.setdefault(name, {}).update({} if attempt is None else {attempt: None})
+    made: dict[str, Any] = {
+        "table": number,
+        "sweep": data.sweep,
+        "revision": data.revision,
+        "options": dict(options or {}),
+    }
+    known = sources_of((attempt for found in cells.values() for attempt in found), sources)
+    by_cell = {name: sorted(found) for name, found in cells.items()}
+    trace = made | {"cells": by_cell, "sources": known}
+    raw = []
+    for line, row, row_origins in zip(lines, grid, origins, strict=True):
+        about = {"sweep": data.sweep, "revision": data.revision, "row": dict(zip(headings, line.words, strict=True))}
+        mine = sources_of((attempt for _, attempt in row_origins if attempt is not None), sources)
+        row_trace = made | {"sources": mine}
+        raw.append(about | dict(line.about) | {"values": [_raw_entry(one) for one in row], "trace": row_trace})
+    return Table(
+        number=number,
+        title=title,
+        columns=(*headings, *numbers),
+        text_columns=len(headings),
+        rows=tuple((*line.words, *(one.text for one in row)) for line, row in zip(lines, grid, strict=True)),
+        raw=tuple(raw),
+        notes=tuple(notes),
+        entries=grid,
+        trace=trace,
+    )
+
+
+def about_cell(data: SweepData, cell: CellState) -> dict[str, Any]:
+    """What JSON says of a row that is one cell: the database's column names."""
+    state = {
+        "axes": dict(cell.axes),
+        "state": cell.state,
+        "standing": data.standing(cell),
+        "attempt_id": cell.attempt_id,
+    }
+    return {"cell": cell.cell_id, "slug": cell.slug, "seed": cell.seed} | dict(cell.levels) | state
+
+
+def sweep_note(data: SweepData) -> str:
+    """Which sweep this is and how far it is."""
+    return f"Sweep {data.sweep}, revision {data.revision}: {data.done} of {len(data.cells)} cells done."
+
+
+def reference_note(data: SweepData) -> list[str]:
+    """The corpus entropies, where they are known."""
+    known = [
+        f"{name} {' / '.join(rounded(number, 3) for number in data.references[metric])}"
+        for metric, name in REFERENCES.items()
+        if metric in data.references
+    ]
+    return [f"For comparison, of the corpus in nats per token: {', '.join(known)}."] if known else []
+
+
+def word_notes(grid: Iterable[Sequence[Entry]]) -> list[str]:
+    """What the words that stand for numbers mean, with how often each does."""
+    entries = [one for row in grid for one in row if one.value is None]
+    reasons = Counter(one.reason for one in entries if one.reason)
+    notes = []
+    for reason, count in sorted(reasons.items()):
+        code = reason_code(reason)
+        notes.append(f"{code} ({count} values): {reason.removeprefix(code).lstrip(': ') or code}.")
+    if any(one.text == NO_CELL for one in entries):
+        notes.append(f"{NO_CELL}: the sweep does not list that combination.")
+    if any(not one.reason and one.text not in (NO_CELL, NOTHING) for one in entries):
+        notes.append("A word in place of a number is the state of a cell that has none yet.")
+    return notes
+
+
+def seed_notes(grid: Iterable[Sequence[Entry]], n: int) -> list[str]:
+    """What the plus-minus sign means, where one is printed."""
+    if n < 2:
+        return []
+    return [f"Mean ± sample standard deviation over up to {n} seeds; (n=k) where only k of them have the number."]

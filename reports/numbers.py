@@ -1,0 +1,69 @@
+"""How numbers, lengths and reasons are printed, and which direction of a metric is the better one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Decimal, localcontext
+
+CODE_LENGTH = 16
+LOWER = frozenset(("val_loss", "val_loss_full", "nats", "bits", "step_seconds", "train_seconds", "peak_memory"))
+HIGHER = frozenset(("digit_accuracy", "exact_accuracy", "mfu", "mfu_paper", "tokens_per_s"))
+
+
+def better(metric: str) -> int:
+    """-1 where less is better, 1 where more is, 0 where neither (or where we do not know the metric)."""
+    return -1 if metric in LOWER else 1 if metric in HIGHER else 0
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of numbers: where it comes from and how it is printed. `length` is 0 for a number without one."""
+
+    heading: str
+    probe: str
+    metric: str
+    decimals: int
+    percent: bool = False
+    length: int = 0
+
+
+def rounded(value: float, decimals: int, *, percent: bool = False) -> str:
+    """The shortest decimal that names the float, rounded half up (0.125 -> 0.13, 2.675 -> 2.68), as people do by hand.
+
+    `percent` multiplies by 100 first, exactly. No sign is left on a zero.
+    """
+    with localcontext() as context:
+        context.prec = 400  # any float in full: nothing is rounded twice
+        exact = Decimal(repr(float(value))) * (100 if percent else 1)
+        result = exact.quantize(Decimal(1).scaleb(-decimals), ROUND_HALF_UP)
+    return str(abs(result) if result == 0 else result)
+
+
+def signed(value: float, decimals: int, *, percent: bool = False) -> str:
+    """`rounded`, with a plus sign before what is above zero."""
+    text = rounded(value, decimals, percent=percent)
+    return text if text.startswith("-") or not text.strip("0.") else f"+{text}"
+
+
+def length_name(length: int) -> str:
+    """128 -> 128, 2048 -> 2K, 65536 -> 64K, 1048576 -> 1M."""
+    for unit, size in (("M", 1 << 20), ("K", 1 << 10)):
+        if length and length % size == 0:
+            return f"{length // size}{unit}"
+    return str(length)
+
+
+def reason_code(reason: str) -> str:
+    """The word that stands for a number that was not to be had: the reason's code, before its colon."""
+    code = reason.split(":", 1)[0].strip()
+    if code.startswith(("n/a", "no peak")):
+        return "n/a"
+    return code if code and len(code) <= CODE_LENGTH else (code.split() or ["n/a"])[0][:CODE_LENGTH]
+
+
+def large(number: float) -> str:
+    """A count in three digits: 1536 -> 1.54K, 378220864 -> 378M, 996147200 -> 996M, 1e12 -> 1T."""
+    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        if number >= size * 0.9995:
+            return f"{float(f'{number / size:.3g}'):g}{unit}"
+    return f"{number:g}"

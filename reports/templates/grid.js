@@ -1,0 +1,182 @@
+// A table of any length.
+
+const ROW_HEIGHT = 32; // pixels of a table row, its border included
+const PADDING = "1.4rem"; // of a cell and of the button in it, both sides together
+const OVERSCAN = 12; // rows drawn above and below what is seen
+
+/** A table of which only the rows in sight exist. One stop for Tab; arrows, Home, End and Page keys move inside.
+
+Columns are {heading, width (in characters, or as CSS), number, header (row header), sort (its name, if it sorts), cell(row)}; the
+first two stay in sight where `fixed` says so. */
+class Grid {
+  constructor(label, { onSort = null, rowClass = () => "", fixed = false } = {}) {
+    this.onSort = onSort;
+    this.rowClass = rowClass;
+    this.cursor = { row: 0, column: 0 };
+    this.rows = [];
+    this.table = make("table", { role: "grid", "aria-label": label, class: fixed ? "fixed" : null });
+    this.viewport = make(
+      "div",
+      { class: "viewport", role: "region", "aria-label": `${label}, scrolls`, tabindex: "-1" },
+      this.table,
+    );
+    this.viewport.addEventListener("scroll", () => this.frame(), { passive: true });
+    this.table.addEventListener("keydown", (event) => this.move(event));
+    this.table.addEventListener("focusin", (event) => this.follow(event.target));
+    new ResizeObserver(() => this.frame()).observe(this.viewport);
+  }
+
+  show(columns, rows, order) {
+    const focused = this.table.contains(document.activeElement)
+      ? document.activeElement.closest("thead th")?.cellIndex
+      : undefined;
+    const held = this.body?.contains(document.activeElement);
+    this.rows = rows;
+    this.columns = columns;
+    const widths = columns.map(({ width }) => (typeof width === "number" ? `(${width}ch + ${PADDING})` : width));
+    const cols = widths.map((width) => {
+      const col = make("col");
+      col.style.width = `calc(${width})`;
+      return col;
+    });
+    this.table.style.width = `max(100%, ${widths.join(" + ")})`;
+    this.table.setAttribute("aria-rowcount", rows.length + 1);
+    this.table.setAttribute("aria-colcount", columns.length);
+    this.body = make("tbody");
+    const head = make("tr", { "aria-rowindex": 1 }, ...columns.map((column) => this.heading(column, order)));
+    this.table.replaceChildren(make("colgroup", {}, ...cols), make("thead", {}, head), this.body);
+    this.cursor = {
+      row: Math.min(this.cursor.row, Math.max(0, rows.length - 1)),
+      column: Math.min(this.cursor.column, columns.length - 1),
+    };
+    this.drawn = null;
+    this.render();
+    if (held) (this.target(this.cursor) ?? this.viewport).focus({ preventScroll: true });
+    if (focused !== undefined) head.cells[focused]?.querySelector("button")?.focus();
+  }
+
+  heading(column, order) {
+    const kind = column.number ? "n" : null;
+    if (!column.sort)
+      return make("th", { scope: "col", class: `plain ${kind ?? ""}`, text: column.heading, title: column.title });
+    const direction = order?.column !== column.sort ? "none" : order.down ? "descending" : "ascending";
+    const button = make("button", {
+      type: "button",
+      text: column.heading,
+      title: column.title,
+      on: { click: () => this.onSort(column.sort) },
+    });
+    return make("th", { scope: "col", class: kind, "aria-sort": direction }, button);
+  }
+
+  frame() {
+    if (this.waiting || !this.body) return;
+    this.waiting = requestAnimationFrame(() => {
+      this.waiting = null;
+      this.render();
+    });
+  }
+
+  render() {
+    const height = window.innerHeight; // the table is never taller, and its own height follows from what is drawn
+    const first = Math.max(0, Math.floor(this.viewport.scrollTop / ROW_HEIGHT) - OVERSCAN);
+    const last = Math.min(this.rows.length, first + Math.ceil(height / ROW_HEIGHT) + 2 * OVERSCAN);
+    if (this.drawn?.[0] === first && this.drawn?.[1] === last) return;
+    const holds = this.body.contains(document.activeElement);
+    this.drawn = [first, last];
+    const rows = this.rows.slice(first, last).map((row, index) => this.row(row, first + index));
+    this.body.replaceChildren(this.gap(first), ...rows, this.gap(this.rows.length - last));
+    this.setStop();
+    if (holds) (this.target(this.cursor) ?? this.viewport).focus({ preventScroll: true });
+  }
+
+  gap(rows) {
+    const cell = make("td", { colspan: this.columns.length });
+    cell.style.height = `${rows * ROW_HEIGHT}px`;
+    return make("tr", { class: "gap", "aria-hidden": "true", hidden: rows === 0 }, cell);
+  }
+
+  row(row, index) {
+    const line = make("tr", { "aria-rowindex": index + 2, class: this.rowClass(row) });
+    for (const column of this.columns) {
+      const content = column.cell(row);
+      const cell = make(column.header ? "th" : "td", {
+        scope: column.header ? "row" : null,
+        class: column.number ? "n" : null,
+      });
+      if (content instanceof Node) cell.append(content);
+      else {
+        cell.textContent = content;
+        cell.title = content;
+      }
+      line.append(cell);
+    }
+    for (const cell of line.cells) (cell.querySelector("button, input") ?? cell).tabIndex = -1;
+    return line;
+  }
+
+  target({ row, column }) {
+    const cell = this.body.querySelector(`tr[aria-rowindex="${row + 2}"]`)?.cells[column];
+    return cell ? (cell.querySelector("button, input") ?? cell) : null;
+  }
+
+  setStop() {
+    this.stop?.setAttribute("tabindex", "-1");
+    const [first] = this.drawn;
+    const seen = Math.ceil(this.viewport.scrollTop / ROW_HEIGHT);
+    this.stop =
+      this.target(this.cursor) ??
+      this.target({ row: Math.max(first, Math.min(seen, this.rows.length - 1)), column: this.cursor.column });
+    this.stop?.setAttribute("tabindex", "0");
+  }
+
+  follow(element) {
+    const cell = element.closest("tbody td, tbody th");
+    if (!cell) return;
+    this.cursor = { row: Number(cell.parentElement.getAttribute("aria-rowindex")) - 2, column: cell.cellIndex };
+    this.setStop();
+  }
+
+  move(event) {
+    if (!event.target.closest("tbody") || event.altKey || event.metaKey) return;
+    const page = Math.max(1, Math.floor(this.viewport.clientHeight / ROW_HEIGHT) - 2);
+    const steps = {
+      ArrowUp: [-1, 0],
+      ArrowDown: [1, 0],
+      ArrowLeft: [0, -1],
+      ArrowRight: [0, 1],
+      PageUp: [-page, 0],
+      PageDown: [page, 0],
+    };
+    steps.Home = event.ctrlKey ? [-this.rows.length, -this.columns.length] : [0, -this.columns.length];
+    steps.End = event.ctrlKey ? [this.rows.length, this.columns.length] : [0, this.columns.length];
+    if (!steps[event.key]) return;
+    event.preventDefault();
+    const [down, right] = steps[event.key];
+    this.cursor = {
+      row: Math.max(0, Math.min(this.rows.length - 1, this.cursor.row + down)),
+      column: Math.max(0, Math.min(this.columns.length - 1, this.cursor.column + right)),
+    };
+    this.reveal();
+    this.target(this.cursor)?.focus({ preventScroll: true });
+    this.target(this.cursor)
+      ?.closest("td, th")
+      .scrollIntoView({ block: "nearest", inline: "nearest", behavior: "instant" });
+    this.reveal();
+  }
+
+  /** Scrolls so that the cursor's row stands below the heading, and draws it. */
+  reveal() {
+    const top = this.cursor.row * ROW_HEIGHT;
+    const height = this.viewport.clientHeight - 2 * ROW_HEIGHT;
+    if (top < this.viewport.scrollTop) this.viewport.scrollTop = top;
+    else if (top > this.viewport.scrollTop + height) this.viewport.scrollTop = top - height;
+    this.render();
+  }
+}
+
+/** The characters that a column needs: of its longest text, or of its heading, which is bold and may have an arrow. */
+function widest(heading, texts, most = 40) {
+  const longest = texts.reduce((length, text) => Math.max(length, text.length), 0);
+  return Math.min(most, Math.max(1.1 * heading.length + 1, longest));
+}

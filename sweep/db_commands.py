@@ -1,0 +1,136 @@
+"""The commands that move and look after whole databases: parse, call one function, print."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..results.options import AsJson, Db, Runs, SweepName, print_json, runs_folder
+
+db_app = typer.Typer(help="Look after the results database.", no_args_is_help=True)
+
+
+@db_app.command("upgrade")
+def db_upgrade(db: Db = None, as_json: AsJson = False) -> None:
+    """Bring an older database to this version's schema, after a backup beside it."""
+    from ..results.store import upgrade_store
+
+    backup = upgrade_store(db)
+    if as_json:
+        print_json({"backup": backup})
+    else:
+        typer.echo(f"up to date; backup: {backup}" if backup else "up to date; nothing to do")
+
+
+def export(
+    sweep: SweepName = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="File to write; else <sweep>.zip, or <sweep>-<what>.<to>.")
+    ] = None,
+    with_weights: Annotated[bool, typer.Option("--with-weights", help="Take kept weights and logs along.")] = False,
+    to: Annotated[str | None, typer.Option("--to", help="A table instead of a bundle: csv, jsonl or parquet.")] = None,
+    what: Annotated[
+        str, typer.Option("--what", help="Which table: measurements, cells, curves, examples or attempts.")
+    ] = "measurements",
+    runs: Runs = None,
+    db: Db = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a sweep into one file that `import` takes in elsewhere, or one of its tables for another program."""
+    import re
+    from dataclasses import asdict
+
+    from ..results.interchange import export_sweep, export_table
+    from ..results.store import StoreError, open_store
+
+    store = open_store(db)
+    name = sweep or store.default_sweep()
+    plain = re.sub(r"[^\w.-]+", "_", name)
+    if to is not None:
+        if with_weights:
+            raise StoreError("--with-weights goes into a bundle, not into a table; leave --to out")
+        file = out or Path(f"{plain}-{what}.{to}")
+        rows = export_table(store, what, file, to, name)  # type: ignore[arg-type]
+        if as_json:
+            print_json({"sweep": name, "file": file, "rows": rows})
+        else:
+            typer.echo(f"{file}: {rows} rows of {what} of sweep {name}")
+        return
+    summary = export_sweep(store, name, out or Path(f"{plain}.zip"), weights=with_weights, runs=runs_folder(runs, db))
+    if as_json:
+        print_json(asdict(summary))
+        return
+    counts = ", ".join(f"{count} {table}" for table, count in summary.added.items() if count)
+    typer.echo(f"{summary.file}: sweep {name} in {summary.bytes / 1e6:.1f} MB ({counts}, {summary.files} files)")
+    for note in summary.notes:
+        typer.echo(note, err=True)
+
+
+def import_(
+    file: Annotated[Path, typer.Argument(help="A bundle that atma-sweep export wrote.")],
+    name: Annotated[str | None, typer.Option("--name", help="Call the sweep so here.")] = None,
+    runs: Runs = None,
+    db: Db = None,
+    as_json: AsJson = False,
+) -> None:
+    """Take a bundle into the database: what is missing is added, nothing is changed, and twice is as once."""
+    from dataclasses import asdict
+
+    from ..results.interchange import import_bundle
+    from ..results.store import open_store
+
+    store = open_store(db, create=True)
+    summary = import_bundle(store, file, rename=name, runs=runs_folder(runs, db), identify=_identify)
+    if as_json:
+        print_json(asdict(summary))
+        return
+    counts = ", ".join(f"{count} {table}" for table, count in summary.added.items() if count) or "nothing new"
+    typer.echo(f"sweep {summary.sweep}: added {counts}; {summary.present.get('attempt', 0)} attempts were here already")
+    for note in summary.notes:
+        typer.echo(note, err=True)
+
+
+def _identify(config: Any) -> str:
+    from .cell import CellConfig, cell_id
+
+    return cell_id(CellConfig.model_validate(config))
+
+
+@db_app.command("backup")
+def db_backup(
+    to: Annotated[
+        Path | None, typer.Option("--to", help="Folder or file; else <db>.<UTC time>.backup beside the database.")
+    ] = None,
+    db: Db = None,
+    as_json: AsJson = False,
+) -> None:
+    """Copy a SQLite database while it is in use. The copy is checked and never overwrites anything."""
+    from ..results.maintenance import backup
+
+    copy = backup(db, to)
+    if as_json:
+        print_json({"backup": copy, "bytes": copy.stat().st_size})
+    else:
+        typer.echo(f"{copy}: {copy.stat().st_size / 1e6:.1f} MB")
+        typer.echo("to go back: stop launches, move the database away with its -wal and -shm, give this file its name")
+
+
+@db_app.command("check")
+def db_check(runs: Runs = None, db: Db = None, as_json: AsJson = False) -> None:
+    """Look for everything that is wrong with a database, and say what to do; exit 1 when numbers are in danger."""
+    from dataclasses import asdict
+
+    from ..results.maintenance import check
+
+    findings = check(db, runs=runs_folder(runs, db), identify=_identify)
+    if as_json:
+        print_json([asdict(finding) for finding in findings])
+    else:
+        for finding in findings:
+            typer.echo(f"{finding.severity}: {finding.what}\n  -> {finding.remedy}")
+        if not findings:
+            typer.echo("nothing is wrong")
+    if any(finding.severity == "error" for finding in findings):
+        raise typer.Exit(1)

@@ -1,0 +1,101 @@
+"""A written table is checked against the database, cell by cell."""
+
+import re
+
+import pytest
+from atma_sweep.reports.check import check_file
+from atma_sweep.reports.data import ReportError
+from atma_sweep.reports.render import FORMATS, render
+from atma_sweep.reports.tables import make_table
+
+FILES = [format for format in FORMATS if format != "terminal"]
+
+
+@pytest.fixture
+def written(store, tmp_path):
+    def write(format, name="6", change=None, **options):
+        text = render(make_table(name, store, "quick", **options), format)
+        path = tmp_path / f"table.{format}"
+        path.write_text(change(text) if change else text)
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("format", FILES)
+class TestEveryFormat:
+    def test_unchanged(self, store, written, format):
+        assert check_file(written(format), store) == []
+        assert check_file(written(format, name="4"), store) == []
+        assert check_file(written(format, seeds=True), store) == []
+
+    def test_a_changed_number_is_named(self, store, written, format):
+        path = written(format, change=lambda text: re.sub(r"\b3\.142\b", "3.141", text))
+        (line,) = check_file(path, store)
+        assert "row 2 (nope baseline off on off), Val: the file says" in line
+        assert "3.141" in line
+        assert "3.142" in line
+
+    def test_a_changed_database_is_named(self, store, run, make, written, format):
+        _, numbers = make
+        path = written(format)
+        run(store, f"{4:012x}", "done", numbers(0.5)[:1])
+        lines = check_file(path, store)
+        assert [line for line in lines if "row 1 (polar baseline off on off), Val" in line]
+        assert all("row" in line for line in lines)
+
+    def test_the_same_number_from_another_attempt_is_named(self, store, run, make, written, format):
+        _, numbers = make
+        path = written(format)
+        run(store, f"{1:012x}", "done", numbers(3.14159)[:1])
+        assert check_file(path, store) != []
+
+    def test_a_row_less(self, store, written, format):
+        gone = {
+            "md": lambda text: re.sub(r"\| nope .*\n", "", text),
+            "csv": lambda text: re.sub(r"nope,.*\n", "", text),
+            "tex": lambda text: re.sub(r"\{nope\} .*\n", "", text),
+            "html": lambda text: re.sub(r"<tr><th scope=\"row\">nope.*\n", "", text),
+            "json": None,
+        }[format]
+        if gone is not None:
+            lines = check_file(written(format, change=gone), store)
+            assert any("row 5 (polar baseline off on on) is missing from the file" in line for line in lines)
+
+
+def test_a_changed_note_is_named(store, written):
+    path = written("md", change=lambda text: text.replace("2 of 5 cells", "5 of 5 cells"))
+    (line,) = check_file(path, store)
+    assert "5 of 5 cells" in line
+
+
+def test_an_older_revision_is_made_again(store, make, written):
+    cell, _ = make
+    path = written("csv")
+    store.record_revision("quick", grid_text="y", grid_file="x.yaml", cells=[cell(1, attn_type="nope")])
+    assert check_file(path, store) == []
+
+
+def test_what_is_no_table_of_ours(store, written, tmp_path):
+    with pytest.raises(ReportError, match="carries no trace"):
+        check_file(written("csv", change=lambda text: text.split("#")[0]), store)
+    with pytest.raises(ReportError, match="cannot be read"):
+        check_file(written("md", change=lambda text: text.replace('{"table"', '{"table')), store)
+    with pytest.raises(ReportError, match="only files ending in"):
+        check_file(tmp_path / "table.pdf", store)
+    with pytest.raises(ReportError, match="cannot read"):
+        check_file(tmp_path / "none.csv", store)
+    (tmp_path / "empty.json").write_text("[]\n")
+    with pytest.raises(ReportError, match="has no row"):
+        check_file(tmp_path / "empty.json", store)
+    other = written("csv", change=lambda text: text.replace('"sweep":"quick"', '"sweep":"gone"'))
+    assert "cannot be made any more" in check_file(other, store)[0]
+
+
+def test_published_tables(published, tmp_path):
+    for name in ("2", "6", "open-weight", "budgets"):
+        path = tmp_path / f"{name}.tex"
+        path.write_text(render(make_table(name, published, "printed-v2"), "tex"))
+        assert check_file(path, published) == []
+    path.write_text(path.read_text().replace("128.7 ZF", "128.8 ZF"))
+    assert "128.8 ZF" in check_file(path, published)[0]

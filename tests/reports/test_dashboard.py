@@ -1,0 +1,263 @@
+"""The page of a sweep, read back: its numbers are the store's, and no text of the sweep can leave its place."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import re
+import struct
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from atma_sweep.cli import app
+from atma_sweep.reports import dashboard as module
+from atma_sweep.reports.dashboard import Series, dashboard, unpacked
+from atma_sweep.reports.data import gather
+from atma_sweep.reports.effects import effects
+from atma_sweep.reports.tables import make_table
+from atma_sweep.results.errors import SweepUnknown
+from atma_sweep.results.recorder import Recorder
+from atma_sweep.results.records import CurvePoint, Provenance
+from atma_sweep.results.schema import AttemptRow
+from atma_sweep.results.store import Store, open_store
+from synthetic import OWNER, synthetic_sweep
+from typer.testing import CliRunner
+
+HOSTILE = "</script><script>window.broken=1</script><!--<img src=x onerror=window.broken=1>&lt;b&gt; $title ${policy}"
+
+
+class Page(HTMLParser):
+    """Script blocks and style sheets by id or place, the policy, and the tags in their order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.blocks: dict[str, str] = {}
+        self.scripts: list[str] = []
+        self.styles: list[str] = []
+        self.tags: list[str] = []
+        self.policy = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.tags.append(tag)
+        self._open = (tag, given.get("id"))
+        if given.get("http-equiv") == "Content-Security-Policy":
+            self.policy = given["content"] or ""
+
+    def handle_data(self, data: str) -> None:
+        tag, name = getattr(self, "_open", ("", None))
+        if tag == "script" and name:
+            self.blocks[name] = self.blocks.get(name, "") + data
+        elif tag == "script":
+            self.scripts.append(data)
+        elif tag == "style":
+            self.styles.append(data)
+
+    def handle_endtag(self, tag: str) -> None:
+        self._open = ("", None)
+
+    def core(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(unpacked(self.blocks["core"]))
+        return found
+
+
+def read_series(data: bytes, count: int) -> tuple[Series, bytes]:
+    """The other way round than Series.packed, with Python's own struct instead of NumPy's views."""
+
+    def column(size: int, kind: str) -> list[float]:
+        nonlocal data
+        planes = [data[place * count : (place + 1) * count] for place in range(size)]
+        data = data[size * count :]
+        return [struct.unpack(f"<{kind}", bytes(plane[i] for plane in planes))[0] for i in range(count)]
+
+    tokens = np.cumsum(column(8, "d"))
+    return Series(tokens, np.array(column(4, "f")), np.array(column(4, "f"))), data
+
+
+@pytest.fixture
+def curved(store: Store) -> Store:
+    """The small sweep with a curve in its first cell and its provenance, and a failure with a traceback."""
+    first = store.cell_states("quick")[0]
+    assert first.attempt_id is not None
+    with store.transaction() as session:
+        row = session.get(AttemptRow, first.attempt_id)
+        assert row is not None
+        row.state = "running"
+    recorder = Recorder(store, first.attempt_id, 1)
+    recorder.provenance(Provenance(config={}, seed=0, git_commit="abc123", git_dirty=True, gpu_name="NVIDIA H200"))
+    losses = [11.25, math.nan, 4.1, 3.3]
+    recorder.curve(
+        [
+            CurvePoint(step=i, tokens=(i + 1) * 1000, wall_s=1.5 * i, train_loss=loss, val_loss=3.5 if i == 3 else None)
+            for i, loss in enumerate(losses)
+        ]
+    )
+    store.finish_attempt(first.attempt_id, 1, "done")
+    return store
+
+
+def test_numbers_are_those_of_table_6_and_of_the_store(curved: Store) -> None:
+    core = Page(dashboard(curved, "quick")).core()
+    table = make_table("6", curved, "quick")
+    shown = core["tables"]["mean"]["rows"]
+    assert [(*row["words"], *(number[0] for number in row["numbers"])) for row in shown] == list(map(tuple, table.rows))
+    best = {(r, c + 5) for r, row in enumerate(shown) for c, number in enumerate(row["numbers"]) if number[4]}
+    assert best == set(table.best)
+    count = 0
+    for cell in core["cells"]:
+        known = {(v.probe, v.metric, v.length): v for v in curved.measurements(cell["id"])}
+        for key, value, n, low, high, attempt, reason in cell["values"]:
+            about = core["keys"][key]
+            true = known.pop((about["probe"], about["metric"], about["length"]))
+            assert (value, n, low, high, attempt, reason) == (true.value, true.n, true.low, true.high, true.attempt_id, true.reason)  # fmt: skip
+            count += 1
+        assert cell["state"] == "running" or not known
+    assert count == 14
+    assert [cell["state"] for cell in core["cells"]] == ["done", "done", "running", "diverged", "new"]
+
+
+def test_a_number_leads_to_its_attempt(curved: Store) -> None:
+    core = Page(dashboard(curved, "quick")).core()
+    attempt = core["tables"]["mean"]["rows"][0]["numbers"][0][5][0]
+    told = core["attempts"][str(attempt)]
+    assert (told["commit"], told["dirty"], told["gpu"], told["host"]) == ("abc123", True, "NVIDIA H200", "here")
+    stored = curved.attempt(attempt)
+    assert told["started"] == f"{stored.started_at:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def test_a_curve_comes_back_and_breaks_where_the_loss_was_not_finite(curved: Store) -> None:
+    page = Page(dashboard(curved, "quick"))
+    first = page.core()["cells"][0]
+    assert first["curve"]["points"] == 4
+    train, rest = read_series(unpacked(page.blocks[f"curve-{first['id']}"]), first["curve"]["kept"][0])
+    val, rest = read_series(rest, first["curve"]["kept"][1])
+    assert rest == b""
+    assert train.tokens.tolist() == [1000, 2000, 3000, 4000]
+    assert train.wall_s.tolist() == [0.0, 1.5, 3.0, 4.5]
+    np.testing.assert_array_equal(train.loss, np.float32([11.25, math.nan, 4.1, 3.3]))
+    assert (val.tokens.tolist(), val.loss.tolist()) == ([4000], [3.5])
+    assert [name for name in page.blocks if name.startswith("curve-")] == [f"curve-{first['id']}"]
+
+
+def test_thinning_keeps_the_last_point_and_stays_below_the_limit() -> None:
+    numbers = np.arange(1900.0)
+    for most in (1, 7, 100, 1899, 1900, 5000):
+        kept = Series(numbers, numbers, numbers).thinned(most).tokens
+        assert kept[-1] == 1899
+        assert len(kept) <= most
+        assert len(set(np.diff(kept))) <= 1
+    assert len(Series(numbers, numbers, numbers).thinned(1900).tokens) == 1900
+
+
+def test_effects_are_those_of_the_pairs(published: Store) -> None:
+    page = Page(dashboard(published, "printed-v2"))
+    shown = json.loads(unpacked(page.blocks["effects"]))
+    data = gather(published, "printed-v2")
+    truth = effects(data)
+    assert len(shown["rows"]) == len(truth) > 200
+    for row, one in zip(shown["rows"], truth, strict=True):
+        numbers = dict(zip(shown["numbers"], row["numbers"], strict=True))
+        assert [numbers[name][1] for name in ("Pairs", "Mean", "Low", "High")] == [
+            one.pairs,
+            one.mean,
+            one.low,
+            one.high,
+        ]
+        assert [data.cells[cell].cell_id for cell in row["cells"]] == [cell for cell, _ in one.origins]
+
+
+def test_several_seeds_are_means_and_rows_of_their_own(empty: Store) -> None:
+    synthetic_sweep(empty, 6, 1, seeds=3)
+    core = Page(dashboard(empty)).core()
+    mean, each = core["tables"]["mean"]["rows"], core["tables"]["each"]["rows"]
+    assert (len(mean), len(each)) == (2, 6)
+    assert mean[0]["cells"] == [0, 1, 2]
+    numbers = [row["numbers"][0][1] for row in each[:3]]
+    assert mean[0]["numbers"][0][1] == pytest.approx(np.mean(numbers), rel=1e-12)
+    assert mean[0]["numbers"][0][2] == pytest.approx(np.std(numbers, ddof=1), rel=1e-12)
+    assert "±" in mean[0]["numbers"][0][0]
+
+
+def test_the_policy_lets_in_nothing_but_the_hashes_of_what_is_there(curved: Store) -> None:
+    text = dashboard(curved, "quick")
+    page = Page(text)
+
+    def hashed(part: str) -> str:
+        return f"'sha256-{base64.b64encode(hashlib.sha256(part.encode()).digest()).decode()}'"
+
+    rules = dict(rule.split(" ", 1) for rule in page.policy.split("; "))
+    assert rules["default-src"] == "'none'"
+    assert rules["script-src"].split() == [hashed(page.scripts[0]), hashed(unpacked(page.blocks["library"]).decode())]
+    assert rules["style-src"].split() == [hashed(page.styles[0]), hashed("")]
+    assert len(page.scripts) == len(page.styles) == 1
+    assert "unsafe" not in page.policy
+    assert not re.search(r"(src|href)=[\"']?(https?:)?//", text)
+
+
+def test_hostile_text_stays_data(empty: Store, make: tuple[Callable[..., Any], Any], run: Callable[..., None]) -> None:
+    build, numbers = make
+    calm = build(1, axes={"note": "calm"})
+    wild = build(2, attn_type=HOSTILE, axes={"note": HOSTILE})
+    empty.record_revision(HOSTILE, grid_text=HOSTILE, grid_file="x", cells=[calm, wild])
+    run(empty, calm.id, "done", numbers(1.5))
+    attempt = empty.start_attempt(wild.id, owner=OWNER, fence=1)
+    empty.finish_attempt(attempt.id, 1, "failed", cause=HOSTILE)
+    text = dashboard(empty)
+    page = Page(text)
+    core = page.core()
+    assert core["cells"][1]["cause"] == HOSTILE
+    assert core["tables"]["mean"]["rows"][1]["words"][0] == HOSTILE
+    assert core["grid"] == HOSTILE
+    calm_tags = [tag for tag in page.tags if tag in ("img", "b", "iframe", "object")]
+    assert calm_tags == []
+    assert page.tags.count("script") == len(page.blocks) + 1
+    assert "window.broken" not in re.sub(r"<title>.*?</title>|<h1.*?</h1>", "", text)
+    assert "&lt;/script&gt;" in text
+
+
+@pytest.mark.slow
+def test_120_cells_with_full_curves_stay_under_8_mb_and_come_out_the_same_twice(empty: Store, tmp_path: Path) -> None:
+    synthetic_sweep(empty, 120, 1900)
+    path = tmp_path / "deep" / "page.html"
+    size = module.write_dashboard(empty, path)
+    first = path.read_bytes()
+    assert size == len(first) < 8e6
+    core = Page(first.decode()).core()
+    assert all(cell["curve"]["kept"] == [1900, 38] for cell in core["cells"])
+    empty.close()
+    again = open_store(tmp_path / "empty.db")
+    assert dashboard(again).encode() == first
+
+
+def test_many_curves_are_thinned_and_the_page_is_told(empty: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CURVE_POINTS", 1000)
+    synthetic_sweep(empty, 8, 300)
+    page = Page(dashboard(empty))
+    curve = page.core()["cells"][0]["curve"]
+    assert (curve["points"], curve["kept"], curve["all"]) == (300, [100, 6], [300, 6])
+    name = f"curve-{page.core()['cells'][0]['id']}"
+    train, _ = read_series(unpacked(page.blocks[name]), 100)
+    assert train.tokens[-1] == 300 * 524_288
+
+
+def test_a_sweep_without_a_number_has_a_page(empty: Store, make: tuple[Callable[..., Any], Any]) -> None:
+    empty.record_revision("none", grid_text="x", grid_file="x", cells=[make[0](1)])
+    core = Page(dashboard(empty)).core()
+    assert [number[0] for number in core["tables"]["mean"]["rows"][0]["numbers"]] == ["new"] * 8
+
+
+def test_the_command_writes_the_file_and_says_where(curved: Store, tmp_path: Path) -> None:
+    path = tmp_path / "quick.html"
+    database = str(tmp_path / "test.db")
+    done = CliRunner().invoke(app, ["report", "--dashboard", str(path), "--db", database, "--json"])
+    assert done.exit_code == 0, done.output
+    assert path.stat().st_size == json.loads(done.stdout)["bytes"] > 1e6
+    with pytest.raises(SweepUnknown):
+        dashboard(curved, "nothing of that name")

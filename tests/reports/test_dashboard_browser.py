@@ -1,0 +1,364 @@
+"""The page of a sweep in a real browser, offline: what a reader with a mouse, a keyboard or only the address can do."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from atma_sweep.reports import dashboard as module
+from atma_sweep.results.recorder import Recorder
+from atma_sweep.results.records import AXES, CellRecord, CurvePoint, Measurement, Provenance
+from atma_sweep.results.store import Store, open_store
+from synthetic import OWNER, synthetic_sweep
+
+playwright = pytest.importorskip("playwright.sync_api", reason="needs Chromium (and playwright)")
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+HOSTILE = "<img src=x onerror=window.broken=1></script><script>window.broken=1</script>"
+FAILED, WILD, FRESH = "f00000000001", "f00000000002", "f00000000003"
+COUNT = 27
+
+
+def extra(name: str, slug: str, **levels: str) -> CellRecord:
+    words = dict(zip(AXES, ("rope", "baseline", "off", "off", "off"), strict=True)) | levels
+    axes = words | {"train.lr": "0", "seed": "0"}
+    return CellRecord(id=name, slug=slug, seed=0, levels=words, config={}, axes=axes, tokens=1)
+
+
+def fill(store: Store) -> list[CellRecord]:
+    """24 finished cells, one out of GPU memory, one with a hostile name, cause and level, one never started."""
+    cells = synthetic_sweep(store, 24, 60)
+    more = [
+        extra(FAILED, "out-of-memory"),
+        extra(WILD, HOSTILE, window=HOSTILE),
+        extra(FRESH, "not-started", memory="on"),
+    ]
+    store.record_revision("big", grid_text=HOSTILE, grid_file="big.yaml", cells=[*cells, *more])
+    failed = store.start_attempt(FAILED, owner=OWNER, fence=1)
+    store.finish_attempt(failed.id, 1, "failed", cause=HOSTILE, traceback=f"line\n{HOSTILE}", failure="cuda_oom")
+    wild = store.start_attempt(WILD, owner=OWNER, fence=1)
+    recorder = Recorder(store, wild.id, 1)
+    recorder.provenance(Provenance(config={}, seed=0, git_commit="feedc0de", git_dirty=True, gpu_name="NVIDIA H100"))
+    recorder.measurements(
+        [
+            Measurement(probe="val", metric="val_loss", value=2.125, unit="nats/token", n=777),
+            Measurement(probe="junk", metric="nats", length=65536, unit="nats/token", reason=f"oom: {HOSTILE}"),
+        ]
+    )
+    recorder.curve([CurvePoint(step=i, tokens=i * 10, wall_s=float(i), train_loss=3.0) for i in range(5)])
+    store.finish_attempt(wild.id, 1, "done")
+    return [*cells, *more]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory, blank: Path) -> tuple[str, dict[str, Any]]:
+    """The address of a page, and by slug what a row of it must show: levels and validation loss."""
+    folder = tmp_path_factory.mktemp("page")
+    store = open_store(shutil.copy(blank, folder / "big.db"))
+    rows = {}
+    for record in fill(store):
+        loss = next((v.value for v in store.measurements(record.id) if v.metric == "val_loss"), None)
+        rows[record.slug] = {"cell": record.id, "levels": record.levels, "loss": loss}
+    module.write_dashboard(store, folder / "page.html")
+    return (folder / "page.html").as_uri(), rows
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    if CHROMIUM is None:
+        pytest.skip("needs Chromium")
+    with playwright.sync_playwright() as running:
+        opened = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def visit(browser: Any) -> Iterator[Callable[..., Any]]:
+    """Opens an address in a page of its own; at the end, nothing was said on the console and nothing was asked for."""
+    contexts, said, asked = [], [], []
+
+    def go(address: str, *, width: int = 1280, height: int = 1700, **options: Any) -> Any:
+        context = browser.new_context(viewport={"width": width, "height": height}, **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(60_000)
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("request", lambda request: asked.append(request.url.partition("#")[0]))
+        page.goto(address)
+        page.wait_for_selector("html[data-ready]")
+        return page
+
+    yield go
+    for context in contexts:
+        context.close()
+    assert said == []
+    assert {url.split(":")[0] for url in asked} == {"file"}
+    assert len(set(asked)) == 1
+
+
+def slugs(page: Any) -> list[str]:
+    found: list[str] = page.locator("#panel-cells tbody th button").all_text_contents()
+    return found
+
+
+def heading(page: Any, name: str) -> Any:
+    return page.locator("#panel-cells thead th", has=page.get_by_role("button", name=name, exact=True))
+
+
+def test_every_tab_shows_its_part_and_nothing_is_asked_of_the_network(visit: Any, site: Any) -> None:
+    page = visit(f"{site[0]}#pick={WILD}")
+    assert page.locator("h1").text_content() == "big, revision 2"
+    assert "25 done, 1 oom, 1 new" in page.locator("#summary").text_content()
+    assert len(slugs(page)) == COUNT
+    for name in ("Curves (1)", "Effects", "Failures", "Provenance", "Metrics"):
+        page.get_by_role("tab", name=name).click()
+        page.wait_for_selector("[role=tabpanel]:visible")
+    page.get_by_role("tab", name="Effects").click()
+    page.locator("#panel-effects tbody th").first.wait_for()
+    shown = page.locator("#panel-effects thead th").all_text_contents()
+    assert shown[:5] == ["Axis", "Levels", "Within", "Mean and 95% interval", "Pairs"]
+    assert page.locator("#panel-effects tbody th").all_text_contents().count("on - off") == 3
+    page.get_by_role("tab", name="Metrics").click()
+    assert "share of digits recalled" in page.locator("#panel-metrics").inner_text()
+    page.get_by_role("tab", name="Provenance").click()
+    assert page.locator("#panel-provenance .viewport").inner_text().count("c0ffeec0ffee") == 24
+    assert "GPU differs: NVIDIA H200 (24 cells), NVIDIA H100 (1 cell)" in page.locator("#audit").inner_text()
+
+
+def test_filters_keep_the_cells_that_have_the_levels(visit: Any, site: Any) -> None:
+    page = visit(site[0])
+    page.locator("[data-group=Reg] .level[data-level=weak] input").check()
+    page.locator("[data-group=Reg] .level[data-level=strong] input").check()
+    page.locator("[data-group=Mem] .level[data-level=on] input").check()
+    wanted = [
+        s
+        for s, row in site[1].items()
+        if row["levels"]["reg_mode"] in ("weak", "strong") and row["levels"]["memory"] == "on"
+    ]
+    assert slugs(page) == wanted
+    assert len(wanted) == 8
+    assert page.locator("#matches").text_content() == f"8 of {COUNT} cells match"
+    beside = page.locator("[data-group=Reg] .level", has_text="baseline").locator(".count").text_content()
+    assert int(beside) == sum(
+        r["levels"]["reg_mode"] == "baseline" and r["levels"]["memory"] == "on" for r in site[1].values()
+    )
+    page.get_by_role("button", name="Reset view").click()
+    page.locator("[data-group=State] .level[data-level=oom] input").check()
+    assert slugs(page) == ["out-of-memory"]
+    assert set(page.locator("#panel-cells tbody .n button").all_text_contents()) == {"oom"}
+
+
+def test_sorting_is_pythons_and_what_has_no_number_stands_last(visit: Any, site: Any) -> None:
+    page = visit(site[0])
+    val = heading(page, "Val")
+    assert val.get_attribute("aria-sort") == "none"
+    val.locator("button").click()
+    have = [slug for slug, row in site[1].items() if row["loss"] is not None]
+    without = [slug for slug, row in site[1].items() if row["loss"] is None]
+    ascending = sorted(have, key=lambda slug: site[1][slug]["loss"])
+    assert slugs(page) == [*ascending, *without]
+    assert val.get_attribute("aria-sort") == "ascending"
+    assert page.locator("#panel-cells tbody tr:not(.gap)").first.locator(".best").first.text_content() == "2.125"
+    val.locator("button").click()
+    assert slugs(page) == [*reversed(ascending), *without]
+    assert val.get_attribute("aria-sort") == "descending"
+    heading(page, "Reg").locator("button").click()
+    assert slugs(page) == sorted(site[1], key=lambda slug: site[1][slug]["levels"]["reg_mode"])
+    assert heading(page, "Val").get_attribute("aria-sort") == "none"
+
+
+def test_search_wants_every_word(visit: Any, site: Any) -> None:
+    page = visit(site[0])
+    page.get_by_label("Search cells").fill("Strong  on-on-on")
+    assert slugs(page) == [slug for slug in site[1] if "strong" in slug and "on-on-on" in slug]
+    assert len(slugs(page)) == 1
+    page.get_by_label("Search cells").fill("no such cell")
+    assert page.get_by_role("status").first.text_content() == f"0 of {COUNT} cells match"
+    assert slugs(page) == []
+
+
+def test_picked_cells_are_drawn_and_the_address_brings_the_view_back(visit: Any, site: Any) -> None:
+    page = visit(site[0])
+    names = list(site[1])
+    heading(page, "Clean@2K").locator("button").click()
+    page.locator("[data-group=Win] .level[data-level=off] input").check()
+    for slug in (names[0], names[4]):
+        page.get_by_label(f"Draw the curves of {slug}").check()
+    page.get_by_role("button", name="Show their curves").click()
+    page.wait_for_selector("#chart-needle[data-traces]")
+    assert page.locator("#chart-training").get_attribute("data-traces") == "4"
+    assert (
+        page.evaluate("document.getElementById('chart-training').data.map(t => [t.x.length, t.x.at(-1)])")
+        == [[60, 60 * 524_288]] * 2 + [[1, 50 * 524_288]] * 2
+    )
+    assert page.locator("#chart-training .scatterlayer .trace").count() == 4
+    truth = page.evaluate("document.getElementById('chart-clean').data[0].x")
+    assert truth == [2048, 8192, 65536]
+    page.get_by_label("wall time").check()
+    page.wait_for_function("document.getElementById('chart-training').data[0].x[59] < 200")
+    address = page.url
+
+    other = visit(address)
+    other.wait_for_selector("#chart-needle[data-traces]")
+    assert other.get_by_role("tab", selected=True).text_content() == "Curves (2)"
+    assert other.get_by_label("wall time").is_checked()
+    other.get_by_role("tab", name="Cells").click()
+    page.get_by_role("tab", name="Cells").click()
+    assert slugs(other) == slugs(page)
+    assert heading(other, "Clean@2K").get_attribute("aria-sort") == "ascending"
+    assert other.locator("#panel-cells tbody input:checked").count() == 2
+    other.go_back()
+    assert other.get_by_role("tab", selected=True).text_content() == "Curves (2)"
+    assert other.url == address
+
+
+def test_the_back_button_takes_one_step_back(visit: Any, site: Any) -> None:
+    page = visit(site[0])
+    page.locator("[data-group=Mem] .level[data-level=on] input").check()
+    heading(page, "Val").locator("button").click()
+    shown = slugs(page)
+    page.get_by_label("Search cells").fill("zzz")
+    assert slugs(page) == []
+    page.go_back()
+    page.wait_for_function("document.getElementById('search').value === ''")
+    assert slugs(page) == shown
+    page.go_back()
+    page.go_back()
+    page.wait_for_function(f"document.getElementById('matches').textContent.startsWith('{COUNT} of')")
+    assert slugs(page) == list(site[1])
+
+
+def test_hostile_text_is_shown_as_it_is(visit: Any, site: Any) -> None:
+    page = visit(f"{site[0]}#pick={WILD}&tab=curves")
+    page.wait_for_selector("#chart-needle[data-traces]")
+    assert page.evaluate("document.getElementById('chart-training').data[0].name").startswith("&lt;img")
+    assert page.locator("#picked .chip span").text_content() == HOSTILE
+    page.get_by_role("tab", name="Failures").click()
+    assert HOSTILE in page.locator("#panel-failures").inner_text()
+    page.get_by_role("button", name="Traceback of out-of-memory").click()
+    assert page.locator("#sheet pre").text_content() == f"line\n{HOSTILE}"
+    page.keyboard.press("Escape")
+    page.get_by_role("tab", name="Cells").click()
+    assert HOSTILE in slugs(page)
+    assert page.locator("[data-group=Win] .name", has_text="onerror").text_content() == HOSTILE
+    page.get_by_role("button", name="oom", exact=True).last.click()
+    assert HOSTILE in page.locator("#sheet-body").inner_text()
+    assert page.evaluate("window.broken") is None
+    assert page.locator("img").count() == 0
+
+
+def test_a_number_tells_where_it_comes_from(visit: Any, site: Any) -> None:
+    page = visit(site[0])
+    page.get_by_role("button", name="2.125", exact=True).click()
+    told = page.get_by_role("dialog").inner_text()
+    for fact in ("2.125 nats/token", "feedc0de with changes", "NVIDIA H100", "node-1", "777", WILD, "Validation loss"):
+        assert fact in told, fact
+
+
+def test_the_keyboard_is_enough(visit: Any, site: Any) -> None:
+    page = visit(site[0])
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the results"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        if page.evaluate("!!document.activeElement.closest('tbody')"):
+            break
+    assert page.evaluate("document.activeElement.type") == "checkbox"
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    page.keyboard.press("Space")
+    assert page.locator("#picked .chip").count() == 1
+    page.keyboard.press("ArrowDown")
+    for _ in range(8):
+        page.keyboard.press("ArrowRight")
+    text = page.evaluate("document.activeElement.textContent")
+    assert text == page.locator("#panel-cells tbody tr:not(.gap)").nth(1).locator(".n button").first.text_content()
+    page.keyboard.press("Enter")
+    assert page.locator("#sheet-title").text_content() == f"Val: {text}"
+    page.keyboard.press("Escape")
+    assert page.evaluate("document.activeElement.textContent") == text
+    page.keyboard.press("Control+End")
+    assert page.evaluate("document.activeElement.closest('tr').getAttribute('aria-rowindex')") == str(COUNT + 1)
+    page.get_by_role("tab", name="Cells").focus()
+    page.keyboard.press("ArrowRight")
+    assert page.get_by_role("tab", selected=True).text_content() == "Curves (1)"
+    assert page.evaluate("document.activeElement.id") == "tab-curves"
+
+
+def brightness(page: Any) -> float:
+    found: float = page.evaluate(
+        "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).reduce((a, b) => a + +b, 0) / 765"
+    )
+    return found
+
+
+def test_light_and_dark_follow_the_system_until_the_switch_says_otherwise(visit: Any, site: Any) -> None:
+    page = visit(site[0], color_scheme="dark", reduced_motion="reduce")
+    assert brightness(page) < 0.2
+    assert page.evaluate("getComputedStyle(document.documentElement).scrollBehavior") == "auto"
+    page.get_by_label("Colours").select_option("light")
+    assert brightness(page) > 0.9
+    assert brightness(visit(site[0], color_scheme="light")) > 0.9
+    assert brightness(visit(f"{site[0]}#theme=dark", color_scheme="light")) < 0.2
+
+
+OVERLAPS = """() => {
+  const seen = (element, box) => {
+    let {left, right, top, bottom} = box;
+    for (let e = element; e && e !== document.body; e = e.parentElement) if (getComputedStyle(e).overflow !== 'visible') {
+      const edge = e.getBoundingClientRect();
+      [left, right, top, bottom] = [Math.max(left, edge.left), Math.min(right, edge.right), Math.max(top, edge.top), Math.min(bottom, edge.bottom)];
+    }
+    return {left, right, top, bottom};
+  };
+  const boxes = [];
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) {
+    const element = texts.currentNode.parentElement;
+    if (!texts.currentNode.textContent.trim() || !element.checkVisibility() || element.closest('.skip, dialog, svg, script, option, .viewport')) continue;
+    const range = document.createRange();
+    range.selectNodeContents(texts.currentNode);
+    for (const box of range.getClientRects()) boxes.push([texts.currentNode.textContent, seen(element, box)]);
+  }
+  const hit = (a, b) => Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1 && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 3;
+  return boxes.flatMap(([text, a], i) => boxes.slice(i + 1).filter(([other, b]) => other !== text && hit(a, b)).map(([other]) => text + ' / ' + other));
+}"""
+
+
+CUT_OFF = """() => [...document.querySelectorAll('.viewport .n button, .viewport thead th > *')]
+  .filter(e => e.checkVisibility() && e.scrollWidth > e.clientWidth + 1).map(e => e.textContent)"""
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_nothing_overlaps_or_runs_out_of_the_page(visit: Any, site: Any, width: int) -> None:
+    page = visit(f"{site[0]}#pick={WILD}", width=width, height=900)
+    for name in ("Cells", "Curves (1)", "Effects", "Failures", "Provenance", "Metrics"):
+        page.get_by_role("tab", name=name).click()
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, name
+        assert page.evaluate(OVERLAPS) == [], name
+        assert page.evaluate(CUT_OFF) == [], name
+
+
+def test_of_thousands_of_rows_only_those_in_sight_exist(
+    visit: Any, blank: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "effects_of", lambda store, data: {})  # minutes of statistics that this is not about
+    store = open_store(shutil.copy(blank, tmp_path / "big.db"))
+    cells = synthetic_sweep(store, 1000, 1)
+    module.write_dashboard(store, tmp_path / "page.html")
+    page = visit((tmp_path / "page.html").as_uri(), height=900)
+    assert page.get_by_role("grid").get_attribute("aria-rowcount") == "1001"
+    assert page.locator("#panel-cells tbody tr").count() < 80
+    place = random.Random(0).randrange(300, 900)
+    page.evaluate(f"document.querySelector('#panel-cells .viewport').scrollTop = {place} * 32")
+    row = page.locator(f"#panel-cells tr[aria-rowindex='{place + 2}'] th")
+    row.wait_for()
+    assert row.text_content() == cells[place].slug
+    assert page.locator("#panel-cells tbody tr").count() < 80

@@ -1,0 +1,299 @@
+"""Effects against hand-computed numbers, and against scipy and statsmodels by another way."""
+
+import itertools
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from atma_sweep.reports import effects as ef
+from atma_sweep.reports.data import ReportError, gather
+from atma_sweep.reports.numbers import Column
+from atma_sweep.reports.tables import make_table, render
+from atma_sweep.results.records import Measurement
+from scipy import stats
+
+NEEDLE_64K = Column("Ndl@64K", "needle", "digit_accuracy", 1, percent=True, length=65536)
+VAL = Column("Val", "val", "val_loss", 3)
+
+
+@pytest.fixture(scope="module")
+def paper(published):
+    return gather(published, "printed-v2")
+
+
+class TestFormulas:
+    def test_sign_test_by_hand(self):
+        assert ef.sign_test([1] * 20) == pytest.approx(2 / 2**20)
+        # 1 of 5 or fewer, or 4 of 5 or more: 2 (1 + 5) / 32
+        assert ef.sign_test([1, 2, 3, 4, -5, 0, 0]) == pytest.approx(12 / 32)
+        assert ef.sign_test([0, 0]) == ef.sign_test([]) == 1.0
+
+    def test_permutation_by_hand(self):
+        # of the 8 sign patterns of 1, 2, 3 only +++ and --- reach a sum of 6
+        assert ef.sign_flip([1, 2, 3]) == 2 / 8
+        # -1+2+3 = 4: +++, ---, -++ and +-- reach it
+        assert ef.sign_flip([-1, 2, 3]) == 4 / 8
+        assert ef.sign_flip([0.0, 0.0]) == 1.0
+        assert ef.sign_flip([5.0]) == 1.0
+
+    @pytest.mark.parametrize("n", [1, 2, 5, 9, 10])
+    def test_permutation_against_every_pattern(self, n):
+        d = np.random.default_rng(n).normal(0.4, 1, n)
+        sums = [
+            abs(sum(s * x for s, x in zip(signs, d, strict=True))) for signs in itertools.product((-1, 1), repeat=n)
+        ]
+        assert ef.sign_flip(d) == pytest.approx(np.mean([total >= abs(d.sum()) - 1e-12 for total in sums]))
+
+    def test_permutation_against_scipy(self):
+        d = np.random.default_rng(0).normal(0.3, 1, 12)
+        found = stats.permutation_test((d,), np.mean, permutation_type="samples", n_resamples=np.inf)
+        assert ef.sign_flip(d) == pytest.approx(found.pvalue, abs=1e-12)
+        many = np.random.default_rng(1).normal(0.2, 1, 60)
+        t = stats.ttest_1samp(many, 0).pvalue
+        assert ef.sign_flip(many) == pytest.approx(t, abs=0.02)
+        assert ef.sign_flip(many) == ef.sign_flip(many)
+
+    def test_holm_by_hand(self):
+        # sorted .01 .02 .03 .04 times 4 3 2 1: .04 .06 .06 .04, made to rise: .04 .06 .06 .06
+        assert ef.holm([0.04, 0.01, 0.03, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
+        assert ef.holm([0.6, 0.5]) == pytest.approx([1.0, 1.0])
+        assert ef.holm([]) == []
+
+    def test_bootstrap(self):
+        d = np.random.default_rng(3).normal(1, 2, 40)
+        low, high = ef.bootstrap(d)
+        found = stats.bootstrap((d,), np.mean, method="percentile", n_resamples=20_000, rng=np.random.default_rng(0))
+        assert (low, high) == pytest.approx(tuple(found.confidence_interval), abs=0.03)
+        assert (low, high) == ef.bootstrap(d)
+        assert all(math.isnan(x) for x in ef.bootstrap([1.0]))
+        assert ef.bootstrap([2.0, 2.0]) == pytest.approx((2.0, 2.0))
+
+    def test_wilson(self):
+        for hits, n in ((0, 80), (1, 80), (74, 80), (80, 80), (3, 7)):
+            low, high = ef.wilson(hits, n)
+            # the bounds solve |hits/n - p| = z sqrt(p (1 - p) / n)
+            z = stats.norm.ppf(0.975)
+            for bound in (low, high):
+                assert abs(hits / n - bound) == pytest.approx(z * math.sqrt(bound * (1 - bound) / n), abs=1e-9)
+            assert low <= hits / n <= high
+        with pytest.raises(ValueError, match="no share"):
+            ef.wilson(1, 0)
+
+    def test_pareto(self):
+        points = [(1.0, 5.0), (2.0, 4.0), (2.0, 3.0), (3.0, 1.0), (1.0, 5.0), (0.5, 0.5)]
+        assert ef.pareto(points) == [True, True, False, True, True, False]
+        # the second coordinate now is a loss
+        assert ef.pareto(points, (1, -1)) == [False, False, False, True, False, True]
+        assert ef.pareto([]) == []
+
+
+class TestPublished:
+    def test_memory_on_polar_at_64k(self, paper):
+        (found,) = [
+            one
+            for one in ef.effects(paper, [NEEDLE_64K])
+            if (one.axis, one.level, one.where) == ("memory", "on", "attn_type=polar")
+        ]
+        assert f"{100 * found.mean:+.1f}" == "+47.8" or found.mean == pytest.approx(0.4775)
+        assert (found.pairs, found.up, found.down) == (20, 20, 0)
+        assert found.p_sign == pytest.approx(2**-19)
+        assert 0 < found.low < found.mean < found.high < 1
+        assert len(found.origins) == 40
+
+    def test_it_is_printed_so(self, published_effects):
+        table = published_effects
+        (row,) = [row for row in table.rows if row[:4] == ("Ndl@64K", "memory", "on - off", "polar")]
+        assert row[4:6] == ("20", "+47.8")
+        assert row[7:9] == ("20", "0")
+        assert "n = 1" in " ".join(table.notes)
+        assert "printed-v2" in table.title
+
+    def test_pairs_by_another_way(self, paper):
+        """Every main effect on the validation loss, from a plain dictionary."""
+        values = {
+            tuple(cell.levels.values()): paper.values[(cell.cell_id, "val", "val_loss", 0)].value
+            for cell in paper.cells
+        }
+        axes = list(paper.cells[0].levels)
+        for found in ef.effects(paper, [VAL]):
+            place = axes.index(found.axis)
+            mixer = found.where.removeprefix("attn_type=")
+            differences = []
+            for key, value in values.items():
+                other = (*key[:place], found.reference, *key[place + 1 :])
+                if key[place] == found.level and (not mixer or key[0] == mixer):
+                    differences.append(value - values[other])
+            assert (found.pairs, found.mean, found.median) == pytest.approx(
+                (len(differences), np.mean(differences), np.median(differences))
+            )
+
+    def test_the_near_replicates(self, paper):
+        near = {"attn_type": "polar", "memory": "on", "distractor": "off", "window": "off"}
+        found = ef.spread(paper, NEEDLE_64K, near)
+        assert (found.kind, found.df, found.groups) == ("near-replicates", 4, 1)
+        numbers = [0.925, 0.5125, 0.525, 0.7375, 0.6375]  # MECHANISMS D8, unrounded
+        assert found.sd == pytest.approx(np.std(numbers, ddof=1))
+        assert f"{100 * found.sd:.1f}" == "17.1"
+        assert ef.spreads_by_configuration(paper, NEEDLE_64K)["polar", "off", "on", "off"] == found
+
+    def test_the_distractor_hurts_less_than_its_error(self, paper):
+        pairs = ef.matched_pairs(paper, NEEDLE_64K, "distractor", "on", "off", {"attn_type": "polar", "memory": "on"})
+        error = pairs["difference"].std() / math.sqrt(len(pairs))
+        assert (len(pairs), f"{100 * pairs['difference'].mean():.1f}", f"{100 * error:.1f}") == (10, "-6.0", "8.3")
+
+    def test_anova_against_sums_by_hand(self, paper):
+        """The design is balanced, so type III is the textbook decomposition: squares of level means about the mean."""
+        table, remarks = ef.anova(paper, NEEDLE_64K)
+        assert remarks == []
+        frame = ef.numbers_of(paper, NEEDLE_64K)
+        mean = frame["value"].mean()
+        rows = table.set_index("term")
+        for axis in ("attn_type", "reg_mode", "distractor", "memory", "window"):
+            levels = frame.groupby(axis)["value"]
+            assert rows.loc[axis, "sum_sq"] == pytest.approx((levels.count() * (levels.mean() - mean) ** 2).sum())
+        cells = frame.groupby(["attn_type", "memory"])["value"]
+        joint = (cells.count() * (cells.mean() - mean) ** 2).sum()
+        both = rows.loc["attn_type x memory", "sum_sq"]
+        assert both == pytest.approx(joint - rows.loc["attn_type", "sum_sq"] - rows.loc["memory", "sum_sq"])
+        assert rows["sum_sq"].sum() == pytest.approx(((frame["value"] - mean) ** 2).sum())
+        assert rows.loc["residual", "df"] == 81
+        residual = rows.loc["residual", "sum_sq"]
+        assert rows.loc["memory", "partial_eta_sq"] == pytest.approx(
+            rows.loc["memory", "sum_sq"] / (rows.loc["memory", "sum_sq"] + residual)
+        )
+        f = rows.loc["memory", "sum_sq"] / (residual / 81)
+        assert rows.loc["memory", ["F", "p"]].tolist() == pytest.approx([f, stats.f.sf(f, 1, 81)])
+
+    def test_unbalanced_anova_against_comparing_models(self, published):
+        """Version 1 lacks 20 cells: a term's square is what the fit loses without its columns."""
+        data = gather(published, "printed-v1")
+        table, remarks = ef.anova(data, VAL)
+        assert remarks == ["Val: attn_type x reg_mode is left out, since some of its combinations have no number"]
+        frame = ef.numbers_of(data, VAL)
+        contrasts = {}
+        for axis in ("attn_type", "reg_mode", "distractor", "memory", "window"):
+            levels = sorted(frame[axis].unique())
+            contrasts[axis] = np.stack(
+                [(frame[axis] == level).astype(float) - (frame[axis] == levels[-1]) for level in levels[:-1]], axis=1
+            )
+        terms = {(axis,): columns for axis, columns in contrasts.items()}
+        for a, b in list(itertools.combinations(contrasts, 2))[1:]:
+            terms[a, b] = np.einsum("ni,nj->nij", contrasts[a], contrasts[b]).reshape(len(frame), -1)
+
+        def residual(without: tuple[str, ...] | None) -> float:
+            columns = [np.ones((len(frame), 1)), *(c for name, c in terms.items() if name != without)]
+            x = np.concatenate(columns, axis=1)
+            fit = np.linalg.lstsq(x, frame["value"].to_numpy(), rcond=None)[0]
+            return float(((frame["value"].to_numpy() - x @ fit) ** 2).sum())
+
+        full = residual(None)
+        found = table.set_index("term")["sum_sq"]
+        for name in terms:
+            assert found[" x ".join(name)] == pytest.approx(residual(name) - full, rel=1e-6, abs=1e-12)
+
+    def test_it_refuses_to_speak_of_seeds(self, paper):
+        with pytest.raises(ReportError, match="nothing can be said of seeds"):
+            ef.seed_robustness(paper, VAL)
+
+    def test_the_pareto_front_holds_the_fastest_and_the_best(self, published):
+        table = make_table("pareto", published, "printed-v2")
+        assert table.columns[-3:] == ("MFU", "Val", "Ndl@64K")
+        fronts = {row[-3:]: row[5] for row in table.rows}
+        assert ("41.5", "3.224", "1.3") in fronts  # the fastest of all is on both
+        assert fronts["41.5", "3.224", "1.3"] == "Val and Ndl@64K"
+        assert fronts["35.6", "3.169", "92.5"] == "Ndl@64K"
+        assert fronts["36.8", "3.140", "16.3"] == "Val"
+
+    def test_intervals_of_accuracies(self, paper):
+        found = ef.accuracies(paper)
+        assert len(found) == 720
+        best = found[(found["value"] == 0.925) & (found["length"] == 65536)].iloc[0]
+        assert (best["n"], round(best["low"], 4), round(best["high"], 4)) == (80, 0.8459, 0.9652)
+        assert ((found["low"] <= found["value"]) & (found["value"] <= found["high"])).all()
+
+
+class TestOwn:
+    @pytest.fixture
+    def design(self, empty, make, run):
+        """Two mixers, memory off and on, two seeds; memory takes 1 off, and 0.5 more of nope. One cell is missing."""
+        cell, _ = make
+        store = empty
+        numbers = {
+            ("polar", "off", 0): 4.0,
+            ("polar", "off", 1): 4.2,
+            ("polar", "on", 0): 3.0,
+            ("polar", "on", 1): 3.2,
+            ("nope", "off", 0): 5.0,
+            ("nope", "off", 1): 5.2,
+            ("nope", "on", 0): 3.5,
+        }
+        keys = [*numbers, ("nope", "on", 1)]
+        cells = [cell(i, attn_type=mixer, memory=memory, seed=seed) for i, (mixer, memory, seed) in enumerate(keys)]
+        store.record_revision("design", grid_text="x", grid_file="x", cells=cells)
+        for one, value in zip(cells, numbers.values(), strict=False):
+            run(store, one.id, "done", [Measurement(probe="val", metric="val_loss", value=value)])
+        return store
+
+    def test_effects_by_hand(self, design):
+        found = {(one.axis, one.where): one for one in ef.effects(gather(design))}
+        memory = found["memory", ""]
+        assert (memory.level, memory.reference, memory.pairs, memory.up, memory.down) == ("on", "off", 3, 0, 3)
+        assert (memory.mean, memory.median) == pytest.approx((-3.5 / 3, -1.0))
+        assert found["memory", "attn_type=nope"].pairs == 1
+        assert math.isnan(found["memory", "attn_type=nope"].low)
+        assert found["attn_type", ""].mean == pytest.approx((1 + 1 + 0.5) / 3)
+        family = [one.p_sign for one in ef.effects(gather(design))]
+        assert [one.p_holm for one in ef.effects(gather(design))] == pytest.approx(ef.holm(family))
+
+    def test_interaction_by_hand(self, design):
+        (found,) = ef.interactions(gather(design))
+        assert (found.axes, found.levels, found.references) == (
+            ("attn_type", "memory"),
+            ("nope", "on"),
+            ("polar", "off"),
+        )
+        # (3.5 - 5) - (3 - 4)
+        assert (found.fours, found.mean) == pytest.approx((1, -0.5))
+        assert len(found.origins) == 4
+
+    def test_seeds_give_the_spread(self, design):
+        found = ef.seed_robustness(gather(design), VAL)
+        # three pairs of seeds, each 0.2 apart
+        assert (found.kind, found.df, found.groups) == ("seeds", 3, 3)
+        assert found.sd == pytest.approx(0.2 / math.sqrt(2))
+        t = stats.t.ppf(0.975, 3) + stats.t.ppf(0.8, 3)
+        assert ef.detectable(found, 3) == pytest.approx(t * found.sd * math.sqrt(2 / 3))
+        notes = " ".join(make_table("effects", design).notes)
+        assert "n = 1" not in notes
+        assert "spread between seeds" in notes
+
+    def test_too_small_a_design_is_refused(self, design, store, make, run):
+        cell, _ = make
+        cells = [cell(20), cell(21, memory="off")]
+        store.record_revision("two", grid_text="x", grid_file="x", cells=cells)
+        for one in cells:
+            run(store, one.id, "done", [Measurement(probe="val", metric="val_loss", value=1.0)])
+        with pytest.raises(ReportError, match="too few cells"):
+            ef.anova(gather(store), VAL)
+        assert "too few cells have Val" in render(make_table("anova", store), "terminal")
+        table, remarks = ef.anova(gather(design), VAL)
+        assert remarks == []
+        assert isinstance(table, pd.DataFrame)
+
+    def test_hostile_axis_names_do_not_reach_the_formula(self, empty, make, run):
+        cell, _ = make
+        store = empty
+        axis = "__import__('os').getcwd() + C("
+        cells = [cell(i, axes={axis: str(i % 2)}, seed=i // 2) for i in range(6)]
+        store.record_revision("names", grid_text="x", grid_file="x", cells=cells)
+        for index, one in enumerate(cells):
+            run(
+                store,
+                one.id,
+                "done",
+                [Measurement(probe="val", metric="val_loss", value=1.0 + index % 2 + index / 100)],
+            )
+        table, _ = ef.anova(gather(store), VAL)
+        assert table["term"].tolist() == [axis, "residual"]
+        assert table.loc[0, "sum_sq"] == pytest.approx(6 * 0.505**2)

@@ -1,0 +1,99 @@
+"""Our LaTeX compiles, and every printed number comes out of it."""
+
+import re
+import shutil
+import subprocess
+
+import pytest
+from atma_sweep.reports.bundle import write_all
+from atma_sweep.reports.render import TEX_PREAMBLE, render, tex_escaped
+from atma_sweep.reports.tables import make_table
+from atma_sweep.results import paper
+from atma_sweep.results.records import Measurement
+
+needs_pdflatex = pytest.mark.skipif(
+    shutil.which("pdflatex") is None or shutil.which("pdftotext") is None,
+    reason="needs pdflatex with siunitx, and pdftotext: apt-get install texlive-latex-extra texlive-science poppler-utils",
+)
+HOSTILE = 'a|b_{x}$\\input{/etc/passwd}%#&~^<>[bold]`*"ü–±→中\x1b'
+
+
+def compiled(folder, *tables, document=None):
+    """The text of the PDF, in the order of the page."""
+    body = "\n\\clearpage\n".join(tables)
+    head = "\\documentclass{article}\\usepackage[margin=1cm,landscape]{geometry}\n" + TEX_PREAMBLE
+    text = document or f"{head}\n\\begin{{document}}\n{body}\n\\end{{document}}\n"
+    folder.mkdir(exist_ok=True)
+    (folder / "document.tex").write_text(text, encoding="utf-8")
+    done = subprocess.run(
+        ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "document.tex"],
+        cwd=folder,
+        capture_output=True,
+        timeout=300,
+    )
+    log = done.stdout.decode("utf-8", "replace")
+    assert done.returncode == 0, log[-3000:]
+    assert "Missing character" not in (folder / "document.log").read_text(errors="replace")
+    pdf = subprocess.run(["pdftotext", "-layout", "document.pdf", "-"], cwd=folder, capture_output=True, check=True)
+    text = pdf.stdout.decode()
+    # pdftotext does not know the ligatures of these fonts
+    for number, word in enumerate(("ff", "fi", "fl", "ffi", "ffl")):
+        text = text.replace(chr(0x1B + number), word).replace(chr(0xFB00 + number), word)
+    return text
+
+
+@needs_pdflatex
+class TestCompiled:
+    def test_the_complete_results_over_pages(self, published, tmp_path):
+        text = compiled(tmp_path, render(make_table("6", published, "printed-v2"), "tex"))
+        lines = [line.split() for line in text.split("\n")]
+        expected = [list(row.values()) for row in paper.rows("complete-v2")]
+        assert [line for line in lines if line[:1] and line[0] in ("polar", "nope", "rope")] == expected
+        # the headings stand again on every page
+        assert sum(line[:2] == ["Type", "Reg"] for line in lines) == text.count("\f") > 1
+
+    def test_words_seeds_and_hostile_names(self, tmp_path, empty, make, run, store):
+        cell, _ = make
+        other = empty
+        cells = [cell(index, attn_type=HOSTILE, axes={HOSTILE: "1"}, seed=index) for index in range(3)]
+        cells += [cell(3, axes={HOSTILE: "2"}), cell(4, memory=HOSTILE)]
+        other.record_revision(HOSTILE, grid_text="x", grid_file="x", cells=cells)
+        for one, value in zip(cells[:3], (1.0, 2.0, 4.0), strict=True):
+            run(other, one.id, "done", [Measurement(probe="val", metric="val_loss", value=value)])
+        run(other, cells[3].id, "done", [Measurement(probe="val", metric="val_loss", reason=HOSTILE)])
+        made = [make_table(name, other) for name in ("6", "1", "2", "4", "5", "failures", "provenance", "effects")]
+        text = compiled(tmp_path / "tex", *(render(table, "tex") for table in (*made, make_table("6", store, "quick"))))
+        words = text.split()
+        assert "2.333" in text
+        assert "1.528" in text
+        assert "needs-eval" in words
+        assert "root:" not in text
+        assert "[U+4E2D]" in text
+
+    def test_the_whole_appendix(self, store, tmp_path):
+        write_all(store, "quick", out=tmp_path, formats=["tex"])
+        text = compiled(tmp_path, document=(tmp_path / "appendix.tex").read_text())
+        assert "Two-way interactions" in text
+        assert "128.7 ZF" in text
+
+
+def test_number_columns_are_those_of_siunitx(published_effects):
+    text = render(published_effects, "tex")
+    spec = re.search(r"\\begin\{longtable\}\{@\{\}(.*)@\{\}\}", text)
+    assert spec is not None
+    assert spec[1].startswith("llllS[table-format=2.0]S[table-format=+2.3, print-implicit-plus]")
+
+
+def test_escapes_leave_no_sign_that_pdflatex_lacks():
+    assert tex_escaped("中→é–±") == r"[U+4E2D][U+2192]é\textendash{}\textpm{}"
+
+
+def test_a_folder_of_everything(store, tmp_path):
+    written = write_all(store, "quick", out=tmp_path / "all", reference="printed-v2")
+    names = {path.name for path in written.files}
+    assert {"index.md", "index.html", "appendix.tex", "table-6.csv", "effects.html", "failures.json"} <= names
+    assert "compare" not in written.left_out
+    assert all(path.stat().st_size for path in written.files)
+    index = (tmp_path / "all" / "index.md").read_text()
+    for link in re.findall(r"\]\((.*?)\)", index):
+        assert link in names

@@ -1,0 +1,433 @@
+"""Backups are whole whatever goes on meanwhile, and the check finds what was broken on purpose, and nothing else."""
+
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import psutil
+import pytest
+from atma_sweep.results import database, maintenance, schema
+from atma_sweep.results.maintenance import Finding, backup, check
+from atma_sweep.results.recorder import Recorder
+from atma_sweep.results.records import CurvePoint, Example, Measurement, Owner, Provenance
+from atma_sweep.results.store import StoreError, StoreMissing, open_store
+
+FORK = multiprocessing.get_context("fork")
+ME = Owner(name="me", host=os.uname().nodename, pid=os.getpid(), started=psutil.Process().create_time())
+
+
+@pytest.fixture
+def db(tmp_path, cells):
+    """The file of a database with rows in every table."""
+    store = open_store(tmp_path / "atma.db", create=True)
+    store.record_revision("quick", grid_text="x", grid_file="x.yaml", cells=cells(3))
+    for cell in cells(2):
+        attempt = store.start_attempt(cell.id, owner=ME, fence=1)
+        recorder = Recorder(store, attempt.id, 1)
+        recorder.provenance(Provenance(config={}, seed=0))
+        recorder.curve([CurvePoint(step=s, tokens=s, wall_s=0.0, train_loss=1.0) for s in range(500)])
+        recorder.measurements([Measurement(probe="val", metric="val_loss", value=2.0, unit="nats")])
+        recorder.examples([Example(probe="val", metric="val_loss", item=0, value=1.0)])
+        store.finish_attempt(attempt.id, 1, "done")
+    store.close()
+    return store.path
+
+
+def dump(path):
+    connection = sqlite3.connect(path)
+    found = list(connection.iterdump())
+    connection.close()
+    return found
+
+
+def sql(path, *statements):
+    connection = sqlite3.connect(path, isolation_level=None)
+    for statement in statements:
+        connection.execute(statement)
+    connection.close()
+
+
+def summary(findings):
+    return [(finding.severity, finding.what) for finding in findings]
+
+
+class TestBackup:
+    def test_a_copy_with_every_row(self, db):
+        copy = backup(db)
+        assert dump(copy) == dump(db)
+        assert copy.parent == db.parent
+        stamp = copy.name.removeprefix("atma.db.").removesuffix(".backup")
+        assert abs(datetime.strptime(stamp, "%Y%m%dT%H%M%S%fZ").replace(tzinfo=UTC) - datetime.now(UTC)) < timedelta(
+            minutes=1
+        )
+        assert open_store(copy).cell_states()[0].state == "done"
+        assert check(copy) == []
+
+    @pytest.mark.parametrize("mode", [0o600, 0o640, 0o644])
+    def test_it_is_as_private_as_the_database(self, db, mode):
+        db.chmod(mode)
+        assert backup(db).stat().st_mode & 0o777 == mode
+
+    def test_places(self, db, tmp_path, monkeypatch):
+        (tmp_path / "folder").mkdir()
+        assert backup(db, tmp_path / "folder").parent == tmp_path / "folder"
+        assert backup(f"sqlite:///{db}", tmp_path / "named") == tmp_path / "named"
+        monkeypatch.chdir(tmp_path)
+        assert dump(backup(db, Path("rel"))) == dump(db)
+        with pytest.raises(StoreError, match="exists already"):
+            backup(db, tmp_path / "named")
+        (tmp_path / "dangling").symlink_to("nowhere")
+        with pytest.raises(StoreError, match="exists already"):
+            backup(db, tmp_path / "dangling")
+        with pytest.raises(StoreError, match="no folder"):
+            backup(db, tmp_path / "no" / "where")
+        with pytest.raises(StoreMissing, match="--db"):
+            backup(tmp_path / "none.db")
+        (tmp_path / "empty.db").touch()
+        with pytest.raises(StoreMissing, match="nothing to back up"):
+            backup(tmp_path / "empty.db")
+        (tmp_path / "notes.db").write_text("just some notes, long enough to be looked at " * 50)
+        with pytest.raises(StoreError, match="not a database"):
+            backup(tmp_path / "notes.db")
+        assert [path for path in tmp_path.iterdir() if path.name.endswith(".part")] == []
+
+    def test_many_at_once_overwrite_nothing(self, db):
+        made = [backup(db) for _ in range(5)]
+        assert len(set(made)) == 5
+
+    def test_a_name_that_is_taken_meanwhile_is_left_alone(self, db, tmp_path, monkeypatch):
+        real = database._verified
+
+        def slow(part):
+            (tmp_path / "mine").write_text("somebody's")
+            real(part)
+
+        monkeypatch.setattr(database, "_verified", slow)
+        with pytest.raises(StoreError, match="cannot be copied"):
+            backup(db, tmp_path / "mine")
+
+        def no_links(*arguments):
+            raise PermissionError(1, "Operation not permitted")
+
+        monkeypatch.setattr(os, "link", no_links)
+        with pytest.raises(StoreError, match="exists already"):
+            backup(db, tmp_path / "mine")
+        assert (tmp_path / "mine").read_text() == "somebody's"
+        monkeypatch.setattr(database, "_verified", real)
+        assert dump(backup(db, tmp_path / "other")) == dump(db)
+
+    def test_a_damaged_copy_is_refused(self, db, tmp_path, monkeypatch):
+        real = database._verified
+
+        def damage(part):
+            data = bytearray(part.read_bytes())
+            data[4096:8192] = os.urandom(4096)
+            part.write_bytes(data)
+            real(part)
+
+        monkeypatch.setattr(database, "_verified", damage)
+        with pytest.raises(StoreError, match="db check"):
+            backup(db, tmp_path / "copy")
+        assert not [path for path in tmp_path.iterdir() if "copy" in path.name]
+
+    def test_of_an_older_schema(self, db):
+        sql(db, "UPDATE alembic_version SET version_num = '0000'")
+        assert dump(backup(db)) == dump(db)
+
+    def test_while_writers_write(self, db, cells):
+        """Each writer keeps two tables equal, in one transaction; so must every copy, and copies only grow."""
+        stop, ready = FORK.Event(), FORK.Barrier(3)
+
+        def work(index):
+            store = open_store(db)
+            attempt = (
+                store.start_attempt(cells(3)[2].id, owner=ME, fence=1)
+                if index == 0
+                else store.attempts(cells(1)[0].id)[0]
+            )
+            ready.wait()
+            step = 0
+            while not stop.is_set():
+                step += 1
+
+                def both(session, step=step):
+                    table = schema.Base.metadata.tables
+                    row = {"attempt_id": attempt.id, "step": 10_000 * (index + 1) + step}
+                    session.execute(table["curve_point"].insert(), row | {"tokens": 1, "wall_s": 0.0})
+                    key = {"attempt_id": attempt.id, "probe": f"w{index}", "metric": "m", "length": 0, "item": step}
+                    session.execute(table["example"].insert(), key | {"position": 0, "value": 1.0})
+
+                store.write(both)
+
+        processes = [FORK.Process(target=work, args=(index,)) for index in range(2)]
+        for process in processes:
+            process.start()
+        ready.wait(30)
+        sizes = []
+        for _ in range(6):
+            connection = sqlite3.connect(backup(db))
+            points = connection.execute("SELECT COUNT(*) FROM curve_point WHERE step >= 10000").fetchone()[0]
+            items = connection.execute("SELECT COUNT(*) FROM example WHERE probe LIKE 'w%'").fetchone()[0]
+            assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+            assert points == items
+            sizes.append(points)
+            connection.close()
+        stop.set()
+        for process in processes:
+            process.join(30)
+            assert process.exitcode == 0
+        assert sizes == sorted(sizes)
+        assert sizes[-1] > sizes[0]
+
+    def test_killed_at_any_moment(self, db, tmp_path):
+        """Either there is a backup, and it is whole, or there is none."""
+        before, draw = dump(db), random.Random(2)
+        (tmp_path / "out").mkdir()
+
+        def work(limit):
+            seen = [0]
+
+            def hook(event, arguments):
+                if event in ("open", "os.link", "os.chmod", "os.remove", "sqlite3.connect"):
+                    seen[0] += 1
+                    if seen[0] == limit:
+                        os.kill(os.getpid(), signal.SIGKILL)
+
+            sys.addaudithook(hook)
+            backup(db, tmp_path / "out")
+
+        outcomes = []
+        for limit in [*range(1, 8), 99]:
+            process = FORK.Process(target=work, args=(limit,))
+            process.start()
+            process.join(30)
+            kept = list((tmp_path / "out").glob("*.backup"))
+            assert all(dump(copy) == before for copy in kept)
+            outcomes.append(process.exitcode)
+        for _ in range(4):
+            process = FORK.Process(target=work, args=(999,))
+            process.start()
+            time.sleep(draw.uniform(0, 0.02))
+            process.kill()
+            process.join(30)
+            assert all(dump(copy) == before for copy in (tmp_path / "out").glob("*.backup"))
+        assert outcomes[-1] == 0
+        assert -signal.SIGKILL in outcomes
+        assert dump(db) == before
+
+
+# --- check ----------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_wrong(db, tmp_path):
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    assert check(db) == []
+    assert check(f"sqlite:///{db}", runs=tmp_path / "runs", identify=None) == []
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+
+
+def test_what_is_no_database_of_ours(tmp_path):
+    with pytest.raises(StoreMissing):
+        check(tmp_path / "none.db")
+    (tmp_path / "notes.db").write_text("just some notes, long enough to be looked at " * 50)
+    with pytest.raises(StoreError, match="not a database"):
+        check(tmp_path / "notes.db")
+    sql(tmp_path / "theirs.db", "CREATE TABLE trials (id INTEGER)")
+    with pytest.raises(StoreError, match="not a database of atma-sweep"):
+        check(tmp_path / "theirs.db")
+    (tmp_path / "empty.db").touch()
+    assert summary(check(tmp_path / "empty.db")) == [("note", "the database is empty")]
+
+
+REBUILT = "PRAGMA foreign_keys=OFF"
+BROKEN = {
+    "the view results": ["DROP VIEW results"],
+    "the index one_live_attempt": ["DROP INDEX one_live_attempt"],
+    "the index ix_cell_slug": ["DROP INDEX ix_cell_slug", "CREATE INDEX ix_cell_slug ON cell (id)"],
+    "the index ix_revision_cell_cell_id": ["DROP INDEX ix_revision_cell_cell_id"],
+    "the table example is missing": ["DROP TABLE example"],
+    "the table attempt's column exit_code": ["ALTER TABLE attempt DROP COLUMN exit_code"],
+    "the constraint uq_measurement_attempt_id_probe_metric_length": [
+        "CREATE TABLE copy AS SELECT * FROM measurement", "DROP TABLE measurement", "ALTER TABLE copy RENAME TO measurement",
+    ],
+    "the foreign key event.sweep_id": [
+        "CREATE TABLE copy AS SELECT * FROM event", "DROP TABLE event", "ALTER TABLE copy RENAME TO event",
+    ],
+    "rows of measurement refer to rows of attempt": [REBUILT, "DELETE FROM attempt WHERE id = 1"],
+    "rows of revision_cell refer to rows of cell": [REBUILT, "DELETE FROM cell"],
+    "sweep 'quick' has no revision": [REBUILT, "DELETE FROM revision_cell", "DELETE FROM revision"],
+    "the schema was written by a newer atma-sweep (revision 9999": ["UPDATE alembic_version SET version_num = '9999'"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_what_was_broken_is_found(db, what):
+    """As one error that names it, with a remedy."""
+    sql(
+        db,
+        *["DROP VIEW IF EXISTS results"] * (what.startswith("the table attempt") or "copy" in str(BROKEN[what])),
+        *BROKEN[what],
+    )
+    before = dump(db)
+    findings = check(db)
+    named = [finding for finding in findings if what in finding.what]
+    assert named
+    assert all(finding.severity == "error" and finding.remedy for finding in named)
+    assert all(isinstance(finding, Finding) for finding in findings)
+    assert dump(db) == before
+
+
+def test_an_older_schema_is_a_warning(db, monkeypatch):
+    sql(db, "UPDATE alembic_version SET version_num = '0001'")
+    monkeypatch.setattr(maintenance, "HEAD", "0002")
+    monkeypatch.setattr(maintenance, "REVISIONS", ("0001", "0002"))
+    (finding,) = check(db)
+    assert (finding.severity, finding.remedy) == ("warning", "run: atma-sweep db upgrade, then check again")
+
+
+def test_keys_that_are_there_twice(db):
+    sql(
+        db, "DROP VIEW results", "CREATE TABLE copy AS SELECT * FROM measurement", "DROP TABLE measurement",
+        "ALTER TABLE copy RENAME TO measurement", "INSERT INTO measurement SELECT * FROM measurement WHERE id = 1",
+        "DROP INDEX one_live_attempt", "UPDATE attempt SET state = 'running', cell_id = (SELECT MIN(cell_id) FROM attempt), number = id",
+    )  # fmt: skip
+    found = [what for _, what in summary(check(db))]
+    assert "measurement has 1 keys (id) more than once" in found
+    assert "measurement has 1 keys (attempt_id, probe, metric, length) more than once" in found
+    assert "1 cells have two live attempts" in found
+
+
+def test_a_damaged_file_names_the_newest_backup(db):
+    copy = backup(db)
+    draw = random.Random(4)
+    for _ in range(8):
+        data = bytearray(copy.read_bytes())
+        for page in draw.sample(range(1, len(data) // 4096), 3):  # a copy has no page that is not in use
+            data[4096 * page : 4096 * (page + 1)] = draw.randbytes(4096)
+        db.write_bytes(data)
+        findings = check(db)
+        assert findings[0].severity == "error"
+        assert any(str(copy) in finding.remedy for finding in findings)
+    copy.unlink()
+    assert any(".recover" in finding.remedy for finding in check(db))
+
+
+def test_an_index_that_lies(db):
+    """Rows that an index does not know: what a lost write leaves."""
+    sql(
+        db, "PRAGMA writable_schema=ON",
+        "UPDATE sqlite_master SET sql = 'CREATE INDEX ix_cell_slug ON cell (id)' WHERE name = 'ix_cell_slug'",
+    )  # fmt: skip
+    assert any("the file is damaged" in what for _, what in summary(check(db)))
+
+
+def test_attempts_whose_process_is_gone(db, cells):
+    store = open_store(db)
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    owner = Owner(name="x", host=ME.host, pid=child.pid, started=psutil.Process(child.pid).create_time())
+    attempt = store.start_attempt(cells(3)[2].id, owner=owner, fence=1)
+    assert check(db) == []
+    child.kill()
+    child.wait()
+    (finding,) = check(db)
+    assert finding.severity == "warning"
+    assert f"{cells(3)[2].id} attempt 1 (pid {child.pid})" in finding.what
+    assert "launch" in finding.remedy
+    store.set_process(attempt.id, 1, os.getpid(), 5.0)  # the pid lives again, as another process
+    assert len(check(db)) == 1
+    store.set_process(attempt.id, 1, os.getpid(), 5.0, host="another host")  # nobody can look there
+    assert check(db) == []
+    store.close()
+
+
+def test_files_that_are_missing(db, tmp_path, cells):
+    store, runs = open_store(db), tmp_path / "atma-runs"
+    sql(db, "UPDATE attempt SET weights = run_dir || '/weights.safetensors', checkpoint = run_dir || '/checkpoint-1'")
+    live = store.start_attempt(cells(3)[2].id, owner=ME, fence=1)
+    store.finish_attempt(live.id, 1, "interrupted", checkpoint=f"{live.run_dir}/checkpoint-1")
+    weights, checkpoint = check(db, runs=runs)
+    assert "weights of 2 attempts" in weights.what
+    # checkpoints of finished cells are removed on purpose
+    assert "newest checkpoint of 1 unfinished" in checkpoint.what
+    assert live.run_dir in checkpoint.what
+    assert (weights.severity, checkpoint.severity) == ("warning", "warning")
+    again = store.start_attempt(cells(3)[2].id, owner=ME, fence=1)
+    store.finish_attempt(again.id, 1, "diverged")
+    assert len(check(db, runs=runs)) == 1  # gone since that cell ended, on purpose too
+    sql(db, f"UPDATE attempt SET state = 'interrupted' WHERE id = {again.id}")
+    for attempt in (*store.attempts(cells(1)[0].id), *store.attempts(cells(2)[1].id)):
+        (runs / attempt.run_dir).mkdir(parents=True)
+        (runs / attempt.weights).write_bytes(b"w")
+    (runs / live.run_dir / "checkpoint-1").mkdir(parents=True)
+    assert check(db, runs=runs) == []
+    assert check(db) == []
+    shutil.rmtree(runs)
+    sql(db, "UPDATE attempt SET weights = 's3://bucket/' || weights, checkpoint = NULL WHERE weights IS NOT NULL")
+    sql(db, "UPDATE attempt SET checkpoint = NULL")
+    assert check(db, runs=runs) == []
+    (runs / ".import-abc").mkdir(parents=True)
+    (db.parent / ".atma.db.x.part").touch()
+    assert [finding.severity for finding in check(db, runs=runs)] == ["note", "note"]
+    store.close()
+
+
+def test_ids_that_are_not_those_of_their_configs(db, cells):
+    known = {cell.config["model"]["d_model"]: cell.id for cell in cells(3)}
+
+    def identify(config):
+        return known[config["model"]["d_model"]]
+
+    assert check(db, identify=identify) == []
+    sql(db, f"UPDATE cell SET config = replace(config, '8', '9') WHERE id = '{cells(1)[0].id}'")
+    (finding,) = check(db, identify=identify)
+    assert (finding.severity, cells(1)[0].id in finding.what) == ("error", True)
+    sql(db, "UPDATE cell SET config = '{}'")
+    (finding,) = check(db, identify=identify)
+    assert finding.severity == "warning"
+    assert "config of 3 cells cannot be read" in finding.what
+    sql(db, "UPDATE sweep SET read_only = 1")  # published numbers
+    assert check(db, identify=identify) == []
+    sql(db, "DELETE FROM sweep", "DELETE FROM revision", "DELETE FROM revision_cell")  # cells of no sweep
+    assert len(check(db, identify=identify)) == 1
+
+
+def test_a_clock_that_went_back(db):
+    sql(db, "UPDATE event SET at = '2999-01-02T03:04:05.678Z' WHERE id = 1")
+    (finding,) = check(db)
+    assert (finding.severity, "event.at 2999-01-02 03:04:05" in finding.what) == ("warning", True)
+
+
+def test_a_disk_that_is_nearly_full(db, monkeypatch):
+    for free, severity in ((10**6, "error"), (10**9, "warning")):
+        monkeypatch.setattr(
+            shutil, "disk_usage", lambda path, free=free: shutil._ntuple_diskusage(10**12, 10**12, free)
+        )
+        (finding,) = check(db)
+        assert (finding.severity, "free" in finding.what) == (severity, True)
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "9p"])
+def test_a_network_file_system(db, monkeypatch, kind):
+    monkeypatch.setattr(maintenance, "network_filesystem", lambda path, mounts: kind)
+    (finding,) = check(db)
+    assert (finding.severity, kind in finding.what, "PostgreSQL" in finding.remedy) == ("error", True, True)
+
+
+def test_while_somebody_writes(db, cells):
+    store = open_store(db)
+    with store.transaction() as session:
+        session.execute(
+            schema.Base.metadata.tables["event"].insert(), {"at": datetime.now(UTC), "kind": "x", "message": "y"}
+        )
+        start = time.monotonic()
+        assert check(db) == []
+        assert time.monotonic() - start < 10
+    store.close()
