@@ -26,6 +26,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 
 from .errors import StoreBusy, StoreError, StoreMissing, StoreOutdated, StoreTooNew
+from .files import sync
 from .schema import HEAD, REVISIONS, Base
 
 MIGRATIONS = Path(__file__).with_name("migrations")
@@ -305,7 +306,7 @@ def _verified(copy: Path) -> None:
         found = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
     if found != "ok":
         raise OSError(f"the copy is damaged ({found})")
-    _sync(copy)
+    sync(copy)
 
 
 def _publish(part: Path, target: Path) -> None:
@@ -318,15 +319,7 @@ def _publish(part: Path, target: Path) -> None:
         if os.path.lexists(target):
             raise FileExistsError(17, "it exists already", str(target)) from None
         os.rename(part, target)
-    _sync(target.parent)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync(target.parent)
 
 
 def _backup(engine: Engine, path: Path, found: str) -> Path:

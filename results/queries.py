@@ -53,6 +53,12 @@ def _read(session: Session, record: type[Record], query: Any) -> list[Record]:
     return [record(**row._mapping) for row in session.execute(query)]
 
 
+def snapshot(session: Session) -> None:
+    """Lets every query of this transaction, which must not have begun, see the same state of the database."""
+    if session.get_bind().dialect.name == "postgresql":
+        session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
+
+
 def now(session: Session) -> datetime:
     """The database's clock, UTC."""
     found = session.scalar(select(UtcNow()))
@@ -400,7 +406,7 @@ def events(
     session: Session, *, sweep: str | None = None, cell_id: str | None = None, limit: int | None = None
 ) -> Sequence[Event]:
     """What happened, oldest first; with a limit the newest ones. A sweep's events include those of its cells."""
-    query = select(*columns_of(EventRow, Event)).order_by(EventRow.id.desc())
+    query = select(*columns_of(EventRow, Event)).order_by(EventRow.at.desc(), EventRow.id.desc())
     if sweep is not None:
         row = sweep_row(session, sweep)
         launched = revision_row(session, row.id)

@@ -42,8 +42,9 @@ def export(
     import re
     from dataclasses import asdict
 
-    from ..results.interchange import export_sweep, export_table
+    from ..results.exporting import export_sweep
     from ..results.store import StoreError, open_store
+    from ..results.tables import export_table
 
     store = open_store(db)
     name = sweep or store.default_sweep()
@@ -78,7 +79,7 @@ def import_(
     """Take a bundle into the database: what is missing is added, nothing is changed, and twice is as once."""
     from dataclasses import asdict
 
-    from ..results.interchange import import_bundle
+    from ..results.importing import import_bundle
     from ..results.store import open_store
 
     store = open_store(db, create=True)
