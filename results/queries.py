@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import fields
 from datetime import datetime
 from typing import Any, TypeVar
@@ -42,11 +42,21 @@ from .schema import (
 )
 
 Record = TypeVar("Record")
+Item = TypeVar("Item")
+AT_ONCE = 500
+"""Ids in one statement; databases limit how many it may bind."""
 
 
 def columns_of(row: type[Base], record: type) -> list[Any]:
     """The columns of a table that a record has as fields, by name."""
     return [getattr(row, field.name) for field in fields(record) if hasattr(row, field.name)]
+
+
+def in_parts(items: Collection[Item]) -> Iterator[list[Item]]:
+    """The items in lists of at most AT_ONCE."""
+    everything = list(items)
+    for start in range(0, len(everything), AT_ONCE):
+        yield everything[start : start + AT_ONCE]
 
 
 def _read(session: Session, record: type[Record], query: Any) -> list[Record]:
