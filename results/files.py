@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -30,6 +31,23 @@ def replacing(to: Path) -> Iterator[IO[bytes]]:
         raise StoreError(f"cannot write {to}: {error.strerror or error}; make room or name another place") from error
     finally:
         aside.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def filling(to: Path) -> Iterator[Path]:
+    """A new folder that gets its name when it is whole. Raises StoreError where something is already, or on no space."""
+    if os.path.lexists(to):
+        raise StoreError(f"{to} exists already; name a new folder with --out")
+    aside = to.with_name(f".{to.name}.{os.getpid()}.part")
+    try:
+        aside.mkdir(parents=True)
+        yield aside
+        os.rename(aside, to)
+        sync(to.parent)
+    except OSError as error:
+        raise StoreError(f"cannot write {to}: {error.strerror or error}; make room or name another place") from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def sync(path: Path) -> None:

@@ -74,7 +74,7 @@ def export_table(store: Store, what: What, to: Path, fmt: Format, sweep: str | N
     if what not in ("cells", "measurements", "curves", "examples", "attempts"):
         raise StoreError(f"there is no table {what!r}; use cells, measurements, curves, examples or attempts")
     if fmt not in ("csv", "jsonl", "parquet"):
-        raise StoreError(f"{fmt!r} is no format; use csv, jsonl or parquet")
+        raise StoreError(f"{fmt!r} is no format; use csv, jsonl or parquet, or tensorboard or wandb")
     columns, source, order = _listed(what)
     count = 0
     with replacing(to) as stream, store.transaction(write=False) as session:
