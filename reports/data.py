@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from ..results import queries
-from ..results.records import AXES, Attempt, CellState, Provenance, Value
+from ..results.records import AXES, Attempt, CellState, Provenance, Value, extra_axes
 from ..results.schema import AttemptRow, ProvenanceRow
 from ..results.standing import Request, Standing, requests_of, standing
 from ..results.store import Store
@@ -19,9 +19,6 @@ REFERENCES = {"unigram_entropy": "unigram entropy", "bigram_entropy": "bigram en
 """Metrics of the probe `corpus` that tables give as a yardstick, in nats per token."""
 PRINTED = "table-"
 """Beginning of the probes that hold a published number as a numbered table prints it, such as `table-2`."""
-AT_ONCE = 500  # ids in one statement; databases limit how many it may bind
-
-Item = TypeVar("Item")
 
 
 class ReportError(Exception):
@@ -95,8 +92,7 @@ class SweepData:
 
     def extra_axes(self) -> list[str]:
         """The axes beyond the five AXES (and the seed) whose level differs between cells, in the grid's order."""
-        names = dict.fromkeys(name for cell in self.cells for name in cell.axes if name not in (*AXES, "seed"))
-        return [name for name in names if len({cell.axes.get(name) for cell in self.cells}) > 1]
+        return extra_axes(self.cells)
 
     def configurations(self) -> dict[tuple[str, ...], list[CellState]]:
         """Cells that differ in nothing but their seed, by (levels of AXES, then of the extra axes)."""
@@ -149,16 +145,10 @@ def _references(values: Iterable[Value]) -> dict[str, tuple[float, ...]]:
     return {metric: tuple(sorted(numbers)) for metric, numbers in found.items() if numbers}
 
 
-def _in_parts(items: Collection[Item]) -> Iterator[list[Item]]:
-    everything = list(items)
-    for start in range(0, len(everything), AT_ONCE):
-        yield everything[start : start + AT_ONCE]
-
-
 def _sources(session: Session, attempts: Collection[int]) -> dict[int, Source]:
     found = {}
     columns = (ProvenanceRow.attempt_id, ProvenanceRow.git_commit, ProvenanceRow.git_dirty, ProvenanceRow.gpu_name)
-    for part in _in_parts(attempts):
+    for part in queries.in_parts(attempts):
         for attempt, commit, dirty, gpu in session.execute(select(*columns).where(ProvenanceRow.attempt_id.in_(part))):
             found[attempt] = Source(commit, dirty, gpu)
     return found
@@ -166,7 +156,7 @@ def _sources(session: Session, attempts: Collection[int]) -> dict[int, Source]:
 
 def _failures(session: Session, attempts: Collection[int]) -> dict[int, str]:
     found: dict[int, str] = {}
-    for part in _in_parts(attempts):
+    for part in queries.in_parts(attempts):
         query = select(AttemptRow.id, AttemptRow.failure).where(
             AttemptRow.id.in_(part), AttemptRow.failure.is_not(None)
         )
@@ -179,7 +169,7 @@ def attempts_of(store: Store, cells: Collection[str]) -> list[Attempt]:
     columns = queries.columns_of(AttemptRow, Attempt)
     found = []
     with store.transaction(write=False) as session:
-        for part in _in_parts(cells):
+        for part in queries.in_parts(cells):
             query = select(*columns).where(AttemptRow.cell_id.in_(part))
             found += [Attempt(**row._mapping) for row in session.execute(query)]
     return sorted(found, key=lambda attempt: attempt.id)
@@ -190,7 +180,7 @@ def provenances_of(store: Store, attempts: Collection[int]) -> dict[int, Provena
     columns = queries.columns_of(ProvenanceRow, Provenance)
     found = {}
     with store.transaction(write=False) as session:
-        for part in _in_parts(attempts):
+        for part in queries.in_parts(attempts):
             query = select(ProvenanceRow.attempt_id, *columns).where(ProvenanceRow.attempt_id.in_(part))
             for row in session.execute(query):
                 values = dict(row._mapping)

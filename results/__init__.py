@@ -1,1 +1,24 @@
-"""The database: schema, store, recorder and migrations."""
+"""The database: schema, store, recorder and migrations; bundles, tables and frames for other places and programs.
+
+from atma_sweep.results import open_store
+
+losses = open_store("atma.db").frames("quick").measurements().query("metric == 'val_loss'")
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .store import Store, open_store
+
+__all__ = ["Store", "open_store"]
+
+
+def __getattr__(name: str) -> Any:
+    # only now, so that a command that needs no database does not wait for SQLAlchemy
+    if name in __all__:
+        from . import store
+
+        return getattr(store, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -20,9 +20,10 @@ from sqlalchemy import Connection, String, Table, UniqueConstraint, func, inspec
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 
+from .bundles import local_path
 from .database import PART, copy_database, file_of, make_engine, network_filesystem, place, plain_errors, revision_of
 from .errors import StoreError, StoreMissing
-from .interchange import STAGING
+from .import_files import STAGING
 from .schema import HEAD, REVISIONS, Base, UtcNow, UtcTime
 
 Severity = Literal["error", "warning", "note"]
@@ -466,8 +467,8 @@ def _missing_files(connection: Connection, runs: Path) -> list[Finding]:
 
 
 def _missing(runs: Path, address: str) -> bool:
-    scheme, separator, rest = address.rpartition("://")
-    return (not separator or scheme in ("file", "local")) and not (runs / rest).exists()
+    local = local_path(address)
+    return local is not None and not (runs / local).exists()
 
 
 def _identities(connection: Connection, identify: Identify) -> list[Finding]:
@@ -484,7 +485,7 @@ def _identities(connection: Connection, identify: Identify) -> list[Finding]:
     for row in connection.execute(select(cell.id, cell.config).where(compared).order_by(cell.id)):
         try:
             found = identify(row.config)
-        except Exception as error:  # noqa: BLE001 - whatever a config of another release sets off is what is reported
+        except (AttributeError, LookupError, TypeError, ValueError) as error:  # what pydantic and the registries raise
             unread.append(f"{row.id} ({type(error).__name__}: {' '.join(str(error).split())[:100]})")
         else:
             if found != row.id:

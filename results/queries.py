@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import fields
 from datetime import datetime
 from typing import Any, TypeVar
@@ -42,6 +42,9 @@ from .schema import (
 )
 
 Record = TypeVar("Record")
+Item = TypeVar("Item")
+AT_ONCE = 500
+"""Ids in one statement; databases limit how many it may bind."""
 
 
 def columns_of(row: type[Base], record: type) -> list[Any]:
@@ -49,8 +52,21 @@ def columns_of(row: type[Base], record: type) -> list[Any]:
     return [getattr(row, field.name) for field in fields(record) if hasattr(row, field.name)]
 
 
+def in_parts(items: Collection[Item]) -> Iterator[list[Item]]:
+    """The items in lists of at most AT_ONCE."""
+    everything = list(items)
+    for start in range(0, len(everything), AT_ONCE):
+        yield everything[start : start + AT_ONCE]
+
+
 def _read(session: Session, record: type[Record], query: Any) -> list[Record]:
     return [record(**row._mapping) for row in session.execute(query)]
+
+
+def snapshot(session: Session) -> None:
+    """Lets every query of this transaction, which must not have begun, see the same state of the database."""
+    if session.get_bind().dialect.name == "postgresql":
+        session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
 
 
 def now(session: Session) -> datetime:
@@ -400,7 +416,7 @@ def events(
     session: Session, *, sweep: str | None = None, cell_id: str | None = None, limit: int | None = None
 ) -> Sequence[Event]:
     """What happened, oldest first; with a limit the newest ones. A sweep's events include those of its cells."""
-    query = select(*columns_of(EventRow, Event)).order_by(EventRow.id.desc())
+    query = select(*columns_of(EventRow, Event)).order_by(EventRow.at.desc(), EventRow.id.desc())
     if sweep is not None:
         row = sweep_row(session, sweep)
         launched = revision_row(session, row.id)

@@ -5,7 +5,7 @@ Times are aware UTC datetimes, durations seconds, sizes bytes, losses nats per t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
@@ -125,6 +125,13 @@ class CellState:
     pid: int | None
     pid_started: float | None
     measured: frozenset[Key]
+
+
+def extra_axes(cells: Iterable[CellState]) -> list[str]:
+    """The axes beyond the five AXES (and the seed) whose level differs between the cells, in the grid's order."""
+    listed = list(cells)
+    names = dict.fromkeys(name for cell in listed for name in cell.axes if name not in (*AXES, "seed"))
+    return [name for name in names if len({cell.axes.get(name) for cell in listed}) > 1]
 
 
 @dataclass(frozen=True, kw_only=True)

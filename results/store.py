@@ -9,14 +9,13 @@ Every method that writes waits while the database is locked, up to `patience` se
 
 from __future__ import annotations
 
-import importlib
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import insert, select, update
 from sqlalchemy.exc import IntegrityError, OperationalError
@@ -37,6 +36,7 @@ from .database import (
     shown,
     storable,
     upgrade_store,
+    upsert,
 )
 from .errors import (
     AttemptUnknown,
@@ -68,6 +68,9 @@ from .records import (
     Value,
 )
 from .schema import AttemptRow, CellRow, EventRow, RevisionCellRow, RevisionRow, SweepRow, UtcNow
+
+if TYPE_CHECKING:
+    from .frames import Frames
 
 __all__ = [
     "AttemptUnknown",
@@ -509,6 +512,13 @@ class Store:
         """The newest value per (probe, metric, length) over the cell's done attempts."""
         return self._read(queries.values, [cell_id])
 
+    def frames(self, sweep: str | None = None, *, revision: int | None = None) -> Frames:
+        """The sweep (None: the one launched last) as pandas frames: see frames.Frames. Raises SweepUnknown, StoreError."""
+        from .frames import Frames  # pandas takes as long to import as everything else together
+
+        found = self.revision(sweep, revision)
+        return Frames(self, found.sweep, found.number)
+
     def cell(self, cell_id: str) -> CellRecord:
         """The cell of that id with its config. Raises CellUnknown."""
         return self._read(queries.cell, cell_id)
@@ -546,19 +556,6 @@ class Store:
 
 def _reopen(url: str, patience: float) -> Store:
     return Store(url, patience=patience)
-
-
-def upsert(session: Session, row: Any, *, key: Sequence[str], replace: bool = True) -> Any:
-    """An insert that, where the key exists, replaces the other columns given (or leaves the row alone)."""
-    # one dialect at a time: importing both costs `status` a tenth of its time
-    dialect: Any = importlib.import_module(f"sqlalchemy.dialects.{session.get_bind().dialect.name}")
-    statement: Any = dialect.insert(row)
-    if not replace:
-        return statement.on_conflict_do_nothing(index_elements=list(key))
-    others = [column.name for column in row.__table__.columns if column.name not in (*key, "id")]
-    return statement.on_conflict_do_update(
-        index_elements=list(key), set_={name: statement.excluded[name] for name in others}
-    )
 
 
 def touch(session: Session, attempt_id: int, fence: int, **values: Any) -> None:

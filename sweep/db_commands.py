@@ -27,23 +27,32 @@ def db_upgrade(db: Db = None, as_json: AsJson = False) -> None:
 def export(
     sweep: SweepName = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="File to write; else <sweep>.zip, or <sweep>-<what>.<to>.")
+        Path | None,
+        typer.Option("--out", help="File or folder to write; else <sweep>.zip, <sweep>-<what>.<to>, or <sweep>-<to>."),
     ] = None,
     with_weights: Annotated[bool, typer.Option("--with-weights", help="Take kept weights and logs along.")] = False,
-    to: Annotated[str | None, typer.Option("--to", help="A table instead of a bundle: csv, jsonl or parquet.")] = None,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to", help="Instead of a bundle a table (csv, jsonl, parquet), or a folder (tensorboard, wandb)."
+        ),
+    ] = None,
     what: Annotated[
-        str, typer.Option("--what", help="Which table: measurements, cells, curves, examples or attempts.")
-    ] = "measurements",
+        str | None,
+        typer.Option("--what", help="Which table: measurements (the default), cells, curves, examples or attempts."),
+    ] = None,
     runs: Runs = None,
     db: Db = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a sweep into one file that `import` takes in elsewhere, or one of its tables for another program."""
+    """Write a sweep into one file that `import` takes in elsewhere, or what it holds for another program."""
     import re
     from dataclasses import asdict
 
-    from ..results.interchange import export_sweep, export_table
+    from ..results.exporting import export_sweep
     from ..results.store import StoreError, open_store
+    from ..results.tables import export_table
+    from ..results.trackers import TRACKERS
 
     store = open_store(db)
     name = sweep or store.default_sweep()
@@ -51,6 +60,17 @@ def export(
     if to is not None:
         if with_weights:
             raise StoreError("--with-weights goes into a bundle, not into a table; leave --to out")
+        if to in TRACKERS:
+            if what is not None:
+                raise StoreError(f"--to {to} takes curves and measurements; leave --what out")
+            folder = out or Path(f"{plain}-{to}")
+            count = TRACKERS[to](store, name, folder)
+            if as_json:
+                print_json({"sweep": name, "folder": folder, "cells": count})
+            else:
+                typer.echo(f"{folder}: {count} cells of sweep {name}")
+            return
+        what = what or "measurements"
         file = out or Path(f"{plain}-{what}.{to}")
         rows = export_table(store, what, file, to, name)  # type: ignore[arg-type]
         if as_json:
@@ -78,7 +98,7 @@ def import_(
     """Take a bundle into the database: what is missing is added, nothing is changed, and twice is as once."""
     from dataclasses import asdict
 
-    from ..results.interchange import import_bundle
+    from ..results.importing import import_bundle
     from ..results.store import open_store
 
     store = open_store(db, create=True)

@@ -8,6 +8,7 @@ import postgres
 import pytest
 from atma_sweep.results.records import CellRecord, Owner
 from atma_sweep.results.store import Store, open_store
+from histories import halves
 from sqlalchemy.engine import make_url
 
 
@@ -108,3 +109,15 @@ def cells() -> Callable[..., list[CellRecord]]:
         ]
 
     return make
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Artifacts of a PostgreSQL database go into the working folder."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def laptops(make: Callable[[str], Store], cells: Callable[..., list[CellRecord]]) -> tuple[Store, Store]:
+    """Two databases that know one grid of four cells and have each done a part of it (see histories.halves)."""
+    return halves(make("a"), make("b"), cells)

@@ -21,7 +21,8 @@ import postgres
 import pytest
 from atma_sweep.results import maintenance
 from atma_sweep.results.database import place
-from atma_sweep.results.interchange import export_sweep, import_bundle
+from atma_sweep.results.exporting import export_sweep
+from atma_sweep.results.importing import import_bundle
 from atma_sweep.results.recorder import Recorder
 from atma_sweep.results.records import CellRecord, CurvePoint, Example, Measurement, Owner, Provenance
 from atma_sweep.results.schema import AttemptRow, EventRow, ExampleRow, SweepRow

@@ -1,0 +1,159 @@
+"""A sweep into one file: a bundle that another database takes in."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Column, Table, select
+from sqlalchemy.orm import Session
+
+from . import queries
+from .bundles import LOG, MEMBERS, PART, BundleWriter, Row, Summary, T, columns_of_member, encoded, local_path
+from .files import replacing
+
+if TYPE_CHECKING:
+    from .store import Store
+
+
+class _Export:
+    """What a sweep consists of, read inside one transaction."""
+
+    def __init__(self, session: Session, name: str | None) -> None:
+        self.session = session
+        sweep = queries.sweep_row(session, name)
+        self.id, self.name = sweep.id, sweep.name
+        query = select(T["revision"].c.id, T["revision"].c.number).where(T["revision"].c.sweep_id == sweep.id)
+        self.revisions = {row.id: row.number for row in session.execute(query.order_by(T["revision"].c.number))}
+        member = T["revision_cell"].c
+        self.cells = set(session.scalars(select(member.cell_id).where(member.revision_id.in_(self.revisions))))
+        self.attempts = self._attempts()
+        self.local = {row["id"]: index for index, row in enumerate(self.attempts, 1)}
+
+    def _attempts(self) -> list[Row]:
+        """All attempts of the cells; a parent that belongs to another cell takes that cell along."""
+        found: list[Row] = []
+        wanted = set(self.cells)
+        while wanted:
+            found += self._where(T["attempt"], T["attempt"].c.cell_id, wanted)
+            parents = {row["parent_id"] for row in found if row["parent_id"] is not None} - {row["id"] for row in found}
+            wanted = {row["cell_id"] for row in self._where(T["attempt"], T["attempt"].c.id, parents)} - self.cells
+            self.cells |= wanted
+        return sorted(found, key=lambda row: (row["cell_id"], row["id"]))
+
+    def _where(self, table: Table, column: Column[Any], values: Iterable[Any]) -> list[Row]:
+        given, found = sorted(values), []
+        for start in range(0, len(given), 500):
+            query = select(table).where(column.in_(given[start : start + 500]))
+            found += [dict(row._mapping) for row in self.session.execute(query)]
+        return found
+
+    def _shaped(self, name: str, row: Row) -> Row:
+        return {column.name: encoded(column, row[column.name]) for column in columns_of_member(name)}
+
+    def rows(self, name: str) -> Iterator[Row]:
+        """The rows of one member in their order."""
+        if name == "sweep":
+            yield from (self._shaped(name, row) for row in self._where(T[name], T[name].c.id, [self.id]))
+        elif name == "revision":
+            found = self._where(T[name], T[name].c.id, self.revisions)
+            yield from sorted((self._shaped(name, row) for row in found), key=lambda row: row["number"])
+        elif name == "cell":
+            found = self._where(T[name], T[name].c.id, self.cells)
+            yield from sorted((self._shaped(name, row) for row in found), key=lambda row: row["id"])
+        elif name == "revision_cell":
+            found = self._where(T[name], T[name].c.revision_id, self.revisions)
+            linked = ({"revision": self.revisions[row["revision_id"]]} | self._shaped(name, row) for row in found)
+            yield from sorted(linked, key=lambda row: (row["revision"], row["position"], row["cell_id"]))
+        elif name == "attempt":
+            for row in self.attempts:
+                parent = self.local.get(row["parent_id"])
+                yield self._shaped(name, row) | {"id": self.local[row["id"]], "parent_id": parent}
+        elif name == "event":
+            yield from self._events()
+        else:
+            for attempt, index in self.local.items():
+                query = select(T[name]).where(T[name].c.attempt_id == attempt)
+                found = [self._shaped(name, dict(row._mapping)) for row in self.session.execute(query)]
+                yield from sorted((row | {"attempt_id": index} for row in found), key=_sort_key)
+
+    def _events(self) -> Iterator[Row]:
+        event = T["event"]
+        found = {row["id"]: row for row in self._where(event, event.c.sweep_id, [self.id])}
+        found |= {row["id"]: row for row in self._where(event, event.c.cell_id, self.cells)}
+        rows = []
+        for row in found.values():
+            shaped = {"sweep": row["sweep_id"] == self.id} | self._shaped("event", row)
+            shaped["attempt_id"] = self.local.get(row["attempt_id"])
+            shaped["cell_id"] = row["cell_id"] if row["cell_id"] in self.cells else None
+            rows.append((shaped["at"], row["id"], shaped))
+        yield from (shaped for _, _, shaped in sorted(rows, key=lambda item: (item[0], _sort_key(item[2]), item[1])))
+
+    def files(self, runs: Path) -> Iterator[tuple[str, Path, str]]:
+        """(member, file, role) of weights and logs that the attempts name, whether or not they are there."""
+        for row in self.attempts:
+            index = self.local[row["id"]]
+            local = local_path(row["weights"])
+            if local is not None:
+                source = runs / local
+                yield f"files/{index}/{_safe_name(source.name)}", source, "weights"
+            yield f"files/{index}/{LOG}", runs / row["run_dir"] / LOG, "log"
+
+
+def _sort_key(row: Row) -> list[tuple[bool, Any]]:
+    """Rows by all their values, in an order that no collation of a server changes; None first."""
+    values = ([str(value)] if isinstance(value, dict | list) else value for value in row.values())
+    return [(value is not None, value) for value in values]
+
+
+def _safe_name(name: str) -> str:
+    clean = re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:90]
+    return clean if PART.fullmatch(clean) and clean != LOG else f"w{clean}"
+
+
+def export_sweep(
+    store: Store, sweep: str | None, to: Path, *, weights: bool = False, runs: Path | None = None
+) -> Summary:
+    """Writes a sweep (None: the one launched last) with all its revisions, cells, attempts and numbers into a bundle.
+
+    `weights` takes the kept weights and the logs along, from the folder `runs` (None: the store's own). An existing file
+    is replaced once the new one is whole. Reads one state of the database, and blocks no writer.
+
+    Raises SweepUnknown, StoreError (the file cannot be written).
+    """
+    where, notes = runs or store.runs, []
+    with replacing(to) as stream, store.transaction(write=False) as session:
+        queries.snapshot(session)
+        export = _Export(session, sweep)
+        with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+            writer = BundleWriter(archive)
+            for name in MEMBERS:
+                writer.rows(name, export.rows(name))
+            kept = sum(1 for row in export.attempts if row["weights"])
+            files = 0
+            for member, source, role in export.files(where) if weights else ():
+                if source.is_file():
+                    writer.file(member, source, role)
+                    files += 1
+                elif role == "weights":
+                    notes.append(f"the weights {source} are missing and were left out")
+            writer.manifest(export.name)
+        if weights:
+            kept = sum(1 for row in export.attempts if row["weights"] and local_path(row["weights"]) is None)
+            notes += [f"the weights of {kept} attempts lie elsewhere and are only named"] if kept else []
+        elif kept:
+            notes.append(f"the weights of {kept} attempts stay here; --with-weights takes them along")
+        live = sum(1 for row in export.attempts if row["state"] == "running")
+        if live:
+            notes.append(f"{live} attempts still run and are in it as far as they are")
+    return Summary(
+        sweep=export.name,
+        file=str(to),
+        added=writer.counts,
+        files=files,
+        bytes=to.stat().st_size,
+        notes=tuple(notes),
+    )

@@ -1,0 +1,328 @@
+"""Taking a bundle into a database: all of it in one transaction, or nothing."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Column, Table, delete, insert, literal, select, text
+from sqlalchemy import update as sql_update
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
+from sqlalchemy.orm import Session
+
+from .bundles import (
+    MEMBERS,
+    OF_ATTEMPTS,
+    Bundle,
+    Row,
+    Summary,
+    T,
+    columns_of_member,
+    iso,
+    local_path,
+    name_ok,
+    opened_bundle,
+)
+from .database import file_of
+from .errors import BundleError, StoreError
+from .import_files import Files
+from .import_plan import COPY, Content, Identify, Plan, Planner
+
+if TYPE_CHECKING:
+    from .store import Store
+
+BATCH = 2000
+
+
+def _references(table: Table) -> list[Column[Any]]:
+    """Every column that refers to the table's id."""
+    return [key.parent for other in T.values() for key in other.foreign_keys if key.column is table.c.id]
+
+
+def _copy(session: Session, table: Table, old: int, new: int, number: int) -> None:
+    """Gives a row another id and number, and takes everything along that refers to it."""
+    given: dict[str, Any] = {"id": literal(new), "number": literal(number)}
+    names = [column.name for column in table.columns]
+    source = select(*(given.get(column.name, column) for column in table.columns)).where(table.c.id == old)
+    session.execute(insert(table).from_select(names, source))
+    for column in _references(table):
+        session.execute(sql_update(column.table).where(column == old).values({column.name: new}))
+    session.execute(delete(table).where(table.c.id == old))
+
+
+def _move(session: Session, table: Table, moves: Mapping[int, tuple[int, int]]) -> None:
+    """Renames rows: id -> (new id, new number). By way of negative ids, since the new ones are in use."""
+    for old in moves:
+        _copy(session, table, old, -old, -old)
+    for old, (new, number) in moves.items():
+        _copy(session, table, -old, new, number)
+
+
+class _Import:
+    """The writing half of an import, inside one transaction."""
+
+    def __init__(self, session: Session, bundle: Bundle, content: Content, plan: Plan, files: Files) -> None:
+        self.session, self.bundle, self.content, self.plan, self.files = session, bundle, content, plan, files
+        self.added: Counter[str] = Counter(dict.fromkeys(MEMBERS, 0))
+        self.present: Counter[str] = Counter(dict.fromkeys(MEMBERS, 0))
+        self.notes: list[str] = []
+
+    def write(self, name: str) -> None:
+        """Everything, the files last: they can be taken back, and so can the transaction."""
+        sweep = self._sweep(name)
+        self._cells()
+        self._revisions(sweep)
+        self._attempts()
+        for table in OF_ATTEMPTS:
+            self._numbers(table)
+        self._events(sweep)
+        self._weights()
+        for row in self.plan.new:
+            self.files.place(row["id"], row["run_dir"])
+        for index, folder in self.plan.folders.items():
+            self.files.place(index, folder)
+
+    def _sweep(self, name: str) -> int:
+        table, given = T["sweep"], self.content.sweep
+        found = self.session.execute(select(table).where(table.c.name == name)).one_or_none()
+        if found is None:
+            self.session.execute(insert(table).values({**given, "name": name, "fence": 0}))
+            self.added["sweep"] += 1
+            return int(self.session.scalar(select(table.c.id).where(table.c.name == name)) or 0)
+        self.present["sweep"] += 1
+        if given["launched_at"] > found.launched_at:
+            later = sql_update(table).where(table.c.id == found.id)
+            self.session.execute(later.values(launched_at=given["launched_at"]))
+        member, revision = T["revision_cell"].c, T["revision"].c
+        listed = select(member.cell_id).join(T["revision"], revision.id == member.revision_id)
+        ours = set(self.session.scalars(listed.where(revision.sweep_id == found.id)))
+        theirs = {row["cell_id"] for rows in self.content.members.values() for row in rows}
+        if ours and theirs and not ours & theirs:
+            self.notes.append(
+                f"sweep {name!r} had no cell in common with the bundle's and now holds both; --name keeps them apart"
+            )
+        return int(found.id)
+
+    def _cells(self) -> None:
+        table, cells = T["cell"], self.content.cells
+        known: dict[str, Any] = {}
+        names = sorted(cells)
+        for start in range(0, len(names), 500):
+            query = select(table.c.id, table.c.config).where(table.c.id.in_(names[start : start + 500]))
+            known |= {row.id: row.config for row in self.session.execute(query)}
+        self._insert("cell", [row for cell, row in cells.items() if cell not in known])
+        self.present["cell"] += len(known)
+        other = sum(1 for cell, config in known.items() if config != cells[cell]["config"])
+        if other:
+            self.notes.append(f"{other} cells are evaluated or kept otherwise in the bundle; what is here stays")
+
+    def _revisions(self, sweep: int) -> None:
+        _move(self.session, T["revision"], self.plan.renumbered)
+        columns = {column.name for column in columns_of_member("revision")}
+        for place, number, row in self.plan.revisions:
+            values = {name: value for name, value in row.items() if name in columns}
+            self._insert("revision", [values | {"id": place, "sweep_id": sweep, "number": number}])
+            links = [
+                {name: value for name, value in link.items() if name != "revision"} | {"revision_id": place}
+                for link in self.content.members[row["number"]]
+            ]
+            self._insert("revision_cell", links)
+        for table in ("revision", "revision_cell"):
+            self.present[table] = self.bundle.manifest["counts"][table] - self.added[table]
+
+    def _attempts(self) -> None:
+        table = T["attempt"]
+        numbers = {row.id: row.number for row in self.session.execute(select(table.c.id, table.c.number))}
+        moves = {old: (new, numbers[old]) for old, new in self.plan.moved.items()}
+        _move(self.session, table, moves)
+        ids = self.plan.ids()
+        self.unnamed = 0
+        for row in sorted(self.plan.new, key=lambda row: int(row["id"])):
+            values = self._attempt(row) | {"id": row["place"], "parent_id": None}
+            self._insert("attempt", [values])
+        for index in self.plan.replaced:
+            row = self.content.attempts[index]
+            for name in OF_ATTEMPTS:
+                self.session.execute(delete(T[name]).where(T[name].c.attempt_id == ids[index]))
+            folder = self.plan.folders[index] if self.files.names(index) else None
+            here = self.session.scalar(select(table.c.run_dir).where(table.c.id == ids[index]))
+            values = self._attempt(row | {"run_dir": folder or here})
+            values = {name: value for name, value in values.items() if name not in ("id", "parent_id", "number")}
+            self.session.execute(sql_update(table).where(table.c.id == ids[index]).values(values))
+            self.added["attempt"] += 1
+        # parents may come after their children in the bundle
+        for index in [*(row["id"] for row in self.plan.new), *self.plan.replaced]:
+            parent = self.content.attempts[index]["parent_id"]
+            if parent is not None:
+                child = sql_update(table).where(table.c.id == ids[index])
+                self.session.execute(child.values(parent_id=ids[parent]))
+        self.present["attempt"] = len(self.plan.present)
+        if self.unnamed:
+            self.notes.append(
+                f"the weights of {self.unnamed} attempts are not in the bundle; export --with-weights takes them along"
+            )
+
+    def _attempt(self, row: Row) -> Row:
+        """The attempt as a row of this database. Checkpoints stay where they are: their owner may still need them."""
+        values = {name: value for name, value in row.items() if name != "place"} | {"checkpoint": None}
+        names = self.files.names(row["id"], "weights")
+        remote = row["weights"] if local_path(row["weights"]) is None else None
+        values["weights"] = f"{row['run_dir']}/{names[0]}" if names else remote
+        self.unnamed += bool(row["weights"]) and values["weights"] is None
+        if row["state"] == "running":
+            values |= {"state": "interrupted", "finished_at": row["heartbeat_at"]}
+            values["cause"] = (
+                f"{COPY}, on {row['host']} (pid {row['pid']}), last heard of at {iso(row['heartbeat_at'])}"
+            )
+            if "failure" in T["attempt"].columns:
+                values["failure"] = "preempted"
+        return values
+
+    def _numbers(self, table: str) -> None:
+        ids = self.plan.ids()
+        waiting: list[Row] = []
+        for row in self.bundle.rows(table):
+            if row["attempt_id"] in self.plan.present:
+                self.present[table] += 1
+                continue
+            waiting.append(row | {"attempt_id": ids[row["attempt_id"]]})
+            if len(waiting) >= BATCH:
+                self._insert(table, waiting)
+                waiting = []
+        self._insert(table, waiting)
+
+    def _events(self, sweep: int) -> None:
+        event, ids = T["event"], self.plan.ids()
+        rows = list(self.bundle.rows("event"))
+        known: Counter[tuple[Any, ...]] = Counter()
+        if rows:
+            query = select(event).where(event.c.at >= min(row["at"] for row in rows))
+            query = query.where(event.c.at <= max(row["at"] for row in rows))
+            known.update(_event_key(dict(row._mapping)) for row in self.session.execute(query))
+        new = []
+        for row in rows:
+            row["attempt_id"] = ids.get(row["attempt_id"])
+            if known[_event_key(row)] > 0:
+                known[_event_key(row)] -= 1
+                self.present["event"] += 1
+                continue
+            ours = row.pop("sweep") is True
+            new.append(row | {"sweep_id": sweep if ours else None})
+        self._insert("event", new)
+
+    def _weights(self) -> None:
+        """Weights that come with the bundle for attempts that are here without them."""
+        for index, here in self.plan.weights.items():
+            names = self.files.names(index, "weights")
+            if not names or not _lacks_weights(here, self.files.runs):
+                continue
+            if self.files.adopt(index, here["run_dir"], names[0]):
+                place = self.plan.moved.get(here["id"], here["id"])
+                found = sql_update(T["attempt"]).where(T["attempt"].c.id == place)
+                self.session.execute(found.values(weights=f"{here['run_dir']}/{names[0]}"))
+            else:
+                self.notes.append(f"{here['run_dir']} holds another {names[0]}, which stays; the bundle's was left out")
+
+    def _insert(self, table: str, rows: list[Row]) -> None:
+        if rows:
+            self.session.execute(insert(T[table]), rows)
+            self.added[table] += len(rows)
+
+
+def _event_key(row: Row) -> tuple[Any, ...]:
+    return (row["at"], row["kind"], row["message"], row["cell_id"], row["attempt_id"])
+
+
+def _lacks_weights(row: Row, runs: Path) -> bool:
+    local = local_path(row["weights"])
+    return not row["weights"] or (local is not None and not (runs / local).exists())
+
+
+def import_bundle(
+    store: Store,
+    file: Path,
+    *,
+    rename: str | None = None,
+    runs: Path | None = None,
+    identify: Identify | None = None,
+) -> Summary:
+    """Takes a bundle into the database: all of it in one transaction, or nothing.
+
+    Adds what is missing and leaves what is there; a second import changes nothing. `rename` gives the sweep another name
+    here. Weights and logs go under `runs` (None: the store's own), into the attempt's folder or, where a stranger's is in
+    the way, one beside it. Attempts that ran when they were exported come in as interrupted, until a later bundle has
+    them finished. `identify` gives the id of a config; cells that contradict it are refused, but for read-only sweeps.
+
+    Raises BundleError for a file that is damaged, is no bundle or is made to do harm; StoreTooNew for one of a newer
+    release; SweepBusy when it concerns cells that somebody trains here at this moment; StoreBusy.
+    """
+    where = (runs or store.runs).absolute()
+    if rename is not None and not name_ok(rename):
+        raise StoreError(f"{rename!r} is no name for a sweep; give --name up to 200 printable letters")
+    with opened_bundle(file) as bundle:
+        _refuse_full(file, (file_of(store.url) or where).parent, bundle.size(files=False))
+        _refuse_full(file, where, bundle.size(files=True))
+        content = Content(bundle, identify)
+        name = rename or bundle.sweep
+        files = Files(bundle, where)
+        try:
+            # unpacking takes time, so most of it happens before the database is locked
+            with store.transaction(write=False) as session:
+                first = Planner(session, store, content, name, where).make()
+            files.stage(_wanted(first, where))
+
+            def work(session: Session) -> _Import:
+                files.undo()
+                if store.path is None:
+                    session.execute(text("LOCK TABLE sweep, revision, cell, attempt IN SHARE ROW EXCLUSIVE MODE"))
+                plan = Planner(session, store, content, name, where).make()
+                files.stage(_wanted(plan, where))
+                done = _Import(session, bundle, content, plan, files)
+                done.write(name)
+                return done
+
+            done = store.write(work)
+        except (IntegrityError, DataError) as error:
+            files.undo()
+            raise bundle.wrong(f"the database refuses its rows ({_first(error)})") from error
+        except DBAPIError as error:
+            files.undo()
+            raise StoreError(f"cannot write to {store}: {_first(error)}; nothing was changed") from error
+        except OSError as error:
+            files.undo()
+            raise StoreError(f"cannot write under {where}: {error.strerror or error}; nothing was changed") from error
+        except BaseException:
+            files.undo()
+            raise
+        finally:
+            files.clear()
+        return Summary(
+            sweep=name,
+            file=str(file),
+            added=dict(done.added),
+            present=dict(done.present),
+            files=files.placed,
+            bytes=file.stat().st_size,
+            notes=tuple(done.notes),
+        )
+
+
+def _wanted(plan: Plan, runs: Path) -> list[int]:
+    """The attempts whose files are needed."""
+    lacking = [index for index, row in plan.weights.items() if _lacks_weights(row, runs)]
+    return [*(row["id"] for row in plan.new), *plan.replaced, *lacking]
+
+
+def _refuse_full(file: Path, folder: Path, size: int) -> None:
+    free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
+    if size > free:
+        raise BundleError(
+            f"{file} holds {size / 1e9:.1f} GB, and {folder} has {free / 1e9:.1f} GB free; make room, then import again"
+        )
+
+
+def _first(error: Exception) -> str:
+    return (str(getattr(error, "orig", None) or error).strip().splitlines() or ["no reason given"])[0][:200]

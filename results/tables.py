@@ -1,0 +1,128 @@
+"""The tables of a sweep as files for other programs: CSV, JSON lines and Parquet."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Literal
+
+from sqlalchemy import Boolean, Column, Double, Integer, select
+
+from . import queries
+from .bundles import T, encoded, iso, line_of
+from .database import jsonable
+from .errors import StoreError
+from .files import replacing
+from .records import AXES
+
+if TYPE_CHECKING:
+    from .store import Store
+
+What = Literal["cells", "measurements", "curves", "examples", "attempts"]
+Format = Literal["csv", "jsonl", "parquet"]
+
+ROWS = 50_000
+"""Rows of a table that are in memory at once."""
+_CELL = ("slug", "seed", *AXES)
+_ATTEMPT = ("cell_id", "number", "kind", "state")
+
+
+def _listed(what: str) -> tuple[list[Column[Any]], Any, list[Any]]:
+    """The columns of a table as it is exported, what it is selected from, and its order."""
+    cell, attempt = T["cell"], T["attempt"]
+    member = T["revision_cell"]
+    of_cell = [cell.c[name] for name in _CELL]
+    if what == "cells":
+        rest = [column for column in cell.columns if column.name not in ("id", *_CELL)]
+        source = member.join(cell, cell.c.id == member.c.cell_id)
+        return [cell.c.id, *of_cell, member.c.position, member.c.axes, *rest], source, [member.c.position]
+    source = member.join(cell, cell.c.id == member.c.cell_id).join(attempt, attempt.c.cell_id == cell.c.id)
+    order: list[Any] = [member.c.position, attempt.c.id]
+    if what == "attempts":
+        rest = [column for column in attempt.columns if column.name not in ("id", "cell_id")]
+        return [attempt.c.id, attempt.c.cell_id, *of_cell, *rest], source, order
+    table = T[{"measurements": "measurement", "curves": "curve_point", "examples": "example"}[what]]
+    rest = [column for column in table.columns if column.name not in ("id", "attempt_id")]
+    source = source.join(table, table.c.attempt_id == attempt.c.id)
+    order += [table.c[name] for name in ("probe", "metric", "length", "step", "item", "position") if name in table.c]
+    return [table.c.attempt_id, *(attempt.c[name] for name in _ATTEMPT), *of_cell, *rest], source, order
+
+
+def _dtype(column: Column[Any]) -> str:
+    kind = column.type
+    if isinstance(kind, Boolean):
+        return "boolean"
+    return "Int64" if isinstance(kind, Integer) else "Float64" if isinstance(kind, Double) else "string"
+
+
+def _cell_text(value: Any) -> Any:
+    if isinstance(value, dict | list):
+        return json.dumps(jsonable(value), ensure_ascii=False)
+    return iso(value) if isinstance(value, datetime) else value
+
+
+def export_table(store: Store, what: What, to: Path, fmt: Format, sweep: str | None = None) -> int:
+    """Writes a table of a sweep's newest revision (None: the one launched last) for another program; returns its rows.
+
+    `what`: cells, attempts, or measurements, curves and examples of every attempt, each row with its cell and attempt.
+    Columns have the database's names and units, times are ISO-8601 UTC text; JSON columns are text in CSV and Parquet.
+    An existing file is replaced once the new one is whole. Raises SweepUnknown, StoreError.
+    """
+    if what not in ("cells", "measurements", "curves", "examples", "attempts"):
+        raise StoreError(f"there is no table {what!r}; use cells, measurements, curves, examples or attempts")
+    if fmt not in ("csv", "jsonl", "parquet"):
+        raise StoreError(f"{fmt!r} is no format; use csv, jsonl or parquet, or tensorboard or wandb")
+    columns, source, order = _listed(what)
+    count = 0
+    with replacing(to) as stream, store.transaction(write=False) as session:
+        queries.snapshot(session)
+        revision = queries.revision_row(session, queries.sweep_row(session, sweep).id)
+        query = select(*columns).select_from(source).where(T["revision_cell"].c.revision_id == revision.id)
+        found = session.execute(query.order_by(*order).execution_options(yield_per=ROWS))
+        with _sheet(fmt, columns, stream) as write:
+            write([])
+            for rows in found.partitions(ROWS):
+                write([tuple(row) for row in rows])
+                count += len(rows)
+    return count
+
+
+@contextlib.contextmanager
+def _sheet(fmt: str, columns: list[Column[Any]], stream: IO[bytes]) -> Iterator[Callable[[list[Any]], None]]:
+    names = [column.name for column in columns]
+    if fmt == "jsonl":
+
+        def write_lines(rows: list[Any]) -> None:
+            for row in rows:
+                values = map(encoded, columns, row)
+                stream.write(line_of(dict(zip(names, values, strict=True))))
+
+        yield write_lines
+        return
+    import pandas as pd
+
+    def frame(rows: list[Any]) -> pd.DataFrame:
+        by_column = zip(*rows, strict=True) if rows else [()] * len(columns)
+        return pd.DataFrame(
+            {
+                column.name: pd.array([_cell_text(value) for value in values], dtype=_dtype(column))  # type: ignore[call-overload]
+                for column, values in zip(columns, by_column, strict=True)
+            }
+        )
+
+    if fmt == "csv":
+        stream.write((",".join(names) + "\n").encode())
+        yield lambda rows: frame(rows).to_csv(stream, index=False, header=False, lineterminator="\n", encoding="utf-8")
+        return
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise StoreError("Parquet needs pyarrow; install it with: pip install 'pyarrow>=18', or use csv") from error
+    kinds = {"boolean": pa.bool_(), "Int64": pa.int64(), "Float64": pa.float64(), "string": pa.string()}
+    shape = pa.schema([(column.name, kinds[_dtype(column)]) for column in columns])
+    with pq.ParquetWriter(stream, shape) as writer:
+        yield lambda rows: writer.write_table(pa.Table.from_pandas(frame(rows), schema=shape, preserve_index=False))

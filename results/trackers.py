@@ -1,0 +1,174 @@
+"""A sweep for experiment trackers: event files of TensorBoard, or offline runs of Weights & Biases, one run a cell.
+
+Both packages are optional and imported only here. Nothing is sent anywhere: `wandb sync FOLDER/wandb/*` does that later.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from .bundles import iso
+from .errors import StoreError
+from .files import filling
+from .records import CellRecord, CurvePoint, Value
+from .store import Store
+
+CURVE = tuple(field.name for field in fields(CurvePoint) if field.name != "step")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A cell with its curve and its newest values. `name` is its slug, with the id where several cells share that."""
+
+    name: str
+    cell: CellRecord
+    state: str
+    began: datetime | None
+    ended: datetime | None
+    curve: tuple[CurvePoint, ...]
+    values: tuple[Value, ...]
+
+    def facts(self) -> dict[str, Any]:
+        """What the cell is: id, state, seed, levels, the grid's axes and tokens."""
+        facts = {"cell": self.cell.id, "state": self.state, "seed": self.cell.seed, "tokens": self.cell.tokens}
+        return facts | dict(self.cell.levels) | dict(self.cell.axes)
+
+
+def runs_of(store: Store, sweep: str) -> Iterator[Run]:
+    """The cells of the newest revision in the grid's order; the curve is that of frames.Frames.curves."""
+    states = store.cell_states(sweep)
+    values: dict[str, list[Value]] = {state.cell_id: [] for state in states}
+    for value in store.values(sweep):
+        values[value.cell_id].append(value)
+    named = Counter(state.slug for state in states)
+    for state in states:
+        shown = state.trained_attempt_id or state.attempt_id
+        attempt = store.attempt(shown) if shown is not None else None
+        plain = re.sub(r"[^\w.@=+-]", "_", state.slug)
+        yield Run(
+            name=plain if named[state.slug] == 1 else f"{plain}-{state.cell_id}",
+            cell=store.cell(state.cell_id),
+            state=state.state,
+            began=attempt.started_at if attempt is not None else None,
+            ended=attempt.finished_at if attempt is not None else None,
+            curve=tuple(store.curve(shown)) if shown is not None else (),
+            values=tuple(values[state.cell_id]),
+        )
+
+
+def export_tensorboard(store: Store, sweep: str, out: Path) -> int:
+    """Writes a folder with one run a cell for `tensorboard --logdir`; returns how many.
+
+    Scalars `curve/NAME` by step, at the times they were trained, and `PROBE/METRIC` by context length (0: not about
+    one); the reason of a number that could not be had is a text `PROBE/METRIC/reason`; levels and seed are hyper-parameters.
+    TensorBoard keeps 32-bit floats. Raises StoreError: the folder exists, cannot be written, or the package is missing.
+    """
+    try:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+        from tensorboard.plugins.text.summary_v2 import text_pb
+        from tensorboard.summary.writer.record_writer import RecordWriter
+    except ImportError as error:
+        raise _missing("TensorBoard", "tensorboard>=2.18", error) from error
+
+    def write(run: Run, record: Callable[..., None]) -> None:
+        began = run.began.timestamp() if run.began else 0.0
+        ended = run.ended.timestamp() if run.ended else began
+        record(wall_time=began, file_version="brain.Event:2")
+        hyper = {name: value if isinstance(value, int) else str(value) for name, value in run.facts().items()}
+        record(wall_time=began, summary=hparams_pb(hyper, trial_id=run.cell.id, start_time_secs=began))
+        for point in run.curve:
+            found = [(name, getattr(point, name)) for name in CURVE]
+            scalars = [Summary.Value(tag=f"curve/{n}", simple_value=value) for n, value in found if value is not None]
+            record(wall_time=began + point.wall_s, step=point.step, summary=Summary(value=scalars))
+        for value in run.values:
+            tag = f"{value.probe}/{value.metric}"
+            scalar = Summary(value=[Summary.Value(tag=tag, simple_value=value.value or 0.0)])
+            summary = scalar if value.value is not None else text_pb(f"{tag}/reason", value.reason or "")
+            record(wall_time=ended, step=value.length, summary=summary)
+
+    count = 0
+    with filling(out) as folder:
+        for run in runs_of(store, sweep):
+            (folder / run.name).mkdir()
+            # TensorBoard knows its files by the name; their own writer would put time, host and pid behind it
+            with (folder / run.name / "events.out.tfevents.0.atma-sweep").open("wb") as stream:
+                writer = RecordWriter(stream)
+                write(run, lambda writer=writer, **event: writer.write(Event(**event).SerializeToString()))
+                writer.flush()
+            count += 1
+    return count
+
+
+def export_wandb(store: Store, sweep: str, out: Path) -> int:
+    """Writes a folder with one offline run a cell for `wandb sync`; returns how many.
+
+    Project: the sweep; run id: the cell's; config: id, state, seed, levels, axes and the cell's complete config. History:
+    `curve/NAME` over `step`, `PROBE/METRIC` over `length`; summary: `PROBE/METRIC@LENGTH`, or the reason why there is none.
+    Neither this machine nor the working folder is described. Raises StoreError as export_tensorboard does.
+    """
+    try:
+        import wandb
+    except ImportError as error:
+        raise _missing("Weights & Biases", "wandb>=0.22", error) from error
+    quiet = dict.fromkeys(("x_disable_meta", "x_disable_stats", "x_disable_machine_info"), True)
+    settings = wandb.Settings(
+        mode="offline",
+        console="off",
+        silent=True,
+        disable_code=True,
+        disable_git=True,
+        x_save_requirements=False,
+        **quiet,
+    )
+    count = 0
+    with filling(out) as folder:
+        for run in runs_of(store, sweep):
+            times = {"began": run.began and iso(run.began), "ended": run.ended and iso(run.ended)}
+            with wandb.init(
+                project=re.sub(r"[/\\#?%:]", "_", sweep),
+                id=run.cell.id,
+                name=run.name,
+                dir=str(folder),
+                config=run.facts() | times | {"config": dict(run.cell.config)},
+                settings=settings,
+            ) as found:
+                _log(run, found)
+            count += 1
+    return count
+
+
+def _log(run: Run, found: Any) -> None:
+    found.define_metric("curve/*", step_metric="step")
+    for probe in sorted({value.probe for value in run.values}):
+        found.define_metric(f"{probe}/*", step_metric="length")
+    for point in run.curve:
+        values = {f"curve/{name}": getattr(point, name) for name in CURVE}
+        found.log({"step": point.step} | {name: value for name, value in values.items() if value is not None})
+    by_length: dict[int, dict[str, float]] = {}
+    for value in run.values:
+        name = f"{value.probe}/{value.metric}"
+        if value.value is not None:
+            by_length.setdefault(value.length, {})[name] = value.value
+        found.summary[f"{name}@{value.length}" if value.length else name] = (
+            value.value if value.value is not None else value.reason
+        )
+    for length, values in sorted(by_length.items()):
+        found.log({"length": length} | values)
+
+
+def _missing(what: str, package: str, error: ImportError) -> StoreError:
+    return StoreError(f"{what} files need a package ({error}); install it with: pip install '{package}'")
+
+
+TRACKERS: Mapping[str, Callable[[Store, str, Path], int]] = {
+    "tensorboard": export_tensorboard,
+    "wandb": export_wandb,
+}

@@ -1,0 +1,289 @@
+"""Nothing hostile gets past the manifest of a bundle."""
+
+import hashlib
+import io
+import json
+import random
+import shutil
+import zipfile
+
+import pytest
+from atma_sweep.results.bundles import opened_bundle
+from atma_sweep.results.errors import BundleError
+from atma_sweep.results.import_plan import Content
+from atma_sweep.results.importing import import_bundle
+from atma_sweep.results.store import StoreTooNew, open_store
+from histories import bundle, files, halves, run, whole
+
+pytestmark = pytest.mark.usefixtures("here")
+
+
+def unpacked(file):
+    with zipfile.ZipFile(file) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def packed(file, members, /, **changes):
+    """Writes the members with a manifest that fits them, but for what `changes` says of it."""
+    manifest = json.loads(members["manifest.json"])
+    listed = {name: data for name, data in members.items() if name != "manifest.json"}
+    for name, data in listed.items():
+        facts = manifest["members"].setdefault(name, {"role": "log" if name.endswith("log.txt") else "weights"})
+        facts |= {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+        if name.endswith(".jsonl"):
+            manifest["counts"][name[:-6]] = data.count(b"\n")
+    manifest["members"] = {name: facts for name, facts in manifest["members"].items() if name in listed}
+    for path, value in changes.items():
+        place, *rest = path.split("__")
+        if rest:
+            manifest[place][rest[0]] = value
+        else:
+            manifest[place] = value
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in listed.items():
+            archive.writestr(name, data)
+        archive.writestr("manifest.json", json.dumps(manifest))
+    return file
+
+
+def edited(members, table, **values):
+    """The members with the first row of a table changed."""
+    first, *rest = members[f"{table}.jsonl"].splitlines(keepends=True)
+    row = json.loads(first) | values
+    return members | {f"{table}.jsonl": json.dumps(row).encode() + b"\n" + b"".join(rest)}
+
+
+ROWS = {
+    "a folder outside": ("attempt", {"run_dir": "../../../etc"}),
+    "an absolute folder": ("attempt", {"run_dir": "/etc"}),
+    "a folder of another cell": ("attempt", {"run_dir": "corpora/1"}),
+    "dots in a folder": ("attempt", {"run_dir": "c02000000000/../../x"}),
+    "an unknown cell": ("attempt", {"cell_id": "nothing"}),
+    "an unknown parent": ("attempt", {"parent_id": 99}),
+    "a number of zero": ("attempt", {"number": 0}),
+    "an unknown state": ("attempt", {"state": "splendid"}),
+    "running and finished": ("attempt", {"state": "running"}),
+    "a time that is none": ("attempt", {"started_at": "yesterday"}),
+    "a time without seconds": ("attempt", {"started_at": "2026-01-02T03:04Z"}),
+    "a bool for a number": ("attempt", {"number": True}),
+    "a number beyond 64 bits": ("measurement", {"n": 2**63}),
+    "text for a number": ("measurement", {"value": "1.0"}),
+    "a missing unit": ("measurement", {"unit": None}),
+    "neither value nor reason": ("measurement", {"value": None, "reason": None}),
+    "a lone surrogate": ("measurement", {"unit": "\ud800"}),
+    "another column": ("measurement", {"id": 5}),
+    "an unknown attempt": ("measurement", {"attempt_id": 77}),
+    "the key of another row": ("curve_point", {"step": 1}),
+    "a list for an object": ("cell", {"config": []}),
+    "a long id": ("cell", {"id": "c" * 13}),
+    "an id with a slash": ("cell", {"id": "../x"}),
+    "another sweep": ("sweep", {"name": "other"}),
+    "a revision below one": ("revision", {"number": -1}),
+    "a link to nothing": ("revision_cell", {"revision": 9}),
+    "an event of nobody": ("event", {"attempt_id": 55}),
+}
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory, cells):
+    """(the file of a database, the members of a bundle for it)"""
+    folder = tmp_path_factory.mktemp("prepared")
+    first, second = halves(*(open_store(folder / name, create=True) for name in ("a.db", "b.db")), cells)
+    run(second, cells(4)[0].id, 95, weights=b"w")
+    members = unpacked(bundle(second, folder, weights=True))
+    first.close()
+    second.close()
+    return first.path, members
+
+
+@pytest.fixture
+def victim(prepared, tmp_path):
+    """(a database, the members of a bundle for it, a check that nothing has changed)"""
+    path, members = prepared
+    store = open_store(shutil.copy(path, tmp_path / "a.db"))
+    before, disk = whole(store), {*files(tmp_path), "evil.zip"}
+
+    def unchanged():
+        assert whole(store) == before
+        assert {name for name in files(tmp_path) if not name.endswith(("-wal", "-shm"))} <= disk
+
+    yield store, members, unchanged
+    store.close()
+
+
+@pytest.mark.parametrize("what", ROWS)
+def test_rows_that_cannot_be_are_refused(victim, tmp_path, what):
+    store, members, unchanged = victim
+    table, values = ROWS[what]
+    with pytest.raises(BundleError, match="nothing was changed"):
+        import_bundle(store, packed(tmp_path / "evil.zip", edited(members, table, **values)))
+    unchanged()
+
+
+LINES = {
+    "no JSON": b"{\n",
+    "an array": b"[1]\n",
+    "NaN": b'{"attempt_id": NaN}\n',
+    "a key twice": b'{"a": 1, "a": 2}\n',
+    "no end": b"{}",
+    "too deep": b"[" * 100_000 + b"\n",
+    "a number of many digits": b'{"a": ' + b"9" * 10_000 + b"}\n",
+    "no UTF-8": b'{"a": "\xff"}\n',
+}
+
+
+@pytest.mark.parametrize("what", LINES)
+def test_lines_that_are_no_rows(victim, tmp_path, what):
+    store, members, unchanged = victim
+    members = members | {"measurement.jsonl": members["measurement.jsonl"] + LINES[what]}
+    with pytest.raises(BundleError):
+        import_bundle(store, packed(tmp_path / "evil.zip", members))
+    unchanged()
+
+
+MANIFESTS = {
+    "a wrong hash": {"members__cell.jsonl": {"sha256": "0" * 64, "bytes": 0}},
+    "no members": {"members": {}},
+    "a count too many": {"counts__event": 99},
+    "a negative count": {"counts__event": -1},
+    "no format": {"format": None},
+    "something else": {"what": "a cake"},
+    "no sweep": {"sweep": ""},
+    "a sweep that colours the terminal": {"sweep": "\x1b[31m"},
+}
+
+
+def test_a_row_that_was_changed_without_its_hash(victim, tmp_path):
+    """Another number of the same length, in a zip that is in order."""
+    store, members, unchanged = victim
+    manifest = json.loads(members["manifest.json"])
+    changed = members | {"measurement.jsonl": members["measurement.jsonl"].replace(b":2.2,", b":1.2,")}
+    assert changed != members
+    facts = manifest["members"]["measurement.jsonl"]
+    with pytest.raises(BundleError, match="has not the hash"):
+        import_bundle(store, packed(tmp_path / "evil.zip", changed, **{"members__measurement.jsonl": facts}))
+    weights = next(name for name in members if name.endswith("safetensors"))
+    facts = manifest["members"][weights]
+    with pytest.raises(BundleError, match="has not the hash"):
+        import_bundle(store, packed(tmp_path / "evil.zip", members | {weights: b"x"}, **{f"members__{weights}": facts}))
+    unchanged()
+
+
+@pytest.mark.parametrize("what", MANIFESTS)
+def test_manifests_that_lie(victim, tmp_path, what):
+    store, members, unchanged = victim
+    with pytest.raises(BundleError):
+        import_bundle(store, packed(tmp_path / "evil.zip", members, **MANIFESTS[what]))
+    unchanged()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"format": 2}, {"schema": "9999"}, {"format": 99, "schema": "from the future", "members": 1}]
+)
+def test_a_newer_bundle_names_the_remedy(victim, tmp_path, changes):
+    store, members, unchanged = victim
+    with pytest.raises(StoreTooNew, match="upgrade the program"):
+        import_bundle(store, packed(tmp_path / "evil.zip", members, **changes))
+    unchanged()
+
+
+NAMES = [
+    "../evil",
+    "/evil",
+    "files/../../evil",
+    "files/1/../evil",
+    "files/1/.hidden",
+    "files/1/a/b",
+    "files/77/log.txt",
+]
+
+
+@pytest.mark.parametrize("name", [*NAMES, "files/1/a\\..\\evil", "attempt.jsonl/x", "files/0/log.txt", "evil.py"])
+def test_names_that_lead_elsewhere(victim, tmp_path, name):
+    store, members, unchanged = victim
+    with pytest.raises(BundleError):
+        import_bundle(store, packed(tmp_path / "evil.zip", members | {name: b"evil"}))
+    unchanged()
+
+
+def test_members_that_the_manifest_does_not_list_or_lists_twice(victim, tmp_path):
+    store, members, unchanged = victim
+    file = packed(tmp_path / "evil.zip", members)
+    with zipfile.ZipFile(file, "a") as archive:
+        archive.writestr("files/1/more.txt", b"x")
+    with pytest.raises(BundleError, match="members are not those"):
+        import_bundle(store, file)
+    file = packed(tmp_path / "evil.zip", members)
+    with pytest.warns(UserWarning, match="Duplicate"), zipfile.ZipFile(file, "a") as archive:
+        archive.writestr("attempt.jsonl", b"")
+    with pytest.raises(BundleError, match="twice"):
+        import_bundle(store, file)
+    unchanged()
+
+
+def test_sizes_are_bounded_by_the_manifest(victim, tmp_path):
+    store, members, unchanged = victim
+    lies = {"sha256": hashlib.sha256(members["cell.jsonl"]).hexdigest(), "bytes": 7}
+    with pytest.raises(BundleError, match="size"):
+        import_bundle(store, packed(tmp_path / "evil.zip", members, **{"members__cell.jsonl": lies}))
+    # a bomb: the directory of the zip says little, the data unpack to much
+    bomb = io.BytesIO()
+    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x", b"\0" * 50_000_000)
+    file = packed(tmp_path / "evil.zip", members | {"files/1/zeros": b"\0" * 1_000_000})
+    data = file.read_bytes().replace((1_000_000).to_bytes(4, "little"), (1000).to_bytes(4, "little"))
+    file.write_bytes(data)
+    with pytest.raises(BundleError):
+        import_bundle(store, file)
+    unchanged()
+
+
+def test_damaged_files(victim, tmp_path):
+    """A bit flipped anywhere: refused, or (in what a zip does not care about) the same rows."""
+    store, members, unchanged = victim
+    good = packed(tmp_path / "good.zip", members).read_bytes()
+    draw, refused = random.Random(1), 0
+    for _ in range(150):
+        data = bytearray(good)
+        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        (tmp_path / "evil.zip").write_bytes(data)
+        try:
+            with opened_bundle(tmp_path / "evil.zip") as found:
+                Content(found, None)
+        except (BundleError, StoreTooNew):
+            refused += 1
+    assert refused > 75
+    for cut in (0, 1, 100, len(good) // 2, len(good) - 1):
+        (tmp_path / "evil.zip").write_bytes(good[:cut])
+        with pytest.raises(BundleError):
+            import_bundle(store, tmp_path / "evil.zip")
+    (tmp_path / "good.zip").unlink()
+    with pytest.raises(BundleError):
+        import_bundle(store, tmp_path)
+    unchanged()
+
+
+def test_ids_are_compared_with_configs_when_asked(victim, tmp_path):
+    store, members, unchanged = victim
+    file = packed(tmp_path / "evil.zip", members)
+    with pytest.raises(BundleError, match="is that of other"):
+        import_bundle(store, file, identify=lambda config: "other")
+    with pytest.raises(BundleError, match="cannot be read"):
+        import_bundle(store, file, identify=lambda config: config["nothing"])
+    unchanged()
+    published = packed(tmp_path / "evil.zip", edited(members, "sweep", read_only=True))
+    assert import_bundle(store, published, rename="published", identify=lambda config: "other").added["sweep"] == 1
+
+
+def test_a_bundle_of_the_first_release(victim, tmp_path):
+    """It lacks the columns that came later; they get their defaults."""
+    store, members, _ = victim
+    later = {"failure", "deviation"}
+    old = []
+    for line in members["attempt.jsonl"].splitlines():
+        old.append(json.dumps({name: value for name, value in json.loads(line).items() if name not in later}))
+    members = members | {"attempt.jsonl": "".join(f"{line}\n" for line in old).encode()}
+    with pytest.raises(BundleError):
+        import_bundle(store, packed(tmp_path / "evil.zip", members))
+    import_bundle(store, packed(tmp_path / "evil.zip", members, schema="0001"))
+    assert [summary.counts for summary in store.sweeps()] == [{"done": 4}]

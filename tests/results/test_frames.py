@@ -1,0 +1,169 @@
+"""The frames hold what SQL finds, one row a cell, a value, a point or an item, with the columns that their docstrings name."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+from atma_sweep.results import frames as module
+from atma_sweep.results import open_store
+from atma_sweep.results.frames import CELL, CURVE, EXAMPLE, STATE, VALUE
+from atma_sweep.results.records import AXES
+from atma_sweep.results.store import StoreError, SweepUnknown
+from histories import at, launch, run
+from sqlalchemy import text
+
+pytestmark = pytest.mark.usefixtures("here")
+
+
+def sql(store, query):
+    with store.transaction(write=False) as session:
+        return [tuple(row) for row in session.execute(text(query))]
+
+
+@pytest.fixture
+def filled(store, cells):
+    """Done twice, failed, running, new, in another order than that of the ids."""
+    grid = cells(4)
+    launch(store, [grid[index] for index in (2, 0, 3, 1)], 1)
+    run(store, grid[0].id, 5, value=1 / 3)
+    run(store, grid[0].id, 6, value=2 / 3)
+    run(store, grid[1].id, 7, value=0.1, state="failed")
+    run(store, grid[3].id, 8, value=0.2, state="running")
+    return store
+
+
+def ids(*indices):
+    return [f"c{index:02d}{'0' * 8}0" for index in indices]
+
+
+def test_cells_in_the_order_of_the_grid(filled):
+    found = filled.frames().cells()
+    assert list(found["cell"]) == ids(2, 0, 3, 1)
+    assert list(found["position"]) == [0, 1, 2, 3]
+    assert list(found["state"]) == ["new", "done", "running", "failed"]
+    assert list(found["standing"]) == ["new", "done", "running", "failed"]
+    assert list(found["attn_type"]) == ["polar2", "polar0", "polar3", "polar1"]
+    assert list(found["tokens_total"]) == [3 * 10**9, 10**9, 4 * 10**9, 2 * 10**9]
+    assert found["attempt"].isna().tolist() == [True, False, False, False]
+    assert found["attempt"][1:].tolist() == [row[0] for row in sql(filled, "SELECT max(id) FROM attempt GROUP BY cell_id ORDER BY CASE cell_id WHEN 'c00000000000' THEN 1 WHEN 'c03000000000' THEN 2 ELSE 3 END")]  # fmt: skip
+    assert found["started_at"][1:].tolist() == [at(6), at(8), at(7)]
+    assert found["finished_at"].isna().tolist() == [True, False, True, False]
+
+
+def test_measurements_are_those_of_the_view(filled):
+    columns = "cell, slug, seed, attn_type, memory, probe, metric, length, value, unit, n"
+    expected = sql(filled, f"SELECT {columns} FROM results WHERE probe IS NOT NULL")
+    found = filled.frames("quick").measurements()
+    rows = found[columns.split(", ")].astype(object).where(lambda frame: frame.notna(), None)
+    assert sorted(map(repr, rows.itertuples(index=False, name=None))) == sorted(map(repr, expected))
+    assert list(found["value"].dropna()) == [2 / 3]  # of the newer attempt; a failed one counts for nothing
+    assert list(found["reason"].dropna()) == ["oom: no memory"]
+    assert found["n"].dropna().tolist() == [2**40]
+
+
+def test_curves_of_the_newest_training(filled):
+    found = filled.frames().curves()
+    assert list(found["cell"].unique()) == ids(0, 3, 1)
+    names = ", ".join(CURVE).replace("attempt,", "attempt_id,")
+    newest = f"SELECT {names} FROM curve_point WHERE attempt_id IN (SELECT max(id) FROM attempt GROUP BY cell_id)"
+    expected = pd.DataFrame(sql(filled, newest), columns=list(CURVE)).astype(CURVE)
+    left = found[list(CURVE)].sort_values(["attempt", "step"], ignore_index=True)
+    pd.testing.assert_frame_equal(left, expected.sort_values(["attempt", "step"], ignore_index=True))
+    assert list(found.loc[found["cell"] == ids(0)[0], "train_loss"]) == [2 / 21] * 3
+    assert list(found["step"]) == [0, 1, 2] * 3
+
+
+def test_a_training_that_failed_later_does_not_hide_the_one_that_is_done(filled, cells):
+    run(filled, cells(1)[0].id, 9, value=7.0, state="failed")
+    found = filled.frames()
+    curve, values = found.curves(), found.measurements()
+    assert set(curve.loc[curve["cell"] == ids(0)[0], "train_loss"]) == {2 / 21}
+    assert list(values["value"].dropna()) == [2 / 3]
+
+
+def test_examples_of_the_attempt_that_measured_last(filled, cells):
+    found = filled.frames().examples()
+    assert len(found) == 1  # only one cell is done
+    (row,) = found.to_dict("records")
+    last = sql(filled, "SELECT max(id) FROM attempt WHERE cell_id = 'c00000000000'")[0][0]
+    assert (row["cell"], row["attempt"], row["item"], row["item_position"]) == (ids(0)[0], last, 1, 0)
+    assert (row["probe"], row["metric"], row["length"], row["value"]) == ("clean", "nats", 64, 0.1)
+    assert row["detail"] == {"é": "ü\n\u2028"}
+
+
+def test_wide_has_a_column_a_measurement(filled):
+    found = filled.frames().wide()
+    assert list(found.columns[-2:]) == ["clean.nats@4096", "val.val_loss"]
+    assert found["val.val_loss"].tolist()[1] == 2 / 3
+    assert found["val.val_loss"].isna().tolist() == [True, False, True, True]
+    assert found["clean.nats@4096"].isna().all()
+    assert list(found["cell"]) == ids(2, 0, 3, 1)
+
+
+def test_axes_that_vary_become_columns(store, cells):
+    axes = [{"train.lr": "0.1", "value": "a", "same": "x"}, {"train.lr": "0.2", "value": "b", "same": "x"}]
+    launch(store, [replace(cell, axes=given) for cell, given in zip(cells(2), axes, strict=True)])
+    run(store, cells(2)[1].id, 5)
+    found = store.frames()
+    for frame in (found.cells(), found.measurements(), found.curves(), found.examples()):
+        assert list(frame.columns[: len(CELL) + 2]) == [*CELL, "train.lr", "axis.value"]
+        assert frame["train.lr"].tolist()[-1] == "0.2"
+    assert found.cells()["axis.value"].tolist() == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("name", "columns"), [("cells", STATE), ("measurements", VALUE), ("curves", CURVE), ("examples", EXAMPLE)]
+)
+def test_columns_have_their_types_full_or_empty_and_are_documented(filled, cells, name, columns):
+    launch(filled, cells(2, prefix="e"), 3, name="empty")
+    full, empty = (getattr(filled.frames(sweep), name)() for sweep in ("quick", "empty"))
+    launch(filled, [], 3, name="none")
+    none = getattr(filled.frames("none"), name)()
+    for frame in (full, empty, none):
+        assert {column: str(kind) for column, kind in frame.dtypes.items()} == CELL | columns
+    assert (len(full) > 0, len(none)) == (True, 0)
+    documented = getattr(module.Frames, name).__doc__
+    assert [column for column in columns if f"`{column}`" not in documented] == []
+    assert [column for column in CELL if f"`{column}`" not in module.__doc__] == []
+
+
+def test_older_revisions_and_names_that_are_not_there(filled, cells):
+    launch(filled, cells(1), 9, grid="newest")
+    assert list(filled.frames().cells()["cell"]) == ids(0)
+    assert len(filled.frames("quick", revision=1).cells()) == 4
+    with pytest.raises(SweepUnknown):
+        filled.frames("quik")
+    with pytest.raises(StoreError, match="no revision 7"):
+        filled.frames("quick", revision=7)
+
+
+@pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
+def test_pandas_is_loaded_only_when_asked_for(filled):
+    code = (
+        "import sys, json\n"
+        "from atma_sweep.results import open_store\n"
+        "heavy = ('pandas', 'torch', 'ray', 'matplotlib', 'alembic', 'atma_sweep.sweep', 'atma_sweep.reports')\n"
+        "store = open_store(sys.argv[1])\n"
+        "first = [name for name in heavy if name in sys.modules]\n"
+        "rows = len(store.frames('quick').cells())\n"
+        "print(json.dumps([first, rows, [name for name in heavy if name in sys.modules]]))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code, str(filled.path)], capture_output=True, text=True, env=os.environ, check=True
+    )
+    assert json.loads(found.stdout) == [[], 4, ["pandas"]]
+
+
+def test_the_package_names_what_it_gives():
+    import atma_sweep.results as package
+    from atma_sweep.results import store
+
+    assert package.open_store is open_store is store.open_store
+    assert package.Store is store.Store
+    with pytest.raises(AttributeError, match="nothing"):
+        package.nothing  # noqa: B018
+    assert tuple(AXES) == tuple(CELL)[3:]

@@ -1,0 +1,85 @@
+"""docs/frames.ipynb runs from top to bottom in a fresh process, and its numbers are those of the database."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+from atma_sweep.results import paper
+from histories import launch, run, view
+
+NOTEBOOK = Path(__file__).parents[2] / "docs" / "frames.ipynb"
+RUN = """
+import json, sys
+space = {}
+for cell in json.load(open(sys.argv[1], encoding="utf-8"))["cells"]:
+    if cell["cell_type"] == "code":
+        exec(compile("".join(cell["source"]), cell["id"], "exec"), space)
+print(json.dumps({
+    "sweep": space["frames"].sweep,
+    "cells": list(space["cells"]["cell"]),
+    "by_memory": [[*index, value] for index, value in space["by_memory"].stack().dropna().items()],
+    "by_length": [[*index, value] for index, value in space["by_length"].stack().dropna().items()],
+    "effect": space["effect"][["count", "mean"]].tolist(),
+    "by_step": space["by_step"].to_dict("list"),
+    "wide": list(space["wide"].columns),
+}))
+"""
+
+
+def executed(folder, **environment):
+    inherited = {name: value for name, value in os.environ.items() if name != "ATMA_DB"}
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, str(NOTEBOOK)],
+        capture_output=True, text=True, cwd=folder, env=inherited | environment, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def means(rows):
+    """[(key..., value)] -> sorted [[key..., mean]]"""
+    groups = {}
+    for *key, value in rows:
+        groups.setdefault(tuple(key), []).append(value)
+    return [[*key, pytest.approx(fmean(values), rel=1e-12)] for key, values in sorted(groups.items())]
+
+
+def test_without_a_database_it_reads_the_published_numbers(tmp_path):
+    found = executed(tmp_path)
+    printed = paper.rows("complete-v2")
+    assert (found["sweep"], len(found["cells"])) == ("printed-v2", 120)
+    assert found["by_memory"] == means((row["attn_type"], row["memory"], float(row["val_loss"])) for row in printed)
+    loss = {tuple(row[axis] for axis in paper.AXES): float(row["val_loss"]) for row in printed}
+    gains = [value - loss[(*key[:3], "off", key[4])] for key, value in loss.items() if key[3] == "on"]
+    assert found["effect"] == [60, pytest.approx(fmean(gains))]
+    assert sorted({row[2] for row in found["by_length"]}) == list(paper.LENGTHS)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
+@pytest.mark.usefixtures("here")
+def test_with_a_database_it_reads_that(store, cells, tmp_path):
+    launch(store, cells(4), 1)
+    for index in range(3):
+        run(store, cells(4)[index].id, 5 + index, value=index + 1 / 3)
+    found = executed(tmp_path, ATMA_DB=str(store.path))
+    rows = [row for row in map(json.loads, view(store)) if row["metric"] == "val_loss"]
+    assert (found["sweep"], len(rows)) == ("quick", 3)
+    assert found["by_memory"] == means((row["attn_type"], row["memory"], row["value"]) for row in rows)
+    assert found["by_step"] == {cells(4)[i].slug: [pytest.approx((i + 1 / 3) / 7)] * 3 for i in range(3)}
+    assert found["effect"][0] == 0  # the cells differ in more than memory
+    assert found["by_length"] == []
+    assert found["wide"][-2:] == ["clean.nats@4096", "val.val_loss"]
+
+
+def test_it_is_kept_without_outputs():
+    book = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    code = [cell for cell in book["cells"] if cell["cell_type"] == "code"]
+    assert book["nbformat"] == 4
+    assert len(code) == 8
+    assert [cell["id"] for cell in code if cell["outputs"] or cell["execution_count"] is not None] == []
+    assert len({cell["id"] for cell in book["cells"]}) == len(book["cells"])

@@ -1,0 +1,174 @@
+"""What TensorBoard and Weights & Biases read from an export is what the database holds."""
+
+import json
+import struct
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from atma_sweep.results.records import AXES
+from atma_sweep.results.store import StoreError
+from atma_sweep.results.trackers import export_tensorboard, export_wandb
+from histories import at, files, launch, rows, run
+
+pytestmark = [pytest.mark.usefixtures("here"), pytest.mark.parametrize("backend", ["sqlite"], indirect=True)]
+
+
+@pytest.fixture
+def filled(store, cells):
+    """Three cells, two with one slug: one done twice, one failed, one new."""
+    first, second, third = cells(3)
+    launch(store, [first, replace(second, slug=first.slug), replace(third, slug="odd / slug", axes={"lr": "0.1"})], 1)
+    run(store, first.id, 5, value=1 / 3)
+    run(store, first.id, 6, value=2 / 3)
+    run(store, second.id, 7, value=0.1, state="failed")
+    return store
+
+
+NAMES = ["odd___slug", "polar0-baseline-c-s0-c00000000000", "polar0-baseline-c-s0-c01000000000"]
+CURVE = ("tokens", "wall_s", "train_loss")
+"""What histories.run fills of a curve."""
+
+
+def curve_of(store, cell):
+    newest = max(row["id"] for row in rows(store, "attempt") if row["cell_id"] == cell)
+    return [row for row in rows(store, "curve_point") if row["attempt_id"] == newest]
+
+
+class TestTensorboard:
+    @pytest.fixture
+    def read(self, filled, tmp_path):
+        pytest.importorskip("tensorboard", reason="needs tensorboard")
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        assert export_tensorboard(filled, "quick", tmp_path / "logs") == 3
+
+        def reader(name):
+            found = EventAccumulator(str(tmp_path / "logs" / name), size_guidance={"scalars": 0, "tensors": 0})
+            return found.Reload()
+
+        return reader
+
+    def test_one_run_a_cell(self, read, tmp_path):
+        assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == NAMES
+
+    def test_curves_by_step_at_their_time(self, read, filled, cells):
+        found = read(NAMES[1])
+        points = curve_of(filled, cells(1)[0].id)
+        assert len(points) == 3
+        for name in CURVE:
+            scalars = found.Scalars(f"curve/{name}")
+            assert [event.step for event in scalars] == [0, 1, 2]
+            assert [event.value for event in scalars] == [float(np.float32(point[name])) for point in points]
+            times = [event.wall_time - at(6).timestamp() for event in scalars]
+            assert times == pytest.approx([point["wall_s"] for point in points], abs=1e-6)
+        assert [tag for tag in found.Tags()["scalars"] if tag.startswith("curve/")] == [f"curve/{n}" for n in CURVE]
+
+    def test_measurements_by_length_and_reasons_as_text(self, read):
+        found = read(NAMES[1])
+        (value,) = found.Scalars("val/val_loss")
+        assert (value.step, value.value) == (0, float(np.float32(2 / 3)))
+        assert value.wall_time == (at(6).timestamp() + 40)
+        (reason,) = found.Tensors("clean/nats/reason")
+        assert (reason.step, reason.tensor_proto.string_val[0]) == (4096, b"oom: no memory")
+        assert "clean/nats" not in found.Tags()["scalars"]
+
+    def test_cells_without_numbers_have_their_levels(self, read, cells):
+        from tensorboard.plugins.hparams import plugin_data_pb2
+
+        found = read(NAMES[0])
+        assert found.Tags()["scalars"] == []
+        data = plugin_data_pb2.HParamsPluginData.FromString(
+            found.PluginTagToContent("hparams")["_hparams_/session_start_info"]
+        )
+        given = {
+            name: value.string_value or value.number_value for name, value in data.session_start_info.hparams.items()
+        }
+        expected = {"cell": cells(3)[2].id, "state": "new", "seed": 0, "tokens": 3 * 10**9, "lr": "0.1"}
+        assert given == expected | dict(cells(3)[2].levels)
+        assert "val/val_loss" not in read(NAMES[2]).Tags()["scalars"]  # it failed; its curve is there all the same
+        assert len(read(NAMES[2]).Scalars("curve/train_loss")) == 3
+
+    def test_the_same_rows_give_the_same_bytes_and_nothing_is_overwritten(self, read, filled, tmp_path):
+        export_tensorboard(filled, "quick", tmp_path / "again")
+        first = files(tmp_path / "logs")
+        assert first == files(tmp_path / "again")
+        with pytest.raises(StoreError, match="name a new folder with --out"):
+            export_tensorboard(filled, "quick", tmp_path / "logs")
+        assert files(tmp_path / "logs") == first
+
+    def test_a_missing_package_names_the_command(self, filled, tmp_path, monkeypatch):
+        monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
+        with pytest.raises(StoreError, match="pip install 'tensorboard"):
+            export_tensorboard(filled, "quick", tmp_path / "x")
+        monkeypatch.setitem(sys.modules, "wandb", None)
+        with pytest.raises(StoreError, match="pip install 'wandb"):
+            export_wandb(filled, "quick", tmp_path / "x")
+        assert not (tmp_path / "x").exists()
+
+
+def records(file, kind):
+    """The records of an offline run. The file is a log as LevelDB writes them, in blocks of 32 KiB, each record a message."""
+    data, place, whole = file.read_bytes(), 7, b""
+    assert data[:4] == b":W&B"
+    while place < len(data):
+        if 32768 - place % 32768 < 7:  # no header fits into the rest of a block
+            place += 32768 - place % 32768
+            continue
+        _, length, part = struct.unpack_from("<IHB", data, place)
+        whole += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if part in (1, 4):  # whole, or the last part
+            yield kind.FromString(whole)
+            whole = b""
+
+
+class TestWandb:
+    @pytest.fixture
+    def read(self, filled, tmp_path):
+        """read(cell) -> (the run, its history as dictionaries, its summary)"""
+        pytest.importorskip("wandb", reason="needs wandb")
+        from wandb.proto.wandb_internal_pb2 import Record
+
+        assert export_wandb(filled, "quick", tmp_path / "runs") == 3
+
+        def reader(cell):
+            (file,) = (tmp_path / "runs" / "wandb").glob(f"offline-run-*-{cell}/run-{cell}.wandb")
+            described, history, summary = None, [], {}
+            for record in records(file, Record):
+                if record.HasField("run"):
+                    described = record.run
+                if record.HasField("history"):
+                    items = {item.key or ".".join(item.nested_key): item.value_json for item in record.history.item}
+                    history.append({key: json.loads(value) for key, value in items.items() if key[0] != "_"})
+                if record.HasField("summary"):
+                    items = {item.key or ".".join(item.nested_key): item.value_json for item in record.summary.update}
+                    summary |= {key: json.loads(value) for key, value in items.items() if key[0] != "_"}
+            return described, history, summary
+
+        return reader
+
+    def test_numbers_to_the_last_bit(self, read, filled, cells, tmp_path):
+        cell = cells(1)[0]
+        described, history, summary = read(cell.id)
+        assert (described.project, described.run_id, described.display_name) == ("quick", cell.id, NAMES[1])
+        points = curve_of(filled, cell.id)
+        expected = [{"step": point["step"]} | {f"curve/{n}": point[n] for n in CURVE} for point in points]
+        assert history == [*expected, {"length": 0, "val/val_loss": 2 / 3}]
+        assert summary["val/val_loss"] == 2 / 3
+        assert summary["clean/nats@4096"] == "oom: no memory"
+        config = {item.key: json.loads(item.value_json) for item in described.config.update}
+        assert config["config"] == cell.config
+        assert {axis: config[axis] for axis in AXES} == cell.levels
+        assert (config["seed"], config["state"], config["began"]) == (0, "done", "2026-01-02T03:10:05.678Z")
+
+    def test_a_cell_without_numbers_and_one_that_failed(self, read, cells):
+        described, history, _ = read(cells(3)[2].id)
+        assert (described.display_name, history) == (NAMES[0], [])
+        assert [sorted(row)[-1] for row in read(cells(3)[1].id)[1]] == ["step"] * 3
+
+    def test_this_machine_is_not_described(self, read, tmp_path):
+        names = {path.name for path in (tmp_path / "runs").rglob("files/*")}
+        assert names & {"wandb-metadata.json", "requirements.txt", "conda-environment.yaml", "output.log"} == set()
+        assert not (tmp_path / "wandb").exists()

@@ -1,0 +1,96 @@
+"""export and import at the command line: bundles, tables and folders for other programs."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from atma_sweep import cli
+from atma_sweep.results import open_store, paper
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database with the published sweeps; v1 has 100 cells, v2 120."""
+    path = tmp_path_factory.mktemp("published") / "atma.db"
+    store = open_store(path, create=True)
+    paper.load_published(store)
+    store.close()
+    return path
+
+
+@pytest.fixture
+def run(published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs the command line in a folder with that database; returns (exit code, standard output, standard error)."""
+    shutil.copy(published, tmp_path / "atma.db")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ATMA_DB", raising=False)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["atma-sweep", *arguments])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+def test_a_bundle_goes_out_and_comes_in_elsewhere(run: Run, tmp_path: Path) -> None:
+    code, out, _ = run("export", "--sweep", "printed-v1", "--json")
+    told = json.loads(out)
+    assert (code, told["file"], told["added"]["cell"]) == (0, "printed-v1.zip", 100)
+    code, out, _ = run("import", "printed-v1.zip", "--db", "other.db", "--name", "theirs")
+    assert code == 0
+    assert out.startswith("sweep theirs: added 1 sweep, 1 revision, 100 cell, ")
+    here = {(v.probe, v.metric, v.length, v.cell_id): v.value for v in open_store("atma.db").values("printed-v1")}
+    there = {(v.probe, v.metric, v.length, v.cell_id): v.value for v in open_store("other.db").values("theirs")}
+    assert here == there
+    again = json.loads(run("import", "printed-v1.zip", "--db", "other.db", "--name", "theirs", "--json")[1])
+    assert (set(again["added"].values()), again["present"]["attempt"]) == ({0}, 100)
+
+
+def test_a_table(run: Run, tmp_path: Path) -> None:
+    code, out, _ = run("export", "--sweep", "printed-v2", "--to", "csv")
+    with (tmp_path / "printed-v2-measurements.csv").open(newline="") as file:
+        found = list(csv.DictReader(file))
+    assert (code, out) == (0, f"printed-v2-measurements.csv: {len(found)} rows of measurements of sweep printed-v2\n")
+    losses = sorted(float(row["value"]) for row in found if (row["probe"], row["metric"]) == ("val", "val_loss"))
+    assert losses == sorted(float(row["val_loss"]) for row in paper.rows("complete-v2"))
+    told = json.loads(run("export", "--sweep", "printed-v2", "--to", "jsonl", "--what", "cells", "--json")[1])
+    assert told == {"sweep": "printed-v2", "file": "printed-v2-cells.jsonl", "rows": 120}
+
+
+def test_a_folder_for_tensorboard(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="needs tensorboard")
+    code, out, _ = run("export", "--sweep", "printed-v1", "--to", "tensorboard")
+    assert (code, out) == (0, "printed-v1-tensorboard: 100 cells of sweep printed-v1\n")
+    assert len(list((tmp_path / "printed-v1-tensorboard").glob("*/*tfevents*"))) == 100
+    code, out, err = run("export", "--sweep", "printed-v1", "--to", "tensorboard")
+    assert (code, len(err.splitlines()), "--out" in err) == (2, 1, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--to", "xls"], "use csv, jsonl or parquet"),
+        (["--to", "csv", "--what", "cell"], "use cells, measurements"),
+        (["--to", "csv", "--with-weights"], "leave --to out"),
+        (["--to", "wandb", "--what", "curves"], "leave --what out"),
+        (["--sweep", "printed-v3"], "no sweep is named"),
+    ],
+)
+def test_what_cannot_be_is_one_line(run: Run, tmp_path: Path, arguments: list[str], said: str) -> None:
+    code, out, err = run("export", *arguments)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert said in err
+    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith("atma.db")] == []
