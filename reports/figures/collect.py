@@ -159,9 +159,8 @@ def count_map(store: Store, sweep: str | None = None, *, revision: int | None = 
         if learned
         else "No learned β is stored: evaluate a polar cell with --probe count_map."
     )
-    origins = [(str(curve["cell"]), int(curve["attempt"])) for curve in curves[1:]] or [
-        (c.cell_id, None) for c in polar
-    ]
+    origins: list[tuple[str, int | None]] = [(str(curve["cell"]), int(curve["attempt"])) for curve in curves[1:]]
+    origins = origins or [(cell.cell_id, None) for cell in polar]
     return collected(store, data, "count-map", "Count map of Polar attention", frame, origins, notes=[words])
 
 
@@ -222,7 +221,7 @@ def loss(store: Store, sweep: str | None = None, *, revision: int | None = None)
             part = pd.DataFrame([tuple(point) for point in points], columns=["step", "tokens", "wall_s", "train_loss"])
             width = max(1, len(part) // SMOOTHED)
             widest = max(widest, width)
-            about = {"cell": cell.cell_id, "attempt": attempt, **groups[cell.cell_id]}
+            about: dict[str, Any] = {"cell": cell.cell_id, "attempt": attempt, **groups[cell.cell_id]}
             part = part.assign(smoothed=smoothed(part["train_loss"].tolist(), width), **about)
             parts.append(part[["cell", "attempt", *GROUP, "step", "tokens", "wall_s", "train_loss", "smoothed"]])
     if not parts:

@@ -96,8 +96,8 @@ def interactions(store: Store, sweep: str | None = None, *, revision: int | None
         origins += [(str(c), int(a)) for c, a in zip(numbers["cell"], numbers["attempt"], strict=True)]
         for a, b in combinations(axes, 2):
             for (first, second), group in numbers.groupby([a, b], sort=False):
-                about = {"measure": column.heading, "unit": unit, "row_axis": a, "column_axis": b}
-                about |= {"row": first, "column": second}
+                about: dict[str, Any] = {"measure": column.heading, "unit": unit, "row_axis": a, "column_axis": b}
+                about |= {"row": str(first), "column": str(second)}
                 rows.append(about | {"mean": scale * float(group["value"].mean()), "cells": len(group)})
     if not rows:
         raise ReportError(f"no cell of sweep {data.sweep} has a validation loss or a needle accuracy; finish it")

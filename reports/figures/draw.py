@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from ..numbers import length_name
 from . import style
 from .base import Collected
-from .collect import GROUP, MOST_COUNT, NORMS, lines_of
+from .collect import MOST_COUNT, NORMS, lines_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -287,6 +286,3 @@ def timeline(made: Collected) -> Figure:
 
 def _hatch(state: str) -> str:
     return style.HATCHES[list(ENDS).index(state)] if state != "diverged" else ""
-
-
-__all__ = ["GROUP", "count_map", "length_name", "loss", "losses", "needle", "state_norm", "timeline"]

@@ -47,7 +47,7 @@ def effects(made: Collected) -> Figure:
         axes.axvline(0, color="#000000", linewidth=0.7, zorder=1)
         sign = {1: "more is better", -1: "less is better", 0: ""}[made.about["better"][name]]
         axes.set_xlabel("\n".join(filter(None, (here["unit"].iloc[0], sign))))
-        axes.locator_params(axis="x", nbins=4)
+        axes.locator_params(axis="x", nbins=3)
         axes.margins(x=0.08)
         axes.set_yticks(range(len(keys)), [f"{axis}: {level} - {reference}" for axis, level, reference in keys])
         axes.set_ylim(len(keys) - 0.5, -0.5)
@@ -74,7 +74,7 @@ def interactions(made: Collected) -> Figure:
     tall = max(len(levels[axis]) for axis, _ in pairs)
     width = style.WIDTH if columns > 2 else 2.1 * columns + 2.2
     figure = style.page((0.13 * max(tall, 3) + 0.75) * down * len(measures) + 0.2, width)
-    for block, measure in zip(np.atleast_1d(figure.subfigures(len(measures), 1)), measures, strict=True):
+    for block, measure in zip(figure.subfigures(len(measures), 1, squeeze=False).flat, measures, strict=True):
         here = frame[frame["measure"] == measure]
         low, high = float(here["mean"].min()), float(here["mean"].max())
         grid = block.subplots(down, columns, squeeze=False)

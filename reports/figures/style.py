@@ -70,7 +70,8 @@ def settings() -> Iterator[None]:
 
     with _alone, matplotlib.rc_context():
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(SETTINGS)
+        given: Any = matplotlib.rcParams
+        given.update(SETTINGS)
         yield
 
 
