@@ -1,4 +1,4 @@
-"""Every table of a sweep in every format, in one folder, with an index of what is there."""
+"""Every table and figure of a sweep in every format, in one folder, with an index of what is there."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ..results import paper
 from ..results.errors import StoreError
 from ..results.store import Store
 from .data import ReportError, Table, gather
+from .figures import FIGURES, FORMATS, Collected, make_figure, renderings
 from .render import SUFFIXES, TEX_PREAMBLE, markdown_escaped, plain, render
 from .tables import TABLES, make_table
 
@@ -19,7 +20,7 @@ FILES = {format: suffix for suffix, format in SUFFIXES.items()}
 
 @dataclass
 class Written:
-    """What `write_all` left in a folder: its files, and why a table is not among them."""
+    """What `write_all` left in a folder: its files, and why a table or figure is not among them."""
 
     files: list[Path] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
@@ -38,9 +39,11 @@ def write_all(
     formats: Sequence[str] = tuple(FILES),
     reference: str = paper.SWEEPS[1],
     seeds: bool = False,
+    figures: Sequence[str] = tuple(FIGURES),
 ) -> Written:
-    """Writes every table of the sweep in these formats, with index.md and index.html, and appendix.tex, a LaTeX document of
-    all tables. A table that cannot be made is named in the index with the reason. Files are replaced.
+    """Writes every table of the sweep in these formats and these figures as SVG, PDF and PNG, with index.md and index.html,
+    and appendix.tex, a LaTeX document of them all. What cannot be made is named in the index with the reason. Files are
+    replaced.
 
     Raises ReportError (an unknown format), SweepUnknown, OSError.
     """
@@ -63,11 +66,28 @@ def write_all(
             continue
         for format in formats:
             _write(out / f"{file_name(number)}{FILES[format]}", render(tables[number], format), written)
+    pictures = _write_figures(store, name, figures, out, written)
     if "tex" in formats:
-        _write(out / "appendix.tex", _document(tables), written)
-    _write(out / "index.md", _index_markdown(name, tables, formats, written.left_out), written)
-    _write(out / "index.html", _index_html(name, tables, formats, written.left_out), written)
+        _write(out / "appendix.tex", _document(tables, pictures), written)
+    _write(out / "index.md", _index_markdown(name, tables, pictures, formats, written.left_out), written)
+    _write(out / "index.html", _index_html(name, tables, pictures, formats, written.left_out), written)
     return written
+
+
+def _write_figures(store: Store, sweep: str, names: Sequence[str], out: Path, written: Written) -> dict[str, Collected]:
+    found = {}
+    for name in names:
+        try:
+            made = make_figure(name, store, sweep)
+        except (ReportError, StoreError) as error:
+            written.left_out[f"figure {name}"] = str(error)
+            continue
+        found[made.name] = made
+        for format, content in renderings(made, FORMATS).items():
+            path = out / f"figure-{made.name}.{format}"
+            path.write_bytes(content)
+            written.files.append(path)
+    return found
 
 
 def _write(path: Path, text: str, written: Written) -> None:
@@ -75,29 +95,58 @@ def _write(path: Path, text: str, written: Written) -> None:
     written.files.append(path)
 
 
-def _document(tables: dict[str, Table]) -> str:
-    body = "\n\\clearpage\n".join(rf"\input{{{file_name(number)}}}" for number in tables)
-    head = ["\\documentclass{article}", r"\usepackage[margin=15mm,landscape]{geometry}", TEX_PREAMBLE]
+def _document(tables: dict[str, Table], pictures: dict[str, Collected]) -> str:
+    parts = [rf"\input{{{file_name(number)}}}" for number in tables]
+    parts += [
+        rf"\begin{{figure}}[htbp]\centering\includegraphics{{figure-{name}.pdf}}\end{{figure}}" for name in pictures
+    ]
+    body = "\n\\clearpage\n".join(parts)
+    head = ["\\documentclass{article}", r"\usepackage[margin=15mm,landscape]{geometry}", r"\usepackage{graphicx}"]
+    head.append(TEX_PREAMBLE)
     return "\n".join([*head, r"\begin{document}", body, r"\end{document}"]) + "\n"
 
 
-def _index_markdown(name: str, tables: dict[str, Table], formats: Sequence[str], left_out: dict[str, str]) -> str:
-    lines = [f"# Tables of sweep {markdown_escaped(name)}", ""]
+def _index_markdown(
+    name: str,
+    tables: dict[str, Table],
+    pictures: dict[str, Collected],
+    formats: Sequence[str],
+    left_out: dict[str, str],
+) -> str:
+    lines = [f"# Tables and figures of sweep {markdown_escaped(name)}", ""]
     for number, table in tables.items():
         links = ", ".join(f"[{format}]({file_name(number)}{FILES[format]})" for format in formats)
         lines.append(f"- {markdown_escaped(table.title)}: {len(table.rows)} rows: {links}")
+    for number, picture in pictures.items():
+        links = ", ".join(f"[{format}](figure-{number}.{format})" for format in FORMATS)
+        lines.append(f"- {markdown_escaped(picture.title)}: {links}")
     lines += [f"- {number} left out: {markdown_escaped(why)}" for number, why in left_out.items()]
     return "\n".join(lines) + "\n"
 
 
-def _index_html(name: str, tables: dict[str, Table], formats: Sequence[str], left_out: dict[str, str]) -> str:
+def _index_html(
+    name: str,
+    tables: dict[str, Table],
+    pictures: dict[str, Collected],
+    formats: Sequence[str],
+    left_out: dict[str, str],
+) -> str:
     rows = []
     for number, table in tables.items():
         links = " ".join(f'<a href="{file_name(number)}{FILES[format]}">{format}</a>' for format in formats)
         rows.append(f"<li>{html.escape(plain(table.title))}: {len(table.rows)} rows: {links}</li>")
     rows += [f"<li>{number} left out: {html.escape(plain(why))}</li>" for number, why in left_out.items()]
-    title = f"Tables of sweep {html.escape(plain(name))}"
+    shown = []
+    for number, picture in pictures.items():
+        links = " ".join(f'<a href="figure-{number}.{format}">{format}</a>' for format in FORMATS)
+        words = html.escape(plain(picture.title))
+        notes = html.escape(plain(" ".join(picture.notes)))
+        shown.append(
+            f'<figure><img src="figure-{number}.png" alt="{words}. {notes}"><figcaption>{words}: {links}</figcaption></figure>'
+        )
+    title = f"Tables and figures of sweep {html.escape(plain(name))}"
     return (
-        f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{title}</title></head>\n'
-        f"<body>\n<h1>{title}</h1>\n<ul>\n" + "\n".join(rows) + "\n</ul>\n</body>\n</html>\n"
+        f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{title}</title>'
+        "<style>img{max-width:100%;height:auto}figure{margin:2rem 0}</style></head>\n"
+        f"<body>\n<h1>{title}</h1>\n<ul>\n" + "\n".join(rows) + "\n</ul>\n" + "\n".join(shown) + "\n</body>\n</html>\n"
     )

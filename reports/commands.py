@@ -66,9 +66,20 @@ def report(
             "--table", metavar="N|NAME", help="Table by the first paper's number (6: complete results) or name."
         ),
     ] = None,
+    figure: Annotated[
+        str | None,
+        typer.Option(
+            "--figure",
+            metavar="N|NAME",
+            help="Figure by the paper's number (1, 2a, 2b) or name; without --out, an SVG here.",
+        ),
+    ] = None,
     sweep: SweepName = None,
     format_: Annotated[
-        str | None, typer.Option("--format", help="terminal, md, csv, tex, html or json; else by the ending of --out.")
+        str | None,
+        typer.Option(
+            "--format", help="Table: terminal, md, csv, tex, html, json. Figure: svg, pdf, png. Else by --out's ending."
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Write to this file instead; with --all, to this folder.")
@@ -82,7 +93,7 @@ def report(
         typer.Option("--check", metavar="FILE", help="Exit 1 if this table no longer is so; repeatable."),
     ] = None,
     all_: Annotated[
-        bool, typer.Option("--all", help="Write every table, with an index, into the folder --out.")
+        bool, typer.Option("--all", help="Write every table and figure, with an index, into the folder --out.")
     ] = False,
     seeds: Annotated[
         bool, typer.Option("--seeds", help="List every seed instead of mean and deviation (table 6).")
@@ -94,14 +105,15 @@ def report(
     db: Db = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write tables of the paper from the database, compare them with published numbers, or check written ones."""
+    """Write tables and figures of the paper from the database, compare them with published numbers, or check written ones."""
     from .data import ReportError
     from .render import SUFFIXES, render
     from .tables import make_table
 
-    if not (table or compare or all_ or check or dashboard):
+    if not (table or figure or compare or all_ or check or dashboard):
         raise ReportError(
-            "say what to report: --table 6, --dashboard FILE.html, --compare printed-v2, --all --out FOLDER or --check FILE"
+            "say what to report: --table 6, --figure needle, --dashboard FILE.html, --compare printed-v2, "
+            "--all --out FOLDER or --check FILE"
         )
     if check:
         _check_tables(check, db, as_json)
@@ -109,8 +121,13 @@ def report(
     store = _report_store(db, sweep)
     if dashboard is not None:
         _write_dashboard(store, dashboard, sweep, as_json)
-        if not (table or compare or all_):
+        if not (table or figure or compare or all_):
             return
+    if figure and not all_:
+        if table or compare:
+            raise ReportError("a table and a figure are two files; ask for one of them at a time, or for --all")
+        _write_figure(store, figure, sweep, format_, out, as_json)
+        return
     format_ = "json" if as_json else format_ or (SUFFIXES.get(out.suffix.lower()) if out else None) or "terminal"
     if all_:
         _write_tables(store, sweep, out, compare, seeds)
@@ -136,6 +153,27 @@ def _write_dashboard(store: Any, file: Path, sweep: str | None, as_json: bool) -
     if as_json:
         print_json({"file": str(file), "bytes": size})
     typer.echo(f"wrote {file} ({size / 1e6:.1f} MB); open it in a browser, no network needed", err=True)
+
+
+def _write_figure(
+    store: Any, name: str, sweep: str | None, format_: str | None, out: Path | None, as_json: bool
+) -> None:
+    from .data import ReportError
+    from .figures import FORMATS, make_figure, rendered
+
+    ending = out.suffix.lower().removeprefix(".") if out else ""
+    wanted = format_ or ending or "svg"
+    if wanted not in FORMATS and not as_json:
+        raise ReportError(f"a figure is written as {', '.join(FORMATS)}, not {wanted!r}; give --out FILE.svg")
+    made = make_figure(name, store, sweep)
+    if as_json:
+        print_json(made.as_json())
+        return
+    out = out or Path(f"{made.trace['sweep']}-{made.name}.{wanted}")
+    content = rendered(made, wanted)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_bytes(content)
+    typer.echo(f"wrote {out}", err=True)
 
 
 def _report_store(db: str | None, sweep: str | None) -> Any:

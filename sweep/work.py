@@ -34,7 +34,12 @@ if TYPE_CHECKING:
     from .job import StopFlag
 
 HEARTBEAT_S = 5.0
-MAIN_METRIC = {"needle": ("digit_accuracy", "fraction"), "val": ("val_loss", "nats/token")}
+MAIN_METRIC = {
+    "needle": ("digit_accuracy", "fraction"),
+    "val": ("val_loss", "nats/token"),
+    "state_norm": ("delta_norm", "frobenius"),
+    "count_map": ("beta", "1"),
+}
 """Metric and unit under which a probe that ran out of memory says so, where that is not nats per token."""
 
 

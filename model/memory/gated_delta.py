@@ -40,6 +40,12 @@ class GatedDelta(Memory):
         self.gate = Linear(model.d_model, inner)
         self.proj = Linear(inner, model.d_model, zero=True)
 
+    def gates(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
+        """(log gamma, beta), both [B, T, H]: how much of the state each token keeps, in logs, and how far it writes."""
+        dtype = statistics_dtype(x_BTD.dtype)
+        log_gamma_BTH = functional.logsigmoid(self.w_gamma(x_BTD).to(dtype) + GAMMA_OFFSET)
+        return log_gamma_BTH, torch.sigmoid(self.w_beta(x_BTD).to(dtype))
+
     def forward(self, x_BTD: Tensor, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor) -> Tensor:
         return self._step(x_BTD, q_BTHX, k_BTJX, v_BTJX, None)[0]
 
@@ -57,9 +63,7 @@ class GatedDelta(Memory):
         self, x_BTD: Tensor, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, state: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """(what to add [B, T, D], the state after the last token) from the state before the first, None for zero."""
-        dtype = statistics_dtype(x_BTD.dtype)
-        log_gamma_BTH = functional.logsigmoid(self.w_gamma(x_BTD).to(dtype) + GAMMA_OFFSET)
-        beta_BTH = torch.sigmoid(self.w_beta(x_BTD).to(dtype))
+        log_gamma_BTH, beta_BTH = self.gates(x_BTD)
         backend, chunk, _ = self._backend(x_BTD.device, x_BTD.dtype)
         args = q_BTHX, k_BTJX, v_BTJX, log_gamma_BTH, beta_BTH
         read = gated_delta(*args, chunk=chunk, backend=backend, initial_state=state, return_state=True)

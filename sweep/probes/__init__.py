@@ -36,6 +36,8 @@ PROBES: dict[str, ProbeSpec] = {
     "clean": ProbeSpec("perplexity:clean", by_length=True),
     "junk": ProbeSpec("perplexity:junk", by_length=True),
     "needle": ProbeSpec("needle:needle", by_length=True),
+    "state_norm": ProbeSpec("state_norm:state_norm", by_length=True),
+    "count_map": ProbeSpec("count_map:count_map", by_length=False),
 }
 
 

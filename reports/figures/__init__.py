@@ -1,0 +1,92 @@
+"""The figures of the appendix, from the database: collected into a tidy frame, then drawn.
+
+`make_figure("needle", store)` collects, `rendered(made, "svg")` draws. By number: 1 needle accuracy, 2a count map,
+2b state norm. Matplotlib is imported when a figure is drawn, not before.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+from ...results.store import Store
+from ..data import ReportError
+from .base import Collected, digest
+from .files import FORMATS, rendered, renderings, trace_in
+
+__all__ = [
+    "FIGURES",
+    "FORMATS",
+    "NUMBERS",
+    "Collected",
+    "FigureSpec",
+    "digest",
+    "drawn",
+    "figure_name",
+    "make_figure",
+    "rendered",
+    "renderings",
+    "trace_in",
+]
+
+
+@dataclass(frozen=True)
+class FigureSpec:
+    """Where a figure is collected and where it is drawn (`module:function`), and what it shows."""
+
+    collect: str
+    draw: str
+    shows: str
+
+
+FIGURES: dict[str, FigureSpec] = {
+    "needle": FigureSpec("collect:needle", "draw:needle", "needle accuracy over context length"),
+    "count-map": FigureSpec(
+        "collect:count_map", "draw:count_map", "what m keys of one weight come to in Polar attention"
+    ),
+    "state-norm": FigureSpec("collect:state_norm", "draw:state_norm", "size of the memory's state over context length"),
+    "length": FigureSpec("collect:losses", "draw:losses", "clean and junk loss over context length"),
+    "loss": FigureSpec("collect:loss", "draw:loss", "training loss over tokens and time"),
+    "effects": FigureSpec("compare:effects", "draw_compare:effects", "what every level does, with intervals"),
+    "interactions": FigureSpec("compare:interactions", "draw_compare:interactions", "means by two axes"),
+    "pareto": FigureSpec("compare:quality_speed", "draw_compare:quality_speed", "quality against speed"),
+    "timeline": FigureSpec("collect:timeline", "draw:timeline", "which machine ran what when"),
+}
+NUMBERS = {"1": "needle", "2a": "count-map", "2b": "state-norm"}
+"""By the paper's number: the figure's name."""
+
+
+def figure_name(name: str) -> str:
+    """The name of the figure of that name or number. Raises ReportError."""
+    found = NUMBERS.get(name.lower(), name.lower())
+    if found not in FIGURES:
+        near = difflib.get_close_matches(found, FIGURES, 1, 0.5)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        known = ", ".join([*NUMBERS, *FIGURES])
+        raise ReportError(f"there is no figure {name}; choose one of: {known}{hint}")
+    return found
+
+
+def _function(target: str) -> Any:
+    module, _, name = target.partition(":")
+    return getattr(importlib.import_module(f".{module}", __package__), name)
+
+
+def make_figure(name: str, store: Store, sweep: str | None = None, *, revision: int | None = None) -> Collected:
+    """What the figure of that name or number shows of a sweep (None: the one launched last).
+
+    Raises ReportError for an unknown name and for a figure that the data cannot give, SweepUnknown, StoreError.
+    """
+    made: Collected = _function(FIGURES[figure_name(name)].collect)(store, sweep, revision=revision)
+    return made
+
+
+def drawn(made: Collected) -> Any:
+    """The matplotlib Figure, laid out for good; to be called and used inside `style.settings`."""
+    figure = _function(FIGURES[made.name].draw)(made)
+    # found once: finding the places takes longer than drawing, and so they are the same in every format
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    return figure

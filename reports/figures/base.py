@@ -1,0 +1,120 @@
+"""What a figure is drawn from: a tidy frame, what it says in words, and where every number of it comes from."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+from sqlalchemy import select
+
+from ...results.records import AXES, CellState
+from ...results.schema import CellRow
+from ...results.store import Store
+from ..data import Source, SweepData, provenances_of
+from ..layout import sources_of
+
+LINE_AXES = ("memory", "window")
+"""The axes that tell lines apart first, where they vary; further ones follow, these last:"""
+LAST_AXES = ("distractor", "reg_mode")
+
+Origins = Iterable[tuple[str, int | None]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collected:
+    """A figure before it is drawn.
+
+    `frame` is tidy, its columns as the collect function says. `trace` names the figure, sweep and revision, the attempts
+    of every cell, the commit and GPU of every attempt, and the SHA-256 of the frame. `about` has what the drawing needs
+    besides the frame.
+    """
+
+    name: str
+    title: str
+    frame: pd.DataFrame
+    notes: tuple[str, ...] = ()
+    trace: Mapping[str, Any]
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """Title, notes, trace, and the frame as a list of rows, with null for what is not known."""
+        rows = self.frame.astype(object).where(self.frame.notna(), None).to_dict("records")
+        return {"figure": self.name, "title": self.title, "notes": list(self.notes), "trace": self.trace, "rows": rows}
+
+
+def digest(frame: pd.DataFrame) -> str:
+    """SHA-256 of the frame as CSV, floats in their shortest exact decimals."""
+    return hashlib.sha256(frame.to_csv(index=False).encode()).hexdigest()
+
+
+def collected(
+    store: Store,
+    data: SweepData,
+    name: str,
+    title: str,
+    frame: pd.DataFrame,
+    origins: Origins,
+    *,
+    notes: Iterable[str] = (),
+    **about: Any,
+) -> Collected:
+    """The figure of this frame, whose numbers come from these (cell, attempt) pairs."""
+    cells: dict[str, set[int]] = {}
+    for cell, attempt in origins:
+        cells.setdefault(cell, set()).update(() if attempt is None else (attempt,))
+    attempts = sorted({attempt for found in cells.values() for attempt in found})
+    told = {
+        attempt: Source(known.git_commit, known.git_dirty, known.gpu_name)
+        for attempt, known in provenances_of(store, attempts).items()
+    }
+    trace = {
+        "figure": name,
+        "sweep": data.sweep,
+        "revision": data.revision,
+        "cells": {cell: sorted(found) for cell, found in cells.items()},
+        "sources": sources_of(attempts, told),
+        "data": digest(frame),
+    }
+    which = f"{title}, sweep {data.sweep}, revision {data.revision}"
+    return Collected(name=name, title=which, frame=frame, notes=tuple(notes), trace=trace, about=about)
+
+
+def line_axes(data: SweepData) -> tuple[str, ...]:
+    """The at most two axes, besides attn_type, that tell the lines of a panel apart; the rest is averaged over."""
+    ranked = [*LINE_AXES, *data.extra_axes(), *LAST_AXES]
+    return tuple(axis for axis in ranked if len(data.levels(axis)) > 1)[:2]
+
+
+def level(cell: CellState, axis: str) -> str:
+    """The level of an axis at which a cell stands."""
+    return str(cell.levels[axis]) if axis in AXES else str(cell.axes.get(axis, "-"))
+
+
+def groups_of(data: SweepData) -> dict[str, dict[str, str]]:
+    """By cell: its panel (attn_type), and the levels `first` and `second` and the words `line` of its line."""
+    axes = line_axes(data)
+    found = {}
+    for cell in data.cells:
+        levels = [level(cell, axis) for axis in axes]
+        words = ", ".join(f"{axis} {one}" for axis, one in zip(axes, levels, strict=True))
+        first, second = [*levels, "", ""][:2]
+        panel = cell.levels["attn_type"]
+        found[cell.cell_id] = {"panel": panel, "first": first, "second": second, "line": words or "all cells"}
+    return found
+
+
+def training_lengths(store: Store, data: SweepData) -> dict[str, int]:
+    """By cell: the tokens of a training row, for the cells whose config says it."""
+    wanted = {cell.cell_id for cell in data.cells}
+    found = {}
+    with store.transaction(write=False) as session:
+        for start in range(0, len(wanted), 500):
+            part = sorted(wanted)[start : start + 500]
+            for cell, config in session.execute(select(CellRow.id, CellRow.config).where(CellRow.id.in_(part))):
+                length = (config.get("train") or {}).get("seq_len")
+                if length:
+                    found[cell] = int(length)
+    return found

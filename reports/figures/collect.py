@@ -1,0 +1,268 @@
+"""Store and sweep -> tidy frame, for the figures over context lengths, tokens and time. Nothing here draws.
+
+A figure that the data cannot give raises ReportError, in one line, with what would give it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from sqlalchemy import select
+
+from ...results.paper import OWNER as PRINTED_BY
+from ...results.schema import CurvePointRow
+from ...results.store import Store
+from ..data import ReportError, SweepData, attempts_of, gather, provenances_of
+from ..effects import wilson
+from .base import Collected, collected, groups_of, line_axes, training_lengths
+
+GROUP = ["panel", "first", "second", "line"]
+BETA_INIT = math.log1p(math.exp(-1.5))
+"""softplus(-1.5) = 0.2014, the slope of the count map before training (MECHANISMS B)."""
+MOST_COUNT = 1000
+SMOOTHED = 40  # points of a curve that a running mean leaves apart
+NORMS = ("delta_norm", "hebbian_norm", "delta_norm_kept", "hebbian_norm_kept")
+
+
+def _averaged_over(data: SweepData) -> str:
+    """What differs between the cells of one line, in words."""
+    told = ("attn_type", *line_axes(data))
+    others = [axis for axis in ("distractor", "reg_mode", "memory", "window") if len(data.levels(axis)) > 1]
+    names = [axis for axis in (*others, *data.extra_axes()) if axis not in told]
+    names += ["seed"] if len({cell.seed for cell in data.cells}) > 1 else []
+    return f"Thick lines: means over {', '.join(names)}; thin lines: single cells. " if names else ""
+
+
+def over_lengths(data: SweepData, trained: dict[str, int], probe: str, metric: str) -> pd.DataFrame:
+    """One row a cell and context length that has the number.
+
+    Columns: cell, attempt, panel, first, second, line, probe, metric, length (tokens), trained (tokens of a training row,
+    the shortest length where the config does not say), ratio of the two, value, n, low, high.
+    """
+    lengths = data.lengths(probe, metric)
+    groups = groups_of(data)
+    rows = []
+    for cell in data.cells:
+        base = trained.get(cell.cell_id, min((length for length in lengths if length), default=1))
+        for length in lengths:
+            value = data.values.get((cell.cell_id, probe, metric, length))
+            if not length or value is None or value.value is None:
+                continue
+            about: dict[str, Any] = {"cell": cell.cell_id, "attempt": value.attempt_id, **groups[cell.cell_id]}
+            about |= {"probe": probe, "metric": metric, "length": length, "trained": base, "ratio": length / base}
+            rows.append(about | {"value": value.value, "n": value.n, "low": value.low, "high": value.high})
+    columns = ["cell", "attempt", *GROUP, "probe", "metric", "length", "trained", "ratio", "value", "n", "low", "high"]
+    return pd.DataFrame(rows, columns=columns).astype({"value": float, "n": float, "low": float, "high": float})
+
+
+def lines_of(frame: pd.DataFrame) -> pd.DataFrame:
+    """One row a line and length of `over_lengths`: value (mean over cells), cells, and low and high, a 95% Wilson interval.
+
+    The interval is that of all answers of the line together, NaN where a count is not known. It tells how sure the mean of
+    these cells is, not how far another training of them would be off.
+    """
+    rows = []
+    for key, group in frame.groupby([*GROUP, "probe", "metric", "length"], sort=False):
+        mean, low, high = float(group["value"].mean()), math.nan, math.nan
+        if group["metric"].iloc[0].endswith("accuracy") and group["n"].notna().all():
+            n = int(group["n"].sum())
+            low, high = wilson(min(float((group["value"] * group["n"]).sum()), n), n)
+        names = (*GROUP, "probe", "metric", "length")
+        about = dict(zip(names, key, strict=True)) | {"value": mean, "cells": len(group)}
+        rows.append(about | {"low": low, "high": high})
+    return pd.DataFrame(rows, columns=[*GROUP, "probe", "metric", "length", "value", "cells", "low", "high"])
+
+
+def _origins(frame: pd.DataFrame) -> list[tuple[str, int | None]]:
+    return [(str(c), int(a)) for c, a in frame[["cell", "attempt"]].drop_duplicates().itertuples(index=False)]
+
+
+def _one(values: Sequence[int]) -> int | None:
+    found = set(values)
+    return found.pop() if len(found) == 1 else None
+
+
+def needle(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Collected:
+    """Needle accuracy (digits, fraction) over context lengths; the frame is that of `over_lengths`."""
+    data = gather(store, sweep, revision=revision)
+    frame = over_lengths(data, training_lengths(store, data), "needle", "digit_accuracy")
+    if frame.empty:
+        raise ReportError(
+            f"no cell of sweep {data.sweep} has needle accuracies; finish it, or evaluate with --probe needle"
+        )
+    counts = "Bars: 95% Wilson intervals of all digits of a line. " if frame["n"].notna().any() else ""
+    notes = [f"{_averaged_over(data)}{counts}Dotted: a guess, 10%."]
+    trained = _one(list(frame["trained"]))
+    return collected(
+        store,
+        data,
+        "needle",
+        "Needle accuracy over context length",
+        frame,
+        _origins(frame),
+        notes=notes,
+        trained=trained,
+    )
+
+
+def losses(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Collected:
+    """Clean and junk loss (nats per token) over context lengths; the frame is that of `over_lengths`, probes in turn."""
+    data = gather(store, sweep, revision=revision)
+    trained = training_lengths(store, data)
+    parts = [over_lengths(data, trained, probe, "nats") for probe in ("clean", "junk")]
+    known = [part for part in parts if not part.empty]
+    if not known:
+        raise ReportError(
+            f"no cell of sweep {data.sweep} has losses over lengths; finish it, or evaluate with --probe clean --probe junk"
+        )
+    frame = pd.concat(known, ignore_index=True)
+    words = f"{_averaged_over(data)}Clean: whole documents. Junk: the validation stream across document borders."
+    about = {"trained": _one(list(frame["trained"]))}
+    return collected(store, data, "length", "Loss over context length", frame, _origins(frame), notes=[words], **about)
+
+
+def count_map(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Collected:
+    """The count map of Polar attention, mag = tanh(beta ln(1 + m)): what m keys that share the weight alike come to.
+
+    One row a curve and m in 0 to 1000: source (`init`, or the cell of a learned slope), cell, attempt, beta, lowest and
+    highest (over heads), m, mag. Learned slopes are those that the probe `count_map` stored.
+    """
+    data = gather(store, sweep, revision=revision)
+    polar = [cell for cell in data.cells if cell.levels["attn_type"] == "polar"]
+    if not polar:
+        raise ReportError(f"sweep {data.sweep} has no polar cell, and only those have a count map")
+    curves: list[dict[str, Any]] = [
+        {"source": "init", "cell": None, "attempt": None, "beta": BETA_INIT, "lowest": math.nan, "highest": math.nan}
+    ]
+    for cell in polar:
+        found = [
+            data.values.get((cell.cell_id, "count_map", name, 0)) for name in ("beta", "beta_lowest", "beta_highest")
+        ]
+        numbers = [value.value if value is not None else None for value in found]
+        if found[0] is not None and numbers[0] is not None:
+            mean, lowest, highest = (math.nan if number is None else number for number in numbers)
+            about = {"source": cell.slug, "cell": cell.cell_id, "attempt": found[0].attempt_id}
+            curves.append(about | {"beta": mean, "lowest": lowest, "highest": highest})
+    m = np.unique(np.concatenate([np.arange(0, 10), np.geomspace(10, MOST_COUNT, 60).round()]))
+    rows = [
+        curve | {"m": float(one), "mag": math.tanh(curve["beta"] * math.log1p(one))} for curve in curves for one in m
+    ]
+    frame = pd.DataFrame(rows)
+    learned = len(curves) - 1
+    words = "mag = tanh(β ln(1 + m)), β = softplus(mag_beta); β starts at softplus(-1.5) = 0.201. "
+    words += (
+        f"Learned: mean over all heads of {learned} cells; shaded: from the flattest to the steepest head of any."
+        if learned
+        else "No learned β is stored: evaluate a polar cell with --probe count_map."
+    )
+    origins: list[tuple[str, int | None]] = [(str(curve["cell"]), int(curve["attempt"])) for curve in curves[1:]]
+    origins = origins or [(cell.cell_id, None) for cell in polar]
+    return collected(store, data, "count-map", "Count map of Polar attention", frame, origins, notes=[words])
+
+
+def state_norm(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Collected:
+    """Norm of the memory's state over context lengths; the frame is that of `over_lengths`, metrics of NORMS in turn."""
+    data = gather(store, sweep, revision=revision)
+    trained = training_lengths(store, data)
+    parts = [over_lengths(data, trained, "state_norm", metric) for metric in NORMS]
+    known = [part for part in parts if not part.empty]
+    if not known:
+        raise ReportError(
+            f"no cell of sweep {data.sweep} has norms of its memory's state; evaluate cells with memory: --probe state_norm"
+        )
+    frame = pd.concat(known, ignore_index=True)
+    words = (
+        "Mean Frobenius norm over documents, layers, heads and cells. Delta: the trained memory. Hebbian: its keys, values and "
+        "gates, written without erasing. γ = 1: nothing decays."
+    )
+    about = {"trained": _one(list(frame["trained"]))}
+    return collected(
+        store,
+        data,
+        "state-norm",
+        "State of the memory over context length",
+        frame,
+        _origins(frame),
+        notes=[words],
+        **about,
+    )
+
+
+def smoothed(values: Sequence[float], width: int) -> np.ndarray:
+    """Running mean over `width` neighbours, centred, over fewer at the ends; a width of 1 changes nothing."""
+    return pd.Series(values, dtype=float).rolling(width, center=True, min_periods=1).mean().to_numpy()
+
+
+def loss(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Collected:
+    """Training loss (nats per token) against tokens and training seconds.
+
+    One row a point of the curve of each cell's newest training: cell, attempt, panel, first, second, line, step, tokens,
+    wall_s, train_loss, smoothed (running mean over a 40th of the points).
+    """
+    data = gather(store, sweep, revision=revision)
+    newest = {}
+    for cell in data.cells:
+        attempt = cell.trained_attempt_id or (cell.attempt_id if cell.kind == "train" else None)
+        if attempt is not None:
+            newest[attempt] = cell
+    groups = groups_of(data)
+    columns = (CurvePointRow.step, CurvePointRow.tokens, CurvePointRow.wall_s, CurvePointRow.train_loss)
+    parts, widest = [], 1
+    with store.transaction(write=False) as session:
+        for attempt, cell in newest.items():
+            query = select(*columns).where(CurvePointRow.attempt_id == attempt, CurvePointRow.train_loss.is_not(None))
+            points = session.execute(query.order_by(CurvePointRow.step)).all()
+            if not points:
+                continue
+            part = pd.DataFrame([tuple(point) for point in points], columns=["step", "tokens", "wall_s", "train_loss"])
+            width = max(1, len(part) // SMOOTHED)
+            widest = max(widest, width)
+            about: dict[str, Any] = {"cell": cell.cell_id, "attempt": attempt, **groups[cell.cell_id]}
+            part = part.assign(smoothed=smoothed(part["train_loss"].tolist(), width), **about)
+            parts.append(part[["cell", "attempt", *GROUP, "step", "tokens", "wall_s", "train_loss", "smoothed"]])
+    if not parts:
+        raise ReportError(f"no training curve of sweep {data.sweep} is stored")
+    frame = pd.concat(parts, ignore_index=True)
+    words = f"One line a cell. Smoothing: {f'running mean over {widest} points' if widest > 1 else 'none'}."
+    axes = line_axes(data)
+    return collected(
+        store, data, "loss", "Training loss", frame, _origins(frame), notes=[words], axis=axes[0] if axes else ""
+    )
+
+
+def timeline(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Collected:
+    """Which machine ran what when: one row an attempt, oldest first.
+
+    Columns: cell, slug, attempt, kind, host, gpu (its name, or the device), lane (0, 1, ... where several run at once on
+    such a machine), start and end (seconds since the first start), state, failure, step.
+    """
+    data = gather(store, sweep, revision=revision)
+    slugs = {cell.cell_id: cell.slug for cell in data.cells}
+    attempts = [one for one in attempts_of(store, list(slugs)) if one.owner != PRINTED_BY]
+    if not attempts:
+        raise ReportError(f"no attempt of sweep {data.sweep} ran here")
+    known = provenances_of(store, [one.id for one in attempts])
+    first = min(one.started_at for one in attempts)
+    hosts = {one.host: known[one.id].gpu_name or known[one.id].device for one in attempts if one.id in known}
+    rows: list[dict[str, Any]] = []
+    busy: dict[tuple[str, str], list[float]] = {}
+    for one in sorted(attempts, key=lambda attempt: (attempt.started_at, attempt.id)):
+        told = known.get(one.id)
+        # one that died before it said where it runs stands with its host's others
+        gpu = (told.gpu_name or told.device) if told else hosts.get(one.host, "")
+        start = (one.started_at - first).total_seconds()
+        # a running attempt is drawn up to the last sign of life
+        end = max(start, ((one.finished_at or one.heartbeat_at) - first).total_seconds())
+        lanes = busy.setdefault((one.host, gpu), [])
+        lane = next((place for place, free in enumerate(lanes) if free <= start), len(lanes))
+        lanes[lane : lane + 1] = [end]
+        about = {"cell": one.cell_id, "slug": slugs[one.cell_id], "attempt": one.id, "kind": one.kind, "host": one.host}
+        about |= {"gpu": gpu, "lane": lane, "start": start, "end": end}
+        rows.append(about | {"state": one.state, "failure": one.failure, "step": one.step})
+    frame = pd.DataFrame(rows)
+    words = f"First start {first:%Y-%m-%d %H:%M} UTC. A cross marks an attempt that failed or diverged."
+    return collected(store, data, "timeline", "Attempts over time", frame, _origins(frame), notes=[words])

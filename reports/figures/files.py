@@ -1,0 +1,94 @@
+"""A figure as SVG, PDF or PNG: the same bytes from the same data, with a trace that a program can read back.
+
+The trace is JSON in one line: in SVG and PNG the description, in PDF the subject.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import zlib
+from collections.abc import Sequence
+from typing import Any
+from xml.etree import ElementTree
+
+from ..data import ReportError
+from .base import Collected
+
+FORMATS = ("svg", "pdf", "png")
+DOTS = 200  # dots an inch of a PNG
+TRACE = "atma-sweep-trace:"
+DESCRIPTION = "{http://purl.org/dc/elements/1.1/}description"
+PDF_ESCAPE = re.compile(rb"\\(.)", re.DOTALL)
+
+
+def trace_text(made: Collected) -> str:
+    """The trace in one line of ASCII."""
+    return f"{TRACE} {json.dumps(made.trace, separators=(',', ':'), ensure_ascii=True, allow_nan=False)}"
+
+
+def rendered(made: Collected, format: str = "svg") -> bytes:
+    """The picture as a file's content. Raises ReportError for an unknown format."""
+    return renderings(made, [format])[format]
+
+
+def renderings(made: Collected, formats: Sequence[str] = FORMATS) -> dict[str, bytes]:
+    """The picture as the content of a file of each of these formats, drawn once. Raises ReportError for an unknown format."""
+    for format in formats:
+        if format not in FORMATS:
+            raise ReportError(f"a figure is written as {', '.join(FORMATS)}, not {format!r}; give --out FILE.svg")
+    from . import drawn, style
+
+    told: dict[str, dict[str, Any]] = {
+        "svg": {"Title": made.title, "Description": trace_text(made), "Creator": "atma-sweep", "Date": None},
+        "pdf": {"Title": made.title, "Subject": trace_text(made), "Creator": "atma-sweep", "CreationDate": None},
+        "png": {"Title": made.title, "Description": trace_text(made), "Software": "atma-sweep"},
+    }
+    found = {}
+    with style.settings():
+        figure = drawn(made)
+        for format in formats:
+            out = io.BytesIO()
+            figure.savefig(out, format=format, metadata=told[format], dpi=DOTS if format == "png" else 72)
+            found[format] = out.getvalue()
+    return found
+
+
+def trace_in(content: bytes, format: str) -> dict[str, Any]:
+    """The trace that a rendering carries. Raises ReportError where there is none that we can read."""
+    readers = {"svg": _svg_text, "pdf": _pdf_text, "png": _png_text}
+    if format not in readers:
+        raise ReportError(f"a figure is written as {', '.join(FORMATS)}, not {format!r}")
+    text = readers[format](content)
+    if text is None or not text.startswith(TRACE):
+        raise ReportError(f"this {format} carries no trace of ours")
+    found: dict[str, Any] = json.loads(text.removeprefix(TRACE))
+    return found
+
+
+def _svg_text(content: bytes) -> str | None:
+    try:
+        return ElementTree.fromstring(content).findtext(f".//{DESCRIPTION}")
+    except ElementTree.ParseError:
+        return None
+
+
+def _pdf_text(content: bytes) -> str | None:
+    start = content.find(b"/Subject (")
+    if start < 0:
+        return None
+    found = re.match(rb"/Subject \(((?:\\.|[^\\()])*)\)", content[start:], re.DOTALL)
+    return PDF_ESCAPE.sub(rb"\1", found[1]).decode("ascii") if found else None
+
+
+def _png_text(content: bytes) -> str | None:
+    place = 8
+    while place + 8 <= len(content):
+        size, kind = int.from_bytes(content[place : place + 4], "big"), content[place + 4 : place + 8]
+        data = content[place + 8 : place + 8 + size]
+        if kind in (b"tEXt", b"zTXt") and data.startswith(b"Description\0"):
+            text = data.partition(b"\0")[2]
+            return (zlib.decompress(text[1:]) if kind == b"zTXt" else text).decode("latin-1")
+        place += 12 + size
+    return None

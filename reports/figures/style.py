@@ -1,0 +1,241 @@
+"""One look for all figures: readable in grey and by the colour-blind, the same bytes every time.
+
+Matplotlib is imported only inside functions, and never pyplot: a figure is an object of its own. What matplotlib keeps
+in its global settings is changed only inside `settings`, by one thread at a time, and put back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import textwrap
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..numbers import length_name
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INKS = ("#0072B2", "#E69F00", "#000000", "#D55E00", "#56B4E9", "#009E73", "#CC79A7")
+"""The colours of Okabe and Ito without yellow, which paper swallows; neighbours differ in lightness too."""
+DASHES: tuple[Any, ...] = ("-", (0, (5, 1.8)), (0, (1.4, 1.4)), (0, (6, 1.6, 1.4, 1.6)))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "++++")
+MAP = "cividis"
+"""Colours of heat maps: lightness rises all the way, and the colour-blind see the same order."""
+FAINT, GREY = "#b8b8b8", "#707070"
+WIDTH = 7.2  # inches of a page between its margins
+MOST_TICKS = 7
+NOTE_SIZE = 6.8
+
+SETTINGS: dict[str, Any] = {
+    "font.family": ["DejaVu Sans"],  # comes with matplotlib, so every machine draws the same
+    "font.size": 8.0,
+    "axes.titlesize": 8.5,
+    "axes.labelsize": 8.0,
+    "xtick.labelsize": 7.0,
+    "ytick.labelsize": 7.0,
+    "legend.fontsize": 7.5,
+    "figure.titlesize": 9.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e3e3e3",
+    "grid.linewidth": 0.6,
+    "axes.linewidth": 0.7,
+    "lines.linewidth": 1.5,
+    "lines.markersize": 4.0,
+    "lines.markeredgewidth": 1.0,
+    "hatch.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.handlelength": 3.2,
+    "svg.hashsalt": "atma-sweep",
+    # outlines, not letters: what we measured not to overlap is what a reader sees, whatever fonts his machine has
+    "svg.fonttype": "path",
+    # letters of an embedded font, which a reader can search and copy
+    "pdf.fonttype": 42,
+}
+
+_alone = threading.RLock()
+
+
+@contextlib.contextmanager
+def settings() -> Iterator[None]:
+    """Our settings inside, for one thread at a time; before and after, those of the program around us."""
+    import matplotlib
+
+    with _alone, matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        given: Any = matplotlib.rcParams
+        given.update(SETTINGS)
+        yield
+
+
+def page(height: float, width: float = WIDTH) -> Figure:
+    """An empty figure, inches, whose parts find their places by themselves."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def look(first: int, second: int = 0) -> dict[str, Any]:
+    """How a line is drawn: `first` chooses colour and marker, `second` dashes and whether markers are filled."""
+    ink = INKS[first % len(INKS)]
+    return {
+        "color": ink,
+        "linestyle": DASHES[(second + first // len(INKS)) % len(DASHES)],
+        "marker": MARKERS[(first + first // len(INKS)) % len(MARKERS)],
+        "markerfacecolor": "white" if second % 2 else ink,
+        "markeredgecolor": ink,
+    }
+
+
+def panels(figure: Figure, titles: Sequence[str], *, columns: int = 3, **sharing: Any) -> list[Axes]:
+    """One pair of axes for each title, row by row; places that are left over stay empty."""
+    across = min(columns, max(1, len(titles)))
+    down = math.ceil(len(titles) / across)
+    grid = figure.subplots(down, across, squeeze=False, **sharing)
+    flat = list(grid.flat)
+    for axes, title in zip(flat, titles, strict=False):
+        axes.set_title(title)
+    for place in range(len(titles), len(flat)):
+        flat[place].set_axis_off()
+        # the panel above has none below it that would carry its labels
+        flat[place - across].tick_params(labelbottom=True)
+    return flat[: len(titles)]
+
+
+def rows_of(count: int, columns: int = 3) -> int:
+    """How many rows so many panels take."""
+    return math.ceil(count / min(columns, max(1, count)))
+
+
+def thinned(values: Sequence[int], most: int = MOST_TICKS) -> list[int]:
+    """At most so many of the sorted values, evenly taken, the last among them."""
+    step = math.ceil(len(values) / most)
+    return sorted(values)[::-1][::step][::-1] if values else []
+
+
+def length_axis(axes: Axes, lengths: Sequence[int], trained: int | None = None) -> None:
+    """A horizontal axis of context lengths in steps of two; with `trained`, as multiples of that length above them."""
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    shown = thinned(sorted(set(lengths)))
+    axes.set_xscale("log", base=2)
+    if len(set(lengths)) == 1:
+        axes.set_xlim(shown[0] / 2, shown[0] * 2)
+    axes.xaxis.set_major_locator(FixedLocator(shown))
+    axes.xaxis.set_minor_locator(NullLocator())
+    labels = [
+        length_name(length) if trained is None else f"{_times(length / trained)}\n{length_name(length)}"
+        for length in shown
+    ]
+    axes.set_xticklabels(labels)
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:g}×" if ratio >= 1 and float(ratio).is_integer() else f"{ratio:.2g}×"
+
+
+def finished(
+    figure: Figure, title: str, notes: Sequence[str], handles: Mapping[str, Any], *, columns: int = 4
+) -> Figure:
+    """The figure with its title above, and its legend and notes below, for which it grows."""
+    width, height = figure.get_size_inches()
+    head = textwrap.wrap(title, max(20, int(width * 11.5)))
+    foot = textwrap.wrap(" ".join(notes), max(30, int(width * 17.5)))
+    strip = (len(foot) * NOTE_SIZE * 1.3 + 5) / 72 if foot else 0.0
+    keys, below = None, strip
+    if handles:
+        across = _across(list(handles), width, columns)
+        keys = figure.legend(list(handles.values()), list(handles), loc="lower center", ncols=across, borderaxespad=0.2)
+        # the layout gives it no room of its own above a note, so that its room is measured here
+        keys.set_in_layout(False)
+        renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
+        below += keys.get_window_extent(renderer).height / figure.dpi + 0.04
+    height += below + 0.16 * len(head)
+    figure.set_size_inches(width, height)
+    figure.suptitle("\n".join(head), x=0.06 / width, ha="left", weight="bold")
+    if keys is not None:
+        keys.set_bbox_to_anchor((0.5, strip / height), figure.transSubfigure)
+    engine: Any = figure.get_layout_engine()
+    engine.set(w_pad=0.06, h_pad=0.05, rect=(0, below / height, 1, 1 - below / height))
+    if foot:
+        note = figure.text(
+            0.06 / width,
+            3 / 72 / height,
+            "\n".join(foot),
+            fontsize=NOTE_SIZE,
+            color=GREY,
+            va="bottom",
+            linespacing=1.25,
+        )
+        note.set_in_layout(False)
+    return figure
+
+
+def _across(labels: Sequence[str], width: float, most: int) -> int:
+    """How many columns a legend gets: as many as fit, with as few places left over as that allows."""
+    if not labels:
+        return 1
+    fitting = max(1, min(most, len(labels), int(width / (max(map(len, labels)) * 0.062 + 0.55))))
+    return math.ceil(len(labels) / math.ceil(len(labels) / fitting))
+
+
+def width_of(count: int, each: float = 2.6, columns: int = 3) -> float:
+    """Inches of width for so many panels: the whole page for as many as stand in a row, less for fewer."""
+    return min(WIDTH, max(4.6, each * min(count, columns)))
+
+
+def outer_labels(figure: Figure, horizontal: str, vertical: str) -> None:
+    """The same words for all axes, once below and once at the left."""
+    figure.supylabel(vertical, fontsize=SETTINGS["axes.labelsize"])
+    bottom: dict[Any, Axes] = {}
+    for axes in figure.axes:
+        if axes.axison:
+            bottom[axes.get_subplotspec().colspan.start] = axes  # type: ignore[union-attr]
+    middle = bottom[sorted(bottom)[len(bottom) // 2]] if len(bottom) % 2 else None
+    for axes in bottom.values():
+        axes.tick_params(labelbottom=True)
+    if middle is not None:
+        middle.set_xlabel(horizontal)
+    else:
+        bottom[sorted(bottom)[0]].set_xlabel(horizontal, loc="left")
+
+
+def same_height(group: Sequence[Axes]) -> None:
+    """Gives all of them the vertical range that holds what each of them shows."""
+    low, high = min(axes.get_ylim()[0] for axes in group), max(axes.get_ylim()[1] for axes in group)
+    for axes in group:
+        axes.set_ylim(low, high)
+
+
+def shortened(text: str, most: int) -> str:
+    """The text, or its beginning with an ellipsis."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def spread_labels(figure: Figure, axes: Axes, labels: Sequence[tuple[str, float, float]]) -> None:
+    """Writes each text beside its point (x, y), at the first of eight places where it meets no other of them."""
+    ways = ((6, 4), (6, -9), (-11, 4), (-11, -9), (0, 8), (0, -13), (10, -2), (-15, -2))
+    figure.draw_without_rendering()
+    renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
+    taken: list[Any] = []
+    for text, x, y in labels:
+        for way in ways:
+            note = axes.annotate(text, (x, y), xytext=way, textcoords="offset points", fontsize=7)
+            box = note.get_window_extent(renderer)
+            if not any(box.overlaps(other) for other in taken):
+                break
+            note.remove()
+        else:
+            note = axes.annotate(text, (x, y), xytext=ways[0], textcoords="offset points", fontsize=7)
+            box = note.get_window_extent(renderer)
+        taken.append(box)

@@ -1,0 +1,261 @@
+"""The numbers behind the figures: against the shipped CSV, formulas by hand, and the tables."""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from atma_sweep.reports.data import ReportError
+from atma_sweep.reports.figures import FIGURES, Collected, digest, make_figure
+from atma_sweep.reports.figures.collect import lines_of, smoothed
+from atma_sweep.reports.tables import Table
+from atma_sweep.results import paper
+from atma_sweep.results.recorder import Recorder
+from atma_sweep.results.records import CurvePoint, Measurement, Owner, Provenance
+from atma_sweep.results.schema import AttemptRow
+from atma_sweep.results.store import Store
+from sqlalchemy import update
+
+AXES = ("attn_type", "reg_mode", "distractor", "memory", "window")
+START = datetime(2026, 1, 2, 3, 0, tzinfo=UTC)
+Rows = list[dict[str, Any]]
+
+
+def rows(made: Collected) -> Rows:
+    found: Rows = made.as_json()["rows"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def needles(published: Store) -> Collected:
+    return make_figure("1", published, "printed-v2")
+
+
+class TestLengths:
+    def test_every_needle_accuracy_is_that_of_the_logs(self, needles: Collected) -> None:
+        expected = defaultdict(list)
+        for row in paper.rows("lengths"):
+            line = f"memory {row['memory']}, window {row['window']}"
+            expected[row["attn_type"], line, int(row["length"])].append(float(row["needle"]) / 100)
+        found = defaultdict(list)
+        for row in rows(needles):
+            found[row["panel"], row["line"], row["length"]].append(row["value"])
+            assert (row["trained"], row["n"], row["ratio"]) == (2048, 80, row["length"] / 2048)
+        assert found.keys() == expected.keys()
+        for key, values in found.items():
+            assert sorted(values) == pytest.approx(sorted(expected[key]), abs=1e-6)
+
+    def test_a_line_is_the_mean_of_its_cells_with_their_wilson_interval(self, needles: Collected) -> None:
+        means = lines_of(needles.frame)
+        here = (means["panel"] == "polar") & (means["line"] == "memory on, window off") & (means["length"] == 65536)
+        (line,) = means[here].to_dict("records")
+        logged = [
+            round(float(row["needle"]) / 1.25)
+            for row in paper.rows("lengths")
+            if [row[name] for name in ("attn_type", "memory", "window", "length")] == ["polar", "on", "off", "65536"]
+        ]
+        n, z = 80 * len(logged), 1.959963984540054
+        p = sum(logged) / n
+        middle, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+        assert (line["cells"], len(logged)) == (10, 10)
+        assert line["value"] == pytest.approx(p, abs=1e-12)
+        assert line["low"] == pytest.approx((middle - half) / (1 + z * z / n), abs=1e-12)
+        assert line["high"] == pytest.approx((middle + half) / (1 + z * z / n), abs=1e-12)
+
+    def test_losses_are_those_of_the_logs(self, published: Store) -> None:
+        expected = sorted(
+            (probe, int(row["length"]), float(row[probe]))
+            for row in paper.rows("lengths")
+            for probe in ("clean", "junk")
+        )
+        made = make_figure("length", published, "printed-v2")
+        assert sorted((row["probe"], row["length"], row["value"]) for row in rows(made)) == expected
+
+    def test_the_trace_names_every_cell_and_attempt(self, needles: Collected, published: Store) -> None:
+        cells = published.cell_states("printed-v2")
+        trace = needles.trace
+        assert trace["cells"] == {cell.cell_id: [cell.attempt_id] for cell in cells}
+        (source,) = trace["sources"]
+        assert (source["gpu"], len(source["attempts"])) == ("NVIDIA L4", 120)
+        assert (trace["figure"], trace["sweep"], trace["revision"]) == ("needle", "printed-v2", 1)
+        assert trace["data"] == digest(needles.frame)
+        changed = needles.frame.assign(value=needles.frame["value"] + 1e-15)
+        assert digest(changed) != trace["data"]
+
+    def test_without_a_known_training_length_the_shortest_stands_for_it(self, store: Store) -> None:
+        made = make_figure("needle", store)
+        assert {row["trained"] for row in rows(made)} == {128}
+        assert {(row["length"], row["ratio"]) for row in rows(made)} == {(128, 1.0), (2048, 16.0), (65536, 512.0)}
+
+
+class TestDiagnostics:
+    def test_count_map_is_the_formula(self, published: Store) -> None:
+        at = {row["m"]: row["mag"] for row in rows(make_figure("2a", published, "printed-v2"))}
+        assert (at[0], max(at)) == (0.0, 1000)
+        # MECHANISMS B, check 1
+        assert [round(at[1], 4), round(at[1000], 4)] == [0.1387, 0.8835]
+
+    def test_learned_slopes_join(self, store: Store, make: Any, run: Callable[..., None]) -> None:
+        cell, _ = make
+        cells = [cell(21), cell(22, attn_type="nope")]
+        store.record_revision("learned", grid_text="x", grid_file="x.yaml", cells=cells)
+        slopes = {"beta": 0.5, "beta_lowest": 0.25, "beta_highest": 1.0}
+        run(store, cells[0].id, "done", [Measurement(probe="count_map", metric=k, value=v) for k, v in slopes.items()])
+        run(store, cells[1].id, "done", [Measurement(probe="count_map", metric="beta", reason="n/a: no Polar layer")])
+        found = [row for row in rows(make_figure("count-map", store, "learned")) if row["source"] != "init"]
+        assert {(row["source"], row["lowest"], row["highest"]) for row in found} == {("slug-21", 0.25, 1.0)}
+        for row in found:
+            grown = (1 + row["m"]) ** 1.0  # tanh(ln(x) / 2) = (x - 1) / (x + 1)
+            assert row["mag"] == pytest.approx((grown - 1) / (grown + 1), abs=1e-12)
+
+    def test_state_norms(self, store: Store, make: Any, run: Callable[..., None]) -> None:
+        cell, _ = make
+        store.record_revision("norms", grid_text="x", grid_file="x.yaml", cells=[cell(31)])
+        given = {("delta_norm", 64): 9.5, ("delta_norm", 128): 10.5, ("hebbian_norm_kept", 64): 70.25}
+        run(
+            store,
+            cell(31).id,
+            "done",
+            [
+                Measurement(probe="state_norm", metric=metric, length=length, value=value, unit="frobenius", n=8)
+                for (metric, length), value in given.items()
+            ],
+        )
+        found = {(row["metric"], row["length"]): row["value"] for row in rows(make_figure("2b", store, "norms"))}
+        assert found == given
+
+
+class TestTraining:
+    def test_the_newest_curve_of_every_cell(self, store: Store, make: Any) -> None:
+        cell, _ = make
+        one = cell(41)
+        store.record_revision("curves", grid_text="x", grid_file="x.yaml", cells=[one])
+        for offset, end in ((1.0, "interrupted"), (0.0, "done")):
+            attempt = store.start_attempt(one.id, owner=Owner(name="a", host="h", pid=1, started=0.0), fence=1)
+            recorder = Recorder(store, attempt.id, 1)
+            recorder.curve(
+                [
+                    CurvePoint(step=step, tokens=10 * step, wall_s=step / 2, train_loss=offset + 1000 / step)
+                    for step in range(1, 121)
+                ]
+            )
+            store.finish_attempt(attempt.id, 1, end)
+        made = make_figure("loss", store, "curves")
+        found = rows(made)
+        assert [(row["tokens"], row["wall_s"]) for row in found] == [(10 * s, s / 2) for s in range(1, 121)]
+        assert {row["attempt"] for row in found} == {attempt.id}
+        # 120 points are smoothed over 3
+        assert found[0]["smoothed"] == pytest.approx((1000 + 500) / 2)
+        assert found[49]["smoothed"] == pytest.approx((1000 / 49 + 1000 / 50 + 1000 / 51) / 3)
+        assert "running mean over 3 points" in made.notes[0]
+
+    def test_a_width_of_one_changes_nothing(self) -> None:
+        assert smoothed([3.0, 1.0, 2.0], 1).tolist() == [3.0, 1.0, 2.0]
+
+    def test_attempts_share_a_lane_only_when_they_follow_each_other(self, store: Store, make: Any) -> None:
+        cell, _ = make
+        cells = [cell(51), cell(52), cell(53)]
+        store.record_revision("times", grid_text="x", grid_file="x.yaml", cells=cells)
+        for one, (start, end, state) in zip(
+            cells, ((0, 10, "failed"), (5, 20, "done"), (10, 30, "diverged")), strict=True
+        ):
+            attempt = store.start_attempt(one.id, owner=Owner(name="a", host="h1", pid=1, started=0.0), fence=1)
+            Recorder(store, attempt.id, 1).provenance(Provenance(config={}, seed=0, device="cuda", gpu_name="H200"))
+            store.finish_attempt(attempt.id, 1, state)
+            times = {"started_at": START + timedelta(minutes=start), "finished_at": START + timedelta(minutes=end)}
+
+            def move(session: Any, which: int = attempt.id, times: dict[str, Any] = times) -> None:
+                session.execute(update(AttemptRow).where(AttemptRow.id == which).values(**times))
+
+            store.write(move)
+        found = [
+            (row["gpu"], row["lane"], row["start"], row["end"], row["state"])
+            for row in rows(make_figure("timeline", store, "times"))
+        ]
+        assert found == [
+            ("H200", 0, 0, 600, "failed"),
+            ("H200", 1, 300, 1200, "done"),
+            ("H200", 0, 600, 1800, "diverged"),
+        ]
+
+
+class TestComparisons:
+    def test_effects_are_those_of_the_table(self, published: Store, published_effects: Table) -> None:
+        expected = {}
+        for row, entries in zip(published_effects.rows, published_effects.entries, strict=True):
+            if row[3] == "all":
+                numbers = {entry.heading: entry for entry in entries}
+                expected[row[0], row[1], row[2]] = [
+                    numbers[name].value for name in ("Pairs", "Mean", "Low", "High")
+                ] + [100 if "Ndl" in row[0] or row[0] == "MFU" else 1]
+        found = rows(make_figure("effects", published, "printed-v2"))
+        assert len(found) == len(expected) == 72
+        for row in found:
+            pairs, mean, low, high, scale = expected[
+                row["measure"], row["axis"], f"{row['level']} - {row['reference']}"
+            ]
+            assert row["pairs"] == pairs
+            assert [row["mean"], row["low"], row["high"]] == pytest.approx(
+                [scale * x for x in (mean, low, high)], abs=1e-9
+            )
+
+    def test_means_by_two_axes(self, published: Store) -> None:
+        found = rows(make_figure("interactions", published, "printed-v2"))
+        assert len({(row["row_axis"], row["column_axis"]) for row in found}) == 10
+        printed = paper.rows("complete-v2")
+        for row in found:
+            if row["measure"] == "Val":
+                some = [
+                    float(one["val_loss"])
+                    for one in printed
+                    if (one[row["row_axis"]], one[row["column_axis"]]) == (row["row"], row["column"])
+                ]
+                assert (row["mean"], row["cells"]) == (pytest.approx(sum(some) / len(some), abs=1e-12), len(some))
+
+    def test_the_front_is_what_no_other_beats(self, published: Store) -> None:
+        found = rows(make_figure("pareto", published, "printed-v2"))
+        printed = {tuple(row[axis] for axis in AXES): row for row in paper.rows("complete-v2")}
+        for quality, sign in (("Val", -1), ("Ndl@64K", 1)):
+            points = [row for row in found if row["quality"] == quality]
+            assert len(points) == 120
+            for one in points:
+                assert one["speed"] == pytest.approx(float(printed[tuple(one[axis] for axis in AXES)]["mfu"]))
+                beaten = any(
+                    other["speed"] >= one["speed"]
+                    and sign * other["value"] >= sign * one["value"]
+                    and (other["speed"], other["value"]) != (one["speed"], one["value"])
+                    for other in points
+                )
+                assert one["front"] == (not beaten)
+
+
+class TestLeftOut:
+    @pytest.mark.parametrize(
+        ("name", "why"),
+        [
+            (
+                "state-norm",
+                "no cell of sweep printed-v2 has norms of its memory's state; evaluate .* --probe state_norm",
+            ),
+            ("loss", "no training curve of sweep printed-v2 is stored"),
+            ("timeline", "no attempt of sweep printed-v2 ran here"),
+        ],
+    )
+    def test_a_printed_sweep_has_no_training(self, published: Store, name: str, why: str) -> None:
+        with pytest.raises(ReportError, match=why):
+            make_figure(name, published, "printed-v2")
+
+    @pytest.mark.parametrize("name", FIGURES)
+    def test_a_sweep_that_nobody_started_says_why_in_one_line(self, empty: Store, make: Any, name: str) -> None:
+        cell, _ = make
+        empty.record_revision("new", grid_text="x", grid_file="x.yaml", cells=[cell(1, attn_type="nope")])
+        with pytest.raises(ReportError) as error:
+            make_figure(name, empty)
+        assert "\n" not in str(error.value)
+        assert "new" in str(error.value)
+
+    def test_an_unknown_figure_is_told_its_nearest_name(self, empty: Store) -> None:
+        with pytest.raises(ReportError, match=r"there is no figure parto; .*did you mean pareto\?"):
+            make_figure("parto", empty)

@@ -1,0 +1,315 @@
+"""The pictures: everything in the legend, no words over words, the same bytes every time, a trace that reads back."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from itertools import combinations, pairwise
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import pytest
+from atma_sweep.cli import app
+from atma_sweep.reports.bundle import write_all
+from atma_sweep.reports.data import ReportError
+from atma_sweep.reports.figures import FIGURES, FORMATS, Collected, drawn, make_figure, renderings, style, trace_in
+from atma_sweep.reports.figures.collect import lines_of
+from atma_sweep.results.recorder import Recorder
+from atma_sweep.results.records import CurvePoint, Measurement, Owner
+from atma_sweep.results.store import Store
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.text import Text
+from typer.testing import CliRunner
+
+PRINTED = ("needle", "count-map", "length", "effects", "interactions", "pareto")
+LEVELS = [(kind, memory) for kind in ("polar", "nope", "a-mixer-of-a-long-name") for memory in ("off", "on")]
+
+
+@pytest.fixture
+def every(empty: Store, make: Any) -> Store:
+    """A sweep `all` of six cells, with every kind of number and two ends that are no good."""
+    cell, _ = make
+    cells = [cell(i + 1, attn_type=kind, memory=memory) for i, (kind, memory) in enumerate(LEVELS)]
+    empty.record_revision("all", grid_text="x", grid_file="x.yaml", cells=cells)
+    for i, one in enumerate(cells):
+        attempt = empty.start_attempt(one.id, owner=Owner(name="a", host=f"host-{i % 2}", pid=1, started=0.0), fence=1)
+        recorder = Recorder(empty, attempt.id, 1)
+        recorder.curve(
+            [CurvePoint(step=s, tokens=s * 100, wall_s=s * 2.0, train_loss=9 - s / 9 + i / 7) for s in (1, 9, 30)]
+        )
+        found = [
+            Measurement(probe="val", metric="val_loss", value=3 + i / 10),
+            Measurement(probe="throughput", metric="tokens_per_s", value=1000.0 + 31 * (i % 4)),
+        ]
+        for length in (64, 128, 256):
+            found += [
+                Measurement(probe="needle", metric="digit_accuracy", length=length, value=(9 - i) / 10, n=80),
+                Measurement(probe="clean", metric="nats", length=length, value=2 + i / length),
+                Measurement(probe="junk", metric="nats", length=length, value=3 + i / length),
+            ]
+            names = ("delta_norm", "hebbian_norm", "delta_norm_kept", "hebbian_norm_kept")
+            found += [
+                Measurement(probe="state_norm", metric=name, length=length, value=(1 + place) * length**0.5)
+                for place, name in enumerate(names)
+            ]
+        if one.levels["attn_type"] == "polar":
+            slopes = (("beta", 0.2), ("beta_lowest", 0.1), ("beta_highest", 0.4))
+            found += [Measurement(probe="count_map", metric=name, value=slope + i / 50) for name, slope in slopes]
+        recorder.measurements(found)
+        empty.finish_attempt(attempt.id, 1, "done")
+    for i, end in enumerate(("failed", "diverged", "interrupted", "running")):
+        attempt = empty.start_attempt(cells[i].id, owner=Owner(name="a", host="host-1", pid=1, started=0.0), fence=1)
+        if end != "running":
+            empty.finish_attempt(attempt.id, 1, end)
+    return empty
+
+
+def figure_of(made: Collected) -> Any:
+    with style.settings():
+        return drawn(made)
+
+
+def words_of(figure: Any) -> Iterator[tuple[str, Any]]:
+    """Every text that is to be seen, with its box in dots."""
+    renderer = figure.canvas.get_renderer()
+    hidden = {text for axes in figure.findobj(Axes) if not axes.axison for text in axes.findobj(Text)}
+    for axis in figure.findobj(Axis):
+        low, high = sorted(axis.get_view_interval())
+        slack = 1e-6 * (high - low)
+        for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks()):
+            if not low - slack <= tick.get_loc() <= high + slack:
+                hidden |= {tick.label1, tick.label2}
+    for text in figure.findobj(Text):
+        if text.get_visible() and text.get_text().strip() and text not in hidden:
+            yield text.get_text(), text.get_window_extent(renderer)
+
+
+def check_words(figure: Any) -> int:
+    """Raises where two texts meet or one is cut off; returns how many there are."""
+    found = list(words_of(figure))
+    width, height = figure.bbox.width, figure.bbox.height
+    for text, box in found:
+        assert -1 <= box.x0 <= box.x1 <= width + 1, f"{text!r} is cut off"
+        assert -1 <= box.y0 <= box.y1 <= height + 1, f"{text!r} is cut off"
+    for (one, a), (other, b) in combinations(found, 2):
+        across = min(a.x1, b.x1) - max(a.x0, b.x0)
+        down = min(a.y1, b.y1) - max(a.y0, b.y0)
+        assert across <= 1 or down <= 1, f"{one!r} meets {other!r}"
+    return len(found)
+
+
+def legend_of(figure: Any) -> list[str]:
+    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+
+
+class TestReadable:
+    @pytest.mark.parametrize("name", PRINTED)
+    def test_no_words_meet_in_a_sweep_of_120_cells(self, published: Store, name: str) -> None:
+        assert check_words(figure_of(make_figure(name, published, "printed-v2"))) > 10
+
+    @pytest.mark.parametrize("name", FIGURES)
+    def test_no_words_meet_in_one_of_six(self, every: Store, name: str) -> None:
+        assert check_words(figure_of(make_figure(name, every))) > 10
+
+    @pytest.mark.parametrize("name", ["needle", "length", "pareto"])
+    def test_no_words_meet_for_one_cell(self, empty: Store, make: Any, run: Callable[..., None], name: str) -> None:
+        cell, numbers = make
+        empty.record_revision("one", grid_text="x", grid_file="x.yaml", cells=[cell(1)])
+        run(
+            empty,
+            cell(1).id,
+            "done",
+            [*numbers(2.5), Measurement(probe="throughput", metric="tokens_per_s", value=9e4)],
+        )
+        figure = figure_of(make_figure(name, empty))
+        assert check_words(figure) > 5
+        assert sum(axes.axison for axes in figure.axes) == {"needle": 1, "length": 2, "pareto": 2}[name]
+
+    def test_the_check_itself_sees_words_that_meet(self) -> None:
+        with style.settings():
+            figure = style.page(2.0)
+            figure.text(0.4, 0.5, "words that meet")
+            figure.text(0.45, 0.5, "other words")
+            with pytest.raises(AssertionError, match="'words that meet' meets 'other words'"):
+                check_words(figure)
+
+    def test_neighbouring_colours_differ_in_grey(self) -> None:
+        def lightness(ink: str) -> float:
+            return sum(w * int(ink[i : i + 2], 16) for w, i in ((0.299, 1), (0.587, 3), (0.114, 5)))
+
+        greys = [lightness(ink) for ink in style.INKS]
+        assert all(abs(a - b) > 35 for a, b in pairwise(greys))
+        looks = [style.look(first, second) for first in range(7) for second in range(4)]
+        assert len({(one["marker"], str(one["linestyle"]), one["color"]) for one in looks}) == 28
+        assert len({(one["marker"], str(one["linestyle"])) for one in looks}) == 28, "without colour too"
+
+
+class TestLegends:
+    @pytest.mark.parametrize("name", ["needle", "length"])
+    def test_every_line_is_named(self, published: Store, name: str) -> None:
+        made = make_figure(name, published, "printed-v2")
+        assert sorted(legend_of(figure_of(made))) == sorted(set(made.frame["line"]))
+        assert len(set(made.frame["line"])) == 4
+
+    def test_every_end_is_named_with_its_count(self, every: Store) -> None:
+        found = legend_of(figure_of(make_figure("timeline", every)))
+        ends = ["done (6)", "running (1)", "interrupted (1)", "failed (1)", "diverged (1)"]
+        assert found == [*ends, "failed or diverged here"]
+
+    def test_mixers_and_front_are_named(self, every: Store) -> None:
+        made = make_figure("pareto", every)
+        found = legend_of(figure_of(made))
+        mixers = [f"{kind}, memory {memory}" for kind, memory in LEVELS]
+        front = list(dict.fromkeys(made.frame[made.frame["front"]].sort_values("speed", ascending=False)["name"]))
+        assert found == [*mixers, *front]
+
+    def test_curves_and_writes_are_named(self, every: Store) -> None:
+        assert legend_of(figure_of(make_figure("loss", every))) == [
+            f"{kind}, memory {memory}" for kind, memory in LEVELS
+        ]
+        assert len(legend_of(figure_of(make_figure("state-norm", every)))) == 4
+        slopes = legend_of(figure_of(make_figure("count-map", every)))
+        assert slopes[1:] == ["at the start: β 0.201", "slug-1: β 0.200", "slug-2: β 0.220"]
+
+    def test_drawn_lines_are_the_numbers_of_the_frame(self, published: Store) -> None:
+        made = make_figure("needle", published, "printed-v2")
+        means = lines_of(made.frame)
+        figure = figure_of(made)
+        panel = next(axes for axes in figure.axes if axes.get_title() == "nope")
+        seen = sorted(
+            tuple(round(float(y), 9) for y in line.get_ydata()) for line in panel.lines if line.get_zorder() == 3
+        )
+        given = [
+            tuple(round(100 * y, 9) for y in line.sort_values("length")["value"])
+            for _, line in means[means["panel"] == "nope"].groupby("line")
+        ]
+        assert seen == sorted(given)
+
+
+class TestFiles:
+    def test_traces_read_back_from_every_format(self, every: Store) -> None:
+        made = make_figure("loss", every)
+        for format, content in renderings(made, FORMATS).items():
+            assert trace_in(content, format) == json.loads(json.dumps(made.trace))
+
+    @pytest.mark.parametrize(
+        ("format", "content"), [("svg", b"<svg/>"), ("pdf", b"%PDF-1.4"), ("png", b"\x89PNG"), ("svg", b"<")]
+    )
+    def test_a_strange_file_has_none(self, format: str, content: bytes) -> None:
+        with pytest.raises(ReportError, match=f"this {format} carries no trace of ours"):
+            trace_in(content, format)
+
+    def test_bytes_repeat_in_another_process(self, every: Store, tmp_path: Path) -> None:
+        made = make_figure("needle", every)
+        here = renderings(made, FORMATS)
+        again = renderings(make_figure("needle", every), FORMATS)
+        assert here == again
+        code = (
+            "import sys; from pathlib import Path; from atma_sweep.results.store import open_store; "
+            "from atma_sweep.reports.figures import make_figure, renderings\n"
+            "made = make_figure('needle', open_store(sys.argv[1]))\n"
+            "for format, content in renderings(made).items(): Path(sys.argv[2], 'x.' + format).write_bytes(content)"
+        )
+        place = str(tmp_path / "empty.db")
+        environment = os.environ | {"PYTHONHASHSEED": "4711", "TZ": "Asia/Tokyo", "SOURCE_DATE_EPOCH": "1"}
+        path = os.pathsep.join(p for p in sys.path if p)
+        subprocess.run(
+            [sys.executable, "-c", code, place, str(tmp_path)], check=True, env=environment | {"PYTHONPATH": path}
+        )
+        for format, content in here.items():
+            assert (tmp_path / f"x.{format}").read_bytes() == content, format
+
+    def test_global_settings_are_left_alone(self, every: Store) -> None:
+        before = dict(matplotlib.rcParams)
+        renderings(make_figure("length", every), ["svg"])
+        assert dict(matplotlib.rcParams) == before
+
+    def test_matplotlib_waits_until_something_is_drawn(self) -> None:
+        code = (
+            "import sys; import atma_sweep.reports.figures, atma_sweep.reports.figures.collect as c\n"
+            "assert not {'matplotlib.figure', 'torch'} & set(sys.modules), sorted(sys.modules)"
+        )
+        path = os.pathsep.join(p for p in sys.path if p)
+        subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": path})
+        for file in Path(style.__file__).parent.glob("*.py"):
+            tree = ast.parse(file.read_text())
+            taken = {
+                alias.name
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Import | ast.ImportFrom)
+                for alias in node.names
+            }
+            taken |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+            assert not any("pyplot" in name for name in taken), file
+            top = {
+                str(getattr(node, "module", "")) + node.names[0].name
+                for node in tree.body
+                if isinstance(node, ast.Import | ast.ImportFrom)
+            }
+            assert not any(name.startswith("matplotlib") for name in top), file
+
+    def test_an_unknown_format_is_refused(self, every: Store) -> None:
+        with pytest.raises(ReportError, match="a figure is written as svg, pdf, png, not 'gif'"):
+            renderings(make_figure("length", every), ["gif"])
+
+
+class TestCommand:
+    def run(self, *words: str) -> Any:
+        return CliRunner().invoke(app, ["report", *words])
+
+    def test_without_out_it_lies_beside_and_is_told(self, every: Store, tmp_path: Path, monkeypatch: Any) -> None:
+        monkeypatch.chdir(tmp_path)
+        found = self.run("--figure", "1", "--db", "empty.db")
+        assert (found.exit_code, found.stderr) == (0, "wrote all-needle.svg\n")
+        assert trace_in((tmp_path / "all-needle.svg").read_bytes(), "svg")["sweep"] == "all"
+
+    def test_the_ending_says_the_format(self, every: Store, tmp_path: Path, monkeypatch: Any) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert self.run("--figure", "loss", "--db", "empty.db", "--out", "deep/loss.pdf").exit_code == 0
+        assert (tmp_path / "deep/loss.pdf").read_bytes().startswith(b"%PDF")
+        assert self.run("--figure", "loss", "--db", "empty.db", "--format", "png").exit_code == 0
+        assert (tmp_path / "all-loss.png").read_bytes().startswith(b"\x89PNG")
+
+    def test_json_is_what_is_drawn(self, every: Store, tmp_path: Path, monkeypatch: Any) -> None:
+        monkeypatch.chdir(tmp_path)
+        told = json.loads(self.run("--figure", "pareto", "--db", "empty.db", "--json").stdout)
+        assert (told["figure"], len(told["rows"])) == ("pareto", 12)
+        assert told["trace"] == make_figure("pareto", every).trace
+
+    @pytest.mark.parametrize(
+        ("words", "why"),
+        [
+            (("--figure", "needle", "--out", "x.docx"), "a figure is written as svg, pdf, png, not 'docx'"),
+            (("--figure", "9"), "there is no figure 9"),
+            (("--figure", "needle", "--table", "6"), "ask for one of them at a time"),
+        ],
+    )
+    def test_what_cannot_be_is_refused(
+        self, every: Store, tmp_path: Path, monkeypatch: Any, words: Any, why: str
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        found = self.run(*words, "--db", "empty.db")
+        assert isinstance(found.exception, ReportError)
+        assert why in str(found.exception)
+
+
+def test_a_folder_of_everything(every: Store, tmp_path: Path) -> None:
+    out = tmp_path / "all"
+    written = write_all(every, out=out, formats=["md", "tex"], figures=("needle", "timeline"))
+    names = {path.name for path in written.files}
+    assert {f"figure-{name}.{format}" for name in ("needle", "timeline") for format in FORMATS} <= names
+    page = (out / "index.html").read_text()
+    assert '<img src="figure-needle.png" alt="Needle accuracy over context length, sweep all, revision 1.' in page
+    assert '<a href="figure-timeline.pdf">pdf</a>' in page
+    assert "[svg](figure-needle.svg)" in (out / "index.md").read_text()
+    assert r"\includegraphics{figure-needle.pdf}" in (out / "appendix.tex").read_text()
+
+
+def test_a_folder_says_which_figure_is_left_out(published: Store, tmp_path: Path) -> None:
+    written = write_all(published, "printed-v1", out=tmp_path, formats=[], figures=("loss",))
+    assert written.left_out["figure loss"] == "no training curve of sweep printed-v1 is stored"
+    assert "figure loss left out: no training curve" in (tmp_path / "index.html").read_text()

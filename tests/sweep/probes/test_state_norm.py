@@ -1,0 +1,133 @@
+"""Norms of the memory's state against a loop over tokens, and the learned count map. B documents, T tokens, H heads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from atma_sweep.model.attention import Attention
+from atma_sweep.model.backbone import Backbone
+from atma_sweep.model.memory.gated_delta import GatedDelta
+from atma_sweep.sweep.cell import EvalConfig
+from atma_sweep.sweep.probes import load_probe, requested
+from atma_sweep.sweep.probes.state_norm import METRICS
+
+LENGTH = 150  # not a multiple of the 64 tokens that are solved together, and more than one piece
+
+
+def memories(model: Backbone) -> list[GatedDelta]:
+    mixes = [block.mix for block in model.blocks if isinstance(block.mix, Attention)]
+    return [mix.memory for mix in mixes if isinstance(mix.memory, GatedDelta)]
+
+
+def by_hand(memory: GatedDelta, x: Any, q: Any, k: Any, v: Any) -> np.ndarray:
+    """[4, B, H] in float64, token by token: M <- gamma M (I - beta k kᵀ) + beta v kᵀ, and the same without the erasing."""
+    gammas = torch.sigmoid(x @ memory.w_gamma.weight.T + memory.w_gamma.bias + 3.9).detach().numpy()
+    betas = torch.sigmoid(x @ memory.w_beta.weight.T + memory.w_beta.bias).detach().numpy()
+    keys, values = k.detach().numpy(), v.detach().numpy()
+    b, t, h, size = q.shape
+    group = h // k.shape[2]
+    found = np.zeros((4, b, h))
+    for row in range(b):
+        for head in range(h):
+            states = np.zeros((4, size, size))
+            for i in range(t):
+                key, value = keys[row, i, head // group], values[row, i, head // group]
+                key = key / np.linalg.norm(key)
+                beta, gamma = betas[row, i, head], gammas[row, i, head]
+                write, erase = beta * np.outer(value, key), np.eye(size) - beta * np.outer(key, key)
+                states[0] = gamma * states[0] @ erase + write
+                states[1] = gamma * states[1] + write
+                states[2] = states[2] @ erase + write
+                states[3] = states[3] + write
+            found[:, row, head] = np.linalg.norm(states, axis=(1, 2))
+    return found
+
+
+@pytest.fixture
+def model(network: Any) -> Backbone:
+    sizes = {"vocab_size": 264, "memory": "gated_delta", "n_layers": 7}
+    made: Backbone = network(awake=True, dtype=torch.float64, attn_type="nope", **sizes)
+    assert len(memories(made)) == 2
+    return made.eval()
+
+
+def test_norms_are_those_of_a_loop_over_tokens(model: Backbone, subject: Any) -> None:
+    who = subject(model, documents=3, lengths=(LENGTH,), chunk_tokens=70)
+    seen: dict[int, Any] = {}
+    hooks = [
+        memory.register_forward_pre_hook(lambda _, given, place=place: seen.__setitem__(place, given))
+        for place, memory in enumerate(memories(model))
+    ]
+    rows = torch.from_numpy(np.stack([d[:LENGTH] for d in who.documents]).astype(np.int64))
+    with torch.no_grad():
+        model.features(rows, full_context=True)
+    for hook in hooks:
+        hook.remove()
+    expected = np.stack([by_hand(memory, *seen[place]) for place, memory in enumerate(memories(model))], 2)  # 4 B L H
+    ((measured, examples),) = load_probe("state_norm")(who, [LENGTH])
+    assert [one.metric for one in measured] == list(METRICS)
+    for one, norms in zip(measured, expected, strict=True):
+        assert one.value == pytest.approx(norms.mean(), rel=1e-10)
+        assert (one.length, one.unit, one.n, one.reason) == (LENGTH, "frobenius", norms.size, None)
+        mine = {(e.item, e.position): e.value for e in examples if e.metric == one.metric}
+        wanted = {(b, layer): norms[b, layer].mean() for b in range(norms.shape[0]) for layer in range(norms.shape[1])}
+        assert mine == pytest.approx(wanted, rel=1e-10)
+    delta, hebbian, *_, hebbian_kept = (one.value for one in measured)
+    assert delta < hebbian < hebbian_kept, "erasing and forgetting both keep the state small"
+
+
+def test_the_model_is_left_as_it_was(model: Backbone, subject: Any) -> None:
+    who = subject(model, documents=2, lengths=(32,))
+    tokens = torch.arange(32)[None] % 264
+    before = who.features(tokens)
+    list(load_probe("state_norm")(who, [32]))
+    assert torch.equal(who.features(tokens), before)
+    assert all("evaluate" not in vars(memory) for memory in memories(model))
+
+
+def test_an_error_takes_the_watching_away_too(model: Backbone, subject: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    who = subject(model, documents=2, lengths=(32,))
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise MemoryError("no more")
+
+    monkeypatch.setattr(memories(model)[0].proj, "forward", fails)
+    with pytest.raises(MemoryError, match="no more"):
+        list(load_probe("state_norm")(who, [32]))
+    assert all("evaluate" not in vars(memory) for memory in memories(model))
+
+
+def test_without_memory_or_text_a_reason_stands(network: Any, model: Backbone, subject: Any) -> None:
+    bare = subject(network(vocab_size=264), lengths=(16, 32))
+    for length, (measured, _) in zip((16, 32), load_probe("state_norm")(bare, (16, 32)), strict=True):
+        assert {(one.metric, one.length, one.value) for one in measured} == {(name, length, None) for name in METRICS}
+        assert {one.reason for one in measured} == {"n/a: the network has no gated delta memory"}
+    short = subject(model, documents=2, lengths=(4096,))
+    ((measured, _),) = load_probe("state_norm")(short, [4096])
+    assert {one.reason for one in measured} == {"too-few-docs: 0 of 2 held-out documents have 4096 tokens"}
+
+
+def test_it_runs_only_where_it_is_asked_for() -> None:
+    assert {name for name, _ in requested(EvalConfig())} == {"val", "clean", "junk", "needle"}
+    asked = requested(EvalConfig(probes=("state_norm", "count_map"), lengths=(8, 16)))
+    assert asked == [("state_norm", 8), ("state_norm", 16), ("count_map", 0)]
+
+
+def test_learned_slopes_of_the_count_map(network: Any, subject: Any) -> None:
+    model = network(vocab_size=264, attn_type="polar")
+    raw = []
+    for place, block in enumerate(b for b in model.blocks if isinstance(b.mix, Attention)):
+        block.mix.mixer.mag_beta.data = torch.tensor([-1.5 + place, 0.25])
+        raw.append([-1.5 + place, 0.25])
+    slopes = np.log1p(np.exp(np.array(raw)))
+    ((measured, examples),) = load_probe("count_map")(subject(model), [0])
+    found = {one.metric: one.value for one in measured}
+    assert found == pytest.approx(
+        {"beta": slopes.mean(), "beta_lowest": slopes.min(), "beta_highest": slopes.max()}, rel=1e-6
+    )
+    assert {(e.item, e.position): e.value for e in examples} == pytest.approx(dict(np.ndenumerate(slopes)), rel=1e-6)
+    ((measured, _),) = load_probe("count_map")(subject(network(vocab_size=264, attn_type="nope")), [0])
+    assert {one.reason for one in measured} == {"n/a: the network has no Polar layer"}
