@@ -97,6 +97,25 @@ def test_a_child_whose_parent_died_before_it_looked_ends_at_once() -> None:
     assert script(code).wait(20) == -signal.SIGTERM
 
 
+ASKED = {
+    "job": "from atma_sweep.sweep.job import StopFlag; StopFlag()",
+    "launch": "from atma_sweep.sweep.supervisor import _Signals; _Signals().__enter__()",
+}
+
+
+@pytest.mark.parametrize("who", ASKED)
+def test_a_request_to_stop_is_one_with_its_echo_and_a_later_one_kills(who: str) -> None:
+    child = script(f"import time; {ASKED[who]}; print(1, flush=True)\nwhile True: time.sleep(0.1)")
+    line_of(child)
+    for _ in range(5):
+        child.send_signal(signal.SIGTERM)
+        time.sleep(0.1)
+    assert child.poll() is None
+    time.sleep(process.ECHO_S)
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(20) == 143
+
+
 HOLDER = """
 import sys, time
 from pathlib import Path
