@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -138,6 +139,37 @@ def test_a_gpu_belongs_to_one_process_until_it_dies(tmp_path: Path) -> None:
     assert GpuLocks(tmp_path).take(GPUS[:1]) == GPUS[:1]
     locks.release()
     assert GpuLocks(tmp_path).take(GPUS[1:]) == GPUS[1:]
+
+
+OTHER_USER = """
+import os, sys
+from pathlib import Path
+from atma_sweep.sweep.machine import Gpu, GpuLocks
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+locks = GpuLocks(Path(sys.argv[1]))
+try:
+    locks.take([Gpu("0", "GPU-aaaa", "first")])
+except Exception as error:
+    print(error)
+print(len(locks.take([Gpu("0", "GPU-aaaa", "first"), Gpu("1", "GPU-bbbb", "second")])), flush=True)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
+def test_users_of_one_host_share_the_locks() -> None:
+    """In /tmp, since another user cannot enter pytest's folder."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as outer:
+        os.chmod(outer, 0o755)
+        folder = Path(outer) / "locks"
+        folder.mkdir(mode=0o700)  # as an older release left it, or a strict umask
+        locks = GpuLocks(folder)
+        assert locks.take(GPUS[:1]) == GPUS[:1]
+        other = script(OTHER_USER, str(folder))
+        assert f"held by another sweep (pid {os.getpid()})" in line_of(other)
+        assert line_of(other) == "1"
+        locks.release()
+        assert locks.take(GPUS) == GPUS
+        locks.release()
 
 
 @pytest.mark.parametrize(
