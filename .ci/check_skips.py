@@ -8,7 +8,7 @@ log, shared = Path(sys.argv[1]).read_text(), Path(sys.argv[2])
 bad = []
 for count, where, reason in re.findall(r"^SKIPPED \[(\d+)\] (\S+) (.*)$", log, re.MULTILINE):
     excused = reason.startswith(
-        ("needs an NVIDIA GPU", "needs root", "cannot mount", "needs pdflatex", "needs PostgreSQL")
+        ("needs an NVIDIA GPU", "needs root", "cannot mount", "needs pdflatex", "needs PostgreSQL", "needs Slurm")
     ) or (reason.startswith("needs ../shared") and not shared.exists())
     print(f"skipped {count}: {where} {reason}{'' if excused else '  <-- not excused'}")
     if not excused:
