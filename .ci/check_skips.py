@@ -1,4 +1,4 @@
-"""Fails when a test was skipped for another reason than a missing GPU, shared folder or right to mount."""
+"""Fails when a test was skipped for another reason than a missing GPU, shared folder, right to mount or program of Debian."""
 
 import re
 import sys
@@ -8,7 +8,16 @@ log, shared = Path(sys.argv[1]).read_text(), Path(sys.argv[2])
 bad = []
 for count, where, reason in re.findall(r"^SKIPPED \[(\d+)\] (\S+) (.*)$", log, re.MULTILINE):
     excused = reason.startswith(
-        ("needs an NVIDIA GPU", "needs root", "cannot mount", "needs pdflatex", "needs PostgreSQL", "needs Chromium")
+        (
+            "needs an NVIDIA GPU",
+            "needs root",
+            "cannot mount",
+            "needs pdflatex",
+            "needs PostgreSQL",
+            "needs Chromium",
+            "needs Slurm",
+            "needs libfaketime",
+        )
     ) or (reason.startswith("needs ../shared") and not shared.exists())
     print(f"skipped {count}: {where} {reason}{'' if excused else '  <-- not excused'}")
     if not excused:

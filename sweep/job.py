@@ -69,13 +69,17 @@ class StopFlag:
 
     def __init__(self) -> None:
         self.set = False
+        self._since = 0.0
         signal.signal(signal.SIGTERM, self._handle)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # Ray's processes have it blocked, and children inherit that
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.set:
+        if not self.set:
+            self.set, self._since = True, time.monotonic()
+        elif time.monotonic() - self._since > process.ECHO_S:
             os._exit(EXIT_STOPPED)
-        self.set = True
 
 
 def main(argv: Sequence[str] | None = None) -> int:

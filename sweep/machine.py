@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -95,15 +96,22 @@ class GpuLocks:
         self._held: list[IO[str]] = []
 
     def take(self, wanted: list[Gpu]) -> list[Gpu]:
-        """Locks those that are free. Raises MachineError naming who holds them when none is."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        """Locks those that are free.
+
+        Raises MachineError naming who holds them when none is, or when this user may not lock here.
+        """
+        try:
+            _make_for_all(self._folder)
+            files = [_open_for_all(self._folder / f"{gpu.uuid}.lock") for gpu in wanted]
+        except OSError as error:
+            raise MachineError(
+                f"GPUs cannot be locked in {self._folder}: {error.strerror}; have its owner remove it"
+            ) from error
         taken, holders = [], []
-        for gpu in wanted:
-            file = (self._folder / f"{gpu.uuid}.lock").open("a+")
+        for gpu, file in zip(wanted, files, strict=True):
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                file.seek(0)
                 holders.append(file.read().strip() or "an unknown process")
                 file.close()
                 continue
@@ -123,3 +131,22 @@ class GpuLocks:
         for file in self._held:
             file.close()
         self._held.clear()
+
+
+def _make_for_all(folder: Path) -> None:
+    """A folder in which every user of the host may make files, as in /tmp."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(PermissionError):  # only its owner can, and has
+        folder.chmod(0o1777)
+
+
+def _open_for_all(path: Path) -> IO[str]:
+    """Opens a file for reading and writing that every user of the host may open so; makes it if there is none."""
+    before = os.umask(0)
+    try:
+        # not together with opening: in such a folder Linux may refuse O_CREAT on other people's files
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+    finally:
+        os.umask(before)
+    return path.open("r+")

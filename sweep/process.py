@@ -21,6 +21,9 @@ from ..results.records import Owner
 
 GRACE_S = 10.0
 """Seconds that a process gets between SIGTERM and SIGKILL."""
+ECHO_S = 2.0
+"""A request to stop that comes again within these seconds is still the first one: a batch system tells every process of
+a job at once, and whoever is told passes it on."""
 
 
 def this_process(name: str) -> Owner:

@@ -22,8 +22,6 @@ import ray
 
 def _run(launch: Launch) -> int:
     """Runs in a Ray worker: one child process, its exit code. Its death takes the child along."""
-    # Ray starts workers with SIGINT blocked, and children inherit the mask.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     return start(run_command(launch, os.getpid()), environment(launch), launch.runs / launch.folder).wait()
 
 
@@ -37,15 +35,21 @@ class RayExecutor:
         self._free = Resources.model_construct(cpus=cores(), gpus=len(gpus))
         if gpus:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-        ray.init(
-            address="local",  # never a cluster that a stale file or RAY_ADDRESS points to
-            num_cpus=self._free.cpus,
-            num_gpus=len(gpus),
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            configure_logging=True,
-        )
+        # A batch system may send SIGTERM to every process. Ray's own then have to outlive the attempts, which save
+        # themselves, so they inherit a mask without it, as they do for SIGINT from Ray. Attempts lift it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        try:
+            ray.init(
+                address="local",  # never a cluster that a stale file or RAY_ADDRESS points to
+                num_cpus=self._free.cpus,
+                num_gpus=len(gpus),
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                configure_logging=True,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         # max_retries=0: retries are ours, decided from the database.
         self._task = ray.remote(max_retries=0)(_run)
         self._running: dict[ray.ObjectRef, Launch] = {}

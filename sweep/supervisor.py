@@ -69,6 +69,7 @@ class _Signals:
 
     def __init__(self) -> None:
         self.number: int | None = None
+        self._since = 0.0
         self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def __enter__(self) -> _Signals:
@@ -81,9 +82,10 @@ class _Signals:
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.number is not None:
+        if self.number is None:
+            self.number, self._since = number, time.monotonic()
+        elif time.monotonic() - self._since > process.ECHO_S:
             os._exit(128 + number)
-        self.number = number
 
 
 class Supervisor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 from bench import COMMAND, Bench, Curves
 
@@ -157,6 +159,28 @@ def test_interrupt_saves_marks_and_the_next_launch_continues(bench: Bench, long_
     bench.once(2)
     assert len(bench.sql("SELECT 1 FROM event WHERE kind = 'resumed'")) == 1
     assert bench.curves() == long_curves
+
+
+@pytest.mark.parametrize("executor", ["local", "ray"])
+def test_sigterm_to_every_process_at_once_saves_the_cell(bench: Bench, executor: str) -> None:
+    """As batch systems and service managers end a job; the launch and its wrappers pass the signal on besides."""
+    bench.grid(tokens=VERY_LONG)
+    bench.edit("every_steps: 7", "every_steps: 1000")
+    one = ("launch", "micro.yaml", "--executor", executor, "--only", "attn_type=nope")
+    process = bench.start(*one)
+    bench.wait("SELECT 1 FROM attempt WHERE step > 10")
+    everybody = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    for _ in range(2):
+        for member in everybody:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.terminate()
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 143, out
+    ((state, cause, checkpoint),) = bench.sql("SELECT state, cause, checkpoint FROM attempt")
+    assert (state, cause) == ("interrupted", "stopped on request")
+    assert (bench.folder / "atma-runs" / str(checkpoint) / "model.safetensors").is_file()
+    assert bench.processes() == []
+    assert bench.sql("SELECT owner FROM sweep") == [(None,)]
 
 
 def _kill(bench: Bench, executor: str, victim: Callable[[subprocess.Popen[str]], None]) -> subprocess.Popen[str]:

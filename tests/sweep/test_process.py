@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -97,6 +98,25 @@ def test_a_child_whose_parent_died_before_it_looked_ends_at_once() -> None:
     assert script(code).wait(20) == -signal.SIGTERM
 
 
+ASKED = {
+    "job": "from atma_sweep.sweep.job import StopFlag; StopFlag()",
+    "launch": "from atma_sweep.sweep.supervisor import _Signals; _Signals().__enter__()",
+}
+
+
+@pytest.mark.parametrize("who", ASKED)
+def test_a_request_to_stop_is_one_with_its_echo_and_a_later_one_kills(who: str) -> None:
+    child = script(f"import time; {ASKED[who]}; print(1, flush=True)\nwhile True: time.sleep(0.1)")
+    line_of(child)
+    for _ in range(5):
+        child.send_signal(signal.SIGTERM)
+        time.sleep(0.1)
+    assert child.poll() is None
+    time.sleep(process.ECHO_S)
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(20) == 143
+
+
 HOLDER = """
 import sys, time
 from pathlib import Path
@@ -119,6 +139,37 @@ def test_a_gpu_belongs_to_one_process_until_it_dies(tmp_path: Path) -> None:
     assert GpuLocks(tmp_path).take(GPUS[:1]) == GPUS[:1]
     locks.release()
     assert GpuLocks(tmp_path).take(GPUS[1:]) == GPUS[1:]
+
+
+OTHER_USER = """
+import os, sys
+from pathlib import Path
+from atma_sweep.sweep.machine import Gpu, GpuLocks
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+locks = GpuLocks(Path(sys.argv[1]))
+try:
+    locks.take([Gpu("0", "GPU-aaaa", "first")])
+except Exception as error:
+    print(error)
+print(len(locks.take([Gpu("0", "GPU-aaaa", "first"), Gpu("1", "GPU-bbbb", "second")])), flush=True)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
+def test_users_of_one_host_share_the_locks() -> None:
+    """In /tmp, since another user cannot enter pytest's folder."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as outer:
+        os.chmod(outer, 0o755)
+        folder = Path(outer) / "locks"
+        folder.mkdir(mode=0o700)  # as an older release left it, or a strict umask
+        locks = GpuLocks(folder)
+        assert locks.take(GPUS[:1]) == GPUS[:1]
+        other = script(OTHER_USER, str(folder))
+        assert f"held by another sweep (pid {os.getpid()})" in line_of(other)
+        assert line_of(other) == "1"
+        locks.release()
+        assert locks.take(GPUS) == GPUS
+        locks.release()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,187 @@
+"""docs/slurm.sbatch under a real Slurm: whatever ends the job, each cell is measured once, to undisturbed numbers."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ..helpers import slurm as daemons
+from ..helpers.bench import Bench, Curves
+from .storm import EVERY, lost
+
+PROGRAM = f'#!/bin/sh\nexec {sys.executable} -m atma_sweep.cli "$@"\n'
+CELLS = 2
+STEPS = 250
+SLOW = """
+import os, time
+import torch
+from atma_sweep.model import Mixer, MixerConfig, register_mixer
+
+
+@register_mixer("slow")
+class Slow(Mixer):
+    Config = MixerConfig
+
+    def forward(self, q, k, v, *, window):
+        if os.path.exists(os.environ.get("SLOW", "")):  # as long as that file is there, training does not end
+            time.sleep(0.2)
+        means = v.cumsum(1) / torch.arange(1, v.size(1) + 1)[:, None, None]
+        return means.repeat_interleave(q.size(2) // v.size(2), dim=2)
+"""
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED")
+
+pytestmark = pytest.mark.skipif(daemons.missing() is not None, reason=daemons.missing() or "")
+
+
+def bench_in(folder: Path) -> Bench:
+    folder.mkdir(exist_ok=True)
+    made = Bench(folder)
+    (folder / "slow.py").write_text(SLOW)
+    made.grid(tokens=128 * STEPS, seeds=CELLS, more="plugins: [slow.py]\n")
+    made.edit("[nope, polar]", "[slow]")
+    return made
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Curves:
+    """Curves of the same grid, fast and undisturbed."""
+    made = bench_in(tmp_path_factory.mktemp("calm"))
+    made.launch()
+    made.once(CELLS)
+    return made.curves()
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[daemons.Slurm]:
+    with daemons.cluster() as made:
+        yield made
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = bench_in(tmp_path / "bench")
+    yield made
+    for left in made.processes():
+        left.kill()
+
+
+def submit(slurm: daemons.Slurm, bench: Bench, *words: str, options: tuple[str, ...] = ()) -> str:
+    """Submits the script and waits until training is under way, which it is until `faster`."""
+    slow = bench.folder / "slow"
+    slow.touch()
+    given = ("--cpus-per-task=1", f"--export=ALL,SLOW={slow}", *options)
+    job = slurm.submit(daemons.script(bench.folder, PROGRAM), "micro.yaml", *words, options=given)
+    bench.wait("SELECT 1 FROM attempt WHERE state = 'running' AND step > 10", 240)
+    return job
+
+
+def faster(bench: Bench) -> None:
+    (bench.folder / "slow").unlink()
+
+
+def wait(true: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.3)
+
+
+def output(bench: Bench, job: str) -> str:
+    return (bench.folder / f"atma-sweep-{job}.out").read_text()
+
+
+def finished(slurm: daemons.Slurm, job: str, seconds: float) -> dict[str, str]:
+    """What Slurm says of the job once it has ended for good."""
+    wait(lambda: slurm.job(job)["JobState"] in ENDED, seconds)
+    return slurm.job(job)
+
+
+def restarted(slurm: daemons.Slurm, job: str, seconds: float) -> None:
+    wait(lambda: slurm.job(job)["Restarts"] == "1", seconds)
+
+
+def right(bench: Bench, reference: Curves) -> None:
+    bench.once(CELLS)
+    assert bench.curves() == reference
+    assert lost(bench) <= EVERY, "an attempt went back further than one checkpoint interval"
+    assert bench.sql("SELECT owner_pid FROM sweep") == [(None,)], "nobody holds the sweep"
+
+
+def test_a_time_limit_in_mid_training(slurm: daemons.Slurm, bench: Bench, reference: Curves) -> None:
+    job = submit(slurm, bench, options=("--time=30", "--signal=B:USR1@5"))
+    hours, minutes, seconds = map(int, slurm.job(job)["RunTime"].split(":"))
+    limit = hours * 60 + minutes + (1 if seconds < 30 else 2)  # whole minutes; the warning comes 5 to 65 s before
+    slurm.run("scontrol", "update", f"JobId={job}", f"TimeLimit={limit}")
+    restarted(slurm, job, 150)
+    slurm.run("scontrol", "update", f"JobId={job}", "TimeLimit=30")
+    faster(bench)
+    facts = finished(slurm, job, 240)
+    said = output(bench, job)
+    assert (facts["JobState"], facts["ExitCode"], facts["Restarts"]) == ("COMPLETED", "0:0", "1"), said
+    assert said.count("asking Slurm to requeue") == 1
+    assert said.rstrip().endswith("all cells are done")
+    ends = bench.sql("SELECT state, cause FROM attempt ORDER BY id")
+    assert set(ends[:-CELLS]) == {("interrupted", "stopped on request")}, "saved, not killed"
+    assert ends[-CELLS:] == [("done", None)] * CELLS
+    right(bench, reference)
+    assert lost(bench) == 0
+
+
+@pytest.mark.parametrize("executor", ["local", "ray"])
+def test_scancel_saves_and_ends_the_job(slurm: daemons.Slurm, bench: Bench, reference: Curves, executor: str) -> None:
+    """Slurm then sends SIGTERM to every process of the job, whoever else passes it on to whom."""
+    bench.edit("every_steps: 7", "every_steps: 1000")
+    job = submit(slurm, bench, "--executor", executor)
+    slurm.run("scancel", job)
+    assert finished(slurm, job, 60)["JobState"] == "CANCELLED"
+    ends = bench.sql("SELECT DISTINCT state, cause, step = 0 OR checkpoint IS NOT NULL FROM attempt")
+    assert ends == [("interrupted", "stopped on request", 1)]
+    assert "asking Slurm to requeue" not in output(bench, job)
+    faster(bench)
+    bench.run("launch", "micro.yaml", "--executor", "local", "--runs", str(bench.folder / "runs"))
+    assert "from step" in str(bench.sql("SELECT message FROM event WHERE kind = 'resumed'"))
+    right(bench, reference)
+    assert lost(bench) == 0
+
+
+@pytest.mark.parametrize("partition", ["usual", "graceful"])
+def test_a_preempted_job_continues(
+    slurm: daemons.Slurm, bench: Bench, reference: Curves, partition: str, tmp_path: Path
+) -> None:
+    """By a job of a more urgent partition, at once or after a time of grace."""
+    job = submit(slurm, bench, options=(f"--partition={partition}",))
+    urgent = tmp_path / "urgent.sh"
+    urgent.write_text("#!/bin/sh\nsleep 1\n")
+    other = slurm.submit(urgent, options=("--partition=urgent",))
+    restarted(slurm, job, 90)
+    faster(bench)
+    assert finished(slurm, other, 90)["JobState"] == "COMPLETED"
+    facts = finished(slurm, job, 240)
+    assert (facts["JobState"], facts["Restarts"]) == ("COMPLETED", "1"), output(bench, job)
+    assert bench.sql("SELECT state, cause FROM attempt ORDER BY id")[0] == ("interrupted", "stopped on request")
+    right(bench, reference)
+    assert lost(bench) == 0
+
+
+def test_a_cancelled_sweep_is_not_requeued(slurm: daemons.Slurm, bench: Bench) -> None:
+    job = submit(slurm, bench)
+    assert "saves its cells and stops" in bench.run("cancel")
+    facts = finished(slurm, job, 60)
+    assert (facts["JobState"], facts["Restarts"], facts["ExitCode"]) == ("FAILED", "0", "143:0")
+    assert "cancelled, so not requeued" in output(bench, job)
+    assert bench.sql("SELECT DISTINCT state, cause FROM attempt") == [("interrupted", "stopped on request")]
+
+
+def test_a_launch_that_is_killed_is_told(slurm: daemons.Slurm, bench: Bench) -> None:
+    job = submit(slurm, bench)
+    ((pid,),) = bench.sql("SELECT owner_pid FROM sweep")
+    assert isinstance(pid, int)
+    os.kill(pid, 9)
+    facts = finished(slurm, job, 60)
+    assert (facts["JobState"], facts["Restarts"], facts["ExitCode"]) == ("FAILED", "0", "137:0")
+    assert "exit code 137" in output(bench, job)

@@ -1,0 +1,194 @@
+"""The batch script of docs/ made ready, and a Slurm of our own: controller, one node and munge in a temporary folder."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import getpass
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+SCRIPT = Path(__file__).resolve().parents[2] / "docs" / "slurm.sbatch"
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "scontrol", "squeue")
+PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"])
+START_S = 60.0
+# KillWait is shorter and cred_expire, after which a requeued job may start, much shorter than the usual 120 s
+CONF = """
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmdPort={ports[1]}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+CredType=cred/munge
+AuthInfo=socket={home}/munge/socket,cred_expire=5
+StateSaveLocation={home}/state
+SlurmdSpoolDir={home}/spool
+SlurmctldPidFile={home}/slurmctld.pid
+SlurmdPidFile={home}/slurmd.pid
+SlurmctldLogFile={home}/slurmctld.log
+SlurmdLogFile={home}/slurmd.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+MpiDefault=none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerType=sched/builtin
+SchedulerParameters=batch_sched_delay=1
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+ReturnToService=2
+KillWait=20
+NodeName={host} NodeAddr=127.0.0.1 CPUs=1 RealMemory=500 State=UNKNOWN
+PartitionName=usual Nodes={host} Default=YES PriorityTier=1 MaxTime=INFINITE State=UP
+PartitionName=graceful Nodes={host} PriorityTier=1 GraceTime=30 MaxTime=INFINITE State=UP
+PartitionName=urgent Nodes={host} PriorityTier=2 PreemptMode=OFF MaxTime=INFINITE State=UP
+"""
+
+
+def script(folder: Path, program: str) -> Path:
+    """A copy of the batch script in `folder` with its three lines set; `program` is the text of its atma-sweep."""
+    command = folder / "environment" / "bin" / "atma-sweep"
+    command.parent.mkdir(parents=True)
+    command.write_text(program)
+    command.chmod(0o755)
+    text = SCRIPT.read_text()
+    # SQLite will do, since there is but one node
+    values = {"environment": command.parents[1], "database": folder / "atma.db", "runs": folder / "runs"}
+    for name, value in values.items():
+        text, found = re.subn(rf"^{name}=\S+", f"{name}={value}", text, flags=re.MULTILINE)
+        assert found == 1, name
+    path = folder / "slurm.sbatch"
+    path.write_text(text)
+    return path
+
+
+def missing() -> str | None:
+    """Why there is no Slurm to test on, None when there is."""
+    lacking = [name for name in PROGRAMS if shutil.which(name, path=PATH) is None]
+    return f"needs Slurm: apt-get install slurm-wlm munge (no {', '.join(lacking)})" if lacking else None
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
+
+
+def _end_with_parent() -> None:
+    # PR_SET_PDEATHSIG: a killed test run leaves no daemon behind
+    with contextlib.suppress(AttributeError):
+        _libc().prctl(1, signal.SIGTERM)
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+class Slurm:
+    """One node with one core. `env` makes Slurm's commands speak to it."""
+
+    def __init__(self) -> None:
+        # not pytest's folder: a socket's path may have 107 bytes
+        self.home = Path(tempfile.mkdtemp(prefix="atma-slurm-", dir="/tmp"))
+        self.host = socket.gethostname().split(".")[0]
+        self.env = {**os.environ, "PATH": PATH, "SLURM_CONF": str(self.home / "slurm.conf")}
+        self._daemons: list[subprocess.Popen[bytes]] = []
+        for folder in ("munge", "state", "spool"):
+            (self.home / folder).mkdir(mode=0o755)
+        key = self.home / "munge" / "key"
+        key.touch(mode=0o600)
+        key.write_bytes(secrets.token_bytes(128))
+        conf = CONF.format(home=self.home, host=self.host, ports=_free_ports(2), user=getpass.getuser())
+        (self.home / "slurm.conf").write_text(conf)
+
+    def start(self) -> None:
+        """Starts the daemons and waits until the node is idle."""
+        _libc()
+        munge = self.home / "munge"
+        files = [f"--{name}={munge / name.removesuffix('-file')}" for name in ("key-file", "pid-file", "seed-file")]
+        files += [f"--socket={munge / 'socket'}", f"--log-file={munge / 'log'}"]
+        self._start("munged", "--foreground", "--force", *files)
+        self._until(lambda: (munge / "socket").exists(), "munged")
+        self._start("slurmctld", "-D", "-i")
+        self._start("slurmd", "-D")
+        self._until(lambda: "State=IDLE" in self.run("scontrol", "show", "node", self.host, check=False), "the node")
+
+    def _start(self, program: str, *words: str) -> None:
+        with (self.home / f"{program}.out").open("wb") as out:
+            self._daemons.append(
+                subprocess.Popen(
+                    [shutil.which(program, path=PATH) or program, *words],
+                    env=self.env, cwd=self.home, stdout=out, stderr=out, preexec_fn=_end_with_parent,
+                )
+            )  # fmt: skip
+
+    def _until(self, true: object, what: str) -> None:
+        assert callable(true)
+        deadline = time.monotonic() + START_S
+        while not true():
+            dead = [daemon.args for daemon in self._daemons if daemon.poll() is not None]
+            if dead or time.monotonic() > deadline:
+                said = "".join(path.read_text()[-1500:] for path in self.home.glob("*.out"))
+                raise RuntimeError(f"{what} did not start ({dead}): {said}")
+            time.sleep(0.1)
+
+    def run(self, *words: str, cwd: Path | None = None, check: bool = True) -> str:
+        """Output of one of Slurm's commands."""
+        done = subprocess.run(words, env=self.env, cwd=cwd, capture_output=True, text=True, timeout=60)
+        assert not check or done.returncode == 0, (words, done.stdout, done.stderr)
+        return done.stdout
+
+    def submit(self, script: Path, *words: str, options: tuple[str, ...] = ()) -> str:
+        """Submits a script from the folder that it lies in; returns the job's id."""
+        out = self.run("sbatch", "--parsable", *options, str(script), *words, cwd=script.parent)
+        return out.strip().split(";")[0]
+
+    def job(self, job: str) -> dict[str, str]:
+        """What Slurm says of a job: JobState, Restarts, ExitCode, Reason and so on."""
+        return dict(re.findall(r"(\w+)=(\S*)", self.run("scontrol", "show", "job", job)))
+
+    def stop(self) -> None:
+        """Cancels every job and ends the daemons."""
+        if len(self._daemons) == 3 and all(daemon.poll() is None for daemon in self._daemons):
+            self.run("scancel", "--full", "--signal=KILL", "--user", getpass.getuser(), check=False)
+            self.run("scancel", "--user", getpass.getuser(), check=False)
+            deadline = time.monotonic() + 30
+            while self.run("squeue", "--noheader", check=False).strip() and time.monotonic() < deadline:
+                time.sleep(0.2)
+        for daemon in reversed(self._daemons):
+            daemon.terminate()
+        for daemon in self._daemons:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                daemon.wait(10)
+            daemon.kill()
+            daemon.wait()
+        self._daemons.clear()
+
+
+@contextlib.contextmanager
+def cluster() -> Iterator[Slurm]:
+    """A running Slurm; stopped and removed afterwards."""
+    made = Slurm()
+    try:
+        made.start()
+        yield made
+    finally:
+        made.stop()
+        shutil.rmtree(made.home, ignore_errors=True)
