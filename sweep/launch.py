@@ -10,7 +10,7 @@ from pathlib import Path
 from ..results.errors import SweepUnknown
 from ..results.standing import standing
 from ..results.store import Store
-from . import disk, machine, planner, process, snapshot, supervisor, texts
+from . import disk, machine, ordering, planner, process, snapshot, supervisor, texts
 from .cell import Cell
 from .errors import SweepError
 from .executors import Executor, LocalExecutor
@@ -41,7 +41,7 @@ def plan(
     only: Sequence[str] = (),
     retrain: bool = False,
 ) -> planner.Plan:
-    """What a launch would do now, and the disk it needs; `store` is None when there is no database yet.
+    """What a launch would do now, in the order it would, and the disk it needs; without a database `store` is None.
 
     Kept weights that are wanted and not found under `runs`, or where else the database says, count as gone. The
     database is not told: another machine that shares it may have them. Raises AddressError for a checkpoint.path that
@@ -56,7 +56,9 @@ def plan(
         if not storage.exists(storage.resolve(runs, state.weights)):
             states[cell.id] = replace(state, weights=None)
     made = planner.plan(chosen, states, retrain=retrain, left_out=len(cells) - len(chosen))
-    return replace(made, disk=disk.needed([task.cell for task in made.training], runs))
+    finished = {cell for cell, word in made.standings.items() if word == "done"}
+    tasks = ordering.ordered(made.tasks, chosen, list(grid.axes), states, finished)
+    return replace(made, tasks=tasks, disk=disk.needed([task.cell for task in made.training], runs))
 
 
 def run(
