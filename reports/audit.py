@@ -39,7 +39,7 @@ FACTS: Mapping[str, Callable[[Provenance], object]] = {
 
 def homogeneity(store: Store, sweep: str | None = None, *, revision: int | None = None) -> list[str]:
     """One line for everything that differs between the cells with results: GPU, software, recipe, precision, micro-batch,
-    kernels, restarts, co-tenancy; and one for what was not recorded. Empty when all is the same.
+    kernels, restarts, shared GPUs, co-tenancy; and one for what was not recorded. Empty when all is the same.
 
     A setting that follows the level of one axis is what the sweep is about and is not named, but for the micro-batch.
     Raises SweepUnknown.
@@ -61,6 +61,7 @@ def homogeneity(store: Store, sweep: str | None = None, *, revision: int | None 
         used = {attempt for found in behind.values() for attempt in found}
         lines += _deviations([attempt for attempt in attempts if attempt.id in used])
         lines += _restarts(attempts, cells)
+        lines += _sharing(by_cell)
         lines += _together([attempt for attempt in attempts if attempt.id in used])
     return lines + _unrecorded(by_cell, paper)
 
@@ -191,8 +192,20 @@ def _restarts(attempts: Sequence[Attempt], cells: Mapping[str, CellState]) -> li
     return [f"restarts: {again} of {len(cells)} cells took more than one training attempt"] if again else []
 
 
+def _sharing(by_cell: Mapping[str, Sequence[Provenance]]) -> list[str]:
+    """Cells with an attempt beside another one on the same GPU."""
+    most = {cell: max((p.co_tenants or 0 for p in found), default=0) for cell, found in by_cell.items()}
+    shared = {cell for cell, count in most.items() if count}
+    if not shared:
+        return []
+    return [
+        f"shared GPUs: {_count(shared)} had up to {max(most.values())} other attempts on the same GPU; "
+        "their tokens/s and MFU are not those of the GPU alone"
+    ]
+
+
 def _together(attempts: Sequence[Attempt]) -> list[str]:
-    """The most attempts that ran at once on a host; which GPU each had is not recorded."""
+    """The most attempts that ran at once on a host, whether or not on one GPU."""
     most: dict[str, int] = {}
     for host in sorted({attempt.host for attempt in attempts}):
         spans = [(a.started_at, a.finished_at) for a in attempts if a.host == host and a.finished_at is not None]

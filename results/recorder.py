@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, fields, replace
 from typing import Any
 
-from sqlalchemy import literal, select
-from sqlalchemy.orm import Session
+from sqlalchemy import func, literal, select, update
+from sqlalchemy.orm import Session, aliased
 
 from . import queries
 from .database import storable
 from .records import CurvePoint, Example, Measurement, Phase, Provenance
-from .schema import CurvePointRow, ExampleRow, MeasurementRow, ProvenanceRow
+from .schema import AttemptRow, CurvePointRow, ExampleRow, MeasurementRow, ProvenanceRow
 from .store import Store, touch, upsert
 
 MEASUREMENT_KEY = ("attempt_id", "probe", "metric", "length")
@@ -70,6 +70,29 @@ class Recorder:
         values = {field.name: getattr(provenance, field.name) for field in fields(provenance)}
         values = {name: storable(value) if isinstance(value, str) else value for name, value in values.items()}
         self._upsert(ProvenanceRow, ("attempt_id",), [values])
+
+    def neighbours(self) -> None:
+        """Counts the attempts that were on this one's GPU since it started, into its provenance; without a GPU nothing.
+
+        Those that come later are counted when it is called again, so call it last of all, too. Only one launch has a GPU
+        at a time, so attempts under another fence, whose end nobody may have noted, are none.
+        """
+        mine, my_source = aliased(AttemptRow), aliased(ProvenanceRow)
+        others = (
+            select(func.count())
+            .select_from(mine)
+            .join(my_source, my_source.attempt_id == mine.id)
+            .join(AttemptRow, (AttemptRow.fence == mine.fence) & (AttemptRow.host == mine.host))
+            .join(ProvenanceRow, ProvenanceRow.attempt_id == AttemptRow.id)
+            .where(mine.id == self.attempt_id, AttemptRow.id != mine.id, ProvenanceRow.gpu_uuid == my_source.gpu_uuid)
+            .where(AttemptRow.finished_at.is_(None) | (AttemptRow.finished_at > mine.started_at))
+        )
+
+        def work(session: Session) -> None:
+            on_gpu = (ProvenanceRow.attempt_id == self.attempt_id) & ProvenanceRow.gpu_uuid.is_not(None)
+            session.execute(update(ProvenanceRow).where(on_gpu).values(co_tenants=session.scalar(others)))
+
+        self._write(work)
 
     def progress(
         self,

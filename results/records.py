@@ -254,6 +254,9 @@ class Provenance:
     corpus_fingerprint: str = ""
     threads: int | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
+    gpu_uuid: str | None = None
+    co_tenants: int | None = None
+    """Other attempts that ran on the same GPU while this one did, as far as it has counted; None without a GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
-REVISIONS = ("0001", "0002")
+REVISIONS = ("0001", "0002", "0003")
 """Every migration, oldest first: a database at another one than the last is older; at one not listed, newer."""
 HEAD = REVISIONS[-1]
 
@@ -292,3 +292,5 @@ class ProvenanceRow(Base):
     corpus_fingerprint: Mapped[str] = mapped_column(Text)
     threads: Mapped[int | None]
     extra: Mapped[dict[str, Any]] = mapped_column(Json)
+    gpu_uuid: Mapped[str | None] = mapped_column(Text)
+    co_tenants: Mapped[int | None]

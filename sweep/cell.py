@@ -150,12 +150,31 @@ class EvalConfig(Config):
 class Resources(Config):
     """What one attempt takes. Outside the id."""
 
-    gpus: Int = knob(0, "Whole GPUs of an attempt: 0 hides every GPU, 1 requires CUDA.", ge=0, le=1)
+    gpus: Float = knob(
+        0,
+        "0 hides every GPU; 1 requires CUDA and gives an attempt a GPU of its own; 0.5 half of one, shared.",
+        ge=0,
+        le=1,
+    )
+    gpu_type: str | None = knob(None, "A word of the GPU's name, such as H200, that it must have; none: any GPU.")
     cpus: Int = knob(1, "CPU cores, and torch threads, of an attempt.", ge=1)
+    memory_gb: Float | None = knob(None, "Memory in GiB that an attempt is given room for; none: not counted.", gt=0)
     on_cuda_oom: Literal["fail", "halve"] = knob(
         "fail", "When a training runs out of GPU memory: give up, or once more with half the micro-batch, marked so."
     )
+    order: Literal["longest", "pairs", "grid"] = knob(
+        "longest",
+        "Which cells of a launch start first: the longest; matched pairs, so that half a sweep can be read; or as listed.",
+    )
     hang_minutes: Float = knob(30.0, "Minutes without any progress after which an attempt is killed and retried.", gt=0)
+
+    @model_validator(mode="after")
+    def _gpu_makes_sense(self) -> Resources:
+        if 0 < self.gpus < 0.01:
+            raise ValueError(f"gpus ({self.gpus}) must be 0, or 0.01 to 1")
+        if self.gpu_type is not None and not self.gpus:
+            raise ValueError(f"gpu_type ({self.gpu_type}) asks for a GPU, and gpus is 0; set gpus to 1")
+        return self
 
 
 class CheckpointConfig(Config):

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from . import process
 from .cell import Resources
+from .room import Machine, Room, Seat
 
 Finished = tuple[int, int]
 """(attempt id, exit code; negative for a signal)."""
@@ -66,7 +67,7 @@ def run_command(launch: Launch, parent: int) -> list[str]:
 def environment(launch: Launch, devices: str | None = None) -> dict[str, str]:
     """The child's environment: its database, its threads, and the GPUs that it may see.
 
-    Without GPUs in its resources none is visible; `devices` names those it gets otherwise (None: as inherited).
+    Without a GPU in its resources none is visible; `devices` names the one it gets otherwise (None: as inherited).
     """
     env = dict(os.environ)
     env["ATMA_DB"] = launch.database
@@ -82,13 +83,18 @@ def environment(launch: Launch, devices: str | None = None) -> dict[str, str]:
     return env
 
 
+def device_for(seat: Seat | None) -> str | None:
+    """What CUDA_VISIBLE_DEVICES says for a seat."""
+    return seat.gpu.device if seat is not None and seat.gpu is not None else None
+
+
 class LocalExecutor:
-    """The same attempts without Ray, one after another."""
+    """The same attempts without Ray, one after another, so none shares its GPU."""
 
     name = "local"
 
-    def __init__(self, gpus: list[str]) -> None:
-        self._gpus = gpus
+    def __init__(self, machine: Machine) -> None:
+        self._room = Room(machine)
         self._running: tuple[int, subprocess.Popen[bytes]] | None = None
 
     def fits(self, resources: Resources) -> bool:
@@ -97,7 +103,7 @@ class LocalExecutor:
 
     def start(self, launch: Launch) -> None:
         """Starts the attempt's process."""
-        env = environment(launch, ",".join(self._gpus[: launch.resources.gpus]))
+        env = environment(launch, device_for(self._room.seat(launch.resources)))
         child = process.start(run_command(launch, os.getpid()), env, launch.runs / launch.folder)
         self._running = (launch.attempt, child)
 

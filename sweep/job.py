@@ -118,6 +118,7 @@ def _attempt(job: Job, runs: Path, store: Any, stop: StopFlag) -> int:
         store.finish_attempt(job.attempt, job.fence, "interrupted", cause="stopped on request", exit_code=EXIT_STOPPED)
         return EXIT_STOPPED
     except Diverged as error:
+        work.recorder.neighbours()
         store.finish_attempt(job.attempt, job.fence, "diverged", cause=str(error), exit_code=0, failure="diverged")
         work.clean()
     except LostLease:

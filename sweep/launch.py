@@ -10,7 +10,7 @@ from pathlib import Path
 from ..results.errors import SweepUnknown
 from ..results.standing import standing
 from ..results.store import Store
-from . import disk, machine, planner, process, snapshot, supervisor, texts
+from . import disk, machine, ordering, planner, process, room, snapshot, supervisor, texts
 from .cell import Cell
 from .errors import SweepError
 from .executors import Executor, LocalExecutor
@@ -41,7 +41,7 @@ def plan(
     only: Sequence[str] = (),
     retrain: bool = False,
 ) -> planner.Plan:
-    """What a launch would do now, and the disk it needs; `store` is None when there is no database yet.
+    """What a launch would do now, in the order it would, and the disk it needs; without a database `store` is None.
 
     Kept weights that are wanted and not found under `runs`, or where else the database says, count as gone. The
     database is not told: another machine that shares it may have them. Raises AddressError for a checkpoint.path that
@@ -56,7 +56,9 @@ def plan(
         if not storage.exists(storage.resolve(runs, state.weights)):
             states[cell.id] = replace(state, weights=None)
     made = planner.plan(chosen, states, retrain=retrain, left_out=len(cells) - len(chosen))
-    return replace(made, disk=disk.needed([task.cell for task in made.training], runs))
+    finished = {cell for cell, word in made.standings.items() if word == "done"}
+    tasks = ordering.ordered(made.tasks, chosen, list(grid.axes), states, finished)
+    return replace(made, tasks=tasks, disk=disk.needed([task.cell for task in made.training], runs))
 
 
 def run(
@@ -123,20 +125,21 @@ def carry_out(
 ) -> None:
     """Runs the tasks of sweeps that the caller holds, (sweep, fence, tasks) each, one sweep after the other.
 
-    The GPUs that they need are locked for as long. Raises MachineError, Interrupted, LostLease.
+    The GPUs that they need are locked for as long, so that attempts of these sweeps alone share them. Raises MachineError
+    (also for a cell that this machine has no room for), Interrupted, LostLease.
     """
     tasks = [task for _, _, share in shares for task in share]
     if not tasks:
         return
     locks = machine.GpuLocks()
     try:
-        room = _executor(executor, _gpus(tasks, locks))
+        place = _executor(executor, _machine([task.cell for task in tasks], locks))
         try:
             for sweep, fence, share in shares:
-                supervisor_ = Supervisor(store, sweep, fence, room, listener, runs=runs, commit=commit, source=source)
+                supervisor_ = Supervisor(store, sweep, fence, place, listener, runs=runs, commit=commit, source=source)
                 supervisor_.run(share)
         finally:
-            room.close()
+            place.close()
     finally:
         locks.release()
 
@@ -201,18 +204,28 @@ def _last_source(store: Store, sweep: str) -> str | None:
         return None
 
 
-def _gpus(tasks: Sequence[planner.Task], locks: machine.GpuLocks) -> list[str]:
-    if not any(task.cell.config.resources.gpus for task in tasks):
-        return []
-    return [gpu.device for gpu in locks.take(machine.gpus())]
+def _machine(cells: Sequence[Cell], locks: machine.GpuLocks) -> room.Machine:
+    """This machine, its GPUs locked if any cell needs one. Raises MachineError for a cell that it has no room for."""
+    kinds = {cell.config.resources.gpu_type for cell in cells if cell.config.resources.gpus}
+    if not kinds:
+        here = room.Machine.here()
+        room.check(cells, here)
+        return here
+    every = machine.gpus()
+    # before any lock is taken: what does not fit the whole machine will not when another sweep has ended
+    room.check(cells, room.Machine.here(every))
+    taken = locks.take([gpu for gpu in every if any(room.is_type(gpu.name, kind) for kind in kinds)])
+    here = room.Machine.here(taken)
+    room.check(cells, here, held=[gpu for gpu in every if gpu not in taken])
+    return here
 
 
-def _executor(name: str, gpus: list[str]) -> Executor:
+def _executor(name: str, here: room.Machine) -> Executor:
     if name == "local":
-        return LocalExecutor(gpus)
+        return LocalExecutor(here)
     from .scheduler import RayExecutor
 
-    return RayExecutor(gpus)
+    return RayExecutor(here)
 
 
 def _git_state() -> tuple[str | None, bool | None]:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+import psutil
+
 from .errors import MachineError
 
 _ASK = """
@@ -31,6 +33,14 @@ else:
 def cores() -> int:
     """CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def memory_gb() -> float:
+    """Memory of this machine in GiB, or what its control group allows where that is less."""
+    found = psutil.virtual_memory().total
+    with contextlib.suppress(OSError, ValueError):
+        found = min(found, int(Path("/sys/fs/cgroup/memory.max").read_text()))  # "max" is no number and no limit
+    return found / 2**30
 
 
 def reset_peak_resident() -> bool:

@@ -49,7 +49,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a launch would do, in grid order."""
+    """What a launch would do; `cells` are in grid order, and `tasks` too until somebody puts them in another."""
 
     tasks: list[Task]
     standings: dict[str, Standing]
@@ -97,7 +97,7 @@ def select(grid: Grid, cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]
         name, equals, levels = item.partition("=")
         if not equals:
             raise GridError("--only", None, item, "must read axis=level,level, for example attn_type=polar,nope")
-        values = {_value(cell, name) for cell in cells}
+        values = {level_of(cell, name) for cell in cells}
         if values == {None}:
             known = [*cells[0].levels, *(axis for axis in grid.axes if axis not in cells[0].levels), "seed"]
             raise GridError("--only", None, name, "not an axis of this grid", known, name)
@@ -107,10 +107,11 @@ def select(grid: Grid, cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]
                 known = sorted(value for value in values if value is not None)
                 raise GridError("--only", None, name, f"no cell has level {word!r}", known, word)
         rules[name] = words
-    return [cell for cell in cells if all(_value(cell, name) in words for name, words in rules.items())]
+    return [cell for cell in cells if all(level_of(cell, name) in words for name, words in rules.items())]
 
 
-def _value(cell: Cell, axis: str) -> str | None:
+def level_of(cell: Cell, axis: str) -> str | None:
+    """The cell's level of an axis, the seed being one; None when the grid does not vary that path for the cell."""
     if axis == "seed":
         return str(cell.config.seed)
     return cell.levels.get(axis) or cell.axes.get(axis)

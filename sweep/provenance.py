@@ -91,6 +91,7 @@ def collect(
         host=socket.gethostname(),
         device=device.type,
         gpu_name=gpu,
+        gpu_uuid=str(torch.cuda.get_device_properties(device).uuid) if gpu else None,
         gpu_count=1 if gpu else 0,
         driver=driver_version() if gpu else None,
         dtype=str(dtype).removeprefix("torch."),

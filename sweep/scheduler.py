@@ -7,9 +7,9 @@ import os
 import signal
 
 from .cell import Resources
-from .executors import Finished, Launch, environment, run_command
-from .machine import cores
+from .executors import Finished, Launch, device_for, environment, run_command
 from .process import start
+from .room import Machine, Room, Seat
 
 # Read by Ray while it is imported: no usage reports, no interpreter of uv's choosing for the workers.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -20,29 +20,27 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 import ray
 
 
-def _run(launch: Launch) -> int:
+def _run(launch: Launch, device: str | None) -> int:
     """Runs in a Ray worker: one child process, its exit code. Its death takes the child along."""
-    return start(run_command(launch, os.getpid()), environment(launch), launch.runs / launch.folder).wait()
+    return start(run_command(launch, os.getpid()), environment(launch, device), launch.runs / launch.folder).wait()
 
 
 class RayExecutor:
-    """An embedded Ray on this machine: as many attempts at once as its cores, and the given GPUs, allow."""
+    """An embedded Ray on this machine: as many attempts at once as its cores, memory and GPUs, or parts of them, allow."""
 
     name = "ray"
 
-    def __init__(self, gpus: list[str]) -> None:
-        """Starts Ray; `gpus` are device names for CUDA_VISIBLE_DEVICES that this sweep holds."""
-        self._free = Resources.model_construct(cpus=cores(), gpus=len(gpus))
-        if gpus:
-            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    def __init__(self, machine: Machine) -> None:
+        """Starts Ray on the machine, with those of its GPUs that this sweep holds."""
+        self._room = Room(machine)
         # A batch system may send SIGTERM to every process. Ray's own then have to outlive the attempts, which save
         # themselves, so they inherit a mask without it, as they do for SIGINT from Ray. Attempts lift it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         try:
             ray.init(
                 address="local",  # never a cluster that a stale file or RAY_ADDRESS points to
-                num_cpus=self._free.cpus,
-                num_gpus=len(gpus),
+                num_cpus=machine.cpus,
+                num_gpus=0,  # which attempt gets which GPU, or part of one, is ours to say
                 include_dashboard=False,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
@@ -52,21 +50,20 @@ class RayExecutor:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         # max_retries=0: retries are ours, decided from the database.
         self._task = ray.remote(max_retries=0)(_run)
-        self._running: dict[ray.ObjectRef, Launch] = {}
+        self._running: dict[ray.ObjectRef, tuple[Launch, Seat]] = {}
 
     def fits(self, resources: Resources) -> bool:
-        """Whether cores and GPUs are left. An attempt larger than the machine's cores gets the machine to itself."""
-        enough = resources.cpus <= self._free.cpus or not self._running
-        return enough and resources.gpus <= self._free.gpus
+        """Whether cores, memory and a GPU, or the part of one, are left."""
+        return self._room.seat(resources) is not None
 
     def start(self, launch: Launch) -> None:
         """Hands the attempt to a Ray worker."""
-        wanted = launch.resources
-        reference = self._task.options(
-            num_cpus=min(wanted.cpus, cores()), num_gpus=wanted.gpus, name=f"attempt-{launch.attempt}"
-        ).remote(launch)
-        self._take(launch, -1)
-        self._running[reference] = launch
+        seat = self._room.seat(launch.resources)
+        assert seat is not None, "the supervisor asks fits() first"
+        options = self._task.options(num_cpus=seat.cpus, name=f"attempt-{launch.attempt}")
+        reference = options.remote(launch, device_for(seat))
+        self._room.take(seat)
+        self._running[reference] = launch, seat
 
     def wait(self, seconds: float) -> list[Finished]:
         """Attempts whose process, or whose Ray worker, has ended."""
@@ -77,8 +74,8 @@ class RayExecutor:
             return []
         finished = []
         for reference in ready:
-            launch = self._running.pop(reference)
-            self._take(launch, +1)
+            launch, seat = self._running.pop(reference)
+            self._room.give(seat)
             finished.append((launch.attempt, self._exit_code(reference, launch)))
         return finished
 
@@ -93,11 +90,6 @@ class RayExecutor:
         except ray.exceptions.RayError:
             # The worker was killed, by hand or by Ray's memory monitor; the child died with it.
             return -int(signal.SIGKILL)
-
-    def _take(self, launch: Launch, sign: int) -> None:
-        self._free = Resources.model_construct(
-            cpus=self._free.cpus + sign * launch.resources.cpus, gpus=self._free.gpus + sign * launch.resources.gpus
-        )
 
     def close(self) -> None:
         """Stops Ray, and with it whatever still runs."""

@@ -22,13 +22,14 @@ from ..results.records import Attempt, CellState, Owner
 from ..results.standing import Standing, missing, standing
 from ..results.store import Store
 from . import process
-from .cell import Cell
+from .cell import Cell, Resources
 from .executors import Executor, Launch
 from .failures import Failure, judge, oom_kills
 from .job import Job
 from .planner import Task
 from .pruning import place_of
 from .retries import Retries
+from .room import stands_back
 
 LEASE_S = 60.0
 RENEW_S = 5.0
@@ -172,10 +173,16 @@ class Supervisor:
             self._renewed = time.monotonic()
 
     def _fill(self, queue: deque[Task]) -> None:
+        crowded: list[Resources] = []
         for _ in range(len(queue)):
             task = queue.popleft()
+            wanted = task.cell.config.resources
             waits = time.monotonic() < task.not_before or any(other.alone for other in self._tasks.values())
-            if waits or (task.alone and self._tasks) or not self.executor.fits(task.cell.config.resources):
+            if waits or (task.alone and self._tasks) or stands_back(wanted, crowded):
+                queue.append(task)
+                continue
+            if not self.executor.fits(wanted):
+                crowded.append(wanted)
                 queue.append(task)
                 continue
             state = self.store.states({task.cell.id}).get(task.cell.id)

@@ -43,8 +43,11 @@ MAIN_METRIC = {
 """Metric and unit under which a probe that ran out of memory says so, where that is not nats per token."""
 
 
-def choose_device(gpus: int) -> torch.device:
-    """The CPU for 0, CUDA for 1. Raises MachineError with the cause when CUDA was asked for and cannot be used."""
+def choose_device(gpus: float) -> torch.device:
+    """The CPU for 0, else CUDA; with a part of a GPU, torch gets no more than that part of its memory.
+
+    Raises MachineError with the cause when CUDA was asked for and cannot be used.
+    """
     if gpus == 0:
         return torch.device("cpu")
     try:
@@ -52,6 +55,9 @@ def choose_device(gpus: int) -> torch.device:
         torch.zeros(1, device="cuda")
     except (RuntimeError, AssertionError) as error:
         raise no_gpu(str(error).splitlines()[0]) from error
+    if gpus < 1:
+        # one that takes more fails itself, rather than its neighbour
+        torch.cuda.set_per_process_memory_fraction(gpus)
     return torch.device("cuda", torch.cuda.current_device())
 
 
@@ -130,6 +136,7 @@ class Work:
                 },
             )
         )
+        self.recorder.neighbours()
         if self.job.kind == "train":
             self._train(subject)
             self._throughput(subject)
@@ -141,6 +148,7 @@ class Work:
         self._probe(subject)
         if self.job.kind == "train":
             self._keep()
+        self.recorder.neighbours()
 
     # --- training -------------------------------------------------------------------------------------------------
 

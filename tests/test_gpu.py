@@ -109,6 +109,25 @@ def test_launch_on_a_gpu_records_speed_and_memory(tmp_path: Path) -> None:
     assert all(0 < value < 1 for (value,) in mfu)
 
 
+def test_two_halves_of_a_gpu_run_at_once_and_say_so(tmp_path: Path) -> None:
+    grid = tmp_path / "gpu.yaml"
+    grid.write_text(
+        "name: gpu\nextends: tiny\naxes: {attn_type: [nope, polar]}\nresources: {gpus: 0.5, cpus: 2, gpu_type: NVIDIA}\n"
+        "set: {model.head_dim: 64, train.tokens: 40960, train.compile: off, eval.lengths: [128]}\n"
+    )
+    command = [sys.executable, "-m", "atma_sweep.cli", "launch", "gpu.yaml", "--executor", "ray", "--json"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500)
+    assert result.returncode == 0, result.stdout + result.stderr
+    database = sqlite3.connect(tmp_path / "atma.db")
+    rows = database.execute("SELECT gpu_uuid, co_tenants FROM provenance").fetchall()
+    assert rows == [(str(torch.cuda.get_device_properties(0).uuid), 1)] * 2
+    ((overlap,),) = database.execute("SELECT max(started_at) < min(finished_at) FROM attempt").fetchall()
+    assert overlap == 1
+    report = [sys.executable, "-m", "atma_sweep.cli", "report", "--table", "6"]
+    shown = subprocess.run(report, cwd=tmp_path, capture_output=True, text=True, timeout=100).stdout
+    assert "shared GPUs: 2 cells had up to 1 other attempts on the same GPU" in " ".join(shown.split())
+
+
 def trained(folder: Path, *, stop: int = 0, exactly: bool) -> Any:
     """What tests/helpers/repeat.py prints, in a process of its own as every attempt is."""
     script = Path(__file__).parent / "helpers" / "repeat.py"

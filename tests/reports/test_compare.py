@@ -1,6 +1,7 @@
 """Measured beside published; and what differs between cells besides their axes."""
 
 import math
+import time
 from dataclasses import replace
 
 import pytest
@@ -182,6 +183,22 @@ class TestHomogeneity:
         ]
         table = make_table("6", store, "s")
         assert table.above[0].startswith("Before comparing: restarts: 1 of 2")
+
+    def test_shared_gpus(self, store, make):
+        cell, _ = make
+        cells = [cell(70 + i, seed=i) for i in range(3)]
+        store.record_revision("s", grid_text="x", grid_file="x", cells=cells)
+        for one, others in zip(cells, (0, 3, 1), strict=True):
+            attempt = store.start_attempt(one.id, owner=Owner(name="a", host="h", pid=1, started=0.0), fence=1)
+            recorder = Recorder(store, attempt.id, 1)
+            recorder.provenance(replace(SAME, gpu_uuid="GPU-a", co_tenants=others))
+            recorder.measurements(val(1.0))
+            store.finish_attempt(attempt.id, 1, "done")
+            time.sleep(0.003)
+        assert homogeneity(store, "s") == [
+            "shared GPUs: 2 cells had up to 3 other attempts on the same GPU; "
+            "their tokens/s and MFU are not those of the GPU alone"
+        ]
 
     def test_deviations(self, store, make):
         cell, _ = make

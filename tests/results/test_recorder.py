@@ -1,6 +1,8 @@
 """A running attempt writes its numbers once, under its fence, or not at all."""
 
 import math
+import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -128,3 +130,57 @@ def test_every_write_is_a_heartbeat(store, running):
     after = store.attempt(running.id).heartbeat_at
     assert after >= before
     assert store.attempt(running.id).step == 0
+
+
+# --- who shared a GPU -----------------------------------------------------------------------------------------------
+
+
+def on_gpu(store, cell, owner, uuid="GPU-a", fence=3):
+    attempt = store.start_attempt(cell.id, owner=owner, fence=fence)
+    recorder = Recorder(store, attempt.id, fence)
+    recorder.provenance(Provenance(config={}, seed=0, gpu_uuid=uuid))
+    time.sleep(0.005)  # times in the database are milliseconds
+    return recorder
+
+
+def ended(store, recorder):
+    recorder.neighbours()
+    store.finish_attempt(recorder.attempt_id, 3, "done")
+    time.sleep(0.005)
+    return store.provenance(recorder.attempt_id).co_tenants
+
+
+def test_co_tenants_are_those_alive_meanwhile_on_the_same_gpu(store, cells, owner):
+    made = cells(6)
+    store.record_revision("quick", grid_text="x", grid_file="x.yaml", cells=made)
+    elsewhere = replace(owner, host="elsewhere")
+    before = on_gpu(store, made[0], owner)
+    assert ended(store, before) == 0
+    first = on_gpu(store, made[1], owner)
+    first.neighbours()
+    assert store.provenance(first.attempt_id).co_tenants == 0
+    second = on_gpu(store, made[2], owner)
+    on_gpu(store, made[3], owner, "GPU-b")
+    on_gpu(store, made[4], elsewhere)  # the same name on another host is another GPU
+    second.neighbours()
+    assert store.provenance(second.attempt_id).co_tenants == 1
+    assert ended(store, second) == 1
+    third = on_gpu(store, made[5], owner)
+    assert ended(store, first) == 2
+    assert ended(store, third) == 1, "the second had ended before it began"
+
+
+def test_one_of_a_launch_that_died_is_no_co_tenant_though_nobody_has_said_so(store, cells, owner):
+    made = cells(2)
+    store.record_revision("quick", grid_text="x", grid_file="x.yaml", cells=made)
+    on_gpu(store, made[0], owner, fence=2)
+    late = on_gpu(store, made[1], owner)
+    assert ended(store, late) == 0
+    assert store.attempts(made[0].id)[0].state == "running"
+
+
+def test_without_a_gpu_there_is_nothing_to_count(store, cells, owner):
+    made = cells(2)
+    store.record_revision("quick", grid_text="x", grid_file="x.yaml", cells=made)
+    plain = [on_gpu(store, cell, owner, None) for cell in made]
+    assert [ended(store, one) for one in plain] == [None, None]

@@ -122,8 +122,8 @@ CASES: dict[str, tuple[str, str]] = {
     ),
     "resources": (
         "resources:\n  gpu: 1\n",
-        "4: resources.gpu: no such setting under resources; allowed: resources.gpus, resources.cpus, "
-        "resources.on_cuda_oom, resources.hang_minutes; did you mean 'resources.gpus'?",
+        "4: resources.gpu: no such setting under resources; allowed: resources.gpus, resources.gpu_type, resources.cpus, "
+        "resources.memory_gb, resources.on_cuda_oom, resources.order, resources.hang_minutes; did you mean 'resources.gpus'?",
     ),
     "exclude-axis": (
         "axes:\n  memory: [off, on]\nexclude:\n  - {memory: on}\n  - {memry: on}\n",

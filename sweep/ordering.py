@@ -1,0 +1,144 @@
+"""In which order cells are started: the longest first, matched pairs first, or as the grid lists them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from statistics import median
+from typing import Literal
+
+from ..results.records import CellState
+from .cell import Cell
+from .errors import GridError
+from .planner import Task, level_of
+from .training import flops
+
+Order = Literal["longest", "pairs", "grid"]
+Point = tuple[str | None, ...]
+"""The seed, then the level of every axis."""
+
+
+def order_of(cells: Sequence[Cell]) -> Order:
+    """The order that the cells ask for. Raises GridError when they ask for several, since one launch has one order."""
+    words = sorted({cell.config.resources.order for cell in cells})
+    if len(words) > 1:
+        raise GridError("grid", None, "resources.order", f"is {' and '.join(words)}; give all cells of a grid the same")
+    return words[0] if words else "longest"
+
+
+def ordered(
+    tasks: Sequence[Task],
+    cells: Sequence[Cell],
+    axes: Sequence[str],
+    states: Mapping[str, CellState],
+    finished: Collection[str] = (),
+) -> list[Task]:
+    """The tasks in the order that their cells ask for.
+
+    `cells` are all that are launched, in grid order; `axes` those of the grid in the order written; `finished` the ids of
+    cells that have all their numbers.
+    """
+    order = order_of(cells)
+    if order == "grid":
+        return list(tasks)
+    if order == "longest":
+        cost = costs(tasks, cells, states)
+        return sorted(tasks, key=lambda task: (-cost[task.cell.id], task.cell.slug))
+    of_cell = {task.cell.id: task for task in tasks}
+    return [of_cell[cell.id] for cell in paired([task.cell for task in tasks], cells, axes, finished)]
+
+
+def costs(tasks: Sequence[Task], cells: Sequence[Cell], states: Mapping[str, CellState]) -> dict[str, float]:
+    """Predicted cost by cell id: seconds as soon as any cell's speed is known, FLOPs until then.
+
+    A cell whose like (same model, recipe and resources, another seed) was measured takes its tokens at that speed; another
+    one its FLOPs at the median FLOP/s of those measured. Steps that a checkpoint holds are left out.
+    """
+    measured = [(cell, speed) for cell in cells if (speed := _speed(states.get(cell.id)))]
+    speeds = {_alike(cell): speed for cell, speed in measured}
+    rate = median([speed * _per_token(cell) for cell, speed in measured]) if measured else 1.0
+    found = {}
+    for task in tasks:
+        if task.kind == "evaluate":
+            found[task.cell.id] = _probing(task) * _per_token(task.cell) / 3 / rate
+            continue
+        tokens = task.cell.config.train.tokens * _rest(states.get(task.cell.id))
+        speed = speeds.get(_alike(task.cell))
+        found[task.cell.id] = tokens / speed if speed else tokens * _per_token(task.cell) / rate
+    return found
+
+
+def _speed(state: CellState | None) -> float | None:
+    return state.tokens_per_s if state is not None else None
+
+
+def _alike(cell: Cell) -> tuple[str, ...]:
+    config = cell.config
+    return tuple(part.model_dump_json() for part in (config.model, config.train, config.resources))
+
+
+def _per_token(cell: Cell) -> float:
+    return flops.training_flops(cell.config.model, cell.config.train.seq_len)
+
+
+def _rest(state: CellState | None) -> float:
+    """The share of the training that is still to do: 1 without a checkpoint."""
+    if state is None or state.state not in ("interrupted", "failed") or not state.checkpoint or not state.steps_total:
+        return 1.0
+    return 1.0 - min(state.step or 0, state.steps_total) / state.steps_total
+
+
+def _probing(task: Task) -> int:
+    """Tokens that an evaluation reads."""
+    asked = task.cell.config.eval
+    rows = {"clean": asked.documents, "junk": asked.junk_rows, "needle": asked.needle_trials}
+    return sum(length * rows.get(probe, 1) or asked.validation_tokens for probe, length in task.missing)
+
+
+def paired(
+    wanted: Sequence[Cell], cells: Sequence[Cell], axes: Sequence[str], finished: Collection[str] = ()
+) -> list[Cell]:
+    """The wanted cells so that matched pairs, which differ in the level of one axis and nothing else, are complete early.
+
+    First cells whose partner is finished. Then blocks that differ in the first axis only, the second axis changing
+    fastest from block to block and seeds slowest; then what is left in blocks of the second axis, and so on. Then cells
+    whose partners have all gone before, and last those without any partner. So after the first n cells that have a
+    partner at least floor(n / 2) matched pairs are complete that were not before.
+    """
+    names = list(dict.fromkeys([*axes, *(axis for cell in cells for axis in cell.axes)]))
+    points = {cell.id: (str(cell.config.seed), *(level_of(cell, name) for name in names)) for cell in (*cells, *wanted)}
+    ranks = [_ranks([points[cell.id][place] for cell in cells]) for place in range(len(names) + 1)]
+    along = range(1, len(names) + 1)
+
+    def rank(cell: Cell) -> tuple[int, ...]:
+        seed, *levels = (ranks[place].get(level, 0) for place, level in enumerate(points[cell.id]))
+        return seed, *reversed(levels)
+
+    left, out = sorted(wanted, key=rank), list[Cell]()
+    for axis in along:
+        known = {_without(points[cell.id], axis) for cell in cells if cell.id in finished}
+        out += [cell for cell in left if _without(points[cell.id], axis) in known]
+        left = _less(left, out)
+    for axis in along:
+        blocks: dict[Point, list[Cell]] = defaultdict(list)
+        for cell in left:
+            blocks[_without(points[cell.id], axis)].append(cell)
+        out += [cell for block in blocks.values() if len(block) > 1 for cell in block]
+        left = _less(left, out)
+    gone = {_without(points[cell.id], axis) for cell in out for axis in along}
+    late = [cell for cell in left if any(_without(points[cell.id], axis) in gone for axis in along)]
+    return [*out, *late, *_less(left, late)]
+
+
+def _ranks(levels: Sequence[str | None]) -> dict[str | None, int]:
+    return {level: place for place, level in enumerate(dict.fromkeys(levels))}
+
+
+def _without(point: Point, axis: int) -> Point:
+    """The point with that axis taken out of it; its place is kept, so that other axes give other points."""
+    return (*point[:axis], f"any of axis {axis}", *point[axis + 1 :])
+
+
+def _less(cells: Sequence[Cell], gone: Sequence[Cell]) -> list[Cell]:
+    known = {cell.id for cell in gone}
+    return [cell for cell in cells if cell.id not in known]

@@ -1,0 +1,133 @@
+"""What a machine has and what is left of it: which attempt gets which GPU, or which part of one, and which cell never will."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from . import machine
+from .cell import Cell, Resources
+from .errors import MachineError
+from .machine import Gpu
+
+PARTS = 10_000
+"""Into which a GPU is counted, so that four quarters, and ten tenths, are exactly one."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Cores, memory and GPUs that attempts may be given."""
+
+    cpus: int
+    memory_gb: float
+    """GiB."""
+    gpus: tuple[Gpu, ...] = ()
+
+    @classmethod
+    def here(cls, gpus: Iterable[Gpu] = ()) -> Machine:
+        """This machine, with those of its GPUs that the caller holds."""
+        return cls(machine.cores(), machine.memory_gb(), tuple(gpus))
+
+    def __str__(self) -> str:
+        names = [gpu.name for gpu in self.gpus]
+        told = ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names)) or "no GPU"
+        return f"{_count(self.cpus, 'CPU core')}, {self.memory_gb:.4g} GiB of memory, {told}"
+
+
+@dataclass(frozen=True)
+class Seat:
+    """What one attempt has been given."""
+
+    cpus: int
+    memory_gb: float
+    gpu: Gpu | None
+    parts: int
+    """Of the GPU, out of PARTS."""
+
+
+def is_type(gpu_name: str, label: str | None) -> bool:
+    """Whether a GPU's name has the label as a word of its own: H200 is in "NVIDIA H200", and L4 not in "NVIDIA L40S"."""
+    if label is None:
+        return True
+    return re.search(rf"(?<![A-Za-z0-9]){re.escape(label)}(?![A-Za-z0-9])", gpu_name, re.IGNORECASE) is not None
+
+
+class Room:
+    """A machine, and the seats taken on it. Used from one thread.
+
+    A whole GPU is given when nobody has a part of it; a part goes where the least is left that is enough, so that other
+    GPUs stay whole.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self._cpus, self._memory = machine.cpus, machine.memory_gb
+        self._parts = dict.fromkeys(machine.gpus, PARTS)
+
+    def seat(self, wanted: Resources) -> Seat | None:
+        """What an attempt of that size could be given now, None when it has to wait."""
+        memory = wanted.memory_gb or 0.0
+        if wanted.cpus > self._cpus or memory > self._memory:
+            return None
+        parts = round(wanted.gpus * PARTS)
+        if not parts:
+            return Seat(wanted.cpus, memory, None, 0)
+        fitting = [gpu for gpu, left in self._parts.items() if left >= parts and is_type(gpu.name, wanted.gpu_type)]
+        if not fitting:
+            return None
+        return Seat(wanted.cpus, memory, min(fitting, key=lambda gpu: self._parts[gpu]), parts)
+
+    def take(self, seat: Seat) -> None:
+        """Gives a seat away."""
+        self._change(seat, -1)
+
+    def give(self, seat: Seat) -> None:
+        """Takes a seat back."""
+        self._change(seat, +1)
+
+    def _change(self, seat: Seat, sign: int) -> None:
+        self._cpus += sign * seat.cpus
+        self._memory += sign * seat.memory_gb
+        if seat.gpu is not None:
+            self._parts[seat.gpu] += sign * seat.parts
+
+
+def check(cells: Sequence[Cell], machine: Machine, *, held: Sequence[Gpu] = ()) -> None:
+    """Refuses cells that even the empty machine has no room for; `held` are GPUs that another sweep has at present.
+
+    Raises MachineError naming the need and what there is.
+    """
+    room = Room(machine)
+    never = [cell for cell in cells if room.seat(cell.config.resources) is None]
+    if not never:
+        return
+    more = f" (and {len(never) - 1} more cells)" if len(never) > 1 else ""
+    others = f"; another sweep holds {', '.join(gpu.name for gpu in held)}" if held else ""
+    raise MachineError(
+        f"cell {never[0].slug}{more} needs {need(never[0].config.resources)}, and this machine has {machine}{others}; "
+        "change resources in the grid, or launch where there is more"
+    )
+
+
+def need(wanted: Resources) -> str:
+    """Resources for people."""
+    told = [_count(wanted.cpus, "CPU core")]
+    if wanted.memory_gb is not None:
+        told.append(f"{wanted.memory_gb:g} GiB of memory")
+    if wanted.gpus:
+        share = "a GPU" if wanted.gpus == 1 else f"{wanted.gpus:g} of a GPU"
+        told.append(share + (f" of type {wanted.gpu_type}" if wanted.gpu_type else ""))
+    return ", ".join(told)
+
+
+def stands_back(wanted: Resources, waiting: Iterable[Resources]) -> bool:
+    """Whether an attempt leaves a GPU to one that waits for a whole one, which parts would otherwise keep out for ever."""
+    if not 0 < wanted.gpus < 1:
+        return False
+    rivals = [other.gpu_type for other in waiting if other.gpus == 1]
+    return any(wanted.gpu_type is None or rival in (None, wanted.gpu_type) for rival in rivals)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number != 1 else ''}"

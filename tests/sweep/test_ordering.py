@@ -1,0 +1,215 @@
+"""Which cell starts when: exact orders of small grids, and what the order by matched pairs promises of any grid."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from atma_sweep.results.records import CellState
+from atma_sweep.sweep import launch
+from atma_sweep.sweep.cell import Cell, CellConfig, cell_id
+from atma_sweep.sweep.errors import GridError
+from atma_sweep.sweep.grid import load_grid
+from atma_sweep.sweep.ordering import costs, ordered, paired
+from atma_sweep.sweep.planner import Task, plan
+from atma_sweep.sweep.training import flops
+from bench import Bench
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+AXES = ("a", "b", "c")
+
+
+def made(levels: Mapping[str, str], seed: int = 0) -> Cell:
+    """A cell that only its axes and seed tell from others."""
+    name = f"{seed}" + "".join(levels.values())
+    return Cell(name, name, CellConfig(seed=seed), dict(levels))
+
+
+def factorial(*counts: int, seeds: int = 1) -> list[Cell]:
+    """Every combination, the last axis fastest, seeds innermost, as a grid lists them."""
+    levels = [[str(level) for level in range(count)] for count in counts]
+    points = list(itertools.product(*levels))
+    return [made(dict(zip(AXES, point, strict=False)), seed) for point in points for seed in range(seeds)]
+
+
+def matched(cells: Sequence[Cell]) -> set[frozenset[str]]:
+    """Pairs that differ in one axis and nothing else, by comparing each with each."""
+    found = set()
+    for one, other in itertools.combinations(cells, 2):
+        differing = [axis for axis in AXES if one.axes.get(axis) != other.axes.get(axis)]
+        if len(differing) == 1 and one.config.seed == other.config.seed:
+            found.add(frozenset((one.id, other.id)))
+    return found
+
+
+def names(cells: Sequence[Cell]) -> list[str]:
+    return [cell.id for cell in cells]
+
+
+def test_pairs_of_a_factorial_come_in_standard_order() -> None:
+    """The first axis changes fastest and seeds slowest, whatever the grid's own order is."""
+    cells = factorial(2, 2, 2)
+    assert names(paired(cells, cells, AXES)) == ["0000", "0100", "0010", "0110", "0001", "0101", "0011", "0111"]
+    cells = factorial(3, 2, seeds=2)
+    expected = ["000", "010", "020", "001", "011", "021"]
+    assert names(paired(cells, cells, AXES)) == expected + ["1" + name[1:] for name in expected]
+
+
+def test_cells_whose_partner_is_finished_come_first_and_lonely_ones_last() -> None:
+    cells = [*factorial(2, 2, 2), made({"a": "9", "b": "9", "c": "9"})]
+    finished = {"0011"}
+    wanted = [cell for cell in cells if cell.id not in finished]
+    # partners of 0011 along a, b and c, then blocks along a, then what is left, then the one without any
+    expected = ["0111", "0001", "0010", "0000", "0100", "0110", "0101", "0999"]
+    assert names(paired(wanted, cells, AXES, finished)) == expected
+
+
+def test_an_excluded_corner_is_paired_along_another_axis() -> None:
+    cells = [cell for cell in factorial(2, 3) if cell.id not in ("010", "011")]
+    assert names(cells) == ["000", "001", "002", "012"]
+    assert names(paired(cells, cells, AXES)) == ["002", "012", "000", "001"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_what_every_order_by_pairs_promises(data: st.DataObject) -> None:
+    """A permutation; and of the first n cells that have a partner, at least n // 2 new matched pairs."""
+    whole = factorial(
+        *data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)), seeds=data.draw(st.integers(1, 2))
+    )
+    cells = data.draw(st.lists(st.sampled_from(whole), min_size=1, unique_by=lambda cell: cell.id))
+    finished = set(names(data.draw(st.lists(st.sampled_from(cells), unique_by=lambda cell: cell.id))))
+    wanted = [cell for cell in cells if cell.id not in finished]
+    out = paired(wanted, cells, AXES, finished)
+    assert sorted(names(out)) == sorted(names(wanted))
+    have = [cell for cell in cells if cell.id in finished]
+    before, lonely = len(matched(have)), set(names(cells)) - {one for pair in matched(cells) for one in pair}
+    sociable = [cell for cell in out if cell.id not in lonely]
+    assert names(out[: len(sociable)]) == names(sociable)
+    for count in range(len(sociable) + 1):
+        assert len(matched([*have, *sociable[:count]])) - before >= count // 2
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_every_order_is_a_permutation(data: st.DataObject) -> None:
+    order = data.draw(st.sampled_from(["longest", "pairs", "grid"]))
+    cells = data.draw(st.permutations(factorial(2, 2, 2)))
+    for cell in cells:
+        cell.config.__dict__["resources"] = cell.config.resources.model_copy(update={"order": order})
+    tasks = [Task(cell, "train", [], "new") for cell in data.draw(st.lists(st.sampled_from(cells), unique_by=id))]
+    out = ordered(tasks, cells, AXES, {})
+    assert sorted(task.cell.id for task in out) == sorted(task.cell.id for task in tasks)
+
+
+# --- longest first --------------------------------------------------------------------------------------------------
+
+GRID = "axes: {attn_type: [polar, nope], memory: [off, on], train.tokens: [8192, 4096]}\n"
+
+
+def state(cell: Cell, word: str = "done", **known: Any) -> CellState:
+    empty = dict.fromkeys(CellState.__dataclass_fields__)
+    return CellState(
+        **(empty | {"cell_id": cell.id, "slug": cell.slug, "state": word, "measured": frozenset()} | known)
+    )  # type: ignore[arg-type]
+
+
+def trainings(cells: Sequence[Cell]) -> list[Task]:
+    return [Task(cell, "train", [], "new") for cell in cells]
+
+
+def shown(tasks: Sequence[Task]) -> list[str]:
+    return [" ".join(task.cell.axes.values()) for task in tasks]
+
+
+def test_without_a_measurement_flops_decide_and_then_the_slug(cells: Callable[..., list[Cell]]) -> None:
+    found = cells(GRID)
+    assert shown(ordered(trainings(found), found, [], {})) == [
+        "nope on 8192", "polar on 8192", "nope off 8192", "polar off 8192",
+        "nope on 4096", "polar on 4096", "nope off 4096", "polar off 4096",
+    ]  # fmt: skip
+    cost = costs(trainings(found), found, {})
+    for cell in found:
+        per_token = flops.training_flops(cell.config.model, 128)
+        assert cost[cell.id] == pytest.approx(cell.config.train.tokens * per_token)
+
+
+def test_a_measured_speed_outweighs_flops(cells: Callable[..., list[Cell]]) -> None:
+    """Polar without memory was measured ten times as slow as the FLOPs of the other measured cell would have it."""
+    found = cells(GRID + "seeds: 2\n")
+    of = {(*cell.axes.values(), cell.config.seed): cell for cell in found}
+    slow, fast = of["polar", "off", "8192", 0], of["nope", "on", "8192", 0]
+    known = {slow.id: state(slow, tokens_per_s=100.0), fast.id: state(fast, tokens_per_s=1000.0)}
+    rest = [cell for cell in found if cell.id not in known]
+    cost = costs(trainings(rest), found, known)
+    assert cost[of["polar", "off", "8192", 1].id] == pytest.approx(81.92)
+    assert cost[of["nope", "on", "8192", 1].id] == pytest.approx(8.192)
+    per_token = {cell.id: flops.training_flops(cell.config.model, 128) for cell in found}
+    rate = (100 * per_token[slow.id] + 1000 * per_token[fast.id]) / 2
+    other = of["nope", "off", "4096", 1]
+    assert cost[other.id] == pytest.approx(4096 * per_token[other.id] / rate)
+    assert shown(ordered(trainings(rest), found, [], known))[0] == "polar off 8192"
+
+
+def test_what_a_checkpoint_holds_is_not_counted_and_an_evaluation_is_short(cells: Callable[..., list[Cell]]) -> None:
+    found = cells("axes: {attn_type: [polar, nope, rope]}\n")
+    polar, nope, rope = found
+    known = {
+        nope.id: state(nope, "interrupted", checkpoint="x", step=120, steps_total=150),
+        polar.id: state(polar, "interrupted", step=120, steps_total=150),
+    }
+    tasks = [Task(rope, "evaluate", [("clean", 256), ("val", 0)], "needs-eval"), *trainings([nope, polar])]
+    cost = costs(tasks, found, known)
+    assert cost[nope.id] == pytest.approx(cost[polar.id] / 5)
+    asked = rope.config.eval
+    share = (256 * asked.documents + asked.validation_tokens) / (3 * rope.config.train.tokens)
+    assert cost[rope.id] == pytest.approx(share * cost[polar.id])
+    assert shown(ordered(tasks, found, [], known)) == ["polar", "nope", "rope"]
+
+
+def test_one_launch_has_one_order(cells: Callable[..., list[Cell]]) -> None:
+    found = cells("include:\n  - {attn_type: nope}\n  - {attn_type: rope, resources.order: pairs}\n")
+    with pytest.raises(GridError, match=r"resources\.order: is longest and pairs"):
+        ordered(trainings(found), found, [], {})
+
+
+def test_the_order_is_no_part_of_a_cell(cells: Callable[..., list[Cell]]) -> None:
+    ids = [names(cells(f"{GRID}resources: {{order: {order}}}\n")) for order in ("longest", "pairs", "grid")]
+    assert ids[0] == ids[1] == ids[2]
+    (cell,) = cells()
+    assert cell_id(cell.config) == cell.id
+
+
+# --- through a launch -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("order", "expected"), [
+    ("grid", ["polar off", "polar on", "nope off", "nope on"]), ("pairs", ["polar off", "nope off", "polar on", "nope on"]),
+    ("longest", ["nope on", "polar on", "nope off", "polar off"]),
+])  # fmt: skip
+def test_the_plan_of_a_launch(
+    write: Any, fake_fingerprint: Any, tmp_path: Path, order: str, expected: list[str]
+) -> None:
+    grid = load_grid(
+        write(
+            f"name: g\nextends: micro\naxes: {{attn_type: [polar, nope], memory: [off, on]}}\nresources: {{order: {order}}}\n"
+        )
+    )
+    cells = grid.expand(fake_fingerprint)
+    made = launch.plan(grid, cells, None, runs=tmp_path)
+    assert shown(made.tasks) == expected
+    assert made.cells == cells
+    assert plan(cells, {}).standings == made.standings
+
+
+def test_attempts_start_in_that_order(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.grid(more="resources: {order: pairs}\n")
+    bench.edit("[nope, polar]", "[polar, nope]\n  memory: [on, off]")
+    bench.launch()
+    slugs = [str(row[0]) for row in bench.sql("SELECT slug FROM attempt a JOIN cell c ON c.id = cell_id ORDER BY a.id")]
+    assert [slug.split("-")[0] + slug.split("-")[3] for slug in slugs] == ["polarm1", "nopem1", "polarm0", "nopem0"]

@@ -1,0 +1,298 @@
+"""Several attempts on one GPU: who gets which part, who waits, and what no machine can do."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from atma_sweep.results.store import Store, open_store
+from atma_sweep.sweep import launch, machine, planner, process, room, supervisor
+from atma_sweep.sweep.cell import Cell, Resources
+from atma_sweep.sweep.errors import GridError, MachineError
+from atma_sweep.sweep.executors import Finished, Launch
+from atma_sweep.sweep.job import Job
+from atma_sweep.sweep.machine import Gpu, GpuLocks
+from atma_sweep.sweep.planner import Task
+from atma_sweep.sweep.room import PARTS, Machine, Room, Seat, is_type
+from bench import Bench
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+FIRST, SECOND = Gpu("0", "GPU-aaaa", "NVIDIA H200"), Gpu("1", "GPU-bbbb", "NVIDIA L40S")
+TWO = Machine(8, 32.0, (FIRST, SECOND))
+
+
+def wants(gpus: float = 0, **more: Any) -> Resources:
+    return Resources(gpus=gpus, **more)
+
+
+def seated(room: Room, wanted: Resources) -> Seat | None:
+    found = room.seat(wanted)
+    if found is not None:
+        room.take(found)
+    return found
+
+
+@pytest.mark.parametrize(("name", "label", "fits"), [
+    ("NVIDIA H200", "H200", True), ("NVIDIA H200", "h200", True), ("NVIDIA GH200 480GB", "H200", False),
+    ("NVIDIA L40S", "L4", False), ("NVIDIA L4", "L4", True), ("NVIDIA A100-SXM4-80GB", "A100", True),
+    ("NVIDIA GeForce RTX 4090", "RTX 4090", True), ("NVIDIA H100 80GB HBM3", "H100", True), ("anything", None, True),
+])  # fmt: skip
+def test_a_type_is_a_word_of_the_name(name: str, label: str | None, fits: bool) -> None:
+    assert is_type(name, label) is fits
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.25, 4), (0.5, 2), (0.1, 10), (0.3, 3), (1, 1), (0.01, 100)])
+def test_parts_fill_a_gpu_exactly(share: float, count: int) -> None:
+    room = Room(Machine(1000, 8.0, (FIRST,)))
+    seats = [seated(room, wants(share)) for _ in range(count)]
+    assert [seat.gpu for seat in seats if seat] == [FIRST] * count
+    assert room.seat(wants(share)) is None
+    seat = seats[0]
+    assert seat is not None
+    room.give(seat)
+    assert room.seat(wants(share)) == seat
+
+
+def test_parts_leave_other_gpus_whole() -> None:
+    room = Room(TWO)
+    assert [seat.gpu for seat in (seated(room, wants(0.5)), seated(room, wants(0.25))) if seat] == [FIRST, FIRST]
+    whole = seated(room, wants(1))
+    assert whole is not None
+    assert whole.gpu == SECOND
+    assert room.seat(wants(1)) is None
+    assert room.seat(wants(0.5)) is None
+    quarter = room.seat(wants(0.25))
+    assert quarter is not None
+    assert quarter.gpu == FIRST
+
+
+def test_type_cores_and_memory_count() -> None:
+    room = Room(TWO)
+    typed = seated(room, wants(0.5, gpu_type="L40S", cpus=5, memory_gb=30.0))
+    assert typed == Seat(5, 30.0, SECOND, 5000)
+    assert room.seat(wants(0.5, gpu_type="A100")) is None
+    assert room.seat(wants(cpus=4)) is None
+    assert room.seat(wants(memory_gb=2.5)) is None
+    assert room.seat(wants(cpus=3, memory_gb=2.0)) == Seat(3, 2.0, None, 0)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_no_gpu_is_given_away_twice(data: st.DataObject) -> None:
+    """Seats come and go at random: no GPU above one, a whole one never beside another, and nothing is lost."""
+    room, taken = Room(Machine(4, 8.0, (FIRST, SECOND))), []
+    for _ in range(data.draw(st.integers(1, 40))):
+        if taken and data.draw(st.booleans()):
+            room.give(taken.pop(data.draw(st.integers(0, len(taken) - 1)))[1])
+            continue
+        wanted = wants(data.draw(st.sampled_from([0, 0.1, 0.25, 0.3, 0.5, 1])), cpus=data.draw(st.integers(1, 3)))
+        seat = seated(room, wanted)
+        if seat is not None:
+            taken.append((wanted, seat))
+        for gpu in (FIRST, SECOND):
+            shares = [wanted.gpus for wanted, seat in taken if seat.gpu == gpu]
+            assert sum(shares) <= 1 + 1e-9
+            assert 1 not in shares or len(shares) == 1
+        assert sum(seat.cpus for _, seat in taken) <= 4
+    for _, seat in taken:
+        room.give(seat)
+    assert (room._cpus, room._memory, set(room._parts.values())) == (4, 8.0, {PARTS})
+
+
+# --- what never fits ------------------------------------------------------------------------------------------------
+
+NEVER: dict[str, tuple[dict[str, Any], str]] = {
+    "cores": ({"cpus": 9}, "needs 9 CPU cores, and"),
+    "memory": ({"memory_gb": 64}, "needs 1 CPU core, 64 GiB of memory, and"),
+    "type": ({"gpus": 1, "gpu_type": "A100"}, "needs 1 CPU core, a GPU of type A100, and"),
+    "part": ({"gpus": 0.5, "gpu_type": "L4"}, "needs 1 CPU core, 0.5 of a GPU of type L4, and"),
+    "together": ({"gpus": 1, "gpu_type": "H200", "cpus": 12}, "needs 12 CPU cores, a GPU of type H200, and"),
+}
+
+
+@pytest.mark.parametrize("case", NEVER)
+def test_what_never_fits_is_said_with_what_there_is(cells: Callable[..., list[Cell]], case: str) -> None:
+    asked, said = NEVER[case]
+    found = cells(f"resources: {json.dumps(asked)}\naxes: {{attn_type: [polar, nope]}}\n")
+    with pytest.raises(MachineError) as caught:
+        room.check(found, TWO)
+    text = str(caught.value)
+    assert text.startswith(f"cell {found[0].slug} (and 1 more cells) {said}")
+    assert "this machine has 8 CPU cores, 32 GiB of memory, 1 NVIDIA H200, 1 NVIDIA L40S" in text
+    assert "\n" not in text
+    assert caught.value.exit_code == 3
+    room.check(found, Machine(64, 128.0, (Gpu("0", "GPU-c", "NVIDIA A100"), FIRST, Gpu("2", "GPU-d", "NVIDIA L4"))))
+
+
+@pytest.mark.parametrize(("asked", "said"), [
+    ("{gpus: 2}", "must be less than or equal to 1"), ("{gpus: 0.001}", "must be 0, or 0.01 to 1"), ("{gpus: -1}", "greater than"),
+    ("{gpu_type: H200}", "asks for a GPU, and gpus is 0"), ("{memory_gb: 0}", "must be greater than 0"),
+])  # fmt: skip
+def test_resources_that_make_no_sense(cells: Callable[..., list[Cell]], asked: str, said: str) -> None:
+    with pytest.raises(GridError, match=said):
+        cells(f"resources: {asked}\n")
+
+
+def test_resources_are_no_part_of_a_cell(cells: Callable[..., list[Cell]]) -> None:
+    texts = ("", "resources: {gpus: 0.25, gpu_type: L4, memory_gb: 5, cpus: 3}\n", "resources: {gpus: 1}\n")
+    assert len({cells(text)[0].id for text in texts}) == 1
+
+
+def test_a_launch_refuses_before_anything_starts(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.grid(more="resources: {cpus: 4096, memory_gb: 0.5}\n")
+    said = bench.launch(code=3).strip().splitlines()[-1]
+    assert said.startswith("atma-sweep: cell nope-baseline-d0-m0-w0-s0 (and 1 more cells) needs 4096 CPU cores")
+    assert f"this machine has {machine.cores()} CPU core" in said
+    assert bench.sql("SELECT count(*) FROM attempt") == [(0,)]
+    assert bench.sql("SELECT owner FROM sweep") == [(None,)]
+
+
+def test_the_memory_of_this_machine() -> None:
+    lines = Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else []
+    total = next((int(line.split()[1]) / 2**20 for line in lines if line.startswith("MemTotal:")), None)
+    assert 0.1 < machine.memory_gb() <= (total or 1e6) + 0.01
+
+
+# --- one sweep a GPU ------------------------------------------------------------------------------------------------
+
+
+def test_a_gpu_that_is_shared_within_a_sweep_is_locked_for_others(
+    cells: Callable[..., list[Cell]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "gpus", lambda: [FIRST, SECOND])
+    monkeypatch.setattr(machine, "memory_gb", lambda: 32.0)
+    halves, whole = cells("resources: {gpus: 0.5, gpu_type: H200}\n"), cells("resources: {gpus: 1}\n")
+    mine, theirs = GpuLocks(tmp_path / "locks"), GpuLocks(tmp_path / "locks")
+    here = launch._machine(halves, mine)
+    assert here.gpus == (FIRST,), "a GPU of another type stays free"
+    with pytest.raises(MachineError, match="every GPU is held by another sweep"):
+        launch._machine(halves, theirs)
+    assert launch._machine(whole, theirs).gpus == (SECOND,)
+    late = GpuLocks(tmp_path / "locks")
+    mine.release()
+    mixed = [*halves, *cells("resources: {gpus: 0.5, gpu_type: L40S}\n")]
+    with pytest.raises(
+        MachineError, match=r"GPU of type L40S, and .* 1 NVIDIA H200; another sweep holds NVIDIA L40S; change"
+    ):
+        launch._machine(mixed, late)
+
+
+# --- the supervisor -------------------------------------------------------------------------------------------------
+
+
+class Packed:
+    """An executor with real seats and no processes: one attempt, drawn at random, ends at each look."""
+
+    name = "packed"
+
+    def __init__(self, store: Store, here: Machine) -> None:
+        self.store, self.room = store, Room(here)
+        self.draw = random.Random(2)
+        self.running: dict[int, tuple[Job, Resources, Seat]] = {}
+        self.started: list[str] = []
+        self.most = 0
+
+    def fits(self, resources: Resources) -> bool:
+        return self.room.seat(resources) is not None
+
+    def start(self, launch: Launch) -> None:
+        job, seat = Job.read(launch.runs / launch.folder), self.room.seat(launch.resources)
+        assert seat is not None
+        self.room.take(seat)
+        self.running[job.attempt] = job, launch.resources, seat
+        self.started.append(f"{launch.resources.gpus:g}")
+        self.most = max(self.most, len(self.running))
+
+    def wait(self, seconds: float) -> list[Finished]:
+        if not self.running:
+            return []
+        attempt = self.draw.choice(sorted(self.running))
+        job, _, seat = self.running.pop(attempt)
+        self.room.give(seat)
+        self.store.finish_attempt(attempt, job.fence, "done")
+        return [(attempt, 0)]
+
+    def close(self) -> None: ...
+
+
+def test_parts_run_together_and_do_not_starve_a_whole(cells: Callable[..., list[Cell]], tmp_path: Path) -> None:
+    """Four quarters, then one cell that wants the GPU for itself, then eight more quarters."""
+    text = "axes: {attn_type: [polar, nope]}\nseeds: 13\n"
+    quarters, wholes = (cells(f"{text}resources: {{gpus: {share}, order: grid}}\n") for share in (0.25, 1))
+    chosen = [*quarters[:4], wholes[4], *quarters[5:13]]
+    store = open_store(tmp_path / "atma.db", create=True)
+    store.record_revision("s", grid_text="", grid_file="g", cells=[planner.record(cell) for cell in chosen])
+    fence = store.acquire_sweep("s", process.this_process("test"), 60.0)
+    place = Packed(store, Machine(64, 8.0, (FIRST,)))
+    silent: Any = SimpleNamespace(**dict.fromkeys(("started", "running", "ended", "waiting"), lambda *_: None))
+    made = supervisor.Supervisor(store, "s", fence, place, silent, runs=tmp_path / "runs", commit=(None, None))
+    made.run([Task(cell, "train", [], "new") for cell in chosen])
+    assert place.started == ["0.25"] * 4 + ["1"] + ["0.25"] * 8
+    assert place.most == 4
+
+
+@pytest.mark.parametrize(("part", "whole", "back"), [
+    ({}, {}, True), ({"gpu_type": "L4"}, {"gpu_type": "L4"}, True), ({"gpu_type": "L4"}, {"gpu_type": "H200"}, False),
+    ({"gpu_type": "L4"}, {}, True), ({}, {"gpu_type": "H200"}, True),
+])  # fmt: skip
+def test_who_stands_back(part: dict[str, str], whole: dict[str, str], back: bool) -> None:
+    waiting = [wants(0.5), wants(0, cpus=7), wants(1, **whole)]
+    assert room.stands_back(wants(0.5, **part), waiting) is back
+    assert not room.stands_back(wants(0.5, **part), waiting[:2])
+    assert not room.stands_back(wants(0), waiting)
+
+
+# --- on Ray ---------------------------------------------------------------------------------------------------------
+
+FAKE_JOB = """
+import os, pathlib, time
+folder = pathlib.Path.cwd()
+(folder / "seen").write_text(os.environ["CUDA_VISIBLE_DEVICES"])
+while not (folder.parent / "go").exists():
+    time.sleep(0.05)
+"""
+
+
+def test_ray_runs_parts_side_by_side_on_the_gpu_they_were_given(tmp_path: Path) -> None:
+    """Real Ray and real processes; a stand-in for the job writes down which GPU it may see."""
+    pytest.importorskip("ray")
+    from atma_sweep.sweep.scheduler import RayExecutor
+
+    module = tmp_path / "source" / "atma_sweep" / "sweep" / "job.py"
+    module.parent.mkdir(parents=True)
+    for package in module.parents[:2]:
+        (package / "__init__.py").touch()
+    module.write_text(FAKE_JOB)
+
+    def ready(number: int, resources: Resources) -> Launch:
+        (tmp_path / "runs" / str(number)).mkdir(parents=True)
+        return Launch(number, tmp_path / "runs", str(number), resources, "sqlite:///x.db", tmp_path / "source")
+
+    place = RayExecutor(Machine(8, 32.0, (Gpu("GPU-aaaa", "GPU-aaaa", "x"), Gpu("GPU-bbbb", "GPU-bbbb", "x"))))
+    try:
+        started = [wants(0.5), wants(0.5), wants(1), wants(0)]
+        for number, resources in enumerate(started):
+            assert place.fits(resources)
+            place.start(ready(number, resources))
+        assert not place.fits(wants(0.25))
+        deadline = time.monotonic() + 240
+        while len(list((tmp_path / "runs").glob("*/seen"))) < 4 and time.monotonic() < deadline:
+            assert place.wait(0.2) == []
+        seen = [(tmp_path / "runs" / str(number) / "seen").read_text() for number in range(4)]
+        assert seen == ["GPU-aaaa", "GPU-aaaa", "GPU-bbbb", ""]
+        (tmp_path / "runs" / "go").touch()
+        ended: list[Finished] = []
+        while len(ended) < 4 and time.monotonic() < deadline:
+            ended += place.wait(1.0)
+        assert sorted(ended) == [(number, 0) for number in range(4)]
+        assert place.fits(wants(1))
+    finally:
+        place.close()
