@@ -205,7 +205,12 @@ def test_probes_and_lengths_beyond_the_config_as_json(desk: Desk) -> None:
     ("cells", "options", "kind", "said"),
     [
         ([POLAR, ROPE], {}, NotTrained, f"({ROPE}) is not trained yet; launch its grid"),
-        ([POLAR], {"probes": ["cleen"]}, GridError, "allowed: val, clean, junk, needle, state_norm, count_map; did you mean 'clean'?"),
+        (
+            [POLAR],
+            {"probes": ["cleen"]},
+            GridError,
+            "allowed: val, clean, junk, needle, state_norm, count_map; did you mean 'clean'?",
+        ),
         ([POLAR], {"probes": ["val"], "lengths": [64]}, GridError, "val has no context length; leave --length out"),
         ([POLAR], {"lengths": [64, 1]}, GridError, "--length: 1: a context length is 2 tokens or more"),
     ],
