@@ -173,5 +173,6 @@ def quality_speed(made: Collected) -> Figure:
                 how = style.look(place, 1 if second == 0 and len(memories) > 1 else 0) | {"linestyle": "none"}
                 handles[f"{kind}, memory {memory}" if len(memories) > 1 else kind] = Line2D([], [], **how)
     for place, name in enumerate(listed, start=1):
-        handles[name] = Line2D([], [], linestyle="none", marker=f"${place}$", color="#000000", markersize=6)
+        # a configuration may be named as a mixer is
+        handles[f"front: {name}"] = Line2D([], [], linestyle="none", marker=f"${place}$", color="#000000", markersize=6)
     return style.finished(figure, made.title, made.notes, handles, columns=3)

@@ -165,7 +165,7 @@ class TestLegends:
         found = legend_of(figure_of(made))
         mixers = [f"{kind}, memory {memory}" for kind, memory in LEVELS]
         front = list(dict.fromkeys(made.frame[made.frame["front"]].sort_values("speed", ascending=False)["name"]))
-        assert found == [*mixers, *front]
+        assert found == [*mixers, *(f"front: {name}" for name in front)]
 
     def test_curves_and_writes_are_named(self, every: Store) -> None:
         assert legend_of(figure_of(make_figure("loss", every))) == [
