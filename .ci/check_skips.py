@@ -16,7 +16,7 @@ for count, where, reason in re.findall(r"^SKIPPED \[(\d+)\] (\S+) (.*)$", log, r
             "needs PostgreSQL",
             "needs Chromium",
             "needs Slurm",
-            "needs libfaketime",
+            "needs a C compiler",
         )
     ) or (reason.startswith("needs ../shared") and not shared.exists())
     print(f"skipped {count}: {where} {reason}{'' if excused else '  <-- not excused'}")

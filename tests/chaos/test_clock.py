@@ -1,0 +1,42 @@
+"""The wall clock jumps by two hours under a launch: nothing is taken for dead, nothing is trained twice."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ..helpers.bench import COMMAND, Bench, Curves
+from .storm import calm
+from .test_storms import CELLS, bench, reference  # noqa: F401  fixtures
+
+SOURCE = Path(__file__).parent.parent / "helpers" / "clock.c"
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_the_clock_jumps_forth_and_back(bench: Bench, reference: Curves) -> None:  # noqa: F811
+    library, offset = bench.folder / "clock.so", bench.folder / "offset"
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", str(library), str(SOURCE)], check=True)
+    offset.write_bytes(struct.pack("q", 0))
+    launch = subprocess.Popen(
+        [*COMMAND, "launch", "micro.yaml", "--executor", "local"], cwd=bench.folder, text=True,
+        env=os.environ | {"LD_PRELOAD": str(library), "CLOCK_OFFSET": str(offset)},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    for number, hours in ((1, 2), (2, -2)):
+        bench.wait(f"SELECT 1 FROM attempt WHERE id = {number} AND step > 3")
+        with offset.open("r+b") as file:
+            file.write(struct.pack("q", 3600 * hours))
+        apart = "24 * (julianday(heartbeat_at) - julianday('now'))"
+        bench.wait(f"SELECT 1 FROM attempt WHERE id = {number} AND {apart} {'> 1.9' if hours > 0 else '< -1.9'}")
+        told = bench.run("launch", "micro.yaml", "--executor", "local", code=3)
+        assert f"pid {launch.pid}" in told, "a launch whose clock is right leaves the other alone"
+    out, _ = launch.communicate(timeout=280)
+    assert launch.returncode == 0, out
+    counts = bench.sql("SELECT count(*), count(DISTINCT cell_id), min(state), max(state) FROM attempt")
+    assert counts == [(CELLS, CELLS, "done", "done")]
+    calm(bench, CELLS, reference)
