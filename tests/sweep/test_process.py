@@ -167,6 +167,7 @@ def test_users_of_one_host_share_the_locks() -> None:
         other = script(OTHER_USER, str(folder))
         assert f"held by another sweep (pid {os.getpid()})" in line_of(other)
         assert line_of(other) == "1"
+        assert other.wait(20) == 0
         locks.release()
         assert locks.take(GPUS) == GPUS
         locks.release()
