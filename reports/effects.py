@@ -328,7 +328,7 @@ def anova(data: SweepData, column: Column) -> tuple[pd.DataFrame, list[str]]:
     """Type-III analysis of variance with sum contrasts: main effects and, where the design carries them, two-way
     interactions. Returns the frame (term, df, sum_sq, F, p, partial_eta_sq) and remarks.
 
-    partial_eta_sq = SS / (SS + SS of the residual). Raises ReportError where nothing is left to estimate the error from.
+    partial_eta_sq = SS / (SS + SS of the residual); NaN, as F and p, where the residual is zero. Raises ReportError where nothing is left to estimate the error from.
     """
     frame = numbers_of(data, column)
     names = [axis for axis in factors(data) if frame[axis].nunique() > 1]
@@ -359,8 +359,9 @@ def anova(data: SweepData, column: Column) -> tuple[pd.DataFrame, list[str]]:
     table = anova_lm(fit, typ=3)
     residual = float(table.loc["Residual", "sum_sq"])
     total = float(((tidy["value"] - tidy["value"].mean()) ** 2).sum())
-    if residual <= 1e-12 * max(total, 1e-300):
-        remarks.append(f"{column.heading}: the residual is zero; F means nothing")
+    exact = residual <= 1e-12 * max(total, 1e-300)
+    if exact:
+        remarks.append(f"{column.heading}: the terms explain everything, so there is no residual to hold them against")
     rows = []
     for term, row in table.drop(index=["Intercept", "Residual"]).iterrows():
         parts = [axis for part in str(term).split(":") for axis, name in short.items() if f"C({name}," in part]
@@ -370,9 +371,9 @@ def anova(data: SweepData, column: Column) -> tuple[pd.DataFrame, list[str]]:
                 "term": " x ".join(parts),
                 "df": int(row["df"]),
                 "sum_sq": square,
-                "F": float(row["F"]),
-                "p": float(row["PR(>F)"]),
-                "partial_eta_sq": square / (square + residual) if square + residual > 0 else 0.0,
+                "F": math.nan if exact else float(row["F"]),
+                "p": math.nan if exact else float(row["PR(>F)"]),
+                "partial_eta_sq": math.nan if exact else square / (square + residual),
             }
         )
     end = {"term": "residual", "df": int(fit.df_resid), "sum_sq": residual, "F": math.nan, "p": math.nan}
