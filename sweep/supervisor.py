@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import FrameType
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import psutil
 
@@ -22,7 +22,7 @@ from ..results.records import Attempt, CellState, Owner
 from ..results.standing import Standing, missing, standing
 from ..results.store import Store
 from . import process
-from .cell import Cell, Resources
+from .cell import Cell, CellConfig, Resources
 from .executors import Executor, Launch
 from .failures import Failure, judge, oom_kills
 from .job import Job
@@ -240,7 +240,7 @@ class Supervisor:
             slug=task.cell.slug,
             kind=task.kind,
             folder=attempt.run_dir,
-            config=task.config.model_dump(mode="json"),
+            config=as_told(task.config),
             missing=list(task.missing),
             resume=list(self._resumable(task, attempt)),
             weights=task.weights,
@@ -357,6 +357,15 @@ class Supervisor:
                 process.end(attempt.pid, attempt.pid_started, grace=0)
             self.store.interrupt_dead(attempt_id, "killed: it did not leave in time after the launch was stopped")
         self._tasks.clear()
+
+
+def as_told(config: CellConfig) -> dict[str, Any]:
+    """A config as job.json has it. What does not touch numbers and stands at its default is left out, so that older code,
+    which `--code kept` runs, need not know of it."""
+    told = config.model_dump(mode="json")
+    for section in ("resources", "checkpoint"):
+        told[section] = getattr(config, section).model_dump(mode="json", exclude_defaults=True)
+    return told
 
 
 def reap(store: Store, cells: Sequence[Cell]) -> list[Attempt]:

@@ -9,7 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from atma_sweep.sweep.cell import CellConfig, Resources
+from atma_sweep.sweep.grid import load_grid
 from atma_sweep.sweep.snapshot import PACKAGE, PARTS, fingerprint, folder, freeze
+from atma_sweep.sweep.supervisor import as_told
 
 from ..helpers.bench import Bench
 
@@ -94,3 +97,15 @@ def test_workers_run_the_copy_and_a_change_is_told(package: Path, tmp_path: Path
     work.write_text(work.read_text() + "\n")
     bench.grid(seeds=3)
     assert "is gone; launch without --code" in launch(bench, package, "--code", "kept", code=2)
+
+
+def test_older_code_is_told_only_of_what_was_changed() -> None:
+    (cell, *_) = load_grid("quick").expand(lambda data: "f")
+    told = as_told(cell.config)
+    assert CellConfig.model_validate(told) == cell.config
+    assert "order" not in told["resources"]
+    changed = cell.config.model_copy(update={"resources": Resources(order="pairs", cpus=3)})
+    told = as_told(changed)
+    assert (told["resources"]["order"], told["resources"]["cpus"]) == ("pairs", 3)
+    assert CellConfig.model_validate(told) == changed
+    assert told["train"] == cell.config.model_dump(mode="json")["train"]
