@@ -29,7 +29,7 @@ def pytest_configure() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--kills", type=int, default=6, help="kills in each storm of tests/chaos; 200 is the long form")
+    parser.addoption("--kills", type=int, default=4, help="kills in each storm of tests/chaos; 200 is the long form")
 
 
 @pytest.fixture(scope="session")

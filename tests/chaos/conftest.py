@@ -1,9 +1,32 @@
-"""How long the storms are: a short form for every change, a long one by command."""
+"""How long the storms are: a short form for every change, a long one by command. And what they are compared with."""
+
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+from ..helpers.bench import Bench, Curves
+from .storm import CELLS, bench_in
 
 
 @pytest.fixture
 def kills(request: pytest.FixtureRequest) -> int:
     """Kills in each storm: `--kills`, else a few."""
     return int(request.config.getoption("--kills"))
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = bench_in(tmp_path / "stormy")
+    yield made
+    for left in made.processes():
+        left.kill()
+
+
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Curves:
+    """Curves of the same grid, undisturbed."""
+    made = bench_in(tmp_path_factory.mktemp("calm"))
+    made.launch()
+    made.once(CELLS)
+    return made.curves()

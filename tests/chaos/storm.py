@@ -12,6 +12,7 @@ import subprocess
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import psutil
 
@@ -20,6 +21,18 @@ from ..helpers.bench import Bench, Curves
 EVERY = 7
 """Steps between checkpoints in the bench's grid."""
 NEWEST = "SELECT a.id, c.slug, a.step, a.pid FROM attempt a JOIN cell c ON c.id = cell_id WHERE a.state = 'running'"
+
+
+TOKENS = 128 * 160
+CELLS = 4
+
+
+def bench_in(folder: Path) -> Bench:
+    """A bench with the grid of all storms."""
+    folder.mkdir(exist_ok=True)
+    made = Bench(folder)
+    made.grid(tokens=TOKENS, seeds=2)
+    return made
 
 
 @dataclass

@@ -11,14 +11,13 @@ from pathlib import Path
 import pytest
 
 from ..helpers.bench import COMMAND, Bench, Curves
-from .storm import calm
-from .test_storms import CELLS, bench, reference  # noqa: F401  fixtures
+from .storm import CELLS, calm
 
 SOURCE = Path(__file__).parent.parent / "helpers" / "clock.c"
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
-def test_the_clock_jumps_forth_and_back(bench: Bench, reference: Curves) -> None:  # noqa: F811
+def test_the_clock_jumps_forth_and_back(bench: Bench, reference: Curves) -> None:
     library, offset = bench.folder / "clock.so", bench.folder / "offset"
     subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", str(library), str(SOURCE)], check=True)
     offset.write_bytes(struct.pack("q", 0))

@@ -9,40 +9,12 @@ import sqlite3
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ..helpers.bench import Bench, Curves
-from .storm import Storm, calm
-
-TOKENS = 128 * 160
-CELLS = 4
-
-
-def bench_in(folder: Path) -> Bench:
-    folder.mkdir(exist_ok=True)
-    made = Bench(folder)
-    made.grid(tokens=TOKENS, seeds=2)
-    return made
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    made = bench_in(tmp_path / "stormy")
-    yield made
-    for left in made.processes():
-        left.kill()
-
-
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Curves:
-    """Curves of the same grid, undisturbed."""
-    made = bench_in(tmp_path_factory.mktemp("calm"))
-    made.launch()
-    made.once(CELLS)
-    return made.curves()
+from .storm import CELLS, Storm, bench_in, calm
 
 
 @pytest.mark.parametrize("executor", ["local", "ray"])
@@ -68,7 +40,7 @@ def test_eight_launchers_at_once(bench: Bench, reference: Curves) -> None:
 
 def test_a_database_that_is_locked_for_long(bench: Bench, reference: Curves) -> None:
     """Somebody holds the write lock: longer than a minute in the long form, a third of one in the short."""
-    held = 65.0 if os.environ.get("ATMA_LONG") else 20.0
+    held = 65.0 if os.environ.get("ATMA_LONG") else 10.0
     launch = bench.start("launch", "micro.yaml", "--executor", "local")
     bench.wait("SELECT 1 FROM attempt WHERE step > 3")
     with contextlib.closing(sqlite3.connect(bench.folder / "atma.db", timeout=30, isolation_level=None)) as holder:

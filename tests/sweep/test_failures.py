@@ -196,7 +196,7 @@ def test_want_of_gpu_memory_is_marked_as_a_deviation(bench: Bench) -> None:
 
 
 def test_a_hang_is_killed_with_its_stack_in_the_log(bench: Bench) -> None:
-    broken(bench, "time.sleep(600)", times=1, more="resources: {hang_minutes: 0.1}\n")
+    broken(bench, "time.sleep(600)", times=1, more="resources: {hang_minutes: 0.3}\n")
     bench.launch()
     assert endings(bench) == [("interrupted", "hang"), ("done", None)]
     ((folder,),) = bench.sql("SELECT run_dir FROM attempt WHERE failure = 'hang'")
