@@ -171,19 +171,10 @@ def reference_level(levels: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Effect:
-    """The difference that a level makes, over matched pairs; in the measure's own unit, shares as fractions.
-
-    `where` names a subset (`attn_type=polar`) or is empty for the whole sweep. `p_holm` is the sign test's p, corrected
-    for every test made together with this one. `origins` are the cells and attempts of the pairs.
-    """
+class Tested:
+    """Differences in a measure, summed up and tested."""
 
     measure: Column
-    axis: str
-    level: str
-    reference: str
-    where: str
-    pairs: int
     mean: float
     median: float
     up: int
@@ -194,6 +185,21 @@ class Effect:
     p_permutation: float
     p_holm: float = math.nan
     origins: tuple[tuple[str, int | None], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effect(Tested):
+    """The difference that a level makes, over matched pairs; in the measure's own unit, shares as fractions.
+
+    `where` names a subset (`attn_type=polar`) or is empty for the whole sweep. `p_holm` is the sign test's p, corrected
+    for every test made together with this one. `origins` are the cells and attempts of the pairs.
+    """
+
+    axis: str
+    level: str
+    reference: str
+    where: str
+    pairs: int
 
 
 def matched_pairs(
@@ -272,25 +278,14 @@ def effects(data: SweepData, columns: Sequence[Column] | None = None) -> list[Ef
 
 
 @dataclass(frozen=True, kw_only=True)
-class Interaction:
+class Interaction(Tested):
     """How much more a level does at a level of a second axis than at that axis's reference: differences of differences
-    over matched fours of cells. Fields as in Effect."""
+    over matched fours of cells."""
 
-    measure: Column
     axes: tuple[str, str]
     levels: tuple[str, str]
     references: tuple[str, str]
     fours: int
-    mean: float
-    median: float
-    up: int
-    down: int
-    low: float
-    high: float
-    p_sign: float
-    p_permutation: float
-    p_holm: float = math.nan
-    origins: tuple[tuple[str, int | None], ...] = ()
 
 
 def interactions(data: SweepData, columns: Sequence[Column] | None = None) -> list[Interaction]:
@@ -328,7 +323,8 @@ def anova(data: SweepData, column: Column) -> tuple[pd.DataFrame, list[str]]:
     """Type-III analysis of variance with sum contrasts: main effects and, where the design carries them, two-way
     interactions. Returns the frame (term, df, sum_sq, F, p, partial_eta_sq) and remarks.
 
-    partial_eta_sq = SS / (SS + SS of the residual); NaN, as F and p, where the residual is zero. Raises ReportError where nothing is left to estimate the error from.
+    partial_eta_sq = SS / (SS + SS of the residual); NaN, as F and p, where the residual is zero. Raises ReportError where
+    nothing is left to estimate the error from.
     """
     frame = numbers_of(data, column)
     names = [axis for axis in factors(data) if frame[axis].nunique() > 1]

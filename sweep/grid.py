@@ -48,7 +48,7 @@ class Grid:
         cells: list[Cell] = []
         seen: dict[str, Cell] = {}
         prints: dict[DataConfig, str] = {}
-        levels: dict[tuple[str, str], Layer] = {}
+        levels: dict[tuple[int | None, str, str], Layer] = {}
         for combination, line in self._combinations():
             for cell in self._replicates(combination, line, fingerprint, prints, levels):
                 twin = seen.setdefault(cell.id, cell)
@@ -85,7 +85,7 @@ class Grid:
         line: int | None,
         fingerprint: Fingerprint,
         prints: dict[DataConfig, str],
-        levels: dict[tuple[str, str], Layer],
+        levels: dict[tuple[int | None, str, str], Layer],
     ) -> list[Cell]:
         """The cells of one combination, one a seed. `prints` and `levels` remember what was worked out before."""
         words = {name: level_text(name, level) for name, level in combination.items()}
@@ -94,13 +94,15 @@ class Grid:
             where = line or self.document.line("axes", name)
             key = f"{'include' if line else 'axes'}.{name}"
             setting = Setting(level, self.document.path, where, key)
-            known: Layer = levels.get((name, words[name]), {}) if line is None else {}
-            if known and level_layer.keys().isdisjoint(known):
-                level_layer |= known
-                continue
-            paths.add(level_layer, name, setting)
-            if line is None:
-                paths.add(levels.setdefault((name, words[name]), {}), name, setting)
+            # by how the level is written: "5" and 5 read alike and are not
+            place = (line, name, repr(level))
+            if place not in levels:
+                own: Layer = {}
+                paths.add(own, name, setting)
+                levels[place] = own
+            if not level_layer.keys().isdisjoint(levels[place]):
+                paths.add(level_layer, name, setting)  # raises, naming both sources
+            level_layer |= levels[place]
         merged = paths.merge([*self.layers, level_layer, self.command_line])
         config = resolve.cell_config(merged, seed=self.seeds[0], plugins=self.plugins)
         if config.data not in prints:

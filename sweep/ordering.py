@@ -39,7 +39,7 @@ def ordered(
     cells that have all their numbers.
     """
     order = order_of(cells)
-    if order == "grid":
+    if order == "grid" or not tasks:
         return list(tasks)
     if order == "longest":
         cost = costs(tasks, cells, states)

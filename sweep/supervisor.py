@@ -173,7 +173,7 @@ class Supervisor:
             self._renewed = time.monotonic()
 
     def _fill(self, queue: deque[Task]) -> None:
-        crowded: list[Resources] = []
+        crowded: set[Resources] = set()
         for _ in range(len(queue)):
             task = queue.popleft()
             wanted = task.cell.config.resources
@@ -182,7 +182,7 @@ class Supervisor:
                 queue.append(task)
                 continue
             if not self.executor.fits(wanted):
-                crowded.append(wanted)
+                crowded.add(wanted)
                 queue.append(task)
                 continue
             state = self.store.states({task.cell.id}).get(task.cell.id)

@@ -50,6 +50,29 @@ def collector() -> Iterator[None]:
 
 
 @pytest.fixture
+def run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """Runs the command line in an empty folder; returns (exit code, standard output, standard error)."""
+    from atma_sweep import cli
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ATMA_DB", raising=False)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["atma-sweep", *arguments])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+@pytest.fixture
 def wake() -> Callable[[nn.Module], None]:
     """Adds seeded noise to every parameter of a network, so that no branch ends in a zero projection."""
     from atma_sweep.model.chance import generator

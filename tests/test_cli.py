@@ -31,25 +31,6 @@ def commands() -> dict[str, click.Command]:
     return found
 
 
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):  # type: ignore[no-untyped-def]
-    """Runs the command line in an empty folder; returns (exit code, standard output, standard error)."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("ATMA_DB", raising=False)
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["atma-sweep", *arguments])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
-
-
 @pytest.mark.parametrize("name", sorted(commands()))
 def test_every_command_and_option_has_help_and_stands_in_the_readme(name: str) -> None:
     command = commands()[name]

@@ -33,18 +33,19 @@ def show(benchmark: Any, run: Callable[[torch.device, Tell], tuple[Any, Any]], o
         raise MachineError("no usable CUDA GPU: torch sees none; benchmarks run on a machine with an NVIDIA GPU")
     device = torch.device("cuda", torch.cuda.current_device())
     measured = run(device, lambda line: print(line, file=sys.stderr, flush=True))
-    found = {**facts(device), **benchmark.as_dict(*measured)}
-    if out is not None:
-        out.write_text(json.dumps(found, indent=1))
-    print(json.dumps(found, indent=1) if as_json else heading(device) + "\n\n" + benchmark.table(*measured))
+    _tell(facts(device), benchmark, measured, out, as_json)
 
 
 def show_rows(benchmark: Any, rows: Sequence[Any], out: Path | None, as_json: bool) -> None:
     """Prints and writes what was measured without a GPU."""
-    found = {**facts(None), **benchmark.as_dict(rows)}
+    _tell(facts(None), benchmark, (rows,), out, as_json)
+
+
+def _tell(known: dict[str, object], benchmark: Any, measured: Sequence[Any], out: Path | None, as_json: bool) -> None:
+    found = json.dumps({**known, **benchmark.as_dict(*measured)}, indent=1)
     if out is not None:
-        out.write_text(json.dumps(found, indent=1))
-    print(json.dumps(found, indent=1) if as_json else heading(None) + "\n\n" + benchmark.table(rows))
+        out.write_text(found)
+    print(found if as_json else heading(known) + "\n\n" + benchmark.table(*measured))
 
 
 def facts(device: torch.device | None) -> dict[str, object]:
@@ -63,9 +64,11 @@ def facts(device: torch.device | None) -> dict[str, object]:
     }
 
 
-def heading(device: torch.device | None) -> str:
-    """The same in one line."""
-    known = facts(device)
-    gpu = f"{known.get('gpu')}, torch {known['torch']}, Triton {known.get('triton')}"
-    machine = gpu if device is not None else f"{known['cpus']} CPUs, Python {known['python']}"
+def heading(known: dict[str, object]) -> str:
+    """The facts in one line."""
+    machine = (
+        f"{known['gpu']}, torch {known['torch']}, Triton {known['triton']}"
+        if "gpu" in known
+        else f"{known['cpus']} CPUs, Python {known['python']}"
+    )
     return f"{known['date']}, {machine}, commit {known['commit']}" + (" with changes" if known["dirty"] else "")

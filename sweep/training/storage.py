@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from ...results.files import sync
 from ..errors import MachineError, SweepError
 
 SEAL = "state.json"
@@ -128,20 +129,12 @@ def _at_once(work: Callable[[Any], Any], items: list[Any]) -> list[Any]:
         return list(pool.map(work, items))
 
 
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def _written(folder: Path, writers: Mapping[str, Writer]) -> dict[str, str]:
     """Writes every file, syncs it and reads it back for its hash; by name."""
 
     def one(name: str) -> str:
         writers[name](folder / name)
-        _sync(folder / name)
+        sync(folder / name)
         return _sha256(folder / name)
 
     return dict(zip(writers, _at_once(one, list(writers)), strict=True))
@@ -223,12 +216,12 @@ class Folder(Place):
         try:
             aside.mkdir(parents=True)
             (aside / SEAL).write_text(json.dumps({**facts, "sha256": _written(aside, writers)}))
-            _sync(aside / SEAL)
-            _sync(aside)
+            sync(aside / SEAL)
+            sync(aside)
             if final.exists():
                 shutil.rmtree(final)
             os.rename(aside, final)
-            _sync(self.path)
+            sync(self.path)
         except OSError as error:
             shutil.rmtree(aside, ignore_errors=True)
             raise self._unwritable(error) from error
@@ -246,9 +239,9 @@ class Folder(Place):
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             writer(aside)
-            _sync(aside)
+            sync(aside)
             os.replace(aside, self.path / name)
-            _sync(self.path)
+            sync(self.path)
         except OSError as error:
             with contextlib.suppress(OSError):
                 aside.unlink()

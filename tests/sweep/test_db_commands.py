@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from atma_sweep import cli
 from atma_sweep.results import open_store, paper
 
 Run = Callable[..., tuple[int, str, str]]
@@ -26,23 +25,10 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs the command line in a folder with that database; returns (exit code, standard output, standard error)."""
+def run(published: Path, tmp_path: Path, run: Run) -> Run:
+    """The same in a folder with that database."""
     shutil.copy(published, tmp_path / "atma.db")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("ATMA_DB", raising=False)
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["atma-sweep", *arguments])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
+    return run
 
 
 def test_a_bundle_goes_out_and_comes_in_elsewhere(run: Run, tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,27 +20,9 @@ import psutil
 import pytest
 from atma_sweep.sweep import doctor
 from atma_sweep.sweep.doctor import Check, LookFailed
-from examined import PLAIN, TWO, cuda, examining, gpu, isolate, nvidia_smi, said
+from examined import PLAIN, TWO, cuda, gpu, said
 
 GIB = 2**30
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `isolate` says."""
-    isolate(tmp_path, monkeypatch)
-
-
-@pytest.fixture
-def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """As `nvidia_smi` says."""
-    return nvidia_smi(tmp_path, monkeypatch)
-
-
-@pytest.fixture
-def look(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Check]]:
-    """As `examining` says."""
-    return examining(monkeypatch)
 
 
 # --- the whole ------------------------------------------------------------------------------------------------------

@@ -18,29 +18,11 @@ from atma_sweep.results.schema import HEAD
 from atma_sweep.results.store import open_store
 from atma_sweep.sweep import disk, doctor, planner
 from atma_sweep.sweep.cell import Cell
-from atma_sweep.sweep.doctor import Check, LookFailed
-from examined import PLAIN, TWO, cuda, examining, gpu, isolate, nvidia_smi, said
+from atma_sweep.sweep.doctor import LookFailed
+from examined import PLAIN, TWO, cuda, gpu, said
 
 GIB = 2**30
 OWNER = Owner(name="ada", host="here", pid=1, started=0.0)
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `isolate` says."""
-    isolate(tmp_path, monkeypatch)
-
-
-@pytest.fixture
-def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """As `nvidia_smi` says."""
-    return nvidia_smi(tmp_path, monkeypatch)
-
-
-@pytest.fixture
-def look(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Check]]:
-    """As `examining` says."""
-    return examining(monkeypatch)
 
 
 # --- disk and files -------------------------------------------------------------------------------------------------
