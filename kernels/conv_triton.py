@@ -227,7 +227,7 @@ def _canon_backward(
 
 GATED = (64, 256)
 """Rows and channels that a warp of the gated backward walks down."""
-CANON = 64
+CANON = 32
 """Rows that a warp of Canon's backward walks down."""
 
 

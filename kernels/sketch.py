@@ -1,14 +1,16 @@
-"""Projection of bf16 rows on a few float32 directions, without a float32 copy of the rows.
+"""Projections of bf16 rows on a few float32 directions, without float32 copies of the rows, for all layers at once.
 
-N rows, C channels, K directions. Forward 2 N C K FLOPs and 2 N C + 4 N K bytes, backward the same: bytes decide. What is
-not in 16 bits is cut into two pieces that are, 16 bits of its mantissa, and accumulated in float32: the result is within
-1e-5 of float32's in the norm, gradients are rounded once, to x's type.
+L layers of N rows with C channels, K directions. Forward 2 L N C K FLOPs and 2 L N C + 4 L N K bytes, backward the same:
+bytes decide. What is not in 16 bits is cut into two pieces that are, 16 bits of its mantissa, and accumulated in float32:
+the result is within 1e-5 of float32's in the norm, gradients are rounded once, to x's type.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,41 +20,62 @@ from .choice import Choice, failure, triton_or_torch, why_no_triton, worst
 from .norms import statistics_dtype
 
 
-def sketch(x_NC: Tensor, s_KC: Tensor, *, backend: str | None = None) -> Tensor:
-    """x sᵀ, float32 [N, K] (float64 for float64); x [N, C] of any float type, s [K, C], which takes no gradient.
+def sketch(
+    xs: Sequence[Tensor], s_LKC: Tensor, *, squares: bool = False, backend: str | None = None
+) -> tuple[Tensor, Tensor]:
+    """(x sᵀ [L, N, K], with `squares` ||x||² [L, N], else [L, 0]) of L tensors x [N, C] of one float type.
 
-    `backend` None is what `choose_backend` says. Raises ValueError when the channels disagree.
+    Float32, or float64 for float64. s [L, K, C] takes no gradient. `backend` None is what `choose_backend` says. Raises
+    ValueError when shapes disagree.
     """
-    if x_NC.ndim != 2 or s_KC.ndim != 2 or x_NC.shape[1] != s_KC.shape[1]:
-        raise ValueError(f"x must be [N, C] and s [K, C], got {tuple(x_NC.shape)} and {tuple(s_KC.shape)}")
-    if (backend or choose_backend(x_NC.device, x_NC.dtype).backend) == "triton":
-        z_NK: Tensor = sketch_forward(x_NC, s_KC.float())
-        return z_NK
-    return sketch_reference(x_NC, s_KC)
+    if s_LKC.ndim != 3 or len(xs) != len(s_LKC) or any(x.shape != (*xs[0].shape[:1], s_LKC.shape[2]) for x in xs):
+        shapes = ", ".join(str(tuple(x.shape)) for x in xs)
+        raise ValueError(f"x must be L times [N, C] and s [L, K, C], got {shapes} and {tuple(s_LKC.shape)}")
+    if (backend or choose_backend(xs[0].device, xs[0].dtype).backend) == "triton":
+        z_LNK, square_LN = sketch_forward(list(xs), pieces(s_LKC.float(), xs[0].dtype), squares)
+        return z_LNK, square_LN
+    return sketch_reference(xs, s_LKC, squares=squares)
 
 
-def sketch_reference(x_NC: Tensor, s_KC: Tensor) -> Tensor:
+def sketch_reference(xs: Sequence[Tensor], s_LKC: Tensor, *, squares: bool = False) -> tuple[Tensor, Tensor]:
     """The same with a copy of x in the type of the result."""
-    wide = statistics_dtype(x_NC.dtype)
-    return x_NC.to(wide) @ s_KC.to(wide).t()
+    x_LNC = torch.stack([x.to(statistics_dtype(x.dtype)) for x in xs])
+    square_LN = x_LNC.square().sum(2) if squares else x_LNC.new_zeros(len(xs), 0)
+    return x_LNC @ s_LKC.to(x_LNC.dtype).mT, square_LN
 
 
-def gram(z_NK: Tensor) -> Tensor:
+def pieces(s_LKC: Tensor, dtype: torch.dtype) -> Tensor:
+    """Float32 s as a sum of tensors in `dtype`, [P, L, K, C]: itself for float32, two for 16 bits."""
+    if dtype == torch.float32:
+        return s_LKC.unsqueeze(0)
+    first = s_LKC.to(dtype)
+    return torch.stack([first, (s_LKC - first.float()).to(dtype)])
+
+
+GRAM_ROWS = 512
+"""A product over many rows is cut into pieces of these, since one product of 32,768 rows would occupy a single core."""
+
+
+def gram(z: Tensor) -> Tensor:
     """zᵀ z of z [..., N, K], [..., K, K]; its gradient is one product where autograd's would be two."""
-    found: Tensor = _Gram.apply(z_NK)
+    found: Tensor = _Gram.apply(z)
     return found
 
 
 class _Gram(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, z_NK: Tensor) -> Tensor:
-        ctx.save_for_backward(z_NK)
-        return z_NK.mT @ z_NK
+    def forward(ctx: Any, z: Tensor) -> Tensor:
+        ctx.save_for_backward(z)
+        rows = math.gcd(z.shape[-2], GRAM_ROWS)
+        if rows < 64:
+            return z.mT @ z
+        some = z.unflatten(-2, (-1, rows))
+        return (some.mT @ some).sum(-3)
 
     @staticmethod
     def backward(ctx: Any, g_KK: Tensor) -> Tensor:
-        (z_NK,) = ctx.saved_tensors
-        found: Tensor = z_NK @ (g_KK + g_KK.mT)
+        (z,) = ctx.saved_tensors
+        found: Tensor = z @ (g_KK + g_KK.mT)
         return found
 
 
@@ -66,15 +89,16 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype) -> Choice:
 
 @functools.cache
 def _error(device: torch.device, dtype: torch.dtype) -> float:
-    """Largest relative error of the result and of its gradient, against "torch" in float32."""
+    """Largest relative error of the results and of the gradient, against "torch" in float32."""
     draw = torch.Generator().manual_seed(0)
-    x, s, g = (torch.randn(shape, generator=draw).to(device) for shape in ((300, 96), (64, 96), (300, 64)))
+    shapes = ((2, 300, 96), (2, 64, 96), (2, 300, 64), (2, 300))
+    x, s, g, h = (torch.randn(shape, generator=draw).to(device) for shape in shapes)
     found = []
     for backend, kind in (("triton", dtype), ("torch", torch.float32)):
-        rows = x.to(dtype).to(kind).requires_grad_()
+        rows = [one.to(dtype).to(kind).requires_grad_() for one in x]
         with torch.enable_grad():
-            z = sketch(rows, s, backend=backend)
-            found.append([z, *torch.autograd.grad(z, rows, g)])
+            outputs = sketch(rows, s, squares=True, backend=backend)
+            found.append([*outputs, *torch.autograd.grad(outputs, rows, (g, h))])
     return worst(*found)
 
 
@@ -83,36 +107,41 @@ def _kernels() -> Any:
 
 
 @torch.library.custom_op("atma::sketch_forward", mutates_args=())
-def sketch_forward(x_NC: Tensor, s_KC: Tensor) -> Tensor:
-    """x sᵀ, [N, K] in float32."""
-    z_NK: Tensor = _kernels().forward(x_NC.contiguous(), s_KC.contiguous())
-    return z_NK
+def sketch_forward(xs: list[Tensor], s_PLKC: Tensor, squares: bool) -> tuple[Tensor, Tensor]:
+    """x sᵀ, [L, N, K], and ||x||², [L, N] or [L, 0], in float32; s in `pieces`."""
+    z_LNK, square_LN = _kernels().forward([x.contiguous() for x in xs], s_PLKC.contiguous(), squares)
+    return z_LNK, square_LN
 
 
 @torch.library.custom_op("atma::sketch_backward", mutates_args=())
-def sketch_backward(g_NK: Tensor, s_KC: Tensor, dtype: torch.dtype) -> Tensor:
-    """g s, [N, C] in `dtype`."""
-    dx_NC: Tensor = _kernels().backward(g_NK.contiguous(), s_KC.contiguous(), dtype)
-    return dx_NC
+def sketch_backward(g_LNK: Tensor, h_LN: Tensor, xs: list[Tensor], s_PLKC: Tensor, squares: bool) -> list[Tensor]:
+    """g s + 2 h x, L times [N, C] in x's type; with `squares` false h and x are not looked at, but for x's type."""
+    dxs: list[Tensor] = _kernels().backward(
+        g_LNK.contiguous(), h_LN.contiguous(), [x.contiguous() for x in xs], s_PLKC.contiguous(), squares
+    )
+    return dxs
 
 
 @sketch_forward.register_fake
-def _(x_NC: Tensor, s_KC: Tensor) -> Tensor:
-    return s_KC.new_empty(len(x_NC), len(s_KC))
+def _(xs: list[Tensor], s_PLKC: Tensor, squares: bool) -> tuple[Tensor, Tensor]:
+    layers, rows = len(xs), len(xs[0])
+    z_LNK = s_PLKC.new_empty(layers, rows, s_PLKC.shape[2], dtype=torch.float32)
+    return z_LNK, s_PLKC.new_empty(layers, rows if squares else 0, dtype=torch.float32)
 
 
 @sketch_backward.register_fake
-def _(g_NK: Tensor, s_KC: Tensor, dtype: torch.dtype) -> Tensor:
-    return g_NK.new_empty(len(g_NK), s_KC.shape[1], dtype=dtype)
+def _(g_LNK: Tensor, h_LN: Tensor, xs: list[Tensor], s_PLKC: Tensor, squares: bool) -> list[Tensor]:
+    return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in xs]
 
 
-def _keep(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(inputs[1])
-    ctx.dtype = inputs[0].dtype
+def _keep(ctx: Any, inputs: tuple[list[Tensor], Tensor, bool], output: tuple[Tensor, Tensor]) -> None:
+    xs, s_PLKC, ctx.squares = inputs
+    ctx.save_for_backward(s_PLKC, *xs)
 
 
-def _gradient(ctx: Any, g_NK: Tensor) -> tuple[Tensor, None]:
-    return sketch_backward(g_NK, *ctx.saved_tensors, ctx.dtype), None
+def _gradient(ctx: Any, g_LNK: Tensor, h_LN: Tensor) -> tuple[list[Tensor], None, None]:
+    s_PLKC, *xs = ctx.saved_tensors
+    return sketch_backward(g_LNK, h_LN, xs, s_PLKC, ctx.squares), None, None
 
 
 sketch_forward.register_autograd(_gradient, setup_context=_keep)

@@ -1,4 +1,4 @@
-"""The kernels of `sketch`. N rows, C channels, K directions; a program has BN rows."""
+"""The kernels of `sketch`, launched for each layer. N rows, C channels, K directions in P pieces; a program has BN rows."""
 
 from __future__ import annotations
 
@@ -9,24 +9,11 @@ from torch import Tensor
 
 
 @triton.jit
-def _product(a, b, acc, kind, PIECES: tl.constexpr):
-    """acc + a b of float32 a and b; in two pieces each where the matrix units take `kind`, less what is below 2^-16."""
-    if PIECES:
-        a1 = a.to(kind)
-        b1 = b.to(kind)
-        acc = tl.dot(a1, b1, acc)
-        acc = tl.dot(a1, (b - b1.to(tl.float32)).to(kind), acc)
-        acc = tl.dot((a - a1.to(tl.float32)).to(kind), b1, acc)
-    else:
-        acc = tl.dot(a, b, acc, input_precision="ieee")
-    return acc
-
-
-@triton.jit
 def _forward(
-    x_ptr, s_ptr, z_ptr, N, C, K: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr,
+    x_ptr, s_ptr, z_ptr, N, C, PIECE, K: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr,
     PIECES: tl.constexpr,
 ):  # fmt: skip
+    """PIECE: elements from one piece of the directions to the next."""
     n_N = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
     k_K = tl.program_id(1) * BK + tl.arange(0, BK)
     rows, wide = (n_N < N)[:, None], (k_K < K)[None, :]
@@ -34,20 +21,33 @@ def _forward(
     for c in tl.range(0, C, BC):
         c_C = c + tl.arange(0, BC)
         x = tl.load(x_ptr + n_N[:, None] * C + c_C[None, :], mask=rows & (c_C < C)[None, :], other=0.0)
-        s = tl.load(s_ptr + k_K[None, :] * C + c_C[:, None], mask=wide & (c_C < C)[:, None], other=0.0)
-        if PIECES:
-            s1 = s.to(x.dtype)
-            acc = tl.dot(x, s1, acc)
-            acc = tl.dot(x, (s - s1.to(tl.float32)).to(x.dtype), acc)
+        place = s_ptr + k_K[None, :] * C + c_C[:, None]
+        here = wide & (c_C < C)[:, None]
+        if PIECES == 2:
+            acc = tl.dot(x, tl.load(place, mask=here, other=0.0), acc)
+            acc = tl.dot(x, tl.load(place + PIECE, mask=here, other=0.0), acc)
         else:
-            acc = tl.dot(x, s, acc, input_precision="ieee")
+            acc = tl.dot(x, tl.load(place, mask=here, other=0.0), acc, input_precision="ieee")
     tl.store(z_ptr + n_N[:, None] * K + k_K[None, :], acc, mask=rows & wide)
 
 
 @triton.jit
+def _squares(x_ptr, square_ptr, N, C, BN: tl.constexpr, BC: tl.constexpr):
+    """By itself: where `_forward` summed what its products also read, some tiles on Hopper were wrong by 1e-4."""
+    n_N = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
+    square_N = tl.zeros([BN], tl.float32)
+    for c in tl.range(0, C, BC):
+        c_C = c + tl.arange(0, BC)
+        inside = (n_N < N)[:, None] & (c_C < C)[None, :]
+        x = tl.load(x_ptr + n_N[:, None] * C + c_C[None, :], mask=inside, other=0.0).to(tl.float32)
+        square_N += tl.sum(x * x, 1)
+    tl.store(square_ptr + n_N, square_N, mask=n_N < N)
+
+
+@triton.jit
 def _backward(
-    g_ptr, s_ptr, dx_ptr, N, C, K: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr,
-    SPAN: tl.constexpr, PIECES: tl.constexpr, STAGES: tl.constexpr,
+    g_ptr, h_ptr, x_ptr, s_ptr, dx_ptr, N, C, PIECE, K: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr,
+    BK: tl.constexpr, SPAN: tl.constexpr, PIECES: tl.constexpr, SQUARES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """A program goes through SPAN channels, BC at a time."""
     n_N = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
@@ -57,6 +57,8 @@ def _backward(
     k_K = tl.arange(0, BK)
     # all of a row's g where there is no more of it
     g = tl.load(g_ptr + n_N[:, None] * K + k_K[None, :], mask=rows & (k_K < K)[None, :], other=0.0)
+    if SQUARES:
+        twice_N = 2 * tl.load(h_ptr + n_N, mask=n_N < N, other=0.0)
     for c in tl.range(first, tl.minimum(first + SPAN, C), BC, num_stages=STAGES):
         c_C = c + tl.arange(0, BC)
         wide = (c_C < C)[None, :]
@@ -65,35 +67,57 @@ def _backward(
             k_K = k + tl.arange(0, BK)
             if K > BK:
                 g = tl.load(g_ptr + n_N[:, None] * K + k_K[None, :], mask=rows & (k_K < K)[None, :], other=0.0)
-            s = tl.load(s_ptr + k_K[:, None] * C + c_C[None, :], mask=wide & (k_K < K)[:, None], other=0.0)
-            acc = _product(g, s, acc, kind, PIECES)
+            place = s_ptr + k_K[:, None] * C + c_C[None, :]
+            here = wide & (k_K < K)[:, None]
+            s1 = tl.load(place, mask=here, other=0.0)
+            if PIECES == 2:
+                # less the product of the second pieces, which is below 2^-16
+                g1 = g.to(kind)
+                acc = tl.dot(g1, s1, acc)
+                acc = tl.dot((g - g1.to(tl.float32)).to(kind), s1, acc)
+                acc = tl.dot(g1, tl.load(place + PIECE, mask=here, other=0.0), acc)
+            else:
+                acc = tl.dot(g, s1, acc, input_precision="ieee")
+        if SQUARES:
+            x = tl.load(x_ptr + n_N[:, None] * C + c_C[None, :], mask=rows & wide, other=0.0)
+            acc += twice_N[:, None] * x.to(tl.float32)
         tl.store(dx_ptr + n_N[:, None] * C + c_C[None, :], acc.to(kind), mask=rows & wide)
 
 
-BACKWARD = (64, 128, 512, 4, 3)
-"""Rows, channels at a time, channels in all, warps and stages of a program of the backward."""
+FORWARD = (128, 64, 4, 3)
+"""Rows, channels at a time, warps and stages of a program."""
+BACKWARD = (128, 64, 1024, 8, 3)
+"""Rows, channels at a time, channels in all, warps and stages of a program."""
 
 
-def forward(x_NC: Tensor, s_KC: Tensor) -> Tensor:
-    """x sᵀ of contiguous x and float32 s, [N, K] in float32."""
-    (n, c), k = x_NC.shape, len(s_KC)
-    z_NK = torch.empty(n, k, device=x_NC.device, dtype=torch.float32)
+def forward(xs: list[Tensor], s_PLKC: Tensor, squares: bool) -> tuple[Tensor, Tensor]:
+    """x sᵀ of contiguous x [N, C], [L, N, K], and ||x||², [L, N] or [L, 0], in float32."""
+    parts, layers, k, c = s_PLKC.shape
+    n = len(xs[0])
+    z_LNK = torch.empty(layers, n, k, device=s_PLKC.device, dtype=torch.float32)
+    square_LN = torch.empty(layers, n if squares else 0, device=s_PLKC.device, dtype=torch.float32)
     bk = min(64, max(16, triton.next_power_of_2(k)))
-    _forward[(triton.cdiv(n, 128), triton.cdiv(k, bk))](
-        x_NC, s_KC, z_NK, n, c, K=k, BN=128, BC=64, BK=bk, PIECES=x_NC.dtype != torch.float32,
-        num_warps=4, num_stages=3,
-    )  # fmt: skip
-    return z_NK
+    bn, bc, warps, stages = FORWARD
+    for layer, x_NC in enumerate(xs):
+        _forward[(triton.cdiv(n, bn), triton.cdiv(k, bk))](
+            x_NC, s_PLKC[0, layer], z_LNK[layer], n, c, s_PLKC.stride(0), K=k, BN=bn, BC=bc, BK=bk, PIECES=parts,
+            num_warps=warps, num_stages=stages,
+        )  # fmt: skip
+        if squares:
+            _squares[(triton.cdiv(n, 16),)](x_NC, square_LN[layer], n, c, BN=16, BC=256, num_warps=4)
+    return z_LNK, square_LN
 
 
-def backward(g_NK: Tensor, s_KC: Tensor, dtype: torch.dtype) -> Tensor:
-    """g s of contiguous float32 g and s, [N, C] in `dtype`."""
-    (n, k), c = g_NK.shape, s_KC.shape[1]
-    dx_NC = torch.empty(n, c, device=g_NK.device, dtype=dtype)
+def backward(g_LNK: Tensor, h_LN: Tensor, xs: list[Tensor], s_PLKC: Tensor, squares: bool) -> list[Tensor]:
+    """g s + 2 h x, where `squares` is set, of contiguous tensors; L times [N, C] in x's type."""
+    parts, _, k, c = s_PLKC.shape
+    n = len(xs[0])
     bk = min(64, max(16, triton.next_power_of_2(k)))
     bn, bc, span, warps, stages = BACKWARD
-    _backward[(triton.cdiv(n, bn), triton.cdiv(c, span))](
-        g_NK, s_KC, dx_NC, n, c, K=k, BN=bn, BC=bc, BK=bk, SPAN=span, PIECES=dtype != torch.float32, STAGES=stages,
-        num_warps=warps,
-    )  # fmt: skip
-    return dx_NC
+    dxs = [torch.empty_like(x) for x in xs]
+    for layer, (x_NC, dx_NC) in enumerate(zip(xs, dxs, strict=True)):
+        _backward[(triton.cdiv(n, bn), triton.cdiv(c, span))](
+            g_LNK[layer], h_LN[layer], x_NC, s_PLKC[0, layer], dx_NC, n, c, s_PLKC.stride(0), K=k, BN=bn, BC=bc, BK=bk,
+            SPAN=span, PIECES=parts, SQUARES=squares, STAGES=stages, num_warps=warps,
+        )  # fmt: skip
+    return dxs

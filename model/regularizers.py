@@ -23,22 +23,23 @@ TINY = 1e-6
 
 def weak(streams: Sequence[Tensor], normal_LKC: Tensor) -> Tensor:
     """||cov(x Sᵀ) - I||_F with S [K, C] ~ N(0, 1)/sqrt(C). For x ~ N(0, I) it tends to sqrt(K^2/C)."""
-    return _off_identity(_sketched(streams, normal_LKC))
+    return _off_identity(_sketched(streams, normal_LKC)[0])
 
 
 def discrete(streams: Sequence[Tensor], normal_LKC: Tensor) -> Tensor:
     """`weak` of sqrt(C) x / ||x||: only directions count. A zero row stays zero."""
-    z_LNK = _sketched(streams, normal_LKC)
-    length_LN1 = torch.stack([torch.linalg.vector_norm(x.to(z_LNK.dtype), dim=1, keepdim=True) for x in streams])
+    z_LNK, square_LN = _sketched(streams, normal_LKC, squares=True)
+    some = square_LN > 0
+    scale_LN = torch.where(some, torch.where(some, square_LN, 1).rsqrt() * math.sqrt(normal_LKC.shape[2]), 0)
     # the sketch is linear, so its rows are scaled in place of x's, which are longer
-    return _off_identity(z_LNK * (math.sqrt(normal_LKC.shape[2]) / length_LN1.clamp(min=torch.finfo(z_LNK.dtype).tiny)))
+    return _off_identity(z_LNK * scale_LN.unsqueeze(2))
 
 
 def strong(streams: Sequence[Tensor], normal_LKC: Tensor) -> Tensor:
     """N times the weighted squared distance between the characteristic functions of xA and of N(0, 1), mean over K."""
     a_LKC = normal_LKC.to(statistics_dtype(streams[0].dtype))
     a_LKC = a_LKC / (torch.linalg.vector_norm(a_LKC, dim=2, keepdim=True) + TINY)
-    projected_LNK = _projected(streams, a_LKC)
+    projected_LNK, _ = _projected(streams, a_LKC)
     # cos is even and sin odd in t, so the points t > 0 count twice in the trapezoid rule; at t = 0 the gap is zero
     half = STRONG_POINTS // 2
     step = STRONG_LIMIT / half
@@ -56,7 +57,7 @@ def strong(streams: Sequence[Tensor], normal_LKC: Tensor) -> Tensor:
 
 def zipfian(streams: Sequence[Tensor], normal_LKC: Tensor) -> Tensor:
     """Off-diagonal second moments of sketched directions, plus the distance of sorted lengths from Zipf's 1/rank."""
-    z_LNK = _centred(_sketched(streams, normal_LKC))
+    z_LNK = _centred(_sketched(streams, normal_LKC)[0])
     length_LN = torch.linalg.vector_norm(z_LNK, dim=2).clamp(min=TINY)
     n = length_LN.shape[1]
     moment_LKK = gram(z_LNK / length_LN.unsqueeze(2)) / (n - 1)
@@ -67,18 +68,18 @@ def zipfian(streams: Sequence[Tensor], normal_LKC: Tensor) -> Tensor:
     return angular_L + torch.linalg.vector_norm(share_LN - zipf_N / zipf_N.sum(), dim=1)
 
 
-def _projected(streams: Sequence[Tensor], s_LKC: Tensor) -> Tensor:
-    """x sᵀ of every layer, [L, N, K] in the statistics' type."""
+def _projected(streams: Sequence[Tensor], s_LKC: Tensor, *, squares: bool = False) -> tuple[Tensor, Tensor]:
+    """x sᵀ of every layer, [L, N, K], and on request ||x||², [L, N], in the statistics' type."""
     for x_NC in streams:
         if x_NC.ndim != 2 or x_NC.shape[0] < 2:
             raise ValueError(f"x must be [N, C] with at least 2 rows, got shape {tuple(x_NC.shape)}")
-    return torch.stack([sketch(x_NC, s_LKC[layer]) for layer, x_NC in enumerate(streams)])
+    return sketch(streams, s_LKC, squares=squares)
 
 
-def _sketched(streams: Sequence[Tensor], normal_LKC: Tensor) -> Tensor:
-    """x Sᵀ of every layer, [L, N, K] in the statistics' type."""
+def _sketched(streams: Sequence[Tensor], normal_LKC: Tensor, *, squares: bool = False) -> tuple[Tensor, Tensor]:
+    """The same with directions scaled to S."""
     wide = statistics_dtype(streams[0].dtype)
-    return _projected(streams, normal_LKC.to(wide) / math.sqrt(normal_LKC.shape[2]))
+    return _projected(streams, normal_LKC.to(wide) / math.sqrt(normal_LKC.shape[2]), squares=squares)
 
 
 def _centred(z_LNK: Tensor) -> Tensor:

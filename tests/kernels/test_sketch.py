@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from atma_sweep.kernels.sketch import choose_backend, gram, sketch, sketch_reference
+from atma_sweep.kernels.sketch import choose_backend, gram, pieces, sketch, sketch_reference
 from torch import Tensor
 
 SIZES = [(2, 8, 1), (17, 129, 5), (257, 1024, 64), (1000, 96, 200)]
@@ -19,60 +19,88 @@ def distance(a: Tensor, b: Tensor) -> float:
     return float((a - b).norm() / b.norm())
 
 
-def errors(x: Tensor, s: Tensor) -> tuple[float, float]:
-    """Of the result and of its gradient. x takes one."""
-    weight = normal(len(x), len(s), seed=2).to(x.device)
-    z = sketch(x, s, backend="triton")
-    (found,) = torch.autograd.grad((z * weight).sum(), x)
-    assert (z.dtype, found.dtype) == (torch.float32, x.dtype)
-    assert torch.equal(z, sketch(x, s, backend="triton"))
-    return distance(z, x.detach().double() @ s.double().t()), distance(found, weight.double() @ s.double())
+def errors(x: Tensor, s: Tensor, squares: bool) -> tuple[float, float]:
+    """Of the results and of their gradient, over all layers of x [L, N, C] in the type that is tried."""
+    g, h = normal(*x.shape[:2], s.shape[1], seed=2).to(x.device), normal(*x.shape[:2], seed=3).to(x.device)
+    rows, exact = [one.clone().requires_grad_() for one in x], x.double().requires_grad_()
+    found = sketch(rows, s, squares=squares, backend="triton")
+    wanted = [exact @ s.double().mT, exact.square().sum(2)[:, : None if squares else 0]]
+    gradients = torch.autograd.grad(found, rows, (g, h[:, : None if squares else 0]))
+    assert {one.dtype for one in found} == {torch.float32}
+    assert {one.dtype for one in gradients} == {x.dtype}
+    assert all(map(torch.equal, found, sketch(rows, s, squares=squares, backend="triton")))
+    (right,) = torch.autograd.grad((wanted[0] * g).sum() + (wanted[1] * h[:, : wanted[1].shape[1]]).sum(), exact)
+    return max(distance(*pair) for pair in zip(found, wanted, strict=True) if pair[0].numel()), distance(
+        torch.stack(gradients), right
+    )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="float32 is for the interpreter, bf16 for GPUs")
+@pytest.mark.parametrize("squares", [False, True])
 @pytest.mark.parametrize(("n", "c", "k"), SIZES)
-def test_float32_under_the_interpreter(n: int, c: int, k: int) -> None:
-    result, gradient = errors(normal(n, c).requires_grad_(), normal(k, c, seed=1))
+def test_float32_under_the_interpreter(n: int, c: int, k: int, squares: bool) -> None:
+    result, gradient = errors(normal(2, n, c), normal(2, k, c, seed=1), squares)
     assert result < 1e-6
     assert gradient < 1e-6
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("squares", [False, True])
 @pytest.mark.parametrize(("n", "c", "k"), SIZES)
-def test_bf16_on_a_gpu(n: int, c: int, k: int) -> None:
+def test_bf16_on_a_gpu(n: int, c: int, k: int, squares: bool) -> None:
     """Directions of one piece would be 1.7e-3 off; a gradient carries one rounding to bf16, which is as much."""
-    result, gradient = errors(normal(n, c).cuda().bfloat16().requires_grad_(), normal(k, c, seed=1).cuda())
+    result, gradient = errors(normal(3, n, c).cuda().bfloat16(), normal(3, k, c, seed=1).cuda(), squares)
     assert result < 1e-5
     assert gradient < 2.2e-3
     assert choose_backend("cuda", torch.bfloat16).backend == "triton"
 
 
-def test_the_operator_says_what_it_does() -> None:
-    x, s = normal(9, 12).requires_grad_(), normal(4, 12, seed=1)
+@pytest.mark.parametrize("squares", [False, True])
+def test_the_operator_says_what_it_does(squares: bool) -> None:
+    x, s = normal(2, 9, 12), normal(2, 4, 12, seed=1)
     if torch.cuda.is_available():
-        x, s = x.detach().cuda().bfloat16().requires_grad_(), s.cuda()
-    found = torch.library.opcheck(torch.ops.atma.sketch_forward.default, (x, s))
+        x, s = x.cuda().bfloat16(), s.cuda()
+    rows = [one.clone().requires_grad_() for one in x]
+    found = torch.library.opcheck(torch.ops.atma.sketch_forward.default, (rows, pieces(s, x.dtype), squares))
     assert set(found.values()) == {"SUCCESS"}
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_elsewhere_it_is_a_product_in_the_statistics_type(dtype: torch.dtype) -> None:
-    x, s = normal(5, 7).to(dtype), normal(3, 7, seed=1)
-    found = sketch(x, s)
-    assert found.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    assert torch.equal(found, sketch_reference(x, s))
-    assert distance(found, x.double() @ s.double().t()) < 1e-6
+    x, s = normal(2, 5, 7).to(dtype), normal(2, 3, 7, seed=1)
+    found = sketch(list(x), s, squares=True)
+    assert {one.dtype for one in found} == {torch.float64 if dtype == torch.float64 else torch.float32}
+    assert all(map(torch.equal, found, sketch_reference(list(x), s, squares=True)))
+    assert distance(found[0], x.double() @ s.double().mT) < 1e-6
+    assert distance(found[1], x.double().square().sum(2)) < 1e-6
 
 
-def test_gram_and_its_gradient() -> None:
-    z = normal(7, 3).double().requires_grad_()
-    assert torch.equal(gram(z), z.t() @ z)
-    assert torch.autograd.gradcheck(gram, (z,), rtol=1e-9)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_two_pieces_hold_sixteen_bits_of_the_mantissa(dtype: torch.dtype) -> None:
+    s = normal(2, 3, 50)
+    found = pieces(s, dtype)
+    assert (found.shape, found.dtype) == ((2, 2, 3, 50), dtype)
+    # numbers below 2^-14 have less of it in float16
+    allowed = 2.0**-16 * s.double().abs() + (2.0**-25 if dtype == torch.float16 else 0)
+    assert ((found.double().sum(0) - s.double()).abs() <= allowed).all()
 
 
-def test_channels_that_disagree() -> None:
-    with pytest.raises(ValueError, match=r"\(2, 5\).*\(3, 4\)"):
-        sketch(torch.zeros(2, 5), torch.zeros(3, 4))
-    with pytest.raises(ValueError, match=r"\(5,\).*\(3, 5\)"):
-        sketch(torch.zeros(5), torch.zeros(3, 5))
+@pytest.mark.parametrize("n", [7, 1536])
+def test_gram_and_its_gradient(n: int) -> None:
+    """Of few rows and of rows that are taken in pieces."""
+    z, g = normal(2, n, 3).double().requires_grad_(), normal(2, 3, 3, seed=1).double()
+    found = gram(z)
+    assert distance(found, z.mT @ z) < 1e-14
+    (gradient,) = torch.autograd.grad(found, z, g)
+    (wanted,) = torch.autograd.grad(z.mT @ z, z, g)
+    assert distance(gradient, wanted) < 1e-14
+
+
+def test_shapes_that_disagree() -> None:
+    with pytest.raises(ValueError, match=r"\(2, 5\).*\(1, 3, 4\)"):
+        sketch([torch.zeros(2, 5)], torch.zeros(1, 3, 4))
+    with pytest.raises(ValueError, match=r"\(5,\).*\(1, 3, 5\)"):
+        sketch([torch.zeros(5)], torch.zeros(1, 3, 5))
+    with pytest.raises(ValueError, match=r"\(2, 5\), \(3, 5\) and \(2, 3, 5\)"):
+        sketch([torch.zeros(2, 5), torch.zeros(3, 5)], torch.zeros(2, 3, 5))

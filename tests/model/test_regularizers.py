@@ -82,6 +82,20 @@ def test_discrete_ignores_scale(gaussian: Tensor) -> None:
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_discrete_leaves_a_zero_row_alone(dtype: torch.dtype) -> None:
+    x = torch.randn(12, 6, generator=draw(2)).to(dtype)
+    x[4] = 0
+    x.requires_grad_()
+    value = discrete(x, normal(3, 6))
+    (gradient,) = torch.autograd.grad(value, x)
+    directions = torch.nn.functional.normalize(x.detach().double(), dim=1) * math.sqrt(6)
+    z = directions @ (normal(3, 6).double() / math.sqrt(6)).t()
+    assert value.item() == pytest.approx((z.t().cov() - torch.eye(3)).norm().item(), rel=1e-5)
+    assert torch.isfinite(gradient).all()
+    assert gradient[4].abs().max() == 0
+
+
 def test_identical_rows() -> None:
     x = torch.ones(40, 32, dtype=torch.float64)
     assert weak(x, normal(K, 32)).item() == pytest.approx(8, abs=1e-12)
