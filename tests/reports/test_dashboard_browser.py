@@ -349,7 +349,7 @@ def test_nothing_overlaps_or_runs_out_of_the_page(visit: Any, site: Any, width: 
 def test_of_thousands_of_rows_only_those_in_sight_exist(
     visit: Any, blank: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "effects_of", lambda store, data: {})  # minutes of statistics that this is not about
+    monkeypatch.setattr(module, "effects_of", lambda store, data: {})  # seconds of statistics that this is not about
     store = open_store(shutil.copy(blank, tmp_path / "big.db"))
     cells = synthetic_sweep(store, 1000, 1)
     module.write_dashboard(store, tmp_path / "page.html")
