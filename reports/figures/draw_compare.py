@@ -69,7 +69,7 @@ def interactions(made: Collected) -> Figure:
     pairs = list(dict.fromkeys(zip(frame["row_axis"], frame["column_axis"], strict=True)))
     # the axis with more levels stands upright, where its names have room
     pairs = [(a, b) if len(levels[a]) >= len(levels[b]) else (b, a) for a, b in pairs]
-    columns = min(5, len(pairs))
+    columns = min(4, len(pairs))  # five would leave the means too small to read
     down = style.rows_of(len(pairs), columns)
     tall = max(len(levels[axis]) for axis, _ in pairs)
     width = style.WIDTH if columns > 2 else 2.1 * columns + 2.2
@@ -109,7 +109,7 @@ def _heat(axes: Axes, table: pd.DataFrame, low: float, high: float, decimals: in
     axes.tick_params(length=0)
     axes.set_xticks(np.arange(table.shape[1]) + 0.5, list(table.columns), rotation=90 if _crowded(table) else 0)
     axes.set_yticks(np.arange(table.shape[0]) + 0.5, list(table.index))
-    size = 6.0 if table.shape[1] < 3 else 4.4 if table.shape[1] < 4 else 3.8
+    size = 6.2 if table.shape[1] < 3 else 5.4 if table.shape[1] < 4 else 4.0
     for (r, c), value in np.ndenumerate(values):
         if value is not np.ma.masked:
             ink = "white" if colormaps[style.MAP](norm(value))[:3] @ np.array([0.3, 0.59, 0.11]) < 0.5 else "black"
@@ -165,7 +165,7 @@ def quality_speed(made: Collected) -> Figure:
             for _, one in kept.iterrows()
             if one["name"] in listed
         ]
-        style.spread_labels(figure, axes, numbered)
+        style.spread_labels(figure, axes, numbered, list(zip(here["speed"], here["value"], strict=True)))
     handles: dict[str, Any] = {}
     for place, kind in enumerate(types):
         for second, memory in enumerate(memories):
