@@ -97,11 +97,18 @@ def _write(path: Path, text: str, written: Written) -> None:
 
 def _document(tables: dict[str, Table], pictures: dict[str, Collected]) -> str:
     parts = [rf"\input{{{file_name(number)}}}" for number in tables]
+    # as large as drawn, unless the page is smaller
+    size = r"[max width=\linewidth,max totalheight=\textheight]"
     parts += [
-        rf"\begin{{figure}}[htbp]\centering\includegraphics{{figure-{name}.pdf}}\end{{figure}}" for name in pictures
+        rf"\begin{{figure}}[htbp]\centering\includegraphics{size}{{figure-{name}.pdf}}\end{{figure}}"
+        for name in pictures
     ]
     body = "\n\\clearpage\n".join(parts)
-    head = ["\\documentclass{article}", r"\usepackage[margin=15mm,landscape]{geometry}", r"\usepackage{graphicx}"]
+    head = [
+        "\\documentclass{article}",
+        r"\usepackage[margin=15mm,landscape]{geometry}",
+        r"\usepackage[export]{adjustbox}",
+    ]
     head.append(TEX_PREAMBLE)
     return "\n".join([*head, r"\begin{document}", body, r"\end{document}"]) + "\n"
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from ..layout import DUST
+from ..numbers import rounded
 from . import style
 from .base import Collected
 
@@ -73,7 +75,8 @@ def interactions(made: Collected) -> Figure:
     down = style.rows_of(len(pairs), columns)
     tall = max(len(levels[axis]) for axis, _ in pairs)
     width = style.WIDTH if columns > 2 else 2.1 * columns + 2.2
-    figure = style.page((0.13 * max(tall, 3) + 0.75) * down * len(measures) + 0.2, width)
+    # the words beside a colour scale need room even where there is one row of maps
+    figure = style.page(max(1.25, (0.11 * max(tall, 3) + 0.58) * down) * len(measures) + 0.2, width)
     for block, measure in zip(figure.subfigures(len(measures), 1, squeeze=False).flat, measures, strict=True):
         here = frame[frame["measure"] == measure]
         low, high = float(here["mean"].min()), float(here["mean"].max())
@@ -113,7 +116,15 @@ def _heat(axes: Axes, table: pd.DataFrame, low: float, high: float, decimals: in
     for (r, c), value in np.ndenumerate(values):
         if value is not np.ma.masked:
             ink = "white" if colormaps[style.MAP](norm(value))[:3] @ np.array([0.3, 0.59, 0.11]) < 0.5 else "black"
-            axes.text(c + 0.5, r + 0.5, f"{value:.{decimals}f}", ha="center", va="center", color=ink, fontsize=size)
+            axes.text(
+                c + 0.5,
+                r + 0.5,
+                rounded(round(float(value), DUST), decimals),
+                ha="center",
+                va="center",
+                color=ink,
+                fontsize=size,
+            )
     return drawn
 
 
