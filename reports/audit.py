@@ -22,7 +22,11 @@ OUTSIDE = (
     "data.fingerprint",
     "data.corpus",
     "data.tokenizer",
+    "eval.probes",
+    "eval.lengths",
 )
+"""Settings that are no difference between two numbers, or that are told otherwise: which probes and lengths an attempt was
+asked for changes none of its numbers."""
 ALWAYS = "train.micro_batch"
 """Named even where an axis explains it: regularizers can feel it."""
 FACTS: Mapping[str, Callable[[Provenance], object]] = {

@@ -15,6 +15,11 @@ from .figures import FIGURES, FORMATS, Collected, make_figure, renderings
 from .render import SUFFIXES, TEX_PREAMBLE, markdown_escaped, plain, render
 from .tables import TABLES, make_table
 
+CSS = (
+    "body{font:15px/1.5 system-ui,sans-serif;color:#1b1b1f;background:#fff;max-width:48rem;margin:2rem auto;padding:0 1rem}"
+    "h1{font-size:1.4rem}ul{padding-left:1.2rem}li{margin:.2rem 0}a{color:#0b57c4}"
+    "img{max-width:100%;height:auto}figure{margin:2rem 0}figcaption{color:#585b66}"
+)
 FILES = {format: suffix for suffix, format in SUFFIXES.items()}
 
 
@@ -97,13 +102,25 @@ def _write(path: Path, text: str, written: Written) -> None:
 
 def _document(tables: dict[str, Table], pictures: dict[str, Collected]) -> str:
     parts = [rf"\input{{{file_name(number)}}}" for number in tables]
+    # as large as drawn, unless the page is smaller
+    size = r"[max width=\linewidth,max totalheight=\textheight]"
     parts += [
-        rf"\begin{{figure}}[htbp]\centering\includegraphics{{figure-{name}.pdf}}\end{{figure}}" for name in pictures
+        rf"\begin{{figure}}[htbp]\centering\includegraphics{size}{{figure-{name}.pdf}}\end{{figure}}"
+        for name in pictures
     ]
     body = "\n\\clearpage\n".join(parts)
-    head = ["\\documentclass{article}", r"\usepackage[margin=15mm,landscape]{geometry}", r"\usepackage{graphicx}"]
+    head = [
+        "% run pdflatex twice: long tables learn the widths of their columns in the first run",
+        "\\documentclass{article}",
+        r"\usepackage[margin=15mm,landscape]{geometry}",
+        r"\usepackage[export]{adjustbox}",
+    ]
     head.append(TEX_PREAMBLE)
     return "\n".join([*head, r"\begin{document}", body, r"\end{document}"]) + "\n"
+
+
+def _rows(table: Table) -> str:
+    return "1 row" if len(table.rows) == 1 else f"{len(table.rows)} rows"
 
 
 def _index_markdown(
@@ -116,7 +133,7 @@ def _index_markdown(
     lines = [f"# Tables and figures of sweep {markdown_escaped(name)}", ""]
     for number, table in tables.items():
         links = ", ".join(f"[{format}]({file_name(number)}{FILES[format]})" for format in formats)
-        lines.append(f"- {markdown_escaped(table.title)}: {len(table.rows)} rows: {links}")
+        lines.append(f"- {markdown_escaped(table.title)}: {_rows(table)}: {links}")
     for number, picture in pictures.items():
         links = ", ".join(f"[{format}](figure-{number}.{format})" for format in FORMATS)
         lines.append(f"- {markdown_escaped(picture.title)}: {links}")
@@ -134,7 +151,7 @@ def _index_html(
     rows = []
     for number, table in tables.items():
         links = " ".join(f'<a href="{file_name(number)}{FILES[format]}">{format}</a>' for format in formats)
-        rows.append(f"<li>{html.escape(plain(table.title))}: {len(table.rows)} rows: {links}</li>")
+        rows.append(f"<li>{html.escape(plain(table.title))}: {_rows(table)}: {links}</li>")
     rows += [f"<li>{number} left out: {html.escape(plain(why))}</li>" for number, why in left_out.items()]
     shown = []
     for number, picture in pictures.items():
@@ -147,6 +164,7 @@ def _index_html(
     title = f"Tables and figures of sweep {html.escape(plain(name))}"
     return (
         f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{title}</title>'
-        "<style>img{max-width:100%;height:auto}figure{margin:2rem 0}</style></head>\n"
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<style>{CSS}</style></head>\n"
         f"<body>\n<h1>{title}</h1>\n<ul>\n" + "\n".join(rows) + "\n</ul>\n" + "\n".join(shown) + "\n</body>\n</html>\n"
     )

@@ -1,4 +1,4 @@
-"""Whether a table that was written to a file still says what the database says."""
+"""Whether a table or figure that was written to a file still says what the database says."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import html.parser
 import io
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -58,11 +58,15 @@ def _parsed(text: str) -> _Cells:
 
 
 def _format(path: Path) -> str:
-    if path.suffix.lower() not in SUFFIXES:
-        raise ReportError(
-            f"{path.name}: only files ending in {', '.join(SUFFIXES)} can be checked; write one with --out"
-        )
-    return SUFFIXES[path.suffix.lower()]
+    from .figures import FORMATS
+
+    ending = path.suffix.lower()
+    if ending.removeprefix(".") in FORMATS:
+        return ending.removeprefix(".")
+    if ending not in SUFFIXES:
+        known = ", ".join([*SUFFIXES, *(f".{format}" for format in FORMATS)])
+        raise ReportError(f"{path.name}: only files ending in {known} can be checked; write one with --out")
+    return SUFFIXES[ending]
 
 
 def trace_in(text: str, format: str, name: str) -> dict[str, Any]:
@@ -109,12 +113,29 @@ def _json_row(row: dict[str, Any]) -> list[str]:
 
 
 def _read(path: Path) -> tuple[str, str, dict[str, Any]]:
+    """Text (of a figure: none), format and trace of a file."""
     format = _format(path)
     try:
+        if format not in SUFFIXES.values():
+            return "", format, _figure_trace(path.read_bytes(), format, path.name)
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ReportError(f"cannot read {path}: {error}; name a table that atma-sweep report wrote") from error
+        raise ReportError(f"cannot read {path}: {error}; name a file that atma-sweep report wrote") from error
     return text, format, trace_in(text, format, path.name)
+
+
+def _figure_trace(content: bytes, format: str, name: str) -> dict[str, Any]:
+    from .figures import trace_in as figure_trace
+
+    try:
+        found = figure_trace(content, format)
+    except ReportError as error:
+        raise ReportError(
+            f"{name} carries no trace of its figure; draw it again with atma-sweep report --out"
+        ) from error
+    if not {"figure", "sweep", "revision", "cells", "data"} <= set(found):
+        raise ReportError(f"{name}: its trace cannot be read; draw the figure again")
+    return found
 
 
 def sweep_of(path: str | Path) -> str:
@@ -123,13 +144,17 @@ def sweep_of(path: str | Path) -> str:
 
 
 def check_file(path: str | Path, store: Store) -> list[str]:
-    """What a written table (Markdown, CSV, LaTeX, HTML, JSON) says otherwise than the database does now; empty when nothing.
+    """What a written table (Markdown, CSV, LaTeX, HTML, JSON) or figure (SVG, PDF, PNG) says otherwise than the database does
+    now; empty when nothing.
 
-    The table is made again from the trace that the file carries. Besides every cell that differs, a changed title, note or
-    source of numbers is named. Raises ReportError for a file that is none of ours.
+    It is made again from the trace that the file carries. Of a table every number that differs is named, and a changed
+    title, note or source of numbers; of a figure, whether its numbers are the same, and the cells that have other attempts.
+    Raises ReportError for a file that is none of ours.
     """
     path = Path(path)
     text, format, trace = _read(path)
+    if "figure" in trace:
+        return [f"{path.name}: {line}" for line in _figure_differences(trace, store)]
     try:
         table = make_table(trace["table"], store, trace["sweep"], revision=trace["revision"], **trace["options"])
     except (StoreError, ReportError, TypeError) as error:
@@ -149,7 +174,7 @@ def _differences(text: str, fresh: str, format: str, trace: dict[str, Any], tabl
         old, new = [list(table.columns), *old], [list(table.columns), *new]
     found = _rows(old, new, table)
     if not found:
-        found = _trace_differences(trace, table)
+        found = _trace_differences(trace, table.trace)
     if not found:
         found = _lines(text, fresh)
     return found
@@ -176,10 +201,26 @@ def _column(table: Table, index: int) -> str:
     return table.columns[index] if index < len(table.columns) else f"column {index + 1}"
 
 
-def _trace_differences(trace: dict[str, Any], table: Table) -> list[str]:
+def _figure_differences(trace: dict[str, Any], store: Store) -> list[str]:
+    from .figures import make_figure
+
+    try:
+        made = make_figure(trace["figure"], store, trace["sweep"], revision=trace["revision"])
+    except (StoreError, ReportError) as error:
+        return [f"its figure cannot be made any more: {error}"]
+    found = []
+    if made.trace["data"] != trace["data"]:
+        found.append(f"its numbers are no longer those of the database; draw it again with --figure {made.name}")
+    found += _trace_differences(trace, made.trace)
+    if not found and json.loads(json.dumps(made.trace)) != trace:
+        found.append("its numbers are the same, but not the code or the GPU that they are told to come from")
+    return found
+
+
+def _trace_differences(trace: dict[str, Any], fresh: Mapping[str, Any]) -> list[str]:
     if "cells" not in trace:
         return []
-    mine = json.loads(json.dumps(table.trace))
+    mine = json.loads(json.dumps(fresh))
     found = []
     for cell in dict.fromkeys([*trace["cells"], *mine["cells"]]):
         was, now = trace["cells"].get(cell), mine["cells"].get(cell)

@@ -90,7 +90,7 @@ def report(
     ] = None,
     check: Annotated[
         list[Path] | None,
-        typer.Option("--check", metavar="FILE", help="Exit 1 if this table no longer is so; repeatable."),
+        typer.Option("--check", metavar="FILE", help="Exit 1 if this table or figure no longer is so; repeatable."),
     ] = None,
     all_: Annotated[
         bool, typer.Option("--all", help="Write every table and figure, with an index, into the folder --out.")
@@ -116,7 +116,7 @@ def report(
             "--all --out FOLDER or --check FILE"
         )
     if check:
-        _check_tables(check, db, as_json)
+        _check_files(check, db, as_json)
         return
     store = _report_store(db, sweep)
     if dashboard is not None:
@@ -126,7 +126,7 @@ def report(
     if figure and not all_:
         if table or compare:
             raise ReportError("a table and a figure are two files; ask for one of them at a time, or for --all")
-        _write_figure(store, figure, sweep, format_, out, as_json)
+        _write_figure(store, figure, sweep, format_, out, as_json, trace)
         return
     format_ = "json" if as_json else format_ or (SUFFIXES.get(out.suffix.lower()) if out else None) or "terminal"
     if all_:
@@ -156,7 +156,7 @@ def _write_dashboard(store: Any, file: Path, sweep: str | None, as_json: bool) -
 
 
 def _write_figure(
-    store: Any, name: str, sweep: str | None, format_: str | None, out: Path | None, as_json: bool
+    store: Any, name: str, sweep: str | None, format_: str | None, out: Path | None, as_json: bool, trace: bool
 ) -> None:
     from .data import ReportError
     from .figures import FORMATS, make_figure, rendered
@@ -170,7 +170,7 @@ def _write_figure(
         print_json(made.as_json())
         return
     out = out or Path(f"{made.trace['sweep']}-{made.name}.{wanted}")
-    content = rendered(made, wanted)
+    content = rendered(made, wanted, trace=trace)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_bytes(content)
     typer.echo(f"wrote {out}", err=True)
@@ -189,7 +189,7 @@ def _report_store(db: str | None, sweep: str | None) -> Any:
         return open_published()
 
 
-def _check_tables(files: list[Path], db: str | None, as_json: bool) -> None:
+def _check_files(files: list[Path], db: str | None, as_json: bool) -> None:
     from .check import check_file, sweep_of
 
     rows = [{"file": str(file), "problems": check_file(file, _report_store(db, sweep_of(file)))} for file in files]

@@ -22,6 +22,16 @@ DEFINITIONS: dict[tuple[str, str], str] = {
     "attention only over the keys that a token may see, three times the forward pass.",
     ("throughput", "train_seconds"): "Seconds of training, validation and checkpoints left out.",
     ("throughput", "step_seconds"): "Seconds of one optimizer step.",
+    ("state_norm", "delta_norm"): "State norm: Frobenius norm of the memory's state after L tokens of a long held-out document, "
+    "as the trained network leaves it; mean over documents, layers with a memory and heads.",
+    ("state_norm", "hebbian_norm"): "State norm as above of the same keys, values and gates, written without erasing what stood "
+    "there (Hebbian writes).",
+    ("state_norm", "delta_norm_kept"): "State norm of the delta rule with gamma = 1: nothing decays, only its writes erase.",
+    ("state_norm", "hebbian_norm_kept"): "State norm of Hebbian writes with gamma = 1: nothing decays and nothing is erased.",
+    ("count_map", "beta"): "Slope beta of Polar attention's count map, tanh(beta ln(1 + m)) for m keys of one weight: mean over all "
+    "heads of all Polar layers. Training starts it at 0.201.",
+    ("count_map", "beta_lowest"): "Count map: the lowest slope among the heads.",
+    ("count_map", "beta_highest"): "Count map: the highest slope among the heads.",
     ("throughput", "parameters"): "Trained parameters of the model, embeddings included.",
     ("corpus", "unigram_entropy"): "Entropy of the training tokens one by one: the loss of a model that knows only how often "
     "each occurs.",

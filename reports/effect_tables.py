@@ -9,7 +9,6 @@ from dataclasses import replace
 from ..results.store import Store
 from .data import Entry, ReportError, SweepData, Table, gather
 from .effects import (
-    EXACT,
     Effect,
     Interaction,
     anova,
@@ -24,6 +23,7 @@ from .effects import (
 )
 from .layout import DUST, Line, assemble, entry, sweep_note, word_notes
 from .numbers import Column, better, rounded, signed
+from .resampling import EXACT
 from .tables import AXIS_HEADINGS, complete_columns
 
 SMALL_P = 1e-4

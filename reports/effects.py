@@ -8,9 +8,8 @@ several, else from near-replicates (cells that differ in their regularizer alone
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from typing import Any
 
@@ -19,38 +18,28 @@ import pandas as pd
 from scipy import stats
 from statsmodels.formula.api import ols
 from statsmodels.stats.anova import anova_lm
-from statsmodels.stats.multitest import multipletests
-from statsmodels.stats.proportion import proportion_confint
 
+from ..results.intervals import wilson
 from ..results.records import AXES
-from .audit import homogeneity
 from .data import ReportError, SweepData
 from .numbers import Column
+from .resampling import ALPHA, Summary, holm, summaries
 from .tables import complete_columns
 
 __all__ = [
-    "Effect", "Interaction", "Spread", "accuracies", "anova", "bootstrap", "detectable", "effects", "factors", "holm",
-    "homogeneity", "interactions", "matched_pairs", "measures", "numbers_of", "origins_of", "pareto",
-    "reference_level", "seed_robustness", "sign_flip", "sign_test", "spread", "spreads_by_configuration", "wilson",
+    "Effect", "Interaction", "Spread", "accuracies", "anova", "detectable", "effects", "factors", "interactions",
+    "matched_pairs", "measures", "numbers_of", "origins_of", "pareto", "reference_level",
+    "seed_robustness", "spread", "spreads_by_configuration",
 ]  # fmt: skip
 
-RESAMPLES = 10_000
-EXACT = 30  # pairs up to which every flip of signs is counted
-FLIPS = 20_000  # random flips beyond that
-ALPHA, POWER = 0.05, 0.8
-RANDOM = 20_260  # every draw of this module starts from it, so that tables repeat
+POWER = 0.8
 NEAR = "reg_mode"
 
+Untested = tuple[dict[str, Any], np.ndarray]
+"""The fields of an effect or an interaction but for its tests, and its differences."""
 
-# --- single formulas ------------------------------------------------------------------------------------------------
 
-
-def wilson(hits: float, n: int, *, alpha: float = ALPHA) -> tuple[float, float]:
-    """Wilson score interval of a share, 95% by default; bounds in [0, 1]. Raises ValueError for an empty sample."""
-    if n < 1 or not 0 <= hits <= n:
-        raise ValueError(f"{hits} of {n} is no share")
-    low, high = proportion_confint(hits, n, alpha=alpha, method="wilson")
-    return max(0.0, min(float(low), hits / n)), min(1.0, max(float(high), hits / n))
+# --- accuracies ---------------------------------------------------------------------------------------------------
 
 
 def accuracies(data: SweepData) -> pd.DataFrame:
@@ -70,68 +59,6 @@ def accuracies(data: SweepData) -> pd.DataFrame:
         rows.append(about | {"length": value.length, "value": value.value, "n": value.n, "low": low, "high": high})
     columns = ["cell", "attempt", "probe", "metric", "length", "value", "n", "low", "high"]
     return pd.DataFrame(rows, columns=columns).astype({"value": float, "low": float, "high": float})
-
-
-def sign_test(differences: Sequence[float] | np.ndarray) -> float:
-    """Two-sided exact sign test: probability of as uneven a split of the non-zero differences by chance. 1 without any."""
-    d = np.asarray(differences, dtype=float)
-    up, down = int((d > 0).sum()), int((d < 0).sum())
-    return float(stats.binomtest(up, up + down).pvalue) if up + down else 1.0
-
-
-@lru_cache(maxsize=16)
-def _signs(n: int) -> np.ndarray:
-    draw = np.random.default_rng((RANDOM, n))
-    return draw.choice(np.array([-1.0, 1.0]), size=(FLIPS, n))
-
-
-def _half_sums(d: np.ndarray) -> np.ndarray:
-    sums = np.zeros(1)
-    for x in d:
-        sums = np.concatenate([sums - x, sums + x])
-    return sums
-
-
-def sign_flip(differences: Sequence[float] | np.ndarray) -> float:
-    """Two-sided permutation test of the mean difference: how often random signs give one as large.
-
-    Exact up to EXACT pairs (two halves of sums, combined by binary search), from FLIPS seeded draws beyond.
-    """
-    d = np.asarray(differences, dtype=float)
-    if not len(d):
-        return 1.0
-    slack = 1e-9 * float(np.abs(d).sum())
-    seen = abs(float(d.sum())) - slack
-    if len(d) > EXACT:
-        found = np.abs(_signs(len(d)) @ d) >= seen
-        return float((found.sum() + 1) / (FLIPS + 1))
-    if seen <= 0:
-        return 1.0
-    left, right = _half_sums(d[: len(d) // 2]), np.sort(_half_sums(d[len(d) // 2 :]))
-    above = len(right) - np.searchsorted(right, seen - left, side="left")
-    below = np.searchsorted(right, -seen - left, side="right")
-    return float((above.sum() + below.sum()) / 2 ** len(d))
-
-
-@lru_cache(maxsize=64)
-def _resampled(n: int) -> np.ndarray:
-    """How often each of n pairs is drawn, as weights that sum to 1: [RESAMPLES, n]."""
-    draw = np.random.default_rng((RANDOM, n))
-    return draw.multinomial(n, np.full(n, 1 / n), size=RESAMPLES) / n
-
-
-def bootstrap(differences: Sequence[float] | np.ndarray, *, alpha: float = ALPHA) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean, 95% by default, from RESAMPLES seeded draws. NaN for fewer than two."""
-    d = np.asarray(differences, dtype=float)
-    if len(d) < 2:
-        return math.nan, math.nan
-    low, high = np.quantile(_resampled(len(d)) @ d, [alpha / 2, 1 - alpha / 2])
-    return float(low), float(high)
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """p values after Holm's correction for the whole family, in the order given."""
-    return [float(p) for p in multipletests(list(p_values), method="holm")[1]] if p_values else []
 
 
 # --- the design -----------------------------------------------------------------------------------------------------
@@ -171,29 +98,22 @@ def reference_level(levels: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tested:
-    """Differences in a measure, summed up and tested."""
+class Tested(Summary):
+    """Differences in a measure, summed up and tested; in the measure's own unit, shares as fractions.
+
+    `p_holm` is the sign test's p, corrected for every test made together with this one. `origins` are the cells and
+    attempts of the differences.
+    """
 
     measure: Column
-    mean: float
-    median: float
-    up: int
-    down: int
-    low: float
-    high: float
-    p_sign: float
-    p_permutation: float
-    p_holm: float = math.nan
-    origins: tuple[tuple[str, int | None], ...] = ()
+    p_holm: float
+    origins: tuple[tuple[str, int | None], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Effect(Tested):
-    """The difference that a level makes, over matched pairs; in the measure's own unit, shares as fractions.
-
-    `where` names a subset (`attn_type=polar`) or is empty for the whole sweep. `p_holm` is the sign test's p, corrected
-    for every test made together with this one. `origins` are the cells and attempts of the pairs.
-    """
+    """The difference that a level makes, over matched pairs. `where` names a subset (`attn_type=polar`) or is empty for the
+    whole sweep."""
 
     axis: str
     level: str
@@ -202,36 +122,32 @@ class Effect(Tested):
     pairs: int
 
 
-def matched_pairs(
-    data: SweepData, column: Column, axis: str, level: str, reference: str, where: Mapping[str, str] | None = None
-) -> pd.DataFrame:
-    """The pairs of cells at `level` and at `reference` of an axis that agree on all other axes and the seed.
-
-    Columns: the other axes and seed, value and value_ref, difference (level minus reference), cell, cell_ref and their
-    attempts. `where` keeps only cells at those levels. A cell without a partner, or without the number, is left out.
-    """
-    frame = numbers_of(data, column)
-    for name, wanted in (where or {}).items():
-        frame = frame[frame[name] == wanted]
-    keys = [name for name in (*AXES, *data.extra_axes(), "seed") if name != axis]
-    there = frame[frame[axis] == level].drop(columns=axis)
+def _matched(frame: pd.DataFrame, axis: str, reference: str, keys: Sequence[str], end: str) -> pd.DataFrame:
+    """Every row at another level of an axis beside the row at `reference` that agrees on all keys, whose columns get `end`."""
+    there = frame[frame[axis] != reference]
     here = frame[frame[axis] == reference].drop(columns=axis)
-    pairs = there.merge(here, on=keys, suffixes=("", "_ref"))
+    return there.merge(here, on=list(keys), suffixes=("", end))
+
+
+def _pairs(data: SweepData, numbers: pd.DataFrame, axis: str) -> pd.DataFrame:
+    """The pairs of all levels of an axis with its reference, in the order of the cells."""
+    keys = [name for name in (*AXES, *data.extra_axes(), "seed") if name != axis]
+    pairs = _matched(numbers, axis, reference_level(data.levels(axis)), keys, "_ref")
     return pairs.assign(difference=pairs["value"] - pairs["value_ref"])
 
 
-def _summary(d: np.ndarray) -> dict[str, Any]:
-    low, high = bootstrap(d)
-    return {
-        "mean": float(d.mean()) if len(d) else math.nan,
-        "median": float(np.median(d)) if len(d) else math.nan,
-        "up": int((d > 0).sum()),
-        "down": int((d < 0).sum()),
-        "low": low,
-        "high": high,
-        "p_sign": sign_test(d),
-        "p_permutation": sign_flip(d),
-    }
+def matched_pairs(
+    data: SweepData, column: Column, axis: str, level: str, where: Mapping[str, str] | None = None
+) -> pd.DataFrame:
+    """The pairs of cells at `level` and at the reference level of an axis that agree on all other axes and the seed.
+
+    Columns: every axis and seed, value and value_ref, difference (level minus reference), cell, cell_ref and their
+    attempts. `where` keeps only cells at those levels. A cell without a partner, or without the number, is left out.
+    """
+    pairs = _pairs(data, numbers_of(data, column), axis)
+    for name, wanted in {**(where or {}), axis: level}.items():
+        pairs = pairs[pairs[name] == wanted]
+    return pairs.reset_index(drop=True)
 
 
 def origins_of(frame: pd.DataFrame, *suffixes: str) -> tuple[tuple[str, int | None], ...]:
@@ -239,42 +155,49 @@ def origins_of(frame: pd.DataFrame, *suffixes: str) -> tuple[tuple[str, int | No
     return tuple(
         (str(cell), int(attempt))
         for end in suffixes
-        for cell, attempt in zip(frame[f"cell{end}"], frame[f"attempt{end}"], strict=True)
+        for cell, attempt in zip(frame[f"cell{end}"].tolist(), frame[f"attempt{end}"].tolist(), strict=True)
     )
 
 
-def _one(data: SweepData, column: Column, axis: str, level: str, reference: str, where: Mapping[str, str]) -> Effect:
-    pairs = matched_pairs(data, column, axis, level, reference, where)
-    return Effect(
-        measure=column,
-        axis=axis,
-        level=level,
-        reference=reference,
-        where=", ".join(f"{name}={value}" for name, value in where.items()),
-        pairs=len(pairs),
-        origins=origins_of(pairs, "", "_ref"),
-        **_summary(pairs["difference"].to_numpy(dtype=float)),
-    )
+def _levels_of(frame: pd.DataFrame, name: str) -> dict[str, pd.DataFrame]:
+    return {str(level): part for level, part in frame.groupby(name, sort=False)}
 
 
-def effects(data: SweepData, columns: Sequence[Column] | None = None) -> list[Effect]:
-    """The effect of every level of every axis on every measure: over the whole sweep, and within every mixer.
+def _of_axis(data: SweepData, column: Column, numbers: pd.DataFrame, axis: str, within: bool) -> Iterator[Untested]:
+    """The effects of an axis: every level over the whole sweep and, with `within`, in every mixer."""
+    reference = reference_level(data.levels(axis))
+    mixers = data.levels("attn_type") if within and axis != "attn_type" else []
+    by_level = _levels_of(_pairs(data, numbers, axis), axis)
+    for level in data.levels(axis):
+        if level not in by_level:
+            continue
+        by_mixer = _levels_of(by_level[level], "attn_type") if len(mixers) > 1 else {}
+        subsets = [("", by_level[level])]
+        subsets += [(f"attn_type={mixer}", by_mixer[mixer]) for mixer in mixers if mixer in by_mixer]
+        for where, pairs in subsets:
+            about = {"measure": column, "axis": axis, "level": level, "reference": reference, "where": where}
+            about |= {"pairs": len(pairs), "origins": origins_of(pairs, "", "_ref")}
+            yield about, pairs["difference"].to_numpy(dtype=float)
+
+
+def effects(data: SweepData, columns: Sequence[Column] | None = None, *, within: bool = True) -> list[Effect]:
+    """The effect of every level of every axis on every measure: over the whole sweep, and `within` every mixer.
 
     Holm's correction is over the whole list. Levels without a single pair are left out.
     """
-    found = []
+    found: list[Untested] = []
     for column in measures(data) if columns is None else columns:
+        numbers = numbers_of(data, column)
         for axis in factors(data):
-            levels = data.levels(axis)
-            reference = reference_level(levels)
-            mixers = data.levels("attn_type") if axis != "attn_type" else []
-            subsets: list[dict[str, str]] = [{}, *({"attn_type": mixer} for mixer in mixers if len(mixers) > 1)]
-            for level in levels:
-                if level != reference:
-                    found += [_one(data, column, axis, level, reference, where) for where in subsets]
-    found = [one for one in found if one.pairs]
-    corrected = holm([one.p_sign for one in found])
-    return [replace(one, p_holm=p) for one, p in zip(found, corrected, strict=True)]
+            found += _of_axis(data, column, numbers, axis, within)
+    return [Effect(**fields) for fields in _tested(found)]
+
+
+def _tested(found: Sequence[Untested]) -> Iterable[dict[str, Any]]:
+    summed = summaries([differences for _, differences in found])
+    corrected = holm([one.p_sign for one in summed])
+    for (about, _), summary, p in zip(found, summed, corrected, strict=True):
+        yield about | asdict(summary) | {"p_holm": p}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,33 +213,29 @@ class Interaction(Tested):
 
 def interactions(data: SweepData, columns: Sequence[Column] | None = None) -> list[Interaction]:
     """Every two-way interaction on every measure; Holm's correction is over the whole list."""
-    found = []
+    found: list[Untested] = []
     for column in measures(data) if columns is None else columns:
-        for first, second in combinations(factors(data), 2):
-            ref_a, ref_b = reference_level(data.levels(first)), reference_level(data.levels(second))
-            for a in data.levels(first):
-                pairs = matched_pairs(data, column, first, a, ref_a) if a != ref_a else None
-                for b in data.levels(second):
-                    if pairs is not None and b != ref_b:
-                        found.append(_interaction(pairs, column, (first, second), (a, b), (ref_a, ref_b)))
-    found = [one for one in found if one.fours]
-    corrected = holm([one.p_sign for one in found])
-    return [replace(one, p_holm=p) for one, p in zip(found, corrected, strict=True)]
+        numbers = numbers_of(data, column)
+        pairs = {axis: _pairs(data, numbers, axis) for axis in factors(data)}
+        for axes in combinations(factors(data), 2):
+            found += _of_axes(data, column, pairs[axes[0]], axes)
+    return [Interaction(**fields) for fields in _tested(found)]
 
 
-def _interaction(
-    pairs: pd.DataFrame, column: Column, axes: tuple[str, str], levels: tuple[str, str], references: tuple[str, str]
-) -> Interaction:
-    own = ("cell", "attempt", "value", "cell_ref", "attempt_ref", "value_ref", "difference")
-    keys = [name for name in pairs.columns if name not in (*own, axes[1])]
-    there = pairs[pairs[axes[1]] == levels[1]].drop(columns=axes[1])
-    here = pairs[pairs[axes[1]] == references[1]].drop(columns=axes[1])
-    fours = there.merge(here, on=keys, suffixes=("", "_b"))
-    d = (fours["difference"] - fours["difference_b"]).to_numpy(dtype=float)
-    origins = origins_of(fours, "", "_ref", "_b", "_ref_b")
-    return Interaction(
-        measure=column, axes=axes, levels=levels, references=references, fours=len(d), origins=origins, **_summary(d)
-    )
+def _of_axes(data: SweepData, column: Column, pairs: pd.DataFrame, axes: tuple[str, str]) -> Iterator[Untested]:
+    """The interactions of two axes; `pairs` are those of the first."""
+    first, second = axes
+    references = (reference_level(data.levels(first)), reference_level(data.levels(second)))
+    keys = [name for name in (*AXES, *data.extra_axes(), "seed") if name != second]
+    fours = _matched(pairs, second, references[1], keys, "_b")
+    by_levels = dict(iter(fours.groupby([first, second], sort=False)))
+    for a in data.levels(first):
+        for b in data.levels(second):
+            if (part := by_levels.get((a, b))) is None:
+                continue
+            about = {"measure": column, "axes": axes, "levels": (a, b), "references": references, "fours": len(part)}
+            about["origins"] = origins_of(part, "", "_ref", "_b", "_ref_b")
+            yield about, (part["difference"] - part["difference_b"]).to_numpy(dtype=float)
 
 
 def anova(data: SweepData, column: Column) -> tuple[pd.DataFrame, list[str]]:
@@ -399,11 +318,13 @@ def spread(data: SweepData, column: Column, where: Mapping[str, str] | None = No
         frame = frame[frame[name] == wanted]
     axes = [*AXES, *data.extra_axes()]
     for kind, keys in (("seeds", axes), ("near-replicates", [axis for axis in (*axes, "seed") if axis != NEAR])):
-        groups = [group["value"] for _, group in frame.groupby(keys) if len(group) > 1]
-        df = sum(len(group) - 1 for group in groups)
+        groups = frame.groupby(keys)["value"]
+        sizes = groups.size()
+        df = int((sizes - 1).sum())
         if df:
-            squares = sum(float(((group - group.mean()) ** 2).sum()) for group in groups)
-            return Spread(kind, math.sqrt(squares / df), df, len(groups))
+            # a group of one is its own mean and adds nothing
+            squares = float(((frame["value"] - groups.transform("mean")) ** 2).sum())
+            return Spread(kind, math.sqrt(squares / df), df, int((sizes > 1).sum()))
     return None
 
 

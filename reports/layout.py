@@ -142,7 +142,8 @@ def sources_of(attempts: Iterable[int], sources: Mapping[int, Source]) -> list[d
 
 
 def _raw_entry(one: Entry) -> dict[str, Any]:
-    row = asdict(one)
+    # without the origins, which are thousands in an effect of a large sweep, and are told below
+    row = asdict(replace(one, origins=()))
     row["printed"] = row.pop("text")
     del row["origins"]
     attempts = list(one.attempts)

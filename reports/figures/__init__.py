@@ -85,8 +85,9 @@ def make_figure(name: str, store: Store, sweep: str | None = None, *, revision: 
 
 def drawn(made: Collected) -> Any:
     """The matplotlib Figure, laid out for good; to be called and used inside `style.settings`."""
+    from .style import settle
+
     figure = _function(FIGURES[made.name].draw)(made)
-    # found once: finding the places takes longer than drawing, and so they are the same in every format
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")
+    # once: finding the places takes longer than drawing, and so they are the same in every format
+    settle(figure)
     return figure

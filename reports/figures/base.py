@@ -46,8 +46,8 @@ class Collected:
 
 
 def digest(frame: pd.DataFrame) -> str:
-    """SHA-256 of the frame as CSV, floats in their shortest exact decimals."""
-    return hashlib.sha256(frame.to_csv(index=False).encode()).hexdigest()
+    """SHA-256 of the frame as CSV, floats to ten digits: another machine may differ in the last bits of a mean."""
+    return hashlib.sha256(frame.to_csv(index=False, float_format="%.10g").encode()).hexdigest()
 
 
 def collected(

@@ -13,11 +13,11 @@ import numpy as np
 import pandas as pd
 from sqlalchemy import select
 
+from ...results.intervals import wilson
 from ...results.paper import OWNER as PRINTED_BY
 from ...results.schema import CurvePointRow
 from ...results.store import Store
 from ..data import ReportError, SweepData, attempts_of, gather, provenances_of
-from ..effects import wilson
 from .base import Collected, collected, groups_of, line_axes, training_lengths
 
 GROUP = ["panel", "first", "second", "line"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import combinations
-from statistics import fmean
 from typing import Any
 
 import pandas as pd
@@ -11,7 +10,8 @@ import pandas as pd
 from ...results.records import AXES
 from ...results.store import Store
 from ..data import ReportError, SweepData, gather
-from ..effects import bootstrap, factors, measures, numbers_of, pareto, reference_level
+from ..effects import effects as tested
+from ..effects import factors, measures, numbers_of, pareto
 from ..layout import entry
 from ..numbers import Column, better
 from ..tables import complete_columns
@@ -37,24 +37,12 @@ def effects(store: Store, sweep: str | None = None, *, revision: int | None = No
     columns = measures(data)
     rows: list[dict[str, Any]] = []
     origins: list[tuple[str, int | None]] = []
-    for column in columns:
-        numbers = numbers_of(data, column)
-        scale, unit = (100, "points") if column.percent else (1, "nats/token")
-        for axis in factors(data):
-            levels = data.levels(axis)
-            reference = reference_level(levels)
-            by_level = {word: _by_rest(numbers, axis, word) for word in levels}
-            for word in levels:
-                pairs = [key for key in by_level[word] if key in by_level[reference]]
-                if word == reference or not pairs:
-                    continue
-                here, there = by_level[word], by_level[reference]
-                differences = [here[key][0] - there[key][0] for key in pairs]
-                low, high = bootstrap(differences)
-                about: dict[str, Any] = {"measure": column.heading, "unit": unit, "axis": axis, "level": word}
-                about |= {"reference": reference, "pairs": len(pairs), "mean": scale * fmean(differences)}
-                rows.append(about | {"low": scale * low, "high": scale * high})
-                origins += [side[key][1] for key in pairs for side in (here, there)]
+    for one in tested(data, columns, within=False):
+        scale, unit = (100, "points") if one.measure.percent else (1, "nats/token")
+        about: dict[str, Any] = {"measure": one.measure.heading, "unit": unit, "axis": one.axis, "level": one.level}
+        about |= {"reference": one.reference, "pairs": one.pairs}
+        rows.append(about | {"mean": scale * one.mean, "low": scale * one.low, "high": scale * one.high})
+        origins += one.origins
     if not rows:
         raise ReportError(
             f"sweep {data.sweep} has no two measured cells that differ in one axis alone; measure more cells"
@@ -66,17 +54,6 @@ def effects(store: Store, sweep: str | None = None, *, revision: int | None = No
     better_is = {column.heading: better(column.metric) for column in columns}
     frame = pd.DataFrame(rows)
     return collected(store, data, "effects", "Main effects", frame, origins, notes=[words], better=better_is)
-
-
-def _by_rest(numbers: pd.DataFrame, axis: str, word: str) -> dict[tuple[Any, ...], tuple[float, tuple[str, int]]]:
-    """The numbers at a level of an axis, with their cell and attempt, by everything else that tells cells apart."""
-    here = numbers[numbers[axis] == word]
-    rest = [name for name in here.columns if name not in ("cell", "attempt", "value", axis)]
-    values = zip(here["value"], here["cell"], here["attempt"], strict=True)
-    keys = here[rest].itertuples(index=False, name=None)
-    return {
-        key: (float(value), (str(cell), int(attempt))) for key, (value, cell, attempt) in zip(keys, values, strict=True)
-    }
 
 
 def interactions(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Collected:

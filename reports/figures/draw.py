@@ -136,7 +136,7 @@ def count_map(made: Collected) -> Figure:
     from matplotlib.patches import Patch
 
     frame = made.frame
-    figure = style.page(3.1, 5.0)
+    figure = style.page(3.1, 5.4)
     (axes,) = style.panels(figure, [""])
     handles: dict[str, Any] = {}
     init = frame[frame["source"] == "init"]

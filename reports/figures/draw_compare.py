@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from ..layout import DUST
+from ..numbers import rounded
 from . import style
 from .base import Collected
 
@@ -69,11 +71,12 @@ def interactions(made: Collected) -> Figure:
     pairs = list(dict.fromkeys(zip(frame["row_axis"], frame["column_axis"], strict=True)))
     # the axis with more levels stands upright, where its names have room
     pairs = [(a, b) if len(levels[a]) >= len(levels[b]) else (b, a) for a, b in pairs]
-    columns = min(5, len(pairs))
+    columns = min(4, len(pairs))  # five would leave the means too small to read
     down = style.rows_of(len(pairs), columns)
     tall = max(len(levels[axis]) for axis, _ in pairs)
     width = style.WIDTH if columns > 2 else 2.1 * columns + 2.2
-    figure = style.page((0.13 * max(tall, 3) + 0.75) * down * len(measures) + 0.2, width)
+    # the words beside a colour scale need room even where there is one row of maps
+    figure = style.page(max(1.25, (0.11 * max(tall, 3) + 0.58) * down) * len(measures) + 0.2, width)
     for block, measure in zip(figure.subfigures(len(measures), 1, squeeze=False).flat, measures, strict=True):
         here = frame[frame["measure"] == measure]
         low, high = float(here["mean"].min()), float(here["mean"].max())
@@ -109,11 +112,19 @@ def _heat(axes: Axes, table: pd.DataFrame, low: float, high: float, decimals: in
     axes.tick_params(length=0)
     axes.set_xticks(np.arange(table.shape[1]) + 0.5, list(table.columns), rotation=90 if _crowded(table) else 0)
     axes.set_yticks(np.arange(table.shape[0]) + 0.5, list(table.index))
-    size = 6.0 if table.shape[1] < 3 else 4.4 if table.shape[1] < 4 else 3.8
+    size = 6.2 if table.shape[1] < 3 else 5.4 if table.shape[1] < 4 else 4.0
     for (r, c), value in np.ndenumerate(values):
         if value is not np.ma.masked:
             ink = "white" if colormaps[style.MAP](norm(value))[:3] @ np.array([0.3, 0.59, 0.11]) < 0.5 else "black"
-            axes.text(c + 0.5, r + 0.5, f"{value:.{decimals}f}", ha="center", va="center", color=ink, fontsize=size)
+            axes.text(
+                c + 0.5,
+                r + 0.5,
+                rounded(round(float(value), DUST), decimals),
+                ha="center",
+                va="center",
+                color=ink,
+                fontsize=size,
+            )
     return drawn
 
 
@@ -165,7 +176,7 @@ def quality_speed(made: Collected) -> Figure:
             for _, one in kept.iterrows()
             if one["name"] in listed
         ]
-        style.spread_labels(figure, axes, numbered)
+        style.spread_labels(figure, axes, numbered, list(zip(here["speed"], here["value"], strict=True)))
     handles: dict[str, Any] = {}
     for place, kind in enumerate(types):
         for second, memory in enumerate(memories):

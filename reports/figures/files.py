@@ -17,6 +17,7 @@ from ..data import ReportError
 from .base import Collected
 
 FORMATS = ("svg", "pdf", "png")
+PLACES = {"svg": "Description", "pdf": "Subject", "png": "Description"}
 DOTS = 200  # dots an inch of a PNG
 TRACE = "atma-sweep-trace:"
 DESCRIPTION = "{http://purl.org/dc/elements/1.1/}description"
@@ -28,23 +29,29 @@ def trace_text(made: Collected) -> str:
     return f"{TRACE} {json.dumps(made.trace, separators=(',', ':'), ensure_ascii=True, allow_nan=False)}"
 
 
-def rendered(made: Collected, format: str = "svg") -> bytes:
+def rendered(made: Collected, format: str = "svg", *, trace: bool = True) -> bytes:
     """The picture as a file's content. Raises ReportError for an unknown format."""
-    return renderings(made, [format])[format]
+    return renderings(made, [format], trace=trace)[format]
 
 
-def renderings(made: Collected, formats: Sequence[str] = FORMATS) -> dict[str, bytes]:
-    """The picture as the content of a file of each of these formats, drawn once. Raises ReportError for an unknown format."""
+def renderings(made: Collected, formats: Sequence[str] = FORMATS, *, trace: bool = True) -> dict[str, bytes]:
+    """The picture as the content of a file of each of these formats, drawn once, each with the trace unless that is unwanted.
+
+    Raises ReportError for an unknown format.
+    """
     for format in formats:
         if format not in FORMATS:
             raise ReportError(f"a figure is written as {', '.join(FORMATS)}, not {format!r}; give --out FILE.svg")
     from . import drawn, style
 
     told: dict[str, dict[str, Any]] = {
-        "svg": {"Title": made.title, "Description": trace_text(made), "Creator": "atma-sweep", "Date": None},
-        "pdf": {"Title": made.title, "Subject": trace_text(made), "Creator": "atma-sweep", "CreationDate": None},
-        "png": {"Title": made.title, "Description": trace_text(made), "Software": "atma-sweep"},
+        "svg": {"Title": made.title, "Creator": "atma-sweep", "Date": None},
+        "pdf": {"Title": made.title, "Creator": "atma-sweep", "CreationDate": None},
+        "png": {"Title": made.title, "Software": "atma-sweep"},
     }
+    if trace:
+        for format, place in PLACES.items():
+            told[format][place] = trace_text(made)
     found = {}
     with style.settings():
         figure = drawn(made)
@@ -60,10 +67,13 @@ def trace_in(content: bytes, format: str) -> dict[str, Any]:
     readers = {"svg": _svg_text, "pdf": _pdf_text, "png": _png_text}
     if format not in readers:
         raise ReportError(f"a figure is written as {', '.join(FORMATS)}, not {format!r}")
-    text = readers[format](content)
-    if text is None or not text.startswith(TRACE):
+    try:
+        text = readers[format](content)
+        found = json.loads(text.removeprefix(TRACE)) if text is not None and text.startswith(TRACE) else None
+    except (ValueError, zlib.error):
+        found = None
+    if not isinstance(found, dict):
         raise ReportError(f"this {format} carries no trace of ours")
-    found: dict[str, Any] = json.loads(text.removeprefix(TRACE))
     return found
 
 

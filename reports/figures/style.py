@@ -191,7 +191,7 @@ def _across(labels: Sequence[str], width: float, most: int) -> int:
 
 def width_of(count: int, each: float = 2.6, columns: int = 3) -> float:
     """Inches of width for so many panels: the whole page for as many as stand in a row, less for fewer."""
-    return min(WIDTH, max(4.6, each * min(count, columns)))
+    return min(WIDTH, max(5.2, each * min(count, columns)))
 
 
 def outer_labels(figure: Figure, horizontal: str, vertical: str) -> None:
@@ -210,6 +210,16 @@ def outer_labels(figure: Figure, horizontal: str, vertical: str) -> None:
         bottom[sorted(bottom)[0]].set_xlabel(horizontal, loc="left")
 
 
+def settle(figure: Figure) -> None:
+    """Lays the figure out for good, and puts the words beside all axes at the middle of the axes, not of the page."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    words = getattr(figure, "_supylabel", None)
+    if words is not None:
+        boxes = [axes.get_position() for axes in figure.axes if axes.axison]
+        words.set_y((min(box.y0 for box in boxes) + max(box.y1 for box in boxes)) / 2)
+
+
 def same_height(group: Sequence[Axes]) -> None:
     """Gives all of them the vertical range that holds what each of them shows."""
     low, high = min(axes.get_ylim()[0] for axes in group), max(axes.get_ylim()[1] for axes in group)
@@ -222,20 +232,30 @@ def shortened(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def spread_labels(figure: Figure, axes: Axes, labels: Sequence[tuple[str, float, float]]) -> None:
-    """Writes each text beside its point (x, y), at the first of eight places where it meets no other of them."""
-    ways = ((6, 4), (6, -9), (-11, 4), (-11, -9), (0, 8), (0, -13), (10, -2), (-15, -2))
+def spread_labels(
+    figure: Figure, axes: Axes, labels: Sequence[tuple[str, float, float]], points: Sequence[tuple[float, float]]
+) -> None:
+    """Writes each text beside its point (x, y), at that of sixteen places where it meets no other text and the fewest points."""
+    from matplotlib.patheffects import withStroke
+
+    near = ((6, 4), (6, -9), (-11, 4), (-11, -9), (-2, 8), (-2, -13), (10, -2), (-15, -2))
+    ways = (*near, *((2 * x, 2 * y) for x, y in near))
     figure.draw_without_rendering()
     renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
+    dots = axes.transData.transform(points)
+    half = figure.dpi * SETTINGS["lines.markersize"] / 72 / 2
     taken: list[Any] = []
     for text, x, y in labels:
-        for way in ways:
-            note = axes.annotate(text, (x, y), xytext=way, textcoords="offset points", fontsize=7)
-            box = note.get_window_extent(renderer)
-            if not any(box.overlaps(other) for other in taken):
-                break
-            note.remove()
-        else:
-            note = axes.annotate(text, (x, y), xytext=ways[0], textcoords="offset points", fontsize=7)
-            box = note.get_window_extent(renderer)
-        taken.append(box)
+        note = axes.annotate(text, (x, y), xytext=near[0], textcoords="offset points", fontsize=7)
+        note.set_path_effects([withStroke(linewidth=2, foreground="white")])
+
+        def box(way: tuple[int, int], note: Any = note) -> Any:
+            note.set_position(way)
+            return note.get_window_extent(renderer)
+
+        def cost(way: tuple[int, int], box: Any = box) -> tuple[int, int]:
+            found = box(way)
+            padded = found.expanded((found.width + 2 * half) / found.width, (found.height + 2 * half) / found.height)
+            return sum(found.overlaps(other) for other in taken), padded.count_contains(dots)
+
+        taken.append(box(min(ways, key=cost)))

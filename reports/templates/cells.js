@@ -84,7 +84,7 @@ function cellColumns(table, best) {
       on: { click: () => showCell(row.cells[0]) },
     });
   return [
-    { heading: "Pick", width: "3rem", cell: pickBox },
+    { heading: "Pick", width: "2.9rem", cell: pickBox },
     { heading: "Cell", sort: "Cell", width: table.nameWidth, header: true, cell: name },
     ...words,
     { heading: "State", sort: "State", width: table.stateWidth, cell: stateText },
@@ -105,6 +105,7 @@ function measureWidths(table) {
       column.heading,
       table.rows.map((row) => row.numbers[index][0]),
       22,
+      700, // the best are bold
     ),
   );
   table.nameWidth = widest("Cell", table.rows.map(rowName), 34);

@@ -80,7 +80,7 @@ async function drawEffects() {
   numbers.sort((a, b) => rank(a) - rank(b));
   const picture = {
     heading: "Mean and 95% interval",
-    width: 30,
+    width: 14,
     cell: (row) => intervalPicture(row.numbers[mean][1], row.numbers[low][1], row.numbers[high][1], most),
   };
   effectGrid.show([...words, picture, ...numbers], rows);

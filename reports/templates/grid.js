@@ -1,7 +1,7 @@
 // A table of any length.
 
 const ROW_HEIGHT = 32; // pixels of a table row, its border included
-const PADDING = "1.4rem"; // of a cell and of the button in it, both sides together
+const PADDING = "0.8rem"; // of a cell and of the button in it, both sides together
 const OVERSCAN = 12; // rows drawn above and below what is seen
 
 /** A table of which only the rows in sight exist. One stop for Tab; arrows, Home, End and Page keys move inside.
@@ -60,12 +60,13 @@ class Grid {
     if (!column.sort)
       return make("th", { scope: "col", class: `plain ${kind ?? ""}`, text: column.heading, title: column.title });
     const direction = order?.column !== column.sort ? "none" : order.down ? "descending" : "ascending";
-    const button = make("button", {
-      type: "button",
-      text: column.heading,
-      title: column.title,
-      on: { click: () => this.onSort(column.sort) },
-    });
+    const [name, ...length] = column.heading.split(/(?=@)/);
+    const button = make(
+      "button",
+      { type: "button", title: column.title, on: { click: () => this.onSort(column.sort) } },
+      name,
+      ...length.flatMap((text) => [make("wbr"), text]), // a second line where the column is narrow
+    );
     return make("th", { scope: "col", class: kind, "aria-sort": direction }, button);
   }
 
@@ -168,15 +169,27 @@ class Grid {
   /** Scrolls so that the cursor's row stands below the heading, and draws it. */
   reveal() {
     const top = this.cursor.row * ROW_HEIGHT;
-    const height = this.viewport.clientHeight - 2 * ROW_HEIGHT;
+    const height = this.viewport.clientHeight - this.table.tHead.offsetHeight - ROW_HEIGHT;
     if (top < this.viewport.scrollTop) this.viewport.scrollTop = top;
     else if (top > this.viewport.scrollTop + height) this.viewport.scrollTop = top - height;
     this.render();
   }
 }
 
-/** The characters that a column needs: of its longest text, or of its heading, which is bold and may have an arrow. */
-function widest(heading, texts, most = 40) {
+const ruler = document.createElement("canvas").getContext("2d");
+
+/** How wide the widest of the texts stands in a table, in widths of a plain digit. */
+function widthOf(texts, weight) {
+  const measured = (text, bold) => {
+    ruler.font = `${bold} 13px ${getComputedStyle(document.body).fontFamily}`;
+    return ruler.measureText(text).width;
+  };
+  return Math.max(0, ...texts.map((text) => measured(text, weight))) / measured("0", 400);
+}
+
+/** The width that a column needs, in digits, at most `most`: of its longest texts, or of a line of its heading, in bold. */
+function widest(heading, texts, most = 40, weight = 400) {
   const longest = texts.reduce((length, text) => Math.max(length, text.length), 0);
-  return Math.min(most, Math.max(1.1 * heading.length + 1, longest));
+  const long = [...new Set(texts.filter((text) => text.length >= longest - 1))].slice(0, 50);
+  return Math.min(most, 0.3 + Math.max(widthOf(heading.split(/(?=@)/), 600), widthOf(long, weight)));
 }

@@ -27,13 +27,13 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import update
+from sqlalchemy import insert, update
 from sqlalchemy.orm import Session
 
+from .. import queries
 from ..errors import StoreError, SweepUnknown
-from ..recorder import Recorder
 from ..records import AXES, CellRecord, Measurement, Owner, Provenance
-from ..schema import SweepRow
+from ..schema import AttemptRow, MeasurementRow, ProvenanceRow, SweepRow
 from ..store import Store, open_store
 
 FOLDER = Path(__file__).parent
@@ -298,9 +298,9 @@ def _load(store: Store, sheet: _Sheet, place: int) -> None:
     for attempt in store.live_attempts(sheet.name):
         store.interrupt_dead(attempt.id, "loading the published numbers was interrupted")
     states = store.states([cell.id for cell in sheet.cells])
-    for cell in sheet.cells:
-        if states[cell.id].state != "done":
-            _record(store, sheet, cell, fence)
+    lacking = [cell for cell in sheet.cells if states[cell.id].state != "done"]
+    if lacking:
+        store.write(partial(_fill, sheet=sheet, cells=lacking, fence=fence))
     store.release_sweep(sheet.name, fence)
     store.set_read_only(sheet.name)
 
@@ -309,27 +309,57 @@ def _back_date(session: Session, name: str, moment: datetime) -> None:
     session.execute(update(SweepRow).where(SweepRow.name == name).values(launched_at=moment))
 
 
-def _record(store: Store, sheet: _Sheet, cell: CellRecord, fence: int) -> None:
-    paper = Owner(name=OWNER, host="paper", pid=0, started=0.0)
-    own = bool(cell.tokens)
-    steps = cell.tokens // STEP_TOKENS if own else None
-    attempt = store.start_attempt(cell.id, owner=paper, fence=fence, steps_total=steps)
-    recorder = Recorder(store, attempt.id, fence)
-    recorder.provenance(
-        Provenance(
-            config=cell.config,
-            seed=0,
-            host="paper",
-            device="cuda" if own else "",
-            gpu_name="NVIDIA L4" if own else None,
-            gpu_count=1 if own else 0,
-            dtype="bfloat16" if own else "",
-            tokenizer="gpt2" if own else "",
-            corpus="fineweb-edu" if own else "",
-            extra={"published": {"source": SOURCE, "version": sheet.version, "seed": "none was set"}},
-        )
+def _fill(session: Session, sheet: _Sheet, cells: Sequence[CellRecord], fence: int) -> None:
+    """One finished training of the paper for each cell, with its numbers: at once, since attempt by attempt takes seconds."""
+    moment = queries.now(session)
+    numbers = {cell.id: len(queries.attempts(session, cell.id)) + 1 for cell in cells}
+    rows = [_attempt(cell, numbers[cell.id], fence, moment) for cell in cells]
+    made = session.scalars(insert(AttemptRow).returning(AttemptRow.id, sort_by_parameter_order=True), rows)
+    ids = {cell.id: attempt for cell, attempt in zip(cells, made, strict=True)}
+    session.execute(
+        insert(ProvenanceRow), [{"attempt_id": ids[cell.id]} | vars(_provenance(sheet, cell)) for cell in cells]
     )
-    recorder.measurements(sheet.values[cell.id])
-    if steps:
-        recorder.progress(steps, steps, phase="probing")
-    store.finish_attempt(attempt.id, fence, "done")
+    found = [
+        {"attempt_id": ids[cell.id], "created_at": moment} | vars(one)
+        for cell in cells
+        for one in sheet.values[cell.id]
+    ]
+    session.execute(insert(MeasurementRow), found)
+
+
+def _attempt(cell: CellRecord, number: int, fence: int, moment: datetime) -> dict[str, Any]:
+    steps = cell.tokens // STEP_TOKENS if cell.tokens else None
+    return {
+        "cell_id": cell.id,
+        "number": number,
+        "kind": "train",
+        "state": "done",
+        "fence": fence,
+        "owner": OWNER,
+        "host": "paper",
+        "pid": 0,
+        "pid_started": 0.0,
+        "started_at": moment,
+        "heartbeat_at": moment,
+        "finished_at": moment,
+        "step": steps or 0,
+        "steps_total": steps,
+        "phase": "probing" if steps else "starting",
+        "run_dir": f"{cell.id}/{number}",
+    }
+
+
+def _provenance(sheet: _Sheet, cell: CellRecord) -> Provenance:
+    own = bool(cell.tokens)
+    return Provenance(
+        config=cell.config,
+        seed=0,
+        host="paper",
+        device="cuda" if own else "",
+        gpu_name="NVIDIA L4" if own else None,
+        gpu_count=1 if own else 0,
+        dtype="bfloat16" if own else "",
+        tokenizer="gpt2" if own else "",
+        corpus="fineweb-edu" if own else "",
+        extra={"published": {"source": SOURCE, "version": sheet.version, "seed": "none was set"}},
+    )

@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...results.intervals import wilson
 from ...results.records import Example, Measurement
 from ..cell import EvalConfig
 from ..training.tokenizer import Tokenizer
 from . import Result
-from .subject import Subject, unmeasured, wilson
+from .subject import Subject, unmeasured
 
 ACCURACY = "fraction"
 

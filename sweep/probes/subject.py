@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -83,13 +82,3 @@ def evaluating(model: Backbone) -> Iterator[None]:
 def unmeasured(probe: str, metric: str, length: int, unit: str, reason: str) -> Measurement:
     """The row that says why a number is missing."""
     return Measurement(probe=probe, metric=metric, length=length, value=None, unit=unit, n=0, reason=reason)
-
-
-def wilson(successes: float, trials: int, z: float = 1.959963984540054) -> tuple[float, float]:
-    """Wilson score interval of a proportion, 95% by default. Bounds in [0, 1]."""
-    p = successes / trials
-    scale = 1 + z * z / trials
-    middle = (p + z * z / (2 * trials)) / scale
-    half = z / scale * math.sqrt(p * (1 - p) / trials + z * z / (4 * trials * trials))
-    # rounding must not leave the proportion itself outside
-    return max(0.0, min(p, middle - half)), min(1.0, max(p, middle + half))

@@ -1,12 +1,18 @@
-"""A written table is checked against the database, cell by cell."""
+"""A written table is checked against the database, cell by cell, and a figure by what it was drawn from."""
 
 import re
+from pathlib import Path
 
 import pytest
+from atma_sweep.cli import app
 from atma_sweep.reports.check import check_file
 from atma_sweep.reports.data import ReportError
+from atma_sweep.reports.figures import FORMATS as PICTURES
+from atma_sweep.reports.figures import make_figure, rendered
 from atma_sweep.reports.render import FORMATS, render
 from atma_sweep.reports.tables import make_table
+from atma_sweep.results.records import Measurement
+from typer.testing import CliRunner
 
 FILES = [format for format in FORMATS if format != "terminal"]
 
@@ -20,6 +26,90 @@ def written(store, tmp_path):
         return path
 
     return write
+
+
+@pytest.fixture
+def drawn(store, tmp_path):
+    def draw(name="length", format="svg"):
+        path = tmp_path / f"{name}.{format}"
+        path.write_bytes(rendered(make_figure(name, store, "quick"), format))
+        return path
+
+    return draw
+
+
+class TestFigures:
+    @pytest.mark.parametrize("format", PICTURES)
+    def test_a_changed_number_is_told(self, store, run, make, drawn, format):
+        _, numbers = make
+        path = drawn(format=format)
+        assert check_file(path, store) == []
+        run(store, f"{4:012x}", "done", numbers(0.5))
+        first, *others = check_file(path, store)
+        assert (
+            first == f"{path.name}: its numbers are no longer those of the database; draw it again with --figure length"
+        )
+        assert [line for line in others if line.startswith(f"{path.name}: cell {4:012x}: the file's numbers come from")]
+
+    @pytest.mark.parametrize("name", ["needle", "effects", "interactions", "timeline"])
+    def test_what_the_figure_does_not_show_does_not_matter(self, store, run, make, drawn, name):
+        path = drawn(name=name)
+        run(store, f"{4:012x}", "done", [Measurement(probe="clean", metric="nats", length=777, value=1.0)])
+        # a further attempt is a bar of its own in the timeline alone
+        assert bool(check_file(path, store)) == (name == "timeline")
+
+    def test_a_new_cell_is_told(self, store, run, drawn):
+        path = drawn("needle")
+        more = Measurement(probe="needle", metric="digit_accuracy", length=128, value=0.5, n=80)
+        run(store, f"{2:012x}", "done", [more])
+        assert "no longer those of the database" in check_file(path, store)[0]
+
+    def test_an_older_revision_is_drawn_again(self, store, make, drawn):
+        cell, _ = make
+        path = drawn()
+        store.record_revision("quick", grid_text="y", grid_file="x.yaml", cells=[cell(1, attn_type="nope")])
+        assert check_file(path, store) == []
+
+    def test_another_commit_is_told(self, store, drawn):
+        path = drawn()
+        path.write_text(path.read_text().replace('"commit":null', '"commit":"c0ffee"'))
+        (line,) = check_file(path, store)
+        assert "not the code or the GPU" in line
+
+    def test_what_carries_no_trace_is_refused(self, store, drawn, tmp_path):
+        path = tmp_path / "bare.svg"
+        path.write_bytes(rendered(make_figure("length", store, "quick"), "svg", trace=False))
+        with pytest.raises(ReportError, match=r"bare.svg carries no trace of its figure"):
+            check_file(path, store)
+        path = drawn()
+        path.write_text(path.read_text().replace('{"figure"', '{"figure'))
+        with pytest.raises(ReportError, match="carries no trace of its figure"):
+            check_file(path, store)
+        path = drawn()
+        path.write_text(path.read_text().replace('"data":', '"dato":'))
+        with pytest.raises(ReportError, match="its trace cannot be read"):
+            check_file(path, store)
+
+    def test_a_figure_that_cannot_be_made_any_more(self, store, drawn):
+        path = drawn()
+        path.write_text(path.read_text().replace('"sweep":"quick"', '"sweep":"gone"'))
+        (line,) = check_file(path, store)
+        assert "its figure cannot be made any more" in line
+
+    def test_the_command(self, store, run, make, drawn, written, tmp_path):
+        files = [drawn(), written("csv")]
+        words = [
+            "report",
+            "--db",
+            str(tmp_path / "test.db"),
+            *(word for file in files for word in ("--check", str(file))),
+        ]
+        found = CliRunner().invoke(app, words)
+        assert (found.exit_code, found.stdout.count("as the database says")) == (0, 2)
+        run(store, f"{4:012x}", "done", make[1](0.5))
+        found = CliRunner().invoke(app, words)
+        assert found.exit_code == 1
+        assert "length.svg: its numbers are no longer" in found.stdout
 
 
 @pytest.mark.parametrize("format", FILES)
@@ -82,7 +172,7 @@ def test_what_is_no_table_of_ours(store, written, tmp_path):
     with pytest.raises(ReportError, match="cannot be read"):
         check_file(written("md", change=lambda text: text.replace('{"table"', '{"table')), store)
     with pytest.raises(ReportError, match="only files ending in"):
-        check_file(tmp_path / "table.pdf", store)
+        check_file(tmp_path / "table.docx", store)
     with pytest.raises(ReportError, match="cannot read"):
         check_file(tmp_path / "none.csv", store)
     (tmp_path / "empty.json").write_text("[]\n")
@@ -99,3 +189,7 @@ def test_published_tables(published, tmp_path):
         assert check_file(path, published) == []
     path.write_text(path.read_text().replace("128.7 ZF", "128.8 ZF"))
     assert "128.8 ZF" in check_file(path, published)[0]
+
+
+def test_the_figure_of_the_readme(published):
+    assert check_file(Path(__file__).parents[2] / "docs" / "images" / "needle.svg", published) == []

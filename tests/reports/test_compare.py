@@ -163,6 +163,19 @@ class TestHomogeneity:
             "train.schedule differs: cosine (3 cells), linear (1 cell)"
         ]
 
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            ({"probes": ["needle"]}, []),
+            ({"lengths": [128]}, []),
+            ({"needle_trials": 8}, ["eval.needle_trials differs: 16 (3 cells), 8 (1 cell)"]),
+        ],
+    )
+    def test_what_was_asked_for_is_no_difference_but_how_it_was_measured_is(self, measure, make, change, said):
+        asked = {"probes": ["val"], "lengths": [64], "needle_trials": 16}
+        same, other = (replace(SAME, config={"eval": one}) for one in (asked, asked | change))
+        assert self.audit(measure, make, same, same, same, other) == said
+
     def test_restarts_and_neighbours(self, measure, make, store, run):
         cell, _ = make
         cells = [cell(50), cell(51, memory="off")]

@@ -332,7 +332,7 @@ OVERLAPS = """() => {
 }"""
 
 
-CUT_OFF = """() => [...document.querySelectorAll('.viewport .n button, .viewport thead th > *')]
+CUT_OFF = """() => [...document.querySelectorAll('.viewport .n button, .viewport thead th, .viewport thead th > *')]
   .filter(e => e.checkVisibility() && e.scrollWidth > e.clientWidth + 1).map(e => e.textContent)"""
 
 
@@ -346,10 +346,31 @@ def test_nothing_overlaps_or_runs_out_of_the_page(visit: Any, site: Any, width: 
         assert page.evaluate(CUT_OFF) == [], name
 
 
+def test_the_complete_table_fits_a_laptop(visit: Any, published: Store, tmp_path: Path) -> None:
+    module.write_dashboard(published, tmp_path / "page.html", "printed-v2")
+    page = visit((tmp_path / "page.html").as_uri(), width=1280, height=900)
+    assert page.locator("#panel-cells thead th").count() == 16
+    spare = "(e => e.clientWidth - e.scrollWidth)(document.querySelector('#panel-cells .viewport'))"
+    assert page.evaluate(spare) == 0
+    assert page.evaluate(CUT_OFF) == []
+    # with a scroll bar of 15 pixels, too
+    page.set_viewport_size({"width": 1265, "height": 900})
+    assert page.evaluate(spare) == 0
+
+
+def test_a_wider_table_keeps_the_names_in_sight(visit: Any, site: Any) -> None:
+    page = visit(site[0], width=1000, height=900)
+    left = "document.querySelector('#panel-cells tbody th').getBoundingClientRect().left"
+    before = page.evaluate(left)
+    page.evaluate("document.querySelector('#panel-cells .viewport').scrollLeft = 300")
+    assert page.evaluate("document.querySelector('#panel-cells .viewport').scrollLeft") == 300
+    assert page.evaluate(left) == before
+
+
 def test_of_thousands_of_rows_only_those_in_sight_exist(
     visit: Any, blank: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "effects_of", lambda store, data: {})  # minutes of statistics that this is not about
+    monkeypatch.setattr(module, "effects_of", lambda store, data: {})  # seconds of statistics that this is not about
     store = open_store(shutil.copy(blank, tmp_path / "big.db"))
     cells = synthetic_sweep(store, 1000, 1)
     module.write_dashboard(store, tmp_path / "page.html")

@@ -306,10 +306,25 @@ def test_a_folder_of_everything(every: Store, tmp_path: Path) -> None:
     assert '<img src="figure-needle.png" alt="Needle accuracy over context length, sweep all, revision 1.' in page
     assert '<a href="figure-timeline.pdf">pdf</a>' in page
     assert "[svg](figure-needle.svg)" in (out / "index.md").read_text()
-    assert r"\includegraphics{figure-needle.pdf}" in (out / "appendix.tex").read_text()
+    assert "{figure-needle.pdf}" in (out / "appendix.tex").read_text()
 
 
 def test_a_folder_says_which_figure_is_left_out(published: Store, tmp_path: Path) -> None:
     written = write_all(published, "printed-v1", out=tmp_path, formats=[], figures=("loss",))
     assert written.left_out["figure loss"] == "no training curve of sweep printed-v1 is stored"
     assert "figure loss left out: no training curve" in (tmp_path / "index.html").read_text()
+
+
+def test_means_are_rounded_as_in_the_tables(empty: Store, make: Any) -> None:
+    cell, _ = make
+    cells = [cell(i + 1, attn_type=kind, memory=memory) for i, (kind, memory) in enumerate(LEVELS[:4])]
+    empty.record_revision("halves", grid_text="x", grid_file="x.yaml", cells=cells)
+    for one in cells:
+        attempt = empty.start_attempt(one.id, owner=Owner(name="a", host="h", pid=1, started=0.0), fence=1)
+        Recorder(empty, attempt.id, 1).measurements(
+            [Measurement(probe="needle", metric="digit_accuracy", length=64, value=0.0125, n=80)]
+        )
+        empty.finish_attempt(attempt.id, 1, "done")
+    words = [text for text, _ in words_of(figure_of(make_figure("interactions", empty)))]
+    assert words.count("1.3") == 4
+    assert "1.2" not in words

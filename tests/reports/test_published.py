@@ -205,23 +205,24 @@ class TestLoading:
 
     def test_it_goes_on_after_an_interruption(self, tmp_path, monkeypatch):
         store = open_store(tmp_path / "half.db", create=True)
-        record, done = paper._record, []
+        fill = paper._fill
 
-        def dies(store: Store, sheet: Any, cell: Any, fence: int) -> None:
-            if len(done) == 20:
-                store.start_attempt(
-                    cell.id, owner=Owner(name="published", host="paper", pid=0, started=0.0), fence=fence
-                )
+        def dies(session: Any, sheet: Any, cells: Any, fence: int) -> None:
+            fill(session, sheet, cells, fence)
+            if sheet.name == "printed-v1":
                 raise KeyboardInterrupt
-            done.append(cell.id)
-            record(store, sheet, cell, fence)
 
-        monkeypatch.setattr(paper, "_record", dies)
+        monkeypatch.setattr(paper, "_fill", dies)
         monkeypatch.setattr(paper, "LEASE_S", 0.0)
         with pytest.raises(KeyboardInterrupt):
             paper.load_published(store)
-        monkeypatch.setattr(paper, "_record", record)
+        first = store.cell_states("printed-v1")[0]
+        assert first.state == "new"
+        # what a loader that went cell by cell left behind
+        store.start_attempt(first.cell_id, owner=Owner(name="published", host="paper", pid=0, started=0.0), fence=1)
+        monkeypatch.setattr(paper, "_fill", fill)
         assert paper.load_published(store) == ["printed-v1", "printed-v2"]
+        assert [one.state for one in store.attempts(first.cell_id)] == ["interrupted", "done"]
         assert gather(store, "printed-v1").done == 100
         table = make_table("6", store, "printed-v1")
         assert [list(row) for row in table.rows] == [list(row.values()) for row in paper.rows("complete-v1")]

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from atma_sweep.results.intervals import wilson
 from atma_sweep.sweep.cell import EvalConfig
 from atma_sweep.sweep.probes.needle import Trial, needle, prompt, trials
-from atma_sweep.sweep.probes.subject import wilson
 from atma_sweep.sweep.training.tokenizer import load_tokenizer
 
 EOT = 256

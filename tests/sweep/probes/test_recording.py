@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from atma_sweep.results.intervals import wilson
 from atma_sweep.results.records import CellRecord, Measurement, Owner
 from atma_sweep.results.schema import ExampleRow
 from atma_sweep.results.store import Store, open_store
@@ -20,7 +21,6 @@ from atma_sweep.sweep.job import Job
 from atma_sweep.sweep.machine import peak_resident, reset_peak_resident
 from atma_sweep.sweep.probes import requested
 from atma_sweep.sweep.probes.needle import trials
-from atma_sweep.sweep.probes.subject import wilson
 from atma_sweep.sweep.work import Work
 from sqlalchemy import select
 
