@@ -1,4 +1,4 @@
-"""Every table and figure of a sweep in every format, in one folder, with an index of what is there."""
+"""Every table and figure of a sweep in every format and its dashboard, in one folder, with an index of what is there."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from ..results import paper
 from ..results.errors import StoreError
 from ..results.store import Store
+from .dashboard import write_dashboard
 from .data import ReportError, Table, gather
 from .figures import FIGURES, FORMATS, Collected, make_figure, renderings
 from .render import SUFFIXES, TEX_PREAMBLE, markdown_escaped, plain, render
@@ -20,6 +21,7 @@ CSS = (
     "h1{font-size:1.4rem}ul{padding-left:1.2rem}li{margin:.2rem 0}a{color:#0b57c4}"
     "img{max-width:100%;height:auto}figure{margin:2rem 0}figcaption{color:#585b66}"
 )
+DASHBOARD = "dashboard.html"
 FILES = {format: suffix for suffix, format in SUFFIXES.items()}
 
 
@@ -46,9 +48,9 @@ def write_all(
     seeds: bool = False,
     figures: Sequence[str] = tuple(FIGURES),
 ) -> Written:
-    """Writes every table of the sweep in these formats and these figures as SVG, PDF and PNG, with index.md and index.html,
-    and appendix.tex, a LaTeX document of them all. What cannot be made is named in the index with the reason. Files are
-    replaced.
+    """Writes every table of the sweep in these formats and these figures as SVG, PDF and PNG, with index.md and index.html;
+    with "tex" appendix.tex, a LaTeX document of them all, with "html" the dashboard. What cannot be made is named in the
+    index with the reason. Files are replaced.
 
     Raises ReportError (an unknown format), SweepUnknown, OSError.
     """
@@ -74,6 +76,9 @@ def write_all(
     pictures = _write_figures(store, name, figures, out, written)
     if "tex" in formats:
         _write(out / "appendix.tex", _document(tables, pictures), written)
+    if "html" in formats:
+        write_dashboard(store, out / DASHBOARD, name)
+        written.files.append(out / DASHBOARD)
     _write(out / "index.md", _index_markdown(name, tables, pictures, formats, written.left_out), written)
     _write(out / "index.html", _index_html(name, tables, pictures, formats, written.left_out), written)
     return written
@@ -131,6 +136,8 @@ def _index_markdown(
     left_out: dict[str, str],
 ) -> str:
     lines = [f"# Tables and figures of sweep {markdown_escaped(name)}", ""]
+    if "html" in formats:
+        lines.append(f"- The sweep as one page to explore: [dashboard]({DASHBOARD})")
     for number, table in tables.items():
         links = ", ".join(f"[{format}]({file_name(number)}{FILES[format]})" for format in formats)
         lines.append(f"- {markdown_escaped(table.title)}: {_rows(table)}: {links}")
@@ -148,7 +155,9 @@ def _index_html(
     formats: Sequence[str],
     left_out: dict[str, str],
 ) -> str:
-    rows = []
+    rows = (
+        [f'<li>The sweep as one page to explore: <a href="{DASHBOARD}">dashboard</a></li>'] if "html" in formats else []
+    )
     for number, table in tables.items():
         links = " ".join(f'<a href="{file_name(number)}{FILES[format]}">{format}</a>' for format in formats)
         rows.append(f"<li>{html.escape(plain(table.title))}: {_rows(table)}: {links}</li>")

@@ -91,7 +91,15 @@ def test_escapes_leave_no_sign_that_pdflatex_lacks():
 def test_a_folder_of_everything(store, tmp_path):
     written = write_all(store, "quick", out=tmp_path / "all", reference="printed-v2")
     names = {path.name for path in written.files}
-    assert {"index.md", "index.html", "appendix.tex", "table-6.csv", "effects.html", "failures.json"} <= names
+    assert {
+        "index.md",
+        "index.html",
+        "appendix.tex",
+        "table-6.csv",
+        "effects.html",
+        "failures.json",
+        "dashboard.html",
+    } <= names
     assert "compare" not in written.left_out
     assert all(path.stat().st_size for path in written.files)
     index = (tmp_path / "all" / "index.md").read_text()
