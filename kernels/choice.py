@@ -10,7 +10,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 from collections.abc import Callable, Hashable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,6 +26,15 @@ class Choice(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.backend} ({self.reason})"
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def constant(function: Function) -> Function:
+    """torch.compiler.assume_constant_result without importing the compiler, a second that a CPU attempt has no use for."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 class _Switch:

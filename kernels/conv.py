@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .choice import Choice, failure, triton_or_torch, why_no_triton, worst
+from .choice import Choice, constant, failure, triton_or_torch, why_no_triton, worst
 from .norms import rms_norm
 
 MOST_TAPS = 4
@@ -93,7 +93,7 @@ def _takes_kernels(x: Tensor, w_CK: Tensor, backend: str | None) -> bool:
     return True
 
 
-@torch.compiler.assume_constant_result
+@constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype, taps: int) -> Choice:
     """What `gated_causal_conv` and `canon` take for such tensors, tried once on small ones before it is believed."""
     device = torch.device(device)

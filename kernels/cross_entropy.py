@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from .choice import Choice, failure, triton_or_torch, why_no_triton, worst
+from .choice import Choice, constant, failure, triton_or_torch, why_no_triton, worst
 from .norms import statistics_dtype
 
 CHUNK = 8192
@@ -72,11 +72,13 @@ def linear_cross_entropy_sum(
         raise ValueError(f"chunk must be at least 1, got {chunk}")
     backend = backend or choose_backend(h_ND.device, h_ND.dtype).backend
     needs = torch.is_grad_enabled() and (h_ND.requires_grad or w_VD.requires_grad or b_V.requires_grad)
-    total: Tensor = cross_entropy_sum(h_ND, w_VD, b_V, targets_N, float(cap), chunk, needs, backend)[0]
+    # the op imports the compiler on its first call, a second that a run without it can do without
+    call = cross_entropy_sum if torch.compiler.is_compiling() else _EagerSum.apply
+    total: Tensor = call(h_ND, w_VD, b_V, targets_N, float(cap), chunk, needs, backend)[0]
     return total
 
 
-@torch.compiler.assume_constant_result
+@constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype) -> Choice:
     """What `linear_cross_entropy_sum` takes for rows of logits, tried once on a few before it is believed."""
     device = torch.device(device)
@@ -95,8 +97,7 @@ def _error(device: torch.device, dtype: torch.dtype) -> float:
     return worst(*found)
 
 
-@torch.library.custom_op("atma::cross_entropy_sum", mutates_args=())
-def cross_entropy_sum(
+def _sum(
     h_ND: Tensor, w_VD: Tensor, b_V: Tensor, targets_N: Tensor, cap: float, chunk: int, gradient: bool, path: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(sum of the losses, and its gradients by h, w and b, empty unless `gradient`)."""
@@ -119,6 +120,9 @@ def cross_entropy_sum(
     return total, d_h, d_w.to(w_VD.dtype), d_b.to(b_V.dtype)
 
 
+cross_entropy_sum = torch.library.custom_op("atma::cross_entropy_sum", _sum, mutates_args=())
+
+
 @cross_entropy_sum.register_fake
 def _(h_ND: Tensor, w_VD: Tensor, b_V: Tensor, targets_N: Tensor, cap: float, chunk: int, gradient: bool, path: str
 ) -> tuple[Tensor, ...]:  # fmt: skip
@@ -137,6 +141,18 @@ def _gradients(ctx: Any, g: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
 
 
 cross_entropy_sum.register_autograd(_gradients, setup_context=_save)
+
+
+class _EagerSum(torch.autograd.Function):
+    """`cross_entropy_sum` outside of compiled graphs."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
+        output = _sum(*inputs)
+        _save(ctx, inputs, output)
+        return output
+
+    backward = staticmethod(_gradients)
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from . import gated_delta_ops
-from .choice import SIXTEEN_BITS, Choice, attention_choice, plain_torch, version, worst
+from .choice import SIXTEEN_BITS, Choice, attention_choice, constant, plain_torch, version, worst
 from .norms import statistics_dtype
 from .shapes import check_qkv, expand_kv
 
@@ -62,7 +62,7 @@ def gated_delta(
     return (r, state) if return_state else r
 
 
-@torch.compiler.assume_constant_result
+@constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int) -> Choice:
     """What `gated_delta` takes for such tensors: our "triton" kernels, else "fla", else "torch".
 

@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from . import attention_ops
-from .choice import Choice, attention_choice, failure, worst
+from .choice import Choice, attention_choice, constant, failure, worst
 from .norms import statistics_dtype
 from .shapes import QUERY_BLOCK, check_groups, check_qkv, check_window, visible_mask
 
@@ -113,7 +113,7 @@ def polar_distractor_loss(
     return total / (b * t * h)
 
 
-@torch.compiler.assume_constant_result
+@constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int, window: int | None = None) -> Choice:
     """What `polar_attention` takes for such tensors: "gluon" on Hopper, "triton" from Ampere on, "torch" elsewhere.
 

@@ -44,18 +44,22 @@ def rotary_tables(
     device: torch.device | str = "cpu",
 ) -> tuple[Tensor, Tensor]:
     """cos and sin, each [T, D/2], of the positions offset .. offset + T - 1."""
-    cos_TM, sin_TM = _tables(kind, length, head_dim, float(base), offset, dtype, torch.device(device))
+    # the op imports the compiler on its first call, a second that a run without it can do without
+    tables = _tables if torch.compiler.is_compiling() else _cos_and_sin
+    cos_TM, sin_TM = tables(kind, length, head_dim, float(base), offset, dtype, torch.device(device))
     return cos_TM, sin_TM
 
 
-@torch.library.custom_op("atma::rotary_tables", mutates_args=())
-def _tables(
+def _cos_and_sin(
     kind: str, length: int, head_dim: int, base: float, offset: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    # an op of its own, or the compiler works out the angles again for every element that they turn
     position = torch.arange(offset, offset + length, dtype=dtype, device=device)
     angle_TM = torch.outer(position, frequencies(cast(Kind, kind), head_dim, base, device).to(dtype))
     return angle_TM.cos(), angle_TM.sin()
+
+
+# an op of its own, or the compiler works out the angles again for every element that they turn
+_tables = torch.library.custom_op("atma::rotary_tables", _cos_and_sin, mutates_args=())
 
 
 @_tables.register_fake

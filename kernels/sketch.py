@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .choice import Choice, failure, triton_or_torch, why_no_triton, worst
+from .choice import Choice, constant, failure, triton_or_torch, why_no_triton, worst
 from .norms import statistics_dtype
 
 
@@ -79,7 +79,7 @@ class _Gram(torch.autograd.Function):
         return found
 
 
-@torch.compiler.assume_constant_result
+@constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype) -> Choice:
     """What `sketch` takes for such tensors, tried once on small ones before it is believed."""
     device = torch.device(device)

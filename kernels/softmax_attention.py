@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from . import attention_ops
-from .choice import Choice, attention_choice, failure, plain_torch, worst
+from .choice import Choice, attention_choice, constant, failure, plain_torch, worst
 from .norms import statistics_dtype
 from .shapes import QUERY_BLOCK, check_qkv, check_window, expand_kv, visible_mask
 
@@ -73,7 +73,7 @@ def softmax_attention(
     return torch.cat(blocks, 2).transpose(1, 2)
 
 
-@torch.compiler.assume_constant_result
+@constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int, *, windowed: bool) -> Choice:
     """What `softmax_attention` takes for such tensors, with a window shorter than T or without."""
     device = torch.device(device)

@@ -27,7 +27,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 from sqlalchemy.orm import Session
 
-from .errors import StoreBusy, StoreError, StoreMissing, StoreOutdated, StoreTooNew
+from .errors import StoreAway, StoreBusy, StoreError, StoreMissing, StoreOutdated, StoreTooNew
 from .files import sync
 from .schema import HEAD, REVISIONS, Base
 
@@ -219,14 +219,27 @@ def check_revision(found: str | None, where: str) -> None:
 
 @contextmanager
 def plain_errors(url: URL) -> Iterator[None]:
-    """Turns what a driver says about a file that is no database, or a server that is not there, into one line."""
+    """Turns what a driver says about a file that is no database, or a server that is not there, into one line.
+
+    Raises StoreBusy, StoreAway, StoreError.
+    """
     try:
         yield
     except DBAPIError as error:
         first = str(error.orig).strip().splitlines()[0] if str(error.orig).strip() else type(error.orig).__name__
         if "locked" in first or "busy" in first:
             raise StoreBusy(f"{shown(url)} stays locked by another program; close it and try again") from error
+        if isinstance(error, OperationalError) and file_of(url) is None and is_away(str(error.orig)):
+            raise StoreAway(
+                f"{shown(url)} does not answer: {first}; start its server, or name another with --db"
+            ) from error
         raise StoreError(f"cannot use {shown(url)} as a database: {first}; name another with --db") from error
+
+
+def is_away(said: str) -> bool:
+    """Whether a PostgreSQL client's message means that no server took us in, rather than one that knows us not."""
+    refused = "FATAL" in said and not any(words in said for words in ("starting up", "shutting down", "too many"))
+    return ("connection" in said or "resolve host" in said) and not refused
 
 
 _AWAY = {

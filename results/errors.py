@@ -27,6 +27,12 @@ class StoreBusy(StoreError):
     exit_code = 3
 
 
+class StoreAway(StoreError):
+    """The database's server does not answer."""
+
+    exit_code = 3
+
+
 class SweepUnknown(StoreError):
     """No sweep has that name (or there is none at all)."""
 

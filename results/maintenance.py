@@ -24,6 +24,7 @@ from .bundles import local_path
 from .database import PART, copy_database, file_of, make_engine, network_filesystem, place, plain_errors, revision_of
 from .errors import StoreError, StoreMissing
 from .import_files import STAGING
+from .processes import find
 from .schema import HEAD, REVISIONS, Base, UtcNow, UtcTime
 
 Severity = Literal["error", "warning", "note"]
@@ -366,7 +367,7 @@ def _dead(connection: Connection) -> list[Finding]:
     gone = [
         f"{row.cell_id} attempt {row.number} (pid {row.pid})"
         for row in connection.execute(query)
-        if not _lives(row.pid, row.pid_started)
+        if find(row.pid, row.pid_started) is None
     ]
     if not gone:
         return []
@@ -377,21 +378,6 @@ def _dead(connection: Connection) -> list[Finding]:
             remedy="launch the grid again; it marks them interrupted and goes on from their checkpoints",
         )
     ]
-
-
-def _lives(pid: int | None, started: float | None) -> bool:
-    """Whether the process runs: that pid, made at that time, since pids come back."""
-    import psutil
-
-    if pid is None or started is None:
-        return False
-    try:
-        process = psutil.Process(pid)
-        return abs(process.create_time() - started) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-    except psutil.AccessDenied:
-        return True
 
 
 def _some(names: list[str]) -> str:

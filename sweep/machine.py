@@ -31,8 +31,10 @@ else:
 
 
 def cores() -> int:
-    """CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """CPU cores that this process may use; under a Slurm that binds nobody to cores, those that the job asked for."""
+    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    asked = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    return min(found, int(asked)) if asked.isdecimal() and int(asked) else found
 
 
 def memory_gb() -> float:

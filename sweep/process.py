@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 
+from ..results.processes import find as find
 from ..results.records import Owner
 
 GRACE_S = 10.0
@@ -30,18 +31,6 @@ def this_process(name: str) -> Owner:
     """The running process as an owner of sweeps and attempts."""
     me = psutil.Process()
     return Owner(name=name, host=socket.gethostname(), pid=me.pid, started=me.create_time())
-
-
-def find(pid: int | None, started: float | None) -> psutil.Process | None:
-    """The live process with that pid and creation time; None when it is gone or the pid belongs to another by now."""
-    if pid is None or started is None:
-        return None
-    try:
-        process = psutil.Process(pid)
-        same = abs(process.create_time() - started) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return None
-    return process if same else None
 
 
 def is_alive(owner: Owner) -> bool | None:

@@ -19,16 +19,14 @@ from ..results.store import Store
 from .disk import size
 from .errors import SweepError
 from .training import storage
+from .training.names import DIGITS, KEPT, MODEL, OPTIMIZERS, PREFIX, WEIGHTS
 
 Keep = Literal["newest", "weights", "nothing"]
 KEEPS: tuple[Keep, ...] = ("newest", "weights", "nothing")
 
-# The names that training/checkpoint.py writes, which itself imports torch; a test holds the two together.
-WEIGHTS = "weights.safetensors"
-KEPT = 2
-INSIDE = frozenset(("model.safetensors", "optimizers.pt", storage.SEAL))
-_CHECKPOINT = re.compile(r"checkpoint-\d{8,}")
-_UNFINISHED = re.compile(r"\.checkpoint-\d{8,}\.part")
+INSIDE = frozenset((MODEL, OPTIMIZERS, storage.SEAL))
+_CHECKPOINT = re.compile(rf"{PREFIX}\d{{{DIGITS},}}")
+_UNFINISHED = re.compile(rf"\.{PREFIX}\d{{{DIGITS},}}\.part")
 _UNFINISHED_WEIGHTS = f"{WEIGHTS}.part"
 
 

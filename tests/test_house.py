@@ -115,3 +115,43 @@ def test_reading_a_plain_grid_file_needs_no_ray(tmp_path: Path) -> None:
 def test_folders_of_the_root_shadow_nothing_that_fla_imports() -> None:
     done = subprocess.run([sys.executable, "-c", "import fla"], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+
+
+STEPS = """
+import torch
+from itertools import product
+from atma_sweep.model.backbone import Auxiliary, build
+from atma_sweep.model.config import ModelConfig
+from atma_sweep.model.registry import MIXERS, REGULARIZERS
+from atma_sweep.sweep.cell import TrainConfig
+from atma_sweep.sweep.training.optimizers import Optimizers
+
+size = dict(d_model=16, n_layers=3, n_heads=2, n_kv_heads=1, head_dim=8, vocab_size=29, window_size=3)
+tokens = torch.arange(24).reshape(2, 12)
+for attn_type, memory, regularizer in product(MIXERS, ("none", "gated_delta"), REGULARIZERS):
+    model = build(ModelConfig(attn_type=attn_type, memory=memory, **size), seed=0)
+    optimizers = Optimizers(model.parameter_groups(), TrainConfig(), torch.device("cpu"))
+    terms = Auxiliary(regularizer, 5, False, None, seed=0, step=0, micro=0)
+    model.total_loss(model.features(tokens[:, :-1], auxiliary=terms).hidden_BTD, tokens[:, 1:]).backward()
+    optimizers.step(1.0)
+    optimizers.load_state_dict(optimizers.state_dict())
+import sys
+print("torch._dynamo" in sys.modules)
+import torch._dynamo
+print("torch._dynamo" in sys.modules)
+"""
+
+
+def test_training_on_the_cpu_does_not_load_the_compiler(tmp_path: Path) -> None:
+    """It takes a second, which every attempt would pay; torch loads it at the first call of much that looks harmless."""
+    done = subprocess.run([sys.executable, "-c", STEPS], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.stdout.split() == ["False", "True"], done.stderr
+
+
+def test_planning_a_launch_does_not_load_the_compiler(tmp_path: Path) -> None:
+    code = (
+        "from atma_sweep import cli; cli.app(['launch', 'quick', '--dry-run'], standalone_mode=False); "
+        "import sys; print('torch' in sys.modules, 'torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.stdout.splitlines()[-1] == "True False", done.stderr

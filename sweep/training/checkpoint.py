@@ -18,14 +18,7 @@ from ...model.backbone import Backbone
 from ...model.config import ModelConfig
 from ..errors import SweepError
 from . import storage
-
-PREFIX = "checkpoint-"
-MODEL = "model.safetensors"
-OPTIMIZERS = "optimizers.pt"
-WEIGHTS = "weights.safetensors"
-"""The kept weights of a finished training, beside its checkpoints."""
-KEPT = 2
-"""Checkpoints that a running attempt leaves behind: the newest, and the one before should that be damaged."""
+from .names import KEPT, MODEL, OPTIMIZERS, PREFIX, WEIGHTS, name_of
 
 
 class CheckpointError(SweepError):
@@ -49,11 +42,6 @@ class Checkpoint:
     def name(self) -> str:
         """What it is called in its place."""
         return name_of(self.step)
-
-
-def name_of(step: int) -> str:
-    """The name of the checkpoint after `step` steps; names sort by step."""
-    return f"{PREFIX}{step:08d}"
 
 
 def model_state(model: nn.Module) -> dict[str, Tensor]:

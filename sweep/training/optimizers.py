@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -42,10 +43,23 @@ def orthogonalise(matrices_NRC: Tensor, iterations: int = 12, dtype: torch.dtype
     return X.mT if tall else X
 
 
+Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
+
 _ADAM = {"cuda": "fused", "cpu": "foreach"}
 """How AdamW works through its parameters: on CUDA in one kernel without temporary copies."""
 
 
+def eager(kind: type[Kind]) -> type[Kind]:
+    """Class decorator: an optimizer whose methods are torch's own without the guard that imports the compiler.
+
+    No step is ever compiled here, and the import takes a second of every attempt on the CPU.
+    """
+    for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
+        setattr(kind, name, inspect.unwrap(getattr(kind, name)))
+    return kind
+
+
+@eager
 class Muon(torch.optim.Optimizer):
     """Momentum orthogonalised by Newton-Schulz, for parameters of two or more dimensions (MECHANISMS F).
 
@@ -102,6 +116,13 @@ class Muon(torch.optim.Optimizer):
             p.sub_(update, alpha=scale)
 
 
+@eager
+class AdamW(torch.optim.AdamW):
+    """torch's own, with a step that never builds a graph."""
+
+    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
+
+
 class Optimizers:
     """Muon and AdamW over one model, driven by one learning-rate factor."""
 
@@ -127,9 +148,7 @@ class Optimizers:
             {"params": params("scalar"), "lr": config.scalar_lr},
         ]
         betas = (config.adam_beta1, config.adam_beta2)
-        self.adam = torch.optim.AdamW(
-            adam, betas=betas, eps=config.adam_eps, weight_decay=0.0, **{_ADAM[device.type]: True}
-        )
+        self.adam = AdamW(adam, betas=betas, eps=config.adam_eps, weight_decay=0.0, **{_ADAM[device.type]: True})
         self._base = {id(group): group["lr"] for optimizer in self._both for group in optimizer.param_groups}
         self.parameters = [p for optimizer in self._both for group in optimizer.param_groups for p in group["params"]]
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from ..helpers.bench import Bench, Curves
-from .storm import CELLS, bench_in
+from ..helpers.once import once
+from .storm import CELLS, FEW, bench_in
 
 
 @pytest.fixture
@@ -23,10 +24,23 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
         left.kill()
 
 
+@pytest.fixture
+def small_bench(tmp_path: Path) -> Iterator[Bench]:
+    """One of few cells."""
+    made = bench_in(tmp_path / "stormy", FEW)
+    yield made
+    for left in made.processes():
+        left.kill()
+
+
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Curves:
     """Curves of the same grid, undisturbed."""
-    made = bench_in(tmp_path_factory.mktemp("calm"))
-    made.launch()
-    made.once(CELLS)
-    return made.curves()
+
+    def make(folder: Path) -> None:
+        made = bench_in(folder)
+        made.launch()
+        made.once(CELLS)
+
+    folder = once(tmp_path_factory, "calm", make)
+    return Bench(folder, copied=folder).curves()

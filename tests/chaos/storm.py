@@ -25,14 +25,21 @@ NEWEST = "SELECT a.id, c.slug, a.step, a.pid FROM attempt a JOIN cell c ON c.id 
 
 TOKENS = 128 * 160
 CELLS = 4
+FEW = 2
+"""Cells where what happens, happens to the first one or two."""
 
 
-def bench_in(folder: Path) -> Bench:
-    """A bench with the grid of all storms."""
+def bench_in(folder: Path, cells: int = CELLS) -> Bench:
+    """A bench with the grid of all storms, or with half of its seeds."""
     folder.mkdir(exist_ok=True)
     made = Bench(folder)
-    made.grid(tokens=TOKENS, seeds=2)
+    made.grid(tokens=TOKENS, seeds=cells // 2)
     return made
+
+
+def first(cells: int, reference: Curves) -> Curves:
+    """The curves of a grid with that many cells."""
+    return {slug: curve for slug, curve in reference.items() if int(slug.rpartition("-s")[2]) < cells // 2}
 
 
 @dataclass
@@ -110,7 +117,7 @@ def calm(bench: Bench, cells: int, reference: Curves) -> None:
     """Lets the sweep end, and asserts what every storm must leave behind."""
     bench.launch()
     bench.once(cells)
-    assert bench.curves() == reference
+    assert bench.curves() == first(cells, reference)
     deadline = time.monotonic() + 15
     while bench.processes() and time.monotonic() < deadline:
         time.sleep(0.1)

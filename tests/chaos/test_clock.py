@@ -11,13 +11,15 @@ from pathlib import Path
 import pytest
 
 from ..helpers.bench import COMMAND, Bench, Curves
-from .storm import CELLS, calm
+from .storm import FEW, calm
 
+pytestmark = pytest.mark.slow
 SOURCE = Path(__file__).parent.parent / "helpers" / "clock.c"
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
-def test_the_clock_jumps_forth_and_back(bench: Bench, reference: Curves) -> None:
+def test_the_clock_jumps_forth_and_back(small_bench: Bench, reference: Curves) -> None:
+    bench = small_bench
     library, offset = bench.folder / "clock.so", bench.folder / "offset"
     subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", str(library), str(SOURCE)], check=True)
     offset.write_bytes(struct.pack("q", 0))
@@ -37,5 +39,5 @@ def test_the_clock_jumps_forth_and_back(bench: Bench, reference: Curves) -> None
     out, _ = launch.communicate(timeout=280)
     assert launch.returncode == 0, out
     counts = bench.sql("SELECT count(*), count(DISTINCT cell_id), min(state), max(state) FROM attempt")
-    assert counts == [(CELLS, CELLS, "done", "done")]
-    calm(bench, CELLS, reference)
+    assert counts == [(FEW, FEW, "done", "done")]
+    calm(bench, FEW, reference)

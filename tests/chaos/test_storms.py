@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from ..helpers.bench import Bench, Curves
-from .storm import CELLS, Storm, bench_in, calm
+from .storm import CELLS, FEW, Storm, bench_in, calm, first
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("executor", ["local", "ray"])
@@ -38,8 +40,9 @@ def test_eight_launchers_at_once(bench: Bench, reference: Curves) -> None:
     calm(bench, CELLS, reference)
 
 
-def test_a_database_that_is_locked_for_long(bench: Bench, reference: Curves) -> None:
-    """Somebody holds the write lock: longer than a minute in the long form, a third of one in the short."""
+def test_a_database_that_is_locked_for_long(small_bench: Bench, reference: Curves) -> None:
+    """Somebody holds the write lock: longer than a minute in the long form, ten seconds in the short."""
+    bench = small_bench
     held = 65.0 if os.environ.get("ATMA_LONG") else 10.0
     launch = bench.start("launch", "micro.yaml", "--executor", "local")
     bench.wait("SELECT 1 FROM attempt WHERE step > 3")
@@ -49,11 +52,12 @@ def test_a_database_that_is_locked_for_long(bench: Bench, reference: Curves) -> 
         holder.execute("ROLLBACK")
     out, _ = launch.communicate(timeout=280)
     assert launch.returncode == 0, out
-    calm(bench, CELLS, reference)
+    calm(bench, FEW, reference)
 
 
-def test_a_damaged_newest_checkpoint(bench: Bench, reference: Curves) -> None:
+def test_a_damaged_newest_checkpoint(small_bench: Bench, reference: Curves) -> None:
     """Bytes turned over in every file of the newest checkpoint, in several ways, between kills."""
+    bench = small_bench
     draw = random.Random(3)
     for _ in range(3):
         launch = bench.start("launch", "micro.yaml", "--executor", "local")
@@ -71,8 +75,8 @@ def test_a_damaged_newest_checkpoint(bench: Bench, reference: Curves) -> None:
             del content[len(content) // 2 :]
         newest.write_bytes(bytes(content))
     bench.launch()
-    bench.once(CELLS)
-    assert bench.curves() == reference
+    bench.once(FEW)
+    assert bench.curves() == first(FEW, reference)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small file system")
@@ -84,7 +88,7 @@ def test_a_full_disk(tmp_path: Path, reference: Curves) -> None:
     if mounted.returncode:
         pytest.skip("cannot mount a tmpfs here")
     try:
-        bench = bench_in(small / "stormy")
+        bench = bench_in(small / "stormy", FEW)
         ballast = small / "ballast"
 
         def fill() -> None:
@@ -102,17 +106,18 @@ def test_a_full_disk(tmp_path: Path, reference: Curves) -> None:
         filler.join()
         assert "Traceback" not in out
         bench.launch()
-        bench.once(CELLS)
-        assert bench.curves() == reference
+        bench.once(FEW)
+        assert bench.curves() == first(FEW, reference)
         assert bench.sql("PRAGMA integrity_check") == [("ok",)]
     finally:
         subprocess.run(["umount", "-l", str(small)], check=False)
 
 
-def test_a_second_supervisor_is_refused_and_named(bench: Bench, reference: Curves) -> None:
-    first = bench.start("launch", "micro.yaml", "--executor", "local")
+def test_a_second_supervisor_is_refused_and_named(small_bench: Bench, reference: Curves) -> None:
+    bench = small_bench
+    running = bench.start("launch", "micro.yaml", "--executor", "local")
     bench.wait("SELECT 1 FROM attempt")
-    assert f"pid {first.pid}" in bench.launch(code=3)
-    out, _ = first.communicate(timeout=280)
-    assert first.returncode == 0, out
-    calm(bench, CELLS, reference)
+    assert f"pid {running.pid}" in bench.launch(code=3)
+    out, _ = running.communicate(timeout=280)
+    assert running.returncode == 0, out
+    calm(bench, FEW, reference)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO
 
 import psutil
+from typer.testing import CliRunner
 
 COMMAND = [sys.executable, "-m", "atma_sweep.cli"]
 WORDS = "the model reads a long row of bytes and guesses what comes next from all that it has seen so far".split()
@@ -33,19 +34,24 @@ Curves = dict[str, list[tuple[object, ...]]]
 
 
 class Bench:
-    """A folder with a grid, some text, and a database; commands run in it."""
+    """A folder with a grid, some text, and a database; commands run in it.
 
-    def __init__(self, folder: Path) -> None:
+    `copied`: `folder` is one that was made before, or a copy of it, and its text stays where it was made.
+    """
+
+    def __init__(self, folder: Path, *, copied: Path | None = None) -> None:
         self.folder = folder
+        self.text = (copied or folder) / "text"
+        if copied is not None:
+            return
         draw = random.Random(0)
-        text = folder / "text"
-        text.mkdir()
+        self.text.mkdir()
         for index in range(40):
-            (text / f"{index}.txt").write_text(" ".join(draw.choice(WORDS) for _ in range(300)))
+            (self.text / f"{index}.txt").write_text(" ".join(draw.choice(WORDS) for _ in range(300)))
         self.grid()
 
     def grid(self, *, tokens: int = 128 * 12, seeds: int = 1, more: str = "", name: str = "micro") -> Path:
-        text = MICRO.format(text=self.folder / "text", tokens=tokens, seeds=seeds)
+        text = MICRO.format(text=self.text, tokens=tokens, seeds=seeds)
         path = self.folder / f"{name}.yaml"
         path.write_text(text.replace("name: micro", f"name: {name}") + more)
         return path
@@ -68,8 +74,17 @@ class Bench:
     def launch(self, *arguments: str, code: int = 0, executor: str = "local") -> str:
         return self.run("launch", "micro.yaml", "--executor", executor, *arguments, code=code)
 
+    def ask(self, *arguments: str) -> str:
+        """What a command says that changes nothing: in this process, since imports are most of what it takes."""
+        from atma_sweep import cli
+
+        with contextlib.chdir(self.folder):
+            result = CliRunner().invoke(cli.app, list(arguments))
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
     def plan(self) -> dict[str, object]:
-        found: dict[str, object] = json.loads(self.run("launch", "micro.yaml", "--dry-run", "--json"))
+        found: dict[str, object] = json.loads(self.ask("launch", "micro.yaml", "--dry-run", "--json"))
         return found
 
     def sql(self, query: str) -> list[tuple[object, ...]]:

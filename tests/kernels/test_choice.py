@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from atma_sweep.kernels import attention_ops, choice, conv, cross_entropy, gated_delta, polar, softmax_attention
-from atma_sweep.kernels.choice import Choice, attention_choice, plain_torch, use_plain_torch, why_no_triton
+from atma_sweep.kernels.choice import Choice, attention_choice, constant, plain_torch, use_plain_torch, why_no_triton
 
 CUDA, CPU, BF16 = torch.device("cuda"), torch.device("cpu"), torch.bfloat16
 CHOOSERS: dict[str, Callable[..., Choice]] = {
@@ -247,3 +247,12 @@ def test_kernels_are_taken_on_this_gpu(name: str) -> None:
         name == "softmax" and torch.cuda.get_device_capability() < (9, 0)
     ):
         assert CHOOSERS[name](CUDA, BF16).backend != "torch", CHOOSERS[name](CUDA, BF16)
+
+
+def test_a_constant_is_marked_as_torch_marks_it() -> None:
+    def ours() -> None: ...
+
+    def theirs() -> None: ...
+
+    assert vars(constant(ours)) == vars(torch.compiler.assume_constant_result(theirs)) != {}
+    assert constant(ours) is ours

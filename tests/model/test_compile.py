@@ -17,6 +17,8 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 SMALL = {"d_model": 32, "n_layers": 3, "n_heads": 4, "n_kv_heads": 2, "head_dim": 8, "vocab_size": 61, "window_size": 8}
+ONE_OF_EACH = {"n_layers": 2, "attn_every": 2, "attn_offset": 1}
+"""A local layer and a global one."""
 TOKENS = torch.randint(61, (2, 20), generator=torch.Generator().manual_seed(3))
 PARTS = list(product(("polar", "nope", "rope"), ("none", "gated_delta"), (False, True), (False, True)))
 """attn_type, memory, window, distractor"""
@@ -92,7 +94,7 @@ def test_regularizers_meet_every_level() -> None:
 def test_one_graph_gives_the_eager_numbers(
     attn_type: str, memory: str, window: bool, distractor: bool, regularizer: str, wake: Callable[[Backbone], None]
 ) -> None:
-    model = network(wake, attn_type=attn_type, memory=memory, window=window)
+    model = network(wake, attn_type=attn_type, memory=memory, window=window, **ONE_OF_EACH)
     terms = auxiliary(regularizer, distractor)
     eager = numbers(model, terms)
     assert ("distractor" in eager, "regularizer" in eager) == (distractor, regularizer != "baseline")

@@ -20,7 +20,8 @@ import numpy as np
 import postgres
 import pytest
 from atma_sweep.results import maintenance
-from atma_sweep.results.database import place
+from atma_sweep.results.database import is_away, place
+from atma_sweep.results.errors import StoreAway
 from atma_sweep.results.exporting import export_sweep
 from atma_sweep.results.importing import import_bundle
 from atma_sweep.results.recorder import Recorder
@@ -28,6 +29,7 @@ from atma_sweep.results.records import CellRecord, CurvePoint, Example, Measurem
 from atma_sweep.results.schema import AttemptRow, EventRow, ExampleRow, SweepRow
 from atma_sweep.results.store import CellTaken, LostLease, StoreBusy, StoreError, SweepBusy, open_store
 from sqlalchemy import create_engine, inspect, select, text, update
+from sqlalchemy.engine import make_url
 from sqlalchemy.exc import IntegrityError
 
 FORK = multiprocessing.get_context("fork")
@@ -401,11 +403,29 @@ def test_a_newer_or_foreign_database_is_told(server, cells):
 def test_a_server_that_is_not_there_is_one_clear_line(tmp_path):
     if postgres.missing():
         pytest.skip(str(postgres.missing()))
-    for wrong in (f"postgresql://atma@/x?host={tmp_path}", "postgresql://ada:secret@127.0.0.1:1/x"):
-        with pytest.raises(StoreError, match="cannot use") as refused:
+    away = ("ada:secret@127.0.0.1:1", "ada:secret@nowhere.invalid")
+    for wrong in (f"postgresql://atma@/x?host={tmp_path}", *(f"postgresql://{server}/x" for server in away)):
+        with pytest.raises(StoreAway, match=r"does not answer: .*; start its server") as refused:
             open_store(wrong)
+        assert refused.value.exit_code == 3
         assert "secret" not in str(refused.value)
         assert "\n" not in str(refused.value)
+
+
+def test_a_server_that_does_not_know_us_is_a_wrong_input(server):
+    for wrong, said in (("postgres", "nobody"), ("no_such_database", "atma")):
+        with pytest.raises(StoreError, match=r"cannot use .*FATAL") as refused:
+            open_store(make_url(server).set(database=wrong, username=said))
+        assert refused.value.exit_code == 2
+
+
+def test_a_server_that_only_starts_or_is_full_is_away():
+    failed = 'connection failed: connection to server at "db", port 5432 failed: FATAL:  '
+    assert is_away(f"{failed}the database system is starting up")
+    assert is_away(f"{failed}sorry, too many clients already")
+    assert is_away("connection timeout expired")
+    assert not is_away(f'{failed}password authentication failed for user "ada"')
+    assert not is_away("no such table: attempt")
 
 
 KILLED = """

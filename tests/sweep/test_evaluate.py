@@ -33,7 +33,9 @@ from atma_sweep.sweep.executors import Finished, Launch
 from atma_sweep.sweep.job import Job
 from atma_sweep.sweep.loading import NotTrained, Trained, WeightsGone
 from atma_sweep.sweep.training.corpora import CorpusError, open_corpus
+from once import once
 
+pytestmark = pytest.mark.slow
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
 PLUGIN = re.findall(r"^```python\n(# my_mixer.py\n.*?)^```$", README, re.MULTILINE | re.DOTALL)[0]
 IN_PYTHON = re.findall(r"^## In Python\n\n```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)[0]
@@ -110,10 +112,13 @@ class Desk:
         return open_store(self.db)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The trained folder; its text, its grid and its plugin are gone, so that an evaluation cannot lean on them."""
-    folder = tmp_path_factory.mktemp("trained")
+    return once(tmp_path_factory, "trained", _train)
+
+
+def _train(folder: Path) -> None:
     draw = random.Random(0)
     (folder / "text").mkdir()
     for index in range(40):
@@ -124,7 +129,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.rmtree(folder / "text")
     for name in ("my_mixer.py", "micro.yaml"):
         (folder / name).unlink()
-    return folder
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -16,7 +17,9 @@ from pathlib import Path
 import psutil
 import pytest
 from bench import COMMAND, Bench, Curves
+from once import once
 
+pytestmark = pytest.mark.slow
 LONG = 128 * 150
 VERY_LONG = 128 * 1000
 """Long enough for another launch to start meanwhile."""
@@ -28,19 +31,39 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def long_curves(tmp_path_factory: pytest.TempPathFactory) -> Curves:
     """The curves of an uninterrupted run of the grid that the killing tests use."""
-    bench = Bench(tmp_path_factory.mktemp("whole"))
-    bench.grid(tokens=LONG)
-    bench.launch()
-    return bench.curves()
+
+    def make(folder: Path) -> None:
+        bench = Bench(folder)
+        bench.grid(tokens=LONG)
+        bench.launch()
+
+    folder = once(tmp_path_factory, "long", make)
+    return Bench(folder, copied=folder).curves()
 
 
-def test_launch_twice_trains_once_and_a_new_level_only_itself(bench: Bench) -> None:
-    assert "micro: 2 done" in bench.launch()
+@pytest.fixture
+def launched(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    """A copy of a bench whose grid was launched in two parts, nope and then polar."""
+
+    def make(folder: Path) -> None:
+        bench = Bench(folder)
+        assert "micro: 1 done" in bench.launch("--only", "attn_type=nope")
+        assert "micro: 1 done" in bench.launch("--only", "attn_type=polar")
+
+    folder = once(tmp_path_factory, "launched", make)
+    shutil.copytree(folder, tmp_path / "launched")
+    return Bench(tmp_path / "launched", copied=folder)
+
+
+def test_launch_twice_trains_once_and_a_new_level_only_itself(launched: Bench) -> None:
+    bench = launched
     bench.once(2)
-    assert "to train: 0 cells" in bench.launch()
+    out = bench.launch()
+    assert "to train: 0 cells" in out
+    assert "micro: 2 done" in out
     bench.once(2)
     bench.grid(seeds=2)
     plan = bench.plan()
@@ -51,8 +74,8 @@ def test_launch_twice_trains_once_and_a_new_level_only_itself(bench: Bench) -> N
     assert bench.sql("SELECT max(number) FROM attempt") == [(1,)]
 
 
-def test_measured_numbers_reach_sql_and_the_table(bench: Bench) -> None:
-    bench.launch()
+def test_measured_numbers_reach_sql_and_the_table(launched: Bench) -> None:
+    bench = launched
     kinds = bench.sql("SELECT DISTINCT probe, metric, length FROM results WHERE slug LIKE 'polar%' ORDER BY 1, 2, 3")
     kinds = [kind for kind in kinds if kind[1] != "peak_memory"]
     assert [kind for kind in kinds if kind[0] == "clean"] == [("clean", "nats", 32), ("clean", "nats", 64)]
@@ -61,7 +84,7 @@ def test_measured_numbers_reach_sql_and_the_table(bench: Bench) -> None:
     assert {kind[1] for kind in kinds if kind[0] == "val"} == {"val_loss", "val_loss_full"}
     mfu = bench.sql("SELECT DISTINCT value, reason FROM measurement WHERE metric IN ('mfu', 'mfu_paper')")
     assert mfu == [(None, "n/a: no peak FLOP/s known for the CPU")]
-    rows = json.loads(bench.run("report", "--table", "6", "--json"))
+    rows = json.loads(bench.ask("report", "--table", "6", "--json"))
     assert [row["attn_type"] for row in rows] == ["nope", "polar"]
     last = bench.sql("SELECT val_loss FROM curve_point WHERE step = 12 ORDER BY attempt_id")
     assert [row["values"][0]["value"] for row in rows] == [value for (value,) in last]
@@ -72,8 +95,8 @@ def test_measured_numbers_reach_sql_and_the_table(bench: Bench) -> None:
     assert bench.sql("SELECT count(*) FROM example WHERE probe = 'clean' AND length = 64") == [(2 * 2,)]
 
 
-def test_added_lengths_are_evaluated_from_kept_weights(bench: Bench) -> None:
-    bench.launch()
+def test_added_lengths_are_evaluated_from_kept_weights(launched: Bench) -> None:
+    bench = launched
     trained = bench.curves()
     bench.edit("lengths: [32, 64]", "lengths: [32, 64, 128]")
     plan = bench.plan()
@@ -86,21 +109,20 @@ def test_added_lengths_are_evaluated_from_kept_weights(bench: Bench) -> None:
     assert bench.sql("SELECT DISTINCT length FROM measurement WHERE attempt_id > 2 AND length > 0") == [(128,)]
 
 
-def test_lost_weights_are_said_and_retrained_only_on_request(bench: Bench) -> None:
-    bench.launch("--only", "attn_type=nope")
-    (weights,) = (bench.folder / "atma-runs").glob("*/1/weights.safetensors")
-    weights.unlink()
+def test_lost_weights_are_said_and_retrained_only_on_request(launched: Bench) -> None:
+    bench = launched
+    ((weights,),) = bench.sql("SELECT weights FROM attempt a JOIN cell c ON c.id = cell_id WHERE attn_type = 'nope'")
+    (bench.folder / "atma-runs" / str(weights)).unlink()
     bench.edit("lengths: [32, 64]", "lengths: [32, 128]")
     out = bench.launch("--only", "attn_type=nope", code=1)
     assert "1 weights gone" in out
     assert "--retrain" in out
     bench.launch("--only", "attn_type=nope", "--retrain")
-    assert bench.sql("SELECT count(*) FROM attempt WHERE kind = 'train' AND state = 'done'") == [(2,)]
+    assert bench.sql("SELECT count(*) FROM attempt WHERE kind = 'train' AND state = 'done'") == [(3,)]
 
 
-def test_a_revision_is_added_when_the_grid_or_its_requests_change(bench: Bench) -> None:
-    bench.launch("--only", "attn_type=nope")
-    bench.launch("--only", "attn_type=polar")
+def test_a_revision_is_added_when_the_grid_or_its_requests_change(launched: Bench) -> None:
+    bench = launched
     assert bench.sql("SELECT number FROM revision") == [(1,)]
     bench.grid(more="# a remark\n")
     bench.launch()
@@ -116,8 +138,8 @@ def test_a_revision_is_added_when_the_grid_or_its_requests_change(bench: Bench) 
     bench.once(2)
 
 
-def test_two_sweeps_that_share_a_cell_train_it_once(bench: Bench) -> None:
-    bench.launch()
+def test_two_sweeps_that_share_a_cell_train_it_once(launched: Bench) -> None:
+    bench = launched
     bench.grid(name="other", seeds=2)
     assert "to train: 2 cells" in bench.run("launch", "other.yaml", "--executor", "local")
     counts = bench.sql("SELECT sweep, count(DISTINCT cell) FROM results GROUP BY 1 ORDER BY 1")
@@ -183,9 +205,15 @@ def test_sigterm_to_every_process_at_once_saves_the_cell(bench: Bench, executor:
     assert bench.sql("SELECT owner FROM sweep") == [(None,)]
 
 
-def _kill(bench: Bench, executor: str, victim: Callable[[subprocess.Popen[str]], None]) -> subprocess.Popen[str]:
+def nope(curves: Curves) -> Curves:
+    return {slug: curve for slug, curve in curves.items() if slug.startswith("nope")}
+
+
+def _kill(
+    bench: Bench, executor: str, victim: Callable[[subprocess.Popen[str]], None], *only: str
+) -> subprocess.Popen[str]:
     bench.grid(tokens=LONG)
-    process = bench.start("launch", "micro.yaml", "--executor", executor)
+    process = bench.start("launch", "micro.yaml", "--executor", executor, *only)
     bench.wait(TRAINING)
     victim(process)
     return process
@@ -202,25 +230,26 @@ def test_killed_launch_on_ray_is_continued_to_the_same_curves(bench: Bench, long
 
 
 def test_killed_trainer_is_tried_again_within_the_launch(bench: Bench, long_curves: Curves) -> None:
-    process = _kill(bench, "local", lambda _: bench.processes()[0].kill())
+    process = _kill(bench, "local", lambda _: bench.processes()[0].kill(), "--only", "attn_type=nope")
     out, _ = process.communicate(timeout=120)
     assert process.returncode == 0, out
-    bench.once(2)
-    assert bench.curves() == long_curves
+    bench.once(1)
+    assert bench.curves() == nope(long_curves)
     first = bench.sql("SELECT state, cause, exit_code FROM attempt ORDER BY id LIMIT 1")
     assert first == [("interrupted", "process killed by SIGKILL (out of memory, or by hand)", -9)]
 
 
 def test_damaged_newest_checkpoint_is_passed_over(bench: Bench, long_curves: Curves) -> None:
-    process = _kill(bench, "local", lambda process: process.send_signal(signal.SIGTERM))
+    one = ("--only", "attn_type=nope")
+    process = _kill(bench, "local", lambda process: process.send_signal(signal.SIGTERM), *one)
     process.communicate(timeout=30)
     assert process.returncode == 143
     older, newest = sorted((bench.folder / "atma-runs").glob("*/1/checkpoint-*"))
     weights = newest / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-10])
-    bench.launch()
-    bench.once(2)
-    assert bench.curves() == long_curves
+    bench.launch(*one)
+    bench.once(1)
+    assert bench.curves() == nope(long_curves)
     ((message,),) = bench.sql("SELECT message FROM event WHERE kind = 'resumed'")
     assert message == f"from step {int(older.name.removeprefix('checkpoint-'))} of attempt 1"
 
@@ -232,7 +261,7 @@ def test_second_launch_of_a_running_sweep_names_the_first(bench: Bench) -> None:
     out = bench.launch(code=3)
     assert f"pid {first.pid}" in out
     assert len(out.strip().splitlines()) == 1
-    status = json.loads(bench.run("status", "--json"))
+    status = json.loads(bench.ask("status", "--json"))
     assert status[0]["owner"] is not None
     assert sum(cell["standing"] == "running" for cell in status[0]["cells"]) == 1
     first.send_signal(signal.SIGTERM)
@@ -250,7 +279,7 @@ def test_plugin_mixer_trains_and_appears_in_the_table(bench: Bench) -> None:
     bench.edit("[nope, polar]", "[fade, nope]")
     bench.edit("set:\n", "set:\n  model.mixers.fade.keep: 0.8\n")
     bench.launch()
-    rows = json.loads(bench.run("report", "--table", "6", "--json"))
+    rows = json.loads(bench.ask("report", "--table", "6", "--json"))
     assert [row["attn_type"] for row in rows] == ["fade", "nope"]
     assert rows[0]["values"][0]["value"] < math.log(264)
     ((config,),) = bench.sql("SELECT config FROM cell WHERE attn_type = 'fade'")
@@ -269,8 +298,8 @@ def test_failing_cell_is_told_and_the_others_go_on(bench: Bench) -> None:
         "SELECT attn_type, a.state, traceback LIKE '%my_mixer.py%' FROM attempt a JOIN cell c ON c.id = cell_id ORDER BY 1"
     )
     assert states == [("fade", "failed", 1), ("nope", "done", None)]
-    assert "failed: ZeroDivisionError: division by zero" in bench.run("status")
-    table = bench.run("report", "--table", "6", "--format", "csv").splitlines()
+    assert "failed: ZeroDivisionError: division by zero" in bench.ask("status")
+    table = bench.ask("report", "--table", "6", "--format", "csv").splitlines()
     assert table[1].split(",")[5:12] == ["failed"] * 7
 
 
@@ -313,7 +342,7 @@ def test_checkpoints_and_weights_lie_where_the_grid_says(bench: Bench, long_curv
     bench.processes()[0].kill()
     out, _ = process.communicate(timeout=120)
     assert process.returncode == 0, out
-    assert bench.curves() == {slug: curve for slug, curve in long_curves.items() if slug.startswith("nope")}
+    assert bench.curves() == nope(long_curves)
     assert len(bench.sql("SELECT 1 FROM event WHERE kind = 'resumed'")) == 2
     (weights,) = [row[0] for row in bench.sql("SELECT weights FROM attempt WHERE weights IS NOT NULL")]
     assert weights == f"{bench.folder}/second/{cell}/3/weights.safetensors"
@@ -377,5 +406,5 @@ def test_gpu_that_is_not_there_ends_before_any_attempt(bench: Bench) -> None:
 
 def test_dry_run_writes_nothing(bench: Bench) -> None:
     before = sorted(bench.folder.iterdir())
-    bench.run("launch", "micro.yaml", "--dry-run")
+    bench.ask("launch", "micro.yaml", "--dry-run")
     assert sorted(bench.folder.iterdir()) == before

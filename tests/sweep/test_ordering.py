@@ -206,6 +206,7 @@ def test_the_plan_of_a_launch(
     assert plan(cells, {}).standings == made.standings
 
 
+@pytest.mark.slow
 def test_attempts_start_in_that_order(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.grid(more="resources: {order: pairs}\n")

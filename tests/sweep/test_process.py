@@ -210,3 +210,12 @@ def test_cores_are_those_of_this_process() -> None:
     code = "import os; os.sched_setaffinity(0, {0}); from atma_sweep.sweep.machine import cores; print(cores())"
     assert line_of(script(code)) == "1"
     assert cores() == len(os.sched_getaffinity(0))
+
+
+def test_cores_are_no_more_than_slurm_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where Slurm binds nobody to cores, nothing else says what a job may use."""
+    monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
+    every = cores()
+    for said, expected in (("1", 1), (str(every), every), (str(every + 7), every), ("", every), ("0", every)):
+        monkeypatch.setenv("SLURM_CPUS_PER_TASK", said)
+        assert cores() == expected

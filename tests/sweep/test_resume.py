@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from bench import Bench, Curves
 
+pytestmark = pytest.mark.slow
 STEPS = 24
 GRID = f"""
 name: micro

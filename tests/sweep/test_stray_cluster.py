@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from bench import COMMAND, Bench
 
+pytestmark = pytest.mark.slow
 NOBODY = "127.0.0.1:9"
 """Where no cluster answers."""
 

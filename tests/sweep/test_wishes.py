@@ -11,6 +11,7 @@ import pytest
 
 from ..helpers.bench import Bench
 
+pytestmark = pytest.mark.slow
 LONG = 128 * 400
 TRAINING = "SELECT 1 FROM attempt WHERE phase = 'training' AND step > 3"
 
