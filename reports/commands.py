@@ -93,7 +93,10 @@ def report(
         typer.Option("--check", metavar="FILE", help="Exit 1 if this table or figure no longer is so; repeatable."),
     ] = None,
     all_: Annotated[
-        bool, typer.Option("--all", help="Write every table and figure and the dashboard, with an index, into the folder --out.")
+        bool,
+        typer.Option(
+            "--all", help="Write every table and figure and the dashboard, with an index, into the folder --out."
+        ),
     ] = False,
     seeds: Annotated[
         bool, typer.Option("--seeds", help="List every seed instead of mean and deviation (table 6).")
