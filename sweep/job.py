@@ -17,7 +17,8 @@ from types import FrameType
 from typing import Any
 
 from ..results.errors import LostLease
-from ..results.store import open_store
+from ..results.journal import JOURNAL, JournalStore
+from ..results.store import Store, open_store
 from . import process
 from .errors import SweepError
 from .failures import EXIT_LOST, EXIT_STOPPED, Failure, classify
@@ -83,18 +84,22 @@ class StopFlag:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the attempt whose job.json lies in the given folder; the database is named by ATMA_DB. Returns an exit code."""
+    """Runs the attempt whose job.json lies in the given folder; returns an exit code.
+
+    Its numbers go to the database that ATMA_DB names, or with --journal into a file of that folder.
+    """
     parser = argparse.ArgumentParser(description="Run one attempt, as the supervisor starts it.")
     parser.add_argument("--runs", type=Path, required=True, help="folder that artifact paths are relative to")
     parser.add_argument("--folder", required=True, help="the attempt's folder, relative to --runs")
     parser.add_argument("--parent", type=int, required=True, help="process whose death ends this one")
+    parser.add_argument("--journal", action="store_true", help="write to a file, for another process to apply")
     options = parser.parse_args(argv)
     stop = StopFlag()
     process.die_with(options.parent)
     # what a supervisor asks for before it kills a process that hangs; the log gets it
     faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
     job = Job.read(options.runs / options.folder)
-    store = open_store()
+    store = JournalStore(options.runs / options.folder / JOURNAL) if options.journal else open_store()
     me = process.this_process("job")
     try:
         store.set_process(job.attempt, job.fence, me.pid, me.started)
@@ -104,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_LOST
 
 
-def _attempt(job: Job, runs: Path, store: Any, stop: StopFlag) -> int:
+def _attempt(job: Job, runs: Path, store: Store | JournalStore, stop: StopFlag) -> int:
     began = time.monotonic()
     # torch only now: the attempt is registered before its long import, and can be stopped during it
     from .training.loop import Diverged, Stopped
