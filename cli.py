@@ -68,6 +68,9 @@ def launch(
     name: Annotated[str | None, typer.Option("--name", help="Launch under another sweep name.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and leave; nothing is written.")] = False,
     executor: Executor = "ray",
+    address: Annotated[
+        str | None, typer.Option("--address", metavar="HOST:PORT", help="Run on the Ray cluster with that head.")
+    ] = None,
     retrain: Annotated[
         bool, typer.Option("--retrain", help="Train again what diverged or whose weights are gone.")
     ] = False,
@@ -117,6 +120,7 @@ def launch(
             screen,
             runs=where,
             executor=executor,
+            address=address,
             only=only or [],
             retrain=retrain,
             code=code,

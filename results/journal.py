@@ -72,8 +72,15 @@ def _plain(value: Any) -> Any:
 class JournalStore:
     """The part of a Store that an attempt's process uses. Nothing is refused here: who lost an attempt is ended."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, ends: Mapping[int, CurvePoint] | None = None) -> None:
+        """`ends`: the last points of earlier attempts' curves, which may be inherited."""
         self.journal = Journal(path)
+        self.ends = dict(ends or {})
+        self.points: list[CurvePoint] = []
+
+    def curve(self, attempt_id: int) -> list[CurvePoint]:
+        """The points that this attempt has written, and of an inherited curve the last one, if it is known here."""
+        return list(self.points)
 
     def set_process(self, attempt_id: int, fence: int, pid: int, started: float) -> None:
         """As Store.set_process, with this host."""
@@ -91,8 +98,9 @@ class JournalStore:
 class JournalRecorder(Recorder):
     """A Recorder that writes lines."""
 
-    def __init__(self, journal: Journal, attempt_id: int, fence: int) -> None:
-        self.journal, self.attempt_id, self.fence = journal, attempt_id, fence
+    def __init__(self, known: JournalStore, attempt_id: int, fence: int) -> None:
+        self.known, self.journal = known, known.journal
+        self.attempt_id, self.fence = attempt_id, fence
 
     def heartbeat(self) -> None:
         """Says that the attempt lives; the time is the one at which the line is applied."""
@@ -120,10 +128,14 @@ class JournalRecorder(Recorder):
     def curve(self, points: Sequence[CurvePoint]) -> None:
         """Points of the training curve."""
         self.journal.append("curve", [asdict(point) for point in points])
+        self.known.points += points
 
     def inherit_curve(self, from_attempt: int, up_to_step: int) -> None:
         """Has the curve copied when the line is applied; that of the earlier attempt is whole by then."""
         self.journal.append("inherit_curve", from_attempt, up_to_step)
+        last = self.known.ends.get(from_attempt)
+        if last is not None and last.step <= up_to_step:
+            self.known.points.append(last)
 
     def measurements(self, measurements: Sequence[Measurement]) -> None:
         """Numbers of a probe."""
@@ -141,7 +153,7 @@ class JournalRecorder(Recorder):
 def recorder_of(store: Store | JournalStore, attempt_id: int, fence: int) -> Recorder:
     """What an attempt writes its numbers with: into the database, or into the journal that stands for it."""
     if isinstance(store, JournalStore):
-        return JournalRecorder(store.journal, attempt_id, fence)
+        return JournalRecorder(store, attempt_id, fence)
     return Recorder(store, attempt_id, fence)
 
 
@@ -154,9 +166,11 @@ class Reader:
         self._recorder = Recorder(store, attempt_id, fence)
         self._offset = 0
         self._broken = False
+        self.behind = False
+        """Whether the limit of the last `apply` left whole lines for the next."""
 
-    def apply(self) -> int:
-        """Applies what has come since and returns how many lines that was.
+    def apply(self, limit: int | None = None) -> int:
+        """Applies what has come since, up to `limit` lines, and returns how many lines that was.
 
         A last line without its end is left for later, and a line that cannot be read is the end of the journal.
         Raises LostLease when the attempt is not running under its fence any more, and StoreBusy, after which it goes on
@@ -170,9 +184,10 @@ class Reader:
                 lines = file.read().splitlines(keepends=True)
         except FileNotFoundError:
             return 0
-        applied = 0
+        applied, self.behind = 0, False
         for line in lines:
-            if not line.endswith(b"\n"):
+            self.behind = line.endswith(b"\n") and applied == limit
+            if self.behind or not line.endswith(b"\n"):
                 break
             try:
                 said = json.loads(line)

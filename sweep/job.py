@@ -11,13 +11,14 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from ..results.errors import LostLease
 from ..results.journal import JOURNAL, JournalStore
+from ..results.records import CurvePoint
 from ..results.store import Store, open_store
 from . import process
 from .errors import SweepError
@@ -48,12 +49,17 @@ class Job:
     """Address of the kept weights, for kind `evaluate`."""
     commit: str | None = None
     dirty: bool | None = None
+    ends: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Of earlier attempts that were trained to the end, by id: the last point of the curve."""
 
     def write(self, runs: Path) -> Path:
         """Writes job.json into the attempt's folder and returns the folder."""
         folder = runs / self.folder
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / JOB_FILE).write_text(json.dumps(asdict(self), indent=1))
+        told = asdict(self)
+        if not self.ends:
+            del told["ends"]  # older code, which `--code kept` runs, need not know of it
+        (folder / JOB_FILE).write_text(json.dumps(told, indent=1))
         return folder
 
     @classmethod
@@ -99,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # what a supervisor asks for before it kills a process that hangs; the log gets it
     faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
     job = Job.read(options.runs / options.folder)
-    store = JournalStore(options.runs / options.folder / JOURNAL) if options.journal else open_store()
+    store = _journal(job, options.runs) if options.journal else open_store()
     me = process.this_process("job")
     try:
         store.set_process(job.attempt, job.fence, me.pid, me.started)
@@ -107,6 +113,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LostLease as error:
         print(error, file=sys.stderr)
         return EXIT_LOST
+
+
+def _journal(job: Job, runs: Path) -> JournalStore:
+    ends = {int(attempt): CurvePoint(**point) for attempt, point in job.ends.items()}
+    return JournalStore(runs / job.folder / JOURNAL, ends)
 
 
 def _attempt(job: Job, runs: Path, store: Store | JournalStore, stop: StopFlag) -> int:

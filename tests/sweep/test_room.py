@@ -192,6 +192,7 @@ class Packed:
     """An executor with real seats and no processes: one attempt, drawn at random, ends at each look."""
 
     name = "packed"
+    writes_directly = True
 
     def __init__(self, store: Store, here: Machine) -> None:
         self.store, self.room = store, Room(here)
@@ -264,7 +265,7 @@ while not (folder.parent / "go").exists():
 def test_ray_runs_parts_side_by_side_on_the_gpu_they_were_given(tmp_path: Path) -> None:
     """Real Ray and real processes; a stand-in for the job writes down which GPU it may see."""
     pytest.importorskip("ray")
-    from atma_sweep.sweep.scheduler import RayExecutor
+    from atma_sweep.sweep.scheduler.embedded import RayExecutor
 
     module = tmp_path / "source" / "atma_sweep" / "sweep" / "job.py"
     module.parent.mkdir(parents=True)
