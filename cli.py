@@ -71,6 +71,9 @@ def launch(
     address: Annotated[
         str | None, typer.Option("--address", metavar="HOST:PORT", help="Run on the Ray cluster with that head.")
     ] = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Leave the supervisor on the cluster and return; needs --address.")
+    ] = False,
     retrain: Annotated[
         bool, typer.Option("--retrain", help="Train again what diverged or whose weights are gone.")
     ] = False,
@@ -86,11 +89,16 @@ def launch(
 
     from .results.store import StoreMissing, open_store
     from .sweep import display, launch, texts
+    from .sweep.errors import SweepError
     from .sweep.grid import load_grid
     from .sweep.preparing import Preparing
 
     _check_executor(executor)
     _check_word("--code", code, ["new", "kept"])
+    if address is None and detach:
+        raise SweepError("--detach leaves the supervisor on a cluster; name that with --address")
+    if address is not None and executor == "local":
+        raise SweepError("--executor local runs on this machine alone; leave it or --address out")
     loaded = load_grid(grid, sets=set_ or [], rename=name)
     console = Console(stderr=as_json, soft_wrap=True)
     where = runs_folder(runs, db)
@@ -106,6 +114,18 @@ def launch(
         return
     store = open_store(db, create=True)
     where.mkdir(parents=True, exist_ok=True)
+    if detach and address is not None:
+        from .sweep.scheduler import detached
+
+        lines = detached.order(
+            loaded, cells, store, runs=where, address=address, only=only or [], retrain=retrain, code=code
+        )
+        for line in lines:
+            console.print(line, highlight=False, markup=False)
+        console.print(f"{loaded.name} goes on without this command. Next: atma-sweep status --watch", highlight=False)
+        if as_json:
+            print_json({"sweep": loaded.name, "supervisor": detached.actor_name(store, loaded.name)})
+        return
 
     def planned(plan: Any) -> None:
         for line in display.describe_plan(plan, loaded.name):

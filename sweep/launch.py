@@ -79,13 +79,15 @@ def run(
     retrain: bool = False,
     code: str = "new",
     commit: tuple[str | None, bool | None] | None = None,
+    again: bool = False,
     planned: Callable[[planner.Plan], None] = lambda plan: None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Outcome:
     """Launches a grid and stays until its cells are finished.
 
     Attempts run a frozen copy of this package: as it stands now, or with `code` "kept" as the sweep was launched last.
-    With `address` they run on that Ray cluster. `commit`: where the code comes from, else this checkout.
+    With `address` they run on that Ray cluster. `commit`: where the code comes from, else this checkout. `again`: the
+    same launch goes on after its process died.
 
     Raises SweepBusy when somebody else runs the sweep, MachineError when a GPU is missing or held, CorpusError and
     DataError for unusable text, AddressError and StorageError for a checkpoint.path that cannot be used, Interrupted
@@ -103,8 +105,8 @@ def run(
     folder = snapshot.folder(runs, source)
     # before the sweep is claimed, so that a cluster that cannot be reached changes nothing
     with (
-        _cluster(address, store, runs, folder, tell) as cluster,
-        _claimed(store, grid, cells, commit, owner) as fence,
+        _cluster(address, store, runs, tell) as cluster,
+        _claimed(store, grid, cells, commit, owner, again) as fence,
         closing(cluster) if cluster is not None else nullcontext(),  # attempts end before the sweep is released
     ):
         if source != before:
@@ -126,10 +128,15 @@ def run(
 
 @contextmanager
 def _claimed(
-    store: Store, grid: Grid, cells: Sequence[Cell], commit: tuple[str | None, bool | None], owner: process.Owner
+    store: Store,
+    grid: Grid,
+    cells: Sequence[Cell],
+    commit: tuple[str | None, bool | None],
+    owner: process.Owner,
+    again: bool,
 ) -> Iterator[int]:
     """The sweep, under its fence, until it is released."""
-    fence = claim(store, grid, cells, commit, owner)
+    fence = claim(store, grid, cells, commit, owner, again=again)
     try:
         yield fence
     finally:
@@ -138,7 +145,7 @@ def _claimed(
 
 @contextmanager
 def _cluster(
-    address: str | None, store: Store, runs: Path, source: Path | None, tell: Callable[[str], None]
+    address: str | None, store: Store, runs: Path, tell: Callable[[str], None]
 ) -> Iterator[ClusterExecutor | None]:
     """The nodes of the cluster at that address, until their agents are ended; None without an address."""
     if address is None:
@@ -146,7 +153,7 @@ def _cluster(
         return
     from .scheduler.cluster import open_cluster
 
-    place = open_cluster(address, store, runs, source, tell)
+    place = open_cluster(address, store, runs, tell)
     try:
         yield place
     finally:
@@ -192,8 +199,13 @@ def claim(
     cells: Sequence[Cell],
     commit: tuple[str | None, bool | None],
     owner: process.Owner,
+    *,
+    again: bool = False,
 ) -> int:
-    """Takes the sweep, then records what is launched, so that a refused launch changes nothing."""
+    """Takes the sweep, then records what is launched, so that a refused launch changes nothing.
+
+    `again`: the same launch goes on after its process died.
+    """
     wanted = sorted({pair for cell in cells for pair in requested(cell.config.eval)})
 
     def record() -> None:
@@ -216,8 +228,9 @@ def claim(
         record()
         return store.acquire_sweep(grid.name, owner, supervisor.LEASE_S, is_alive=process.is_alive)
     record()
-    # what was asked of an earlier launch is not asked of this one
-    store.ask(grid.name, pause=None, cancel=None, retry=None)
+    if not again:
+        # what was asked of an earlier launch is not asked of this one
+        store.ask(grid.name, pause=None, cancel=None, retry=None)
     return fence
 
 

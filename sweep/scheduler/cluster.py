@@ -16,7 +16,7 @@ from ...results.errors import LostLease
 from ...results.journal import JOURNAL, Reader
 from ...results.records import Attempt
 from ...results.store import Store
-from .. import process, room
+from .. import process, room, snapshot
 from ..cell import Cell, Resources
 from ..errors import MachineError
 from ..executors import Finished, Launch, device_for
@@ -80,12 +80,13 @@ class ClusterExecutor:
     name = "cluster"
     writes_directly = False
 
-    def __init__(self, store: Store, runs: Path, source: Path | None, tell: Tell, *, lease: float = LEASE_S) -> None:
-        """Starts an agent on each node; the process must be connected. `source`: the package that agents run.
+    def __init__(self, store: Store, runs: Path, tell: Tell, *, lease: float = LEASE_S) -> None:
+        """Starts an agent on each node; the process must be connected.
 
         Raises MachineError when a node does not see the runs folder, or none has an agent.
         """
-        self._store, self._runs, self._source, self._tell = store, runs, source, tell
+        self._store, self._runs, self._tell = store, runs, tell
+        self._source = snapshot.folder(runs, snapshot.freeze(runs))
         self._lease = lease
         self._rooms = Rooms()
         self._running: dict[int, _Running] = {}
@@ -125,10 +126,8 @@ class ClusterExecutor:
 
     def _join(self, node: NodeFacts) -> None:
         """Starts an agent, ends what former ones left there, and opens the node for attempts."""
-        # Read when the worker starts. The agent runs the frozen copy, as the attempts do.
-        env = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-        if self._source is not None:
-            env["PYTHONPATH"] = str(self._source.resolve())
+        # the agent runs a frozen copy of this package, wherever that is installed there
+        env = connection.worker_env() | {"PYTHONPATH": str(self._source)}
         try:
             # several calls at once: a poll waits for attempts to end
             handle = ray.remote(Agent).options(
@@ -137,7 +136,7 @@ class ClusterExecutor:
             ).remote(self._lease)  # fmt: skip
             machine = self._ready(handle, node)
         except ray.exceptions.RayError as error:
-            self._tell(f"node {node.host} is left out: {' '.join(str(error).split())[:300]}")
+            self._tell(f"node {node.host} is left out: {connection.line(error)}")
             with self._lock:
                 self._joining.discard(node.id)
                 self._refused.add(node.id)
@@ -385,7 +384,7 @@ def _applied(reader: Reader) -> bool:
     return True
 
 
-def open_cluster(address: str, store: Store, runs: Path, source: Path | None, tell: Tell) -> ClusterExecutor:
+def open_cluster(address: str, store: Store, runs: Path, tell: Tell) -> ClusterExecutor:
     """Connects and starts the agents. Raises AddressWrong and MachineError."""
     connection.connect(address)
-    return ClusterExecutor(store, runs, source, tell)
+    return ClusterExecutor(store, runs, tell)

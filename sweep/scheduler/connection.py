@@ -111,7 +111,7 @@ def connect(address: str) -> None:
             configure_logging=True,
         )
     except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:
-        raise MachineError(f"the cluster at {address} refuses us: {_line(error)}") from error
+        raise MachineError(f"the cluster at {address} refuses us: {line(error)}") from error
 
 
 def _addresses(address: str) -> list[str]:
@@ -127,11 +127,12 @@ def _addresses(address: str) -> list[str]:
             "or export the RAY_AUTH_MODE that it was started with"
         ) from error
     except (ray.exceptions.RayError, RuntimeError) as error:
-        raise MachineError(f"what answers at {address} is no head of a Ray cluster: {_line(error)}") from error
+        raise MachineError(f"what answers at {address} is no head of a Ray cluster: {line(error)}") from error
     return [node.node_manager_address for node in nodes.values() if node.state == alive]
 
 
-def _line(error: BaseException) -> str:
+def line(error: BaseException) -> str:
+    """An error of Ray's in one line."""
     return " ".join(str(error).split())[:200]
 
 
@@ -140,9 +141,15 @@ def live_nodes() -> list[dict[str, Any]]:
     return [node for node in ray.nodes() if node["Alive"]]
 
 
-def on(node: str) -> NodeAffinitySchedulingStrategy:
-    """On that node and no other."""
-    return NodeAffinitySchedulingStrategy(node, soft=False)
+def on(node: str, *, soft: bool = False) -> NodeAffinitySchedulingStrategy:
+    """On that node, and on no other unless `soft`."""
+    return NodeAffinitySchedulingStrategy(node, soft=soft)
+
+
+def worker_env() -> dict[str, str]:
+    """Settings of this process that its actors' processes have to have, too."""
+    lease = {name: os.environ[name] for name in ("ATMA_NODE_LEASE_S",) if name in os.environ}
+    return {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"} | lease
 
 
 def survey(runs: Path, nodes: Sequence[dict[str, Any]] | None = None) -> list[NodeFacts]:
