@@ -13,7 +13,7 @@ import typer
 
 from . import __version__
 from .reports.commands import report, show, status
-from .results.options import AsJson, Db, Executor, Runs, SweepName, print_json, runs_folder
+from .results.options import Address, AsJson, Db, Executor, Runs, SweepName, print_json, runs_folder
 from .sweep.bench.commands import bench_app
 from .sweep.data_commands import data_app
 from .sweep.db_commands import db_app, export, import_
@@ -68,9 +68,7 @@ def launch(
     name: Annotated[str | None, typer.Option("--name", help="Launch under another sweep name.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and leave; nothing is written.")] = False,
     executor: Executor = "ray",
-    address: Annotated[
-        str | None, typer.Option("--address", metavar="HOST:PORT", help="Run on the Ray cluster with that head.")
-    ] = None,
+    address: Address = None,
     detach: Annotated[
         bool, typer.Option("--detach", help="Leave the supervisor on the cluster and return; needs --address.")
     ] = False,
@@ -304,11 +302,11 @@ def prune_checkpoints(
 
 
 @app.command()
-def doctor(runs: Runs = None, db: Db = None, as_json: AsJson = False) -> None:
+def doctor(address: Address = None, runs: Runs = None, db: Db = None, as_json: AsJson = False) -> None:
     """Look for what would stop a sweep on this machine: GPU, driver, kernels, Ray, disk, database, clock."""
     from .sweep import doctor
 
-    checks = doctor.examine(db, runs)
+    checks = doctor.examine(db, runs, address)
     if as_json:
         print_json(doctor.as_json(checks))
     else:

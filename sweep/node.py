@@ -26,6 +26,8 @@ from .failures import OOM_KILLED, oom_kills
 
 LEASE_S = float(os.environ.get("ATMA_NODE_LEASE_S", 60.0))
 """How long attempts go on without a word from the supervisor."""
+FIRST_S = 300.0
+"""How long a node waits for its first poll; nothing starts before."""
 POLL_S = 1.0
 """How long a poll waits for an attempt to end."""
 LOOK_S = 0.1
@@ -59,8 +61,9 @@ class Node:
         self._ended: dict[int, Finished] = {}
         self._locks = machine.GpuLocks()
         self._oom_kills = oom_kills()
+        self._polled = threading.Event()
         self._answered = clock()
-        self._until = self._answered + lease
+        self._until = self._answered + max(lease, FIRST_S)
         self.over = False
         """Whether it has given up; no attempt starts after that."""
 
@@ -83,6 +86,8 @@ class Node:
         self._starter.submit(self._start, launch, device).result()
 
     def _start(self, launch: Launch, device: str | None) -> None:
+        while not self._polled.wait(LOOK_S) and not self.over:
+            pass
         with self._lock:
             if self.over:
                 return
@@ -104,7 +109,9 @@ class Node:
         """
         with self._lock:
             if not self.over:
-                self._until = max(self._until, self._answered + self._lease)
+                # the first poll comes right after the answer that let the supervisor send it
+                self._until = (self._answered if self._polled.is_set() else self._clock()) + self._lease
+                self._polled.set()
             for attempt in seen:
                 self._ended.pop(attempt, None)
         deadline = time.monotonic() + POLL_S

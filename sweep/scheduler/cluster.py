@@ -88,6 +88,7 @@ class ClusterExecutor:
         self._store, self._runs, self._tell = store, runs, tell
         self._source = snapshot.folder(runs, snapshot.freeze(runs))
         self._lease = lease
+        self._began = time.monotonic()
         self._rooms = Rooms()
         self._running: dict[int, _Running] = {}
         self._kinds: set[str | None] = set()
@@ -343,16 +344,19 @@ class ClusterExecutor:
             return run is not None and attempt.id not in self._ended and run.node not in self._links
 
     def end(self, attempts: Sequence[Attempt], runs: Path) -> set[int]:
-        """Has the agents on the attempts' hosts end them."""
+        """Has the agents on the attempts' hosts end them. On a node that is gone its own lease does, in time."""
         with self._lock:
             links = {link.node.host: link for link in self._links.values()}
+        gone = [one for one in attempts if one.host not in links and (runs / one.run_dir / JOURNAL).exists()]
+        # whoever polled that node was dead before we began
+        waited = time.monotonic() - self._began > given_up_after(self._lease)
         asked = []
         for host in {attempt.host for attempt in attempts} & links.keys():
             theirs = [attempt for attempt in attempts if attempt.host == host]
             folders = [runs / attempt.run_dir for attempt in theirs]
             answer = links[host].handle.end.remote(folders, [(one.pid, one.pid_started) for one in theirs])
             asked.append((answer, theirs))
-        ended: set[int] = set()
+        ended = {attempt.id for attempt in gone} if waited else set()
         for answer, theirs in asked:
             with contextlib.suppress(ray.exceptions.RayError):
                 ray.get(answer, timeout=CLOSE_S)
