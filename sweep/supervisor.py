@@ -312,6 +312,9 @@ class Supervisor:
             attempt = self.store.attempt(attempt_id)
         elif attempt.state == "failed":
             again = self._retries.after(task, attempt, cast(Failure, attempt.failure or "code"))
+        elif attempt.state == "interrupted" and code < 0:
+            # it had saved itself when its node, not we, asked it to leave
+            again = self._retries.after(task, attempt, "node_lost" if code == NODE_LOST else "preempted")
         if again is not None:
             queue.appendleft(again)
         elif attempt.state == "failed":

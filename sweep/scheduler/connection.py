@@ -24,6 +24,8 @@ from . import facts
 
 # Read by Ray while it is imported; without it a named address is asked without the token.
 os.environ.setdefault("RAY_AUTH_MODE", "token")
+# what is wrong with a cluster is said here, in one line
+os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")
 
 import ray
 from ray import cloudpickle

@@ -8,15 +8,24 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
+from atma_sweep.results.journal import JOURNAL, JournalStore, recorder_of
+from atma_sweep.results.records import CurvePoint
+from atma_sweep.results.store import Store, open_store
 from atma_sweep.sweep import node as nodes
-from atma_sweep.sweep.cell import Resources
+from atma_sweep.sweep import planner, process
+from atma_sweep.sweep.cell import Cell, Resources
 from atma_sweep.sweep.executors import Launch
+from atma_sweep.sweep.failures import NODE_LOST
+from atma_sweep.sweep.job import Job
 from atma_sweep.sweep.machine import Gpu
 from atma_sweep.sweep.node import Node, given_up_after
+from atma_sweep.sweep.supervisor import Supervisor, reap
 
 JOB = """
 import os, pathlib, signal, sys, time
@@ -208,3 +217,79 @@ def test_gpus_are_held_until_it_is_over(clock: Clock, tmp_path: Path, monkeypatc
     assert second.hold(["H200"])[0].gpus == (gpus[1],)
     assert second.hold([])[0].gpus == ()
     second.close()
+
+
+# --- the supervisor and what a lost node leaves -----------------------------------------------------------------------
+
+
+class Loses:
+    """An executor whose first attempt is lost with its node, with or without having saved itself, and whose second ends."""
+
+    name, writes_directly = "loses", False
+
+    def __init__(self, store: Store, *, saved: bool) -> None:
+        self.store, self.saved = store, saved
+        self.ended: list[tuple[int, int]] = []
+        self.databases: list[str | None] = []
+
+    def fits(self, resources: Resources) -> bool:
+        return True
+
+    def start(self, launch: Launch) -> None:
+        job = Job.read(launch.runs / launch.folder)
+        self.databases.append(launch.database)
+        first = len(self.databases) == 1
+        if first and self.saved:
+            self.store.finish_attempt(job.attempt, job.fence, "interrupted", cause="stopped on request", exit_code=143)
+        elif not first:
+            self.store.finish_attempt(job.attempt, job.fence, "done")
+        self.ended.append((job.attempt, NODE_LOST if first else 0))
+
+    def wait(self, seconds: float) -> list[tuple[int, int]]:
+        ended, self.ended = self.ended, []
+        return ended
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_cell_whose_node_was_lost_is_taken_up_again(
+    cells: Callable[..., list[Cell]], tmp_path: Path, saved: bool
+) -> None:
+    (cell,) = cells()
+    store = open_store(tmp_path / "atma.db", create=True)
+    store.record_revision("s", grid_text="", grid_file="g", cells=[planner.record(cell)])
+    fence = store.acquire_sweep("s", process.this_process("test"), 60.0)
+    place, silent = Loses(store, saved=saved), SimpleNamespace(started=_, running=_, ended=_, waiting=_)
+    made = Supervisor(store, "s", fence, place, silent, runs=tmp_path / "runs", commit=(None, None))  # type: ignore[arg-type]
+    made.run([planner.Task(cell, "train", [], "new")])
+    first, second = store.attempts(cell.id)
+    assert (first.state, second.state) == ("interrupted", "done")
+    told = ("stopped on request", 143, None) if saved else ("its node was lost", None, "node_lost")
+    assert (first.cause, first.exit_code, first.failure) == told
+    assert place.databases == [None, None], "no way to the database leaves this machine"
+
+
+def _(*_: object) -> None: ...
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_what_a_dead_launch_left_in_a_journal_is_taken_in(
+    cells: Callable[..., list[Cell]], tmp_path: Path, finished: bool
+) -> None:
+    """The launch died before it had applied a line."""
+    (cell,) = cells()
+    store = open_store(tmp_path / "atma.db", create=True)
+    store.record_revision("s", grid_text="", grid_file="g", cells=[planner.record(cell)])
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    owner = replace(process.this_process("launch"), pid=gone.pid, started=psutil.Process(gone.pid).create_time())
+    gone.wait()
+    attempt = store.start_attempt(cell.id, owner=owner, fence=1)
+    folder = tmp_path / "runs" / attempt.run_dir
+    folder.mkdir(parents=True)
+    known = JournalStore(folder / JOURNAL)
+    recorder_of(known, attempt.id, 1).curve([CurvePoint(step=3, tokens=9, wall_s=0.5, train_loss=1.5)])
+    if finished:
+        known.finish_attempt(attempt.id, 1, "done", exit_code=0)
+    marked = reap(store, [cell], tmp_path / "runs")
+    found = store.attempt(attempt.id)
+    assert (found.state, len(marked)) == (("done", 0) if finished else ("interrupted", 1))
+    assert [point.train_loss for point in store.curve(attempt.id)] == [1.5]
