@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -89,6 +90,7 @@ class ClusterExecutor:
         self._source = snapshot.folder(runs, snapshot.freeze(runs))
         self._lease = lease
         self._began = time.monotonic()
+        self._host = socket.gethostname()
         self._rooms = Rooms()
         self._running: dict[int, _Running] = {}
         self._kinds: set[str | None] = set()
@@ -104,6 +106,7 @@ class ClusterExecutor:
         self._applied = 0.0
         self._news = threading.Event()
         self._closed = threading.Event()
+        self._failure: Exception | None = None
         nodes = connection.survey(runs)
         blind = [node.host for node in nodes if not node.sees_runs]
         if blind:
@@ -166,34 +169,42 @@ class ClusterExecutor:
         return room.Machine(min(machine.cpus, node.cpus), machine.memory_gb, machine.gpus)
 
     def _beat(self) -> None:
-        """Polls every agent, notes what ended, gives up those that are silent, and looks for nodes that came."""
+        """Looks after the nodes until it is closed, or until Ray itself fails here; `wait` then says so."""
         looked = time.monotonic()
-        while not self._closed.is_set():
-            with self._lock:
-                for link in self._links.values():
-                    if link.poll is None:
-                        link.sent = time.monotonic()
-                        link.poll = link.handle.poll.remote(link.seen)
-                polls = {link.poll: link for link in self._links.values()}
-            ready = ray.wait(list(polls), num_returns=1, timeout=0.5)[0] if polls else []
-            if not polls:
-                self._closed.wait(0.5)
-            for poll in ready:
+        try:
+            while not self._closed.is_set():
+                self._poll()
+                if time.monotonic() - looked > LOOK_S:
+                    looked = time.monotonic()
+                    threading.Thread(target=self._look_for_nodes, daemon=True).start()
+        except (ray.exceptions.RayError, RuntimeError, OSError) as error:
+            self._failure = error
+            self._news.set()
+
+    def _poll(self) -> None:
+        """Polls every agent, notes what ended, and gives up those that are silent."""
+        with self._lock:
+            for link in self._links.values():
+                if link.poll is None:
+                    link.sent = time.monotonic()
+                    link.poll = link.handle.poll.remote(link.seen)
+            polls = {link.poll: link for link in self._links.values()}
+        if polls:
+            for poll in ray.wait(list(polls), num_returns=1, timeout=0.5)[0]:
                 self._heard(polls[poll])
-            for link in polls.values():
-                if time.monotonic() - link.sent > given_up_after(self._lease):
-                    self._gone(link, certain=True)
-            now = time.monotonic()
-            with self._lock:
-                late = [attempt for attempt, (_, until) in self._doubtful.items() if now > until]
-                for attempt in late:
-                    del self._doubtful[attempt]
-                    self._ended[attempt] = NODE_LOST
-            if late:
-                self._news.set()
-            if now - looked > LOOK_S:
-                looked = now
-                threading.Thread(target=self._look_for_nodes, daemon=True).start()
+        else:
+            self._closed.wait(0.5)
+        now = time.monotonic()
+        for link in polls.values():
+            if now - link.sent > given_up_after(self._lease):
+                self._gone(link, certain=True)
+        with self._lock:
+            late = [attempt for attempt, (_, until) in self._doubtful.items() if now > until]
+            for attempt in late:
+                del self._doubtful[attempt]
+                self._ended[attempt] = NODE_LOST
+        if late:
+            self._news.set()
 
     def _heard(self, link: _Link) -> None:
         try:
@@ -290,14 +301,19 @@ class ClusterExecutor:
             if link is None:
                 return
             self._rooms.take(node, seat)
-        # from now on it counts as a process of that host, whoever reads the database
-        self._store.set_process(launch.attempt, fence, 0, 0.0, host=host)
+        if host != self._host:
+            # from now on it counts as a process of that host, whoever reads the database
+            self._store.set_process(launch.attempt, fence, 0, 0.0, host=host)
         link.handle.start.remote(launch, device_for(seat))
 
     def wait(self, seconds: float) -> list[Finished]:
         """Applies what the attempts have written; those that have ended, their journals applied whole."""
         self._news.wait(seconds)
         self._news.clear()
+        if self._failure is not None:
+            raise MachineError(
+                f"the cluster is out of reach ({connection.line(self._failure)}); launch again when it is back"
+            ) from self._failure
         with self._lock:
             ended = dict(self._ended)
             running = {attempt: run for attempt, run in self._running.items() if attempt not in ended}

@@ -26,6 +26,7 @@ from .. import display, launch, snapshot
 from ..cell import Cell
 from ..errors import SweepError
 from ..grid import Grid
+from ..retries import SweepBroken
 from ..supervisor import Interrupted
 from . import connection
 from .connection import ray
@@ -100,12 +101,13 @@ class Detached:
 
             try:
                 self._launch(open_store(order.url, patience=PATIENCE_S), console, tell)
-            except Exception as error:  # noqa: BLE001 - nobody is here to see it: it goes to the log and to who waits
+            except Exception as error:
+                # nobody is here to see it: it goes to the log and to who waits
                 code = getattr(error, "exit_code", None)
                 console.print_exception() if code is None else tell(str(error))
                 self._end(Refused(str(error), code or 1))
-            else:
-                self._end(None)
+                raise
+            self._end(None)
 
     def _launch(self, store: Store, console: Console, tell: Callable[[str], None]) -> None:
         order = self._order
@@ -132,7 +134,8 @@ class Detached:
             except Interrupted as stop:
                 tell(str(stop))
             except Exception as error:
-                if self._begun.done() and order.grid.name in {sweep.name for sweep in store.sweeps()}:
+                # a broken sweep has said so itself
+                if self._begun.done() and not isinstance(error, SweepBroken):
                     store.add_event("stopped", " ".join(str(error).split())[:500], sweep=order.grid.name)
                 raise
             else:

@@ -71,12 +71,14 @@ class Nodes:
         self._on_switch("ip", "link", "add", "br0", "type", "bridge")
         self._on_switch("ip", "link", "set", "br0", "up")
         self._nodes: dict[str, tuple[subprocess.Popen[bytes], int]] = {}
+        self._numbers: dict[str, int] = {}
 
     def _on_switch(self, *words: str) -> None:
         subprocess.run(["nsenter", "-t", str(self._switch_pid), "-n", *words], check=True, capture_output=True)
 
-    def start(self, name: str, number: int, *, cpus: int = 1) -> None:
+    def start(self, name: str, *, cpus: int) -> None:
         """Starts a node, the first one as the head, and waits until Ray runs there."""
+        number = self._numbers.setdefault(name, len(self._numbers) + 1)
         ip, home = f"10.77.0.{number}", Path(tempfile.mkdtemp(dir=self.home))
         head = ["--head", f"--node-ip-address={ip}", f"--port={PORT}", "--include-dashboard=false"]
         ray = [*RAY, "start", *(head if number == 1 else [f"--address={HEAD}"]), f"--num-cpus={cpus}", "--block"]
@@ -109,13 +111,13 @@ class Nodes:
         os.kill(pid, signal.SIGKILL)
         process.wait()
 
-    def cut(self, number: int) -> None:
+    def cut(self, name: str) -> None:
         """Pulls the node's cable."""
-        self._on_switch("ip", "link", "set", f"v{number}", "down")
+        self._on_switch("ip", "link", "set", f"v{self._numbers[name]}", "down")
 
-    def mend(self, number: int) -> None:
+    def mend(self, name: str) -> None:
         """Puts the cable back."""
-        self._on_switch("ip", "link", "set", f"v{number}", "up")
+        self._on_switch("ip", "link", "set", f"v{self._numbers[name]}", "up")
 
     def ended(self, name: str) -> bool:
         """Whether Ray has ended on that node by itself."""
@@ -157,12 +159,12 @@ class ClusterBench(Bench):
 
 
 @contextlib.contextmanager
-def cluster(*names: str) -> Iterator[Nodes]:
-    """A head and other nodes with one core each; killed and removed afterwards."""
+def cluster(**cpus: int) -> Iterator[Nodes]:
+    """Nodes by name, each with so many cores, the first one the head; killed and removed afterwards."""
     made = Nodes()
     try:
-        for number, name in enumerate(names, 1):
-            made.start(name, number)
+        for name, cores in cpus.items():
+            made.start(name, cpus=cores)
         yield made
     finally:
         made.stop()
