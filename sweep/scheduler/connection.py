@@ -6,13 +6,15 @@ once, where Ray itself would try for a minute.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
 import stat
+import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +26,8 @@ from . import facts
 
 # Read by Ray while it is imported; without it a named address is asked without the token.
 os.environ.setdefault("RAY_AUTH_MODE", "token")
-# what is wrong with a cluster is said here, in one line
-os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")
+# How long what answers at an address may take to say that it is a head; Ray tries six times as long.
+os.environ.setdefault("RAY_py_gcs_connect_timeout_s", "5")
 
 import ray
 from ray import cloudpickle
@@ -122,7 +124,8 @@ def _addresses(address: str) -> list[str]:
 
     alive = 0
     try:
-        nodes = GcsClient(address=address).get_all_node_info(timeout=ANSWER_S)
+        with _quiet():
+            nodes = GcsClient(address=address).get_all_node_info(timeout=ANSWER_S)
     except ray.exceptions.AuthenticationError as error:
         raise MachineError(
             f"the cluster at {address} refuses our token; copy the head's ~/.ray/auth_token here and chmod 600 it, "
@@ -131,6 +134,20 @@ def _addresses(address: str) -> list[str]:
     except (ray.exceptions.RayError, RuntimeError) as error:
         raise MachineError(f"what answers at {address} is no head of a Ray cluster: {line(error)}") from error
     return [node.node_manager_address for node in nodes.values() if node.state == alive]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Nothing on standard error, where Ray's own threads write what is then said here in one line."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def line(error: BaseException) -> str:
