@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -34,6 +35,8 @@ APPLY_S = 0.5
 AT_ONCE = 500
 """Lines of a journal, a second or two of writing, before the supervisor looks after everything else again."""
 LOOK_S = 5.0
+AGAIN_S = 30.0
+"""A node that could not start its agent, as one that is cut off, is asked again after this long."""
 CLOSE_S = process.GRACE_S + 5.0
 Tell = Callable[[str], None]
 
@@ -98,7 +101,8 @@ class ClusterExecutor:
         self._links: dict[str, _Link] = {}
         """By node; the pulse looks after them."""
         self._joining: set[str] = set()
-        self._refused: set[str] = set()
+        self._refused: dict[str, float] = {}
+        """Nodes that are not asked again before then, on the monotonic clock."""
         self._ended: dict[int, int] = {}
         """Codes of attempts that have ended and whose journal is not yet applied to the end."""
         self._doubtful: dict[int, tuple[NodeFacts, float]] = {}
@@ -140,10 +144,12 @@ class ClusterExecutor:
             ).remote(self._lease)  # fmt: skip
             machine = self._ready(handle, node)
         except ray.exceptions.RayError as error:
-            self._tell(f"node {node.host} is left out: {connection.line(error)}")
             with self._lock:
                 self._joining.discard(node.id)
-                self._refused.add(node.id)
+                told = node.id in self._refused
+                self._refused[node.id] = time.monotonic() + AGAIN_S
+            if not told:
+                self._tell(f"node {node.host} is left out for now: {connection.line(error)}")
             return
         with self._lock:
             self._joining.discard(node.id)
@@ -246,7 +252,9 @@ class ClusterExecutor:
     def _look_for_nodes(self) -> None:
         with contextlib.suppress(ray.exceptions.RayError):
             with self._lock:
-                known = self._links.keys() | self._joining | self._refused
+                now = time.monotonic()
+                refused = {node for node, until in self._refused.items() if until > now}
+                known = self._links.keys() | self._joining | refused
                 new = [node for node in connection.live_nodes() if node["NodeID"] not in known]
                 self._joining |= {node["NodeID"] for node in new}
             for node in connection.survey(self._runs, new) if new else []:
@@ -255,7 +263,7 @@ class ClusterExecutor:
                     self._join(node)
                 else:
                     self._tell(f"node {node.host} is left out: it cannot see {self._runs}")
-                    self._refused.add(node.id)
+                    self._refused[node.id] = math.inf
             with self._lock:
                 self._joining -= {node["NodeID"] for node in new}
 

@@ -119,10 +119,6 @@ class Nodes:
         """Puts the cable back."""
         self._on_switch("ip", "link", "set", f"v{self._numbers[name]}", "up")
 
-    def ended(self, name: str) -> bool:
-        """Whether Ray has ended on that node by itself."""
-        return self._nodes[name][0].poll() is not None
-
     def stop(self) -> None:
         """Kills all nodes and removes what they wrote."""
         for name in list(self._nodes):
