@@ -172,7 +172,7 @@ def worker_env() -> dict[str, str]:
 
 
 def survey(runs: Path, nodes: Sequence[dict[str, Any]] | None = None) -> list[NodeFacts]:
-    """What each node (None: every live one) says of itself; those that do not answer are left out."""
+    """What each node (None: every live one) says of itself, by host; those that do not answer are left out."""
     asked = live_nodes() if nodes is None else list(nodes)
     mark = runs / f".seen-{uuid.uuid4().hex}"
     runs.mkdir(parents=True, exist_ok=True)
@@ -204,7 +204,7 @@ def survey(runs: Path, nodes: Sequence[dict[str, Any]] | None = None) -> list[No
                     sees_runs=said["sees"], clock_ahead=said["time"] - sent - slack, clock_slack=slack,
                 )
             )  # fmt: skip
-        return found
+        return sorted(found, key=lambda node: node.host)
     finally:
         mark.unlink(missing_ok=True)
 
