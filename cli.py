@@ -13,7 +13,7 @@ import typer
 
 from . import __version__
 from .reports.commands import report, show, status
-from .results.options import AsJson, Db, Executor, Runs, SweepName, print_json, runs_folder
+from .results.options import Address, AsJson, Db, Executor, Runs, SweepName, print_json, runs_folder
 from .sweep.bench.commands import bench_app
 from .sweep.data_commands import data_app
 from .sweep.db_commands import db_app, export, import_
@@ -68,6 +68,10 @@ def launch(
     name: Annotated[str | None, typer.Option("--name", help="Launch under another sweep name.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and leave; nothing is written.")] = False,
     executor: Executor = "ray",
+    address: Address = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Leave the supervisor on the cluster and return; needs --address.")
+    ] = False,
     retrain: Annotated[
         bool, typer.Option("--retrain", help="Train again what diverged or whose weights are gone.")
     ] = False,
@@ -83,11 +87,16 @@ def launch(
 
     from .results.store import StoreMissing, open_store
     from .sweep import display, launch, texts
+    from .sweep.errors import SweepError
     from .sweep.grid import load_grid
     from .sweep.preparing import Preparing
 
     _check_executor(executor)
     _check_word("--code", code, ["new", "kept"])
+    if address is None and detach:
+        raise SweepError("--detach leaves the supervisor on a cluster; name that with --address")
+    if address is not None and executor == "local":
+        raise SweepError("--executor local runs on this machine alone; leave it or --address out")
     loaded = load_grid(grid, sets=set_ or [], rename=name)
     console = Console(stderr=as_json, soft_wrap=True)
     where = runs_folder(runs, db)
@@ -103,6 +112,18 @@ def launch(
         return
     store = open_store(db, create=True)
     where.mkdir(parents=True, exist_ok=True)
+    if detach and address is not None:
+        from .sweep.scheduler import detached
+
+        lines = detached.order(
+            loaded, cells, store, runs=where, address=address, only=only or [], retrain=retrain, code=code
+        )
+        for line in lines:
+            console.print(line, highlight=False, markup=False)
+        console.print(f"{loaded.name} goes on without this command. Next: atma-sweep status --watch", highlight=False)
+        if as_json:
+            print_json({"sweep": loaded.name, "supervisor": detached.actor_name(store, loaded.name)})
+        return
 
     def planned(plan: Any) -> None:
         for line in display.describe_plan(plan, loaded.name):
@@ -117,6 +138,7 @@ def launch(
             screen,
             runs=where,
             executor=executor,
+            address=address,
             only=only or [],
             retrain=retrain,
             code=code,
@@ -280,11 +302,11 @@ def prune_checkpoints(
 
 
 @app.command()
-def doctor(runs: Runs = None, db: Db = None, as_json: AsJson = False) -> None:
+def doctor(address: Address = None, runs: Runs = None, db: Db = None, as_json: AsJson = False) -> None:
     """Look for what would stop a sweep on this machine: GPU, driver, kernels, Ray, disk, database, clock."""
     from .sweep import doctor
 
-    checks = doctor.examine(db, runs)
+    checks = doctor.examine(db, runs, address)
     if as_json:
         print_json(doctor.as_json(checks))
     else:

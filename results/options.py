@@ -11,6 +11,9 @@ import typer
 Db = Annotated[str | None, typer.Option("--db", metavar="URL|FILE", help="Database; else ATMA_DB, else atma.db here.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON with the names of the database's columns.")]
 Executor = Annotated[str, typer.Option("--executor", help="ray, or local: one attempt after another without Ray.")]
+Address = Annotated[
+    str | None, typer.Option("--address", metavar="HOST:PORT", help="The Ray cluster with that head; else none.")
+]
 Runs = Annotated[Path | None, typer.Option("--runs", help="Folder for artifacts; else <db name>-runs beside it.")]
 SweepName = Annotated[str | None, typer.Option("--sweep", help="Sweep by name; else the one launched last.")]
 

@@ -83,7 +83,7 @@ class Attempt:
     checkpoint: str | None
     weights: str | None
     failure: str | None = None
-    """Class of a failure: preempted, infrastructure, host_oom, cuda_oom, diverged, code or hang."""
+    """Class of a failure: preempted, node_lost, infrastructure, host_oom, cuda_oom, diverged, code or hang."""
     deviation: Mapping[str, Any] | None = None
     """Settings that this attempt ran with other than its cell's, by dotted path; None for none."""
 

@@ -130,7 +130,7 @@ def run(
             fence = store.acquire_sweep(sweep, owner, supervisor.LEASE_S, is_alive=process.is_alive)
             held.callback(store.release_sweep, sweep, fence)
             claimed.append((sweep, fence, share))
-        supervisor.reap(store, cells)
+        supervisor.reap(store, cells, runs)
         before = {cell.id: max(attempt.id for attempt in store.attempts(cell.id)) for cell in cells}
         try:
             carry_out(store, claimed, listener, runs=runs, executor=executor, commit=git_state())

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import psutil
+
+from ..results.records import Attempt
 from . import process
 from .cell import Resources
 from .room import Machine, Room, Seat
 
+DUMP_S = 1.0
+"""What a hanging process gets to write down where its threads stand."""
 Finished = tuple[int, int]
-"""(attempt id, exit code; negative for a signal)."""
+"""(attempt id, exit code; negative for a signal, or one of failures' words for more than a code can say)."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +34,8 @@ class Launch:
     runs: Path
     folder: str
     resources: Resources
-    database: str
-    """URL with password, handed on in the child's environment only."""
+    database: str | None
+    """URL with password, handed on in the child's environment only; None for an attempt that writes a journal."""
     source: Path | None = None
     """Folder that holds the copy of the package that the attempt runs; None for the one that is installed."""
 
@@ -35,6 +44,8 @@ class Executor(Protocol):
     """Keeps one process per running attempt. Used from one thread."""
 
     name: str
+    writes_directly: bool
+    """Whether its attempts write into the database; else each writes a journal, which the executor applies."""
 
     def fits(self, resources: Resources) -> bool:
         """Whether an attempt of that size could start now."""
@@ -45,8 +56,70 @@ class Executor(Protocol):
     def wait(self, seconds: float) -> list[Finished]:
         """Attempts whose process has ended, after at most `seconds`."""
 
+    def stop(self, attempt: Attempt) -> bool:
+        """Asks the attempt's process to save itself and leave; False as long as nobody knows which process that is."""
+
+    def kill(self, attempt: Attempt, *, dump: bool = False) -> bool:
+        """Ends the attempt's process at once, with `dump` after it wrote down where its threads stand; False as above."""
+
+    def away(self, attempt: Attempt) -> bool:
+        """Whether the attempt's machine cannot be reached, so that its process may live on for a while."""
+
+    def end(self, attempts: Sequence[Attempt], runs: Path) -> set[int]:
+        """Ends what is left of attempts whose supervisor is gone; returns those of which surely nothing lives."""
+
     def close(self) -> None:
         """Ends whatever still runs and gives the machine back."""
+
+
+class OnThisMachine:
+    """What an executor does with processes of this machine, which it knows from the database."""
+
+    writes_directly = True
+
+    def __init__(self) -> None:
+        self._me = process.this_process("launch")
+
+    def _child(self, attempt: Attempt) -> psutil.Process | None:
+        """The attempt's process; None before it has said who it is, and when it is gone."""
+        return process.find(attempt.pid, attempt.pid_started) if attempt.pid != self._me.pid else None
+
+    def stop(self, attempt: Attempt) -> bool:
+        """Asks the attempt's process to save itself and leave."""
+        child = self._child(attempt)
+        if child is not None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.terminate()
+        return child is not None
+
+    def kill(self, attempt: Attempt, *, dump: bool = False) -> bool:
+        """Ends the attempt's process at once."""
+        child = self._child(attempt)
+        if child is None:
+            return False
+        end_at_once(child, dump=dump)
+        return True
+
+    def away(self, attempt: Attempt) -> bool:
+        """Never: it is this machine."""
+        return False
+
+    def end(self, attempts: Sequence[Attempt], runs: Path) -> set[int]:
+        """Ends what this machine has of them."""
+        here = [attempt for attempt in attempts if attempt.host == self._me.host]
+        for attempt in here:
+            process.end(attempt.pid, attempt.pid_started)
+        return {attempt.id for attempt in here}
+
+
+def end_at_once(child: psutil.Process, *, dump: bool) -> None:
+    """Kills a process and its children, with `dump` after it wrote into its log where its threads stand."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        started = child.create_time()
+        if dump:
+            child.send_signal(signal.SIGUSR1)
+            time.sleep(DUMP_S)
+        process.end(child.pid, started, grace=0)
 
 
 def run_command(launch: Launch, parent: int) -> list[str]:
@@ -61,6 +134,7 @@ def run_command(launch: Launch, parent: int) -> list[str]:
         launch.folder,
         "--parent",
         str(parent),
+        *(["--journal"] if launch.database is None else []),
     ]
 
 
@@ -70,7 +144,9 @@ def environment(launch: Launch, devices: str | None = None) -> dict[str, str]:
     Without a GPU in its resources none is visible; `devices` names the one it gets otherwise (None: as inherited).
     """
     env = dict(os.environ)
-    env["ATMA_DB"] = launch.database
+    env.pop("ATMA_DB", None)
+    if launch.database is not None:
+        env["ATMA_DB"] = launch.database
     if launch.source is not None:
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(launch.source.resolve()), env.get("PYTHONPATH")]))
     threads = str(launch.resources.cpus)
@@ -88,12 +164,13 @@ def device_for(seat: Seat | None) -> str | None:
     return seat.gpu.device if seat is not None and seat.gpu is not None else None
 
 
-class LocalExecutor:
+class LocalExecutor(OnThisMachine):
     """The same attempts without Ray, one after another, so none shares its GPU."""
 
     name = "local"
 
     def __init__(self, machine: Machine) -> None:
+        super().__init__()
         self._room = Room(machine)
         self._running: tuple[int, subprocess.Popen[bytes]] | None = None
 

@@ -12,11 +12,15 @@ from typing import Literal
 
 from ..results.records import AttemptState
 
-Failure = Literal["preempted", "infrastructure", "host_oom", "cuda_oom", "hang", "code"]
+Failure = Literal["preempted", "node_lost", "infrastructure", "host_oom", "cuda_oom", "hang", "code"]
 
 EXIT_STOPPED = 143
 EXIT_LOST = 75
 """The attempt's row belongs to nobody or to somebody else; the process left without writing."""
+NODE_LOST = -1001
+"""Not an exit code: the node went away with the process."""
+OOM_KILLED = -1002
+"""Not an exit code: the system of another node killed the process for want of memory."""
 
 ALIKE = 3
 """Cells that fail in the same way, by a mistake in code or config, before the sweep stops."""
@@ -39,6 +43,7 @@ class Policy:
 
 POLICIES: Mapping[Failure, Policy] = {
     "preempted": Policy(None),
+    "node_lost": Policy(None),
     "infrastructure": Policy(3, wait_s=5.0),
     "host_oom": Policy(2, alone=True),
     "cuda_oom": Policy(2, smaller=True),
@@ -95,6 +100,10 @@ def judge(exit_code: int, log: Path, *, oom_killed: bool = False, hung: bool = F
     """
     if exit_code == EXIT_STOPPED or exit_code == -signal.SIGTERM:
         return Ending("interrupted", "stopped before training began", None)
+    if exit_code == NODE_LOST:
+        return Ending("interrupted", "its node was lost", "node_lost")
+    if exit_code == OOM_KILLED:
+        exit_code, oom_killed = -signal.SIGKILL, True
     if hung:
         return Ending("interrupted", "killed: it made no progress; its log ends with where every thread stood", "hang")
     if exit_code < 0:

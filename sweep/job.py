@@ -11,13 +11,15 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from ..results.errors import LostLease
-from ..results.store import open_store
+from ..results.journal import JOURNAL, JournalStore
+from ..results.records import CurvePoint
+from ..results.store import Store, open_store
 from . import process
 from .errors import SweepError
 from .failures import EXIT_LOST, EXIT_STOPPED, Failure, classify
@@ -47,12 +49,17 @@ class Job:
     """Address of the kept weights, for kind `evaluate`."""
     commit: str | None = None
     dirty: bool | None = None
+    ends: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Of earlier attempts that were trained to the end, by id: the last point of the curve."""
 
     def write(self, runs: Path) -> Path:
         """Writes job.json into the attempt's folder and returns the folder."""
         folder = runs / self.folder
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / JOB_FILE).write_text(json.dumps(asdict(self), indent=1))
+        told = asdict(self)
+        if not self.ends:
+            del told["ends"]  # older code, which `--code kept` runs, need not know of it
+        (folder / JOB_FILE).write_text(json.dumps(told, indent=1))
         return folder
 
     @classmethod
@@ -83,18 +90,22 @@ class StopFlag:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the attempt whose job.json lies in the given folder; the database is named by ATMA_DB. Returns an exit code."""
+    """Runs the attempt whose job.json lies in the given folder; returns an exit code.
+
+    Its numbers go to the database that ATMA_DB names, or with --journal into a file of that folder.
+    """
     parser = argparse.ArgumentParser(description="Run one attempt, as the supervisor starts it.")
     parser.add_argument("--runs", type=Path, required=True, help="folder that artifact paths are relative to")
     parser.add_argument("--folder", required=True, help="the attempt's folder, relative to --runs")
     parser.add_argument("--parent", type=int, required=True, help="process whose death ends this one")
+    parser.add_argument("--journal", action="store_true", help="write to a file, for another process to apply")
     options = parser.parse_args(argv)
     stop = StopFlag()
     process.die_with(options.parent)
     # what a supervisor asks for before it kills a process that hangs; the log gets it
     faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
     job = Job.read(options.runs / options.folder)
-    store = open_store()
+    store = _journal(job, options.runs) if options.journal else open_store()
     me = process.this_process("job")
     try:
         store.set_process(job.attempt, job.fence, me.pid, me.started)
@@ -104,7 +115,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_LOST
 
 
-def _attempt(job: Job, runs: Path, store: Any, stop: StopFlag) -> int:
+def _journal(job: Job, runs: Path) -> JournalStore:
+    ends = {int(attempt): CurvePoint(**point) for attempt, point in job.ends.items()}
+    return JournalStore(runs / job.folder / JOURNAL, ends)
+
+
+def _attempt(job: Job, runs: Path, store: Store | JournalStore, stop: StopFlag) -> int:
     began = time.monotonic()
     # torch only now: the attempt is registered before its long import, and can be stopped during it
     from .training.loop import Diverged, Stopped

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..results.errors import SweepUnknown
 from ..results.standing import standing
@@ -18,6 +20,9 @@ from .grid import Grid
 from .probes import requested
 from .supervisor import Listener, Supervisor
 from .training import storage
+
+if TYPE_CHECKING:
+    from .scheduler.cluster import ClusterExecutor
 
 CODE = "code"
 """Kind of the event that names the code a sweep was launched with."""
@@ -69,15 +74,20 @@ def run(
     *,
     runs: Path,
     executor: str = "ray",
+    address: str | None = None,
     only: Sequence[str] = (),
     retrain: bool = False,
     code: str = "new",
+    commit: tuple[str | None, bool | None] | None = None,
+    again: bool = False,
     planned: Callable[[planner.Plan], None] = lambda plan: None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Outcome:
     """Launches a grid and stays until its cells are finished.
 
     Attempts run a frozen copy of this package: as it stands now, or with `code` "kept" as the sweep was launched last.
+    With `address` they run on that Ray cluster. `commit`: where the code comes from, else this checkout. `again`: the
+    same launch goes on after its process died.
 
     Raises SweepBusy when somebody else runs the sweep, MachineError when a GPU is missing or held, CorpusError and
     DataError for unusable text, AddressError and StorageError for a checkpoint.path that cannot be used, Interrupted
@@ -88,15 +98,20 @@ def run(
     cells = supervisor.freeze_plugins(cells, runs)
     kept = {cell.id for cell in chosen}
     chosen = [cell for cell in cells if cell.id in kept]
-    commit = _git_state()
+    commit = commit or _git_state()
     owner = process.this_process("launch")
     before = _last_source(store, grid.name)
     source = _source(before, grid.name, runs, code, tell)
-    fence = claim(store, grid, cells, commit, owner)
-    try:
+    folder = snapshot.folder(runs, source)
+    # before the sweep is claimed, so that a cluster that cannot be reached changes nothing
+    with (
+        _cluster(address, store, runs, tell) as cluster,
+        _claimed(store, grid, cells, commit, owner, again) as fence,
+        closing(cluster) if cluster is not None else nullcontext(),  # attempts end before the sweep is released
+    ):
         if source != before:
             store.add_event(CODE, source, sweep=grid.name)
-        supervisor.reap(store, chosen)
+        supervisor.reap(store, chosen, runs, cluster)
         plan_ = plan(grid, cells, store, only=only, retrain=retrain, runs=runs)
         planned(plan_)
         for place in {task.cell.config.checkpoint.path for task in plan_.tasks if task.kind == "train"}:
@@ -104,13 +119,45 @@ def run(
                 storage.place(place).check()
         carry_out(
             store, [(grid.name, fence, plan_.tasks)], listener,
-            runs=runs, executor=executor, commit=commit, source=snapshot.folder(runs, source),
+            runs=runs, executor=cluster or executor, commit=commit, source=folder,
         )  # fmt: skip
         after = plan(grid, chosen, store, runs=runs)
         rest = {word for word, count in after.counts.items() if count} - {"done", "diverged"}
         return Outcome(after.counts, not rest)
+
+
+@contextmanager
+def _claimed(
+    store: Store,
+    grid: Grid,
+    cells: Sequence[Cell],
+    commit: tuple[str | None, bool | None],
+    owner: process.Owner,
+    again: bool,
+) -> Iterator[int]:
+    """The sweep, under its fence, until it is released."""
+    fence = claim(store, grid, cells, commit, owner, again=again)
+    try:
+        yield fence
     finally:
         store.release_sweep(grid.name, fence)
+
+
+@contextmanager
+def _cluster(
+    address: str | None, store: Store, runs: Path, tell: Callable[[str], None]
+) -> Iterator[ClusterExecutor | None]:
+    """The nodes of the cluster at that address, until their agents are ended; None without an address."""
+    if address is None:
+        yield None
+        return
+    from .scheduler.cluster import open_cluster
+
+    place = open_cluster(address, store, runs, tell)
+    try:
+        yield place
+    finally:
+        place.close()
 
 
 def carry_out(
@@ -119,29 +166,31 @@ def carry_out(
     listener: Listener,
     *,
     runs: Path,
-    executor: str,
+    executor: str | ClusterExecutor,
     commit: tuple[str | None, bool | None],
     source: Path | None = None,
 ) -> None:
     """Runs the tasks of sweeps that the caller holds, (sweep, fence, tasks) each, one sweep after the other.
 
-    The GPUs that they need are locked for as long, so that attempts of these sweeps alone share them. Raises MachineError
-    (also for a cell that this machine has no room for), Interrupted, LostLease.
+    The GPUs that they need are locked for as long, so that attempts of these sweeps alone share them; a cluster keeps
+    them until its agents end. Raises MachineError (also for a cell that no machine has room for), Interrupted, LostLease.
     """
     tasks = [task for _, _, share in shares for task in share]
     if not tasks:
         return
-    locks = machine.GpuLocks()
-    try:
-        place = _executor(executor, _machine([task.cell for task in tasks], locks))
-        try:
-            for sweep, fence, share in shares:
-                supervisor_ = Supervisor(store, sweep, fence, place, listener, runs=runs, commit=commit, source=source)
-                supervisor_.run(share)
-        finally:
-            place.close()
-    finally:
-        locks.release()
+    with ExitStack() as held:
+        place: Executor
+        if isinstance(executor, str):
+            locks = machine.GpuLocks()
+            held.callback(locks.release)
+            place = _executor(executor, _machine([task.cell for task in tasks], locks))
+            held.callback(place.close)
+        else:
+            place = executor
+            executor.admit([task.cell for task in tasks])
+        for sweep, fence, share in shares:
+            supervisor_ = Supervisor(store, sweep, fence, place, listener, runs=runs, commit=commit, source=source)
+            supervisor_.run(share)
 
 
 def claim(
@@ -150,8 +199,13 @@ def claim(
     cells: Sequence[Cell],
     commit: tuple[str | None, bool | None],
     owner: process.Owner,
+    *,
+    again: bool = False,
 ) -> int:
-    """Takes the sweep, then records what is launched, so that a refused launch changes nothing."""
+    """Takes the sweep, then records what is launched, so that a refused launch changes nothing.
+
+    `again`: the same launch goes on after its process died.
+    """
     wanted = sorted({pair for cell in cells for pair in requested(cell.config.eval)})
 
     def record() -> None:
@@ -174,8 +228,9 @@ def claim(
         record()
         return store.acquire_sweep(grid.name, owner, supervisor.LEASE_S, is_alive=process.is_alive)
     record()
-    # what was asked of an earlier launch is not asked of this one
-    store.ask(grid.name, pause=None, cancel=None, retry=None)
+    if not again:
+        # what was asked of an earlier launch is not asked of this one
+        store.ask(grid.name, pause=None, cancel=None, retry=None)
     return fence
 
 
@@ -223,7 +278,7 @@ def _machine(cells: Sequence[Cell], locks: machine.GpuLocks) -> room.Machine:
 def _executor(name: str, here: room.Machine) -> Executor:
     if name == "local":
         return LocalExecutor(here)
-    from .scheduler import RayExecutor
+    from .scheduler.embedded import RayExecutor
 
     return RayExecutor(here)
 

@@ -78,6 +78,10 @@ class Room:
             return None
         return Seat(wanted.cpus, memory, min(fitting, key=lambda gpu: self._parts[gpu]), parts)
 
+    def left(self, seat: Seat) -> tuple[int, int]:
+        """What is left now of the seat's GPU, out of PARTS, and of the cores."""
+        return (self._parts[seat.gpu] if seat.gpu is not None else 0), self._cpus
+
     def take(self, seat: Seat) -> None:
         """Gives a seat away."""
         self._change(seat, -1)
@@ -93,19 +97,58 @@ class Room:
             self._parts[seat.gpu] += sign * seat.parts
 
 
-def check(cells: Sequence[Cell], machine: Machine, *, held: Sequence[Gpu] = ()) -> None:
-    """Refuses cells that even the empty machine has no room for; `held` are GPUs that another sweep has at present.
+class Rooms:
+    """Machines by name, and the seats taken on them. Used from one thread.
+
+    A part of a GPU goes where the least of one is left that is enough; everything else where most cores are free.
+    """
+
+    def __init__(self) -> None:
+        self._rooms: dict[str, Room] = {}
+
+    def add(self, name: str, machine: Machine) -> None:
+        """A machine that has come, all of it free."""
+        self._rooms[name] = Room(machine)
+
+    def drop(self, name: str) -> None:
+        """A machine that is gone, its seats with it."""
+        self._rooms.pop(name, None)
+
+    def seat(self, wanted: Resources) -> tuple[str, Seat] | None:
+        """Where an attempt of that size could start now, and what it would be given; None when it has to wait."""
+        found = [(name, seat) for name, room in self._rooms.items() if (seat := room.seat(wanted)) is not None]
+        if not found:
+            return None
+        if 0 < wanted.gpus < 1:
+            return min(found, key=lambda pair: self._rooms[pair[0]].left(pair[1])[0])
+        return max(found, key=lambda pair: self._rooms[pair[0]].left(pair[1])[1])
+
+    def take(self, name: str, seat: Seat) -> None:
+        """Gives a seat away."""
+        self._rooms[name].take(seat)
+
+    def give(self, name: str, seat: Seat) -> None:
+        """Takes a seat back; of a machine that is gone, nothing."""
+        if name in self._rooms:
+            self._rooms[name].give(seat)
+
+
+def check(cells: Sequence[Cell], *machines: Machine, held: Sequence[Gpu] = ()) -> None:
+    """Refuses cells that none of the machines, even empty, has room for; `held` are GPUs that another sweep has.
 
     Raises MachineError naming the need and what there is.
     """
-    room = Room(machine)
-    never = [cell for cell in cells if room.seat(cell.config.resources) is None]
+    rooms = [Room(machine) for machine in machines]
+    never = [cell for cell in cells if all(room.seat(cell.config.resources) is None for room in rooms)]
     if not never:
         return
     more = f" (and {len(never) - 1} more cells)" if len(never) > 1 else ""
     others = f"; another sweep holds {', '.join(gpu.name for gpu in held)}" if held else ""
+    have = (
+        f"this machine has {machines[0]}" if len(machines) == 1 else f"the nodes have {'; '.join(map(str, machines))}"
+    )
     raise MachineError(
-        f"cell {never[0].slug}{more} needs {need(never[0].config.resources)}, and this machine has {machine}{others}; "
+        f"cell {never[0].slug}{more} needs {need(never[0].config.resources)}, and {have}{others}; "
         "change resources in the grid, or launch where there is more"
     )
 

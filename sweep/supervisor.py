@@ -6,25 +6,25 @@ import contextlib
 import os
 import shutil
 import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol, cast
 
-import psutil
-
+from ..results import journal
 from ..results.errors import CellTaken, LostLease
 from ..results.records import Attempt, CellState, Owner
 from ..results.standing import Standing, missing, standing
 from ..results.store import Store
 from . import process
 from .cell import Cell, CellConfig, Resources
-from .executors import Executor, Launch
-from .failures import Failure, judge, oom_kills
+from .executors import Executor, Launch, OnThisMachine
+from .failures import NODE_LOST, Failure, judge, oom_kills
 from .job import Job
 from .planner import Task
 from .pruning import place_of
@@ -35,8 +35,6 @@ LEASE_S = 60.0
 RENEW_S = 5.0
 POLL_S = 0.2
 LISTEN_S = 1.0
-DUMP_S = 1.0
-"""What a hanging process gets to write down where its threads stand."""
 SILENCE_S = 300.0
 """An attempt on another host, where we cannot look, counts as dead after this long without a word."""
 
@@ -74,13 +72,16 @@ class _Signals:
         self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def __enter__(self) -> _Signals:
-        for number in self._before:
-            signal.signal(number, self._handle)
+        # a detached supervisor works in a thread, which hears no signals
+        if threading.current_thread() is threading.main_thread():
+            for number in self._before:
+                signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in self._before.items():
+                signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.number is None:
@@ -233,6 +234,7 @@ class Supervisor:
         except CellTaken:
             self._wait_for(task.cell)
             return False
+        resume = list(self._resumable(task, attempt))
         job = Job(
             attempt=attempt.id,
             fence=attempt.fence,
@@ -242,13 +244,14 @@ class Supervisor:
             folder=attempt.run_dir,
             config=as_told(task.config),
             missing=list(task.missing),
-            resume=list(self._resumable(task, attempt)),
+            resume=resume,
+            ends=self._ends(resume, attempt),
             weights=task.weights,
             commit=self.commit[0],
             dirty=self.commit[1],
         )
         job.write(self.runs)
-        url = self.store.url.render_as_string(hide_password=False)
+        url = self.store.url.render_as_string(hide_password=False) if self.executor.writes_directly else None
         self.executor.start(Launch(attempt.id, self.runs, job.folder, task.cell.config.resources, url, self.source))
         self._tasks[attempt.id] = task
         self.listener.started(task, attempt)
@@ -259,7 +262,7 @@ class Supervisor:
         self.listener.waiting(cell)
         if time.monotonic() - self._looked >= RENEW_S:
             self._looked = time.monotonic()
-            reap(self.store, [cell])
+            reap(self.store, [cell], self.runs, self.executor)
 
     def _resumable(self, task: Task, attempt: Attempt) -> Iterator[tuple[int, str]]:
         """Earlier unfinished trainings of the cell, newest first, back to the last one that ended as a result."""
@@ -271,6 +274,16 @@ class Supervisor:
             if earlier.state in ("done", "diverged"):
                 return
             yield earlier.id, place_of(self.store, earlier)
+
+    def _ends(self, resume: Iterable[tuple[int, str]], attempt: Attempt) -> dict[str, dict[str, Any]]:
+        """The last points of resumable curves that reach the last step: who goes on from there writes no point."""
+        last = {earlier: self.store.curve(earlier)[-1:] for earlier, _ in resume}
+        return {
+            str(key): asdict(point)
+            for key, found in last.items()
+            for point in found
+            if point.step == attempt.steps_total
+        }
 
     def _close(self, attempt_id: int, code: int, queue: deque[Task]) -> None:
         task = self._tasks.pop(attempt_id)
@@ -289,11 +302,19 @@ class Supervisor:
                     state, cause = "failed", f"{cause}; given up for this launch"
             with contextlib.suppress(LostLease):
                 self.store.finish_attempt(
-                    attempt_id, attempt.fence, state, cause=cause, exit_code=code, failure=ending.failure
+                    attempt_id,
+                    attempt.fence,
+                    state,
+                    cause=cause,
+                    exit_code=None if code <= NODE_LOST else code,
+                    failure=ending.failure,
                 )
             attempt = self.store.attempt(attempt_id)
         elif attempt.state == "failed":
             again = self._retries.after(task, attempt, cast(Failure, attempt.failure or "code"))
+        elif attempt.state == "interrupted" and code < 0:
+            # it had saved itself when its node, not we, asked it to leave
+            again = self._retries.after(task, attempt, "node_lost" if code == NODE_LOST else "preempted")
         if again is not None:
             queue.appendleft(again)
         elif attempt.state == "failed":
@@ -319,16 +340,10 @@ class Supervisor:
                 self._progress[attempt.id] = told, time.monotonic()
                 continue
             limit = 60 * self._tasks[attempt.id].cell.config.resources.hang_minutes
-            child = process.find(attempt.pid, attempt.pid_started)
-            if time.monotonic() - known[1] < limit or attempt.id in self._hung or child is None:
+            if time.monotonic() - known[1] < limit or attempt.id in self._hung:
                 continue
-            if attempt.pid == self._owner.pid:
-                continue  # its own process has not said who it is yet
-            self._hung.add(attempt.id)
-            with contextlib.suppress(psutil.Error):
-                child.send_signal(signal.SIGUSR1)
-                time.sleep(DUMP_S)
-            process.end(attempt.pid, attempt.pid_started, grace=0)
+            if self.executor.kill(attempt, dump=True):
+                self._hung.add(attempt.id)
 
     def _show(self) -> None:
         if self._tasks:
@@ -344,17 +359,15 @@ class Supervisor:
         nothing: deque[Task] = deque()
         while self._tasks and time.monotonic() < deadline:
             for attempt in self.store.live_attempts(self.sweep):
-                mine = attempt.id in self._tasks and attempt.pid not in (None, self._owner.pid)
-                child = process.find(attempt.pid, attempt.pid_started) if mine and attempt.id not in asked else None
-                if child is not None:
-                    child.terminate()
+                if attempt.id in self._tasks and attempt.id not in asked and self.executor.stop(attempt):
                     asked.add(attempt.id)
             for attempt_id, code in self.executor.wait(POLL_S):
                 self._close(attempt_id, code, nothing)
         for attempt_id in self._tasks:
             attempt = self.store.attempt(attempt_id)
-            if attempt.pid != self._owner.pid:
-                process.end(attempt.pid, attempt.pid_started, grace=0)
+            if self.executor.away(attempt):
+                continue  # still `running`, so that nobody takes the cell up before the node's lease has ended
+            self.executor.kill(attempt)
             self.store.interrupt_dead(attempt_id, "killed: it did not leave in time after the launch was stopped")
         self._tasks.clear()
 
@@ -368,23 +381,26 @@ def as_told(config: CellConfig) -> dict[str, Any]:
     return told
 
 
-def reap(store: Store, cells: Sequence[Cell]) -> list[Attempt]:
+def reap(store: Store, cells: Sequence[Cell], runs: Path, executor: Executor | None = None) -> list[Attempt]:
     """Ends and marks attempts of these cells whose supervisor is gone, so that they can run again.
 
-    An attempt of another live supervisor is left alone, and so is one on another host that was heard of not long ago.
-    Returns the attempts that were marked.
+    What they left in a journal is applied first. An attempt of another live supervisor is left alone, and so is one on
+    a host that neither is this one nor can be reached by `executor`, if it was heard of not long ago. Returns the
+    attempts that were marked.
     """
     live = store.live_attempts()
     me = process.this_process("launch")
     free = {cell.id for cell in cells} - (_supervised(store, me) if live else set())
     marked = []
-    for attempt in live:
-        if attempt.cell_id not in free:
+    mine = [attempt for attempt in live if attempt.cell_id in free]
+    for attempt in mine:
+        journal.settle(store, runs, attempt.id)  # which tells who the process is, or how it ended
+    mine = [attempt for attempt in map(store.attempt, (one.id for one in mine)) if attempt.state == "running"]
+    ended = (executor or OnThisMachine()).end(mine, runs) if mine else set()
+    for attempt in mine:
+        if attempt.id not in ended and datetime.now(UTC) - attempt.heartbeat_at < timedelta(seconds=SILENCE_S):
             continue
-        if attempt.host == me.host:
-            process.end(attempt.pid, attempt.pid_started)
-        elif datetime.now(UTC) - attempt.heartbeat_at < timedelta(seconds=SILENCE_S):
-            continue
+        journal.settle(store, runs, attempt.id)
         if store.interrupt_dead(
             attempt.id, "its launch died; the process was ended before the cell was taken up again"
         ):

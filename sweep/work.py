@@ -13,7 +13,7 @@ import torch
 
 from ..kernels.choice import use_plain_torch, version
 from ..model.backbone import Backbone, build
-from ..results.recorder import Recorder
+from ..results.journal import JournalStore, recorder_of
 from ..results.records import CurvePoint, Measurement
 from ..results.store import Store
 from . import provenance
@@ -86,10 +86,10 @@ def share_compiled(device: torch.device) -> None:
 class Work:
     """Runs one job. `weights` is the address of the kept weights, as the database holds it, once there are any."""
 
-    def __init__(self, job: Job, runs: Path, store: Store, stop: StopFlag) -> None:
+    def __init__(self, job: Job, runs: Path, store: Store | JournalStore, stop: StopFlag) -> None:
         self.job, self.runs, self.stop = job, runs, stop
         self.store = store
-        self.recorder = Recorder(store, job.attempt, job.fence)
+        self.recorder = recorder_of(store, job.attempt, job.fence)
         self.weights: str | None = None
         for plugin in job.config["plugins"]:
             load_plugin(Path(plugin["path"]), plugin["sha256"])

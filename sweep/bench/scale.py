@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 from ...results.recorder import Recorder
-from ...results.records import CurvePoint, Measurement
+from ...results.records import Attempt, CurvePoint, Measurement
 from ...results.store import Store, open_store
 from .. import launch, process, texts
 from ..cell import Resources
@@ -61,6 +61,7 @@ class Instant:
     """Attempts that are over when they start: curve and measurements are written as a job would, in this process."""
 
     name = "instant"
+    writes_directly = True
 
     def __init__(self, store: Store, points: int, asked: Sequence[tuple[str, int]]) -> None:
         self.store, self.points, self.asked = store, points, asked
@@ -100,6 +101,22 @@ class Instant:
         self.memory.append(self._me.memory_info().rss)
         self._free_since = time.perf_counter()
         return ended
+
+    def stop(self, attempt: Attempt) -> bool:
+        """No process is there."""
+        return False
+
+    def kill(self, attempt: Attempt, *, dump: bool = False) -> bool:
+        """No process is there."""
+        return False
+
+    def away(self, attempt: Attempt) -> bool:
+        """Never."""
+        return False
+
+    def end(self, attempts: Sequence[Attempt], runs: Path) -> set[int]:
+        """Nothing lives."""
+        return {attempt.id for attempt in attempts}
 
     def close(self) -> None:
         """Nothing is left to end."""

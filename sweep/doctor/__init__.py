@@ -1,7 +1,7 @@
 """`atma-sweep doctor`: what this machine has, and what would stop a sweep on it.
 
 Imports neither torch nor ray, and starts no cluster. What only torch can tell is asked in a process of its own:
-python -m atma_sweep.sweep.doctor torch | kernels | disk DATABASE RUNS, which print one JSON object.
+python -m atma_sweep.sweep.doctor torch | kernels | disk RUNS | cluster ADDRESS RUNS, which print one JSON object.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from ...results.errors import StoreError
-from . import database, disk, gpus, system
+from . import cluster, database, disk, gpus, system
 from .case import Check, Look, LookFailed, State, _Case, answer, bad
 from .disk import filesystem
 from .gpus import held_by
@@ -53,6 +53,7 @@ LOOKS: tuple[tuple[str, Look], ...] = (
     ("Ray cluster file", system._ray_cluster),
     ("RAY_ADDRESS", system._ray_address),
     ("Ray token", system._ray_token),
+    ("cluster", cluster._cluster),
     ("NVIDIA driver", gpus._driver),
     ("torch", gpus._torch),
     ("GPUs", gpus._gpus),
@@ -87,14 +88,15 @@ def as_json(checks: Sequence[Check]) -> list[dict[str, str]]:
     return [asdict(check) for check in checks]
 
 
-def examine(db: str | None = None, runs: Path | None = None) -> list[Check]:
+def examine(db: str | None = None, runs: Path | None = None, address: str | None = None) -> list[Check]:
     """Looks at everything and changes nothing, but for a file that it writes beside the runs and removes.
 
-    `db` as for --db, `runs` the folder of artifacts, else the database's own. Raises nothing: a look that fails is a
+    `db` as for --db, `runs` the folder of artifacts, else the database's own; `address` of a cluster that is looked at
+    besides. Raises nothing: a look that fails is a
     check that is bad. Takes as long as two imports of torch, and on a GPU the self-tests of the kernels besides.
     """
     with ThreadPoolExecutor(2) as pool:
-        case = _Case(db, runs, pool)
+        case = _Case(db, runs, pool, address)
         return [check for name, look in LOOKS for check in _looked(name, look, case)]
 
 

@@ -1,4 +1,4 @@
-"""python -m atma_sweep.sweep.doctor torch | kernels | disk RUNS, the last with its database in ATMA_DB."""
+"""python -m atma_sweep.sweep.doctor torch | kernels | disk RUNS | cluster ADDRESS RUNS; disk with ATMA_DB."""
 
 from __future__ import annotations
 

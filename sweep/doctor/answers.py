@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -84,9 +85,32 @@ def _about_disk(runs: Path) -> dict[str, Any]:
     return {"sweep": sweep, "cells": len(cells), "place": found.place, **found.as_json()}
 
 
+def _about_cluster(address: str, runs: Path) -> dict[str, Any]:
+    """What its nodes say of themselves, or the error that keeps us out of it."""
+    from ..errors import SweepError
+    from ..scheduler import connection
+
+    try:
+        connection.connect(address)
+        nodes = connection.survey(runs)
+    except SweepError as error:
+        return {"error": str(error)}
+    return {
+        "nodes": [asdict(node) for node in nodes],
+        "alive": [node["NodeManagerHostname"] for node in connection.live_nodes()],
+        "differing": connection.differing(nodes),
+    }
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Answers one question with one line of JSON; the database is named by ATMA_DB."""
     question, *rest = sys.argv[1:] if argv is None else argv
-    said = {"torch": _about_torch, "kernels": _about_kernels}.get(question, lambda: _about_disk(Path(*rest)))()
+    ask: dict[str, Callable[[], dict[str, Any]]] = {
+        "torch": _about_torch,
+        "kernels": _about_kernels,
+        "disk": lambda: _about_disk(Path(*rest)),
+        "cluster": lambda: _about_cluster(rest[0], Path(rest[1])),
+    }
+    said = ask[question]()
     print(json.dumps(said))
     return 0

@@ -69,8 +69,8 @@ class LookFailed(Exception):
 class _Case:
     """What several looks share, each part found once."""
 
-    def __init__(self, db: str | None, runs: Path | None, pool: ThreadPoolExecutor) -> None:
-        self.db = db
+    def __init__(self, db: str | None, runs: Path | None, pool: ThreadPoolExecutor, address: str | None = None) -> None:
+        self.db, self.address = db, address
         try:
             self.runs = (runs or default_runs(db)).absolute()
         except StoreError:  # the look at the database tells

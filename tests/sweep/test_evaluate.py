@@ -349,6 +349,7 @@ class Recording:
     """An executor whose attempts end at once, their jobs kept."""
 
     name = "recording"
+    writes_directly = True
 
     def __init__(self, store: Store) -> None:
         self.store, self.jobs = store, []  # type: ignore[var-annotated]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from atma_sweep.results.records import Attempt
-from atma_sweep.sweep.failures import POLICIES, alike, classify, judge, oom_kills
+from atma_sweep.sweep.failures import NODE_LOST, OOM_KILLED, POLICIES, alike, classify, judge, oom_kills
 from atma_sweep.sweep.planner import Task
 from atma_sweep.sweep.retries import Retries
 
@@ -46,6 +46,8 @@ def test_a_process_that_is_gone_is_judged(tmp_path: Path) -> None:
     assert judge(-9, log, oom_killed=True).failure == "host_oom"
     assert judge(-9, log, hung=True).failure == "hang"
     assert judge(-9, log).failure == "preempted"
+    assert judge(NODE_LOST, log).failure == "node_lost"
+    assert judge(OOM_KILLED, log).failure == "host_oom"
     assert judge(-7, log).failure == "infrastructure"
 
 
@@ -73,6 +75,11 @@ def task(cells: Any) -> Task:
 def attempt(step: int = 0) -> Attempt:
     values: dict[str, Any] = dict.fromkeys(Attempt.__dataclass_fields__)
     return Attempt(**{**values, "step": step})
+
+
+def test_a_cell_whose_node_is_lost_goes_on_without_end(task: Task) -> None:
+    retries = Retries()
+    assert [retries.after(task, attempt(0), "node_lost") == task for _ in range(40)] == [True] * 40
 
 
 def test_a_preempted_cell_goes_on_as_long_as_it_gains_steps(task: Task) -> None:

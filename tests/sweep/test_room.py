@@ -192,6 +192,7 @@ class Packed:
     """An executor with real seats and no processes: one attempt, drawn at random, ends at each look."""
 
     name = "packed"
+    writes_directly = True
 
     def __init__(self, store: Store, here: Machine) -> None:
         self.store, self.room = store, Room(here)
@@ -264,7 +265,7 @@ while not (folder.parent / "go").exists():
 def test_ray_runs_parts_side_by_side_on_the_gpu_they_were_given(tmp_path: Path) -> None:
     """Real Ray and real processes; a stand-in for the job writes down which GPU it may see."""
     pytest.importorskip("ray")
-    from atma_sweep.sweep.scheduler import RayExecutor
+    from atma_sweep.sweep.scheduler.embedded import RayExecutor
 
     module = tmp_path / "source" / "atma_sweep" / "sweep" / "job.py"
     module.parent.mkdir(parents=True)
@@ -296,3 +297,60 @@ def test_ray_runs_parts_side_by_side_on_the_gpu_they_were_given(tmp_path: Path) 
         assert place.fits(wants(1))
     finally:
         place.close()
+
+
+# --- several machines -----------------------------------------------------------------------------------------------
+
+
+def test_attempts_go_where_most_cores_are_free() -> None:
+    rooms = room.Rooms()
+    rooms.add("a", Machine(2, 8.0))
+    rooms.add("b", Machine(3, 8.0))
+    seats = []
+    for expected in ("b", "a", "b", "a", "b"):
+        found = rooms.seat(wants(0, cpus=1))
+        assert found is not None
+        assert (found[0], found[1].cpus) == (expected, 1)
+        rooms.take(*found)
+        seats.append(found)
+    assert rooms.seat(wants(0, cpus=1)) is None
+    rooms.give(*seats[1])
+    assert rooms.seat(wants(0, cpus=2)) is None, "two cores on two machines are not a pair"
+    rooms.give(*seats[3])
+    assert rooms.seat(wants(0, cpus=2)) is not None
+
+
+def test_parts_fill_a_gpu_before_they_break_another_open() -> None:
+    rooms = room.Rooms()
+    rooms.add("a", Machine(8, 8.0, (FIRST,)))
+    rooms.add("b", Machine(9, 8.0, (SECOND,)))
+    for _ in range(2):
+        found = rooms.seat(wants(0.5))
+        assert found is not None
+        rooms.take(*found)
+    whole = rooms.seat(wants(1))
+    assert whole is not None
+    assert whole[1].gpu in (FIRST, SECOND)
+    assert whole[1].gpu != found[1].gpu
+    rooms.take(*whole)
+    assert rooms.seat(wants(0.25)) is None
+
+
+def test_a_machine_that_is_gone_takes_its_seats_along() -> None:
+    rooms = room.Rooms()
+    rooms.add("a", Machine(1, 8.0))
+    taken = rooms.seat(wants(0, cpus=1))
+    assert taken is not None
+    rooms.take(*taken)
+    rooms.drop("a")
+    rooms.give(*taken)
+    assert rooms.seat(wants(0, cpus=1)) is None
+    rooms.add("a", Machine(1, 8.0))
+    assert rooms.seat(wants(0, cpus=1)) is not None
+
+
+def test_a_cell_that_no_node_has_room_for_is_refused(cells: Callable[..., list[Cell]]) -> None:
+    found = cells("resources: {cpus: 3, gpus: 0}\n")
+    with pytest.raises(MachineError, match=r"needs 3 CPU cores, and the nodes have 2 CPU cores, .*; 1 CPU core, "):
+        room.check(found, Machine(2, 8.0), Machine(1, 8.0))
+    room.check(found, Machine(2, 8.0), Machine(3, 8.0))

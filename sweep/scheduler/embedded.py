@@ -1,4 +1,4 @@
-"""Attempts on Ray. Our database owns the state; Ray supplies processes. The only file that imports ray."""
+"""Attempts on a Ray of this machine's own, which lives and dies with the launch."""
 
 from __future__ import annotations
 
@@ -6,18 +6,12 @@ import logging
 import os
 import signal
 
-from .cell import Resources
-from .executors import Finished, Launch, device_for, environment, run_command
-from .process import start
-from .room import Machine, Room, Seat
-
-# Read by Ray while it is imported: no usage reports, no interpreter of uv's choosing for the workers.
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-# Ray's own tasks see every GPU anyway; each child gets its list from us.
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-
 import ray
+
+from ..cell import Resources
+from ..executors import Finished, Launch, OnThisMachine, device_for, environment, run_command
+from ..process import start
+from ..room import Machine, Room, Seat
 
 
 def _run(launch: Launch, device: str | None) -> int:
@@ -25,13 +19,14 @@ def _run(launch: Launch, device: str | None) -> int:
     return start(run_command(launch, os.getpid()), environment(launch, device), launch.runs / launch.folder).wait()
 
 
-class RayExecutor:
+class RayExecutor(OnThisMachine):
     """An embedded Ray on this machine: as many attempts at once as its cores, memory and GPUs, or parts of them, allow."""
 
     name = "ray"
 
     def __init__(self, machine: Machine) -> None:
         """Starts Ray on the machine, with those of its GPUs that this sweep holds."""
+        super().__init__()
         self._room = Room(machine)
         # A batch system may send SIGTERM to every process. Ray's own then have to outlive the attempts, which save
         # themselves, so they inherit a mask without it, as they do for SIGINT from Ray. Attempts lift it.

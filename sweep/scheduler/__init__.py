@@ -1,0 +1,14 @@
+"""Attempts on Ray. Our database owns the state; Ray supplies processes. The only folder that imports ray.
+
+Its modules are imported when a launch needs them, since importing ray takes a second.
+"""
+
+from __future__ import annotations
+
+import os
+
+# Read by Ray while it is imported: no usage reports, no interpreter of uv's choosing for the workers.
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+# Ray's own tasks see every GPU anyway; each child gets its list from us.
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

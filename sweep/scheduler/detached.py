@@ -1,0 +1,213 @@
+"""A supervisor that stays on the cluster when the command that ordered it is gone.
+
+A named actor runs the same launch that `launch --address` runs in its own process. When its process dies, Ray starts it
+again and it launches again: what ran meanwhile is ended by new agents and goes on from its checkpoints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from ...results.errors import SweepBusy
+from ...results.store import Store, open_store
+from .. import display, launch, snapshot
+from ..cell import Cell
+from ..errors import SweepError
+from ..grid import Grid
+from ..retries import SweepBroken
+from ..supervisor import Interrupted
+from . import connection
+from .connection import ray
+
+PATIENCE_S = 7 * 86_400.0
+"""How long it waits for a database that is locked or away, since nobody is there to launch again."""
+BEGIN_S = 600.0
+FAREWELL_S = 2.0
+
+
+class Refused(SweepError):
+    """The supervisor ended before its first attempt."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+@dataclass(frozen=True)
+class Order:
+    """One launch, as it was asked for."""
+
+    name: str
+    """Of the actor."""
+    grid: Grid
+    cells: Sequence[Cell]
+    url: str
+    """Of the database, with its password."""
+    runs: Path
+    only: Sequence[str]
+    retrain: bool
+    code: str
+    commit: tuple[str | None, bool | None]
+    address: str
+    folder: str
+    """Where it was ordered: paths of the grid may be relative."""
+
+    @property
+    def log(self) -> Path:
+        """What a launch prints."""
+        return self.runs / f"launch-{self.grid.name}.log"
+
+
+class Detached:
+    """Carries out an order in a thread of its own, from the moment that it is made or made again."""
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._begun: Future[list[str] | Refused] = Future()
+        self._heard = threading.Event()
+        self._again = bool(ray.get_runtime_context().was_current_actor_reconstructed)
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def begun(self) -> list[str] | Refused:
+        """Waits for the plan; its lines, or why there is none."""
+        try:
+            return self._begun.result()
+        finally:
+            self._heard.set()
+
+    def _work(self) -> None:
+        order = self._order
+        with contextlib.suppress(OSError):
+            os.chdir(order.folder)
+        order.runs.mkdir(parents=True, exist_ok=True)
+        with order.log.open("a") as file:
+            console = Console(file=file, soft_wrap=True, width=200)
+
+            def tell(line: str) -> None:
+                console.print(line, highlight=False, markup=False)
+                file.flush()
+
+            try:
+                self._launch(open_store(order.url, patience=PATIENCE_S), console, tell)
+            except Exception as error:
+                # nobody is here to see it: it goes to the log and to who waits
+                code = getattr(error, "exit_code", None)
+                console.print_exception() if code is None else tell(str(error))
+                self._end(Refused(str(error), code or 1))
+                raise
+            self._end(None)
+
+    def _launch(self, store: Store, console: Console, tell: Callable[[str], None]) -> None:
+        order = self._order
+        lines: list[str] = []
+
+        def planned(plan: Any) -> None:
+            for line in display.describe_plan(plan, order.grid.name):
+                lines.append(line)
+                tell(line)
+            screen.expect(len(plan.tasks))
+            self._begun.set_result(lines)
+
+        def told(line: str) -> None:
+            lines.append(line)
+            tell(line)
+
+        with display.Display(console, len(order.cells)) as screen:
+            try:
+                outcome = launch.run(
+                    order.grid, order.cells, store, screen, runs=order.runs, address=order.address, only=order.only,
+                    retrain=order.retrain, code=order.code, commit=order.commit, again=self._again, planned=planned,
+                    tell=told,
+                )  # fmt: skip
+            except Interrupted as stop:
+                tell(str(stop))
+            except Exception as error:
+                # a broken sweep has said so itself
+                if self._begun.done() and not isinstance(error, SweepBroken):
+                    store.add_event("stopped", " ".join(str(error).split())[:500], sweep=order.grid.name)
+                raise
+            else:
+                tell(", ".join(f"{count} {word}" for word, count in sorted(outcome.standings.items()) if count))
+
+    def _end(self, why: Refused | None) -> None:
+        """Ends the actor for good, after whoever ordered it has heard."""
+        if not self._begun.done():
+            self._begun.set_result(why or [])
+            self._heard.wait(BEGIN_S)
+            time.sleep(FAREWELL_S)
+        with contextlib.suppress(ValueError, ray.exceptions.RayError):
+            ray.kill(ray.get_actor(self._order.name, namespace=connection.NAMESPACE), no_restart=True)
+
+
+def actor_name(store: Store, sweep: str) -> str:
+    """Under which the supervisor of a sweep of that database is found: one for each."""
+    where = f"{socket.gethostname()}:{store.path.absolute()}" if store.path is not None else str(store)
+    return f"atma-sweep:{hashlib.sha256(where.encode()).hexdigest()[:12]}:{sweep}"
+
+
+def order(
+    grid: Grid,
+    cells: Sequence[Cell],
+    store: Store,
+    *,
+    runs: Path,
+    address: str,
+    only: Sequence[str] = (),
+    retrain: bool = False,
+    code: str = "new",
+) -> list[str]:
+    """Has a supervisor on the cluster launch the grid; returns what it says of its plan, when it has one.
+
+    It stays on this machine if the database is a file here. Raises AddressWrong, MachineError, SweepBusy when the sweep
+    has one already, and Refused with whatever `launch.run` raised there.
+    """
+    from ..provenance import git_state
+
+    connection.connect(address)
+    name = actor_name(store, grid.name)
+    busy = f"sweep {grid.name!r} has a supervisor on the cluster already ({name}); atma-sweep status --watch follows it"
+    with contextlib.suppress(ValueError):
+        ray.get_actor(name, namespace=connection.NAMESPACE)
+        raise SweepBusy(busy)
+    source = snapshot.folder(runs, snapshot.freeze(runs))
+    url = store.url.set(database=str(store.path.absolute())) if store.path is not None else store.url
+    made = Order(
+        name, grid, tuple(cells), url.render_as_string(hide_password=False), runs, tuple(only), retrain, code,
+        git_state(), address, os.getcwd(),
+    )  # fmt: skip
+    here = connection.on(ray.get_runtime_context().get_node_id(), soft=store.path is None)
+    options: dict[str, Any] = {
+        "name": name,
+        "namespace": connection.NAMESPACE,
+        "lifetime": "detached",
+        "max_restarts": -1,
+        "max_concurrency": 4,
+        "num_cpus": 0,
+        "num_gpus": 0,
+        "scheduling_strategy": here,
+        "runtime_env": {"env_vars": {"PYTHONPATH": str(source)} | connection.worker_env()},
+    }
+    try:
+        handle: Any = ray.remote(Detached).options(**options).remote(made)
+        begun: list[str] | Refused = ray.get(handle.begun.remote(), timeout=BEGIN_S)
+    except ValueError as error:
+        raise SweepBusy(busy) from error
+    except ray.exceptions.RayError as error:
+        raise connection.MachineError(
+            f"the supervisor did not start: {connection.line(error)}; see {made.log}"
+        ) from error
+    if isinstance(begun, Refused):
+        raise begun
+    return begun

@@ -1,0 +1,188 @@
+"""Nodes that die or are cut off, launches and supervisors that are killed: each cell is measured once, as undisturbed.
+
+Every node has its own network, name and processes; see helpers/nodes.py. Long form: ATMA_LONG=1, which takes minutes more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ..helpers import nodes as machines
+from ..helpers.bench import Bench, Curves
+from ..helpers.nodes import HEAD, ClusterBench, Nodes
+from .storm import EVERY, calm, lost
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(machines.missing() is not None, reason=machines.missing() or "")]
+CELLS = 2
+TOKENS = 128 * 800
+"""So many steps that no attempt is done before a lease has ended."""
+Scenario = Callable[[Path, Curves], Bench]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Curves:
+    """Curves of the same grid, undisturbed and on this machine."""
+    made = Bench(tmp_path_factory.mktemp("calm"))
+    made.grid(tokens=TOKENS)
+    made.launch(executor="ray")
+    made.once(CELLS)
+    return made.curves()
+
+
+@contextlib.contextmanager
+def bench_on(nodes: Nodes, folder: Path) -> Iterator[ClusterBench]:
+    """A bench on these nodes, and a look all the time whether a cell has two live attempts, whoever started them."""
+    made = ClusterBench(folder, nodes)
+    made.grid(tokens=TOKENS)
+    together: set[tuple[str, ...]] = set()
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.3):
+            # by folder, CELL/NUMBER: an attempt that forks is still one
+            now = {line[line.index("--folder") + 1] for line in map(line_of, made.processes()) if "--folder" in line}
+            for cell in {one.split("/")[0] for one in now}:
+                together.add(tuple(sorted(one for one in now if one.startswith(f"{cell}/"))))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield made
+    finally:
+        over.set()
+        watcher.join()
+        for left in made.processes():
+            left.kill()
+    assert [some for some in together if len(some) > 1] == [], "no cell had two live attempts at once"
+
+
+def line_of(process: psutil.Process) -> list[str]:
+    """Its command line; of one that is gone, nothing."""
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def titled(words: str) -> list[psutil.Process]:
+    return [one for one in psutil.process_iter() if words in " ".join(line_of(one))]
+
+
+def host_of(process: psutil.Process) -> str:
+    """The name that the process's machine has for itself."""
+    command = ["nsenter", "-t", str(process.pid), "-u", "hostname"]
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+
+
+def trains(bench: ClusterBench, host: str) -> None:
+    """Waits until an attempt on that node has a checkpoint behind it."""
+    bench.wait(f"SELECT 1 FROM attempt WHERE state = 'running' AND host = '{host}' AND step > {2 * EVERY}", 120)
+
+
+def until(true: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def cut_off_and_supervisor_killed(folder: Path, reference: Curves) -> Bench:
+    with machines.cluster(head=1, left=1) as nodes, bench_on(nodes, folder) as bench:
+        assert "goes on without this command" in bench.launch("--detach")
+        trains(bench, "left")
+        nodes.cut("left")
+        assert "has a supervisor on the cluster already" in bench.launch("--detach", code=3)
+        again = "SELECT 1 FROM attempt a JOIN attempt b USING (cell_id) WHERE a.host = 'left' AND b.id > a.id"
+        bench.wait(f"{again} AND b.step > 8", 120)
+        assert [one for one in bench.processes() if host_of(one) == "left"] == [], "the lease has ended there"
+        ((before,),) = bench.sql("SELECT owner_pid FROM sweep")
+        assert before is not None, "the sweep is still under way"
+        (supervisor,) = titled("ray::Detached")
+        os.kill(supervisor.pid, signal.SIGKILL)
+        nodes.mend("left")
+        bench.wait(f"SELECT 1 FROM sweep WHERE owner_pid != {before}")
+        bench.wait("SELECT 1 FROM sweep WHERE owner_pid IS NULL", 200)
+        calm(bench, CELLS, reference)
+        until(lambda: titled("ray::Detached") == [])
+    return bench
+
+
+def killed_and_launch_killed(folder: Path, reference: Curves) -> Bench:
+    """The head trains nothing here. Another node comes after the first is dead."""
+    with machines.cluster(head=0, left=1) as nodes, bench_on(nodes, folder) as bench:
+        launch = bench.start("launch", "micro.yaml", "--address", HEAD)
+        trains(bench, "left")
+        nodes.kill("left")
+        nodes.start("spare", cpus=1)
+        trains(bench, "spare")
+        for one in [psutil.Process(launch.pid), *psutil.Process(launch.pid).children(recursive=True)]:
+            one.kill()
+        launch.communicate()
+        calm(bench, CELLS, reference)
+        hosts = {host for (host,) in bench.sql("SELECT host FROM attempt WHERE state = 'interrupted'")}
+        assert hosts == {"left", "spare"}
+    return bench
+
+
+def wishes(folder: Path, reference: Curves) -> Bench:
+    """pause, resume and cancel reach a detached supervisor."""
+    with machines.cluster(head=1, left=1) as nodes, bench_on(nodes, folder) as bench:
+        bench.launch("--detach")
+        trains(bench, "left")
+        assert "waits" in bench.run("pause")
+        bench.wait("SELECT 1 FROM event WHERE kind = 'paused'")
+        assert bench.processes() == []
+        bench.run("resume")
+        trains(bench, "left")
+        assert "saves its cells and stops" in bench.run("cancel")
+        bench.wait("SELECT 1 FROM sweep WHERE owner_pid IS NULL")
+        causes = bench.sql("SELECT DISTINCT cause FROM attempt WHERE state = 'interrupted'")
+        assert causes == [("stopped on request",)]
+        calm(bench, CELLS, reference)
+        assert lost(bench) == 0, "each was saved when it was asked to leave"
+    return bench
+
+
+def looked_at_and_refused(folder: Path, reference: Curves) -> Bench:
+    """By doctor and launch: a cluster that is well, a folder that one node alone sees, a token that is wrong."""
+    with machines.cluster(head=1, left=1) as nodes, bench_on(nodes, folder) as bench:
+
+        def checks(*arguments: str, code: int) -> dict[str, tuple[str, str]]:
+            found = json.loads(bench.run("doctor", "--address", HEAD, "--json", *arguments, code=code))
+            return {check["name"]: (check["state"], check["found"]) for check in found if "cluster" in check["name"]}
+
+        found = checks(code=0)
+        assert found["cluster"] == ("ok", f"{HEAD}: head (1 cores, 0 GPUs), left (1 cores, 0 GPUs)")
+        assert {found[f"cluster {what}"][0] for what in ("versions", "runs folder", "clocks")} == {"ok"}
+        own = "/tmp/ray/own"  # each node has a folder /tmp/ray of its own
+        assert checks("--runs", own, code=3)["cluster runs folder"] == ("bad", f"left cannot see {own}")
+        said = bench.launch("--runs", own, code=3)
+        assert f"atma-sweep: left cannot see {own}; pass --runs with a folder that every node sees" in said
+        assert bench.sql("SELECT count(*) FROM sweep") == [(0,)], "a launch that is refused changes nothing"
+        nodes.token.write_text("0" * 64)
+        state, told = checks(code=3)["cluster"]
+        assert (state, "refuses our token" in told) == ("bad", True)
+        *text, line = bench.launch(code=3).splitlines()
+        assert line.startswith(f"atma-sweep: the cluster at {HEAD} refuses our token; copy the head's")
+        assert [one for one in text if not one.startswith("text: ")] == [], "Ray itself says nothing"
+    return bench
+
+
+LONG = (killed_and_launch_killed, wishes, looked_at_and_refused)
+SCENARIOS = (cut_off_and_supervisor_killed, *(LONG if os.environ.get("ATMA_LONG") else ()))
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+def test_a_cluster(scenario: Scenario, tmp_path: Path, reference: Curves) -> None:
+    assert scenario(tmp_path, reference).processes() == []

@@ -1,0 +1,108 @@
+"""What keeps a launch out of a cluster is one line that says what to do, before Ray is asked."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from atma_sweep.sweep.errors import MachineError
+from bench import Bench
+
+pytest.importorskip("ray")
+from atma_sweep.sweep.scheduler import connection
+from atma_sweep.sweep.scheduler.connection import AddressWrong, NodeFacts
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(autouse=True)
+def token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The place of a private token."""
+    path = tmp_path / "token"
+    path.write_text("0" * 64)
+    path.chmod(0o600)
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(path))
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    return path
+
+
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    """An address of this machine where nothing answers."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{taken.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("address", ["", "auto", "head", "ray://head:10001", "head:", "head:port", ":6379"])
+def test_an_address_has_a_host_and_a_port(address: str) -> None:
+    with pytest.raises(AddressWrong, match="is not HOST:PORT"):
+        connection.split(address)
+
+
+def test_addresses_that_are_right() -> None:
+    assert connection.split("head.example:6379") == ("head.example", 6379)
+    assert connection.split("[fe80::1]:6379") == ("fe80::1", 6379)
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
+def test_a_token_that_others_can_read(token: Path, nobody: str, mode: int) -> None:
+    token.chmod(mode)
+    with pytest.raises(MachineError, match=rf"others can read the token in .*; chmod 600 {token}"):
+        connection.connect(nobody)
+
+
+def test_no_token(token: Path, nobody: str) -> None:
+    token.unlink()
+    with pytest.raises(MachineError, match=r"no token in .*; copy the head's file there and chmod 600 it"):
+        connection.connect(nobody)
+
+
+def test_a_token_in_the_environment_needs_no_file(token: Path, nobody: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    token.unlink()
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 64)
+    with pytest.raises(MachineError, match="no cluster answers at"):
+        connection.connect(nobody)
+
+
+def test_a_launch_where_nothing_answers_changes_nothing(run: Run, tmp_path: Path, nobody: str) -> None:
+    """One line and exit code 3; the sweep is not recorded."""
+    Bench(tmp_path)
+    code, _, said = run("launch", "micro.yaml", "--address", nobody)
+    assert code == 3
+    assert said.startswith(f"atma-sweep: no cluster answers at {nobody} (Connection refused)")
+    assert said.count("\n") == 1
+    assert run("launch", "micro.yaml", "--address", nobody, "--detach")[0] == 3
+    code, _, said = run("status", "--sweep", "micro")
+    assert code == 2
+    assert "no sweep" in said
+
+
+def test_options_that_do_not_go_together(run: Run) -> None:
+    code, _, said = run("launch", "quick", "--detach")
+    assert (code, said.count("\n")) == (2, 1)
+    assert "name that with --address" in said
+    code, _, said = run("launch", "quick", "--address", "head:6379", "--executor", "local")
+    assert (code, said.count("\n")) == (2, 1)
+    assert "--executor local" in said
+
+
+def facts(host: str, **versions: str) -> NodeFacts:
+    return NodeFacts(
+        id=host, address=host, host=host, cpus=1, gpus=0, python=versions.pop("python", "3.12.1"), executable="python",
+        versions=versions, sees_runs=True, clock_ahead=0.0, clock_slack=0.0,
+    )  # fmt: skip
+
+
+def test_what_differs_between_nodes() -> None:
+    same = [facts("a", torch="2.13", numpy="2"), facts("b", torch="2.13", numpy="2")]
+    assert connection.differing(same) == {}
+    other = facts("c", torch="2.12", python="3.12.2")
+    assert connection.differing([*same, other]) == {
+        "python": {"3.12.1": ["a", "b"], "3.12.2": ["c"]},
+        "torch": {"2.13": ["a", "b"], "2.12": ["c"]},
+        "numpy": {"2": ["a", "b"], "none": ["c"]},
+    }

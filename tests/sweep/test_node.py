@@ -1,0 +1,295 @@
+"""A node of a cluster, without Ray: its lease by a clock that the test sets, its processes real."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from atma_sweep.results.journal import JOURNAL, JournalStore, recorder_of
+from atma_sweep.results.records import CurvePoint
+from atma_sweep.results.store import Store, open_store
+from atma_sweep.sweep import node as nodes
+from atma_sweep.sweep import planner, process
+from atma_sweep.sweep.cell import Cell, Resources
+from atma_sweep.sweep.executors import Launch
+from atma_sweep.sweep.failures import NODE_LOST
+from atma_sweep.sweep.job import Job
+from atma_sweep.sweep.machine import Gpu
+from atma_sweep.sweep.node import Node, given_up_after
+from atma_sweep.sweep.supervisor import Supervisor, reap
+
+JOB = """
+import os, pathlib, signal, sys, time
+folder = pathlib.Path.cwd()
+def leave(*_):
+    (folder / "saved").write_text("yes")
+    sys.exit(143)
+if not (folder / "deaf").exists():
+    signal.signal(signal.SIGTERM, leave)
+else:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+(folder / "said").write_text(" ".join(sys.argv[1:]) + "|" + os.environ.get("ATMA_DB", "none"))
+while not (folder / "go").exists():
+    time.sleep(0.02)
+sys.exit(7)
+"""
+GRACE = 1.0
+
+
+class Clock:
+    """Seconds that pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def node(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    monkeypatch.setattr(nodes, "POLL_S", 0.1)
+    made = Node(lease=60.0, grace=GRACE, clock=clock)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Callable[..., Launch]:
+    """launch(number): an attempt whose job is a stand-in that waits for a file `go`, or for SIGTERM."""
+    module = tmp_path / "source" / "atma_sweep" / "sweep" / "job.py"
+    module.parent.mkdir(parents=True)
+    for package in module.parents[:2]:
+        (package / "__init__.py").touch()
+    module.write_text(JOB)
+
+    def ready(number: int, *, deaf: bool = False) -> Launch:
+        folder = tmp_path / "runs" / str(number)
+        folder.mkdir(parents=True)
+        if deaf:
+            (folder / "deaf").touch()
+        resources = Resources(cpus=1, gpus=0)
+        return Launch(number, tmp_path / "runs", str(number), resources, None, tmp_path / "source")
+
+    return ready
+
+
+def wait(true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def begun(launch: Launch) -> Path:
+    folder = launch.runs / launch.folder
+    wait((folder / "said").exists)
+    return folder
+
+
+def alive(folder: Path) -> list[psutil.Process]:
+    return nodes._attempts([folder])
+
+
+def test_an_attempt_runs_and_its_end_is_told_until_it_was_seen(node: Node, launch: Callable[..., Launch]) -> None:
+    assert node.poll([]) == []
+    first = launch(1)
+    node.start(first, None)
+    folder = begun(first)
+    said, database = (folder / "said").read_text().split("|")
+    assert said.split() == [
+        "--runs", str(first.runs), "--folder", "1", "--parent", str(os.getpid()), "--journal"
+    ]  # fmt: skip
+    assert database == "none", "it has no way to the database"
+    assert node.poll([]) == []
+    (folder / "go").touch()
+    wait(lambda: node.poll([]) == [(1, 7)])
+    assert node.poll([]) == [(1, 7)], "the answer may have been lost"
+    assert node.poll([1]) == []
+
+
+def test_stop_and_kill(node: Node, launch: Callable[..., Launch]) -> None:
+    node.poll([])
+    for number, deaf in ((1, False), (2, True)):
+        one = launch(number, deaf=deaf)
+        node.start(one, None)
+        begun(one)
+    node.stop(1)
+    wait(lambda: node.poll([]) == [(1, 143)])
+    node.stop(2)
+    assert node.poll([1]) == []
+    node.kill(2)
+    wait(lambda: node.poll([1]) == [(2, -signal.SIGKILL)])
+
+
+def test_a_lease_that_ends_saves_and_ends_every_attempt(
+    node: Node, clock: Clock, launch: Callable[..., Launch]
+) -> None:
+    node.poll([])
+    folders = []
+    for number, deaf in ((1, False), (2, True)):
+        one = launch(number, deaf=deaf)
+        node.start(one, None)
+        folders.append(begun(one))
+    clock.now += 59.9
+    assert not node.tick()
+    assert all(map(alive, folders))
+    clock.now += 0.2
+    assert node.tick()
+    assert (folders[0] / "saved").exists()
+    assert not any(map(alive, folders))
+    assert node.poll([]) is None
+    node.start(launch(3), None)
+    assert alive(folders[0].with_name("3")) == [], "nothing starts once it is over"
+
+
+def test_a_poll_that_was_held_back_lends_no_more_than_the_supervisor_knows_of(node: Node, clock: Clock) -> None:
+    """It was sent right after the answer at 1010, arrives at 1069, and the supervisor counts from when it was sent."""
+    node.poll([])
+    clock.now = 1010.0
+    node.poll([])
+    clock.now = 1069.0
+    node.poll([])
+    clock.now = 1069.9
+    assert not node.tick()
+    clock.now = 1070.1
+    assert node.tick()
+    assert given_up_after(60.0, GRACE) >= 60.0 + GRACE
+
+
+def test_nothing_starts_before_the_first_poll_and_a_late_one_is_in_time(
+    node: Node, clock: Clock, launch: Callable[..., Launch]
+) -> None:
+    clock.now += nodes.FIRST_S - 1
+    assert not node.tick()
+    assert node.poll([]) == []
+    clock.now += 59.0
+    assert not node.tick()
+
+
+def test_attempts_of_a_dead_supervisor_are_ended_by_folder_and_by_pid(
+    node: Node, launch: Callable[..., Launch], tmp_path: Path
+) -> None:
+    node.poll([])
+    ours, theirs = launch(1), launch(2)
+    node.start(ours, None)
+    begun(ours)
+    env = {**os.environ, "PYTHONPATH": str(theirs.source)}
+    words = ["-m", "atma_sweep.sweep.job", "--runs", str(theirs.runs), "--folder", "2"]
+    stray = subprocess.Popen([sys.executable, *words], env=env, cwd=theirs.runs / "2")
+    begun(theirs)
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    started = psutil.Process(other.pid).create_time()
+    node.end([theirs.runs / "2"], [(other.pid, started), (other.pid, started - 100), (None, None), (0, 0.0)])
+    assert (theirs.runs / "2" / "saved").exists()
+    assert [stray.poll() is None, other.poll() is None] == [False, False]
+    assert alive(ours.runs / "1"), "its own are left alone"
+
+
+def test_gpus_are_held_until_it_is_over(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two supervisors on one machine: what the first has locked the second gets when the first one's lease has ended."""
+    gpus = [Gpu("0", "GPU-a", "NVIDIA L4"), Gpu("1", "GPU-b", "NVIDIA H200")]
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(nodes.machine, "gpus", lambda: gpus)
+    first, second = (Node(lease=60.0, grace=GRACE, clock=clock) for _ in range(2))
+    first.poll([])
+    here, why = first.hold(["H200"])
+    assert (here.gpus, why) == ((gpus[1],), "")
+    assert second.hold([None])[0].gpus == (gpus[0],)
+    assert second.hold(["H200"])[0].gpus == ()
+    assert "held by another sweep" in second.hold(["H200"])[1]
+    clock.now += 61.0
+    assert first.tick()
+    assert second.hold(["H200"])[0].gpus == (gpus[1],)
+    assert second.hold([])[0].gpus == ()
+    second.close()
+
+
+# --- the supervisor and what a lost node leaves -----------------------------------------------------------------------
+
+
+class Loses:
+    """An executor whose first attempt is lost with its node, with or without having saved itself, and whose second ends."""
+
+    name, writes_directly = "loses", False
+
+    def __init__(self, store: Store, *, saved: bool) -> None:
+        self.store, self.saved = store, saved
+        self.ended: list[tuple[int, int]] = []
+        self.databases: list[str | None] = []
+
+    def fits(self, resources: Resources) -> bool:
+        return True
+
+    def start(self, launch: Launch) -> None:
+        job = Job.read(launch.runs / launch.folder)
+        self.databases.append(launch.database)
+        first = len(self.databases) == 1
+        if first and self.saved:
+            self.store.finish_attempt(job.attempt, job.fence, "interrupted", cause="stopped on request", exit_code=143)
+        elif not first:
+            self.store.finish_attempt(job.attempt, job.fence, "done")
+        self.ended.append((job.attempt, NODE_LOST if first else 0))
+
+    def wait(self, seconds: float) -> list[tuple[int, int]]:
+        ended, self.ended = self.ended, []
+        return ended
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_cell_whose_node_was_lost_is_taken_up_again(
+    cells: Callable[..., list[Cell]], tmp_path: Path, saved: bool
+) -> None:
+    (cell,) = cells()
+    store = open_store(tmp_path / "atma.db", create=True)
+    store.record_revision("s", grid_text="", grid_file="g", cells=[planner.record(cell)])
+    fence = store.acquire_sweep("s", process.this_process("test"), 60.0)
+    place, silent = Loses(store, saved=saved), SimpleNamespace(started=_, running=_, ended=_, waiting=_)
+    made = Supervisor(store, "s", fence, place, silent, runs=tmp_path / "runs", commit=(None, None))  # type: ignore[arg-type]
+    made.run([planner.Task(cell, "train", [], "new")])
+    first, second = store.attempts(cell.id)
+    assert (first.state, second.state) == ("interrupted", "done")
+    told = ("stopped on request", 143, None) if saved else ("its node was lost", None, "node_lost")
+    assert (first.cause, first.exit_code, first.failure) == told
+    assert place.databases == [None, None], "no way to the database leaves this machine"
+
+
+def _(*_: object) -> None: ...
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_what_a_dead_launch_left_in_a_journal_is_taken_in(
+    cells: Callable[..., list[Cell]], tmp_path: Path, finished: bool
+) -> None:
+    """The launch died before it had applied a line."""
+    (cell,) = cells()
+    store = open_store(tmp_path / "atma.db", create=True)
+    store.record_revision("s", grid_text="", grid_file="g", cells=[planner.record(cell)])
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    owner = replace(process.this_process("launch"), pid=gone.pid, started=psutil.Process(gone.pid).create_time())
+    gone.wait()
+    attempt = store.start_attempt(cell.id, owner=owner, fence=1)
+    folder = tmp_path / "runs" / attempt.run_dir
+    folder.mkdir(parents=True)
+    known = JournalStore(folder / JOURNAL)
+    recorder_of(known, attempt.id, 1).curve([CurvePoint(step=3, tokens=9, wall_s=0.5, train_loss=1.5)])
+    if finished:
+        known.finish_attempt(attempt.id, 1, "done", exit_code=0)
+    marked = reap(store, [cell], tmp_path / "runs")
+    found = store.attempt(attempt.id)
+    assert (found.state, len(marked)) == (("done", 0) if finished else ("interrupted", 1))
+    assert [point.train_loss for point in store.curve(attempt.id)] == [1.5]
