@@ -68,6 +68,9 @@ class Executor(Protocol):
     def end(self, attempts: Sequence[Attempt], runs: Path) -> set[int]:
         """Ends what is left of attempts whose supervisor is gone; returns those of which surely nothing lives."""
 
+    def broken(self) -> str | None:
+        """What of the executor itself is dead, so that no attempt can be started any more; None while all is well."""
+
     def close(self) -> None:
         """Ends whatever still runs and gives the machine back."""
 
@@ -103,6 +106,10 @@ class OnThisMachine:
     def away(self, attempt: Attempt) -> bool:
         """Never: it is this machine."""
         return False
+
+    def broken(self) -> str | None:
+        """Nothing that could be."""
+        return None
 
     def end(self, attempts: Sequence[Attempt], runs: Path) -> set[int]:
         """Ends what this machine has of them."""

@@ -23,6 +23,7 @@ from ..results.standing import Standing, missing, standing
 from ..results.store import Store
 from . import process
 from .cell import Cell, CellConfig, Resources
+from .errors import MachineError
 from .executors import Executor, Launch, OnThisMachine
 from .failures import NODE_LOST, Failure, judge, oom_kills
 from .job import Job
@@ -125,7 +126,7 @@ class Supervisor:
         """Runs every task to its end.
 
         Raises Interrupted after a clean stop, LostLease when the sweep was taken over, SweepBroken when cell after cell
-        fails in the same way.
+        fails in the same way, MachineError when the executor breaks.
         """
         queue = deque(tasks)
         with _Signals() as signals:
@@ -134,6 +135,10 @@ class Supervisor:
                 if signals.number is not None:
                     self._stop()
                     raise Interrupted(signals.number)
+                broken = self.executor.broken()
+                if broken is not None:
+                    self._stop()
+                    raise MachineError(f"{broken}; launch again to continue")
                 self._listen(queue)
                 if not self._paused:
                     self._fill(queue)

@@ -114,6 +114,10 @@ class Instant:
         """Never."""
         return False
 
+    def broken(self) -> str | None:
+        """Never."""
+        return None
+
     def end(self, attempts: Sequence[Attempt], runs: Path) -> set[int]:
         """Nothing lives."""
         return {attempt.id for attempt in attempts}

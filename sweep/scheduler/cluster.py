@@ -361,6 +361,10 @@ class ClusterExecutor:
         run = self._running.get(attempt.id)
         return run is not None and self._ask(run, "kill", attempt.id, dump=dump)
 
+    def broken(self) -> str | None:
+        """Never: nodes come and go, and without the head Ray ends this process."""
+        return None
+
     def away(self, attempt: Attempt) -> bool:
         """Whether its node is lost and its lease not yet ended."""
         run = self._running.get(attempt.id)

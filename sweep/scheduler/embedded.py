@@ -6,17 +6,22 @@ import logging
 import os
 import signal
 
+import psutil
 import ray
 
+from .. import process
 from ..cell import Resources
 from ..executors import Finished, Launch, OnThisMachine, device_for, environment, run_command
-from ..process import start
 from ..room import Machine, Room, Seat
+
+DAEMONS = ("raylet", "gcs_server")
 
 
 def _run(launch: Launch, device: str | None) -> int:
     """Runs in a Ray worker: one child process, its exit code. Its death takes the child along."""
-    return start(run_command(launch, os.getpid()), environment(launch, device), launch.runs / launch.folder).wait()
+    return process.start(
+        run_command(launch, os.getpid()), environment(launch, device), launch.runs / launch.folder
+    ).wait()
 
 
 class RayExecutor(OnThisMachine):
@@ -43,9 +48,15 @@ class RayExecutor(OnThisMachine):
             )
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        self._daemons = {one.name(): one for one in psutil.Process().children() if one.name() in DAEMONS}
         # max_retries=0: retries are ours, decided from the database.
         self._task = ray.remote(max_retries=0)(_run)
         self._running: dict[ray.ObjectRef, tuple[Launch, Seat]] = {}
+
+    def broken(self) -> str | None:
+        """A daemon of Ray that is gone. Ray itself notices after a minute, and then ends this process on the spot."""
+        gone = (name for name, one in self._daemons.items() if process.find(one.pid, one.create_time()) is None)
+        return next((f"Ray's {name} died" for name in gone), None)
 
     def fits(self, resources: Resources) -> bool:
         """Whether cores, memory and a GPU, or the part of one, are left."""

@@ -1,13 +1,16 @@
 """Kills at random moments while a sweep is launched again and again, and what must hold afterwards.
 
-Long form: `python -m pytest tests/chaos --kills 200 -s`, which prints a table.
+Long form: `python -m pytest tests/chaos/test_storms.py -k kills --kills 200 -s`, which prints a table of them.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import time
 from collections import Counter
@@ -27,6 +30,15 @@ TOKENS = 128 * 160
 CELLS = 4
 FEW = 2
 """Cells where what happens, happens to the first one or two."""
+A_STORM = 20
+"""Kills at most before a sweep is left to end, so that a long storm is many sweeps that have to be right."""
+AT_WORK = 0.6
+"""Share of the kills that wait for a training under way; the others mostly hit something that starts."""
+TARGETS = {
+    "local": ("trainer", "driver"),
+    "ray": ("trainer", "driver", "raylet", "gcs_server", "ray::"),
+}
+"""Whom a storm kills, by executor; "ray::" is a worker of Ray, which has a trainer as its child."""
 
 
 def bench_in(folder: Path, cells: int = CELLS) -> Bench:
@@ -50,8 +62,8 @@ class Storm:
     executor: str
     seed: int
     kills: int
-    targets: tuple[str, ...] = ("trainer", "driver")
     pause: tuple[float, float] = (0.2, 2.5)
+    """Seconds before a kill, from the shortest to the longest, drawn evenly on a logarithmic scale."""
     counts: Counter[str] = field(default_factory=Counter)
     launches: int = 0
     ends: Counter[int] = field(default_factory=Counter)
@@ -63,18 +75,30 @@ class Storm:
         deadline = time.monotonic() + 60 + 15 * self.kills
         process = self._launch()
         while sum(self.counts.values()) < self.kills and time.monotonic() < deadline:
-            time.sleep(draw.uniform(*self.pause))
+            if draw.random() < AT_WORK:
+                self._until_a_trainer_works(process)
+            time.sleep(math.exp(draw.uniform(*map(math.log, self.pause))))
             if process.poll() is not None:
                 self.ends[process.returncode] += 1
                 if process.returncode == 0:
                     return  # the sweep is finished: nothing is left to kill
                 process = self._launch()
                 continue
-            target = draw.choice(self.targets)
+            target = draw.choice(TARGETS[self.executor])
             if self._kill(target, process):
                 self.counts[target] += 1
         process.wait(timeout=300)
         self.ends[process.returncode] += 1
+
+    def _until_a_trainer_works(self, launch: subprocess.Popen[str]) -> None:
+        """Half a minute at most: until an attempt of a live process has made a step."""
+        deadline = time.monotonic() + 30
+        while launch.poll() is None and time.monotonic() < deadline:
+            with contextlib.suppress(sqlite3.OperationalError):  # the database is only just being made
+                pids = {pid for *_, step, pid in self.bench.sql(NEWEST) if step}
+                if pids & {one.pid for one in self.bench.processes()}:
+                    return
+            time.sleep(0.1)
 
     def _launch(self) -> subprocess.Popen[str]:
         self.launches += 1
@@ -91,7 +115,7 @@ class Storm:
             found = self.bench.processes()
             victims = found[:1]
         else:
-            victims = [one for one in _family(launch.pid) if target in one.name()]
+            victims = [one for one in family(launch.pid) if target in one.name()]
         for victim in victims:
             try:
                 os.kill(victim.pid, signal.SIGKILL)
@@ -100,13 +124,41 @@ class Storm:
             return True
         return False
 
+
+@dataclass
+class Tally:
+    """What many storms on one executor came to."""
+
+    executor: str
+    kills: Counter[str] = field(default_factory=Counter)
+    launches: int = 0
+    ends: Counter[int] = field(default_factory=Counter)
+    sweeps: int = 0
+    attempts: int = 0
+    again: int = 0
+    """The most steps that a resumed attempt had to make again."""
+
+    def add(self, storm: Storm) -> None:
+        """Counts a storm that is over, whose sweep is found right."""
+        self.kills += storm.counts
+        self.launches += storm.launches
+        self.ends += storm.ends
+        self.sweeps += 1
+        self.attempts += int(str(storm.bench.sql("SELECT count(*) FROM attempt")[0][0]))
+        self.again = max(self.again, lost(storm.bench))
+
     def table(self) -> str:
-        """Counts, as Markdown."""
-        cells = " | ".join(f"{target} {self.counts[target]}" for target in self.targets)
-        return f"| {self.executor} | {cells} | launches {self.launches} | exit codes {dict(self.ends)} |"
+        """A row of Markdown."""
+        kills = ", ".join(f"{target.rstrip(':')} {self.kills[target]}" for target in TARGETS[self.executor])
+        ends = ", ".join(f"{code}: {count}" for code, count in sorted(self.ends.items()))
+        return (
+            f"| {self.executor} | {self.kills.total()} ({kills}) | {self.launches} ({ends}) | {self.sweeps} | "
+            f"{self.sweeps * CELLS} | {self.attempts} | {self.again} of {EVERY} |"
+        )
 
 
-def _family(pid: int) -> list[psutil.Process]:
+def family(pid: int) -> list[psutil.Process]:
+    """The live children of a process, and theirs."""
     try:
         return psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:

@@ -355,6 +355,9 @@ class Recording:
         self.store, self.jobs = store, []  # type: ignore[var-annotated]
         self._ended: list[Finished] = []
 
+    def broken(self) -> str | None:
+        return None
+
     def fits(self, resources: Resources) -> bool:
         return True
 

@@ -232,6 +232,9 @@ class Loses:
         self.ended: list[tuple[int, int]] = []
         self.databases: list[str | None] = []
 
+    def broken(self) -> str | None:
+        return None
+
     def fits(self, resources: Resources) -> bool:
         return True
 

@@ -201,6 +201,9 @@ class Packed:
         self.started: list[str] = []
         self.most = 0
 
+    def broken(self) -> str | None:
+        return None
+
     def fits(self, resources: Resources) -> bool:
         return self.room.seat(resources) is not None
 
