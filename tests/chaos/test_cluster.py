@@ -75,8 +75,16 @@ def line_of(process: psutil.Process) -> list[str]:
         return []
 
 
-def titled(words: str) -> list[psutil.Process]:
-    return [one for one in psutil.process_iter() if words in " ".join(line_of(one))]
+def supervisors(nodes: Nodes) -> list[psutil.Process]:
+    """Detached supervisors of these nodes, whatever else runs on this machine."""
+    found = []
+    for one in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if "ray::Detached" in " ".join(one.cmdline()) and one.environ().get("RAY_AUTH_TOKEN_PATH") == str(
+                nodes.token
+            ):
+                found.append(one)
+    return found
 
 
 def host_of(process: psutil.Process) -> str:
@@ -108,13 +116,13 @@ def cut_off_and_supervisor_killed(folder: Path, reference: Curves) -> Bench:
         assert [one for one in bench.processes() if host_of(one) == "left"] == [], "the lease has ended there"
         ((before,),) = bench.sql("SELECT owner_pid FROM sweep")
         assert before is not None, "the sweep is still under way"
-        (supervisor,) = titled("ray::Detached")
+        (supervisor,) = supervisors(nodes)
         os.kill(supervisor.pid, signal.SIGKILL)
         nodes.mend("left")
         bench.wait(f"SELECT 1 FROM sweep WHERE owner_pid != {before}")
         bench.wait("SELECT 1 FROM sweep WHERE owner_pid IS NULL", 200)
         calm(bench, CELLS, reference)
-        until(lambda: titled("ray::Detached") == [])
+        until(lambda: supervisors(nodes) == [])
     return bench
 
 
