@@ -265,9 +265,13 @@ while not (folder.parent / "go").exists():
 """
 
 
-def test_ray_runs_parts_side_by_side_on_the_gpu_they_were_given(tmp_path: Path) -> None:
+def test_ray_runs_parts_side_by_side_on_the_gpu_they_were_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Real Ray and real processes; a stand-in for the job writes down which GPU it may see."""
     pytest.importorskip("ray")
+    # set for good by whatever test of a cluster ran in this process; here Ray's daemons would ask for a token, and get none
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     from atma_sweep.sweep.scheduler.embedded import RayExecutor
 
     module = tmp_path / "source" / "atma_sweep" / "sweep" / "job.py"
