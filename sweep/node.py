@@ -21,7 +21,7 @@ import psutil
 
 from . import machine, process, room
 from .errors import MachineError
-from .executors import DUMP_S, Finished, Launch, end_at_once, environment, run_command
+from .executors import DUMP_S, Finished, Launch, environment, run_command
 from .failures import OOM_KILLED, oom_kills
 
 LEASE_S = float(os.environ.get("ATMA_NODE_LEASE_S", 60.0))
@@ -161,7 +161,7 @@ class Node:
             ours = {child.pid for child in self._children.values()}
         found = {one.pid: one for one in _attempts(folders)}
         found |= {one.pid: one for one in (process.find(*who) for who in known) if one is not None}
-        _end([one for pid, one in found.items() if pid not in ours], self._grace)
+        process.end_all([one for pid, one in found.items() if pid not in ours], self._grace)
 
     def close(self) -> None:
         """Ends every attempt, gives the GPUs back, and is over."""
@@ -171,7 +171,7 @@ class Node:
             for child in self._children.values():
                 with contextlib.suppress(psutil.NoSuchProcess):
                     found.append(psutil.Process(child.pid))
-        _end(found, self._grace)
+        process.end_all(found, self._grace)
         with self._lock:
             self._collect()
             self._children.clear()
@@ -211,13 +211,3 @@ def _attempts(folders: Sequence[Path]) -> list[psutil.Process]:
                 if str(Path(runs) / folder) in wanted:
                     found.append(candidate)
     return found
-
-
-def _end(found: Sequence[psutil.Process], grace: float) -> None:
-    """Ends processes and their children: SIGTERM to all of them, SIGKILL after `grace` seconds."""
-    for one in found:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            one.terminate()
-    psutil.wait_procs(found, timeout=grace)
-    for one in found:
-        end_at_once(one, dump=False)

@@ -50,13 +50,18 @@ def holds(owner: Owner, lease_until: datetime | None) -> bool:
 def end(pid: int | None, started: float | None, grace: float = GRACE_S) -> None:
     """Ends a process and its children: SIGTERM, then SIGKILL after `grace` seconds. Returns when they are gone."""
     process = find(pid, started)
-    if process is None:
-        return
-    family = [process]
-    with contextlib.suppress(psutil.NoSuchProcess):
-        family += process.children(recursive=True)
-        process.terminate()
-    psutil.wait_procs([process], timeout=grace)
+    if process is not None:
+        end_all([process], grace)
+
+
+def end_all(processes: Sequence[psutil.Process], grace: float = GRACE_S) -> None:
+    """The same for several at once."""
+    family = list(processes)
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            family += process.children(recursive=True)
+            process.terminate()
+    psutil.wait_procs(processes, timeout=grace)
     for member in family:
         with contextlib.suppress(psutil.NoSuchProcess):
             member.kill()

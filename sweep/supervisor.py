@@ -70,19 +70,18 @@ class _Signals:
     def __init__(self) -> None:
         self.number: int | None = None
         self._since = 0.0
-        self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        # a detached supervisor works in a thread, which hears no signals
+        heard = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+        self._before = {number: signal.getsignal(number) for number in heard}
 
     def __enter__(self) -> _Signals:
-        # a detached supervisor works in a thread, which hears no signals
-        if threading.current_thread() is threading.main_thread():
-            for number in self._before:
-                signal.signal(number, self._handle)
+        for number in self._before:
+            signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if threading.current_thread() is threading.main_thread():
-            for number, handler in self._before.items():
-                signal.signal(number, handler)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.number is None:
@@ -250,7 +249,7 @@ class Supervisor:
             config=as_told(task.config),
             missing=list(task.missing),
             resume=resume,
-            ends=self._ends(resume, attempt),
+            ends={} if self.executor.writes_directly else self._ends(resume, attempt),
             weights=task.weights,
             commit=self.commit[0],
             dirty=self.commit[1],

@@ -66,13 +66,13 @@ def run(
 
     def call(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr("sys.argv", ["atma-sweep", *arguments])
+        capsys.readouterr()
         code = 0
         try:
             cli.main()
         except SystemExit as end:
             code = int(end.code or 0)
-        out, err = capsys.readouterr()
-        return code, out, err
+        return code, *capsys.readouterr()
 
     return call
 

@@ -23,7 +23,7 @@ from ...results.records import Attempt, CurvePoint, Measurement
 from ...results.store import Store, open_store
 from .. import launch, process, texts
 from ..cell import Resources
-from ..executors import Finished, Launch
+from ..executors import Finished, Launch, OnThisMachine
 from ..grid import Grid, load_grid
 from ..planner import Task
 from ..probes import requested
@@ -57,13 +57,13 @@ class Nobody:
     def waiting(self, cell: Any) -> None: ...
 
 
-class Instant:
+class Instant(OnThisMachine):
     """Attempts that are over when they start: curve and measurements are written as a job would, in this process."""
 
     name = "instant"
-    writes_directly = True
 
     def __init__(self, store: Store, points: int, asked: Sequence[tuple[str, int]]) -> None:
+        super().__init__()
         self.store, self.points, self.asked = store, points, asked
         self.gaps: list[float] = []
         """Seconds between the end of an attempt and the start of the next."""
@@ -71,7 +71,7 @@ class Instant:
         """Bytes that this process holds, after each attempt."""
         self._ended: deque[Finished] = deque()
         self._free_since: float | None = None
-        self._me = psutil.Process()
+        self._process = psutil.Process()
 
     def fits(self, resources: Resources) -> bool:
         """One at a time."""
@@ -98,25 +98,9 @@ class Instant:
         """Everything that was started."""
         ended = list(self._ended)
         self._ended.clear()
-        self.memory.append(self._me.memory_info().rss)
+        self.memory.append(self._process.memory_info().rss)
         self._free_since = time.perf_counter()
         return ended
-
-    def stop(self, attempt: Attempt) -> bool:
-        """No process is there."""
-        return False
-
-    def kill(self, attempt: Attempt, *, dump: bool = False) -> bool:
-        """No process is there."""
-        return False
-
-    def away(self, attempt: Attempt) -> bool:
-        """Never."""
-        return False
-
-    def broken(self) -> str | None:
-        """Never."""
-        return None
 
     def end(self, attempts: Sequence[Attempt], runs: Path) -> set[int]:
         """Nothing lives."""

@@ -92,8 +92,8 @@ def examine(db: str | None = None, runs: Path | None = None, address: str | None
     """Looks at everything and changes nothing, but for a file that it writes beside the runs and removes.
 
     `db` as for --db, `runs` the folder of artifacts, else the database's own; `address` of a cluster that is looked at
-    besides. Raises nothing: a look that fails is a
-    check that is bad. Takes as long as two imports of torch, and on a GPU the self-tests of the kernels besides.
+    besides. Raises nothing: a look that fails is a check that is bad. Takes as long as two imports of torch, and on a GPU
+    the self-tests of the kernels besides.
     """
     with ThreadPoolExecutor(2) as pool:
         case = _Case(db, runs, pool, address)

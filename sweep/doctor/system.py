@@ -17,6 +17,7 @@ import psutil
 
 from .. import machine
 from ..disk import size
+from ..scheduler import token_file
 from .case import Check, _Case, _version, absent, bad, ok, warn
 from .disk import _nearest
 
@@ -189,7 +190,7 @@ def _ray_token(case: _Case) -> Check:
     mode = os.environ.get("RAY_AUTH_MODE", "").lower()
     if os.environ.get("RAY_AUTH_TOKEN"):
         return ok(f"in RAY_AUTH_TOKEN, RAY_AUTH_MODE {mode or 'not set'}")
-    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    path = token_file()
     try:
         bits = stat.S_IMODE(path.stat().st_mode)
     except OSError:

@@ -6,9 +6,15 @@ Its modules are imported when a launch needs them, since importing ray takes a s
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 # Read by Ray while it is imported: no usage reports, no interpreter of uv's choosing for the workers.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
 # Ray's own tasks see every GPU anyway; each child gets its list from us.
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+
+
+def token_file() -> Path:
+    """Where Ray looks for the token of a cluster, if RAY_AUTH_TOKEN does not hold it."""
+    return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")

@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 
 from ..errors import MachineError, SweepError
-from . import facts
+from . import facts, token_file
 
 # Read by Ray while it is imported; without it a named address is asked without the token.
 os.environ.setdefault("RAY_AUTH_MODE", "token")
@@ -78,7 +78,7 @@ def check_token() -> None:
     """Makes sure that there is a token and that nobody else can read it. Raises MachineError."""
     if os.environ["RAY_AUTH_MODE"].lower() != "token" or os.environ.get("RAY_AUTH_TOKEN"):
         return
-    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    path = token_file()
     try:
         bits = stat.S_IMODE(path.stat().st_mode)
     except OSError:

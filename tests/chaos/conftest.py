@@ -1,5 +1,6 @@
 """How long the storms are: a short form for every change, a long one by command. And what they are compared with."""
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,19 +19,15 @@ def kills(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
-    made = bench_in(tmp_path / "stormy")
-    yield made
-    for left in made.processes():
-        left.kill()
+    with contextlib.closing(bench_in(tmp_path / "stormy")) as made:
+        yield made
 
 
 @pytest.fixture
 def small_bench(tmp_path: Path) -> Iterator[Bench]:
     """One of few cells."""
-    made = bench_in(tmp_path / "stormy", FEW)
-    yield made
-    for left in made.processes():
-        left.kill()
+    with contextlib.closing(bench_in(tmp_path / "stormy", FEW)) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

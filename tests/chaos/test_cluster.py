@@ -62,8 +62,7 @@ def bench_on(nodes: Nodes, folder: Path) -> Iterator[ClusterBench]:
     finally:
         over.set()
         watcher.join()
-        for left in made.processes():
-            left.kill()
+        made.close()
     assert [some for some in together if len(some) > 1] == [], "no cell had two live attempts at once"
 
 

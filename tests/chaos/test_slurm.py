@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -64,10 +65,8 @@ def slurm() -> Iterator[daemons.Slurm]:
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
-    made = bench_in(tmp_path / "bench")
-    yield made
-    for left in made.processes():
-        left.kill()
+    with contextlib.closing(bench_in(tmp_path / "bench")) as made:
+        yield made
 
 
 def submit(slurm: daemons.Slurm, bench: Bench, *words: str, options: tuple[str, ...] = ()) -> str:

@@ -24,15 +24,11 @@ def test_kills(tmp_path: Path, reference: Curves, kills: int, executor: str) -> 
     """Sweep after sweep, until all kills are done; a sweep that ends before its storm does is right all the same."""
     tally = Tally(executor)
     while tally.kills.total() < kills and tally.sweeps < kills:
-        bench = bench_in(tmp_path / f"stormy{tally.sweeps}")
         left = min(kills - tally.kills.total(), A_STORM)
-        storm = Storm(bench, executor, seed=11 + tally.sweeps, kills=left)
-        try:
+        with contextlib.closing(bench_in(tmp_path / f"stormy{tally.sweeps}")) as bench:
+            storm = Storm(bench, executor, seed=11 + tally.sweeps, kills=left)
             storm.run()
             calm(bench, CELLS, reference)
-        finally:
-            for rest in bench.processes():
-                rest.kill()
         tally.add(storm)
         print(tally.table(), flush=True)
         if kills <= A_STORM:

@@ -126,6 +126,11 @@ class Bench:
         )
         assert values == [(cells, 1)]
 
+    def close(self) -> None:
+        """Kills what still runs of it."""
+        for left in self.processes():
+            left.kill()
+
     def processes(self) -> list[psutil.Process]:
         """Attempts of this bench that still run."""
         found = []

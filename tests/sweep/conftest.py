@@ -107,23 +107,6 @@ def gpt2(shared: Path) -> Any:
 
 
 @pytest.fixture
-def command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, str]]:
-    """Runs the command line in the test's folder: command("data", "list") gives exit code, output, errors."""
-    from atma_sweep import cli
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("ATMA_DB", raising=False)
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["atma-sweep", *arguments])
-        capsys.readouterr()
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        return code, *capsys.readouterr()
-
-    return call
+def command(run: Callable[..., tuple[int, str, str]]) -> Callable[..., tuple[int, str, str]]:
+    """As `run`, in the test's folder."""
+    return run

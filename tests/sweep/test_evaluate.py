@@ -29,7 +29,7 @@ from atma_sweep.results.store import Store, SweepReadOnly, open_store
 from atma_sweep.sweep import evaluate, process, supervisor
 from atma_sweep.sweep.cell import Resources
 from atma_sweep.sweep.errors import GridError
-from atma_sweep.sweep.executors import Finished, Launch
+from atma_sweep.sweep.executors import Finished, Launch, OnThisMachine
 from atma_sweep.sweep.job import Job
 from atma_sweep.sweep.loading import NotTrained, Trained, WeightsGone
 from atma_sweep.sweep.training.corpora import CorpusError, open_corpus
@@ -345,18 +345,15 @@ class Silent:
     def waiting(self, cell: Any) -> None: ...
 
 
-class Recording:
+class Recording(OnThisMachine):
     """An executor whose attempts end at once, their jobs kept."""
 
     name = "recording"
-    writes_directly = True
 
     def __init__(self, store: Store) -> None:
+        super().__init__()
         self.store, self.jobs = store, []  # type: ignore[var-annotated]
         self._ended: list[Finished] = []
-
-    def broken(self) -> str | None:
-        return None
 
     def fits(self, resources: Resources) -> bool:
         return True

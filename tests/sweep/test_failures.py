@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import time
 from collections.abc import Iterator
@@ -160,10 +161,8 @@ class Broken(Mixer):
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
-    made = Bench(tmp_path)
-    yield made
-    for left in made.processes():
-        left.kill()
+    with contextlib.closing(Bench(tmp_path)) as made:
+        yield made
 
 
 def broken(bench: Bench, what: str, times: int, more: str = "", seeds: int = 1) -> None:

@@ -20,7 +20,7 @@ from atma_sweep.results.store import Store, open_store
 from atma_sweep.sweep import node as nodes
 from atma_sweep.sweep import planner, process
 from atma_sweep.sweep.cell import Cell, Resources
-from atma_sweep.sweep.executors import Launch
+from atma_sweep.sweep.executors import Launch, OnThisMachine
 from atma_sweep.sweep.failures import NODE_LOST
 from atma_sweep.sweep.job import Job
 from atma_sweep.sweep.machine import Gpu
@@ -222,18 +222,16 @@ def test_gpus_are_held_until_it_is_over(clock: Clock, tmp_path: Path, monkeypatc
 # --- the supervisor and what a lost node leaves -----------------------------------------------------------------------
 
 
-class Loses:
+class Loses(OnThisMachine):
     """An executor whose first attempt is lost with its node, with or without having saved itself, and whose second ends."""
 
     name, writes_directly = "loses", False
 
     def __init__(self, store: Store, *, saved: bool) -> None:
+        super().__init__()
         self.store, self.saved = store, saved
         self.ended: list[tuple[int, int]] = []
         self.databases: list[str | None] = []
-
-    def broken(self) -> str | None:
-        return None
 
     def fits(self, resources: Resources) -> bool:
         return True

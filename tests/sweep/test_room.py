@@ -15,7 +15,7 @@ from atma_sweep.results.store import Store, open_store
 from atma_sweep.sweep import launch, machine, planner, process, room, supervisor
 from atma_sweep.sweep.cell import Cell, Resources
 from atma_sweep.sweep.errors import GridError, MachineError
-from atma_sweep.sweep.executors import Finished, Launch
+from atma_sweep.sweep.executors import Finished, Launch, OnThisMachine
 from atma_sweep.sweep.job import Job
 from atma_sweep.sweep.machine import Gpu, GpuLocks
 from atma_sweep.sweep.planner import Task
@@ -188,21 +188,18 @@ def test_a_gpu_that_is_shared_within_a_sweep_is_locked_for_others(
 # --- the supervisor -------------------------------------------------------------------------------------------------
 
 
-class Packed:
+class Packed(OnThisMachine):
     """An executor with real seats and no processes: one attempt, drawn at random, ends at each look."""
 
     name = "packed"
-    writes_directly = True
 
     def __init__(self, store: Store, here: Machine) -> None:
+        super().__init__()
         self.store, self.room = store, Room(here)
         self.draw = random.Random(2)
         self.running: dict[int, tuple[Job, Resources, Seat]] = {}
         self.started: list[str] = []
         self.most = 0
-
-    def broken(self) -> str | None:
-        return None
 
     def fits(self, resources: Resources) -> bool:
         return self.room.seat(resources) is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Iterator
@@ -18,10 +19,8 @@ TRAINING = "SELECT 1 FROM attempt WHERE phase = 'training' AND step > 3"
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
-    made = Bench(tmp_path)
-    yield made
-    for left in made.processes():
-        left.kill()
+    with contextlib.closing(Bench(tmp_path)) as made:
+        yield made
 
 
 def test_pause_frees_the_machine_and_resume_ends_as_if_nothing_had_been(bench: Bench) -> None:
