@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -212,8 +213,9 @@ def test_cuda_goes_on_after_a_length_that_does_not_fit(
     model = network(awake=True, vocab_size=50_304).to(cuda)
     settings = {"lengths": (16, 40_000), "documents": 1, "junk_rows": 1, "chunk_tokens": 50_000}
     who = replace(subject(model, length=41_000, validation=41_000, probes=("clean", "junk"), **settings), device=cuda)
-    limit = 2 * 2**30
+    gc.collect()
     torch.cuda.empty_cache()
+    limit = torch.cuda.memory_reserved() + 2 * 2**30  # earlier tests of this process may hold some
     torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.get_device_properties(cuda).total_memory)
     try:
         attempt(who)._probe(who)
