@@ -4,7 +4,7 @@ Thread and process rules. A Store may be shared by threads and used after a fork
 A supervisor (the owner of a sweep) calls record_revision, acquire/renew/release_sweep, start_attempt, set_process and
 interrupt_dead; the process of an attempt writes through recorder.Recorder and calls finish_attempt; anybody may read.
 Finished attempts are read-only, but for `weights`, which forget_weights clears when the files are gone.
-Every method that writes waits while the database is locked, up to `patience` seconds, then raises StoreBusy.
+Every method waits while the database is locked or its server away, up to `patience` seconds, then raises StoreBusy.
 """
 
 from __future__ import annotations
@@ -180,11 +180,18 @@ class Store:
         That is while it is locked, its disk is full, or its server is away. `work` may run more than once, so it must do
         nothing but use the session. Raises StoreBusy after `patience`.
         """
+        return self._patiently(work, write=True, patience=patience)
+
+    def read(self, work: Callable[[Session], Result]) -> Result:
+        """The same in a transaction that only reads."""
+        return self._patiently(work, write=False)
+
+    def _patiently(self, work: Callable[[Session], Result], *, write: bool, patience: float | None = None) -> Result:
         deadline = time.monotonic() + (self.patience if patience is None else patience)
         pause = 0.05
         while True:
             try:
-                with self.transaction() as session:
+                with self.transaction(write=write) as session:
                     return work(session)
             except OperationalError as error:
                 remedy = remedy_for(error)
@@ -196,8 +203,7 @@ class Store:
             pause = min(2 * pause, 5.0)
 
     def _read(self, work: Callable[..., Result], *args: Any, **options: Any) -> Result:
-        with self.transaction(write=False) as session:
-            return work(session, *args, **options)
+        return self.read(lambda session: work(session, *args, **options))
 
     # --- sweeps: supervisors only -----------------------------------------------------------------------------------
 
@@ -287,12 +293,11 @@ class Store:
         Raises SweepBusy, SweepUnknown, SweepReadOnly.
         """
         while True:
-            with self.transaction(write=False) as session:
-                row = queries.sweep_row(session, name)
-                if row.read_only:
-                    raise SweepReadOnly(f"sweep {name!r} holds imported results; launch under another name with --name")
-                holder, seen, moment = queries.owner_of(row), (row.fence, row.lease_until), queries.now(session)
-                since, expired = row.owner_since, row.lease_until is None or row.lease_until < moment
+            row, moment = self.read(lambda session: (queries.sweep_row(session, name), queries.now(session)))
+            if row.read_only:
+                raise SweepReadOnly(f"sweep {name!r} holds imported results; launch under another name with --name")
+            holder, seen = queries.owner_of(row), (row.fence, row.lease_until)
+            since, expired = row.owner_since, row.lease_until is None or row.lease_until < moment
             if holder is not None and (holder.host, holder.pid, holder.started) != (
                 owner.host,
                 owner.pid,

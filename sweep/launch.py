@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
@@ -9,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..results.errors import SweepUnknown
+from ..results.errors import SweepBusy, SweepUnknown
 from ..results.standing import standing
 from ..results.store import Store
 from . import disk, machine, ordering, planner, process, room, snapshot, supervisor, texts
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 CODE = "code"
 """Kind of the event that names the code a sweep was launched with."""
+CLAIM_AGAIN_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -204,7 +206,7 @@ def claim(
 ) -> int:
     """Takes the sweep, then records what is launched, so that a refused launch changes nothing.
 
-    `again`: the same launch goes on after its process died.
+    `again`: the same launch goes on after its process died, and waits for the lease that it had on another machine.
     """
     wanted = sorted({pair for cell in cells for pair in requested(cell.config.eval)})
 
@@ -222,11 +224,21 @@ def claim(
             cells=[planner.record(cell) for cell in cells],
         )
 
+    def acquire() -> int:
+        deadline = time.monotonic() + (2 * supervisor.LEASE_S if again else 0.0)
+        while True:
+            try:
+                return store.acquire_sweep(grid.name, owner, supervisor.LEASE_S, is_alive=process.is_alive)
+            except SweepBusy:
+                if time.monotonic() >= deadline:
+                    raise
+            time.sleep(CLAIM_AGAIN_S)
+
     try:
-        fence = store.acquire_sweep(grid.name, owner, supervisor.LEASE_S, is_alive=process.is_alive)
+        fence = acquire()
     except SweepUnknown:
         record()
-        return store.acquire_sweep(grid.name, owner, supervisor.LEASE_S, is_alive=process.is_alive)
+        return acquire()
     record()
     if not again:
         # what was asked of an earlier launch is not asked of this one

@@ -20,7 +20,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ...results.errors import SweepBusy
+from ...results.errors import StoreAway, StoreBusy, SweepBusy
 from ...results.store import Store, open_store
 from .. import display, launch, snapshot
 from ..cell import Cell
@@ -34,6 +34,7 @@ from .connection import ray
 PATIENCE_S = 7 * 86_400.0
 """How long it waits for a database that is locked or away, since nobody is there to launch again."""
 BEGIN_S = 600.0
+AGAIN_S = 5.0
 FAREWELL_S = 2.0
 
 
@@ -100,7 +101,7 @@ class Detached:
                 file.flush()
 
             try:
-                self._launch(open_store(order.url, patience=PATIENCE_S), console, tell)
+                self._launch(self._open(), console, tell)
             except Exception as error:
                 # nobody is here to see it: it goes to the log and to who waits
                 code = getattr(error, "exit_code", None)
@@ -108,6 +109,17 @@ class Detached:
                 self._end(Refused(str(error), code or 1))
                 raise
             self._end(None)
+
+    def _open(self) -> Store:
+        """The database; once the order was accepted, a server that is away is waited for."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return open_store(self._order.url, patience=PATIENCE_S)
+            except (StoreAway, StoreBusy):
+                if not self._again or time.monotonic() > deadline:
+                    raise
+            time.sleep(AGAIN_S)
 
     def _launch(self, store: Store, console: Console, tell: Callable[[str], None]) -> None:
         order = self._order
@@ -181,7 +193,7 @@ def order(
     with contextlib.suppress(ValueError):
         ray.get_actor(name, namespace=connection.NAMESPACE)
         raise SweepBusy(busy)
-    source = snapshot.folder(runs, snapshot.freeze(runs))
+    source = snapshot.frozen(runs)
     url = store.url.set(database=str(store.path.absolute())) if store.path is not None else store.url
     made = Order(
         name, grid, tuple(cells), url.render_as_string(hide_password=False), runs, tuple(only), retrain, code,
@@ -197,7 +209,7 @@ def order(
         "num_cpus": 0,
         "num_gpus": 0,
         "scheduling_strategy": here,
-        "runtime_env": {"env_vars": {"PYTHONPATH": str(source)} | connection.worker_env()},
+        "runtime_env": {"env_vars": connection.worker_env(source, os.environ.get("PYTHONPATH"))},
     }
     try:
         handle: Any = ray.remote(Detached).options(**options).remote(made)

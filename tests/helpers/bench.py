@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import sqlite3
 import subprocess
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import IO
 
 import psutil
+from sqlalchemy import NullPool, create_engine, text
+from sqlalchemy.exc import DBAPIError
 from typer.testing import CliRunner
 
 COMMAND = [sys.executable, "-m", "atma_sweep.cli"]
@@ -42,6 +45,7 @@ class Bench:
     def __init__(self, folder: Path, *, copied: Path | None = None) -> None:
         self.folder = folder
         self.text = (copied or folder) / "text"
+        self.env = dict(os.environ)
         if copied is not None:
             return
         draw = random.Random(0)
@@ -63,7 +67,7 @@ class Bench:
 
     def start(self, *arguments: str, out: IO[str] | int = subprocess.PIPE) -> subprocess.Popen[str]:
         command = [*COMMAND, *arguments]
-        return subprocess.Popen(command, cwd=self.folder, stdout=out, stderr=subprocess.STDOUT, text=True)
+        return subprocess.Popen(command, cwd=self.folder, env=self.env, stdout=out, stderr=subprocess.STDOUT, text=True)
 
     def run(self, *arguments: str, code: int = 0) -> str:
         process = self.start(*arguments)
@@ -98,8 +102,8 @@ class Bench:
             try:
                 if self.sql(query):
                     return
-            except sqlite3.OperationalError:
-                pass  # the database is only just being made
+            except (sqlite3.OperationalError, DBAPIError):
+                pass  # the database is only just being made, or away
             time.sleep(0.02)
         raise AssertionError(f"never true: {query}")
 
@@ -122,9 +126,14 @@ class Bench:
         assert self.sql("SELECT count(*) FROM attempt WHERE state = 'running'") == [(0,)]
         values = self.sql(
             "SELECT count(DISTINCT cell), max(n) FROM (SELECT cell, count(*) AS n FROM results "
-            "WHERE probe = 'val' AND metric = 'val_loss' GROUP BY sweep, cell)"
+            "WHERE probe = 'val' AND metric = 'val_loss' GROUP BY sweep, cell) AS counted"
         )
         assert values == [(cells, 1)]
+
+    def whole(self) -> None:
+        """The database itself is sound."""
+        assert self.sql("PRAGMA integrity_check") == [("ok",)]
+        assert self.sql("PRAGMA foreign_key_check") == []
 
     def close(self) -> None:
         """Kills what still runs of it."""
@@ -142,3 +151,21 @@ class Bench:
             if "atma_sweep.sweep.job" in line and any(str(self.folder) in part for part in line):
                 found.append(process)
         return found
+
+
+class OnServer:
+    """What a bench does whose database is on a PostgreSQL server; mixed in before Bench."""
+
+    env: dict[str, str]
+
+    def put_on(self, url: str) -> None:
+        """Every command from now on uses that database."""
+        self.env["ATMA_DB"] = url
+        self._engine = create_engine(url, poolclass=NullPool)
+
+    def sql(self, query: str) -> list[tuple[object, ...]]:
+        with self._engine.connect() as connection:
+            return [tuple(row) for row in connection.execute(text(query))]
+
+    def whole(self) -> None:
+        """Nothing to ask: a server that answers has recovered."""

@@ -27,7 +27,7 @@ from atma_sweep.results.importing import import_bundle
 from atma_sweep.results.recorder import Recorder
 from atma_sweep.results.records import CellRecord, CurvePoint, Example, Measurement, Owner, Provenance
 from atma_sweep.results.schema import AttemptRow, EventRow, ExampleRow, SweepRow
-from atma_sweep.results.store import CellTaken, LostLease, StoreBusy, StoreError, SweepBusy, open_store
+from atma_sweep.results.store import CellTaken, LostLease, Store, StoreBusy, StoreError, SweepBusy, open_store
 from sqlalchemy import create_engine, inspect, select, text, update
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import IntegrityError
@@ -479,7 +479,7 @@ def test_connections_that_the_server_closed_are_opened_anew(store, running):
 
 
 def test_a_server_that_restarts_is_waited_for(cells, owner):
-    """A recorder goes on after the server was away, and patience ends with one line."""
+    """A recorder and whoever asks go on after the server was away, and patience ends with one line."""
     if postgres.missing() or postgres.GIVEN is not None:
         pytest.skip(postgres.missing() or "needs PostgreSQL of its own: ATMA_TEST_POSTGRES names another's server")
     with postgres.cluster() as cluster:
@@ -493,13 +493,22 @@ def test_a_server_that_restarts_is_waited_for(cells, owner):
             cluster.stop(signal.SIGQUIT)  # without a checkpoint, as when the machine goes down
             with pytest.raises(StoreBusy, match="does not answer"):
                 Recorder(store, attempt.id, 1, patience=0.2).heartbeat()
+            with pytest.raises(StoreBusy, match="does not answer; start its server"):
+                Store(url, patience=0.2).attempt(attempt.id)
             measured = [Measurement(probe="p", metric="m", value=1.5)]
-            waiting = threading.Thread(target=recorder.measurements, args=(measured,))
-            waiting.start()
+            asked = []
+            waiting = [
+                threading.Thread(target=recorder.measurements, args=(measured,)),
+                threading.Thread(target=lambda: asked.append(store.attempt(attempt.id))),
+            ]
+            for thread in waiting:
+                thread.start()
             time.sleep(0.3)
-            assert waiting.is_alive()
+            assert [thread.is_alive() for thread in waiting] == [True, True]
             cluster.start()  # by this thread: the server ends with the thread that started it
-            waiting.join()
+            for thread in waiting:
+                thread.join()
+            assert [one.id for one in asked] == [attempt.id]
             store.finish_attempt(attempt.id, 1, "done")
             assert [value.value for value in store.measurements(cells(1)[0].id)] == [1.5]
             store.close()

@@ -16,6 +16,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from atma_sweep.results.errors import SweepBusy
+from atma_sweep.results.records import Owner
+from atma_sweep.results.store import open_store
+from atma_sweep.sweep import process
+from atma_sweep.sweep.grid import load_grid
+from atma_sweep.sweep.launch import claim
 from bench import COMMAND, Bench, Curves
 from once import once
 
@@ -271,6 +277,18 @@ def test_second_launch_of_a_running_sweep_names_the_first(bench: Bench) -> None:
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
 PLUGIN = re.findall(r"^```python\n(# my_mixer.py\n.*?)^```$", README, re.MULTILINE | re.DOTALL)[0]
 """The mixer that the README shows, to the letter."""
+
+
+def test_a_launch_that_goes_on_elsewhere_waits_for_its_own_lease(bench: Bench) -> None:
+    """Of a supervisor whose machine is gone nobody can say whether it lives; a launch of somebody else is refused."""
+    grid = load_grid(str(bench.folder / "micro.yaml"))
+    gone, here = Owner(name="launch", host="elsewhere", pid=1, started=1.0), process.this_process("launch")
+    with contextlib.closing(open_store(bench.folder / "atma.db", create=True)) as store:
+        store.record_revision("micro", grid_text="x", grid_file="micro.yaml", cells=[])
+        assert store.acquire_sweep("micro", gone, 2.0) == 1
+        with pytest.raises(SweepBusy, match="on elsewhere"):
+            claim(store, grid, [], (None, None), here)
+        assert claim(store, grid, [], (None, None), here, again=True) == 2
 
 
 def test_plugin_mixer_trains_and_appears_in_the_table(bench: Bench) -> None:

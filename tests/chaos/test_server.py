@@ -1,0 +1,48 @@
+"""A sweep in PostgreSQL: the server, a trainer and the launch die, and every cell is measured once all the same."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from pathlib import Path
+
+import postgres
+import pytest
+
+from ..helpers.bench import Bench, Curves, OnServer
+from .storm import EVERY, FEW, TOKENS, calm
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        postgres.missing() is not None or postgres.GIVEN is not None,
+        reason=postgres.missing() or "needs PostgreSQL of its own: ATMA_TEST_POSTGRES names another's server",
+    ),
+]
+AWAY_S = 8.0
+
+
+class ServerBench(OnServer, Bench):
+    """A bench with its database on a server."""
+
+
+def test_the_server_dies_and_so_do_a_trainer_and_the_launch(tmp_path: Path, reference: Curves) -> None:
+    """The server without a checkpoint, as when its machine goes down; the trainer while nobody can write that."""
+    with postgres.cluster() as server, contextlib.closing(ServerBench(tmp_path)) as bench:
+        server.start()
+        bench.grid(tokens=TOKENS, seeds=FEW // 2)
+        bench.put_on(server.url)
+        launch = bench.start("launch", "micro.yaml", "--executor", "local")
+        bench.wait(f"SELECT 1 FROM attempt WHERE state = 'running' AND step > {EVERY}")
+        server.stop(signal.SIGQUIT)
+        bench.processes()[0].kill()
+        time.sleep(AWAY_S)
+        assert launch.poll() is None, "it waits for the server"
+        server.start()
+        bench.wait(f"SELECT 1 FROM attempt WHERE number > 1 AND state = 'running' AND step > {2 * EVERY}")
+        launch.kill()
+        launch.communicate()
+        calm(bench, FEW, reference)
+        causes = bench.sql("SELECT failure FROM attempt WHERE state <> 'done' ORDER BY id")
+        assert len(causes) == 2
