@@ -16,7 +16,7 @@ from typing import Protocol
 import psutil
 
 from ..results.records import Attempt
-from . import process
+from . import process, snapshot
 from .cell import Resources
 from .room import Machine, Room, Seat
 
@@ -155,7 +155,7 @@ def environment(launch: Launch, devices: str | None = None) -> dict[str, str]:
     if launch.database is not None:
         env["ATMA_DB"] = launch.database
     if launch.source is not None:
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(launch.source.resolve()), env.get("PYTHONPATH")]))
+        env["PYTHONPATH"] = snapshot.import_path(launch.source.resolve(), env.get("PYTHONPATH"))
     threads = str(launch.resources.cpus)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         env[name] = threads

@@ -56,3 +56,14 @@ def folder(runs: Path, known: str) -> Path | None:
     """What a worker puts on its import path to run that copy; None when it is gone."""
     home = runs / "source" / known
     return home if home.is_dir() else None
+
+
+def frozen(runs: Path) -> Path:
+    """The folder of a copy of this package as it is now, made unless it is there."""
+    return runs / "source" / freeze(runs)
+
+
+def import_path(source: Path, before: str | None) -> str:
+    """PYTHONPATH of a process that runs the copy in that folder; what stood there `before` may hold everything else."""
+    rest = [part for part in (before or "").split(os.pathsep) if part and part != str(source)]
+    return os.pathsep.join([str(source), *rest])

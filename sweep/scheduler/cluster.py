@@ -31,6 +31,8 @@ from .connection import NodeFacts, ray
 
 START_S = 120.0
 """What a node gets to start its agent, an import of this package included."""
+SLOW_S = 20.0
+"""After this it is asked whether it can import the package at all."""
 APPLY_S = 0.5
 AT_ONCE = 500
 """Lines of a journal, a second or two of writing, before the supervisor looks after everything else again."""
@@ -90,7 +92,7 @@ class ClusterExecutor:
         Raises MachineError when a node does not see the runs folder, or none has an agent.
         """
         self._store, self._runs, self._tell = store, runs, tell
-        self._source = snapshot.folder(runs, snapshot.freeze(runs))
+        self._source = snapshot.frozen(runs)
         self._lease = lease
         self._began = time.monotonic()
         self._host = socket.gethostname()
@@ -125,7 +127,7 @@ class ClusterExecutor:
             join.join()
         if not self._links:
             raise MachineError(
-                f"no node could start an agent; {self._runs} holds the code that it runs, see Ray's logs"
+                "no node could start an agent; what is missing there has to be installed as here (docs/cluster.md)"
             )
         self._pulse = threading.Thread(target=self._beat, daemon=True)
         self._pulse.start()
@@ -135,21 +137,24 @@ class ClusterExecutor:
     def _join(self, node: NodeFacts) -> None:
         """Starts an agent, ends what former ones left there, and opens the node for attempts."""
         # the agent runs a frozen copy of this package, wherever that is installed there
-        env = connection.worker_env() | {"PYTHONPATH": str(self._source)}
+        env = connection.worker_env(self._source, node.import_path)
+        # several calls at once: a poll waits for attempts to end
+        handle: Any = ray.remote(Agent).options(
+            num_cpus=0, num_gpus=0, max_restarts=0, max_task_retries=0, max_concurrency=8,
+            scheduling_strategy=connection.on(node.id), runtime_env={"env_vars": env},
+        ).remote(self._lease)  # fmt: skip
         try:
-            # several calls at once: a poll waits for attempts to end
-            handle = ray.remote(Agent).options(
-                num_cpus=0, num_gpus=0, max_restarts=0, max_task_retries=0, max_concurrency=8,
-                scheduling_strategy=connection.on(node.id), runtime_env={"env_vars": env},
-            ).remote(self._lease)  # fmt: skip
             machine = self._ready(handle, node)
         except ray.exceptions.RayError as error:
+            why = connection.why_no_import(node, self._source) or connection.line(error)
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.kill(handle)
             with self._lock:
                 self._joining.discard(node.id)
                 told = node.id in self._refused
                 self._refused[node.id] = time.monotonic() + AGAIN_S
             if not told:
-                self._tell(f"node {node.host} is left out for now: {connection.line(error)}")
+                self._tell(f"node {node.host} is left out for now, its agent did not start: {why}")
             return
         with self._lock:
             self._joining.discard(node.id)
@@ -158,7 +163,10 @@ class ClusterExecutor:
 
     def _ready(self, handle: Any, node: NodeFacts) -> room.Machine:
         """Waits for the agent, has it end attempts whose former agent there is gone, and hears what the node has."""
-        machine, why = ray.get(handle.hold.remote(self._kinds if node.gpus else ()), timeout=START_S)
+        held = handle.hold.remote(self._kinds if node.gpus else ())
+        # Ray starts a process that cannot import what it needs again and again, and says nothing
+        patient = ray.wait([held], timeout=SLOW_S)[0] or not connection.why_no_import(node, self._source)
+        machine, why = ray.get(held, timeout=START_S if patient else 0)
         if why:
             self._tell(f"node {node.host}: {why}")
         with self._lock:

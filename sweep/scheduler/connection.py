@@ -21,6 +21,7 @@ from typing import Any
 
 import psutil
 
+from .. import snapshot
 from ..errors import MachineError, SweepError
 from . import facts, token_file
 
@@ -39,6 +40,8 @@ ANSWER_S = 60.0
 PACKAGES = ("torch", "triton", "numpy", "ray", "fla-core", "safetensors")
 """Whose versions ought to be the same everywhere."""
 PACKAGE = Path(__file__).resolve().parents[2]
+AGENT = f"{__package__}.cluster"
+"""What a node has to be able to import."""
 
 cloudpickle.register_pickle_by_value(facts)
 
@@ -59,6 +62,8 @@ class NodeFacts:
     gpus: int
     python: str
     executable: str
+    import_path: str | None
+    """PYTHONPATH there."""
     versions: dict[str, str]
     sees_runs: bool
     clock_ahead: float
@@ -165,10 +170,24 @@ def on(node: str, *, soft: bool = False) -> NodeAffinitySchedulingStrategy:
     return NodeAffinitySchedulingStrategy(node, soft=soft)
 
 
-def worker_env() -> dict[str, str]:
-    """Settings of this process that its actors' processes have to have, too."""
+def worker_env(source: Path, import_path: str | None) -> dict[str, str]:
+    """Settings of an actor's process that runs the frozen copy in `source`, on a node where PYTHONPATH is `import_path`."""
     lease = {name: os.environ[name] for name in ("ATMA_NODE_LEASE_S",) if name in os.environ}
-    return {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"} | lease
+    return {
+        "PYTHONPATH": snapshot.import_path(source, import_path),
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    } | lease
+
+
+def why_no_import(node: NodeFacts, source: Path) -> str | None:
+    """Why a process on that node cannot import the copy in `source`, in one line; None when it can or does not answer."""
+    task = ray.remote(num_cpus=0, max_retries=0)(facts.try_import)
+    asked = task.options(scheduling_strategy=on(node.id)).remote(AGENT, snapshot.import_path(source, node.import_path))
+    try:
+        why: str | None = ray.get(asked, timeout=ANSWER_S + facts.IMPORT_S)
+    except ray.exceptions.RayError:
+        return None
+    return why
 
 
 def survey(runs: Path, nodes: Sequence[dict[str, Any]] | None = None) -> list[NodeFacts]:
@@ -200,7 +219,7 @@ def survey(runs: Path, nodes: Sequence[dict[str, Any]] | None = None) -> list[No
                 NodeFacts(
                     id=node["NodeID"], address=node["NodeManagerAddress"], host=said["host"],
                     cpus=int(have.get("CPU", 0)), gpus=int(have.get("GPU", 0)),
-                    python=said["python"], executable=said["executable"], versions=said["versions"],
+                    python=said["python"], executable=said["executable"], import_path=said["path"], versions=said["versions"],
                     sees_runs=said["sees"], clock_ahead=said["time"] - sent - slack, clock_slack=slack,
                 )
             )  # fmt: skip

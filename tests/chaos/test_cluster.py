@@ -15,11 +15,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import postgres
 import psutil
 import pytest
 
 from ..helpers import nodes as machines
-from ..helpers.bench import Bench, Curves
+from ..helpers.bench import Bench, Curves, OnServer
 from ..helpers.nodes import HEAD, ClusterBench, Nodes
 from .storm import EVERY, calm, lost
 
@@ -41,9 +42,9 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Curves:
 
 
 @contextlib.contextmanager
-def bench_on(nodes: Nodes, folder: Path) -> Iterator[ClusterBench]:
+def bench_on(nodes: Nodes, folder: Path, kind: type[ClusterBench] = ClusterBench) -> Iterator[ClusterBench]:
     """A bench on these nodes, and a look all the time whether a cell has two live attempts, whoever started them."""
-    made = ClusterBench(folder, nodes)
+    made = kind(folder, nodes)
     made.grid(tokens=TOKENS)
     together: set[tuple[str, ...]] = set()
     over = threading.Event()
@@ -108,6 +109,9 @@ def cut_off_and_supervisor_killed(folder: Path, reference: Curves) -> Bench:
     with machines.cluster(head=1, left=1) as nodes, bench_on(nodes, folder) as bench:
         assert "goes on without this command" in bench.launch("--detach")
         trains(bench, "left")
+        paths = {one.environ()["PYTHONPATH"] for one in bench.processes()}
+        (source,) = (bench.folder / "atma-runs" / "source").iterdir()
+        assert paths == {f"{source}:{nodes.home}/modules"}, "the frozen copy, before what the node has"
         nodes.cut("left")
         assert "has a supervisor on the cluster already" in bench.launch("--detach", code=3)
         again = "SELECT 1 FROM attempt a JOIN attempt b USING (cell_id) WHERE a.host = 'left' AND b.id > a.id"
@@ -177,6 +181,13 @@ def looked_at_and_refused(folder: Path, reference: Curves) -> Bench:
         said = bench.launch("--runs", own, code=3)
         assert f"atma-sweep: left cannot see {own}; pass --runs with a folder that every node sees" in said
         assert bench.sql("SELECT count(*) FROM sweep") == [(0,)], "a launch that is refused changes nothing"
+        broken = nodes.home / "broken"
+        broken.mkdir()
+        (broken / "sqlalchemy.py").write_text("raise ImportError('no such luck')")
+        nodes.start("poor", cpus=1, modules="broken")
+        said = bench.launch()
+        assert "node poor is left out for now, its agent did not start: ImportError: no such luck" in said
+        assert "2 done" in said
         nodes.token.write_text("0" * 64)
         state, told = checks(code=3)["cluster"]
         assert (state, "refuses our token" in told) == ("bad", True)
@@ -186,7 +197,40 @@ def looked_at_and_refused(folder: Path, reference: Curves) -> Bench:
     return bench
 
 
-LONG = (killed_and_launch_killed, wishes, looked_at_and_refused)
+class ServerClusterBench(OnServer, ClusterBench):
+    """One whose database is on a server."""
+
+
+def supervisor_goes_elsewhere(folder: Path, reference: Curves) -> Bench:
+    """With PostgreSQL; its node is killed, and so is the server for a while, before Ray has started it again."""
+    if postgres.missing() or postgres.GIVEN is not None:
+        pytest.skip(postgres.missing() or "needs PostgreSQL of its own")
+    with (
+        postgres.cluster() as server,
+        machines.cluster(head=1, left=1) as nodes,
+        bench_on(nodes, folder, ServerClusterBench) as bench,
+    ):
+        assert isinstance(bench, ServerClusterBench)
+        server.start()
+        bench.put_on(server.url)
+        bench.node = "left"
+        bench.launch("--detach")
+        trains(bench, "left")
+        assert bench.sql("SELECT owner_host FROM sweep") == [("left",)]
+        server.stop(signal.SIGQUIT)
+        nodes.kill("left")
+        bench.node = "head"
+        until(lambda: supervisors(nodes) != [], 120)
+        time.sleep(5)
+        server.start()
+        bench.wait("SELECT 1 FROM sweep WHERE owner_host = 'head'", 180)
+        bench.wait("SELECT 1 FROM sweep WHERE owner_pid IS NULL", 200)
+        calm(bench, CELLS, reference)
+        until(lambda: supervisors(nodes) == [])
+    return bench
+
+
+LONG = (killed_and_launch_killed, supervisor_goes_elsewhere, wishes, looked_at_and_refused)
 SCENARIOS = (cut_off_and_supervisor_killed, *(LONG if os.environ.get("ATMA_LONG") else ()))
 
 

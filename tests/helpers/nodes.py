@@ -63,7 +63,7 @@ class Nodes:
         self.env = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "ATMA_"))},
             "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.token), "RAY_USAGE_STATS_ENABLED": "0",
-            "ATMA_NODE_LEASE_S": str(LEASE_S),
+            "ATMA_NODE_LEASE_S": str(LEASE_S), "PYTHONPATH": str(self.home / "modules"),
         }  # fmt: skip
         Path("/tmp/ray").mkdir(exist_ok=True)
         self._switch = subprocess.Popen(["unshare", "-n", "--kill-child", "-f", "sleep", "infinity"])
@@ -76,8 +76,8 @@ class Nodes:
     def _on_switch(self, *words: str) -> None:
         subprocess.run(["nsenter", "-t", str(self._switch_pid), "-n", *words], check=True, capture_output=True)
 
-    def start(self, name: str, *, cpus: int) -> None:
-        """Starts a node, the first one as the head, and waits until Ray runs there."""
+    def start(self, name: str, *, cpus: int, modules: str = "modules") -> None:
+        """Starts a node, the first one as the head, and waits until Ray runs there; `modules` is on its import path."""
         number = self._numbers.setdefault(name, len(self._numbers) + 1)
         ip, home = f"10.77.0.{number}", Path(tempfile.mkdtemp(dir=self.home))
         head = ["--head", f"--node-ip-address={ip}", f"--port={PORT}", "--include-dashboard=false"]
@@ -85,9 +85,10 @@ class Nodes:
         inside = INSIDE.format(name=name, ip=ip, home=home)
         apart = ["unshare", "-n", "-m", "-u", "-p", "-f", "--kill-child", "--mount-proc", "sh", "-c", inside, "sh"]
         log = self.home / f"{name}.log"
+        env = self.env | {"PYTHONPATH": str(self.home / modules)}
         with log.open("wb") as out:
             # a session of its own, so that Ctrl-C at a test does not reach it
-            process = subprocess.Popen([*apart, *ray], env=self.env, stdout=out, stderr=out, start_new_session=True)
+            process = subprocess.Popen([*apart, *ray], env=env, stdout=out, stderr=out, start_new_session=True)
         pid = _child(process.pid)
         self._nodes[name] = process, pid
         with contextlib.suppress(subprocess.CalledProcessError):
@@ -143,11 +144,12 @@ class ClusterBench(Bench):
     def __init__(self, folder: Path, nodes: Nodes) -> None:
         super().__init__(folder)
         self.nodes, self.node = nodes, "head"
+        self.env = nodes.env
 
     def start(self, *arguments: str, out: object = subprocess.PIPE) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [*self.nodes.enter(self.node), "sh", "-c", 'cd "$0" && exec "$@"', str(self.folder), *COMMAND, *arguments],
-            env=self.nodes.env, stdout=out, stderr=subprocess.STDOUT, text=True,
+            env=self.env, stdout=out, stderr=subprocess.STDOUT, text=True,
         )  # type: ignore[call-overload,no-any-return]  # fmt: skip
 
     def launch(self, *arguments: str, code: int = 0, executor: str = "cluster") -> str:

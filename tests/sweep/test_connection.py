@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from atma_sweep.sweep import snapshot
 from atma_sweep.sweep.errors import MachineError
 from bench import Bench
 
 pytest.importorskip("ray")
 from atma_sweep.sweep.scheduler import connection
+from atma_sweep.sweep.scheduler import facts as look
 from atma_sweep.sweep.scheduler.connection import AddressWrong, NodeFacts
 
 Run = Callable[..., tuple[int, str, str]]
@@ -93,7 +95,7 @@ def test_options_that_do_not_go_together(run: Run) -> None:
 def facts(host: str, **versions: str) -> NodeFacts:
     return NodeFacts(
         id=host, address=host, host=host, cpus=1, gpus=0, python=versions.pop("python", "3.12.1"), executable="python",
-        versions=versions, sees_runs=True, clock_ahead=0.0, clock_slack=0.0,
+        import_path=None, versions=versions, sees_runs=True, clock_ahead=0.0, clock_slack=0.0,
     )  # fmt: skip
 
 
@@ -106,3 +108,11 @@ def test_what_differs_between_nodes() -> None:
         "torch": {"2.13": ["a", "b"], "2.12": ["c"]},
         "numpy": {"2": ["a", "b"], "none": ["c"]},
     }
+
+
+def test_a_node_says_why_it_cannot_import_what_an_agent_needs(tmp_path: Path) -> None:
+    source = snapshot.frozen(tmp_path / "runs")
+    assert look.try_import(connection.AGENT, snapshot.import_path(source, None)) is None
+    (tmp_path / "sqlalchemy.py").write_text("raise ImportError('no such luck')")
+    path = snapshot.import_path(source, str(tmp_path))
+    assert look.try_import(connection.AGENT, path) == "ImportError: no such luck"
