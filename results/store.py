@@ -182,9 +182,9 @@ class Store:
         """
         return self._patiently(work, write=True, patience=patience)
 
-    def read(self, work: Callable[[Session], Result]) -> Result:
-        """The same in a transaction that only reads."""
-        return self._patiently(work, write=False)
+    def read(self, work: Callable[..., Result], *args: Any, **options: Any) -> Result:
+        """The same in a transaction that only reads; `work` gets the arguments after the session."""
+        return self._patiently(lambda session: work(session, *args, **options), write=False)
 
     def _patiently(self, work: Callable[[Session], Result], *, write: bool, patience: float | None = None) -> Result:
         deadline = time.monotonic() + (self.patience if patience is None else patience)
@@ -201,9 +201,6 @@ class Store:
                     raise StoreBusy(f"{self} {remedy} and launch again") from error
             time.sleep(pause)
             pause = min(2 * pause, 5.0)
-
-    def _read(self, work: Callable[..., Result], *args: Any, **options: Any) -> Result:
-        return self.read(lambda session: work(session, *args, **options))
 
     # --- sweeps: supervisors only -----------------------------------------------------------------------------------
 
@@ -345,7 +342,7 @@ class Store:
 
     def asked(self, name: str) -> dict[str, Any]:
         """What people ask of whoever runs the sweep. Raises SweepUnknown."""
-        return self._read(lambda session: dict(queries.sweep_row(session, name).request or {}))
+        return self.read(lambda session: dict(queries.sweep_row(session, name).request or {}))
 
     # --- attempts: supervisors, and the process that runs one -------------------------------------------------------
 
@@ -486,15 +483,15 @@ class Store:
 
     def default_sweep(self) -> str:
         """The sweep launched last. Raises SweepUnknown when there is none."""
-        return self._read(queries.default_sweep)
+        return self.read(queries.default_sweep)
 
     def sweeps(self) -> list[SweepSummary]:
         """Every sweep, the one launched last first."""
-        return self._read(queries.sweeps)
+        return self.read(queries.sweeps)
 
     def revision(self, sweep: str | None = None, number: int | None = None) -> RevisionRecord:
         """What was launched: the newest revision of the sweep, or the numbered one. Raises SweepUnknown, StoreError."""
-        return self._read(queries.revision, sweep, number)
+        return self.read(queries.revision, sweep, number)
 
     def cell_states(
         self, sweep: str | None = None, *, revision: int | None = None, orphans: bool = False
@@ -503,19 +500,19 @@ class Store:
 
         Three queries for any number of cells. Raises SweepUnknown, StoreError (no such revision).
         """
-        return self._read(queries.cell_states, sweep, revision, orphans=orphans)
+        return self.read(queries.cell_states, sweep, revision, orphans=orphans)
 
     def states(self, cell_ids: Collection[str]) -> dict[str, CellState]:
         """How far these cells are, by id, whichever sweeps list them; cells that were never launched are absent."""
-        return {state.cell_id: state for state in self._read(queries.states, cell_ids)}
+        return {state.cell_id: state for state in self.read(queries.states, cell_ids)}
 
     def values(self, sweep: str | None = None, *, revision: int | None = None, orphans: bool = False) -> list[Value]:
         """The newest value per (cell, probe, metric, length) over done attempts, for the cells of cell_states."""
-        return self._read(queries.sweep_values, sweep, revision, orphans=orphans)
+        return self.read(queries.sweep_values, sweep, revision, orphans=orphans)
 
     def measurements(self, cell_id: str) -> list[Value]:
         """The newest value per (probe, metric, length) over the cell's done attempts."""
-        return self._read(queries.values, [cell_id])
+        return self.read(queries.values, [cell_id])
 
     def frames(self, sweep: str | None = None, *, revision: int | None = None) -> Frames:
         """The sweep (None: the one launched last) as pandas frames: see frames.Frames. Raises SweepUnknown, StoreError."""
@@ -526,37 +523,37 @@ class Store:
 
     def cell(self, cell_id: str) -> CellRecord:
         """The cell of that id with its config. Raises CellUnknown."""
-        return self._read(queries.cell, cell_id)
+        return self.read(queries.cell, cell_id)
 
     def find_cell(self, asked: str, sweep: str | None = None) -> CellRecord:
         """The cell with that id, id prefix or slug. Raises CellUnknown with near ones, CellAmbiguous, SweepUnknown."""
-        return self._read(queries.find_cell, asked, sweep)
+        return self.read(queries.find_cell, asked, sweep)
 
     def attempt(self, attempt_id: int) -> Attempt:
         """One attempt. Raises AttemptUnknown."""
-        return self._read(queries.attempt, attempt_id)
+        return self.read(queries.attempt, attempt_id)
 
     def attempts(self, cell_id: str) -> list[Attempt]:
         """Every attempt of a cell, oldest first."""
-        return self._read(queries.attempts, cell_id)
+        return self.read(queries.attempts, cell_id)
 
     def live_attempts(self, sweep: str | None = None) -> list[Attempt]:
         """The running attempts of a sweep's newest revision, or (None) of the whole database. Raises SweepUnknown."""
-        return self._read(queries.live_attempts, sweep)
+        return self.read(queries.live_attempts, sweep)
 
     def curve(self, attempt_id: int) -> list[CurvePoint]:
         """The training curve of an attempt by step."""
-        return self._read(queries.curve, attempt_id)
+        return self.read(queries.curve, attempt_id)
 
     def provenance(self, attempt_id: int) -> Provenance | None:
         """Where an attempt's numbers come from, None when it has not said so yet."""
-        return self._read(queries.provenance, attempt_id)
+        return self.read(queries.provenance, attempt_id)
 
     def events(
         self, *, sweep: str | None = None, cell_id: str | None = None, limit: int | None = None
     ) -> Sequence[Event]:
         """What happened, oldest first; with a limit the newest ones. Raises SweepUnknown."""
-        return self._read(queries.events, sweep=sweep, cell_id=cell_id, limit=limit)
+        return self.read(queries.events, sweep=sweep, cell_id=cell_id, limit=limit)
 
 
 def _reopen(url: str, patience: float) -> Store:

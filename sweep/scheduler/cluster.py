@@ -145,8 +145,7 @@ class ClusterExecutor:
         ).remote(self._lease)  # fmt: skip
         try:
             machine = self._ready(handle, node)
-        except ray.exceptions.RayError as error:
-            why = connection.why_no_import(node, self._source) or connection.line(error)
+        except (ray.exceptions.RayError, MachineError) as error:
             with contextlib.suppress(ray.exceptions.RayError):
                 ray.kill(handle)
             with self._lock:
@@ -154,7 +153,7 @@ class ClusterExecutor:
                 told = node.id in self._refused
                 self._refused[node.id] = time.monotonic() + AGAIN_S
             if not told:
-                self._tell(f"node {node.host} is left out for now, its agent did not start: {why}")
+                self._tell(f"node {node.host} is left out for now, its agent did not start: {connection.line(error)}")
             return
         with self._lock:
             self._joining.discard(node.id)
@@ -164,9 +163,14 @@ class ClusterExecutor:
     def _ready(self, handle: Any, node: NodeFacts) -> room.Machine:
         """Waits for the agent, has it end attempts whose former agent there is gone, and hears what the node has."""
         held = handle.hold.remote(self._kinds if node.gpus else ())
-        # Ray starts a process that cannot import what it needs again and again, and says nothing
-        patient = ray.wait([held], timeout=SLOW_S)[0] or not connection.why_no_import(node, self._source)
-        machine, why = ray.get(held, timeout=START_S if patient else 0)
+        try:
+            machine, why = ray.get(held, timeout=SLOW_S)
+        except ray.exceptions.RayError as error:
+            # Ray starts a process that cannot import what it needs again and again, and says nothing
+            missing = connection.why_no_import(node, self._source)
+            if missing is not None:
+                raise MachineError(missing) from error
+            machine, why = ray.get(held, timeout=START_S)
         if why:
             self._tell(f"node {node.host}: {why}")
         with self._lock:

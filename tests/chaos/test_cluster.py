@@ -80,9 +80,8 @@ def supervisors(nodes: Nodes) -> list[psutil.Process]:
     found = []
     for one in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if "ray::Detached" in " ".join(one.cmdline()) and one.environ().get("RAY_AUTH_TOKEN_PATH") == str(
-                nodes.token
-            ):
+            theirs = one.environ().get("RAY_AUTH_TOKEN_PATH") == str(nodes.token)
+            if theirs and "ray::Detached" in " ".join(one.cmdline()):
                 found.append(one)
     return found
 
@@ -203,8 +202,8 @@ class ServerClusterBench(OnServer, ClusterBench):
 
 def supervisor_goes_elsewhere(folder: Path, reference: Curves) -> Bench:
     """With PostgreSQL; its node is killed, and so is the server for a while, before Ray has started it again."""
-    if postgres.missing() or postgres.GIVEN is not None:
-        pytest.skip(postgres.missing() or "needs PostgreSQL of its own")
+    if reason := postgres.not_ours():
+        pytest.skip(reason)
     with (
         postgres.cluster() as server,
         machines.cluster(head=1, left=1) as nodes,

@@ -15,10 +15,7 @@ from .storm import EVERY, FEW, TOKENS, calm
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(
-        postgres.missing() is not None or postgres.GIVEN is not None,
-        reason=postgres.missing() or "needs PostgreSQL of its own: ATMA_TEST_POSTGRES names another's server",
-    ),
+    pytest.mark.skipif(postgres.not_ours() is not None, reason=postgres.not_ours() or ""),
 ]
 AWAY_S = 8.0
 

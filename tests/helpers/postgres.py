@@ -51,6 +51,13 @@ def missing() -> str | None:
     return None
 
 
+def not_ours() -> str | None:
+    """Why there is no PostgreSQL that a test may stop, None when there is."""
+    if GIVEN is not None:
+        return "needs PostgreSQL of its own: ATMA_TEST_POSTGRES names another's server"
+    return missing()
+
+
 def _account() -> pwd.struct_passwd | None:
     """Whom the server runs as: PostgreSQL refuses root."""
     if os.getuid() != 0:

@@ -480,8 +480,8 @@ def test_connections_that_the_server_closed_are_opened_anew(store, running):
 
 def test_a_server_that_restarts_is_waited_for(cells, owner):
     """A recorder and whoever asks go on after the server was away, and patience ends with one line."""
-    if postgres.missing() or postgres.GIVEN is not None:
-        pytest.skip(postgres.missing() or "needs PostgreSQL of its own: ATMA_TEST_POSTGRES names another's server")
+    if reason := postgres.not_ours():
+        pytest.skip(reason)
     with postgres.cluster() as cluster:
         cluster.start()
         with postgres.database(cluster.url) as url:
@@ -516,8 +516,8 @@ def test_a_server_that_restarts_is_waited_for(cells, owner):
 
 def test_no_server_is_left_behind():
     """The server of a test run that is killed ends with it."""
-    if postgres.missing() or postgres.GIVEN is not None or not sys.platform.startswith("linux"):
-        pytest.skip(postgres.missing() or "needs PostgreSQL of its own, and Linux")
+    if not sys.platform.startswith("linux") or postgres.not_ours():
+        pytest.skip(postgres.not_ours() or "needs Linux")
     code = "import postgres, time, json\nwith postgres.cluster() as c:\n c.start(); print(c.pid, c.home, flush=True); time.sleep(60)"
     env = os.environ | {"PYTHONPATH": str(Path(postgres.__file__).parent)}
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=env)
