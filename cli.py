@@ -13,7 +13,7 @@ import typer
 
 from . import __version__
 from .reports.commands import report, show, status
-from .results.options import Address, AsJson, Db, Executor, Runs, SweepName, print_json, runs_folder
+from .results.options import Address, AsJson, Cells, Db, Executor, Runs, SweepName, print_json, runs_folder
 from .sweep.bench.commands import bench_app
 from .sweep.data_commands import data_app
 from .sweep.db_commands import db_app, export, import_
@@ -78,6 +78,7 @@ def launch(
     code: Annotated[
         str, typer.Option("--code", help="new: run the code as it is now; kept: as this sweep was launched last.")
     ] = "new",
+    most: Cells = None,
     runs: Runs = None,
     db: Db = None,
     as_json: AsJson = False,
@@ -97,7 +98,7 @@ def launch(
         raise SweepError("--detach leaves the supervisor on a cluster; name that with --address")
     if address is not None and executor == "local":
         raise SweepError("--executor local runs on this machine alone; leave it or --address out")
-    loaded = load_grid(grid, sets=set_ or [], rename=name)
+    loaded = load_grid(grid, sets=set_ or [], rename=name, most=most)
     console = Console(stderr=as_json, soft_wrap=True)
     where = runs_folder(runs, db)
     with Preparing(console, "text") as preparing:

@@ -15,6 +15,9 @@ Address = Annotated[
     str | None, typer.Option("--address", metavar="HOST:PORT", help="The Ray cluster with that head; else none.")
 ]
 Runs = Annotated[Path | None, typer.Option("--runs", help="Folder for artifacts; else <db name>-runs beside it.")]
+Cells = Annotated[
+    int | None, typer.Option("--cells", metavar="N", min=1, help="Allow a grid of so many cells; else of 20,000.")
+]
 SweepName = Annotated[str | None, typer.Option("--sweep", help="Sweep by name; else the one launched last.")]
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..results.options import AsJson, Db, Runs, print_json, runs_folder
+from ..results.options import AsJson, Cells, Db, Runs, print_json, runs_folder
 
 data_app = typer.Typer(help="Prepare, list and verify corpora.", no_args_is_help=True)
 
@@ -35,6 +35,7 @@ def data_prepare(
         int | None, typer.Option("--heldout-tokens", help="Tokens that a long document needs; else 65601.")
     ] = None,
     path: Annotated[Path | None, typer.Option("--path", help="For a known corpus: a local copy of it.")] = None,
+    most: Cells = None,
     runs: Runs = None,
     db: Db = None,
     as_json: AsJson = False,
@@ -58,7 +59,7 @@ def data_prepare(
     }
     console = Console(stderr=as_json, soft_wrap=True)
     found = []
-    for data in preparing.chosen(grid, what, given, name):
+    for data in preparing.chosen(grid, what, given, name, most):
         with preparing.Preparing(console, data.corpus) as tell:
             found.append(prepare(data, root, name=name, tell=tell))
     rows = corpora.listing(root, only=found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from .cell import Cell, DataConfig, Plugin
 from .errors import GridError
 from .paths import Layer, Setting
 from .plugins import load_plugin
-from .yamlfile import Document, load
+from .yamlfile import Document, TooManyValues, load, value_of
 
 GRIDS = Path(__file__).resolve().parent.parent / "grids"
 GRID_KEYS = ("name", "description", "extends", "axes", "exclude", "include", "seeds", "set", "resources", "plugins")
@@ -22,6 +23,10 @@ BASE_KEYS = ("description", "extends", "set", "resources")
 Fingerprint = Callable[[DataConfig], str]
 Combination = dict[str, Any]
 """Axis -> level, as written in the file."""
+MOST_CELLS = 20_000
+"""Of a grid, unless `--cells` allows more: planning takes about a quarter of a millisecond a cell."""
+MOST_SEED = 2**63 - 1
+"""What a database's whole number holds."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +38,9 @@ class Grid:
     document: Document
     axes: dict[str, list[Any]]
     exclude: list[dict[str, list[str]]]
-    include: list[tuple[Combination, int]]
-    seeds: list[int]
+    include: list[tuple[dict[str, list[Any]], int]]
+    """Axis -> the levels to combine, and the line of the rule."""
+    seeds: Sequence[int]
     layers: list[Layer]
     """base chain, then `set` and `resources`; axis levels come after."""
     command_line: Layer = field(default_factory=dict)
@@ -77,7 +83,28 @@ class Grid:
                 words = {name: level_text(name, level) for name, level in combination.items()}
                 if not any(all(words[name] in dropped for name, dropped in rule.items()) for rule in self.exclude):
                     yield combination, None
-        yield from self.include
+        for rule, line in self.include:
+            for levels in itertools.product(*rule.values()):
+                yield dict(zip(rule, levels, strict=True)), line
+
+    def check_size(self, most: int) -> None:
+        """Counts the cells without making any, those that `exclude` drops too. Raises GridError for more than `most`."""
+        seeds = self.seeds.stop if isinstance(self.seeds, range) else len(self.seeds)  # len() ends at 2**63
+        factors = {f"axes.{name}": len(levels) for name, levels in self.axes.items()}
+        crossed = math.prod(factors.values()) if self.axes or not self.include else 0
+        included = sum(math.prod(map(len, rule.values())) for rule, _ in self.include)
+        cells = (crossed + included) * seeds
+        if cells <= most:
+            return
+        sources = {"seeds": seeds, "include": included, **factors}
+        largest = max(sources, key=lambda key: sources[key])
+        dropped = ", those that exclude drops counted" if self.exclude else ""
+        raise GridError(
+            self.document.path,
+            self.document.line(*largest.split(".", 1)),
+            largest,
+            f"the grid has {cells:,} cells{dropped}; more than {most:,} are taken for a mistake, --cells {cells} allows them",
+        )
 
     def _replicates(
         self,
@@ -143,10 +170,12 @@ def shipped(folder: str = "") -> list[str]:
     return sorted(path.stem for path in (GRIDS / folder).glob("*.yaml"))
 
 
-def load_grid(name: str | Path, *, sets: Sequence[str] = (), rename: str | None = None) -> Grid:
+def load_grid(
+    name: str | Path, *, sets: Sequence[str] = (), rename: str | None = None, most: int | None = None
+) -> Grid:
     """Reads a grid by path or shipped name, with `--set path=value` overrides of highest precedence.
 
-    Raises GridError.
+    Raises GridError, also for a grid of more cells than `most`, by default MOST_CELLS.
     """
     path = find_file(name)
     if path is None and Path(name).parent == Path("grids"):
@@ -164,7 +193,7 @@ def load_grid(name: str | Path, *, sets: Sequence[str] = (), rename: str | None 
         raise GridError(path, 1, "name", "is missing; give the sweep a name")
     if sets and (rename is None or rename == title):
         raise GridError("--set", None, "", f"a changed grid needs a name of its own: add --name, other than {title!r}")
-    return Grid(
+    grid = Grid(
         name=rename or title,
         description=_text(document, "description"),
         document=document,
@@ -176,6 +205,8 @@ def load_grid(name: str | Path, *, sets: Sequence[str] = (), rename: str | None 
         command_line=_command_line(sets),
         plugins=plugins,
     )
+    grid.check_size(MOST_CELLS if most is None else most)
+    return grid
 
 
 def _check_keys(document: Document, allowed: Sequence[str]) -> None:
@@ -263,16 +294,14 @@ def _axes(document: Document) -> dict[str, list[Any]]:
             raise GridError(document.path, line, f"axes.{name}", f"must be a list of levels, got {levels!r}")
         if not levels:
             raise GridError(document.path, line, f"axes.{name}", "has no levels; give at least one, or remove the axis")
-        words = [level_text(name, level) for level in levels]
+        seen: set[str] = set()
         for index, level in enumerate(levels):
             _check_level(document, name, level, "axes", name, index)
-            if words[index] in words[:index]:
-                raise GridError(
-                    document.path,
-                    document.line("axes", name, index),
-                    f"axes.{name}",
-                    f"level {words[index]!r} given twice",
-                )
+            word = level_text(name, level)
+            if word in seen:
+                line = document.line("axes", name, index)
+                raise GridError(document.path, line, f"axes.{name}", f"level {word!r} given twice")
+            seen.add(word)
         found[name] = levels
     return found
 
@@ -288,6 +317,7 @@ def _rules(document: Document, key: str) -> Iterator[tuple[int, dict[str, list[A
 
 def _exclude(document: Document, known: Mapping[str, list[Any]]) -> list[dict[str, list[str]]]:
     rules = []
+    texts = {name: dict.fromkeys(level_text(name, level) for level in levels) for name, levels in known.items()}
     for index, rule in _rules(document, "exclude"):
         for name, levels in rule.items():
             line = document.line("exclude", index, name)
@@ -295,45 +325,45 @@ def _exclude(document: Document, known: Mapping[str, list[Any]]) -> list[dict[st
                 raise GridError(
                     document.path, line, f"exclude[{index}].{name}", "not an axis of this grid", known, name
                 )
-            have = [level_text(name, level) for level in known[name]]
             for level in levels:
-                if level_text(name, level) not in have:
+                if level_text(name, level) not in texts[name]:
                     raise GridError(
                         document.path,
                         line,
                         f"exclude[{index}].{name}",
                         f"no level {level!r} in this grid",
-                        have,
+                        texts[name],
                         str(level),
                     )
         rules.append({name: [level_text(name, level) for level in levels] for name, levels in rule.items()})
     return rules
 
 
-def _include(document: Document) -> list[tuple[Combination, int]]:
+def _include(document: Document) -> list[tuple[dict[str, list[Any]], int]]:
     found = []
     for index, rule in _rules(document, "include"):
         for name, levels in rule.items():
             _check_axis(document, name, "include", index, name)
             for level in levels:
                 _check_level(document, name, level, "include", index, name)
-        for levels_ in itertools.product(*rule.values()):
-            found.append((dict(zip(rule, levels_, strict=True)), document.line("include", index)))
+        found.append((rule, document.line("include", index)))
     return found
 
 
-def _seeds(document: Document) -> list[int]:
+def _seeds(document: Document) -> Sequence[int]:
     value = document.data.get("seeds", 1)
     line = document.line("seeds")
     if isinstance(value, int) and not isinstance(value, bool):
         if value < 1:
             raise GridError(document.path, line, "seeds", f"must be at least 1, got {value}")
-        return list(range(value))
+        return range(value)
     whole = isinstance(value, list) and all(isinstance(s, int) and not isinstance(s, bool) and s >= 0 for s in value)
     if not whole or not value or len(set(value)) < len(value):
         raise GridError(
             document.path, line, "seeds", f"must be a count or a list of different whole numbers, got {value!r}"
         )
+    if max(value) > MOST_SEED:
+        raise GridError(document.path, line, "seeds", f"must be at most {MOST_SEED}, got {max(value)}")
     return list(value)
 
 
@@ -353,14 +383,11 @@ def _plugins(document: Document) -> Iterator[Plugin]:
 
 
 def parse_value(text: str) -> Any:
-    """A command-line value as YAML would read it."""
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
+    """A command-line value as YAML would read it. Raises GridError for one that is too large."""
     try:
-        return YAML(typ="safe", pure=True).load(text)
-    except YAMLError:
-        return text
+        return value_of(text)
+    except TooManyValues as error:
+        raise GridError("command line", None, text[:40], str(error)) from error
 
 
 def _command_line(sets: Sequence[str]) -> Layer:

@@ -85,19 +85,21 @@ def amount(number: float) -> str:
     return f"{number:,.0f}"
 
 
-def of_grid(name: str) -> list[DataConfig]:
-    """Every corpus that a grid's cells need."""
+def of_grid(name: str, most: int | None = None) -> list[DataConfig]:
+    """Every corpus that a grid's cells need, of which there may be `most`."""
     found: list[DataConfig] = []
 
     def collect(data: DataConfig) -> str:
         found.append(data)
         return corpora.provisional(data)
 
-    load_grid(name).expand(collect)
+    load_grid(name, most=most).expand(collect)
     return list(dict.fromkeys(found))
 
 
-def chosen(grid: str | None, what: str | None, given: dict[str, Any], name: str | None) -> list[DataConfig]:
+def chosen(
+    grid: str | None, what: str | None, given: dict[str, Any], name: str | None, most: int | None = None
+) -> list[DataConfig]:
     """The configs that `data prepare` prepares: those of a grid, else the one that WHAT and the options mean.
 
     Raises CorpusError for both at once, and for one name for several corpora.
@@ -106,7 +108,7 @@ def chosen(grid: str | None, what: str | None, given: dict[str, Any], name: str 
         return [wanted(what, given)]
     if what is not None or any(value is not None for value in given.values()):
         raise CorpusError("--grid: the grid says what is prepared and how; give nothing else but --name, or change it")
-    found = of_grid(grid)
+    found = of_grid(grid, most)
     if name is not None and len(found) > 1:
         raise CorpusError(f"--name {name}: the grid needs {len(found)} corpora, and a name is for one")
     return found

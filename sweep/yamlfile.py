@@ -8,12 +8,17 @@ from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.composer import Composer
 from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from .errors import GridError
 
 KeyPath = tuple[str | int, ...]
+MOST_BYTES = 2**20
+"""Of a file."""
+MOST_VALUES = 100_000
+"""Of a file, keys, lists and mappings counted too, as written and with every alias put in its place."""
 
 
 @dataclass(frozen=True)
@@ -33,20 +38,62 @@ class Document:
         return 1
 
 
-def _plain(node: Any, at: KeyPath, lines: dict[KeyPath, int]) -> Any:
-    if isinstance(node, CommentedMap):
-        out: dict[str, Any] = {}
-        for key, value in node.items():
-            here = (*at, str(key))
-            lines[here] = node.lc.key(key)[0] + 1
-            out[str(key)] = _plain(value, here, lines)
-        return out
-    if isinstance(node, CommentedSeq):
-        items = []
-        for index, value in enumerate(node):
-            lines[(*at, index)] = node.lc.item(index)[0] + 1
-            items.append(_plain(value, (*at, index), lines))
-        return items
+class TooManyValues(YAMLError):
+    """A file that would make more than MOST_VALUES; stopped at that number, not after it."""
+
+    def __init__(self) -> None:
+        super().__init__(f"more than {MOST_VALUES:,} values, aliases put in their places; write a grid with fewer")
+
+
+class _BoundedComposer(Composer):
+    """Stops at MOST_VALUES nodes, so that no file takes long to read."""
+
+    def __init__(self, loader: Any = None) -> None:
+        super().__init__(loader=loader)
+        self._nodes = 0
+
+    def compose_node(self, parent: Any, index: int) -> Any:
+        self._nodes += 1
+        if self._nodes > MOST_VALUES:
+            raise TooManyValues
+        return super().compose_node(parent, index)
+
+
+def reader(kind: str) -> YAML:
+    """A YAML reader of ruamel's `kind` that raises TooManyValues rather than compose without end."""
+    yaml = YAML(typ=kind, pure=True)
+    yaml.Composer = _BoundedComposer
+    return yaml
+
+
+class _Plain:
+    """Makes plain values of ruamel's, each alias a copy, and notes where they stand; not more than MOST_VALUES."""
+
+    def __init__(self) -> None:
+        self.lines: dict[KeyPath, int] = {}
+        self._made = 0
+
+    def of(self, node: Any, at: KeyPath = ()) -> Any:
+        self._made += 1
+        if self._made > MOST_VALUES:
+            raise TooManyValues
+        if isinstance(node, CommentedMap):
+            out: dict[str, Any] = {}
+            for key, value in node.items():
+                here = (*at, str(key))
+                self.lines[here] = node.lc.key(key)[0] + 1
+                out[str(key)] = self.of(value, here)
+            return out
+        if isinstance(node, CommentedSeq):
+            items = []
+            for index, value in enumerate(node):
+                self.lines[(*at, index)] = node.lc.item(index)[0] + 1
+                items.append(self.of(value, (*at, index)))
+            return items
+        return _scalar(node)
+
+
+def _scalar(node: Any) -> Any:
     if node is None or isinstance(node, bool):
         return node
     # ruamel's scalar classes remember their spelling; a plan needs the plain value
@@ -56,19 +103,34 @@ def _plain(node: Any, at: KeyPath, lines: dict[KeyPath, int]) -> Any:
     return str(node)
 
 
+def value_of(text: str) -> Any:
+    """A value of the command line as YAML would read it; the text itself where it is no YAML. Raises TooManyValues."""
+    try:
+        return _Plain().of(reader("rt").load(text))
+    except TooManyValues:
+        raise
+    except (YAMLError, ValueError):
+        return text
+
+
 def load(path: Path) -> Document:
     """Reads one mapping from `path`.
 
-    Raises GridError when the file cannot be read, is not YAML, repeats a key, or is not a mapping.
+    Raises GridError when the file cannot be read, is too large, is not YAML, repeats a key, or is not a mapping.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(MOST_BYTES + 1)
     except (OSError, UnicodeDecodeError) as error:
         raise GridError(path, None, "", f"cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    yaml = YAML(typ="rt", pure=True)
+    if len(text) > MOST_BYTES:
+        raise GridError(path, None, "", f"is larger than {MOST_BYTES:,} bytes; a grid file that large is a mistake")
+    yaml = reader("rt")
+    plain = _Plain()
     yaml.allow_duplicate_keys = False
     try:
         node = yaml.load(text)
+        data = plain.of(node)
     except DuplicateKeyError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else None
         key = str(error.problem).split('"')[1] if '"' in str(error.problem) else ""
@@ -76,9 +138,11 @@ def load(path: Path) -> Document:
     except MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else None
         raise GridError(path, line, "", f"not valid YAML: {error.problem or error.context}") from error
-    except YAMLError as error:
+    except TooManyValues as error:
+        raise GridError(path, None, "", str(error)) from error
+    except (YAMLError, ValueError) as error:
+        # a ValueError is of Python's own readers: a number of 5,000 digits, a date with a 13th month
         raise GridError(path, None, "", f"not valid YAML: {str(error).splitlines()[0]}") from error
     if not isinstance(node, CommentedMap):
         raise GridError(path, 1, "", "must hold a mapping of keys such as name, extends and axes")
-    lines: dict[KeyPath, int] = {}
-    return Document(path, text, _plain(node, (), lines), lines)
+    return Document(path, text, data, plain.lines)

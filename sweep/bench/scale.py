@@ -116,10 +116,11 @@ def run(cells: int, points: int, folder: Path, *, tell: Callable[[str], None] = 
     file.write_text(GRID.format(seeds=max(1, round(cells / COMBINATIONS))))
     runs = folder / "runs"
     tell("preparing the text")
-    texts.expand(load_grid(file), runs / "corpora")
+    most = 2 * cells + COMBINATIONS
+    texts.expand(load_grid(file, most=most), runs / "corpora")
 
     def expanded() -> tuple[Grid, list[Any]]:
-        grid = load_grid(file)
+        grid = load_grid(file, most=most)
         return grid, texts.expand(grid, runs / "corpora")[0]
 
     began = time.perf_counter()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from atma_sweep.model.registry import MIXERS
 from atma_sweep.sweep.cell import Cell
+from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid import find_file, load_grid, parse_value, shipped
 from atma_sweep.sweep.paths import flatten, unknown
 from atma_sweep.sweep.yamlfile import Document, load
@@ -121,6 +122,25 @@ include:
 
 def test_include_alone_makes_only_what_it_names(cells: Cells) -> None:
     assert [c.axes for c in cells("include:\n  - {attn_type: nope}\n")] == [{"attn_type": "nope"}]
+
+
+def test_more_cells_than_are_allowed(
+    write: Write, tmp_path: Path, command: Callable[..., tuple[int, str, str]]
+) -> None:
+    """Counted before any is made, and at the same number with the option that allows them."""
+    path = write("name: g\nextends: micro\nseeds: 20_000\n")
+    assert load_grid(path).seeds == range(20_000)
+    path = write("name: g\nextends: micro\nseeds: 3\naxes: {memory: [off, on]}\ninclude: [{attn_type: [nope, rope]}]\n")
+    assert len(load_grid(path, most=12).expand(lambda data: "f")) == 12
+    with pytest.raises(
+        GridError, match="the grid has 12 cells; more than 11 are taken for a mistake, --cells 12 allows"
+    ):
+        load_grid(path, most=11)
+    for arguments in (("launch", str(path), "--dry-run"), ("data", "prepare", "--grid", str(path))):
+        code, _, err = command(*arguments, "--cells", "11")
+        assert (code, len(err.splitlines())) == (2, 1)
+        assert "--cells 12 allows them" in err
+        assert command(*arguments, "--cells", "12")[0] == 0
 
 
 def test_a_grid_without_axes_is_one_cell(cells: Cells) -> None:

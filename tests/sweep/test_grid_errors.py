@@ -19,6 +19,7 @@ AXES = "attn_type, reg_mode, distractor, memory, window"
 ANY = "or a config path such as train.muon_lr"
 KEYS = "name, description, extends, axes, exclude, include, seeds, set, resources, plugins"
 ONE = "keep one of them"
+MISTAKE = "more than 20,000 are taken for a mistake, --cells {} allows them"
 SEEDS = "must be a count or a list of different whole numbers"
 
 CASES: dict[str, tuple[str, str]] = {
@@ -227,6 +228,26 @@ CASES: dict[str, tuple[str, str]] = {
     "plugin-name-clash": (
         "plugins: [clash.py]\n",
         "3: plugins: clash.py cannot be loaded: ValueError: a mixer named 'rope' exists already; choose another name",
+    ),
+    "seeds-without-end": (
+        f"seeds: {10**30}\n",
+        f"3: seeds: the grid has {10**30:,} cells; {MISTAKE.format(10**30)}",
+    ),
+    "too-many-levels": (
+        f"seeds: 2\naxes:\n  memory: [off, on]\n  train.clip: {list(range(1, 2000))}\n  train.muon_lr: {list(range(1, 1900))}\n",
+        f"6: axes.train.clip: the grid has {8 * 1999 * 1899 // 2:,} cells; {MISTAKE.format(4 * 1999 * 1899)}",
+    ),
+    "too-many-included": (
+        f"axes:\n  memory: [off, on]\ninclude:\n  - train.clip: {list(range(1, 150))}\n    train.muon_lr: {list(range(1, 150))}\n",
+        f"5: include: the grid has {149 * 149 + 2:,} cells; {MISTAKE.format(149 * 149 + 2)}",
+    ),
+    "too-many-though-excluded": (
+        f"axes:\n  memory: [off, on]\n  train.clip: {list(range(1, 20001))}\nexclude:\n  - memory: on\n",
+        f"5: axes.train.clip: the grid has 40,000 cells, those that exclude drops counted; {MISTAKE.format(40000)}",
+    ),
+    "seed-beyond-the-database": (
+        "seeds: [9_223_372_036_854_775_808]\n",
+        "3: seeds: must be at most 9223372036854775807, got 9223372036854775808",
     ),
     "plugins-is-text": ("plugins: clash.py\n", "3: plugins: must be a list, got 'clash.py'"),
 }
