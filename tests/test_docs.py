@@ -1,0 +1,46 @@
+"""The documents: every link leads somewhere, and every part of the network has its place in docs/mechanisms.md."""
+
+import re
+from pathlib import Path
+
+import pytest
+from atma_sweep.model import registry
+from atma_sweep.sweep.probes import PROBES
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def headings(page: Path) -> set[str]:
+    """Anchors of a page as Markdown viewers make them: lower case, spaces to hyphens, punctuation gone."""
+    lines = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M).splitlines()
+    titles = [line.lstrip("#").strip() for line in lines if re.match(r"#+ ", line)]
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_of_the_pages_lead_somewhere(page: Path) -> None:
+    broken = []
+    for target in LINK.findall(page.read_text()):
+        if "://" in target:
+            continue
+        file, _, anchor = target.partition("#")
+        there = (page.parent / file).resolve() if file else page
+        if not there.exists() or (anchor and anchor not in headings(there)):
+            broken.append(target)
+    assert broken == []
+
+
+def test_the_link_check_sees_a_missing_heading(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("# One thing, two\n\n```\n# no heading\n```\n")
+    assert headings(tmp_path / "a.md") == {"one-thing-two"}
+
+
+def test_every_part_has_its_row_and_its_section() -> None:
+    page = ROOT / "docs/mechanisms.md"
+    text = page.read_text()
+    table = text.split("## Parts by name")[1].split("\n## ")[0]
+    named = set(re.findall(r"`(?:\w+: )?(\w+)`", table))
+    parts = {*registry.MIXERS, *registry.MEMORIES, *registry.REGULARIZERS, *PROBES}
+    assert parts <= named, f"docs/mechanisms.md lacks a row for {sorted(parts - named)}"
