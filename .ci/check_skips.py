@@ -17,6 +17,7 @@ for count, where, reason in re.findall(r"^SKIPPED \[(\d+)\] (\S+) (.*)$", log, r
             "needs Chromium",
             "needs Slurm",
             "needs a C compiler",
+            "needs strace",
         )
     ) or (reason.startswith("needs ../shared") and not shared.exists())
     print(f"skipped {count}: {where} {reason}{'' if excused else '  <-- not excused'}")

@@ -1,7 +1,8 @@
 """Places and connections: from `--db` to an engine; making a database; upgrading it.
 
 SQLite: WAL on a local disk, every write transaction starts with BEGIN IMMEDIATE (a deferred one that reads and then
-writes fails under load, or loses updates), waits of 30 s for the lock. Alembic is imported only to make or upgrade.
+writes fails under load, or loses updates), waits of 30 s for the lock. A commit waits for the disk only where it is asked
+to (the execution option `durable`), and then it takes all earlier ones with it. Alembic is imported only to make or upgrade.
 """
 
 from __future__ import annotations
@@ -143,6 +144,14 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
+_SYNC = {False: "NORMAL", True: "FULL"}
+"""Of a commit in WAL mode, only FULL waits until the log is on the disk; what was logged before is then there, too."""
+_WAIT_FOR_DISK = (
+    "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
+)
+"""For one transaction, and only against a server or role that was told not to wait; stricter settings stay."""
+
+
 def make_engine(url: URL, *, foreign_keys: bool = True) -> Engine:
     """An engine with the pragmas of this module. Usable after a fork: the child opens its own connections.
 
@@ -164,15 +173,23 @@ def make_engine(url: URL, *, foreign_keys: bool = True) -> Engine:
         cursor.execute(f"PRAGMA busy_timeout={BUSY_MS}")
         if cursor.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
             cursor.execute("PRAGMA journal_mode=WAL")
-        cursor.execute("PRAGMA synchronous=NORMAL")
+        cursor.execute(f"PRAGMA synchronous={_SYNC[False]}")
         cursor.execute(f"PRAGMA foreign_keys={'ON' if foreign_keys else 'OFF'}")
         cursor.close()
 
-    if sqlite:
-
-        @event.listens_for(engine, "begin")
-        def _begun(connection: Connection) -> None:
-            connection.exec_driver_sql(connection.get_execution_options().get("begin", "BEGIN IMMEDIATE"))
+    @event.listens_for(engine, "begin")
+    def _begun(connection: Connection) -> None:
+        options = connection.get_execution_options()
+        durable = bool(options.get("durable"))
+        if not sqlite:
+            if durable:
+                connection.exec_driver_sql(_WAIT_FOR_DISK)
+            return
+        # not allowed inside a transaction, so it lasts until the next one that wants it otherwise
+        if connection.info.get("durable", False) != durable:
+            connection.exec_driver_sql(f"PRAGMA synchronous={_SYNC[durable]}")
+            connection.info["durable"] = durable
+        connection.exec_driver_sql(options.get("begin", "BEGIN IMMEDIATE"))
 
     return engine
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import LostLease
+from .files import sync
 from .recorder import Recorder
 from .records import AttemptState, CurvePoint, Example, Measurement, Phase, Provenance
 from .store import Store
@@ -40,6 +41,7 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._end = os.fstat(self._file).st_size
+        sync(path.parent)  # the file's name, too, must last
 
     def append(self, call: str, *given: Any, **named: Any) -> None:
         """Notes a call; returns when the line is on the disk."""
@@ -105,6 +107,9 @@ class JournalRecorder(Recorder):
     def heartbeat(self) -> None:
         """Says that the attempt lives; the time is the one at which the line is applied."""
         self.journal.append("heartbeat")
+
+    def settle(self) -> None:
+        """Nothing is left to wait for: the line of every call that matters is on the disk, to be applied anew if need be."""
 
     def provenance(self, provenance: Provenance) -> None:
         """Where the numbers come from."""

@@ -44,13 +44,13 @@ class Recorder:
         self.fence = fence
         self.patience = patience
 
-    def _write(self, work: Callable[[Session], None] | None = None, **values: Any) -> None:
+    def _write(self, work: Callable[[Session], None] | None = None, *, durable: bool = False, **values: Any) -> None:
         def guarded(session: Session) -> None:
             touch(session, self.attempt_id, self.fence, **values)
             if work is not None:
                 work(session)
 
-        self.store.write(guarded, patience=self.patience)
+        self.store.write(guarded, patience=self.patience, durable=durable)
 
     def _upsert(self, row: Any, key: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
         given = [{"attempt_id": self.attempt_id} | values for values in rows]
@@ -64,6 +64,14 @@ class Recorder:
     def heartbeat(self) -> None:
         """Says that the attempt lives."""
         self._write()
+
+    def settle(self) -> None:
+        """Returns when all that was written so far would survive a power cut.
+
+        To be called before a checkpoint is written, or its curve could have a hole that no one notices; and so before
+        older checkpoints go, those of an earlier attempt included, which would be the only ones that the database knows.
+        """
+        self._write(durable=True)
 
     def provenance(self, provenance: Provenance) -> None:
         """Where the numbers come from; once, before the first of them."""
@@ -143,8 +151,11 @@ class Recorder:
         self._upsert(ExampleRow, EXAMPLE_KEY, [_finite_fields(example) for example in examples])
 
     def checkpoint(self, path: str) -> None:
-        """Names the newest checkpoint that can be resumed from: a path relative to the runs folder, or a full address."""
-        self._write(checkpoint=path)
+        """Names the newest checkpoint that can be resumed from: a path relative to the runs folder, or a full address.
+
+        Durable when this returns, so that those of earlier attempts may go.
+        """
+        self._write(durable=True, checkpoint=path)
 
 
 def _finite_fields(record: Any) -> dict[str, Any]:

@@ -92,6 +92,7 @@ __all__ = [
 ]
 
 Result = TypeVar("Result")
+Work = Callable[[Session], Result]
 IsAlive = Callable[[Owner], bool | None]
 PATIENCE_S = 300.0
 
@@ -143,9 +144,10 @@ class Store:
         self.patience = patience
         self._engine = make_engine(self.url)
         self._reader = self._engine.execution_options(begin="BEGIN")
+        self._durable = self._engine.execution_options(durable=True)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.url.render_as_string(hide_password=False), self.patience)
+        return partial(Store, self.url.render_as_string(hide_password=False), patience=self.patience), ()
 
     def __str__(self) -> str:
         return shown(self.url)
@@ -162,9 +164,10 @@ class Store:
         self._engine.dispose()
 
     @contextmanager
-    def transaction(self, *, write: bool = True) -> Iterator[Session]:
+    def transaction(self, *, write: bool = True, durable: bool = False) -> Iterator[Session]:
         """A session in a transaction: committed at the end, rolled back when anything is raised, always closed."""
-        session = Session(self._engine if write else self._reader, expire_on_commit=False)
+        engine = self._reader if not write else self._durable if durable else self._engine
+        session = Session(engine, expire_on_commit=False)
         try:
             yield session
             session.commit()
@@ -174,24 +177,25 @@ class Store:
         finally:
             session.close()
 
-    def write(self, work: Callable[[Session], Result], *, patience: float | None = None) -> Result:
+    def write(self, work: Work[Result], *, patience: float | None = None, durable: bool = False) -> Result:
         """Runs `work` in a write transaction, again and again with growing pauses while the database cannot take it.
 
         That is while it is locked, its disk is full, or its server is away. `work` may run more than once, so it must do
-        nothing but use the session. Raises StoreBusy after `patience`.
+        nothing but use the session. `durable`: when this returns, a power cut loses neither this write nor any before
+        it, whoever made them; for what must last before a file goes. Raises StoreBusy after `patience`.
         """
-        return self._patiently(work, write=True, patience=patience)
+        return self._patiently(work, patience, write=True, durable=durable)
 
     def read(self, work: Callable[..., Result], *args: Any, **options: Any) -> Result:
         """The same in a transaction that only reads; `work` gets the arguments after the session."""
         return self._patiently(lambda session: work(session, *args, **options), write=False)
 
-    def _patiently(self, work: Callable[[Session], Result], *, write: bool, patience: float | None = None) -> Result:
+    def _patiently(self, work: Work[Result], patience: float | None = None, **how: bool) -> Result:
         deadline = time.monotonic() + (self.patience if patience is None else patience)
         pause = 0.05
         while True:
             try:
-                with self.transaction(write=write) as session:
+                with self.transaction(**how) as session:
                     return work(session)
             except OperationalError as error:
                 remedy = remedy_for(error)
@@ -398,7 +402,7 @@ class Store:
             return queries.attempt(session, row.id)
 
         try:
-            return self.write(work)
+            return self.write(work, durable=True)
         except IntegrityError as error:
             live = [attempt for attempt in self.attempts(cell_id) if attempt.state == "running"]
             who = f" (attempt {live[0].number}, pid {live[0].pid} on {live[0].host})" if live else ""
@@ -422,7 +426,7 @@ class Store:
         weights: str | None = None,
         failure: str | None = None,
     ) -> None:
-        """Ends a running attempt; from then on it is read-only. None leaves a column as it is.
+        """Ends a running attempt, durably; from then on it is read-only. None leaves a column as it is.
 
         Raises LostLease when the attempt is not running under that fence any more; then nothing was written.
         """
@@ -438,7 +442,7 @@ class Store:
             cell = session.scalar(select(AttemptRow.cell_id).where(AttemptRow.id == attempt_id))
             _tell(session, state, cause or state, cell_id=cell, attempt_id=attempt_id)
 
-        self.write(work)
+        self.write(work, durable=True)
 
     def interrupt_dead(self, attempt_id: int, cause: str) -> bool:
         """Marks a running attempt interrupted, after the caller has made sure that its process is gone.
@@ -458,9 +462,9 @@ class Store:
         return self.write(work)
 
     def forget_weights(self, attempt_id: int) -> None:
-        """Notes that the kept weights of an attempt are gone. Anybody who deleted them may call it."""
+        """Notes that the kept weights of an attempt are gone, or are to go: it is on the disk when this returns."""
         gone = update(AttemptRow).where(AttemptRow.id == attempt_id).values(weights=None)
-        self.write(lambda session: _changed(session, gone))
+        self.write(lambda session: _changed(session, gone), durable=True)
 
     def add_event(
         self,
@@ -554,10 +558,6 @@ class Store:
     ) -> Sequence[Event]:
         """What happened, oldest first; with a limit the newest ones. Raises SweepUnknown."""
         return self.read(queries.events, sweep=sweep, cell_id=cell_id, limit=limit)
-
-
-def _reopen(url: str, patience: float) -> Store:
-    return Store(url, patience=patience)
 
 
 def touch(session: Session, attempt_id: int, fence: int, **values: Any) -> None:

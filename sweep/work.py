@@ -238,6 +238,7 @@ class Work:
 
     def save(self, step: int, tokens: int, wall_s: float, pending: Pending | None = None) -> None:
         """Watcher: writes a checkpoint."""
+        self.recorder.settle()
         name = checkpoint.save(
             self._place,
             self._model,

@@ -20,6 +20,7 @@ from atma_sweep.results.store import (
     SweepUnknown,
     open_store,
 )
+from sqlalchemy import text
 
 OTHER = Owner(name="bob", host="there", pid=202, started=2.5)
 
@@ -314,3 +315,41 @@ def test_reopening_and_the_runs_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("ATMA_DB", f"sqlite:///{tmp_path}/other.db")
     assert open_store(create=True).path == tmp_path / "other.db"
     assert open_store(Path("atma.db")).path == tmp_path / "atma.db"
+
+
+class TestDurability:
+    def test_only_what_is_asked_to_waits_for_the_disk(self, store):
+        """Also where the server was told to wait for nothing; a connection used again is as it was."""
+        server = store.url.get_backend_name() == "postgresql"
+
+        def mode(session):
+            return str(session.scalar(text("SHOW synchronous_commit" if server else "PRAGMA synchronous")))
+
+        if server:
+            with store._engine.connect() as connection:
+                connection.execute(text(f'ALTER DATABASE "{store.url.database}" SET synchronous_commit = off'))
+                connection.commit()
+            store.close()
+        relaxed, strict = ("off", "on") if server else ("1", "2")
+        found = [store.write(mode, durable=durable) for durable in (False, True, True, False, True)]
+        assert found == [relaxed, strict, strict, relaxed, strict]
+        assert store.read(mode) in (relaxed, strict), "a read syncs nothing"
+
+    def test_what_a_file_may_go_after_is_durable(self, store, cells, owner, monkeypatch):
+        waited = []
+        write = store.write
+
+        def spy(work, **how):
+            waited.append(how.get("durable", False))
+            return write(work, **how)
+
+        launch(store, cells(1))
+        monkeypatch.setattr(store, "write", spy)
+        attempt = store.start_attempt(cells(1)[0].id, owner=owner, fence=1)
+        recorder = Recorder(store, attempt.id, 1)
+        recorder.progress(3, loss=1.0)
+        recorder.settle()
+        recorder.checkpoint("c/1/checkpoint-00000003")
+        store.finish_attempt(attempt.id, 1, "done", weights="c/1/weights.safetensors")
+        store.forget_weights(attempt.id)
+        assert waited == [True, False, True, True, True, True]

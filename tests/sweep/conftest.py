@@ -14,6 +14,7 @@ from atma_sweep.model.backbone import Backbone, build
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.sweep.cell import Cell, DataConfig
 from atma_sweep.sweep.grid import load_grid
+from attempts import Room, room_of, small_grid
 
 torch.set_num_threads(1)
 
@@ -75,6 +76,18 @@ def network(wake: Callable[[Backbone], None]) -> Callable[..., Backbone]:
         return model
 
     return make
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `small_grid` says."""
+    return small_grid(tmp_path_factory.mktemp("grid"))
+
+
+@pytest.fixture
+def room(grid: Path, tmp_path: Path) -> Callable[..., Room]:
+    """As `room_of` says: room(*settings)."""
+    return lambda *sets: room_of(grid, tmp_path, *sets)
 
 
 @pytest.fixture(autouse=True, scope="module")

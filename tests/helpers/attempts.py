@@ -1,0 +1,136 @@
+"""A database, a runs folder and one small cell, for tests of single attempts without a supervisor."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from atma_sweep.results.records import Attempt, CurvePoint
+from atma_sweep.results.store import Store, open_store
+from atma_sweep.sweep import planner, process, texts
+from atma_sweep.sweep.cell import Cell
+from atma_sweep.sweep.grid import load_grid
+from atma_sweep.sweep.job import Job
+from atma_sweep.sweep.probes import requested
+from atma_sweep.sweep.supervisor import Supervisor
+from atma_sweep.sweep.training import checkpoint, storage
+from atma_sweep.sweep.training.loop import Stopped
+from atma_sweep.sweep.work import Work
+from bench import Bench
+
+serial = itertools.count()
+STEPS = 12
+
+
+class Flag:
+    """A stop flag that sets itself when it is read for the n-th time."""
+
+    def __init__(self, after: int | None) -> None:
+        self.reads, self.after = 0, after
+
+    @property
+    def set(self) -> bool:
+        self.reads += 1
+        return self.after is not None and self.reads >= self.after
+
+
+@dataclass
+class Room:
+    """A database, a runs folder and one cell; attempts run one after another, as the supervisor would ask for them."""
+
+    store: Store
+    runs: Path
+    cell: Cell
+    works: list[Work] = field(default_factory=list)
+    saved: list[list[str]] = field(default_factory=list)
+    """After each save, the checkpoints of all attempts."""
+
+    def asked(self, kind: str, config: dict[str, Any], weights: str | None) -> Job:
+        attempt = self.store.start_attempt(
+            self.cell.id,
+            kind=kind,  # type: ignore[arg-type]
+            owner=process.this_process("launch"),
+            fence=0,
+        )
+        task = planner.Task(self.cell, kind, [], "new")
+        supervisor = Supervisor(self.store, "g", 0, None, None, runs=self.runs, commit=(None, None))  # type: ignore[arg-type]
+        return Job(
+            attempt=attempt.id, fence=0, cell=self.cell.id, slug=self.cell.slug, kind=kind, folder=attempt.run_dir,
+            config=config, missing=requested(self.cell.config.eval), resume=list(supervisor._resumable(task, attempt)),
+            weights=weights,
+        )  # fmt: skip
+
+    def run(
+        self, kind: str = "train", *, stop: int | None = None, weights: str | None = None, **settings: Any
+    ) -> Attempt:
+        """One attempt with the given checkpoint settings, stopped when the flag is read for the `stop`-th time."""
+        config = self.cell.config.model_dump(mode="json")
+        config["checkpoint"] |= settings
+        job = self.asked(kind, config, weights)
+        work = Work(job, self.runs, self.store, Flag(stop))  # type: ignore[arg-type]
+        self.works.append(work)
+        save = work.save
+
+        def spy(*arguments: Any) -> None:
+            save(*arguments)
+            self.saved.append([name for one in self.works for name in checkpoint.found(one._place)])
+
+        work.save = spy  # type: ignore[method-assign]
+        try:
+            work.run(time.monotonic())
+        except Stopped:
+            self.store.finish_attempt(job.attempt, 0, "interrupted")
+        else:
+            self.store.finish_attempt(job.attempt, 0, "done", weights=work.weights)
+            work.clean()
+        return self.store.attempt(job.attempt)
+
+    def start(
+        self, job: Job, *wrapper: str, out: IO[str] | int = subprocess.PIPE, env: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[str]:
+        """The attempt in a process of its own, as an executor starts it, under `wrapper`."""
+        job.write(self.runs)
+        command = [sys.executable, "-m", "atma_sweep.sweep.job", "--runs", str(self.runs), "--folder", job.folder]
+        return subprocess.Popen(
+            [*wrapper, *command, "--parent", str(os.getpid())], stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+            env=os.environ | {"ATMA_DB": str(self.store.url), "OMP_NUM_THREADS": "1"} | dict(env or {}), text=True,
+        )  # fmt: skip
+
+    def curve(self, attempt: Attempt) -> list[tuple[float | None, ...]]:
+        def bare(point: CurvePoint) -> tuple[float | None, ...]:
+            return point.step, point.train_loss, point.val_loss, point.grad_norm, point.lr
+
+        return [bare(point) for point in self.store.curve(attempt.id)]
+
+    def names(self, attempt: Attempt) -> list[str]:
+        """What lies in the attempt's place, the supervisor's own files aside."""
+        work = self.works[attempt.number - 1]
+        return [name for name in storage.place(work._place).names() if name not in ("job.json", "log.txt")]
+
+
+def small_grid(folder: Path) -> Path:
+    """A grid of one cell with its text, twelve steps with a validation each."""
+    bench = Bench(folder)
+    bench.edit("[nope, polar]", "[polar]")
+    bench.edit("every_steps: 7", "every_steps: 2")
+    bench.edit("validate_every: 10", "validate_every: 1")
+    bench.edit("validation_tokens: 256", "validation_tokens: 64")
+    return bench.folder / "micro.yaml"
+
+
+def room_of(grid: Path, folder: Path, *sets: str) -> Room:
+    """A new database and runs folder for the grid's cell, its text prepared beside the grid."""
+    loaded = load_grid(grid, sets=sets, rename="g")
+    (cell,), _ = texts.expand(loaded, grid.parent / "corpora")
+    store = open_store(folder / f"{next(serial)}.db", create=True)
+    store.record_revision("g", grid_text="", grid_file="g.yaml", options={}, cells=[planner.record(cell)])
+    store.runs.mkdir()
+    (store.runs / "corpora").symlink_to(grid.parent / "corpora")
+    return Room(store, store.runs, cell)
