@@ -15,7 +15,7 @@ from ..results.store import Store
 from .audit import between
 from .data import Entry, ReportError, SweepData, Table, gather
 from .effects import ALPHA, NEAR, Spread, spreads_by_configuration
-from .layout import DUST, Line, assemble, entry, sweep_note
+from .layout import DUST, Line, assemble, entry, seed_notes, sweep_note
 from .numbers import Column, length_name, rounded, signed
 from .printed import contradicted
 from .tables import AXIS_HEADINGS
@@ -160,6 +160,7 @@ def compare_table(
         sweep_note(data),
         f"Published: {reference}, the authors' logs where there are any. Limit: the largest difference that the spread between "
         "the published near-replicates explains (regularizers alone differ; 95%).",
+        *seed_notes([[one.measured] for one in found], max((len(one.measured.cells) for one in found), default=0)),
         *([f"Unlike {reference}: {'; '.join(unlike)}."] if unlike else []),
         *(_count_note(name, count) for name, count in counts.items()),
     ]

@@ -21,7 +21,7 @@ from .effects import (
     pareto,
     spread,
 )
-from .layout import DUST, Line, assemble, entry, sweep_note, word_notes
+from .layout import DUST, Line, assemble, entry, seed_notes, sweep_note, word_notes
 from .numbers import Column, better, rounded, signed
 from .resampling import EXACT
 from .tables import AXIS_HEADINGS, complete_columns
@@ -200,6 +200,7 @@ def pareto_table(store: Store, sweep: str | None = None, *, revision: int | None
     ]
     title = f"Pareto fronts of quality and speed, sweep {data.sweep}, revision {data.revision}"
     headings = (*AXIS_HEADINGS, *data.extra_axes(), "Front")
-    notes = [sweep_note(data), f"Speed: {speed.heading}. Fastest first.", *word_notes(grid[r] for r in ranked)]
+    shown, n = [grid[r] for r in ranked], max((len(groups[r][1]) for r in ranked), default=0)
+    notes = [sweep_note(data), f"Speed: {speed.heading}. Fastest first.", *seed_notes(shown, n), *word_notes(shown)]
     numbers = [column.heading for column in (speed, *qualities)]
     return assemble(data, "pareto", title, headings, lines, numbers=numbers, notes=notes, rank="column")

@@ -79,11 +79,27 @@ def entry(data: SweepData, cells: Sequence[CellState], column: Column, table: st
     return replace(base, text=text, value=mean, sd=sd, seeds=len(numbers))
 
 
-def derived(data: SweepData, column: Column, value: float | None, parts: Sequence[Entry], word: str = "n/a") -> Entry:
-    """An entry worked out from others; the first part that has no number says why there is none."""
+def derived(
+    data: SweepData,
+    column: Column,
+    value: float | None,
+    parts: Sequence[Entry],
+    word: str = "n/a",
+    *,
+    sd: float | None = None,
+) -> Entry:
+    """An entry worked out from others, with its standard deviation `sd` where that is known.
+
+    The first part that has no number says why there is none; parts that are means over fewer cells than there are say how many.
+    """
     lacking = next((part for part in parts if part.value is None), None)
-    text = rounded(round(value, DUST), column.decimals, percent=column.percent) if value is not None else word
-    if value is None and lacking is not None:
+    text = word
+    if value is not None:
+        text = rounded(round(value, DUST), column.decimals, percent=column.percent)
+        if sd is not None:
+            text += PLUS_MINUS + rounded(sd, column.decimals, percent=column.percent)
+        text += _counted(parts)
+    elif lacking is not None:
         text = lacking.text
     return Entry(
         text=text,
@@ -93,8 +109,17 @@ def derived(data: SweepData, column: Column, value: float | None, parts: Sequenc
         length=column.length,
         value=value,
         reason=lacking.reason if lacking else None,
+        sd=sd,
         origins=tuple(dict.fromkeys(origin for part in parts for origin in part.origins)),
     )
+
+
+def _counted(parts: Sequence[Entry]) -> str:
+    """How many cells stand behind means of which at least one lacks some; nothing where all are there."""
+    if all(part.seeds >= len(part.cells) for part in parts):
+        return ""
+    fewest, most = min(part.seeds for part in parts), max(part.seeds for part in parts)
+    return f" (n={fewest})" if fewest == most else f" (n={fewest} to {most})"
 
 
 def _leading_number(text: str) -> Decimal | None:
@@ -250,7 +275,10 @@ def word_notes(grid: Iterable[Sequence[Entry]]) -> list[str]:
 
 
 def seed_notes(grid: Iterable[Sequence[Entry]], n: int) -> list[str]:
-    """What the plus-minus sign means, where one is printed."""
+    """What the plus-minus sign and a count mean, where there are `n` seeds."""
     if n < 2:
         return []
-    return [f"Mean ± sample standard deviation over up to {n} seeds; (n=k) where only k of them have the number."]
+    told = f"ean ± sample standard deviation over up to {n} seeds"
+    if not any(PLUS_MINUS in one.text for row in grid for one in row):
+        told = f"eans over up to {n} seeds"
+    return [f"M{told}; (n=k) where only k of them have the number."]

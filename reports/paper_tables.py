@@ -18,7 +18,6 @@ from .data import Entry, ReportError, SweepData, Table, gather
 from .layout import (
     NO_CELL,
     NOTHING,
-    PLUS_MINUS,
     Line,
     assemble,
     derived,
@@ -198,11 +197,8 @@ def _step_seconds(data: SweepData, cells: Sequence[CellState], number: str) -> E
     if given.value is not None or not steps:
         return given
     whole = entry(data, cells, PEAK)
-    made = derived(data, STEP, whole.value / steps if whole.value is not None else None, [whole])
-    if whole.sd is not None:
-        made = replace(
-            made, text=f"{made.text}{PLUS_MINUS}{rounded(whole.sd / steps, STEP.decimals)}", sd=whole.sd / steps
-        )
+    sd = whole.sd / steps if whole.sd is not None else None
+    made = derived(data, STEP, whole.value / steps if whole.value is not None else None, [whole], sd=sd)
     return replace(made, unit="s", seeds=whole.seeds)
 
 
@@ -289,7 +285,7 @@ def _facts(store: Store, cell: str) -> dict[str, str]:
 
 def _ends(data: SweepData) -> list[int]:
     lengths = sorted({*data.requested_lengths().get("clean", ()), *data.lengths(*NATS)})
-    return [lengths[0], lengths[-1]] if lengths else []
+    return list(dict.fromkeys((lengths[0], lengths[-1]))) if lengths else []
 
 
 def _bits(probe: str, length: int, name: str) -> Column:
@@ -337,12 +333,13 @@ def open_weight(store: Store, sweep: str | None = None, *, revision: int | None 
         lines = _published_rows(store, columns)
         notes = ["Models by name: as the paper's second version prints them."]
     else:
-        where = " to ".join(shown)
-        notes = [f"The published models were measured from 2K to 64K tokens, this sweep from {where}: left out."]
+        where = f"from {' to '.join(shown)}" if len(shown) > 1 else f"at {shown[0]} alone"
+        notes = [f"The published models were measured from 2K to 64K tokens, this sweep {where}: left out."]
     lines += _own_rows(data, columns) if own else []
     grid = [line.entries for line in lines]
     about = "Clean and Junk: bits per token (published: per GPT-2 token of the text). Ndl: needle digits right, in %. "
-    notes = [sweep_note(data), about + "WAvg: weighted by length.", *notes, *word_notes(grid)]
+    n = max((len(line.cells) for line in lines), default=0)
+    notes = [sweep_note(data), about + "WAvg: weighted by length.", *notes, *seed_notes(grid, n), *word_notes(grid)]
     title = _titled("open-weight", "Beside open-weight models", data)
     numbers = [column.heading for column in columns]
     return assemble(

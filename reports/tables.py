@@ -48,17 +48,15 @@ TABLES: dict[str, tuple[str, str]] = {
     "compare": ("compare:compare_table", "measured beside published"),
 }
 """By number or name: where the function stands, and what the table shows."""
+NO_LENGTHS = [(-1, "shortest"), (-1, "longest")]
 WORDS_ONLY = ("5", "budgets", "failures", "provenance")
 """Tables in which nothing measured is compared."""
 
 
 def ends(data: SweepData, lengths: Mapping[str, Sequence[int]], column: Column) -> list[Column]:
-    """The column at the shortest and at the longest context length (-1 where no length is known yet)."""
+    """The column at the shortest and at the longest context length: one where there is one (-1 where none is known yet)."""
     known = sorted(lengths.get(column.probe, ())) or data.lengths(column.probe, column.metric)
-    if not known:
-        named = [(-1, "shortest"), (-1, "longest")]
-    else:
-        named = [(length, length_name(length)) for length in (known[0], known[-1])]
+    named = [(length, length_name(length)) for length in dict.fromkeys((known[0], known[-1]))] if known else NO_LENGTHS
     return [
         Column(f"{column.heading}@{name}", column.probe, column.metric, column.decimals, column.percent, length)
         for length, name in named
@@ -66,7 +64,7 @@ def ends(data: SweepData, lengths: Mapping[str, Sequence[int]], column: Column) 
 
 
 def complete_columns(data: SweepData, lengths: Mapping[str, Sequence[int]] | None = None) -> list[Column]:
-    """The eight numbers of the complete results."""
+    """The eight numbers of the complete results; five where there is one context length."""
     asked = data.requested_lengths() if lengths is None else lengths
     return [
         Column("Val", "val", "val_loss", 3),

@@ -96,7 +96,8 @@ def data_list(
 @data_app.command("verify")
 def data_verify(
     what: Annotated[
-        str | None, typer.Argument(metavar="NAME|FINGERPRINT", help="One corpus; else all that are prepared.")
+        str | None,
+        typer.Argument(metavar="NAME|CORPUS|FINGERPRINT", help="As data list shows it; else all that are prepared."),
     ] = None,
     runs: Runs = None,
     db: Db = None,
@@ -106,7 +107,7 @@ def data_verify(
     from .training import corpora
 
     root = runs_folder(runs, db) / "corpora"
-    folders = [corpora.choose(root, what)] if what else corpora.folders(root)
+    folders = corpora.choose(root, what) if what else corpora.folders(root)
     rows = [{"folder": str(folder), "problems": corpora.verify(folder)} for folder in folders]
     if as_json:
         print_json(rows)

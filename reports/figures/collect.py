@@ -18,6 +18,7 @@ from ...results.paper import OWNER as PRINTED_BY
 from ...results.schema import CurvePointRow
 from ...results.store import Store
 from ..data import ReportError, SweepData, attempts_of, gather, provenances_of
+from ..numbers import length_name
 from .base import Collected, collected, groups_of, line_axes, training_lengths
 
 GROUP = ["panel", "first", "second", "line"]
@@ -60,12 +61,14 @@ def over_lengths(data: SweepData, trained: dict[str, int], probe: str, metric: s
 
 
 def lines_of(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row a line and length of `over_lengths`: value (mean over cells), cells, and low and high, a 95% Wilson interval.
+    """One row a line and length of `over_lengths`: value (mean over cells), cells, of (cells that the line has at any length),
+    and low and high, a 95% Wilson interval.
 
     The interval is that of all answers of the line together, NaN where a count is not known. It tells how sure the mean of
     these cells is, not how far another training of them would be off.
     """
     rows = []
+    whole = frame.groupby([*GROUP, "probe", "metric"])["cell"].nunique()
     for key, group in frame.groupby([*GROUP, "probe", "metric", "length"], sort=False):
         mean, low, high = float(group["value"].mean()), math.nan, math.nan
         if group["metric"].iloc[0].endswith("accuracy") and group["n"].notna().all():
@@ -73,8 +76,17 @@ def lines_of(frame: pd.DataFrame) -> pd.DataFrame:
             low, high = wilson(min(float((group["value"] * group["n"]).sum()), n), n)
         names = (*GROUP, "probe", "metric", "length")
         about = dict(zip(names, key, strict=True)) | {"value": mean, "cells": len(group)}
-        rows.append(about | {"low": low, "high": high})
-    return pd.DataFrame(rows, columns=[*GROUP, "probe", "metric", "length", "value", "cells", "low", "high"])
+        rows.append(about | {"of": int(whole[key[:-1]]), "low": low, "high": high})
+    return pd.DataFrame(rows, columns=[*GROUP, "probe", "metric", "length", "value", "cells", "of", "low", "high"])
+
+
+def uneven(means: pd.DataFrame) -> list[str]:
+    """The note on means of `lines_of` over fewer cells than their line has elsewhere; none where all have as many."""
+    fewer = means[means["cells"] < means["of"]]
+    if fewer.empty:
+        return []
+    told = list(dict.fromkeys(f"{length_name(int(length))}" for length in sorted(fewer["length"])))
+    return [f"n=k (at {', '.join(told)}): a mean over k cells, fewer than the line has at other lengths."]
 
 
 def _origins(frame: pd.DataFrame) -> list[tuple[str, int | None]]:
@@ -95,7 +107,7 @@ def needle(store: Store, sweep: str | None = None, *, revision: int | None = Non
             f"no cell of sweep {data.sweep} has needle accuracies; finish it, or evaluate with --probe needle"
         )
     counts = "Bars: 95% Wilson intervals of all digits of a line. " if frame["n"].notna().any() else ""
-    notes = [f"{_averaged_over(data)}{counts}Dotted: a guess, 10%."]
+    notes = [f"{_averaged_over(data)}{counts}Dotted: a guess, 10%.", *uneven(lines_of(frame))]
     trained = _one(list(frame["trained"]))
     return collected(
         store,
@@ -122,7 +134,8 @@ def losses(store: Store, sweep: str | None = None, *, revision: int | None = Non
     frame = pd.concat(known, ignore_index=True)
     words = f"{_averaged_over(data)}Clean: whole documents. Junk: the validation stream across document borders."
     about = {"trained": _one(list(frame["trained"]))}
-    return collected(store, data, "length", "Loss over context length", frame, _origins(frame), notes=[words], **about)
+    notes = [words, *uneven(lines_of(frame))]
+    return collected(store, data, "length", "Loss over context length", frame, _origins(frame), notes=notes, **about)
 
 
 def count_map(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Collected:
@@ -187,9 +200,19 @@ def state_norm(store: Store, sweep: str | None = None, *, revision: int | None =
         "State of the memory over context length",
         frame,
         _origins(frame),
-        notes=[words],
+        notes=[words, *uneven(norm_means(frame))],
         **about,
     )
+
+
+def norm_means(frame: pd.DataFrame) -> pd.DataFrame:
+    """One row a panel, metric and length of the state norms: value (mean over cells), cells, of (cells at any length)."""
+    whole = frame.groupby(["panel", "metric"])["cell"].nunique()
+    means = frame.groupby(["panel", "metric", "length"], sort=False).agg(
+        value=("value", "mean"), cells=("cell", "size")
+    )
+    means = means.reset_index()
+    return means.assign(of=[int(whole[key]) for key in zip(means["panel"], means["metric"], strict=True)])
 
 
 def smoothed(values: Sequence[float], width: int) -> np.ndarray:

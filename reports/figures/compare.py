@@ -15,7 +15,7 @@ from ..effects import factors, measures, numbers_of, pareto
 from ..layout import entry
 from ..numbers import Column, better
 from ..tables import complete_columns
-from .base import Collected, collected
+from .base import Collected, collected, level
 
 MOST_FACTORS = 6
 
@@ -67,6 +67,7 @@ def interactions(store: Store, sweep: str | None = None, *, revision: int | None
     if len(axes) < 2:
         raise ReportError(f"fewer than two axes of sweep {data.sweep} vary; an interaction needs two")
     rows, origins = [], []
+    fewer: dict[tuple[str, ...], str] = {}
     for column in _qualities(data):
         numbers = numbers_of(data, column)
         scale, unit = (100, "%") if column.percent else (1, "nats/token")
@@ -76,12 +77,21 @@ def interactions(store: Store, sweep: str | None = None, *, revision: int | None
                 about: dict[str, Any] = {"measure": column.heading, "unit": unit, "row_axis": a, "column_axis": b}
                 about |= {"row": str(first), "column": str(second)}
                 rows.append(about | {"mean": scale * float(group["value"].mean()), "cells": len(group)})
+                listed = sum(level(cell, a) == str(first) and level(cell, b) == str(second) for cell in data.cells)
+                if len(group) < listed:
+                    fewer[column.heading, a, b, str(first), str(second)] = f"{len(group)} of {listed}"
     if not rows:
         raise ReportError(f"no cell of sweep {data.sweep} has a validation loss or a needle accuracy; finish it")
     levels = {axis: data.levels(axis) for axis in axes}
     words = "Means over all cells of a combination. White: no cell has the number."
-    frame = pd.DataFrame(rows)
-    return collected(store, data, "interactions", "Means by two axes", frame, origins, notes=[words], levels=levels)
+    notes = [words]
+    if fewer:
+        counts = ", ".join(dict.fromkeys(fewer.values()))
+        notes.append(f"Starred: a mean over fewer cells than the sweep lists at that combination ({counts}).")
+    about = {"levels": levels, "fewer": fewer}
+    return collected(
+        store, data, "interactions", "Means by two axes", pd.DataFrame(rows), origins, notes=notes, **about
+    )
 
 
 def quality_speed(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Collected:
@@ -98,6 +108,7 @@ def quality_speed(store: Store, sweep: str | None = None, *, revision: int | Non
     told = [axis for axis in AXES if axis != "attn_type" and len(data.levels(axis)) > 1]
     rows: list[dict[str, Any]] = []
     origins: list[tuple[str, int | None]] = []
+    fewer: dict[tuple[str, str], str] = {}
     for quality in _qualities(data):
         found = []
         for key, cells in data.configurations().items():
@@ -111,6 +122,8 @@ def quality_speed(store: Store, sweep: str | None = None, *, revision: int | Non
             about |= {"value": good.value * (100 if quality.percent else 1), "slug": cells[0].slug}
             found.append(about | {axis: levels[axis] for axis in AXES} | {"name": " ".join(filter(None, words))})
             origins += [*fast.origins, *good.origins]
+            if min(fast.seeds, good.seeds) < len(cells):
+                fewer[quality.heading, found[-1]["name"]] = f"n={min(fast.seeds, good.seeds)}"
         points = [(one["speed"], one["value"]) for one in found]
         fronts = pareto(points, (1, better(quality.metric)))
         rows += [one | {"front": kept} for one, kept in zip(found, fronts, strict=True)]
@@ -118,7 +131,8 @@ def quality_speed(store: Store, sweep: str | None = None, *, revision: int | Non
         raise ReportError(f"no cell of sweep {data.sweep} has both a speed and a quality; finish it")
     frame = pd.DataFrame(rows)
     words_ = "One point a configuration. Ringed and numbered: on the front, where no other is as good in both and better in one."
-    return collected(store, data, "pareto", "Quality against speed", frame, origins, notes=[words_])
+    notes = [words_, *(["n=k: a mean over k seeds, fewer than the configuration has."] if fewer else [])]
+    return collected(store, data, "pareto", "Quality against speed", frame, origins, notes=notes, fewer=fewer)
 
 
 def _word(axis: str, level: str) -> str:

@@ -8,7 +8,7 @@ import pandas as pd
 
 from . import style
 from .base import Collected
-from .collect import MOST_COUNT, NORMS, lines_of
+from .collect import MOST_COUNT, NORMS, lines_of, norm_means
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,6 +71,7 @@ def _lines(
                     alpha=0.3,
                 )
         (handles[name],) = axes.plot(line["length"], scale * line["value"], zorder=3, **how)
+        _count_fewer(axes, line, how["color"], scale)
         if line["low"].notna().any():
             below, above = line["value"] - line["low"], line["high"] - line["value"]
             axes.errorbar(
@@ -78,6 +79,18 @@ def _lines(
                 fmt="none", ecolor=how["color"], elinewidth=0.8, capsize=1.8, capthick=0.8, zorder=2,
             )  # fmt: skip
     return handles
+
+
+def _count_fewer(axes: Axes, means: pd.DataFrame, ink: str, scale: float = 1) -> None:
+    """Writes n beside every mean that is over fewer cells than its line has elsewhere."""
+    from matplotlib.patheffects import withStroke
+
+    halo = [withStroke(linewidth=1.5, foreground="white")]
+    for _, one in means[means["cells"] < means["of"]].iterrows():
+        axes.annotate(
+            f"n={int(one['cells'])}", (one["length"], scale * one["value"]), xytext=(0, 5), textcoords="offset points",
+            ha="center", fontsize=6, color=ink, zorder=4, path_effects=halo,
+        )  # fmt: skip
 
 
 def _length_label(trained: int | None) -> str:
@@ -171,6 +184,7 @@ def state_norm(made: Collected) -> Figure:
     from matplotlib.ticker import FuncFormatter, NullLocator
 
     frame, trained = made.frame, made.about["trained"]
+    means = norm_means(frame)
     names = list(dict.fromkeys(frame["panel"]))
     figure = style.page(2.4 * style.rows_of(len(names)) + 0.35, style.width_of(len(names)))
     handles: dict[str, Any] = {}
@@ -189,9 +203,10 @@ def state_norm(made: Collected) -> Figure:
                         linewidth=0.5,
                         alpha=0.35,
                     )
-            mean = part.groupby("length")["value"].mean()
+            mean = means[(means["panel"] == name) & (means["metric"] == metric)].sort_values("length")
             if len(mean):
-                (handles[NORM_WORDS[metric]],) = axes.plot(mean.index, mean, **how)
+                (handles[NORM_WORDS[metric]],) = axes.plot(mean["length"], mean["value"], **how)
+                _count_fewer(axes, mean, how["color"])
         style.length_axis(axes, list(frame["length"]), trained)
         axes.set_yscale("log", base=2)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -91,7 +92,13 @@ def interactions(made: Collected) -> Figure:
             table = table.pivot(index="row", columns="column", values="mean").reindex(
                 index=levels[a], columns=levels[b]
             )
-            drawn = _heat(axes, table, low, high, 1 if here["unit"].iloc[0] == "%" else 3)
+            starred = {
+                (r, c)
+                for r, row in enumerate(levels[a])
+                for c, column in enumerate(levels[b])
+                if {(measure, a, b, row, column), (measure, b, a, column, row)} & made.about["fewer"].keys()
+            }
+            drawn = _heat(axes, table, low, high, 1 if here["unit"].iloc[0] == "%" else 3, starred)
             axes.set_ylabel(a)
             axes.set_xlabel(b)
         unit = here["unit"].iloc[0]
@@ -99,7 +106,9 @@ def interactions(made: Collected) -> Figure:
     return style.finished(figure, made.title, made.notes, {})
 
 
-def _heat(axes: Axes, table: pd.DataFrame, low: float, high: float, decimals: int) -> Any:
+def _heat(
+    axes: Axes, table: pd.DataFrame, low: float, high: float, decimals: int, starred: Collection[tuple[int, int]]
+) -> Any:
     from matplotlib import colormaps
     from matplotlib.colors import Normalize
 
@@ -119,7 +128,7 @@ def _heat(axes: Axes, table: pd.DataFrame, low: float, high: float, decimals: in
             axes.text(
                 c + 0.5,
                 r + 0.5,
-                rounded(round(float(value), DUST), decimals),
+                rounded(round(float(value), DUST), decimals) + ("*" if (r, c) in starred else ""),
                 ha="center",
                 va="center",
                 color=ink,
@@ -151,6 +160,16 @@ def quality_speed(made: Collected) -> Figure:
                 types.index(one["attn_type"]), 1 if one["memory"] == memories[0] and len(memories) > 1 else 0
             )
             axes.plot(one["speed"], one["value"], **(how | {"linestyle": "none"}))
+        for _, one in here.iterrows():
+            if told := made.about["fewer"].get((quality, one["name"])):
+                axes.annotate(
+                    told,
+                    (one["speed"], one["value"]),
+                    xytext=(0, -9),
+                    textcoords="offset points",
+                    ha="center",
+                    fontsize=6,
+                )
         kept = here[here["front"]].sort_values("speed")
         axes.step(kept["speed"], kept["value"], where="pre", color=style.GREY, linewidth=0.9, zorder=1)
         axes.plot(

@@ -392,17 +392,32 @@ def listing(root: Path, only: Sequence[str] | None = None) -> list[dict[str, Any
     return rows
 
 
-def choose(root: Path, word: str) -> Path:
-    """The folder of a prepared corpus by name or by the beginning of its fingerprint. Raises CorpusError."""
+def choose(root: Path, word: str) -> list[Path]:
+    """The folders of the prepared corpora that a word of `data list` means, oldest first.
+
+    That is a name, else a corpus in the list's words (`stdlib`, `files`: every one that is prepared, with whichever
+    tokenizer), else the beginning of a fingerprint. Raises CorpusError.
+    """
     known = names(root)
     fingerprint = known.get(word)
     if fingerprint:
-        return root / fingerprint[:16]
-    fits = [folder for folder in folders(root) if folder.name.startswith(word[:16])]
+        return [root / fingerprint[:16]]
+    here = folders(root)
+    if word in CORPORA and (found := [folder for folder in here if _prepared_from(folder) in (word, None)]):
+        return found
+    fits = [folder for folder in here if folder.name.startswith(word[:16])]
     if len(fits) != 1 or (len(word) > 16 and not manifest(fits[0])["fingerprint"].startswith(word)):
         what = "more than one corpus" if len(fits) > 1 else "no corpus"
         raise CorpusError(f"{what} {word!r} is prepared in {root}; atma-sweep data list shows them")
-    return fits[0]
+    return fits
+
+
+def _prepared_from(folder: Path) -> str | None:
+    """The corpus that a folder was prepared from; None where its manifest cannot say so, which is for `verify` to tell."""
+    try:
+        return str(json.loads((folder / "manifest.json").read_text())["request"]["corpus"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 # --- reference values ---------------------------------------------------------------------------------------------

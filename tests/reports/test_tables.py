@@ -149,7 +149,7 @@ def test_seeds_and_further_axes_keep_rows_apart(empty, make):
     assert len(set(table.rows)) == 4
     assert table.columns[8:10] == ("Clean@shortest", "Clean@longest")
     asked = table6(store, lengths={"clean": [4096, 256], "junk": [512]}, seeds=True)
-    assert asked.columns[8:12] == ("Clean@256", "Clean@4K", "Junk@512", "Junk@512")
+    assert asked.columns[8:12] == ("Clean@256", "Clean@4K", "Junk@512", "Ndl@shortest")
     json.loads(render(table, "json"))
 
 

@@ -313,19 +313,23 @@ def test_verify_ends_with_one_after_a_flipped_byte(text: Path, tmp_path: Path, c
     folder, number = Path(row["folder"]), row["fingerprint"]
     assert command("data", "verify") == (0, f"{folder}: as prepared\n{other['folder']}: as prepared\n", "")
     assert command("data", "verify", "mine") == (0, f"{folder}: as prepared\n", "")
+    assert command("data", "verify", "files") == command("data", "verify"), "the list's word for both"
     path = folder / file
     raw = bytearray(path.read_bytes())
     raw[1030 if path.suffix == ".bin" else len(raw) // 2] ^= 1
     path.write_bytes(bytes(raw))
-    for word in ("mine", number[:16], number[:7]):
+    for word in ("mine", "files", number[:16], number[:7]):
         code, out, err = command("data", "verify", word)
         assert (code, err) == (1, "")
-        assert out.startswith(f"{path}: ")
-        assert out.splitlines()[0].endswith(f"; remove {folder} and prepare the corpus again")
+        lines = out.splitlines()
+        assert (f"{other['folder']}: as prepared" in lines) == (word == "files")
+        wrong = [line for line in lines if not line.startswith(other["folder"])]
+        assert wrong[0].startswith(f"{path}: ")
+        assert wrong[0].endswith(f"; remove {folder} and prepare the corpus again")
     code, out, _ = command("data", "verify", "--json")
     assert code == 1
-    wrong = {row["folder"]: bool(row["problems"]) for row in json.loads(out)}
-    assert wrong == {str(folder): True, other["folder"]: False}
+    differs = {row["folder"]: bool(row["problems"]) for row in json.loads(out)}
+    assert differs == {str(folder): True, other["folder"]: False}
     # what it says helps
     for gone in folder.iterdir():
         gone.unlink()

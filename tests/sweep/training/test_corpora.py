@@ -295,9 +295,9 @@ def test_found_again_by_request_and_by_name(small: tuple[DataConfig, Path, Path]
     assert corpora.find(data.model_copy(update={"train_tokens": 5}), root) is None
     assert corpora.find(data, root / "other") is None
     assert corpora.names(root) == {"mine": number}
-    for word in ("mine", number, number[:5], number[:16], number[:40]):
-        assert corpora.choose(root, word) == folder
-    for word in ("nine", "zzz", f"{number[:16]}zzz"):
+    for word in ("mine", "files", number, number[:5], number[:16], number[:40]):
+        assert corpora.choose(root, word) == [folder]
+    for word in ("nine", "zzz", "stdlib", f"{number[:16]}zzz"):
         assert refused(lambda word=word: corpora.choose(root, word)) == (  # type: ignore[misc]
             f"no corpus {word!r} is prepared in {root}; atma-sweep data list shows them"
         )
