@@ -68,7 +68,7 @@ def lines_of(frame: pd.DataFrame) -> pd.DataFrame:
     these cells is, not how far another training of them would be off.
     """
     rows = []
-    whole = frame.groupby([*GROUP, "probe", "metric"])["cell"].nunique()
+    whole = frame.groupby([*GROUP, "probe", "metric"])["cell"].nunique().to_dict()
     for key, group in frame.groupby([*GROUP, "probe", "metric", "length"], sort=False):
         mean, low, high = float(group["value"].mean()), math.nan, math.nan
         if group["metric"].iloc[0].endswith("accuracy") and group["n"].notna().all():
@@ -207,7 +207,7 @@ def state_norm(store: Store, sweep: str | None = None, *, revision: int | None =
 
 def norm_means(frame: pd.DataFrame) -> pd.DataFrame:
     """One row a panel, metric and length of the state norms: value (mean over cells), cells, of (cells at any length)."""
-    whole = frame.groupby(["panel", "metric"])["cell"].nunique()
+    whole = frame.groupby(["panel", "metric"])["cell"].nunique().to_dict()
     means = frame.groupby(["panel", "metric", "length"], sort=False).agg(
         value=("value", "mean"), cells=("cell", "size")
     )
