@@ -16,10 +16,10 @@ from sqlalchemy import func, literal, select, update
 from sqlalchemy.orm import Session, aliased
 
 from . import queries
-from .database import storable
+from .database import storable, upsert
 from .records import CurvePoint, Example, Measurement, Phase, Provenance
 from .schema import AttemptRow, CurvePointRow, ExampleRow, MeasurementRow, ProvenanceRow
-from .store import Store, touch, upsert
+from .store import Store, touch
 
 MEASUREMENT_KEY = ("attempt_id", "probe", "metric", "length")
 EXAMPLE_KEY = (*MEASUREMENT_KEY, "item", "position")

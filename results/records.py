@@ -5,7 +5,7 @@ Times are aware UTC datetimes, durations seconds, sizes bytes, losses nats per t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
@@ -30,6 +30,10 @@ class Owner:
     host: str
     pid: int
     started: float
+
+    def same_process(self, other: Owner) -> bool:
+        """Whether both are one process, whatever they call themselves."""
+        return (self.host, self.pid, self.started) == (other.host, other.pid, other.started)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +168,18 @@ class RevisionRecord:
     git_commit: str | None
     git_dirty: bool | None
     created_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewRevision:
+    """What a launch wants to have recorded: the grid's text, the options, where the code comes from, and the cells."""
+
+    grid_text: str
+    grid_file: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    commit: str | None = None
+    dirty: bool | None = None
+    cells: Sequence[CellRecord]
 
 
 @dataclass(frozen=True, kw_only=True)

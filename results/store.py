@@ -9,34 +9,28 @@ Every method waits while the database is locked or its server away, up to `patie
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from datetime import datetime, timedelta
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import insert, select, update
-from sqlalchemy.exc import IntegrityError, OperationalError
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from . import queries
+from . import queries, sweeps
 from .database import (
     check_revision,
     create_database,
     file_of,
-    jsonable,
-    make_engine,
     place,
     plain_errors,
     refuse_network,
-    remedy_for,
     revision_of,
     shown,
     storable,
     upgrade_store,
-    upsert,
 )
 from .errors import (
     AttemptUnknown,
@@ -61,13 +55,15 @@ from .records import (
     CurvePoint,
     Event,
     Kind,
+    NewRevision,
     Owner,
     Provenance,
     RevisionRecord,
     SweepSummary,
     Value,
 )
-from .schema import AttemptRow, CellRow, EventRow, RevisionCellRow, RevisionRow, SweepRow, UtcNow
+from .schema import AttemptRow, EventRow, SweepRow, UtcNow
+from .transactions import PATIENCE_S, Transactions
 
 if TYPE_CHECKING:
     from .frames import Frames
@@ -91,10 +87,7 @@ __all__ = [
     "upgrade_store",
 ]
 
-Result = TypeVar("Result")
-Work = Callable[[Session], Result]
 IsAlive = Callable[[Owner], bool | None]
-PATIENCE_S = 300.0
 
 
 def open_store(url_or_path: str | Path | None = None, *, create: bool = False, patience: float = PATIENCE_S) -> Store:
@@ -135,76 +128,8 @@ def default_runs(url_or_path: str | Path | None = None) -> Path:
     return Store(url_or_path).runs
 
 
-class Store:
+class Store(Transactions):
     """An open database. Made by open_store; pickles as its address."""
-
-    def __init__(self, url_or_path: str | Path | None = None, *, patience: float = PATIENCE_S) -> None:
-        self.url = place(url_or_path)
-        self.path = file_of(self.url)
-        self.patience = patience
-        self._engine = make_engine(self.url)
-        self._reader = self._engine.execution_options(begin="BEGIN")
-        self._durable = self._engine.execution_options(durable=True)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return partial(Store, self.url.render_as_string(hide_password=False), patience=self.patience), ()
-
-    def __str__(self) -> str:
-        return shown(self.url)
-
-    @property
-    def runs(self) -> Path:
-        """Where artifacts go unless told otherwise: `<db name>-runs` beside the file, or in the working folder."""
-        if self.path is not None:
-            return self.path.with_name(f"{self.path.stem}-runs")
-        return Path.cwd() / f"{self.url.database or 'atma'}-runs"
-
-    def close(self) -> None:
-        """Closes the connections; the store opens new ones when it is used again."""
-        self._engine.dispose()
-
-    @contextmanager
-    def transaction(self, *, write: bool = True, durable: bool = False) -> Iterator[Session]:
-        """A session in a transaction: committed at the end, rolled back when anything is raised, always closed."""
-        engine = self._reader if not write else self._durable if durable else self._engine
-        session = Session(engine, expire_on_commit=False)
-        try:
-            yield session
-            session.commit()
-        except BaseException:
-            session.rollback()
-            raise
-        finally:
-            session.close()
-
-    def write(self, work: Work[Result], *, patience: float | None = None, durable: bool = False) -> Result:
-        """Runs `work` in a write transaction, again and again with growing pauses while the database cannot take it.
-
-        That is while it is locked, its disk is full, or its server is away. `work` may run more than once, so it must do
-        nothing but use the session. `durable`: when this returns, a power cut loses neither this write nor any before
-        it, whoever made them; for what must last before a file goes. Raises StoreBusy after `patience`.
-        """
-        return self._patiently(work, patience, write=True, durable=durable)
-
-    def read(self, work: Callable[..., Result], *args: Any, **options: Any) -> Result:
-        """The same in a transaction that only reads; `work` gets the arguments after the session."""
-        return self._patiently(lambda session: work(session, *args, **options), write=False)
-
-    def _patiently(self, work: Work[Result], patience: float | None = None, **how: bool) -> Result:
-        deadline = time.monotonic() + (self.patience if patience is None else patience)
-        pause = 0.05
-        while True:
-            try:
-                with self.transaction(**how) as session:
-                    return work(session)
-            except OperationalError as error:
-                remedy = remedy_for(error)
-                if remedy is None:
-                    raise
-                if time.monotonic() >= deadline:
-                    raise StoreBusy(f"{self} {remedy} and launch again") from error
-            time.sleep(pause)
-            pause = min(2 * pause, 5.0)
 
     # --- sweeps: supervisors only -----------------------------------------------------------------------------------
 
@@ -222,59 +147,13 @@ class Store:
         """Records a launch and returns the number of the revision that holds (from 1).
 
         Adds the sweep and the cells that are missing, and a revision when the grid's text, the options, the cells,
-        their order or their axes differ from the newest one. Always makes the sweep the one launched last. May be
-        called by any launcher, before it acquires the sweep. Raises SweepReadOnly.
+        their order or their axes differ from the newest one. Always makes the sweep the one launched last. Who launches
+        gives it to acquire_sweep instead. Raises SweepReadOnly.
         """
-
-        def work(session: Session) -> int:
-            sweep = self._launched(session, name)
-            newest = session.scalar(
-                select(RevisionRow).where(RevisionRow.sweep_id == sweep.id).order_by(RevisionRow.number.desc()).limit(1)
-            )
-            listed = [(cell.id, dict(cell.axes)) for cell in cells]
-            given = jsonable(dict(options or {}))  # as it will be read back, so that a relaunch compares equal
-            same = newest is not None and newest.grid_text == grid_text and newest.options == given
-            if newest is not None and same and queries.members(session, newest.id) == listed:
-                return newest.number
-            moment = queries.now(session)
-            revision = RevisionRow(
-                sweep_id=sweep.id,
-                number=newest.number + 1 if newest is not None else 1,
-                grid_text=grid_text,
-                grid_file=grid_file,
-                options=given,
-                git_commit=commit,
-                git_dirty=dirty,
-                created_at=moment,
-            )
-            session.add(revision)
-            session.flush()
-            if cells:
-                rows = [_cell_values(cell) | {"created_at": moment} for cell in cells]
-                session.execute(upsert(session, CellRow, key=("id",), replace=False), rows)
-                links = [
-                    {"revision_id": revision.id, "cell_id": cell, "position": position, "axes": axes}
-                    for position, (cell, axes) in enumerate(listed)
-                ]
-                session.execute(insert(RevisionCellRow), links)
-            return revision.number
-
-        return self.write(work)
-
-    def _launched(self, session: Session, name: str) -> SweepRow:
-        """The sweep, made when missing, with `launched_at` moved after every other launch."""
-        moment = queries.now(session)
-        newest = session.scalar(select(SweepRow.launched_at).order_by(SweepRow.launched_at.desc()).limit(1))
-        made = {"name": name, "created_at": moment, "launched_at": moment, "fence": 0, "read_only": False}
-        session.execute(upsert(session, SweepRow, key=("name",), replace=False), made)
-        # locks the row on PostgreSQL, so that launchers of one sweep go one after the other, as on SQLite
-        sweep = session.scalars(select(SweepRow).where(SweepRow.name == name).with_for_update()).one()
-        if sweep.read_only:
-            raise SweepReadOnly(f"sweep {name!r} holds imported results; launch under another name with --name")
-        # a clock that was set back must not make an older launch the newest
-        sweep.launched_at = moment if newest is None else max(moment, newest + timedelta(milliseconds=1))
-        session.flush()
-        return sweep
+        given = NewRevision(
+            grid_text=grid_text, grid_file=grid_file, options=options or {}, commit=commit, dirty=dirty, cells=cells
+        )
+        return self.write(lambda session: sweeps.record(session, sweeps.opened(session, name), given))
 
     def set_read_only(self, name: str, read_only: bool = True) -> None:
         """Closes a sweep to launches (an import does so), or opens it again. Raises SweepUnknown."""
@@ -285,33 +164,33 @@ class Store:
         self.write(work)
 
     def acquire_sweep(
-        self, name: str, owner: Owner, lease_seconds: float, *, is_alive: IsAlive = lambda owner: None
+        self,
+        name: str,
+        owner: Owner,
+        lease_seconds: float,
+        *,
+        is_alive: IsAlive = lambda owner: None,
+        revision: NewRevision | None = None,
+        forget: bool = False,
     ) -> int:
         """Makes `owner` the sweep's supervisor until the lease ends; returns its fencing number, one more each time.
 
         `is_alive` says of another holder: True (it keeps the sweep, even with an expired lease), False (it is taken
-        over at once) or None (unknown, as on another host: the lease decides, on the database's clock).
+        over at once) or None (unknown, as on another host: the lease decides, on the database's clock). With `revision`
+        the sweep may be new, and what is launched is recorded in the same transaction, so that a launch that is refused
+        leaves nothing behind. `forget`: what was asked of an earlier launch is not asked of this one.
         Raises SweepBusy, SweepUnknown, SweepReadOnly.
         """
         while True:
-            row, moment = self.read(lambda session: (queries.sweep_row(session, name), queries.now(session)))
-            if row.read_only:
-                raise SweepReadOnly(f"sweep {name!r} holds imported results; launch under another name with --name")
-            holder, seen = queries.owner_of(row), (row.fence, row.lease_until)
-            since, expired = row.owner_since, row.lease_until is None or row.lease_until < moment
-            if holder is not None and (holder.host, holder.pid, holder.started) != (
-                owner.host,
-                owner.pid,
-                owner.started,
-            ):
-                alive = is_alive(holder)
-                if alive or (alive is None and not expired):
-                    raise SweepBusy(
-                        f"sweep {name!r} is run by {holder.name} on {holder.host} (pid {holder.pid}) since "
-                        f"{since:%Y-%m-%d %H:%M:%S} UTC; stop that one first, or wait for it"
-                    )
-            if self.write(partial(_take, name=name, owner=owner, lease_seconds=lease_seconds, seen=seen)):
-                return seen[0] + 1
+            seen = self.read(sweeps.seen, name, new=revision is not None)
+            if seen.holder is not None and not seen.holder.same_process(owner):
+                alive = is_alive(seen.holder)
+                if alive or (alive is None and not seen.expired):
+                    raise SweepBusy(sweeps.busy(name, seen, known=alive is not None))
+            take = partial(sweeps.take, name=name, owner=owner, lease_seconds=lease_seconds, seen=seen)
+            fence = self.write(partial(take, revision=revision, forget=forget))
+            if fence is not None:
+                return fence
 
     def renew_sweep(self, name: str, fence: int, lease_seconds: float) -> None:
         """Extends the lease from now. Raises LostLease when somebody else has taken the sweep since."""
@@ -573,27 +452,5 @@ def _changed(session: Session, query: Any) -> bool:
     return bool(session.execute(query.execution_options(synchronize_session=False)).rowcount)  # type: ignore[attr-defined]
 
 
-def _take(session: Session, name: str, owner: Owner, lease_seconds: float, seen: tuple[int, datetime | None]) -> bool:
-    """Takes the sweep if its fence and its lease are still those that were seen."""
-    moment = queries.now(session)
-    same = SweepRow.lease_until.is_not_distinct_from(seen[1])
-    query = update(SweepRow).where(SweepRow.name == name, SweepRow.fence == seen[0], same)
-    taken = query.values(
-        owner=owner.name,
-        owner_host=owner.host,
-        owner_pid=owner.pid,
-        owner_started=owner.started,
-        owner_since=moment,
-        lease_until=moment + timedelta(seconds=lease_seconds),
-        fence=seen[0] + 1,
-    )
-    return _changed(session, taken)
-
-
 def _tell(session: Session, kind: str, message: str, **about: Any) -> None:
     session.execute(insert(EventRow).values(at=UtcNow(), kind=kind, message=storable(message), **about))
-
-
-def _cell_values(cell: CellRecord) -> dict[str, Any]:
-    values = {"id": cell.id, "slug": cell.slug, "seed": cell.seed, "config": dict(cell.config)}
-    return values | {"tokens_total": cell.tokens} | dict(cell.levels)

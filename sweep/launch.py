@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..results.errors import SweepBusy, SweepUnknown
+from ..results.records import NewRevision
 from ..results.standing import standing
 from ..results.store import Store
 from . import disk, machine, ordering, planner, process, room, snapshot, supervisor, texts
@@ -204,46 +205,32 @@ def claim(
     *,
     again: bool = False,
 ) -> int:
-    """Takes the sweep, then records what is launched, so that a refused launch changes nothing.
+    """Takes the sweep and records what is launched, in one: a refused launch changes nothing.
 
     `again`: the same launch goes on after its process died, and waits for the lease that it had on another machine.
     """
     wanted = sorted({pair for cell in cells for pair in requested(cell.config.eval)})
-
-    def record() -> None:
-        store.record_revision(
-            grid.name,
-            grid_text=grid.document.text,
-            grid_file=str(grid.document.path),
-            options={
-                "requested": [list(pair) for pair in wanted],
-                "set": {path: setting.value for path, setting in grid.command_line.items()},
-            },
-            commit=commit[0],
-            dirty=commit[1],
-            cells=[planner.record(cell) for cell in cells],
-        )
-
-    def acquire() -> int:
-        deadline = time.monotonic() + (2 * supervisor.LEASE_S if again else 0.0)
-        while True:
-            try:
-                return store.acquire_sweep(grid.name, owner, supervisor.LEASE_S, is_alive=process.is_alive)
-            except SweepBusy:
-                if time.monotonic() >= deadline:
-                    raise
-            time.sleep(CLAIM_AGAIN_S)
-
-    try:
-        fence = acquire()
-    except SweepUnknown:
-        record()
-        return acquire()
-    record()
-    if not again:
-        # what was asked of an earlier launch is not asked of this one
-        store.ask(grid.name, pause=None, cancel=None, retry=None)
-    return fence
+    revision = NewRevision(
+        grid_text=grid.document.text,
+        grid_file=str(grid.document.path),
+        options={
+            "requested": [list(pair) for pair in wanted],
+            "set": {path: setting.value for path, setting in grid.command_line.items()},
+        },
+        commit=commit[0],
+        dirty=commit[1],
+        cells=[planner.record(cell) for cell in cells],
+    )
+    deadline = time.monotonic() + (2 * supervisor.LEASE_S if again else 0.0)
+    while True:
+        try:
+            return store.acquire_sweep(
+                grid.name, owner, supervisor.LEASE_S, is_alive=process.is_alive, revision=revision, forget=not again
+            )
+        except SweepBusy:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(CLAIM_AGAIN_S)
 
 
 def _source(before: str | None, sweep: str, runs: Path, code: str, tell: Callable[[str], None]) -> str:

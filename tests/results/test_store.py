@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from atma_sweep.results import sweeps
 from atma_sweep.results.recorder import Recorder
 from atma_sweep.results.records import AXES, CellRecord, Measurement, Owner
 from atma_sweep.results.store import (
@@ -290,7 +291,7 @@ def test_events(store, cells):
 
 def test_nothing_stays_of_a_transaction_that_raises(store, cells):
     def work(session):
-        launch_row = store._launched(session, "half")
+        launch_row = sweeps.opened(session, "half")
         assert launch_row.id
         raise RuntimeError("on purpose")
 

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -289,6 +290,29 @@ def test_a_launch_that_goes_on_elsewhere_waits_for_its_own_lease(bench: Bench) -
         with pytest.raises(SweepBusy, match="on elsewhere"):
             claim(store, grid, [], (None, None), here)
         assert claim(store, grid, [], (None, None), here, again=True) == 2
+
+
+def test_a_launch_that_is_refused_a_new_name_leaves_no_revision(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another launch takes the name right after this one has found that nobody has it."""
+    grid = load_grid(str(bench.folder / "micro.yaml"))
+    bench.edit("seeds: 1", "seeds: 2")
+    other = load_grid(str(bench.folder / "micro.yaml"))
+    me = process.this_process("launch")
+    with contextlib.closing(open_store(bench.folder / "atma.db", create=True)) as store:
+        read = store.read
+
+        def disturbed(*arguments: object, **options: object) -> object:
+            monkeypatch.setattr(store, "read", read)
+            try:
+                return read(*arguments, **options)  # type: ignore[arg-type]
+            finally:
+                assert claim(store, other, [], (None, None), replace(me, started=1.0)) == 1
+
+        monkeypatch.setattr(store, "read", disturbed)
+        monkeypatch.setattr("atma_sweep.sweep.process.is_alive", lambda owner: True)
+        with pytest.raises(SweepBusy):
+            claim(store, grid, [], (None, None), me)
+    assert bench.sql("SELECT number, grid_text FROM revision") == [(1, other.document.text)]
 
 
 def test_plugin_mixer_trains_and_appears_in_the_table(bench: Bench) -> None:

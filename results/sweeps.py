@@ -1,0 +1,157 @@
+"""Who runs a sweep, and what was launched: the writes of a claim, each inside a transaction of its caller."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import insert, select
+from sqlalchemy.orm import Session
+
+from . import queries
+from .database import jsonable, upsert
+from .errors import SweepReadOnly, SweepUnknown
+from .records import CellRecord, NewRevision, Owner
+from .schema import CellRow, RevisionCellRow, RevisionRow, SweepRow
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A sweep as it stood when its holder was looked for."""
+
+    fence: int
+    lease_until: datetime | None
+    holder: Owner | None
+    since: datetime | None
+    expired: bool
+    new: bool = False
+    """Nobody has launched it yet."""
+
+
+def seen(session: Session, name: str, *, new: bool) -> Seen:
+    """The sweep as it stands. Raises SweepReadOnly, and SweepUnknown unless it may be `new`."""
+    if new and session.scalar(select(SweepRow.id).where(SweepRow.name == name)) is None:
+        return Seen(0, None, None, None, True, new=True)
+    row = queries.sweep_row(session, name)
+    _open(row)
+    expired = row.lease_until is None or row.lease_until < queries.now(session)
+    return Seen(row.fence, row.lease_until, queries.owner_of(row), row.owner_since, expired)
+
+
+def busy(name: str, seen: Seen, *, known: bool) -> str:
+    """Why the sweep cannot be had. `known`: its holder was seen to live; else only its lease says so."""
+    assert seen.holder is not None
+    who = f"{seen.holder.name} on {seen.holder.host} (pid {seen.holder.pid})"
+    until = f" (its lease ends {seen.lease_until:%H:%M:%S} UTC)" if seen.lease_until is not None and not known else ""
+    return f"sweep {name!r} is run by {who} since {seen.since:%Y-%m-%d %H:%M:%S} UTC; stop that one first, or wait for it{until}"
+
+
+def take(
+    session: Session,
+    *,
+    name: str,
+    owner: Owner,
+    lease_seconds: float,
+    seen: Seen,
+    revision: NewRevision | None,
+    forget: bool,
+) -> int | None:
+    """Gives the sweep to `owner` and records the revision; None, and nothing is changed, when it stands otherwise than seen."""
+    if seen.new:
+        _add(session, name)
+    row = _locked(session, name)
+    if row is None or (row.fence, row.lease_until) != (seen.fence, seen.lease_until):
+        return None
+    _open(row)
+    if revision is not None:
+        _launched_now(session, row)
+        record(session, row, revision)
+    moment = queries.now(session)
+    row.owner, row.owner_host, row.owner_pid, row.owner_started = owner.name, owner.host, owner.pid, owner.started
+    row.owner_since, row.lease_until = moment, moment + timedelta(seconds=lease_seconds)
+    row.fence = seen.fence + 1
+    if forget:
+        row.request = None
+    session.flush()
+    return row.fence
+
+
+def opened(session: Session, name: str) -> SweepRow:
+    """The sweep, made when missing, its row locked, and the one launched last from now on. Raises SweepReadOnly."""
+    _add(session, name)
+    row = _locked(session, name)
+    if row is None:
+        raise SweepUnknown(f"sweep {name!r} was deleted at this moment; try again")
+    _open(row)
+    _launched_now(session, row)
+    return row
+
+
+def record(session: Session, sweep: SweepRow, given: NewRevision) -> int:
+    """The number of the revision that holds: the newest if nothing differs from it, else one more."""
+    newest = session.scalar(
+        select(RevisionRow).where(RevisionRow.sweep_id == sweep.id).order_by(RevisionRow.number.desc()).limit(1)
+    )
+    listed = [(cell.id, dict(cell.axes)) for cell in given.cells]
+    options = jsonable(dict(given.options))  # as it will be read back, so that a relaunch compares equal
+    same = newest is not None and newest.grid_text == given.grid_text and newest.options == options
+    if newest is not None and same and queries.members(session, newest.id) == listed:
+        return newest.number
+    revision = _revision(session, sweep, newest.number + 1 if newest is not None else 1, given, options)
+    if given.cells:
+        rows = [_cell_values(cell) | {"created_at": revision.created_at} for cell in given.cells]
+        session.execute(upsert(session, CellRow, key=("id",), replace=False), rows)
+        links = [
+            {"revision_id": revision.id, "cell_id": cell, "position": position, "axes": axes}
+            for position, (cell, axes) in enumerate(listed)
+        ]
+        session.execute(insert(RevisionCellRow), links)
+    return revision.number
+
+
+def _revision(
+    session: Session, sweep: SweepRow, number: int, given: NewRevision, options: Mapping[str, Any]
+) -> RevisionRow:
+    revision = RevisionRow(
+        sweep_id=sweep.id,
+        number=number,
+        grid_text=given.grid_text,
+        grid_file=given.grid_file,
+        options=dict(options),
+        git_commit=given.commit,
+        git_dirty=given.dirty,
+        created_at=queries.now(session),
+    )
+    session.add(revision)
+    session.flush()
+    return revision
+
+
+def _add(session: Session, name: str) -> None:
+    moment = queries.now(session)
+    made = {"name": name, "created_at": moment, "launched_at": moment, "fence": 0, "read_only": False}
+    session.execute(upsert(session, SweepRow, key=("name",), replace=False), made)
+
+
+def _locked(session: Session, name: str) -> SweepRow | None:
+    """The row; on PostgreSQL whoever else writes to it waits until we are done, as on SQLite every writer does."""
+    return session.scalars(select(SweepRow).where(SweepRow.name == name).with_for_update()).one_or_none()
+
+
+def _open(row: SweepRow) -> None:
+    if row.read_only:
+        raise SweepReadOnly(f"sweep {row.name!r} holds imported results; launch under another name with --name")
+
+
+def _launched_now(session: Session, row: SweepRow) -> None:
+    """Makes it the sweep launched last, even with a clock that was set back."""
+    newest = session.scalar(select(SweepRow.launched_at).order_by(SweepRow.launched_at.desc()).limit(1))
+    row.launched_at = max(queries.now(session), (newest or row.launched_at) + timedelta(milliseconds=1))
+    session.flush()
+
+
+def _cell_values(cell: CellRecord) -> dict[str, Any]:
+    values = {"id": cell.id, "slug": cell.slug, "seed": cell.seed, "config": dict(cell.config)}
+    return values | {"tokens_total": cell.tokens} | dict(cell.levels)

@@ -1,0 +1,116 @@
+"""A launch that is refused leaves nothing behind, whatever moment another one chose to take the sweep's name."""
+
+import multiprocessing
+from contextlib import contextmanager
+
+import pytest
+from atma_sweep.results.records import NewRevision, Owner
+from atma_sweep.results.schema import CellRow, RevisionRow, SweepRow
+from atma_sweep.results.store import Store, SweepBusy, open_store
+from sqlalchemy import select
+from sqlalchemy.engine import make_url
+
+FORK = multiprocessing.get_context("fork")
+ROUNDS = 20
+
+
+def launcher(who, cells):
+    """A launch of a grid of its own: who it is, and what it wants recorded."""
+    owner = Owner(name=who, host="here", pid=ord(who), started=1.0)
+    return owner, NewRevision(grid_text=f"# by {who}", grid_file=f"{who}.yaml", cells=cells(2, prefix=who))
+
+
+def claim(store, name, owner, revision):
+    """Whether it got the sweep."""
+    try:
+        store.acquire_sweep(name, owner, 60.0, is_alive=lambda held: True, revision=revision, forget=True)
+    except SweepBusy:
+        return False
+    return True
+
+
+def left(store, name):
+    """Grids and cells that the database holds, and who holds the sweep."""
+    with store.transaction(write=False) as session:
+        grids = session.scalars(select(RevisionRow.grid_text).join(SweepRow).where(SweepRow.name == name)).all()
+        cells = {cell[0] for cell in session.scalars(select(CellRow.id))}
+        return grids, cells, session.scalar(select(SweepRow.owner).where(SweepRow.name == name))
+
+
+class Disturbed(Store):
+    """A store that lets a rival in after its n-th transaction."""
+
+    rival = staticmethod(lambda: None)
+    left = 0
+
+    @contextmanager
+    def transaction(self, **how):
+        try:
+            with super().transaction(**how) as session:
+                yield session
+        finally:
+            self.left -= 1
+            if self.left == 0:
+                self.rival()
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["a new name", "a name launched before"])
+@pytest.mark.parametrize("after", range(4))
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_one_of_two_launches_of_a_name_leaves_its_grid_alone(make, cells, first, after, known):
+    store = make("x")
+    (mine, my_grid), (theirs, their_grid) = launcher("a", cells), launcher("b", cells)
+    if first == "b":
+        (mine, my_grid), (theirs, their_grid) = (theirs, their_grid), (mine, my_grid)
+    before = []
+    if known:
+        assert claim(store, "quick", Owner(name="z", host="here", pid=1, started=1.0), my_grid)
+        assert store.release_sweep("quick", 1)
+        before = [my_grid.grid_text]
+    disturbed = Disturbed(make_url(store.url).render_as_string(hide_password=False))
+    won = {}
+    if after == 0:
+        won[theirs.name] = claim(store, "quick", theirs, their_grid)
+    disturbed.left = after
+    disturbed.rival = lambda: won.setdefault(theirs.name, claim(store, "quick", theirs, their_grid))
+    won[mine.name] = claim(disturbed, "quick", mine, my_grid)
+    disturbed.close()
+    assert len(won) == 2 or after == 3
+    (winner,) = [name for name, has in won.items() if has]
+    grids, known_cells, holder = left(store, "quick")
+    assert holder == winner
+    assert grids == before + [text for text in [f"# by {winner}"] if text not in before]
+    assert known_cells == {winner, *(my_grid.cells[0].id[0] for _ in before)}
+
+
+def _race(url, name, who, cells, start, results):
+    store = open_store(url)
+    start.wait()
+    results.put((who, claim(store, name, *launcher(who, cells))))
+    store.close()
+
+
+def test_launches_of_different_grids_race_for_new_names(store, url, cells):
+    for number in range(ROUNDS):
+        name = f"race-{number}"
+        start, results = FORK.Barrier(2), FORK.Queue()
+        order = "ab" if number % 2 else "ba"
+        both = [FORK.Process(target=_race, args=(url, name, who, cells, start, results)) for who in order]
+        for one in both:
+            one.start()
+        won = [who for who, has in (results.get(timeout=60) for _ in both) if has]
+        for one in both:
+            one.join(timeout=30)
+        grids, _, holder = left(store, name)
+        assert (won, grids) == ([holder], [f"# by {holder}"])
+
+
+def test_wishes_of_an_earlier_launch_are_forgotten_only_by_who_takes_the_sweep(store, cells):
+    owner, grid = launcher("a", cells)
+    assert claim(store, "quick", owner, grid)
+    store.ask("quick", pause=True)
+    assert not claim(store, "quick", *launcher("b", cells))
+    assert store.asked("quick") == {"pause": True}
+    store.release_sweep("quick", 1)
+    assert claim(store, "quick", *launcher("b", cells))
+    assert store.asked("quick") == {}
