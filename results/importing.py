@@ -23,13 +23,13 @@ from .bundles import (
     columns_of_member,
     iso,
     local_path,
-    name_ok,
     opened_bundle,
 )
 from .database import file_of
 from .errors import BundleError, StoreError
 from .import_files import Files
 from .import_plan import COPY, Content, Identify, Plan, Planner
+from .names import short, why_not
 
 if TYPE_CHECKING:
     from .store import Store
@@ -260,9 +260,11 @@ def import_bundle(
     release; SweepBusy when it concerns cells that somebody trains here at this moment; StoreBusy.
     """
     where = (runs or store.runs).absolute()
-    if rename is not None and not name_ok(rename):
-        raise StoreError(f"{rename!r} is no name for a sweep; give --name up to 200 printable letters")
+    if rename is not None and (why := why_not(rename)):
+        raise StoreError(f"--name: {short(rename)} {why}")
     with opened_bundle(file) as bundle:
+        if rename is None and (why := why_not(bundle.sweep)):
+            raise BundleError(f"{file}: {short(bundle.sweep)} {why}; give it another with --name")
         _refuse_full(file, (file_of(store.url) or where).parent, bundle.size(files=False))
         _refuse_full(file, where, bundle.size(files=True))
         content = Content(bundle, identify)

@@ -13,6 +13,7 @@ from sqlalchemy import String, and_, cast, func, select
 from sqlalchemy.orm import Session
 
 from .errors import AttemptUnknown, CellAmbiguous, CellUnknown, StoreError, SweepUnknown
+from .names import short
 from .records import (
     AXES,
     Attempt,
@@ -95,7 +96,7 @@ def sweep_row(session: Session, name: str | None) -> SweepRow:
         known = list(session.scalars(select(SweepRow.name)))
         near = difflib.get_close_matches(name, known, 3, 0.4) or sorted(known)[:5]
         raise SweepUnknown(
-            f"no sweep is named {name!r}; there is: {', '.join(near) or 'none yet, launch a grid first'}"
+            f"no sweep is named {short(name)}; there is: {', '.join(near) or 'none yet, launch a grid first'}"
         )
     return found
 

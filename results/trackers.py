@@ -5,7 +5,6 @@ Both packages are optional and imported only here. Nothing is sent anywhere: `wa
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -16,6 +15,7 @@ from typing import Any
 from .bundles import iso
 from .errors import StoreError
 from .files import filling
+from .names import file_name
 from .records import CellRecord, CurvePoint, Value
 from .store import Store
 
@@ -50,7 +50,7 @@ def runs_of(store: Store, sweep: str) -> Iterator[Run]:
     for state in states:
         shown = state.trained_attempt_id or state.attempt_id
         attempt = store.attempt(shown) if shown is not None else None
-        plain = re.sub(r"[^\w.@=+-]", "_", state.slug)
+        plain = file_name(state.slug)
         yield Run(
             name=plain if named[state.slug] == 1 else f"{plain}-{state.cell_id}",
             cell=store.cell(state.cell_id),
@@ -133,7 +133,7 @@ def export_wandb(store: Store, sweep: str, out: Path) -> int:
         for run in runs_of(store, sweep):
             times = {"began": run.began and iso(run.began), "ended": run.ended and iso(run.ended)}
             with wandb.init(
-                project=re.sub(r"[/\\#?%:]", "_", sweep),
+                project=file_name(sweep),
                 id=run.cell.id,
                 name=run.name,
                 dir=str(folder),

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..results.names import short, why_not
 from . import axes, paths, resolve
 from .cell import Cell, DataConfig, Plugin
 from .errors import GridError
@@ -191,6 +192,10 @@ def load_grid(
     title = _text(document, "name")
     if not title:
         raise GridError(path, 1, "name", "is missing; give the sweep a name")
+    if rename is not None and (why := why_not(rename)):
+        raise GridError("--name", None, "", f"{short(rename)} {why}")
+    if rename is None and (why := why_not(title)):
+        raise GridError(path, document.line("name"), "name", f"{short(title)} {why}")
     if sets and (rename is None or rename == title):
         raise GridError("--set", None, "", f"a changed grid needs a name of its own: add --name, other than {title!r}")
     grid = Grid(

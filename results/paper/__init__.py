@@ -115,10 +115,13 @@ def open_published() -> Store:
 def with_published(store: Store, sweep: str) -> Store:
     """The store itself when it holds the sweep, else, for a published one, a temporary one that the whole process shares.
 
-    Raises SweepUnknown.
+    Raises SweepUnknown, and StoreError when a sweep of one's own has a published name, from a time when it could.
     """
     try:
-        store.revision(sweep)
+        if sweep in (*SWEEPS, OPEN_WEIGHT):
+            _ours(store, sweep)
+        else:
+            store.revision(sweep)
     except SweepUnknown:
         if sweep not in (*SWEEPS, OPEN_WEIGHT):
             raise
@@ -275,7 +278,8 @@ def _ours(store: Store, name: str) -> bool:
     if store.revision(name).grid_file == GRID_FILE:
         return True
     raise StoreError(
-        f"a sweep of your own is named {name!r}, as the paper's numbers are; use another database with --db"
+        f"a sweep of your own is named {name!r}, as the paper's numbers are: export it, import it with --name into a new "
+        "database, and use that"
     )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ...results.names import is_name
 from ..cell import DataConfig
 from ..errors import nearest
 from . import tokenizer as tokenizers
@@ -51,8 +51,6 @@ PRESETS: dict[str, DataConfig] = {
 """What `data prepare NAME` prepares unless told otherwise: what the shipped grids ask for."""
 
 _AGAIN = "remove {folder} and prepare the corpus again"
-
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 class CorpusUnknown(CorpusError):
@@ -213,7 +211,7 @@ def _pointer(path: Path, root: Path) -> str | None:
 
 
 def _named(data: DataConfig, root: Path) -> str:
-    found = _pointer(root / "names" / f"{data.corpus}.json", root) if NAME.fullmatch(data.corpus) else None
+    found = _pointer(root / "names" / f"{data.corpus}.json", root) if is_name(data.corpus) else None
     if found is None:
         raise CorpusUnknown(data.corpus, [*CORPORA, *names(root)])
     have, asked = manifest(root / found[:16])["tokenizer"], data.tokenizer

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from ...results.names import RULE, is_name, short
 from ..cell import DataConfig
 from ..errors import MachineError
 from ..machine import cores
@@ -70,10 +71,8 @@ def prepare(
     CorpusError, ShardError, TokenizerError for text, shards and files that cannot be used, MachineError when a
     download fails.
     """
-    if name is not None and (name in corpora.CORPORA or not corpora.NAME.fullmatch(name)):
-        raise CorpusError(
-            f"--name {name}: must be letters, digits, '.', '_' and '-', and not the name of a known corpus"
-        )
+    if name is not None and (name in corpora.CORPORA or not is_name(name)):
+        raise CorpusError(f"--name: {short(name)} must be {RULE}; and not the name of a known corpus")
     found = corpora.find(data, root)
     if found is None:
         asked = corpora.request(data)

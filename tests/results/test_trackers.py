@@ -26,7 +26,7 @@ def filled(store, cells):
     return store
 
 
-NAMES = ["odd___slug", "polar0-baseline-c-s0-c00000000000", "polar0-baseline-c-s0-c01000000000"]
+NAMES = ["odd_slug-6e5d1382", "polar0-baseline-c-s0-c00000000000", "polar0-baseline-c-s0-c01000000000"]
 CURVE = ("tokens", "wall_s", "train_loss")
 """What histories.run fills of a curve."""
 

@@ -401,3 +401,27 @@ def test_error_keeps_its_parts(write: Write) -> None:
 def test_nearest_word_is_near_or_none() -> None:
     assert nearest("polr", ["nope", "polar", "rope"]) == "polar"
     assert nearest("xyzzy", ["nope", "polar", "rope"]) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("../../../x", "'../../../x' is no name for a sweep: letters, digits"),
+        ("a b", "'a b' is no name for a sweep"),
+        ("x" * 5000, f"'{'x' * 60}'... (5000 letters) is no name for a sweep"),
+        (
+            "printed-v2",
+            "'printed-v2' is no name for a sweep of your own: printed-... are the numbers that the paper prints",
+        ),
+    ],
+)
+def test_a_name_that_no_sweep_may_have(write: Write, name: str, why: str) -> None:
+    good, bad = write("name: g\nextends: micro\n"), write(f"extends: micro\nname: {name}\n", "bad.yaml")
+    with pytest.raises(GridError) as error:
+        load_grid(bad)
+    assert str(error.value).startswith(f"{bad}:2: name: {why}")
+    with pytest.raises(GridError) as error:
+        load_grid(good, rename=name)
+    assert str(error.value).startswith(f"--name: {why}")
+    # what a file may not be called does not matter when it is launched under another name
+    assert load_grid(bad, rename="fine").name == "fine"

@@ -15,6 +15,7 @@ import mortal
 import numpy as np
 import pytest
 import tokenizers
+from atma_sweep.results.names import short
 from atma_sweep.sweep.cell import DataConfig
 from atma_sweep.sweep.errors import MachineError
 from atma_sweep.sweep.training import corpora, prepare
@@ -270,12 +271,12 @@ def test_what_lies_damaged_where_the_corpus_belongs_is_replaced(tmp_path: Path, 
     assert mortal.contents(root) == whole
 
 
-@pytest.mark.parametrize("name", ["stdlib", "shards", "", "a b", "../x", ".hidden", "größe"])
+@pytest.mark.parametrize("name", ["stdlib", "shards", "", "a b", "../x", ".hidden", "größe", "x" * 5000])
 def test_names_that_cannot_be(tmp_path: Path, name: str) -> None:
     data = files(put(tmp_path / "t", prose(3)))
-    assert told(data, tmp_path / "c", name=name) == (
-        f"--name {name}: must be letters, digits, '.', '_' and '-', and not the name of a known corpus"
-    )
+    said = told(data, tmp_path / "c", name=name)
+    assert said.startswith(f"--name: {short(name)} must be letters, digits, '.', '_' and '-', at most 100")
+    assert said.endswith("and not the name of a known corpus")
 
 
 def test_what_is_told_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

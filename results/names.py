@@ -1,0 +1,47 @@
+"""What a sweep or a corpus may be called, and what a file is called after one: the only place that decides either."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+LONGEST = 100
+NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{LONGEST - 1}}}")
+RULE = f"letters, digits, '.', '_' and '-', at most {LONGEST}, of which the first is a letter or digit"
+RESERVED = "printed-"
+"""How the names of the paper's published numbers begin, and no other's."""
+FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=@-]{0,119}")
+"""What is a file's name as it stands: every sweep's name, and the slug of nearly every cell."""
+SHOWN = 60
+
+
+def is_name(name: object) -> bool:
+    """Whether it is made of the letters that names are made of. Names of databases made earlier may be others."""
+    return isinstance(name, str) and NAME.fullmatch(name) is not None
+
+
+def why_not(name: object) -> str | None:
+    """Why a sweep of one's own cannot be called so, to follow the name in a message; None when it can."""
+    if not is_name(name):
+        return f"is no name for a sweep: {RULE}"
+    if str(name).lower().startswith(RESERVED):
+        return f"is no name for a sweep of your own: {RESERVED}... are the numbers that the paper prints"
+    return None
+
+
+def short(text: object, longest: int = SHOWN) -> str:
+    """Quoted for a message, and cut when it is longer than anybody reads."""
+    text = str(text)
+    return repr(text) if len(text) <= longest else f"{text[:longest]!r}... ({len(text)} letters)"
+
+
+def file_name(name: str) -> str:
+    """What a file or folder is called after `name`, whatever that is: the name itself where it can be.
+
+    Else its letters that are allowed, at most 60, and a hash, so that different names never mean one file. Never
+    empty, hidden, a path, or longer than 120 letters; an ending can follow.
+    """
+    if FILE.fullmatch(name):
+        return name
+    plain = re.sub(r"[^A-Za-z0-9._+=@-]+", "_", name)[:SHOWN].lstrip(".+=@-") or "unnamed"
+    return f"{plain}-{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
