@@ -367,13 +367,15 @@ app.command("import")(import_)
 @app.command()
 def schema(out: Annotated[Path | None, typer.Option("--out", help="Write to this file instead.")] = None) -> None:
     """Print the JSON Schema of a grid file, for editors."""
+    from .results.files import format_of, write
     from .sweep.schema import grid_schema
 
     text = json.dumps(grid_schema(), indent=1) + "\n"
     if out is None:
         typer.echo(text, nl=False)
     else:
-        out.write_text(text, encoding="utf-8")
+        format_of(out, None, {".json": "json"}, "json", option="")
+        write(out, text)
 
 
 def _expected(error: BaseException) -> int | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ..results import paper
 from ..results.errors import StoreError
+from ..results.files import make_folder, write
 from ..results.store import Store
 from .dashboard import write_dashboard
 from .data import ReportError, Table, gather
@@ -52,13 +53,13 @@ def write_all(
     with "tex" appendix.tex, a LaTeX document of them all, with "html" the dashboard. What cannot be made is named in the
     index with the reason. Files are replaced.
 
-    Raises ReportError (an unknown format), SweepUnknown, OSError.
+    Raises ReportError (an unknown format), SweepUnknown, StoreError and WriteRefused (the folder, or a file in it).
     """
     unknown = [format for format in formats if format not in FILES]
     if unknown:
         raise ReportError(f"--all writes files of {', '.join(FILES)}, not {', '.join(unknown)}")
     name = gather(store, sweep).sweep
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     written = Written()
     tables: dict[str, Table] = {}
     for number in TABLES:
@@ -94,14 +95,12 @@ def _write_figures(store: Store, sweep: str, names: Sequence[str], out: Path, wr
             continue
         found[made.name] = made
         for format, content in renderings(made, FORMATS).items():
-            path = out / f"figure-{made.name}.{format}"
-            path.write_bytes(content)
-            written.files.append(path)
+            _write(out / f"figure-{made.name}.{format}", content, written)
     return found
 
 
-def _write(path: Path, text: str, written: Written) -> None:
-    path.write_text(text, encoding="utf-8")
+def _write(path: Path, content: str | bytes, written: Written) -> None:
+    write(path, content)
     written.files.append(path)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..results.options import AsJson, Db, SweepName, print_json
+from ..results.options import AsJson, Db, SweepName, as_text, print_json
 
 
 def status(
@@ -109,6 +109,7 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Write tables and figures of the paper from the database, compare them with published numbers, or check written ones."""
+    from ..results.files import format_of, replacing, told
     from .data import ReportError
     from .render import SUFFIXES, render
     from .tables import make_table
@@ -131,52 +132,59 @@ def report(
             raise ReportError("a table and a figure are two files; ask for one of them at a time, or for --all")
         _write_figure(store, figure, sweep, format_, out, as_json, trace)
         return
-    format_ = "json" if as_json else format_ or (SUFFIXES.get(out.suffix.lower()) if out else None) or "terminal"
     if all_:
         _write_tables(store, sweep, out, compare, seeds)
         return
+    format_ = format_of(out, "json" if as_json else format_, SUFFIXES, "terminal")
     options: dict[str, Any] = {"seeds": True} if seeds and table == "6" and not compare else {}
     if compare:
         options = {"reference": compare} | ({"table": table} if table and table != "compare" else {})
-    made = make_table("compare" if compare else str(table), store, sweep, **options)
+    name = "compare" if compare else str(table)
     if out is None:
         color = format_ == "terminal" and sys.stdout.isatty()
-        typer.echo(render(made, format_, trace=trace, color=color), nl=False)
+        typer.echo(render(make_table(name, store, sweep, **options), format_, trace=trace, color=color), nl=False)
         return
-    text = render(made, format_, trace=trace)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(text, encoding="utf-8")
-    typer.echo(f"wrote {out}", err=True)
+    # opened first: that it cannot be written is no news for after the work
+    with replacing(out) as stream:
+        stream.write(render(make_table(name, store, sweep, **options), format_, trace=trace).encode())
+    typer.echo(f"wrote {told(out)}", err=True)
 
 
 def _write_dashboard(store: Any, file: Path, sweep: str | None, as_json: bool) -> None:
+    from ..results.files import format_of, is_standard, told
     from .dashboard import write_dashboard
 
+    format_of(file, None, {".html": "html", ".htm": "html"}, "html", option="")
     size = write_dashboard(store, file, sweep)
     if as_json:
-        print_json({"file": str(file), "bytes": size})
-    typer.echo(f"wrote {file} ({size / 1e6:.1f} MB); open it in a browser, no network needed", err=True)
+        print_json({"file": str(file), "bytes": size}, err=is_standard(file))
+    typer.echo(f"wrote {told(file)} ({size / 1e6:.1f} MB); open it in a browser, no network needed", err=True)
 
 
 def _write_figure(
     store: Any, name: str, sweep: str | None, format_: str | None, out: Path | None, as_json: bool, trace: bool
 ) -> None:
+    from ..results.files import format_of, replacing, told, write
+    from ..results.names import file_name
     from .data import ReportError
     from .figures import FORMATS, make_figure, rendered
 
-    ending = out.suffix.lower().removeprefix(".") if out else ""
-    wanted = format_ or ending or "svg"
+    endings = {".json": "json"} if as_json else {f".{format}": format for format in FORMATS}
+    wanted = format_of(out, "json" if as_json else format_, endings, "svg")
     if wanted not in FORMATS and not as_json:
         raise ReportError(f"a figure is written as {', '.join(FORMATS)}, not {wanted!r}; give --out FILE.svg")
-    made = make_figure(name, store, sweep)
-    if as_json:
-        print_json(made.as_json())
+    if as_json and out is None:
+        print_json(make_figure(name, store, sweep).as_json())
         return
-    out = out or Path(f"{made.trace['sweep']}-{made.name}.{wanted}")
-    content = rendered(made, wanted, trace=trace)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_bytes(content)
-    typer.echo(f"wrote {out}", err=True)
+    if out is None:
+        made = make_figure(name, store, sweep)
+        out = Path(f"{file_name(made.trace['sweep'])}-{made.name}.{wanted}")
+        write(out, rendered(made, wanted, trace=trace))
+    else:
+        with replacing(out) as stream:
+            made = make_figure(name, store, sweep)
+            stream.write(as_text(made.as_json()).encode() if as_json else rendered(made, wanted, trace=trace))
+    typer.echo(f"wrote {told(out)}", err=True)
 
 
 def _report_store(db: str | None, sweep: str | None) -> Any:

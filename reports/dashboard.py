@@ -29,6 +29,7 @@ import numpy as np
 from sqlalchemy import select
 
 from .. import __version__
+from ..results.files import replacing
 from ..results.records import Attempt, Provenance
 from ..results.schema import CurvePointRow
 from ..results.store import Store
@@ -80,10 +81,10 @@ class Curve:
 
 
 def write_dashboard(store: Store, path: Path, sweep: str | None = None) -> int:
-    """Writes the page and returns its size in bytes. Raises SweepUnknown, StoreError, OSError."""
-    page = dashboard(store, sweep).encode()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(page)
+    """Writes the page and returns its size in bytes. Raises SweepUnknown, StoreError, WriteRefused."""
+    with replacing(path, "--dashboard") as stream:
+        page = dashboard(store, sweep).encode()
+        stream.write(page)
     return len(page)
 
 

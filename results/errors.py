@@ -9,6 +9,12 @@ class StoreError(Exception):
     exit_code = 2
 
 
+class WriteRefused(StoreError):
+    """The machine does not let a file be written: permissions, a read-only place, no room."""
+
+    exit_code = 3
+
+
 class StoreMissing(StoreError):
     """There is no database at the named place."""
 

@@ -122,7 +122,7 @@ def export_sweep(
     `weights` takes the kept weights and the logs along, from the folder `runs` (None: the store's own). An existing file
     is replaced once the new one is whole. Reads one state of the database, and blocks no writer.
 
-    Raises SweepUnknown, StoreError (the file cannot be written).
+    Raises SweepUnknown, StoreError, WriteRefused (the file cannot be written).
     """
     where, notes = runs or store.runs, []
     with replacing(to) as stream, store.transaction(write=False) as session:
@@ -141,6 +141,7 @@ def export_sweep(
                 elif role == "weights":
                     notes.append(f"the weights {source} are missing and were left out")
             writer.manifest(export.name)
+        size = stream.tell()
         if weights:
             kept = sum(1 for row in export.attempts if row["weights"] and local_path(row["weights"]) is None)
             notes += [f"the weights of {kept} attempts lie elsewhere and are only named"] if kept else []
@@ -154,6 +155,6 @@ def export_sweep(
         file=str(to),
         added=writer.counts,
         files=files,
-        bytes=to.stat().st_size,
+        bytes=size,
         notes=tuple(notes),
     )

@@ -1,51 +1,255 @@
-"""Files that take their place whole, or not at all."""
+"""The one writer of files that people ask for: each takes its place whole, or not at all."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
 import os
+import secrets
 import shutil
-from collections.abc import Iterator
+import stat
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from .errors import StoreError
+from .errors import StoreError, WriteRefused
+from .names import short
+
+STANDARD = Path("-")
+"""Standard output, wherever an option names one file."""
+SHOWN = 300
+LINKS = 40
+_INPUT = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EEXIST, errno.ENXIO}
+"""What is wrong with the name itself; all else is the machine's."""
+_REMEDIES = {
+    errno.EACCES: "see to its permissions, or name another place",
+    errno.EPERM: "see to its permissions, or name another place",
+    errno.EROFS: "it is mounted read-only: name another place",
+    errno.ENOSPC: "make room, or name another place",
+    errno.EDQUOT: "make room, or name another place",
+    errno.EFBIG: "raise the limit of a file's size (ulimit -f), or name another place",
+}
+
+
+def refused(error: OSError, place: Path | str, verb: str = "write") -> StoreError:
+    """What the machine said about a place as one line with a remedy: WriteRefused, or StoreError for a name that
+    cannot be."""
+    said = error.strerror or str(error) or type(error).__name__
+    text = str(place)
+    shown = text if len(text) <= SHOWN else short(text)
+    remedy = _REMEDIES.get(error.errno or 0, "name another place")
+    kind = StoreError if error.errno in _INPUT else WriteRefused
+    return kind(f"cannot {verb} {shown}: {said}; {remedy}")
 
 
 @contextlib.contextmanager
-def replacing(to: Path) -> Iterator[IO[bytes]]:
-    """A file that takes its place when it is whole. Raises StoreError when it cannot be written."""
-    if to.is_dir():
-        raise StoreError(f"{to} is a folder; name a file with --out")
-    if not to.parent.is_dir():
-        raise StoreError(f"there is no folder {to.parent}; make it, or name another place with --out")
-    aside = to.with_name(f".{to.name}.{os.getpid()}.part")
+def refusing(place: Path | str, verb: str = "write") -> Iterator[None]:
+    """Turns what the machine refuses inside into one line about the place, or about the file that it names."""
     try:
-        with aside.open("wb") as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(aside, to)
-        sync(to.parent)
+        yield
     except OSError as error:
-        raise StoreError(f"cannot write {to}: {error.strerror or error}; make room or name another place") from error
-    finally:
-        aside.unlink(missing_ok=True)
+        named = error.filename if isinstance(error.filename, str) else place
+        raise refused(error, named, verb) from error
+
+
+class _Straight(io.RawIOBase):
+    """A pipe, device or terminal to write to: it counts what went out, and cannot go back."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream, self._written = stream, 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._stream.write(data)
+        self._written += memoryview(data).nbytes
+        return memoryview(data).nbytes
+
+    def tell(self) -> int:
+        return self._written
+
+    def flush(self) -> None:
+        if not self._stream.closed:
+            self._stream.flush()
+
+
+def _descriptor(to: Path) -> int | None:
+    """The number of our own open file that the path means, such as /dev/stdout; opening that anew would begin it anew."""
+    ours = ("/dev/fd", f"/proc/{os.getpid()}/fd", f"/proc/{os.getpid()}/task/{os.getpid()}/fd")
+    for _ in range(LINKS):
+        folder = os.path.realpath(to.parent)
+        if folder in ours and to.name.isdigit():
+            return int(to.name)
+        if not os.path.islink(to):
+            return None
+        to = Path(folder) / os.readlink(to)
+    return None
+
+
+def is_straight(to: Path) -> bool:
+    """Whether writing there goes straight into a pipe, a device or what is open already, not into a file of that name."""
+    if to == STANDARD or _descriptor(to) is not None:
+        return True
+    try:
+        kind = os.stat(to).st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISREG(kind) or stat.S_ISDIR(kind))
+
+
+def is_standard(to: Path | None) -> bool:
+    """Whether writing there goes to standard output, which is then no place for anything else."""
+    return to is not None and (to == STANDARD or _descriptor(to) == 1)
+
+
+def told(to: Path) -> str:
+    """The place for people."""
+    return "standard output" if to == STANDARD else str(to)
 
 
 @contextlib.contextmanager
-def filling(to: Path) -> Iterator[Path]:
-    """A new folder that gets its name when it is whole. Raises StoreError where something is already, or on no space."""
-    if os.path.lexists(to):
-        raise StoreError(f"{to} exists already; name a new folder with --out")
-    aside = to.with_name(f".{to.name}.{os.getpid()}.part")
+def replacing(to: Path, option: str = "--out") -> Iterator[IO[bytes]]:
+    """A file that takes its place when it is whole. A link is followed; pipes, devices and `-` are written straight into.
+
+    Raises StoreError for a name that cannot be (no such folder, a folder itself), WriteRefused when the machine does not
+    let us (permissions, read-only, no room).
+    """
     try:
-        aside.mkdir(parents=True)
+        if is_straight(to):
+            with _straight(to) as straight:
+                yield straight
+            return
+        final = Path(os.path.realpath(to))
+        mode = _may_replace(final, to, option)
+        # of its own name only a piece, since the whole may be as long as a name can be
+        aside = final.with_name(f".{final.name[:60]}.{os.getpid()}-{secrets.token_hex(4)}.part")
+        try:
+            with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "wb") as stream:
+                if mode is not None:
+                    os.fchmod(stream.fileno(), mode)
+                yield stream
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(aside, final)
+            sync(final.parent)
+        finally:
+            with contextlib.suppress(OSError):
+                aside.unlink(missing_ok=True)
+    except BrokenPipeError:
+        raise  # whoever read has enough
+    except OSError as error:
+        raise refused(error, to) from error
+
+
+def _may_replace(final: Path, to: Path, option: str) -> int | None:
+    """The mode of the file that is there, None for none. Raises StoreError, OSError."""
+    try:
+        found = os.stat(final)
+    except (FileNotFoundError, NotADirectoryError):
+        check_parent(final, option)
+        return None
+    if stat.S_ISDIR(found.st_mode):
+        raise StoreError(f"{to} is a folder; name a file with {option}")
+    if not os.access(final, os.W_OK):
+        # a rename would not ask
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+    return stat.S_IMODE(found.st_mode)
+
+
+@contextlib.contextmanager
+def _straight(to: Path) -> Iterator[IO[bytes]]:
+    sys.stdout.flush()
+    try:
+        number = sys.stdout.fileno() if to == STANDARD else _descriptor(to)
+    except io.UnsupportedOperation:  # standard output was redirected inside this process
+        yield _Straight(sys.stdout.buffer)  # type: ignore[misc]
+        return
+    # a copy, so that nothing stays behind in the buffer of standard output when it cannot be written
+    handle = os.dup(number) if number is not None else os.open(to, os.O_WRONLY | os.O_CLOEXEC)
+    with os.fdopen(handle, "wb") as stream:
+        yield _Straight(stream)  # type: ignore[misc]
+
+
+def write(to: Path, content: str | bytes, option: str = "--out") -> None:
+    """Writes a whole file as `replacing` does; text as UTF-8. Raises StoreError, WriteRefused."""
+    with replacing(to, option) as stream:
+        stream.write(content.encode() if isinstance(content, str) else content)
+
+
+def check_parent(to: Path, option: str = "--out") -> None:
+    """Raises StoreError unless the folder that `to` would stand in is there."""
+    if not os.path.isdir(to.parent):
+        where = _short(to.parent)
+        if os.path.lexists(to.parent):
+            raise StoreError(f"{where} is no folder; name another place with {option}")
+        raise StoreError(f"there is no folder {where}; make it, or name another place with {option}")
+
+
+def _short(path: Path) -> str:
+    return str(path) if len(str(path)) <= SHOWN else short(path)
+
+
+def format_of(
+    to: Path | None, said: str | None, endings: Mapping[str, str], default: str, *, option: str = "--format"
+) -> str:
+    """The format to write: what was said, else what the file's ending means; `default` where there is no file with one.
+
+    `endings` are the known ones in lower case. Raises StoreError for a folder, an unknown ending, and for one of another format
+    than was said.
+    """
+    if to is None or is_straight(to):
+        return said or default
+    if os.path.isdir(to):
+        raise StoreError(f"{to} is a folder; name a file")
+    meant = endings.get(to.suffix.lower())
+    if meant is None and said is None:
+        known = ", ".join(endings)
+        raise StoreError(
+            f"{short(to.name)} says no format; end it in {known}" + (f", or add {option}" if option else "")
+        )
+    if said is not None and meant is not None and meant != said:
+        raise StoreError(f"{short(to.name)} ends as {meant}, but {option} says {said}; change one of them")
+    return said or str(meant)
+
+
+def make_folder(to: Path, option: str = "--out", *, parents: bool = False) -> None:
+    """Makes a folder unless it is there; those above it only with `parents`. Raises StoreError, WriteRefused."""
+    if to == STANDARD:
+        raise StoreError(f"{option} names a folder here, and standard output is none; name one")
+    try:
+        if not parents and not os.path.lexists(to):
+            check_parent(Path(os.path.abspath(to)), option)
+        to.mkdir(parents=parents, exist_ok=True)
+    except FileExistsError as error:
+        what = "a link to nothing" if to.is_symlink() and not to.exists() else "no folder"
+        raise StoreError(f"{_short(to)} is {what}; name a folder with {option}") from error
+    except OSError as error:
+        raise refused(error, to, "make") from error
+
+
+@contextlib.contextmanager
+def filling(to: Path, option: str = "--out") -> Iterator[Path]:
+    """A new folder that gets its name when it is whole.
+
+    Raises StoreError where something is already or the folder above is not there, WriteRefused.
+    """
+    if to == STANDARD:
+        raise StoreError(f"{option} names a folder here, and standard output is none; name one")
+    to = Path(os.path.abspath(to))
+    aside = to.with_name(f".{to.name[:60]}.{os.getpid()}-{secrets.token_hex(4)}.part")
+    try:
+        if os.path.lexists(to):
+            raise StoreError(f"{to} exists already; name a new folder with {option}")
+        check_parent(to, option)
+        aside.mkdir()
         yield aside
         os.rename(aside, to)
         sync(to.parent)
     except OSError as error:
-        raise StoreError(f"cannot write {to}: {error.strerror or error}; make room or name another place") from error
+        raise refused(error, to) from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 

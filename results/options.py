@@ -21,8 +21,12 @@ Cells = Annotated[
 SweepName = Annotated[str | None, typer.Option("--sweep", help="Sweep by name; else the one launched last.")]
 
 
-def print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, indent=1, default=str))
+def as_text(value: Any) -> str:
+    return json.dumps(value, indent=1, default=str) + "\n"
+
+
+def print_json(value: Any, *, err: bool = False) -> None:
+    typer.echo(as_text(value), nl=False, err=err)
 
 
 def runs_folder(runs: Path | None, db: str | None) -> Path:

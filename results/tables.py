@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 What = Literal["cells", "measurements", "curves", "examples", "attempts"]
 Format = Literal["csv", "jsonl", "parquet"]
 
+ENDINGS = {".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet"}
+"""What the ending of a file says of its format."""
 ROWS = 50_000
 """Rows of a table that are in memory at once."""
 _CELL = ("slug", "seed", *AXES)
@@ -69,7 +71,7 @@ def export_table(store: Store, what: What, to: Path, fmt: Format, sweep: str | N
 
     `what`: cells, attempts, or measurements, curves and examples of every attempt, each row with its cell and attempt.
     Columns have the database's names and units, times are ISO-8601 UTC text; JSON columns are text in CSV and Parquet.
-    An existing file is replaced once the new one is whole. Raises SweepUnknown, StoreError.
+    An existing file is replaced once the new one is whole. Raises SweepUnknown, StoreError, WriteRefused.
     """
     if what not in ("cells", "measurements", "curves", "examples", "attempts"):
         raise StoreError(f"there is no table {what!r}; use cells, measurements, curves, examples or attempts")

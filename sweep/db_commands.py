@@ -46,45 +46,52 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write a sweep into one file that `import` takes in elsewhere, or what it holds for another program."""
-    import re
     from dataclasses import asdict
 
     from ..results.exporting import export_sweep
+    from ..results.files import format_of, is_standard
+    from ..results.names import file_name
     from ..results.store import StoreError, open_store
-    from ..results.tables import export_table
+    from ..results.tables import ENDINGS, export_table
     from ..results.trackers import TRACKERS
 
     store = open_store(db)
     name = sweep or store.default_sweep()
-    plain = re.sub(r"[^\w.-]+", "_", name)
-    if to is not None:
-        if with_weights:
-            raise StoreError("--with-weights goes into a bundle, not into a table; leave --to out")
-        if to in TRACKERS:
-            if what is not None:
-                raise StoreError(f"--to {to} takes curves and measurements; leave --what out")
-            folder = out or Path(f"{plain}-{to}")
-            count = TRACKERS[to](store, name, folder)
-            if as_json:
-                print_json({"sweep": name, "folder": folder, "cells": count})
-            else:
-                typer.echo(f"{folder}: {count} cells of sweep {name}")
-            return
+    plain = file_name(name)
+    kind = (
+        to
+        if to is not None and to in TRACKERS
+        else format_of(out, to, {".zip": "bundle", **ENDINGS}, "bundle", option="--to")
+    )
+    away = is_standard(out)  # what is told goes elsewhere then
+    if with_weights and kind != "bundle":
+        raise StoreError("--with-weights goes into a bundle, not into a table; leave --to out, and end --out in .zip")
+    if kind in TRACKERS:
+        if what is not None:
+            raise StoreError(f"--to {kind} takes curves and measurements; leave --what out")
+        folder = out or Path(f"{plain}-{kind}")
+        count = TRACKERS[kind](store, name, folder)
+        told: Any = {"sweep": name, "folder": folder, "cells": count}
+        line = f"{folder}: {count} cells of sweep {name}"
+    elif kind == "bundle":
+        if what is not None:
+            raise StoreError("a bundle holds every table; leave --what out, or name a table's format with --to")
+        file = out or Path(f"{plain}.zip")
+        summary = export_sweep(store, name, file, weights=with_weights, runs=runs_folder(runs, db))
+        told = asdict(summary)
+        counts = ", ".join(f"{count} {table}" for table, count in summary.added.items() if count)
+        line = f"{summary.file}: sweep {name} in {summary.bytes / 1e6:.1f} MB ({counts}, {summary.files} files)"
+    else:
         what = what or "measurements"
-        file = out or Path(f"{plain}-{what}.{to}")
-        rows = export_table(store, what, file, to, name)  # type: ignore[arg-type]
-        if as_json:
-            print_json({"sweep": name, "file": file, "rows": rows})
-        else:
-            typer.echo(f"{file}: {rows} rows of {what} of sweep {name}")
-        return
-    summary = export_sweep(store, name, out or Path(f"{plain}.zip"), weights=with_weights, runs=runs_folder(runs, db))
+        file = out or Path(f"{plain}-{what}.{kind}")
+        rows = export_table(store, what, file, kind, name)  # type: ignore[arg-type]
+        told = {"sweep": name, "file": file, "rows": rows}
+        line = f"{file}: {rows} rows of {what} of sweep {name}"
     if as_json:
-        print_json(asdict(summary))
+        print_json(told, err=away)
         return
-    counts = ", ".join(f"{count} {table}" for table, count in summary.added.items() if count)
-    typer.echo(f"{summary.file}: sweep {name} in {summary.bytes / 1e6:.1f} MB ({counts}, {summary.files} files)")
-    for note in summary.notes:
+    typer.echo(line, err=away)
+    for note in told.get("notes", ()):
         typer.echo(note, err=True)
 
 

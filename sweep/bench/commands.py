@@ -25,6 +25,7 @@ def bench_kernels(
     """Time each kernel beside its rivals, at the sizes of the 370M network."""
     from . import kernels, report
 
+    report.check_place(out)
     report.show(kernels, lambda device, tell: kernels.run(ops or [], device, rounds=rounds, tell=tell), out, as_json)
 
 
@@ -41,6 +42,7 @@ def bench_train(
     """Time whole optimizer steps of cells on random tokens, and the way to the first step."""
     from . import report, train
 
+    report.check_place(out)
     chosen = train.choose(grid, cells or [], set_ or [])
     report.show(
         train, lambda device, tell: train.run(chosen, device, rounds=rounds, profile=profile, tell=tell), out, as_json
@@ -60,6 +62,7 @@ def bench_scale(
 
     from . import report, scale
 
+    report.check_place(out)
     with tempfile.TemporaryDirectory(prefix="atma-scale-") as folder:
         rows = scale.run(cells, points, Path(folder), tell=lambda line: print(line, file=sys.stderr, flush=True))
     report.show_rows(scale, rows, out, as_json)

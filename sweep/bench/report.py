@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from ...kernels.choice import version
+from ...results.files import check_parent, format_of, is_standard, is_straight, write
 from ..errors import MachineError
 from ..provenance import git_state
 
@@ -43,9 +44,18 @@ def show_rows(benchmark: Any, rows: Sequence[Any], out: Path | None, as_json: bo
 
 def _tell(known: dict[str, object], benchmark: Any, measured: Sequence[Any], out: Path | None, as_json: bool) -> None:
     found = json.dumps({**known, **benchmark.as_dict(*measured)}, indent=1)
+    # printed first, so that a file that cannot be written costs no measurement
+    if not is_standard(out):
+        print(found if as_json else heading(known) + "\n\n" + benchmark.table(*measured), flush=True)
     if out is not None:
-        out.write_text(found)
-    print(found if as_json else heading(known) + "\n\n" + benchmark.table(*measured))
+        write(out, found + "\n")
+
+
+def check_place(out: Path | None) -> None:
+    """Before the work: whether the numbers can go there. Raises StoreError."""
+    format_of(out, None, {".json": "json"}, "json", option="")
+    if out is not None and not is_straight(out):
+        check_parent(out)
 
 
 def facts(device: torch.device | None) -> dict[str, object]:

@@ -17,6 +17,7 @@ from atma_sweep.reports.bundle import write_all
 from atma_sweep.reports.data import ReportError
 from atma_sweep.reports.figures import FIGURES, FORMATS, Collected, drawn, make_figure, renderings, style, trace_in
 from atma_sweep.reports.figures.collect import lines_of
+from atma_sweep.results.errors import StoreError
 from atma_sweep.results.recorder import Recorder
 from atma_sweep.results.records import CurvePoint, Measurement, Owner
 from atma_sweep.results.store import Store
@@ -269,8 +270,8 @@ class TestCommand:
 
     def test_the_ending_says_the_format(self, every: Store, tmp_path: Path, monkeypatch: Any) -> None:
         monkeypatch.chdir(tmp_path)
-        assert self.run("--figure", "loss", "--db", "empty.db", "--out", "deep/loss.pdf").exit_code == 0
-        assert (tmp_path / "deep/loss.pdf").read_bytes().startswith(b"%PDF")
+        assert self.run("--figure", "loss", "--db", "empty.db", "--out", "loss.pdf").exit_code == 0
+        assert (tmp_path / "loss.pdf").read_bytes().startswith(b"%PDF")
         assert self.run("--figure", "loss", "--db", "empty.db", "--format", "png").exit_code == 0
         assert (tmp_path / "all-loss.png").read_bytes().startswith(b"\x89PNG")
 
@@ -283,7 +284,8 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("words", "why"),
         [
-            (("--figure", "needle", "--out", "x.docx"), "a figure is written as svg, pdf, png, not 'docx'"),
+            (("--figure", "needle", "--out", "x.docx"), "'x.docx' says no format; end it in .svg, .pdf, .png"),
+            (("--figure", "needle", "--format", "docx"), "a figure is written as svg, pdf, png, not 'docx'"),
             (("--figure", "9"), "there is no figure 9"),
             (("--figure", "needle", "--table", "6"), "ask for one of them at a time"),
         ],
@@ -293,7 +295,7 @@ class TestCommand:
     ) -> None:
         monkeypatch.chdir(tmp_path)
         found = self.run(*words, "--db", "empty.db")
-        assert isinstance(found.exception, ReportError)
+        assert isinstance(found.exception, ReportError | StoreError)
         assert why in str(found.exception)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -73,6 +75,14 @@ def test_a_folder_for_tensorboard(run: Run, tmp_path: Path) -> None:
         (["--to", "csv", "--with-weights"], "leave --to out"),
         (["--to", "wandb", "--what", "curves"], "leave --what out"),
         (["--sweep", "printed-v3"], "no sweep is named"),
+        (["--sweep", "x" * 5000], "(5000 letters); there is: printed-v"),
+        (["--out", "x.docx"], "'x.docx' says no format; end it in .zip, .csv, .jsonl, .parquet, or add --to"),
+        (["--out", "x.csv", "--to", "jsonl"], "'x.csv' ends as csv, but --to says jsonl"),
+        (["--out", "x.csv", "--with-weights"], "leave --to out"),
+        (["--what", "curves"], "leave --what out"),
+        (["--out", "deep/x.zip"], "there is no folder"),
+        (["--out", "."], ". is a folder; name a file"),
+        (["--out", "-", "--to", "tensorboard"], "standard output is none"),
     ],
 )
 def test_what_cannot_be_is_one_line(run: Run, tmp_path: Path, arguments: list[str], said: str) -> None:
@@ -80,3 +90,30 @@ def test_what_cannot_be_is_one_line(run: Run, tmp_path: Path, arguments: list[st
     assert (code, out, len(err.splitlines())) == (2, "", 1)
     assert said in err
     assert [path.name for path in tmp_path.iterdir() if not path.name.startswith("atma.db")] == []
+
+
+def test_the_ending_says_what_is_exported(run: Run, tmp_path: Path) -> None:
+    code, out, _ = run("export", "--sweep", "printed-v1", "--out", "x.jsonl", "--what", "cells")
+    assert (code, out) == (0, "x.jsonl: 100 rows of cells of sweep printed-v1\n")
+    assert len((tmp_path / "x.jsonl").read_text().splitlines()) == 100
+
+
+@pytest.mark.parametrize("to", ["-", "/dev/stdout", "link"])
+@pytest.mark.parametrize("kind", ["bundle", "csv", "parquet"])
+def test_an_export_into_a_pipe(run: Run, tmp_path: Path, to: str, kind: str) -> None:
+    """What comes out of the pipe is what a file would hold, and /dev/stdout is still there afterwards."""
+    (tmp_path / "link").symlink_to("/dev/stdout")
+    what = [] if kind == "bundle" else ["--to", kind]
+    command = [sys.executable, "-m", "atma_sweep.cli", "export", "--sweep", "printed-v1", *what, "--out", to]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True)
+    assert (done.returncode, done.stderr.count(b"sweep printed-v1")) == (0, 1), done.stderr
+    assert Path("/dev/stdout").is_symlink()
+    file = tmp_path / f"file.{'zip' if kind == 'bundle' else kind}"
+    assert run("export", "--sweep", "printed-v1", *what, "--out", file.name)[0] == 0
+    if kind == "bundle":
+        (tmp_path / "piped.zip").write_bytes(done.stdout)
+        assert run("import", "piped.zip", "--db", "other.db", "--name", "theirs")[0] == 0
+        again = json.loads(run("import", file.name, "--db", "other.db", "--name", "theirs", "--json")[1])
+        assert set(again["added"].values()) == {0}
+    else:
+        assert done.stdout == file.read_bytes()

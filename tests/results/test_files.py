@@ -1,0 +1,197 @@
+"""The one writer: whole files, links, pipes, devices, and what cannot be written."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import stat
+import subprocess
+import sys
+import threading
+import zipfile
+from pathlib import Path
+
+import pytest
+from atma_sweep.results import files
+from atma_sweep.results.errors import StoreError, WriteRefused
+
+HERE = [sys.executable, "-c"]
+WRITE = (
+    "from pathlib import Path; import sys; from atma_sweep.results import files; files.write(Path(sys.argv[1]), {!r})"
+)
+ENDINGS = {".md": "md", ".csv": "csv"}
+
+
+def test_a_file_takes_its_place_whole(tmp_path: Path) -> None:
+    to = tmp_path / "out.txt"
+    to.write_text("old")
+    with contextlib.suppress(ZeroDivisionError), files.replacing(to) as stream:
+        stream.write(b"new")
+        stream.flush()
+        assert to.read_text() == "old"
+        raise ZeroDivisionError
+    assert to.read_text() == "old"
+    files.write(to, "grün")
+    assert to.read_bytes() == "grün".encode()
+    assert [path.name for path in tmp_path.iterdir()] == ["out.txt"]
+
+
+def test_the_mode_of_a_file_stays_and_a_new_one_has_the_usual(tmp_path: Path) -> None:
+    (tmp_path / "usual").touch()
+    files.write(tmp_path / "new", "x")
+    assert (tmp_path / "new").stat().st_mode == (tmp_path / "usual").stat().st_mode
+    (tmp_path / "own").touch(mode=0o600)
+    files.write(tmp_path / "own", "x")
+    assert stat.S_IMODE((tmp_path / "own").stat().st_mode) == 0o600
+
+
+def test_links_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "file").write_text("old")
+    (tmp_path / "near").symlink_to("far/file")
+    (tmp_path / "again").symlink_to(tmp_path / "near")
+    (tmp_path / "dangling").symlink_to("far/new")
+    files.write(tmp_path / "again", "new")
+    files.write(tmp_path / "dangling", "made")
+    assert all((tmp_path / name).is_symlink() for name in ("near", "again", "dangling"))
+    assert {path.name: path.read_text() for path in (tmp_path / "far").iterdir()} == {"file": "new", "new": "made"}
+
+
+def test_a_pipe_gets_what_is_written_and_stays_one(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    found: list[bytes] = []
+    reader = threading.Thread(target=lambda: found.append((tmp_path / "pipe").read_bytes()))
+    reader.start()
+    with files.replacing(tmp_path / "link") as stream, zipfile.ZipFile(stream, "w") as archive:
+        archive.writestr("a.txt", "through the pipe")
+    reader.join()
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+    assert zipfile.ZipFile(io.BytesIO(found[0])).read("a.txt") == b"through the pipe"
+
+
+def test_a_device_is_written_to(tmp_path: Path) -> None:
+    (tmp_path / "null").symlink_to("/dev/null")
+    before = os.stat("/dev/null")
+    files.write(tmp_path / "null", "away")
+    files.write(Path("/dev/null"), "away")
+    assert os.path.samestat(before, os.stat("/dev/null"))
+    assert stat.S_ISCHR(before.st_mode)
+    with pytest.raises(WriteRefused, match="cannot write /dev/full: No space left on device; make room"):
+        files.write(Path("/dev/full"), "x")
+
+
+@pytest.mark.parametrize("to", ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "link"])
+def test_standard_output(tmp_path: Path, to: str) -> None:
+    (tmp_path / "link").symlink_to("/dev/stdout")
+    code = "print('before'); " + WRITE.format("one\n") + "; print('after')"
+    done = subprocess.run([*HERE, code, to], cwd=tmp_path, capture_output=True, check=True)
+    assert done.stdout == b"before\none\nafter\n"
+    # behind what a file holds already, and in the order of the prints: it is the same open file
+    (tmp_path / "log").write_text("earlier\n")
+    with (tmp_path / "log").open("a") as log:
+        subprocess.run([*HERE, code, to], cwd=tmp_path, stdout=log, check=True)
+    assert (tmp_path / "log").read_text() == "earlier\nbefore\none\nafter\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "log"]
+
+
+def test_a_full_standard_output_is_one_error_and_no_more(tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*HERE, WRITE.format("x"), "-"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith(
+        "cannot write -: No space left on device; make room, or name another place"
+    )
+
+
+@pytest.mark.parametrize(
+    ("to", "said", "code"),
+    [
+        ("none/out.csv", "there is no folder .*none; make it", 2),
+        ("file/out.csv", "file is no folder; name another", 2),
+        ("folder", "folder is a folder; name a file with --out", 2),
+        ("loop", "Too many levels of symbolic links", 2),
+        ("x" * 300, "File name too long", 2),
+        ("x" * 5000, "File name too long", 2),
+        ("/proc/out.csv", "cannot write /proc/out.csv: ", 2),
+        ("/sys/out.csv", "cannot write /sys/out.csv: (Permission denied|Read-only file system); ", 3),
+    ],
+)
+def test_what_cannot_be_written_is_one_line(tmp_path: Path, to: str, said: str, code: int) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(StoreError, match=said) as error:
+        files.write(tmp_path / to, "x")
+    assert error.value.exit_code == code
+    assert len(str(error.value)) < 500
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT])
+def test_what_the_machine_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """As root no permission is missing, so the lowest call says what it would say to others."""
+
+    def refuse(path: object, *rest: object, **more: object) -> int:
+        raise OSError(number, os.strerror(number), path)
+
+    (tmp_path / "out.csv").write_text("old")
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(WriteRefused, match=f"cannot write {tmp_path}/out.csv: {os.strerror(number)}; ") as error:
+        files.write(tmp_path / "out.csv", "x")
+    monkeypatch.undo()
+    assert error.value.exit_code == 3
+    assert (tmp_path / "out.csv").read_text() == "old"
+
+
+def test_a_write_protected_file_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine").write_text("old")
+    monkeypatch.setattr(os, "access", lambda path, mode: not (mode & os.W_OK))
+    with pytest.raises(WriteRefused, match="Permission denied; see to its permissions"):
+        files.write(tmp_path / "mine", "x")
+    assert (tmp_path / "mine").read_text() == "old"
+
+
+def test_the_format_is_said_or_the_ending_says_it(tmp_path: Path) -> None:
+    def asked(to: str | None, said: str | None = None) -> str:
+        return files.format_of(Path(to) if to else None, said, ENDINGS, "terminal")
+
+    assert asked(None) == asked("-") == asked("/dev/null") == "terminal"
+    assert asked("-", "md") == asked("x.txt", "md") == asked("x.MD") == asked(None, "md") == "md"
+    for to, said, why in [
+        ("x.docx", None, "'x.docx' says no format; end it in .md, .csv, or add --format"),
+        ("table", None, "'table' says no format"),
+        ("x.csv", "md", "'x.csv' ends as csv, but --format says md"),
+    ]:
+        with pytest.raises(StoreError, match=why):
+            asked(to, said)
+
+
+def test_folders(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "nowhere").symlink_to("gone")
+    files.make_folder(tmp_path / "new")
+    files.make_folder(tmp_path / "new")
+    files.make_folder(tmp_path / "a" / "b", parents=True)
+    assert (tmp_path / "a" / "b").is_dir()
+    for to, why in [
+        (tmp_path / "c" / "d", "there is no folder .*c; make it"),
+        (tmp_path / "file", "file is no folder"),
+        (tmp_path / "nowhere", "nowhere is a link to nothing"),
+        (Path("-"), "--out names a folder here"),
+        (tmp_path / ("x" * 5000), "File name too long"),
+    ]:
+        with pytest.raises(StoreError, match=why):
+            files.make_folder(to)
+    with pytest.raises(StoreError, match=r"there is no folder .*c; make it"), files.filling(tmp_path / "c" / "d"):
+        pass
+    with pytest.raises(StoreError, match="exists already"), files.filling(tmp_path / "new"):
+        pass
+    with files.filling(tmp_path / ("n" * 250)) as aside:
+        (aside / "one").touch()
+    assert os.listdir(tmp_path / ("n" * 250)) == ["one"]
+    with pytest.raises(StoreError, match="cannot make /proc/x"):
+        files.make_folder(Path("/proc/x"))
