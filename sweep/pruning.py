@@ -20,11 +20,12 @@ from .disk import size
 from .errors import SweepError
 from .training import storage
 from .training.names import DIGITS, KEPT, MODEL, OPTIMIZERS, PREFIX, WEIGHTS
+from .training.seal import SEAL, Damaged, facts_of
 
 Keep = Literal["newest", "weights", "nothing"]
 KEEPS: tuple[Keep, ...] = ("newest", "weights", "nothing")
 
-INSIDE = frozenset((MODEL, OPTIMIZERS, storage.SEAL))
+INSIDE = frozenset((MODEL, OPTIMIZERS, SEAL))
 _CHECKPOINT = re.compile(rf"{PREFIX}\d{{{DIGITS},}}")
 _UNFINISHED = re.compile(rf"\.{PREFIX}\d{{{DIGITS},}}\.part")
 _UNFINISHED_WEIGHTS = f"{WEIGHTS}.part"
@@ -244,7 +245,7 @@ class _Cell:
         taken = bytes_of(place, name)
         if not dry:
             if isinstance(place, storage.Folder) and (place.path / name).is_dir():
-                storage.Folder(place.path / name).remove(storage.SEAL)
+                storage.Folder(place.path / name).remove(SEAL)
             place.remove(name)
         self.bytes += taken
 
@@ -252,9 +253,12 @@ class _Cell:
 def _sound(place: storage.Place, name: str) -> bool:
     """Whether a launch could go on from it: hashed on a local disk; elsewhere, where that would fetch it, sealed."""
     if isinstance(place, storage.Folder):
-        seal = storage.sealed(place.path / name)
-        return seal is not None and set(seal["sha256"]) == INSIDE - {storage.SEAL}
-    return storage.place(storage.join(place.address, name)).has(storage.SEAL)
+        try:
+            facts_of(place.path / name, name)
+        except Damaged:
+            return False
+        return True
+    return storage.place(storage.join(place.address, name)).has(SEAL)
 
 
 def bytes_of(place: storage.Place, name: str) -> int:

@@ -24,6 +24,7 @@ from .plugins import load_plugin
 from .probes import PROBES, load_probe
 from .probes.perplexity import stream_loss
 from .probes.subject import Subject, evaluating, unmeasured
+from .saying import say
 from .training import checkpoint, flops, storage
 from .training.corpora import Corpus, open_corpus
 from .training.data import training_batches
@@ -186,7 +187,7 @@ class Work:
 
     def _resume(self, trainer: Trainer) -> None:
         for (attempt, _), place in zip(self.job.resume, self._earlier, strict=True):
-            state = checkpoint.newest(place)
+            state = checkpoint.newest(place, say)
             if state is None:
                 continue
             trainer.restore(state)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,24 +18,19 @@ from ...model.config import ModelConfig
 from ..errors import SweepError
 from . import storage
 from .names import KEPT, MODEL, OPTIMIZERS, PREFIX, WEIGHTS, name_of
+from .seal import Damaged, Facts, facts_of
 
 
 class CheckpointError(SweepError):
     """Weights that are missing or damaged."""
 
 
-@dataclass(frozen=True)
-class Checkpoint:
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint(Facts):
     """A state after `step` optimizer steps. Data order and every draw follow from the step, so nothing else is kept."""
 
-    step: int
-    tokens: int
-    wall_s: float
-    """Training seconds so far, validation excluded."""
     model: dict[str, Tensor]
     optimizers: dict[str, Any]
-    pending: tuple[float, float, float] | None = None
-    """Train loss, gradient norm and tokens per second of a point whose validation was left half-way."""
 
     @property
     def name(self) -> str:
@@ -116,31 +110,32 @@ def found(folder: str | Path) -> list[str]:
     return [name for name in reversed(storage.place(folder).names()) if name.startswith(PREFIX)]
 
 
-def newest(folder: str | Path) -> Checkpoint | None:
-    """The newest sound checkpoint of a place; damaged ones are passed over. Raises StorageError."""
+def newest(folder: str | Path, tell: Callable[[str], None] = lambda line: None) -> Checkpoint | None:
+    """The newest sound checkpoint of a place; `tell` gets a line for each damaged one, which is passed over.
+
+    Raises StorageError.
+    """
     for name in found(folder):
         with storage.place(folder).bundle(name) as path:
-            if verified(path):
-                return load(path)
+            try:
+                facts = facts_of(path, name)
+            except Damaged as error:
+                tell(f"{storage.join(folder, name)} is damaged and passed over: {error}")
+                continue
+            return _load(path, facts)
     return None
 
 
-def verified(path: Path) -> bool:
-    """Whether a local checkpoint has every file, each with the hash that was written down."""
-    seal = storage.sealed(path)
-    return seal is not None and {MODEL, OPTIMIZERS} == set(seal["sha256"]) and {"step", "tokens", "wall_s"} <= set(seal)
-
-
 def load(path: Path) -> Checkpoint:
-    """Reads a local checkpoint onto the CPU; the optimizer state loads with weights_only."""
-    seal = json.loads((path / storage.SEAL).read_text())
+    """Reads a local checkpoint onto the CPU; the optimizer state loads with weights_only. Raises Damaged."""
+    return _load(path, facts_of(path, path.name))
+
+
+def _load(path: Path, facts: Facts) -> Checkpoint:
     return Checkpoint(
-        step=seal["step"],
-        tokens=seal["tokens"],
-        wall_s=seal["wall_s"],
+        **vars(facts),
         model=load_file(path / MODEL),
         optimizers=torch.load(path / OPTIMIZERS, map_location="cpu", weights_only=True),
-        pending=tuple(seal["pending"]) if seal.get("pending") else None,
     )
 
 

@@ -2,29 +2,26 @@
 
 An *address* names a place in text: an absolute path, a URL, or a path relative to the runs folder; the database holds
 addresses. On a local disk a bundle of files is written aside, synced and renamed. Object stores cannot rename, so there
-the files go to where they belong and the seal, a small file with their hashes, goes last: a bundle without a valid seal
-does not exist. Imports no torch.
+the files go to where they belong and the seal, a small file with their hashes (see seal.py), goes last: a bundle without a
+valid seal does not exist. Imports no torch.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from ...results.files import sync
 from ..errors import MachineError, SweepError
+from .seal import SEAL, at_once, sha256, written
 
-SEAL = "state.json"
-"""Facts about a bundle and, under sha256, the hash of each of its other files."""
 Writer = Callable[[Path], None]
 """Writes one file to the given local path; failures to write are OSErrors."""
 
@@ -107,37 +104,15 @@ def _local(address: str) -> Path | None:
 # --- bundles --------------------------------------------------------------------------------------------------------
 
 
-def sealed(bundle: Path) -> dict[str, Any] | None:
-    """What the seal of a local bundle says, or None when it is missing or a file has not the hash written there."""
-    try:
-        seal = json.loads((bundle / SEAL).read_text())
-        expected = dict(seal["sha256"])
-        found = _at_once(_sha256, [bundle / name for name in expected])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return seal if found == list(expected.values()) else None
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _at_once(work: Callable[[Any], Any], items: list[Any]) -> list[Any]:
-    """`work` of each item, in threads: hashing, reading and writing let the interpreter go."""
-    with ThreadPoolExecutor(max(1, len(items))) as pool:
-        return list(pool.map(work, items))
-
-
 def _written(folder: Path, writers: Mapping[str, Writer]) -> dict[str, str]:
     """Writes every file, syncs it and reads it back for its hash; by name."""
 
     def one(name: str) -> str:
         writers[name](folder / name)
         sync(folder / name)
-        return _sha256(folder / name)
+        return sha256(folder / name)
 
-    return dict(zip(writers, _at_once(one, list(writers)), strict=True))
+    return dict(zip(writers, at_once(one, list(writers)), strict=True))
 
 
 # --- places ---------------------------------------------------------------------------------------------------------
@@ -215,7 +190,7 @@ class Folder(Place):
         shutil.rmtree(aside, ignore_errors=True)
         try:
             aside.mkdir(parents=True)
-            (aside / SEAL).write_text(json.dumps({**facts, "sha256": _written(aside, writers)}))
+            (aside / SEAL).write_bytes(written(facts, _written(aside, writers)))
             sync(aside / SEAL)
             sync(aside)
             if final.exists():
@@ -294,8 +269,8 @@ class Remote(Place):
             hashes = self._prepared(local, writers)
             with self._reaching():
                 self._unseal(name)
-                _at_once(lambda file: self._send(local / file, self._at(name, file), hashes[file]), list(hashes))
-                self._fs.pipe_file(self._at(name, SEAL), json.dumps({**facts, "sha256": hashes}).encode())
+                at_once(lambda file: self._send(local / file, self._at(name, file), hashes[file]), list(hashes))
+                self._fs.pipe_file(self._at(name, SEAL), written(facts, hashes))
 
     @contextlib.contextmanager
     def bundle(self, name: str) -> Iterator[Path]:
@@ -303,7 +278,7 @@ class Remote(Place):
             files = self._names(self._at(name))
             if SEAL in files:  # else it does not exist, and nothing is worth fetching
                 with self._reaching():
-                    _at_once(lambda file: self._get(self._at(name, file), Path(folder) / file), files)
+                    at_once(lambda file: self._get(self._at(name, file), Path(folder) / file), files)
             yield Path(folder)
 
     @contextlib.contextmanager

@@ -264,7 +264,7 @@ def test_places_elsewhere(bench: Bench, tmp_path: Path, kind: str) -> None:
     assert pruning.place_of(bench.store, bench.store.attempts("f" * 12)[0]) == f"{home}/{'f' * 12}/1"
     done = bench.store.attempts("a" * 12)[0]
     seal = len(json.dumps({"step": 5, "tokens": 5, "wall_s": 1.0, "pending": None, "sha256": {
-        "model.safetensors": "0" * 64, "optimizers.pt": "0" * 64}}))  # fmt: skip
+        "model.safetensors": "0" * 64, "optimizers.pt": "0" * 64}, "seal": "0" * 64}))  # fmt: skip
     found = prune(bench.store, bench.runs)
     assert found.bytes == 2 * (MODEL + OPTIMIZERS + seal)
     assert (names(first), names(second)) == (["checkpoint-00000010"], ["checkpoint-00000015"])

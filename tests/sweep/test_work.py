@@ -47,6 +47,30 @@ def test_an_attempt_far_away_is_stopped_continued_and_evaluated(room: Callable[.
     assert again
 
 
+@pytest.mark.parametrize("damage", [b'"step": 10', b'"step": -3', b'"step": "x"', b'"stop": 3', b""])
+def test_a_damaged_newest_checkpoint_costs_steps_and_no_number(
+    room: Callable[..., Room], damage: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The one before is gone on from, to the last bit as if nothing had been stopped."""
+    plain, ours = room(), room()
+    whole, first = plain.run(), ours.run(stop=11)
+    seal = ours.runs / str(first.checkpoint) / "state.json"
+    said = seal.read_bytes()
+    assert b'"step": 3' in said
+    seal.write_bytes(said.replace(b'"step": 3', damage) if damage else b"")
+    capsys.readouterr()
+    second = ours.run()
+    assert (second.state, ours.curve(second)) == ("done", plain.curve(whole))
+    assert [event.message for event in ours.store.events() if event.kind == "resumed"] == ["from step 2 of attempt 1"]
+    out = capsys.readouterr().out
+    assert f"{seal.parent} is damaged and passed over: state.json " in out
+
+    def nats(of: Room) -> dict[tuple[str, int | None], float | None]:
+        return {(v.probe, v.length): v.value for v in of.store.measurements(of.cell.id) if v.metric == "nats"}
+
+    assert nats(ours) == nats(plain)
+
+
 def test_stops_do_not_pile_up_checkpoints(room: Callable[..., Room], far: str) -> None:
     """Whatever the places of the attempts, two checkpoints are left after each save: the newest and the one before."""
     ours = room()

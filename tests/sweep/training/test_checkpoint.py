@@ -21,6 +21,7 @@ from atma_sweep.sweep.cell import TrainConfig
 from atma_sweep.sweep.training import checkpoint, storage
 from atma_sweep.sweep.training.checkpoint import CheckpointError
 from atma_sweep.sweep.training.optimizers import Optimizers
+from atma_sweep.sweep.training.seal import SEAL, Damaged, facts_of, written
 from torch import nn
 
 Network = Callable[..., Backbone]
@@ -121,6 +122,75 @@ def test_a_damaged_newest_is_passed_over(tmp_path: Path, name: str, damage: str)
             raw[:middle] if damage == "cut" else raw[:middle] + bytes([raw[middle] ^ 1]) + raw[middle + 1 :]
         )
     assert newest_step(tmp_path) == 5
+
+
+def test_no_byte_can_change_unnoticed(tmp_path: Path) -> None:
+    """Every byte of every file, the facts of the seal included, turned over in one bit or in all."""
+    put(tmp_path, 5)
+    folder = put(tmp_path, 10)
+    flips = 0
+    for file in folder.iterdir():
+        raw = file.read_bytes()
+        for index in range(len(raw)):
+            for bits in (1 << index % 8, 0xFF):
+                file.write_bytes(raw[:index] + bytes([raw[index] ^ bits]) + raw[index + 1 :])
+                with pytest.raises(Damaged):
+                    facts_of(folder, folder.name)
+                flips += 1
+        file.write_bytes(raw)
+    assert flips > 2000
+    assert newest_step(tmp_path) == 10
+
+
+def edited(folder: Path, *, sealed: bool, **facts: object) -> None:
+    """Other facts in a seal: with its own hash made to fit, or as an older release wrote it, without one."""
+    said = json.loads((folder / SEAL).read_text())
+    hashes = said.pop("sha256")
+    del said["seal"]
+    said |= facts
+    (folder / SEAL).write_bytes(written(said, hashes) if sealed else json.dumps(said | {"sha256": hashes}).encode())
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"step": -3}, {"step": "x"}, {"step": 0}, {"step": 11}, {"step": 10.0}, {"step": True}, {"step": None},
+        {"tokens": "many"}, {"tokens": -1}, {"wall_s": -0.5}, {"wall_s": None}, {"wall_s": float("nan")},
+        {"wall_s": "1"}, {"wall_s": 10**400}, {"pending": 3}, {"pending": [1.0, 2.0]}, {"pending": [1.0, 2.0, "x"]},
+        {"pending": [1.0, 2.0, float("inf")]}, {"pace": 3},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_facts_that_cannot_be_true_are_damage(tmp_path: Path, facts: dict[str, object], sealed: bool) -> None:
+    put(tmp_path, 5)
+    edited(put(tmp_path, 10), sealed=sealed, **facts)
+    told: list[str] = []
+    found = checkpoint.newest(tmp_path, told.append)
+    assert found is not None
+    assert found.step == 5
+    (line,) = told
+    assert line.startswith(f"{tmp_path}/checkpoint-00000010 is damaged and passed over: state.json ")
+
+
+def test_a_seal_under_another_name_is_damage(tmp_path: Path) -> None:
+    """A checkpoint that was copied or renamed would say one step and hold another."""
+    put(tmp_path, 5).rename(tmp_path / "checkpoint-00000007")
+    assert checkpoint.newest(tmp_path) is None
+
+
+def test_the_seal_of_an_older_release_is_still_good(tmp_path: Path) -> None:
+    folder = put(tmp_path, 10, 2.0)
+    edited(folder, sealed=False)
+    found = checkpoint.newest(tmp_path)
+    assert found is not None
+    assert (found.step, found.tokens, found.wall_s, found.pending) == (10, 100, 5.0, None)
+    said = json.loads((folder / SEAL).read_text())
+    del said["pending"]  # the oldest
+    (folder / SEAL).write_text(json.dumps(said))
+    assert newest_step(tmp_path) == 10
+    (folder / "model.safetensors").write_bytes(b"?")
+    assert checkpoint.newest(tmp_path) is None
 
 
 def test_all_damaged_is_none(tmp_path: Path) -> None:
