@@ -24,18 +24,23 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show where sweeps stand: counts, running cells with their speed and time left, failures with their cause."""
+    from ..results.paper import is_published, open_with_published
     from ..results.store import open_store
 
     if watch:
         from rich.console import Console
 
+        from .data import ReportError
         from .watch import watch as follow
+
+        if sweep is not None and is_published(sweep):
+            raise ReportError(f"{sweep} holds numbers of the paper and nothing of it runs; leave --watch out")
 
         follow(open_store(db), sweep, Console(), interval=interval, until_end=until_end, as_json=as_json)
         return
     from .status import status_of
 
-    report = status_of(open_store(db), sweep)
+    report = status_of(open_with_published(db, sweep), sweep)
     if as_json:
         print_json(report.as_json())
     else:
@@ -49,10 +54,10 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show one cell: its config, its attempts, its curve and its measurements."""
-    from ..results.store import open_store
+    from ..results.paper import open_with_published
     from .status import cell_sheet
 
-    sheet = cell_sheet(open_store(db), cell, sweep)
+    sheet = cell_sheet(open_with_published(db, sweep), cell, sweep)
     if as_json:
         print_json(sheet.as_json())
     else:
@@ -110,6 +115,7 @@ def report(
 ) -> None:
     """Write tables and figures of the paper from the database, compare them with published numbers, or check written ones."""
     from ..results.files import format_of, replacing, told
+    from ..results.paper import open_with_published
     from .data import ReportError
     from .render import SUFFIXES, render
     from .tables import make_table
@@ -122,7 +128,7 @@ def report(
     if check:
         _check_files(check, db, as_json)
         return
-    store = _report_store(db, sweep)
+    store = open_with_published(db, sweep)
     if dashboard is not None:
         _write_dashboard(store, dashboard, sweep, as_json)
         if not (table or figure or compare or all_):
@@ -187,23 +193,13 @@ def _write_figure(
     typer.echo(f"wrote {told(out)}", err=True)
 
 
-def _report_store(db: str | None, sweep: str | None) -> Any:
-    """The database, or a temporary one with the published numbers when those are asked for and it lacks them."""
-    from ..results.paper import OPEN_WEIGHT, SWEEPS, open_published, with_published
-    from ..results.store import StoreMissing, open_store
-
-    if sweep not in (*SWEEPS, OPEN_WEIGHT):
-        return open_store(db)
-    try:
-        return with_published(open_store(db), sweep)
-    except StoreMissing:
-        return open_published()
-
-
 def _check_files(files: list[Path], db: str | None, as_json: bool) -> None:
+    from ..results.paper import open_with_published
     from .check import check_file, sweep_of
 
-    rows = [{"file": str(file), "problems": check_file(file, _report_store(db, sweep_of(file)))} for file in files]
+    rows = [
+        {"file": str(file), "problems": check_file(file, open_with_published(db, sweep_of(file)))} for file in files
+    ]
     if as_json:
         print_json(rows)
     else:

@@ -6,13 +6,32 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 
-from ..results.records import Attempt, CellRecord, CellState, CurvePoint, SweepSummary, Value
+from ..results import queries
+from ..results.records import Attempt, CellRecord, CellState, CurvePoint, RevisionRecord, SweepSummary, Value
 from ..results.standing import Standing, requests_of, standing
 from ..results.store import Store
 
 CURVE_LINES = 12
+RATES = ("muon_lr", "embedding_lr", "head_lr", "scalar_lr")
+"""The learning rates of a config, which the schedule's factor multiplies."""
+
+
+@dataclass(frozen=True)
+class Pause:
+    """A sweep that waits, or is about to: since when it does (None: not yet), and who asked for it, where that is known."""
+
+    since: datetime | None
+    asked: str | None
+
+    def text(self, running: bool) -> str:
+        """In a line."""
+        said = f"paused since {_when(self.since)}" if self.since else "about to pause"
+        asked = f", asked {self.asked}" if self.asked else ""
+        how = "atma-sweep resume lets it go on" if running else "nobody runs it; launch it again"
+        return f"{said}{asked}; {how}"
 
 
 @dataclass(frozen=True)
@@ -22,6 +41,9 @@ class SweepStatus:
     summary: SweepSummary
     cells: Sequence[CellState]
     standings: dict[str, Standing]
+    pause: Pause | None = None
+    source: str | None = None
+    """Where the numbers of a published sweep are printed; None for a sweep that was launched."""
 
     @property
     def counts(self) -> Counter[str]:
@@ -39,6 +61,7 @@ class SweepStatus:
             "revision": self.summary.revision,
             "counts": self.counts,
             "owner": self.summary.owner,
+            "paused": asdict(self.pause) if self.pause else None,
             "cells": cells,
         }
 
@@ -46,11 +69,14 @@ class SweepStatus:
         """Counts, then running cells, then those that need a person."""
         summary = self.summary
         words = ", ".join(f"{count} {word}" for word, count in sorted(self.counts.items()))
-        lines = [
-            f"{summary.name} (revision {summary.revision}, launched {_when(summary.launched_at)}): {len(self.cells)} cells: {words}"
-        ]
+        since = f"launched {_when(summary.launched_at)}" if self.source is None else f"printed in {self.source}"
+        lines = [f"{summary.name} (revision {summary.revision}, {since}): {len(self.cells)} cells: {words}"]
+        if self.source is not None:
+            lines.append("  numbers of the paper: nothing of it runs or ran here; atma-sweep report shows them")
         if summary.owner:
             lines.append(f"  run by {summary.owner.name} on {summary.owner.host}, pid {summary.owner.pid}")
+        if self.pause:
+            lines.append(f"  {self.pause.text(summary.owner is not None)}")
         for cell in self.cells:
             word = self.standings[cell.cell_id]
             if word == "running":
@@ -85,9 +111,28 @@ def status_of(store: Store, sweep: str | None = None) -> Status:
 
 
 def _one(store: Store, summary: SweepSummary) -> SweepStatus:
-    requested = requests_of(store.revision(summary.name).options)
+    launched = store.revision(summary.name)
+    requested = requests_of(launched.options)
     cells = store.cell_states(summary.name)
-    return SweepStatus(summary, cells, {cell.cell_id: standing(cell, requested) for cell in cells})
+    standings = {cell.cell_id: standing(cell, requested) for cell in cells}
+    return SweepStatus(summary, cells, standings, _pause(store, summary), source_of(launched))
+
+
+def source_of(launched: RevisionRecord) -> str | None:
+    """Where the numbers of a sweep are printed; None for one that was launched."""
+    told = launched.options
+    return f"{told['source']}{told['version']}" if "source" in told and "version" in told else None
+
+
+def _pause(store: Store, summary: SweepSummary) -> Pause | None:
+    if not summary.request.get("pause"):
+        return None
+    newest = partial(store.read, queries.newest_event, summary.name)
+    asked, done = newest(("pause asked",)), newest(("paused", "resumed"))
+    since = done.at if done is not None and done.kind == "paused" else None
+    if asked is not None and since is not None and asked.at > since:
+        since = None
+    return Pause(since, asked.message if asked is not None else None)
 
 
 def seconds_left(cell: CellState) -> float | None:
@@ -140,6 +185,8 @@ class CellSheet:
     attempts: Sequence[Attempt]
     curve: Sequence[CurvePoint]
     values: Sequence[Value]
+    source: str | None = None
+    """Where the numbers of a published cell are printed; None for a cell that was launched."""
 
     def as_json(self) -> dict[str, Any]:
         """Column names of the database as keys."""
@@ -159,17 +206,28 @@ class CellSheet:
                 f"{key}={value}" for key, value in cell.config.get(section, {}).items() if value not in (None, {})
             )
             lines.append(f"  {section}: {values}")
-        lines.append("attempts:" if self.attempts else "attempts: none yet")
+        if self.source is not None:
+            lines.append(f"attempts and curve: none here; these are numbers printed in {self.source}")
+        else:
+            lines += [*self._attempt_lines(), *self._curve_lines()]
+        numbers = {attempt.id: attempt.number for attempt in self.attempts}
+        lines.append("measurements:" if self.values else "measurements: none yet")
+        lines += [
+            f"  {_measured(value)}" + (f" (attempt {numbers[value.attempt_id]})" if self.source is None else "")
+            for value in self.values
+        ]
+        return "\n".join(lines)
+
+    def _attempt_lines(self) -> list[str]:
+        lines = ["attempts:" if self.attempts else "attempts: none yet"]
         for attempt in self.attempts:
             cause = f": {attempt.cause}" if attempt.cause else ""
             where = f"step {attempt.step}/{attempt.steps_total}" if attempt.kind == "train" else attempt.kind
             lines.append(
-                f"  {attempt.number} {attempt.state}, {where}, started {_when(attempt.started_at)} on {attempt.host}{cause}"
+                f"  {attempt.number} {attempt.state}, {where}, started {_when(attempt.started_at)} on {attempt.host}, "
+                f"attempt_id {attempt.id}{cause}"
             )
-        lines += self._curve_lines()
-        lines.append("measurements:" if self.values else "measurements: none yet")
-        lines += [f"  {_measured(value)}" for value in self.values]
-        return "\n".join(lines)
+        return lines
 
     def _curve_lines(self) -> list[str]:
         if not self.curve:
@@ -177,8 +235,12 @@ class CellSheet:
         every = max(1, -(-len(self.curve) // CURVE_LINES))
         shown = [point for index, point in enumerate(self.curve) if (len(self.curve) - 1 - index) % every == 0]
         lines = [
-            f"curve ({len(self.curve)} points): step, tokens, train loss, val loss, gradient norm, learning rate, tokens/s"
+            f"curve ({len(self.curve)} points): step, tokens, train loss, val loss, gradient norm, schedule factor, tokens/s"
         ]
+        train = self.cell.config.get("train", {})
+        rates = [f"{name} {train[name]:.6g}" for name in RATES if isinstance(train.get(name), int | float)]
+        if rates:
+            lines.append(f"  learning rates: schedule factor x {', '.join(rates)}")
         for p in shown:
             numbers = (
                 f"{value:.4f}" if value is not None else "-" for value in (p.train_loss, p.val_loss, p.grad_norm, p.lr)
@@ -195,7 +257,7 @@ def _measured(value: Value) -> str:
         return f"{value.probe} {value.metric}{at}: {value.reason}"
     interval = f" [{value.low:.4g}, {value.high:.4g}]" if value.low is not None and value.high is not None else ""
     sample = f", n={value.n}" if value.n else ""
-    return f"{value.probe} {value.metric}{at}: {value.value:.6g}{interval} {value.unit}{sample} (attempt {value.attempt_id})"
+    return f"{value.probe} {value.metric}{at}: {value.value:.6g}{interval} {value.unit}{sample}"
 
 
 def cell_sheet(store: Store, asked: str, sweep: str | None = None) -> CellSheet:
@@ -206,4 +268,13 @@ def cell_sheet(store: Store, asked: str, sweep: str | None = None) -> CellSheet:
     finished = [attempt for attempt in trainings if attempt.state == "done"]
     newest = (finished or trainings)[-1:] or []
     curve = store.curve(newest[0].id) if newest else []
-    return CellSheet(cell, attempts, curve, store.measurements(cell.id))
+    return CellSheet(cell, attempts, curve, store.measurements(cell.id), _printed_in(store, attempts))
+
+
+def _printed_in(store: Store, attempts: Sequence[Attempt]) -> str | None:
+    """Where the numbers of these attempts are printed; None when they ran."""
+    known = store.provenance(attempts[-1].id) if attempts else None
+    told = known.extra.get("published") if known is not None else None
+    return (
+        f"{told['source']}{told['version']}" if isinstance(told, dict) and {"source", "version"} <= set(told) else None
+    )

@@ -95,8 +95,10 @@ def sweep_row(session: Session, name: str | None) -> SweepRow:
     if found is None:
         known = list(session.scalars(select(SweepRow.name)))
         near = difflib.get_close_matches(name, known, 3, 0.4) or sorted(known)[:5]
+        more = len(known) - len(near)
         raise SweepUnknown(
             f"no sweep is named {short(name)}; there is: {', '.join(near) or 'none yet, launch a grid first'}"
+            + (f", and {more} more, which atma-sweep status lists" if more else "")
         )
     return found
 
@@ -154,6 +156,7 @@ def sweeps(session: Session) -> list[SweepSummary]:
                 lease_until=row.lease_until,
                 fence=row.fence,
                 read_only=row.read_only,
+                request=dict(row.request or {}),
             )
         )
     return summaries
@@ -411,6 +414,14 @@ def provenance(session: Session, attempt_id: int) -> Provenance | None:
     """Where the attempt's numbers come from, None when it has not said so yet."""
     query = select(*columns_of(ProvenanceRow, Provenance)).where(ProvenanceRow.attempt_id == attempt_id)
     return next(iter(_read(session, Provenance, query)), None)
+
+
+def newest_event(session: Session, sweep: str, kinds: Collection[str]) -> Event | None:
+    """What happened last, of these kinds, to the sweep itself; None when nothing of the kind did."""
+    query = select(*columns_of(EventRow, Event)).where(EventRow.kind.in_(kinds))
+    query = query.where(EventRow.sweep_id == sweep_row(session, sweep).id)
+    found = _read(session, Event, query.order_by(EventRow.at.desc(), EventRow.id.desc()).limit(1))
+    return found[0] if found else None
 
 
 def events(

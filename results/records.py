@@ -153,6 +153,8 @@ class SweepSummary:
     lease_until: datetime | None
     fence: int
     read_only: bool
+    request: Mapping[str, Any] = field(default_factory=dict)
+    """What people ask of whoever runs it: pause, cancel, retry."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,11 +51,12 @@ def export(
     from ..results.exporting import export_sweep
     from ..results.files import format_of, is_standard
     from ..results.names import file_name
-    from ..results.store import StoreError, open_store
+    from ..results.paper import open_with_published
+    from ..results.store import StoreError
     from ..results.tables import ENDINGS, export_table
     from ..results.trackers import TRACKERS
 
-    store = open_store(db)
+    store = open_with_published(db, sweep)
     name = sweep or store.default_sweep()
     plain = file_name(name)
     kind = (

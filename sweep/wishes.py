@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import getpass
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -12,6 +14,19 @@ from . import process
 from .errors import SweepError
 
 Wish = Literal["pause", "resume", "cancel", "retry"]
+
+
+ASKED = {"pause": "pause asked", "cancel": "cancel asked"}
+"""By wish: the kind of the event that says who asked."""
+
+
+def _person() -> str:
+    """Who runs this command, and where."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = "somebody"  # a user id without a name, as in a container
+    return f"{user} on {socket.gethostname()}"
 
 
 @dataclass(frozen=True)
@@ -64,5 +79,7 @@ def ask(store: Store, wish: Wish, sweep: str | None = None, cells: Sequence[str]
         elif wish == "resume":
             store.ask(name, pause=None)
         else:
+            if not store.asked(name).get(wish):
+                store.add_event(ASKED[wish], f"by {_person()}", sweep=name)
             store.ask(name, **{wish: True})
     return Answer(name, wish, running, chosen)

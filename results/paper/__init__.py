@@ -34,7 +34,7 @@ from .. import queries
 from ..errors import StoreError, SweepUnknown
 from ..records import AXES, CellRecord, Measurement, Owner, Provenance
 from ..schema import AttemptRow, MeasurementRow, ProvenanceRow, SweepRow
-from ..store import Store, open_store
+from ..store import Store, StoreMissing, open_store
 
 FOLDER = Path(__file__).parent
 VERSIONS = ("v1", "v2")
@@ -123,10 +123,28 @@ def with_published(store: Store, sweep: str) -> Store:
         else:
             store.revision(sweep)
     except SweepUnknown:
-        if sweep not in (*SWEEPS, OPEN_WEIGHT):
+        if not is_published(sweep):
             raise
         return _shared()
     return store
+
+
+def open_with_published(db: str | Path | None, sweep: str | None) -> Store:
+    """The database; when a published sweep is asked for that it lacks, or there is no database, a temporary one with those.
+
+    Raises as open_store does.
+    """
+    if sweep is None or not is_published(sweep):
+        return open_store(db)
+    try:
+        return with_published(open_store(db), sweep)
+    except StoreMissing:
+        return _shared()
+
+
+def is_published(sweep: str) -> bool:
+    """Whether it is the name of one of this module's sweeps."""
+    return sweep in (*SWEEPS, OPEN_WEIGHT)
 
 
 @cache
