@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -17,6 +18,7 @@ from .results.options import Address, AsJson, Cells, Db, Executor, Runs, SweepNa
 from .sweep.bench.commands import bench_app
 from .sweep.data_commands import data_app
 from .sweep.db_commands import db_app, export, import_
+from .sweep.signals import Signals, Stop
 
 app = typer.Typer(
     name="atma-sweep",
@@ -384,21 +386,43 @@ def _expected(error: BaseException) -> int | None:
     return code if isinstance(code, int) and type(error).__module__.startswith("atma_sweep.") else None
 
 
+def _left_by(end: SystemExit) -> str | None:
+    """Where foreign code, a plugin say, ended the process; None for an end of ours."""
+    from traceback import walk_tb
+
+    frame, line = list(walk_tb(end.__traceback__))[-1]
+    ours = frame.f_globals.get("__name__", "").partition(".")[0] in ("typer", "click", __package__)
+    return None if ours else f"{frame.f_code.co_filename}:{line}"
+
+
+def _leave(line: str, code: int) -> NoReturn:
+    # where the line would go may be what is gone
+    with contextlib.suppress(OSError):
+        typer.echo(f"atma-sweep: {' '.join(line.split())}", err=True)
+    sys.exit(code)
+
+
 def main(command: Callable[[], Any] = app) -> None:
     """Runs the command line: one clear line and an exit code for every error that was foreseen."""
     # Imports make many objects that live on; collecting garbage meanwhile costs `status` a tenth of its time.
     gc.set_threshold(200_000)
     try:
-        command()
+        with Signals(raises=True):
+            command()
+    except SystemExit as end:
+        where = _left_by(end)
+        if where is None:
+            raise
+        _leave(f"{where} ended the command with exit code {end.code}; foreign code must not call sys.exit", 2)
     except Exception as error:
         code = _expected(error)
         if code is None:
             raise
-        typer.echo(f"atma-sweep: {' '.join(str(error).split())}", err=True)
-        sys.exit(code)
+        _leave(str(error), code)
+    except Stop as stop:
+        _leave(str(stop), stop.exit_code)
     except KeyboardInterrupt:
-        typer.echo("atma-sweep: stopped; launch again to continue", err=True)
-        sys.exit(130)
+        _leave("stopped; launch again to continue", 130)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from types import TracebackType
+from typing import IO, Any, cast
 
 from rich.console import Console
 from rich.markup import escape
@@ -13,14 +15,36 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from ..results.records import Attempt
 from .cell import Cell
 from .planner import Plan, Task
+from .signals import held
 
 COLOURS = {"done": "green", "failed": "red", "diverged": "yellow", "interrupted": "yellow"}
+
+
+class Heedless:
+    """A text stream that takes what it is given, even when its terminal is gone, its reader has left or its disk is full:
+    what a launch says is no reason to end it."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 class Display:
     """A supervisor's Listener that draws."""
 
     def __init__(self, console: Console, total: int) -> None:
+        console.file = cast(IO[str], Heedless(console.file))
         self.console = console
         self._bars = Progress(
             TextColumn("{task.description}"),
@@ -40,7 +64,8 @@ class Display:
         self._began = time.monotonic()
 
     def __enter__(self) -> Display:
-        self._bars.start()
+        with held():  # a request to stop is the main thread's to hear, not that of the thread which draws
+            self._bars.start()
         return self
 
     def __exit__(

@@ -16,7 +16,8 @@ from .errors import GridError, SweepError
 from .launch import carry_out
 from .planner import Task
 from .probes import PROBES, requested
-from .supervisor import Interrupted, Listener
+from .signals import Interrupted
+from .supervisor import Listener
 from .training import corpora
 
 

@@ -188,7 +188,7 @@ class LocalExecutor(OnThisMachine):
     def start(self, launch: Launch) -> None:
         """Starts the attempt's process."""
         env = environment(launch, device_for(self._room.seat(launch.resources)))
-        child = process.start(run_command(launch, os.getpid()), env, launch.runs / launch.folder)
+        child = process.start(run_command(launch, os.getpid()), env, launch.runs / launch.folder, apart=True)
         self._running = (launch.attempt, child)
 
     def wait(self, seconds: float) -> list[Finished]:
@@ -201,11 +201,14 @@ class LocalExecutor(OnThisMachine):
         except subprocess.TimeoutExpired:
             return []
         self._running = None
+        process.end_group(child.pid)
         return [(attempt, code)]
 
     def close(self) -> None:
         """Ends the process that still runs."""
         if self._running is not None:
-            self._running[1].kill()
-            self._running[1].wait()
+            child = self._running[1]
+            child.kill()
+            child.wait()
+            process.end_group(child.pid)
             self._running = None

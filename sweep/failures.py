@@ -91,12 +91,12 @@ def of_text(said: str) -> Failure:
     return "infrastructure" if _INFRASTRUCTURE.search(said) else "code"
 
 
-def judge(exit_code: int, log: Path, *, oom_killed: bool = False, hung: bool = False) -> Ending:
+def judge(exit_code: int, log: Path, *, oom_killed: bool = False, hung: bool = False, asked: bool = False) -> Ending:
     """Classifies the exit code of a process whose attempt still reads `running`.
 
-    Stopped on request: interrupted, and nothing failed. Killed because it hung, or by the system for want of memory
-    (`oom_killed`), or by any other signal: interrupted. Anything else: failed, with the last line of its log as the
-    cause.
+    Stopped on request, or ended in any way after it was `asked` to: interrupted, and nothing failed. Killed because
+    it hung, or by the system for want of memory (`oom_killed`), or by any other signal: interrupted. Anything else:
+    failed, with the last line of its log as the cause.
     """
     if exit_code == EXIT_STOPPED or exit_code == -signal.SIGTERM:
         return Ending("interrupted", "stopped before training began", None)
@@ -104,6 +104,8 @@ def judge(exit_code: int, log: Path, *, oom_killed: bool = False, hung: bool = F
         return Ending("interrupted", "its node was lost", "node_lost")
     if exit_code == OOM_KILLED:
         exit_code, oom_killed = -signal.SIGKILL, True
+    if asked:
+        return Ending("interrupted", f"asked to stop, it ended with exit code {exit_code}: {last_line(log)}", None)
     if hung:
         return Ending("interrupted", "killed: it made no progress; its log ends with where every thread stood", "hang")
     if exit_code < 0:

@@ -23,8 +23,10 @@ from ..results.store import Store, open_store
 from . import process
 from .errors import SweepError
 from .failures import EXIT_LOST, EXIT_STOPPED, Failure, classify
+from .signals import STOPS
 
 JOB_FILE = "job.json"
+TOLD_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,15 +74,26 @@ class Job:
 
 
 class StopFlag:
-    """Set by the first SIGTERM; the second ends the process on the spot. Ctrl-C is the supervisor's business."""
+    """Set by the first SIGTERM; the second ends the process on the spot.
+
+    Ctrl-C and the terminal's end are the supervisor's business; whatever is started here, a compiler, ignores them, too.
+    """
 
     def __init__(self) -> None:
         self.set = False
         self._since = 0.0
         signal.signal(signal.SIGTERM, self._handle)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        # Ray's processes have it blocked, and children inherit that
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        # Ray's processes have them blocked, and children inherit that
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+
+    def comes(self) -> bool:
+        """Whether it is set, or will be in a moment: who ends many processes one by one may tell a compiler before us."""
+        deadline = time.monotonic() + TOLD_S
+        while not self.set and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return self.set
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if not self.set:
@@ -139,23 +152,38 @@ def _attempt(job: Job, runs: Path, store: Store | JournalStore, stop: StopFlag) 
         work.clean()
     except LostLease:
         raise
-    except SweepError as error:
-        print(error, file=sys.stderr)
-        failure: Failure = "infrastructure" if error.passing else classify(error)
-        store.finish_attempt(
-            job.attempt, job.fence, "failed", cause=str(error), exit_code=error.exit_code, failure=failure
-        )
-        return error.exit_code
+    except (SweepError, SystemExit) as error:
+        return _failed(job, store, error, stop)
     except Exception as error:
-        cause = " ".join(f"{type(error).__name__}: {error}".split())[:500]
-        store.finish_attempt(
-            job.attempt, job.fence, "failed", cause=cause, traceback=traceback.format_exc(), exit_code=1,
-            failure=classify(error),
-        )  # fmt: skip
-        raise
+        if _failed(job, store, error, stop) != EXIT_STOPPED:
+            raise
+        return EXIT_STOPPED
     else:
         work.clean()
     return 0
+
+
+def _failed(job: Job, store: Store | JournalStore, error: BaseException, stop: StopFlag) -> int:
+    """Records how the attempt failed, and returns its exit code. What it raises once it is asked to stop is no failure."""
+    foreseen = isinstance(error, SweepError)
+    said = str(error) if foreseen else " ".join(f"{type(error).__name__}: {error}".split())[:500]
+    if isinstance(error, SystemExit):
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        said = f"{last.filename}:{last.lineno} ended the process with exit code {error.code}"
+    where = None if foreseen else traceback.format_exc()
+    asked = stop.set or (not foreseen and stop.comes())
+    if asked or isinstance(error, (SweepError, SystemExit)):
+        print(where or said, file=sys.stderr)  # anything else the interpreter prints
+    if asked:
+        cause = f"stopped on request, in the midst of what then failed: {said}"
+        store.finish_attempt(job.attempt, job.fence, "interrupted", cause=cause, exit_code=EXIT_STOPPED)
+        return EXIT_STOPPED
+    failure: Failure = "infrastructure" if getattr(error, "passing", False) else classify(error)
+    code = getattr(error, "exit_code", 1) if foreseen else 1
+    store.finish_attempt(
+        job.attempt, job.fence, "failed", cause=said, traceback=where, exit_code=code, failure=failure
+    )  # fmt: skip
+    return code
 
 
 if __name__ == "__main__":

@@ -55,25 +55,47 @@ def end(pid: int | None, started: float | None, grace: float = GRACE_S) -> None:
 
 
 def end_all(processes: Sequence[psutil.Process], grace: float = GRACE_S) -> None:
-    """The same for several at once."""
-    family = list(processes)
+    """The same for several at once, and for the process groups that they lead."""
+    family, groups = list(processes), set()
     for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
             family += process.children(recursive=True)
+            groups |= {os.getpgid(process.pid)} & {process.pid} - {os.getpid()}
             process.terminate()
     psutil.wait_procs(processes, timeout=grace)
+    for group in groups:
+        end_group(group)
     for member in family:
         with contextlib.suppress(psutil.NoSuchProcess):
             member.kill()
     psutil.wait_procs(family, timeout=grace)
 
 
-def start(command: Sequence[str], env: Mapping[str, str], folder: Path) -> subprocess.Popen[bytes]:
-    """Starts a child in `folder`, its output appended to `folder`/log.txt, in our own process group."""
+def start(
+    command: Sequence[str], env: Mapping[str, str], folder: Path, *, apart: bool = False
+) -> subprocess.Popen[bytes]:
+    """Starts a child in `folder`, its output appended to `folder`/log.txt, in our own process group.
+
+    With `apart` in a group of its own, where a terminal's Ctrl-C reaches neither it nor the compilers that it runs.
+    """
     with (folder / "log.txt").open("ab") as log:
         return subprocess.Popen(
-            list(command), env=dict(env), cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+            list(command),
+            env=dict(env),
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            process_group=0 if apart else None,
         )
+
+
+def end_group(group: int) -> None:
+    """Kills what lives of a process group but for ourselves: what an attempt that has ended left behind."""
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError):
+            if pid != os.getpid() and os.getpgid(pid) == group:
+                os.kill(pid, signal.SIGKILL)
 
 
 def die_with(parent: int) -> None:

@@ -6,14 +6,12 @@ import contextlib
 import os
 import shutil
 import signal
-import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol, cast
 
 from ..results import journal
@@ -31,6 +29,7 @@ from .planner import Task
 from .pruning import place_of
 from .retries import Retries
 from .room import stands_back
+from .signals import Interrupted, Signals
 
 LEASE_S = 60.0
 RENEW_S = 5.0
@@ -54,40 +53,6 @@ class Listener(Protocol):
 
     def waiting(self, cell: Cell) -> None:
         """A cell is being trained by another sweep; this one will take the result."""
-
-
-class Interrupted(Exception):
-    """The user or the system asked to stop; everything was saved and marked."""
-
-    def __init__(self, number: int, remedy: str = "launch again to continue") -> None:
-        self.number, self.exit_code = number, 128 + number
-        super().__init__(f"stopped; {remedy}")
-
-
-class _Signals:
-    """The first Ctrl-C or SIGTERM asks to stop, the second kills."""
-
-    def __init__(self) -> None:
-        self.number: int | None = None
-        self._since = 0.0
-        # a detached supervisor works in a thread, which hears no signals
-        heard = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
-        self._before = {number: signal.getsignal(number) for number in heard}
-
-    def __enter__(self) -> _Signals:
-        for number in self._before:
-            signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.number is None:
-            self.number, self._since = number, time.monotonic()
-        elif time.monotonic() - self._since > process.ECHO_S:
-            os._exit(128 + number)
 
 
 class Supervisor:
@@ -116,6 +81,9 @@ class Supervisor:
         self._progress: dict[int, tuple[object, float]] = {}
         """By attempt: what it last told, and when that changed, on the monotonic clock."""
         self._hung: set[int] = set()
+        self._asked: set[int] = set()
+        """Attempts that were asked to stop."""
+        self._signals = Signals()
         self._oom_kills = oom_kills()
         self._paused = False
         self._renewed = self._listened = 0.0
@@ -128,12 +96,12 @@ class Supervisor:
         fails in the same way, MachineError when the executor breaks.
         """
         queue = deque(tasks)
-        with _Signals() as signals:
+        with Signals() as self._signals:
             while queue or self._tasks:
                 self._renew()
-                if signals.number is not None:
+                if self._signals.number is not None:
                     self._stop()
-                    raise Interrupted(signals.number)
+                    raise Interrupted(self._signals.number)
                 broken = self.executor.broken()
                 if broken is not None:
                     self._stop()
@@ -298,7 +266,8 @@ class Supervisor:
             kills = oom_kills()
             killed, self._oom_kills = kills > self._oom_kills, kills
             log = self.runs / attempt.run_dir / "log.txt"
-            ending = judge(code, log, oom_killed=killed, hung=attempt_id in self._hung)
+            asked = attempt_id in self._asked or self._signals.number is not None
+            ending = judge(code, log, oom_killed=killed, hung=attempt_id in self._hung, asked=asked)
             state, cause = ending.state, ending.cause
             if ending.failure is not None:
                 again = self._retries.after(task, attempt, ending.failure)
@@ -358,13 +327,12 @@ class Supervisor:
 
     def _stop(self) -> None:
         """Asks every attempt to save itself and leave; kills what is still there after the grace, marks everything."""
-        asked: set[int] = set()
         deadline = time.monotonic() + process.GRACE_S - 1
         nothing: deque[Task] = deque()
         while self._tasks and time.monotonic() < deadline:
             for attempt in self.store.live_attempts(self.sweep):
-                if attempt.id in self._tasks and attempt.id not in asked and self.executor.stop(attempt):
-                    asked.add(attempt.id)
+                if attempt.id in self._tasks and attempt.id not in self._asked and self.executor.stop(attempt):
+                    self._asked.add(attempt.id)
             for attempt_id, code in self.executor.wait(POLL_S):
                 self._close(attempt_id, code, nothing)
         for attempt_id in self._tasks:

@@ -27,7 +27,7 @@ from ..cell import Cell
 from ..errors import SweepError
 from ..grid import Grid
 from ..retries import SweepBroken
-from ..supervisor import Interrupted
+from ..signals import Interrupted
 from . import connection
 from .connection import ray
 
@@ -102,7 +102,7 @@ class Detached:
 
             try:
                 self._launch(self._open(), console, tell)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 # nobody is here to see it: it goes to the log and to who waits
                 code = getattr(error, "exit_code", None)
                 console.print_exception() if code is None else tell(str(error))

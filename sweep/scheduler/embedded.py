@@ -13,15 +13,22 @@ from .. import process
 from ..cell import Resources
 from ..executors import Finished, Launch, OnThisMachine, device_for, environment, run_command
 from ..room import Machine, Room, Seat
+from ..signals import held
 
 DAEMONS = ("raylet", "gcs_server")
 
 
 def _run(launch: Launch, device: str | None) -> int:
-    """Runs in a Ray worker: one child process, its exit code. Its death takes the child along."""
-    return process.start(
-        run_command(launch, os.getpid()), environment(launch, device), launch.runs / launch.folder
-    ).wait()
+    """Runs in a Ray worker: one child process, its exit code. Its death takes the child along.
+
+    Ray makes each worker the leader of a process group and kills that when the worker dies, so the child stays in it.
+    """
+    apart = os.getpgrp() != os.getpid()
+    folder = launch.runs / launch.folder
+    child = process.start(run_command(launch, os.getpid()), environment(launch, device), folder, apart=apart)
+    code = child.wait()
+    process.end_group(child.pid if apart else os.getpid())
+    return code
 
 
 class RayExecutor(OnThisMachine):
@@ -33,21 +40,22 @@ class RayExecutor(OnThisMachine):
         """Starts Ray on the machine, with those of its GPUs that this sweep holds."""
         super().__init__()
         self._room = Room(machine)
-        # A batch system may send SIGTERM to every process. Ray's own then have to outlive the attempts, which save
-        # themselves, so they inherit a mask without it, as they do for SIGINT from Ray. Attempts lift it.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         try:
-            ray.init(
-                address="local",  # never a cluster that a stale file or RAY_ADDRESS points to
-                num_cpus=machine.cpus,
-                num_gpus=0,  # which attempt gets which GPU, or part of one, is ours to say
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                configure_logging=True,
-            )
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+            # Half started, Ray survives no request to stop. Nor may its processes hear one that a batch system sends to
+            # all: they have to outlive the attempts, which save themselves. Attempts hear SIGTERM again.
+            with held():
+                ray.init(
+                    address="local",  # never a cluster that a stale file or RAY_ADDRESS points to
+                    num_cpus=machine.cpus,
+                    num_gpus=0,  # which attempt gets which GPU, or part of one, is ours to say
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    configure_logging=True,
+                )
+        except BaseException:
+            self.close()
+            raise
         self._daemons = {one.name(): one for one in psutil.Process().children() if one.name() in DAEMONS}
         # max_retries=0: retries are ours, decided from the database.
         self._task = ray.remote(max_retries=0)(_run)
@@ -99,4 +107,5 @@ class RayExecutor(OnThisMachine):
 
     def close(self) -> None:
         """Stops Ray, and with it whatever still runs."""
-        ray.shutdown()
+        with held():
+            ray.shutdown()

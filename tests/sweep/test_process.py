@@ -100,7 +100,7 @@ def test_a_child_whose_parent_died_before_it_looked_ends_at_once() -> None:
 
 ASKED = {
     "job": "from atma_sweep.sweep.job import StopFlag; StopFlag()",
-    "launch": "from atma_sweep.sweep.supervisor import _Signals; _Signals().__enter__()",
+    "launch": "from atma_sweep.sweep.signals import Signals; Signals().__enter__()",
 }
 
 
@@ -190,6 +190,12 @@ def test_an_exit_code_is_judged(tmp_path: Path, code: int, state: str, failure: 
     assert (ending.state, ending.failure) == (state, failure)
     assert said in ending.cause
     assert "no log was written" in judge(2, tmp_path / "none").cause
+
+
+@pytest.mark.parametrize("code", [1, 2, -9, -11])
+def test_whatever_ends_an_attempt_that_was_asked_to_stop_is_no_failure(tmp_path: Path, code: int) -> None:
+    ending = judge(code, tmp_path / "none", asked=True)
+    assert (ending.state, ending.failure) == ("interrupted", None)
 
 
 def test_a_child_sees_the_gpus_and_threads_that_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,119 @@
+"""Requests to stop: Ctrl-C, SIGTERM, and SIGHUP, which a closed terminal sends."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import termios
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import ClassVar
+
+from . import process
+
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupted(Exception):
+    """The user or the system asked to stop; everything was saved and marked."""
+
+    def __init__(self, number: int, remedy: str = "launch again to continue") -> None:
+        self.number, self.exit_code = number, 128 + number
+        super().__init__(f"stopped; {remedy}")
+
+
+class Stop(BaseException):
+    """The same where nothing has to be saved; as KeyboardInterrupt, nothing but the command line catches it."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.exit_code = number, 128 + number
+        super().__init__(f"stopped by {signal.Signals(number).name}")
+
+
+@dataclass
+class _Request:
+    number: int | None = None
+    since: float = 0.0
+
+
+class Signals:
+    """Hears requests to stop: the first is noted, a later one ends the process on the spot.
+
+    With `raises` SIGTERM and SIGHUP raise Stop where they come, as Ctrl-C raises KeyboardInterrupt. One within another
+    shares its request. In a thread other than the main one, which hears no signals, it does nothing.
+    """
+
+    _open: ClassVar[list[Signals]] = []
+
+    def __init__(self, *, raises: bool = False) -> None:
+        self._raises = raises
+        self._request = _Request()
+        self._before: dict[int, object] = {}
+
+    @property
+    def number(self) -> int | None:
+        """Which signal has come, if one has."""
+        return self._request.number
+
+    def __enter__(self) -> Signals:
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        if self._open:
+            self._request = self._open[-1]._request
+        self._open.append(self)
+        for number in STOPS[1:] if self._raises else STOPS:
+            # what was started with nohup is not to hear of the terminal's end
+            if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self in self._open:
+            self._open.remove(self)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            _leave_terminal()
+        request = self._request
+        if request.number is None:
+            request.number, request.since = number, time.monotonic()
+            if self._raises:
+                raise Stop(number)
+        elif time.monotonic() - request.since > process.ECHO_S:
+            os._exit(128 + number)
+
+
+def _leave_terminal() -> None:
+    """Lets output go nowhere that went to a terminal which is gone."""
+    for stream in (1, 2):
+        try:
+            termios.tcgetattr(stream)
+        except termios.error as error:
+            if error.args[0] == errno.EIO:  # what never was a terminal says ENOTTY
+                with open(os.devnull, "wb") as nowhere:
+                    os.dup2(nowhere.fileno(), stream)
+
+
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """Requests to stop wait meanwhile, for whatever would not survive one: Ray starting or stopping.
+
+    Nor do threads and processes that are started within hear any; and a handler that others set is undone.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.getsignal(number) for number in STOPS} if main else {}
+    masked = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:
+                signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, masked)

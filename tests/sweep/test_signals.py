@@ -1,0 +1,191 @@
+"""Whoever asks a launch to stop, and whomever else the signal reaches: cells are saved or tried again, never failed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from bench import COMMAND, Bench
+
+pytestmark = pytest.mark.slow
+COMPILES = """
+import subprocess, sys
+from pathlib import Path
+from atma_sweep.model.mixers.softmax import NoPE
+from atma_sweep.model.registry import register_mixer
+
+HERE = Path({folder!r})
+CODE = "import signal, sys, time; signal.signal(2, signal.SIG_DFL); open(sys.argv[1], 'w').close(); time.sleep(2.5)"
+
+@register_mixer("slow")
+class Slow(NoPE):
+    def forward(self, *given, **named):
+        if not (HERE / "compiled").exists():
+            subprocess.run([sys.executable, "-c", CODE, str(HERE / "compiling")], check=True)
+            (HERE / "compiled").touch()
+        return super().forward(*given, **named)
+"""
+"""A mixer whose first step runs what a compiler is to an attempt: a process that a Ctrl-C ends, and that has to succeed."""
+ONE = ("launch", "micro.yaml", "--only", "attn_type=nope", "--executor")
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path)
+    bench.grid(tokens=128 * 1000)
+    yield bench
+    bench.close()
+
+
+@pytest.fixture
+def compiling(bench: Bench) -> Bench:
+    """A grid of one cell, whose training begins with a compiler."""
+    (bench.folder / "slow.py").write_text(COMPILES.format(folder=str(bench.folder)))
+    bench.grid(more="plugins: [slow.py]\n")
+    bench.edit("[nope, polar]", "[slow]")
+    return bench
+
+
+def launched(bench: Bench, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+    """As typed in a terminal: in a process group of its own."""
+    return subprocess.Popen(
+        [*COMMAND, *arguments], cwd=bench.folder, env=bench.env, text=True, process_group=0,
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, **options},
+    )  # fmt: skip
+
+
+def appears(path: Path, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} never came"
+        time.sleep(0.01)
+
+
+def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+def left(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Those that are still there after a moment, which an orphan may need."""
+    return psutil.wait_procs(processes, timeout=3)[1]
+
+
+@pytest.mark.parametrize(
+    ("executor", "number"), [("local", signal.SIGINT), ("local", signal.SIGTERM), ("local", signal.SIGHUP), ("ray", signal.SIGTERM)]
+)  # fmt: skip
+def test_a_signal_to_the_process_group_spares_attempts_and_their_compilers(
+    compiling: Bench, executor: str, number: int
+) -> None:
+    process = launched(compiling, "launch", "micro.yaml", "--executor", executor)
+    appears(compiling.folder / "compiling")
+    started = family(process)
+    os.killpg(process.pid, number)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, out
+    assert (compiling.folder / "compiled").exists(), "the compiler came to its end"
+    assert compiling.sql("SELECT state, cause FROM attempt") == [("interrupted", "stopped on request")]
+    assert "launch again to continue" in out
+    assert left(started) == []
+
+
+@pytest.mark.parametrize("executor", ["local", "ray"])
+def test_a_compiler_that_is_told_before_its_attempt_fails_no_cell(compiling: Bench, executor: str) -> None:
+    """Who ends a job by its control group, as Slurm and systemd do, tells every process, in any order."""
+    process = launched(compiling, "launch", "micro.yaml", "--executor", executor)
+    appears(compiling.folder / "compiling")
+    for member in [*reversed(family(process)), psutil.Process(process.pid)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.terminate()
+            time.sleep(0.05)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 143, out
+    ((state, failure, cause),) = compiling.sql("SELECT state, failure, cause FROM attempt")
+    assert (state, failure) == ("interrupted", None), cause
+    assert "in the midst of what then failed: CalledProcessError" in str(cause)
+    if executor == "local":
+        compiling.grid(more="plugins: [slow.py]\n")
+        compiling.edit("[nope, polar]", "[slow]")
+        compiling.launch()
+
+
+def test_an_attempt_that_ends_by_itself_leaves_none_of_its_processes(bench: Bench) -> None:
+    stray = "import os, subprocess; os.fork() or (os.fork() and os._exit(0)) or subprocess.run(['sleep', '987'])"
+    code = COMPILES.format(folder=str(bench.folder)).replace("check=True", "check=False")
+    code = code.replace(', "-c", CODE,', f', "-c", {stray!r},')
+    (bench.folder / "slow.py").write_text(code)
+    bench.grid(more="plugins: [slow.py]\n")
+    bench.edit("[nope, polar]", "[slow]")
+    bench.launch()
+    assert [one for one in psutil.process_iter(["cmdline"]) if one.info["cmdline"] == ["sleep", "987"]] == []
+
+
+def test_a_terminal_that_is_closed_stops_as_sigterm_does(bench: Bench) -> None:
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import os, sys, fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.executable, sys.orig_argv[:1] + sys.argv[1:])",
+         *COMMAND[1:], *ONE, "local"],
+        cwd=bench.folder, env=bench.env, start_new_session=True, stdin=slave, stdout=slave, stderr=slave,
+    )  # fmt: skip
+    os.close(slave)
+    bench.wait("SELECT 1 FROM attempt WHERE step > 10")
+    started = psutil.Process(process.pid).children(recursive=True)
+    os.close(master)
+    assert process.wait(timeout=30) == 129
+    ((state, cause, checkpoint),) = bench.sql("SELECT state, cause, checkpoint FROM attempt")
+    assert (state, cause) == ("interrupted", "stopped on request")
+    assert (bench.folder / "atma-runs" / str(checkpoint) / "model.safetensors").is_file()
+    assert bench.sql("SELECT owner FROM sweep") == [(None,)]
+    assert left(started) == []
+
+
+def test_nohup_outlives_its_terminal(bench: Bench) -> None:
+    bench.grid()
+    process = launched(bench, *ONE, "local", preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    bench.wait("SELECT 1 FROM attempt")
+    os.killpg(process.pid, signal.SIGHUP)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, out
+    bench.once(1)
+
+
+@pytest.mark.parametrize(("daemon", "number"), [
+    ("gcs_server", signal.SIGTERM), ("raylet", signal.SIGTERM), ("ray::IDLE", signal.SIGTERM), ("raylet", signal.SIGINT),
+])  # fmt: skip
+def test_a_launch_that_is_stopped_while_ray_starts_ends_cleanly(bench: Bench, daemon: str, number: int) -> None:
+    process = launched(bench, *ONE, "ray")
+    deadline = time.monotonic() + 60
+    started: list[psutil.Process] = []
+    while time.monotonic() < deadline and process.poll() is None:
+        started = family(process)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if any(one.name() == daemon for one in started):
+                break
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, out
+    last = out.strip().splitlines()[-1]
+    assert last.startswith(("atma-sweep: stopped", "to train:", "disk:")), out
+    assert "*** SIG" not in out
+    assert "Traceback" not in out
+    assert left(started) == []
+    assert bench.sql("SELECT owner FROM sweep") == [(None,)]
+
+
+def test_a_launch_that_is_stopped_before_it_has_begun_says_so(bench: Bench) -> None:
+    process = launched(bench, *ONE, "local")
+    appears(bench.folder / "atma.db")
+    process.terminate()
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 143, out
+    assert "atma-sweep: stopped" in out.splitlines()[-1]
+    assert "Traceback" not in out
