@@ -15,7 +15,7 @@ from . import axes, paths, resolve
 from .cell import Cell, DataConfig, Plugin
 from .errors import GridError
 from .paths import Layer, Setting
-from .plugins import load_plugin
+from .plugins import PluginLeft, load_plugin
 from .yamlfile import Document, TooManyValues, load, value_of
 
 GRIDS = Path(__file__).resolve().parent.parent / "grids"
@@ -381,6 +381,8 @@ def _plugins(document: Document) -> Iterator[Plugin]:
             raise GridError(document.path, line, "plugins", f"no file {name!r} beside the grid", near, str(name))
         try:
             yield load_plugin(path.resolve())
+        except PluginLeft as error:
+            raise GridError(document.path, line, "plugins", str(error)) from error
         except Exception as error:
             raise GridError(
                 document.path, line, "plugins", f"{name} cannot be loaded: {type(error).__name__}: {error}"

@@ -16,10 +16,15 @@ class PluginChanged(SweepError):
     """The file is no longer the one that the cell's id was made with."""
 
 
+class PluginLeft(SweepError):
+    """The file ends the process that imports it."""
+
+
 def load_plugin(path: Path, sha256: str | None = None) -> Plugin:
     """Imports a plugin file once and returns its name and hash.
 
-    Raises PluginChanged when `sha256` is given and differs; whatever the file itself raises passes through.
+    Raises PluginChanged when `sha256` is given and differs, PluginLeft for one that calls sys.exit; whatever else the
+    file itself raises passes through.
     """
     source = path.read_bytes()
     digest = hashlib.sha256(source).hexdigest()
@@ -36,6 +41,11 @@ def load_plugin(path: Path, sha256: str | None = None) -> Plugin:
         sys.modules[name] = module
         try:
             spec.loader.exec_module(module)
+        except SystemExit as error:
+            del sys.modules[name]
+            raise PluginLeft(
+                f"{path}: ends the process with exit code {error.code} when it is imported; a plugin must not call sys.exit"
+            ) from error
         except BaseException:
             del sys.modules[name]
             raise

@@ -345,6 +345,16 @@ def test_failing_cell_is_told_and_the_others_go_on(bench: Bench) -> None:
     assert table[1].split(",")[5:12] == ["failed"] * 7
 
 
+def test_a_plugin_that_leaves_fails_its_cell_and_is_named(bench: Bench) -> None:
+    (bench.folder / "my_mixer.py").write_text(
+        PLUGIN.replace("        steps =", "        raise SystemExit(0)\n        steps =")
+    )
+    bench.grid(more="plugins: [my_mixer.py]\n")
+    bench.edit("[nope, polar]", "[fade]")
+    assert re.search(r"my_mixer.py:\d+ ended the process with exit code 0", bench.launch(code=1))
+    assert bench.sql("SELECT state, failure FROM attempt") == [("failed", "code")]
+
+
 def test_divergence_is_a_result_with_its_step_and_the_curve_up_to_there(bench: Bench) -> None:
     bench.edit("train: {", "train: {muon_lr: 1.0e+5, ")
     bench.edit("validate_every: 10", "validate_every: 1")

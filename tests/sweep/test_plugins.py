@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from atma_sweep.model import registry
-from atma_sweep.sweep.plugins import PluginChanged, load_plugin, source_of
+from atma_sweep.sweep.plugins import PluginChanged, PluginLeft, load_plugin, source_of
 
 Write = Callable[..., Path]
 MIXER = """
@@ -61,3 +62,30 @@ def test_a_failed_import_leaves_no_half_module(write: Write) -> None:
         with pytest.raises(KeyError):
             load_plugin(path)
         assert name not in sys.modules
+
+
+def test_one_that_ends_the_process_is_an_error_and_ctrl_c_is_not(write: Write) -> None:
+    path = write("import sys\nsys.exit(0)\n", "leaves.py")
+    with pytest.raises(PluginLeft, match=r"leaves.py: ends the process with exit code 0 when it is imported"):
+        load_plugin(path)
+    assert f"atma_sweep_plugin_{hashlib.sha256(path.read_bytes()).hexdigest()[:12]}" not in sys.modules
+    with pytest.raises(KeyboardInterrupt):
+        load_plugin(write("raise KeyboardInterrupt\n", "stopped.py"))
+
+
+INIT = MIXER.replace("pass", "def __init__(self, *a, **k):\n        import sys; sys.exit(0)")
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("import sys\nsys.exit(0)\n", r"g.yaml:3: plugins: .*bad.py: ends the process with exit code 0 when it is imported"),
+    (INIT, r"bad.py:8 ended the command with exit code 0; foreign code must not call sys.exit"),
+])  # fmt: skip
+def test_a_launch_does_not_end_in_silence_with_its_plugin(
+    write: Write, command: Callable[..., tuple[int, str, str]], text: str, said: str
+) -> None:
+    write(text, "bad.py")
+    write("name: g\nextends: micro\nplugins: [bad.py]\naxes: {attn_type: [flat]}\n")
+    code, _, error = command("launch", "g.yaml")
+    assert code == 2
+    (line,) = [line for line in error.splitlines() if line.startswith("atma-sweep:")]
+    assert re.search(said, line), error
