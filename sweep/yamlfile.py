@@ -1,17 +1,22 @@
-"""YAML 1.2 with line numbers: plain values plus the line on which each key stands."""
+"""YAML 1.2 with line numbers: plain values plus the line on which each key stands.
+
+Merge keys (`<<`) are YAML 1.1's: a key of one's own counts more than a merged one, an earlier mapping of a list more than a
+later. Tags other than the plain ones (`!!str`, `!!int`, `!!seq` ...) are refused: a grid says what, never which class.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
-from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.composer import Composer
-from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
+from ..results.names import short
 from .errors import GridError
 
 KeyPath = tuple[str | int, ...]
@@ -19,6 +24,14 @@ MOST_BYTES = 2**20
 """Of a file."""
 MOST_VALUES = 100_000
 """Of a file, keys, lists and mappings counted too, as written and with every alias put in its place."""
+DEEPEST = 50
+"""Lists and mappings inside each other, aliases put in their places."""
+TOO_DEEP = f"more than {DEEPEST} lists and mappings inside each other"
+CORE = "tag:yaml.org,2002:"
+SCALARS = {"str", "int", "float", "bool", "null"}
+AS_WRITTEN = {"timestamp", "merge", "value"}
+"""What YAML takes a plain word for, and a grid for text."""
+Pair = tuple[Node, Node]
 
 
 @dataclass(frozen=True)
@@ -45,71 +58,151 @@ class TooManyValues(YAMLError):
         super().__init__(f"more than {MOST_VALUES:,} values, aliases put in their places; write a grid with fewer")
 
 
+class _NotTaken(YAMLError):
+    """YAML that a grid may not hold."""
+
+    def __init__(self, problem: str, node: Any, key: str = "") -> None:
+        super().__init__(problem)
+        self.line, self.key = node.start_mark.line + 1, key
+
+
 class _BoundedComposer(Composer):
-    """Stops at MOST_VALUES nodes, so that no file takes long to read."""
+    """Stops at MOST_VALUES nodes and at DEEPEST, so that no file takes long to read."""
 
     def __init__(self, loader: Any = None) -> None:
         super().__init__(loader=loader)
-        self._nodes = 0
+        self._nodes = self._inside = 0
 
     def compose_node(self, parent: Any, index: int) -> Any:
         self._nodes += 1
         if self._nodes > MOST_VALUES:
             raise TooManyValues
-        return super().compose_node(parent, index)
-
-
-def reader(kind: str) -> YAML:
-    """A YAML reader of ruamel's `kind` that raises TooManyValues rather than compose without end."""
-    yaml = YAML(typ=kind, pure=True)
-    yaml.Composer = _BoundedComposer
-    return yaml
+        if self._inside > DEEPEST:
+            raise _NotTaken(TOO_DEEP, self.parser.peek_event())
+        self._inside += 1
+        node = super().compose_node(parent, index)
+        self._inside -= 1
+        return node
 
 
 class _Plain:
-    """Makes plain values of ruamel's, each alias a copy, and notes where they stand; not more than MOST_VALUES."""
+    """Makes plain values of YAML, each alias a copy, and notes where they stand; not more than MOST_VALUES."""
 
     def __init__(self) -> None:
         self.lines: dict[KeyPath, int] = {}
+        self._yaml = YAML(typ="safe", pure=True)
+        self._yaml.Composer = _BoundedComposer
         self._made = 0
+        self._merged: dict[int, list[Pair]] = {}
 
-    def of(self, node: Any, at: KeyPath = ()) -> Any:
-        self._made += 1
+    def read(self, text: str) -> Any:
+        """The value of a whole document, None for an empty one. Raises YAMLError."""
+        node = self._yaml.compose(text)
+        return None if node is None else self._of(node, ())
+
+    def _of(self, node: Node, at: KeyPath) -> Any:
+        self._count(1)
+        if len(at) > DEEPEST:
+            raise _NotTaken(TOO_DEEP, node)
+        if isinstance(node, ScalarNode):
+            return self._scalar(node)
+        if isinstance(node, SequenceNode):
+            _check_tag(node, {"seq"})
+            items = []
+            for index, value in enumerate(node.value):
+                self.lines[(*at, index)] = value.start_mark.line + 1
+                items.append(self._of(value, (*at, index)))
+            return items
+        assert isinstance(node, MappingNode)
+        _check_tag(node, {"map"})
+        out: dict[str, Any] = {}
+        for key, value in self._pairs(node):
+            here = (*at, key.value)
+            self.lines[here] = key.start_mark.line + 1
+            out[key.value] = self._of(value, here)
+        return out
+
+    def _count(self, values: int) -> None:
+        self._made += values
         if self._made > MOST_VALUES:
             raise TooManyValues
-        if isinstance(node, CommentedMap):
-            out: dict[str, Any] = {}
-            for key, value in node.items():
-                here = (*at, str(key))
-                self.lines[here] = node.lc.key(key)[0] + 1
-                out[str(key)] = self.of(value, here)
-            return out
-        if isinstance(node, CommentedSeq):
-            items = []
-            for index, value in enumerate(node):
-                self.lines[(*at, index)] = node.lc.item(index)[0] + 1
-                items.append(self.of(value, (*at, index)))
-            return items
-        return _scalar(node)
+
+    def _pairs(self, node: MappingNode, inside: tuple[int, ...] = ()) -> list[Pair]:
+        """Keys and values of a mapping, those that `<<` brings where it stands."""
+        if id(node) in self._merged:
+            return self._merged[id(node)]
+        if len(inside) > DEEPEST:
+            raise _NotTaken(TOO_DEEP, node)
+        own: set[str] = set()
+        for key, _ in node.value:
+            name = _key(key)
+            if name in own:
+                raise _NotTaken("key given twice; keep one of them", key, name)
+            own.add(name)
+        found: list[Pair] = []
+        inside = (*inside, id(node))
+        for key, value in node.value:
+            if not _is_merge(key):
+                found.append((key, value))
+                continue
+            for source in _sources(value):
+                if id(source) in inside:
+                    raise _NotTaken("merges itself; name another mapping", key, "<<")
+                pairs = self._pairs(source, inside)
+                self._count(len(pairs))
+                new = [pair for pair in pairs if pair[0].value not in own]
+                own.update(pair[0].value for pair in new)
+                found += new
+        self._merged[id(node)] = found
+        return found
+
+    def _scalar(self, node: ScalarNode) -> Any:
+        word = _check_tag(node, SCALARS | AS_WRITTEN)
+        if word in AS_WRITTEN:
+            return node.value
+        try:
+            return self._yaml.constructor.construct_object(node)
+        except ValueError as error:
+            # of Python's own readers: a number of 5,000 digits, !!int of a word
+            raise _NotTaken(f"not valid YAML: {str(error).splitlines()[0]}", node) from error
 
 
-def _scalar(node: Any) -> Any:
-    if node is None or isinstance(node, bool):
-        return node
-    # ruamel's scalar classes remember their spelling; a plan needs the plain value
-    for kind in (int, float, str):
-        if isinstance(node, kind):
-            return kind(node)
-    return str(node)
+def _check_tag(node: Node, allowed: set[str]) -> str:
+    """The tag's word, without what is before it."""
+    tag = str(node.tag)
+    word = tag.removeprefix(CORE)
+    if word == tag or word not in allowed:
+        shown = "!!" + word if tag.startswith(CORE) else tag
+        raise _NotTaken(f"the tag {short(shown)} does not fit here; leave it out", node)
+    return word
+
+
+def _is_merge(key: Node) -> bool:
+    return str(key.tag) == CORE + "merge"
+
+
+def _key(node: Node) -> str:
+    if not isinstance(node, ScalarNode):
+        raise _NotTaken("a key must be a word, not a list or a mapping", node)
+    _check_tag(node, SCALARS | AS_WRITTEN)
+    return str(node.value)
+
+
+def _sources(value: Node) -> Iterator[MappingNode]:
+    """The mappings that a merge key names."""
+    for node in value.value if isinstance(value, SequenceNode) else [value]:
+        if not isinstance(node, MappingNode):
+            raise _NotTaken("must be a mapping to merge, or a list of them", node, "<<")
+        yield node
 
 
 def value_of(text: str) -> Any:
     """A value of the command line as YAML would read it; the text itself where it is no YAML. Raises TooManyValues."""
     try:
-        return _Plain().of(reader("rt").load(text))
+        return _Plain().read(text)
     except TooManyValues:
         raise
-    except (YAMLError, ValueError):
+    except YAMLError:
         return text
 
 
@@ -125,24 +218,18 @@ def load(path: Path) -> Document:
         raise GridError(path, None, "", f"cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if len(text) > MOST_BYTES:
         raise GridError(path, None, "", f"is larger than {MOST_BYTES:,} bytes; a grid file that large is a mistake")
-    yaml = reader("rt")
     plain = _Plain()
-    yaml.allow_duplicate_keys = False
     try:
-        node = yaml.load(text)
-        data = plain.of(node)
-    except DuplicateKeyError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else None
-        key = str(error.problem).split('"')[1] if '"' in str(error.problem) else ""
-        raise GridError(path, line, key, "key given twice; keep one of them") from error
+        data = plain.read(text)
+    except _NotTaken as error:
+        raise GridError(path, error.line, error.key, str(error)) from error
     except MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else None
         raise GridError(path, line, "", f"not valid YAML: {error.problem or error.context}") from error
     except TooManyValues as error:
         raise GridError(path, None, "", str(error)) from error
-    except (YAMLError, ValueError) as error:
-        # a ValueError is of Python's own readers: a number of 5,000 digits, a date with a 13th month
+    except YAMLError as error:
         raise GridError(path, None, "", f"not valid YAML: {str(error).splitlines()[0]}") from error
-    if not isinstance(node, CommentedMap):
+    if not isinstance(data, dict):
         raise GridError(path, 1, "", "must hold a mapping of keys such as name, extends and axes")
     return Document(path, text, data, plain.lines)

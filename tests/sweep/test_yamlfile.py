@@ -1,4 +1,5 @@
-"""A grid file's size is bounded before it is read, while it is composed, and when its aliases are put in their places."""
+"""How a grid file is read: its bounds (before it is read, while it is composed, when aliases are put in their places), merge
+keys, tags and depth."""
 
 from __future__ import annotations
 
@@ -6,9 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 from atma_sweep.sweep import yamlfile
 from atma_sweep.sweep.errors import GridError
-from atma_sweep.sweep.grid import parse_value
+from atma_sweep.sweep.grid import load_grid, parse_value
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 Write = Callable[..., Path]
 TOO_MANY = "more than 100,000 values, aliases put in their places; write a grid with fewer"
@@ -59,16 +63,123 @@ def test_a_file_larger_than_a_mebibyte_is_not_read_to_its_end(write: Write) -> N
     assert refused(path) == f"{path}: is larger than 1,048,576 bytes; a grid file that large is a mistake"
 
 
-@pytest.mark.parametrize(("value", "said"), [
-    ("9" * 5000, "Exceeds the limit (4300 digits) for integer string conversion"), ("2020-13-45", "month must be in 1..12"),
-])  # fmt: skip
-def test_values_that_python_refuses_are_errors_of_the_file(write: Write, value: str, said: str) -> None:
-    path = write(f"a: {value}\n")
-    assert refused(path).startswith(f"{path}: not valid YAML: {said}")
+@pytest.mark.parametrize("value", ["9" * 5000, "!!int x", "!!float x"])
+def test_values_that_python_refuses_are_errors_of_the_file(write: Write, value: str) -> None:
+    path = write(f"b: 1\na: {value}\n")
+    assert refused(path).startswith(f"{path}:2: not valid YAML: ")
     assert parse_value(value) == value
+
+
+def test_dates_are_text_as_written(write: Write) -> None:
+    assert yamlfile.load(write("a: 2020-13-45\nb: 2020-01-02T03:04:05Z\n")).data == {
+        "a": "2020-13-45", "b": "2020-01-02T03:04:05Z",
+    }  # fmt: skip
 
 
 def test_a_bomb_on_the_command_line() -> None:
     nested = "[" + ", ".join(f"&a{n} [{', '.join([f'*a{n - 1}' if n else 'x'] * 9)}]" for n in range(7)) + "]"
     with pytest.raises(GridError, match=TOO_MANY):
         parse_value(nested)
+
+
+SOURCES = st.lists(
+    st.tuples(st.lists(st.sampled_from("abcdef"), unique=True), st.lists(st.integers(0, 9), max_size=3), st.booleans()),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(SOURCES)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_merge_keys_are_those_of_yaml_1_1(write: Write, drawn: list[tuple[list[str], list[int], bool]]) -> None:
+    """Every value is the line that it stands in, so the other reader's values say which lines are to be blamed."""
+    lines: list[str] = []
+    for index, (own, merged, first) in enumerate(drawn):
+        names = [f"*m{other}" for other in merged if other < index]
+        merge = [f"  <<: {names[0] if len(names) == 1 else '[' + ', '.join(names) + ']'}"] if names else []
+        lines.append(f"m{index}: &m{index}")
+        for line in [*(merge if first else []), *(f"  {key}: LINE" for key in own), *([] if first else merge)]:
+            lines.append(line.replace("LINE", str(len(lines) + 1)))
+        if lines[-1].startswith("m"):
+            lines[-1] += " {}"
+    text = "\n".join(lines) + "\n"
+    document = yamlfile.load(write(text))
+    assert document.data == yaml.safe_load(text)
+    for name, mapping in document.data.items():
+        assert {key: document.line(name, key) for key in mapping} == mapping
+
+
+def test_merged_keys_stand_where_the_merge_does(write: Write) -> None:
+    document = yamlfile.load(write("a: &a {x: 1, y: 2, z: 3}\nb: {p: 0, <<: *a, y: 4, q: 5}\n"))
+    assert list(document.data["b"].items()) == [("p", 0), ("x", 1), ("z", 3), ("y", 4), ("q", 5)]
+
+
+def test_a_grid_with_merge_keys_gives_the_cells_of_one_without(write: Write) -> None:
+    plain = write("name: g\nextends: micro\nset: {train.clip: 0.5, model.d_model: 32}\naxes: {memory: [off, on]}\n")
+    head = "name: g\nextends: micro\nset: {train.clip: 0.5, <<: {model.d_model: 32, train.clip: 9}}\n"
+    merged = write(head + "axes: {<<: [{memory: [off, on]}]}\n", "merged.yaml")
+    ids = [[cell.id for cell in load_grid(path).expand(lambda data: "x")] for path in (plain, merged)]
+    assert ids[0] == ids[1]
+    wrong = write("name: g\nextends: micro\nset:\n  <<:\n    train.clip: 1\n    train.clop: 1\n", "wrong.yaml")
+    with pytest.raises(GridError, match=rf"^{wrong}:6: set.train.clop: no such setting"):
+        load_grid(wrong)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: &a {b: 1}\nc:\n  <<: *a\n  <<: *a\n", "4: <<: key given twice; keep one of them"),
+        ("a: 1\nb: {1: 2, '1': 3}\n", "2: 1: key given twice; keep one of them"),
+        ("a:\n  <<: 3\n", "2: <<: must be a mapping to merge, or a list of them"),
+        ("a:\n  <<: [{b: 1}, c]\n", "2: <<: must be a mapping to merge, or a list of them"),
+        ("a: &a\n  <<: *a\n", "2: <<: merges itself; name another mapping"),
+        ("a: 1\nb: !foo [1]\n", "2: the tag '!foo' does not fit here; leave it out"),
+        ("a: 1\nb: !foo {c: 1}\n", "2: the tag '!foo' does not fit here; leave it out"),
+        ("a: 1\nb: !foo c\n", "2: the tag '!foo' does not fit here; leave it out"),
+        ("a: 1\n!foo b: c\n", "2: the tag '!foo' does not fit here; leave it out"),
+        ("a: !!python/object/apply:os.system [ls]\n", "1: the tag '!!python/object/apply:os.system' does not fit"),
+        ("a: !!python/tuple [1]\n", "1: the tag '!!python/tuple' does not fit here; leave it out"),
+        ("a: !!set {b}\n", "1: the tag '!!set' does not fit here"),
+        ("a: !!omap [b: 1]\n", "1: the tag '!!omap' does not fit here"),
+        ("a: !!binary aGk=\n", "1: the tag '!!binary' does not fit here"),
+        ("a: !!int [1]\n", "1: the tag '!!int' does not fit here"),
+        ("a: !<tag:x,2000:y> 1\n", "1: the tag 'tag:x,2000:y' does not fit here"),
+        ("a: 1\n? [1, 2]\n: 3\n", "2: a key must be a word, not a list or a mapping"),
+        (f"a: 1\nb: {'[' * 3000}{']' * 3000}\n", "2: more than 50 lists and mappings inside each other"),
+        (f"a: 1\nb: {'[' * 500_000}", "2: more than 50 lists and mappings inside each other"),
+        (f"a: 1\nb: {'{a: ' * 3000}1{'}' * 3000}\n", "2: more than 50 lists and mappings inside each other"),
+        ("a: &a [*a]\n", "1: more than 50 lists and mappings inside each other"),
+        (
+            "a: {m0: &m0 {b: 1}, " + ", ".join(f"m{n}: &m{n} {{<<: *m{n - 1}}}" for n in range(1, 999)) + "}\n<<: *m998\n",
+            "1: more than 50 lists and mappings inside each other",
+        ),
+        (
+            "a0: &a0 [1]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 100)),
+            "1: more than 50 lists and mappings inside each other",
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_grid_may_not_hold_is_one_line(write: Write, text: str, said: str) -> None:
+    path = write(text)
+    assert refused(path).startswith(f"{path}:{said}")
+
+
+def test_plain_tags_are_understood(write: Write) -> None:
+    text = "a: !!str 5\nb: !!int '5'\nc: !!float 1\nd: !!seq [1]\ne: !!map {f: 1}\nh: !!bool 'true'\ni: !!null ''\n"
+    data = yamlfile.load(write(text)).data
+    assert data == {"a": "5", "b": 5, "c": 1.0, "d": [1], "e": {"f": 1}, "h": True, "i": None}
+
+
+def test_an_anchored_boolean_is_a_boolean(write: Write) -> None:
+    assert yamlfile.load(write("a: &a true\nb: *a\n")).data["b"] is True
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 3000 + "]" * 3000, "!foo [1]", "&a [*a]", "{<<: 1}", "!!python/tuple [1]", "[1"]
+)
+def test_no_yaml_on_the_command_line_is_text(text: str) -> None:
+    assert parse_value(text) == text
+
+
+def test_a_merge_on_the_command_line() -> None:
+    assert parse_value("{<<: {a: 1, b: 2}, a: 3}") == {"b": 2, "a": 3}
