@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,10 +10,11 @@ from ..results import paper
 from ..results.errors import StoreError
 from ..results.files import make_folder, write
 from ..results.store import Store
+from ..results.text import html_escaped, markdown_escaped
 from .dashboard import write_dashboard
 from .data import ReportError, Table, gather
 from .figures import FIGURES, FORMATS, Collected, make_figure, renderings
-from .render import SUFFIXES, TEX_PREAMBLE, markdown_escaped, plain, render
+from .render import SUFFIXES, TEX_PREAMBLE, files_of
 from .tables import TABLES, make_table
 
 CSS = (
@@ -23,6 +23,8 @@ CSS = (
     "img{max-width:100%;height:auto}figure{margin:2rem 0}figcaption{color:#585b66}"
 )
 DASHBOARD = "dashboard.html"
+UNTRACED = ("index.md", "index.html", "appendix.tex", DASHBOARD)
+"""What lies in the folder besides tables and figures."""
 FILES = {format: suffix for suffix, format in SUFFIXES.items()}
 
 
@@ -73,7 +75,8 @@ def write_all(
             written.left_out[number] = str(error)
             continue
         for format in formats:
-            _write(out / f"{file_name(number)}{FILES[format]}", render(tables[number], format), written)
+            for path, text in files_of(tables[number], out / f"{file_name(number)}{FILES[format]}", format).items():
+                _write(path, text, written)
     pictures = _write_figures(store, name, figures, out, written)
     if "tex" in formats:
         _write(out / "appendix.tex", _document(tables, pictures), written)
@@ -159,17 +162,17 @@ def _index_html(
     )
     for number, table in tables.items():
         links = " ".join(f'<a href="{file_name(number)}{FILES[format]}">{format}</a>' for format in formats)
-        rows.append(f"<li>{html.escape(plain(table.title))}: {_rows(table)}: {links}</li>")
-    rows += [f"<li>{number} left out: {html.escape(plain(why))}</li>" for number, why in left_out.items()]
+        rows.append(f"<li>{html_escaped(table.title)}: {_rows(table)}: {links}</li>")
+    rows += [f"<li>{number} left out: {html_escaped(why)}</li>" for number, why in left_out.items()]
     shown = []
     for number, picture in pictures.items():
         links = " ".join(f'<a href="figure-{number}.{format}">{format}</a>' for format in FORMATS)
-        words = html.escape(plain(picture.title))
-        notes = html.escape(plain(" ".join(picture.notes)))
+        words = html_escaped(picture.title)
+        notes = html_escaped(" ".join(picture.notes))
         shown.append(
             f'<figure><img src="figure-{number}.png" alt="{words}. {notes}"><figcaption>{words}: {links}</figcaption></figure>'
         )
-    title = f"Tables and figures of sweep {html.escape(plain(name))}"
+    title = f"Tables and figures of sweep {html_escaped(name)}"
     return (
         f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{title}</title>'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'

@@ -15,12 +15,13 @@ from typing import Any
 from ..results.errors import StoreError
 from ..results.store import Store
 from .data import ReportError, Table
-from .render import SUFFIXES, TRACE, render
+from .render import SUFFIXES, TRACE, render, trace_file
 from .tables import make_table
 
-LINE = re.compile(rf"^(?:%|<!--|#) {TRACE} (?P<json>.*?)(?: -->)?$", re.MULTILINE)
+LINE = re.compile(rf"^(?:%|<!--) {TRACE} (?P<json>.*?)(?: -->)?$", re.MULTILINE)
 BARS = re.compile(r"(?<!\\)\|")
 AMPERSANDS = re.compile(r"(?<!\\)&")
+OTHER_SOURCE = "its numbers are the same, but not the code or the GPU that they are told to come from"
 Grid = list[list[str]]
 
 
@@ -57,20 +58,26 @@ def _parsed(text: str) -> _Cells:
     return parser
 
 
-def _format(path: Path) -> str:
+def _pictures() -> tuple[str, ...]:
     from .figures import FORMATS
 
+    return FORMATS
+
+
+def _format(path: Path) -> str:
     ending = path.suffix.lower()
-    if ending.removeprefix(".") in FORMATS:
+    if ending.removeprefix(".") in _pictures():
         return ending.removeprefix(".")
     if ending not in SUFFIXES:
-        known = ", ".join([*SUFFIXES, *(f".{format}" for format in FORMATS)])
+        known = ", ".join([*SUFFIXES, *(f".{format}" for format in _pictures())])
         raise ReportError(f"{path.name}: only files ending in {known} can be checked; write one with --out")
     return SUFFIXES[ending]
 
 
 def trace_in(text: str, format: str, name: str) -> dict[str, Any]:
-    """The trace that a rendering carries. Raises ReportError where there is none that we can read."""
+    """The trace that a rendering carries; of a CSV, that the file beside it (`text`) is. Raises ReportError where there is
+    none that we can read.
+    """
     found: Any = None
     try:
         if format == "json":
@@ -78,6 +85,8 @@ def trace_in(text: str, format: str, name: str) -> dict[str, Any]:
             if rows == []:
                 raise ReportError(f"{name} has no row and so no trace; check another format of the table")
             found = rows[0]["trace"]
+        elif format == "csv":
+            found = json.loads(text)
         elif format == "html":
             found = json.loads(_parsed(text).trace or "null")
         else:
@@ -93,7 +102,7 @@ def trace_in(text: str, format: str, name: str) -> dict[str, Any]:
 def grid_of(text: str, format: str) -> Grid:
     """The headings and the rows of a rendering, each cell as it is written there."""
     if format == "csv":
-        return list(csv.reader(io.StringIO(LINE.sub("", text).rstrip("\n") + "\n")))
+        return list(csv.reader(io.StringIO(text)))
     if format == "html":
         return _parsed(text).rows
     if format == "md":
@@ -121,7 +130,22 @@ def _read(path: Path) -> tuple[str, str, dict[str, Any]]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ReportError(f"cannot read {path}: {error}; name a file that atma-sweep report wrote") from error
+    if format == "csv":
+        return text, format, _trace_beside(path)
     return text, format, trace_in(text, format, path.name)
+
+
+def _trace_beside(path: Path) -> dict[str, Any]:
+    beside = trace_file(path)
+    try:
+        return trace_in(beside.read_text(encoding="utf-8"), "csv", beside.name)
+    except FileNotFoundError as error:
+        raise ReportError(
+            f"{path.name} cannot be checked without its trace, the file {beside.name} beside it; write the table again "
+            "with atma-sweep report --out, or put that file back"
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ReportError(f"cannot read {beside}: {error}; write the table again") from error
 
 
 def _figure_trace(content: bytes, format: str, name: str) -> dict[str, Any]:
@@ -143,24 +167,55 @@ def sweep_of(path: str | Path) -> str:
     return str(_read(Path(path))[2]["sweep"])
 
 
-def check_file(path: str | Path, store: Store) -> list[str]:
+def files_in(folder: Path) -> list[Path]:
+    """The tables and figures that `--all` wrote into a folder, by name; not its index, its document and its dashboard, which
+    carry no trace, nor JSON of a table without a row.
+
+    A CSV of which only the trace is left is among them. Raises ReportError when there is none, or no folder to read.
+    """
+    from .bundle import UNTRACED
+
+    try:
+        names = sorted(path.name for path in folder.iterdir() if path.is_file())
+        names = [
+            name for name in names if not name.lower().endswith(".json") or (folder / name).read_bytes() != b"[]\n"
+        ]
+    except OSError as error:
+        raise ReportError(f"cannot read {folder}: {error.strerror}; name a folder that report --all wrote") from error
+    ending = trace_file(Path("x")).name[1:]
+    orphans = {name.removesuffix(ending) for name in names if name.endswith(f".csv{ending}")} - set(names)
+    endings = {*SUFFIXES, *(f".{format}" for format in _pictures())}
+    found = [name for name in names if Path(name).suffix.lower() in endings and not name.endswith(ending)]
+    kept = [folder / name for name in sorted({*found, *orphans}) if name not in UNTRACED]
+    if not kept:
+        raise ReportError(f"there is no table and no figure in {folder}; name a folder that report --all wrote")
+    return kept
+
+
+def check_file(path: str | Path, store: Store, *, known: dict[str, Any] | None = None) -> list[str]:
     """What a written table (Markdown, CSV, LaTeX, HTML, JSON) or figure (SVG, PDF, PNG) says otherwise than the database does
     now; empty when nothing.
 
-    It is made again from the trace that the file carries. Of a table every number that differs is named, and a changed
+    It is made again from the trace that the file carries, or that lies beside a CSV. Of a table every number that differs is named, and a changed
     title, note or source of numbers; of a figure, whether its numbers are the same, and the cells that have other attempts.
+    `known` keeps what was made, for other files of the same table of a database that stays as it is.
     Raises ReportError for a file that is none of ours.
     """
     path = Path(path)
     text, format, trace = _read(path)
     if "figure" in trace:
         return [f"{path.name}: {line}" for line in _figure_differences(trace, store)]
+    known = {} if known is None else known
+    asked = json.dumps([trace[name] for name in ("table", "sweep", "revision", "options")], sort_keys=True)
     try:
-        table = make_table(trace["table"], store, trace["sweep"], revision=trace["revision"], **trace["options"])
+        if asked not in known:
+            options = {"revision": trace["revision"], **trace["options"]}
+            known[asked] = make_table(trace["table"], store, trace["sweep"], **options)
+        table: Table = known[asked]
     except (StoreError, ReportError, TypeError) as error:
         return [f"{path.name}: its table cannot be made any more: {error}"]
     fresh = render(table, format)
-    if fresh == text:
+    if fresh == text and (format != "csv" or json.loads(json.dumps(table.trace)) == trace):
         return []
     return [f"{path.name}: {line}" for line in _differences(text, fresh, format, trace, table)]
 
@@ -177,7 +232,7 @@ def _differences(text: str, fresh: str, format: str, trace: dict[str, Any], tabl
         found = _trace_differences(trace, table.trace)
     if not found:
         found = _lines(text, fresh)
-    return found
+    return found or [OTHER_SOURCE]
 
 
 def _rows(old: Grid, new: Grid, table: Table) -> list[str]:
@@ -213,7 +268,7 @@ def _figure_differences(trace: dict[str, Any], store: Store) -> list[str]:
         found.append(f"its numbers are no longer those of the database; draw it again with --figure {made.name}")
     found += _trace_differences(trace, made.trace)
     if not found and json.loads(json.dumps(made.trace)) != trace:
-        found.append("its numbers are the same, but not the code or the GPU that they are told to come from")
+        found.append(OTHER_SOURCE)
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -95,7 +96,9 @@ def report(
     ] = None,
     check: Annotated[
         list[Path] | None,
-        typer.Option("--check", metavar="FILE", help="Exit 1 if this table or figure no longer is so; repeatable."),
+        typer.Option(
+            "--check", metavar="FILE|FOLDER", help="Exit 1 if a written table or figure no longer is so; repeatable."
+        ),
     ] = None,
     all_: Annotated[
         bool,
@@ -114,10 +117,10 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Write tables and figures of the paper from the database, compare them with published numbers, or check written ones."""
-    from ..results.files import format_of, replacing, told
+    from ..results.files import format_of, is_straight, replacing, told, write
     from ..results.paper import open_with_published
     from .data import ReportError
-    from .render import SUFFIXES, render
+    from .render import SUFFIXES, files_of, render, trace_file
     from .tables import make_table
 
     if not (table or figure or compare or all_ or check or dashboard):
@@ -152,7 +155,13 @@ def report(
         return
     # opened first: that it cannot be written is no news for after the work
     with replacing(out) as stream:
-        stream.write(render(make_table(name, store, sweep, **options), format_, trace=trace).encode())
+        written = files_of(make_table(name, store, sweep, **options), out, format_, trace=trace)
+        stream.write(written.pop(out).encode())
+    for beside, text in written.items():
+        write(beside, text)
+    if format_ == "csv" and not trace and not is_straight(out):
+        # that of an older file of the same name says nothing about this one
+        trace_file(out).unlink(missing_ok=True)
     typer.echo(f"wrote {told(out)}", err=True)
 
 
@@ -195,11 +204,12 @@ def _write_figure(
 
 def _check_files(files: list[Path], db: str | None, as_json: bool) -> None:
     from ..results.paper import open_with_published
-    from .check import check_file, sweep_of
+    from .check import check_file, files_in, sweep_of
 
-    rows = [
-        {"file": str(file), "problems": check_file(file, open_with_published(db, sweep_of(file)))} for file in files
-    ]
+    named = [one for file in files for one in (files_in(file) if file.is_dir() else [file])]
+    store_of = functools.cache(lambda sweep: open_with_published(db, sweep))
+    known: dict[str, Any] = {}
+    rows = [{"file": str(file), "problems": check_file(file, store_of(sweep_of(file)), known=known)} for file in named]
     if as_json:
         print_json(rows)
     else:

@@ -1,7 +1,8 @@
 """A table as text: terminal, Markdown, CSV, LaTeX, HTML or JSON. Text from a grid may hold anything: it is escaped.
 
 Every rendering but the terminal's carries the table's trace, from which `check.check_file` makes the table again: JSON in
-every row, HTML in data- attributes, the others in a last line that is a comment in their language.
+every row, HTML in data- attributes, Markdown and LaTeX in a last line that is a comment. CSV knows no comment: its trace
+is a file beside it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
+from ..results.files import is_straight
+from ..results.text import csv_cell, html_escaped, json_safe, markdown_escaped, plain, tex_escaped
 from .data import ReportError, Table
 from .layout import PLUS_MINUS
 
@@ -22,21 +26,6 @@ MANY_ROWS = 40  # a LaTeX table with more goes over pages
 WIDEST_COLUMN = 5  # centimetres of LaTeX that a column of sentences gets
 SENTENCE = 40  # characters that make a column of words one of sentences
 
-TEX = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    '"': r"\textquotedbl{}",
-    "±": r"\textpm{}",
-    "×": r"\texttimes{}",
-    "–": r"\textendash{}",
-    "—": r"\textemdash{}",
-    "²": r"\texttwosuperior{}",
-    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
-}
 TEX_PACKAGES = "booktabs,longtable,array,siunitx"
 TEX_PREAMBLE = "\n".join(
     [
@@ -47,7 +36,6 @@ TEX_PREAMBLE = "\n".join(
     ]
 )
 """What a LaTeX document needs before it can take our tables."""
-MARKDOWN = re.compile(r"([\\`*_\[\]|~$])")
 NUMBER = re.compile(r"([+-]?)(\d+)(?:\.(\d+))?")
 SPREAD = re.compile(rf"({NUMBER.pattern}){PLUS_MINUS}(\d+(?:\.\d+)?)")
 
@@ -64,29 +52,6 @@ tbody th{font-weight:400}
 tbody tr:hover>*{background:#f1f3f8}
 @media (prefers-color-scheme:dark){body,thead th{background:#16171b;color:#e6e6ea}tbody tr:hover>*{background:#24262e}.w{color:#e3b768}}
 """.strip()
-
-
-def plain(text: str) -> str:
-    """The text in one line, with what a terminal could take for a command shown as a replacement character."""
-    return "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in text)
-
-
-def _tex_sign(sign: str) -> str:
-    if sign in TEX:
-        return TEX[sign]
-    # pdflatex stops at a sign that no font of ours has: its code point is shown instead
-    return sign if sign.isascii() or "\u00c0" <= sign <= "\u00ff" else f"[U+{ord(sign):04X}]"
-
-
-def tex_escaped(text: str) -> str:
-    """The text for LaTeX, every special character spelled out."""
-    return "".join(map(_tex_sign, plain(text)))
-
-
-def markdown_escaped(text: str) -> str:
-    """The text for GitHub Markdown: no markup, no HTML, no column break."""
-    safe = plain(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return MARKDOWN.sub(r"\\\1", safe)
 
 
 def trace_text(table: Table) -> str:
@@ -160,8 +125,8 @@ def _markdown(table: Table, *, trace: bool = True) -> str:
 
 def _csv(table: Table, *, trace: bool = True) -> str:
     out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows([table.columns, *table.rows])
-    return out.getvalue() + (f"# {TRACE} {trace_text(table)}\n" if trace else "")
+    csv.writer(out, lineterminator="\n").writerows(map(csv_cell, row) for row in (table.columns, *table.rows))
+    return out.getvalue()
 
 
 # --- LaTeX ----------------------------------------------------------------------------------------------------------
@@ -257,21 +222,21 @@ def _html_number(table: Table, r: int, c: int) -> str:
         "reason": one.reason,
     }
     data = "".join(
-        f' data-{name}="{html.escape(plain(str(fact)))}"' for name, fact in facts.items() if fact not in (None, "")
+        f' data-{name}="{html_escaped(str(fact))}"' for name, fact in facts.items() if fact not in (None, "")
     )
-    text = html.escape(plain(one.text))
+    text = html_escaped(one.text)
     return f'<td class="n{" w" if one.value is None else ""}"{data}>{f"<b>{text}</b>" if one.best else text}</td>'
 
 
 def _html(table: Table, *, trace: bool = True) -> str:
     def words(tag: str, scope: str, texts: Iterable[str], kind: str = "") -> str:
-        return "".join(f'<{tag} scope="{scope}"{kind}>{html.escape(plain(text))}</{tag}>' for text in texts)
+        return "".join(f'<{tag} scope="{scope}"{kind}>{html_escaped(text)}</{tag}>' for text in texts)
 
     first = table.text_columns
     facts = ""
     if trace:
         told = {name: table.trace[name] for name in ("table", "sweep", "revision") if name in table.trace}
-        facts = "".join(f' data-{name}="{html.escape(plain(str(fact)))}"' for name, fact in told.items())
+        facts = "".join(f' data-{name}="{html_escaped(str(fact))}"' for name, fact in told.items())
         facts += f' data-atma-sweep-trace="{html.escape(trace_text(table))}"'
     head = words("th", "col", table.columns[:first]) + words("th", "col", table.columns[first:], ' class="n"')
     body = []
@@ -282,8 +247,8 @@ def _html(table: Table, *, trace: bool = True) -> str:
                 '<td scope="row">', "<td>"
             )
         )
-    title = html.escape(plain(table.title))
-    notes, above = ("".join(f"<p>{html.escape(plain(n))}</p>\n" for n in some) for some in (table.notes, table.above))
+    title = html_escaped(table.title)
+    notes, above = ("".join(f"<p>{html_escaped(n)}</p>\n" for n in some) for some in (table.notes, table.above))
     return (
         '<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
@@ -296,7 +261,7 @@ def _html(table: Table, *, trace: bool = True) -> str:
 
 def _json(table: Table, *, trace: bool = True) -> str:
     rows = [raw if trace else {name: value for name, value in raw.items() if name != "trace"} for raw in table.raw]
-    return json.dumps(rows, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return json_safe(json.dumps(rows, indent=2, ensure_ascii=False, allow_nan=False)) + "\n"
 
 
 RENDERERS: dict[str, Callable[..., str]] = {
@@ -315,7 +280,7 @@ SUFFIXES = {".md": "md", ".csv": "csv", ".tex": "tex", ".html": "html", ".json":
 def render(table: Table, format: str = "terminal", *, trace: bool = True, color: bool = False) -> str:
     """The table as text that ends with a newline. Raises ReportError for an unknown format.
 
-    `csv` has one header line and the printed values; `json` is a list of objects, one a row, with the database's column
+    `csv` has one header line and the printed values, never a trace; `json` is a list of objects, one a row, with the database's column
     names, the unrounded values and the printed ones. `trace=False` leaves the trace out; `color` lets the terminal show
     the best values in bold.
     """
@@ -324,3 +289,20 @@ def render(table: Table, format: str = "terminal", *, trace: bool = True, color:
     if format == "terminal":
         return _terminal(table, trace=trace, color=color)
     return RENDERERS[format](table, trace=trace)
+
+
+def trace_file(path: Path) -> Path:
+    """Where the trace of a written CSV lies: beside it."""
+    return path.with_name(f"{path.name}.trace.json")
+
+
+def files_of(table: Table, path: Path, format: str, *, trace: bool = True) -> dict[Path, str]:
+    """By file, what is to be written for a table at `path`: the rendering, and beside a CSV its trace (beside no pipe or
+    device).
+
+    Raises ReportError for an unknown format.
+    """
+    found = {path: render(table, format, trace=trace)}
+    if format == "csv" and trace and not is_straight(path):
+        found[trace_file(path)] = json.dumps(table.trace, indent=1, allow_nan=False) + "\n"
+    return found

@@ -114,10 +114,11 @@ def test_report_writes_a_file_and_refuses_unknown_names(run, tmp_path: Path) -> 
     _filled(tmp_path)
     code, out, err = run("report", "--table", "6", "--format", "csv", "--out", "table.csv")
     assert (code, out, err) == (0, "", "wrote table.csv\n")
-    # a header, the mean over the seeds, and the trace
-    assert len((tmp_path / "table.csv").read_text().splitlines()) == 1 + 1 + 1
+    # a header and the mean over the seeds
+    assert len((tmp_path / "table.csv").read_text().splitlines()) == 1 + 1
+    assert run("report", "--check", "table.csv")[0] == 0
     assert run("report", "--table", "6", "--seeds", "--out", "seeds.csv")[0] == 0
-    assert len((tmp_path / "seeds.csv").read_text().splitlines()) == 1 + 3 + 1
+    assert len((tmp_path / "seeds.csv").read_text().splitlines()) == 1 + 3
     assert run("report", "--table", "66")[0] == 2
     assert run("report", "--table", "6", "--format", "xls")[0] == 2
 

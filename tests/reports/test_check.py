@@ -9,7 +9,7 @@ from atma_sweep.reports.check import check_file
 from atma_sweep.reports.data import ReportError
 from atma_sweep.reports.figures import FORMATS as PICTURES
 from atma_sweep.reports.figures import make_figure, rendered
-from atma_sweep.reports.render import FORMATS, render
+from atma_sweep.reports.render import FORMATS, files_of, render, trace_file
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.records import Measurement
 from typer.testing import CliRunner
@@ -20,9 +20,9 @@ FILES = [format for format in FORMATS if format != "terminal"]
 @pytest.fixture
 def written(store, tmp_path):
     def write(format, name="6", change=None, **options):
-        text = render(make_table(name, store, "quick", **options), format)
         path = tmp_path / f"table.{format}"
-        path.write_text(change(text) if change else text)
+        for file, text in files_of(make_table(name, store, "quick", **options), path, format).items():
+            file.write_text(change(text) if change and file == path else text)
         return path
 
     return write
@@ -168,7 +168,7 @@ def test_an_older_revision_is_made_again(store, make, written):
 
 def test_what_is_no_table_of_ours(store, written, tmp_path):
     with pytest.raises(ReportError, match="carries no trace"):
-        check_file(written("csv", change=lambda text: text.split("#")[0]), store)
+        check_file(written("md", change=lambda text: text.split("<!--")[0]), store)
     with pytest.raises(ReportError, match="cannot be read"):
         check_file(written("md", change=lambda text: text.replace('{"table"', '{"table')), store)
     with pytest.raises(ReportError, match="only files ending in"):
@@ -178,7 +178,8 @@ def test_what_is_no_table_of_ours(store, written, tmp_path):
     (tmp_path / "empty.json").write_text("[]\n")
     with pytest.raises(ReportError, match="has no row"):
         check_file(tmp_path / "empty.json", store)
-    other = written("csv", change=lambda text: text.replace('"sweep":"quick"', '"sweep":"gone"'))
+    other = written("csv")
+    trace_file(other).write_text(trace_file(other).read_text().replace('"sweep": "quick"', '"sweep": "gone"'))
     assert "cannot be made any more" in check_file(other, store)[0]
 
 

@@ -6,10 +6,11 @@ import subprocess
 
 import pytest
 from atma_sweep.reports.bundle import write_all
-from atma_sweep.reports.render import TEX_PREAMBLE, render, tex_escaped
+from atma_sweep.reports.render import TEX_PREAMBLE, render
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results import paper
 from atma_sweep.results.records import Measurement
+from atma_sweep.results.text import tex_escaped
 
 needs_pdflatex = pytest.mark.skipif(
     shutil.which("pdflatex") is None or shutil.which("pdftotext") is None,
