@@ -15,6 +15,7 @@ import typer
 from . import __version__
 from .reports.commands import report, show, status
 from .results.options import Address, AsJson, Cells, Db, Executor, Runs, SweepName, print_json, runs_folder
+from .results.usage import OneLine
 from .sweep.bench.commands import bench_app
 from .sweep.data_commands import data_app
 from .sweep.db_commands import db_app, export, import_
@@ -22,6 +23,7 @@ from .sweep.signals import Signals, Stop
 
 app = typer.Typer(
     name="atma-sweep",
+    cls=OneLine,
     help="From a YAML grid of sequence mixers to the finished ablation appendix.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

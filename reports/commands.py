@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ..results.options import AsJson, Db, SweepName, as_text, print_json
+from ..results.text import choice
 
 
 def status(
@@ -187,7 +188,7 @@ def _write_figure(
     endings = {".json": "json"} if as_json else {f".{format}": format for format in FORMATS}
     wanted = format_of(out, "json" if as_json else format_, endings, "svg")
     if wanted not in FORMATS and not as_json:
-        raise ReportError(f"a figure is written as {', '.join(FORMATS)}, not {wanted!r}; give --out FILE.svg")
+        raise ReportError(f"a figure is written as {', '.join(FORMATS)}, not {wanted!r}; {choice(wanted, FORMATS)}")
     if as_json and out is None:
         print_json(make_figure(name, store, sweep).as_json())
         return

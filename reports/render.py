@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ..results.files import is_straight
-from ..results.text import csv_cell, html_escaped, json_safe, markdown_escaped, plain, tex_escaped
+from ..results.text import choice, csv_cell, html_escaped, json_safe, markdown_escaped, plain, tex_escaped
 from .data import ReportError, Table
 from .layout import PLUS_MINUS
 
@@ -285,7 +285,7 @@ def render(table: Table, format: str = "terminal", *, trace: bool = True, color:
     the best values in bold.
     """
     if format not in RENDERERS:
-        raise ReportError(f"there is no format {format!r}; choose one of: {', '.join(FORMATS)}")
+        raise ReportError(f"there is no format {format!r}; {choice(format, FORMATS)}")
     if format == "terminal":
         return _terminal(table, trace=trace, color=color)
     return RENDERERS[format](table, trace=trace)

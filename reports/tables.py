@@ -7,7 +7,6 @@ interactions, anova, pareto, failures, provenance, compare.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..results.records import AXES
 from ..results.store import Store
+from ..results.text import choice
 from .audit import homogeneity
 from .data import REFERENCES, ReportError, SweepData, Table, gather
 from .layout import Line, about_cell, assemble, entry, reference_note, seed_notes, sweep_note, word_notes
@@ -140,9 +140,7 @@ def make_table(number: str | int, store: Store, sweep: str | None = None, **opti
     """The table of that number or name; options as its function takes them. Raises ReportError for an unknown name."""
     name = str(number).lower()
     if name not in TABLES:
-        near = difflib.get_close_matches(name, TABLES, 1, 0.5)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise ReportError(f"there is no table {number}; choose one of: {', '.join(TABLES)}{hint}")
+        raise ReportError(f"there is no table {number}; {choice(name, TABLES)}")
     module, _, function = TABLES[name][0].partition(":")
     made: Table = getattr(importlib.import_module(f".{module}", __package__), function)(store, sweep, **options)
     if name in WORDS_ONLY:

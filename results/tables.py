@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal, get_args
 
 from sqlalchemy import Boolean, Column, Double, Integer, select
 
@@ -17,6 +17,7 @@ from .database import jsonable
 from .errors import StoreError
 from .files import replacing
 from .records import AXES
+from .text import choice
 
 if TYPE_CHECKING:
     from .store import Store
@@ -74,9 +75,9 @@ def export_table(store: Store, what: What, to: Path, fmt: Format, sweep: str | N
     An existing file is replaced once the new one is whole. Raises SweepUnknown, StoreError, WriteRefused.
     """
     if what not in ("cells", "measurements", "curves", "examples", "attempts"):
-        raise StoreError(f"there is no table {what!r}; use cells, measurements, curves, examples or attempts")
+        raise StoreError(f"there is no table {what!r}; {choice(what, get_args(What))}")
     if fmt not in ("csv", "jsonl", "parquet"):
-        raise StoreError(f"{fmt!r} is no format; use csv, jsonl or parquet, or tensorboard or wandb")
+        raise StoreError(f"{fmt!r} is no format; {choice(fmt, (*get_args(Format), 'tensorboard', 'wandb'))}")
     columns, source, order = _listed(what)
     count = 0
     with replacing(to) as stream, store.transaction(write=False) as session:

@@ -7,9 +7,11 @@ spreadsheet, or tell a password. JSON alone keeps every character, since its own
 
 from __future__ import annotations
 
+import difflib
 import html
 import re
 import unicodedata
+from collections.abc import Iterable
 
 HIDDEN = "***"
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -138,3 +140,16 @@ def say(text: str, *, err: bool = False, nl: bool = True) -> None:
     import typer
 
     typer.echo(paragraphs(text), err=err, nl=nl)
+
+
+def nearest(word: str, allowed: Iterable[str]) -> str | None:
+    """The allowed word most like `word`, or None when none is near."""
+    near = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.5)
+    return near[0] if near else None
+
+
+def choice(word: str, allowed: Iterable[str]) -> str:
+    """For the end of an error about a word that is none of the allowed: these, and the nearest."""
+    known = list(allowed)
+    near = nearest(word, known)
+    return f"choose one of: {', '.join(known)}" + (f"; did you mean {near}?" if near else "")

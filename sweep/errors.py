@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from pathlib import Path
+
+from ..results.text import nearest
 
 
 class SweepError(Exception):
@@ -20,12 +21,6 @@ class MachineError(SweepError):
 
     exit_code = 3
     passing = True
-
-
-def nearest(word: str, allowed: Iterable[str]) -> str | None:
-    """The allowed word most like `word`, or None when none is near."""
-    near = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.5)
-    return near[0] if near else None
 
 
 class GridError(SweepError):

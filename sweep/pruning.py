@@ -16,6 +16,7 @@ from typing import Any, Literal
 from ..results.records import Attempt, CellState
 from ..results.standing import Standing, requests_of, standing
 from ..results.store import Store
+from ..results.text import choice
 from .disk import size
 from .errors import SweepError
 from .training import storage
@@ -114,7 +115,7 @@ def prune(
     Raises SweepUnknown, StoreBusy, and SweepError for another `keep`.
     """
     if keep not in KEEPS:
-        raise SweepError(f"--keep {keep}: no such choice; use newest, weights or nothing")
+        raise SweepError(f"--keep {keep}: no such choice; {choice(keep, KEEPS)}")
     name = store.default_sweep() if sweep is None else sweep
     states = store.cell_states(name)
     states += store.cell_states(name, orphans=True) if orphans else []

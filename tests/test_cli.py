@@ -72,6 +72,49 @@ def test_a_mistake_is_one_line_with_the_remedy(run, arguments: list[str], code: 
     assert said in err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["launhc"], "No such command 'launhc'; did you mean launch? (atma-sweep --help)"),
+        (["xyzzy"], "No such command 'xyzzy' (atma-sweep --help)"),
+        (["db", "bakup"], "No such command 'bakup'; did you mean backup? (atma-sweep db --help)"),
+        (["launch", "--dryrun"], "No such option: --dryrun; did you mean --dry-run? (atma-sweep launch --help)"),
+        (["bench", "train", "--ronds", "3"], "did you mean --rounds? (atma-sweep bench train --help)"),
+        (["launch", "quick", "--xyzzy"], "No such option: --xyzzy (atma-sweep launch --help)"),
+        (["status", "-z"], "No such option: -z (atma-sweep status --help)"),
+        (
+            ["--detach", "launch"],
+            "No such option: --detach; write it after the command, as in atma-sweep launch --detach",
+        ),
+        (["launch"], "Missing argument '"),
+        (["status", "--sweep"], "Option '--sweep' requires an argument"),
+        (["status", "--interval", "soon"], "Invalid value for '--interval'"),
+        (["status", "one", "two"], "Got unexpected extra argument"),
+        (["launch", "--\x1b[31m\nx"], "No such option: --"),
+        (["export", "--to", "parket", "--sweep", "printed-v2"], "did you mean parquet?"),
+        (["report", "--table", "6", "--format", "htlm", "--sweep", "printed-v2"], "did you mean html?"),
+        (["report", "--figure", "1", "--format", "pnf", "--sweep", "printed-v2"], "did you mean png?"),
+    ],
+)
+def test_a_mistake_in_the_words_of_a_command_is_one_line(run, arguments: list[str], said: str) -> None:  # type: ignore[no-untyped-def]
+    open_store("atma.db", create=True).close()
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("atma-sweep: ")
+    assert said in err
+    assert err.endswith("\n")
+    # nothing that a terminal would obey, and no frame
+    assert err[:-1].isprintable()
+    assert not set(err) & set("╭│╰")
+
+
+def test_help_without_a_command_stays_help(run) -> None:  # type: ignore[no-untyped-def]
+    for words in ([], ["db"]):
+        code, out, err = run(*words)
+        assert (code, err) == (2, "")
+        assert "Usage: atma-sweep" in out
+
+
 def test_a_file_that_is_no_database_is_refused_and_left_alone(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     (tmp_path / "atma.db").write_text("not a database" * 100)
     code, _, err = run("status")

@@ -6,12 +6,12 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from dataclasses import dataclass
 from typing import Any
 
 from ...results.store import Store
+from ...results.text import choice
 from ..data import ReportError
 from .base import Collected, digest
 from .files import FORMATS, rendered, renderings, trace_in
@@ -62,10 +62,7 @@ def figure_name(name: str) -> str:
     """The name of the figure of that name or number. Raises ReportError."""
     found = NUMBERS.get(name.lower(), name.lower())
     if found not in FIGURES:
-        near = difflib.get_close_matches(found, FIGURES, 1, 0.5)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        known = ", ".join([*NUMBERS, *FIGURES])
-        raise ReportError(f"there is no figure {name}; choose one of: {known}{hint}")
+        raise ReportError(f"there is no figure {name}; {choice(found, [*NUMBERS, *FIGURES])}")
     return found
 
 

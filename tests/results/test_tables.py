@@ -61,9 +61,9 @@ class TestTables:
         assert list(pd.read_parquet(tmp_path / "m.parquet").columns) == list(pd.read_csv(tmp_path / "m.csv").columns)
 
     def test_what_cannot_be_is_told(self, filled, tmp_path, monkeypatch):
-        with pytest.raises(StoreError, match="use csv, jsonl or parquet"):
+        with pytest.raises(StoreError, match="choose one of: csv, jsonl, parquet"):
             export_table(filled, "cells", tmp_path / "x", "xls")
-        with pytest.raises(StoreError, match="use cells, measurements"):
+        with pytest.raises(StoreError, match="choose one of: cells, measurements"):
             export_table(filled, "cell", tmp_path / "x", "csv")
         with pytest.raises(SweepUnknown):
             export_table(filled, "cells", tmp_path / "x", "csv", "nothing")

@@ -70,8 +70,11 @@ def test_a_folder_for_tensorboard(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--to", "xls"], "use csv, jsonl or parquet"),
-        (["--to", "csv", "--what", "cell"], "use cells, measurements"),
+        (["--to", "xls"], "choose one of: csv, jsonl, parquet, tensorboard, wandb"),
+        (
+            ["--to", "csv", "--what", "cell"],
+            "choose one of: cells, measurements, curves, examples, attempts; did you mean cells?",
+        ),
         (["--to", "csv", "--with-weights"], "leave --to out"),
         (["--to", "wandb", "--what", "curves"], "leave --what out"),
         (["--sweep", "printed-v3"], "no sweep is named"),

@@ -301,7 +301,7 @@ def test_text_and_json(bench: Bench) -> None:
         "cell_id": "a" * 12, "slug": "slug-a", "standing": "done", "checkpoints": 3, "weights": 0, "bytes": 0,
         "starts_over": False, "problem": "",
     }  # fmt: skip
-    with pytest.raises(SweepError, match="--keep all: no such choice; use newest, weights or nothing"):
+    with pytest.raises(SweepError, match="--keep all: no such choice; choose one of: newest, weights, nothing"):
         prune(bench.store, bench.runs, keep="all")  # type: ignore[arg-type]
 
 

@@ -1,0 +1,104 @@
+"""A command line that cannot be understood is answered in one line, as every other mistake."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from .text import nearest, sentence
+
+NAME = "atma-sweep"
+# newer releases of typer carry a click of their own, so that the classes of the package click are not always those raised
+_MISTAKE: type[Exception] = next(one for one in typer.BadParameter.__mro__ if one.__name__ == "ClickException")
+_GIVEN_UP: type[BaseException] = typer.Abort
+
+
+class OneLine(TyperGroup):
+    """The outermost group of commands: prints one line on standard error for a mistake in the words of a command."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """As typer's. Ends with exit code 2 for a mistake."""
+        try:
+            code = super().main(
+                args,
+                prog_name or NAME,
+                complete_var,
+                standalone_mode=False,
+                windows_expand_args=windows_expand_args,
+                **extra,
+            )
+        except _MISTAKE as error:
+            if not standalone_mode:
+                raise
+            said = told(error)
+            if said:
+                typer.echo(f"{NAME}: {said}", err=True)
+            sys.exit(error.exit_code)  # type: ignore[attr-defined]
+        except _GIVEN_UP:
+            if not standalone_mode:
+                raise
+            typer.echo(f"{NAME}: stopped", err=True)
+            sys.exit(130)
+        if standalone_mode:
+            sys.exit(code if isinstance(code, int) else 0)
+        return code
+
+
+def told(error: Any) -> str:
+    """The mistake, what was perhaps meant, and where to read more; "" where help is what was asked for and given."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        return ""
+    ctx = getattr(error, "ctx", None)
+    said = sentence(getattr(error, "message", "") if hasattr(error, "possibilities") else error.format_message())
+    said = said.partition(". Did you mean ")[0].rstrip(".") + (_meant(error, ctx) if ctx is not None else "")
+    return said if ctx is None else f"{said} ({_path(ctx)} --help)"
+
+
+def _path(ctx: Any) -> str:
+    words = [] if ctx.parent is None else [*_path(ctx.parent).split(), ctx.info_name]
+    return " ".join(words or [NAME])
+
+
+def _meant(error: Any, ctx: Any) -> str:
+    """What is near to the word that is not known: an option, a command, or a choice."""
+    option = getattr(error, "option_name", None)
+    if option is not None and hasattr(error, "possibilities"):
+        elsewhere = [name for name, command in _commands(ctx).items() if option in _options(command)]
+        if elsewhere:
+            return f"; write it after the command, as in {_path(ctx)} {elsewhere[0]} {option}"
+        near = nearest(option.strip("-"), [name.strip("-") for name in _options(ctx.command) if name.startswith("--")])
+        return f"; did you mean --{near}?" if near and option.startswith("--") else ""
+    choices = getattr(getattr(getattr(error, "param", None), "type", None), "choices", None)
+    if choices:
+        value = error.message.partition("'")[2].partition("'")[0]
+        return _hint(value, [str(getattr(choice, "value", choice)) for choice in choices])
+    if error.message.startswith("No such command"):
+        # the context is that of the group whose command it would be
+        return _hint(error.message.partition("'")[2].partition("'")[0], _commands(ctx))
+    return ""
+
+
+def _hint(word: str, allowed: Iterable[str]) -> str:
+    near = nearest(word, allowed)
+    return f"; did you mean {near}?" if near else ""
+
+
+def _commands(ctx: Any) -> dict[str, Any]:
+    found: dict[str, Any] = getattr(ctx.command, "commands", {})
+    return found
+
+
+def _options(command: Any) -> list[str]:
+    return [name for one in command.params for name in (*one.opts, *one.secondary_opts) if name.startswith("-")]
