@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
 import os
 import re
+import stat
+import struct
 import zipfile
 import zlib
 from collections import Counter
@@ -20,40 +21,47 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from sqlalchemy import JSON, Boolean, Column, Double, Integer, String
+from sqlalchemy import JSON, Column, Double
 
 from .database import jsonable
 from .errors import BundleError, StoreTooNew
+from .incoming import LINE, MEMBERS, OF_ATTEMPTS, Incoming, Misfit, Row, T, shown, text_ok
 from .recorder import finite
-from .schema import HEAD, REVISIONS, Base, UtcTime
+from .schema import HEAD, REVISIONS
 
 FORMAT = 1
 WHAT = "atma-sweep bundle"
 MANIFEST = "manifest.json"
 LOG = "log.txt"
-
-Row = dict[str, Any]
-
-T = Base.metadata.tables
-SWEEP_COLUMNS = ("name", "created_at", "launched_at", "read_only")
-"""The rest says who runs it, which is nobody's business elsewhere."""
-OF_ATTEMPTS = ("provenance", "measurement", "example", "curve_point")
-DROPPED = {
-    "revision": ("id", "sweep_id"),
-    "revision_cell": ("revision_id",),
-    "measurement": ("id",),
-    "event": ("id", "sweep_id"),
-}
-MEMBERS = ("sweep", "revision", "cell", "revision_cell", "attempt", *OF_ATTEMPTS, "event")
+WEIGHTS = "weights.safetensors"
+FILES = {WEIGHTS: "weights", LOG: "log"}
+"""The files that a bundle may hold of an attempt, and what they are."""
 
 MANIFEST_BYTES = 64 * 2**20
-LINE_BYTES = 64 * 2**20
 CHUNK = 2**20
-FILE = re.compile(r"files/([1-9][0-9]{0,8})/([A-Za-z0-9_][A-Za-z0-9_.-]{0,99})")
-PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]{0,99}")
-TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
+BATCH_ROWS = 5000
+FILE = re.compile(r"files/([1-9][0-9]{0,8})/(weights\.safetensors|log\.txt)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How much a bundle may be. The usual ones hold sweeps of tens of thousands of cells; `none` is for larger ones."""
+
+    rows: int = 1_000_000_000
+    """Of one table."""
+    kept: int = 256 * 2**20
+    """Unpacked bytes of the tables that are compared with the database in memory."""
+    ratio: int = 200
+    """Unpacked bytes for each packed one, beyond the first `free`."""
+    free: int = 32 * 2**20
+    files: int = 200_000
+
+    @classmethod
+    def none(cls) -> Limits:
+        """None that a real sweep could meet."""
+        return cls(rows=2**62, kept=2**62, ratio=2**31, files=2**62)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,13 +81,6 @@ class Summary:
 
 
 # --- rows -----------------------------------------------------------------------------------------------------------
-
-
-def columns_of_member(name: str) -> list[Column[Any]]:
-    """The columns of a table that a bundle holds."""
-    if name == "sweep":
-        return [T[name].c[column] for column in SWEEP_COLUMNS]
-    return [column for column in T[name].columns if column.name not in DROPPED.get(name, ())]
 
 
 def local_path(address: str | None) -> str | None:
@@ -106,43 +107,6 @@ def line_of(row: Row) -> bytes:
     """A row as one line of JSON."""
     # escaped, since there are letters that some programs take for the end of a line
     return json.dumps(row, allow_nan=False, separators=(",", ":")).encode() + b"\n"
-
-
-def text_ok(value: Any, longest: int | None) -> bool:
-    """Whether it is text that every database takes, of at most that many letters (None: any)."""
-    if not isinstance(value, str) or (longest is not None and len(value) > longest):
-        return False
-    # a lone surrogate is no text for any database
-    return not any("\ud800" <= letter <= "\udfff" for letter in value)
-
-
-def _decoded(column: Column[Any], value: Any) -> Any:
-    """The value as the column takes it. Raises ValueError when it is none."""
-    kind = column.type
-    good = False
-    if value is None:
-        good = bool(column.nullable)
-    elif isinstance(kind, Boolean):
-        good = isinstance(value, bool)
-    elif isinstance(kind, UtcTime):
-        if isinstance(value, str) and TIME.fullmatch(value):
-            return datetime.fromisoformat(value)
-    elif isinstance(kind, JSON):
-        good = isinstance(value, dict) and text_ok(json.dumps(value, ensure_ascii=False), None)
-    elif isinstance(kind, Integer):
-        good = type(value) is int and -(2**63) <= value < 2**63
-    elif isinstance(kind, Double):
-        if type(value) in (int, float) and math.isfinite(value):
-            return float(value)
-    elif isinstance(kind, String):
-        good = text_ok(value, kind.length)
-    if not good:
-        raise ValueError(f"{column.name} is {str(value)[:40]!r}")
-    return value
-
-
-def _has_default(column: Column[Any]) -> bool:
-    return bool(column.nullable) or column.server_default is not None
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -208,36 +172,40 @@ def _no_number(word: str) -> Any:
     raise ValueError(f"{word} is no number")
 
 
-def _parsed(data: bytes) -> Row:
-    """A JSON object. Raises ValueError, also for what only Python's parser would take."""
+_PLAIN = json.JSONDecoder(parse_constant=_no_number)
+_STRICT = json.JSONDecoder(parse_constant=_no_number, object_pairs_hook=_object)
+_DAMAGED = (zipfile.BadZipFile, zlib.error, OSError, EOFError, NotImplementedError, struct.error)
+
+
+def _parsed(data: bytes, decoder: json.JSONDecoder = _STRICT) -> Any:
+    """A JSON value. Raises ValueError, also for what only Python's parser would take."""
     try:
-        found = json.loads(data, object_pairs_hook=_object, parse_constant=_no_number)
+        return decoder.decode(data.decode())
     except RecursionError as error:
-        raise ValueError("too deeply nested") from error
-    if not isinstance(found, dict):
-        raise ValueError("no JSON object")
-    return found
+        raise ValueError("it is too deeply nested") from error
 
 
 class Bundle:
     """An open bundle. Nothing in it is trusted: sizes, names, hashes, types and references are checked before use."""
 
-    def __init__(self, path: Path, archive: zipfile.ZipFile) -> None:
-        self.path, self.archive = path, archive
+    def __init__(self, path: Path, archive: zipfile.ZipFile, limits: Limits) -> None:
+        self.path, self.archive, self.limits = path, archive, limits
         infos = archive.infolist()
         self.infos = {info.filename: info for info in infos}
         if len(self.infos) != len(infos):
             raise self.wrong("a member is there twice")
         for info in infos:
-            if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or info.flag_bits & 0x41:
-                raise self.wrong(f"the member {info.filename[:80]!r} is packed in a way that no bundle is")
+            self._check_info(info)
         if MANIFEST not in self.infos or self.infos[MANIFEST].file_size > MANIFEST_BYTES:
             raise self.wrong(f"it has no {MANIFEST}")
+        self._check_sizes()
         try:
             with archive.open(MANIFEST) as stream:
                 self.manifest = _parsed(stream.read(MANIFEST_BYTES))
-        except (ValueError, zipfile.BadZipFile, zlib.error, OSError, EOFError, NotImplementedError) as error:
-            raise self.wrong(f"{MANIFEST}: {error}") from error
+        except (ValueError, *_DAMAGED) as error:
+            raise self.wrong(f"{MANIFEST}: {said(error)}") from error
+        if not isinstance(self.manifest, dict):
+            raise self.wrong(f"{MANIFEST} is no JSON object")
         self._check_manifest()
         self.sweep = str(self.manifest["sweep"])
         self.complete = self.manifest["schema"] == HEAD
@@ -247,16 +215,48 @@ class Bundle:
         """The error to raise."""
         return BundleError(f"{self.path} cannot be taken in: {why}; nothing was changed. Export the sweep again")
 
+    def too_large(self, why: str) -> BundleError:
+        """The error of a bundle that is larger than sweeps are."""
+        return BundleError(
+            f"{self.path} cannot be taken in: {why}, which no usual sweep has; nothing was changed. "
+            "If you trust whom it is from, import it with --large"
+        )
+
+    def _check_info(self, info: zipfile.ZipInfo) -> None:
+        name = shown(info.filename)
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or info.flag_bits & 0x41:
+            raise self.wrong(f"the member {name} is packed in a way that no bundle is")
+        mode = info.external_attr >> 16
+        if info.is_dir() or (stat.S_IFMT(mode) not in (0, stat.S_IFREG)):
+            raise self.wrong(f"the member {name} is no plain file")
+
+    def _check_sizes(self) -> None:
+        """Before anything is unpacked: what it says of its sizes, which reading then holds it to."""
+        packed, whole = sum(info.compress_size for info in self.infos.values()), self.path.stat().st_size
+        if packed > whole:
+            raise self.wrong("its members lie over each other")
+        if len(self.infos) > self.limits.files + len(MEMBERS) + 1:
+            raise self.too_large(f"it has {len(self.infos):,} members")
+        for info in self.infos.values():
+            if info.file_size > self.limits.free + self.limits.ratio * info.compress_size:
+                raise self.too_large(f"{shown(info.filename)} unpacks to {info.file_size / 1e6:,.0f} MB")
+        size = sum(info.file_size for info in self.infos.values())
+        if size > self.limits.free + self.limits.ratio * packed:
+            raise self.too_large(f"it unpacks to {size / 1e6:,.0f} MB")
+        kept = sum(info.file_size for name, info in self.infos.items() if name in _KEPT)
+        if kept > self.limits.kept:
+            raise self.too_large(f"its cells, attempts and events take {kept / 1e6:,.0f} MB")
+
     def _check_manifest(self) -> None:
         found = self.manifest
         if found.get("what") != WHAT:
-            raise self.wrong(f"it is no bundle of atma-sweep (its manifest says {str(found.get('what'))[:40]!r})")
+            raise self.wrong(f"it is no bundle of atma-sweep (its manifest says {shown(found.get('what'))})")
         form, schema = found.get("format"), found.get("schema")
         if type(form) is not int or not isinstance(schema, str):
             raise self.wrong("the manifest names no format and schema")
         if form > FORMAT or schema not in REVISIONS:
             raise StoreTooNew(
-                f"{self.path} was written by a newer atma-sweep (bundle format {form}, schema {schema[:20]}; this one "
+                f"{self.path} was written by a newer atma-sweep (bundle format {form}, schema {shown(schema)}; this one "
                 f"reads up to {FORMAT} and {HEAD}); upgrade the program, then import again"
             )
         if form != FORMAT or not name_ok(found.get("sweep")):
@@ -271,17 +271,20 @@ class Bundle:
         taken = Counter(name.lower() for name in members)
         if max(taken.values()) > 1 or not all(type(count) is int and count >= 0 for count in counts.values()):
             raise self.wrong("the manifest contradicts itself")
+        for name, count in counts.items():
+            if count > self.limits.rows:
+                raise self.too_large(f"{name}.jsonl has {count:,} rows")
 
     def _check_member(self, name: str, facts: Any) -> None:
         file = FILE.fullmatch(name)
         if file is None and name not in {f"{table}.jsonl" for table in MEMBERS}:
-            raise self.wrong(f"the member {name[:80]!r} has a name that no bundle has")
+            raise self.wrong(f"the member {shown(name)} has a name that no bundle has")
         expected = {"sha256", "bytes"} | ({"role"} if file else set())
         if not isinstance(facts, dict) or set(facts) != expected or type(facts["bytes"]) is not int:
             raise self.wrong(f"the manifest says too little of {name}")
         if facts["bytes"] != self.infos[name].file_size:
             raise self.wrong(f"{name} has not the size that the manifest says")
-        if file and (facts["role"] not in ("weights", "log") or (facts["role"] == "log") != (file[2] == LOG)):
+        if file and facts["role"] != FILES[file[2]]:
             raise self.wrong(f"{name} is neither weights nor a log")
 
     @property
@@ -299,58 +302,85 @@ class Bundle:
         members = self.manifest["members"].items()
         return sum(facts["bytes"] for name, facts in members if (FILE.fullmatch(name) is not None) == files)
 
-    @contextlib.contextmanager
-    def _reading(self, name: str) -> Iterator[Callable[[int], bytes]]:
-        """Reads of a member that end in an error unless its bytes are those of the manifest."""
+    def chunks(self, name: str) -> Iterator[bytes]:
+        """The bytes of a member. The hash is checked at the end, so nothing counts until the last one came."""
         digest, facts = hashlib.sha256(), self.manifest["members"][name]
         size = 0
-
-        def seen(data: bytes) -> bytes:
-            nonlocal size
-            digest.update(data)
-            size += len(data)
-            if size > facts["bytes"]:
-                raise self.wrong(f"{name} is larger than the manifest says")
-            return data
-
         try:
             with self.archive.open(name) as stream:
-                yield lambda limit: seen(stream.readline(limit) if name.endswith(".jsonl") else stream.read(limit))
-        except (zipfile.BadZipFile, zlib.error, OSError, EOFError, NotImplementedError) as error:
-            raise self.wrong(f"{name} is damaged ({error})") from error
+                while data := stream.read(CHUNK):
+                    digest.update(data)
+                    size += len(data)
+                    if size > facts["bytes"]:
+                        raise self.wrong(f"{name} is larger than the manifest says")
+                    yield data
+        except _DAMAGED as error:
+            raise self.wrong(f"{name} is damaged ({said(error)})") from error
         if digest.hexdigest() != facts["sha256"] or size != facts["bytes"]:
             raise self.wrong(f"{name} has not the hash that the manifest says")
 
-    def chunks(self, name: str) -> Iterator[bytes]:
-        """The bytes of a file. The hash is checked at the end, so nothing counts until the last one came."""
-        with self._reading(name) as read:
-            while data := read(CHUNK):
-                yield data
+    def _lines(self, name: str, longest: int) -> Iterator[list[bytes]]:
+        """The lines of a member, many at a time. Raises ValueError for one that is too long or cut off."""
+        rest = b""
+        for data in self.chunks(name):
+            *lines, rest = (rest + data).split(b"\n")
+            if len(rest) > longest or any(len(line) > longest for line in lines):
+                raise self.wrong(f"{name} has a line of more than {longest:,} bytes")
+            for start in range(0, len(lines), BATCH_ROWS):
+                yield lines[start : start + BATCH_ROWS]
+        if rest:
+            raise self.wrong(f"{name} ends within a line")
+
+    def columns(self, table: str) -> Iterator[dict[str, list[Any]]]:
+        """The rows of a table, many at a time, as columns; checked, times as text."""
+        name, incoming, count = f"{table}.jsonl", Incoming(table, complete=self.complete), 0
+        # millions of rows have no time for a look at each pair; of two keys that are the same the last one counts
+        decoder = _PLAIN if table in OF_ATTEMPTS else _STRICT
+        for lines in self._lines(name, LINE[table]):
+            try:
+                rows = _parsed(b"[" + b",".join(lines) + b"]", decoder)
+                if len(rows) != len(lines):
+                    raise ValueError("a line is not a row")
+            except ValueError:
+                rows = []
+                for at, line in enumerate(lines, count + 1):
+                    try:
+                        rows.append(_parsed(line, decoder))
+                    except ValueError as error:
+                        raise self.wrong(f"{name}, row {at}: {said(error)}") from error
+            try:
+                yield incoming.checked(rows)
+            except Misfit as error:
+                raise self.wrong(f"{name}, row {count + error.at + 1}: {error}") from error
+            count += len(rows)
+        if count != self.manifest["counts"][table]:
+            raise self.wrong(f"{name} has {count} rows, the manifest says {self.manifest['counts'][table]}")
 
     def rows(self, table: str) -> Iterator[Row]:
-        """The rows of a table as the database takes them; times are datetimes."""
-        columns = {column.name: column for column in columns_of_member(table)}
-        extra = {"event": {"sweep"}, "revision_cell": {"revision"}}.get(table, set())
-        names = columns.keys() | extra
-        optional = set() if self.complete else {name for name, column in columns.items() if _has_default(column)}
-        count = 0
-        with self._reading(f"{table}.jsonl") as read:
-            while data := read(LINE_BYTES):
-                count += 1
-                try:
-                    if not data.endswith(b"\n"):
-                        raise ValueError("the line is too long, or cut off")
-                    row = _parsed(data)
-                    if not names - optional <= row.keys() <= names:
-                        raise ValueError(f"the columns are {sorted(row)}")
-                    for name, column in columns.items():
-                        if name in row:
-                            row[name] = _decoded(column, row[name])
-                except ValueError as error:
-                    raise self.wrong(f"{table}.jsonl, line {count}: {error}") from error
-                yield row
-        if count != self.manifest["counts"][table]:
-            raise self.wrong(f"{table}.jsonl has {count} rows, the manifest says {self.manifest['counts'][table]}")
+        """The rows of a table; times are datetimes, JSON columns text, which takes a tenth of the memory (see `opened`)."""
+        fields = Incoming(table, complete=self.complete).fields
+        for columns in self.columns(table):
+            for name, values in columns.items():
+                if fields[name].kind == "time":
+                    columns[name] = [None if value is None else datetime.fromisoformat(value) for value in values]
+                elif fields[name].kind == "json":
+                    columns[name] = [None if value is None else _packed(value) for value in values]
+            for row in zip(*columns.values(), strict=True):
+                yield dict(zip(columns, row, strict=True))
+
+
+_KEPT = tuple(f"{name}.jsonl" for name in MEMBERS if name not in OF_ATTEMPTS)
+
+
+def _packed(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def opened(table: str, row: Row) -> Row:
+    """A row of `Bundle.rows` with its JSON columns as objects."""
+    columns = T[table].columns
+    texts = {name for name in row if name in columns and isinstance(columns[name].type, JSON)}
+    return {name: json.loads(value) if name in texts and value is not None else value for name, value in row.items()}
 
 
 def name_ok(name: Any) -> bool:
@@ -358,13 +388,46 @@ def name_ok(name: Any) -> bool:
     return isinstance(name, str) and 0 < len(name) <= 200 and name.isprintable() and text_ok(name, None)
 
 
+def said(error: BaseException) -> str:
+    """What an error says, on one line, in letters that no terminal obeys."""
+    return shown(" ".join(str(error).split()) or type(error).__name__)[1:-1]
+
+
+DIRECTORY_BYTES = 256
+"""More than a bundle's zip says of one member."""
+
+
+def _check_directory(path: Path, stream: IO[bytes], limits: Limits) -> None:
+    """Whether the zip's list of members, which is read into memory at once, is as long as a bundle's may be."""
+    size = stream.seek(0, os.SEEK_END)
+    stream.seek(max(0, size - 2**16 - 128))
+    tail = stream.read()
+    end = tail.rfind(b"PK\5\6")
+    if end < 0 or len(tail) - end < 22:
+        raise zipfile.BadZipFile("File is not a zip file")
+    listed = struct.unpack_from("<L", tail, end + 12)[0]
+    locator = end - 20
+    if locator >= 0 and tail[locator : locator + 4] == b"PK\6\7":
+        stream.seek(min(struct.unpack_from("<Q", tail, locator + 8)[0], size))
+        record = stream.read(56)
+        listed = struct.unpack_from("<Q", record, 40)[0] if len(record) == 56 else size
+    if min(listed, size) > DIRECTORY_BYTES * (limits.files + len(MEMBERS) + 1):
+        raise BundleError(
+            f"{path} cannot be taken in: it lists too many members for a sweep; nothing was changed. "
+            "If you trust whom it is from, import it with --large"
+        )
+    stream.seek(0)
+
+
 @contextlib.contextmanager
-def opened_bundle(file: Path) -> Iterator[Bundle]:
-    """A bundle to read from. Raises BundleError when the file is none, StoreTooNew."""
+def opened_bundle(file: Path, limits: Limits = Limits()) -> Iterator[Bundle]:
+    """A bundle to read from. Raises BundleError when the file is none or larger than the limits, StoreTooNew."""
     try:
-        with file.open("rb") as stream, zipfile.ZipFile(stream) as archive:
-            yield Bundle(file, archive)
+        with file.open("rb") as stream:
+            _check_directory(file, stream, limits)
+            with zipfile.ZipFile(stream) as archive:
+                yield Bundle(file, archive, limits)
     except FileNotFoundError as error:
         raise BundleError(f"there is no file {file}; name a bundle that atma-sweep export wrote") from error
-    except (zipfile.BadZipFile, IsADirectoryError, PermissionError) as error:
-        raise BundleError(f"{file} cannot be read as a bundle: {error}; export the sweep again") from error
+    except (zipfile.BadZipFile, IsADirectoryError, PermissionError, struct.error, NotImplementedError) as error:
+        raise BundleError(f"{file} cannot be read as a bundle: {said(error)}; export the sweep again") from error

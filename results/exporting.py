@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -12,8 +11,9 @@ from sqlalchemy import Column, Table, select
 from sqlalchemy.orm import Session
 
 from . import queries
-from .bundles import LOG, MEMBERS, PART, BundleWriter, Row, Summary, T, columns_of_member, encoded, local_path
+from .bundles import LOG, WEIGHTS, BundleWriter, Summary, encoded, local_path
 from .files import replacing
+from .incoming import MEMBERS, Row, T, columns_of_member
 
 if TYPE_CHECKING:
     from .store import Store
@@ -99,7 +99,7 @@ class _Export:
             local = local_path(row["weights"])
             if local is not None:
                 source = runs / local
-                yield f"files/{index}/{_safe_name(source.name)}", source, "weights"
+                yield f"files/{index}/{WEIGHTS}", source, "weights"
             yield f"files/{index}/{LOG}", runs / row["run_dir"] / LOG, "log"
 
 
@@ -107,11 +107,6 @@ def _sort_key(row: Row) -> list[tuple[bool, Any]]:
     """Rows by all their values, in an order that no collation of a server changes; None first."""
     values = ([str(value)] if isinstance(value, dict | list) else value for value in row.values())
     return [(value is not None, value) for value in values]
-
-
-def _safe_name(name: str) -> str:
-    clean = re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:90]
-    return clean if PART.fullmatch(clean) and clean != LOG else f"w{clean}"
 
 
 def export_sweep(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import shutil
 import tempfile
@@ -11,6 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from .bundles import Bundle
+from .errors import StoreError
 from .files import sync
 
 STAGING = ".import-"
@@ -26,6 +26,9 @@ class Files:
         self._staged: set[str] = set()
         self._undo: list[Callable[[], object]] = []
         self.placed = 0
+        self._known: dict[int, list[tuple[str, str]]] = {}
+        for index, name, role in bundle.files.values():
+            self._known.setdefault(index, []).append((name, role))
 
     def stage(self, indices: Iterable[int]) -> None:
         """Unpacks the files of those attempts beside the others, synced, not yet in their place."""
@@ -48,12 +51,14 @@ class Files:
 
     def names(self, index: int, role: str | None = None) -> list[str]:
         """The file names that the bundle has for an attempt."""
-        return [name for at, name, what in self.bundle.files.values() if at == index and role in (None, what)]
+        return [name for name, what in self._known.get(index, ()) if role in (None, what)]
 
     def place(self, index: int, folder: str) -> None:
-        """Moves all files of a new attempt into its folder, which must not exist."""
+        """Moves all files of an attempt into a folder that nobody has made. Raises StoreError when somebody has."""
         if self.names(index):
             target = self.runs / folder
+            if os.path.lexists(target) or target.parent.is_symlink():
+                raise StoreError(f"{target} is in the way of the import; nothing was changed. Move it away")
             made = [path for path in reversed(target.parents) if not path.exists()]
             self._undo += [path.rmdir for path in made]
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -63,18 +68,6 @@ class Files:
             os.rename(source, target)
             self.placed += len(self.names(index))
             sync(target.parent)
-
-    def adopt(self, index: int, folder: str, name: str) -> bool:
-        """Moves the weights of a known attempt into its folder. False when another file of that name is there."""
-        target, source = self.runs / folder / name, self._of(index) / name
-        if target.exists():
-            return _hash(target) == self.bundle.manifest["members"][f"files/{index}/{name}"]["sha256"]
-        target.parent.mkdir(parents=True, exist_ok=True)
-        self._undo.append(lambda: os.rename(target, source))
-        os.rename(source, target)
-        self.placed += 1
-        sync(target.parent)
-        return True
 
     def _of(self, index: int) -> Path:
         assert self._staging is not None
@@ -91,8 +84,3 @@ class Files:
         """Removes what was unpacked and not moved."""
         if self._staging is not None:
             shutil.rmtree(self._staging, ignore_errors=True)
-
-
-def _hash(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

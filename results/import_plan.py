@@ -20,83 +20,105 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
-from . import queries
-from .bundles import OF_ATTEMPTS, PART, Bundle, Row, T
+from . import paper, queries
+from .bundles import Bundle, local_path, said
 from .database import jsonable
-from .errors import BundleError, SweepBusy
+from .errors import SweepBusy
+from .incoming import OF_ATTEMPTS, Row, T
 
 if TYPE_CHECKING:
     from .store import Store
 
 Identify = Callable[[Mapping[str, Any]], str]
+Keep = Callable[[str, Mapping[str, list[Any]]], None]
 COPY = "still running when it was exported"
 """How the cause of an attempt begins that was taken in unfinished; its finished self replaces it."""
 
 
 class Content:
-    """The rows of a bundle that fit into memory, checked against each other. Numbers are streamed instead."""
+    """The rows of a bundle that fit into memory, checked against each other. Numbers go to `keep`, many at a time.
 
-    def __init__(self, bundle: Bundle, identify: Identify | None) -> None:
+    JSON columns are text (see bundles.opened).
+    """
+
+    def __init__(self, bundle: Bundle, identify: Identify | None, keep: Keep | None = None) -> None:
+        self.bundle = bundle
         wrong = bundle.wrong
         sweeps = list(bundle.rows("sweep"))
         if [row["name"] for row in sweeps] != [bundle.sweep]:
             raise wrong("it does not hold exactly the sweep that the manifest names")
         self.sweep = sweeps[0]
         self.cells = {row["id"]: row for row in bundle.rows("cell")}
+        if len(self.cells) != bundle.manifest["counts"]["cell"]:
+            raise wrong("cell.jsonl has a cell twice")
+        # before anything else that a cell says is looked at
+        if identify is not None:
+            self._identify(identify)
         self.revisions = {row["number"]: row for row in bundle.rows("revision")}
-        if len(self.cells) != bundle.manifest["counts"]["cell"] or not all(map(PART.fullmatch, self.cells)):
-            raise wrong("its cells have ids that cannot be")
         if len(self.revisions) != bundle.manifest["counts"]["revision"] or not self.revisions:
             raise wrong("its revisions are not numbered one by one")
-        if min(self.revisions) < 1:
-            raise wrong("its revisions are not numbered from 1")
-        self.members: dict[int, list[Row]] = {number: [] for number in self.revisions}
-        for row in bundle.rows("revision_cell"):
-            if row["revision"] not in self.members or row["cell_id"] not in self.cells:
-                raise wrong("a revision lists what is not there")
-            self.members[row["revision"]].append(row)
-        if any(len({row["cell_id"] for row in rows}) != len(rows) for rows in self.members.values()):
-            raise wrong("a revision lists a cell twice")
+        self.members = self._members()
         self.attempts = {row["id"]: row for row in bundle.rows("attempt")}
         if sorted(self.attempts) != list(range(1, bundle.manifest["counts"]["attempt"] + 1)):
             raise wrong("its attempts are not numbered one by one")
         for row in self.attempts.values():
-            self._check_attempt(row, wrong)
+            self._check_attempt(row)
         for table in OF_ATTEMPTS:
-            if not all(row["attempt_id"] in self.attempts for row in bundle.rows(table)):
-                raise wrong(f"{table}.jsonl speaks of attempts that are not there")
+            for columns in bundle.columns(table):
+                if max(columns["attempt_id"]) > len(self.attempts):
+                    raise wrong(f"{table}.jsonl speaks of attempts that are not there")
+                if keep is not None:
+                    keep(table, columns)
         attempts, cells = {None, *self.attempts}, {None, *self.cells}
+        self.events = []
         for row in bundle.rows("event"):
-            if row["attempt_id"] not in attempts or row["cell_id"] not in cells or type(row["sweep"]) is not bool:
+            if row["attempt_id"] not in attempts or row["cell_id"] not in cells:
                 raise wrong("event.jsonl speaks of what is not there")
+            self.events.append(row)
         for number, name, _ in bundle.files.values():
             if number not in self.attempts:
                 raise wrong(f"the file {name} belongs to no attempt")
         for member in bundle.files:
             for _ in bundle.chunks(member):
                 pass
-        # published numbers have ids of their own, since nobody knows their whole config
-        if identify is not None and not self.sweep["read_only"]:
-            self._identify(identify, wrong)
 
-    def _check_attempt(self, row: Row, wrong: Callable[[str], BundleError]) -> None:
-        parent = row["parent_id"]
-        if row["cell_id"] not in self.cells or (parent is not None and parent not in self.attempts):
-            raise wrong("an attempt belongs to what is not there")
-        parts = row["run_dir"].split("/")
-        if parts[0] != row["cell_id"] or len(parts) > 4 or not all(map(PART.fullmatch, parts)) or row["number"] < 1:
-            raise wrong(f"an attempt has the folder {row['run_dir'][:80]!r}")
+    def _members(self) -> dict[int, list[Row]]:
+        found: dict[int, list[Row]] = {number: [] for number in self.revisions}
+        for row in self.bundle.rows("revision_cell"):
+            if row["revision"] not in found or row["cell_id"] not in self.cells:
+                raise self.bundle.wrong("revision_cell.jsonl lists what is not there")
+            found[row["revision"]].append(row)
+        if any(len({row["cell_id"] for row in rows}) != len(rows) for rows in found.values()):
+            raise self.bundle.wrong("revision_cell.jsonl lists a cell twice")
+        return found
+
+    def _check_attempt(self, row: Row) -> None:
+        at = f"attempt.jsonl, attempt {row['id']}"
+        if row["cell_id"] not in self.cells:
+            raise self.bundle.wrong(f"{at}: its cell is not there")
+        if not row["run_dir"].startswith(f"{row['cell_id']}/"):
+            raise self.bundle.wrong(f"{at}: run_dir is {row['run_dir']!r}, not in the folder of its cell")
         if (row["state"] == "running") != (row["finished_at"] is None):
-            raise wrong("an attempt is both running and finished")
+            raise self.bundle.wrong(f"{at}: it is both running and finished")
+        parent, seen = row["parent_id"], {row["id"]}
+        while parent is not None:
+            if parent not in self.attempts or parent in seen:
+                raise self.bundle.wrong(f"{at}: its parent is not there, or its own child")
+            seen.add(parent)
+            parent = self.attempts[parent]["parent_id"]
 
-    def _identify(self, identify: Identify, wrong: Callable[[str], BundleError]) -> None:
-        for cell, row in self.cells.items():
+    def _identify(self, identify: Identify) -> None:
+        """Every id is that of its config; only the published numbers, whose configs nobody knows whole, have others."""
+        for number, (cell, row) in enumerate(self.cells.items(), 1):
+            if paper.is_published_cell(cell, row["slug"]):
+                continue
+            at = f"cell.jsonl, row {number}"
             try:
-                found = identify(row["config"])
+                found = identify(json.loads(row["config"]))
             except Exception as error:
-                raise wrong(f"the config of cell {cell} cannot be read ({error})") from error
+                raise self.bundle.wrong(f"{at}: the config of cell {cell} cannot be read ({said(error)})") from error
             if found != cell:
-                raise wrong(f"the config of cell {cell} is that of {found}")
+                raise self.bundle.wrong(f"{at}: the config of cell {cell} is that of {found}")
 
 
 # --- the plan ---------------------------------------------------------------------------------------------------------
@@ -155,8 +177,13 @@ class Plan:
     """Revisions to insert: (id, number, row)."""
     renumbered: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Revision here -> its new (id, number)."""
-    weights: dict[int, Row] = field(default_factory=dict)
-    """Attempt of the bundle -> the same one here, whose weights are missing and come with the bundle."""
+    weights: dict[int, tuple[Row, str]] = field(default_factory=dict)
+    """Attempt of the bundle -> the same one here, should its weights be missing, and the folder for those that come."""
+
+    @property
+    def wanted(self) -> list[int]:
+        """The attempts of the bundle whose files are needed."""
+        return [*(row["id"] for row in self.new), *self.replaced, *self.weights]
 
     def ids(self) -> dict[int, int]:
         """Attempt of the bundle -> its id here, once everything has moved."""
@@ -172,6 +199,7 @@ class Planner:
         self.session, self.store, self.content, self.name, self.runs = session, store, content, name, runs
         self.plan = Plan()
         self.folders: set[str] = set()
+        self.brought = {index for index, _, role in content.bundle.files.values() if role == "weights"}
 
     def _fresh(self, table: str, count: int) -> list[int]:
         """Ids for that many new rows, higher than all."""
@@ -220,8 +248,8 @@ class Planner:
                     self._replace(row, same)
                     continue
                 self.plan.present[row["id"]] = same["id"]
-                if same["state"] == "done":
-                    self.plan.weights[row["id"]] = same
+                if row["id"] in self.brought and same["state"] == "done" and lacks_weights(same, self.runs):
+                    self.plan.weights[row["id"]] = same, self._folder(same["run_dir"])
             elif near is not None and near["state"] != "running" and _unfinished(near):
                 self._replace(row, near)
             else:
@@ -269,8 +297,9 @@ class Planner:
     def _folder(self, wanted: str) -> str:
         """That folder, or one like it where another attempt, or a stranger's folder, is in the way."""
         found, attempt = wanted, 2
+        plain = wanted.partition("-")[0]
         while found in self.folders or os.path.lexists(self.runs / found):
-            found, attempt = f"{wanted}-{attempt}", attempt + 1
+            found, attempt = f"{plain}-{attempt}", attempt + 1
         self.folders.add(found)
         return found
 
@@ -306,7 +335,8 @@ class Planner:
         rows = [self.content.revisions[number] for number in sorted(self.content.revisions)]
         for row in rows:
             listed = sorted(self.content.members[row["number"]], key=lambda link: int(link["position"]))
-            row["asked"] = _asked(row, [(link["cell_id"], link["axes"]) for link in listed])
+            axes = [(link["cell_id"], json.loads(link["axes"])) for link in listed]
+            row["asked"] = _asked(row | {"options": json.loads(row["options"])}, axes)
         known = {(row["asked"], row["created_at"]): row["id"] for row in here}
         for row in rows:
             row["id"] = row["number"]
@@ -333,6 +363,12 @@ class Planner:
                 self.plan.revisions.append((place, number, row))
             elif row["id"] != place or row["number"] != number:
                 self.plan.renumbered[row["id"]] = (place, number)
+
+
+def lacks_weights(row: Row, runs: Path) -> bool:
+    """Whether an attempt here has no weights, or they are gone from where they were on this machine."""
+    local = local_path(row["weights"])
+    return not row["weights"] or (local is not None and not (runs / local).exists())
 
 
 def _asked(row: Row, members: Iterable[tuple[str, Any]]) -> str:

@@ -2,39 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy import Column, Table, delete, insert, literal, select, text
 from sqlalchemy import update as sql_update
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 
-from .bundles import (
-    MEMBERS,
-    OF_ATTEMPTS,
-    Bundle,
-    Row,
-    Summary,
-    T,
-    columns_of_member,
-    iso,
-    local_path,
-    opened_bundle,
-)
+from . import queries
+from .bundles import WEIGHTS, Bundle, Limits, Summary, iso, local_path, opened, opened_bundle
 from .database import file_of
 from .errors import BundleError, StoreError
 from .import_files import Files
 from .import_plan import COPY, Content, Identify, Plan, Planner
+from .incoming import MEMBERS, OF_ATTEMPTS, Row, T, columns_of_member
 from .names import short, why_not
+from .staging import Stage
+from .store import Store
 
-if TYPE_CHECKING:
-    from .store import Store
-
-BATCH = 2000
+BATCH = 500
+"""Rows with JSON columns that are objects at once."""
 
 
 def _references(table: Table) -> list[Column[Any]]:
@@ -64,8 +56,9 @@ def _move(session: Session, table: Table, moves: Mapping[int, tuple[int, int]]) 
 class _Import:
     """The writing half of an import, inside one transaction."""
 
-    def __init__(self, session: Session, bundle: Bundle, content: Content, plan: Plan, files: Files) -> None:
-        self.session, self.bundle, self.content, self.plan, self.files = session, bundle, content, plan, files
+    def __init__(self, session: Session, content: Content, stage: Stage, plan: Plan, files: Files) -> None:
+        self.session, self.content, self.stage, self.plan, self.files = session, content, stage, plan, files
+        self.counts: dict[str, int] = content.bundle.manifest["counts"]
         self.added: Counter[str] = Counter(dict.fromkeys(MEMBERS, 0))
         self.present: Counter[str] = Counter(dict.fromkeys(MEMBERS, 0))
         self.notes: list[str] = []
@@ -76,8 +69,7 @@ class _Import:
         self._cells()
         self._revisions(sweep)
         self._attempts()
-        for table in OF_ATTEMPTS:
-            self._numbers(table)
+        self._numbers()
         self._events(sweep)
         self._weights()
         for row in self.plan.new:
@@ -86,7 +78,9 @@ class _Import:
             self.files.place(index, folder)
 
     def _sweep(self, name: str) -> int:
-        table, given = T["sweep"], self.content.sweep
+        table, given = T["sweep"], dict(self.content.sweep)
+        # a clock that is ahead must not make it the newest sweep for years
+        given["launched_at"] = min(given["launched_at"], queries.now(self.session))
         found = self.session.execute(select(table).where(table.c.name == name)).one_or_none()
         if found is None:
             self.session.execute(insert(table).values({**given, "name": name, "fence": 0}))
@@ -108,14 +102,14 @@ class _Import:
 
     def _cells(self) -> None:
         table, cells = T["cell"], self.content.cells
-        known: dict[str, Any] = {}
-        names = sorted(cells)
-        for start in range(0, len(names), 500):
-            query = select(table.c.id, table.c.config).where(table.c.id.in_(names[start : start + 500]))
-            known |= {row.id: row.config for row in self.session.execute(query)}
+        known, other = set(), 0
+        for names in queries.in_parts(sorted(cells)):
+            query = select(table.c.id, table.c.config).where(table.c.id.in_(names))
+            for row in self.session.execute(query):
+                known.add(row.id)
+                other += row.config != json.loads(cells[row.id]["config"])
         self._insert("cell", [row for cell, row in cells.items() if cell not in known])
         self.present["cell"] += len(known)
-        other = sum(1 for cell, config in known.items() if config != cells[cell]["config"])
         if other:
             self.notes.append(f"{other} cells are evaluated or kept otherwise in the bundle; what is here stays")
 
@@ -131,7 +125,7 @@ class _Import:
             ]
             self._insert("revision_cell", links)
         for table in ("revision", "revision_cell"):
-            self.present[table] = self.bundle.manifest["counts"][table] - self.added[table]
+            self.present[table] = self.counts[table] - self.added[table]
 
     def _attempts(self) -> None:
         table = T["attempt"]
@@ -139,7 +133,7 @@ class _Import:
         moves = {old: (new, numbers[old]) for old, new in self.plan.moved.items()}
         _move(self.session, table, moves)
         ids = self.plan.ids()
-        self.unnamed = 0
+        self.unnamed = self.elsewhere = 0
         for row in sorted(self.plan.new, key=lambda row: int(row["id"])):
             values = self._attempt(row) | {"id": row["place"], "parent_id": None}
             self._insert("attempt", [values])
@@ -149,7 +143,7 @@ class _Import:
                 self.session.execute(delete(T[name]).where(T[name].c.attempt_id == ids[index]))
             folder = self.plan.folders[index] if self.files.names(index) else None
             here = self.session.scalar(select(table.c.run_dir).where(table.c.id == ids[index]))
-            values = self._attempt(row | {"run_dir": folder or here})
+            values = self._attempt(opened("attempt", row) | {"run_dir": folder or here})
             values = {name: value for name, value in values.items() if name not in ("id", "parent_id", "number")}
             self.session.execute(sql_update(table).where(table.c.id == ids[index]).values(values))
             self.added["attempt"] += 1
@@ -164,39 +158,41 @@ class _Import:
             self.notes.append(
                 f"the weights of {self.unnamed} attempts are not in the bundle; export --with-weights takes them along"
             )
+        if self.elsewhere:
+            self.notes.append(
+                f"the weights of {self.elsewhere} attempts lie elsewhere; an address in a bundle is not followed, so they "
+                "count as gone here"
+            )
 
     def _attempt(self, row: Row) -> Row:
-        """The attempt as a row of this database. Checkpoints stay where they are: their owner may still need them."""
-        values = {name: value for name, value in row.items() if name != "place"} | {"checkpoint": None}
-        names = self.files.names(row["id"], "weights")
-        remote = row["weights"] if local_path(row["weights"]) is None else None
-        values["weights"] = f"{row['run_dir']}/{names[0]}" if names else remote
-        self.unnamed += bool(row["weights"]) and values["weights"] is None
+        """The attempt as a row of this database. Addresses of a stranger lead nowhere: only files that came along count."""
+        values = {name: value for name, value in row.items() if name != "place"}
+        values |= {"checkpoint": None, "weights": None, "imported": True}
+        if self.files.names(row["id"], "weights"):
+            values["weights"] = f"{row['run_dir']}/{WEIGHTS}"
+        elif row["weights"]:
+            near = local_path(row["weights"]) is not None
+            self.unnamed, self.elsewhere = self.unnamed + near, self.elsewhere + (not near)
         if row["state"] == "running":
             values |= {"state": "interrupted", "finished_at": row["heartbeat_at"]}
             values["cause"] = (
                 f"{COPY}, on {row['host']} (pid {row['pid']}), last heard of at {iso(row['heartbeat_at'])}"
             )
-            if "failure" in T["attempt"].columns:
-                values["failure"] = "preempted"
+            values["failure"] = "preempted"
         return values
 
-    def _numbers(self, table: str) -> None:
+    def _numbers(self) -> None:
         ids = self.plan.ids()
-        waiting: list[Row] = []
-        for row in self.bundle.rows(table):
-            if row["attempt_id"] in self.plan.present:
-                self.present[table] += 1
-                continue
-            waiting.append(row | {"attempt_id": ids[row["attempt_id"]]})
-            if len(waiting) >= BATCH:
-                self._insert(table, waiting)
-                waiting = []
-        self._insert(table, waiting)
+        here = {index: place for index, place in ids.items() if index not in self.plan.present}
+        self.stage.place(self.session, here)
+        for table in OF_ATTEMPTS:
+            moved = self.stage.move(self.session, table)
+            self.added[table] += moved
+            self.present[table] += self.counts[table] - moved
 
     def _events(self, sweep: int) -> None:
         event, ids = T["event"], self.plan.ids()
-        rows = list(self.bundle.rows("event"))
+        rows = [dict(row) for row in self.content.events]
         known: Counter[tuple[Any, ...]] = Counter()
         if rows:
             query = select(event).where(event.c.at >= min(row["at"] for row in rows))
@@ -215,30 +211,21 @@ class _Import:
 
     def _weights(self) -> None:
         """Weights that come with the bundle for attempts that are here without them."""
-        for index, here in self.plan.weights.items():
-            names = self.files.names(index, "weights")
-            if not names or not _lacks_weights(here, self.files.runs):
-                continue
-            if self.files.adopt(index, here["run_dir"], names[0]):
-                place = self.plan.moved.get(here["id"], here["id"])
-                found = sql_update(T["attempt"]).where(T["attempt"].c.id == place)
-                self.session.execute(found.values(weights=f"{here['run_dir']}/{names[0]}"))
-            else:
-                self.notes.append(f"{here['run_dir']} holds another {names[0]}, which stays; the bundle's was left out")
+        for index, (here, folder) in self.plan.weights.items():
+            self.files.place(index, folder)
+            place = self.plan.moved.get(here["id"], here["id"])
+            found = sql_update(T["attempt"]).where(T["attempt"].c.id == place)
+            self.session.execute(found.values(weights=f"{folder}/{WEIGHTS}"))
 
     def _insert(self, table: str, rows: list[Row]) -> None:
-        if rows:
-            self.session.execute(insert(T[table]), rows)
-            self.added[table] += len(rows)
+        for start in range(0, len(rows), BATCH):
+            batch = [opened(table, row) for row in rows[start : start + BATCH]]
+            self.session.execute(insert(T[table]), batch)
+            self.added[table] += len(batch)
 
 
 def _event_key(row: Row) -> tuple[Any, ...]:
     return (row["at"], row["kind"], row["message"], row["cell_id"], row["attempt_id"])
-
-
-def _lacks_weights(row: Row, runs: Path) -> bool:
-    local = local_path(row["weights"])
-    return not row["weights"] or (local is not None and not (runs / local).exists())
 
 
 def import_bundle(
@@ -248,13 +235,14 @@ def import_bundle(
     rename: str | None = None,
     runs: Path | None = None,
     identify: Identify | None = None,
+    large: bool = False,
 ) -> Summary:
     """Takes a bundle into the database: all of it in one transaction, or nothing.
 
     Adds what is missing and leaves what is there; a second import changes nothing. `rename` gives the sweep another name
-    here. Weights and logs go under `runs` (None: the store's own), into the attempt's folder or, where a stranger's is in
-    the way, one beside it. Attempts that ran when they were exported come in as interrupted, until a later bundle has
-    them finished. `identify` gives the id of a config; cells that contradict it are refused, but for read-only sweeps.
+    here. Weights and logs go under `runs` (None: the store's own), into new folders alone. Attempts that ran when they
+    were exported come in as interrupted, until a later bundle has them finished. `identify` gives the id of a config;
+    cells that contradict it are refused. `large` lifts the limits on sizes and counts.
 
     Raises BundleError for a file that is damaged, is no bundle or is made to do harm; StoreTooNew for one of a newer
     release; SweepBusy when it concerns cells that somebody trains here at this moment; StoreBusy.
@@ -262,60 +250,64 @@ def import_bundle(
     where = (runs or store.runs).absolute()
     if rename is not None and (why := why_not(rename)):
         raise StoreError(f"--name: {short(rename)} {why}")
-    with opened_bundle(file) as bundle:
-        if rename is None and (why := why_not(bundle.sweep)):
-            raise BundleError(f"{file}: {short(bundle.sweep)} {why}; give it another with --name")
-        _refuse_full(file, (file_of(store.url) or where).parent, bundle.size(files=False))
-        _refuse_full(file, where, bundle.size(files=True))
-        content = Content(bundle, identify)
-        name = rename or bundle.sweep
-        files = Files(bundle, where)
-        try:
-            # unpacking takes time, so most of it happens before the database is locked
-            with store.transaction(write=False) as session:
-                first = Planner(session, store, content, name, where).make()
-            files.stage(_wanted(first, where))
-
-            def work(session: Session) -> _Import:
-                files.undo()
-                if store.path is None:
-                    session.execute(text("LOCK TABLE sweep, revision, cell, attempt IN SHARE ROW EXCLUSIVE MODE"))
-                plan = Planner(session, store, content, name, where).make()
-                files.stage(_wanted(plan, where))
-                done = _Import(session, bundle, content, plan, files)
-                done.write(name)
-                return done
-
-            done = store.write(work)
-        except (IntegrityError, DataError) as error:
-            files.undo()
-            raise bundle.wrong(f"the database refuses its rows ({_first(error)})") from error
-        except DBAPIError as error:
-            files.undo()
-            raise StoreError(f"cannot write to {store}: {_first(error)}; nothing was changed") from error
-        except OSError as error:
-            files.undo()
-            raise StoreError(f"cannot write under {where}: {error.strerror or error}; nothing was changed") from error
-        except BaseException:
-            files.undo()
-            raise
-        finally:
-            files.clear()
-        return Summary(
-            sweep=name,
-            file=str(file),
-            added=dict(done.added),
-            present=dict(done.present),
-            files=files.placed,
-            bytes=file.stat().st_size,
-            notes=tuple(done.notes),
-        )
+    # its connection holds what is not yet known to be in order
+    mine = Store(store.url.render_as_string(hide_password=False), patience=store.patience)
+    try:
+        with opened_bundle(file, Limits.none() if large else Limits()) as bundle:
+            if rename is None and (why := why_not(bundle.sweep)):
+                raise BundleError(f"{file}: {short(bundle.sweep)} {why}; give it another with --name")
+            _refuse_full(file, (file_of(store.url) or where).parent, bundle.size(files=False))
+            _refuse_full(file, where, bundle.size(files=True))
+            files = Files(bundle, where)
+            try:
+                return _taken_in(mine, bundle, files, rename or bundle.sweep, identify)
+            except (IntegrityError, DataError) as error:
+                raise bundle.wrong(f"the database refuses its rows ({_first(error)})") from error
+            except DBAPIError as error:
+                raise StoreError(f"cannot write to {store}: {_first(error)}; nothing was changed") from error
+            except OSError as error:
+                said = error.strerror or str(error)
+                raise StoreError(f"cannot write under {where}: {said}; nothing was changed") from error
+            finally:
+                files.clear()
+    finally:
+        mine.close()
 
 
-def _wanted(plan: Plan, runs: Path) -> list[int]:
-    """The attempts whose files are needed."""
-    lacking = [index for index, row in plan.weights.items() if _lacks_weights(row, runs)]
-    return [*(row["id"] for row in plan.new), *plan.replaced, *lacking]
+def _taken_in(store: Store, bundle: Bundle, files: Files, name: str, identify: Identify | None) -> Summary:
+    """Checks everything, then writes it. What was done to files is undone when anything is raised."""
+    stage = Stage(store)
+    with store.transaction(write=False) as session:
+        content = Content(bundle, identify, lambda table, columns: stage.add(table, columns, session))
+
+    def work(session: Session) -> _Import:
+        files.undo()
+        if store.path is None:
+            session.execute(text("LOCK TABLE sweep, revision, cell, attempt IN SHARE ROW EXCLUSIVE MODE"))
+        plan = Planner(session, store, content, name, files.runs).make()
+        files.stage(plan.wanted)
+        done = _Import(session, content, stage, plan, files)
+        done.write(name)
+        return done
+
+    try:
+        # unpacking takes time, so most of it happens before the database is locked
+        with store.transaction(write=False) as session:
+            first = Planner(session, store, content, name, files.runs).make()
+        files.stage(first.wanted)
+        done = store.write(work)
+    except BaseException:
+        files.undo()
+        raise
+    return Summary(
+        sweep=name,
+        file=str(bundle.path),
+        added=dict(done.added),
+        present=dict(done.present),
+        files=files.placed,
+        bytes=bundle.path.stat().st_size,
+        notes=tuple(done.notes),
+    )
 
 
 def _refuse_full(file: Path, folder: Path, size: int) -> None:

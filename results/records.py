@@ -90,6 +90,8 @@ class Attempt:
     """Class of a failure: preempted, node_lost, infrastructure, host_oom, cuda_oom, diverged, code or hang."""
     deviation: Mapping[str, Any] | None = None
     """Settings that this attempt ran with other than its cell's, by dotted path; None for none."""
+    imported: bool = False
+    """It came with a bundle: what it says of places leads nowhere here."""
 
 
 @dataclass(frozen=True, kw_only=True)

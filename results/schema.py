@@ -29,7 +29,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
-REVISIONS = ("0001", "0002", "0003")
+REVISIONS = ("0001", "0002", "0003", "0004")
 """Every migration, oldest first: a database at another one than the last is older; at one not listed, newer."""
 HEAD = REVISIONS[-1]
 
@@ -197,6 +197,7 @@ class AttemptRow(Base):
     weights: Mapped[str | None] = mapped_column(Text)
     failure: Mapped[str | None] = mapped_column(String(14))
     deviation: Mapped[dict[str, Any] | None] = mapped_column(Json)
+    imported: Mapped[bool] = mapped_column(default=False, server_default=text("false"))
 
 
 class MeasurementRow(Base):

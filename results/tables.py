@@ -12,10 +12,11 @@ from typing import IO, TYPE_CHECKING, Any, Literal, get_args
 from sqlalchemy import Boolean, Column, Double, Integer, select
 
 from . import queries
-from .bundles import T, encoded, iso, line_of
+from .bundles import encoded, iso, line_of
 from .database import jsonable
 from .errors import StoreError
 from .files import replacing
+from .incoming import T
 from .records import AXES
 from .text import choice
 

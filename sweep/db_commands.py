@@ -99,6 +99,9 @@ def export(
 def import_(
     file: Annotated[Path, typer.Argument(help="A bundle that atma-sweep export wrote.")],
     name: Annotated[str | None, typer.Option("--name", help="Call the sweep so here.")] = None,
+    large: Annotated[
+        bool, typer.Option("--large", help="Lift the limits on sizes and counts, for a file whose maker you trust.")
+    ] = False,
     runs: Runs = None,
     db: Db = None,
     as_json: AsJson = False,
@@ -110,7 +113,8 @@ def import_(
     from ..results.store import open_store
 
     store = open_store(db, create=True)
-    summary = import_bundle(store, file, rename=name, runs=runs_folder(runs, db), identify=_identify)
+    where = runs_folder(runs, db)
+    summary = import_bundle(store, file, rename=name, runs=where, identify=_identify, large=large)
     if as_json:
         print_json(asdict(summary))
         return

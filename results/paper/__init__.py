@@ -192,10 +192,18 @@ def _slug(levels: Mapping[str, str]) -> str:
     return f"{levels['attn_type']}-{levels['reg_mode']}-{switches}-s0"
 
 
-def _cell(sweep: str, slug: str, levels: Mapping[str, str], config: Mapping[str, Any], tokens: int) -> CellRecord:
+def _id(sweep: str, slug: str) -> str:
     # the text that is hashed is no canonical JSON, so no cell of a grid can have the id
-    identity = hashlib.sha256(f"{sweep}/{slug}".encode()).hexdigest()[:12]
-    return CellRecord(id=identity, slug=slug, seed=0, levels=levels, config=config, axes=levels, tokens=tokens)
+    return hashlib.sha256(f"{sweep}/{slug}".encode()).hexdigest()[:12]
+
+
+def is_published_cell(cell: str, slug: str) -> bool:
+    """Whether a cell is one of the published ones, whose ids are those of their names: nobody knows their whole config."""
+    return any(cell == _id(sweep, slug) for sweep in (*SWEEPS, OPEN_WEIGHT))
+
+
+def _cell(sweep: str, slug: str, levels: Mapping[str, str], config: Mapping[str, Any], tokens: int) -> CellRecord:
+    return CellRecord(id=_id(sweep, slug), slug=slug, seed=0, levels=levels, config=config, axes=levels, tokens=tokens)
 
 
 def _config(levels: Mapping[str, str]) -> dict[str, Any]:

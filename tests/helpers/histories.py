@@ -66,6 +66,7 @@ def rows(store, table):
 
 
 IGNORED = {"id", "number", "run_dir", "weights", "checkpoint", "sweep_id", "revision_id", "created_at", "launched_at"}
+IGNORED |= {"imported"}
 
 
 def natural(store, *, numbers=False):

@@ -5,10 +5,12 @@ import io
 import json
 import random
 import shutil
+import tracemalloc
 import zipfile
 
 import pytest
-from atma_sweep.results.bundles import opened_bundle
+from atma_sweep.results import incoming
+from atma_sweep.results.bundles import Limits, opened_bundle
 from atma_sweep.results.errors import BundleError
 from atma_sweep.results.import_plan import Content
 from atma_sweep.results.importing import import_bundle
@@ -81,6 +83,28 @@ ROWS = {
     "a revision below one": ("revision", {"number": -1}),
     "a link to nothing": ("revision_cell", {"revision": 9}),
     "an event of nobody": ("event", {"attempt_id": 55}),
+    "the folder of the frozen code": ("attempt", {"run_dir": "source/0123456789ab", "cell_id": "source"}),
+    "the folder of prepared text": ("attempt", {"run_dir": "corpora/requests"}),
+    "a folder below an attempt's": ("attempt", {"run_dir": "c02000000000/1/x"}),
+    "a year that no clock reaches": ("attempt", {"started_at": "9999-12-31T23:59:59.999Z"}),
+    "a sweep of the year 9999": ("sweep", {"launched_at": "9999-12-31T23:59:59.999Z"}),
+    "a day that is none": ("event", {"at": "2026-02-30T00:00:00.000Z"}),
+    "requests that are no pairs": ("revision", {"options": {"requested": 7}}),
+    "a request without a length": ("revision", {"options": {"requested": [["val"]]}}),
+    "a request of an endless length": ("revision", {"options": {"requested": [["val", 1e300]]}}),
+    "separators in a probe": ("measurement", {"probe": "val\x1fval_loss\x1ex"}),
+    "an empty reason": ("measurement", {"value": None, "reason": ""}),
+    "a number that is not finite": ("measurement", {"value": 10**400}),
+    "a slug that leads elsewhere": ("cell", {"slug": "../../x"}),
+    "an id that is no hash": ("cell", {"id": "sources"}),
+    "axes that are no texts": ("revision_cell", {"axes": {"memory": {"a": 1}}}),
+    "a plugin without a hash": ("cell", {"config": {"plugins": [{"path": "x.py", "sha256": "../x"}]}}),
+    "code that leads elsewhere": ("event", {"kind": "code", "message": "../../x"}),
+    "a NUL in JSON": ("provenance", {"extra": {"a": "\0"}}),
+    "JSON that is too deep": ("provenance", {"extra": {"a": [[[[[[[[[[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]]]]]]]]]}}),
+    "a failure of no class": ("attempt", {"failure": "splendid"}),
+    "a step before the first": ("curve_point", {"step": -1}),
+    "its own parent": ("attempt", {"parent_id": 1}),
 }
 
 
@@ -115,8 +139,85 @@ def victim(prepared, tmp_path):
 def test_rows_that_cannot_be_are_refused(victim, tmp_path, what):
     store, members, unchanged = victim
     table, values = ROWS[what]
-    with pytest.raises(BundleError, match="nothing was changed"):
+    with pytest.raises(BundleError, match="nothing was changed") as caught:
         import_bundle(store, packed(tmp_path / "evil.zip", edited(members, table, **values)))
+    assert len(str(caught.value).splitlines()) == 1
+    unchanged()
+
+
+def test_a_refusal_names_member_row_and_field(victim, tmp_path):
+    store, members, unchanged = victim
+    first, second, *rest = members["attempt.jsonl"].splitlines(keepends=True)
+    row = json.dumps(json.loads(second) | {"started_at": "9999-12-31T23:59:59.999Z\x1b[31m"}).encode() + b"\n"
+    file = packed(tmp_path / "evil.zip", members | {"attempt.jsonl": first + row + b"".join(rest)})
+    with pytest.raises(BundleError) as caught:
+        import_bundle(store, file)
+    assert str(caught.value) == (
+        f"{file} cannot be taken in: attempt.jsonl, row 2: started_at is '9999-12-31T23:59:59.999Z\\x1b[31m'; it must be a "
+        "time from 1970 to 2199, such as 2026-01-02T03:04:05.678Z; nothing was changed. Export the sweep again"
+    )
+    unchanged()
+
+
+def test_every_column_has_a_rule():
+    """A column that is added needs a line in the schema of what may come in."""
+    for name in incoming.MEMBERS:
+        listed = {column.name for column in incoming.columns_of_member(name)}
+        assert listed <= incoming.FIELDS[name].keys(), name
+        assert incoming.FIELDS[name].keys() - listed <= {"sweep", "revision"}
+
+
+BOMBS = {
+    "one long line": ("event.jsonl", b'{"a": "' + b" " * 300_000_000 + b'"}\n', "unpacks to 300 MB"),
+    "many empty lines": ("curve_point.jsonl", b"\n" * 100_000_000, "unpacks to 100 MB"),
+    "zeros for weights": ("files/1/weights.safetensors", b"\0" * 100_000_000, "unpacks to 100 MB"),
+}
+
+
+@pytest.mark.parametrize("what", BOMBS)
+def test_what_unpacks_to_far_more_than_it_is(victim, tmp_path, what):
+    """Refused before it is unpacked; even when the limits are lifted a line has its length."""
+    store, members, unchanged = victim
+    name, data, said = BOMBS[what]
+    file = packed(tmp_path / "evil.zip", members | {name: data})
+    with pytest.raises(BundleError, match=f"{said}.*--large"):
+        import_bundle(store, file)
+    if name.endswith(".jsonl"):
+        tracemalloc.start()
+        with pytest.raises(BundleError, match=r"bytes|row 1"):
+            import_bundle(store, file, large=True)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 50_000_000
+    unchanged()
+
+
+def test_too_many_members_are_refused_before_their_list_is_read(victim, tmp_path):
+    _, members, unchanged = victim
+    with opened_bundle(packed(tmp_path / "evil.zip", members)):
+        pass
+    with pytest.raises(BundleError, match="--large"), opened_bundle(tmp_path / "evil.zip", Limits(files=0)):
+        pass
+    with zipfile.ZipFile(tmp_path / "evil.zip", "w") as archive:
+        for number in range(1000):
+            archive.writestr(f"{number}" + "x" * 500, b"")
+    with (
+        pytest.raises(BundleError, match="lists too many members"),
+        opened_bundle(tmp_path / "evil.zip", Limits(files=1000)),
+    ):
+        pass
+    unchanged()
+
+
+def test_links_and_folders_are_no_members(victim, tmp_path):
+    store, members, unchanged = victim
+    for name, mode in (("files/9/log.txt", 0o120777), ("files/9/log.txt", 0o020666), ("files/9/", 0o040755)):
+        with zipfile.ZipFile(packed(tmp_path / "evil.zip", members), "a") as archive:
+            info = zipfile.ZipInfo(name)
+            info.external_attr = mode << 16
+            archive.writestr(info, b"/etc/passwd")
+        with pytest.raises(BundleError, match="no plain file"):
+            import_bundle(store, tmp_path / "evil.zip")
     unchanged()
 
 
@@ -270,9 +371,10 @@ def test_ids_are_compared_with_configs_when_asked(victim, tmp_path):
         import_bundle(store, file, identify=lambda config: "other")
     with pytest.raises(BundleError, match="cannot be read"):
         import_bundle(store, file, identify=lambda config: config["nothing"])
+    read_only = packed(tmp_path / "evil.zip", edited(members, "sweep", read_only=True))
+    with pytest.raises(BundleError, match="is that of other"):
+        import_bundle(store, read_only, rename="published", identify=lambda config: "other")
     unchanged()
-    published = packed(tmp_path / "evil.zip", edited(members, "sweep", read_only=True))
-    assert import_bundle(store, published, rename="published", identify=lambda config: "other").added["sweep"] == 1
 
 
 def test_a_bundle_of_the_first_release(victim, tmp_path):

@@ -1,0 +1,496 @@
+"""What may come in from a stranger's file: of every table every column, with its type, range, length and shape.
+
+A bundle's rows are checked by this schema as a whole before the first of them is written. Rows are checked many at a
+time, column by column, since a sweep has millions of points of curves; only where something is wrong is it looked for
+value by value, so that the message can name the row and the field.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
+from typing import Any, Literal
+
+from sqlalchemy import JSON, BigInteger, Boolean, Column, Double, Integer
+
+from .schema import STATES, Base, UtcTime
+
+Row = dict[str, Any]
+Kind = Literal["whole", "real", "flag", "time", "text", "json"]
+
+T = Base.metadata.tables
+SWEEP_COLUMNS = ("name", "created_at", "launched_at", "read_only")
+"""The rest says who runs it, which is nobody's business elsewhere."""
+DROPPED = {
+    "revision": ("id", "sweep_id"),
+    "revision_cell": ("revision_id",),
+    "attempt": ("imported",),
+    "measurement": ("id",),
+    "event": ("id", "sweep_id"),
+}
+OF_ATTEMPTS = ("provenance", "measurement", "example", "curve_point")
+MEMBERS = ("sweep", "revision", "cell", "revision_cell", "attempt", *OF_ATTEMPTS, "event")
+
+KIB, MIB = 2**10, 2**20
+INT, BIG = 2**31 - 1, 2**63 - 1
+"""The largest numbers of the columns Integer and BigInteger."""
+REAL = 1.7976931348623157e308
+NODES, DEPTH = 20_000, 24
+"""How many values a JSON column may hold, and how deep."""
+CELL_ID = r"[0-9a-f]{12}"
+TIME = re.compile(r"(?:19[7-9]\d|20\d\d|21\d\d)-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
+"""1970 to 2199: arithmetic with such a time never leaves what a datetime can hold."""
+
+
+def text_ok(value: Any, longest: int | None) -> bool:
+    """Whether it is text that every database takes, of at most that many letters (None: any)."""
+    if not isinstance(value, str) or (longest is not None and len(value) > longest):
+        return False
+    # no database takes a lone surrogate, and PostgreSQL no NUL
+    return "\0" not in value and not any("\ud800" <= letter <= "\udfff" for letter in value)
+
+
+# --- fields -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    """One column: what its values have to be, and how a message says so."""
+
+    kind: Kind
+    null: bool = False
+    low: float | None = None
+    high: float | None = None
+    longest: int = 0
+    """Letters of a text."""
+    pattern: re.Pattern[str] | None = None
+    lines: bool = False
+    """Whether a text may have line breaks and other letters that are not printed."""
+    choices: tuple[str, ...] = ()
+    shape: Callable[[Mapping[str, Any]], str | None] | None = None
+    """Of a JSON object: what is wrong with it, None when nothing is."""
+    default: Any = None
+    """What rows of an older release, which lack the column, have there."""
+
+    def problem(self, value: Any) -> str | None:
+        """What the value must be and is not; None when it is in order."""
+        if value is None:
+            return None if self.null else "must not be empty"
+        return _CHECKS[self.kind](self, value)
+
+    def wrong_at(self, values: Sequence[Any]) -> int | None:
+        """The place of the first value that is not in order; None when all are."""
+        if self._surely(values):
+            return None
+        return next((at for at, value in enumerate(values) if self.problem(value) is not None), None)
+
+    def _surely(self, values: Sequence[Any]) -> bool:
+        """Whether all are in order, as far as that can be told at once."""
+        kinds = set(map(type, values))
+        if type(None) in kinds:
+            if not self.null:
+                return False
+            kinds.discard(type(None))
+            values = [value for value in values if value is not None]
+        if not kinds:
+            return True
+        if self.kind == "whole" and kinds == {int}:
+            return bool(self.low <= min(values) and max(values) <= self.high)
+        if self.kind == "real" and kinds <= {int, float}:
+            low, high = -REAL if self.low is None else self.low, REAL if self.high is None else self.high
+            return bool(low <= min(values) and max(values) <= high)
+        if self.kind == "flag":
+            return kinds == {bool}
+        if self.kind in ("text", "time") and kinds == {str}:
+            # few of them differ
+            return all(self.problem(value) is None for value in set(values))
+        return False
+
+
+def _whole(field: Field, value: Any) -> str | None:
+    if type(value) is not int or not field.low <= value <= field.high:  # type: ignore[operator]
+        return f"must be a whole number from {field.low} to {field.high}"
+    return None
+
+
+def _real(field: Field, value: Any) -> str | None:
+    low, high = -REAL if field.low is None else field.low, REAL if field.high is None else field.high
+    # a comparison of exact numbers: an int of 400 digits is no float
+    if type(value) not in (int, float) or not low <= value <= high:
+        return "must be a finite number" + (f" of {low:g} or more" if field.low is not None else "")
+    return None
+
+
+def _flag(field: Field, value: Any) -> str | None:
+    return None if isinstance(value, bool) else "must be true or false"
+
+
+def _time(field: Field, value: Any) -> str | None:
+    good = isinstance(value, str) and TIME.fullmatch(value) is not None
+    if good:
+        try:
+            datetime.fromisoformat(value)
+        except ValueError:
+            good = False
+    return None if good else "must be a time from 1970 to 2199, such as 2026-01-02T03:04:05.678Z"
+
+
+def _text(field: Field, value: Any) -> str | None:
+    if field.choices:
+        return None if value in field.choices else f"must be one of {', '.join(field.choices)}"
+    if not text_ok(value, field.longest):
+        return f"must be text of at most {field.longest} letters that every database takes"
+    if not field.lines and not value.isprintable():
+        return "must be text of one line, without control characters"
+    if field.pattern is not None and not field.pattern.fullmatch(value):
+        return f"must match {field.pattern.pattern}"
+    return None
+
+
+def _json(field: Field, value: Any) -> str | None:
+    if not isinstance(value, dict):
+        return "must be a JSON object"
+    return _tree(value) or (field.shape(value) if field.shape is not None else None)
+
+
+_CHECKS: dict[Kind, Callable[[Field, Any], str | None]] = {
+    "whole": _whole,
+    "real": _real,
+    "flag": _flag,
+    "time": _time,
+    "text": _text,
+    "json": _json,
+}
+
+
+def _tree(value: Any) -> str | None:
+    """What is wrong inside a JSON value, wherever it is; no recursion, since a stranger chose the depth."""
+    left, seen = [(value, 1)], 0
+    while left:
+        one, depth = left.pop()
+        seen += 1
+        if seen + len(left) > NODES or depth > DEPTH:
+            return f"must hold at most {NODES} values, at most {DEPTH} deep"
+        if isinstance(one, str) and not text_ok(one, None):
+            return "holds text that no database takes"
+        if isinstance(one, int) and not -BIG <= one <= BIG:
+            return "holds a number of more than 64 bits"
+        if isinstance(one, float) and not math.isfinite(one):
+            return "holds a number that is not finite"
+        if isinstance(one, dict):
+            if not all(text_ok(name, 1000) for name in one):
+                return "holds a name that no database takes"
+            left += [(item, depth + 1) for item in one.values()]
+        elif isinstance(one, list):
+            left += [(item, depth + 1) for item in one]
+    return None
+
+
+# --- shapes of JSON columns -------------------------------------------------------------------------------------------
+
+
+def _words(value: Mapping[str, Any]) -> str | None:
+    """Names and texts, nothing else."""
+    good = all(isinstance(text, str) and len(text) <= 10_000 for text in value.values())
+    return None if good else "must hold texts alone"
+
+
+def _options(value: Mapping[str, Any]) -> str | None:
+    asked = value.get("requested", [])
+    if not isinstance(asked, list) or any(_pair(pair) for pair in asked):
+        return "must have under `requested` pairs of a probe and a context length"
+    return None if isinstance(value.get("set", {}), dict) else "must have under `set` an object"
+
+
+def _pair(pair: Any) -> bool:
+    """Whether it is no pair of probe and length."""
+    if not isinstance(pair, list) or len(pair) != 2:
+        return True
+    return PROBE.problem(pair[0]) is not None or LENGTH.problem(pair[1]) is not None
+
+
+def _config(value: Mapping[str, Any]) -> str | None:
+    plugins = value.get("plugins", [])
+    listed: list[Any] = plugins if isinstance(plugins, list) else [None]
+    for plugin in listed:
+        texts = isinstance(plugin, dict) and set(plugin) == {"path", "sha256"}
+        if not texts or not all(isinstance(text, str) for text in plugin.values()):
+            return "must have under `plugins` objects with a path and a sha256"
+        if not re.fullmatch("[0-9a-f]{64}", plugin["sha256"]):
+            return "must have SHA-256 hashes of plugins"
+    return None
+
+
+# --- the schema -------------------------------------------------------------------------------------------------------
+
+
+def _count(high: int = INT, low: int = 0, **more: Any) -> Field:
+    return Field(kind="whole", low=low, high=high, **more)
+
+
+def _line(longest: int, pattern: str | None = None, **more: Any) -> Field:
+    return Field(kind="text", longest=longest, pattern=re.compile(pattern) if pattern else None, **more)
+
+
+def _prose(longest: int, **more: Any) -> Field:
+    return Field(kind="text", longest=longest, lines=True, **more)
+
+
+def _object(shape: Callable[[Mapping[str, Any]], str | None] | None = None, **more: Any) -> Field:
+    return Field(kind="json", shape=shape, **more)
+
+
+MOMENT, MAYBE_MOMENT = Field(kind="time"), Field(kind="time", null=True)
+NUMBER, MAYBE_NUMBER = Field(kind="real"), Field(kind="real", null=True)
+SECONDS = Field(kind="real", low=0.0, null=True)
+ID, INDEX, MAYBE_INDEX = _line(12, CELL_ID), _count(low=1), _count(low=1, null=True)
+LEVEL, COMMIT = _line(200), _line(100, null=True)
+PROBE = _line(100, r".*\S.*")
+METRIC = _line(200, r".*\S.*")
+LENGTH = _count(default=0)
+BYTES = _count(BIG, null=True)
+UNIT, REASON = _line(100), _prose(64 * KIB, null=True)
+FAILURES = ("preempted", "node_lost", "infrastructure", "host_oom", "cuda_oom", "diverged", "code", "hang")
+MEASURED = {"attempt_id": INDEX, "probe": PROBE, "metric": METRIC, "length": LENGTH, "value": MAYBE_NUMBER}
+
+FIELDS: dict[str, dict[str, Field]] = {
+    "sweep": {
+        "name": _line(200, r".*\S.*"),
+        "created_at": MOMENT,
+        "launched_at": MOMENT,
+        "read_only": Field(kind="flag", default=False),
+    },
+    "revision": {
+        "number": INDEX,
+        "grid_text": _prose(MIB),
+        "grid_file": _prose(4 * KIB),
+        "options": _object(_options),
+        "git_commit": COMMIT,
+        "git_dirty": Field(kind="flag", null=True),
+        "created_at": MOMENT,
+    },
+    "cell": {
+        "id": ID,
+        "slug": _line(400, r"[A-Za-z0-9_].*"),
+        "seed": _count(BIG),
+        **dict.fromkeys(("attn_type", "reg_mode", "distractor", "memory", "window"), LEVEL),
+        "config": _object(_config),
+        "tokens_total": _count(BIG),
+        "created_at": MOMENT,
+    },
+    "revision_cell": {"revision": INDEX, "cell_id": ID, "position": _count(), "axes": _object(_words)},
+    "attempt": {
+        "id": INDEX,
+        "cell_id": ID,
+        "number": INDEX,
+        "kind": Field(kind="text", choices=("train", "evaluate")),
+        "parent_id": MAYBE_INDEX,
+        "state": Field(kind="text", choices=STATES),
+        "fence": _count(),
+        "owner": _line(400),
+        "host": _line(400),
+        "pid": _count(null=True),
+        "pid_started": MAYBE_NUMBER,
+        "started_at": MOMENT,
+        "heartbeat_at": MOMENT,
+        "finished_at": MAYBE_MOMENT,
+        "step": _count(default=0),
+        "steps_total": _count(null=True),
+        "loss": MAYBE_NUMBER,
+        "tokens_per_s": SECONDS,
+        "phase": Field(kind="text", choices=("starting", "training", "probing")),
+        "cause": _prose(256 * KIB, null=True),
+        "traceback": _prose(MIB // 2, null=True),
+        "exit_code": _count(low=-INT, null=True),
+        # a number, and another behind it where folders were in the way of an import
+        "run_dir": _line(100, CELL_ID + r"/[1-9]\d{0,8}(?:-[1-9]\d{0,8}){0,4}"),
+        "checkpoint": _prose(4 * KIB, null=True),
+        "weights": _prose(4 * KIB, null=True),
+        "failure": Field(kind="text", choices=FAILURES, null=True),
+        "deviation": _object(null=True),
+    },
+    "measurement": {
+        **MEASURED,
+        "unit": UNIT,
+        "n": _count(BIG, null=True),
+        "low": MAYBE_NUMBER,
+        "high": MAYBE_NUMBER,
+        "reason": REASON,
+        "seconds": SECONDS,
+        "peak_memory": BYTES,
+        "created_at": MOMENT,
+    },
+    "example": {
+        **MEASURED,
+        "item": _count(),
+        "position": _count(default=0),
+        "detail": _object(null=True),
+    },
+    "curve_point": {
+        "attempt_id": INDEX,
+        "step": _count(),
+        "tokens": _count(BIG),
+        "wall_s": NUMBER,
+        **dict.fromkeys(
+            ("train_loss", "val_loss", "tokens_per_s", "grad_norm", "lr", "mfu_paper", "mfu"), MAYBE_NUMBER
+        ),
+        "peak_memory": BYTES,
+    },
+    "event": {
+        "sweep": Field(kind="flag"),
+        "attempt_id": MAYBE_INDEX,
+        "cell_id": _line(12, CELL_ID, null=True),
+        "at": MOMENT,
+        "kind": _line(100, r"[A-Za-z][A-Za-z0-9_ .-]*"),
+        "message": _prose(256 * KIB),
+    },
+    "provenance": {
+        "attempt_id": INDEX,
+        "config": _object(_config),
+        "seed": _count(BIG),
+        "git_commit": COMMIT,
+        "git_dirty": Field(kind="flag", null=True),
+        "packages": _object(_words),
+        "python": LEVEL,
+        "platform": _line(1000),
+        "host": _line(400),
+        "device": LEVEL,
+        "gpu_name": _line(400, null=True),
+        "gpu_count": _count(),
+        "driver": _line(200, null=True),
+        "dtype": LEVEL,
+        "kernels": _object(_words),
+        "tokenizer": _line(1000),
+        "corpus": _line(4000),
+        "corpus_fingerprint": LEVEL,
+        "threads": _count(null=True),
+        "extra": _object(),
+        "gpu_uuid": _line(200, null=True),
+        "co_tenants": _count(null=True),
+    },
+}
+
+KEYS: dict[str, tuple[str, ...]] = {
+    "provenance": ("attempt_id",),
+    "measurement": ("attempt_id", "probe", "metric", "length"),
+    "example": ("attempt_id", "probe", "metric", "length", "item", "position"),
+    "curve_point": ("attempt_id", "step"),
+}
+"""Tables whose rows rise by these columns, as they are written, so that none can be there twice."""
+
+LINE: Mapping[str, int] = {
+    "sweep": 16 * KIB,
+    "revision": 8 * MIB,
+    "cell": MIB,
+    "revision_cell": 256 * KIB,
+    "attempt": 4 * MIB,
+    "provenance": 4 * MIB,
+    "measurement": 512 * KIB,
+    "example": 512 * KIB,
+    "curve_point": 4 * KIB,
+    "event": 2 * MIB,
+}
+"""Bytes of the longest line of each member."""
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+class Misfit(ValueError):
+    """A row that cannot come in. `at` is its place among those that were checked."""
+
+    def __init__(self, at: int, why: str) -> None:
+        super().__init__(why)
+        self.at = at
+
+
+def columns_of_member(name: str) -> list[Column[Any]]:
+    """The columns of a table that a bundle holds."""
+    if name == "sweep":
+        return [T[name].c[column] for column in SWEEP_COLUMNS]
+    return [column for column in T[name].columns if column.name not in DROPPED.get(name, ())]
+
+
+def fields_of(name: str) -> dict[str, Field]:
+    """The fields of a member's rows in the order of its columns; a column without a rule has that of its type."""
+    extra = {"event": ["sweep"], "revision_cell": ["revision"]}.get(name, [])
+    columns = {column.name: column for column in columns_of_member(name)}
+    return {word: FIELDS[name].get(word) or _by_type(columns[word]) for word in (*extra, *columns)}
+
+
+def _by_type(column: Column[Any]) -> Field:
+    kind, null = column.type, bool(column.nullable)
+    if isinstance(kind, Boolean):
+        return Field(kind="flag", null=null, default=False)
+    if isinstance(kind, UtcTime):
+        return Field(kind="time", null=null)
+    if isinstance(kind, JSON):
+        return Field(kind="json", null=null)
+    if isinstance(kind, Integer):
+        top = BIG if isinstance(kind, BigInteger) else INT
+        return Field(kind="whole", low=-top, high=top, null=null, default=0)
+    if isinstance(kind, Double):
+        return Field(kind="real", null=null)
+    return Field(kind="text", longest=getattr(kind, "length", None) or 64 * KIB, lines=True, null=null)
+
+
+class Incoming:
+    """The rows of one member, checked."""
+
+    def __init__(self, name: str, *, complete: bool) -> None:
+        """`complete`: the bundle is of this release, so that no column may be missing."""
+        self.name, self.fields = name, fields_of(name)
+        self.names = self.fields.keys()
+        columns = {column.name: column for column in columns_of_member(name)}
+        later = {word for word, column in columns.items() if column.nullable or column.server_default is not None}
+        self.needed = self.names if complete else self.names - later
+        self._last: tuple[Any, ...] | None = None
+
+    def checked(self, rows: Sequence[Any]) -> dict[str, list[Any]]:
+        """The columns of these rows, those of an older release completed. Raises Misfit."""
+        for at, row in enumerate(rows):
+            if not isinstance(row, dict):
+                raise Misfit(at, "it is no JSON object")
+            if row.keys() != self.names and not self.needed <= row.keys() <= self.names:
+                odd = sorted(row.keys() ^ self.names)
+                raise Misfit(at, f"its fields are not those of {self.name}: {', '.join(map(repr, odd))[:200]}")
+        columns = {}
+        for word, field in self.fields.items():
+            values = [row.get(word, field.default) for row in rows] if self.needed != self.names else None
+            columns[word] = values if values is not None else [row[word] for row in rows]
+            odd_one = field.wrong_at(columns[word])
+            if odd_one is not None:
+                value = columns[word][odd_one]
+                raise Misfit(odd_one, f"{word} is {shown(value)}; it {field.problem(value)}")
+        self._related(columns)
+        return columns
+
+    def _related(self, columns: Mapping[str, list[Any]]) -> None:
+        """What the fields of one row say of each other, and a row of the one before it."""
+        if self.name == "measurement":
+            for at, (value, reason) in enumerate(zip(columns["value"], columns["reason"], strict=True)):
+                if value is None and not reason:
+                    raise Misfit(at, "reason is empty, and so is value; one of them must be there")
+        if self.name == "event":
+            for at, (kind, message) in enumerate(zip(columns["kind"], columns["message"], strict=True)):
+                if kind == "code" and not re.fullmatch(CELL_ID, message):
+                    raise Misfit(at, f"message is {shown(message)}; it must be a fingerprint of code")
+        if self.name in KEYS:
+            keys: Iterable[tuple[Any, ...]] = list(zip(*(columns[word] for word in KEYS[self.name]), strict=True))
+            before = [self._last] if self._last is not None else []
+            risen = [*before, *keys]
+            for at, (one, other) in enumerate(pairwise(risen)):
+                if not one < other:
+                    raise Misfit(at + 1 - len(before), f"its {', '.join(KEYS[self.name])} do not rise")
+            self._last = risen[-1] if risen else self._last
+
+
+def shown(value: Any) -> str:
+    """A value of a stranger in a message: short, on one line, with nothing that a terminal would obey."""
+    if isinstance(value, dict | list):
+        return "an object" if isinstance(value, dict) else "a list"
+    return ascii(value[:60]) if isinstance(value, str) else str(value)[:60]

@@ -1,0 +1,77 @@
+"""The many rows of a bundle in temporary tables beside the database, until all of them are known to be in order.
+
+Temporary tables belong to one connection and go with it, so nothing is left of an import that ends half-way, and memory
+stays flat however long the curves are: the database moves the rows itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Column, Integer, MetaData, Table, func, insert, select
+from sqlalchemy.orm import Session
+
+from .incoming import OF_ATTEMPTS, T, columns_of_member, fields_of
+from .store import Store
+
+_AT_ONCE = 500
+
+
+class Stage:
+    """The numbers of every attempt of a bundle. `store` must be the import's own: its connection holds the tables."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        aside = MetaData()
+        self._tables = {
+            name: Table(
+                f"incoming_{name}",
+                aside,
+                *(Column(column.name, column.type) for column in columns_of_member(name)),
+                prefixes=["TEMPORARY"],
+            )
+            for name in OF_ATTEMPTS
+        }
+        self._places = Table(
+            "incoming_place",
+            aside,
+            Column("id", Integer, primary_key=True, autoincrement=False),
+            Column("place", Integer, nullable=False),
+            prefixes=["TEMPORARY"],
+        )
+        with store.transaction(write=False) as session:
+            for table in (*self._tables.values(), self._places):
+                table.create(session.connection())
+
+    def add(self, name: str, columns: Mapping[str, list[Any]], session: Session) -> None:
+        """Puts checked rows aside, given as columns."""
+        fields, listed = fields_of(name), []
+        for word, values in columns.items():
+            if fields[word].kind == "json":
+                values = [None if value is None else json.dumps(value, ensure_ascii=False) for value in values]
+            listed.append(values)
+        connection = session.connection()
+        mark = "?" if connection.dialect.paramstyle == "qmark" else "%s"
+        names = ", ".join(f'"{word}"' for word in columns)
+        marks = ", ".join([mark] * len(columns))
+        rows = list(zip(*listed, strict=True))
+        if rows:
+            # past SQLAlchemy's own handling of each value, which takes longer than everything else together
+            connection.exec_driver_sql(f"INSERT INTO incoming_{name} ({names}) VALUES ({marks})", rows)
+
+    def place(self, session: Session, places: Mapping[int, int]) -> None:
+        """Says which attempts' rows are to be moved, and which attempt here each of them is."""
+        session.execute(self._places.delete())
+        if places:
+            session.execute(insert(self._places), [{"id": id_, "place": place} for id_, place in places.items()])
+
+    def move(self, session: Session, name: str) -> int:
+        """Moves the rows of those attempts into the database; returns how many."""
+        source, target = self._tables[name], T[name]
+        given = [column.name for column in source.columns]
+        moved = source.join(self._places, self._places.c.id == source.c.attempt_id)
+        rows = select(*(self._places.c.place if word == "attempt_id" else source.c[word] for word in given))
+        session.execute(insert(target).from_select(given, rows.select_from(moved)))
+        return int(session.scalar(select(func.count()).select_from(moved)) or 0)
