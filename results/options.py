@@ -10,7 +10,7 @@ import typer
 
 Db = Annotated[str | None, typer.Option("--db", metavar="URL|FILE", help="Database; else ATMA_DB, else atma.db here.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON with the names of the database's columns.")]
-Executor = Annotated[str, typer.Option("--executor", help="ray, or local: one attempt after another without Ray.")]
+Executor = Annotated[str, typer.Option("--executor", help="ray, or local: the same without Ray, on this machine.")]
 Address = Annotated[
     str | None, typer.Option("--address", metavar="HOST:PORT", help="The Ray cluster with that head; else none.")
 ]

@@ -22,6 +22,8 @@ from .room import Machine, Room, Seat
 
 DUMP_S = 1.0
 """What a hanging process gets to write down where its threads stand."""
+LOOK_S = 0.02
+"""Between two looks at children that run: a seat stands empty for no longer."""
 Finished = tuple[int, int]
 """(attempt id, exit code; negative for a signal, or one of failures' words for more than a code can say)."""
 
@@ -172,43 +174,52 @@ def device_for(seat: Seat | None) -> str | None:
 
 
 class LocalExecutor(OnThisMachine):
-    """The same attempts without Ray, one after another, so none shares its GPU."""
+    """The same attempts without Ray: children of this process, as many at once as the machine's cores, memory and GPUs,
+    or parts of them, allow."""
 
     name = "local"
 
     def __init__(self, machine: Machine) -> None:
         super().__init__()
         self._room = Room(machine)
-        self._running: tuple[int, subprocess.Popen[bytes]] | None = None
+        self._running: dict[int, tuple[subprocess.Popen[bytes], Seat]] = {}
 
     def fits(self, resources: Resources) -> bool:
-        """One at a time, whatever its size."""
-        return self._running is None
+        """Whether cores, memory and a GPU, or the part of one, are left."""
+        return self._room.seat(resources) is not None
 
     def start(self, launch: Launch) -> None:
         """Starts the attempt's process."""
-        env = environment(launch, device_for(self._room.seat(launch.resources)))
+        seat = self._room.seat(launch.resources)
+        assert seat is not None, "the supervisor asks fits() first"
+        env = environment(launch, device_for(seat))
         child = process.start(run_command(launch, os.getpid()), env, launch.runs / launch.folder, apart=True)
-        self._running = (launch.attempt, child)
+        self._room.take(seat)
+        self._running[launch.attempt] = child, seat
 
     def wait(self, seconds: float) -> list[Finished]:
-        """The attempt, once its process has ended."""
-        if self._running is None:
-            return []
-        attempt, child = self._running
-        try:
-            code = child.wait(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            return []
-        self._running = None
+        """Attempts whose process has ended."""
+        deadline = time.monotonic() + seconds
+        while self._running:
+            ended = [attempt for attempt, (child, _) in self._running.items() if child.poll() is not None]
+            if ended:
+                return [self._collect(attempt) for attempt in ended]
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            time.sleep(min(LOOK_S, left))
+        return []
+
+    def _collect(self, attempt: int) -> Finished:
+        child, seat = self._running.pop(attempt)
+        self._room.give(seat)
+        code = child.wait()
         process.end_group(child.pid)
-        return [(attempt, code)]
+        return attempt, code
 
     def close(self) -> None:
-        """Ends the process that still runs."""
-        if self._running is not None:
-            child = self._running[1]
+        """Ends the processes that still run."""
+        for child, _ in self._running.values():
             child.kill()
-            child.wait()
-            process.end_group(child.pid)
-            self._running = None
+        for attempt in list(self._running):
+            self._collect(attempt)

@@ -20,6 +20,7 @@ SOURCE = Path(__file__).parent.parent / "helpers" / "clock.c"
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 def test_the_clock_jumps_forth_and_back(small_bench: Bench, reference: Curves) -> None:
     bench = small_bench
+    bench.in_turn()
     library, offset = bench.folder / "clock.so", bench.folder / "offset"
     subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", str(library), str(SOURCE)], check=True)
     offset.write_bytes(struct.pack("q", 0))

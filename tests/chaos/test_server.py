@@ -29,6 +29,7 @@ def test_the_server_dies_and_so_do_a_trainer_and_the_launch(tmp_path: Path, refe
     with postgres.cluster() as server, contextlib.closing(ServerBench(tmp_path)) as bench:
         server.start()
         bench.grid(tokens=TOKENS, seeds=FEW // 2)
+        bench.in_turn()
         bench.put_on(server.url)
         launch = bench.start("launch", "micro.yaml", "--executor", "local")
         bench.wait(f"SELECT 1 FROM attempt WHERE state = 'running' AND step > {EVERY}")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO
 
 import psutil
+from atma_sweep.sweep.machine import memory_gb
 from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.exc import DBAPIError
 from typer.testing import CliRunner
@@ -59,6 +60,11 @@ class Bench:
         path = self.folder / f"{name}.yaml"
         path.write_text(text.replace("name: micro", f"name: {name}") + more)
         return path
+
+    def in_turn(self) -> None:
+        """Lets no two attempts run at once, whatever cores there are: each is given most of the memory."""
+        path = self.folder / "micro.yaml"
+        path.write_text(f"{path.read_text()}resources: {{memory_gb: {0.6 * memory_gb():.3f}}}\n")
 
     def edit(self, old: str, new: str) -> None:
         path = self.folder / "micro.yaml"

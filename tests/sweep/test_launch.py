@@ -23,6 +23,7 @@ from atma_sweep.results.store import open_store
 from atma_sweep.sweep import process
 from atma_sweep.sweep.grid import load_grid
 from atma_sweep.sweep.launch import claim
+from atma_sweep.sweep.machine import cores
 from bench import COMMAND, Bench, Curves
 from once import once
 
@@ -128,6 +129,23 @@ def test_lost_weights_are_said_and_retrained_only_on_request(launched: Bench) ->
     assert bench.sql("SELECT count(*) FROM attempt WHERE kind = 'train' AND state = 'done'") == [(3,)]
 
 
+def test_without_ray_two_attempts_train_at_the_same_time(bench: Bench) -> None:
+    if cores() < 2:
+        pytest.skip("needs two cores")
+    bench.grid(tokens=VERY_LONG)
+    process = bench.start("launch", "micro.yaml", "--executor", "local")
+    bench.wait("SELECT 1 WHERE (SELECT count(*) FROM attempt WHERE state = 'running' AND phase = 'training') = 2")
+    assert len(bench.processes()) == 2
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 15
+    while bench.processes() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert bench.processes() == [], "a kill of the launch leaves none"
+    bench.launch()
+    bench.once(2)
+
+
 def test_a_revision_is_added_when_the_grid_or_its_requests_change(launched: Bench) -> None:
     bench = launched
     assert bench.sql("SELECT number FROM revision") == [(1,)]
@@ -181,12 +199,12 @@ def test_interrupt_saves_marks_and_the_next_launch_continues(bench: Bench, long_
     assert process.returncode == 130, out
     assert time.monotonic() - began < 10
     assert "launch again to continue" in out
-    assert bench.sql("SELECT state, cause FROM attempt") == [("interrupted", "stopped on request")]
+    assert bench.sql("SELECT DISTINCT state, cause FROM attempt") == [("interrupted", "stopped on request")]
     assert bench.processes() == []
     assert bench.sql("SELECT owner FROM sweep") == [(None,)]
     bench.launch()
     bench.once(2)
-    assert len(bench.sql("SELECT 1 FROM event WHERE kind = 'resumed'")) == 1
+    assert bench.sql("SELECT DISTINCT cell_id FROM event WHERE kind = 'resumed'") != []
     assert bench.curves() == long_curves
 
 
@@ -270,7 +288,7 @@ def test_second_launch_of_a_running_sweep_names_the_first(bench: Bench) -> None:
     assert len(out.strip().splitlines()) == 1
     status = json.loads(bench.ask("status", "--json"))
     assert status[0]["owner"] is not None
-    assert sum(cell["standing"] == "running" for cell in status[0]["cells"]) == 1
+    assert sum(cell["standing"] == "running" for cell in status[0]["cells"]) >= 1
     first.send_signal(signal.SIGTERM)
     first.communicate(timeout=30)
 

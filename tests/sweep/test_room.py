@@ -10,12 +10,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 from atma_sweep.results.store import Store, open_store
 from atma_sweep.sweep import launch, machine, planner, process, room, supervisor
 from atma_sweep.sweep.cell import Cell, Resources
 from atma_sweep.sweep.errors import GridError, MachineError
-from atma_sweep.sweep.executors import Finished, Launch, OnThisMachine
+from atma_sweep.sweep.executors import Executor, Finished, Launch, LocalExecutor, OnThisMachine
 from atma_sweep.sweep.job import Job
 from atma_sweep.sweep.machine import Gpu, GpuLocks
 from atma_sweep.sweep.planner import Task
@@ -251,7 +252,7 @@ def test_who_stands_back(part: dict[str, str], whole: dict[str, str], back: bool
     assert not room.stands_back(wants(0), waiting)
 
 
-# --- on Ray ---------------------------------------------------------------------------------------------------------
+# --- real processes -------------------------------------------------------------------------------------------------
 
 FAKE_JOB = """
 import os, pathlib, time
@@ -262,45 +263,97 @@ while not (folder.parent / "go").exists():
 """
 
 
-def test_ray_runs_parts_side_by_side_on_the_gpu_they_were_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Real Ray and real processes; a stand-in for the job writes down which GPU it may see."""
+class Yard:
+    """A folder where a stand-in for the job writes down which GPU it may see, and ends when it is told."""
+
+    def __init__(self, folder: Path) -> None:
+        self.runs, self.source = folder / "runs", folder / "source"
+        module = self.source / "atma_sweep" / "sweep" / "job.py"
+        module.parent.mkdir(parents=True)
+        for package in module.parents[:2]:
+            (package / "__init__.py").touch()
+        module.write_text(FAKE_JOB)
+
+    def ready(self, number: int, resources: Resources) -> Launch:
+        (self.runs / str(number)).mkdir(parents=True)
+        return Launch(number, self.runs, str(number), resources, "sqlite:///x.db", self.source)
+
+    def seen(self, place: Executor, count: int) -> list[str]:
+        """What the first `count` attempts see, once all of them run."""
+        deadline = time.monotonic() + 240
+        while len(list(self.runs.glob("*/seen"))) < count and time.monotonic() < deadline:
+            assert place.wait(0.2) == []
+        return [(self.runs / str(number) / "seen").read_text() for number in range(count)]
+
+    def end(self, place: Executor, count: int) -> None:
+        """Lets all end, and hears of each."""
+        (self.runs / "go").touch()
+        deadline, ended = time.monotonic() + 240, list[Finished]()
+        while len(ended) < count and time.monotonic() < deadline:
+            ended += place.wait(1.0)
+        assert sorted(ended) == [(number, 0) for number in range(count)]
+
+
+def executor(name: str, here: Machine, monkeypatch: pytest.MonkeyPatch) -> Executor:
+    if name == "local":
+        return LocalExecutor(here)
     pytest.importorskip("ray")
     # set for good by whatever test of a cluster ran in this process; here Ray's daemons would ask for a token, and get none
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     from atma_sweep.sweep.scheduler.embedded import RayExecutor
 
-    module = tmp_path / "source" / "atma_sweep" / "sweep" / "job.py"
-    module.parent.mkdir(parents=True)
-    for package in module.parents[:2]:
-        (package / "__init__.py").touch()
-    module.write_text(FAKE_JOB)
+    return RayExecutor(here)
 
-    def ready(number: int, resources: Resources) -> Launch:
-        (tmp_path / "runs" / str(number)).mkdir(parents=True)
-        return Launch(number, tmp_path / "runs", str(number), resources, "sqlite:///x.db", tmp_path / "source")
 
-    place = RayExecutor(Machine(8, 32.0, (Gpu("GPU-aaaa", "GPU-aaaa", "x"), Gpu("GPU-bbbb", "GPU-bbbb", "x"))))
+@pytest.mark.parametrize("name", ["local", "ray"])
+def test_parts_run_side_by_side_on_the_gpu_they_were_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    yard = Yard(tmp_path)
+    place = executor(
+        name, Machine(8, 32.0, (Gpu("GPU-aaaa", "GPU-aaaa", "x"), Gpu("GPU-bbbb", "GPU-bbbb", "x"))), monkeypatch
+    )
     try:
         started = [wants(0.5), wants(0.5), wants(1), wants(0)]
         for number, resources in enumerate(started):
             assert place.fits(resources)
-            place.start(ready(number, resources))
+            place.start(yard.ready(number, resources))
         assert not place.fits(wants(0.25))
-        deadline = time.monotonic() + 240
-        while len(list((tmp_path / "runs").glob("*/seen"))) < 4 and time.monotonic() < deadline:
-            assert place.wait(0.2) == []
-        seen = [(tmp_path / "runs" / str(number) / "seen").read_text() for number in range(4)]
-        assert seen == ["GPU-aaaa", "GPU-aaaa", "GPU-bbbb", ""]
-        (tmp_path / "runs" / "go").touch()
-        ended: list[Finished] = []
-        while len(ended) < 4 and time.monotonic() < deadline:
-            ended += place.wait(1.0)
-        assert sorted(ended) == [(number, 0) for number in range(4)]
+        assert yard.seen(place, 4) == ["GPU-aaaa", "GPU-aaaa", "GPU-bbbb", ""]
+        yard.end(place, 4)
         assert place.fits(wants(1))
     finally:
         place.close()
+
+
+def test_without_ray_four_quarters_share_a_gpu_and_a_core_each(tmp_path: Path) -> None:
+    yard, place = Yard(tmp_path), LocalExecutor(Machine(4, 8.0, (Gpu("GPU-aaaa", "GPU-aaaa", "x"),)))
+    for number in range(4):
+        assert place.fits(wants(0.25))
+        place.start(yard.ready(number, wants(0.25)))
+    assert [place.fits(wants(share)) for share in (0.25, 0)] == [False, False], "neither GPU nor core is left"
+    assert yard.seen(place, 4) == ["GPU-aaaa"] * 4
+    yard.end(place, 4)
+    assert place.fits(wants(1, cpus=4))
+
+
+def test_without_ray_two_run_at_once_and_a_third_waits_for_a_core(tmp_path: Path) -> None:
+    yard, place = Yard(tmp_path), LocalExecutor(Machine(2, 8.0))
+    for number in range(2):
+        place.start(yard.ready(number, wants(0)))
+    assert not place.fits(wants(0))
+    assert yard.seen(place, 2) == ["", ""], "both run, and neither has ended"
+    children = [process for process in psutil.Process().children() if "atma_sweep.sweep.job" in process.cmdline()]
+    assert len(children) == 2
+    place.close()
+    assert not any(child.is_running() for child in children), "close leaves none"
+    assert place.fits(wants(0, cpus=2))
+
+
+def test_without_ray_memory_and_the_type_of_gpu_are_asked_too() -> None:
+    place = LocalExecutor(Machine(8, 4.0, (Gpu("0", "0", "NVIDIA L4"),)))
+    assert [place.fits(wants(1, gpu_type=kind)) for kind in ("L4", "H200")] == [True, False]
+    assert [place.fits(wants(0, memory_gb=size)) for size in (4, 5)] == [True, False]
 
 
 # --- several machines -----------------------------------------------------------------------------------------------

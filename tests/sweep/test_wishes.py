@@ -59,7 +59,7 @@ def test_cancel_saves_and_stops(bench: Bench) -> None:
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 143
     assert "cancelled; launch again to continue" in out
-    assert bench.sql("SELECT state FROM attempt") == [("interrupted",)]
+    assert bench.sql("SELECT DISTINCT state FROM attempt") == [("interrupted",)]
     assert bench.sql("SELECT request FROM sweep") == [(None,)]
     for wish in ("cancel", "pause", "resume", "retry"):
         assert f"nobody runs sweep micro, so there is nothing to {wish}" in bench.run(wish)
