@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import json
 import sys
 from collections.abc import Callable
@@ -183,10 +184,10 @@ def _show_plan(plan: Any, sweep: str, remarks: list[str], as_json: bool) -> None
             }
         )
         return
-    for cell in plan.cells:
-        typer.echo(f"{cell.id}  {plan.standings[cell.id]:<12} {cell.slug}")
-    for line in describe_plan(plan, sweep, remarks):
-        typer.echo(line)
+    lines = (f"{cell.id}  {plan.standings[cell.id]:<12} {cell.slug}" for cell in plan.cells)
+    while part := list(itertools.islice(lines, 1000)):  # the terminal is told once, not a hundred thousand times
+        typer.echo("\n".join(part))
+    typer.echo("\n".join(describe_plan(plan, sweep, remarks)))
 
 
 def _show_outcome(outcome: Any, sweep: str, console: Any, as_json: bool) -> None:

@@ -7,8 +7,12 @@ __all__ = ["Mixer", "MixerConfig", "register_mixer"]
 
 def __getattr__(name: str) -> object:
     # Lazy, so that reading a grid does not import torch.
-    if name in ("Mixer", "MixerConfig"):
-        from .mixers import base
+    if name == "MixerConfig":
+        from .outline import MixerConfig
 
-        return getattr(base, name)
+        return MixerConfig
+    if name == "Mixer":
+        from .mixers.base import Mixer
+
+        return Mixer
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

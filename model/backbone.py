@@ -21,8 +21,9 @@ from .attention import Attention
 from .chance import generator, seed_of
 from .config import ModelConfig
 from .layers import MLP, CausalConv, GatedConv, Linear, RMSNorm
+from .outline import NO_MEMORY, group_of
 from .pieces import in_pieces
-from .resolve import NO_MEMORY, NO_REGULARIZER, check_model_config, check_regularizer, memory_settings, mixer_settings
+from .resolve import NO_REGULARIZER, check_model_config, check_regularizer, memory_settings, mixer_settings
 
 
 class CompileError(RuntimeError):
@@ -357,13 +358,10 @@ def _fill(module: nn.Module, parameter: nn.Parameter, draw: torch.Generator) -> 
 
 
 def _group(name: str, parameter: nn.Parameter) -> str:
-    if parameter.ndim < 2:
-        return "scalar"
-    part = name.split(".", 1)[0]
-    groups = {"blocks": "muon", "embedding": "embedding", "head": "head"}
-    if part not in groups:
+    group = group_of(name, parameter.ndim)
+    if group is None:
         raise RuntimeError(f"parameter {name} with shape {tuple(parameter.shape)} belongs to no optimizer group")
-    return groups[part]
+    return group
 
 
 def _mean(values: list[Tensor]) -> Tensor | None:

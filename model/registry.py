@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .memory.base import Memory
     from .mixers.base import Mixer
+    from .outline import MemoryOutline, MixerOutline
 
 MIXERS: dict[str, str | type[Mixer]] = {
     "polar": "mixers.polar:Polar",
@@ -16,6 +17,13 @@ MIXERS: dict[str, str | type[Mixer]] = {
     "rope": "mixers.softmax:RoPE",
 }
 MEMORIES: dict[str, str | type[Memory]] = {"gated_delta": "memory.gated_delta:GatedDelta"}
+OUTLINES: dict[str, str] = {
+    "mixers.polar:Polar": "mixers.polar_outline:PolarOutline",
+    "mixers.softmax:NoPE": "mixers.softmax_outline:NoPEOutline",
+    "mixers.softmax:RoPE": "mixers.softmax_outline:RoPEOutline",
+    "memory.gated_delta:GatedDelta": "memory.gated_delta_outline:GatedDeltaOutline",
+}
+"""What is known of a part without torch. One that is not listed is its own outline, for which torch is imported."""
 REGULARIZERS: dict[str, str] = {
     "weak": "regularizers:weak",
     "strong": "regularizers:strong",
@@ -25,11 +33,19 @@ REGULARIZERS: dict[str, str] = {
 
 
 def _load(table: dict[str, Any], name: str) -> Any:
-    target = table[name]
+    return _import(table[name])
+
+
+def _import(target: Any) -> Any:
     if isinstance(target, str):
         module, attribute = target.split(":")
         target = getattr(importlib.import_module(f".{module}", __package__), attribute)
     return target
+
+
+def _outline(table: dict[str, Any], name: str) -> Any:
+    target = table[name]
+    return _import(OUTLINES.get(target, target) if isinstance(target, str) else target)
 
 
 def mixer(name: str) -> type[Mixer]:
@@ -41,6 +57,18 @@ def mixer(name: str) -> type[Mixer]:
 def memory(name: str) -> type[Memory]:
     """The memory class of that name; KeyError when there is none."""
     cls: type[Memory] = _load(MEMORIES, name)
+    return cls
+
+
+def mixer_outline(name: str) -> type[MixerOutline]:
+    """What is known of the mixer of that name before it is built; KeyError when there is none."""
+    cls: type[MixerOutline] = _outline(MIXERS, name)
+    return cls
+
+
+def memory_outline(name: str) -> type[MemoryOutline]:
+    """What is known of the memory of that name before it is built; KeyError when there is none."""
+    cls: type[MemoryOutline] = _outline(MEMORIES, name)
     return cls
 
 

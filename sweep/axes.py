@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -65,6 +66,11 @@ def level_word(level: Any) -> str:
     text = str(level)
     switches = {"on": "on", "true": "on", "yes": "on", "off": "off", "false": "off", "no": "off"}
     return switches.get(text.lower(), text)
+
+
+def level_text(axis: str, level: Any) -> str:
+    """A level as text: the level's word on one of the five axes, canonical JSON on a config path."""
+    return level_word(level) if axis in AXES or isinstance(level, str) else json.dumps(level)
 
 
 def levels_of(config: CellConfig) -> dict[str, str]:

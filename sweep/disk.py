@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..model import outline
+from ..model.config import ModelConfig
 from .cell import Cell
-from .training import storage
+from .training import names, storage
 
 KEPT_PARTS = {"nothing": "nothing", "weights": "weights", "everything": "weights and checkpoints"}
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -71,25 +73,43 @@ def size(count: int) -> str:
     return f"{value:.1f} {UNITS[unit]}" if value < 9.95 and unit else f"{value:.0f} {UNITS[unit]}"
 
 
+def sizes(config: ModelConfig, *, cuda: bool) -> tuple[int, int]:
+    """Bytes of a model's weights and of its optimizers' state, as attempts on CUDA or on the CPU save them.
+
+    From the shapes that its parts say they have; else the network is built, without its numbers where that can be. Names
+    and headers, some 400 bytes a tensor, are left out.
+    """
+    parameters = outline.parameters(config)
+    if parameters is None:
+        from .training import checkpoint
+
+        return checkpoint.sizes(config, cuda=cuda)
+    weights = buffers = 0
+    for _, group, count in parameters:
+        size = count * (2 if cuda and group == "embedding" else 4)
+        weights += size
+        # Muon keeps one buffer for each of its parameters, AdamW two.
+        buffers += size * (1 if group == "muon" else 2)
+    return weights, buffers
+
+
 def needed(cells: Sequence[Cell], runs: Path) -> Disk:
-    """What training these cells needs; those whose models are equal are counted once.
+    """What training these cells needs; those that share a model section are counted once.
 
     Raises AddressError and StorageError for a checkpoint.path that cannot be used.
     """
-    from .training import checkpoint
-
-    counted: dict[tuple[str, bool], tuple[int, int]] = {}
+    counted: dict[tuple[int, bool], tuple[int, int]] = {}
     each, running = [], 0
     for cell in cells:
         config = cell.config
-        key = config.model.model_dump_json(), config.resources.gpus > 0
+        key = id(config.model), config.resources.gpus > 0  # which the cells keep alive
         if key not in counted:
-            counted[key] = checkpoint.sizes(config.model, cuda=key[1])
+            counted[key] = sizes(config.model, cuda=key[1])
         weights, optimizers = counted[key]
         whole = weights + optimizers
-        stays = {"nothing": 0, "weights": weights, "everything": weights + checkpoint.KEPT * whole}
+        stays = {"nothing": 0, "weights": weights, "everything": weights + names.KEPT * whole}
         each.append(stays[config.checkpoint.keep])
-        running = max(running, (checkpoint.KEPT + 1) * whole)
+        running = max(running, (names.KEPT + 1) * whole)
     place = storage.resolve(runs, storage.home(cells[0].config.checkpoint.path, "") if cells else "").rstrip("/")
     return Disk(
         cells=len(cells),

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..results.names import short, why_not
-from . import axes, paths, resolve
-from .cell import Cell, DataConfig, Plugin
+from . import axes, paths
+from .axes import level_text
+from .cell import Cell, Plugin
 from .errors import GridError
+from .expansion import Combination, Expansion, Fingerprint
 from .paths import Layer, Setting
 from .plugins import PluginLeft, load_plugin
 from .yamlfile import Document, TooManyValues, load, value_of
@@ -21,9 +22,6 @@ from .yamlfile import Document, TooManyValues, load, value_of
 GRIDS = Path(__file__).resolve().parent.parent / "grids"
 GRID_KEYS = ("name", "description", "extends", "axes", "exclude", "include", "seeds", "set", "resources", "plugins")
 BASE_KEYS = ("description", "extends", "set", "resources")
-Fingerprint = Callable[[DataConfig], str]
-Combination = dict[str, Any]
-"""Axis -> level, as written in the file."""
 MOST_CELLS = 20_000
 """Of a grid, unless `--cells` allows more: planning takes about a quarter of a millisecond a cell."""
 MOST_SEED = 2**63 - 1
@@ -52,12 +50,18 @@ class Grid:
 
         `fingerprint` gives the hash of a prepared corpus. Raises GridError.
         """
+        expansion = Expansion(
+            self.layers,
+            self.command_line,
+            document=self.document,
+            seeds=self.seeds,
+            plugins=self.plugins,
+            fingerprint=fingerprint,
+        )
         cells: list[Cell] = []
         seen: dict[str, Cell] = {}
-        prints: dict[DataConfig, str] = {}
-        levels: dict[tuple[int | None, str, str], Layer] = {}
         for combination, line in self._combinations():
-            for cell in self._replicates(combination, line, fingerprint, prints, levels):
+            for cell in expansion.cells(combination, line):
                 twin = seen.setdefault(cell.id, cell)
                 if twin is not cell:
                     raise self._same(twin, cell, line)
@@ -79,11 +83,14 @@ class Grid:
 
     def _combinations(self) -> Iterator[tuple[Combination, int | None]]:
         if self.axes or not self.include:
-            for levels in itertools.product(*self.axes.values()):
-                combination = dict(zip(self.axes, levels, strict=True))
-                words = {name: level_text(name, level) for name, level in combination.items()}
-                if not any(all(words[name] in dropped for name, dropped in rule.items()) for rule in self.exclude):
-                    yield combination, None
+            dropped = [{name: set(words) for name, words in rule.items()} for rule in self.exclude]
+            texts = {name: [level_text(name, level) for level in levels] for name, levels in self.axes.items()}
+            for levels, words in zip(
+                itertools.product(*self.axes.values()), itertools.product(*texts.values()), strict=True
+            ):
+                word = dict(zip(self.axes, words, strict=True)) if dropped else {}
+                if not any(all(word[name] in some for name, some in rule.items()) for rule in dropped):
+                    yield dict(zip(self.axes, levels, strict=True)), None
         for rule, line in self.include:
             for levels in itertools.product(*rule.values()):
                 yield dict(zip(rule, levels, strict=True)), line
@@ -106,44 +113,6 @@ class Grid:
             largest,
             f"the grid has {cells:,} cells{dropped}; more than {most:,} are taken for a mistake, --cells {cells} allows them",
         )
-
-    def _replicates(
-        self,
-        combination: Combination,
-        line: int | None,
-        fingerprint: Fingerprint,
-        prints: dict[DataConfig, str],
-        levels: dict[tuple[int | None, str, str], Layer],
-    ) -> list[Cell]:
-        """The cells of one combination, one a seed. `prints` and `levels` remember what was worked out before."""
-        words = {name: level_text(name, level) for name, level in combination.items()}
-        level_layer: Layer = {}
-        for name, level in combination.items():
-            where = line or self.document.line("axes", name)
-            key = f"{'include' if line else 'axes'}.{name}"
-            setting = Setting(level, self.document.path, where, key)
-            # by how the level is written: "5" and 5 read alike and are not
-            place = (line, name, repr(level))
-            if place not in levels:
-                own: Layer = {}
-                paths.add(own, name, setting)
-                levels[place] = own
-            if not level_layer.keys().isdisjoint(levels[place]):
-                paths.add(level_layer, name, setting)  # raises, naming both sources
-            level_layer |= levels[place]
-        merged = paths.merge([*self.layers, level_layer, self.command_line])
-        config = resolve.cell_config(merged, seed=self.seeds[0], plugins=self.plugins)
-        if config.data not in prints:
-            try:
-                prints[config.data] = fingerprint(config.data)
-            except resolve.CorpusUnknown as error:
-                raise resolve.unknown_corpus(merged, error) from error
-        return resolve.make_cells(resolve.with_fingerprint(config, prints[config.data]), words, self.seeds)
-
-
-def level_text(axis: str, level: Any) -> str:
-    """A level as text: the level's word on one of the five axes, canonical JSON on a config path."""
-    return axes.level_word(level) if axis in axes.AXES or isinstance(level, str) else json.dumps(level)
 
 
 def describe(words: Mapping[str, str], seed: int) -> str:

@@ -57,14 +57,20 @@ def costs(tasks: Sequence[Task], cells: Sequence[Cell], states: Mapping[str, Cel
     measured = [(cell, speed) for cell in cells if (speed := _speed(states.get(cell.id)))]
     speeds = {_alike(cell): speed for cell, speed in measured}
     rate = median([speed * _per_token(cell) for cell, speed in measured]) if measured else 1.0
+    counted: dict[tuple[int, int], float] = {}
     found = {}
     for task in tasks:
+        config = task.cell.config
+        # most cells of a grid share their model section, which the cells keep alive
+        key = id(config.model), config.train.seq_len
+        if key not in counted:
+            counted[key] = _per_token(task.cell)
         if task.kind == "evaluate":
-            found[task.cell.id] = _probing(task) * _per_token(task.cell) / 3 / rate
+            found[task.cell.id] = _probing(task) * counted[key] / 3 / rate
             continue
-        tokens = task.cell.config.train.tokens * _rest(states.get(task.cell.id))
-        speed = speeds.get(_alike(task.cell))
-        found[task.cell.id] = tokens / speed if speed else tokens * _per_token(task.cell) / rate
+        tokens = config.train.tokens * _rest(states.get(task.cell.id))
+        speed = speeds.get(_alike(task.cell)) if speeds else None
+        found[task.cell.id] = tokens / speed if speed else tokens * counted[key] / rate
     return found
 
 

@@ -59,7 +59,7 @@ def _choices(path: str) -> tuple[list[str], bool]:
             rest = parts[index + 1 :]
             if not rest:
                 return sorted(table), True
-            find = registry.mixer if part == "mixers" else registry.memory
+            find = registry.mixer_outline if part == "mixers" else registry.memory_outline
             return (
                 (sorted(find(rest[0]).Config.model_fields), True)
                 if len(rest) == 1 and rest[0] in table

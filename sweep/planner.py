@@ -9,14 +9,15 @@ from typing import Any
 
 from ..results.records import CellRecord, CellState
 from ..results.standing import Request, Standing, missing, standing
+from .axes import level_text
 from .cell import Cell, CellConfig
 from .disk import Disk
 from .errors import GridError
-from .grid import Grid, level_text
+from .grid import Grid
 from .probes import requested
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Task:
     """One attempt that ought to be made."""
 
@@ -132,8 +133,12 @@ def plan(cells: Sequence[Cell], states: Mapping[str, CellState], *, retrain: boo
     """
     tasks: list[Task] = []
     standings: dict[str, Standing] = {}
+    asked: dict[int, list[Request]] = {}
     for cell in cells:
-        wanted = requested(cell.config.eval)
+        # most cells of a grid share their eval section, which the cells keep alive
+        if id(cell.config.eval) not in asked:
+            asked[id(cell.config.eval)] = requested(cell.config.eval)
+        wanted = asked[id(cell.config.eval)]
         state = states.get(cell.id)
         word: Standing = standing(state, wanted) if state else "new"
         standings[cell.id] = word

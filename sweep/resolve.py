@@ -1,25 +1,41 @@
-"""Merged settings -> one checked, frozen cell. Knows which line to blame when something does not fit."""
+"""Merged settings -> checked, frozen sections of a config. Knows which line to blame when something does not fit."""
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from ..model import registry
-from ..model.config import ModelConfigError
+from ..model.config import ModelConfig, ModelConfigError
+from ..model.resolve import check_model_config
 from . import probes
-from .cell import Cell, CellConfig, Plugin, id_of, identity, slug
+from .cell import (
+    CheckpointConfig,
+    DataConfig,
+    EvalConfig,
+    Plugin,
+    Resources,
+    TrainConfig,
+)
 from .errors import GridError
 from .paths import Layer, nested
 from .plugins import source_of
 from .training import tokenizer
 from .training.corpora import CorpusUnknown
+
+_CLASSES: dict[str, type[BaseModel]] = {
+    "model": ModelConfig,
+    "data": DataConfig,
+    "train": TrainConfig,
+    "eval": EvalConfig,
+    "resources": Resources,
+    "checkpoint": CheckpointConfig,
+}
 
 
 class Problem(NamedTuple):
@@ -33,67 +49,47 @@ class Problem(NamedTuple):
     """The word that is wrong, if it may be a misspelling of an allowed one."""
 
 
-def cell_config(merged: Layer, *, seed: int, plugins: tuple[Plugin, ...] = ()) -> CellConfig:
-    """Validates merged settings and completes the mixer's and memory's own; the corpus fingerprint is still open.
+class Invalid(Exception):
+    """A config that cannot be; `blame` says where it was written."""
 
-    Raises GridError with the file and line that set the offending value.
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        super().__init__(problem.message)
+
+
+def section(name: str, layer: Layer, plugins: tuple[Plugin, ...] = ()) -> Any:
+    """One section of a config from the settings that reach it, complete and checked. Raises Invalid.
+
+    A mixer's and a memory's own settings are filled in; the corpus's fingerprint is still open.
     """
-    tree = nested({path: setting.value for path, setting in merged.items()})
+    tree = nested({path: setting.value for path, setting in layer.items()}).get(name, {})
     try:
-        config = CellConfig.model_validate({**tree, "seed": seed, "plugins": plugins})
+        config = _CLASSES[name].model_validate(tree)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        path = ".".join(str(part) for part in first["loc"])
-        raise _blame(merged, _problem(path, first)) from error
-    for problem in _names(config):
-        raise _blame(merged, problem)
-    try:
-        model = _checked_model(config.model.model_dump_json())
-    except ModelConfigError as error:
-        raise _blame(merged, _model_problem(merged, error)) from error
-    model = model.model_copy(update={"mixer_source": source_of(model.attn_type, plugins)})
-    config = config.model_copy(update={"model": model})
-    for problem in (*_infinite(config), *_agreement(config)):
-        raise _blame(merged, problem)
+        raise Invalid(_problem(".".join([name, *map(str, first["loc"])]), first)) from error
+    for problem in _names(name, config):
+        raise Invalid(problem)
+    if isinstance(config, ModelConfig):
+        try:
+            config = check_model_config(config)
+        except ModelConfigError as error:
+            raise Invalid(_model_problem(layer, error)) from error
+        config = config.model_copy(update={"mixer_source": source_of(config.attn_type, plugins)})
+    for problem in _infinite(name, config):
+        raise Invalid(problem)
     return config
 
 
-@functools.lru_cache(maxsize=4096)
-def _checked_model(dump: str) -> Any:
-    from ..model.config import ModelConfig
-    from ..model.resolve import check_model_config
-
-    return check_model_config(ModelConfig.model_validate_json(dump))
-
-
-def unknown_corpus(merged: Layer, error: CorpusUnknown) -> GridError:
-    """The error at the line that names a corpus which is neither built in nor prepared."""
-    message = (
-        f"no corpus {error.name!r} is built in or prepared; atma-sweep data prepare PATH --name {error.name} would"
-    )
-    return _blame(merged, Problem(("data.corpus",), message, error.allowed, error.name))
-
-
-def with_fingerprint(config: CellConfig, fingerprint: str) -> CellConfig:
-    """The config with its corpus pinned."""
-    return config.model_copy(update={"data": config.data.model_copy(update={"fingerprint": fingerprint})})
-
-
-def make_cells(config: CellConfig, words: Mapping[str, str], seeds: Sequence[int]) -> list[Cell]:
-    """A complete config with each seed, its id and its slug; `words` are the levels of the grid's axes."""
-    from .axes import AXES
-
-    extra = {name: word for name, word in words.items() if name not in AXES}
-    base, stem = identity(config), slug(config, extra).removesuffix(f"s{config.seed}")
-    return [
-        Cell(
-            id=id_of({**base, "seed": seed}),
-            slug=f"{stem}s{seed}",
-            config=config if seed == config.seed else config.model_copy(update={"seed": seed}),
-            axes=dict(words),
+def pinned(data: DataConfig, fingerprint: Callable[[DataConfig], str]) -> str:
+    """The fingerprint of the section's corpus; raises Invalid for a name that nothing has."""
+    try:
+        return fingerprint(data)
+    except CorpusUnknown as error:
+        message = (
+            f"no corpus {error.name!r} is built in or prepared; atma-sweep data prepare PATH --name {error.name} would"
         )
-        for seed in seeds
-    ]
+        raise Invalid(Problem(("data.corpus",), message, error.allowed, error.name)) from error
 
 
 def _problem(path: str, error: Mapping[str, Any]) -> Problem:
@@ -119,40 +115,44 @@ def _must_be(message: str) -> str:
     return re.sub("^Input should be ", "must be ", message)
 
 
-def _names(config: CellConfig) -> Iterator[Problem]:
-    checks: list[tuple[str, str, Iterable[str]]] = [
-        ("model.attn_type", config.model.attn_type, registry.MIXERS),
-        ("model.memory", config.model.memory, ["none", *registry.MEMORIES]),
-        ("train.regularizer", config.train.regularizer, ["baseline", *registry.REGULARIZERS]),
-        ("data.tokenizer", config.data.tokenizer, tokenizer.TOKENIZERS),
-        *(("eval.probes", name, probes.PROBES) for name in config.eval.probes),
-    ]
-    for path, name, allowed in checks:
-        if name not in allowed:
-            yield Problem((path,), f"no such name {name!r}", list(allowed), name)
+def _names(section: str, config: Any) -> Iterator[Problem]:
+    tables: dict[str, Iterable[str]] = {
+        "model.attn_type": registry.MIXERS,
+        "model.memory": ["none", *registry.MEMORIES],
+        "train.regularizer": ["baseline", *registry.REGULARIZERS],
+        "data.tokenizer": tokenizer.TOKENIZERS,
+        "eval.probes": probes.PROBES,
+    }
+    for path, allowed in tables.items():
+        of, _, field = path.partition(".")
+        if of != section:
+            continue
+        said = getattr(config, field)
+        for name in (said,) if isinstance(said, str) else said:
+            if name not in allowed:
+                yield Problem((path,), f"no such name {name!r}", list(allowed), name)
 
 
-def _infinite(config: CellConfig) -> list[Problem]:
+def _infinite(section: str, config: BaseModel) -> list[Problem]:
     dump = config.model_dump(mode="python")
     try:
         json.dumps(dump, allow_nan=False, default=str)
     except ValueError:  # it says not where
-        return list(_finite(dump))
+        return list(_finite(dump, section))
     return []
 
 
-def _finite(values: Any, path: str = "") -> Iterator[Problem]:
+def _finite(values: Any, path: str) -> Iterator[Problem]:
     """Infinity and NaN have no place in JSON, so none in an id."""
     if isinstance(values, Mapping):
         for name, value in values.items():
-            yield from _finite(value, f"{path}.{name}" if path else name)
+            yield from _finite(value, f"{path}.{name}")
     elif isinstance(values, float) and not math.isfinite(values):
         yield Problem((path,), f"must be a finite number, got {values}")
 
 
-def _agreement(config: CellConfig) -> Iterator[Problem]:
-    """What no single field can know."""
-    data = config.data
+def agreement(model: ModelConfig, data: DataConfig, train: TrainConfig) -> Iterator[Problem]:
+    """What no single section can know."""
     need = tokenizer.TOKENIZERS[data.tokenizer].vocabulary
     if need is None:
         try:
@@ -160,19 +160,19 @@ def _agreement(config: CellConfig) -> Iterator[Problem]:
         except tokenizer.TokenizerError as error:
             yield Problem(("data.tokenizer_file", "data.tokenizer"), str(error))
             return
-    if config.model.vocab_size < need:
+    if model.vocab_size < need:
         yield Problem(
             ("model.vocab_size", "data.tokenizer"),
-            f"model.vocab_size is {config.model.vocab_size}, but tokenizer {config.data.tokenizer} has {need} tokens",
+            f"model.vocab_size is {model.vocab_size}, but tokenizer {data.tokenizer} has {need} tokens",
         )
-    if config.train.distractor and not registry.mixer(config.model.attn_type).has_distractor:
+    if train.distractor and not registry.mixer_outline(model.attn_type).has_distractor:
         yield Problem(
             ("train.distractor", "model.attn_type"),
-            f"mixer {config.model.attn_type} has no distractor loss; exclude that combination, or give the mixer one",
+            f"mixer {model.attn_type} has no distractor loss; exclude that combination, or give the mixer one",
         )
 
 
-def _blame(merged: Layer, problem: Problem) -> GridError:
+def blame(merged: Layer, problem: Problem) -> GridError:
     """The error at the setting that caused it.
 
     That is a setting of one of the problem's paths, else one in the same section that the message names, else any in

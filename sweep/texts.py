@@ -12,7 +12,6 @@ from .errors import MachineError
 from .grid import Grid
 from .training import corpora
 from .training.corpora import Corpus, CorpusError
-from .training.data import DataError, training_batches
 from .training.prepare import Tell, fingerprint, prepare
 from .training.sources import HUB
 
@@ -80,6 +79,8 @@ def check(cells: Sequence[Cell], root: Path) -> None:
 
 def problems(config: CellConfig, corpus: Corpus) -> list[str]:
     """What a cell asks of its corpus and does not get, one sentence each with the setting that would ask for less."""
+    from .training.data import DataError, training_batches  # which needs torch, and a plan does not
+
     found = []
     train, asked = config.train, config.eval
     try:

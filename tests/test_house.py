@@ -148,10 +148,9 @@ def test_training_on_the_cpu_does_not_load_the_compiler(tmp_path: Path) -> None:
     assert done.stdout.split() == ["False", "True"], done.stderr
 
 
-def test_planning_a_launch_does_not_load_the_compiler(tmp_path: Path) -> None:
-    code = (
-        "from atma_sweep import cli; cli.app(['launch', 'quick', '--dry-run'], standalone_mode=False); "
-        "import sys; print('torch' in sys.modules, 'torch._dynamo' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.stdout.splitlines()[-1] == "True False", done.stderr
+def test_a_dry_run_does_not_load_torch(tmp_path: Path) -> None:
+    """It takes two seconds and 200 MB; sizes and FLOPs of the package's own parts are known without it."""
+    call = "from atma_sweep import cli; cli.app(['launch', 'full', '--dry-run'], standalone_mode=False)"
+    loaded = modules_after(call, cwd=tmp_path)
+    assert "sqlalchemy" in loaded
+    assert loaded & {"torch", "ray", "pandas", "triton"} == set()

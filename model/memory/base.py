@@ -5,30 +5,20 @@ B batch, T length, H query heads, J KV heads, X head size, D model width.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor, nn
 
-from ..config import Config, ModelConfig
+from ..config import ModelConfig
+from ..outline import MemoryConfig as MemoryConfig
+from ..outline import MemoryOutline
 
 
-class MemoryConfig(Config):
-    """Settings of a memory; add fields with `knob`."""
-
-
-class Memory(nn.Module):
+class Memory(MemoryOutline, nn.Module):
     """A causal branch over the mixer's q, k and v whose output is added after the output projection."""
-
-    Config: ClassVar[type[MemoryConfig]] = MemoryConfig
 
     def __init__(self, model: ModelConfig, config: MemoryConfig) -> None:
         super().__init__()
         self.config = config
-
-    @classmethod
-    def check(cls, model: ModelConfig, config: MemoryConfig) -> None:
-        """Raises ValueError when the memory cannot work in that network. The default accepts every network."""
 
     def forward(self, x_BTD: Tensor, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor) -> Tensor:
         """[B, T, D] to add. x is the block's normed input; q, k, v are the mixer's, before any rotation."""

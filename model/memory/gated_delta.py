@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from ...kernels.gated_delta import choose_backend, gated_delta
 from ...kernels.norms import rms_norm, statistics_dtype
-from ..config import Int, ModelConfig, knob
+from ..config import ModelConfig
 from ..layers import Linear
 from ..pieces import spans
-from .base import Memory, MemoryConfig
+from .base import Memory
+from .gated_delta_outline import GatedDeltaConfig, GatedDeltaOutline
 
 GAMMA_OFFSET = 3.9
 """Added to the retention logit, so that gamma starts near sigmoid(3.9) = 0.98. Not a parameter."""
 
 
-class GatedDeltaConfig(MemoryConfig):
-    """Settings of the gated delta memory."""
-
-    chunk: Int = knob(64, "Tokens solved together; changes rounding and speed only.", identity=64, ge=1)
-
-
-class GatedDelta(Memory):
+class GatedDelta(GatedDeltaOutline, Memory):
     """out = proj(rmsnorm(readout) sigmoid(gate(x))); gamma and beta are read from x, one of each per head."""
 
-    Config: ClassVar[type[MemoryConfig]] = GatedDeltaConfig
     config: GatedDeltaConfig
 
     def __init__(self, model: ModelConfig, config: GatedDeltaConfig) -> None:

@@ -12,37 +12,23 @@ width, R distractors.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor, nn
 
-from ..config import Config, Flag, ModelConfig, knob
+from ..config import ModelConfig
+from ..outline import MixerConfig as MixerConfig
+from ..outline import MixerOutline
 
 
-class MixerConfig(Config):
-    """Settings that every mixer has; add fields with `knob`."""
-
-    canon: Flag = knob(True, "Convolve q, k and v (Canon) before mixing.", identity=True)
-
-
-class Mixer(nn.Module):
+class Mixer(MixerOutline, nn.Module):
     """What a global layer does between tokens. q, k, v come normed (q, k) and, with `canon`, convolved.
 
     Give own parameters their values in `__init__`: torch's random functions are seeded there from the cell's seed.
     """
 
-    Config: ClassVar[type[MixerConfig]] = MixerConfig
-    has_distractor: ClassVar[bool] = False
-    """Whether `distractor_loss` is defined."""
-
     def __init__(self, model: ModelConfig, config: MixerConfig) -> None:
         super().__init__()
         self.config = config
-
-    @classmethod
-    def check(cls, model: ModelConfig, config: MixerConfig) -> None:
-        """Raises ValueError when the mixer cannot work in that network. The default accepts every network."""
 
     @property
     def norm_distractor_keys(self) -> bool:

@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor, nn
 
 from ...kernels.polar import choose_backend, polar_attention, polar_distractor_loss
 from ...kernels.shapes import QUERY_BLOCK, query_block
-from ..config import Float, ModelConfig, knob
+from ..config import ModelConfig
 from ..layers import Linear
-from .base import Mixer, MixerConfig
+from .base import Mixer
+from .polar_outline import PolarConfig, PolarOutline
 
 
-class PolarConfig(MixerConfig):
-    """Initial values are raw: softplus turns -1, 0.5 and -1.5 into 0.313, 0.974 and 0.201."""
-
-    null_base_init: Float = knob(2.0, "Initial null score.", identity=2.0)
-    null_slope_init: Float = knob(0.5, "Initial raw growth of the null score with sqrt(ln(n + 1)).", identity=0.5)
-    len_gain_init: Float = knob(-1.0, "Initial raw growth of the temperature with ln n.", identity=-1.0)
-    mag_beta_init: Float = knob(-1.5, "Initial raw slope of the magnitude over ln(1 + m).", identity=-1.5)
-    n_eff_floor: Float = knob(
-        1e-30, "Lower bound of the sum of squared weights in n_eff; the published runs had 1e-6.", identity=1e-30, gt=0
-    )
-
-
-class Polar(Mixer):
+class Polar(PolarOutline, Mixer):
     """Direction and magnitude separately; a null key takes the attention that no real key deserves."""
-
-    Config: ClassVar[type[MixerConfig]] = PolarConfig
-    has_distractor: ClassVar[bool] = True
 
     def __init__(self, model: ModelConfig, config: PolarConfig) -> None:
         super().__init__(model, config)

@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
-
 import torch
 from torch import Tensor
 
 from ...kernels.norms import statistics_dtype
-from ...kernels.rotary import apply_rotary, check_rotary, rotary_tables
+from ...kernels.rotary import apply_rotary, rotary_tables
 from ...kernels.shapes import query_block
 from ...kernels.softmax_attention import choose_backend, softmax_attention, softmax_distractor_loss
-from ..config import Flag, Float, ModelConfig, knob
-from .base import Mixer, MixerConfig
+from ..config import ModelConfig
+from .base import Mixer
+from .softmax_outline import NoPEOutline, RoPEConfig, RoPEOutline, SoftmaxConfig
 
 
-class SoftmaxConfig(MixerConfig):
-    """Settings of every softmax core."""
-
-    scale: Float | None = knob(None, "Factor of the scores; none is 1 / sqrt(head_dim).", identity=None)
-    distractor_norm: Flag = knob(True, "RMS-norm distractor keys like real ones.", identity=True)
-    distractor_window: Flag = knob(True, "Keep the window in the distractor loss.", identity=True)
-
-
-class NoPE(Mixer):
+class NoPE(NoPEOutline, Mixer):
     """Causal softmax attention that knows no positions but Canon's."""
 
-    Config: ClassVar[type[MixerConfig]] = SoftmaxConfig
-    has_distractor: ClassVar[bool] = True
     config: SoftmaxConfig
 
     def __init__(self, model: ModelConfig, config: SoftmaxConfig) -> None:
@@ -65,25 +54,10 @@ class NoPE(Mixer):
         return {"softmax": str(full), "softmax_window": str(windowed)}
 
 
-class RoPEConfig(SoftmaxConfig):
-    """The published core: rotary half-truncated, base 1024, scale 0.12, canon off."""
-
-    rotary: Literal["full", "half-truncated"] = knob(
-        "full", "Rotate all pairs, or a quarter of the head size with the rest left still.", identity="full"
-    )
-    base: Float = knob(10000.0, "Base of the rotary frequencies.", identity=10000.0, gt=1)
-
-
-class RoPE(NoPE):
+class RoPE(RoPEOutline, NoPE):
     """The same with rotary positions."""
 
-    Config: ClassVar[type[MixerConfig]] = RoPEConfig
     config: RoPEConfig
-
-    @classmethod
-    def check(cls, model: ModelConfig, config: MixerConfig) -> None:
-        assert isinstance(config, RoPEConfig)
-        check_rotary(config.rotary, model.head_dim)
 
     def rotate(self, q_BTHX: Tensor, k_BTJX: Tensor) -> tuple[Tensor, Tensor]:
         _, length, _, size = q_BTHX.shape

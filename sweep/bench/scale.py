@@ -28,6 +28,7 @@ from ..grid import Grid, load_grid
 from ..planner import Task
 from ..probes import requested
 from ..supervisor import LEASE_S, Supervisor
+from . import scale_plan
 
 GRID = """\
 name: scale
@@ -147,7 +148,9 @@ def run(cells: int, points: int, folder: Path, *, tell: Callable[[str], None] = 
     grid, made = expanded()
     outcome = launch.run(grid, made, store, Nobody(), runs=runs, executor="local")
     assert outcome.finished
-    return [*rows, Row("launch the finished sweep again", time.perf_counter() - began, "s")]
+    rows.append(Row("launch the finished sweep again", time.perf_counter() - began, "s"))
+    tell("planning dry")
+    return [*rows, *(Row(*found) for found in scale_plan.dry_runs(cells, folder))]
 
 
 def table(rows: Sequence[Row]) -> str:

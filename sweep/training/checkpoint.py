@@ -162,7 +162,7 @@ def claim(folder: str | Path) -> None:
 def sizes(config: ModelConfig, *, cuda: bool) -> tuple[int, int]:
     """Bytes of a model's weights and of its optimizers' state, as attempts on CUDA or on the CPU save them.
 
-    Counted on the meta device, so nothing is allocated. Names and headers, some 400 bytes a tensor, are left out.
+    Of the network itself, on the meta device, so nothing is allocated; buffers of a mixer of somebody's own count too.
     """
     dtype = torch.bfloat16 if cuda else torch.float32
     try:

@@ -68,7 +68,8 @@ def forward_flops(config: ModelConfig, seq_len: int) -> float:
     gated_conv = 2 * d * 3 * d + 2 * d * d + 2 * config.conv_taps * d
     projections = 2 * d * (2 * heads * dh) + 2 * 2 * d * kv * dh + 2 * heads * dh * d
     reach = config.window_size if config.window else seq_len
-    keys = sum(min(i + 1, reach) for i in range(seq_len)) / seq_len
+    full = min(reach, seq_len)  # queries up to this one see all that is before them, later ones `reach` keys
+    keys = (full * (full + 1) // 2 + (seq_len - full) * reach) / seq_len
     attention = projections + 4 * heads * dh * keys
     if config.memory != "none":
         attention += 2 * (2 * d * heads + 2 * d * heads * dh) + 7 * heads * dh * dh

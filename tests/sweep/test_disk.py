@@ -10,7 +10,6 @@ import pytest
 from atma_sweep.sweep import disk, display, planner
 from atma_sweep.sweep.cell import Cell
 from atma_sweep.sweep.disk import Disk
-from atma_sweep.sweep.training import checkpoint
 
 GIB = 2**30
 GRID = """seeds: 5
@@ -29,7 +28,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         asked.append(config.attn_type)
         return (50, 5) if cuda else (100, 10)
 
-    monkeypatch.setattr(checkpoint, "sizes", sizes)
+    monkeypatch.setattr(disk, "sizes", sizes)
     return asked
 
 

@@ -31,7 +31,8 @@ def test_every_cell_is_planned_supervised_and_found_done(tmp_path: Path, monkeyp
     assert set(values) >= {"plan 16 new cells", "launch the finished sweep again"}
     assert all(value > 0 for value in values.values())
     assert 0.0123 not in slept, "a slot stood empty while cells waited"
-    assert told[-1] == "launching again"
+    assert told[-2:] == ["launching again", "planning dry"]
+    assert set(values) >= {"dry run of 80 cells, with its start", "dry run of 160 cells, with its start"}
 
 
 def test_cells_of_one_combination_are_what_each_would_be_alone(tmp_path: Path) -> None:

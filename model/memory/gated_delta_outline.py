@@ -1,0 +1,26 @@
+"""What is known of the gated delta memory before it is built."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ..config import Config, Int, ModelConfig, knob
+from ..outline import MemoryConfig, MemoryOutline, Shapes, linear
+
+
+class GatedDeltaConfig(MemoryConfig):
+    """Settings of the gated delta memory."""
+
+    chunk: Int = knob(64, "Tokens solved together; changes rounding and speed only.", identity=64, ge=1)
+
+
+class GatedDeltaOutline(MemoryOutline):
+    """Two gates a head, one a channel, and the output projection."""
+
+    Config: ClassVar[type[Config]] = GatedDeltaConfig
+
+    @classmethod
+    def shapes(cls, model: ModelConfig, config: GatedDeltaConfig) -> Shapes:
+        d, inner = model.d_model, model.n_heads * model.head_dim
+        gates = linear("w_gamma", d, model.n_heads) | linear("w_beta", d, model.n_heads)
+        return gates | linear("gate", d, inner) | linear("proj", inner, d)

@@ -1,0 +1,128 @@
+"""What is known of a network before it is built: the settings and limits of its parts, the shapes of its parameters.
+
+Imports no torch, so that a plan of ten thousand cells need not wait for it. Every mixer and memory is an outline of its
+own; one of the package has its outline in a file beside it, named in the registry.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from . import registry
+from .config import Config, Flag, ModelConfig, knob
+
+Shapes = dict[str, tuple[int, ...]]
+"""Parameter name -> shape."""
+NO_MEMORY = "none"
+
+
+class MixerConfig(Config):
+    """Settings that every mixer has; add fields with `knob`."""
+
+    canon: Flag = knob(True, "Convolve q, k and v (Canon) before mixing.", identity=True)
+
+
+class MemoryConfig(Config):
+    """Settings of a memory; add fields with `knob`."""
+
+
+class Outline:
+    """A part's settings and what it accepts."""
+
+    Config: ClassVar[type[Config]]
+
+    @classmethod
+    def check(cls, model: ModelConfig, config: Any) -> None:
+        """Raises ValueError when the part cannot work in that network. The default accepts every network."""
+
+    @classmethod
+    def shapes(cls, model: ModelConfig, config: Any) -> Shapes | None:
+        """The part's own parameters; None, the default: they are known when it is built. No answer is inherited."""
+        return None
+
+
+class MixerOutline(Outline):
+    """That of a mixer."""
+
+    Config: ClassVar[type[Config]] = MixerConfig
+    has_distractor: ClassVar[bool] = False
+    """Whether `distractor_loss` is defined."""
+
+
+class MemoryOutline(Outline):
+    """That of a memory."""
+
+    Config: ClassVar[type[Config]] = MemoryConfig
+
+
+def linear(name: str, inputs: int, outputs: int) -> Shapes:
+    """A projection with its bias."""
+    return {f"{name}.weight": (outputs, inputs), f"{name}.bias": (outputs,)}
+
+
+def network_shapes(config: ModelConfig) -> Shapes | None:
+    """Every parameter of the network by the name it will have; None when a part of it says nothing.
+
+    `config` is complete, as `check_model_config` returns it.
+    """
+    mixing = _attention(config)
+    if mixing is None:
+        return None
+    d = config.d_model
+    found: Shapes = {"embedding.weight": (config.vocab_size, d)}
+    for layer in range(config.n_layers):
+        mix = mixing if config.is_global(layer) else _gated_conv(config)
+        found |= {f"blocks.{layer}.{name}": shape for name, shape in (mix | _around(config)).items()}
+    return found | {"norm.weight": (d,)} | linear("head", d, config.vocab_size)
+
+
+def _around(config: ModelConfig) -> Shapes:
+    d, hidden = config.d_model, config.mlp_ratio * config.d_model
+    norms = {"norm1.weight": (d,), "norm2.weight": (d,)}
+    return norms | linear("mlp.fc", d, 2 * hidden) | linear("mlp.proj", hidden, d)
+
+
+def _gated_conv(config: ModelConfig) -> Shapes:
+    d = config.d_model
+    filters = {"mix.conv.weight": (d, 1, config.conv_taps)}
+    return linear("mix.in_proj", d, 3 * d) | filters | linear("mix.out_proj", d, d)
+
+
+def _attention(config: ModelConfig) -> Shapes | None:
+    d, inner, kv = config.d_model, config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
+    settings = config.mixers[config.attn_type]
+    parts = {"mixer": _own(registry.mixer_outline(config.attn_type), config, settings)}
+    if config.memory != NO_MEMORY:
+        parts["memory"] = _own(registry.memory_outline(config.memory), config, config.memories[config.memory])
+    found = linear("mix.w_q", d, 2 * inner) | linear("mix.w_k", d, kv) | linear("mix.w_v", d, kv)
+    if settings["canon"]:
+        for name, channels in (("q", inner), ("k", kv), ("v", kv)):
+            found[f"mix.canon.{name}.weight"] = (channels, 1, config.canon_taps)
+    for part, shapes in parts.items():
+        if shapes is None:
+            return None
+        found |= {f"mix.{part}.{name}": shape for name, shape in shapes.items()}
+    return found | linear("mix.proj", inner, d)
+
+
+def _own(part: type[Outline], config: ModelConfig, settings: dict[str, Any]) -> Shapes | None:
+    # a subclass may have parameters that the class above it does not know of
+    return part.shapes(config, part.Config(**settings)) if "shapes" in vars(part) else None
+
+
+def group_of(name: str, axes: int) -> str | None:
+    """The optimizer group of a parameter with that many axes (see `Backbone.parameter_groups`); None for none."""
+    if axes < 2:
+        return "scalar"
+    groups = {"blocks": "muon", "embedding": "embedding", "head": "head"}
+    return groups.get(name.split(".", 1)[0])
+
+
+def parameters(config: ModelConfig) -> Iterator[tuple[str, str, int]] | None:
+    """(name, optimizer group, number of values) of every parameter; None as for `network_shapes`."""
+    shapes = network_shapes(config)
+    if shapes is None:
+        return None
+    return ((name, group_of(name, len(shape)) or "", math.prod(shape)) for name, shape in shapes.items())

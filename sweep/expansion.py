@@ -1,0 +1,180 @@
+"""The cells of a grid's combinations. What combinations share is worked out once: sections of a config, parts of an id.
+
+Ten thousand cells differ in a few settings each, so most of their sections are one and the same object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from . import axes, paths, resolve
+from .cell import (
+    SECTIONS,
+    Cell,
+    CellConfig,
+    DataConfig,
+    Plugin,
+    canonical,
+    data_identity,
+    five_levels,
+    id_of_parts,
+    model_identity,
+    slug_part,
+    train_identity,
+)
+from .paths import Layer, Setting
+from .yamlfile import Document
+
+Combination = Mapping[str, Any]
+"""Axis -> level, as written in the file."""
+Fingerprint = Callable[[DataConfig], str]
+
+
+@dataclass(frozen=True, eq=False)
+class _Level:
+    """One level of an axis as one place of the file writes it, with what it sets."""
+
+    axis: str
+    word: str
+    setting: Setting
+    layer: Layer
+    sections: tuple[str, ...]
+    """Of the config, that it reaches."""
+    slug: str | None
+    """What it adds to a slug; None for one of the five axes, which every slug has."""
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """A section, complete, and what an id or a slug takes of it."""
+
+    config: Any
+    identity: str = ""
+
+
+class Expansion:
+    """Makes cells, combination by combination. It remembers what it worked out, and lives as long as one expansion."""
+
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        command_line: Layer,
+        *,
+        document: Document,
+        seeds: Sequence[int],
+        plugins: tuple[Plugin, ...],
+        fingerprint: Fingerprint,
+    ) -> None:
+        self._layers, self._command_line = layers, command_line
+        self._document, self._seeds, self._plugins, self._fingerprint = document, seeds, plugins, fingerprint
+        self._below = _by_section(paths.merge(layers))
+        self._above = _by_section(paths.merge([command_line]))
+        self._levels: dict[tuple[int | None, str, str], _Level] = {}
+        self._sections: dict[tuple[str, tuple[_Level, ...]], _Parts] = {}
+        self._prints: dict[DataConfig, str] = {}
+        self._pinned: dict[int, _Parts] = {}
+        self._stems: dict[tuple[int, int], str] = {}
+
+    def cells(self, combination: Combination, line: int | None) -> list[Cell]:
+        """The cells of one combination, one a seed; `line` is that of the `include` rule which adds it, None for none.
+
+        Raises GridError with the file and line of the setting that is wrong.
+        """
+        levels = [self._level(name, level, line) for name, level in combination.items()]
+        self._check_disjoint(levels)
+        try:
+            parts = {name: self._section(name, levels) for name in SECTIONS}
+            model, data, train = (parts[name].config for name in ("model", "data", "train"))
+            for problem in resolve.agreement(model, data, train):
+                raise resolve.Invalid(problem)
+            parts["data"] = self._pin(parts["data"])
+        except resolve.Invalid as error:
+            raise resolve.blame(self._merged(levels), error.problem) from error
+        words = {level.axis: level.word for level in levels}
+        stem = "-".join([self._stem(parts), *(level.slug for level in levels if level.slug is not None), "s"])
+        configs = {name: part.config for name, part in parts.items()} | {"plugins": self._plugins}
+        identities = {name: parts[name].identity for name in ("model", "data", "train")}
+        given = {*configs, "seed"}
+        return [
+            Cell(
+                id=id_of_parts(**identities, seed=seed),
+                slug=f"{stem}{seed}",
+                config=CellConfig.model_construct(given, **configs, seed=seed),
+                axes=words,
+            )
+            for seed in self._seeds
+        ]
+
+    def _level(self, name: str, level: Any, line: int | None) -> _Level:
+        # by how the level is written: "5" and 5 read alike and are not
+        place = (line, name, repr(level))
+        found = self._levels.get(place)
+        if found is None:
+            where = line or self._document.line("axes", name)
+            key = f"{'include' if line else 'axes'}.{name}"
+            setting, layer = Setting(level, self._document.path, where, key), Layer()
+            paths.add(layer, name, setting)
+            word = axes.level_text(name, level)
+            extra = None if name in axes.AXES else slug_part(name.rpartition(".")[2] + word)
+            sections = tuple(dict.fromkeys(path.partition(".")[0] for path in layer))
+            found = self._levels[place] = _Level(name, word, setting, layer, sections, extra)
+        return found
+
+    def _check_disjoint(self, levels: Iterable[_Level]) -> None:
+        together: Layer = {}
+        for level in levels:
+            if not together.keys().isdisjoint(level.layer):
+                paths.add(together, level.axis, level.setting)  # raises, naming both sources
+            together.update(level.layer)
+
+    def _section(self, name: str, levels: Iterable[_Level]) -> _Parts:
+        """The section that these levels give; raises Invalid."""
+        reaching = tuple(level for level in levels if name in level.sections)
+        found = self._sections.get((name, reaching))
+        if found is None:
+            own = [
+                {path: one for path, one in level.layer.items() if path.startswith(f"{name}.")} for level in reaching
+            ]
+            layer = paths.merge([self._below.get(name, {}), *own, self._above.get(name, {})])
+            config = resolve.section(name, layer, self._plugins)
+            found = self._sections[name, reaching] = _Parts(config, _identity(name, config))
+        return found
+
+    def _pin(self, data: _Parts) -> _Parts:
+        """The data section with the fingerprint of its corpus; raises Invalid for a corpus that nobody knows."""
+        found = self._pinned.get(id(data))  # which self._sections keeps alive
+        if found is None:
+            config = cast(DataConfig, data.config)
+            if config not in self._prints:
+                self._prints[config] = resolve.pinned(config, self._fingerprint)
+            config = config.model_copy(update={"fingerprint": self._prints[config]})
+            found = self._pinned[id(data)] = _Parts(config, canonical(data_identity(config)))
+        return found
+
+    def _stem(self, parts: Mapping[str, _Parts]) -> str:
+        # only these two have levels of the five axes
+        key = id(parts["model"]), id(parts["train"])
+        if key not in self._stems:
+            self._stems[key] = five_levels(
+                CellConfig.model_construct(**{name: one.config for name, one in parts.items()})
+            )
+        return self._stems[key]
+
+    def _merged(self, levels: Iterable[_Level]) -> Layer:
+        return paths.merge([*self._layers, *(level.layer for level in levels), self._command_line])
+
+
+def _identity(section: str, config: Any) -> str:
+    """What an id takes of a section, as canonical JSON; of data when its fingerprint is known."""
+    if section == "model":
+        return canonical(model_identity(config))
+    return canonical(train_identity(config)) if section == "train" else ""
+
+
+def _by_section(layer: Layer) -> dict[str, Layer]:
+    found: dict[str, Layer] = {}
+    for path, setting in layer.items():
+        found.setdefault(path.partition(".")[0], {})[path] = setting
+    return found

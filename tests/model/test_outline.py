@@ -1,0 +1,113 @@
+"""What is said of a network before it is built is what the built one has."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from atma_sweep.model import registry
+from atma_sweep.model.backbone import Backbone
+from atma_sweep.model.config import ModelConfig
+from atma_sweep.model.mixers.base import Mixer, MixerConfig
+from atma_sweep.model.mixers.polar import Polar
+from atma_sweep.model.outline import network_shapes, parameters
+from atma_sweep.model.resolve import check_model_config
+from atma_sweep.sweep import disk
+from atma_sweep.sweep.training import checkpoint
+from torch import nn
+
+ODD: dict[str, Any] = {
+    "d_model": 24, "n_layers": 7, "n_heads": 6, "n_kv_heads": 3, "head_dim": 8, "vocab_size": 29, "window_size": 3,
+    "mlp_ratio": 3, "conv_taps": 5, "canon_taps": 2, "attn_every": 3, "attn_offset": 1,
+}  # fmt: skip
+"""No two sizes alike, so that one taken for another is seen."""
+
+
+def complete(**settings: Any) -> ModelConfig:
+    return check_model_config(ModelConfig(**(ODD | settings)))
+
+
+def built(config: ModelConfig) -> Backbone:
+    with torch.device("meta"):
+        return Backbone(config)
+
+
+@pytest.mark.parametrize("canon", [True, False])
+@pytest.mark.parametrize("memory", ["none", *registry.MEMORIES])
+@pytest.mark.parametrize("mixer", [name for name, target in registry.MIXERS.items() if isinstance(target, str)])
+def test_the_outline_is_the_network(mixer: str, memory: str, canon: bool) -> None:
+    config = complete(attn_type=mixer, memory=memory, mixers={mixer: {"canon": canon}})
+    network = built(config)
+    assert network_shapes(config) == {name: tuple(one.shape) for name, one in network.named_parameters()}
+    said = parameters(config)
+    assert said is not None
+    groups = {name: group for group, members in network.parameter_groups().items() for name, _ in members}
+    assert {name: (group, count) for name, group, count in said} == {
+        name: (groups[name], one.numel()) for name, one in network.named_parameters()
+    }
+    assert list(network.buffers()) == [], "which an outline does not count"
+    for cuda in (False, True):
+        assert disk.sizes(config, cuda=cuda) == checkpoint.sizes(config, cuda=cuda)
+
+
+def test_the_370m_network_is_counted_without_being_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "sizes", None)
+    config = check_model_config(ModelConfig())
+    said = parameters(config)
+    assert said is not None
+    assert sum(count for _, _, count in said) == 369_758_464
+    assert disk.sizes(config, cuda=True)[0] == 4 * 369_758_464 - 2 * config.vocab_size * config.d_model
+
+
+@pytest.mark.parametrize("target", registry.OUTLINES)
+def test_a_part_is_its_outline_and_more(target: str) -> None:
+    tables = itertools.chain(registry.MIXERS.items(), registry.MEMORIES.items())
+    (name,) = [name for name, known in tables if known == target]
+    kind = "mixer" if name in registry.MIXERS else "memory"
+    part, outline = getattr(registry, kind)(name), getattr(registry, f"{kind}_outline")(name)
+    assert issubclass(part, outline)
+    assert not issubclass(outline, nn.Module)
+    for attribute in ("Config", "check", "shapes", *(["has_distractor"] if kind == "mixer" else [])):
+        assert getattr(part, attribute) == getattr(outline, attribute) or attribute not in vars(part)
+
+
+def test_a_mixer_that_says_nothing_is_built_to_be_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even when the one that it inherits from says something: it may have more than that."""
+
+    class Plain(Mixer):
+        def __init__(self, model: ModelConfig, config: MixerConfig) -> None:
+            super().__init__(model, config)
+            self.slope = nn.Parameter(torch.ones(7))
+
+    class More(Polar):
+        def __init__(self, model: ModelConfig, config: Any) -> None:
+            super().__init__(model, config)
+            self.slope = nn.Parameter(torch.ones(7))
+
+    for mixer, like in ((Plain, "nope"), (More, "polar")):
+        monkeypatch.setitem(registry.MIXERS, "mine", mixer)
+        config, other = complete(attn_type="mine"), complete(attn_type=like)
+        assert (network_shapes(config), parameters(config)) == (None, None)
+        globals_ = sum(map(config.is_global, range(config.n_layers)))
+        weights, state = disk.sizes(other, cuda=False)
+        assert disk.sizes(config, cuda=False) == (weights + 4 * 7 * globals_, state + 8 * 7 * globals_)
+
+
+def test_a_mixer_of_ones_own_may_say_its_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Said(Mixer):
+        @classmethod
+        def shapes(cls, model: ModelConfig, config: Any) -> dict[str, tuple[int, ...]]:
+            return {"slope": (model.n_heads, 7)}
+
+        def __init__(self, model: ModelConfig, config: MixerConfig) -> None:
+            super().__init__(model, config)
+            self.slope = nn.Parameter(torch.ones(model.n_heads, 7))
+
+    monkeypatch.setitem(registry.MIXERS, "mine", Said)
+    config = complete(attn_type="mine")
+    found = network_shapes(config)
+    assert found == {name: tuple(one.shape) for name, one in built(config).named_parameters()}
+    assert math.prod(found["blocks.1.mix.mixer.slope"]) == 42

@@ -1,0 +1,135 @@
+"""Cells that are made from shared pieces are those that each would be alone, and the pieces are shared."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from atma_sweep.model.resolve import check_model_config
+from atma_sweep.sweep.cell import Cell, CellConfig, cell_id, identity, slug
+from atma_sweep.sweep.errors import GridError
+from atma_sweep.sweep.grid import load_grid
+from atma_sweep.sweep.training import flops
+from ruamel.yaml import YAML
+
+from .conftest import FINGERPRINT, MICRO
+
+Write = Callable[..., Path]
+LARGE = f"""
+name: big
+extends: micro
+axes:
+  attn_type: [polar, nope, rope]
+  memory: [off, on]
+  window: [off, on]
+  reg_mode: [baseline, weak]
+  distractor: [off, on]
+  train.muon_lr: [{", ".join(f"{number / 1000}" for number in range(1, 27))}]
+  model.mixers.rope.base: [10000, 5e3]
+  data.shuffle: [on, off]
+seeds: [0, 7, 3]
+exclude:
+  - {{attn_type: [polar, nope], model.mixers.rope.base: 5e3}}
+include:
+  - {{train.clip: [2, 3], attn_type: [polar, nope]}}
+"""
+FIVE = {
+    "attn_type": "model.attn_type", "memory": "model.memory", "window": "model.window", "reg_mode": "train.regularizer",
+    "distractor": "train.distractor",
+}  # fmt: skip
+WORDS: dict[tuple[str, str], Any] = {("memory", "off"): "none", ("memory", "on"): "gated_delta"}
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> list[Cell]:
+    folder = tmp_path_factory.mktemp("large")
+    (folder / "micro.yaml").write_text(MICRO)
+    (folder / "big.yaml").write_text(LARGE)
+    return load_grid(folder / "big.yaml").expand(lambda data: FINGERPRINT)
+
+
+def naive(cell: Cell) -> CellConfig:
+    """The config from the base's values and the cell's levels alone, validated as a whole."""
+    tree: dict[str, Any] = {}
+    settings = dict(_leaves(YAML(typ="safe", pure=True).load(MICRO)["set"]))
+    for axis, word in cell.axes.items():
+        value = WORDS.get((axis, word), word)
+        settings[FIVE.get(axis, axis)] = json.loads(value) if "." in axis and value not in ("on", "off") else value
+    for path, value in settings.items():
+        *sections, last = path.split(".")
+        node = tree
+        for section in sections:
+            node = node.setdefault(section, {})
+        node[last] = value
+    config = CellConfig.model_validate({**tree, "seed": cell.config.seed})
+    data = config.data.model_copy(update={"fingerprint": FINGERPRINT})
+    return config.model_copy(update={"model": check_model_config(config.model), "data": data})
+
+
+def _leaves(tree: dict[str, Any], path: str = "") -> list[tuple[str, Any]]:
+    found = []
+    for name, value in tree.items():
+        found += _leaves(value, f"{path}{name}.") if isinstance(value, dict) else [(f"{path}{name}", value)]
+    return found
+
+
+def test_ten_thousand_ids_and_slugs_are_what_they_were(large: list[Cell]) -> None:
+    """Worked out one by one, before sections were shared."""
+    assert len(large) == 9996
+    listed = "\n".join(f"{cell.id} {cell.slug}" for cell in large)
+    assert (
+        hashlib.sha256(listed.encode()).hexdigest()
+        == "f171bd68713604c951ec2509731042e5417c4e232fe8cd29fa4b4dd810432f4e"
+    )
+
+
+def test_a_sample_of_them_against_a_config_validated_as_a_whole(large: list[Cell]) -> None:
+    for cell in [*random.Random(3).sample(large, 200), *large[-12:]]:
+        config = naive(cell)
+        assert cell.config == config
+        assert cell.config.model_dump_json() == config.model_dump_json()
+        text = json.dumps(identity(config), sort_keys=True, separators=(",", ":"))
+        assert cell.id == hashlib.sha256(text.encode()).hexdigest()[:12] == cell_id(config)
+        assert cell.slug == slug(config, {axis: word for axis, word in cell.axes.items() if "." in axis})
+
+
+def test_what_cells_share_is_there_once(large: list[Cell]) -> None:
+    """Else a hundred thousand of them fill the memory, and each takes a validation of its own."""
+    crossed = large[:-12]
+    counts = {name: len({id(getattr(cell.config, name)) for cell in crossed}) for name in CellConfig.model_fields}
+    models = (2 + 2) * 2 * 2  # polar and nope with one base, rope with two; memory; window
+    assert (counts["model"], counts["train"], counts["data"]) == (models, 2 * 2 * 26, 2)
+    assert (counts["eval"], counts["resources"], counts["checkpoint"]) == (1, 1, 1)
+    assert len({id(cell.axes) for cell in crossed}) == len(crossed) / 3, "one a combination, whatever its seeds"
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    # a level reaches the line that it contradicts in another section
+    ("set: {model.vocab_size: 300}\naxes:\n  data.tokenizer: [bytes, gpt2]\n",
+     "5: axes.data.tokenizer: model.vocab_size is 300, but tokenizer gpt2 has 50257 tokens"),
+    ("axes:\n  train.seq_len: [64, 96]\n",
+     "4: axes.train.seq_len: batch_tokens (1024) must be a multiple of seq_len * micro_batch (96 * 8 = 768)"),
+    ("axes:\n  eval.lengths: [[8, 16], [16, 8]]\n", "4: axes.eval.lengths: lengths must rise and start at 2 or more, got [16, 8]"),
+])  # fmt: skip
+def test_an_error_of_one_combination_names_its_level(write: Write, text: str, said: str) -> None:
+    path = write(f"name: g\nextends: micro\n{text}")
+    with pytest.raises(GridError) as caught:
+        load_grid(path).expand(lambda data: FINGERPRINT)
+    assert str(caught.value) == f"{path}:{said}"
+
+
+def test_keys_of_a_row_are_summed_as_one_by_one() -> None:
+    """FLOPs of attention, against the sum over queries that the closed form stands for."""
+    (config,) = (naive(Cell("", "", CellConfig(), {})).model,)
+    for window, length in ((None, 1), (None, 37), (5, 37), (37, 37), (50, 37), (1, 9)):
+        model = config.model_copy(update={"window": window is not None, "window_size": window or 1})
+        keys = sum(min(query + 1, window or length) for query in range(length)) / length
+        plain = flops.forward_flops(model.model_copy(update={"window": False}), 1)  # one key a query
+        layers = sum(map(model.is_global, range(model.n_layers)))
+        expected = plain + layers * 4 * model.n_heads * model.head_dim * (keys - 1)
+        assert flops.forward_flops(model, length) == pytest.approx(expected, rel=1e-12)
