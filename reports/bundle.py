@@ -12,10 +12,11 @@ from ..results.files import make_folder, write
 from ..results.store import Store
 from ..results.text import html_escaped, markdown_escaped
 from .dashboard import write_dashboard
-from .data import ReportError, Table, gather
-from .figures import FIGURES, FORMATS, Collected, make_figure, renderings
+from .data import Lengths, ReportError, Table, gather
+from .figures import FIGURES, FORMATS, WITHOUT_LENGTHS, Collected, make_figure, renderings
 from .render import SUFFIXES, TEX_PREAMBLE, files_of
 from .tables import TABLES, make_table
+from .tables import WITHOUT_LENGTHS as NO_LENGTHS_IN
 
 CSS = (
     "body{font:15px/1.5 system-ui,sans-serif;color:#1b1b1f;background:#fff;max-width:48rem;margin:2rem auto;padding:0 1rem}"
@@ -50,17 +51,18 @@ def write_all(
     reference: str = paper.SWEEPS[1],
     seeds: bool = False,
     figures: Sequence[str] = tuple(FIGURES),
+    lengths: Lengths = None,
 ) -> Written:
     """Writes every table of the sweep in these formats and these figures as SVG, PDF and PNG, with index.md and index.html;
     with "tex" appendix.tex, a LaTeX document of them all, with "html" the dashboard. What cannot be made is named in the
-    index with the reason. Files are replaced.
+    index with the reason. Files are replaced. `lengths` are shown beside the context lengths that the launch asked for.
 
     Raises ReportError (an unknown format), SweepUnknown, StoreError and WriteRefused (the folder, or a file in it).
     """
     unknown = [format for format in formats if format not in FILES]
     if unknown:
         raise ReportError(f"--all writes files of {', '.join(FILES)}, not {', '.join(unknown)}")
-    name = gather(store, sweep).sweep
+    name = gather(store, sweep, lengths=lengths).sweep
     make_folder(out)
     written = Written()
     tables: dict[str, Table] = {}
@@ -69,6 +71,7 @@ def write_all(
             continue
         options: dict[str, object] = {"reference": reference} if number == "compare" else {}
         options |= {"seeds": True} if number == "6" and seeds else {}
+        options |= {"lengths": lengths} if lengths and number not in NO_LENGTHS_IN else {}
         try:
             tables[number] = make_table(number, store, name, **options)
         except (ReportError, StoreError) as error:
@@ -77,22 +80,24 @@ def write_all(
         for format in formats:
             for path, text in files_of(tables[number], out / f"{file_name(number)}{FILES[format]}", format).items():
                 _write(path, text, written)
-    pictures = _write_figures(store, name, figures, out, written)
+    pictures = _write_figures(store, name, figures, out, written, lengths)
     if "tex" in formats:
         _write(out / "appendix.tex", _document(tables, pictures), written)
     if "html" in formats:
-        write_dashboard(store, out / DASHBOARD, name)
+        write_dashboard(store, out / DASHBOARD, name, lengths=lengths)
         written.files.append(out / DASHBOARD)
     _write(out / "index.md", _index_markdown(name, tables, pictures, formats, written.left_out), written)
     _write(out / "index.html", _index_html(name, tables, pictures, formats, written.left_out), written)
     return written
 
 
-def _write_figures(store: Store, sweep: str, names: Sequence[str], out: Path, written: Written) -> dict[str, Collected]:
+def _write_figures(
+    store: Store, sweep: str, names: Sequence[str], out: Path, written: Written, lengths: Lengths
+) -> dict[str, Collected]:
     found = {}
     for name in names:
         try:
-            made = make_figure(name, store, sweep)
+            made = make_figure(name, store, sweep, lengths=None if name in WITHOUT_LENGTHS else lengths)
         except (ReportError, StoreError) as error:
             written.left_out[f"figure {name}"] = str(error)
             continue

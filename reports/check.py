@@ -260,7 +260,9 @@ def _figure_differences(trace: dict[str, Any], store: Store) -> list[str]:
     from .figures import make_figure
 
     try:
-        made = make_figure(trace["figure"], store, trace["sweep"], revision=trace["revision"])
+        made = make_figure(
+            trace["figure"], store, trace["sweep"], revision=trace["revision"], lengths=trace.get("lengths")
+        )
     except (StoreError, ReportError) as error:
         return [f"its figure cannot be made any more: {error}"]
     found = []

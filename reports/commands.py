@@ -110,6 +110,10 @@ def report(
     seeds: Annotated[
         bool, typer.Option("--seeds", help="List every seed instead of mean and deviation (table 6).")
     ] = False,
+    length: Annotated[
+        list[str] | None,
+        typer.Option("--length", metavar="TOKENS|all", help="Also this context length, beyond the grid's; repeatable."),
+    ] = None,
     trace: Annotated[bool, typer.Option("--trace/--no-trace", help="Leave out what --check needs.")] = True,
     dashboard: Annotated[
         Path | None, typer.Option("--dashboard", metavar="FILE.html", help="Write the sweep as one page to explore.")
@@ -133,22 +137,24 @@ def report(
         _check_files(check, db, as_json)
         return
     store = open_with_published(db, sweep)
+    lengths = _lengths(length or [])
     if dashboard is not None:
-        _write_dashboard(store, dashboard, sweep, as_json)
+        _write_dashboard(store, dashboard, sweep, as_json, lengths)
         if not (table or figure or compare or all_):
             return
     if figure and not all_:
         if table or compare:
             raise ReportError("a table and a figure are two files; ask for one of them at a time, or for --all")
-        _write_figure(store, figure, sweep, format_, out, as_json, trace)
+        _write_figure(store, figure, sweep, format_, out, as_json, trace, lengths)
         return
     if all_:
-        _write_tables(store, sweep, out, compare, seeds)
+        _write_tables(store, sweep, out, compare, seeds, lengths)
         return
     format_ = format_of(out, "json" if as_json else format_, SUFFIXES, "terminal")
     options: dict[str, Any] = {"seeds": True} if seeds and table == "6" and not compare else {}
     if compare:
         options = {"reference": compare} | ({"table": table} if table and table != "compare" else {})
+    options |= {"lengths": lengths} if lengths else {}
     name = "compare" if compare else str(table)
     if out is None:
         color = format_ == "terminal" and sys.stdout.isatty()
@@ -166,19 +172,36 @@ def report(
     typer.echo(f"wrote {told(out)}", err=True)
 
 
-def _write_dashboard(store: Any, file: Path, sweep: str | None, as_json: bool) -> None:
+def _lengths(words: list[str]) -> Any:
+    """What --length means for reports: every measured length, or those that are named."""
+    from .data import ReportError
+
+    wrong = [word for word in words if word != "all" and not (word.isascii() and word.isdigit() and len(word) < 20)]
+    if wrong:
+        raise ReportError(f"--length takes a number of tokens, or all, not {wrong[0][:40]!r}")
+    return "all" if "all" in words else [int(word) for word in words]
+
+
+def _write_dashboard(store: Any, file: Path, sweep: str | None, as_json: bool, lengths: Any) -> None:
     from ..results.files import format_of, is_standard, told
     from .dashboard import write_dashboard
 
     format_of(file, None, {".html": "html", ".htm": "html"}, "html", option="")
-    size = write_dashboard(store, file, sweep)
+    size = write_dashboard(store, file, sweep, lengths=lengths)
     if as_json:
         print_json({"file": str(file), "bytes": size}, err=is_standard(file))
     typer.echo(f"wrote {told(file)} ({size / 1e6:.1f} MB); open it in a browser, no network needed", err=True)
 
 
 def _write_figure(
-    store: Any, name: str, sweep: str | None, format_: str | None, out: Path | None, as_json: bool, trace: bool
+    store: Any,
+    name: str,
+    sweep: str | None,
+    format_: str | None,
+    out: Path | None,
+    as_json: bool,
+    trace: bool,
+    lengths: Any,
 ) -> None:
     from ..results.files import format_of, replacing, told, write
     from ..results.names import file_name
@@ -190,15 +213,15 @@ def _write_figure(
     if wanted not in FORMATS and not as_json:
         raise ReportError(f"a figure is written as {', '.join(FORMATS)}, not {wanted!r}; {choice(wanted, FORMATS)}")
     if as_json and out is None:
-        print_json(make_figure(name, store, sweep).as_json())
+        print_json(make_figure(name, store, sweep, lengths=lengths).as_json())
         return
     if out is None:
-        made = make_figure(name, store, sweep)
+        made = make_figure(name, store, sweep, lengths=lengths)
         out = Path(f"{file_name(made.trace['sweep'])}-{made.name}.{wanted}")
         write(out, rendered(made, wanted, trace=trace))
     else:
         with replacing(out) as stream:
-            made = make_figure(name, store, sweep)
+            made = make_figure(name, store, sweep, lengths=lengths)
             stream.write(as_text(made.as_json()).encode() if as_json else rendered(made, wanted, trace=trace))
     typer.echo(f"wrote {told(out)}", err=True)
 
@@ -220,14 +243,16 @@ def _check_files(files: list[Path], db: str | None, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _write_tables(store: Any, sweep: str | None, out: Path | None, compare: str | None, seeds: bool) -> None:
+def _write_tables(
+    store: Any, sweep: str | None, out: Path | None, compare: str | None, seeds: bool, lengths: Any
+) -> None:
     from ..results.paper import SWEEPS
     from .bundle import write_all
     from .data import ReportError
 
     if out is None:
         raise ReportError("--all writes many files; say where with --out FOLDER")
-    written = write_all(store, sweep, out=out, reference=compare or SWEEPS[-1], seeds=seeds)
+    written = write_all(store, sweep, out=out, reference=compare or SWEEPS[-1], seeds=seeds, lengths=lengths)
     for name, why in written.left_out.items():
         typer.echo(f"left out {name}: {why}", err=True)
     typer.echo(f"wrote {len(written.files)} files in {out}; start at {out / 'index.html'}", err=True)

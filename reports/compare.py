@@ -13,7 +13,7 @@ from ..results import paper
 from ..results.records import AXES, CellState
 from ..results.store import Store
 from .audit import between
-from .data import Entry, ReportError, SweepData, Table, gather
+from .data import Entry, Lengths, ReportError, SweepData, Table, gather
 from .effects import ALPHA, NEAR, Spread, spreads_by_configuration
 from .layout import DUST, Line, assemble, entry, seed_notes, sweep_note
 from .numbers import Column, length_name, rounded, signed
@@ -142,12 +142,13 @@ def compare_table(
     reference: str = paper.SWEEPS[1],
     table: str | None = None,
     revision: int | None = None,
+    lengths: Lengths = None,
 ) -> Table:
     """Measured, published and difference side by side, one row a number, with a verdict and what to beware of.
 
     `table` keeps the numbers that this table of the paper prints. Raises as `compare` does.
     """
-    data = gather(store, sweep, revision=revision)
+    data = gather(store, sweep, revision=revision, lengths=lengths)
     home = paper.with_published(store, reference)
     published = gather(home, reference)
     found = _compare(data, published)

@@ -34,7 +34,7 @@ from ..results.records import Attempt, Provenance
 from ..results.schema import CurvePointRow
 from ..results.store import Store
 from .audit import homogeneity
-from .data import Entry, SweepData, Table, attempts_of, gather, provenances_of
+from .data import Entry, Lengths, SweepData, Table, attempts_of, gather, provenances_of
 from .definitions import DIRECTIONS, definition
 from .effect_tables import effects_table
 from .logbook import failures, provenance
@@ -80,17 +80,21 @@ class Curve:
     val: Series
 
 
-def write_dashboard(store: Store, path: Path, sweep: str | None = None) -> int:
-    """Writes the page and returns its size in bytes. Raises SweepUnknown, StoreError, WriteRefused."""
+def write_dashboard(store: Store, path: Path, sweep: str | None = None, *, lengths: Lengths = None) -> int:
+    """Writes the page and returns its size in bytes. Raises SweepUnknown, StoreError, ReportError, WriteRefused."""
     with replacing(path, "--dashboard") as stream:
-        page = dashboard(store, sweep).encode()
+        page = dashboard(store, sweep, lengths=lengths).encode()
         stream.write(page)
     return len(page)
 
 
-def dashboard(store: Store, sweep: str | None = None) -> str:
-    """The page of a sweep (None: the one launched last); the same database gives the same text. Raises SweepUnknown."""
-    data = gather(store, sweep)
+def dashboard(store: Store, sweep: str | None = None, *, lengths: Lengths = None) -> str:
+    """The page of a sweep (None: the one launched last); the same database gives the same text.
+
+    Its tables have the context lengths that the launch asked for, and `lengths` besides; its lists of numbers have all.
+    Raises SweepUnknown, ReportError.
+    """
+    data = gather(store, sweep, lengths=lengths)
     attempts = attempts_of(store, [cell.cell_id for cell in data.cells])
     curves = curves_of(store, data, attempts)
     most = max(FEWEST, CURVE_POINTS // max(1, len(curves)))
@@ -161,7 +165,7 @@ def core(
 ) -> dict[str, Any]:
     """Everything but effects and curves. Cells stand by their place in `cells`, attempts by id, metrics by `keys`."""
     launched = store.revision(data.sweep, data.revision)
-    table = table6(store, data.sweep)
+    table = table6(store, data.sweep, lengths=data.also)
     several = "Seeds" in table.columns
     keys = sorted({key[1:] for key in data.values})
     units = {key[1:]: value.unit for key, value in data.values.items() if value.unit}
@@ -181,7 +185,7 @@ def core(
         "audit": audit,
         "notes": list(table.notes),
         "columns": _columns(data),
-        "tables": {"mean": _rows(data, table)} | ({"each": _rows(data, table6(store, data.sweep, seeds=True))} if several else {}),
+        "tables": {"mean": _rows(data, table)} | ({"each": _rows(data, table6(store, data.sweep, seeds=True, lengths=data.also))} if several else {}),
         "keys": [_key(key, units.get(key, "")) for key in keys],
         "cells": _cells(data, keys, curves, most),
         "attempts": {attempt.id: _attempt(attempt, known.get(attempt.id), groups.get(attempt.id)) for attempt in attempts},
@@ -281,7 +285,7 @@ def _failures(table: Table) -> dict[str, Any]:
 
 def effects_of(store: Store, data: SweepData) -> dict[str, Any]:
     """The table of effects: words, numbers as [printed, value], and the cells of the pairs by their place in the sweep."""
-    table = effects_table(store, data.sweep)
+    table = effects_table(store, data.sweep, lengths=data.also)
     place = {cell.cell_id: index for index, cell in enumerate(data.cells)}
     words = table.text_columns
     rows = [

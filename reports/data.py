@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Any, Literal
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -19,6 +20,10 @@ REFERENCES = {"unigram_entropy": "unigram entropy", "bigram_entropy": "bigram en
 """Metrics of the probe `corpus` that tables give as a yardstick, in nats per token."""
 PRINTED = "table-"
 """Beginning of the probes that hold a published number as a numbered table prints it, such as `table-2`."""
+
+
+Lengths = Sequence[int] | Literal["all"] | None
+"""Context lengths that a report shows besides those that the grid asks for: these, every measured one, or none."""
 
 
 class ReportError(Exception):
@@ -55,6 +60,8 @@ class SweepData:
     sources: Mapping[int, Source] = field(default_factory=dict)
     """By attempt, for those that said where their numbers come from."""
 
+    also: tuple[int, ...] = ()
+    """Context lengths that are shown besides those that the launch asked for."""
     failures: Mapping[int, str] = field(default_factory=dict)
     """By attempt, the class of its failure, where one was recorded (cuda_oom, code, hang, ...)."""
 
@@ -72,17 +79,28 @@ class SweepData:
         found = self.standing(cell)
         return "oom" if found == "failed" and self.failures.get(cell.attempt_id or 0, "").endswith("_oom") else found
 
+    @cached_property
+    def asked(self) -> Mapping[str, frozenset[int]]:
+        """The context lengths that the launch asked for, by probe."""
+        probes = {probe for probe, length in self.requested if length}
+        return {name: frozenset(length for probe, length in self.requested if probe == name) for name in probes}
+
+    def asks(self, probe: str, length: int) -> bool:
+        """Whether the launch asked for that; of a probe that it did not ask for at all, whatever was measured counts."""
+        return length in self.asked.get(probe, (length,))
+
     def requested_lengths(self) -> dict[str, list[int]]:
-        """The context lengths asked for, by probe, shortest first."""
-        found: dict[str, list[int]] = {}
-        for probe, length in sorted(self.requested):
-            if length:
-                found.setdefault(probe, []).append(length)
-        return found
+        """The context lengths that are shown of the probes that the launch asked for, shortest first."""
+        measured = {(key[1], key[3]) for key in self.values}
+        return {
+            probe: sorted({*lengths, *(length for length in self.also if (probe, length) in measured)})
+            for probe, lengths in sorted(self.asked.items())
+        }
 
     def lengths(self, probe: str, metric: str) -> list[int]:
-        """The context lengths at which any cell has a value or a reason, shortest first."""
-        return sorted({key[3] for key in self.values if key[1:3] == (probe, metric)})
+        """The context lengths that are shown and at which any cell has a value or a reason, shortest first."""
+        measured = {key[3] for key in self.values if key[1:3] == (probe, metric)}
+        return sorted(length for length in measured if not length or length in self.also or self.asks(probe, length))
 
     def levels(self, axis: str) -> list[str]:
         """The levels of an axis, in the order of the cells."""
@@ -109,8 +127,17 @@ class SweepData:
         return printed or self.values.get((cell, probe, metric, length))
 
 
-def gather(store: Store, sweep: str | None = None, *, revision: int | None = None, orphans: bool = False) -> SweepData:
-    """Reads a sweep (None: the one launched last) for a report. Raises SweepUnknown, StoreError."""
+def gather(
+    store: Store,
+    sweep: str | None = None,
+    *,
+    revision: int | None = None,
+    orphans: bool = False,
+    lengths: Lengths = None,
+) -> SweepData:
+    """Reads a sweep (None: the one launched last) for a report, which shows the context lengths that the launch asked for
+    and `lengths` besides. Raises SweepUnknown, StoreError, ReportError for a length at which nothing was measured.
+    """
     with store.transaction(write=False) as session:
         launched = queries.revision(session, sweep, revision)
         cells = queries.cell_states(session, launched.sweep, launched.number, orphans=orphans)
@@ -124,17 +151,31 @@ def gather(store: Store, sweep: str | None = None, *, revision: int | None = Non
             printed[(value.cell_id, value.probe.removeprefix(PRINTED), probe, metric, value.length)] = value
         else:
             mine[(value.cell_id, value.probe, value.metric, value.length)] = value
+    requested = requests_of(launched.options)
     return SweepData(
         sweep=launched.sweep,
         revision=launched.number,
         cells=cells,
         values=mine,
         references=_references(values),
-        requested=requests_of(launched.options),
+        requested=requested,
+        also=_also(launched.sweep, lengths, {key[3] for key in mine if key[3]}, {length for _, length in requested}),
         printed=printed,
         sources=sources,
         failures=failures,
     )
+
+
+def _also(sweep: str, lengths: Lengths, measured: set[int], asked: set[int]) -> tuple[int, ...]:
+    """The further lengths, shortest first, `all` spelled out."""
+    wanted = measured if lengths == "all" else set(lengths or ())
+    unknown = sorted(wanted - measured - asked)
+    if unknown:
+        known = ", ".join(map(str, sorted(measured))) or "none"
+        raise ReportError(
+            f"--length {unknown[0]}: no cell of sweep {sweep} is measured there; measured lengths: {known}"
+        )
+    return tuple(sorted(wanted - asked))
 
 
 def _references(values: Iterable[Value]) -> dict[str, tuple[float, ...]]:

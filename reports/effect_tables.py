@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..results.store import Store
-from .data import Entry, ReportError, SweepData, Table, gather
+from .data import Entry, Lengths, ReportError, SweepData, Table, gather
 from .effects import (
     Effect,
     Interaction,
@@ -63,9 +63,11 @@ TEST_NOTE = (
 )
 
 
-def effects_table(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Table:
+def effects_table(
+    store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
+) -> Table:
     """The effect of every level on every number of the complete results, by matched pairs."""
-    data = gather(store, sweep, revision=revision)
+    data = gather(store, sweep, revision=revision, lengths=lengths)
     found = effects(data)
     lines = [
         Line(
@@ -90,9 +92,11 @@ def effects_table(store: Store, sweep: str | None = None, *, revision: int | Non
     )
 
 
-def interactions_table(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Table:
+def interactions_table(
+    store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
+) -> Table:
     """Two-way interactions by differences of differences over matched fours of cells."""
-    data = gather(store, sweep, revision=revision)
+    data = gather(store, sweep, revision=revision, lengths=lengths)
     found = interactions(data)
     lines = [
         Line(
@@ -110,9 +114,11 @@ def interactions_table(store: Store, sweep: str | None = None, *, revision: int 
     return assemble(data, "interactions", title, ("Measure", "First", "Second"), lines, numbers=numbers, notes=notes)
 
 
-def anova_table(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Table:
+def anova_table(
+    store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
+) -> Table:
     """Type-III analysis of variance of every number of the complete results, with partial eta squared."""
-    data = gather(store, sweep, revision=revision)
+    data = gather(store, sweep, revision=revision, lengths=lengths)
     lines, remarks = [], []
     for column in measures(data):
         frame = numbers_of(data, column)
@@ -175,10 +181,12 @@ def _amount(column: Column, value: float) -> str:
     return rounded(value, column.decimals, percent=column.percent)
 
 
-def pareto_table(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Table:
+def pareto_table(
+    store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
+) -> Table:
     """The configurations that no other beats in speed and quality at once: in validation loss, or in needle accuracy at
     the longest length. Speed is tokens/s, or MFU where the sweep has no tokens/s."""
-    data = gather(store, sweep, revision=revision)
+    data = gather(store, sweep, revision=revision, lengths=lengths)
     columns = {column.heading: column for column in complete_columns(data)}
     speed = Column("Tokens/s", "throughput", "tokens_per_s", 0)
     if not any(key[1:3] == (speed.probe, speed.metric) for key in data.values):

@@ -15,6 +15,8 @@ from .numbers import Column, better, reason_code, rounded
 
 NO_CELL = "no cell"
 """Printed where a table asks for a combination of levels that the sweep does not list."""
+UNMEASURED = "unmeasured"
+"""Printed where a cell lacks what its grid does not ask for either."""
 NOTHING = "-"
 """Printed where there is nothing to say."""
 PLUS_MINUS = " ± "
@@ -51,6 +53,8 @@ def entry(data: SweepData, cells: Sequence[CellState], column: Column, table: st
     have = [value for value in values if value is not None and value.value is not None]
     numbers = [value.value for value in have if value.value is not None]
     words = [word_for(data.word(cell), value) for cell, value in zip(cells, values, strict=True)]
+    if column.length > 0 and not data.asks(column.probe, column.length):
+        words = [UNMEASURED if word == "needs-eval" else word for word in words]
     known = next((value for value in values if value is not None), None)
     base = Entry(
         text="/".join(dict.fromkeys(words)) or NO_CELL,
@@ -209,7 +213,7 @@ def assemble(
         "table": number,
         "sweep": data.sweep,
         "revision": data.revision,
-        "options": dict(options or {}),
+        "options": dict(options or {}) | ({"lengths": list(data.also)} if data.also else {}),
     }
     known = sources_of((attempt for found in cells.values() for attempt in found), sources)
     by_cell = {name: sorted(found) for name, found in cells.items()}
@@ -269,7 +273,9 @@ def word_notes(grid: Iterable[Sequence[Entry]]) -> list[str]:
         notes.append(f"{code} ({count} values): {reason.removeprefix(code).lstrip(': ') or code}.")
     if any(one.text == NO_CELL for one in entries):
         notes.append(f"{NO_CELL}: the sweep does not list that combination.")
-    if any(not one.reason and one.text not in (NO_CELL, NOTHING) for one in entries):
+    if any(one.text == UNMEASURED for one in entries):
+        notes.append(f"{UNMEASURED}: the grid does not ask for that length; evaluate --length measures it.")
+    if any(not one.reason and one.text not in (NO_CELL, NOTHING, UNMEASURED) for one in entries):
         notes.append("A word in place of a number is the state of a cell that has none yet.")
     return notes
 

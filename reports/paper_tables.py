@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from ..results import paper
 from ..results.records import AXES, CellState
 from ..results.store import Store
-from .data import Entry, ReportError, SweepData, Table, gather
+from .data import Entry, Lengths, ReportError, SweepData, Table, gather
 from .layout import (
     NO_CELL,
     NOTHING,
@@ -136,9 +136,9 @@ def _titled(number: str, title: str, data: SweepData) -> str:
     return f"{name}{title}, sweep {data.sweep}, revision {data.revision}"
 
 
-def table1(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Table:
+def table1(store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None) -> Table:
     """Attention alone: clean loss and needle accuracy of every mixer without memory, over context lengths."""
-    data = gather(store, sweep, revision=revision)
+    data = gather(store, sweep, revision=revision, lengths=lengths)
     series = [
         Series(f"{mixer} {what[0]}", plain_levels(data, attn_type=mixer), what)
         for what in (NATS, NEEDLE)
@@ -147,9 +147,9 @@ def table1(store: Store, sweep: str | None = None, *, revision: int | None = Non
     return over_lengths(data, "1", "Attention alone, without memory", series)
 
 
-def table2(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Table:
+def table2(store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None) -> Table:
     """What memory adds: needle accuracy of our mixer alone and of every mixer with memory, and the latter's clean loss."""
-    data = gather(store, sweep, revision=revision)
+    data = gather(store, sweep, revision=revision, lengths=lengths)
     names, known = ours_last(mixers(data)), memories(data)
     one = len(known) == 1
     pairs = [(mixer, memory) for memory in known for mixer in names]
@@ -167,9 +167,9 @@ def _main_mixer(data: SweepData) -> str:
     return OURS if OURS in names or not names else names[0]
 
 
-def table3(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Table:
+def table3(store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None) -> Table:
     """Window and distractor: needle accuracy with memory, and with each of the two added to it."""
-    data = gather(store, sweep, revision=revision)
+    data = gather(store, sweep, revision=revision, lengths=lengths)
     mixer, memory = _main_mixer(data), memories(data)[0]
     base = {"attn_type": mixer, "memory": memory}
     series = [
@@ -311,13 +311,15 @@ def _own_entry(data: SweepData, cells: Sequence[CellState], column: Column, leng
     return replace(made, seeds=max((part.seeds for part in parts), default=0))
 
 
-def open_weight(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Table:
+def open_weight(
+    store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
+) -> Table:
     """Losses in bits per token and needle accuracy beside open-weight models, the published ones as printed.
 
     `WAvg` weights every length by itself. Our own rows are the plain recipe, computed from the sweep's numbers; published
     models are shown where the sweep's context lengths are theirs.
     """
-    data = gather(store, sweep, revision=revision)
+    data = gather(store, sweep, revision=revision, lengths=lengths)
     if data.sweep == paper.SWEEPS[0]:
         raise ReportError(f"the first version has no open-weight table; ask for --sweep {paper.SWEEPS[1]}")
     ends = _ends(data)

@@ -16,7 +16,7 @@ from ..results.records import AXES
 from ..results.store import Store
 from ..results.text import choice
 from .audit import homogeneity
-from .data import REFERENCES, ReportError, SweepData, Table, gather
+from .data import REFERENCES, Lengths, ReportError, SweepData, Table, gather
 from .layout import Line, about_cell, assemble, entry, reference_note, seed_notes, sweep_note, word_notes
 from .numbers import Column, length_name, reason_code, rounded
 from .render import FORMATS, render
@@ -49,6 +49,8 @@ TABLES: dict[str, tuple[str, str]] = {
 }
 """By number or name: where the function stands, and what the table shows."""
 NO_LENGTHS = [(-1, "shortest"), (-1, "longest")]
+WITHOUT_LENGTHS = ("4", "5", "budgets", "failures", "provenance")
+"""Tables in which no context length plays a part."""
 WORDS_ONLY = ("5", "budgets", "failures", "provenance")
 """Tables in which nothing measured is compared."""
 
@@ -81,19 +83,21 @@ def table6(
     *,
     revision: int | None = None,
     orphans: bool = False,
-    lengths: Mapping[str, Sequence[int]] | None = None,
+    lengths: Mapping[str, Sequence[int]] | Lengths = None,
     seeds: bool = False,
 ) -> Table:
     """Table 6, the complete results: one row a configuration, in the grid's order.
 
     Thirteen columns; one for every further axis that varies joins after Win. Where a configuration has several seeds, its
     row gives mean, standard deviation and their number; `seeds` lists each seed as a row instead.
-    `lengths` gives context lengths by probe (clean, junk, needle), else those that the launch asked for.
+    The context lengths are those that the launch asked for, and `lengths` besides; a mapping gives them by probe (clean,
+    junk, needle) instead.
     A number that is missing prints as where the cell stands (needs-eval in a trained one), one that could not be had as the
     code of its reason; nothing prints blank. Raises SweepUnknown, StoreError.
     """
-    data = gather(store, sweep, revision=revision, orphans=orphans)
-    columns = complete_columns(data, lengths)
+    chosen, further = (lengths, None) if isinstance(lengths, Mapping) else (None, lengths)
+    data = gather(store, sweep, revision=revision, orphans=orphans, lengths=further)
+    columns = complete_columns(data, chosen)
     groups = list(data.configurations().items())
     several = max((len(cells) for _, cells in groups), default=1) > 1
     if several and seeds:
@@ -121,7 +125,7 @@ def table6(
     given = {
         "orphans": orphans,
         "seeds": seeds,
-        "lengths": {k: list(v) for k, v in lengths.items()} if lengths else None,
+        "lengths": {probe: list(some) for probe, some in chosen.items()} if chosen else None,
     }
     return assemble(
         data,
@@ -137,10 +141,16 @@ def table6(
 
 
 def make_table(number: str | int, store: Store, sweep: str | None = None, **options: Any) -> Table:
-    """The table of that number or name; options as its function takes them. Raises ReportError for an unknown name."""
+    """The table of that number or name; options as its function takes them.
+
+    `lengths` adds context lengths to those that the launch asked for. Raises ReportError for an unknown name, and for
+    lengths where none play a part.
+    """
     name = str(number).lower()
     if name not in TABLES:
         raise ReportError(f"there is no table {number}; {choice(name, TABLES)}")
+    if name in WITHOUT_LENGTHS and options.pop("lengths", None):
+        raise ReportError(f"table {name} is not about context lengths; leave --length out")
     module, _, function = TABLES[name][0].partition(":")
     made: Table = getattr(importlib.import_module(f".{module}", __package__), function)(store, sweep, **options)
     if name in WORDS_ONLY:

@@ -130,6 +130,46 @@ def _identify(config: Any) -> str:
     return cell_id(CellConfig.model_validate(config))
 
 
+@db_app.command("forget")
+def db_forget(
+    cell: Annotated[str, typer.Argument(help="Cell by id, the beginning of one, or slug.")],
+    probe: Annotated[
+        list[str] | None, typer.Option("--probe", metavar="NAME", help="Measurements of this probe; repeatable.")
+    ] = None,
+    length: Annotated[
+        list[int] | None,
+        typer.Option("--length", metavar="TOKENS", help="Measurements at this context length; repeatable."),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete without asking.")] = False,
+    sweep: SweepName = None,
+    db: Db = None,
+    as_json: AsJson = False,
+) -> None:
+    """Delete measurements of a cell, after saying which, and which sweeps will want them again. An event records it."""
+    import sys
+    from dataclasses import asdict
+
+    from ..results.forgetting import forget, plan
+    from ..results.store import StoreError, open_store
+    from .wishes import person
+
+    store = open_store(db)
+    probes, lengths = probe or [], length or []
+    found = plan(store, cell, probes=probes, lengths=lengths, sweep=sweep)
+    if not as_json:
+        typer.echo("\n".join(found.lines()))
+    if found.rows and not yes and not as_json and sys.stdin.isatty():
+        yes = typer.confirm("delete these?")
+    if found.rows and yes:
+        found = forget(store, found, probes=probes, lengths=lengths, who=person())
+        if not as_json:
+            typer.echo("deleted")
+    if as_json:
+        print_json(asdict(found))
+    if found.rows and not found.deleted:
+        raise StoreError("nothing was deleted; --yes deletes what is listed")
+
+
 @db_app.command("backup")
 def db_backup(
     to: Annotated[

@@ -16,6 +16,7 @@ from .errors import GridError, SweepError
 from .launch import carry_out
 from .planner import Task
 from .probes import PROBES, requested
+from .probes.limits import longest
 from .signals import Interrupted
 from .supervisor import Listener
 from .training import corpora
@@ -62,7 +63,7 @@ def plan(
 
     `asked` names cells by id, beginning of an id, or slug; `probes` and `lengths` (tokens) stand in for those of the
     cells' configs. A cell is evaluated within the given sweep, else within the newest that lists it. Raises GridError
-    for an unknown probe or an impossible length, NoSweep, CorpusError, and what `loading.kept` raises.
+    for an unknown probe or a length that cannot be measured, NoSweep, CorpusError, and what `loading.kept` raises.
     """
     _check_probes("--probe", probes)
     for length in lengths:
@@ -79,7 +80,9 @@ def plan(
             continue
         seen.add(kept.cell.id)
         cell = _asking(kept.cell, probes, lengths)
-        corpora.open_corpus(runs / "corpora", cell.config.data.fingerprint or "")
+        corpus = corpora.open_corpus(runs / "corpora", cell.config.data.fingerprint or "")
+        if lengths:
+            _check_lengths(cell, corpus)
         holder = sweep or next((known for known, ids in listed.items() if cell.id in ids), None)
         if holder is None:
             raise NoSweep(f"no sweep lists cell {cell.id} ({cell.slug}) any more; launch a grid that has it")
@@ -87,6 +90,30 @@ def plan(
         task = Task(cell, "evaluate", pairs, "needs-eval", kept.weights, kept.attempt, repeat=True)
         shares.setdefault(holder, []).append(task)
     return shares
+
+
+def _check_lengths(cell: Cell, corpus: corpora.Corpus) -> None:
+    """Refuses lengths that a probe of this cell can never measure: they would stand in its tables as holes for good."""
+    config = cell.config
+    limits = {name: longest(name, config.eval, corpus) for name in config.eval.probes if PROBES[name].by_length}
+    known = {name: limit for name, limit in limits.items() if limit is not None}
+    beyond = [length for length in config.eval.lengths if any(length > limit for limit in known.values())]
+    if beyond:
+        told = ", ".join(f"{name} {limit:,}" if limit > 1 else f"{name} none" for name, limit in known.items())
+        raise GridError(
+            "--length",
+            None,
+            str(beyond[0]),
+            f"more than the text of cell {cell.id} ({cell.slug}) gives {config.eval.documents} documents or "
+            f"{config.eval.junk_rows} rows of; the longest length by probe, in tokens: {told}",
+        )
+    if "state_norm" in limits and config.model.memory == "none":
+        raise GridError(
+            "--probe",
+            None,
+            "state_norm",
+            f"cell {cell.id} ({cell.slug}) has no memory whose state could be measured; leave the probe or the cell out",
+        )
 
 
 def _listed(store: Store) -> dict[str, set[str]]:

@@ -20,7 +20,7 @@ ASKED = {"pause": "pause asked", "cancel": "cancel asked"}
 """By wish: the kind of the event that says who asked."""
 
 
-def _person() -> str:
+def person() -> str:
     """Who runs this command, and where."""
     try:
         user = getpass.getuser()
@@ -80,6 +80,6 @@ def ask(store: Store, wish: Wish, sweep: str | None = None, cells: Sequence[str]
             store.ask(name, pause=None)
         else:
             if not store.asked(name).get(wish):
-                store.add_event(ASKED[wish], f"by {_person()}", sweep=name)
+                store.add_event(ASKED[wish], f"by {person()}", sweep=name)
             store.ask(name, **{wish: True})
     return Answer(name, wish, running, chosen)

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...results.store import Store
 from ...results.text import choice
-from ..data import ReportError
+from ..data import Lengths, ReportError
 from .base import Collected, digest
 from .files import FORMATS, rendered, renderings, trace_in
 
@@ -58,6 +58,10 @@ NUMBERS = {"1": "needle", "2a": "count-map", "2b": "state-norm"}
 """By the paper's number: the figure's name."""
 
 
+WITHOUT_LENGTHS = ("count-map", "loss", "timeline")
+"""Figures in which no context length plays a part."""
+
+
 def figure_name(name: str) -> str:
     """The name of the figure of that name or number. Raises ReportError."""
     found = NUMBERS.get(name.lower(), name.lower())
@@ -71,12 +75,20 @@ def _function(target: str) -> Any:
     return getattr(importlib.import_module(f".{module}", __package__), name)
 
 
-def make_figure(name: str, store: Store, sweep: str | None = None, *, revision: int | None = None) -> Collected:
-    """What the figure of that name or number shows of a sweep (None: the one launched last).
+def make_figure(
+    name: str, store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
+) -> Collected:
+    """What the figure of that name or number shows of a sweep (None: the one launched last), at the context lengths that
+    the launch asked for and `lengths` besides.
 
-    Raises ReportError for an unknown name and for a figure that the data cannot give, SweepUnknown, StoreError.
+    Raises ReportError for an unknown name, for lengths where none play a part and for a figure that the data cannot
+    give, SweepUnknown, StoreError.
     """
-    made: Collected = _function(FIGURES[figure_name(name)].collect)(store, sweep, revision=revision)
+    found = figure_name(name)
+    if found in WITHOUT_LENGTHS and lengths:
+        raise ReportError(f"figure {found} is not about context lengths; leave --length out")
+    options = {} if found in WITHOUT_LENGTHS else {"lengths": lengths}
+    made: Collected = _function(FIGURES[found].collect)(store, sweep, revision=revision, **options)
     return made
 
 

@@ -77,7 +77,7 @@ def collected(
         "cells": {cell: sorted(found) for cell, found in cells.items()},
         "sources": sources_of(attempts, told),
         "data": digest(frame),
-    }
+    } | ({"lengths": list(data.also)} if data.also else {})
     which = f"{title}, sweep {data.sweep}, revision {data.revision}"
     return Collected(name=name, title=which, frame=frame, notes=tuple(notes), trace=trace, about=about)
 

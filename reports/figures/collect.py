@@ -17,7 +17,7 @@ from ...results.intervals import wilson
 from ...results.paper import OWNER as PRINTED_BY
 from ...results.schema import CurvePointRow
 from ...results.store import Store
-from ..data import ReportError, SweepData, attempts_of, gather, provenances_of
+from ..data import Lengths, ReportError, SweepData, attempts_of, gather, provenances_of
 from ..numbers import length_name
 from .base import Collected, collected, groups_of, line_axes, training_lengths
 
@@ -98,9 +98,11 @@ def _one(values: Sequence[int]) -> int | None:
     return found.pop() if len(found) == 1 else None
 
 
-def needle(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Collected:
+def needle(
+    store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
+) -> Collected:
     """Needle accuracy (digits, fraction) over context lengths; the frame is that of `over_lengths`."""
-    data = gather(store, sweep, revision=revision)
+    data = gather(store, sweep, revision=revision, lengths=lengths)
     frame = over_lengths(data, training_lengths(store, data), "needle", "digit_accuracy")
     if frame.empty:
         raise ReportError(
@@ -121,9 +123,11 @@ def needle(store: Store, sweep: str | None = None, *, revision: int | None = Non
     )
 
 
-def losses(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Collected:
+def losses(
+    store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
+) -> Collected:
     """Clean and junk loss (nats per token) over context lengths; the frame is that of `over_lengths`, probes in turn."""
-    data = gather(store, sweep, revision=revision)
+    data = gather(store, sweep, revision=revision, lengths=lengths)
     trained = training_lengths(store, data)
     parts = [over_lengths(data, trained, probe, "nats") for probe in ("clean", "junk")]
     known = [part for part in parts if not part.empty]
@@ -177,9 +181,11 @@ def count_map(store: Store, sweep: str | None = None, *, revision: int | None = 
     return collected(store, data, "count-map", "Count map of Polar attention", frame, origins, notes=[words])
 
 
-def state_norm(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Collected:
+def state_norm(
+    store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
+) -> Collected:
     """Norm of the memory's state over context lengths; the frame is that of `over_lengths`, metrics of NORMS in turn."""
-    data = gather(store, sweep, revision=revision)
+    data = gather(store, sweep, revision=revision, lengths=lengths)
     trained = training_lengths(store, data)
     parts = [over_lengths(data, trained, "state_norm", metric) for metric in NORMS]
     known = [part for part in parts if not part.empty]

@@ -9,7 +9,7 @@ import pandas as pd
 
 from ...results.records import AXES
 from ...results.store import Store
-from ..data import ReportError, SweepData, gather
+from ..data import Lengths, ReportError, SweepData, gather
 from ..effects import effects as tested
 from ..effects import factors, measures, numbers_of, pareto
 from ..layout import entry
@@ -27,13 +27,15 @@ def _qualities(data: SweepData) -> list[Column]:
     return [column for column in chosen if not numbers_of(data, column).empty]
 
 
-def effects(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Collected:
+def effects(
+    store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
+) -> Collected:
     """The effect of every level of every axis on every number of the complete results, by matched pairs.
 
     One row an effect: measure (heading), unit (nats/token or points), axis, level, reference, pairs, mean, low, high (95%
     bootstrap of the mean, NaN for a single pair). Accuracies and MFU are in points.
     """
-    data = gather(store, sweep, revision=revision)
+    data = gather(store, sweep, revision=revision, lengths=lengths)
     columns = measures(data)
     rows: list[dict[str, Any]] = []
     origins: list[tuple[str, int | None]] = []
@@ -56,13 +58,15 @@ def effects(store: Store, sweep: str | None = None, *, revision: int | None = No
     return collected(store, data, "effects", "Main effects", frame, origins, notes=[words], better=better_is)
 
 
-def interactions(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Collected:
+def interactions(
+    store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
+) -> Collected:
     """Means of every two axes' combinations, of validation loss and of needle accuracy at the longest length.
 
     One row a combination: measure, unit (nats/token or %), row_axis, column_axis, row, column (levels), mean, cells.
     At most the first six axes that vary.
     """
-    data = gather(store, sweep, revision=revision)
+    data = gather(store, sweep, revision=revision, lengths=lengths)
     axes = factors(data)[:MOST_FACTORS]
     if len(axes) < 2:
         raise ReportError(f"fewer than two axes of sweep {data.sweep} vary; an interaction needs two")
@@ -94,13 +98,15 @@ def interactions(store: Store, sweep: str | None = None, *, revision: int | None
     )
 
 
-def quality_speed(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Collected:
+def quality_speed(
+    store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
+) -> Collected:
     """Quality against speed, one row a configuration and quality that has both: quality (heading), speed_name, speed, value,
     front (whether no other is as good in both and better in one), slug (of its first cell), the five AXES, `name`.
 
     Speed is tokens/s, or MFU (in %) where the sweep has no tokens/s. Values as `interactions`: nats per token, or %.
     """
-    data = gather(store, sweep, revision=revision)
+    data = gather(store, sweep, revision=revision, lengths=lengths)
     speed = Column("tokens/s", "throughput", "tokens_per_s", 0)
     if not any(key[1:3] == (speed.probe, speed.metric) for key in data.values):
         speed = next(column for column in complete_columns(data) if column.metric == "mfu_paper")

@@ -29,14 +29,16 @@ class ProbeSpec:
     target: str
     by_length: bool
     """Measured at every context length of the grid, or once (length 0)."""
+    longest: str = ""
+    """The function of limits.py that gives its longest length; none when no limit is known beforehand."""
 
 
 PROBES: dict[str, ProbeSpec] = {
     "val": ProbeSpec("perplexity:validation", by_length=False),
-    "clean": ProbeSpec("perplexity:clean", by_length=True),
-    "junk": ProbeSpec("perplexity:junk", by_length=True),
-    "needle": ProbeSpec("needle:needle", by_length=True),
-    "state_norm": ProbeSpec("state_norm:state_norm", by_length=True),
+    "clean": ProbeSpec("perplexity:clean", by_length=True, longest="targets"),
+    "junk": ProbeSpec("perplexity:junk", by_length=True, longest="rows"),
+    "needle": ProbeSpec("needle:needle", by_length=True, longest="documents"),
+    "state_norm": ProbeSpec("state_norm:state_norm", by_length=True, longest="documents"),
     "count_map": ProbeSpec("count_map:count_map", by_length=False),
 }
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 from atma_sweep.results import open_store, paper
+from atma_sweep.results.recorder import Recorder
+from atma_sweep.results.records import AXES, CellRecord, Measurement, Owner
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -120,3 +122,36 @@ def test_an_export_into_a_pipe(run: Run, tmp_path: Path, to: str, kind: str) -> 
         assert set(again["added"].values()) == {0}
     else:
         assert done.stdout == file.read_bytes()
+
+
+def test_forget_lists_and_deletes_only_with_yes(run: Run, tmp_path: Path) -> None:
+    levels = dict.fromkeys(AXES, "off")
+    cell = CellRecord(id="0123456789ab", slug="mine", seed=0, levels=levels, config={}, tokens=1)
+    store = open_store(tmp_path / "mine.db", create=True)
+    store.record_revision("g", grid_text="", grid_file="g", options={"requested": [["clean", 64]]}, cells=[cell])
+    attempt = store.start_attempt(cell.id, owner=Owner(name="x", host="here", pid=1, started=0.0), fence=1)
+    found = [Measurement(probe="clean", metric="nats", length=length, value=1.0) for length in (64, 512)]
+    Recorder(store, attempt.id, 1).measurements(found)
+    store.finish_attempt(attempt.id, 1, "done", weights="w")
+    asked = ("db", "forget", "mine", "--db", "mine.db")
+    assert run(*asked) == (
+        2, "", "atma-sweep: say which measurements: --probe NAME, --length TOKENS (0 for those without a length), or both\n",
+    )  # fmt: skip
+    told = "0123456789ab mine, to delete:\n  clean at 512: 1 numbers of 1 attempts\n"
+    assert run(*asked, "--length", "512") == (
+        2, told, "atma-sweep: nothing was deleted; --yes deletes what is listed\n",
+    )  # fmt: skip
+    assert {value.length for value in store.measurements(cell.id)} == {64, 512}
+    assert run(*asked, "--length", "512", "--yes") == (0, told + "deleted\n", "")
+    assert run(*asked, "--length", "512", "--yes") == (0, "0123456789ab mine: nothing of that is measured\n", "")
+    code, out, _ = run(*asked, "--probe", "clean", "--yes", "--json")
+    row = {"probe": "clean", "length": 64, "measurements": 1, "attempts": 1, "examples": 0}
+    assert (code, json.loads(out)) == (
+        0,
+        {"cell": cell.id, "slug": "mine", "rows": [row], "asked_by": {"g": "needs-eval"}, "deleted": True},
+    )
+    assert store.measurements(cell.id) == []
+    code, _, err = run(
+        "db", "forget", "polar-baseline-d0-m0-w0-s0", "--sweep", "printed-v1", "--probe", "clean", "--yes"
+    )
+    assert (code, "whose numbers were imported; they stay as they are" in err) == (2, True)

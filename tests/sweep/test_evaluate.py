@@ -179,12 +179,12 @@ def test_evaluating_again_gives_the_same_numbers_in_a_new_attempt(desk: Desk) ->
 
 
 def test_probes_and_lengths_beyond_the_config_as_json(desk: Desk) -> None:
-    out = desk.evaluate(FADE, "--probe", "clean", "--probe", "val", "--length", "48", "--length", "5000", "--json")
+    out = desk.evaluate(FADE, "--probe", "clean", "--probe", "val", "--length", "48", "--length", "80", "--json")
     rows = [row for row in json.loads(out) if row["metric"] != "peak_memory"]
     assert list(rows[0]) == ["cell", "slug", "probe", "metric", "length", "value", "unit", "n", "reason"]
     assert [(row["probe"], row["metric"], row["length"]) for row in rows] == [
         ("clean", "nats", 48),
-        ("clean", "nats", 5000),
+        ("clean", "nats", 80),
         ("val", "val_loss", 0),
         ("val", "val_loss_full", 0),
     ]
@@ -192,13 +192,12 @@ def test_probes_and_lengths_beyond_the_config_as_json(desk: Desk) -> None:
     clean = f"slug = '{FADE}' AND probe = 'clean' AND metric = 'nats'"
     view = desk.sql(f"SELECT value, unit, n FROM results WHERE {clean} ORDER BY length")
     assert [(row["value"], row["unit"], row["n"]) for row in rows[:2]] == [view[1], view[3]]
-    assert (rows[0]["n"], rows[1]["value"], rows[1]["n"]) == (2 * 48, None, 0)
-    assert rows[1]["reason"].startswith("too-few-docs: ")
+    assert (rows[0]["n"], rows[1]["n"]) == (2 * 48, 2 * 80)
     # what was asked stands with the attempt, what the cell is stays
     (used,) = desk.sql("SELECT config FROM provenance JOIN attempt a ON a.id = attempt_id WHERE kind = 'evaluate'")
     stored = json.loads(desk.sql(f"SELECT config FROM cell WHERE slug = '{FADE}'")[0][0])
     config = json.loads(used[0])
-    assert (config["eval"]["lengths"], config["eval"]["probes"]) == ([48, 5000], ["clean", "val"])
+    assert (config["eval"]["lengths"], config["eval"]["probes"]) == ([48, 80], ["clean", "val"])
     assert stored["eval"]["lengths"] == [32, 64]
     assert {name: config[name] for name in ("model", "train", "seed")} == {
         name: stored[name] for name in ("model", "train", "seed")
@@ -217,6 +216,15 @@ def test_probes_and_lengths_beyond_the_config_as_json(desk: Desk) -> None:
         ),
         ([POLAR], {"probes": ["val"], "lengths": [64]}, GridError, "val has no context length; leave --length out"),
         ([POLAR], {"lengths": [64, 1]}, GridError, "--length: 1: a context length is 2 tokens or more"),
+        ([POLAR], {"lengths": [-5]}, GridError, "--length: -5: a context length is 2 tokens or more"),
+        ([POLAR, NOPE], {"lengths": [999_999_999]}, GridError, "the longest length by probe, in tokens: clean "),
+        ([POLAR], {"probes": ["junk"], "lengths": [999_999_999]}, GridError, "by probe, in tokens: junk "),
+        (
+            [POLAR],
+            {"probes": ["state_norm"], "lengths": [64]},
+            GridError,
+            "has no memory whose state could be measured",
+        ),
     ],
 )
 def test_all_is_checked_before_the_first_attempt(
@@ -235,6 +243,24 @@ def test_the_command_line_says_a_mistake_in_one_line_and_makes_no_attempt(desk: 
     assert re.fullmatch(rf"atma-sweep: the weights of cell \w+ \({NOPE}\) are gone from .*--retrain\n", err)
     assert desk.state() == before
     assert desk.sql("SELECT count(*) FROM attempt WHERE kind = 'evaluate'") == [(0,)]
+
+
+def test_a_length_that_nothing_can_have_is_refused_before_anything_is_written(desk: Desk) -> None:
+    before = desk.db.read_bytes()
+    err = desk.evaluate(POLAR, "--length", "999999999", code=2)
+    told = re.fullmatch(
+        rf"atma-sweep: --length: 999999999: more than the text of cell \w+ \({POLAR}\) gives 2 documents or 2 rows of; "
+        r"the longest length by probe, in tokens: clean ([\d,]+), junk ([\d,]+), needle ([\d,]+)\n",
+        err,
+    )
+    assert told is not None, err
+    assert desk.sql("SELECT count(*) FROM attempt WHERE kind = 'evaluate'") == [(0,)]
+    assert desk.db.read_bytes() == before
+    # what it names is the truth: the longest is measured, one more is not
+    clean = int(told[1].replace(",", ""))
+    (row,) = json.loads(desk.evaluate(POLAR, "--probe", "clean", "--length", str(clean), "--json"))[:1]
+    assert (row["length"], row["reason"]) == (clean, None)
+    desk.evaluate(POLAR, "--probe", "clean", "--length", str(clean + 1), code=2)
 
 
 def test_weights_that_were_not_kept_and_a_corpus_that_is_gone_are_said(desk: Desk) -> None:

@@ -1,0 +1,119 @@
+"""Reports show the context lengths that the grid asks for; a further one stands in them only where it is asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from atma_sweep.reports.check import check_file
+from atma_sweep.reports.dashboard import dashboard
+from atma_sweep.reports.data import ReportError, gather
+from atma_sweep.reports.figures import FIGURES, make_figure, rendered
+from atma_sweep.reports.render import render
+from atma_sweep.reports.tables import TABLES, WITHOUT_LENGTHS, make_table
+from atma_sweep.results.records import Measurement
+from atma_sweep.results.store import Store
+
+ASKED = [[probe, length] for probe in ("clean", "junk", "needle") for length in (128, 256)]
+STRANGER, MEASURED = 999_999_999, 512
+
+
+def values(length: int, value: float | None) -> list[Measurement]:
+    reason = None if value is not None else "too-few-docs: 0 of 2 held-out documents have that"
+    return [
+        Measurement(probe=probe, metric=metric, length=length, value=value, reason=reason, unit=unit, n=10)
+        for probe, metric, unit in (
+            ("clean", "nats", "nats"),
+            ("junk", "nats", "nats"),
+            ("needle", "digit_accuracy", "1"),
+        )
+    ]
+
+
+@pytest.fixture
+def lengths(empty: Store, make: tuple[Callable[..., Any], Any], run: Callable[..., None]) -> Store:
+    """Two done cells, of which the first was also measured at 512, and could not be at a length that nothing has."""
+    cell, _ = make
+    cells = [cell(0, memory="off"), cell(1, memory="off", attn_type="nope")]
+    empty.record_revision("s", grid_text="x", grid_file="x", options={"requested": ASKED}, cells=cells)
+    for index, one in enumerate(cells):
+        more = [*values(MEASURED, 0.75), *values(STRANGER, None)] if index == 0 else []
+        run(empty, one.id, "done", [*values(128, 0.5), *values(256, 0.25 + index), *more])
+    return empty
+
+
+def test_no_table_has_a_length_that_nobody_asked_for(lengths: Store) -> None:
+    for name in TABLES:
+        if name == "compare":
+            continue  # holds only what the published sweep has too
+        text = render(make_table(name, lengths, "s"), "csv", trace=False)
+        assert "1000M" not in text, name
+        assert str(STRANGER) not in text, name
+        assert "512" not in text, name
+        if name in ("1", "2", "3", "open-weight"):
+            assert "needs-eval" not in text, name
+    rows = {row[0]: row for row in make_table("1", lengths, "s").rows}
+    assert list(rows) == ["128", "256"]
+    beside = make_table("open-weight", lengths, "s")
+    average = dict(zip(beside.columns, beside.rows[-2], strict=True))
+    # (128 * 0.5 + 256 * 0.25) / 384 / ln 2
+    assert average["Clean WAvg"] == "0.48"
+
+
+def test_no_figure_has_one_either(lengths: Store) -> None:
+    for name in ("needle", "length"):
+        rows = make_figure(name, lengths, "s").as_json()["rows"]
+        assert {row["length"] for row in rows} == {128, 256}
+    assert "Ndl@256" in {row["measure"] for row in make_figure("effects", lengths, "s").as_json()["rows"]}
+    assert str(MEASURED) not in json.dumps(gather(lengths, "s").requested_lengths())
+
+
+def test_on_request_a_length_joins_and_who_lacks_it_is_unmeasured(lengths: Store) -> None:
+    table = make_table("1", lengths, "s", lengths=[MEASURED])
+    assert [row[0] for row in table.rows] == ["128", "256", "512"]
+    assert set(table.rows[2][1:]) == {"unmeasured", "0.75", "75"}
+    assert "unmeasured: the grid does not ask for that length; evaluate --length measures it." in table.notes
+    assert make_table("6", lengths, "s", lengths=[MEASURED]).columns[6:8] == ("Clean@128", "Clean@512")
+    whole = make_table("1", lengths, "s", lengths="all")
+    assert [row[0] for row in whole.rows] == ["128", "256", "512", str(STRANGER)]
+    assert "too-few-docs" in whole.rows[3]
+    frame = make_figure("needle", lengths, "s", lengths=[MEASURED]).frame
+    assert set(frame["length"]) == {128, 256, 512}
+    for name in set(TABLES) - set(WITHOUT_LENGTHS) - {"compare"}:
+        assert make_table(name, lengths, "s", lengths=[MEASURED]).trace["options"]["lengths"] == [MEASURED], name
+    assert len(dashboard(lengths, "s", lengths=[MEASURED])) != len(dashboard(lengths, "s"))
+
+
+def test_what_was_written_on_request_is_checked_with_it(lengths: Store, tmp_path: Path) -> None:
+    for name, written in (
+        ("t.md", render(make_table("1", lengths, "s", lengths="all"), "md").encode()),
+        ("f.svg", rendered(make_figure("needle", lengths, "s", lengths=[MEASURED]))),
+    ):
+        file = tmp_path / name
+        file.write_bytes(written)
+        assert check_file(file, lengths) == []
+
+
+def test_a_probe_that_the_grid_does_not_ask_for_shows_what_was_measured(
+    lengths: Store, run: Callable[..., None]
+) -> None:
+    norms = [Measurement(probe="state_norm", metric="delta_norm", length=64, value=1.0)]
+    run(lengths, f"{0:012x}", "done", norms)
+    assert set(make_figure("state-norm", lengths, "s").frame["length"]) == {64}
+
+
+def test_what_cannot_be_shown_is_said(lengths: Store) -> None:
+    with pytest.raises(
+        ReportError, match=r"--length 4096: no cell of sweep s is measured there; .*: 128, 256, 512, 999999999"
+    ):
+        make_table("6", lengths, "s", lengths=[4096])
+    for name in WITHOUT_LENGTHS:
+        with pytest.raises(ReportError, match="leave --length out"):
+            make_table(name, lengths, "s", lengths=[MEASURED])
+    for name in ("loss", "timeline", "count-map"):
+        assert name in FIGURES
+        with pytest.raises(ReportError, match="leave --length out"):
+            make_figure(name, lengths, "s", lengths=[MEASURED])
