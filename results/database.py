@@ -152,21 +152,34 @@ _WAIT_FOR_DISK = (
 """For one transaction, and only against a server or role that was told not to wait; stricter settings stay."""
 
 
+_LIVELY = {
+    "connect_timeout": 10,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
+}
+"""So that a connection into nothing is noticed within a minute or so; an URL that says otherwise is obeyed."""
+
+
 def make_engine(url: URL, *, foreign_keys: bool = True) -> Engine:
     """An engine with the pragmas of this module. Usable after a fork: the child opens its own connections.
 
     Raises StoreError when the PostgreSQL driver is not installed.
     """
+    sqlite = url.get_backend_name() == "sqlite"
+    lively = {} if sqlite else {name: value for name, value in _LIVELY.items() if name not in url.query}
     try:
-        engine = create_engine(url, json_serializer=_to_json, pool_pre_ping=url.get_backend_name() != "sqlite")
+        engine = create_engine(url, json_serializer=_to_json, pool_pre_ping=not sqlite, connect_args=lively)
     except ModuleNotFoundError as error:
         raise StoreError("PostgreSQL needs psycopg; install it with: pip install 'atma-sweep[postgres]'") from error
     _engines.add(engine)
-    sqlite = url.get_backend_name() == "sqlite"
 
     @event.listens_for(engine, "connect")
     def _connected(connection: Any, record: Any) -> None:
         if not sqlite:
+            connection.execute(f"SET lock_timeout = {BUSY_MS}")
+            connection.commit()
             return
         connection.isolation_level = None  # we begin ourselves, below
         cursor = connection.cursor()
@@ -181,10 +194,16 @@ def make_engine(url: URL, *, foreign_keys: bool = True) -> Engine:
     def _begun(connection: Connection) -> None:
         options = connection.get_execution_options()
         durable = bool(options.get("durable"))
+        wait = min(options.get("wait_ms", BUSY_MS), BUSY_MS)
         if not sqlite:
             if durable:
                 connection.exec_driver_sql(_WAIT_FOR_DISK)
+            if wait < BUSY_MS:
+                connection.exec_driver_sql(f"SET LOCAL lock_timeout = {max(wait, 1)}")  # 0 would be for ever
             return
+        if connection.info.get("wait_ms", BUSY_MS) != wait:
+            connection.exec_driver_sql(f"PRAGMA busy_timeout={wait}")
+            connection.info["wait_ms"] = wait
         # not allowed inside a transaction, so it lasts until the next one that wants it otherwise
         if connection.info.get("durable", False) != durable:
             connection.exec_driver_sql(f"PRAGMA synchronous={_SYNC[durable]}")
@@ -244,7 +263,7 @@ def plain_errors(url: URL) -> Iterator[None]:
         yield
     except DBAPIError as error:
         first = str(error.orig).strip().splitlines()[0] if str(error.orig).strip() else type(error.orig).__name__
-        if "locked" in first or "busy" in first:
+        if any(word in first for word in ("locked", "busy", "lock timeout")):
             raise StoreBusy(f"{shown(url)} stays locked by another program; close it and try again") from error
         if isinstance(error, OperationalError) and file_of(url) is None and is_away(str(error.orig)):
             raise StoreAway(
@@ -259,17 +278,20 @@ def is_away(said: str) -> bool:
     return ("connection" in said or "resolve host" in said) and not refused
 
 
+AWAY = "does not answer; start its server"
 _AWAY = {
-    ("locked", "busy"): "stays locked by another program; close it",
+    ("locked", "busy", "lock timeout", "deadlock"): "stays locked by another program; close it",
     ("is full", "disk I/O error", "No space left"): "cannot be written, its disk is full or broken; make room",
     ("unable to open database file",): "cannot be opened any more; see to its folder",
-    ("server closed", "connection", "shutting down", "starting up"): "does not answer; start its server",
+    ("server closed", "connection", "shutting down", "starting up"): AWAY,
 }
 
 
-def remedy_for(error: OperationalError) -> str | None:
-    """What is to be done about a database that cannot take a write now, but may later; None for any other error."""
-    said = str(error.orig)
+def remedy_for(error: DBAPIError) -> str | None:
+    """What is to be done about a database that cannot answer now, but may later; None for any other error."""
+    if error.connection_invalidated:
+        return AWAY
+    said = str(error.orig) if isinstance(error, OperationalError) else ""
     return next((remedy for words, remedy in _AWAY.items() if any(word in said for word in words)), None)
 
 
@@ -284,17 +306,25 @@ def migrate(connection: Connection, *, migrations: Path = MIGRATIONS, head: str 
     command.upgrade(config, head)
 
 
+def _create(engine: Engine) -> None:
+    with engine.begin() as connection:
+        if connection.dialect.name != "sqlite":
+            connection.execute(text("SELECT pg_advisory_xact_lock(7461001)"))
+        if revision_of(connection) is None:
+            migrate(connection)
+
+
 def create_database(url: URL) -> None:
     """Makes the database when it is missing or empty. Many processes may try at once: one does it, the others wait."""
-    path = file_of(url)
     with making(url), plain_errors(url):
         engine = make_engine(url)
         try:
-            with engine.begin() as connection:
-                if path is None:
-                    connection.execute(text("SELECT pg_advisory_xact_lock(7461001)"))
-                if revision_of(connection) is None:
-                    migrate(connection)
+            try:
+                _create(engine)
+            except DBAPIError as error:
+                if not error.connection_invalidated:
+                    raise
+                _create(engine)  # it may have been made, and the answer lost
         finally:
             engine.dispose()
 
@@ -393,6 +423,10 @@ def upgrade_store(
                 _upgrade_checked(connection, migrations, head)
             return copy
         except DBAPIError as error:
+            if error.connection_invalidated:
+                raise StoreAway(
+                    f"{shown(url)} was lost during the upgrade, which is done whole or not at all; run it again"
+                ) from error
             raise StoreError(
                 f"the upgrade of {shown(url)} failed and was undone: {error.orig}; please report this"
             ) from error

@@ -7,17 +7,34 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
-from sqlalchemy.exc import OperationalError
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from .database import file_of, make_engine, place, remedy_for, shown
+from .database import AWAY, file_of, make_engine, place, remedy_for, shown
 from .errors import StoreBusy
 
 Result = TypeVar("Result")
 Work = Callable[[Session], Result]
 PATIENCE_S = 300.0
+SETTLE_S = 5.0
+"""What a server gets to finish a transaction whose connection is gone, before it is asked to end it."""
+
+# what PostgreSQL itself keeps of every recent transaction; one that it never gave out was lost with what it stood for
+_FATE = text(
+    "SELECT CASE WHEN CAST(:number AS bigint) < txid_current() "
+    "THEN txid_status(CAST(:number AS bigint)) ELSE 'aborted' END"
+)
+_END = text(
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+    "WHERE CAST(CAST(backend_xid AS text) AS bigint) = CAST(:number AS bigint) % 4294967296"
+)
+
+
+class _Unsettled(Exception):
+    """Nobody knows yet what became of a write."""
 
 
 class Transactions:
@@ -30,6 +47,9 @@ class Transactions:
         self._engine = make_engine(self.url)
         self._reader = self._engine.execution_options(begin="BEGIN")
         self._durable = self._engine.execution_options(durable=True)
+        self._silent: dict[bool, float] = {}
+        """Since when the database takes no reads (False) or no writes (True), on the monotonic clock."""
+        self._answered = 0.0
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(type(self), self.url.render_as_string(hide_password=False), patience=self.patience), ()
@@ -49,11 +69,16 @@ class Transactions:
         self._engine.dispose()
 
     @contextmanager
-    def transaction(self, *, write: bool = True, durable: bool = False) -> Iterator[Session]:
-        """A session in a transaction: committed at the end, rolled back when anything is raised, always closed."""
+    def transaction(self, *, write: bool = True, durable: bool = False, wait: float | None = None) -> Iterator[Session]:
+        """A session in a transaction: committed at the end, rolled back when anything is raised, always closed.
+
+        `wait`: seconds that it waits for a lock, at most as long as the driver would anyway.
+        """
         engine = self._reader if not write else self._durable if durable else self._engine
         session = Session(engine, expire_on_commit=False)
         try:
+            if wait is not None:
+                session.connection(execution_options={"wait_ms": round(1000 * wait)})
             yield session
             session.commit()
         except BaseException:
@@ -66,27 +91,90 @@ class Transactions:
         """Runs `work` in a write transaction, again and again with growing pauses while the database cannot take it.
 
         That is while it is locked, its disk is full, or its server is away. `work` may run more than once, so it must do
-        nothing but use the session. `durable`: when this returns, a power cut loses neither this write nor any before
-        it, whoever made them; for what must last before a file goes. Raises StoreBusy after `patience`.
+        nothing but use the session; but it is done once: when the connection dies before the answer has come, the server
+        is asked what became of it before anything is tried again. `durable`: when this returns, a power cut loses neither
+        this write nor any before it, whoever made them; for what must last before a file goes.
+
+        Raises StoreBusy after `patience`, counted from when the database last took a write, so that who cleans up after
+        it was given up does not wait as long once more.
         """
-        return self._patiently(work, patience, write=True, durable=durable)
+        return self._patiently(_Write(self, work, durable), patience, write=True)
 
     def read(self, work: Callable[..., Result], *args: Any, **options: Any) -> Result:
         """The same in a transaction that only reads; `work` gets the arguments after the session."""
-        return self._patiently(lambda session: work(session, *args, **options), write=False)
 
-    def _patiently(self, work: Work[Result], patience: float | None = None, **how: bool) -> Result:
-        deadline = time.monotonic() + (self.patience if patience is None else patience)
-        pause = 0.05
+        def once(wait: float) -> Result:
+            with self.transaction(write=False, wait=wait) as session:
+                return work(session, *args, **options)
+
+        return self._patiently(once, None, write=False)
+
+    def _patiently(self, once: Callable[[float], Result], patience: float | None, *, write: bool) -> Result:
+        """Calls `once`, with the seconds that are left, until the database answers."""
+        limit = self.patience if patience is None else patience
+        began, pause = time.monotonic(), 0.05
         while True:
+            since = min((began, *tuple(self._silent.values())))
             try:
-                with self.transaction(**how) as session:
-                    return work(session)
-            except OperationalError as error:
-                remedy = remedy_for(error)
+                done = once(max(since + limit - time.monotonic(), 0.0))
+            except (DBAPIError, _Unsettled) as error:
+                remedy = remedy_for(error) if isinstance(error, DBAPIError) else AWAY
                 if remedy is None:
+                    self._heard(write)
                     raise
-                if time.monotonic() >= deadline:
+                self._silent.setdefault(write, max(began, self._answered))
+                if time.monotonic() >= since + limit:
                     raise StoreBusy(f"{self} {remedy} and launch again") from error
-            time.sleep(pause)
+            except Exception:
+                self._heard(write)  # it was asked, and what it said is why
+                raise
+            else:
+                self._heard(write)
+                return done
+            time.sleep(min(pause, max(since + limit - time.monotonic(), 0.0)))
             pause = min(2 * pause, 5.0)
+
+    def _heard(self, write: bool) -> None:
+        self._silent.pop(False, None)
+        if write:
+            self._silent.pop(True, None)
+            self._answered = time.monotonic()
+
+
+class _Write(Generic[Result]):
+    """One write, which is done once however often it is called.
+
+    Only a server can lose an answer, and only PostgreSQL is one: it numbers its transactions and knows what became of
+    each. SQLite says it itself when a commit has failed.
+    """
+
+    def __init__(self, database: Transactions, work: Work[Result], durable: bool) -> None:
+        self._database, self._work, self._durable = database, work, durable
+        self._number: int | None = None
+        """Of the transaction that was tried, as long as nobody has said what became of it."""
+        self._result: list[Result] = []
+        self._lost = 0.0
+
+    def __call__(self, wait: float) -> Result:
+        if self._number is not None and self._committed(self._number, wait):
+            return self._result[0]
+        self._number, self._result = None, []
+        try:
+            with self._database.transaction(durable=self._durable, wait=wait) as session:
+                if self._database.path is None:
+                    self._number = session.scalar(text("SELECT txid_current()"))
+                self._result.append(self._work(session))
+        except DBAPIError:
+            self._lost = time.monotonic()
+            raise
+        return self._result[0]
+
+    def _committed(self, number: int, wait: float) -> bool:
+        """Whether the transaction of that number was done. Raises _Unsettled while the server is still at it."""
+        with self._database.transaction(write=False, wait=wait) as session:
+            fate = session.scalar(_FATE, {"number": number})
+            if fate == "in progress" and time.monotonic() - self._lost > SETTLE_S:
+                session.execute(_END, {"number": number})
+        if fate == "in progress":
+            raise _Unsettled
+        return bool(fate == "committed")

@@ -114,11 +114,16 @@ class OnThisMachine:
         return None
 
     def end(self, attempts: Sequence[Attempt], runs: Path) -> set[int]:
-        """Ends what this machine has of them."""
+        """Ends what this machine has of them: all at once, or the last would wait for the grace of all before it.
+
+        One that is still said to be this very process was never started; one that we descend from lives on.
+        """
         here = [attempt for attempt in attempts if attempt.host == self._me.host]
-        for attempt in here:
-            process.end(attempt.pid, attempt.pid_started)
-        return {attempt.id for attempt in here}
+        found = {attempt.id: process.find(attempt.pid, attempt.pid_started) for attempt in here}
+        above = process.lineage() - {self._me.pid}
+        ended = {key: one for key, one in found.items() if one is None or one.pid not in above}
+        process.end_all([one for one in ended.values() if one is not None])
+        return set(ended)
 
 
 def end_at_once(child: psutil.Process, *, dump: bool) -> None:

@@ -47,8 +47,19 @@ def holds(owner: Owner, lease_until: datetime | None) -> bool:
     return leased if alive is None else alive
 
 
+def lineage() -> set[int]:
+    """The pids of this process and of those that it descends from."""
+    me = psutil.Process()
+    with contextlib.suppress(psutil.Error):
+        return {me.pid, *(parent.pid for parent in me.parents())}
+    return {me.pid, os.getppid()}
+
+
 def end(pid: int | None, started: float | None, grace: float = GRACE_S) -> None:
-    """Ends a process and its children: SIGTERM, then SIGKILL after `grace` seconds. Returns when they are gone."""
+    """Ends a process and its children: SIGTERM, then SIGKILL after `grace` seconds. Returns when they are gone.
+
+    Never the running process or one that it descends from, whatever a database says of them.
+    """
     process = find(pid, started)
     if process is not None:
         end_all([process], grace)
@@ -56,13 +67,15 @@ def end(pid: int | None, started: float | None, grace: float = GRACE_S) -> None:
 
 def end_all(processes: Sequence[psutil.Process], grace: float = GRACE_S) -> None:
     """The same for several at once, and for the process groups that they lead."""
-    family, groups = list(processes), set()
-    for process in processes:
+    ours = lineage()
+    others = [process for process in processes if process.pid not in ours]
+    family, groups = list(others), set()
+    for process in others:
         with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
             family += process.children(recursive=True)
             groups |= {os.getpgid(process.pid)} & {process.pid} - {os.getpid()}
             process.terminate()
-    psutil.wait_procs(processes, timeout=grace)
+    psutil.wait_procs(others, timeout=grace)
     for group in groups:
         end_group(group)
     for member in family:

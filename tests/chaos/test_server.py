@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ import postgres
 import pytest
 
 from ..helpers.bench import Bench, Curves, OnServer
+from ..helpers.proxy import Proxy
 from .storm import EVERY, FEW, TOKENS, calm
 
 pytestmark = [
@@ -44,3 +46,23 @@ def test_the_server_dies_and_so_do_a_trainer_and_the_launch(tmp_path: Path, refe
         calm(bench, FEW, reference)
         causes = bench.sql("SELECT failure FROM attempt WHERE state <> 'done' ORDER BY id")
         assert len(causes) == 2
+
+
+def test_a_launch_that_never_hears_what_became_of_a_write(tmp_path: Path, reference: Curves) -> None:
+    """Each commit of the launch and of its trainers is done, and the connection cut before the answer."""
+    with postgres.cluster() as server, Proxy(server.url) as proxy, contextlib.closing(ServerBench(tmp_path)) as bench:
+        server.start()
+        bench.grid(tokens=TOKENS, seeds=1)
+        bench.put_on(server.url)
+        bench.run("launch", "micro.yaml", "--dry-run")
+        proxy.lose = math.inf
+        bench.env["ATMA_DB"] = proxy.url
+        bench.launch()
+        assert proxy.lost > 30
+        bench.once(2)
+        assert {slug: reference[slug] for slug in bench.curves()} == bench.curves()
+        assert bench.sql("SELECT kind, count(*) FROM event GROUP BY kind ORDER BY kind") == [
+            ("code", 1),
+            ("done", 2),
+            ("started", 2),
+        ]

@@ -76,6 +76,31 @@ def test_end_leaves_a_process_with_another_start_time_alone() -> None:
     child.wait()
 
 
+SUICIDE = """
+import os, psutil
+from atma_sweep.sweep import process
+for pid in (os.getpid(), os.getppid()):
+    process.end(pid, psutil.Process(pid).create_time(), grace=0.2)
+from pathlib import Path
+from types import SimpleNamespace
+from atma_sweep.sweep.executors import OnThisMachine
+host = process.this_process("x").host
+attempts = [
+    SimpleNamespace(id=key, host=host, pid=pid, pid_started=psutil.Process(pid).create_time())
+    for key, pid in enumerate((os.getpid(), os.getppid()))
+]
+attempts.append(SimpleNamespace(id=2, host=host, pid=os.getppid(), pid_started=1.0))  # one that had this pid long ago
+print("alive", sorted(OnThisMachine().end(attempts, Path("."))), flush=True)
+"""
+
+
+def test_nobody_ends_itself_or_those_it_descends_from() -> None:
+    """A parent is ended with its children, so one that ends its parent would end itself, too."""
+    shell = ["sh", "-c", '"$0" -c "$1"; echo "parent alive"', sys.executable, SUICIDE]
+    done = subprocess.run(shell, capture_output=True, text=True, timeout=60)
+    assert (done.stdout.splitlines(), done.returncode) == (["alive [0, 2]", "parent alive"], 0)
+
+
 ORPHAN = """
 import os, subprocess, sys, time
 code = "import os, time; from atma_sweep.sweep.process import die_with; die_with(os.getppid()); print(os.getpid(), flush=True); time.sleep(60)"
