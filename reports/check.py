@@ -197,14 +197,16 @@ def check_file(path: str | Path, store: Store, *, known: dict[str, Any] | None =
     now; empty when nothing.
 
     It is made again from the trace that the file carries, or that lies beside a CSV. Of a table every number that differs is named, and a changed
-    title, note or source of numbers; of a figure, whether its numbers are the same, and the cells that have other attempts.
+    title, note or source of numbers; of a figure, whether its numbers are the same, the cells that have other attempts, and the
+    first thing that it shows otherwise than it is drawn now. A figure of another matplotlib whose picture is not the same
+    cannot be told from one that was changed, and is a difference.
     `known` keeps what was made, for other files of the same table of a database that stays as it is.
     Raises ReportError for a file that is none of ours.
     """
     path = Path(path)
     text, format, trace = _read(path)
     if "figure" in trace:
-        return [f"{path.name}: {line}" for line in _figure_differences(trace, store)]
+        return [f"{path.name}: {line}" for line in _figure_differences(path.read_bytes(), format, trace, store)]
     known = {} if known is None else known
     asked = json.dumps([trace[name] for name in ("table", "sweep", "revision", "options")], sort_keys=True)
     try:
@@ -256,9 +258,10 @@ def _column(table: Table, index: int) -> str:
     return table.columns[index] if index < len(table.columns) else f"column {index + 1}"
 
 
-def _figure_differences(trace: dict[str, Any], store: Store) -> list[str]:
+def _figure_differences(content: bytes, format: str, trace: dict[str, Any], store: Store) -> list[str]:
     from .figures import make_figure
 
+    drawn_with = trace.pop("drawn_with", None)
     try:
         made = make_figure(
             trace["figure"], store, trace["sweep"], revision=trace["revision"], lengths=trace.get("lengths")
@@ -271,7 +274,27 @@ def _figure_differences(trace: dict[str, Any], store: Store) -> list[str]:
     found += _trace_differences(trace, made.trace)
     if not found and json.loads(json.dumps(made.trace)) != trace:
         found.append(OTHER_SOURCE)
-    return found
+    return found or _picture_differences(content, format, made, drawn_with)
+
+
+def _picture_differences(content: bytes, format: str, made: Any, drawn_with: Any) -> list[str]:
+    from .figures import redraw, rendered
+
+    found = redraw.difference(content, rendered(made, format), format)
+    if found is None:
+        return []
+    here = redraw.versions()
+    if drawn_with == here:
+        return [f"it does not show what the database says: {found}; draw it again with --figure {made.name}"]
+    return [
+        f"it was drawn with {_drawn_with(drawn_with)}, here is {_drawn_with(here)}, and the pictures differ: only its "
+        f"numbers could be compared, and they are the same; draw it again with --figure {made.name}, or check it with that one"
+    ]
+
+
+def _drawn_with(told: Any) -> str:
+    known = isinstance(told, dict) and set(told) == {"matplotlib", "freetype"}
+    return f"matplotlib {told['matplotlib']} and freetype {told['freetype']}" if known else "an unknown matplotlib"
 
 
 def _trace_differences(trace: dict[str, Any], fresh: Mapping[str, Any]) -> list[str]:

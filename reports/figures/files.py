@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 
 from ..data import ReportError
 from .base import Collected
+from .redraw import versions
 
 FORMATS = ("svg", "pdf", "png")
 PLACES = {"svg": "Description", "pdf": "Subject", "png": "Description"}
@@ -25,8 +26,9 @@ PDF_ESCAPE = re.compile(rb"\\(.)", re.DOTALL)
 
 
 def trace_text(made: Collected) -> str:
-    """The trace in one line of ASCII."""
-    return f"{TRACE} {json.dumps(made.trace, separators=(',', ':'), ensure_ascii=True, allow_nan=False)}"
+    """The trace, and what the figure is drawn with, in one line of ASCII."""
+    told = {**made.trace, "drawn_with": versions()}
+    return f"{TRACE} {json.dumps(told, separators=(',', ':'), ensure_ascii=True, allow_nan=False)}"
 
 
 def rendered(made: Collected, format: str = "svg", *, trace: bool = True) -> bytes:

@@ -15,7 +15,17 @@ import pytest
 from atma_sweep.cli import app
 from atma_sweep.reports.bundle import write_all
 from atma_sweep.reports.data import ReportError
-from atma_sweep.reports.figures import FIGURES, FORMATS, Collected, drawn, make_figure, renderings, style, trace_in
+from atma_sweep.reports.figures import (
+    FIGURES,
+    FORMATS,
+    Collected,
+    drawn,
+    make_figure,
+    redraw,
+    renderings,
+    style,
+    trace_in,
+)
 from atma_sweep.reports.figures.collect import lines_of
 from atma_sweep.results.errors import StoreError
 from atma_sweep.results.recorder import Recorder
@@ -195,7 +205,9 @@ class TestFiles:
     def test_traces_read_back_from_every_format(self, every: Store) -> None:
         made = make_figure("loss", every)
         for format, content in renderings(made, FORMATS).items():
-            assert trace_in(content, format) == json.loads(json.dumps(made.trace))
+            told = trace_in(content, format)
+            assert told.pop("drawn_with") == redraw.versions()
+            assert told == json.loads(json.dumps(made.trace))
 
     @pytest.mark.parametrize(
         ("format", "content"), [("svg", b"<svg/>"), ("pdf", b"%PDF-1.4"), ("png", b"\x89PNG"), ("svg", b"<")]

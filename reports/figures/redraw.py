@@ -1,0 +1,135 @@
+"""Whether a written figure shows what is drawn now: its paths, its words and its colours, not what it says of itself.
+
+SVG: every element outside the metadata; ids that matplotlib makes of contents are told apart by their order alone. PDF: every
+object but the one that describes the file, its streams unpacked. PNG: every dot. Coordinates may differ by as little as another
+machine's last digits do, and no reader can see.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import zlib
+from collections.abc import Iterator
+from itertools import zip_longest
+from xml.etree import ElementTree
+
+CLOSE = 0.01  # points that a coordinate may be off, 1/7200 inch
+SHADE = 8  # of 255: how much a dot's colour may be off
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+SVG_ID = re.compile(r"(?<=#)[\w-]+")
+METADATA = "{http://www.w3.org/2000/svg}metadata"
+PROCESSING = re.compile(rb"<\?.*?\?>|<!DOCTYPE[^>\[]*(?:\[.*?\])?[^>]*>", re.DOTALL)
+PDF_OBJECT = re.compile(rb"(\d+) 0 obj\s(.*?)endobj", re.DOTALL)
+PDF_STREAM = re.compile(rb"(.*?)stream\r?\n(.*)endstream", re.DOTALL)
+SHOWN = 60  # characters of a difference
+
+Part = tuple[str, str]
+"""A piece of a picture: where it stands, and what stands there."""
+
+
+def versions() -> dict[str, str]:
+    """What draws here, as a figure's trace says it."""
+    import matplotlib
+    from matplotlib import ft2font
+
+    return {"matplotlib": matplotlib.__version__, "freetype": ft2font.__freetype_version__}
+
+
+def difference(written: bytes, drawn: bytes, format: str) -> str | None:
+    """The first thing that `written` shows otherwise than `drawn`, in words; None where a reader sees the same."""
+    if written == drawn:
+        return None
+    if format == "png":
+        return _dots(written, drawn)
+    read = {"svg": _svg, "pdf": _pdf}[format]
+    try:
+        parts = list(read(written))
+    except (ElementTree.ParseError, zlib.error) as error:
+        return f"it cannot be read as {format} ({error})"
+    for old, new in zip_longest(parts, read(drawn)):
+        if old is None:
+            return f"{new[0]} is missing from the file"
+        if new is None:
+            return f"{old[0]} is in the file alone"
+        if old[0] != new[0]:
+            return f"the file has {old[0]} where {new[0]} is drawn now"
+        apart = _apart(old[1], new[1])
+        if apart is not None:
+            return f"{old[0]}: the file has {apart[0]}, drawn now is {apart[1]}"
+    return None
+
+
+def _apart(old: str, new: str) -> tuple[str, str] | None:
+    """Where two texts part, numbers with decimals only if they are not close; None where they are alike."""
+    if old == new:
+        return None
+    if NUMBER.split(old) != NUMBER.split(new):
+        at = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
+        start = max(0, at - SHOWN // 2)
+        return repr(old[start : start + SHOWN]), repr(new[start : start + SHOWN])
+    for a, b in zip(NUMBER.findall(old), NUMBER.findall(new), strict=True):
+        if a != b and ("." not in a + b or abs(float(a) - float(b)) > CLOSE):
+            return a, b
+    return None
+
+
+def _svg(content: bytes) -> Iterator[Part]:
+    # what stands beside the elements may change how they look: a style sheet, an entity
+    yield "the head of the file", repr(PROCESSING.findall(content))
+    root = ElementTree.fromstring(content)
+    names: dict[str, str] = {}
+    for element in root.iter():
+        if "id" in element.attrib:
+            names.setdefault(element.attrib["id"], f"id{len(names)}")
+    yield from _elements(root, names, "the picture")
+
+
+def _elements(element: ElementTree.Element, names: dict[str, str], place: str) -> Iterator[Part]:
+    if element.tag == METADATA:
+        return
+    kind = element.tag.rpartition("}")[2]
+    # matplotlib's own names say more than the kind of an element does
+    place = element.attrib.get("id", place) if kind == "g" else place
+    here = f"{kind} of {place}"
+    yield here, element.tag
+    for name, value in sorted(element.attrib.items()):
+        known = names[value] if name == "id" else SVG_ID.sub(lambda found: names.get(found[0], found[0]), value)
+        yield f"{name.rpartition('}')[2]} of {here}", known
+    yield f"words of {here}", (element.text or "").strip()
+    for child in element:
+        yield from _elements(child, names, place)
+        yield f"words after {child.tag.rpartition('}')[2]} of {place}", (child.tail or "").strip()
+
+
+def _pdf(content: bytes) -> Iterator[Part]:
+    for number, body in PDF_OBJECT.findall(content):
+        # the description of the file, and lengths, which packing decides
+        if b"/Producer" in body or body.strip().isdigit():
+            continue
+        found = PDF_STREAM.match(body)
+        head, stream = (found[1], found[2].rstrip(b"\r\n")) if found else (body, b"")
+        if b"/FlateDecode" in head:
+            stream = zlib.decompressobj().decompress(stream)
+        head = re.sub(rb"/Length \d+(?! 0 R)", b"", head)
+        place = f"object {number.decode()}"
+        yield f"the head of {place}", head.decode("latin-1")
+        yield f"the content of {place}", stream.decode("latin-1")
+
+
+def _dots(written: bytes, drawn: bytes) -> str | None:
+    import numpy as np
+    from matplotlib.image import imread
+
+    try:
+        old = imread(io.BytesIO(written), format="png")
+    except (OSError, SyntaxError, ValueError) as error:
+        return f"it cannot be read as png ({error})"
+    new = imread(io.BytesIO(drawn), format="png")
+    if old.shape != new.shape:
+        return f"the file has {old.shape[1]} x {old.shape[0]} dots, drawn now are {new.shape[1]} x {new.shape[0]}"
+    other = (np.abs(old - new) > SHADE / 255).any(axis=-1)
+    if not other.any():
+        return None
+    y, x = np.argwhere(other)[0]
+    return f"{int(other.sum())} dots have another colour, the first at column {x}, row {y}"
