@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import re
 import signal
@@ -10,11 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from ..results.errors import StoreAway, StoreBusy
 from ..results.records import AttemptState
 
 Failure = Literal["preempted", "node_lost", "infrastructure", "host_oom", "cuda_oom", "hang", "code"]
 
 EXIT_STOPPED = 143
+EXIT_MACHINE = 3
+"""The machine failed the attempt: a full disk, a database that is away. Its log may lie on that disk and say nothing."""
 EXIT_LOST = 75
 """The attempt's row belongs to nobody or to somebody else; the process left without writing."""
 NODE_LOST = -1001
@@ -55,13 +59,13 @@ _INFRASTRUCTURE = re.compile(
     r"uncorrectable ECC|ECC error|NCCL (error|failure|WARN)|ncclSystemError|ncclInternalError|hardware error|"
     r"CUDA driver error|device is (lost|unavailable)|unspecified launch failure|Xid|GPU has fallen off|"
     r"CUBLAS_STATUS_(NOT_INITIALIZED|ALLOC_FAILED)|cuDNN.*NOT_INITIALIZED|no CUDA-capable device|"
-    r"Input/output error|No space left on device|Disk quota exceeded|Stale file handle|Read-only file system|"
+    r"Input/output error|No space left on device|File too large|Disk quota exceeded|Stale file handle|Read-only file system|"
     r"Connection (reset|refused|timed out)|Temporary failure in name resolution|database is away",
     re.IGNORECASE,
 )
 _HOST_OOM = re.compile(r"DefaultCPUAllocator|Cannot allocate memory|std::bad_alloc|MemoryError", re.IGNORECASE)
 _CUDA_OOM = re.compile(r"CUDA out of memory|CUDA error: out of memory|torch\.OutOfMemoryError", re.IGNORECASE)
-_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE}
+_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE}
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,7 @@ class Ending:
 def classify(error: BaseException) -> Failure:
     """The class of an exception that ended an attempt. What is not known to be the machine's fault is a mistake."""
     said = f"{type(error).__module__}.{type(error).__name__}: {error}"
-    if isinstance(error, OSError) and error.errno in _DISK:
+    if (isinstance(error, OSError) and error.errno in _DISK) or isinstance(error, StoreAway | StoreBusy):
         return "infrastructure"
     return "host_oom" if isinstance(error, MemoryError) else of_text(said)
 
@@ -120,7 +124,15 @@ def judge(exit_code: int, log: Path, *, oom_killed: bool = False, hung: bool = F
         hint = " (out of memory, or by hand)" if name == "SIGKILL" else ""
         return Ending("interrupted", f"process killed by {name}{hint}", "preempted")
     said = last_line(log)
-    return Ending("failed", f"process ended with exit code {exit_code}: {said}", of_text(said))
+    failure = "infrastructure" if exit_code == EXIT_MACHINE else of_text(said)
+    return Ending("failed", f"process ended with exit code {exit_code}: {said}", failure)
+
+
+def not_started(log: Path, error: BaseException) -> int:
+    """The exit code that stands for a process that could not be started, which its log says where it can be written."""
+    with contextlib.suppress(OSError), log.open("a") as file:
+        file.write(f"could not be started: {error}\n")
+    return EXIT_MACHINE if isinstance(error, OSError) else 1
 
 
 def alike(cause: str) -> str:

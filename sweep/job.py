@@ -10,19 +10,21 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from ..results.errors import LostLease
 from ..results.journal import JOURNAL, JournalStore
-from ..results.records import CurvePoint
+from ..results.records import AttemptState, CurvePoint
 from ..results.store import Store, open_store
 from . import process
 from .errors import SweepError
-from .failures import EXIT_LOST, EXIT_STOPPED, Failure, classify
+from .failures import EXIT_LOST, EXIT_MACHINE, EXIT_STOPPED, Failure, classify
+from .saying import never_fail, say
 from .signals import STOPS
 
 JOB_FILE = "job.json"
@@ -55,13 +57,15 @@ class Job:
     """Of earlier attempts that were trained to the end, by id: the last point of the curve."""
 
     def write(self, runs: Path) -> Path:
-        """Writes job.json into the attempt's folder and returns the folder."""
+        """Writes job.json into the attempt's folder, whole or not at all, and returns the folder. Raises OSError."""
         folder = runs / self.folder
         folder.mkdir(parents=True, exist_ok=True)
         told = asdict(self)
         if not self.ends:
             del told["ends"]  # older code, which `--code kept` runs, need not know of it
-        (folder / JOB_FILE).write_text(json.dumps(told, indent=1))
+        aside = folder / f"{JOB_FILE}.part"
+        aside.write_text(json.dumps(told, indent=1))
+        aside.replace(folder / JOB_FILE)
         return folder
 
     @classmethod
@@ -114,18 +118,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--journal", action="store_true", help="write to a file, for another process to apply")
     options = parser.parse_args(argv)
     stop = StopFlag()
+    never_fail()
     process.die_with(options.parent)
     # what a supervisor asks for before it kills a process that hangs; the log gets it
     faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
-    job = Job.read(options.runs / options.folder)
-    store = _journal(job, options.runs) if options.journal else open_store()
-    me = process.this_process("job")
     try:
+        job = Job.read(options.runs / options.folder)
+        store = _journal(job, options.runs) if options.journal else open_store()
+        me = process.this_process("job")
         store.set_process(job.attempt, job.fence, me.pid, me.started)
         return _attempt(job, options.runs, store, stop)
     except LostLease as error:
         print(error, file=sys.stderr)
         return EXIT_LOST
+    except Exception as error:
+        if classify(error) != "infrastructure":
+            raise
+        # the log may be on the same full disk and the database, too, so the exit code alone tells whose fault it was
+        traceback.print_exc()
+        return EXIT_MACHINE
 
 
 def _journal(job: Job, runs: Path) -> JournalStore:
@@ -135,6 +146,7 @@ def _journal(job: Job, runs: Path) -> JournalStore:
 
 def _attempt(job: Job, runs: Path, store: Store | JournalStore, stop: StopFlag) -> int:
     began = time.monotonic()
+    finish = partial(_finish, job, store, began)
     # torch only now: the attempt is registered before its long import, and can be stopped during it
     from .training.loop import Diverged, Stopped
     from .work import Work
@@ -142,20 +154,20 @@ def _attempt(job: Job, runs: Path, store: Store | JournalStore, stop: StopFlag) 
     try:
         work = Work(job, runs, store, stop)
         work.run(began)
-        store.finish_attempt(job.attempt, job.fence, "done", exit_code=0, weights=work.weights)
+        finish("done", exit_code=0, weights=work.weights)
     except Stopped:
-        store.finish_attempt(job.attempt, job.fence, "interrupted", cause="stopped on request", exit_code=EXIT_STOPPED)
+        finish("interrupted", cause="stopped on request", exit_code=EXIT_STOPPED)
         return EXIT_STOPPED
     except Diverged as error:
         work.recorder.neighbours()
-        store.finish_attempt(job.attempt, job.fence, "diverged", cause=str(error), exit_code=0, failure="diverged")
+        finish("diverged", cause=str(error), exit_code=0, failure="diverged")
         work.clean()
     except LostLease:
         raise
     except (SweepError, SystemExit) as error:
-        return _failed(job, store, error, stop)
+        return _failed(finish, error, stop)
     except Exception as error:
-        if _failed(job, store, error, stop) != EXIT_STOPPED:
+        if _failed(finish, error, stop) != EXIT_STOPPED:
             raise
         return EXIT_STOPPED
     else:
@@ -163,7 +175,14 @@ def _attempt(job: Job, runs: Path, store: Store | JournalStore, stop: StopFlag) 
     return 0
 
 
-def _failed(job: Job, store: Store | JournalStore, error: BaseException, stop: StopFlag) -> int:
+def _finish(job: Job, store: Store | JournalStore, began: float, state: AttemptState, **values: Any) -> None:
+    """Ends the attempt in the database, then says so in the log."""
+    store.finish_attempt(job.attempt, job.fence, state, **values)
+    cause = values.get("cause")
+    say(f"{state} after {time.monotonic() - began:.1f} s" + (f": {cause}" if cause else ""))
+
+
+def _failed(finish: Callable[..., None], error: BaseException, stop: StopFlag) -> int:
     """Records how the attempt failed, and returns its exit code. What it raises once it is asked to stop is no failure."""
     foreseen = isinstance(error, SweepError)
     said = str(error) if foreseen else " ".join(f"{type(error).__name__}: {error}".split())[:500]
@@ -172,17 +191,15 @@ def _failed(job: Job, store: Store | JournalStore, error: BaseException, stop: S
         said = f"{last.filename}:{last.lineno} ended the process with exit code {error.code}"
     where = None if foreseen else traceback.format_exc()
     asked = stop.set or (not foreseen and stop.comes())
-    if asked or isinstance(error, (SweepError, SystemExit)):
-        print(where or said, file=sys.stderr)  # anything else the interpreter prints
+    if where is not None and (asked or isinstance(error, SystemExit)):
+        print(where, file=sys.stderr)  # anything else the interpreter prints
     if asked:
         cause = f"stopped on request, in the midst of what then failed: {said}"
-        store.finish_attempt(job.attempt, job.fence, "interrupted", cause=cause, exit_code=EXIT_STOPPED)
+        finish("interrupted", cause=cause, exit_code=EXIT_STOPPED)
         return EXIT_STOPPED
     failure: Failure = "infrastructure" if getattr(error, "passing", False) else classify(error)
-    code = getattr(error, "exit_code", 1) if foreseen else 1
-    store.finish_attempt(
-        job.attempt, job.fence, "failed", cause=said, traceback=where, exit_code=code, failure=failure
-    )  # fmt: skip
+    code = getattr(error, "exit_code", 1) if foreseen else EXIT_MACHINE if failure == "infrastructure" else 1
+    finish("failed", cause=said, traceback=where, exit_code=code, failure=failure)
     return code
 
 

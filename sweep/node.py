@@ -22,7 +22,7 @@ import psutil
 from . import machine, process, room
 from .errors import MachineError
 from .executors import DUMP_S, Finished, Launch, environment, run_command
-from .failures import OOM_KILLED, oom_kills
+from .failures import OOM_KILLED, not_started, oom_kills
 
 LEASE_S = float(os.environ.get("ATMA_NODE_LEASE_S", 60.0))
 """How long attempts go on without a word from the supervisor."""
@@ -82,7 +82,7 @@ class Node:
         return room.Machine.here(taken), ""
 
     def start(self, launch: Launch, device: str | None) -> None:
-        """Starts an attempt's process; one that cannot be started has ended with exit code 1."""
+        """Starts an attempt's process; one that cannot be started has ended at once."""
         self._starter.submit(self._start, launch, device).result()
 
     def _start(self, launch: Launch, device: str | None) -> None:
@@ -95,9 +95,7 @@ class Node:
             try:
                 child = process.start(run_command(launch, os.getpid()), environment(launch, device), folder)
             except OSError as error:
-                with contextlib.suppress(OSError), (folder / "log.txt").open("a") as log:
-                    log.write(f"could not be started: {error}\n")
-                self._ended[launch.attempt] = (launch.attempt, 1)
+                self._ended[launch.attempt] = (launch.attempt, not_started(folder / "log.txt", error))
             else:
                 self._children[launch.attempt] = child
 

@@ -23,7 +23,7 @@ from . import process
 from .cell import Cell, CellConfig, Resources
 from .errors import MachineError
 from .executors import Executor, Launch, OnThisMachine
-from .failures import NODE_LOST, Failure, judge, oom_kills
+from .failures import EXIT_MACHINE, NODE_LOST, Failure, judge, oom_kills
 from .job import Job
 from .planner import Task
 from .pruning import place_of
@@ -165,7 +165,7 @@ class Supervisor:
                 queue.append(task)
                 continue
             still = self._revised(task, state, now)
-            if still is not None and not self._start(still):
+            if still is not None and not self._start(still, queue):
                 queue.append(still)
 
     def _revised(self, task: Task, state: CellState | None, now: Standing) -> Task | None:
@@ -190,7 +190,7 @@ class Supervisor:
             return task
         return replace(task, weights=state.weights, parent_id=state.trained_attempt_id) if state.weights else None
 
-    def _start(self, task: Task) -> bool:
+    def _start(self, task: Task, queue: deque[Task]) -> bool:
         """False when another sweep trains the cell at this moment."""
         try:
             attempt = self.store.start_attempt(
@@ -222,11 +222,24 @@ class Supervisor:
             commit=self.commit[0],
             dirty=self.commit[1],
         )
-        job.write(self.runs)
-        url = self.store.url.render_as_string(hide_password=False) if self.executor.writes_directly else None
-        self.executor.start(Launch(attempt.id, self.runs, job.folder, task.cell.config.resources, url, self.source))
         self._tasks[attempt.id] = task
         self.listener.started(task, attempt)
+        url = self.store.url.render_as_string(hide_password=False) if self.executor.writes_directly else None
+        try:
+            job.write(self.runs)
+            self.executor.start(Launch(attempt.id, self.runs, job.folder, task.cell.config.resources, url, self.source))
+        except OSError as error:
+            # a runs folder that is full or gone, no process left: whatever it is, the cell is not to blame
+            with contextlib.suppress(LostLease):
+                self.store.finish_attempt(
+                    attempt.id,
+                    attempt.fence,
+                    "failed",
+                    cause=f"could not be started: {error}",
+                    exit_code=EXIT_MACHINE,
+                    failure="infrastructure",
+                )
+            self._close(attempt.id, EXIT_MACHINE, queue)
         return True
 
     def _wait_for(self, cell: Cell) -> None:

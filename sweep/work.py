@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -24,7 +25,7 @@ from .plugins import load_plugin
 from .probes import PROBES, load_probe
 from .probes.perplexity import stream_loss
 from .probes.subject import Subject, evaluating, unmeasured
-from .saying import say
+from .saying import say, told
 from .training import checkpoint, flops, storage
 from .training.corpora import Corpus, open_corpus
 from .training.data import training_batches
@@ -138,6 +139,7 @@ class Work:
             )
         )
         self.recorder.neighbours()
+        self._introduce(subject, dtype, kernels)
         if self.job.kind == "train":
             self._train(subject)
             self._throughput(subject)
@@ -145,11 +147,25 @@ class Work:
         else:
             assert self.job.weights is not None
             checkpoint.load_weights(storage.resolve(self.runs, self.job.weights), model)
+            say(f"weights from {self.job.weights}")
         self._leave_if_asked()
         self._probe(subject)
         if self.job.kind == "train":
             self._keep()
         self.recorder.neighbours()
+
+    def _introduce(self, subject: Subject, dtype: torch.dtype, kernels: Mapping[str, str]) -> None:
+        """The first line of the log: which cell, on what, and how."""
+        cuda = subject.device.type == "cuda"
+        where = torch.cuda.get_device_name(subject.device) if cuda else f"CPU ({torch.get_num_threads()} threads)"
+        ways: dict[str, list[str]] = {}
+        for part, way in kernels.items():
+            ways.setdefault(way, []).append(part)
+        told = "; ".join(f"{', '.join(parts)}: {way}" for way, parts in ways.items())
+        say(
+            f"cell {self.job.slug} ({self.job.cell}), attempt {Path(self.job.folder).name} ({self.job.kind}) on {where}, "
+            f"{str(dtype).removeprefix('torch.')}, {count(subject.model):,} parameters; {told}"
+        )
 
     # --- training -------------------------------------------------------------------------------------------------
 
@@ -168,6 +184,10 @@ class Work:
         )
         self._model, self._optimizers, self._subject = model, trainer.optimizers, subject
         self._resume(trainer)
+        say(
+            f"{config.train.steps:,} steps of {config.train.batch_tokens:,} tokens, "
+            + (f"resumed at step {trainer.step:,}" if trainer.step else "from the first step")
+        )
         self.recorder.progress(trainer.step, config.train.steps, phase="training")
         trainer.run()
         # The finished state, so that an attempt that dies while probing does not train again.
@@ -207,6 +227,12 @@ class Work:
 
     def point(self, point: Point) -> None:
         """Watcher: a point of the curve, with both MFU figures."""
+        steps = self.config.train.steps
+        if told(point.step, self.config.eval.validate_every, steps):
+            say(
+                f"step {point.step:,} of {steps:,}: train loss {point.train_loss:.4f}, val loss {point.val_loss:.4f}, "
+                f"{point.tokens_per_s:,.0f} tokens/s"
+            )
         paper, honest = self._mfu(point.tokens_per_s)
         self.recorder.curve(
             [
@@ -317,9 +343,12 @@ class Work:
         self.recorder.progress(self.config.train.steps, self.config.train.steps, phase="probing")
         with evaluating(subject.model):
             for name, group in groupby(sorted(self.job.missing), key=lambda item: item[0]):
-                for _, length in group:
+                began, lengths = time.perf_counter(), [length for _, length in group]
+                for length in lengths:
                     self._probe_at(subject, name, length)
                     self._leave_if_asked()
+                at = f" at {', '.join(f'{length:,}' for length in lengths)} tokens" if PROBES[name].by_length else ""
+                say(f"probe {name}{at}: {time.perf_counter() - began:.1f} s")
 
     def _probe_at(self, subject: Subject, name: str, length: int) -> None:
         """Records what the probe found at that length, and the peak memory that it took, if the system tells.

@@ -12,6 +12,7 @@ import ray
 from .. import process
 from ..cell import Resources
 from ..executors import Finished, Launch, OnThisMachine, device_for, environment, run_command
+from ..failures import not_started
 from ..room import Machine, Room, Seat
 from ..signals import held
 
@@ -97,10 +98,7 @@ class RayExecutor(OnThisMachine):
         try:
             return int(ray.get(reference))
         except ray.exceptions.RayTaskError as error:
-            # The child could not be started; its log is where the cause is looked for.
-            with (launch.runs / launch.folder / "log.txt").open("a") as log:
-                log.write(f"could not be started: {error.cause}\n")
-            return 1
+            return not_started(launch.runs / launch.folder / "log.txt", error.cause)
         except ray.exceptions.RayError:
             # The worker was killed, by hand or by Ray's memory monitor; the child died with it.
             return -int(signal.SIGKILL)

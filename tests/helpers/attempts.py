@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -61,19 +61,19 @@ class Room:
         )
         task = planner.Task(self.cell, kind, [], "new")
         supervisor = Supervisor(self.store, "g", 0, None, None, runs=self.runs, commit=(None, None))  # type: ignore[arg-type]
-        return Job(
+        job = Job(
             attempt=attempt.id, fence=0, cell=self.cell.id, slug=self.cell.slug, kind=kind, folder=attempt.run_dir,
             config=config, missing=requested(self.cell.config.eval), resume=list(supervisor._resumable(task, attempt)),
             weights=weights,
         )  # fmt: skip
+        job.write(self.runs)
+        return job
 
     def run(
         self, kind: str = "train", *, stop: int | None = None, weights: str | None = None, **settings: Any
     ) -> Attempt:
         """One attempt with the given checkpoint settings, stopped when the flag is read for the `stop`-th time."""
-        config = self.cell.config.model_dump(mode="json")
-        config["checkpoint"] |= settings
-        job = self.asked(kind, config, weights)
+        job = self.asked(kind, self.settings(**settings), weights)
         work = Work(job, self.runs, self.store, Flag(stop))  # type: ignore[arg-type]
         self.works.append(work)
         save = work.save
@@ -93,15 +93,20 @@ class Room:
         return self.store.attempt(job.attempt)
 
     def start(
-        self, job: Job, *wrapper: str, out: IO[str] | int = subprocess.PIPE, env: Mapping[str, str] | None = None
+        self, job: Job, *wrapper: str, out: IO[str] | int = subprocess.PIPE, more: Sequence[str] = ()
     ) -> subprocess.Popen[str]:
-        """The attempt in a process of its own, as an executor starts it, under `wrapper`."""
-        job.write(self.runs)
+        """The attempt in a process of its own, as an executor starts it, under `wrapper` and with `more` options."""
         command = [sys.executable, "-m", "atma_sweep.sweep.job", "--runs", str(self.runs), "--folder", job.folder]
         return subprocess.Popen(
-            [*wrapper, *command, "--parent", str(os.getpid())], stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-            env=os.environ | {"ATMA_DB": str(self.store.url), "OMP_NUM_THREADS": "1"} | dict(env or {}), text=True,
+            [*wrapper, *command, "--parent", str(os.getpid()), *more], stdin=subprocess.DEVNULL, stdout=out,
+            stderr=subprocess.STDOUT, env=os.environ | {"ATMA_DB": str(self.store.url), "OMP_NUM_THREADS": "1"}, text=True,
         )  # fmt: skip
+
+    def settings(self, **checkpoint: Any) -> dict[str, Any]:
+        """The cell's config with other checkpoint settings."""
+        config = self.cell.config.model_dump(mode="json")
+        config["checkpoint"] |= checkpoint
+        return config
 
     def curve(self, attempt: Attempt) -> list[tuple[float | None, ...]]:
         def bare(point: CurvePoint) -> tuple[float | None, ...]:

@@ -47,7 +47,7 @@ def test_the_database_is_on_the_disk_before_a_checkpoint_goes(room: Callable[...
     ours.run(stop=11)
     trace = tmp_path / "trace"
     strace = ("strace", "-D", "-f", "-y", "-s", "0", "-o", str(trace), "-e", f"trace={CALLS}")
-    job = ours.asked("train", ours.cell.config.model_dump(mode="json"), None)
+    job = ours.asked("train", ours.settings(), None)
     attempt = ours.start(job, *strace)
     out, _ = attempt.communicate(timeout=120)
     if attempt.returncode and "ptrace" in out:

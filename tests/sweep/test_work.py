@@ -118,9 +118,7 @@ def test_an_attempt_whose_first_checkpoint_was_not_recorded_is_found(room: Calla
     def die(_: str) -> None:
         raise KeyboardInterrupt
 
-    config = ours.cell.config.model_dump(mode="json")
-    config["checkpoint"] |= {"path": far}
-    job = ours.asked("train", config, None)
+    job = ours.asked("train", ours.settings(path=far), None)
     work = Work(job, ours.runs, ours.store, Flag(None))  # type: ignore[arg-type]
     ours.works.append(work)
     work.recorder.checkpoint = die  # type: ignore[method-assign]

@@ -1,0 +1,155 @@
+"""A disk that is full is the machine's fault, also where it lets nobody say so."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from atma_sweep.results.store import Store, open_store
+from atma_sweep.sweep import failures, planner, process, supervisor
+from atma_sweep.sweep.cell import Cell, Resources
+from atma_sweep.sweep.executors import Finished, Launch, OnThisMachine
+from atma_sweep.sweep.failures import EXIT_MACHINE, Policy, judge, not_started
+from atma_sweep.sweep.job import Job
+from atma_sweep.sweep.planner import Task
+from attempts import Room, room_of
+
+NO_SPACE = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "job.json")
+
+
+def endings(store: Store, cell: str) -> list[tuple[str, str | None]]:
+    return [(attempt.state, attempt.failure) for attempt in store.attempts(cell)]
+
+
+# --- one attempt --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs root's /dev/full, as Linux has it")
+def test_an_error_whose_print_fails_is_recorded_all_the_same(room: Callable[..., Room]) -> None:
+    """Whatever the attempt prints meets a full disk; what went wrong stands in the database."""
+    ours = room()
+    job = ours.asked("train", ours.settings(path="/dev/null/nowhere"), None)
+    with Path("/dev/full").open("w") as full:
+        assert ours.start(job, out=full).wait(timeout=120) == EXIT_MACHINE
+    assert endings(ours.store, ours.cell.id) == [("failed", "infrastructure")]
+    assert "/dev/null/nowhere" in str(ours.store.attempt(job.attempt).cause)
+
+
+def test_an_attempt_that_can_record_nothing_says_so_by_its_exit_code(room: Callable[..., Room], tmp_path: Path) -> None:
+    """Its journal does not grow any more, so its end does not get into it either."""
+    ours = room()
+    job = ours.asked("train", ours.settings(), None)
+    limited = ("import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (700, 700)); "
+               "os.execv(sys.argv[1], sys.argv[1:])")  # fmt: skip
+    attempt = ours.start(job, sys.executable, "-c", limited, more=["--journal"])
+    out, _ = attempt.communicate(timeout=120)
+    assert attempt.returncode == EXIT_MACHINE, out
+    assert "File too large" in out
+    nothing = tmp_path / "empty.txt"
+    nothing.touch()
+    ending = judge(EXIT_MACHINE, nothing)
+    assert (ending.state, ending.failure) == ("failed", "infrastructure")
+    assert judge(1, nothing).failure == "code"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small file system")
+def test_a_runs_folder_that_fills_up_costs_an_attempt_and_no_number(
+    grid: Path, room: Callable[..., Room], tmp_path: Path
+) -> None:
+    """Log, checkpoints and job.json on a disk without a byte left; with room again the cell comes to the same numbers."""
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(small)], capture_output=True).returncode:
+        pytest.skip("cannot mount a tmpfs here")
+    try:
+        ours = room_of(grid, tmp_path)
+        ours.runs = small
+        (small / "corpora").symlink_to(grid.parent / "corpora")
+        job = ours.asked("train", ours.settings(), None)
+        with (small / job.folder / "log.txt").open("w") as log, (small / "ballast").open("wb", buffering=0) as ballast:
+            with contextlib.suppress(OSError):
+                while ballast.write(bytes(4096)):
+                    pass
+            with pytest.raises(OSError, match="No space left"):
+                job.write(small)
+            assert Job.read(small / job.folder) == job, "what lay there is still whole"
+            assert ours.start(job, out=log).wait(timeout=120) == EXIT_MACHINE
+        assert (small / job.folder / "log.txt").read_text() == ""
+        assert endings(ours.store, ours.cell.id) == [("failed", "infrastructure")]
+        (small / "ballast").unlink()
+        plain = room()
+        second = ours.run()
+        assert (second.state, ours.curve(second)) == ("done", plain.curve(plain.run()))
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=False)
+
+
+# --- a launch -----------------------------------------------------------------------------------------------------
+
+
+class Never(OnThisMachine):
+    """An executor that is never asked to start anything."""
+
+    name = "never"
+    started = 0
+
+    def fits(self, resources: Resources) -> bool:
+        return True
+
+    def start(self, launch: Launch) -> None:
+        self.started += 1
+        raise NO_SPACE
+
+    def wait(self, seconds: float) -> list[Finished]:
+        return []
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("what", ["job.json", "log.txt"])
+def test_cells_that_cannot_be_started_do_not_stop_the_sweep(
+    cells: Callable[..., list[Cell]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Five of them, tried three times each: no traceback, no word of a mistake that all of them made."""
+    chosen = cells("seeds: 5\n")
+    store = open_store(tmp_path / "atma.db", create=True)
+    store.record_revision("s", grid_text="", grid_file="g", cells=[planner.record(cell) for cell in chosen])
+    fence = store.acquire_sweep("s", process.this_process("test"), 60.0)
+    monkeypatch.setitem(failures.POLICIES, "infrastructure", Policy(3))  # type: ignore[arg-type]
+    monkeypatch.setattr(supervisor, "POLL_S", 0.0)
+    if what == "job.json":
+
+        def full(job: Job, runs: Path) -> Path:
+            raise NO_SPACE
+
+        monkeypatch.setattr(Job, "write", full)
+    told: list[str] = []
+    listener: Any = SimpleNamespace(
+        started=lambda *_: told.append("started"), ended=lambda *_: told.append("ended"),
+        running=lambda *_: None, waiting=lambda *_: None,
+    )  # fmt: skip
+    place = Never()
+    made = supervisor.Supervisor(store, "s", fence, place, listener, runs=tmp_path / "runs", commit=(None, None))  # type: ignore[arg-type]
+    made.run([Task(cell, "train", [], "new") for cell in chosen])
+    assert place.started == (0 if what == "job.json" else 15)
+    for cell in chosen:
+        assert endings(store, cell.id) == [("failed", "infrastructure")] * 3
+        causes = {attempt.cause for attempt in store.attempts(cell.id)}
+        assert causes == {f"could not be started: {NO_SPACE}"}
+    assert told == ["started", "ended"] * 15
+
+
+def test_a_process_that_could_not_be_started_is_judged_without_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    assert not_started(log, NO_SPACE) == EXIT_MACHINE
+    assert "could not be started: [Errno 28] No space left on device" in judge(EXIT_MACHINE, log).cause
+    assert not_started(tmp_path / "nowhere" / "log.txt", NO_SPACE) == EXIT_MACHINE
+    assert not_started(log, ValueError("x")) == 1
