@@ -146,6 +146,9 @@ def prune(
 
 def place_of(store: Store, attempt: Attempt) -> str:
     """Address of the place where an attempt keeps its checkpoints and weights: the launch that made it named it."""
+    if attempt.imported:
+        # it has what its bundle brought, under the runs folder; its own machine's places are none of ours
+        return storage.split(attempt.weights)[0] if attempt.weights else attempt.run_dir
     for named in (attempt.weights, attempt.checkpoint):
         if named is not None:
             return storage.split(named)[0]

@@ -40,6 +40,13 @@ class AddressError(SweepError):
     """Text that names no place."""
 
 
+SCHEMES = frozenset(
+    "file local s3 s3a gs gcs az abfs abfss adl oss oci hf hdfs webhdfs sftp ssh smb webdav memory".split()
+)
+"""Of addresses that name a store of files and nothing more. fsspec knows others, which read further addresses out of
+files, unpack archives or ask services, and it lets any be chained with `::`."""
+
+
 # --- addresses ------------------------------------------------------------------------------------------------------
 
 
@@ -67,11 +74,23 @@ def home(path: str | None, folder: str) -> str:
     return join(path if local is None else local, folder)
 
 
+def check_address(address: str) -> None:
+    """Raises AddressError unless it is a path or one plain URL: the only addresses that are ever given to fsspec."""
+    scheme, separator, _ = address.partition("://")
+    if not separator:
+        return
+    if "::" in address:
+        raise AddressError(f"{address}: is a chain of addresses; name a folder or one fsspec URL such as s3://...")
+    if scheme not in SCHEMES:
+        raise AddressError(f"{address}: Protocol not known: {scheme}; name a folder or an fsspec URL such as s3://...")
+
+
 def place(address: str | Path) -> Place:
     """The place of that address; it need not exist yet.
 
     Raises AddressError for one that cannot be understood, StorageError when its backend is missing or fails.
     """
+    check_address(str(address))
     local = _local(str(address))
     return Folder(local) if local is not None else Remote(str(address))
 
@@ -238,6 +257,7 @@ class Remote(Place):
 
     def __init__(self, address: str) -> None:
         super().__init__(address)
+        check_address(address)
         from fsspec.core import url_to_fs
 
         try:

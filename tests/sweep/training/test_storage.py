@@ -194,6 +194,9 @@ def test_free_bytes_are_those_of_the_disk_below(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("address", "said"), [
     ("file://data/x", "file://data/x: needs an absolute path, as in file:///data/checkpoints"),
+    ("reference::file:///x", "reference::file:///x: is a chain of addresses; name a folder or one fsspec URL such as s3://..."),
+    ("s3://bucket/x::file:///y", "s3://bucket/x::file:///y: is a chain of addresses; name a folder or one fsspec URL such as s3://..."),
+    ("reference://x", "reference://x: Protocol not known: reference; name a folder or an fsspec URL such as s3://..."),
     ("nosuch://bucket/x", "nosuch://bucket/x: Protocol not known: nosuch; name a folder or an fsspec URL such as s3://..."),
 ])  # fmt: skip
 def test_an_address_that_cannot_be_understood_is_the_users_mistake(address: str, said: str) -> None:
@@ -205,6 +208,7 @@ def test_an_address_that_cannot_be_understood_is_the_users_mistake(address: str,
 def test_a_missing_backend_is_named_with_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     tape = {"class": "no_such_package.Tape", "err": "Install tapefs to access tape"}
     monkeypatch.setitem(known_implementations, "tape", tape)
+    monkeypatch.setattr(storage, "SCHEMES", storage.SCHEMES | {"tape"})
     with pytest.raises(StorageError) as caught:
         storage.place("tape://drive/x")
     assert isinstance(caught.value, MachineError)
