@@ -20,6 +20,7 @@ from sqlalchemy import Connection, String, Table, UniqueConstraint, func, inspec
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 
+from . import paper
 from .bundles import local_path
 from .database import PART, copy_database, file_of, make_engine, network_filesystem, place, plain_errors, revision_of
 from .errors import StoreError, StoreMissing
@@ -28,6 +29,7 @@ from .processes import find
 from .schema import HEAD, REVISIONS, Base, UtcNow, UtcTime
 
 Severity = Literal["error", "warning", "note"]
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 Identify = Callable[[Mapping[str, Any]], str]
 
 LOW_BYTES = 2**30
@@ -107,7 +109,7 @@ def check(
     """Everything that is wrong with a database, worst first; empty when nothing is.
 
     `runs` is the folder that the database's relative paths lie under (None: they are not looked for). `identify` gives
-    the id of a cell's config (None: ids are not compared; those of read-only sweeps never are). Prints and changes
+    the id of a cell's config (None: ids are not compared). Prints and changes
     nothing.
 
     Raises StoreMissing, and StoreError for a file that is somebody else's or a server that does not answer.
@@ -124,8 +126,7 @@ def check(
         if path is None or not isinstance(error.__cause__, DBAPIError) or "not a database" in str(error):
             raise
         findings.append(_unreadable(str(error.__cause__.orig), path))
-    order = ("error", "warning", "note")
-    return sorted(findings, key=lambda finding: order.index(finding.severity))
+    return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
 def _unreadable(why: str, path: Path | None) -> Finding:
@@ -459,16 +460,11 @@ def _missing(runs: Path, address: str) -> bool:
 
 def _identities(connection: Connection, identify: Identify) -> list[Finding]:
     wrong, unread = [], []
-    cell, listed = T["cell"].c, T["revision_cell"].c
-    # published numbers have ids of their own, since nobody knows their whole config
-    of_sweeps = (
-        select(listed.cell_id)
-        .join(T["revision"], T["revision"].c.id == listed.revision_id)
-        .join(T["sweep"], T["sweep"].c.id == T["revision"].c.sweep_id)
-    )
-    launched = of_sweeps.where(T["sweep"].c.read_only.is_(False))
-    compared = cell.id.in_(launched) | cell.id.not_in(of_sweeps)
-    for row in connection.execute(select(cell.id, cell.config).where(compared).order_by(cell.id)):
+    cell = T["cell"].c
+    for row in connection.execute(select(cell.id, cell.slug, cell.config).order_by(cell.id)):
+        # published numbers have ids of their own, since nobody knows their whole config
+        if paper.is_published_cell(row.id, row.slug):
+            continue
         try:
             found = identify(row.config)
         except (AttributeError, LookupError, TypeError, ValueError) as error:  # what pydantic and the registries raise

@@ -111,10 +111,11 @@ def import_(
 
     from ..results.importing import import_bundle
     from ..results.store import open_store
+    from .verify import identify
 
     store = open_store(db, create=True)
     where = runs_folder(runs, db)
-    summary = import_bundle(store, file, rename=name, runs=where, identify=_identify, large=large)
+    summary = import_bundle(store, file, rename=name, runs=where, identify=identify, large=large)
     if as_json:
         print_json(asdict(summary))
         return
@@ -122,12 +123,6 @@ def import_(
     typer.echo(f"sweep {summary.sweep}: added {counts}; {summary.present.get('attempt', 0)} attempts were here already")
     for note in summary.notes:
         typer.echo(note, err=True)
-
-
-def _identify(config: Any) -> str:
-    from .cell import CellConfig, cell_id
-
-    return cell_id(CellConfig.model_validate(config))
 
 
 @db_app.command("forget")
@@ -194,9 +189,9 @@ def db_check(runs: Runs = None, db: Db = None, as_json: AsJson = False) -> None:
     """Look for everything that is wrong with a database, and say what to do; exit 1 when numbers are in danger."""
     from dataclasses import asdict
 
-    from ..results.maintenance import check
+    from .verify import check
 
-    findings = check(db, runs=runs_folder(runs, db), identify=_identify)
+    findings = check(db, runs_folder(runs, db))
     if as_json:
         print_json([asdict(finding) for finding in findings])
     else:

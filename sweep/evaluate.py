@@ -80,7 +80,7 @@ def plan(
             continue
         seen.add(kept.cell.id)
         cell = _asking(kept.cell, probes, lengths)
-        corpus = corpora.open_corpus(runs / "corpora", cell.config.data.fingerprint or "")
+        corpus = corpora.verified(runs / "corpora", cell.config.data.fingerprint or "")
         if lengths:
             _check_lengths(cell, corpus)
         holder = sweep or next((known for known, ids in listed.items() if cell.id in ids), None)

@@ -253,7 +253,8 @@ def _source(before: str | None, sweep: str, runs: Path, code: str, tell: Callabl
 def _last_source(store: Store, sweep: str) -> str | None:
     """Fingerprint of the code that the sweep was launched with last."""
     try:
-        return next((event.message for event in reversed(store.events(sweep=sweep)) if event.kind == CODE), None)
+        known = (event.message for event in reversed(store.events(sweep=sweep)) if event.kind == CODE)
+        return next((message for message in known if snapshot.is_fingerprint(message)), None)
     except SweepUnknown:
         return None
 

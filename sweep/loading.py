@@ -16,9 +16,9 @@ from ..results.records import CellRecord
 from ..results.store import Store, open_store
 from .cell import Cell, CellConfig, DataConfig, Plugin, TrainConfig, cell_id
 from .errors import MachineError, SweepError
-from .plugins import load_plugin
+from .plugins import load_plugin, source_of
 from .training import storage
-from .training.corpora import open_corpus
+from .training.corpora import verified
 
 if TYPE_CHECKING:
     import torch
@@ -82,13 +82,14 @@ def kept(store: Store, asked: str, runs: Path, sweep: str | None = None) -> Kept
             f"cell {record.id} ({record.slug}) was trained, but its weights were not kept; "
             "add what is to be measured to its grid, with checkpoint.keep: weights, and launch that with --retrain"
         )
+    cell = restored(record, runs)  # first of all whether the cell is what its id says
     address = storage.resolve(runs, weights)
     if not storage.exists(address):
         raise WeightsGone(
             f"the weights of cell {record.id} ({record.slug}) are gone from {address}; "
             "name their folder with --runs, or add what is to be measured to its grid and launch that with --retrain"
         )
-    return Kept(restored(record, runs), done[-1].id, weights)
+    return Kept(cell, done[-1].id, weights)
 
 
 def restored(record: CellRecord, runs: Path) -> Cell:
@@ -96,33 +97,52 @@ def restored(record: CellRecord, runs: Path) -> Cell:
 
     Raises CellUnreadable when this version makes another cell of the stored config, PluginChanged.
     """
-    plugins = tuple(_plugin(record, stored, runs) for stored in record.config.get("plugins", ()))
+    try:
+        named = tuple(Plugin.model_validate(stored) for stored in record.config.get("plugins", ()))
+        mixer, source = record.config["model"]["attn_type"], record.config["model"].get("mixer_source")
+        known = mixer in registry.MIXERS
+        if (source is None and not known) or (source is not None and source not in {plugin.sha256 for plugin in named}):
+            raise ModelConfigError("model.attn_type", f"no mixer named {mixer!r}", sorted(registry.MIXERS))
+    except (ValidationError, ModelConfigError, LookupError, TypeError, AttributeError) as error:
+        raise _unreadable(record, error) from error
+    if known and source_of(mixer, named) == source:
+        _checked(record, named)  # before a line of any plugin runs
+    plugins = tuple(_plugin(record, plugin, runs) for plugin in named)
+    return Cell(record.id, record.slug, _checked(record, plugins), dict(record.axes))
+
+
+def _checked(record: CellRecord, plugins: tuple[Plugin, ...]) -> CellConfig:
+    """The stored config, if the cell's id is that of it."""
     try:
         config = CellConfig.model_validate({**_completed(record.config), "plugins": plugins})
         config = config.model_copy(update={"model": check_model_config(config.model)})
-    except (ValidationError, ModelConfigError, KeyError) as error:
-        first = error.errors(include_url=False)[0]["msg"] if isinstance(error, ValidationError) else str(error)
-        raise CellUnreadable(
-            f"this version cannot read the config of cell {record.id} ({record.slug}): {first}; launch its grid again"
-        ) from error
-    found = cell_id(config)
+        found = cell_id(config)
+    except (ValidationError, ModelConfigError, LookupError, TypeError, AttributeError) as error:
+        raise _unreadable(record, error) from error
     if found != record.id:
         raise CellUnreadable(
             f"this version takes the config of cell {record.id} ({record.slug}) for another cell, {found}; "
             "use the version that trained it, or launch its grid again"
         )
-    return Cell(record.id, record.slug, config, dict(record.axes))
+    return config
 
 
-def _plugin(record: CellRecord, stored: Mapping[str, str], runs: Path) -> Plugin:
-    copy = runs / "plugins" / Path(stored["path"]).name
+def _unreadable(record: CellRecord, error: Exception) -> CellUnreadable:
+    first = error.errors(include_url=False)[0]["msg"] if isinstance(error, ValidationError) else str(error)
+    return CellUnreadable(
+        f"this version cannot read the config of cell {record.id} ({record.slug}): {first}; launch its grid again"
+    )
+
+
+def _plugin(record: CellRecord, stored: Plugin, runs: Path) -> Plugin:
+    copy = runs / "plugins" / Path(stored.path).name
     if not copy.is_file():
         raise CellUnreadable(
             f"the plugin of cell {record.id} ({record.slug}) is not in {copy}; name its folder with --runs, "
             "or launch its grid again"
         )
     try:
-        return load_plugin(copy.resolve(), stored["sha256"])
+        return load_plugin(copy.resolve(), stored.sha256)
     except SweepError:
         raise
     except Exception as error:
@@ -195,7 +215,7 @@ def _built(found: Kept, runs: Path, device: torch.device) -> Trained:
     from .training import checkpoint
 
     config = found.cell.config
-    tokenizer = open_corpus(runs / "corpora", config.data.fingerprint or "").load_tokenizer()
+    tokenizer = verified(runs / "corpora", config.data.fingerprint or "").load_tokenizer()
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     model = build(config.model, seed=config.seed, device=device, dtype=dtype)
     checkpoint.load_weights(storage.resolve(runs, found.weights), model)

@@ -40,7 +40,8 @@ def load_plugin(path: Path, sha256: str | None = None) -> Plugin:
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         try:
-            spec.loader.exec_module(module)
+            # what was hashed, and no compiled file that may lie beside it
+            exec(compile(source, str(path), "exec"), module.__dict__)
         except SystemExit as error:
             del sys.modules[name]
             raise PluginLeft(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+
+from .errors import SweepError
 
 PACKAGE = Path(__file__).resolve().parent.parent
 PARTS = ("__init__.py", "cli.py", "grids", "kernels", "model", "reports", "results", "sweep")
@@ -34,7 +37,8 @@ def freeze(runs: Path, package: Path = PACKAGE) -> str:
     """Copies the package to `runs`/source/<fingerprint>/atma_sweep unless it lies there already; the fingerprint."""
     known = fingerprint(package)
     home = runs / "source" / known
-    if home.is_dir():
+    if os.path.lexists(home):
+        _verify(home)
         return known
     aside = home.with_name(f"{known}.{os.getpid()}.part")
     shutil.rmtree(aside, ignore_errors=True)
@@ -49,13 +53,49 @@ def freeze(runs: Path, package: Path = PACKAGE) -> str:
         if not home.is_dir():
             raise
         shutil.rmtree(aside)
+        _verify(home)
     return known
 
 
+def is_fingerprint(text: str) -> bool:
+    """Whether it can be what `fingerprint` gives."""
+    return re.fullmatch(f"[0-9a-f]{{{LENGTH}}}", text) is not None
+
+
+def intact(home: Path) -> bool:
+    """Whether a copy is the code that its name says, and nothing else lies in it that an import would find."""
+    package = home / "atma_sweep"
+    if home.is_symlink() or package.is_symlink() or not package.is_dir():
+        return False
+    ours = set(_files(package))
+    for path in home.rglob("*"):
+        compiled = path.parent.name == "__pycache__" and path.suffix == ".pyc"
+        left = path.suffix in (".swp", ".orig")
+        if path.is_symlink() or (path.is_file() and path not in ours and not compiled and not left):
+            return False
+    return fingerprint(package) == home.name
+
+
+def _verify(home: Path) -> None:
+    """Makes sure that what is there is the code of that name. Raises SweepError.
+
+    What an interpreter has compiled of it goes: nobody can tell whether it was made of these files.
+    """
+    if not intact(home):
+        raise SweepError(f"{home} does not hold the code that its name stands for; remove it, then launch again")
+    for compiled in home.rglob("__pycache__"):
+        shutil.rmtree(compiled, ignore_errors=True)
+
+
 def folder(runs: Path, known: str) -> Path | None:
-    """What a worker puts on its import path to run that copy; None when it is gone."""
+    """What a worker puts on its import path to run that copy; None when it is gone. Raises SweepError when it differs."""
+    if not is_fingerprint(known):
+        raise SweepError(f"{known[:40]!r} is no fingerprint of code; launch without --code")
     home = runs / "source" / known
-    return home if home.is_dir() else None
+    if not os.path.lexists(home):
+        return None
+    _verify(home)
+    return home
 
 
 def frozen(runs: Path) -> Path:

@@ -30,6 +30,7 @@ from .pruning import place_of
 from .retries import Retries
 from .room import stands_back
 from .signals import Interrupted, Signals
+from .training.seal import sha256
 
 LEASE_S = 60.0
 RENEW_S = 5.0
@@ -254,7 +255,8 @@ class Supervisor:
         if task.kind != "train":
             return
         for earlier in reversed(self.store.attempts(task.cell.id)):
-            if earlier.id == attempt.id or earlier.kind != "train":
+            # one that came with a bundle has no checkpoint here, and what it says of places is not ours to follow
+            if earlier.id == attempt.id or earlier.kind != "train" or earlier.imported:
                 continue
             if earlier.state in ("done", "diverged"):
                 return
@@ -411,7 +413,7 @@ def freeze_plugins(cells: Sequence[Cell], runs: Path) -> list[Cell]:
         frozen = []
         for plugin in cell.config.plugins:
             copy = runs / "plugins" / f"{plugin.sha256[:12]}_{Path(plugin.path).name}"
-            if not copy.is_file():
+            if copy.is_symlink() or not copy.is_file() or sha256(copy) != plugin.sha256:
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 aside = copy.with_name(f"{copy.name}.{os.getpid()}.part")
                 shutil.copyfile(plugin.path, aside)

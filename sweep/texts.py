@@ -72,7 +72,7 @@ def check(cells: Sequence[Cell], root: Path) -> None:
         seen.add(asked)
         number = config.data.fingerprint or ""
         if number not in opened:
-            opened[number] = corpora.open_corpus(root, number)
+            opened[number] = corpora.verified(root, number)
         for problem in problems(config, opened[number]):
             raise CorpusError(f"corpus {config.data.corpus!r}: {problem}")
 

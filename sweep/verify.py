@@ -1,0 +1,47 @@
+"""Whether what lies under the runs folder is what its names say: frozen code, plugins and prepared text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..results import maintenance
+from ..results.maintenance import Finding
+from . import snapshot
+from .cell import CellConfig, cell_id
+from .training import corpora
+from .training.seal import sha256
+
+
+def identify(config: Any) -> str:
+    """The id of a cell's config. Raises what pydantic and the registries raise."""
+    return cell_id(CellConfig.model_validate(config))
+
+
+def check(db: str | None, runs: Path) -> list[Finding]:
+    """Everything that is wrong with a database and with the files of its runs folder, worst first."""
+    found = [*maintenance.check(db, runs=runs, identify=identify), *differing(runs)]
+    return sorted(found, key=lambda finding: maintenance.SEVERITIES.index(finding.severity))
+
+
+def differing(runs: Path) -> Iterator[Finding]:
+    """Files whose content is not what their name, or the manifest beside them, says."""
+    for home in sorted((runs / "source").glob("*")):
+        if snapshot.is_fingerprint(home.name) and not snapshot.intact(home):
+            yield Finding(
+                severity="error",
+                what=f"{home} does not hold the code that its name stands for",
+                remedy="remove it; the next launch makes another",
+            )
+    for copy in sorted((runs / "plugins").glob("*.py")):
+        if copy.is_symlink() or not sha256(copy).startswith(copy.name.partition("_")[0]):
+            yield Finding(
+                severity="error",
+                what=f"{copy} is not the plugin that its name stands for",
+                remedy="remove it, and launch its grid again",
+            )
+    for folder in corpora.folders(runs / "corpora"):
+        for line in corpora.verify(folder):
+            what, _, remedy = line.rpartition("; ")
+            yield Finding(severity="error", what=what, remedy=remedy)

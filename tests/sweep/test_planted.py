@@ -1,0 +1,202 @@
+"""Files that somebody put under the runs folder are not what their names say, and nothing runs or reads them."""
+
+from __future__ import annotations
+
+import json
+import py_compile
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from atma_sweep.model import registry
+from atma_sweep.results.recorder import Recorder
+from atma_sweep.results.records import CellRecord, Owner, Provenance
+from atma_sweep.results.schema import AttemptRow
+from atma_sweep.results.store import Store, open_store
+from atma_sweep.sweep import launch, loading, snapshot, supervisor, verify
+from atma_sweep.sweep.cell import Cell, CellConfig, DataConfig, Plugin
+from atma_sweep.sweep.errors import SweepError
+from atma_sweep.sweep.grid import load_grid
+from atma_sweep.sweep.planner import record
+from atma_sweep.sweep.plugins import load_plugin
+from atma_sweep.sweep.pruning import place_of
+from atma_sweep.sweep.training import corpora
+from atma_sweep.sweep.training.corpora import CorpusError
+from atma_sweep.sweep.training.prepare import prepare
+from atma_sweep.sweep.training.shards import write_shard
+from sqlalchemy import update
+
+OWNER = Owner(name="ada", host="here", pid=1, started=1.0)
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """Code as small as can be."""
+    home = tmp_path / "code" / "atma_sweep"
+    (home / "sweep").mkdir(parents=True)
+    (home / "__init__.py").write_text("")
+    (home / "sweep" / "job.py").write_text("print('ours')\n")
+    return home
+
+
+PLANTED: dict[str, tuple[str, str]] = {
+    "another file": ("atma_sweep/sweep/job.py", "print('theirs')\n"),
+    "a module beside the package": ("numpy.py", "print('theirs')\n"),
+    "a module beside ours": ("atma_sweep/torch.py", "print('theirs')\n"),
+    "compiled code without a source": ("atma_sweep/sweep/work.pyc", "theirs"),
+}
+
+
+@pytest.mark.parametrize("what", PLANTED)
+def test_code_is_trusted_by_what_it_is_not_by_where_it_lies(what: str, package: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    name, text = PLANTED[what]
+    planted = runs / "source" / snapshot.fingerprint(package) / name
+    if what != "another file":
+        snapshot.freeze(runs, package)
+    planted.parent.mkdir(parents=True, exist_ok=True)
+    planted.write_text(text)
+    with pytest.raises(SweepError, match="does not hold the code that its name stands for; remove it"):
+        snapshot.freeze(runs, package)
+    with pytest.raises(SweepError, match="does not hold the code"):
+        snapshot.folder(runs, snapshot.fingerprint(package))
+    assert [finding.severity for finding in verify.differing(runs)] == ["error"]
+
+
+def test_links_and_compiled_files_of_frozen_code(package: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    known = snapshot.freeze(runs, package)
+    job = runs / "source" / known / "atma_sweep" / "sweep" / "job.py"
+    compiled = Path(py_compile.compile(str(job)) or "")
+    assert compiled.is_file()
+    assert snapshot.freeze(runs, package) == known
+    assert not compiled.exists(), "nobody knows what it was made of"
+    other = tmp_path / "other.py"
+    job.rename(other)
+    job.symlink_to(other)
+    with pytest.raises(SweepError, match="does not hold the code"):
+        snapshot.folder(runs, known)
+    with pytest.raises(SweepError, match="no fingerprint of code"):
+        snapshot.folder(runs, "../../x")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(tmp_path / "atma.db", create=True)
+
+
+@pytest.fixture
+def cell(tmp_path: Path, write: Callable[..., Path]) -> Cell:
+    (tmp_path / "text").mkdir()
+    for name in "abcdef":
+        (tmp_path / "text" / f"{name}.txt").write_text(f"{name} few words of text")
+    found = prepare(DataConfig(corpus="files", path=str(tmp_path / "text")), tmp_path / "atma-runs" / "corpora")
+    grid = load_grid(write("name: g\nextends: micro\nset: {model.n_layers: 3}\n"))
+    return grid.expand(lambda _: found)[0]
+
+
+def recorded(store: Store, cell: CellRecord) -> None:
+    store.record_revision("g", grid_text="", grid_file="g.yaml", cells=[cell])
+
+
+def test_an_event_names_code_by_its_fingerprint_alone(store: Store, cell: Cell) -> None:
+    recorded(store, record(cell))
+    store.add_event(launch.CODE, "0123456789ab", sweep="g")
+    store.add_event(launch.CODE, "../../elsewhere", sweep="g")
+    assert launch._last_source(store, "g") == "0123456789ab"
+
+
+@pytest.fixture
+def bait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Plugin]:
+    """(a file that a plugin makes when it runs, the plugin, which lies where launches keep theirs)"""
+    monkeypatch.setattr(registry, "MIXERS", registry.MIXERS.copy())
+    sign = tmp_path / "ran"
+    source = tmp_path / "bait.py"
+    source.write_text(f"from pathlib import Path\nPath({str(sign)!r}).touch()\n")
+    plugin = load_plugin(source)
+    sign.unlink()
+    monkeypatch.delitem(sys.modules, f"atma_sweep_plugin_{plugin.sha256[:12]}")
+    copy = tmp_path / "atma-runs" / "plugins" / f"{plugin.sha256[:12]}_bait.py"
+    copy.parent.mkdir(parents=True)
+    copy.write_bytes(source.read_bytes())
+    return sign, plugin.model_copy(update={"path": str(copy)})
+
+
+def test_a_cell_is_what_its_id_says_before_its_plugin_runs(
+    store: Store, cell: Cell, bait: tuple[Path, Plugin], tmp_path: Path
+) -> None:
+    sign, plugin = bait
+    config = cell.config.model_copy(update={"plugins": (plugin,), "seed": 5})
+    wrong = record(Cell(cell.id, cell.slug, config, {}))
+    with pytest.raises(loading.CellUnreadable, match="for another cell"):
+        loading.restored(wrong, tmp_path / "atma-runs")
+    stranger = dict(wrong.config) | {"model": dict(wrong.config["model"]) | {"attn_type": "theirs", "mixers": {}}}
+    with pytest.raises(loading.CellUnreadable, match="no mixer named 'theirs'"):
+        loading.restored(CellRecord(**{**vars(wrong), "config": stranger}), tmp_path / "atma-runs")
+    assert not sign.exists()
+    right = record(Cell(cell.id, cell.slug, cell.config.model_copy(update={"plugins": (plugin,)}), {}))
+    assert loading.restored(right, tmp_path / "atma-runs").id == cell.id
+    assert sign.exists()
+
+
+def test_a_plugin_runs_as_it_was_hashed_and_is_copied_again_where_it_differs(
+    cell: Cell, bait: tuple[Path, Plugin], tmp_path: Path
+) -> None:
+    sign, plugin = bait
+    copy = Path(plugin.path)
+    right = copy.read_bytes()
+    theirs = tmp_path / "theirs.py"
+    theirs.write_bytes(right.replace(b"ran", b"evi"))
+    compiled = Path(py_compile.compile(str(copy)) or "")
+    stamp = compiled.read_bytes()[:16]
+    compiled.write_bytes(stamp + Path(py_compile.compile(str(theirs)) or "").read_bytes()[16:])
+    load_plugin(copy, plugin.sha256)
+    assert sign.exists()
+    assert not (tmp_path / "evi").exists(), "the compiled file beside it is another"
+    copy.write_bytes(theirs.read_bytes())
+    assert any("not the plugin" in finding.what for finding in verify.differing(tmp_path / "atma-runs"))
+    own = tmp_path / "bait.py"
+    config = cell.config.model_copy(update={"plugins": (plugin.model_copy(update={"path": str(own)}),)})
+    (frozen,) = supervisor.freeze_plugins([Cell(cell.id, cell.slug, config, {})], tmp_path / "atma-runs")
+    assert Path(frozen.config.plugins[0].path).read_bytes() == right
+
+
+def test_prepared_text_is_read_before_it_counts(cell: Cell, tmp_path: Path) -> None:
+    root, known = tmp_path / "atma-runs" / "corpora", cell.config.data.fingerprint or ""
+    folder = root / known[:16]
+    assert corpora.verified(root, known).fingerprint == known
+    assert list(verify.differing(tmp_path / "atma-runs")) == []
+    # as many tokens, under the same manifest
+    shard = next(folder.glob("train*.bin"))
+    tokens = np.array(corpora.open_corpus(root, known).train[0])
+    write_shard(shard, tokens[::-1].copy())
+    corpora.open_corpus(root, known)
+    with pytest.raises(CorpusError, match=r"sha256 is .*prepare the corpus again"):
+        corpora.verified(root, known)
+    (finding,) = verify.differing(tmp_path / "atma-runs")
+    assert (finding.severity, "sha256" in finding.what) == ("error", True)
+    write_shard(shard, tokens)
+    assert corpora.verified(root, known).fingerprint == known
+    # other text under its own hashes, with a manifest in order that names this fingerprint
+    facts = json.loads((folder / "manifest.json").read_text())
+    facts["shards"]["train"][0]["sha256"] = "0" * 64
+    corpora.write_json(folder / "manifest.json", corpora.sealed(facts))
+    with pytest.raises(CorpusError, match="does not follow from the manifest"):
+        corpora.open_corpus(root, known)
+
+
+def test_places_that_an_imported_attempt_names_are_never_followed(store: Store, cell: Cell, tmp_path: Path) -> None:
+    recorded(store, record(cell))
+    attempt = store.start_attempt(cell.id, owner=OWNER, fence=0)
+    elsewhere = CellConfig().model_copy(update={}).model_dump(mode="json")
+    elsewhere["checkpoint"]["path"] = "/home/somebody/else"
+    Recorder(store, attempt.id, 0).provenance(Provenance(config=elsewhere, seed=0))
+    Recorder(store, attempt.id, 0).checkpoint("/home/somebody/else/checkpoint-00000001")
+    store.finish_attempt(attempt.id, 0, "interrupted", cause="x")
+    assert place_of(store, store.attempt(attempt.id)).startswith("/home/somebody")
+    with store.transaction() as session:
+        session.execute(update(AttemptRow).values(imported=True))
+    imported = store.attempt(attempt.id)
+    assert place_of(store, imported) == imported.run_dir
