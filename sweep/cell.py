@@ -33,7 +33,9 @@ class DataConfig(Config):
         None,
         "Folder or file of the text or shards, for a hub corpus a local copy of it; beside the grid file if relative.",
     )
-    tokenizer: str = aside("bytes", "bytes, gpt2 or json; its vocabulary must fit model.vocab_size.")
+    tokenizer: str = aside(
+        "bytes", "bytes, gpt2 or json; its vocabulary must fit model.vocab_size. A corpus with a name brings its own."
+    )
     tokenizer_file: str | None = aside(
         None, "For json the tokenizers file; for gpt2 its ranks (.tiktoken, or vocab.bpe beside encoder.json)."
     )

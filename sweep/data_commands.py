@@ -59,7 +59,7 @@ def data_prepare(
     }
     console = Console(stderr=as_json, soft_wrap=True)
     found = []
-    for data in preparing.chosen(grid, what, given, name, most):
+    for data in preparing.chosen(grid, what, given, name, root, most):
         with preparing.Preparing(console, data.corpus) as tell:
             found.append(prepare(data, root, name=name, tell=tell))
     rows = corpora.listing(root, only=found)

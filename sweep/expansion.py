@@ -6,10 +6,10 @@ Ten thousand cells differ in a few settings each, so most of their sections are 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from . import axes, paths, resolve
+from . import axes, named_corpus, paths, resolve
 from .cell import (
     SECTIONS,
     Cell,
@@ -24,7 +24,9 @@ from .cell import (
     slug_part,
     train_identity,
 )
+from .named_corpus import Lookup
 from .paths import Layer, Setting
+from .training.corpora import CORPORA, Prepared
 from .yamlfile import Document
 
 Combination = Mapping[str, Any]
@@ -52,6 +54,8 @@ class _Parts:
 
     config: Any
     identity: str = ""
+    known: Prepared | None = None
+    """Of the data section: the corpus, when it was prepared under the name that the section gives."""
 
 
 class Expansion:
@@ -66,13 +70,15 @@ class Expansion:
         seeds: Sequence[int],
         plugins: tuple[Plugin, ...],
         fingerprint: Fingerprint,
+        prepared: Lookup,
     ) -> None:
         self._layers, self._command_line = layers, command_line
         self._document, self._seeds, self._plugins, self._fingerprint = document, seeds, plugins, fingerprint
+        self._chain, self._prepared = named_corpus.Chain(layers, document.path), prepared
         self._below = _by_section(paths.merge(layers))
         self._above = _by_section(paths.merge([command_line]))
         self._levels: dict[tuple[int | None, str, str], _Level] = {}
-        self._sections: dict[tuple[str, tuple[_Level, ...]], _Parts] = {}
+        self._sections: dict[tuple[str, tuple[_Level, ...], Prepared | None], _Parts] = {}
         self._prints: dict[DataConfig, str] = {}
         self._pinned: dict[int, _Parts] = {}
         self._stems: dict[tuple[int, int], str] = {}
@@ -85,9 +91,10 @@ class Expansion:
         levels = [self._level(name, level, line) for name, level in combination.items()]
         self._check_disjoint(levels)
         try:
-            parts = {name: self._section(name, levels) for name in SECTIONS}
+            known = self._section("data", levels).known
+            parts = {name: self._section(name, levels, known) for name in SECTIONS}
             model, data, train = (parts[name].config for name in ("model", "data", "train"))
-            for problem in resolve.agreement(model, data, train):
+            for problem in resolve.agreement(model, data, train, known):
                 raise resolve.Invalid(problem)
             parts["data"] = self._pin(parts["data"])
         except resolve.Invalid as error:
@@ -129,18 +136,45 @@ class Expansion:
                 paths.add(together, level.axis, level.setting)  # raises, naming both sources
             together.update(level.layer)
 
-    def _section(self, name: str, levels: Iterable[_Level]) -> _Parts:
-        """The section that these levels give; raises Invalid."""
+    def _section(self, name: str, levels: Iterable[_Level], known: Prepared | None = None) -> _Parts:
+        """The section that these levels give, beside the corpus that is known by its name; raises Invalid."""
         reaching = tuple(level for level in levels if name in level.sections)
-        found = self._sections.get((name, reaching))
+        key = name, reaching, known if name == "model" else None
+        found = self._sections.get(key)
         if found is None:
-            own = [
-                {path: one for path, one in level.layer.items() if path.startswith(f"{name}.")} for level in reaching
-            ]
-            layer = paths.merge([self._below.get(name, {}), *own, self._above.get(name, {})])
-            config = resolve.section(name, layer, self._plugins)
-            found = self._sections[name, reaching] = _Parts(config, _identity(name, config))
+            layer = self._layer(name, reaching)
+            if name == "data":
+                found = self._data(layer)
+            else:
+                config = resolve.section(name, layer, self._plugins)
+                if name == "model" and known is not None and config.vocab_size < known.vocabulary:
+                    config = self._fitting(config, layer, levels, known)
+                found = _Parts(config, _identity(name, config))
+            self._sections[key] = found
         return found
+
+    def _layer(self, name: str, levels: Iterable[_Level]) -> Layer:
+        """What is set in a section, the last word last."""
+        own = [{path: one for path, one in level.layer.items() if path.startswith(f"{name}.")} for level in levels]
+        return paths.merge([self._below.get(name, {}), *own, self._above.get(name, {})])
+
+    def _data(self, layer: Layer) -> _Parts:
+        corpus = layer.get("data.corpus")
+        name = corpus.value if corpus is not None else None
+        known = self._prepared(name) if isinstance(name, str) and name not in CORPORA else None
+        if corpus is None or known is None:
+            return _Parts(resolve.section("data", layer))
+        layer = self._chain.without_below(layer, corpus)
+        return _Parts(named_corpus.with_tokenizer(resolve.section("data", layer), layer, known), known=known)
+
+    def _fitting(self, model: Any, layer: Layer, levels: Iterable[_Level], known: Prepared) -> Any:
+        """The model with room for the corpus's vocabulary, unless whoever names the corpus says how much there is."""
+        said, corpus = layer.get("model.vocab_size"), self._layer("data", levels)["data.corpus"]
+        if said is not None and not self._chain.below(said, corpus):
+            return model
+        return resolve.section(
+            "model", {**layer, "model.vocab_size": replace(corpus, value=known.vocabulary)}, self._plugins
+        )
 
     def _pin(self, data: _Parts) -> _Parts:
         """The data section with the fingerprint of its corpus; raises Invalid for a corpus that nobody knows."""
@@ -150,7 +184,7 @@ class Expansion:
             if config not in self._prints:
                 self._prints[config] = resolve.pinned(config, self._fingerprint)
             config = config.model_copy(update={"fingerprint": self._prints[config]})
-            found = self._pinned[id(data)] = _Parts(config, canonical(data_identity(config)))
+            found = self._pinned[id(data)] = _Parts(config, canonical(data_identity(config)), data.known)
         return found
 
     def _stem(self, parts: Mapping[str, _Parts]) -> str:

@@ -15,6 +15,7 @@ from .axes import level_text
 from .cell import Cell, Plugin
 from .errors import GridError
 from .expansion import Combination, Expansion, Fingerprint
+from .named_corpus import Lookup
 from .paths import Layer, Setting
 from .plugins import PluginLeft, load_plugin
 from .yamlfile import Document, TooManyValues, load, value_of
@@ -45,10 +46,10 @@ class Grid:
     command_line: Layer = field(default_factory=dict)
     plugins: tuple[Plugin, ...] = ()
 
-    def expand(self, fingerprint: Fingerprint) -> list[Cell]:
+    def expand(self, fingerprint: Fingerprint, prepared: Lookup = lambda name: None) -> list[Cell]:
         """All cells in grid order: axes in the order written, the last one fastest, seeds innermost.
 
-        `fingerprint` gives the hash of a prepared corpus. Raises GridError.
+        `fingerprint` gives the hash of a corpus, `prepared` what was prepared under a name. Raises GridError.
         """
         expansion = Expansion(
             self.layers,
@@ -57,6 +58,7 @@ class Grid:
             seeds=self.seeds,
             plugins=self.plugins,
             fingerprint=fingerprint,
+            prepared=prepared,
         )
         cells: list[Cell] = []
         seen: dict[str, Cell] = {}

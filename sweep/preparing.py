@@ -85,20 +85,20 @@ def amount(number: float) -> str:
     return f"{number:,.0f}"
 
 
-def of_grid(name: str, most: int | None = None) -> list[DataConfig]:
-    """Every corpus that a grid's cells need, of which there may be `most`."""
+def of_grid(name: str, root: Path, most: int | None = None) -> list[DataConfig]:
+    """Every corpus that a grid's cells need, of which there may be `most`; prepared ones lie under `root`."""
     found: list[DataConfig] = []
 
     def collect(data: DataConfig) -> str:
         found.append(data)
         return corpora.provisional(data)
 
-    load_grid(name, most=most).expand(collect)
+    load_grid(name, most=most).expand(collect, lambda corpus: corpora.prepared(corpus, root))
     return list(dict.fromkeys(found))
 
 
 def chosen(
-    grid: str | None, what: str | None, given: dict[str, Any], name: str | None, most: int | None = None
+    grid: str | None, what: str | None, given: dict[str, Any], name: str | None, root: Path, most: int | None = None
 ) -> list[DataConfig]:
     """The configs that `data prepare` prepares: those of a grid, else the one that WHAT and the options mean.
 
@@ -108,7 +108,7 @@ def chosen(
         return [wanted(what, given)]
     if what is not None or any(value is not None for value in given.values()):
         raise CorpusError("--grid: the grid says what is prepared and how; give nothing else but --name, or change it")
-    found = of_grid(grid, most)
+    found = of_grid(grid, root, most)
     if name is not None and len(found) > 1:
         raise CorpusError(f"--name {name}: the grid needs {len(found)} corpora, and a name is for one")
     return found

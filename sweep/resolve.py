@@ -26,7 +26,7 @@ from .errors import GridError
 from .paths import Layer, nested
 from .plugins import source_of
 from .training import tokenizer
-from .training.corpora import CorpusUnknown
+from .training.corpora import CorpusUnknown, Prepared
 
 _CLASSES: dict[str, type[BaseModel]] = {
     "model": ModelConfig,
@@ -151,9 +151,11 @@ def _finite(values: Any, path: str) -> Iterator[Problem]:
         yield Problem((path,), f"must be a finite number, got {values}")
 
 
-def agreement(model: ModelConfig, data: DataConfig, train: TrainConfig) -> Iterator[Problem]:
-    """What no single section can know."""
-    need = tokenizer.TOKENIZERS[data.tokenizer].vocabulary
+def agreement(
+    model: ModelConfig, data: DataConfig, train: TrainConfig, known: Prepared | None = None
+) -> Iterator[Problem]:
+    """What no single section can know; `known` is the corpus when it was prepared under a name."""
+    need = known.vocabulary if known is not None else tokenizer.TOKENIZERS[data.tokenizer].vocabulary
     if need is None:
         try:
             need = tokenizer.load_tokenizer(data.tokenizer, data.tokenizer_file, data.end_of_text).vocabulary
@@ -161,10 +163,10 @@ def agreement(model: ModelConfig, data: DataConfig, train: TrainConfig) -> Itera
             yield Problem(("data.tokenizer_file", "data.tokenizer"), str(error))
             return
     if model.vocab_size < need:
-        yield Problem(
-            ("model.vocab_size", "data.tokenizer"),
-            f"model.vocab_size is {model.vocab_size}, but tokenizer {data.tokenizer} has {need} tokens",
-        )
+        has = f"tokenizer {data.tokenizer} has {need} tokens"
+        if known is not None:
+            has = f"corpus {known.name!r} was prepared with tokenizer {known.tokenizer} of {need} tokens"
+        yield Problem(("model.vocab_size", "data.tokenizer"), f"model.vocab_size is {model.vocab_size}, but {has}")
     if train.distractor and not registry.mixer_outline(model.attn_type).has_distractor:
         yield Problem(
             ("train.distractor", "model.attn_type"),

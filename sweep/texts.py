@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,8 +29,13 @@ def expand(grid: Grid, root: Path, *, dry: bool = False, tell: Tell = quiet) -> 
     """
     remarks: list[str] = []
 
+    @functools.cache
+    def prepared(name: str) -> corpora.Prepared | None:
+        return corpora.prepared(name, root)
+
     def pin(data: DataConfig) -> str:
-        found = corpora.find(data, root)
+        known = prepared(data.corpus) if data.corpus not in corpora.CORPORA else None
+        found = known.fingerprint if known is not None else corpora.find(data, root)
         if found is not None:
             return found
         if not dry and not _remote(data):
@@ -42,7 +48,7 @@ def expand(grid: Grid, root: Path, *, dry: bool = False, tell: Tell = quiet) -> 
         remarks.append(f"{how}; the ids above are provisional")
         return corpora.provisional(data)
 
-    return grid.expand(pin), remarks
+    return grid.expand(pin, prepared), remarks
 
 
 def _command(grid: Grid, root: Path) -> str:

@@ -223,6 +223,34 @@ def _named(data: DataConfig, root: Path) -> str:
     return found
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """What the manifest of a corpus with a name says that a config needs to know."""
+
+    name: str
+    fingerprint: str
+    tokenizer: str
+    """With the hash of its file, where it has one that decides."""
+    kind: str
+    """bytes, gpt2 or json."""
+    file: str | None
+    """The copy of its file that lies with the corpus."""
+    end_of_text: str | None
+    vocabulary: int
+
+
+def prepared(name: str, root: Path) -> Prepared | None:
+    """The corpus that was prepared under that name; None when none was. Raises CorpusError for a damaged manifest."""
+    found = _pointer(root / "names" / f"{name}.json", root) if is_name(name) else None
+    if found is None:
+        return None
+    folder = root / found[:16]
+    known = manifest(folder)
+    made = known["tokenizer_file"]
+    file = str(folder / made["file"]) if made["file"] else None
+    return Prepared(name, found, known["tokenizer"], made["kind"], file, made["end_of_text"], made["vocabulary"])
+
+
 def names(root: Path) -> dict[str, str]:
     """Name -> fingerprint of what was prepared under a name."""
     found = {path.stem: _pointer(path, root) for path in sorted((root / "names").glob("*.json"))}

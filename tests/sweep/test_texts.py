@@ -262,7 +262,7 @@ def test_a_name_goes_with_its_tokenizer(
     path.write_text(path.read_text().replace("  train:", "  model: {vocab_size: 50304}\n  train:"))
     assert command("launch", str(path), "--dry-run")[::2] == (
         2,
-        "atma-sweep: corpus 'books' was prepared with tokenizer bytes, but the grid asks for gpt2\n",
+        f"atma-sweep: {path}:7: set.data.tokenizer: corpus 'books' was prepared with tokenizer bytes, but the grid asks for gpt2\n",
     )
 
 
