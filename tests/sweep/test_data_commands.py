@@ -203,7 +203,7 @@ def test_an_interrupted_preparation_goes_on(
     (["stdlib", "--tokenizer", "gtp2"], "no tokenizer 'gtp2'; there are: bytes, gpt2, json"),
     (["stdlib", "--tokenizer", "json"], "data.tokenizer: json needs data.tokenizer_file, a file of the tokenizers library"),
     (["stdlib", "--tokenizer", "gpt2", "--tokenizer-file", "x"], "data.tokenizer_file: {}/x does not exist"),
-    (["stdlib", "--name", "a b"], "--name a b: must be letters, digits, '.', '_' and '-', and not the name of a known corpus"),
+    (["stdlib", "--name", "a b"], "--name: 'a b' must be letters, digits, '.', '_' and '-', at most 100, of which the first is a letter or digit; and not the name of a known corpus"),
     (["stdlib", "--heldout", "x"], "data.heldout: {}/x is neither a file or folder nor one of the corpora that lend long documents: stdlib, fineweb-edu, finepdfs, wikitext-103"),
     (["fineweb-edu", "--path", "x", "--tokenizer", "bytes"], "data.path: {}/x is no folder with a copy of HuggingFaceFW/fineweb-edu"),
     (["x", "--grid", "quick"], "--grid: the grid says what is prepared and how; give nothing else but --name, or change it"),
