@@ -124,6 +124,7 @@ def report(
     """Write tables and figures of the paper from the database, compare them with published numbers, or check written ones."""
     from ..results.files import format_of, is_straight, replacing, told, write
     from ..results.paper import open_with_published
+    from ..results.terminal import terminal_width
     from .data import ReportError
     from .render import SUFFIXES, files_of, render, trace_file
     from .tables import make_table
@@ -158,7 +159,10 @@ def report(
     name = "compare" if compare else str(table)
     if out is None:
         color = format_ == "terminal" and sys.stdout.isatty()
-        typer.echo(render(make_table(name, store, sweep, **options), format_, trace=trace, color=color), nl=False)
+        width = terminal_width(sys.stdout)
+        typer.echo(
+            render(make_table(name, store, sweep, **options), format_, trace=trace, color=color, width=width), nl=False
+        )
         return
     # opened first: that it cannot be written is no news for after the work
     with replacing(out) as stream:

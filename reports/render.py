@@ -15,12 +15,12 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from ..results import terminal
 from ..results.files import is_straight
 from ..results.text import choice, csv_cell, html_escaped, json_safe, markdown_escaped, plain, tex_escaped
 from .data import ReportError, Table
 from .layout import PLUS_MINUS
 
-WIDE = 10_000  # characters; wide enough that rich never wraps or cuts a cell
 TRACE = "atma-sweep-trace:"
 MANY_ROWS = 40  # a LaTeX table with more goes over pages
 WIDEST_COLUMN = 5  # centimetres of LaTeX that a column of sentences gets
@@ -80,24 +80,16 @@ def _sources(table: Table) -> str:
     return f"Trace: {which} ({'; '.join(dict.fromkeys(told))})."
 
 
-def _terminal(table: Table, *, trace: bool = True, color: bool = False) -> str:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
-    drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
-    for index, heading in enumerate(table.columns):
-        drawn.add_column(Text(plain(heading)), justify="left" if index < table.text_columns else "right", no_wrap=True)
-    best = table.best
-    for r, row in enumerate(table.rows):
-        drawn.add_row(*(Text(plain(text), "bold" if (r, c) in best else "") for c, text in enumerate(row)))
-    out = io.StringIO()
-    colors = "standard" if color else None
-    Console(file=out, width=WIDE, color_system=colors, force_terminal=color, highlight=False).print(drawn)  # type: ignore[arg-type]
-    drawn_lines = (line.rstrip() for line in out.getvalue().splitlines())
-    lines = [plain(table.title), *map(plain, table.above), *drawn_lines, *map(plain, table.notes)]
-    return "\n".join([*lines, *([plain(_sources(table))] if trace else [])]) + "\n"
+def _terminal(table: Table, *, trace: bool = True, color: bool = False, width: int | None = None) -> str:
+    rows = [[plain(text) for text in row] for row in table.rows]
+    drawn = terminal.lines(
+        [plain(one) for one in table.columns], rows, table.text_columns, width, bold=table.best, color=color
+    )
+    above = [line for text in (table.title, *table.above) for line in terminal.wrapped(plain(text), width)]
+    below = [*table.notes, *([_sources(table)] if trace else [])]
+    return (
+        "\n".join([*above, *drawn, *(line for text in below for line in terminal.wrapped(plain(text), width))]) + "\n"
+    )
 
 
 def _markdown(table: Table, *, trace: bool = True) -> str:
@@ -277,17 +269,19 @@ SUFFIXES = {".md": "md", ".csv": "csv", ".tex": "tex", ".html": "html", ".json":
 """By ending of a file: the format it holds."""
 
 
-def render(table: Table, format: str = "terminal", *, trace: bool = True, color: bool = False) -> str:
+def render(
+    table: Table, format: str = "terminal", *, trace: bool = True, color: bool = False, width: int | None = None
+) -> str:
     """The table as text that ends with a newline. Raises ReportError for an unknown format.
 
     `csv` has one header line and the printed values, never a trace; `json` is a list of objects, one a row, with the database's column
     names, the unrounded values and the printed ones. `trace=False` leaves the trace out; `color` lets the terminal show
-    the best values in bold.
+    the best values in bold, and has lines of at most `width` signs.
     """
     if format not in RENDERERS:
         raise ReportError(f"there is no format {format!r}; {choice(format, FORMATS)}")
     if format == "terminal":
-        return _terminal(table, trace=trace, color=color)
+        return _terminal(table, trace=trace, color=color, width=width)
     return RENDERERS[format](table, trace=trace)
 
 

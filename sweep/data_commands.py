@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ..results.options import AsJson, Cells, Db, Runs, print_json, runs_folder
+from ..results.terminal import terminal_width
 
 data_app = typer.Typer(help="Prepare, list and verify corpora.", no_args_is_help=True)
 
@@ -66,7 +68,7 @@ def data_prepare(
     if as_json:
         print_json(rows)
     else:
-        typer.echo("\n".join(preparing.table(rows, root)))
+        typer.echo("\n".join(preparing.table(rows, root, terminal_width(sys.stdout))))
 
 
 @data_app.command("list")
@@ -86,7 +88,7 @@ def data_list(
         lines = [f"{name:<20} {text}" for name, text in corpora.CORPORA.items()]
     else:
         rows = corpora.listing(root)
-        lines = preparing.table(rows, root)
+        lines = preparing.table(rows, root, terminal_width(sys.stdout))
     if as_json:
         print_json(rows)
     else:

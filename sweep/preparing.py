@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from ..results import terminal
 from .cell import DataConfig
 from .errors import SweepError
 from .grid import load_grid
@@ -150,8 +151,8 @@ def _checked(settings: dict[str, Any]) -> DataConfig:
         ) from error
 
 
-def table(rows: Sequence[dict[str, Any]], root: Path) -> list[str]:
-    """Lines of `data list`."""
+def table(rows: Sequence[dict[str, Any]], root: Path, width: int | None = None) -> list[str]:
+    """Lines of `data list`, none longer than a terminal of that width; `root` is where nothing is."""
     if not rows:
         return [f"nothing is prepared in {root}; atma-sweep data prepare --help"]
     head = ("fingerprint", "name", "corpus", "tokenizer", "train", "validation", "held out", "size")
@@ -170,4 +171,6 @@ def table(rows: Sequence[dict[str, Any]], root: Path) -> list[str]:
             )
         )
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    if width is not None and sum(widths) + 2 * (len(head) - 1) > width:
+        return terminal.lines(head, lines[1:], len(head), width)
     return ["  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip() for line in lines]

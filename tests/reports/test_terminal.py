@@ -1,0 +1,160 @@
+"""Tables on terminals of every width: no line is longer, and what is folded away or left out is told."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+from typing import Any
+
+import pytest
+from atma_sweep.reports.data import Table
+from atma_sweep.reports.render import render
+from atma_sweep.reports.tables import TABLES, make_table
+from atma_sweep.results import terminal
+from atma_sweep.results.paper import open_published
+from atma_sweep.results.recorder import Recorder
+from atma_sweep.results.records import Measurement, Owner, Provenance
+from atma_sweep.results.store import Store
+from rich.cells import cell_len
+
+WIDTHS = (60, 80, 120, 200)
+ME = Owner(name="ada", host="here", pid=1, started=0.0)
+PACKAGES = {"torch": "2.13.0+cu130", "triton": "3.5.1", "fla-core": "0.4.1", "numpy": "2.4.1"}
+KERNELS = {f"operation_{index}": "atma_sweep.kernels.polar:triton_with_a_long_name" for index in range(8)}
+
+
+@pytest.fixture(scope="module")
+def printed() -> Store:
+    return open_published()
+
+
+@pytest.fixture
+def troubled(empty: Store, make: Any) -> Store:
+    """Cells that failed for a long reason, or ran with software that takes a line of 500 signs."""
+    cell, _ = make
+    cells = [cell(index, seed=index) for index in range(8)]
+    empty.record_revision("s", grid_text="x", grid_file="x", cells=cells)
+    for index, one in enumerate(cells):
+        attempt = empty.start_attempt(one.id, owner=ME, fence=1)
+        recorder = Recorder(empty, attempt.id, 1)
+        known = Provenance(config={}, seed=index, git_commit=f"{index % 2:040x}", packages=PACKAGES, kernels=KERNELS)
+        recorder.provenance(known)
+        recorder.measurements([Measurement(probe="val", metric="val_loss", value=1.0)])
+        cause = f"CUDA error: {'an illegal memory access was encountered ' * 4}at /{'deep/' * 30}file.py"
+        state = "failed" if index % 2 else "done"
+        empty.finish_attempt(attempt.id, 1, state, cause=cause if index % 2 else None)  # type: ignore[arg-type]
+    return empty
+
+
+def fits(table: Table, width: int) -> str:
+    text = render(table, "terminal", width=width)
+    longest = max(text.splitlines(), key=cell_len)
+    assert cell_len(longest) <= width, longest
+    return text
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_no_table_of_the_paper_is_wider_than_the_terminal(printed: Store, width: int) -> None:
+    for name in TABLES:
+        if name not in ("interactions", "compare"):  # as effects, and slow
+            table = make_table(name, printed, "printed-v2")
+            text = fits(table, width)
+            if "hidden" not in text and len(table.rows) < 10:
+                assert squeezed(text).keys() >= squeezed(" ".join(map(" ".join, table.rows))).keys(), name
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", ["6", "failures", "provenance"])
+def test_long_texts_are_folded_and_not_lost(troubled: Store, name: str, width: int) -> None:
+    table = make_table(name, troubled, "s")
+    text = fits(table, width)
+    if "hidden" not in text:
+        # words may be broken, and stand beside those of other columns: every piece of six signs is there all the same
+        told = re.sub(r"\s+", "", text)
+        for row in table.rows[:1]:
+            for word in " ".join(row).split():
+                assert word[:6] in told, word
+
+
+def squeezed(text: str) -> dict[str, int]:
+    words = text.split()
+    return {word: words.count(word) for word in words}
+
+
+def test_what_is_left_out_or_folded_is_named(printed: Store) -> None:
+    table = make_table("6", printed, "printed-v2")
+    narrow = " ".join(fits(table, 60).split())
+    assert "3 columns hidden: Ndl@2K, Ndl@64K, MFU; --format csv or a wider terminal shows all." in narrow
+    assert "hidden" not in fits(table, 80)
+    some = [row for row in table.rows if row[0] == "polar"]
+    lines = terminal.lines(table.columns, some, table.text_columns, 60)
+    assert "The same in every row: Type polar." in lines
+    assert max(map(cell_len, lines)) <= 60
+
+
+def test_a_row_that_no_table_holds_becomes_a_block(printed: Store) -> None:
+    lines = fits(make_table("provenance", printed, "printed-v2"), 60).splitlines()
+    assert "GPU        NVIDIA L4" in lines
+    assert "Attempts   120" in lines
+
+
+def test_what_fits_looks_as_it_does_in_a_file(printed: Store) -> None:
+    table = make_table("3", printed, "printed-v2")
+    assert render(table, "terminal", width=2000) == render(table, "terminal")
+    for name in ("6", "provenance"):
+        whole = render(make_table(name, printed, "printed-v2"), "terminal")
+        assert "hidden" not in whole
+
+
+@pytest.mark.parametrize("signs", ["漢字" * 30, "word " * 60, "x" * 300, ""], ids=["wide", "words", "one word", "none"])
+def test_any_text_fits(signs: str) -> None:
+    for words in (0, 1, 2, 3):
+        for rows in ([[signs, "b", "1.25"]], [[signs, "b", "1.25"], ["a", signs, signs]] * 9):
+            for line in terminal.lines(["First", signs or "Second", "Third"], rows, words, 60):
+                assert cell_len(line) <= 60
+
+
+def seen(arguments: list[str], folder: Path, width: int) -> str:
+    """What a command writes to a terminal of that width."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    command = [sys.executable, "-m", "atma_sweep.cli", *arguments]
+    process = subprocess.Popen(command, cwd=folder, stdout=theirs, stderr=subprocess.PIPE, env=environment)
+    os.close(theirs)
+    found = b""
+    while True:
+        try:
+            piece = os.read(ours, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not piece:
+            break
+        found += piece
+    os.close(ours)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err.decode()
+    return re.sub(r"\x1b\[[0-9;]*m", "", found.decode())
+
+
+def test_the_commands_ask_the_terminal(tmp_path: Path) -> None:
+    asked = ["report", "--table", "provenance", "--sweep", "printed-v2"]
+    told = seen(asked, tmp_path, 66)
+    assert max(map(cell_len, told.splitlines())) <= 66
+    assert "GPU        NVIDIA L4" in told
+    piped = subprocess.run(
+        [sys.executable, "-m", "atma_sweep.cli", *asked], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert max(map(cell_len, piped.stdout.splitlines())) > 66
+    prepare = [sys.executable, "-m", "atma_sweep.cli", "data", "prepare", "stdlib"]
+    subprocess.run(prepare, cwd=tmp_path, check=True, capture_output=True)
+    told = seen(["data", "list"], tmp_path, 60)
+    assert max(map(cell_len, told.splitlines())) <= 60
+    assert "fingerprint" in told
