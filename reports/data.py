@@ -195,6 +195,11 @@ def _sources(session: Session, attempts: Collection[int]) -> dict[int, Source]:
     return found
 
 
+def sources_known(store: Store, attempts: Collection[int]) -> dict[int, Source]:
+    """By attempt: the code and the chip, for those that said so; without all else that provenance holds."""
+    return store.read(_sources, attempts)
+
+
 def _failures(session: Session, attempts: Collection[int]) -> dict[int, str]:
     found: dict[int, str] = {}
     for part in queries.in_parts(attempts):

@@ -13,7 +13,7 @@ from sqlalchemy import select
 from ...results.records import AXES, CellState
 from ...results.schema import CellRow
 from ...results.store import Store
-from ..data import Source, SweepData, provenances_of
+from ..data import SweepData, sources_known
 from ..layout import sources_of
 
 LINE_AXES = ("memory", "window")
@@ -66,10 +66,7 @@ def collected(
     for cell, attempt in origins:
         cells.setdefault(cell, set()).update(() if attempt is None else (attempt,))
     attempts = sorted({attempt for found in cells.values() for attempt in found})
-    told = {
-        attempt: Source(known.git_commit, known.git_dirty, known.gpu_name)
-        for attempt, known in provenances_of(store, attempts).items()
-    }
+    told = sources_known(store, attempts)
     trace = {
         "figure": name,
         "sweep": data.sweep,

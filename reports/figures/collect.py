@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from sqlalchemy import select
 
 from ...results.intervals import wilson
 from ...results.paper import OWNER as PRINTED_BY
 from ...results.schema import CurvePointRow
 from ...results.store import Store
+from ..curves import curves, kept
 from ..data import Lengths, ReportError, SweepData, attempts_of, gather, provenances_of
 from ..numbers import length_name
 from .base import Collected, collected, groups_of, line_axes, training_lengths
@@ -25,6 +25,10 @@ GROUP = ["panel", "first", "second", "line"]
 BETA_INIT = math.log1p(math.exp(-1.5))
 """softplus(-1.5) = 0.2014, the slope of the count map before training (MECHANISMS B)."""
 MOST_COUNT = 1000
+CURVE = ("step", "tokens", "wall_s", "train_loss")
+MOST_POINTS = 120_000
+"""Points of all training curves of a figure together; with more, each is thinned and the figure says so."""
+FEWEST_POINTS = 50  # that a curve keeps however many cells there are
 SMOOTHED = 40  # points of a curve that a running mean leaves apart
 NORMS = ("delta_norm", "hebbian_norm", "delta_norm_kept", "hebbian_norm_kept")
 
@@ -230,7 +234,8 @@ def loss(store: Store, sweep: str | None = None, *, revision: int | None = None)
     """Training loss (nats per token) against tokens and training seconds.
 
     One row a point of the curve of each cell's newest training: cell, attempt, panel, first, second, line, step, tokens,
-    wall_s, train_loss, smoothed (running mean over a 40th of the points).
+    wall_s, train_loss, smoothed (running mean over a 40th of the points). Of a sweep with more than MOST_POINTS points in
+    all, every k-th point of a curve, smoothed over all of them, so that neither time nor memory grows with its length.
     """
     data = gather(store, sweep, revision=revision)
     newest = {}
@@ -238,29 +243,42 @@ def loss(store: Store, sweep: str | None = None, *, revision: int | None = None)
         attempt = cell.trained_attempt_id or (cell.attempt_id if cell.kind == "train" else None)
         if attempt is not None:
             newest[attempt] = cell
-    groups = groups_of(data)
-    columns = (CurvePointRow.step, CurvePointRow.tokens, CurvePointRow.wall_s, CurvePointRow.train_loss)
-    parts, widest = [], 1
+    most = max(FEWEST_POINTS, MOST_POINTS // max(1, len(newest)))
+    parts: list[np.ndarray] = []
+    shown: list[int] = []
+    longest, widest = 0, 1
     with store.transaction(write=False) as session:
-        for attempt, cell in newest.items():
-            query = select(*columns).where(CurvePointRow.attempt_id == attempt, CurvePointRow.train_loss.is_not(None))
-            points = session.execute(query.order_by(CurvePointRow.step)).all()
-            if not points:
-                continue
-            part = pd.DataFrame([tuple(point) for point in points], columns=["step", "tokens", "wall_s", "train_loss"])
-            width = max(1, len(part) // SMOOTHED)
-            widest = max(widest, width)
-            about: dict[str, Any] = {"cell": cell.cell_id, "attempt": attempt, **groups[cell.cell_id]}
-            part = part.assign(smoothed=smoothed(part["train_loss"].tolist(), width), **about)
-            parts.append(part[["cell", "attempt", *GROUP, "step", "tokens", "wall_s", "train_loss", "smoothed"]])
+        for attempt, points in curves(session, newest, CURVE, CurvePointRow.train_loss.is_not(None)):
+            width = max(1, len(points) // SMOOTHED)
+            longest, widest = max(longest, len(points)), max(widest, width)
+            kept_here = kept(len(points), most)
+            parts.append(np.column_stack([points[kept_here], smoothed(points[:, 3], width)[kept_here]]))
+            shown.append(attempt)
     if not parts:
         raise ReportError(f"no training curve of sweep {data.sweep} is stored")
-    frame = pd.concat(parts, ignore_index=True)
+    frame = _curve_frame(parts, [newest[attempt].cell_id for attempt in shown], shown, groups_of(data))
     words = f"One line a cell. Smoothing: {f'running mean over {widest} points' if widest > 1 else 'none'}."
+    notes = [words, *([f"Drawn: at most {most} of up to {longest:,} points a line."] if longest > most else [])]
     axes = line_axes(data)
-    return collected(
-        store, data, "loss", "Training loss", frame, _origins(frame), notes=[words], axis=axes[0] if axes else ""
-    )
+    origins = zip(frame["cell"].drop_duplicates(), shown, strict=True)
+    return collected(store, data, "loss", "Training loss", frame, origins, notes=notes, axis=axes[0] if axes else "")
+
+
+def _curve_frame(
+    parts: Sequence[np.ndarray], cells: Sequence[str], attempts: Sequence[int], groups: dict[str, dict[str, str]]
+) -> pd.DataFrame:
+    """Points of CURVE and `smoothed`, a part an attempt, as one frame that says whose each is."""
+    counts = [len(part) for part in parts]
+    columns: dict[str, Any] = {
+        "cell": np.repeat(np.array(cells, dtype=object), counts),
+        "attempt": np.repeat(attempts, counts),
+    }
+    for name in GROUP:
+        columns[name] = np.repeat(np.array([groups[cell][name] for cell in cells], dtype=object), counts)
+    numbers = np.concatenate(parts)
+    for place, name in enumerate((*CURVE, "smoothed")):
+        columns[name] = numbers[:, place].astype(np.int64) if name in ("step", "tokens") else numbers[:, place]
+    return pd.DataFrame(columns)
 
 
 def timeline(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Collected:
