@@ -225,7 +225,7 @@ def norm_means(frame: pd.DataFrame) -> pd.DataFrame:
     return means.assign(of=[int(whole[key]) for key in zip(means["panel"], means["metric"], strict=True)])
 
 
-def smoothed(values: Sequence[float], width: int) -> np.ndarray:
+def smoothed(values: Sequence[float] | np.ndarray, width: int) -> np.ndarray:
     """Running mean over `width` neighbours, centred, over fewer at the ends; a width of 1 changes nothing."""
     return pd.Series(values, dtype=float).rolling(width, center=True, min_periods=1).mean().to_numpy()
 
