@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from .job import StopFlag
 
 HEARTBEAT_S = 5.0
+WORKSPACE = ":4096:8"
+"""What cuBLAS needs to give the same bits each time."""
 MAIN_METRIC = {
     "needle": ("digit_accuracy", "fraction"),
     "val": ("val_loss", "nats/token"),
@@ -68,7 +70,7 @@ def repeat_exactly() -> None:
 
     On the CPU all of ours do so anyway. Memory that was not written is filled with NaN, which costs a little.
     """
-    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = WORKSPACE
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False

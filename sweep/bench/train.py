@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 
+from ...kernels.choice import use_plain_torch
 from ...model.backbone import Backbone, build
 from ..cell import Cell, TrainConfig
 from ..errors import GridError
@@ -19,6 +22,7 @@ from ..training import flops
 from ..training.data import Batches
 from ..training.loop import Pending, Point, Trainer
 from ..training.optimizers import Optimizers
+from ..work import WORKSPACE
 from .ceilings import Ceilings, ceilings
 
 
@@ -41,24 +45,24 @@ class Row:
     """Share of the measured matrix product that the model's own FLOPs reach."""
     mfu_paper: float | None
     kernels: dict[str, str]
+    micro_batch: int
+    """Rows of a micro-batch."""
+    changed: str = ""
+    """What the command changed of the cell, "" when it is as its grid has it."""
     profile: dict[str, float] = field(default_factory=dict)
     """Share of the time on the device, by kind of kernel."""
 
 
 DEFAULT = ("nope", "rope", "polar", "polar+m1", "polar+d1+m1")
 """Cells that are timed when none is named: attention types, with memory (m1), with the distractor loss (d1)."""
-ROWS = 16
-"""Rows of a micro-batch unless the command says otherwise."""
 
 
 def choose(grid: str, slugs: Sequence[str], sets: Sequence[str]) -> list[Cell]:
-    """Cells of a grid by slug, with or without their seed; `DEFAULT` without slugs. 16 rows a micro-batch unless set.
+    """Cells of a grid by slug, with or without their seed; `DEFAULT` without slugs. As they are, but for `sets`.
 
     Raises GridError for an unknown grid or slug.
     """
-    cells = load_grid(grid, sets=sets, rename="bench").expand(lambda data: "random tokens")
-    if not any(one.startswith("train.micro_batch") for one in sets):
-        cells = [_with_rows(cell) for cell in cells]
+    cells = _cells(grid, sets)
     by_slug = {name: cell for cell in reversed(cells) for name in (cell.slug, cell.slug.rsplit("-s", 1)[0])}
     wanted = slugs or [
         f"{attention}-baseline-d{int('d1' in rest)}-m{int('m1' in rest)}-w0"
@@ -71,14 +75,31 @@ def choose(grid: str, slugs: Sequence[str], sets: Sequence[str]) -> list[Cell]:
     return [by_slug[slug] for slug in wanted]
 
 
-def _with_rows(cell: Cell) -> Cell:
-    """The cell with 16 rows a micro-batch, or its own number where 16 do not divide its step."""
-    train = cell.config.train
-    if train.batch_tokens % (train.seq_len * ROWS):
-        return cell
-    return replace(
-        cell, config=cell.config.model_copy(update={"train": train.model_copy(update={"micro_batch": ROWS})})
-    )
+def _cells(grid: str, sets: Sequence[str]) -> list[Cell]:
+    return load_grid(grid, sets=sets, rename="bench").expand(lambda data: "random tokens")
+
+
+def changes(grid: str, cells: Sequence[Cell], sets: Sequence[str]) -> dict[str, str]:
+    """By slug: what `sets` made of the grid's own cell, as "train.micro_batch 4 -> 16"; cells that stayed are left out."""
+    if not sets:
+        return {}
+    own = {cell.slug: _flat(cell.config.model_dump(mode="json")) for cell in _cells(grid, [])}
+    told = {}
+    for cell in cells:
+        before, now = own.get(cell.slug), _flat(cell.config.model_dump(mode="json"))
+        if before is None:
+            told[cell.slug] = f"no cell of {grid}"
+            continue
+        differ = (f"{path} {before.get(path)} -> {value}" for path, value in now.items() if before.get(path) != value)
+        told[cell.slug] = ", ".join(differ)
+    return {slug: change for slug, change in told.items() if change}
+
+
+def _flat(tree: Mapping[str, Any], within: str = "") -> dict[str, Any]:
+    leaves: dict[str, Any] = {}
+    for key, value in tree.items():
+        leaves |= _flat(value, f"{within}{key}.") if isinstance(value, Mapping) else {f"{within}{key}": value}
+    return leaves
 
 
 class _Silent:
@@ -98,15 +119,16 @@ class _Silent:
 class Runner:
     """One cell, built and warmed up, whose steps can be timed."""
 
-    def __init__(self, cell: Cell, device: torch.device, *, compiled: bool) -> None:
+    def __init__(self, cell: Cell, device: torch.device) -> None:
         self.cell = cell
         config = cell.config
+        self._as_launched()
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         began = time.perf_counter()
         self.model = build(config.model, seed=config.seed, device=device, dtype=torch.bfloat16)
         self.trainer = _trainer(self.model, config.train, config.seed, device)
-        if compiled:
+        if config.train.compile:
             self.model.compile_blocks()
         self.step = 0
         self.advance()
@@ -116,7 +138,16 @@ class Runner:
         torch.cuda.synchronize(device)
         self.peak = torch.cuda.max_memory_allocated(device) - before
 
+    def _as_launched(self) -> None:
+        """Kernels and exactness as the cell asks for them; both are the process's, and other cells take turns with it."""
+        train = self.cell.config.train
+        use_plain_torch(train.kernels == "torch")
+        torch.use_deterministic_algorithms(train.deterministic)
+        torch.backends.cudnn.deterministic = train.deterministic
+
     def advance(self) -> None:
+        """One optimizer step."""
+        self._as_launched()
         self.trainer.advance(self.step)
         self.step += 1
 
@@ -169,15 +200,18 @@ def run(
     *,
     rounds: int = 3,
     steps: int = 1,
-    compiled: bool = True,
     profile: bool = False,
+    changed: Mapping[str, str] | None = None,
     tell: Callable[[str], None] = print,
 ) -> tuple[Ceilings, list[Row]]:
-    """Times the cells in turns, `rounds` times `steps` optimizer steps each."""
+    """Times the cells in turns, `rounds` times `steps` optimizer steps each; `changed` as `changes` gives it."""
+    if any(cell.config.train.deterministic for cell in cells):
+        # read when CUDA is first used; what it costs the others is within the noise
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = WORKSPACE
     limits = ceilings(device)
     runners = []
     for cell in cells:
-        runners.append(Runner(cell, device, compiled=compiled))
+        runners.append(Runner(cell, device))
         tell(f"{cell.slug}: first step after {runners[-1].first_step:.1f} s")
     spent: list[list[float]] = [[] for _ in runners]
     for _ in range(rounds):
@@ -208,6 +242,8 @@ def run(
                 mfu=flops.training_flops(config.model, length) * rate / limits.flops,
                 mfu_paper=flops.mfu(flops.paper_flops(config.model, parameters, length), rate, peak),
                 kernels=runner.model.kernel_paths(),
+                micro_batch=config.train.micro_batch,
+                changed=(changed or {}).get(runner.cell.slug, ""),
                 profile=runner.profile() if profile else {},
             )
         )
@@ -215,18 +251,26 @@ def run(
 
 
 def table(limits: Ceilings, rows: Sequence[Row]) -> str:
-    """Markdown."""
+    """Markdown; rows are those of a micro-batch."""
     lines = [
         limits.line,
         "",
-        "| cell | tokens/s | range | of the matrix product | peak GiB | optimizers ms | first step s |",
-        "|---|---|---|---|---|---|---|",
+        "| cell | rows | tokens/s | range | of the matrix product | peak GiB | optimizers ms | first step s |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         lines.append(
-            f"| {row.cell} | {row.tokens_per_s:,.0f} | {row.low:,.0f} to {row.high:,.0f} | {row.mfu:.1%} | "
+            f"| {row.cell} | {row.micro_batch} | {row.tokens_per_s:,.0f} | {row.low:,.0f} to {row.high:,.0f} | {row.mfu:.1%} | "
             f"{row.peak_memory / 2**30:.1f} | {1e3 * row.optimizer:.0f} | {row.first_step:.1f} |"
         )
+    made: dict[str, list[str]] = {}
+    for row in rows:
+        made.setdefault(row.changed, []).append(row.cell)
+    for change, of in made.items():
+        lines += [
+            "",
+            f"As the grid has them: {', '.join(of)}" if not change else f"Changed: {change} ({', '.join(of)})",
+        ]
     for row in rows:
         if row.profile:
             parts = ", ".join(f"{kind} {share:.0%}" for kind, share in row.profile.items() if share >= 0.005)

@@ -39,18 +39,31 @@ def cells_of(markdown: str, header: str) -> list[list[str]]:
 
 
 def test_the_default_cells_are_cells_of_the_full_grid() -> None:
-    """With rows of 16 to a micro-batch, nothing else about them changed."""
+    """As they are: what is timed is what a launch trains."""
     found = train.choose("full", [], [])
     assert [cell.slug for cell in found] == [
         "nope-baseline-d0-m0-w0-s0", "rope-baseline-d0-m0-w0-s0", "polar-baseline-d0-m0-w0-s0",
         "polar-baseline-d0-m1-w0-s0", "polar-baseline-d1-m1-w0-s0",
     ]  # fmt: skip
     shipped = {cell.slug: cell.config for cell in load_grid("full").expand(lambda data: "random tokens")}
-    for cell in found:
-        config = shipped[cell.slug]
-        assert cell.config.train.micro_batch == 16
-        assert cell.config.train == config.train.model_copy(update={"micro_batch": 16})
-        assert (cell.config.model, cell.config.seed) == (config.model, config.seed)
+    assert all(cell.config == shipped[cell.slug] for cell in found)
+    assert train.changes("full", found, []) == {}
+
+
+def test_what_the_command_changes_is_told() -> None:
+    """By cell, with what the grid has; a setting that changes nothing is no change."""
+    slug = "rope-weak-d0-m1-w1"
+    (own,) = train.choose("full", [slug], [])
+    sets = ["train.micro_batch=16", f"train.clip={own.config.train.clip}", "eval.lengths=[64]"]
+    found = train.choose("full", [slug], sets)
+    assert own.config.train.micro_batch == 4
+    assert train.changes("full", found, sets) == {
+        f"{slug}-s0": f"train.micro_batch 4 -> 16, eval.lengths {own.config.eval.lengths} -> [64]".replace(
+            "(", "["
+        ).replace(")", "]")
+    }
+    same = train.choose("full", [slug], ["train.micro_batch=4"])
+    assert train.changes("full", same, ["train.micro_batch=4"]) == {}
 
 
 def test_cells_by_slug_with_or_without_their_seed() -> None:
@@ -129,18 +142,24 @@ def made_up(**changes: object) -> train.Row:
     values: dict[str, object] = {
         "cell": "polar-baseline-d0-m1-w0-s0", "tokens_per_s": 301_234.4, "low": 299_000.6, "high": 302_111.0,
         "first_step": 41.26, "peak_memory": 50 * 2**30 + 2**29, "optimizer": 0.0213, "mfu": 0.4567,
-        "mfu_paper": None, "kernels": {"polar": "gluon (Triton 3.7.1)"},
+        "mfu_paper": None, "kernels": {"polar": "gluon (Triton 3.7.1)"}, "micro_batch": 4,
     }  # fmt: skip
     return train.Row(**(values | changes))  # type: ignore[arg-type]
 
 
 def test_table_of_cells() -> None:
     shares = {"matrix products": 0.613, "attention": 0.2, "other": 0.004}
-    text = train.table(LIMITS, [made_up(), made_up(cell="nope", tokens_per_s=1234.0, profile=shares)])
+    changed = made_up(
+        cell="nope", tokens_per_s=1234.0, profile=shares, micro_batch=16, changed="train.micro_batch 4 -> 16"
+    )
+    text = train.table(LIMITS, [made_up(), changed])
     assert text.startswith("Ceilings in this run: matrix product 712 TFLOP/s, copy 4.12 TB/s.\n\n|")
     one, two = cells_of(text, "| cell |")
-    assert one == ["polar-baseline-d0-m1-w0-s0", "301,234", "299,001 to 302,111", "45.7%", "50.5", "21", "41.3"]
-    assert two[:2] == ["nope", "1,234"]
+    assert one == ["polar-baseline-d0-m1-w0-s0", "4", "301,234", "299,001 to 302,111", "45.7%", "50.5", "21", "41.3"]
+    assert two[:3] == ["nope", "16", "1,234"]
+    assert text.splitlines()[-5:-2] == [
+        "As the grid has them: polar-baseline-d0-m1-w0-s0", "", "Changed: train.micro_batch 4 -> 16 (nope)",
+    ]  # fmt: skip
     # what is less than half a percent is left out; a cell without a profile has no line
     assert text.splitlines()[-1] == "nope: matrix products 61%, attention 20%"
     assert text.count("matrix products") == 1
