@@ -66,6 +66,13 @@ LOOKS: tuple[tuple[str, Look], ...] = (
 """Name and look, in the order of the report; a look that fails is reported under the name."""
 
 
+SLOW = frozenset((
+    "database integrity", "cluster", "NVIDIA driver", "torch", "GPUs", "Triton and fla", "C compiler",
+    "compiled kernels", "kernels", "disk space",
+))  # fmt: skip
+"""Looks that wait for other processes or read much. They go on side by side while the others are taken in turn."""
+
+
 def exit_code(checks: Sequence[Check]) -> int:
     """3 when anything is bad, else 0."""
     return 3 if any(check.state == "bad" for check in checks) else 0
@@ -92,12 +99,15 @@ def examine(db: str | None = None, runs: Path | None = None, address: str | None
     """Looks at everything and changes nothing, but for a file that it writes beside the runs and removes.
 
     `db` as for --db, `runs` the folder of artifacts, else the database's own; `address` of a cluster that is looked at
-    besides. Raises nothing: a look that fails is a check that is bad. Takes as long as two imports of torch, and on a GPU
-    the self-tests of the kernels besides.
+    besides. Raises nothing: a look that fails is a check that is bad. Takes as long as an import of torch, and on a GPU
+    the longest of the kernels' self-tests besides.
     """
-    with ThreadPoolExecutor(2) as pool:
+    # more threads than looks and what they ask for, since those wait for these
+    with ThreadPoolExecutor(64) as pool:
         case = _Case(db, runs, pool, address)
-        return [check for name, look in LOOKS for check in _looked(name, look, case)]
+        slow = {name: pool.submit(_looked, name, look, case) for name, look in LOOKS if name in SLOW}
+        quick = {name: _looked(name, look, case) for name, look in LOOKS if name not in SLOW}
+        return [check for name, _ in LOOKS for check in (slow[name].result() if name in slow else quick[name])]
 
 
 def _looked(name: str, look: Look, case: _Case) -> list[Check]:

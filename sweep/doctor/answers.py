@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import multiprocessing
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -41,26 +43,80 @@ def _about_torch() -> dict[str, Any]:
 
 
 def _about_kernels() -> dict[str, Any]:
-    """Op -> (backend, reason), at the sizes of the shipped models."""
+    """Op -> (backend, reason), at the sizes of the shipped models. The self-tests compile side by side.
+
+    torch is imported once and before CUDA is used, so that every child of a fork can use it. Raises RuntimeError when
+    one of them dies.
+    """
     import torch
 
     from ...kernels import conv, cross_entropy, gated_delta, polar, softmax_attention
     from ...model.config import ModelConfig
     from ..work import share_compiled
 
-    device, dtype, config = torch.device("cuda", torch.cuda.current_device()), torch.bfloat16, ModelConfig()
-    share_compiled(device)
+    with contextlib.suppress(ImportError):
+        import triton  # noqa: F401 - once for all children
+    dtype, config = torch.bfloat16, ModelConfig()
     size_, window = config.head_dim, config.window_size
-    return {
-        "gated_conv": conv.choose_backend(device, dtype, config.conv_taps),
-        "canon": conv.choose_backend(device, dtype, config.canon_taps),
-        "cross_entropy": cross_entropy.choose_backend(device, dtype),
-        "polar": polar.choose_backend(device, dtype, size_),
-        "polar_window": polar.choose_backend(device, dtype, size_, window),
-        "softmax": softmax_attention.choose_backend(device, dtype, size_, windowed=False),
-        "softmax_window": softmax_attention.choose_backend(device, dtype, size_, windowed=True),
-        "memory": gated_delta.choose_backend(device, dtype, size_),
+    taken = {
+        "gated_conv": lambda device: conv.choose_backend(device, dtype, config.conv_taps),
+        "canon": lambda device: conv.choose_backend(device, dtype, config.canon_taps),
+        "cross_entropy": lambda device: cross_entropy.choose_backend(device, dtype),
+        "polar": lambda device: polar.choose_backend(device, dtype, size_),
+        "polar_window": lambda device: polar.choose_backend(device, dtype, size_, window),
+        "softmax": lambda device: softmax_attention.choose_backend(device, dtype, size_, windowed=False),
+        "softmax_window": lambda device: softmax_attention.choose_backend(device, dtype, size_, windowed=True),
+        "memory": lambda device: gated_delta.choose_backend(device, dtype, size_),
     }
+
+    def chosen(ops: Sequence[str]) -> dict[str, Any]:
+        device = torch.device("cuda", torch.cuda.current_device())
+        share_compiled(device)
+        return {op: taken[op](device) for op in ops}
+
+    found = side_by_side(chosen, TESTED_TOGETHER)
+    return {op: found[op] for op in taken}
+
+
+TESTED_TOGETHER = (
+    ("polar", "polar_window"), ("softmax", "softmax_window"), ("memory",), ("gated_conv", "canon"), ("cross_entropy",),
+)  # fmt: skip
+"""Ops that share a self-test, which is done once in a process."""
+
+
+def side_by_side(work: Callable[[Any], dict[str, Any]], parts: Sequence[Any]) -> dict[str, Any]:
+    """What `work` finds of each part, all together; each in a fork of this process.
+
+    Raises RuntimeError with the cause when one fails or dies.
+    """
+    fork = multiprocessing.get_context("fork")
+    children = []
+    for part in parts:
+        ours, theirs = fork.Pipe(duplex=False)
+        child = fork.Process(target=_tell, args=(work, part, theirs))
+        child.start()
+        theirs.close()
+        children.append((part, child, ours))
+    found: dict[str, Any] = {}
+    for part, child, ours in children:
+        try:
+            said = ours.recv()
+        except EOFError:
+            child.join()
+            said = f"its process ended with exit code {child.exitcode}"
+        child.join()
+        if isinstance(said, str):
+            raise RuntimeError(f"self-test of {', '.join(part)}: {said}")
+        found |= said
+    return found
+
+
+def _tell(work: Callable[[Any], dict[str, Any]], part: Any, to: Any) -> None:
+    try:
+        to.send(work(part))
+    except Exception as error:
+        to.send(f"{type(error).__name__}: {' '.join(str(error).split())}")
+        raise
 
 
 def _about_disk(runs: Path) -> dict[str, Any]:

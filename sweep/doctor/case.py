@@ -67,15 +67,18 @@ class LookFailed(Exception):
 
 
 class _Case:
-    """What several looks share, each part found once."""
+    """What several looks share, each part asked for once; whatever takes long is asked for at once, in `pool`."""
 
     def __init__(self, db: str | None, runs: Path | None, pool: ThreadPoolExecutor, address: str | None = None) -> None:
-        self.db, self.address = db, address
+        self.db, self.address, self.pool = db, address, pool
         try:
             self.runs = (runs or default_runs(db)).absolute()
         except StoreError:  # the look at the database tells
             self.runs = Path.cwd()
         self._torch = pool.submit(answer, "torch", seconds=TORCH_SECONDS)
+        self._driver = pool.submit(_ask_driver)
+        # before torch has said whether it can use a GPU: its own import takes as long as that of the self-tests
+        self._kernels = pool.submit(answer, "kernels", seconds=KERNEL_SECONDS) if _may_have_gpu() else None
         self._disk: Future[dict[str, Any]] | None = None
         with contextlib.suppress(Exception), self.store() as store:
             store.default_sweep()
@@ -96,15 +99,10 @@ class _Case:
         """The file of a SQLite database."""
         return Store(self.db).path
 
-    @functools.cached_property
+    @property
     def driver(self) -> list[dict[str, str]] | LookFailed | None:
         """The GPUs that the driver has, or why it does not say; None without nvidia-smi. Asked once: it may hang."""
-        if not shutil.which("nvidia-smi"):
-            return None
-        try:
-            return _smi_table("--query-gpu=" + ",".join(GPU_FIELDS), GPU_FIELDS)
-        except LookFailed as error:
-            return error
+        return self._driver.result()
 
     def gpus(self) -> list[dict[str, str]]:
         """The GPUs that the driver has, none where it fails."""
@@ -121,9 +119,28 @@ class _Case:
         except LookFailed:
             return []
 
+    def kernels(self) -> dict[str, Any]:
+        """What each op takes on a GPU. Raises LookFailed."""
+        if self._kernels is None:
+            self._kernels = self.pool.submit(answer, "kernels", seconds=KERNEL_SECONDS)
+        return self._kernels.result()
+
     def disk(self) -> dict[str, Any] | None:
         """What the default sweep still needs, None without one. Raises LookFailed."""
         return None if self._disk is None else self._disk.result()
+
+
+def _ask_driver() -> list[dict[str, str]] | LookFailed | None:
+    if not shutil.which("nvidia-smi"):
+        return None
+    try:
+        return _smi_table("--query-gpu=" + ",".join(GPU_FIELDS), GPU_FIELDS)
+    except LookFailed as error:
+        return error
+
+
+def _may_have_gpu() -> bool:
+    return shutil.which("nvidia-smi") is not None or Path("/dev/nvidiactl").exists()
 
 
 Look = Callable[[_Case], Check | list[Check]]

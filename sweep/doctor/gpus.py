@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ import psutil
 from .. import machine
 from ..disk import size
 from .case import (
-    KERNEL_SECONDS,
     Check,
     LookFailed,
     State,
@@ -23,7 +23,6 @@ from .case import (
     _smi_table,
     _version,
     absent,
-    answer,
     bad,
     ok,
     warn,
@@ -94,14 +93,15 @@ def _older(one: str, other: str) -> bool:
 
 def _gpus(case: _Case) -> Check | list[Check]:
     there = case.gpus()
+    asked = (case.pool.submit(_faults, case.pool), case.pool.submit(_users)) if there else None
     usable = {_bare(gpu["uuid"]): gpu for gpu in case.usable()}
-    if not there:
+    if asked is None:
         # a container may have the devices without the program
         return [
             Check(f"GPU {index}", "ok", f"{gpu['name']}, compute capability {gpu['capability']}, {size(gpu['total'])}")
             for index, gpu in enumerate(usable.values())
         ]
-    faults, users = _faults(), _users()
+    faults, users = asked[0].result(), asked[1].result()
     return [_gpu(row, usable.get(_bare(row["uuid"])), faults, users) for row in there]
 
 
@@ -135,12 +135,14 @@ def _gpu(
     return Check(f"GPU {row['index']}", state, ", ".join(parts), "; ".join(remedies))
 
 
-def _faults() -> dict[str, dict[str, str]]:
+def _faults(pool: ThreadPoolExecutor) -> dict[str, dict[str, str]]:
     """By uuid: error counters, those that nvidia-smi knows. Remapped rows are a query of their own."""
     found: dict[str, dict[str, str]] = {}
-    for query, names in (("gpu", ECC_FIELDS), ("remapped-rows", ROW_FIELDS)):
+    queries = (("gpu", ECC_FIELDS), ("remapped-rows", ROW_FIELDS))
+    asked = [pool.submit(_smi_table, f"--query-{query}={','.join(names)}", names) for query, names in queries]
+    for (_, names), rows in zip(queries, asked, strict=True):
         with contextlib.suppress(LookFailed):
-            for row in _smi_table(f"--query-{query}={','.join(names)}", names):
+            for row in rows.result():
                 found.setdefault(_bare(row[names[0]]), {}).update(row)
     return found
 
@@ -249,7 +251,7 @@ def _kernels(case: _Case) -> Check | list[Check]:
     if not case.usable():
         return absent("no GPU: torch's own operations on the CPU")
     try:
-        chosen = answer("kernels", seconds=KERNEL_SECONDS)
+        chosen = case.kernels()
     except LookFailed as error:
         return bad(f"the self-tests gave no answer: {error}", "train.kernels: torch does without them")
     return [

@@ -80,7 +80,6 @@ def examining(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Check]
             return said
 
         monkeypatch.setattr(doctor.case, "answer", answer)
-        monkeypatch.setattr(doctor.gpus, "answer", answer)
         monkeypatch.setattr(doctor.database, "CLOCK_S", 0.001)
         found = doctor.examine(db, runs)
         assert len({check.name for check in found}) == len(found)

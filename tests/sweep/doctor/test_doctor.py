@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -11,6 +12,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,8 +20,9 @@ from typing import Any
 
 import psutil
 import pytest
-from atma_sweep.sweep import doctor
-from atma_sweep.sweep.doctor import Check, LookFailed
+from atma_sweep.results.store import open_store
+from atma_sweep.sweep import doctor, work
+from atma_sweep.sweep.doctor import Check, LookFailed, answers
 from examined import PLAIN, TWO, cuda, gpu, said
 
 GIB = 2**30
@@ -123,6 +126,87 @@ def test_limits(monkeypatch: pytest.MonkeyPatch, look: Any) -> None:
     assert look()["memory"].state == "ok"
     monkeypatch.setattr(psutil, "swap_memory", lambda: SimpleNamespace(used=GIB * 3 // 4, total=GIB))
     assert look()["memory"].remedy.startswith("more than half of the swap")
+
+
+# --- side by side ---------------------------------------------------------------------------------------------------
+
+
+def test_whatever_takes_long_is_asked_for_at_once(
+    tmp_path: Path, driver: Any, look: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch, the kernels and the disk answer only when all three have been asked, and so do four calls of nvidia-smi."""
+    db = tmp_path / "work" / "atma.db"
+    with contextlib.closing(open_store(db, create=True)) as store:
+        store.record_revision("g", grid_text="x", grid_file="x", cells=[])
+    meet, marks = threading.Barrier(3, timeout=20), tmp_path / "marks"
+    marks.mkdir()
+    told = {"gpus": TWO, "plain": PLAIN, "faults": "GPU-aaaa, 0, 0\n", "rows": "GPU-aaaa, No, 0\n", "apps": ""}
+    for name in ("plain", "faults", "rows", "apps"):
+        told[f"{name}_sh"] = (
+            f"touch {marks}/{name}; i=0; while [ $(ls {marks} | wc -l) -lt 4 ] && [ $i -lt 400 ]; do sleep 0.05; "
+            f"i=$((i + 1)); done; [ $i -lt 400 ] || exit 9; cat {name}"
+        )
+    driver(**told)
+
+    def answer(question: str, *arguments: str, **options: Any) -> dict[str, Any]:
+        meet.wait()
+        room = {"sweep": "g", "cells": 0, "place": "/runs"}
+        return {"torch": cuda(gpu("aaaa"), gpu("bbbb")), "kernels": {"polar": ["gluon", "x"]}, "disk": room}[question]
+
+    monkeypatch.setattr(doctor.case, "answer", answer)
+    found = {check.name: check for check in doctor.examine()}
+    assert not meet.broken
+    assert said(found["torch"]) == ("ok", "2.11.0, CUDA 13.0; sees 2 GPUs")
+    assert said(found["kernel polar"]) == ("ok", "gluon (x)")
+    assert found["disk space"].state == "ok"
+    assert "CUDA 13.0 at most" in found["NVIDIA driver"].found
+    assert found["GPU 0"].found.endswith("no ECC errors")
+
+
+def test_self_tests_run_side_by_side_and_none_is_lost(tmp_path: Path) -> None:
+    """Each in a process of its own, waiting for the others; one that fails or dies is told, not left out."""
+
+    marks = tmp_path / "marks"
+    marks.mkdir()
+
+    def meets(part: tuple[str, ...]) -> dict[str, Any]:
+        (marks / part[0]).touch()
+        deadline = time.monotonic() + 20
+        while len(list(marks.iterdir())) < 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return dict.fromkeys(part, (len(list(marks.iterdir())), os.getpid()))
+
+    found = answers.side_by_side(meets, [("a", "b"), ("c",), ("d",)])
+    assert {count for count, _ in found.values()} == {3}
+    assert found["a"] == found["b"]
+    assert len({pid for _, pid in found.values()} - {os.getpid()}) == 3
+
+    def dies(part: tuple[str, ...]) -> dict[str, Any]:
+        if part == ("c",):
+            os._exit(7)
+        return {}
+
+    with pytest.raises(RuntimeError, match=r"^self-test of c: its process ended with exit code 7$"):
+        answers.side_by_side(dies, [("a", "b"), ("c",)])
+
+    def fails(part: tuple[str, ...]) -> dict[str, Any]:
+        raise ValueError("two\nlines")
+
+    with pytest.raises(RuntimeError, match=r"^self-test of a, b: ValueError: two lines$"):
+        answers.side_by_side(fails, [("a", "b")])
+
+
+def test_every_op_of_the_network_has_its_self_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked on the CPU, where all take torch; what is told stands in the order of the report."""
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch, "device", lambda *_: torch.empty(0).device)
+    monkeypatch.setattr(work, "share_compiled", lambda device: None)
+    found = answers._about_kernels()
+    ops = [op for part in answers.TESTED_TOGETHER for op in part]
+    assert sorted(found) == sorted(ops)
+    assert {backend for backend, _ in found.values()} == {"torch"}
 
 
 # --- GPUs -----------------------------------------------------------------------------------------------------------
