@@ -10,6 +10,7 @@ import click
 import pytest
 import typer.main
 from atma_sweep import cli
+from atma_sweep.reports import bundle, figures
 from atma_sweep.results.records import CellRecord, Owner
 from atma_sweep.results.store import open_store
 from typer.testing import CliRunner
@@ -42,6 +43,12 @@ def test_every_command_and_option_has_help_and_stands_in_the_readme(name: str) -
             assert parameter.help, parameter.name
     result = CliRunner().invoke(cli.app, [*name.split(), "--help"])
     assert result.exit_code == 0
+
+
+def test_the_readme_counts_the_formats_that_there_are() -> None:
+    count = {2: "two", 3: "three", 4: "four", 5: "five", 6: "six"}
+    said = f"every table in {count[len(bundle.FILES)]} formats, every figure in {count[len(figures.FORMATS)]}"
+    assert said in (ROOT / "README.md").read_text()
 
 
 def test_version(run) -> None:  # type: ignore[no-untyped-def]
