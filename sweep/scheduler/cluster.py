@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import signal
 import socket
@@ -38,7 +37,7 @@ AT_ONCE = 500
 """Lines of a journal, a second or two of writing, before the supervisor looks after everything else again."""
 LOOK_S = 5.0
 AGAIN_S = 30.0
-"""A node that could not start its agent, as one that is cut off, is asked again after this long."""
+"""A node that cannot be used, as one that is cut off or lacks the runs folder, is asked again after this long."""
 CLOSE_S = process.GRACE_S + 5.0
 Tell = Callable[[str], None]
 
@@ -148,12 +147,7 @@ class ClusterExecutor:
         except (ray.exceptions.RayError, MachineError) as error:
             with contextlib.suppress(ray.exceptions.RayError):
                 ray.kill(handle)
-            with self._lock:
-                self._joining.discard(node.id)
-                told = node.id in self._refused
-                self._refused[node.id] = time.monotonic() + AGAIN_S
-            if not told:
-                self._tell(f"node {node.host} is left out for now, its agent did not start: {connection.line(error)}")
+            self._refuse(node, f"its agent did not start: {connection.line(error)}")
             return
         with self._lock:
             self._joining.discard(node.id)
@@ -262,7 +256,9 @@ class ClusterExecutor:
         self._news.set()
 
     def _look_for_nodes(self) -> None:
-        with contextlib.suppress(ray.exceptions.RayError):
+        """Asks nodes that have come, and those that did not answer or could not be used before, AGAIN_S later."""
+        new: list[dict[str, Any]] = []
+        try:
             with self._lock:
                 now = time.monotonic()
                 refused = {node for node, until in self._refused.items() if until > now}
@@ -270,14 +266,26 @@ class ClusterExecutor:
                 new = [node for node in connection.live_nodes() if node["NodeID"] not in known]
                 self._joining |= {node["NodeID"] for node in new}
             for node in connection.survey(self._runs, new) if new else []:
-                if node.sees_runs:
+                if not node.sees_runs:
+                    self._refuse(node, f"it cannot see {self._runs}")
+                    continue
+                if node.id not in self._refused:
                     self._tell(f"node {node.host} has come")
-                    self._join(node)
-                else:
-                    self._tell(f"node {node.host} is left out: it cannot see {self._runs}")
-                    self._refused[node.id] = math.inf
+                self._join(node)
+        except (ray.exceptions.RayError, OSError):
+            pass  # the pulse says so if Ray itself is gone; else it is looked again in a moment
+        finally:
             with self._lock:
                 self._joining -= {node["NodeID"] for node in new}
+
+    def _refuse(self, node: NodeFacts, why: str) -> None:
+        """Leaves a node out until it is asked again, and says why the first time."""
+        with self._lock:
+            self._joining.discard(node.id)
+            told = node.id in self._refused
+            self._refused[node.id] = time.monotonic() + AGAIN_S
+        if not told:
+            self._tell(f"node {node.host} is left out for now, {why}")
 
     # --- what the supervisor asks -----------------------------------------------------------------------------------
 
