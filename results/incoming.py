@@ -28,7 +28,7 @@ SWEEP_COLUMNS = ("name", "created_at", "launched_at", "read_only")
 DROPPED = {
     "revision": ("id", "sweep_id"),
     "revision_cell": ("revision_id",),
-    "attempt": ("imported",),
+    "attempt": ("imported", "pid_space"),
     "measurement": ("id",),
     "event": ("id", "sweep_id"),
 }

@@ -84,9 +84,9 @@ class JournalStore:
         """The points that this attempt has written, and of an inherited curve the last one, if it is known here."""
         return list(self.points)
 
-    def set_process(self, attempt_id: int, fence: int, pid: int, started: float) -> None:
+    def set_process(self, attempt_id: int, fence: int, pid: int, started: float, *, space: str | None = None) -> None:
         """As Store.set_process, with this host."""
-        self.journal.append("set_process", pid, started, host=socket.gethostname())
+        self.journal.append("set_process", pid, started, host=socket.gethostname(), space=space)
 
     def finish_attempt(self, attempt_id: int, fence: int, state: AttemptState, **values: Any) -> None:
         """As Store.finish_attempt."""

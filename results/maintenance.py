@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import socket
 import sqlite3
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from .bundles import local_path
 from .database import PART, copy_database, file_of, make_engine, network_filesystem, place, plain_errors, revision_of
 from .errors import StoreError, StoreMissing
 from .import_files import STAGING
-from .processes import find
+from .processes import find, here
 from .schema import HEAD, REVISIONS, Base, UtcNow, UtcTime
 
 Severity = Literal["error", "warning", "note"]
@@ -362,13 +361,11 @@ def _orphans(connection: Connection) -> list[Finding]:
 def _dead(connection: Connection) -> list[Finding]:
     """Attempts marked running whose process, on this host, is gone."""
     attempt = T["attempt"].c
-    query = select(attempt.cell_id, attempt.number, attempt.pid, attempt.pid_started).where(
-        attempt.state == "running", attempt.host == socket.gethostname()
-    )
+    query = select(attempt.cell_id, attempt.number, attempt.pid, attempt.pid_started, attempt.host, attempt.pid_space)
     gone = [
         f"{row.cell_id} attempt {row.number} (pid {row.pid})"
-        for row in connection.execute(query)
-        if find(row.pid, row.pid_started) is None
+        for row in connection.execute(query.where(attempt.state == "running"))
+        if here(row.host, row.pid_space) and find(row.pid, row.pid_started) is None
     ]
     if not gone:
         return []

@@ -2,7 +2,33 @@
 
 from __future__ import annotations
 
+import os
+import socket
+from pathlib import Path
+
 import psutil
+
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+def space() -> str | None:
+    """The boot and the PID namespace of this process, in which its pid means something; None where there is no /proc.
+
+    Containers may share their host's name, and a restarted machine has the one that it had before.
+    """
+    try:
+        return f"{BOOT.read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return None
+
+
+def here(host: str | None, told: str | None) -> bool:
+    """Whether a pid that was told with that host and space can be looked up from here.
+
+    Where a space is not known, as from an older release, the name of the host decides.
+    """
+    ours = space()
+    return host == socket.gethostname() and (told is None or ours is None or told == ours)
 
 
 def find(pid: int | None, started: float | None) -> psutil.Process | None:

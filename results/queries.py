@@ -107,7 +107,13 @@ def owner_of(row: SweepRow) -> Owner | None:
     """Who holds the sweep, None when nobody does."""
     if row.owner is None:
         return None
-    return Owner(name=row.owner, host=row.owner_host or "?", pid=row.owner_pid or 0, started=row.owner_started or 0.0)
+    return Owner(
+        name=row.owner,
+        host=row.owner_host or "?",
+        pid=row.owner_pid or 0,
+        started=row.owner_started or 0.0,
+        space=row.owner_space,
+    )
 
 
 def revision_row(session: Session, sweep_id: int, number: int | None = None) -> RevisionRow:

@@ -24,16 +24,20 @@ Key = tuple[str, str, int]
 @dataclass(frozen=True, kw_only=True)
 class Owner:
     """A process that owns a sweep or an attempt. `started` is its creation time (seconds since the epoch, from psutil),
-    which tells it from a later process with the same pid."""
+    which tells it from a later process with the same pid. `space` is the boot and the PID namespace in which `pid` means
+    something (see processes.space); None where that is not known."""
 
     name: str
     host: str
     pid: int
     started: float
+    space: str | None = None
 
     def same_process(self, other: Owner) -> bool:
         """Whether both are one process, whatever they call themselves."""
-        return (self.host, self.pid, self.started) == (other.host, other.pid, other.started)
+        apart = None not in (self.space, other.space) and self.space != other.space
+        same = (self.host, self.pid) == (other.host, other.pid) and abs(self.started - other.started) < 1.0
+        return same and not apart
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +94,8 @@ class Attempt:
     """Class of a failure: preempted, node_lost, infrastructure, host_oom, cuda_oom, diverged, code or hang."""
     deviation: Mapping[str, Any] | None = None
     """Settings that this attempt ran with other than its cell's, by dotted path; None for none."""
+    pid_space: str | None = None
+    """Where `pid` means something, as `space` of an Owner."""
     imported: bool = False
     """It came with a bundle: what it says of places leads nowhere here."""
 

@@ -29,7 +29,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
-REVISIONS = ("0001", "0002", "0003", "0004")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005")
 """Every migration, oldest first: a database at another one than the last is older; at one not listed, newer."""
 HEAD = REVISIONS[-1]
 
@@ -106,6 +106,7 @@ class SweepRow(Base):
     fence: Mapped[int] = mapped_column(default=0, server_default="0")
     read_only: Mapped[bool] = mapped_column(default=False, server_default=text("false"))
     request: Mapped[dict[str, Any] | None] = mapped_column(Json)
+    owner_space: Mapped[str | None] = mapped_column(Text)
 
 
 class RevisionRow(Base):
@@ -197,6 +198,7 @@ class AttemptRow(Base):
     weights: Mapped[str | None] = mapped_column(Text)
     failure: Mapped[str | None] = mapped_column(String(14))
     deviation: Mapped[dict[str, Any] | None] = mapped_column(Json)
+    pid_space: Mapped[str | None] = mapped_column(Text)
     imported: Mapped[bool] = mapped_column(default=False, server_default=text("false"))
 
 

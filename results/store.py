@@ -206,22 +206,21 @@ class Store(Transactions):
     def release_sweep(self, name: str, fence: int) -> bool:
         """Gives the sweep up. False when it was no longer ours; then nothing changes."""
         query = update(SweepRow).where(SweepRow.name == name, SweepRow.fence == fence, SweepRow.owner.is_not(None))
-        free = dict.fromkeys(("owner", "owner_host", "owner_pid", "owner_started", "owner_since", "lease_until"))
+        columns = ("owner", "owner_host", "owner_pid", "owner_started", "owner_space", "owner_since", "lease_until")
+        free = dict.fromkeys(columns)
         return self.write(lambda session: _changed(session, query.values(free)))
 
     def ask(self, name: str, **wishes: Any) -> dict[str, Any]:
         """Adds to what people ask of whoever runs the sweep; None withdraws a wish. Returns all that is asked now.
 
-        Wishes: `pause` (true), `cancel` (true), `retry` (cell ids). Raises SweepUnknown.
+        Wishes: `pause` (true), `cancel` (true), `retry` (cell ids, beside those that are asked for already).
+        Raises SweepUnknown.
         """
+        return self.write(lambda session: sweeps.ask(session, name, wishes))
 
-        def work(session: Session) -> dict[str, Any]:
-            row = queries.sweep_row(session, name)
-            asked = {key: value for key, value in {**(row.request or {}), **wishes}.items() if value is not None}
-            row.request = asked or None
-            return asked
-
-        return self.write(work)
+    def answered(self, name: str, *, retry: Collection[str]) -> None:
+        """Takes these cells from those that are to be tried again; others that were asked for meanwhile stay."""
+        self.write(lambda session: sweeps.answered(session, name, retry))
 
     def asked(self, name: str) -> dict[str, Any]:
         """What people ask of whoever runs the sweep. Raises SweepUnknown."""
@@ -267,6 +266,7 @@ class Store(Transactions):
                 host=owner.host,
                 pid=owner.pid,
                 pid_started=owner.started,
+                pid_space=owner.space,
                 started_at=moment,
                 heartbeat_at=moment,
                 step=0,
@@ -287,9 +287,19 @@ class Store(Transactions):
             who = f" (attempt {live[0].number}, pid {live[0].pid} on {live[0].host})" if live else ""
             raise CellTaken(f"cell {cell_id} has a live attempt already{who}; wait for it or stop it") from error
 
-    def set_process(self, attempt_id: int, fence: int, pid: int, started: float, *, host: str | None = None) -> None:
-        """Names the process that runs the attempt (its pid and creation time). Raises LostLease."""
-        values: dict[str, Any] = {"pid": pid, "pid_started": started} | ({"host": host} if host else {})
+    def set_process(
+        self,
+        attempt_id: int,
+        fence: int,
+        pid: int,
+        started: float,
+        *,
+        host: str | None = None,
+        space: str | None = None,
+    ) -> None:
+        """Names the process that runs the attempt: as an Owner has it. Raises LostLease."""
+        values: dict[str, Any] = {"pid": pid, "pid_started": started, "pid_space": space}
+        values |= {"host": host} if host else {}
         self.write(lambda session: touch(session, attempt_id, fence, **values))
 
     def finish_attempt(

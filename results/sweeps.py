@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -70,6 +70,7 @@ def take(
         record(session, row, revision)
     moment = queries.now(session)
     row.owner, row.owner_host, row.owner_pid, row.owner_started = owner.name, owner.host, owner.pid, owner.started
+    row.owner_space = owner.space
     row.owner_since, row.lease_until = moment, moment + timedelta(seconds=lease_seconds)
     row.fence = seen.fence + 1
     if forget:
@@ -127,6 +128,32 @@ def _revision(
     session.add(revision)
     session.flush()
     return revision
+
+
+def ask(session: Session, name: str, wishes: Mapping[str, Any]) -> dict[str, Any]:
+    """See Store.ask."""
+    row = _held_still(session, name)
+    asked = dict(row.request or {})
+    for wish, value in wishes.items():
+        asked[wish] = sorted({*asked.get(wish, ()), *value}) if isinstance(value, list | tuple) else value
+    asked = {wish: value for wish, value in asked.items() if value is not None}
+    row.request = asked or None
+    return asked
+
+
+def answered(session: Session, name: str, retry: Collection[str]) -> None:
+    """See Store.answered."""
+    row = _held_still(session, name)
+    asked = dict(row.request or {})
+    left = sorted({*asked.pop("retry", ())} - {*retry})
+    row.request = (asked | ({"retry": left} if left else {})) or None
+
+
+def _held_still(session: Session, name: str) -> SweepRow:
+    """The row as it is now, locked until the transaction ends. Raises SweepUnknown."""
+    row = queries.sweep_row(session, name)
+    session.refresh(row, with_for_update=True)
+    return row
 
 
 def _add(session: Session, name: str) -> None:

@@ -118,7 +118,7 @@ class OnThisMachine:
 
         One that is still said to be this very process was never started; one that we descend from lives on.
         """
-        here = [attempt for attempt in attempts if attempt.host == self._me.host]
+        here = [attempt for attempt in attempts if process.here(attempt.host, attempt.pid_space)]
         found = {attempt.id: process.find(attempt.pid, attempt.pid_started) for attempt in here}
         above = process.lineage() - {self._me.pid}
         ended = {key: one for key, one in found.items() if one is None or one.pid not in above}

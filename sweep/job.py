@@ -126,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         job = Job.read(options.runs / options.folder)
         store = _journal(job, options.runs) if options.journal else open_store()
         me = process.this_process("job")
-        store.set_process(job.attempt, job.fence, me.pid, me.started)
+        store.set_process(job.attempt, job.fence, me.pid, me.started, space=me.space)
         return _attempt(job, options.runs, store, stop)
     except LostLease as error:
         print(error, file=sys.stderr)

@@ -191,8 +191,11 @@ def carry_out(
         else:
             place = executor
             executor.admit([task.cell for task in tasks])
+        every = [(sweep, fence) for sweep, fence, _ in shares]
         for sweep, fence, share in shares:
-            supervisor_ = Supervisor(store, sweep, fence, place, listener, runs=runs, commit=commit, source=source)
+            supervisor_ = Supervisor(
+                store, sweep, fence, place, listener, runs=runs, commit=commit, source=source, beside=every
+            )
             supervisor_.run(share)
 
 

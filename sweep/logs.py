@@ -136,7 +136,7 @@ def alive_of(store: Store, attempt: Attempt) -> Callable[[], bool]:
     def alive() -> bool:
         if not last or time.monotonic() - last[0][0] >= ASK_S:
             now = store.attempt(attempt.id)
-            here = now.host == socket.gethostname()
+            here = process.here(now.host, now.pid_space)
             gone = here and now.pid is not None and process.find(now.pid, now.pid_started) is None
             last[:] = [(time.monotonic(), now.state == "running" and not gone)]
         return last[0][1]

@@ -18,6 +18,8 @@ from pathlib import Path
 import psutil
 
 from ..results.processes import find as find
+from ..results.processes import here as here
+from ..results.processes import space
 from ..results.records import Owner
 
 GRACE_S = 10.0
@@ -30,12 +32,12 @@ a job at once, and whoever is told passes it on."""
 def this_process(name: str) -> Owner:
     """The running process as an owner of sweeps and attempts."""
     me = psutil.Process()
-    return Owner(name=name, host=socket.gethostname(), pid=me.pid, started=me.create_time())
+    return Owner(name=name, host=socket.gethostname(), pid=me.pid, started=me.create_time(), space=space())
 
 
 def is_alive(owner: Owner) -> bool | None:
-    """Whether an owner still runs; None when it is on another host, where we cannot look."""
-    if owner.host != socket.gethostname():
+    """Whether an owner still runs; None when it is on another host or in another PID namespace, where we cannot look."""
+    if not here(owner.host, owner.space):
         return None
     return find(owner.pid, owner.started) is not None
 

@@ -70,8 +70,11 @@ class Supervisor:
         runs: Path,
         commit: tuple[str | None, bool | None],
         source: Path | None = None,
+        beside: Sequence[tuple[str, int]] = (),
     ) -> None:
+        """`beside`: other sweeps that the caller holds, by name and fence, whose leases are to be kept meanwhile."""
         self.store, self.sweep, self.fence = store, sweep, fence
+        self._held = [(sweep, fence), *(pair for pair in beside if pair[0] != sweep)]
         self.source = source
         self.executor, self.listener = executor, listener
         self.runs, self.commit = runs, commit
@@ -134,16 +137,20 @@ class Supervisor:
                 self._stop()
                 queue.extendleft(reversed(held))
             self.store.add_event("paused" if self._paused else "resumed", f"sweep {self.sweep}", sweep=self.sweep)
-        if "retry" in asked:
-            for cell in asked["retry"]:
-                task = self._given_up.pop(cell, None)
-                if task is not None:
-                    queue.append(task)
-            self.store.ask(self.sweep, retry=None)
+        # one whose attempt has failed, but is not closed yet, is asked for again the next time
+        running = {task.cell.id for task in self._tasks.values()}
+        heard = [cell for cell in asked.get("retry", ()) if cell not in running]
+        for cell in heard:
+            task = self._given_up.pop(cell, None)
+            if task is not None:
+                queue.append(task)
+        if heard:
+            self.store.answered(self.sweep, retry=heard)
 
     def _renew(self) -> None:
         if time.monotonic() - self._renewed >= RENEW_S:
-            self.store.renew_sweep(self.sweep, self.fence, LEASE_S)
+            for sweep, fence in self._held:
+                self.store.renew_sweep(sweep, fence, LEASE_S)
             self._renewed = time.monotonic()
 
     def _fill(self, queue: deque[Task]) -> None:
@@ -399,7 +406,7 @@ def _supervised(store: Store, me: Owner) -> set[str]:
     """The cells of every sweep that a live supervisor other than this process runs."""
     cells: set[str] = set()
     for sweep in store.sweeps():
-        if sweep.owner is None or (sweep.owner.host, sweep.owner.pid) == (me.host, me.pid):
+        if sweep.owner is None or sweep.owner.same_process(me):
             continue
         if process.holds(sweep.owner, sweep.lease_until):
             cells |= {state.cell_id for state in store.cell_states(sweep.name)}

@@ -74,8 +74,7 @@ def ask(store: Store, wish: Wish, sweep: str | None = None, cells: Sequence[str]
     running = found.owner is not None and process.holds(found.owner, found.lease_until)
     if running:
         if wish == "retry":
-            before = store.asked(name).get("retry", [])
-            store.ask(name, retry=sorted({*before, *chosen}))
+            store.ask(name, retry=chosen)
         elif wish == "resume":
             store.ask(name, pause=None)
         else:

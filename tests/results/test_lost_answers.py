@@ -83,6 +83,7 @@ STORE: dict[str, Callable[[Desk], Any]] = {
     "renew_sweep": lambda desk: desk.store.renew_sweep("quick", 1, 60.0),
     "release_sweep": lambda desk: desk.store.release_sweep("quick", 1),
     "ask": lambda desk: desk.store.ask("quick", pause=True, retry=["a"]),
+    "answered": lambda desk: desk.store.answered("quick", retry=["a"]),
     "start_attempt": lambda desk: replace(
         desk.store.start_attempt(desk.cells[2].id, owner=ME, fence=1, sweep="quick"),
         id=0,

@@ -299,7 +299,7 @@ def populate(connection):
 
     moments = [TIME.format(second) for second in range(30)]
     add("sweep", *({"id": i, "name": name, "created_at": moments[i], "launched_at": moments[i], "fence": i, "read_only": i == 1,
-                    "request": {"pause": True}} for i, name in ((1, "published"), (2, "quick"))))  # fmt: skip
+                    "request": {"pause": True}, "owner_space": "boot namespace"} for i, name in ((1, "published"), (2, "quick"))))  # fmt: skip
     grid = {
         "grid_file": "g.yaml",
         "options": {"only": None, "requested": [["val", 0]]},
@@ -316,7 +316,14 @@ def populate(connection):
     add("revision_cell", *({"revision_id": r, "cell_id": cell, "position": i, "axes": {"z": "1", "attn_type": "polar"}}
                            for r in (1, 2, 3) for i, cell in enumerate(cells)))  # fmt: skip
     shared = {"fence": 2, "owner": "ada", "host": "far", "pid": 7, "pid_started": 1.5, "phase": "probing", "step": 3}
-    shared |= {"steps_total": 9, "loss": 1 / 3, "tokens_per_s": 1e5, "exit_code": 1, "deviation": {"micro_batch": 2}}
+    shared |= {
+        "steps_total": 9,
+        "loss": 1 / 3,
+        "tokens_per_s": 1e5,
+        "exit_code": 1,
+        "deviation": {"micro_batch": 2},
+        "pid_space": "boot namespace",
+    }
     plan = [(1, 0, 1, "train", None, "failed"), (2, 0, 2, "train", None, "done"), (3, 0, 3, "evaluate", 2, "done"),
             (4, 1, 1, "train", None, "interrupted"), (5, 2, 1, "train", None, "diverged"), (6, 2, 2, "train", None, "failed")]  # fmt: skip
     for id_, cell, number, kind, parent, state in plan:
