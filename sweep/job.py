@@ -21,7 +21,7 @@ from ..results.errors import LostLease
 from ..results.journal import JOURNAL, JournalStore
 from ..results.records import AttemptState, CurvePoint
 from ..results.store import Store, open_store
-from . import process
+from . import guard, process
 from .errors import SweepError
 from .failures import EXIT_LOST, EXIT_MACHINE, EXIT_STOPPED, Failure, classify
 from .saying import never_fail, say
@@ -120,6 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     stop = StopFlag()
     never_fail()
     process.die_with(options.parent)
+    guard.start(options.parent, process.GRACE_S)
     # what a supervisor asks for before it kills a process that hangs; the log gets it
     faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
     try:

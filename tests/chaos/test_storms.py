@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ..helpers.bench import Bench, Curves
-from .storm import A_STORM, CELLS, FEW, TARGETS, Storm, Tally, bench_in, calm, family, first
+from .storm import A_STORM, CELLS, EVERY, FEW, TARGETS, Storm, Tally, bench_in, calm, family, first
 
 pytestmark = pytest.mark.slow
 
@@ -48,6 +48,22 @@ def test_a_ray_without_one_of_its_daemons_is_left(small_bench: Bench, reference:
     assert launch.returncode == 3, out
     assert out.splitlines()[-1] == f"atma-sweep: Ray's {daemon} died; launch again to continue"
     assert {state for (state,) in bench.sql("SELECT state FROM attempt")} <= {"interrupted", "done"}
+    calm(bench, FEW, reference)
+
+
+def test_a_frozen_attempt_does_not_outlive_its_launch(small_bench: Bench, reference: Curves) -> None:
+    """Nobody launches again meanwhile."""
+    bench = small_bench
+    launch = bench.start("launch", "micro.yaml", "--executor", "local")
+    bench.wait(f"SELECT 1 FROM attempt WHERE step > {EVERY}")
+    (attempt,) = bench.processes()
+    attempt.suspend()
+    launch.kill()
+    launch.communicate()
+    deadline = time.monotonic() + 120
+    while bench.processes() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert bench.processes() == []
     calm(bench, FEW, reference)
 
 

@@ -1,0 +1,326 @@
+"""Who holds a sweep and who may judge that: other PID namespaces, several sweeps at once, launches that are gone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+from atma_sweep.results import maintenance, processes
+from atma_sweep.results.records import Attempt, Owner
+from atma_sweep.results.store import Store, open_store
+from atma_sweep.sweep import launch, planner, process, supervisor, wishes
+from atma_sweep.sweep.cell import Cell
+from atma_sweep.sweep.executors import Finished, Launch, OnThisMachine
+from atma_sweep.sweep.job import Job
+
+SILENT: Any = SimpleNamespace(**dict.fromkeys(("started", "running", "ended", "waiting"), lambda *_: None))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(tmp_path / "atma.db", create=True)
+
+
+# --- namespaces -----------------------------------------------------------------------------------------------------
+
+JUDGE = """
+import sys
+from atma_sweep.results.errors import SweepBusy
+from atma_sweep.results.store import open_store
+from atma_sweep.sweep import process
+from atma_sweep.sweep.executors import OnThisMachine
+store = open_store(sys.argv[1])
+try:
+    store.acquire_sweep("s", process.this_process("launch"), 60.0, is_alive=process.is_alive)
+except SweepBusy as error:
+    print(error)
+print(sorted(OnThisMachine().end(store.live_attempts(), None)))
+"""
+
+
+def _apart(*flags: str) -> list[str]:
+    """A command before another that runs it in a PID namespace of its own; skips where that is not allowed."""
+    found = shutil.which("unshare")
+    command = [found or "unshare", "--pid", "--fork", *flags]
+    if found is None or subprocess.run([*command, "true"], capture_output=True).returncode:
+        pytest.skip("needs unshare and the right to make PID namespaces")
+    return command
+
+
+@pytest.mark.parametrize("flags", [(), ("--mount-proc",)], ids=["", "with its own proc"])
+def test_a_launch_in_another_pid_namespace_waits_for_the_lease(
+    store: Store, cells: Callable[..., list[Cell]], flags: tuple[str, ...]
+) -> None:
+    """It has this host's name and does not see this process, which runs the sweep and an attempt."""
+    (cell,) = cells()
+    store.record_revision("s", grid_text="", grid_file="g", cells=[planner.record(cell)])
+    me = process.this_process("test")
+    store.acquire_sweep("s", me, 600.0)
+    attempt = store.start_attempt(cell.id, owner=me, fence=1)
+    command = [*_apart(*flags), sys.executable, "-c", JUDGE, str(store.path)]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    busy, ended = said.stdout.splitlines()
+    assert f"run by test on {me.host} (pid {me.pid})" in busy
+    assert "its lease ends" in busy
+    assert ended == "[]", "whether an attempt lives cannot be seen from there"
+    assert (store.sweeps()[0].fence, store.attempt(attempt.id).state) == (1, "running")
+    # when the lease has ended, it may have the sweep
+    store.renew_sweep("s", 1, 0.0)
+    taken = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert taken.stdout.splitlines() == ["[]"]
+    assert store.sweeps()[0].fence == 2
+
+
+def test_a_pid_counts_within_its_boot_and_namespace_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    me = process.this_process("test")
+    dead = replace(me, started=me.started + 100)
+    assert (process.is_alive(me), process.is_alive(dead)) == (True, False)
+    if me.space is not None:
+        assert process.is_alive(replace(me, space="another boot or namespace")) is None
+        assert not me.same_process(replace(me, space="another boot or namespace"))
+    # an owner that an older release wrote, or one seen from a system without /proc, is judged by its host's name
+    assert process.is_alive(replace(dead, space=None)) is False
+    assert me.same_process(replace(me, space=None))
+    monkeypatch.setattr(processes, "BOOT", Path("/nowhere/boot_id"))
+    assert process.this_process("test").space is None
+    assert process.is_alive(dead) is False
+
+
+def test_who_cannot_look_does_not_report_attempts_as_dead(store: Store, cells: Callable[..., list[Cell]]) -> None:
+    (cell,) = cells()
+    store.record_revision("s", grid_text="", grid_file="g", cells=[planner.record(cell)])
+    me = process.this_process("test")
+    gone = replace(me, started=me.started + 100)
+    attempt = store.start_attempt(cell.id, owner=replace(gone, space="elsewhere"), fence=1)
+    assert (store.attempt(attempt.id).pid_space, maintenance.check(store.path)) == ("elsewhere", [])
+    store.set_process(attempt.id, 1, gone.pid, gone.started, space=me.space)
+    (found,) = maintenance.check(store.path)
+    assert "their process is gone" in found.what
+
+
+# --- several sweeps -------------------------------------------------------------------------------------------------
+
+
+class Looking(OnThisMachine):
+    """An executor whose attempts end at once; it notes how long each sweep's lease runs when one starts."""
+
+    name = "looking"
+
+    def __init__(self, store: Store) -> None:
+        super().__init__()
+        self.store, self.leases = store, []  # type: ignore[var-annotated]
+        self._ended: list[Finished] = []
+
+    def admit(self, cells: object) -> None: ...
+    def close(self) -> None: ...
+    def fits(self, resources: object) -> bool:
+        return True
+
+    def start(self, launch: Launch) -> None:
+        job = Job.read(launch.runs / launch.folder)
+        self.leases.append({one.name: one.lease_until for one in self.store.sweeps()})
+        self.store.finish_attempt(job.attempt, job.fence, "done")
+        self._ended.append((job.attempt, 0))
+
+    def wait(self, seconds: float) -> list[Finished]:
+        ended, self._ended = self._ended, []
+        return ended
+
+
+def test_every_sweep_that_is_held_keeps_its_lease(
+    store: Store, cells: Callable[..., list[Cell]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "RENEW_S", 0.0)
+    me, shares = process.this_process("test"), []
+    for name, cell in zip("ab", cells("seeds: 2\n"), strict=True):
+        store.record_revision(name, grid_text="", grid_file="g", cells=[planner.record(cell)])
+        fence = store.acquire_sweep(name, me, 1.0)
+        shares.append((name, fence, [planner.Task(cell, "train", [], "new")]))
+    before = {one.name: one.lease_until for one in store.sweeps()}
+    place: Any = Looking(store)
+    launch.carry_out(store, shares, SILENT, runs=tmp_path / "runs", executor=place, commit=(None, None))
+    assert len(place.leases) == 2
+    for leases in place.leases:
+        assert all(leases[name] > until for name, until in before.items())
+
+
+# --- wishes ---------------------------------------------------------------------------------------------------------
+
+
+def _failed(store: Store, cells: list[Cell]) -> tuple[str, ...]:
+    me = process.this_process("test")
+    store.record_revision("s", grid_text="", grid_file="g", cells=[planner.record(cell) for cell in cells])
+    store.acquire_sweep("s", me, 600.0)
+    for cell in cells:
+        store.finish_attempt(store.start_attempt(cell.id, owner=me, fence=1).id, 1, "failed")
+    return tuple(cell.id for cell in cells)
+
+
+@pytest.mark.parametrize("after", range(1, 6))
+def test_retries_that_are_asked_for_at_once_are_joined(
+    store: Store, cells: Callable[..., list[Cell]], monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    """One is asked for after each transaction of the other."""
+    first, second = _failed(store, cells("seeds: 2\n"))
+    other = open_store(store.path)
+    patiently, left = store._patiently, [after]
+
+    def disturbed(*arguments: Any, **options: Any) -> Any:
+        found = patiently(*arguments, **options)
+        left[0] -= 1
+        if left[0] == 0:
+            wishes.ask(other, "retry", "s", [second])
+        return found
+
+    monkeypatch.setattr(store, "_patiently", disturbed)
+    wishes.ask(store, "retry", "s", [first])
+    monkeypatch.undo()
+    if left[0] > 0:
+        wishes.ask(other, "retry", "s", [second])
+    assert store.asked("s") == {"retry": sorted([first, second])}
+
+
+def test_a_retry_that_is_asked_for_while_another_is_heard_is_not_lost(
+    store: Store, cells: Callable[..., list[Cell]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = cells("seeds: 3\n")
+    first, second, third = _failed(store, made)
+    place: Any = Looking(store)
+    runner = supervisor.Supervisor(store, "s", 1, place, SILENT, runs=tmp_path / "runs", commit=(None, None))
+    tasks = {cell.id: planner.Task(cell, "train", [], "failed") for cell in made}
+    runner._given_up = {first: tasks[first], second: tasks[second]}
+    runner._tasks = {99: tasks[third]}  # it has failed, and is not closed yet
+    store.ask("s", retry=[first, third])
+    asked = store.asked
+
+    def late(name: str) -> dict[str, Any]:
+        found = asked(name)
+        store.ask("s", retry=[second])
+        return found
+
+    monkeypatch.setattr(store, "asked", late)
+    queue: Any = []
+    runner._listen(queue)
+    monkeypatch.undo()
+    assert [task.cell.id for task in queue] == [first]
+    assert store.asked("s") == {"retry": sorted([second, third])}
+
+
+# --- nodes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trouble", ["silent", "blind", "full disk"])
+def test_a_node_that_failed_one_survey_is_asked_again(monkeypatch: pytest.MonkeyPatch, trouble: str) -> None:
+    pytest.importorskip("ray")
+    from atma_sweep.sweep.scheduler import cluster
+
+    place: Any = cluster.ClusterExecutor.__new__(cluster.ClusterExecutor)
+    told: list[str] = []
+    joined: list[str] = []
+    vars(place).update(
+        _runs=Path("runs"), _tell=told.append, _lock=cluster.threading.RLock(), _links={}, _joining=set(), _refused={}
+    )
+    node = SimpleNamespace(id="n", host="far", sees_runs=True)
+    answers: list[Any] = {
+        "silent": [[], [node]],
+        "blind": [[SimpleNamespace(id="n", host="far", sees_runs=False)], [node]],
+        "full disk": [OSError(28, "No space left"), [node]],
+    }[trouble]
+
+    def survey(*_: object) -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(cluster, "AGAIN_S", 0.0)
+    monkeypatch.setattr(cluster.connection, "live_nodes", lambda: [{"NodeID": "n"}])
+    monkeypatch.setattr(cluster.connection, "survey", survey)
+    monkeypatch.setattr(place, "_join", lambda found: joined.append(found.id), raising=False)
+    place._look_for_nodes()
+    assert joined == []
+    time.sleep(0.01)
+    place._look_for_nodes()
+    assert (joined, answers) == (["n"], [])
+    left_out = ["node far is left out for now, it cannot see runs"]
+    assert told == (left_out if trouble == "blind" else ["node far has come"])
+
+
+# --- frozen attempts ------------------------------------------------------------------------------------------------
+
+LAUNCH = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]])
+time.sleep(600)
+"""
+ATTEMPT = """
+import os, signal, time
+from atma_sweep.sweep import guard, process
+signal.signal(signal.SIGTERM, {hears})
+process.die_with(os.getppid())
+guard.start(os.getppid(), 1.0)
+print(os.getpid(), flush=True)
+while True: time.sleep(0.05)
+"""
+
+
+def _gone(pid: int, seconds: float = 60.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.parametrize("hears", ["signal.SIG_DFL", "signal.SIG_IGN"], ids=["that hears", "that hears nothing"])
+def test_a_frozen_attempt_whose_launch_was_killed_is_ended(hears: str) -> None:
+    command = [sys.executable, "-c", LAUNCH, ATTEMPT.format(hears=hears)]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    attempt = int(parent.stdout.readline())
+    deadline = time.monotonic() + 60
+    guards: list[psutil.Process] = []
+    while not guards and time.monotonic() < deadline:
+        guards = [one for one in psutil.Process(attempt).children() if "atma_sweep.sweep.guard" in one.cmdline()]
+        time.sleep(0.05)
+    time.sleep(1.0)
+    assert guards[0].is_running(), "it leaves an attempt alone whose launch lives"
+    os.kill(attempt, signal.SIGSTOP)
+    parent.kill()
+    parent.wait()
+    assert _gone(attempt)
+    assert _gone(guards[0].pid)
+
+
+def test_a_guard_goes_with_its_attempt() -> None:
+    from atma_sweep.sweep import guard
+
+    attempt = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1)"])
+    guard.watch(attempt.pid, os.getpid(), 600.0)
+    assert attempt.wait(10) == 0
+
+
+def test_an_owner_without_a_space_is_read_back(store: Store, cells: Callable[..., list[Cell]]) -> None:
+    (cell,) = cells()
+    store.record_revision("s", grid_text="", grid_file="g", cells=[planner.record(cell)])
+    owner = Owner(name="old", host="there", pid=1, started=1.5)
+    store.acquire_sweep("s", owner, 60.0)
+    assert store.sweeps()[0].owner == owner
+    new = replace(owner, space="a b")
+    store.release_sweep("s", 1)
+    store.acquire_sweep("s", new, 60.0)
+    assert store.sweeps()[0].owner == new
+    attempt: Attempt = store.start_attempt(cell.id, owner=new, fence=2)
+    assert attempt.pid_space == "a b"
