@@ -19,6 +19,7 @@ from .cell import Cell
 from .errors import SweepError
 from .executors import Executor, LocalExecutor
 from .grid import Grid
+from .locks import GpuLocks
 from .probes import requested
 from .supervisor import Listener, Supervisor
 from .training import storage
@@ -184,7 +185,7 @@ def carry_out(
     with ExitStack() as held:
         place: Executor
         if isinstance(executor, str):
-            locks = machine.GpuLocks()
+            locks = GpuLocks()
             held.callback(locks.release)
             place = _executor(executor, _machine([task.cell for task in tasks], locks))
             held.callback(place.close)
@@ -262,7 +263,7 @@ def _last_source(store: Store, sweep: str) -> str | None:
         return None
 
 
-def _machine(cells: Sequence[Cell], locks: machine.GpuLocks) -> room.Machine:
+def _machine(cells: Sequence[Cell], locks: GpuLocks) -> room.Machine:
     """This machine, its GPUs locked if any cell needs one. Raises MachineError for a cell that it has no room for."""
     kinds = {cell.config.resources.gpu_type for cell in cells if cell.config.resources.gpus}
     if not kinds:

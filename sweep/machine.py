@@ -1,17 +1,14 @@
-"""What this machine has: cores, GPUs, and the host-wide lock that keeps a GPU with one sweep."""
+"""What this machine has: cores, memory and GPUs."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import psutil
 
@@ -98,67 +95,3 @@ def gpus() -> list[Gpu]:
     visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     names = visible if len(visible) == len(facts["gpus"]) else [str(index) for index in range(len(facts["gpus"]))]
     return [Gpu(device, uuid, name) for device, (uuid, name) in zip(names, facts["gpus"], strict=True)]
-
-
-class GpuLocks:
-    """Holds GPUs for one sweep, across databases and users of this host, as long as the process lives."""
-
-    def __init__(self, folder: Path | None = None) -> None:
-        self._folder = folder or Path(tempfile.gettempdir()) / "atma-sweep-gpus"
-        self._held: list[IO[str]] = []
-
-    def take(self, wanted: list[Gpu]) -> list[Gpu]:
-        """Locks those that are free.
-
-        Raises MachineError naming who holds them when none is, or when this user may not lock here.
-        """
-        try:
-            _make_for_all(self._folder)
-            files = [_open_for_all(self._folder / f"{gpu.uuid}.lock") for gpu in wanted]
-        except OSError as error:
-            raise MachineError(
-                f"GPUs cannot be locked in {self._folder}: {error.strerror}; have its owner remove it"
-            ) from error
-        taken, holders = [], []
-        for gpu, file in zip(wanted, files, strict=True):
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                holders.append(file.read().strip() or "an unknown process")
-                file.close()
-                continue
-            file.truncate(0)
-            file.write(f"pid {os.getpid()}")
-            file.flush()
-            self._held.append(file)
-            taken.append(gpu)
-        if not taken:
-            raise MachineError(
-                f"every GPU is held by another sweep ({', '.join(sorted(set(holders)))}); wait for it or stop it"
-            )
-        return taken
-
-    def release(self) -> None:
-        """Gives every GPU back."""
-        for file in self._held:
-            file.close()
-        self._held.clear()
-
-
-def _make_for_all(folder: Path) -> None:
-    """A folder in which every user of the host may make files, as in /tmp."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(PermissionError):  # only its owner can, and has
-        folder.chmod(0o1777)
-
-
-def _open_for_all(path: Path) -> IO[str]:
-    """Opens a file for reading and writing that every user of the host may open so; makes it if there is none."""
-    before = os.umask(0)
-    try:
-        # not together with opening: in such a folder Linux may refuse O_CREAT on other people's files
-        with contextlib.suppress(FileExistsError):
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
-    finally:
-        os.umask(before)
-    return path.open("r+")

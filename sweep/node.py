@@ -23,6 +23,7 @@ from . import machine, process, room
 from .errors import MachineError
 from .executors import DUMP_S, Finished, Launch, environment, run_command
 from .failures import OOM_KILLED, not_started, oom_kills
+from .locks import GpuLocks
 
 LEASE_S = float(os.environ.get("ATMA_NODE_LEASE_S", 60.0))
 """How long attempts go on without a word from the supervisor."""
@@ -59,7 +60,7 @@ class Node:
         self._starter = ThreadPoolExecutor(1)
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._ended: dict[int, Finished] = {}
-        self._locks = machine.GpuLocks()
+        self._locks = GpuLocks()
         self._oom_kills = oom_kills()
         self._polled = threading.Event()
         self._answered = clock()

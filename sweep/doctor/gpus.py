@@ -11,8 +11,8 @@ from typing import Any
 
 import psutil
 
-from .. import machine
 from ..disk import size
+from ..locks import GpuLocks
 from .case import (
     Check,
     LookFailed,
@@ -190,33 +190,8 @@ def _process(pid: int) -> str:
 
 def held_by(uuid: str) -> str | None:
     """The process that holds the host lock of that GPU for a sweep; None when nobody does. Takes no lock itself."""
-    folder = machine.GpuLocks()._folder
-    locked = _locked_inodes()
-    for file in sorted(folder.glob("*.lock")) if folder.is_dir() else []:
-        if _bare(file.stem) != _bare(uuid):
-            continue
-        try:
-            said, inode = file.read_text().strip(), file.stat().st_ino
-        except OSError:
-            continue
-        found = re.search(r"pid (\d+)", said)
-        pid = int(found[1]) if found else None
-        if locked is None:
-            # no list of locks on this system: the file names who took it last
-            return _process(pid) if pid is not None and psutil.pid_exists(pid) else None
-        return (_process(pid) if pid is not None else "an unknown process") if inode in locked else None
-    return None
-
-
-def _locked_inodes() -> set[int] | None:
-    """The inodes that somebody holds a flock on; None where the system has no list of them."""
-    try:
-        lines = Path("/proc/locks").read_text().splitlines()
-    except OSError:
-        return None
-    return {
-        int(found[1]) for line in lines if " FLOCK " in line and (found := re.search(r":(\d+) \d+ \S+$", line.strip()))
-    }
+    pid = GpuLocks().holder(uuid)
+    return _process(pid) if pid is not None else None
 
 
 def _bare(uuid: str) -> str:

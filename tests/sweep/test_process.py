@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -15,12 +14,9 @@ import pytest
 from atma_sweep.results.records import Owner
 from atma_sweep.sweep import process
 from atma_sweep.sweep.cell import Resources
-from atma_sweep.sweep.errors import MachineError
 from atma_sweep.sweep.executors import Launch, environment, run_command
 from atma_sweep.sweep.failures import judge
-from atma_sweep.sweep.machine import Gpu, GpuLocks, cores
-
-GPUS = [Gpu("0", "GPU-aaaa", "first"), Gpu("1", "GPU-bbbb", "second")]
+from atma_sweep.sweep.machine import cores
 
 
 def script(text: str, *arguments: str) -> subprocess.Popen[str]:
@@ -140,62 +136,6 @@ def test_a_request_to_stop_is_one_with_its_echo_and_a_later_one_kills(who: str) 
     time.sleep(process.ECHO_S)
     child.send_signal(signal.SIGTERM)
     assert child.wait(20) == 143
-
-
-HOLDER = """
-import sys, time
-from pathlib import Path
-from atma_sweep.sweep.machine import Gpu, GpuLocks
-locks = GpuLocks(Path(sys.argv[1]))
-print(len(locks.take([Gpu("0", "GPU-aaaa", "first")])), flush=True)
-time.sleep(60)
-"""
-
-
-def test_a_gpu_belongs_to_one_process_until_it_dies(tmp_path: Path) -> None:
-    holder = script(HOLDER, str(tmp_path))
-    assert line_of(holder) == "1"
-    locks = GpuLocks(tmp_path)
-    with pytest.raises(MachineError, match=f"held by another sweep .pid {holder.pid}."):
-        locks.take(GPUS[:1])
-    assert locks.take(GPUS) == GPUS[1:]
-    holder.kill()
-    holder.wait()
-    assert GpuLocks(tmp_path).take(GPUS[:1]) == GPUS[:1]
-    locks.release()
-    assert GpuLocks(tmp_path).take(GPUS[1:]) == GPUS[1:]
-
-
-OTHER_USER = """
-import os, sys
-from pathlib import Path
-from atma_sweep.sweep.machine import Gpu, GpuLocks
-os.setgroups([]); os.setgid(65534); os.setuid(65534)
-locks = GpuLocks(Path(sys.argv[1]))
-try:
-    locks.take([Gpu("0", "GPU-aaaa", "first")])
-except Exception as error:
-    print(error)
-print(len(locks.take([Gpu("0", "GPU-aaaa", "first"), Gpu("1", "GPU-bbbb", "second")])), flush=True)
-"""
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
-def test_users_of_one_host_share_the_locks() -> None:
-    """In /tmp, since another user cannot enter pytest's folder."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as outer:
-        os.chmod(outer, 0o755)
-        folder = Path(outer) / "locks"
-        folder.mkdir(mode=0o700)  # as an older release left it, or a strict umask
-        locks = GpuLocks(folder)
-        assert locks.take(GPUS[:1]) == GPUS[:1]
-        other = script(OTHER_USER, str(folder))
-        assert f"held by another sweep (pid {os.getpid()})" in line_of(other)
-        assert line_of(other) == "1"
-        assert other.wait(20) == 0
-        locks.release()
-        assert locks.take(GPUS) == GPUS
-        locks.release()
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ from atma_sweep.sweep.cell import Cell, Resources
 from atma_sweep.sweep.errors import GridError, MachineError
 from atma_sweep.sweep.executors import Executor, Finished, Launch, LocalExecutor, OnThisMachine
 from atma_sweep.sweep.job import Job
-from atma_sweep.sweep.machine import Gpu, GpuLocks
+from atma_sweep.sweep.locks import GpuLocks
+from atma_sweep.sweep.machine import Gpu
 from atma_sweep.sweep.planner import Task
 from atma_sweep.sweep.room import PARTS, Machine, Room, Seat, is_type
 from bench import Bench

@@ -1,0 +1,145 @@
+"""A GPU is one sweep's, whoever's that is, and no file of anybody else is touched for it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from atma_sweep.sweep.errors import MachineError
+from atma_sweep.sweep.locks import GpuLocks
+from atma_sweep.sweep.machine import Gpu
+
+GPUS = [Gpu("0", "GPU-aaaa", "first"), Gpu("1", "GPU-bbbb", "second")]
+
+
+def script(text: str, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", text, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+def line_of(child: subprocess.Popen[str]) -> str:
+    assert child.stdout is not None
+    return child.stdout.readline().strip()
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from atma_sweep.sweep.locks import GpuLocks
+from atma_sweep.sweep.machine import Gpu
+locks = GpuLocks(Path(sys.argv[1]))
+print(len(locks.take([Gpu("0", "GPU-aaaa", "first")])), flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_gpu_belongs_to_one_process_until_it_dies(tmp_path: Path) -> None:
+    holder = script(HOLDER, str(tmp_path))
+    assert line_of(holder) == "1"
+    locks = GpuLocks(tmp_path)
+    with pytest.raises(MachineError, match=f"held by another sweep .pid {holder.pid}."):
+        locks.take(GPUS[:1])
+    assert locks.take(GPUS) == GPUS[1:]
+    holder.kill()
+    holder.wait()
+    assert GpuLocks(tmp_path).take(GPUS[:1]) == GPUS[:1]
+    locks.release()
+    assert GpuLocks(tmp_path).take(GPUS[1:]) == GPUS[1:]
+
+
+OTHER_USER = """
+import os, sys
+from pathlib import Path
+from atma_sweep.sweep.locks import GpuLocks
+from atma_sweep.sweep.machine import Gpu
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+locks = GpuLocks(Path(sys.argv[1]))
+try:
+    locks.take([Gpu("0", "GPU-aaaa", "first")])
+except Exception as error:
+    print(error, flush=True)
+print(len(locks.take([Gpu("0", "GPU-aaaa", "first"), Gpu("1", "GPU-bbbb", "second")])), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
+@pytest.mark.skipif(sys.platform != "linux", reason="names without files exist on Linux alone")
+def test_users_of_one_host_share_the_locks_and_no_file() -> None:
+    """In /tmp, since another user cannot enter pytest's folder."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as outer:
+        base = Path(outer)
+        base.chmod(0o1777)
+        locks = GpuLocks(base)
+        assert locks.take(GPUS[:1]) == GPUS[:1]
+        assert locks.holder("aaaa") == os.getpid()
+        other = script(OTHER_USER, outer)
+        assert f"held by another sweep (pid {os.getpid()})" in line_of(other)
+        assert line_of(other) == "1"
+        assert locks.holder("GPU-bbbb") == other.pid, "whoever's process it is"
+        other.stdin.close()  # type: ignore[union-attr]
+        assert other.wait(20) == 0
+        assert locks.holder("GPU-bbbb") is None
+        locks.release()
+        assert locks.take(GPUS) == GPUS
+        locks.release()
+        owners = {path.stat().st_uid: path.stat().st_mode & 0o777 for path in base.iterdir()}
+        assert owners == {0: 0o700, 65534: 0o700}
+
+
+def own(base: Path) -> Path:
+    return base / f"atma-sweep-gpus-{os.getuid()}"
+
+
+def test_a_link_that_somebody_planted_is_not_followed(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir(mode=0o700)
+    own(tmp_path).symlink_to(precious)
+    with pytest.raises(MachineError, match=r"cannot be used: .*; have its owner remove it"):
+        GpuLocks(tmp_path).take(GPUS)
+    assert list(precious.iterdir()) == []
+    own(tmp_path).unlink()
+    own(tmp_path).mkdir(mode=0o700)
+    target = tmp_path / "target"
+    target.write_text("mine")
+    (own(tmp_path) / "GPU-aaaa.lock").symlink_to(target)
+    with pytest.raises(MachineError, match="GPUs cannot be locked in"):
+        GpuLocks(tmp_path).take(GPUS)
+    assert target.read_text() == "mine"
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o750])
+def test_a_folder_that_others_may_enter_is_refused(tmp_path: Path, mode: int) -> None:
+    own(tmp_path).mkdir()
+    own(tmp_path).chmod(mode)
+    with pytest.raises(MachineError, match=rf"is not this user's alone .owner {os.getuid()}, mode {mode:04o}."):
+        GpuLocks(tmp_path).take(GPUS)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a folder away")
+def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    own(tmp_path).mkdir(mode=0o700)
+    os.chown(own(tmp_path), 65534, 65534)
+    with pytest.raises(MachineError, match=r"is not this user's alone .owner 65534, mode 0700."):
+        GpuLocks(tmp_path).take(GPUS)
+
+
+def test_a_lock_says_who_has_it_now_and_nothing_of_who_had_it(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        locks = GpuLocks(tmp_path)
+        locks.take(GPUS[:1])
+    finally:
+        os.umask(before)
+    file = own(tmp_path) / "GPU-aaaa.lock"
+    assert (own(tmp_path).stat().st_mode & 0o777, file.stat().st_mode & 0o777) == (0o700, 0o600)
+    locks.release()
+    file.write_text("pid 99999999999999")
+    locks.take(GPUS[:1])
+    assert file.read_text().split() == ["pid", str(os.getpid())]
+    locks.release()
