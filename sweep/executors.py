@@ -158,7 +158,8 @@ def environment(launch: Launch, devices: str | None = None) -> dict[str, str]:
     Without a GPU in its resources none is visible; `devices` names the one it gets otherwise (None: as inherited).
     """
     env = dict(os.environ)
-    env.pop("ATMA_DB", None)
+    for name in ("ATMA_DB", "RAY_AUTH_TOKEN"):
+        env.pop(name, None)
     if launch.database is not None:
         env["ATMA_DB"] = launch.database
     if launch.source is not None:

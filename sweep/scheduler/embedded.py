@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import secrets
 import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import ray
+from ray._private import ray_constants
+from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 
 from .. import process
 from ..cell import Resources
+from ..errors import MachineError
 from ..executors import Finished, Launch, OnThisMachine, device_for, environment, run_command
 from ..failures import not_started
+from ..locks import own_folder
 from ..room import Machine, Room, Seat
 from ..signals import held
 
 DAEMONS = ("raylet", "gcs_server")
+TRIED = "2.60"
+"""The oldest Ray whose defaults (addresses, token, process groups, signals) were tried; pyproject.toml asks for it."""
+LOOPBACK = "127.0.0.1"
+CLUSTERS = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
 
 
 def _run(launch: Launch, device: str | None) -> int:
@@ -32,6 +45,33 @@ def _run(launch: Launch, device: str | None) -> int:
     return code
 
 
+@contextlib.contextmanager
+def _private() -> Iterator[None]:
+    """Ray's processes that are started meanwhile hear this machine alone, and only who has the token of their environment."""
+    before, clusters = dict(os.environ), ray_constants.ENABLE_RAY_CLUSTER
+    # as on macOS, where Ray knows no clusters; Ray reads the variable when it is imported, which here it has been
+    ray_constants.ENABLE_RAY_CLUSTER, os.environ[CLUSTERS] = False, "0"
+    # with a token here Ray writes none into the home folder; asked for none itself, it turns tokens on
+    os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    os.environ.pop("RAY_AUTH_MODE", None)
+    AuthenticationTokenLoader.instance().reset_cache()
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = clusters
+        for name in (CLUSTERS, "RAY_AUTH_TOKEN", "RAY_AUTH_MODE"):
+            os.environ.pop(name, None)
+            os.environ |= {name: before[name]} if name in before else {}
+        AuthenticationTokenLoader.instance().reset_cache()
+
+
+def _own_folder() -> Path:
+    """Where Ray keeps its sockets and logs: below RAY_TMPDIR or the temporary folder, and nobody else's."""
+    folder = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / f"ray-{os.getuid()}"
+    os.close(own_folder(folder))
+    return folder / "r"  # which Ray opens to all, so it is not the one that keeps them out
+
+
 class RayExecutor(OnThisMachine):
     """An embedded Ray on this machine: as many attempts at once as its cores, memory and GPUs, or parts of them, allow."""
 
@@ -41,11 +81,14 @@ class RayExecutor(OnThisMachine):
         """Starts Ray on the machine, with those of its GPUs that this sweep holds."""
         super().__init__()
         self._room = Room(machine)
+        self._environment = contextlib.ExitStack()
         try:
+            self._environment.enter_context(_private())
             # Half started, Ray survives no request to stop. Nor may its processes hear one that a batch system sends to
             # all: they have to outlive the attempts, which save themselves. Attempts hear SIGTERM again.
             with held():
                 ray.init(
+                    _temp_dir=str(_own_folder()),
                     address="local",  # never a cluster that a stale file or RAY_ADDRESS points to
                     num_cpus=machine.cpus,
                     num_gpus=0,  # which attempt gets which GPU, or part of one, is ours to say
@@ -53,6 +96,11 @@ class RayExecutor(OnThisMachine):
                     log_to_driver=False,
                     logging_level=logging.ERROR,
                     configure_logging=True,
+                )
+            heard = ray.util.get_node_ip_address()
+            if heard != LOOPBACK:
+                raise MachineError(
+                    f"Ray listens on {heard}, where others reach it; unset RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
                 )
         except BaseException:
             self.close()
@@ -107,3 +155,4 @@ class RayExecutor(OnThisMachine):
         """Stops Ray, and with it whatever still runs."""
         with held():
             ray.shutdown()
+            self._environment.close()

@@ -36,4 +36,5 @@ def test_a_stale_cluster_address_is_not_followed(tmp_path: Path, scratch: Path) 
     done = subprocess.run(one, cwd=bench.folder, env=env, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     bench.once(1)
-    assert list(noted.parent.glob("session_*")), "Ray was started here, and of its own"
+    assert not list(noted.parent.glob("session_*"))
+    assert list(scratch.glob("ray-*/r/session_*")), "Ray was started here, and of its own"

@@ -1,0 +1,102 @@
+"""The Ray of a plain launch: nobody else's business."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator
+from ipaddress import ip_address
+from pathlib import Path
+
+import psutil
+import pytest
+from bench import Bench
+
+ROOT = Path(__file__).resolve().parents[2]
+ASK = """
+import sys
+from ray._raylet import GcsClient
+from ray.exceptions import AuthenticationError
+try:
+    GcsClient(address=sys.argv[1]).get_all_node_info(timeout=20)
+except AuthenticationError:
+    print("refused")
+"""
+
+
+def test_the_lowest_ray_is_one_whose_defaults_were_tried() -> None:
+    from atma_sweep.sweep.scheduler.embedded import TRIED
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert f"ray>={TRIED}" in project["dependencies"]
+    pinned = re.search(r"^ray==([0-9.]+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert pinned is not None
+    assert tuple(map(int, pinned[1].split("."))) >= tuple(map(int, TRIED.split(".")))
+
+
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    """A short path: Ray's sockets lie below it, and a socket's path may have 107 bytes."""
+    folder = Path(tempfile.mkdtemp(prefix="atma-", dir="/tmp"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def listening(processes: list[psutil.Process]) -> dict[tuple[str, str], int]:
+    """(program, address) -> port of whatever hears the network."""
+    found = {}
+    for one in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for open_ in one.net_connections("inet"):
+                if open_.status == psutil.CONN_LISTEN or (open_.type == 2 and not open_.raddr):
+                    found[one.name(), open_.laddr.ip] = open_.laddr.port
+    return found
+
+
+@pytest.mark.slow
+def test_ray_hears_this_machine_alone_and_nobody_without_the_token(tmp_path: Path, scratch: Path) -> None:
+    """In a home folder where nothing can be written."""
+    bench = Bench(tmp_path)
+    bench.grid(tokens=128 * 1000)
+    bench.env |= {"HOME": "/proc/nowhere", "RAY_TMPDIR": str(scratch), "RAY_AUTH_MODE": "disabled"}
+    launch = bench.start("launch", "micro.yaml", "--executor", "ray", "--only", "attn_type=nope")
+    try:
+        bench.wait("SELECT 1 FROM attempt WHERE step > 10")
+        tree = psutil.Process(launch.pid).children(recursive=True)
+        heard = listening([psutil.Process(launch.pid), *tree])
+        assert {program for program, _ in heard} >= {"gcs_server", "raylet"}
+        addresses = {address: ip_address(address) for _, address in heard}
+        assert all((one.ipv4_mapped or one if one.version == 6 else one).is_loopback for one in addresses.values()), (
+            heard
+        )
+
+        told = {one.name(): one.environ() for one in tree if one.name() in ("raylet", "gcs_server")}
+        token = told["raylet"]["RAY_AUTH_TOKEN"]
+        assert re.fullmatch("[0-9a-f]{64}", token)
+        assert [env["RAY_AUTH_MODE"] for env in told.values()] == ["token", "token"]
+        (attempt,) = bench.processes()
+        assert token not in attempt.environ().values()
+        assert not [path for path in [*scratch.rglob("*"), *tmp_path.rglob("*")] if "auth_token" in path.name]
+        (folder,) = scratch.iterdir()
+        assert folder.stat().st_mode & 0o777 == 0o700
+
+        port = next(port for (program, _), port in heard.items() if program == "gcs_server")
+        asked = subprocess.run(
+            [sys.executable, "-c", ASK, f"127.0.0.1:{port}"], capture_output=True, text=True, timeout=120,
+            env=bench.env | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64},
+        )  # fmt: skip
+        assert asked.stdout.split() == ["refused"], asked.stderr
+    finally:
+        launch.send_signal(signal.SIGTERM)
+        out, _ = launch.communicate(timeout=60)
+        bench.close()
+    assert launch.returncode == 143, out
+    assert bench.sql("SELECT state, cause FROM attempt") == [("interrupted", "stopped on request")]
+    time.sleep(0.1)
