@@ -22,6 +22,9 @@ from .sweep.data_commands import data_app
 from .sweep.db_commands import db_app, export, import_
 from .sweep.signals import Signals, Stop
 
+LONGEST_WORD = 400
+"""Letters of one in a message; a longer one is cut, since nobody reads it."""
+
 app = typer.Typer(
     name="atma-sweep",
     cls=OneLine,
@@ -91,6 +94,7 @@ def launch(
     """Train and evaluate every cell of a grid that is not done yet. Launch again to continue after any stop."""
     from rich.console import Console
 
+    from .results.files import make_folder
     from .results.store import StoreMissing, open_store
     from .sweep import display, launch, texts
     from .sweep.errors import SweepError
@@ -105,7 +109,7 @@ def launch(
         raise SweepError("--executor local runs on this machine alone; leave it or --address out")
     loaded = load_grid(grid, sets=set_ or [], rename=name, most=most)
     console = Console(stderr=as_json, soft_wrap=True)
-    where = runs_folder(runs, db)
+    where = runs_folder(runs, db, write=not dry_run)
     with Preparing(console, "text") as preparing:
         cells, remarks = texts.expand(loaded, where / "corpora", dry=dry_run, tell=preparing)
     if dry_run:
@@ -117,7 +121,7 @@ def launch(
         _show_plan(plan, loaded.name, remarks, as_json)
         return
     store = open_store(db, create=True)
-    where.mkdir(parents=True, exist_ok=True)
+    make_folder(where, "--runs", parents=True)
     if detach and address is not None:
         from .sweep.scheduler import detached
 
@@ -230,7 +234,7 @@ def evaluate(
 
     _check_executor(executor)
     store = open_store(db)
-    where = runs_folder(runs, db)
+    where = runs_folder(runs, db, write=True)
     shares = evaluate.plan(store, cells, runs=where, probes=probe or [], lengths=length or [], sweep=sweep)
     console = Console(stderr=as_json, soft_wrap=True)
     with display.Display(console, sum(map(len, shares.values()))) as screen:
@@ -401,7 +405,8 @@ def _left_by(end: SystemExit) -> str | None:
 def _leave(line: str, code: int) -> NoReturn:
     # where the line would go may be what is gone
     with contextlib.suppress(OSError):
-        typer.echo(f"atma-sweep: {' '.join(line.split())}", err=True)
+        words = (word if len(word) <= LONGEST_WORD else f"{word[:60]}...{word[-20:]}" for word in line.split())
+        typer.echo(f"atma-sweep: {' '.join(words)}", err=True)
     sys.exit(code)
 
 
@@ -418,10 +423,13 @@ def main(command: Callable[[], Any] = app) -> None:
             raise
         _leave(f"{where} ended the command with exit code {end.code}; foreign code must not call sys.exit", 2)
     except Exception as error:
-        code = _expected(error)
+        from .results.files import refusal
+
+        known = refusal(error) or error
+        code = _expected(known)
         if code is None:
             raise
-        _leave(str(error), code)
+        _leave(str(known), code)
     except Stop as stop:
         _leave(str(stop), stop.exit_code)
     except KeyboardInterrupt:

@@ -30,6 +30,7 @@ from sqlalchemy.orm import Session
 
 from .errors import StoreAway, StoreBusy, StoreError, StoreMissing, StoreOutdated, StoreTooNew
 from .files import sync
+from .names import short
 from .schema import HEAD, REVISIONS, Base
 
 MIGRATIONS = Path(__file__).with_name("migrations")
@@ -59,7 +60,11 @@ def place(url_or_path: str | Path | None = None) -> URL:
     if backend == "sqlite":
         if not url.database or url.database == ":memory:":
             raise StoreError("an in-memory database cannot be shared between processes; name a file instead")
-        return URL.create("sqlite", database=str(Path(url.database).expanduser().absolute()))
+        try:
+            return URL.create("sqlite", database=str(Path(url.database).expanduser().absolute()))
+        except RuntimeError as error:  # of ~ and a user that there is not
+            said = str(error).rstrip(".")
+            raise StoreError(f"{short(url.database)} is no place for a database: {said}; name one with --db") from error
     if backend in ("postgresql", "postgres"):
         return url.set(drivername="postgresql+psycopg")
     raise StoreError(f"{backend} databases are not supported; use sqlite:///FILE or postgresql://...")

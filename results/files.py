@@ -10,6 +10,7 @@ import secrets
 import shutil
 import stat
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -26,11 +27,22 @@ _INPUT = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.E
 _REMEDIES = {
     errno.EACCES: "see to its permissions, or name another place",
     errno.EPERM: "see to its permissions, or name another place",
-    errno.EROFS: "it is mounted read-only: name another place",
+    errno.EROFS: "name another place",
     errno.ENOSPC: "make room, or name another place",
     errno.EDQUOT: "make room, or name another place",
     errno.EFBIG: "raise the limit of a file's size (ulimit -f), or name another place",
 }
+
+
+_SYSTEM = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EIO, errno.ESTALE, *_REMEDIES}
+"""What an operating system says of a place, whatever we do there; the rest of its errors may be mistakes of ours."""
+
+
+def refusal(error: BaseException) -> StoreError | None:
+    """What to say when an error that nobody caught is the system's refusal of a place; None for any other."""
+    if not isinstance(error, OSError) or error.errno not in _SYSTEM or isinstance(error.filename, int):
+        return None
+    return refused(error, os.fsdecode(error.filename or "where this goes"), "use")
 
 
 def refused(error: OSError, place: Path | str, verb: str = "write") -> StoreError:
@@ -225,9 +237,52 @@ def make_folder(to: Path, option: str = "--out", *, parents: bool = False) -> No
         to.mkdir(parents=parents, exist_ok=True)
     except FileExistsError as error:
         what = "a link to nothing" if to.is_symlink() and not to.exists() else "no folder"
-        raise StoreError(f"{_short(to)} is {what}; name a folder with {option}") from error
+        raise StoreError(f"{_short(to)} is {what}; name another with {option}") from error
     except OSError as error:
         raise refused(error, to, "make") from error
+
+
+def check_file(to: Path, option: str = "--out") -> None:
+    """Before long work: whether a file can be written there. Raises StoreError, WriteRefused."""
+    if is_straight(to):
+        return
+    with refusing(to):
+        final = Path(os.path.realpath(to))
+        _may_replace(final, to, option)
+    _try(final.parent)
+
+
+def check_folder(to: Path, option: str = "--out") -> None:
+    """Before anything is made: whether the folder, or the nearest above it that is there, takes files.
+
+    Raises StoreError, WriteRefused.
+    """
+    place = Path(os.path.abspath(to))
+    with refusing(to):
+        while not _is_there(place):
+            if place.is_symlink() or place == place.parent:
+                raise StoreError(f"{_short(place)} is a link to nothing; name another with {option}")
+            place = place.parent
+        if not os.path.isdir(place):
+            raise StoreError(f"{_short(place)} is no folder; name another with {option}")
+    _try(place)
+
+
+def _is_there(place: Path) -> bool:
+    try:
+        os.stat(place)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _try(folder: Path) -> None:
+    """Makes a file without a name: asking for permission says nothing of read-only mounts, quotas and servers."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise refused(error, folder) from error
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from sqlalchemy.exc import DBAPIError
 from . import paper
 from .bundles import local_path
 from .database import PART, copy_database, file_of, make_engine, network_filesystem, place, plain_errors, revision_of
-from .errors import StoreError, StoreMissing
+from .errors import StoreError, StoreMissing, WriteRefused
 from .import_files import STAGING
 from .processes import find, here
 from .schema import HEAD, REVISIONS, Base, UtcNow, UtcTime
@@ -85,7 +85,8 @@ def backup(url_or_path: str | Path | None, to: Path | None = None) -> Path:
                 raise StoreMissing(f"{source} is empty, so there is nothing to back up; name the database with --db")
         copy_database(engine, source, target)
     except (sqlite3.Error, OSError) as error:
-        raise StoreError(
+        kind = WriteRefused if getattr(error, "errno", None) else StoreError
+        raise kind(
             f"{source} cannot be copied to {target}: {error}; make room, or see what `atma-sweep db check` says"
         ) from error
     finally:

@@ -29,7 +29,13 @@ def print_json(value: Any, *, err: bool = False) -> None:
     typer.echo(as_text(value), nl=False, err=err)
 
 
-def runs_folder(runs: Path | None, db: str | None) -> Path:
+def runs_folder(runs: Path | None, db: str | None, *, write: bool = False) -> Path:
+    """The folder for artifacts; with `write` only one that can be made and written to, else StoreError or WriteRefused."""
     from ..results.store import default_runs
 
-    return (runs or default_runs(db)).absolute()
+    where = (runs or default_runs(db)).absolute()
+    if write:
+        from ..results.files import check_folder
+
+        check_folder(where, "--runs")
+    return where

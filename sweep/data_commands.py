@@ -49,15 +49,15 @@ def data_prepare(
     from .training import corpora
     from .training.prepare import prepare
 
-    root = runs_folder(runs, db) / "corpora"
+    root = runs_folder(runs, db, write=True) / "corpora"
     given = {
         "tokenizer": tokenizer,
-        "tokenizer_file": str(tokenizer_file.resolve()) if tokenizer_file else None,
+        "tokenizer_file": str(preparing.full(tokenizer_file)) if tokenizer_file else None,
         "end_of_text": end_of_text,
         "train_tokens": tokens,
         "heldout": preparing.lender(heldout),
         "heldout_tokens": heldout_tokens,
-        "path": str(path.resolve()) if path else None,
+        "path": str(preparing.full(path)) if path else None,
     }
     console = Console(stderr=as_json, soft_wrap=True)
     found = []

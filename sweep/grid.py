@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -132,7 +133,8 @@ def find_file(name: str | Path, beside: Path | None = None, folder: str = "") ->
     for root in (beside or Path(), GRIDS):
         for candidate in (given, given.with_name(given.name + ".yaml"), *short):
             path = root / candidate
-            if path.is_file():
+            # unlike is_file, False too for a name that is too long
+            if os.path.isfile(path):
                 return path
     return None
 
@@ -347,7 +349,7 @@ def _plugins(document: Document) -> Iterator[Plugin]:
     for index, name in enumerate(_section(document, "plugins", list)):
         line = document.line("plugins", index)
         path = document.path.parent / str(name)
-        if not path.is_file():
+        if not os.path.isfile(path):
             near = sorted(p.name for p in document.path.parent.glob("*.py"))
             raise GridError(document.path, line, "plugins", f"no file {name!r} beside the grid", near, str(name))
         try:

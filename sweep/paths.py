@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from ..model import registry
+from ..results.names import short
 from . import axes
 from .cell import CellConfig
 from .errors import GridError
@@ -167,7 +170,23 @@ def _beside(setting: Setting) -> Setting:
     if not isinstance(setting.value, str) or not setting.value:
         return setting
     root = setting.file.parent if isinstance(setting.file, Path) else Path()
-    return replace(setting, value=str((root / Path(setting.value).expanduser()).resolve()))
+    try:
+        return replace(setting, value=str(resolved(setting.value, root)))
+    except ValueError as error:
+        raise GridError(setting.file, setting.line, setting.key, str(error)) from error
+
+
+def resolved(text: str, root: Path = Path()) -> Path:
+    """The whole path that `text` means beside `root`. Raises ValueError for what the system takes for no path."""
+    try:
+        path = (root / Path(text).expanduser()).resolve()
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            os.stat(path)
+    except (OSError, ValueError, RuntimeError) as error:
+        # of a NUL, of ~ and a user that there is not, of a name that is too long
+        said = getattr(error, "strerror", None) or str(error).rstrip(".")
+        raise ValueError(f"{short(text)} is no path: {said}") from error
+    return path
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:

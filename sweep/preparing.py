@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ..results import terminal
+from . import paths
 from .cell import DataConfig
 from .errors import SweepError
 from .grid import load_grid
@@ -116,10 +117,18 @@ def chosen(
 
 
 def lender(word: str | None) -> str | None:
-    """A path as a full one, a corpus's name as it is."""
+    """A path as a full one, a corpus's name as it is. Raises CorpusError for what is no path."""
     if word is None or word in corpora.CORPORA:
         return word
-    return str(Path(word).expanduser().resolve())
+    return str(full(word))
+
+
+def full(word: str | Path) -> Path:
+    """The whole path. Raises CorpusError for what is none."""
+    try:
+        return paths.resolved(str(word))
+    except ValueError as error:
+        raise CorpusError(str(error)) from error
 
 
 def wanted(what: str | None, given: dict[str, Any]) -> DataConfig:
@@ -133,7 +142,7 @@ def wanted(what: str | None, given: dict[str, Any]) -> DataConfig:
     if what in corpora.CORPORA:
         preset = corpora.PRESETS.get(what, DataConfig(corpus=what))
         return _checked(preset.model_dump() | said)
-    path = Path(what).expanduser().resolve()
+    path = full(what)
     if not path.exists():
         raise CorpusError(f"{what}: neither a file or folder nor a corpus; known are {', '.join(corpora.CORPORA)}")
     shards = path.is_dir() and any(path.rglob("*.bin")) and not any(path.rglob("*.txt"))

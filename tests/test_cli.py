@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from pathlib import Path
@@ -175,6 +176,94 @@ def test_report_writes_a_file_and_refuses_unknown_names(run, tmp_path: Path) -> 
 
 def test_schema_printed_is_the_shipped_one(run) -> None:  # type: ignore[no-untyped-def]
     assert run("schema")[1] == (ROOT / "grids" / "schema.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (
+            OSError(errno.EROFS, "Read-only file system", "/x/y"),
+            3,
+            "cannot use /x/y: Read-only file system; name another",
+        ),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "/x"),
+            3,
+            "cannot use /x: Permission denied; see to its perm",
+        ),
+        (OSError(errno.ENOSPC, "No space left on device"), 3, "No space left on device; make room"),
+        (OSError(errno.ENAMETOOLONG, "File name too long", "x" * 5000), 2, "(5000 letters): File name too long; name"),
+    ],
+)
+def test_what_the_system_refuses_is_one_line_wherever_it_does(
+    run, monkeypatch, error: OSError, code: int, said: str
+) -> None:  # type: ignore[no-untyped-def]
+    from atma_sweep.reports import status
+
+    def refuse(*rest: object) -> None:
+        raise error
+
+    open_store("atma.db", create=True).close()
+    monkeypatch.setattr(status, "status_of", refuse)
+    found, out, err = run("status")
+    assert (found, out, len(err.splitlines())) == (code, "", 1)
+    assert said in err
+    assert len(err) < 300
+
+
+@pytest.mark.parametrize(
+    "error", [FileNotFoundError(errno.ENOENT, "No such file", "/x"), OSError("ours"), ValueError("x")]
+)
+def test_an_error_that_may_be_ours_is_not_dressed_up(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def broken() -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        cli.main(broken)
+
+
+LONG = "x" * 5000
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["launch", LONG],
+        ["launch", "quick", "--name", LONG],
+        ["launch", "quick", "--dry-run", "--db", LONG],
+        ["launch", "quick", "--runs", LONG],
+        ["launch", "quick", "--dry-run", "--runs", LONG],
+        ["launch", "quick", "--dry-run", "--only", LONG],
+        ["launch", "quick", "--dry-run", "--name", "a", "--set", f"data.path={LONG}"],
+        ["launch", "quick", "--dry-run", "--name", "a", "--set", "data.path=~nobody-is-called-so/x"],
+        ["launch", "quick", "--dry-run", "--name", "a", "--set", 'data.path="a\\0b"'],
+        ["launch", "quick", "--dry-run", "--name", "a", "--set", f"{LONG}=1"],
+        ["status", "--db", LONG],
+        ["status", "--db", "~nobody-is-called-so/x.db"],
+        ["status", "--sweep", LONG],
+        ["show", LONG],
+        ["report", "--table", LONG],
+        ["report", "--check", LONG],
+        ["report", "--table", "6", "--out", f"{LONG}.csv"],
+        ["export", "--out", f"{LONG}.zip"],
+        ["import", LONG],
+        ["import", "x.zip", "--name", LONG],
+        ["data", "prepare", LONG],
+        ["data", "prepare", "~nobody-is-called-so/x"],
+        ["data", "prepare", ".", "--heldout", LONG],
+        ["data", "prepare", ".", "--runs", LONG],
+        ["data", "list", "--runs", LONG],
+        ["db", "backup", "--to", LONG],
+        ["schema", "--out", f"{LONG}.json"],
+    ],
+)
+def test_words_of_five_thousand_letters_and_paths_that_cannot_be(run, arguments: list[str]) -> None:  # type: ignore[no-untyped-def]
+    store = open_store("atma.db", create=True)
+    store.record_revision("demo", grid_text="x", grid_file="x.yaml", cells=[])
+    store.close()
+    code, out, err = run(*arguments)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert len(err) < 1000
 
 
 def test_a_bug_is_not_dressed_up(monkeypatch: pytest.MonkeyPatch) -> None:

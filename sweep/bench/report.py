@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from ...kernels.choice import version
-from ...results.files import check_parent, format_of, is_standard, is_straight, write
+from ...results.files import check_file, format_of, is_standard, write
 from ..errors import MachineError
 from ..provenance import git_state
 
@@ -52,10 +52,10 @@ def _tell(known: dict[str, object], benchmark: Any, measured: Sequence[Any], out
 
 
 def check_place(out: Path | None) -> None:
-    """Before the work: whether the numbers can go there. Raises StoreError."""
+    """Before the work: whether the numbers can go there. Raises StoreError, WriteRefused."""
     format_of(out, None, {".json": "json"}, "json", option="")
-    if out is not None and not is_straight(out):
-        check_parent(out)
+    if out is not None:
+        check_file(out)
 
 
 def facts(device: torch.device | None) -> dict[str, object]:

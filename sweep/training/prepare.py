@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from ...results.files import refusing
 from ...results.names import RULE, is_name, short
 from ..cell import DataConfig
 from ..errors import MachineError
@@ -69,20 +70,22 @@ def prepare(
 
     A preparation that was stopped goes on where it was. Two at once: the second waits for the first. Raises
     CorpusError, ShardError, TokenizerError for text, shards and files that cannot be used, MachineError when a
-    download fails.
+    download fails, WriteRefused when the machine does not let it be written.
     """
     if name is not None and (name in corpora.CORPORA or not is_name(name)):
         raise CorpusError(f"--name: {short(name)} must be {RULE}; and not the name of a known corpus")
-    found = corpora.find(data, root)
-    if found is None:
-        asked = corpora.request(data)
-        key = corpora.request_id(asked)
-        with _lock(root / f"{key}.lock"):
-            found = corpora.find(data, root) or _Preparation(data, asked, root / f"{key}.part", tell, threads).run(root)
-            corpora.point(root, "requests", key, found, request=asked)
-    if name is not None:
-        corpora.point(root, "names", name, found)
-    return found
+    with refusing(root, "use"):
+        found = corpora.find(data, root)
+        if found is None:
+            asked = corpora.request(data)
+            key = corpora.request_id(asked)
+            with _lock(root / f"{key}.lock"):
+                found = corpora.find(data, root)
+                found = found or _Preparation(data, asked, root / f"{key}.part", tell, threads).run(root)
+                corpora.point(root, "requests", key, found, request=asked)
+        if name is not None:
+            corpora.point(root, "names", name, found)
+        return found
 
 
 def fingerprint(data: DataConfig) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -195,3 +197,85 @@ def test_folders(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / ("n" * 250)) == ["one"]
     with pytest.raises(StoreError, match="cannot make /proc/x"):
         files.make_folder(Path("/proc/x"))
+
+
+def test_a_place_is_tried_before_long_work(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "nowhere").symlink_to("gone")
+    for to in ("new", "a/b/c", "."):
+        files.check_folder(tmp_path / to)
+    files.check_file(tmp_path / "new")
+    files.check_file(tmp_path / "file")
+    files.check_file(Path("/dev/null"))
+    for to, why, code in [
+        ("file", "file is no folder; name another with --runs", 2),
+        ("file/x", "Not a directory", 2),
+        ("nowhere/x", "nowhere is a link to nothing; name another with --runs", 2),
+        ("x" * 300, "File name too long", 2),
+        ("/sys/x/y", "cannot write /sys: (Permission denied|Read-only file system)", 3),
+    ]:
+        with pytest.raises(StoreError, match=why) as error:
+            files.check_folder(tmp_path / to, "--runs")
+        assert error.value.exit_code == code
+    with pytest.raises(WriteRefused, match=r"cannot write /sys: "):
+        files.check_file(Path("/sys/x"))
+    with pytest.raises(StoreError, match=r"there is no folder .*/no; make it"):
+        files.check_file(tmp_path / "no" / "x")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "nowhere"]
+
+
+READ_ONLY = """
+import contextlib, io, json, sys
+from pathlib import Path
+from atma_sweep import cli
+from atma_sweep.results import open_store, paper
+
+Path("mine.txt").write_text("to be, or not to be, that is the question. " * 400)
+store = open_store("atma.db", create=True)
+paper.load_published(store)
+store.close()
+found = []
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["atma-sweep", *words]
+    err, code = io.StringIO(), 0
+    try:
+        with contextlib.redirect_stderr(err), contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO())):
+            cli.main()
+    except SystemExit as end:
+        code = end.code
+    found.append([code, err.getvalue()])
+print(json.dumps(found))
+"""
+
+
+def test_every_command_that_writes_says_so_in_one_line_when_it_may_not(tmp_path: Path) -> None:
+    """On a file system that is really mounted read-only."""
+    (tmp_path / "read-only").mkdir()
+    mount = 'mount -t tmpfs -o ro none read-only && exec "$@"'
+    within = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    inside = ["unshare", "--mount", *within, "sh", "-c", mount, "sh"]
+    if shutil.which("unshare") is None or subprocess.run([*inside, "true"], cwd=tmp_path).returncode:
+        pytest.skip("this machine lets nobody mount")
+    commands = [
+        ["report", "--sweep", "printed-v1", "--table", "6", "--out", "read-only/t.csv"],
+        ["report", "--sweep", "printed-v1", "--figure", "needle", "--out", "read-only/f.svg"],
+        ["report", "--sweep", "printed-v1", "--dashboard", "read-only/d.html"],
+        ["report", "--sweep", "printed-v1", "--all", "--out", "read-only/all"],
+        ["report", "--sweep", "printed-v1", "--all", "--out", "read-only"],
+        ["export", "--sweep", "printed-v1", "--out", "read-only/e.zip"],
+        ["export", "--sweep", "printed-v1", "--out", "read-only/e.csv"],
+        ["db", "backup", "--to", "read-only"],
+        ["schema", "--out", "read-only/s.json"],
+        ["data", "prepare", "mine.txt", "--runs", "read-only/runs"],
+        ["launch", "quick", "--executor", "local", "--runs", "read-only"],
+        ["launch", "quick", "--executor", "local", "--runs", "read-only/a/b"],
+    ]
+    done = subprocess.run(
+        [*inside, *HERE, READ_ONLY, json.dumps(commands)], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    for words, (code, err) in zip(commands, json.loads(done.stdout), strict=True):
+        assert (words, code, len(err.splitlines())) == (words, 3, 1)
+        assert err.startswith("atma-sweep: "), words
+        assert "read-only" in err, words
+        assert "Read-only file system" in err, words

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +17,7 @@ import mortal
 import numpy as np
 import pytest
 import tokenizers
+from atma_sweep.results.errors import WriteRefused
 from atma_sweep.results.names import short
 from atma_sweep.sweep.cell import DataConfig
 from atma_sweep.sweep.errors import MachineError
@@ -277,6 +280,19 @@ def test_names_that_cannot_be(tmp_path: Path, name: str) -> None:
     said = told(data, tmp_path / "c", name=name)
     assert said.startswith(f"--name: {short(name)} must be letters, digits, '.', '_' and '-', at most 100")
     assert said.endswith("and not the name of a known corpus")
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.EACCES])
+def test_a_place_that_takes_nothing_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    data = files(put(tmp_path / "t", prose(30)))
+
+    def refuse(path: Path, value: object) -> None:
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(corpora, "write_json", refuse)
+    with pytest.raises(WriteRefused, match=f"^cannot use {tmp_path}/c/.*: {os.strerror(number)}; ") as error:
+        prepare.prepare(data, tmp_path / "c")
+    assert error.value.exit_code == 3
 
 
 def test_what_is_told_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
