@@ -26,15 +26,14 @@ from string import Template
 from typing import Any
 
 import numpy as np
-from sqlalchemy import select
 
 from .. import __version__
 from ..results.files import replacing
 from ..results.records import Attempt, Provenance
-from ..results.schema import CurvePointRow
 from ..results.store import Store
 from .audit import homogeneity
-from .data import Entry, Lengths, SweepData, Table, attempts_of, gather, provenances_of
+from .curves import curves
+from .data import Entry, Lengths, SweepData, Table, attempts_of, gather, one_reading, provenances_of
 from .definitions import DIRECTIONS, definition
 from .effect_tables import effects_table
 from .logbook import failures, provenance
@@ -44,6 +43,7 @@ from .tables import complete_columns, table6
 CURVE_POINTS = 240_000
 """Points of all training curves together; with more, each is thinned and the page says so."""
 SCRIPTS = ("view.js", "grid.js", "cells.js", "curves.js", "dashboard.js")
+COLUMNS = ("tokens", "wall_s", "train_loss", "val_loss")
 FEWEST = 100  # points that a curve keeps however many cells there are
 EMPTY_STYLE = ""  # a style element without text, which the plotting library fills rule by rule
 
@@ -62,7 +62,8 @@ class Series:
         """Every k-th point counted from the last, at most `most`."""
         every = max(1, -(-len(self.tokens) // most))
         kept = slice((len(self.tokens) - 1) % every, None, every)
-        return Series(self.tokens[kept], self.wall_s[kept], self.loss[kept])
+        # copies: a view would keep the whole curve in memory
+        return Series(self.tokens[kept].copy(), self.wall_s[kept].copy(), self.loss[kept].copy())
 
     def packed(self) -> bytes:
         """Differences of `tokens`, then `wall_s`, then `loss`, little-endian, each with its bytes grouped by place."""
@@ -72,10 +73,11 @@ class Series:
 
 @dataclass(frozen=True)
 class Curve:
-    """The training curve of an attempt; `points` counts what the database has, before any thinning."""
+    """The training curve of an attempt, thinned; `points` counts what the database has, `all` what either series has of it."""
 
     attempt: int
     points: int
+    all: tuple[int, int]
     train: Series
     val: Series
 
@@ -94,16 +96,16 @@ def dashboard(store: Store, sweep: str | None = None, *, lengths: Lengths = None
     Its tables have the context lengths that the launch asked for, and `lengths` besides; its lists of numbers have all.
     Raises SweepUnknown, ReportError.
     """
-    data = gather(store, sweep, lengths=lengths)
-    attempts = attempts_of(store, [cell.cell_id for cell in data.cells])
-    curves = curves_of(store, data, attempts)
-    most = max(FEWEST, CURVE_POINTS // max(1, len(curves)))
-    blocks = [
-        ("core", packed(core(store, data, attempts, curves, most))),
-        ("effects", packed(effects_of(store, data))),
-        ("library", _deflated(_library().encode())),
-        *((f"curve-{cell}", _curve_block(curve, most)) for cell, curve in curves.items()),
-    ]
+    with one_reading():
+        data = gather(store, sweep, lengths=lengths)
+        attempts = attempts_of(store, [cell.cell_id for cell in data.cells])
+        curves = curves_of(store, data, attempts)
+        blocks = [
+            ("core", packed(core(store, data, attempts, curves))),
+            ("effects", packed(effects_of(store, data))),
+            ("library", _deflated(_library().encode())),
+            *((f"curve-{cell}", _curve_block(curve)) for cell, curve in curves.items()),
+        ]
     return _page(f"{data.sweep}, revision {data.revision}", blocks)
 
 
@@ -160,9 +162,7 @@ def unpacked(text: str) -> bytes:
 # --- the core -------------------------------------------------------------------------------------------------------
 
 
-def core(
-    store: Store, data: SweepData, attempts: Sequence[Attempt], curves: Mapping[str, Curve], most: int
-) -> dict[str, Any]:
+def core(store: Store, data: SweepData, attempts: Sequence[Attempt], curves: Mapping[str, Curve]) -> dict[str, Any]:
     """Everything but effects and curves. Cells stand by their place in `cells`, attempts by id, metrics by `keys`."""
     launched = store.revision(data.sweep, data.revision)
     table = table6(store, data.sweep, lengths=data.also)
@@ -187,7 +187,7 @@ def core(
         "columns": _columns(data),
         "tables": {"mean": _rows(data, table)} | ({"each": _rows(data, table6(store, data.sweep, seeds=True, lengths=data.also))} if several else {}),
         "keys": [_key(key, units.get(key, "")) for key in keys],
-        "cells": _cells(data, keys, curves, most),
+        "cells": _cells(data, keys, curves),
         "attempts": {attempt.id: _attempt(attempt, known.get(attempt.id), groups.get(attempt.id)) for attempt in attempts},
         "origins": {"columns": origins.columns[: origins.text_columns], "rows": [r[: origins.text_columns] for r in origins.rows]},
         "failures": _failures(failures(store, data.sweep)),
@@ -236,9 +236,7 @@ def _number(one: Entry) -> list[Any]:
     return [one.text, one.value, one.sd, one.seeds, one.best, [attempt for _, attempt in one.origins]]
 
 
-def _cells(
-    data: SweepData, keys: Sequence[tuple[str, str, int]], curves: Mapping[str, Curve], most: int
-) -> list[dict[str, Any]]:
+def _cells(data: SweepData, keys: Sequence[tuple[str, str, int]], curves: Mapping[str, Curve]) -> list[dict[str, Any]]:
     place = {key: index for index, key in enumerate(keys)}
     values: dict[str, list[list[Any]]] = {}
     for v in data.values.values():
@@ -256,7 +254,7 @@ def _cells(
                 "cause": cell.cause,
                 "axes": {**cell.levels, **cell.axes},
                 "values": sorted(values.get(cell.cell_id, []), key=lambda row: row[0]),
-                "curve": _curve_facts(curve, most) if curve else None,
+                "curve": _curve_facts(curve) if curve else None,
             }
         )
     return found
@@ -304,33 +302,31 @@ def effects_of(store: Store, data: SweepData) -> dict[str, Any]:
 
 
 def curves_of(store: Store, data: SweepData, attempts: Sequence[Attempt]) -> dict[str, Curve]:
-    """By cell: the curve of its newest finished training, else of its newest training, for cells that have one."""
+    """By cell: the curve of its newest finished training, else of its newest training, for cells that have one.
+
+    Each is thinned as soon as it is read, so that all of them together take no more room than the page.
+    """
     newest = {attempt.cell_id: attempt.id for attempt in attempts if attempt.kind == "train"}
-    wanted = {cell.cell_id: cell.trained_attempt_id or newest.get(cell.cell_id) for cell in data.cells}
-    columns = (CurvePointRow.tokens, CurvePointRow.wall_s, CurvePointRow.train_loss, CurvePointRow.val_loss)
-    found = {}
+    wanted = {cell.trained_attempt_id or newest.get(cell.cell_id): cell.cell_id for cell in data.cells}
+    wanted.pop(None, None)
+    most = max(FEWEST, CURVE_POINTS // max(1, len(wanted)))
     with store.transaction(write=False) as session:
-        for cell, attempt in wanted.items():
-            if attempt is None:
-                continue
-            query = select(*columns).where(CurvePointRow.attempt_id == attempt).order_by(CurvePointRow.step)
-            rows = np.array([tuple(row) for row in session.execute(query)], dtype=np.float64).reshape(-1, 4)
-            if len(rows):
-                found[cell] = _curve(attempt, rows)
-    return found
+        read = curves(session, [attempt for attempt in wanted if attempt is not None], COLUMNS)
+        return {wanted[attempt]: _curve(attempt, rows, most) for attempt, rows in read}
 
 
-def _curve(attempt: int, rows: np.ndarray) -> Curve:
-    """`rows`: tokens, wall_s, train_loss, val_loss; NaN for what the database has as NULL."""
+def _curve(attempt: int, rows: np.ndarray, most: int) -> Curve:
+    """`rows`: COLUMNS; NaN for what the database has as NULL."""
     validated = np.isfinite(rows[:, 3])
     # a point with neither loss is a step whose loss was not finite: the line breaks there
     trained = np.isfinite(rows[:, 2]) | ~validated
-    train, val = rows[trained], rows[validated]
-    return Curve(attempt, len(rows), _series(train[:, (0, 1, 2)]), _series(val[:, (0, 1, 3)]))
+    train, val = _series(rows[trained][:, (0, 1, 2)]), _series(rows[validated][:, (0, 1, 3)])
+    counts = (len(train.tokens), len(val.tokens))
+    return Curve(attempt, len(rows), counts, train.thinned(most), val.thinned(most))
 
 
 def _series(rows: np.ndarray) -> Series:
-    return Series(rows[:, 0], rows[:, 1].astype("<f4"), rows[:, 2].astype("<f4"))
+    return Series(rows[:, 0].copy(), rows[:, 1].astype("<f4"), rows[:, 2].astype("<f4"))
 
 
 def _bytes_by_place(column: np.ndarray) -> bytes:
@@ -338,11 +334,11 @@ def _bytes_by_place(column: np.ndarray) -> bytes:
     return np.ascontiguousarray(column).view(np.uint8).reshape(-1, column.dtype.itemsize).T.tobytes()
 
 
-def _curve_facts(curve: Curve, most: int) -> dict[str, Any]:
+def _curve_facts(curve: Curve) -> dict[str, Any]:
     """`kept`: the points of the training and of the validation series that the block holds; `points`: of the database."""
-    kept = [len(series.thinned(most).tokens) for series in (curve.train, curve.val)]
-    return {"attempt": curve.attempt, "points": curve.points, "kept": kept, "all": [len(curve.train.tokens), len(curve.val.tokens)]}  # fmt: skip
+    kept = [len(series.tokens) for series in (curve.train, curve.val)]
+    return {"attempt": curve.attempt, "points": curve.points, "kept": kept, "all": list(curve.all)}
 
 
-def _curve_block(curve: Curve, most: int) -> str:
-    return _deflated(b"".join(series.thinned(most).packed() for series in (curve.train, curve.val)))
+def _curve_block(curve: Curve) -> str:
+    return _deflated(b"".join(series.packed() for series in (curve.train, curve.val)))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -136,8 +138,40 @@ def gather(
     lengths: Lengths = None,
 ) -> SweepData:
     """Reads a sweep (None: the one launched last) for a report, which shows the context lengths that the launch asked for
-    and `lengths` besides. Raises SweepUnknown, StoreError, ReportError for a length at which nothing was measured.
+    and `lengths` besides; inside `one_reading` from the database but once.
+
+    Raises SweepUnknown, StoreError, ReportError for a length at which nothing was measured.
     """
+    held = _reading.get()
+    if held is None:
+        return _gathered(store, sweep, revision, orphans, lengths)
+    asked = (store, sweep, revision, orphans, lengths if lengths == "all" else tuple(lengths or ()))
+    if asked not in held:
+        data = _gathered(store, sweep, revision, orphans, lengths)
+        # the same revision by whichever name it is asked for
+        for named in (sweep, data.sweep):
+            for number in (revision, data.revision):
+                held[(store, named, number, orphans, asked[-1])] = held[(store, named, number, orphans, data.also)] = (
+                    data
+                )
+    return held[asked]
+
+
+_reading: ContextVar[dict[Any, SweepData] | None] = ContextVar("reading", default=None)
+
+
+@contextmanager
+def one_reading() -> Iterator[None]:
+    """Inside, every sweep is read once for all that is made of it: tables and figures then agree with each other even
+    while it runs, and take the time of one."""
+    token = _reading.set({})
+    try:
+        yield
+    finally:
+        _reading.reset(token)
+
+
+def _gathered(store: Store, sweep: str | None, revision: int | None, orphans: bool, lengths: Lengths) -> SweepData:
     with store.transaction(write=False) as session:
         launched = queries.revision(session, sweep, revision)
         cells = queries.cell_states(session, launched.sweep, launched.number, orphans=orphans)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal, InvalidOperation
 from typing import Any, Literal
 
@@ -52,9 +52,7 @@ def entry(data: SweepData, cells: Sequence[CellState], column: Column, table: st
     values = [data.value(cell.cell_id, column.probe, column.metric, column.length, table) for cell in cells]
     have = [value for value in values if value is not None and value.value is not None]
     numbers = [value.value for value in have if value.value is not None]
-    words = [word_for(data.word(cell), value) for cell, value in zip(cells, values, strict=True)]
-    if column.length > 0 and not data.asks(column.probe, column.length):
-        words = [UNMEASURED if word == "needs-eval" else word for word in words]
+    words = [] if numbers else _words(data, cells, column, values)
     known = next((value for value in values if value is not None), None)
     base = Entry(
         text="/".join(dict.fromkeys(words)) or NO_CELL,
@@ -81,6 +79,14 @@ def entry(data: SweepData, cells: Sequence[CellState], column: Column, table: st
     if len(numbers) < len(cells):
         text += f" (n={len(numbers)})"
     return replace(base, text=text, value=mean, sd=sd, seeds=len(numbers))
+
+
+def _words(data: SweepData, cells: Sequence[CellState], column: Column, values: Sequence[Value | None]) -> list[str]:
+    """What stands for the number that no cell has, cell by cell."""
+    words = [word_for(data.word(cell), value) for cell, value in zip(cells, values, strict=True)]
+    if column.length > 0 and not data.asks(column.probe, column.length):
+        return [UNMEASURED if word == "needs-eval" else word for word in words]
+    return words
 
 
 def derived(
@@ -172,9 +178,8 @@ def sources_of(attempts: Iterable[int], sources: Mapping[int, Source]) -> list[d
 
 def _raw_entry(one: Entry) -> dict[str, Any]:
     # without the origins, which are thousands in an effect of a large sweep, and are told below
-    row = asdict(replace(one, origins=()))
-    row["printed"] = row.pop("text")
-    del row["origins"]
+    row = {name: value for name, value in vars(one).items() if name not in ("text", "origins")}
+    row["printed"] = one.text
     attempts = list(one.attempts)
     return row | {
         "attempt_id": attempts[0] if len(attempts) == 1 else None,

@@ -61,7 +61,10 @@ def in_parts(items: Collection[Item]) -> Iterator[list[Item]]:
 
 
 def _read(session: Session, record: type[Record], query: Any) -> list[Record]:
-    return [record(**row._mapping) for row in session.execute(query)]
+    found = session.execute(query)
+    names = tuple(found.keys())
+    # a mapping of each row's own costs more than all the rest
+    return [record(**dict(zip(names, row, strict=True))) for row in found]
 
 
 def snapshot(session: Session) -> None:

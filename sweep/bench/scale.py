@@ -28,7 +28,7 @@ from ..grid import Grid, load_grid
 from ..planner import Task
 from ..probes import requested
 from ..supervisor import LEASE_S, Supervisor
-from . import scale_plan
+from . import scale_plan, scale_reports
 
 GRID = """\
 name: scale
@@ -143,6 +143,8 @@ def run(cells: int, points: int, folder: Path, *, tell: Callable[[str], None] = 
     store.release_sweep(grid.name, fence)
     tell("asking for the status")
     rows += _status(store, grid.name, len(made) * points)
+    tell("reporting")
+    rows += [Row(*found) for found in scale_reports.reports(store, folder)]
     tell("launching again")
     began = time.perf_counter()
     grid, made = expanded()

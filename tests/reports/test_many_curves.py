@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from atma_sweep.reports.curves import curves, kept
+from atma_sweep.reports.dashboard import dashboard
+from atma_sweep.reports.data import gather, one_reading
 from atma_sweep.reports.figures import collect, drawn, make_figure, style
+from atma_sweep.results import queries
 from atma_sweep.results.recorder import Recorder
-from atma_sweep.results.records import CurvePoint, Owner
+from atma_sweep.results.records import CurvePoint, Measurement, Owner
 from atma_sweep.results.store import Store
 from hypothesis import given
 from hypothesis import strategies as st
@@ -129,3 +132,33 @@ def test_a_few_curves_are_lines_of_their_own(many: Store, make: Callable[..., An
     with style.settings():
         figure = drawn(make_figure("loss", many, "few"))
     assert [len(axes.lines) for axes in figure.axes[:2]] == [3, 3]
+
+
+def test_a_page_is_made_of_one_reading(many: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str | None] = []
+    values = queries.sweep_values
+
+    def counted(session: Any, sweep: str | None, *rest: Any, **more: Any) -> Any:
+        read.append(sweep)
+        return values(session, sweep, *rest, **more)
+
+    monkeypatch.setattr(queries, "sweep_values", counted)
+    dashboard(many)
+    assert read == ["s"]
+
+
+def test_one_reading_is_of_one_moment_and_ends(many: Store) -> None:
+    def measure(value: float) -> None:
+        attempt = many.start_attempt(f"{0:012x}", kind="evaluate", owner=ME, fence=1)
+        Recorder(many, attempt.id, 1).measurements([Measurement(probe="val", metric="val_loss", value=value)])
+        many.finish_attempt(attempt.id, 1, "done")
+
+    measure(1.0)
+    key = (f"{0:012x}", "val", "val_loss", 0)
+    with one_reading():
+        first = gather(many)
+        measure(2.0)
+        assert gather(many, "s") is gather(many, "s", revision=1) is gather(many, lengths=[]) is first
+        assert gather(many, orphans=True) is not first
+        assert first.values[key].value == 1.0
+    assert gather(many).values[key].value == 2.0

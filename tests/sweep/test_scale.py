@@ -30,6 +30,9 @@ def test_every_cell_is_planned_supervised_and_found_done(tmp_path: Path, monkeyp
     values = {row.what: row.value for row in rows}
     assert set(values) >= {"plan 16 new cells", "launch the finished sweep again"}
     assert all(value > 0 for value in values.values())
+    for name in ("loss.svg", "dashboard.html"):
+        assert (tmp_path / name).stat().st_size > 10_000
+    assert 20 < values["its memory"] < 2000, "MiB"
     assert 0.0123 not in slept, "a slot stood empty while cells waited"
     assert told[-2:] == ["launching again", "planning dry"]
     assert set(values) >= {"dry run of 80 cells, with its start", "dry run of 160 cells, with its start"}
