@@ -43,6 +43,7 @@ class Desk:
         Recorder(self.store, self.done.id, 1).curve([POINT])
         self.store.finish_attempt(self.done.id, 1, "done", weights="w")
         self.running = self.store.start_attempt(self.cells[1].id, owner=ME, fence=1)
+        self.store.ask("quick", retry=["a", "b"])
 
     @property
     def recorder(self) -> Recorder:
