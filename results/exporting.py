@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Column, Table, select
+from sqlalchemy import Column, CursorResult, Table, select
 from sqlalchemy.orm import Session
 
 from . import queries
-from .bundles import LOG, WEIGHTS, BundleWriter, Summary, encoded, local_path
+from .bundles import LOG, WEIGHTS, BundleWriter, Summary, encoded, line_of, local_path
 from .files import replacing
 from .incoming import MEMBERS, Row, T, columns_of_member
+from .recorder import finite
 
 if TYPE_CHECKING:
     from .store import Store
+
+ATTEMPTS = 50
+"""Attempts whose numbers are in memory at once, to be sorted."""
+LINES = 5000
+"""Rows of a member that are in memory at once, where they need no sorting."""
 
 
 class _Export:
@@ -75,10 +82,49 @@ class _Export:
         elif name == "event":
             yield from self._events()
         else:
-            for attempt, index in self.local.items():
-                query = select(T[name]).where(T[name].c.attempt_id == attempt)
-                found = [self._shaped(name, dict(row._mapping)) for row in self.session.execute(query)]
-                yield from sorted((row | {"attempt_id": index} for row in found), key=_sort_key)
+            known = list(self.local)
+            for start in range(0, len(known), ATTEMPTS):
+                attempts = known[start : start + ATTEMPTS]
+                yield from self._numbers(name, attempts)
+
+    def _numbers(self, name: str, attempts: list[int]) -> Iterator[Row]:
+        """What these attempts have in a table, attempt by attempt."""
+        by_attempt: dict[int, list[Row]] = {attempt: [] for attempt in attempts}
+        for row in self._where(T[name], T[name].c.attempt_id, attempts):
+            by_attempt[row["attempt_id"]].append(
+                self._shaped(name, row) | {"attempt_id": self.local[row["attempt_id"]]}
+            )
+        for found in by_attempt.values():
+            yield from sorted(found, key=_sort_key)
+
+    def lines(self, name: str) -> Iterator[list[bytes]]:
+        """The rows of one member as lines, many at a time."""
+        if name == "curve_point":
+            yield from self._curves()
+            return
+        rows = self.rows(name)
+        while lines := [line_of(row) for row in islice(rows, LINES)]:
+            yield lines
+
+    def _curves(self) -> Iterator[list[bytes]]:
+        """Points of curves: numbers alone, and millions of them, so that each line is one formatting of a text."""
+        table = T["curve_point"]
+        words = [column.name for column in columns_of_member("curve_point") if column.name != "attempt_id"]
+        query = select(*(table.c[word] for word in words)).order_by(table.c.step)
+        rest = ",".join(f'"{word}":%r' for word in words)
+        for attempt, index in self.local.items():
+            shape = f'{{"attempt_id":{index},{rest}}}\n'
+            found = self.session.execute(query.where(table.c.attempt_id == attempt))
+            assert isinstance(found, CursorResult)
+            # the driver's own rows, since no column of this table is anything but a number
+            while points := found.cursor.fetchmany(LINES):
+                text = "".join([shape % tuple(point) for point in points]).replace("None", "null")
+                if "nan" in text or "inf" in text:  # which no program of ours writes
+                    shaped = [{"attempt_id": index} | dict(zip(words, map(finite, p), strict=True)) for p in points]
+                    yield [line_of(row) for row in shaped]
+                else:
+                    yield text.encode().splitlines(keepends=True)
+            found.close()
 
     def _events(self) -> Iterator[Row]:
         event = T["event"]
@@ -126,7 +172,7 @@ def export_sweep(
         with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
             writer = BundleWriter(archive)
             for name in MEMBERS:
-                writer.rows(name, export.rows(name))
+                writer.rows(name, export.lines(name))
             kept = sum(1 for row in export.attempts if row["weights"])
             files = 0
             for member, source, role in export.files(where) if weights else ():
