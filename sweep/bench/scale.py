@@ -29,6 +29,7 @@ from ..planner import Task
 from ..probes import requested
 from ..supervisor import LEASE_S, Supervisor
 from . import scale_plan, scale_reports
+from .scale_exchange import exchanged
 
 GRID = """\
 name: scale
@@ -145,6 +146,8 @@ def run(cells: int, points: int, folder: Path, *, tell: Callable[[str], None] = 
     rows += _status(store, grid.name, len(made) * points)
     tell("reporting")
     rows += [Row(*found) for found in scale_reports.reports(store, folder)]
+    tell("exporting and importing")
+    rows += [Row(*found) for found in exchanged(str(store), grid.name, folder)]
     tell("launching again")
     began = time.perf_counter()
     grid, made = expanded()

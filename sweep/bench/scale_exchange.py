@@ -1,0 +1,36 @@
+"""How long a sweep takes into a bundle and out of it again, and the memory that it takes: each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = """
+import json, resource, sys, time
+from pathlib import Path
+from atma_sweep.results.exporting import export_sweep
+from atma_sweep.results.importing import import_bundle
+from atma_sweep.results.store import open_store
+from atma_sweep.sweep.verify import identify
+what, db, sweep, file = sys.argv[1:]
+store = open_store(db, create=what == "import")
+began = time.perf_counter()
+done = export_sweep(store, sweep, Path(file)) if what == "export" else import_bundle(store, Path(file), identify=identify)
+seconds = time.perf_counter() - began
+unit = 1 if sys.platform == "darwin" else 1024
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+print(json.dumps([seconds, peak, done.bytes, done.added["curve_point"]]))
+"""
+
+
+def exchanged(db: str, sweep: str, folder: Path) -> list[tuple[str, float, str]]:
+    """(what, number, unit) of an export of that sweep and of its import into an empty database under `folder`."""
+    file, found = folder / "exchanged.zip", []
+    for what, where in (("export", db), ("import", str(folder / "exchanged.db"))):
+        command = [sys.executable, "-c", SCRIPT, what, where, sweep, str(file)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        seconds, peak, size, points = json.loads(done.stdout)
+        found += [(f"{what} it, with {points:,} curve points", seconds, "s"), ("its peak memory", peak / 2**20, "MiB")]
+    return [*found, ("the bundle", size / 2**20, "MiB")]
