@@ -32,6 +32,7 @@ from .yamlfile import Document
 Combination = Mapping[str, Any]
 """Axis -> level, as written in the file."""
 Fingerprint = Callable[[DataConfig], str]
+_GIVEN = set(CellConfig.model_fields)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,18 +101,14 @@ class Expansion:
         except resolve.Invalid as error:
             raise resolve.blame(self._merged(levels), error.problem) from error
         words = {level.axis: level.word for level in levels}
-        stem = "-".join([self._stem(parts), *(level.slug for level in levels if level.slug is not None), "s"])
-        configs = {name: part.config for name, part in parts.items()} | {"plugins": self._plugins}
+        shared = {name: part.config for name, part in parts.items()} | {"plugins": self._plugins}
+        configs = [CellConfig.model_construct(_GIVEN, **shared, seed=seed) for seed in self._seeds]
         identities = {name: parts[name].identity for name in ("model", "data", "train")}
-        given = {*configs, "seed"}
+        extra = (level.slug for level in levels if level.slug is not None)
+        stem = "-".join([self._five_levels(configs[0]), *extra, "s"])
         return [
-            Cell(
-                id=id_of_parts(**identities, seed=seed),
-                slug=f"{stem}{seed}",
-                config=CellConfig.model_construct(given, **configs, seed=seed),
-                axes=words,
-            )
-            for seed in self._seeds
+            Cell(id=id_of_parts(**identities, seed=one.seed), slug=f"{stem}{one.seed}", config=one, axes=words)
+            for one in configs
         ]
 
     def _level(self, name: str, level: Any, line: int | None) -> _Level:
@@ -187,13 +184,11 @@ class Expansion:
             found = self._pinned[id(data)] = _Parts(config, canonical(data_identity(config)), data.known)
         return found
 
-    def _stem(self, parts: Mapping[str, _Parts]) -> str:
-        # only these two have levels of the five axes
-        key = id(parts["model"]), id(parts["train"])
+    def _five_levels(self, config: CellConfig) -> str:
+        # only these two have levels of the five axes, and self._sections keeps them alive
+        key = id(config.model), id(config.train)
         if key not in self._stems:
-            self._stems[key] = five_levels(
-                CellConfig.model_construct(**{name: one.config for name, one in parts.items()})
-            )
+            self._stems[key] = five_levels(config)
         return self._stems[key]
 
     def _merged(self, levels: Iterable[_Level]) -> Layer:
