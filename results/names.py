@@ -43,5 +43,5 @@ def file_name(name: str) -> str:
     """
     if FILE.fullmatch(name):
         return name
-    plain = re.sub(r"[^A-Za-z0-9._+=@-]+", "_", name)[:SHOWN].lstrip(".+=@-") or "unnamed"
+    plain = re.sub(r"[^A-Za-z0-9._+=@-]+", "_", name)[:SHOWN].lstrip("._+=@-") or "unnamed"
     return f"{plain}-{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"

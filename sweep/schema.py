@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..results.names import NAME, RESERVED, RULE
 from . import axes
 from .cell import CellConfig
 from .grid import shipped
@@ -79,7 +80,11 @@ def grid_schema() -> dict[str, Any]:
         "type": "object",
         "additionalProperties": False,
         "properties": {
-            "name": {"type": "string", "description": "Name of the sweep in the database."},
+            "name": {
+                "type": "string",
+                "pattern": f"^(?!{RESERVED}){NAME.pattern}$",
+                "description": f"Name of the sweep in the database: {RULE}; not {RESERVED}..., the paper's numbers.",
+            },
             "description": {"type": "string"},
             "extends": {
                 "type": "string",

@@ -78,6 +78,42 @@ def test_only_the_scheduler_imports_ray() -> None:
     assert {user.parent for user in users} == {Path("sweep/scheduler")}
 
 
+WRITES = {"write_text", "write_bytes", "mkdir", "makedirs", "rename", "savefig", "unlink"}
+WRITERS = {
+    "results/files.py",  # the one writer
+    "results/bundles.py",  # members of a bundle that is open
+    "results/database.py",  # databases and their copies
+    "results/import_files.py",  # into the runs folder
+    "results/trackers.py",  # into a folder of files.filling
+    "results/paper/__init__.py",  # a temporary database
+    "results/journal.py",
+    "reports/figures/files.py",  # into memory
+    "reports/commands.py",  # removes the trace of an older file
+}
+
+
+def test_what_people_ask_for_is_written_by_one_writer() -> None:
+    found = set()
+    for file in sources():
+        name = str(file.relative_to(ROOT))
+        if room_of(file) in ("cli", "reports", "results") or name.endswith("_commands.py"):
+            found |= {name for node in ast.walk(ast.parse(file.read_text())) if _writes(node)}
+    assert found - WRITERS == set()
+    assert "results/files.py" in found
+
+
+def _writes(node: ast.AST) -> bool:
+    """Whether it is a call that writes: by name, or `open` with a mode that does."""
+    if not isinstance(node, ast.Call):
+        return False
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    if name == "rename" and any(keyword.arg == "columns" for keyword in node.keywords):
+        return False  # of a data frame
+    modes = [arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+    opens = name == "open" and any(set(mode) <= set("wxabt+") and set(mode) & set("wxa") for mode in modes)
+    return name in WRITES or opens
+
+
 def test_inside_the_package_imports_are_relative() -> None:
     assert [f for f in sources() for node in ast.walk(ast.parse(f.read_text())) if _absolute(node)] == []
 

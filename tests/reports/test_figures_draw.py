@@ -1,8 +1,10 @@
 """The pictures: everything in the legend, no words over words, the same bytes every time, a trace that reads back."""
 
 import ast
+import contextlib
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -279,6 +281,25 @@ class TestCommand:
         found = self.run("--figure", "1", "--db", "empty.db")
         assert (found.exit_code, found.stderr) == (0, "wrote all-needle.svg\n")
         assert trace_in((tmp_path / "all-needle.svg").read_bytes(), "svg")["sweep"] == "all"
+
+    def test_a_name_from_before_there_was_a_rule_stays_in_the_folder(
+        self, every: Store, tmp_path: Path, monkeypatch: Any
+    ) -> None:
+        (tmp_path / "inner").mkdir()
+        monkeypatch.chdir(tmp_path / "inner")
+        with (
+            contextlib.closing(sqlite3.connect("old.db")) as old,
+            contextlib.closing(sqlite3.connect(every.path)) as now,
+        ):
+            now.backup(old)
+            old.execute("UPDATE sweep SET name = '../../../x' WHERE name = 'all'")
+            old.commit()
+        assert self.run("--figure", "length", "--db", "old.db").exit_code == 0
+        found = CliRunner().invoke(app, ["export", "--db", "old.db", "--to", "csv"])
+        assert found.exit_code == 0, found.output
+        names = sorted(path.name for path in (tmp_path / "inner").iterdir() if not path.name.startswith("old.db"))
+        assert names == ["x-0274b718-length.svg", "x-0274b718-measurements.csv"]
+        assert [path.name for path in tmp_path.iterdir() if not path.name.startswith("empty.db")] == ["inner"]
 
     def test_the_ending_says_the_format(self, every: Store, tmp_path: Path, monkeypatch: Any) -> None:
         monkeypatch.chdir(tmp_path)
