@@ -26,9 +26,9 @@ BETA_INIT = math.log1p(math.exp(-1.5))
 """softplus(-1.5) = 0.2014, the slope of the count map before training (MECHANISMS B)."""
 MOST_COUNT = 1000
 CURVE = ("step", "tokens", "wall_s", "train_loss")
-MOST_POINTS = 120_000
+MOST_POINTS = 80_000
 """Points of all training curves of a figure together; with more, each is thinned and the figure says so."""
-FEWEST_POINTS = 50  # that a curve keeps however many cells there are
+FEWEST_POINTS = 40  # that a curve keeps however many cells there are: it is smoothed over a 40th anyway
 SMOOTHED = 40  # points of a curve that a running mean leaves apart
 NORMS = ("delta_norm", "hebbian_norm", "delta_norm_kept", "hebbian_norm_kept")
 
