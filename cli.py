@@ -16,6 +16,7 @@ import typer
 from . import __version__
 from .reports.commands import report, show, status
 from .results.options import Address, AsJson, Cells, Db, Executor, Runs, SweepName, print_json, runs_folder
+from .results.text import Printed, cleaned, say, sentence
 from .results.usage import OneLine
 from .sweep.bench.commands import bench_app
 from .sweep.data_commands import data_app
@@ -92,8 +93,6 @@ def launch(
     as_json: AsJson = False,
 ) -> None:
     """Train and evaluate every cell of a grid that is not done yet. Launch again to continue after any stop."""
-    from rich.console import Console
-
     from .results.files import make_folder
     from .results.store import StoreMissing, open_store
     from .sweep import display, launch, texts
@@ -108,7 +107,7 @@ def launch(
     if address is not None and executor == "local":
         raise SweepError("--executor local runs on this machine alone; leave it or --address out")
     loaded = load_grid(grid, sets=set_ or [], rename=name, most=most)
-    console = Console(stderr=as_json, soft_wrap=True)
+    console = display.Terminal(stderr=as_json, soft_wrap=True)
     where = runs_folder(runs, db, write=not dry_run)
     with Preparing(console, "text") as preparing:
         cells, remarks = texts.expand(loaded, where / "corpora", dry=dry_run, tell=preparing)
@@ -190,8 +189,8 @@ def _show_plan(plan: Any, sweep: str, remarks: list[str], as_json: bool) -> None
         return
     lines = (f"{cell.id}  {plan.standings[cell.id]:<12} {cell.slug}" for cell in plan.cells)
     while part := list(itertools.islice(lines, 1000)):  # the terminal is told once, not a hundred thousand times
-        typer.echo("\n".join(part))
-    typer.echo("\n".join(describe_plan(plan, sweep, remarks)))
+        say("\n".join(part))
+    say("\n".join(describe_plan(plan, sweep, remarks)))
 
 
 def _show_outcome(outcome: Any, sweep: str, console: Any, as_json: bool) -> None:
@@ -227,8 +226,6 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Measure trained cells again, or at other lengths, from their kept weights. Trains nothing."""
-    from rich.console import Console
-
     from .results.store import open_store
     from .sweep import display, evaluate
 
@@ -236,7 +233,7 @@ def evaluate(
     store = open_store(db)
     where = runs_folder(runs, db, write=True)
     shares = evaluate.plan(store, cells, runs=where, probes=probe or [], lengths=length or [], sweep=sweep)
-    console = Console(stderr=as_json, soft_wrap=True)
+    console = display.Terminal(stderr=as_json, soft_wrap=True)
     with display.Display(console, sum(map(len, shares.values()))) as screen:
         measured = evaluate.run(store, shares, screen, runs=where, executor=executor)
     if as_json:
@@ -244,7 +241,7 @@ def evaluate(
     else:
         for cell in measured:
             if cell.values:
-                typer.echo(cell.text())
+                say(cleaned(cell).text())
     if not all(cell.values for cell in measured):
         raise typer.Exit(1)
 
@@ -272,14 +269,13 @@ def logs(
     store = open_store(db)
     where = runs_folder(runs, db)
     path = logs.log_of(store, where, cell, attempt, sweep)
-    out = logs.JsonLines(sys.stdout) if as_json else sys.stdout
+    out = logs.JsonLines(sys.stdout) if as_json else Printed(sys.stdout)
     if follow:
         alive = logs.alive_of(store, logs.attempt_of(store, cell, attempt, sweep))
         logs.follow(path, alive, out, lines=lines)
     else:
         out.write(logs.tail(path, lines))
-    if isinstance(out, logs.JsonLines):
-        out.close()
+    out.close()
 
 
 @app.command("prune-checkpoints")
@@ -306,7 +302,7 @@ def prune_checkpoints(
     if as_json:
         print_json(found.as_json())
     else:
-        typer.echo("\n".join(found.lines()))
+        say("\n".join(cleaned(found).lines()))
     if found.problems:
         raise typer.Exit(1)
 
@@ -320,7 +316,7 @@ def doctor(address: Address = None, runs: Runs = None, db: Db = None, as_json: A
     if as_json:
         print_json(doctor.as_json(checks))
     else:
-        typer.echo("\n".join(doctor.describe(checks)))
+        say("\n".join(doctor.describe(cleaned(checks))))
     if doctor.exit_code(checks):
         raise typer.Exit(doctor.exit_code(checks))
 
@@ -335,7 +331,7 @@ def _ask(wish: Any, sweep: str | None, db: str | None, as_json: bool, cells: lis
     if as_json:
         print_json(asdict(answer))
     else:
-        typer.echo(answer.text)
+        say(answer.text)
 
 
 @app.command()
@@ -405,9 +401,18 @@ def _left_by(end: SystemExit) -> str | None:
 def _leave(line: str, code: int) -> NoReturn:
     # where the line would go may be what is gone
     with contextlib.suppress(OSError):
-        words = (word if len(word) <= LONGEST_WORD else f"{word[:60]}...{word[-20:]}" for word in line.split())
+        words = (
+            word if len(word) <= LONGEST_WORD else f"{word[:60]}...{word[-20:]}" for word in sentence(line).split()
+        )
         typer.echo(f"atma-sweep: {' '.join(words)}", err=True)
     sys.exit(code)
+
+
+def _tell_bug(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    """As Python tells of an error, without the passwords and control characters that its words may hold."""
+    from traceback import format_exception
+
+    say("".join(format_exception(kind, error, trace)), err=True, nl=False)
 
 
 def main(command: Callable[[], Any] = app) -> None:
@@ -428,6 +433,7 @@ def main(command: Callable[[], Any] = app) -> None:
         known = refusal(error) or error
         code = _expected(known)
         if code is None:
+            sys.excepthook = _tell_bug
             raise
         _leave(str(known), code)
     except Stop as stop:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ..results.options import AsJson, Db, SweepName, as_text, print_json
-from ..results.text import choice
+from ..results.text import choice, cleaned, say
 
 
 def status(
@@ -46,7 +46,7 @@ def status(
     if as_json:
         print_json(report.as_json())
     else:
-        typer.echo(report.text())
+        say(cleaned(report).text())
 
 
 def show(
@@ -63,7 +63,7 @@ def show(
     if as_json:
         print_json(sheet.as_json())
     else:
-        typer.echo(sheet.text())
+        say(cleaned(sheet).text())
 
 
 def report(
@@ -173,7 +173,7 @@ def report(
     if format_ == "csv" and not trace and not is_straight(out):
         # that of an older file of the same name says nothing about this one
         trace_file(out).unlink(missing_ok=True)
-    typer.echo(f"wrote {told(out)}", err=True)
+    say(f"wrote {told(out)}", err=True)
 
 
 def _lengths(words: list[str]) -> Any:
@@ -194,7 +194,7 @@ def _write_dashboard(store: Any, file: Path, sweep: str | None, as_json: bool, l
     size = write_dashboard(store, file, sweep, lengths=lengths)
     if as_json:
         print_json({"file": str(file), "bytes": size}, err=is_standard(file))
-    typer.echo(f"wrote {told(file)} ({size / 1e6:.1f} MB); open it in a browser, no network needed", err=True)
+    say(f"wrote {told(file)} ({size / 1e6:.1f} MB); open it in a browser, no network needed", err=True)
 
 
 def _write_figure(
@@ -227,7 +227,7 @@ def _write_figure(
         with replacing(out) as stream:
             made = make_figure(name, store, sweep, lengths=lengths)
             stream.write(as_text(made.as_json()).encode() if as_json else rendered(made, wanted, trace=trace))
-    typer.echo(f"wrote {told(out)}", err=True)
+    say(f"wrote {told(out)}", err=True)
 
 
 def _check_files(files: list[Path], db: str | None, as_json: bool) -> None:
@@ -242,7 +242,7 @@ def _check_files(files: list[Path], db: str | None, as_json: bool) -> None:
         print_json(rows)
     else:
         for row in rows:
-            typer.echo("\n".join(row["problems"]) if row["problems"] else f"{row['file']}: as the database says")
+            say("\n".join(cleaned(row["problems"] or [f"{row['file']}: as the database says"])))
     if any(row["problems"] for row in rows):
         raise typer.Exit(1)
 
@@ -258,5 +258,5 @@ def _write_tables(
         raise ReportError("--all writes many files; say where with --out FOLDER")
     written = write_all(store, sweep, out=out, reference=compare or SWEEPS[-1], seeds=seeds, lengths=lengths)
     for name, why in written.left_out.items():
-        typer.echo(f"left out {name}: {why}", err=True)
-    typer.echo(f"wrote {len(written.files)} files in {out}; start at {out / 'index.html'}", err=True)
+        say(f"left out {name}: {why}", err=True)
+    say(f"wrote {len(written.files)} files in {out}; start at {out / 'index.html'}", err=True)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import html
 import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,6 +30,7 @@ from .. import __version__
 from ..results.files import replacing
 from ..results.records import Attempt, Provenance
 from ..results.store import Store
+from ..results.text import html_escaped
 from .audit import homogeneity
 from .curves import curves
 from .data import Entry, Lengths, SweepData, Table, attempts_of, gather, one_reading, provenances_of
@@ -127,7 +127,7 @@ def _page(title: str, blocks: Iterable[Block]) -> str:
     )
     data = "\n".join(f'<script type="application/octet-stream" id="{name}">{text}</script>' for name, text in blocks)
     return Template(_template("dashboard.html")).substitute(
-        title=html.escape(title), policy=policy, style=style, script=script, data=data
+        title=html_escaped(title), policy=policy, style=style, script=script, data=data
     )
 
 

@@ -23,6 +23,7 @@ from ..results.records import CellState, Event
 from ..results.schema import AttemptRow, ProvenanceRow
 from ..results.standing import Standing, requests_of, standing
 from ..results.store import Store
+from ..results.text import cleaned, plain
 from .status import duration, seconds_left
 
 LATE_S = 60.0
@@ -230,6 +231,7 @@ def amount(tokens: float) -> str:
 
 def text(found: Mapping[str, Any]) -> str:
     """The whole view as plain lines, for a pipe or a file."""
+    found = cleaned(found)
     lines = [*heading(found), _counts(found)]
     lines += ["  " + ", ".join(part for part in _row(row) if part) for row in found["running"]]
     lines += [f"  {_failure(row)}" for row in found["failures"][:FAILURES]]
@@ -289,6 +291,7 @@ def shares(height: int, running: int, failures: int, events: int) -> tuple[int, 
 
 def screen(found: Mapping[str, Any], width: int, height: int, note: str = "") -> RenderableType:
     """The view for a terminal of that size, never higher; each entry is one line, cut at the right."""
+    found, note = cleaned(found), plain(note)
     running, failures, events = found["running"], found["failures"], found["events"]
     room = height - bool(note)
     some, bad, told = shares(room, len(running), len(failures), len(events))
@@ -338,8 +341,9 @@ def _table(rows: Sequence[Mapping[str, Any]], count: int, width: int) -> Table:
         silent = row["seconds_since_heartbeat"]
         style = "bold red" if row["stale"] else "yellow" if silent >= LATE_S else ""
         table.add_row(
-            row["slug"],
-            f"{row['host']}/{row['gpu']}" if row["gpu"] else row["host"],
+            # a str would be read as rich's markup
+            Text(row["slug"]),
+            Text(f"{row['host']}/{row['gpu']}" if row["gpu"] else str(row["host"])),
             row["phase"] if row["kind"] == "train" else row["kind"],
             f"{row['step']}/{row['steps_total'] or '?'}",
             f"{row['loss']:.3f}" if row["loss"] is not None else "-",
@@ -408,7 +412,7 @@ class _Plain:
         if self._as_json:
             said = json.dumps({**found, "note": note} if note else found, default=str)
         else:
-            said = ("" if self._first else "\n") + text(found) + (f"\n{note}" if note else "")
+            said = ("" if self._first else "\n") + text(found) + (f"\n{plain(note)}" if note else "")
         self._first = False
         # not through rich, which would break lines at 80 columns
         self._console.file.write(said + "\n")

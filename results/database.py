@@ -32,6 +32,7 @@ from .errors import StoreAway, StoreBusy, StoreError, StoreMissing, StoreOutdate
 from .files import sync
 from .names import short
 from .schema import HEAD, REVISIONS, Base
+from .text import HIDDEN, is_secret, without_passwords
 
 MIGRATIONS = Path(__file__).with_name("migrations")
 BUSY_MS = 30_000
@@ -40,6 +41,8 @@ NETWORK_FILESYSTEMS = frozenset(
     "glusterfs gpfs lustre ncpfs nfs nfs4 orangefs panfs pvfs2 smb3 smbfs wekafs".split()
 )
 DEFAULT = "sqlite:///atma.db"
+_URLS = "use a file name, sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME"
+_ADDRESS = re.compile(r"(?i)postgres|[^/]*:[^/]*@|\w*//")
 PART = ".part"
 """How the name of a copy ends that is not complete yet."""
 
@@ -50,13 +53,16 @@ def place(url_or_path: str | Path | None = None) -> URL:
     Raises StoreError for a URL that is neither SQLite on a file nor PostgreSQL.
     """
     asked = str(url_or_path or os.environ.get("ATMA_DB") or DEFAULT)
+    if "://" not in asked and _ADDRESS.match(asked) and not os.path.lexists(asked):
+        raise StoreError(f"what names the database has an @ but no ://, as if it began in the middle; {_URLS}")
     try:
         url = make_url(asked) if "://" in asked else URL.create("sqlite", database=asked)
-    except (ArgumentError, ValueError) as error:
-        raise StoreError(
-            f"{asked!r} is no database URL; use a file name, sqlite:///FILE or postgresql://..."
-        ) from error
+    except (ArgumentError, ValueError):
+        # nothing of it is said again: any part may be the password, also in the words of the error
+        raise StoreError(f"what names the database is no URL that can be read; {_URLS}") from None
     backend = url.get_backend_name()
+    if backend != "sqlite" and asked.count("@") > 1:
+        raise StoreError("the database's URL has more than one @; write that of a password as %40")
     if backend == "sqlite":
         if not url.database or url.database == ":memory:":
             raise StoreError("an in-memory database cannot be shared between processes; name a file instead")
@@ -76,8 +82,10 @@ def file_of(url: URL) -> Path | None:
 
 
 def shown(url: URL) -> str:
-    """The database for people: its file, or its URL without the password."""
-    return str(file_of(url) or url.render_as_string(hide_password=True))
+    """The database for people: its file, or its URL without passwords, in its query neither."""
+    query = {name: HIDDEN if is_secret(name) else value for name, value in url.query.items()}
+    told = url._replace(query=query).render_as_string(hide_password=True)  # type: ignore[arg-type]
+    return str(file_of(url) or without_passwords(told))
 
 
 def network_filesystem(path: Path, mountinfo: str) -> str | None:

@@ -26,6 +26,7 @@ from .errors import StoreError, StoreMissing, WriteRefused
 from .import_files import STAGING
 from .processes import find, here
 from .schema import HEAD, REVISIONS, Base, UtcNow, UtcTime
+from .text import is_secret
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
@@ -96,7 +97,8 @@ def backup(url_or_path: str | Path | None, to: Path | None = None) -> Path:
 
 def dump_command(url: URL) -> str:
     """The command that backs a PostgreSQL database up, without its password."""
-    plain = url._replace(drivername="postgresql", password=None).render_as_string()
+    told = {name: value for name, value in url.query.items() if not is_secret(name)}
+    plain = url._replace(drivername="postgresql", password=None, query=told).render_as_string()  # type: ignore[arg-type]
     return f"pg_dump --format=custom --file={shlex.quote(f'{url.database}.dump')} --dbname={shlex.quote(plain)}"
 
 

@@ -63,6 +63,7 @@ from .records import (
     Value,
 )
 from .schema import AttemptRow, EventRow, SweepRow, UtcNow
+from .text import without_passwords
 from .transactions import PATIENCE_S, Transactions
 
 if TYPE_CHECKING:
@@ -321,7 +322,8 @@ class Store(Transactions):
         """
         if state == "running":
             raise ValueError("an attempt cannot finish as 'running'")
-        given: dict[str, Any] = {"cause": cause, "traceback": traceback}
+        cause = without_passwords(cause) if cause is not None else None
+        given: dict[str, Any] = {"cause": cause, "traceback": without_passwords(traceback or "") or None}
         given = {name: storable(said) for name, said in given.items() if said is not None} | {"exit_code": exit_code}
         given |= {"checkpoint": checkpoint, "weights": weights, "failure": failure}
         values = {name: value for name, value in given.items() if value is not None}

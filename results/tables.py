@@ -18,7 +18,7 @@ from .errors import StoreError
 from .files import replacing
 from .incoming import T
 from .records import AXES
-from .text import choice
+from .text import choice, csv_cell, json_safe
 
 if TYPE_CHECKING:
     from .store import Store
@@ -64,7 +64,7 @@ def _dtype(column: Column[Any]) -> str:
 
 def _cell_text(value: Any) -> Any:
     if isinstance(value, dict | list):
-        return json.dumps(jsonable(value), ensure_ascii=False)
+        return json_safe(json.dumps(jsonable(value), ensure_ascii=False))
     return iso(value) if isinstance(value, datetime) else value
 
 
@@ -72,7 +72,8 @@ def export_table(store: Store, what: What, to: Path, fmt: Format, sweep: str | N
     """Writes a table of a sweep's newest revision (None: the one launched last) for another program; returns its rows.
 
     `what`: cells, attempts, or measurements, curves and examples of every attempt, each row with its cell and attempt.
-    Columns have the database's names and units, times are ISO-8601 UTC text; JSON columns are text in CSV and Parquet.
+    Columns have the database's names and units, times are ISO-8601 UTC text; JSON columns are text in CSV and Parquet. In CSV, text that a spreadsheet would calculate begins with an apostrophe, and signs that
+    steer a terminal are replaced; JSON lines and Parquet hold every text as it is.
     An existing file is replaced once the new one is whole. Raises SweepUnknown, StoreError, WriteRefused.
     """
     if what not in ("cells", "measurements", "curves", "examples", "attempts"):
@@ -119,7 +120,17 @@ def _sheet(fmt: str, columns: list[Column[Any]], stream: IO[bytes]) -> Iterator[
 
     if fmt == "csv":
         stream.write((",".join(names) + "\n").encode())
-        yield lambda rows: frame(rows).to_csv(stream, index=False, header=False, lineterminator="\n", encoding="utf-8")
+
+        def write_sheet(rows: list[Any]) -> None:
+            found = frame(rows)
+            for name in found.columns[found.dtypes == "string"]:
+                # most columns of words say the same few over and over
+                safe = {said: csv_cell(said) for said in found[name].dropna().unique()}
+                if any(said != cell for said, cell in safe.items()):
+                    found[name] = found[name].map(safe, na_action="ignore").astype("string")
+            found.to_csv(stream, index=False, header=False, lineterminator="\n", encoding="utf-8")
+
+        yield write_sheet
         return
     try:
         import pyarrow as pa

@@ -11,19 +11,30 @@ import difflib
 import html
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, Protocol
 
 HIDDEN = "***"
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
+# Whatever repeats is bounded, so that hostile text costs time in proportion to its length.
 # user:password@ of an address; up to the last @, since a password that nobody encoded may hold one
-_USER = re.compile(r"(//[^\s/?#:@'\"]*:)\S*(?=@)")
-_PASSWORD = re.compile(r"(?i)(\b\w*(?:password|passwd|passphrase|pwd)\w*\s*=\s*)('[^']*'|\"[^\"]*\"|[^\s&;'\"]+)")
-_SECRET = re.compile(r"(?i)([?&][\w.%-]*(?:pass|pwd|secret|token|key|sig|credential)[\w.%-]*=)[^\s&#'\"]+")
+_USER = re.compile(r"(//[^\s/?#:@'\"]{0,200}:)\S{0,256}(?=@)")
+_PASSWORD = re.compile(
+    r"(?i)(\b\w{0,40}?(?:password|passwd|passphrase|pwd)\w{0,40}\s{0,4}=\s{0,4})('[^']*'|\"[^\"]*\"|['\"]?[^\s&;'\"]+)"
+)
+_SECRET_NAME = re.compile(r"(?i)pass(?!file)|pwd|secret|token|key|sig|credential")
+_SECRET = re.compile(
+    rf"(?i)([?&][\w.%-]{{0,40}}(?:{_SECRET_NAME.pattern.removeprefix('(?i)')})[\w.%-]{{0,40}}=)[^\s&#'\"]+"
+)
 
 # what programs send to terminals: colours and movements, titles and links, single letters
 _SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]P^_X][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[ -/]*[0-Z\\-~]")
-_BREAK = re.compile(r"\s*[\n\r\t\v\f\x1c-\x1e\x85\u2028\u2029]\s*")
+_UNFINISHED = re.compile(
+    r"(?:\x1b(?:\[[0-?]*[ -/]*|[\]P^_X][^\x07\x1b]{0,500}\x1b?|[ -/]*)|\r|\S{0,200}(?://|=)\S{0,500}|(?i:\w*pass\w*)\s{0,3})\Z"
+)
+_BREAK = re.compile(r"[\n\r\t\v\f\x1c-\x1e\x85\u2028\u2029]+")
 _LINE_END = re.compile(r"\r+\n|[\r\v\f\x85\u2028\u2029]")
 _STEERING = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
 
@@ -56,8 +67,16 @@ def without_passwords(text: str) -> str:
     return _SECRET.sub(rf"\1{HIDDEN}", _PASSWORD.sub(rf"\1{HIDDEN}", text)) if "=" in text else text
 
 
-def _visible(text: str, kept: str = "") -> str:
-    if text.isprintable():
+def is_secret(name: str) -> bool:
+    """Whether a setting of an address by that name holds a password or a key."""
+    return _SECRET_NAME.search(name) is not None
+
+
+def _visible(text: str, kept: tuple[str, ...] = ()) -> str:
+    rest = text
+    for sign in kept:
+        rest = rest.replace(sign, "")
+    if rest.isprintable():
         return text
     return "".join(
         sign if sign in kept or unicodedata.category(sign) not in _STEERING else REPLACEMENT for sign in text
@@ -81,7 +100,7 @@ def sentence(text: str) -> str:
 
 def paragraphs(text: str) -> str:
     """For a terminal: as `plain`, but newlines and tabs stay; an old line end becomes a new one."""
-    return _visible(_LINE_END.sub("\n", without_passwords(text)), "\n\t")
+    return _visible(_LINE_END.sub("\n", without_passwords(text)), ("\n", "\t"))
 
 
 def printed(text: str) -> str:
@@ -133,6 +152,58 @@ def json_safe(text: str) -> str:
 def _code(sign: str) -> str:
     units = sign.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
+
+
+def cleaned(value: Any, word: Callable[[str], str] = plain) -> Any:
+    """The value with `word` around every text in it, keys too: of lists, tuples, sets, mappings and dataclasses."""
+    if isinstance(value, str):
+        return word(value)
+    if isinstance(value, Mapping):
+        return {cleaned(key, word): cleaned(one, word) for key, one in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_make"):
+        return value._make(cleaned(one, word) for one in value)
+    if isinstance(value, list | tuple | set | frozenset):
+        return type(value)(cleaned(one, word) for one in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        old = {one.name: getattr(value, one.name) for one in fields(value) if one.init}
+        return replace(value, **{name: cleaned(one, word) for name, one in old.items()})
+    return value
+
+
+class Out(Protocol):
+    """Where text goes: standard output, or anything with these two."""
+
+    def write(self, text: str, /) -> Any:
+        """Takes text, any amount of it."""
+
+    def flush(self) -> Any:
+        """Lets it be seen."""
+
+
+class Printed:
+    """An Out that hands on what another program printed as `printed` makes it, whole sequences and passwords at a time."""
+
+    def __init__(self, out: Out) -> None:
+        self._out, self._rest = out, ""
+
+    def write(self, text: str, /) -> None:
+        """Hands on all but an end that may belong to what comes next."""
+        text = self._rest + text
+        last = max(0, len(text) - 800)
+        found = _UNFINISHED.search(text, last)
+        cut = found.start() if found else len(text)
+        self._rest = text[cut:]
+        self._out.write(printed(text[:cut]))
+
+    def flush(self) -> None:
+        """Lets be seen what was handed on."""
+        self._out.flush()
+
+    def close(self) -> None:
+        """Hands on the rest."""
+        self._out.write(printed(self._rest))
+        self._rest = ""
+        self.flush()
 
 
 def say(text: str, *, err: bool = False, nl: bool = True) -> None:

@@ -10,6 +10,7 @@ import typer
 
 from ..results.options import AsJson, Cells, Db, Runs, print_json, runs_folder
 from ..results.terminal import terminal_width
+from ..results.text import cleaned, say
 
 data_app = typer.Typer(help="Prepare, list and verify corpora.", no_args_is_help=True)
 
@@ -43,9 +44,9 @@ def data_prepare(
     as_json: AsJson = False,
 ) -> None:
     """Tokenise text into shards, or adopt shards. Run again to go on after a stop."""
-    from rich.console import Console
 
     from . import preparing
+    from .display import Terminal
     from .training import corpora
     from .training.prepare import prepare
 
@@ -59,7 +60,7 @@ def data_prepare(
         "heldout_tokens": heldout_tokens,
         "path": str(preparing.full(path)) if path else None,
     }
-    console = Console(stderr=as_json, soft_wrap=True)
+    console = Terminal(stderr=as_json, soft_wrap=True)
     found = []
     for data in preparing.chosen(grid, what, given, name, root, most):
         with preparing.Preparing(console, data.corpus) as tell:
@@ -68,7 +69,7 @@ def data_prepare(
     if as_json:
         print_json(rows)
     else:
-        typer.echo("\n".join(preparing.table(rows, root, terminal_width(sys.stdout))))
+        say("\n".join(preparing.table(cleaned(rows), root, terminal_width(sys.stdout))))
 
 
 @data_app.command("list")
@@ -88,11 +89,11 @@ def data_list(
         lines = [f"{name:<20} {text}" for name, text in corpora.CORPORA.items()]
     else:
         rows = corpora.listing(root)
-        lines = preparing.table(rows, root, terminal_width(sys.stdout))
+        lines = preparing.table(cleaned(rows), root, terminal_width(sys.stdout))
     if as_json:
         print_json(rows)
     else:
-        typer.echo("\n".join(lines))
+        say("\n".join(lines))
 
 
 @data_app.command("verify")
@@ -115,8 +116,8 @@ def data_verify(
         print_json(rows)
     else:
         for row in rows:
-            typer.echo("\n".join(row["problems"]) if row["problems"] else f"{row['folder']}: as prepared")
+            say("\n".join(row["problems"]) if row["problems"] else f"{row['folder']}: as prepared")
         if not rows:
-            typer.echo(f"nothing is prepared in {root}")
+            say(f"nothing is prepared in {root}")
     if any(row["problems"] for row in rows):
         raise typer.Exit(1)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ..results.options import AsJson, Db, Runs, SweepName, print_json, runs_folder
+from ..results.text import cleaned, plain, say
 
 db_app = typer.Typer(help="Look after the results database.", no_args_is_help=True)
 
@@ -21,7 +22,7 @@ def db_upgrade(db: Db = None, as_json: AsJson = False) -> None:
     if as_json:
         print_json({"backup": backup})
     else:
-        typer.echo(f"up to date; backup: {backup}" if backup else "up to date; nothing to do")
+        say(f"up to date; backup: {backup}" if backup else "up to date; nothing to do")
 
 
 def export(
@@ -91,9 +92,9 @@ def export(
     if as_json:
         print_json(told, err=away)
         return
-    typer.echo(line, err=away)
+    say(line, err=away)
     for note in told.get("notes", ()):
-        typer.echo(note, err=True)
+        say(note, err=True)
 
 
 def import_(
@@ -120,9 +121,9 @@ def import_(
         print_json(asdict(summary))
         return
     counts = ", ".join(f"{count} {table}" for table, count in summary.added.items() if count) or "nothing new"
-    typer.echo(f"sweep {summary.sweep}: added {counts}; {summary.present.get('attempt', 0)} attempts were here already")
+    say(f"sweep {summary.sweep}: added {counts}; {summary.present.get('attempt', 0)} attempts were here already")
     for note in summary.notes:
-        typer.echo(note, err=True)
+        say(note, err=True)
 
 
 @db_app.command("forget")
@@ -152,13 +153,13 @@ def db_forget(
     probes, lengths = probe or [], length or []
     found = plan(store, cell, probes=probes, lengths=lengths, sweep=sweep)
     if not as_json:
-        typer.echo("\n".join(found.lines()))
+        say("\n".join(cleaned(found).lines()))
     if found.rows and not yes and not as_json and sys.stdin.isatty():
         yes = typer.confirm("delete these?")
     if found.rows and yes:
         found = forget(store, found, probes=probes, lengths=lengths, who=person())
         if not as_json:
-            typer.echo("deleted")
+            say("deleted")
     if as_json:
         print_json(asdict(found))
     if found.rows and not found.deleted:
@@ -180,8 +181,8 @@ def db_backup(
     if as_json:
         print_json({"backup": copy, "bytes": copy.stat().st_size})
     else:
-        typer.echo(f"{copy}: {copy.stat().st_size / 1e6:.1f} MB")
-        typer.echo("to go back: stop launches, move the database away with its -wal and -shm, give this file its name")
+        say(f"{copy}: {copy.stat().st_size / 1e6:.1f} MB")
+        say("to go back: stop launches, move the database away with its -wal and -shm, give this file its name")
 
 
 @db_app.command("check")
@@ -196,8 +197,8 @@ def db_check(runs: Runs = None, db: Db = None, as_json: AsJson = False) -> None:
         print_json([asdict(finding) for finding in findings])
     else:
         for finding in findings:
-            typer.echo(f"{finding.severity}: {finding.what}\n  -> {finding.remedy}")
+            say(f"{plain(finding.severity)}: {plain(finding.what)}\n  -> {plain(finding.remedy)}")
         if not findings:
-            typer.echo("nothing is wrong")
+            say("nothing is wrong")
     if any(finding.severity == "error" for finding in findings):
         raise typer.Exit(1)

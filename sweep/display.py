@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from ..results.records import Attempt
+from ..results.text import paragraphs, plain
 from .cell import Cell
 from .planner import Plan, Task
 from .signals import held
@@ -38,6 +39,19 @@ class Heedless:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+class Terminal(Console):
+    """A console whose lines may hold text from outside."""
+
+    def print(self, *objects: Any, **how: Any) -> None:
+        """As rich's, without what steers a terminal and without passwords."""
+        super().print(*(paragraphs(one) if isinstance(one, str) else one for one in objects), **how)
+
+
+def _word(text: str) -> str:
+    """A name among words that hold markup."""
+    return escape(plain(text))
 
 
 class Display:
@@ -82,7 +96,7 @@ class Display:
         """An attempt's process is starting."""
         self._waiting.discard(task.cell.id)
         steps = task.cell.config.train.steps
-        self._rows[attempt.id] = self._bars.add_task(task.cell.slug, total=steps, note="starting")
+        self._rows[attempt.id] = self._bars.add_task(_word(task.cell.slug), total=steps, note="starting")
 
     def running(self, attempts: Sequence[Attempt]) -> None:
         """The attempts of this supervisor as they stand."""
@@ -98,10 +112,10 @@ class Display:
         self._done += attempt.state in ("done", "diverged", "failed")
         self._bars.update(self._all, completed=self._done)
         colour = COLOURS.get(attempt.state, "white")
-        cause = f": {escape(attempt.cause)}" if attempt.cause else ""
+        cause = f": {_word(attempt.cause)}" if attempt.cause else ""
         seconds = (attempt.finished_at - attempt.started_at).total_seconds() if attempt.finished_at else 0.0
         self.console.print(
-            f"[{self._done:>{len(str(self._total))}}/{self._total}] {escape(task.cell.slug)} "
+            f"[{self._done:>{len(str(self._total))}}/{self._total}] {_word(task.cell.slug)} "
             f"[{colour}]{attempt.state}[/{colour}] in {seconds:.0f} s{cause}",
             highlight=False,
             soft_wrap=True,
@@ -112,7 +126,7 @@ class Display:
         if cell.id not in self._waiting:
             self._waiting.add(cell.id)
             self.console.print(
-                f"{escape(cell.slug)} is being trained by another sweep; waiting for its result", highlight=False
+                f"{_word(cell.slug)} is being trained by another sweep; waiting for its result", highlight=False
             )
 
 

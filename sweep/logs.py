@@ -11,11 +11,12 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO
 
 from ..results.errors import CellAmbiguous, CellUnknown
 from ..results.records import Attempt, CellRecord
 from ..results.store import Store
+from ..results.text import Out, without_passwords
 from . import process
 from .errors import SweepError
 
@@ -33,16 +34,6 @@ class LogMissing(SweepError):
     """There is no such attempt, or its log is not on this machine."""
 
 
-class Out(Protocol):
-    """Where text goes: standard output, or anything with these two."""
-
-    def write(self, text: str, /) -> Any:
-        """Takes text, any amount of it."""
-
-    def flush(self) -> Any:
-        """Lets it be seen."""
-
-
 class JsonLines:
     """An Out that turns each line of text into one JSON object, {"line": ...}, on its own line."""
 
@@ -53,7 +44,7 @@ class JsonLines:
         """Hands complete lines on."""
         *lines, self._rest = (self._rest + text).split("\n")
         for line in lines:
-            self._out.write(json.dumps({"line": line}) + "\n")
+            self._out.write(json.dumps({"line": without_passwords(line)}) + "\n")
 
     def flush(self) -> None:
         """Lets complete lines be seen."""

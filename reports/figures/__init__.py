@@ -7,11 +7,13 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import pandas as pd
+
 from ...results.store import Store
-from ...results.text import choice
+from ...results.text import choice, cleaned, plain
 from ..data import Lengths, ReportError
 from .base import Collected, digest
 from .files import FORMATS, rendered, renderings, trace_in
@@ -96,7 +98,22 @@ def drawn(made: Collected) -> Any:
     """The matplotlib Figure, laid out for good; to be called and used inside `style.settings`."""
     from .style import settle
 
-    figure = _function(FIGURES[made.name].draw)(made)
+    figure = _function(FIGURES[made.name].draw)(_shown(made))
     # once: finding the places takes longer than drawing, and so they are the same in every format
     settle(figure)
     return figure
+
+
+def _drawable(text: str) -> str:
+    # XML forbids control characters, and two dollars would begin a formula of matplotlib's
+    return plain(text).replace("$", r"\$")
+
+
+def _shown(made: Collected) -> Collected:
+    """The figure with its words as they can be drawn."""
+    frame = made.frame.copy(deep=False)
+    for name in frame.columns:
+        if not pd.api.types.is_numeric_dtype(frame[name]):
+            frame[name] = frame[name].map(lambda one: cleaned(one, _drawable))
+    title, notes, about = cleaned((made.title, made.notes, dict(made.about)), _drawable)
+    return replace(made, title=title, notes=notes, frame=frame, about=about)

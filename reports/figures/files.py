@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 from xml.etree import ElementTree
 
+from ...results.text import plain
 from ..data import ReportError
 from .base import Collected
 from .redraw import versions
@@ -47,9 +48,9 @@ def renderings(made: Collected, formats: Sequence[str] = FORMATS, *, trace: bool
     from . import drawn, style
 
     told: dict[str, dict[str, Any]] = {
-        "svg": {"Title": made.title, "Creator": "atma-sweep", "Date": None},
-        "pdf": {"Title": made.title, "Creator": "atma-sweep", "CreationDate": None},
-        "png": {"Title": made.title, "Software": "atma-sweep"},
+        "svg": {"Title": plain(made.title), "Creator": "atma-sweep", "Date": None},
+        "pdf": {"Title": plain(made.title), "Creator": "atma-sweep", "CreationDate": None},
+        "png": {"Title": plain(made.title), "Software": "atma-sweep"},
     }
     if trace:
         for format, place in PLACES.items():

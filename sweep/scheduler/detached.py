@@ -12,6 +12,7 @@ import os
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -94,7 +95,7 @@ class Detached:
             os.chdir(order.folder)
         order.runs.mkdir(parents=True, exist_ok=True)
         with order.log.open("a") as file:
-            console = Console(file=file, soft_wrap=True, width=200)
+            console = display.Terminal(file=file, soft_wrap=True, width=200)
 
             def tell(line: str) -> None:
                 console.print(line, highlight=False, markup=False)
@@ -105,7 +106,7 @@ class Detached:
             except (Exception, SystemExit) as error:
                 # nobody is here to see it: it goes to the log and to who waits
                 code = getattr(error, "exit_code", None)
-                console.print_exception() if code is None else tell(str(error))
+                tell("".join(traceback.format_exception(error)) if code is None else str(error))
                 self._end(Refused(str(error), code or 1))
                 raise
             self._end(None)
