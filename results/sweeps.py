@@ -136,7 +136,7 @@ def ask(session: Session, name: str, wishes: Mapping[str, Any]) -> dict[str, Any
     asked = dict(row.request or {})
     for wish, value in wishes.items():
         asked[wish] = sorted({*asked.get(wish, ()), *value}) if isinstance(value, list | tuple) else value
-    asked = {wish: value for wish, value in asked.items() if value is not None}
+    asked = {wish: value for wish, value in asked.items() if value is not None and value != []}
     row.request = asked or None
     return asked
 

@@ -191,6 +191,14 @@ def test_retries_that_are_asked_for_at_once_are_joined(
     assert store.asked("s") == {"retry": sorted([first, second])}
 
 
+def test_a_retry_of_nothing_leaves_no_wish_behind(store: Store, cells: Callable[..., list[Cell]]) -> None:
+    (cell,) = cells()
+    store.record_revision("s", grid_text="", grid_file="g", cells=[planner.record(cell)])
+    store.acquire_sweep("s", process.this_process("test"), 600.0)
+    wishes.ask(store, "retry", "s")
+    assert store.asked("s") == {}
+
+
 def test_a_retry_that_is_asked_for_while_another_is_heard_is_not_lost(
     store: Store, cells: Callable[..., list[Cell]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
