@@ -42,14 +42,14 @@ def refusal(error: BaseException) -> StoreError | None:
     """What to say when an error that nobody caught is the system's refusal of a place; None for any other."""
     if not isinstance(error, OSError) or error.errno not in _SYSTEM or isinstance(error.filename, int):
         return None
-    return refused(error, os.fsdecode(error.filename or "where this goes"), "use")
+    return refused(error, os.fsdecode(error.filename or "the place that this goes to"), "use")
 
 
 def refused(error: OSError, place: Path | str, verb: str = "write") -> StoreError:
     """What the machine said about a place as one line with a remedy: WriteRefused, or StoreError for a name that
     cannot be."""
     said = error.strerror or str(error) or type(error).__name__
-    text = str(place)
+    text = told(Path(place))
     shown = text if len(text) <= SHOWN else short(text)
     remedy = _REMEDIES.get(error.errno or 0, "name another place")
     kind = StoreError if error.errno in _INPUT else WriteRefused

@@ -104,7 +104,7 @@ def test_a_full_standard_output_is_one_error_and_no_more(tmp_path: Path) -> None
         done = subprocess.run([*HERE, WRITE.format("x"), "-"], stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].endswith(
-        "cannot write -: No space left on device; make room, or name another place"
+        "cannot write standard output: No space left on device; make room, or name another place"
     )
 
 
