@@ -242,7 +242,7 @@ class Bundle:
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or info.flag_bits & 0x41:
             raise self.wrong(f"the member {name} is packed in a way that no bundle is")
         mode = info.external_attr >> 16
-        if info.is_dir() or (stat.S_IFMT(mode) not in (0, stat.S_IFREG)):
+        if info.filename.endswith("/") or (stat.S_IFMT(mode) not in (0, stat.S_IFREG)):
             raise self.wrong(f"the member {name} is no plain file")
 
     def _check_sizes(self) -> None:

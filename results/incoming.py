@@ -466,6 +466,8 @@ class Incoming:
             if odd_one is not None:
                 value = columns[word][odd_one]
                 raise Misfit(odd_one, f"{word} is {shown(value)}; it {field.problem(value)}")
+            if field.kind == "real" and int in set(map(type, columns[word])):
+                columns[word] = [None if value is None else float(value) for value in columns[word]]
         self._related(columns)
         return columns
 
