@@ -28,7 +28,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 from sqlalchemy.orm import Session
 
-from .errors import StoreAway, StoreBusy, StoreError, StoreMissing, StoreOutdated, StoreTooNew
+from .errors import StoreAway, StoreBusy, StoreError, StoreMissing, StoreOutdated, StoreTooNew, WriteRefused
 from .files import sync
 from .names import short
 from .schema import HEAD, REVISIONS, Base
@@ -282,6 +282,10 @@ def plain_errors(url: URL) -> Iterator[None]:
             raise StoreAway(
                 f"{shown(url)} does not answer: {first}; start its server, or name another with --db"
             ) from error
+        if "readonly" in first or "read-only" in first:
+            raise WriteRefused(
+                f"{shown(url)} or its folder cannot be written here, and even reading needs that; {READ_ONLY}"
+            ) from error
         raise StoreError(f"cannot use {shown(url)} as a database: {first}; name another with --db") from error
 
 
@@ -292,6 +296,7 @@ def is_away(said: str) -> bool:
 
 
 AWAY = "does not answer; start its server"
+READ_ONLY = "see to its permissions, or name another database with --db"
 _AWAY = {
     ("locked", "busy", "lock timeout", "deadlock"): "stays locked by another program; close it",
     ("is full", "disk I/O error", "No space left"): "cannot be written, its disk is full or broken; make room",

@@ -39,10 +39,21 @@ _SYSTEM = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EIO, errno.ESTA
 
 
 def refusal(error: BaseException) -> StoreError | None:
-    """What to say when an error that nobody caught is the system's refusal of a place; None for any other."""
+    """What to say when an error that nobody caught is the system's refusal of a place, or a name that is no text; None
+    for any other."""
+    if isinstance(error, UnicodeEncodeError):
+        return _no_text(str(error.object))
     if not isinstance(error, OSError) or error.errno not in _SYSTEM or isinstance(error.filename, int):
         return None
     return refused(error, os.fsdecode(error.filename or "the place that this goes to"), "use")
+
+
+def _no_text(name: str) -> WriteRefused | None:
+    """The error of a name that Python could not read as UTF-8, which no database can hold; None for any other."""
+    if not any("\udc80" <= letter <= "\udcff" for letter in name):
+        return None
+    told = name.encode(errors="surrogateescape").decode(errors="replace")
+    return WriteRefused(f"{_short(Path(told))} is not in UTF-8, so it cannot be written down; rename it")
 
 
 def refused(error: OSError, place: Path | str, verb: str = "write") -> StoreError:
@@ -258,6 +269,9 @@ def check_folder(to: Path, option: str = "--out") -> None:
     Raises StoreError, WriteRefused.
     """
     place = Path(os.path.abspath(to))
+    strange = _no_text(str(place))
+    if strange is not None:
+        raise strange
     with refusing(to):
         while not _is_there(place):
             if place.is_symlink() or place == place.parent:

@@ -13,8 +13,8 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from .database import AWAY, file_of, make_engine, place, remedy_for, shown
-from .errors import StoreBusy
+from .database import AWAY, READ_ONLY, file_of, make_engine, place, remedy_for, shown
+from .errors import StoreBusy, WriteRefused
 
 Result = TypeVar("Result")
 Work = Callable[[Session], Result]
@@ -121,6 +121,8 @@ class Transactions:
                 remedy = remedy_for(error) if isinstance(error, DBAPIError) else AWAY
                 if remedy is None:
                     self._heard(write)
+                    if "readonly" in str(error) or "read-only" in str(error):
+                        raise WriteRefused(f"{self} cannot be written here, only read; {READ_ONLY}") from error
                     raise
                 self._silent.setdefault(write, max(began, self._answered))
                 if time.monotonic() >= since + limit:

@@ -22,10 +22,10 @@ WIDTH = 24
 """Bytes of the line that says who holds a lock, so that a shorter one covers a longer one."""
 
 
-def own_folder(path: Path) -> int:
+def own_folder(path: Path, variable: str = "TMPDIR") -> int:
     """Opens a folder that nobody but this user can enter, made if there is none; a file descriptor.
 
-    Raises MachineError for a link, for somebody else's and for one that others may enter.
+    `variable`: which one of the environment says where it is. Raises MachineError for a link, for somebody else's and for one that others may enter.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -34,14 +34,14 @@ def own_folder(path: Path) -> int:
         opened = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         raise MachineError(
-            f"{path} cannot be used: {error.strerror}; have its owner remove it, or set TMPDIR to another folder"
+            f"{path} cannot be used: {error.strerror}; have its owner remove it, or set {variable} to another folder"
         ) from error
     seen = os.fstat(opened)
     if seen.st_uid != os.getuid() or stat.S_IMODE(seen.st_mode) & 0o077:
         os.close(opened)
         raise MachineError(
             f"{path} is not this user's alone (owner {seen.st_uid}, mode {stat.S_IMODE(seen.st_mode):04o}); "
-            "have it removed, or set TMPDIR to another folder"
+            f"have it removed, or set {variable} to another folder"
         )
     return opened
 

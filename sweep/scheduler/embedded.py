@@ -29,6 +29,7 @@ DAEMONS = ("raylet", "gcs_server")
 TRIED = "2.60"
 """The oldest Ray whose defaults (addresses, token, process groups, signals) were tried; pyproject.toml asks for it."""
 LOOPBACK = "127.0.0.1"
+REMEDY = "set RAY_TMPDIR to another folder, or launch with --executor local, which needs no Ray"
 CLUSTERS = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
 
 
@@ -68,7 +69,7 @@ def _private() -> Iterator[None]:
 def _own_folder() -> Path:
     """Where Ray keeps its sockets and logs: below RAY_TMPDIR or the temporary folder, and nobody else's."""
     folder = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / f"ray-{os.getuid()}"
-    os.close(own_folder(folder))
+    os.close(own_folder(folder, "RAY_TMPDIR"))
     return folder / "r"  # which Ray opens to all, so it is not the one that keeps them out
 
 
@@ -102,6 +103,10 @@ class RayExecutor(OnThisMachine):
                 raise MachineError(
                     f"Ray listens on {heard}, where others reach it; unset RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
                 )
+        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+            self.close()
+            said = " ".join(str(error).split())[:300]
+            raise MachineError(f"Ray cannot start: {said}; {REMEDY}") from error
         except BaseException:
             self.close()
             raise

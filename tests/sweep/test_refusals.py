@@ -1,0 +1,144 @@
+"""What the machine refuses, told in one line: exit 3, no traceback, no cell taken."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import resource
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from atma_sweep.results.files import refusal
+from atma_sweep.sweep.display import Heedless
+from bench import COMMAND, Bench
+
+Run = Callable[..., tuple[int, str, str]]
+LAUNCH = ("launch", "micro.yaml", "--executor", "local", "--only", "attn_type=nope")
+
+
+def one_line(code: int, error: str, expected: int = 3) -> str:
+    """The only line of an error."""
+    assert code == expected, error
+    (line,) = [line for line in error.splitlines() if not line.startswith(("text:", "micro:", "to train:", "disk:"))]
+    assert line.startswith("atma-sweep: ")
+    return line
+
+
+@pytest.mark.parametrize(("runs", "expected", "said"), [
+    ("file", 2, "is no folder; name another with --runs"),
+    ("file/below", 2, "Not a directory"),
+    ("dangling", 2, "is a link to nothing; name another with --runs"),
+    ("/proc/nowhere", 2, "No such file or directory"),
+    (b"\xff".decode(errors="surrogateescape"), 3, "is not in UTF-8, so it cannot be written down; rename it"),
+])  # fmt: skip
+def test_a_runs_folder_that_cannot_be_one(tmp_path: Path, run: Run, runs: str, expected: int, said: str) -> None:
+    Bench(tmp_path)
+    (tmp_path / "file").touch()
+    (tmp_path / "dangling").symlink_to("/nowhere/x")
+    code, _, error = run(*LAUNCH, "--runs", runs)
+    assert said in one_line(code, error, expected)
+    assert not (tmp_path / "atma.db").exists()
+
+
+def test_a_working_folder_whose_name_is_no_text(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    Bench(tmp_path)
+    strange = os.fsencode(tmp_path) + b"/\xff"
+    os.mkdir(strange)
+    shutil.copy(tmp_path / "micro.yaml", os.fsdecode(strange))
+    monkeypatch.chdir(os.fsdecode(strange))
+    code, _, error = run(*LAUNCH)
+    assert "is not in UTF-8" in one_line(code, error)
+    assert os.listdir(strange) == [b"micro.yaml"]
+
+
+def test_a_grid_whose_path_is_no_text(tmp_path: Path, run: Run) -> None:
+    Bench(tmp_path)
+    strange = os.fsdecode(os.fsencode(tmp_path) + b"/\xff")
+    os.mkdir(strange)
+    shutil.copy(tmp_path / "micro.yaml", strange)
+    code, out, error = run("launch", f"{strange}/micro.yaml", "--executor", "local")
+    assert "is not in UTF-8, so it cannot be written down" in one_line(code, out + error)
+
+
+def test_what_is_no_fault_of_the_machine_stays_a_traceback() -> None:
+    assert refusal(FileNotFoundError(2, "No such file or directory", "x")) is None
+    with pytest.raises(UnicodeEncodeError) as caught:
+        "\u00e9".encode("ascii")
+    assert refusal(caught.value) is None
+
+
+class Gone(io.StringIO):
+    """A terminal that was closed."""
+
+    def write(self, text: str) -> int:
+        raise OSError(5, "Input/output error")
+
+    def flush(self) -> None:
+        raise OSError(5, "Input/output error")
+
+
+def test_a_launch_speaks_into_the_void() -> None:
+    stream = Heedless(Gone())
+    assert stream.write("text") == 4
+    stream.flush()
+    assert stream.encoding is None, "what it does not know it asks the stream"
+
+
+def refused(bench: Bench, *arguments: str, before: Callable[[], object] | None = None) -> str:
+    """As somebody whom permissions bind, which they do not bind root."""
+    prefix: list[str] = []
+    if os.geteuid() == 0:
+        prefix = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"]
+        if shutil.which(prefix[0]) is None:
+            pytest.skip("root is bound by no permission, and there is no setpriv to change that")
+    done = subprocess.run(
+        [*prefix, *COMMAND, *arguments], cwd=bench.folder, env=bench.env, capture_output=True, text=True, timeout=120,
+        preexec_fn=before,
+    )  # fmt: skip
+    return one_line(done.returncode, done.stdout + done.stderr)
+
+
+@pytest.mark.slow
+def test_a_database_that_cannot_be_written(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.launch("--only", "attn_type=nope")
+    database = tmp_path / "atma.db"
+    database.chmod(0o444)
+    assert f"{database} cannot be written here, only read; see to its permissions" in refused(bench, *LAUNCH)
+    other = tmp_path / "other"
+    other.mkdir()
+    shutil.copy(database, other / "atma.db")
+    other.chmod(0o555)
+    try:
+        for words in (("status", "--db", "other/atma.db"), (*LAUNCH, "--db", "other/atma.db", "--runs", "atma-runs")):
+            assert "cannot be written here, and even reading needs that" in refused(bench, *words)
+        assert "Permission denied; see to its permissions, or name another place" in refused(
+            bench, *LAUNCH, "--db", "other/new.db"
+        )
+    finally:
+        other.chmod(0o755)
+
+
+@pytest.mark.slow
+def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    small = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))  # noqa: E731
+    assert "File too large; raise the limit of a file's size (ulimit -f)" in refused(bench, *LAUNCH, before=small)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("where", "said"), [
+    ("/proc/nowhere", "ray-.* cannot be used: .* set RAY_TMPDIR to another folder"),
+    ("/tmp/" + 90 * "x", "Ray cannot start: .*107 bytes.*; set RAY_TMPDIR to another folder, or launch with --executor local"),
+])  # fmt: skip
+def test_a_ray_that_cannot_start(tmp_path: Path, where: str, said: str) -> None:
+    bench = Bench(tmp_path)
+    bench.env["RAY_TMPDIR"] = where
+    line = refused(bench, "launch", "micro.yaml", "--executor", "ray", "--only", "attn_type=nope")
+    shutil.rmtree(where, ignore_errors=True)
+    assert re.search(said, line), line
+    assert bench.sql("SELECT owner FROM sweep") == [(None,)]
