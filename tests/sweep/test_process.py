@@ -80,12 +80,13 @@ for pid in (os.getpid(), os.getppid()):
 from pathlib import Path
 from types import SimpleNamespace
 from atma_sweep.sweep.executors import OnThisMachine
-host = process.this_process("x").host
+me = process.this_process("x")
+who = {"host": me.host, "pid_space": me.space}
 attempts = [
-    SimpleNamespace(id=key, host=host, pid=pid, pid_started=psutil.Process(pid).create_time())
+    SimpleNamespace(id=key, **who, pid=pid, pid_started=psutil.Process(pid).create_time())
     for key, pid in enumerate((os.getpid(), os.getppid()))
 ]
-attempts.append(SimpleNamespace(id=2, host=host, pid=os.getppid(), pid_started=1.0))  # one that had this pid long ago
+attempts.append(SimpleNamespace(id=2, **who, pid=os.getppid(), pid_started=1.0))  # one that had this pid long ago
 print("alive", sorted(OnThisMachine().end(attempts, Path("."))), flush=True)
 """
 
