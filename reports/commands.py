@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..results.options import AsJson, Db, SweepName, as_text, print_json
 from ..results.text import choice, cleaned, say
+
+if TYPE_CHECKING:
+    from .data import Table
 
 
 def status(
@@ -122,11 +126,10 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Write tables and figures of the paper from the database, compare them with published numbers, or check written ones."""
-    from ..results.files import format_of, is_straight, replacing, told, write
+    from ..results.files import format_of
     from ..results.paper import open_with_published
-    from ..results.terminal import terminal_width
     from .data import ReportError
-    from .render import SUFFIXES, files_of, render, trace_file
+    from .render import SUFFIXES
     from .tables import make_table
 
     if not (table or figure or compare or all_ or check or dashboard):
@@ -156,17 +159,23 @@ def report(
     if compare:
         options = {"reference": compare} | ({"table": table} if table and table != "compare" else {})
     options |= {"lengths": lengths} if lengths else {}
-    name = "compare" if compare else str(table)
+    make = functools.partial(make_table, "compare" if compare else str(table), store, sweep, **options)
+    _write_table(make, format_, out, trace)
+
+
+def _write_table(make: Callable[[], Table], format_: str, out: Path | None, trace: bool) -> None:
+    """Prints the table that `make` makes, or writes it to `out`, a CSV's trace beside it."""
+    from ..results.files import is_straight, replacing, told, write
+    from ..results.terminal import terminal_width
+    from .render import files_of, render, trace_file
+
     if out is None:
         color = format_ == "terminal" and sys.stdout.isatty()
-        width = terminal_width(sys.stdout)
-        typer.echo(
-            render(make_table(name, store, sweep, **options), format_, trace=trace, color=color, width=width), nl=False
-        )
+        typer.echo(render(make(), format_, trace=trace, color=color, width=terminal_width(sys.stdout)), nl=False)
         return
     # opened first: that it cannot be written is no news for after the work
     with replacing(out) as stream:
-        written = files_of(make_table(name, store, sweep, **options), out, format_, trace=trace)
+        written = files_of(make(), out, format_, trace=trace)
         stream.write(written.pop(out).encode())
     for beside, text in written.items():
         write(beside, text)
