@@ -1,4 +1,4 @@
-"""Polar attention's three heavy kernels for Hopper (compute capability 9.0), in Triton's Gluon (MECHANISMS B).
+"""Polar attention's three heavy kernels for Hopper (compute capability 9.0), in Triton's Gluon (docs/mechanisms.md, "Polar attention").
 
 B batch, T length, H query heads, J KV heads, G = H / J, D head size, M rows of queries. Formulas, units and signs are
 those of the plain Triton kernels: queries carry temp log2(e) / sqrt(D), null scores temp log2(e), P = 2^(q'k - lse);

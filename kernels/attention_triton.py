@@ -1,4 +1,4 @@
-"""Plain Triton kernels of polar and of softmax attention, for every NVIDIA GPU from Ampere on (MECHANISMS B, C).
+"""Plain Triton kernels of polar and of softmax attention, for every NVIDIA GPU from Ampere on (docs/mechanisms.md, "Polar attention" and "Softmax attention").
 
 B batch, T length, H query heads, J KV heads, G = H / J, D head size, M rows of a tile, N keys of a tile.
 Scores are in units of log 2: the caller scales queries by log2(e) times the factor of the scores (polar: temp / sqrt(D))

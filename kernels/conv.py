@@ -1,4 +1,4 @@
-"""Depthwise causal convolutions (MECHANISMS A): LFM2's between two gates, and Canon's on the heads of q, k and v.
+"""Depthwise causal convolutions (docs/mechanisms.md, "Backbone"): LFM2's between two gates, and Canon's on the heads of q, k and v.
 
 B batch, T length, C channels, K taps, E = 3 C, H heads, D head size.
 """

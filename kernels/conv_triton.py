@@ -1,4 +1,4 @@
-"""Gated and residual depthwise causal convolutions as one pass over memory each way (MECHANISMS A: LFM2 and Canon).
+"""Gated and residual depthwise causal convolutions as one pass over memory each way (docs/mechanisms.md, "Backbone").
 
 B batch, T length, C channels, K taps (at most 4), H heads, D head size, M rows of a tile. Forward a program reads its rows
 and the K - 1 before them again for each tap, out of the cache. Backward a warp walks down its rows. Sums over rows are

@@ -1,4 +1,4 @@
-"""Head, soft cap and cross-entropy in one op that never stores all logits (MECHANISMS A).
+"""Head, soft cap and cross-entropy in one op that never stores all logits (docs/mechanisms.md, "Backbone").
 
 N tokens, D width, V vocabulary.
 """

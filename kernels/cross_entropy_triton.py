@@ -1,4 +1,4 @@
-"""Soft-capped cross-entropy of rows of logits, and its gradient in their place (MECHANISMS A). N tokens, V vocabulary.
+"""Soft-capped cross-entropy of rows of logits, and its gradient in their place (docs/mechanisms.md, "Backbone"). N tokens, V vocabulary.
 
 Per element two roots and two exponentials; bytes: each logit read twice, the second time from the cache, and written
 once. Agrees with the formula in float32 up to the rounding of the exponential, 2e-6.

@@ -1,4 +1,4 @@
-"""Gated delta rule, the recurrence of the memory (MECHANISMS D).
+"""Gated delta rule, the recurrence of the memory (docs/mechanisms.md, "Gated delta memory").
 
 B batch, T length, H heads, D head size, J KV heads (J divides H), C chunk, N chunks. The state is [B, H, D_v, D_k].
 """

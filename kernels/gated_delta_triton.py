@@ -1,4 +1,4 @@
-"""The chunked gated delta rule as plain Triton kernels, forward and backward (MECHANISMS D; oracle: `gated_delta.py`).
+"""The chunked gated delta rule as plain Triton kernels, forward and backward (docs/mechanisms.md, "Gated delta memory"; oracle: `gated_delta.py`).
 
 B batch, T length, H heads, J KV heads, G = H / J, D head size, C = 64 chunk, N = ceil(T / C) chunks, L = N C. In a chunk
 with start state S [D_v, D_k], k and q of unit length, g the running sum of log_gamma, ratio_ps = exp(g_p - g_s), s <= p:

@@ -1,4 +1,4 @@
-"""Gated activation of the MLP (MECHANISMS A)."""
+"""Gated activation of the MLP (docs/mechanisms.md, "Backbone")."""
 
 from __future__ import annotations
 

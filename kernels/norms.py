@@ -1,4 +1,4 @@
-"""Root-mean-square norm (MECHANISMS A)."""
+"""Root-mean-square norm (docs/mechanisms.md, "Backbone")."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Polar attention: direction and magnitude separately, with a null key (MECHANISMS B).
+"""Polar attention: direction and magnitude separately, with a null key (docs/mechanisms.md, "Polar attention").
 
 B batch, T length, H query heads, J KV heads, G = H/J queries per KV head, D head size, S keys in reach of a query
-block, N real keys a query sees, R distractors. KERNELS "Formulas that make it cheap" derives what `_Core` computes:
+block, N real keys a query sees, R distractors. docs/kernels.md, "Polar attention over real keys only", derives what `_Core` computes:
 the softmax runs over real keys only and the null is folded in last, so nothing underflows.
 """
 
@@ -83,7 +83,7 @@ def polar_distractor_loss(
     query_block: int = 512,
     backend: str | None = None,
 ) -> Tensor:
-    """Mean over B, H, T of the weight on R distractor keys when only they and the null compete (MECHANISMS B).
+    """Mean over B, H, T of the weight on R distractor keys when only they and the null compete (docs/mechanisms.md, "Polar attention").
 
     q [B, T, H, D], k_r [B, R, J, D]; parameters raw. n is the full causal count, window or not. Scalar float32
     (float64 for float64). The keys get no gradient from the kernels, and must not ask for one. In "torch" longer inputs

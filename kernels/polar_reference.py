@@ -1,4 +1,4 @@
-"""Slow, obvious versions of polar attention (MECHANISMS B): by query, by key block, and backwards by hand.
+"""Slow, obvious versions of polar attention (docs/mechanisms.md, "Polar attention"): by query, by key block, and backwards by hand.
 
 B batch, T length, H query heads, J KV heads, D head size, S keys that one query sees.
 """

@@ -1,4 +1,4 @@
-"""Rotary positions (MECHANISMS C).
+"""Rotary positions (docs/mechanisms.md, "Softmax attention").
 
 B batch, T length, H heads, D head size, M = D/2 rotating pairs.
 """

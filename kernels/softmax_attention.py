@@ -1,4 +1,4 @@
-"""Causal softmax attention, with an optional sliding window, and its distractor loss (MECHANISMS C).
+"""Causal softmax attention, with an optional sliding window, and its distractor loss (docs/mechanisms.md, "Softmax attention").
 
 B batch, T length, H query heads, J KV heads (J divides H), D head size, R distractors.
 """

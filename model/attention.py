@@ -1,4 +1,4 @@
-"""What surrounds a mixer: projections, norms, Canon, gate, output, memory (MECHANISMS A).
+"""What surrounds a mixer: projections, norms, Canon, gate, output, memory (docs/mechanisms.md, "Backbone").
 
 B batch, T length, D model width, H query heads, J KV heads, X head size, R distractors.
 """

@@ -1,4 +1,4 @@
-"""The whole network: embedding, blocks, final norm, head (MECHANISMS A).
+"""The whole network: embedding, blocks, final norm, head (docs/mechanisms.md, "Backbone").
 
 B batch, T length, D model width, V vocabulary, R distractors, N = B * T.
 """
@@ -286,7 +286,7 @@ class Backbone(nn.Module):
         return self.logits(self.features(tokens_BT).hidden_BTD)
 
     def parameter_groups(self) -> dict[str, list[tuple[str, nn.Parameter]]]:
-        """(name, parameter) by optimizer group (MECHANISMS A Groups): every parameter in exactly one.
+        """(name, parameter) by optimizer group (docs/mechanisms.md, "Backbone"): every parameter in exactly one.
 
         "muon": matrices inside blocks, conv filters [C, 1, K] among them; "embedding"; "head": its weight; "scalar":
         everything of fewer than two axes. Raises RuntimeError for a parameter that fits no group.
@@ -341,7 +341,7 @@ def count_parameters(config: ModelConfig) -> int:
 
 
 def _fill(module: nn.Module, parameter: nn.Parameter, draw: torch.Generator) -> None:
-    """Initial values (MECHANISMS A Init), drawn on the CPU in float32."""
+    """Initial values (docs/mechanisms.md, "Backbone"), drawn on the CPU in float32."""
     value = torch.empty(parameter.shape)
     if isinstance(module, Linear):
         bound = 0.0 if module.zero else module.weight.shape[1] ** -0.5

@@ -58,7 +58,7 @@ class Config(BaseModel):
 
 
 class ModelConfig(Config):
-    """The network of one cell (MECHANISMS A to D)."""
+    """The network of one cell (docs/mechanisms.md)."""
 
     d_model: Int = knob(1024, "Width of the residual stream.", ge=8)
     n_layers: Int = knob(16, "Number of blocks.", ge=1)

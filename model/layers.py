@@ -1,4 +1,4 @@
-"""The parts that every block is made of (MECHANISMS A).
+"""The parts that every block is made of (docs/mechanisms.md, "Backbone").
 
 B batch, T length, D model width, C channels.
 """

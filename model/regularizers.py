@@ -1,4 +1,4 @@
-"""Regularizers of the residual stream (MECHANISMS E).
+"""Regularizers of the residual stream (docs/mechanisms.md, "Regularizers").
 
 L layers, N tokens, C channels, K sketch directions. Each takes the stream after every layer, L tensors [N, C] of any float
 type, and directions [L, K, C] drawn from N(0, 1) on their device, and returns a value a layer, [L], in float32 (float64 for

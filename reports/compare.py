@@ -56,7 +56,7 @@ def compare(
 
     The published side is the authors' log where there is one, else the printed number. The limit is
     t(0.975, df) sd sqrt(1 + 1/k) for the mean of k seeds against one run, with the standard deviation between the
-    published near-replicates of that configuration (MECHANISMS D8), and never less than half a printed digit.
+    published near-replicates of that configuration (docs/mechanisms.md, "Decisions"), and never less than half a printed digit.
     Raises SweepUnknown, ReportError (nothing in common).
     """
     return _compare(gather(store, sweep, revision=revision), gather(paper.with_published(store, reference), reference))

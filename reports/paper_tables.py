@@ -295,7 +295,7 @@ def _bits(probe: str, length: int, name: str) -> Column:
 
 
 def weighted(values: dict[int, float]) -> float:
-    """Mean over lengths weighted by length: sum of L x value over sum of L (MECHANISMS G)."""
+    """Mean over lengths weighted by length: sum of L x value over sum of L (docs/mechanisms.md, "Losses")."""
     return math.fsum(length * value for length, value in values.items()) / sum(values)
 
 

@@ -1,4 +1,4 @@
-"""Where the paper prints another number than its authors' logs give (MECHANISMS D7)."""
+"""Where the paper prints another number than its authors' logs give (docs/mechanisms.md, "Decisions")."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class DataConfig(Config):
 
 
 class TrainConfig(Config):
-    """The training recipe (MECHANISMS F)."""
+    """The training recipe (docs/mechanisms.md, "Training")."""
 
     tokens: Int = knob(996_147_200, "Training tokens; steps = floor(tokens / batch_tokens).", ge=1)
     seq_len: Int = knob(2048, "Tokens of one row.", ge=2)

@@ -44,3 +44,23 @@ def test_every_part_has_its_row_and_its_section() -> None:
     named = set(re.findall(r"`(?:\w+: )?(\w+)`", table))
     parts = {*registry.MIXERS, *registry.MEMORIES, *registry.REGULARIZERS, *PROBES}
     assert parts <= named, f"docs/mechanisms.md lacks a row for {sorted(parts - named)}"
+
+
+CITED = re.compile(r'docs/(\w+)\.md(?:, "([^"\n]+)"(?: and "([^"\n]+)")?)?')
+
+
+def test_what_the_code_cites_is_there() -> None:
+    wrong, found = [], 0
+    for file in sorted(ROOT.glob("**/*.py")):
+        if any(part.startswith(".") or part == "build" for part in file.relative_to(ROOT).parts):
+            continue
+        text = file.read_text()
+        wrong += [f"{file.name}: {old}" for old in re.findall(r"\b(?:MECHANISMS|KERNELS) [A-Z]\d?\b", text)]
+        for page, *titles in CITED.findall(text):
+            where = ROOT / "docs" / f"{page}.md"
+            lines = where.read_text().splitlines() if where.exists() else []
+            found += 1
+            missing = [title for title in titles if title and f"## {title}" not in lines]
+            wrong += [f"{file.name}: {page} {title}" for title in missing] + ([] if lines else [f"{file.name}: {page}"])
+    assert wrong == []
+    assert found > 40

@@ -1,4 +1,4 @@
-"""Gated delta memory with a gated readout (MECHANISMS D)."""
+"""Gated delta memory with a gated readout (docs/mechanisms.md, "Gated delta memory")."""
 
 from __future__ import annotations
 

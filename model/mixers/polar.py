@@ -1,4 +1,4 @@
-"""Polar attention as a mixer (MECHANISMS B)."""
+"""Polar attention as a mixer (docs/mechanisms.md, "Polar attention")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Softmax attention without positions and with rotary ones (MECHANISMS C)."""
+"""Softmax attention without positions and with rotary ones (docs/mechanisms.md, "Softmax attention")."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from .base import Collected, collected, groups_of, line_axes, training_lengths
 
 GROUP = ["panel", "first", "second", "line"]
 BETA_INIT = math.log1p(math.exp(-1.5))
-"""softplus(-1.5) = 0.2014, the slope of the count map before training (MECHANISMS B)."""
+"""softplus(-1.5) = 0.2014, the slope of the count map before training (docs/mechanisms.md, "Polar attention")."""
 MOST_COUNT = 1000
 CURVE = ("step", "tokens", "wall_s", "train_loss")
 MOST_POINTS = 80_000

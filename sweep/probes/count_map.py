@@ -1,4 +1,4 @@
-"""What a Polar network has learned of its count map, mag = tanh(beta ln(1 + m)) (MECHANISMS B)."""
+"""What a Polar network has learned of its count map, mag = tanh(beta ln(1 + m)) (docs/mechanisms.md, "Polar attention")."""
 
 from __future__ import annotations
 

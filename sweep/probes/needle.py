@@ -1,4 +1,4 @@
-"""Induction needle: a key-value pair, a long gap, the key again; are the digits recalled? (MECHANISMS G)"""
+"""Induction needle: a key-value pair, a long gap, the key again; are the digits recalled? (docs/mechanisms.md, "Induction needle")"""
 
 from __future__ import annotations
 

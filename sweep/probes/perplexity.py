@@ -1,4 +1,4 @@
-"""Validation loss, and clean and junk perplexity over context lengths (MECHANISMS G). All in nats per token."""
+"""Validation loss, and clean and junk perplexity over context lengths (docs/mechanisms.md, "Losses"). All in nats per token."""
 
 from __future__ import annotations
 

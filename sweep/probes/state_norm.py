@@ -1,4 +1,4 @@
-"""How large the memory's state grows with the text, beside writes that erase nothing (MECHANISMS D and P).
+"""How large the memory's state grows with the text, beside writes that erase nothing (docs/mechanisms.md, "Gated delta memory" and "Diagnostics").
 
 B documents, T tokens, H heads, J KV heads, X head size, L layers with a memory. The state is [B, H, X_v, X_k].
 """

@@ -32,7 +32,7 @@ class Batches:
 
     Consecutive rows of a shard share one token, as target and first input; no row crosses from a shard to the next.
     With `whole_steps` a shard of n tokens gives floor((n - 2) / tokens of a step) steps and its rest is left out, as in
-    the published runs (MECHANISMS F). Raises DataError when nothing is left.
+    the published runs (docs/mechanisms.md, "Training"). Raises DataError when nothing is left.
     """
 
     shards: Sequence[np.ndarray]

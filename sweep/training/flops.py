@@ -49,7 +49,7 @@ def peak_flops(gpu_name: str | None) -> float | None:
 
 
 def paper_flops(config: ModelConfig, parameters: int, seq_len: int) -> float:
-    """Training FLOPs per token by the paper's formula, 6 N + 12 layers d T (MECHANISMS F).
+    """Training FLOPs per token by the paper's formula, 6 N + 12 layers d T (docs/mechanisms.md, "Training").
 
     N counts all parameters and every layer counts as non-causal attention, so it overstates.
     """
@@ -57,7 +57,7 @@ def paper_flops(config: ModelConfig, parameters: int, seq_len: int) -> float:
 
 
 def forward_flops(config: ModelConfig, seq_len: int) -> float:
-    """Forward FLOPs per token that are really done, two per multiply-add (MECHANISMS A, B, D Cost).
+    """Forward FLOPs per token that are really done, two per multiply-add (docs/mechanisms.md, "Training").
 
     Causal or windowed attention on the global layers only, no embedding lookup, elementwise work left out.
     """

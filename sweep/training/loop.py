@@ -233,7 +233,7 @@ class Trainer:
         return total, norm
 
     def _micro(self, inputs_BT: Tensor, targets_BT: Tensor, step: int, micro: int) -> tuple[Tensor, Tensor]:
-        """Objective and mean cross-entropy of one micro-batch (MECHANISMS E, F Loss).
+        """Objective and mean cross-entropy of one micro-batch (docs/mechanisms.md, "Regularizers" and "Training").
 
         (1 - alpha) CE + alpha reg + lambda distractor. "mean": CE per token and the whole averaged over micro-batches;
         "sum": CE summed over tokens and micro-batches, auxiliary terms added once per micro-batch.

@@ -1,4 +1,4 @@
-"""Muon, and the split of the parameters among Muon and AdamW (MECHANISMS A Groups, F)."""
+"""Muon, and the split of the parameters among Muon and AdamW (docs/mechanisms.md, "Backbone" and "Training")."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def orthogonalise(matrices_NRC: Tensor, iterations: int = 12, dtype: torch.dtype
     """Newton-Schulz towards the nearest semi-orthogonal matrix of each of N matrices.
 
     Input [N, R, C], any float dtype; worked in `dtype`; result [N, R, C] in `dtype`. A zero matrix stays zero.
-    X <- X / (|X|_F + 1e-7), then `iterations` times A = X X^T, X <- 2 X - 1.5 A X + 0.5 A^2 X (MECHANISMS F). A matrix
+    X <- X / (|X|_F + 1e-7), then `iterations` times A = X X^T, X <- 2 X - 1.5 A X + 0.5 A^2 X (docs/mechanisms.md, "Training"). A matrix
     of one row or column has one singular value, so there the iteration is one of numbers.
     """
     a, b, c = COEFFICIENTS
@@ -61,7 +61,7 @@ def eager(kind: type[Kind]) -> type[Kind]:
 
 @eager
 class Muon(torch.optim.Optimizer):
-    """Momentum orthogonalised by Newton-Schulz, for parameters of two or more dimensions (MECHANISMS F).
+    """Momentum orthogonalised by Newton-Schulz, for parameters of two or more dimensions (docs/mechanisms.md, "Training").
 
     m <- mu m + (1 - mu) g; u = (1 - mu) g + mu m; u <- orthogonalise(u) sqrt(max(1, rows / cols));
     p <- p (1 - lr wd) - lr u. A parameter [C, 1, k] is C matrices of one row. Matrices of one shape go together.

@@ -8,7 +8,7 @@ import math
 def factor(step: int, steps: int, *, constant: float = 0.3, decay: str = "cosine") -> float:
     """Factor on every learning rate at `step` (0-based) of `steps`: 1 for the fraction `constant`, then down to 0.
 
-    MECHANISMS F: linear is (1 - progress) / (1 - constant); cosine is half a period over the same span.
+    docs/mechanisms.md, "Training": linear is (1 - progress) / (1 - constant); cosine is half a period over the same span.
     """
     progress = step / steps
     if progress < constant or constant >= 1:

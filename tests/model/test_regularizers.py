@@ -1,4 +1,4 @@
-"""MECHANISMS E: the reference values on Gaussian data, and the invariances."""
+"""docs/mechanisms.md, "Regularizers": the reference values on Gaussian data, and the invariances."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class TestPublished:
         near = {"attn_type": "polar", "memory": "on", "distractor": "off", "window": "off"}
         found = ef.spread(paper, NEEDLE_64K, near)
         assert (found.kind, found.df, found.groups) == ("near-replicates", 4, 1)
-        numbers = [0.925, 0.5125, 0.525, 0.7375, 0.6375]  # MECHANISMS D8, unrounded
+        numbers = [0.925, 0.5125, 0.525, 0.7375, 0.6375]  # docs/mechanisms.md, "Decisions", unrounded
         assert found.sd == pytest.approx(np.std(numbers, ddof=1))
         assert f"{100 * found.sd:.1f}" == "17.1"
         assert ef.spreads_by_configuration(paper, NEEDLE_64K)["polar", "off", "on", "off"] == found

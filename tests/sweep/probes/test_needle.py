@@ -1,4 +1,4 @@
-"""The induction needle: the prompt, oracles with known scores, what is recorded (MECHANISMS G)."""
+"""The induction needle: the prompt, oracles with known scores, what is recorded (docs/mechanisms.md, "Induction needle")."""
 
 from __future__ import annotations
 

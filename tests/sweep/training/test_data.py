@@ -153,7 +153,7 @@ def test_shards_of_both_widths_and_a_vocabulary_beyond_sixteen_bits() -> None:
 
 
 def test_ten_published_shards_give_nineteen_hundred_steps() -> None:
-    """MECHANISMS F: per shard floor((n - 2) / 524288) = 190 steps. A broadcast zero stands for 100M tokens."""
+    """docs/mechanisms.md, "Training": per shard floor((n - 2) / 524288) = 190 steps. A broadcast zero stands for 100M tokens."""
     shard = np.broadcast_to(np.uint16(0), 100_000_000)
     source = Batches([shard] * 10, 2048, 256, 0, False, True)
     assert source.rows == 1900 * 256

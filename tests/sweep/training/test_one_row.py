@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 def general(matrices_NRC: Tensor, iterations: int) -> Tensor:
-    """X <- X / (|X| + 1e-7), then X <- a X + (b A + c A A) X with A = X X^T, whatever the shape (MECHANISMS F)."""
+    """X <- X / (|X| + 1e-7), then X <- a X + (b A + c A A) X with A = X X^T, whatever the shape (docs/mechanisms.md, "Training")."""
     a, b, c = COEFFICIENTS
     found = []
     for matrix in matrices_NRC:

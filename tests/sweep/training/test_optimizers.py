@@ -1,4 +1,4 @@
-"""Muon against torch's own and against the SVD; the split of the parameters; rates and state (MECHANISMS F)."""
+"""Muon against torch's own and against the SVD; the split of the parameters; rates and state (docs/mechanisms.md, "Training")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The learning-rate factor (MECHANISMS F)."""
+"""The learning-rate factor (docs/mechanisms.md, "Training")."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def test_round_trip_of_odd_sizes(tmp_path: Path, count: int, dtype: type[np.unsi
 
 
 def test_layout_is_that_of_the_published_shards(shard: Path) -> None:
-    """256 little-endian int32 (magic 20240520, version 1, count, zeros), then little-endian uint16 (MECHANISMS F)."""
+    """256 little-endian int32 (magic 20240520, version 1, count, zeros), then little-endian uint16 (docs/mechanisms.md, "Training")."""
     raw = shard.read_bytes()
     assert len(raw) == 1024 + 2 * len(TOKENS)
     header = np.frombuffer(raw[:1024], dtype="<i4")
