@@ -22,7 +22,7 @@ from .import_files import Files
 from .import_plan import COPY, Content, Identify, Plan, Planner
 from .incoming import MEMBERS, OF_ATTEMPTS, Row, T, columns_of_member
 from .names import short, why_not
-from .staging import Stage
+from .staging import Stage, StageLost
 from .store import Store
 
 BATCH = 500
@@ -275,13 +275,23 @@ def import_bundle(
 
 
 def _taken_in(store: Store, bundle: Bundle, files: Files, name: str, identify: Identify | None) -> Summary:
-    """Checks everything, then writes it. What was done to files is undone when anything is raised."""
+    """Checks everything, then writes it; from the beginning when the connection is lost on the way."""
+    while True:
+        try:
+            return _tried(store, bundle, files, name, identify)
+        except StageLost:
+            continue
+
+
+def _tried(store: Store, bundle: Bundle, files: Files, name: str, identify: Identify | None) -> Summary:
+    """What was done to files is undone when anything is raised."""
     stage = Stage(store)
     with store.transaction(write=False) as session:
         content = Content(bundle, identify, lambda table, columns: stage.add(table, columns, session))
 
     def work(session: Session) -> _Import:
         files.undo()
+        stage.check(session)
         if store.path is None:
             session.execute(text("LOCK TABLE sweep, revision, cell, attempt IN SHARE ROW EXCLUSIVE MODE"))
         plan = Planner(session, store, content, name, files.runs).make()

@@ -16,7 +16,9 @@ from sqlalchemy.orm import Session
 from .incoming import OF_ATTEMPTS, T, columns_of_member, fields_of
 from .store import Store
 
-_AT_ONCE = 500
+
+class StageLost(Exception):
+    """The connection that held the rows is gone, and they with it; nothing of them has been written."""
 
 
 class Stage:
@@ -42,8 +44,14 @@ class Stage:
             prefixes=["TEMPORARY"],
         )
         with store.transaction(write=False) as session:
+            self._holder = session.connection().connection.dbapi_connection
             for table in (*self._tables.values(), self._places):
                 table.create(session.connection())
+
+    def check(self, session: Session) -> None:
+        """Raises StageLost when this session's connection is another one than that of the rows."""
+        if session.connection().connection.dbapi_connection is not self._holder:
+            raise StageLost
 
     def add(self, name: str, columns: Mapping[str, list[Any]], session: Session) -> None:
         """Puts checked rows aside, given as columns."""
