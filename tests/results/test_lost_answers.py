@@ -130,8 +130,8 @@ def desk_on(server: str, made: str, cells: Callable[..., Any], tmp_path: Path) -
     """desk_on() is a desk in a database of its own behind a proxy, with that proxy."""
     bundle = tmp_path / "quick.zip"
     local = open_store(tmp_path / "local.db", create=True)
-    local.record_revision("theirs", **GRID, cells=cells(3, prefix="x"))
-    local.finish_attempt(local.start_attempt(cells(1, prefix="x")[0].id, owner=ME, fence=1).id, 1, "done")
+    local.record_revision("theirs", **GRID, cells=cells(3, prefix="d"))
+    local.finish_attempt(local.start_attempt(cells(1, prefix="d")[0].id, owner=ME, fence=1).id, 1, "done")
     export_sweep(local, "theirs", bundle)
     local.close()
 

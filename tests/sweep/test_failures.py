@@ -218,6 +218,7 @@ def test_a_hang_is_killed_with_its_stack_in_the_log(bench: Bench) -> None:
 @pytest.mark.slow
 def test_the_same_mistake_in_three_cells_stops_the_sweep(bench: Bench) -> None:
     broken(bench, "raise KeyError('colour')", times=99, seeds=6)
+    bench.in_turn()
     out = bench.launch(code=1)
     assert "3 cells failed alike" in out
     assert "KeyError" in out
