@@ -51,13 +51,13 @@ def reset_peak_resident() -> bool:
     return True
 
 
-def peak_resident() -> int | None:
-    """Most memory, bytes, that this process held at once since its start or `reset_peak_resident`.
+def peak_resident(pid: int | None = None) -> int | None:
+    """Most memory, bytes, that this or another process held at once since its start or `reset_peak_resident`.
 
     All of it: interpreter, libraries and mapped files that were read too. None where the system does not say.
     """
     try:
-        lines = Path("/proc/self/status").read_text().splitlines()
+        lines = Path(f"/proc/{pid or 'self'}/status").read_text().splitlines()
     except OSError:
         return None
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), None)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
+from .child import used
+
+MIB = 2**20
+
 SCRIPT = """
-import json, resource, sys, time
+import json, sys, time
 from pathlib import Path
 from atma_sweep.results.exporting import export_sweep
 from atma_sweep.results.importing import import_bundle
@@ -19,9 +22,7 @@ store = open_store(db, create=what == "import")
 began = time.perf_counter()
 done = export_sweep(store, sweep, Path(file)) if what == "export" else import_bundle(store, Path(file), identify=identify)
 seconds = time.perf_counter() - began
-unit = 1 if sys.platform == "darwin" else 1024
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-print(json.dumps([seconds, peak, done.bytes, done.added["curve_point"]]))
+print(json.dumps([seconds, done.bytes, done.added["curve_point"]]))
 """
 
 
@@ -30,7 +31,10 @@ def exchanged(db: str, sweep: str, folder: Path) -> list[tuple[str, float, str]]
     file, found = folder / "exchanged.zip", []
     for what, where in (("export", db), ("import", str(folder / "exchanged.db"))):
         command = [sys.executable, "-c", SCRIPT, what, where, sweep, str(file)]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-        seconds, peak, size, points = json.loads(done.stdout)
-        found += [(f"{what} it, with {points:,} curve points", seconds, "s"), ("its peak memory", peak / 2**20, "MiB")]
-    return [*found, ("the bundle", size / 2**20, "MiB")]
+        took = used(command, folder)
+        seconds, size, points = json.loads(took.printed.splitlines()[-1])
+        found += [
+            (f"{what} it, with {points:,} curve points", seconds, "s"),
+            ("its peak memory", took.memory / MIB, "MiB"),
+        ]
+    return [*found, ("the bundle", size / MIB, "MiB")]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from .child import used
 
 GRID = """\
 name: plan
@@ -25,7 +24,6 @@ COMBINATIONS = 80
 """Without the learning rates."""
 MOST_LEVELS = 250
 """Of the learning rate; beyond that the grid grows by seeds."""
-KIB = 2**10
 MIB = 2**20
 
 
@@ -38,19 +36,7 @@ def dry_runs(cells: int, folder: Path) -> Iterator[tuple[str, float, str]]:
         file = folder / f"plan-{made}.yaml"
         levels = ", ".join(f"{0.001 * number:.4f}" for number in range(1, rates + 1))
         file.write_text(GRID.format(levels=levels, seeds=seeds))
-        seconds, memory = _command("launch", str(file), "--dry-run", "--cells", str(made), folder=folder)
-        yield f"dry run of {made:,} cells, with its start", seconds, "s"
-        yield "memory that it takes at most", memory / MIB, "MiB"
-
-
-def _command(*arguments: str, folder: Path) -> tuple[float, int]:
-    """Seconds and peak memory in bytes of a command of ours. Raises RuntimeError when it fails."""
-    began = time.perf_counter()
-    command = [sys.executable, "-m", "atma_sweep.cli", *arguments]
-    child = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL)
-    _, status, used = os.wait4(child.pid, 0)
-    child.returncode = os.waitstatus_to_exitcode(status)
-    if child.returncode:
-        raise RuntimeError(f"{' '.join(arguments)} ended with {child.returncode}")
-    # kilobytes on Linux, bytes on macOS
-    return time.perf_counter() - began, used.ru_maxrss * (KIB if sys.platform == "linux" else 1)
+        command = [sys.executable, "-m", "atma_sweep.cli", "launch", str(file), "--dry-run", "--cells", str(made)]
+        took = used(command, folder)
+        yield f"dry run of {made:,} cells, with its start", took.wall, "s"
+        yield "memory that it takes at most", took.memory / MIB, "MiB"
