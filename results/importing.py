@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -260,7 +262,8 @@ def import_bundle(
             _refuse_full(file, where, bundle.size(files=True))
             files = Files(bundle, where)
             try:
-                return _taken_in(mine, bundle, files, rename or bundle.sweep, identify)
+                with _uncollected():
+                    return _taken_in(mine, bundle, files, rename or bundle.sweep, identify)
             except (IntegrityError, DataError) as error:
                 raise bundle.wrong(f"the database refuses its rows ({_first(error)})") from error
             except DBAPIError as error:
@@ -272,6 +275,18 @@ def import_bundle(
                 files.clear()
     finally:
         mine.close()
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the search for cycles: millions of plain rows have none, and looking takes a sixth of an import."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
 
 
 def _taken_in(store: Store, bundle: Bundle, files: Files, name: str, identify: Identify | None) -> Summary:
