@@ -49,7 +49,7 @@ class Stage:
                 table.create(session.connection())
 
     def check(self, session: Session) -> None:
-        """Raises StageLost when this session's connection is another one than that of the rows."""
+        """Raises StageLost when the connection of `session` is another one than that of the rows."""
         if session.connection().connection.dbapi_connection is not self._holder:
             raise StageLost
 
