@@ -393,7 +393,9 @@ def _left_by(end: SystemExit) -> str | None:
     """Where foreign code, a plugin say, ended the process; None for an end of ours."""
     from traceback import walk_tb
 
-    frame, line = list(walk_tb(end.__traceback__))[-1]
+    # a library may have put a function of its own there, as wandb does; who called it is what counts
+    hook = getattr(sys.exit, "__code__", None)
+    frame, line = [step for step in walk_tb(end.__traceback__) if step[0].f_code is not hook][-1]
     ours = frame.f_globals.get("__name__", "").partition(".")[0] in ("typer", "click", __package__)
     return None if ours else f"{frame.f_code.co_filename}:{line}"
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import re
+import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -121,6 +123,20 @@ def test_help_without_a_command_stays_help(run) -> None:  # type: ignore[no-unty
         code, out, err = run(*words)
         assert (code, err) == (2, "")
         assert "Usage: atma-sweep" in out
+
+
+def test_a_library_may_have_put_its_own_function_in_the_place_of_sys_exit(run, monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
+    """As wandb does; a plugin that calls it is foreign all the same."""
+    original = sys.exit
+    there: dict[str, Any] = {"original": original}
+    exec(compile("def hooked(code=0):\n    original(code)", "/library/hooks.py", "exec"), there)
+    monkeypatch.setattr(sys, "exit", there["hooked"])
+    assert run("--version") == (0, "atma-sweep 0.1.0\n", "")
+    exec(compile("import sys\ndef leave():\n    sys.exit(0)", "/plugin/mine.py", "exec"), there)
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(there["leave"])
+    said = "atma-sweep: /plugin/mine.py:3 ended the command with exit code 0; foreign code must not call sys.exit\n"
+    assert capsys.readouterr().err == said
 
 
 def test_a_file_that_is_no_database_is_refused_and_left_alone(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
