@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -14,6 +15,9 @@ from ..errors import MachineError
 from ..machine import peak_resident
 
 LOOK_S = 0.01
+MIB = 2**20
+OURS = (sys.executable, "-m", "atma_sweep.cli")
+"""What a command of ours begins with."""
 
 
 class Used(NamedTuple):

@@ -6,9 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from .child import used
-
-MIB = 2**20
+from .child import MIB, used
 
 SCRIPT = """
 import json, sys, time

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from .child import used
+from .child import MIB, OURS, used
 
 GRID = """\
 name: plan
@@ -24,7 +23,6 @@ COMBINATIONS = 80
 """Without the learning rates."""
 MOST_LEVELS = 250
 """Of the learning rate; beyond that the grid grows by seeds."""
-MIB = 2**20
 
 
 def dry_runs(cells: int, folder: Path) -> Iterator[tuple[str, float, str]]:
@@ -36,7 +34,7 @@ def dry_runs(cells: int, folder: Path) -> Iterator[tuple[str, float, str]]:
         file = folder / f"plan-{made}.yaml"
         levels = ", ".join(f"{0.001 * number:.4f}" for number in range(1, rates + 1))
         file.write_text(GRID.format(levels=levels, seeds=seeds))
-        command = [sys.executable, "-m", "atma_sweep.cli", "launch", str(file), "--dry-run", "--cells", str(made)]
+        command = [*OURS, "launch", str(file), "--dry-run", "--cells", str(made)]
         took = used(command, folder)
         yield f"dry run of {made:,} cells, with its start", took.wall, "s"
         yield "memory that it takes at most", took.memory / MIB, "MiB"

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from ...results.store import Store
-from .child import used
+from .child import MIB, OURS, used
 
-MIB = 2**20
 COMMANDS = {
     "the figure of training losses": ("report", "--figure", "loss", "--out", "loss.svg"),
     "the dashboard": ("report", "--dashboard", "dashboard.html"),
@@ -22,7 +20,7 @@ def reports(store: Store, folder: Path) -> list[tuple[str, float, str]]:
     """
     found = []
     for name, arguments in COMMANDS.items():
-        took = used([sys.executable, "-m", "atma_sweep.cli", *arguments, "--db", str(store)], folder)
+        took = used([*OURS, *arguments, "--db", str(store)], folder)
         found += [
             (f"{name}, with the start", took.wall, "s"),
             ("of which processor", took.processor, "s"),
