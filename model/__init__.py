@@ -1,18 +1,24 @@
-"""The network. A mixer of your own needs `Mixer`, `MixerConfig` and `register_mixer` from here."""
+"""The network. A part of your own needs its base class, its config class and its `register_...` from here."""
 
-from .registry import register_mixer
+from importlib import import_module
 
-__all__ = ["Mixer", "MixerConfig", "register_mixer"]
+from .registry import register_memory, register_mixer, register_regularizer
+
+__all__ = [
+    "Memory",
+    "MemoryConfig",
+    "Mixer",
+    "MixerConfig",
+    "register_memory",
+    "register_mixer",
+    "register_regularizer",
+]
+
+_LAZY = {"Mixer": "mixers.base", "MixerConfig": "outline", "Memory": "memory.base", "MemoryConfig": "outline"}
 
 
 def __getattr__(name: str) -> object:
     # Lazy, so that reading a grid does not import torch.
-    if name == "MixerConfig":
-        from .outline import MixerConfig
-
-        return MixerConfig
-    if name == "Mixer":
-        from .mixers.base import Mixer
-
-        return Mixer
+    if name in _LAZY:
+        return getattr(import_module(f".{_LAZY[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

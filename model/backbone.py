@@ -81,9 +81,9 @@ class Block(nn.Module):
         self.norm1 = RMSNorm(config.d_model, config.norm_eps)
         self.mix: nn.Module
         if config.is_global(layer):
-            mixer = registry.mixer(config.attn_type)(config, mixer_settings(config))
+            mixer = registry.MIXERS.load(config.attn_type)(config, mixer_settings(config))
             has_memory = config.memory != NO_MEMORY
-            memory = registry.memory(config.memory)(config, memory_settings(config)) if has_memory else None
+            memory = registry.MEMORIES.load(config.memory)(config, memory_settings(config)) if has_memory else None
             self.mix = Attention(config, mixer, memory)
         else:
             zero_in = config.init == "zero-ends-and-conv-in"
@@ -236,7 +236,7 @@ class Backbone(nn.Module):
         layers, width, device = self.config.n_layers, self.config.d_model, self.device
         key = f"{auxiliary.step}.{auxiliary.micro}"
         if auxiliary.regularizer != NO_REGULARIZER:
-            found.regularizer = registry.regularizer(auxiliary.regularizer)
+            found.regularizer = registry.REGULARIZERS.load(auxiliary.regularizer)
             draw = generator(auxiliary.seed, "sketch", key, device=device)
             found.sketches_LKD = torch.randn(layers, auxiliary.sketch, width, generator=draw, device=device)
         for layer in filter(self.config.is_global, range(layers) if auxiliary.distractor else ()):
@@ -316,7 +316,7 @@ class Backbone(nn.Module):
     def _check_distractor(self, auxiliary: Auxiliary) -> None:
         if not auxiliary.distractor:
             return
-        if not registry.mixer(self.config.attn_type).has_distractor:
+        if not registry.MIXERS.load(self.config.attn_type).has_distractor:
             raise ValueError(f"mixer {self.config.attn_type!r} has no distractor loss; switch distractor off")
         if not any(map(self.config.is_global, range(self.config.n_layers))):
             raise ValueError("the network has no global layer, so no distractor loss; switch distractor off")

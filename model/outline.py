@@ -93,9 +93,9 @@ def _gated_conv(config: ModelConfig) -> Shapes:
 def _attention(config: ModelConfig) -> Shapes | None:
     d, inner, kv = config.d_model, config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
     settings = config.mixers[config.attn_type]
-    parts = {"mixer": _own(registry.mixer_outline(config.attn_type), config, settings)}
+    parts = {"mixer": _own(registry.MIXERS.outline(config.attn_type), config, settings)}
     if config.memory != NO_MEMORY:
-        parts["memory"] = _own(registry.memory_outline(config.memory), config, config.memories[config.memory])
+        parts["memory"] = _own(registry.MEMORIES.outline(config.memory), config, config.memories[config.memory])
     found = linear("mix.w_q", d, 2 * inner) | linear("mix.w_k", d, kv) | linear("mix.w_v", d, kv)
     if settings["canon"]:
         for name, channels in (("q", inner), ("k", kv), ("v", kv)):

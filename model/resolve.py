@@ -44,13 +44,15 @@ def check_regularizer(name: str) -> str:
 def mixer_settings(config: ModelConfig) -> Any:
     """The validated Config of the config's own mixer; ModelConfigError when a setting is wrong."""
     return _settings(
-        registry.mixer_outline(config.attn_type), config, f"model.mixers.{config.attn_type}", config.mixers
+        registry.MIXERS.outline(config.attn_type), config, f"model.mixers.{config.attn_type}", config.mixers
     )
 
 
 def memory_settings(config: ModelConfig) -> Any:
     """The validated Config of the config's own memory; ModelConfigError when a setting is wrong."""
-    return _settings(registry.memory_outline(config.memory), config, f"model.memories.{config.memory}", config.memories)
+    return _settings(
+        registry.MEMORIES.outline(config.memory), config, f"model.memories.{config.memory}", config.memories
+    )
 
 
 def _settings(kind: Any, config: ModelConfig, path: str, sections: dict[str, dict[str, Any]]) -> Config:

@@ -227,7 +227,7 @@ def model_identity(config: ModelConfig) -> dict[str, Any]:
     model = _without_defaults(ModelConfig, dump)
     if not config.window:
         model.pop("window_size", None)
-    for section, table in (("mixers", registry.mixer_outline), ("memories", registry.memory_outline)):
+    for section, table in (("mixers", registry.MIXERS.outline), ("memories", registry.MEMORIES.outline)):
         parts = {name: _without_defaults(table(name).Config, part) for name, part in dump[section].items()}
         model.pop(section, None)
         if any(parts.values()):

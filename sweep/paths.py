@@ -62,7 +62,7 @@ def _choices(path: str) -> tuple[list[str], bool]:
             rest = parts[index + 1 :]
             if not rest:
                 return sorted(table), True
-            find = registry.mixer_outline if part == "mixers" else registry.memory_outline
+            find = registry.MIXERS.outline if part == "mixers" else registry.MEMORIES.outline
             return (
                 (sorted(find(rest[0]).Config.model_fields), True)
                 if len(rest) == 1 and rest[0] in table

@@ -1,4 +1,4 @@
-"""Mixers that live outside the package: one Python file, named in a grid under `plugins`."""
+"""Parts that live outside the package: one Python file, named in a grid under `plugins`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from ..model import registry
+from ..model.registry import MIXERS, registering_for
 from .cell import Plugin
 from .errors import SweepError
 
@@ -32,7 +32,7 @@ def load_plugin(path: Path, sha256: str | None = None) -> Plugin:
         raise PluginChanged(
             f"{path} has changed since its cell was planned (sha256 {digest[:12]}, planned {sha256[:12]}); launch the grid again"
         )
-    name = f"atma_sweep_plugin_{digest[:12]}"
+    name = _module(digest)
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path)
         if spec is None or spec.loader is None:
@@ -41,7 +41,8 @@ def load_plugin(path: Path, sha256: str | None = None) -> Plugin:
         sys.modules[name] = module
         try:
             # what was hashed, and no compiled file that may lie beside it
-            exec(compile(source, str(path), "exec"), module.__dict__)
+            with registering_for(name):
+                exec(compile(source, str(path), "exec"), module.__dict__)
         except SystemExit as error:
             del sys.modules[name]
             raise PluginLeft(
@@ -55,9 +56,10 @@ def load_plugin(path: Path, sha256: str | None = None) -> Plugin:
 
 def source_of(mixer: str, plugins: tuple[Plugin, ...]) -> str | None:
     """The hash of the plugin that defines `mixer`, or None for one of the package's own."""
-    target = registry.MIXERS[mixer]
-    if isinstance(target, str):
-        return None
-    return next(
-        (plugin.sha256 for plugin in plugins if target.__module__ == f"atma_sweep_plugin_{plugin.sha256[:12]}"), None
-    )
+    owner = MIXERS.owner(mixer)
+    return next((plugin.sha256 for plugin in plugins if owner == _module(plugin.sha256)), None)
+
+
+def _module(digest: str) -> str:
+    """What a plugin file with that hash is imported as."""
+    return f"atma_sweep_plugin_{digest[:12]}"

@@ -167,7 +167,7 @@ def agreement(
         if known is not None:
             has = f"corpus {known.name!r} was prepared with tokenizer {known.tokenizer} of {need} tokens"
         yield Problem(("model.vocab_size", "data.tokenizer"), f"model.vocab_size is {model.vocab_size}, but {has}")
-    if train.distractor and not registry.mixer_outline(model.attn_type).has_distractor:
+    if train.distractor and not registry.MIXERS.outline(model.attn_type).has_distractor:
         yield Problem(
             ("train.distractor", "model.attn_type"),
             f"mixer {model.attn_type} has no distractor loss; exclude that combination, or give the mixer one",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import registries as known
 import torch
 
 if TYPE_CHECKING:
@@ -44,6 +45,13 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip("needs ../shared")
     return folder
+
+
+@pytest.fixture
+def registries() -> Iterator[None]:
+    """What a test registers is unknown to the next one."""
+    with known.scope():
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -237,8 +237,9 @@ def test_a_hundred_steps_with_kernels_and_compiler_follow_plain_torch(
     assert gap < 2e-2
 
 
+@pytest.mark.usefixtures("registries")
 def test_a_network_that_cannot_become_one_graph_says_what_to_set() -> None:
-    from atma_sweep.model import Mixer, register_mixer, registry
+    from atma_sweep.model import Mixer, register_mixer
     from atma_sweep.model.backbone import CompileError
 
     @register_mixer("asks")
@@ -253,5 +254,4 @@ def test_a_network_that_cannot_become_one_graph_says_what_to_set() -> None:
         with pytest.raises(CompileError, match=r"cannot be compiled: .*; train\.compile: off"):
             model.features(torch.randint(29, (2, 19)))
     finally:
-        del registry.MIXERS["asks"]
         torch._dynamo.reset()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any
 
 import pytest
 import torch
-from atma_sweep.model import registry
+from atma_sweep.model import register_mixer, registry
 from atma_sweep.model.backbone import Backbone
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.mixers.base import Mixer, MixerConfig
@@ -37,11 +36,11 @@ def built(config: ModelConfig) -> Backbone:
 
 @pytest.mark.parametrize("canon", [True, False])
 @pytest.mark.parametrize("memory", ["none", *registry.MEMORIES])
-@pytest.mark.parametrize("mixer", [name for name, target in registry.MIXERS.items() if isinstance(target, str)])
+@pytest.mark.parametrize("mixer", list(registry.MIXERS))
 def test_the_outline_is_the_network(mixer: str, memory: str, canon: bool) -> None:
     config = complete(attn_type=mixer, memory=memory, mixers={mixer: {"canon": canon}})
     network = built(config)
-    parts = [registry.mixer_outline(mixer), *([registry.memory_outline(memory)] if memory != "none" else [])]
+    parts = [registry.MIXERS.outline(mixer), *([registry.MEMORIES.outline(memory)] if memory != "none" else [])]
     if not all("shapes" in vars(part) for part in parts):
         assert network_shapes(config) is None
         return
@@ -66,19 +65,23 @@ def test_the_370m_network_is_counted_without_being_built(monkeypatch: pytest.Mon
     assert disk.sizes(config, cuda=True)[0] == 4 * 369_758_464 - 2 * config.vocab_size * config.d_model
 
 
-@pytest.mark.parametrize("target", registry.OUTLINES)
-def test_a_part_is_its_outline_and_more(target: str) -> None:
-    tables = itertools.chain(registry.MIXERS.items(), registry.MEMORIES.items())
-    (name,) = [name for name, known in tables if known == target]
-    kind = "mixer" if name in registry.MIXERS else "memory"
-    part, outline = getattr(registry, kind)(name), getattr(registry, f"{kind}_outline")(name)
+@pytest.mark.parametrize("table", [registry.MIXERS, registry.MEMORIES])
+def test_a_part_is_its_outline_and_more(table: registry.Registry) -> None:
+    for name in table:
+        if table.load(name) is table.outline(name):
+            continue  # it has none apart from itself
+        _is_more(table.load(name), table.outline(name), mixer=table is registry.MIXERS)
+
+
+def _is_more(part: Any, outline: Any, *, mixer: bool) -> None:
     assert issubclass(part, outline)
     assert not issubclass(outline, nn.Module)
-    for attribute in ("Config", "check", "shapes", *(["has_distractor"] if kind == "mixer" else [])):
+    for attribute in ("Config", "check", "shapes", *(["has_distractor"] if mixer else [])):
         assert getattr(part, attribute) == getattr(outline, attribute) or attribute not in vars(part)
 
 
-def test_a_mixer_that_says_nothing_is_built_to_be_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("registries")
+def test_a_mixer_that_says_nothing_is_built_to_be_counted() -> None:
     """Even when the one that it inherits from says something: it may have more than that."""
 
     class Plain(Mixer):
@@ -92,7 +95,7 @@ def test_a_mixer_that_says_nothing_is_built_to_be_counted(monkeypatch: pytest.Mo
             self.slope = nn.Parameter(torch.ones(7))
 
     for mixer, like in ((Plain, "nope"), (More, "polar")):
-        monkeypatch.setitem(registry.MIXERS, "mine", mixer)
+        register_mixer("mine")(mixer)
         config, other = complete(attn_type="mine"), complete(attn_type=like)
         assert (network_shapes(config), parameters(config)) == (None, None)
         globals_ = sum(map(config.is_global, range(config.n_layers)))
@@ -100,7 +103,8 @@ def test_a_mixer_that_says_nothing_is_built_to_be_counted(monkeypatch: pytest.Mo
         assert disk.sizes(config, cuda=False) == (weights + 4 * 7 * globals_, state + 8 * 7 * globals_)
 
 
-def test_a_mixer_of_ones_own_may_say_its_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("registries")
+def test_a_mixer_of_ones_own_may_say_its_shapes() -> None:
     class Said(Mixer):
         @classmethod
         def shapes(cls, model: ModelConfig, config: Any) -> dict[str, tuple[int, ...]]:
@@ -110,7 +114,7 @@ def test_a_mixer_of_ones_own_may_say_its_shapes(monkeypatch: pytest.MonkeyPatch)
             super().__init__(model, config)
             self.slope = nn.Parameter(torch.ones(model.n_heads, 7))
 
-    monkeypatch.setitem(registry.MIXERS, "mine", Said)
+    register_mixer("mine")(Said)
     config = complete(attn_type="mine")
     found = network_shapes(config)
     assert found == {name: tuple(one.shape) for name, one in built(config).named_parameters()}

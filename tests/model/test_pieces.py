@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from atma_sweep.kernels.shapes import query_block
-from atma_sweep.model import registry
+from atma_sweep.model import register_mixer
 from atma_sweep.model.backbone import Auxiliary, Backbone, build
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.mixers.base import Mixer
@@ -57,9 +57,8 @@ def test_losses_are_the_same_in_any_pieces(awake: Awake, rows: Tensor) -> None:
             assert (model.token_losses(hidden, rows, chunk=chunk) - whole).abs().max() <= 1e-13
 
 
-def test_a_mixer_without_its_own_evaluation_is_called_whole(
-    awake: Awake, rows: Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("registries")
+def test_a_mixer_without_its_own_evaluation_is_called_whole(awake: Awake, rows: Tensor) -> None:
     lengths: list[int] = []
 
     class Average(Mixer):
@@ -70,7 +69,7 @@ def test_a_mixer_without_its_own_evaluation_is_called_whole(
             count = torch.arange(1, v_BTJX.shape[1] + 1, dtype=v_BTJX.dtype).view(1, -1, 1, 1)
             return (v_BTJX.cumsum(1) / count).repeat_interleave(2, 2)
 
-    monkeypatch.setitem(registry.MIXERS, "average", Average)
+    register_mixer("average")(Average)
     model = awake(attn_type="average")
     with torch.no_grad():
         whole = model.features(rows).hidden_BTD

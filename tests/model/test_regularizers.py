@@ -129,7 +129,7 @@ def test_gradient_falls_with_n_for_weak_and_not_for_strong() -> None:
 
 @pytest.mark.parametrize("name", sorted(registry.REGULARIZERS))
 def test_types_and_gradients(name: str) -> None:
-    function = of_one_layer(registry.regularizer(name))
+    function = of_one_layer(registry.REGULARIZERS.load(name))
     x = torch.randn(11, 7, generator=draw(), dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda y: function(y, normal(3, 7, 1)), x)
     half = function(x.detach().bfloat16(), normal(3, 7, 1))
@@ -143,7 +143,7 @@ def test_types_and_gradients(name: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_layers_share_nothing(name: str, dtype: torch.dtype) -> None:
     """Values and gradients of three layers at once, of lengths that differ by a factor, are those of each alone."""
-    function = registry.regularizer(name)
+    function = registry.REGULARIZERS.load(name)
     layers = [(3.0**i * torch.randn(23, 9, generator=draw(i))).to(dtype).requires_grad_() for i in range(3)]
     directions = torch.randn(3, 4, 9, generator=draw(7))
     together = function(layers, directions)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from atma_sweep.model import Mixer, MixerConfig, register_mixer, registry
+from atma_sweep.model import Mixer, MixerConfig, register_mixer
 from atma_sweep.model.backbone import Auxiliary, Backbone, build
 from atma_sweep.model.config import Float, ModelConfig, ModelConfigError, knob
 from atma_sweep.model.resolve import check_model_config, check_regularizer
@@ -64,7 +64,7 @@ def test_regularizer_names() -> None:
 
 
 @pytest.fixture
-def running_mean() -> Iterator[str]:
+def running_mean(registries: None) -> str:
     """A mixer as a plugin file would write it."""
 
     class MeanConfig(MixerConfig):
@@ -83,8 +83,7 @@ def running_mean() -> Iterator[str]:
             return self.config.decay * v.cumsum(1) / count * self.mix[:, None].to(v.dtype)
 
     register_mixer("mean")(Mean)
-    yield "mean"
-    del registry.MIXERS["mean"]
+    return "mean"
 
 
 def test_a_mixer_from_outside(small: Small, tokens: torch.Tensor, running_mean: str) -> None:

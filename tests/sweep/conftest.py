@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from atma_sweep.model import registry
 from atma_sweep.model.backbone import Backbone, build
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.sweep.cell import Cell, DataConfig
 from atma_sweep.sweep.grid import load_grid
 from attempts import Room, room_of, small_grid
+from registries import scope
 
 torch.set_num_threads(1)
 
@@ -91,12 +91,11 @@ def room(grid: Path, tmp_path: Path) -> Callable[..., Room]:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def mixers() -> Iterator[None]:
-    """The registry as it was: a plugin that one file of tests loads is unknown to the next."""
-    before, modules = dict(registry.MIXERS), set(sys.modules)
-    yield
-    registry.MIXERS.clear()
-    registry.MIXERS.update(before)
+def plugged_in() -> Iterator[None]:
+    """A plugin that one file of tests loads is unknown to the next."""
+    modules = set(sys.modules)
+    with scope():
+        yield
     for name in set(sys.modules) - modules:
         if name.startswith("atma_sweep_plugin_"):
             del sys.modules[name]

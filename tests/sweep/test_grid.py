@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from atma_sweep.model.registry import MIXERS
 from atma_sweep.sweep.cell import Cell
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid import find_file, load_grid, parse_value, shipped
@@ -232,10 +231,8 @@ class Mean(Mixer):
 """
 
 
-def test_a_plugin_brings_a_mixer_with_settings(
-    write: Write, monkeypatch: pytest.MonkeyPatch, fake_fingerprint: Any
-) -> None:
-    monkeypatch.setattr("atma_sweep.model.registry.MIXERS", MIXERS.copy())
+@pytest.mark.usefixtures("registries")
+def test_a_plugin_brings_a_mixer_with_settings(write: Write, fake_fingerprint: Any) -> None:
     plugin = write(PLUGIN, "mean.py")
     text = "name: g\nextends: micro\nplugins: [mean.py]\naxes:\n  attn_type: [mean, nope]\n  model.mixers.mean.reach: [5]\n"
     mean, nope = load_grid(write(text)).expand(fake_fingerprint)

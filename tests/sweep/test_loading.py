@@ -16,6 +16,7 @@ import torch
 from atma_sweep.model import registry
 from atma_sweep.model.backbone import Backbone, build
 from atma_sweep.model.config import Config, knob
+from atma_sweep.model.mixers.softmax import NoPE
 from atma_sweep.results.errors import CellAmbiguous, CellUnknown, StoreMissing, SweepUnknown
 from atma_sweep.results.records import Owner
 from atma_sweep.results.store import Store, open_store
@@ -245,21 +246,20 @@ def test_a_config_that_means_another_cell_by_now_is_refused(shelf: Shelf) -> Non
 
 
 @pytest.fixture
-def plugged(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> Path:
+def plugged(shelf: Shelf, monkeypatch: pytest.MonkeyPatch, registries: None) -> Path:
     """A trained cell with a mixer from outside, as a new process finds it; returns the frozen copy of the file."""
-    monkeypatch.setattr(registry, "MIXERS", registry.MIXERS.copy())
     # a text of its own for each test, since a file is imported once a process
     source = shelf.write(f"{MIXER}# {shelf.path}\n", "flat.py")
-    plain = shelf.expand("plugins: [flat.py]\nset: {model: {attn_type: flat, n_layers: 3}}\n")
-    frozen = freeze_plugins(plain, shelf.runs)
-    source.unlink()
-    (cell,) = frozen
-    shelf.cells[cell.slug] = cell
-    shelf.list("g", frozen)
-    shelf.train(cell.slug)
+    with registry.MIXERS.scope():
+        plain = shelf.expand("plugins: [flat.py]\nset: {model: {attn_type: flat, n_layers: 3}}\n")
+        frozen = freeze_plugins(plain, shelf.runs)
+        source.unlink()
+        (cell,) = frozen
+        shelf.cells[cell.slug] = cell
+        shelf.list("g", frozen)
+        shelf.train(cell.slug)
     name = f"atma_sweep_plugin_{cell.config.plugins[0].sha256[:12]}"
     monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delitem(registry.MIXERS, "flat")
     return Path(cell.config.plugins[0].path)
 
 
@@ -278,7 +278,7 @@ def test_plugins_that_are_gone_or_edited_or_broken_are_said(shelf: Shelf, plugge
     with pytest.raises(PluginChanged, match="has changed"):
         shelf.load(slug)
     plugged.write_text(text)
-    registry.MIXERS["flat"] = "mixers.softmax:NoPE"
+    registry.MIXERS.register("flat")(NoPE)
     with pytest.raises(CellUnreadable) as caught:
         shelf.load(slug)
     _one_line(caught.value, slug, "ValueError: a mixer named 'flat' exists already", "a process each")

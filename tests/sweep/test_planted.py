@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from atma_sweep.model import registry
 from atma_sweep.results.recorder import Recorder
 from atma_sweep.results.records import CellRecord, Owner, Provenance
 from atma_sweep.results.schema import AttemptRow
@@ -109,9 +108,8 @@ def test_an_event_names_code_by_its_fingerprint_alone(store: Store, cell: Cell) 
 
 
 @pytest.fixture
-def bait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Plugin]:
+def bait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registries: None) -> tuple[Path, Plugin]:
     """(a file that a plugin makes when it runs, the plugin, which lies where launches keep theirs)"""
-    monkeypatch.setattr(registry, "MIXERS", registry.MIXERS.copy())
     sign = tmp_path / "ran"
     source = tmp_path / "bait.py"
     source.write_text(f"from pathlib import Path\nPath({str(sign)!r}).touch()\n")

@@ -12,6 +12,7 @@ import pytest
 from atma_sweep.model import registry
 from atma_sweep.sweep.plugins import PluginChanged, PluginLeft, load_plugin, source_of
 
+pytestmark = pytest.mark.usefixtures("registries")
 Write = Callable[..., Path]
 MIXER = """
 from atma_sweep.model.mixers.base import Mixer
@@ -23,18 +24,13 @@ class Flat(Mixer):
 """
 
 
-@pytest.fixture(autouse=True)
-def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "MIXERS", registry.MIXERS.copy())
-
-
 def test_loaded_once_and_known_by_its_bytes(write: Write) -> None:
     path = write(MIXER, "flat.py")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     plugin = load_plugin(path)
     assert (plugin.path, plugin.sha256) == (str(path), digest)
     module = sys.modules[f"atma_sweep_plugin_{digest[:12]}"]
-    assert registry.mixer("flat") is module.Flat
+    assert registry.MIXERS.load("flat") is module.Flat
     assert load_plugin(path, digest) == plugin
     assert sys.modules[f"atma_sweep_plugin_{digest[:12]}"] is module
     assert source_of("flat", (plugin,)) == digest

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from atma_sweep.model import registry
+from atma_sweep.model import register_mixer
 from atma_sweep.model.backbone import Backbone
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.mixers.base import Mixer, MixerConfig
@@ -321,13 +321,14 @@ def test_counting_allocates_nothing_and_knows_the_370m_model() -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - began < 200_000  # kilobytes; the weights take 1.4e6
 
 
-def test_a_mixer_that_needs_real_numbers_is_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("registries")
+def test_a_mixer_that_needs_real_numbers_is_counted_too() -> None:
     class Real(Mixer):
         def __init__(self, model: ModelConfig, config: MixerConfig) -> None:
             super().__init__(model, config)
             self.slope = nn.Parameter(torch.full((7,), torch.ones(3).sum().item()))
 
-    monkeypatch.setitem(registry.MIXERS, "real", Real)
+    register_mixer("real")(Real)
     config = ModelConfig(d_model=16, n_layers=3, n_heads=2, n_kv_heads=1, head_dim=8, vocab_size=29, attn_type="real")
     plain = checkpoint.sizes(config.model_copy(update={"attn_type": "nope"}), cuda=False)
     assert checkpoint.sizes(config, cuda=False) == (plain[0] + 4 * 7, plain[1] + 2 * 4 * 7)

@@ -1,0 +1,83 @@
+"""One registry for every kind of part."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import pytest
+from atma_sweep.model.registry import MEMORIES, REGULARIZERS, Registry, registering_for
+
+PACKAGE = "parts_of_a_test"
+
+
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> Registry[type]:
+    """A registry of a package that exists in memory alone."""
+    package, whole, outline = (ModuleType(f"{PACKAGE}{end}") for end in ("", ".whole", ".outline"))
+    package.__path__ = []  # type: ignore[attr-defined]
+    whole.One, whole.Two, outline.One = (type(name, (), {}) for name in ("One", "Two", "Outline"))  # type: ignore[attr-defined]
+    for module in (package, whole, outline):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    return Registry(
+        "part",
+        PACKAGE,
+        {"one": ("whole:One", "outline:One"), "two": "whole:Two", "far": "missing:It"},
+        reserved=("no",),
+    )
+
+
+def test_it_is_a_mapping_that_imports_what_is_asked_for(parts: Registry[type]) -> None:
+    assert list(parts) == ["one", "two", "far"]
+    assert (len(parts), "one" in parts, "no" in parts, parts["two"]) == (3, True, False, "whole:Two")
+    assert [parts.load(name).__name__ for name in ("one", "two")] == ["One", "Two"]
+    assert [parts.outline(name).__name__ for name in ("one", "two")] == ["Outline", "Two"]
+    with pytest.raises(ModuleNotFoundError, match="missing"):
+        parts.load("far")
+    for ask in (parts.load, parts.outline):
+        with pytest.raises(KeyError):
+            ask("three")
+
+
+def test_what_is_registered_is_known_at_once_and_forgotten_with_its_scope(parts: Registry[type]) -> None:
+    with parts.scope():
+        mine = parts.register("mine")(type("Mine", (), {"__module__": "elsewhere"}))
+        assert parts.load("mine") is parts.outline("mine") is parts["mine"] is mine
+        assert (parts.owner("mine"), parts.owner("one")) == ("elsewhere", None)
+        with parts.scope():
+            parts.register("other")(mine)
+        assert list(parts) == ["one", "two", "far", "mine"]
+    assert list(parts) == ["one", "two", "far"]
+
+
+def test_a_name_belongs_to_one_module(parts: Registry[type]) -> None:
+    for name in ("one", "far"):
+        with pytest.raises(ValueError, match=f"a part named '{name}' exists already; choose another name"):
+            parts.register(name)(type)
+    with pytest.raises(ValueError, match="no part can be named 'no', which means something else"):
+        parts.register("no")(type)
+    first, second = (type("Mine", (), {"__module__": "elsewhere"}) for _ in range(2))
+    parts.register("mine")(first)
+    parts.register("mine")(second)  # its own module once more
+    assert parts.load("mine") is second
+    with pytest.raises(ValueError, match="'mine' exists already"):
+        parts.register("mine")(type("Mine", (), {"__module__": "third"}))
+
+
+def test_a_plugin_owns_what_it_registers_even_when_it_comes_from_elsewhere(parts: Registry[type]) -> None:
+    with registering_for("plugin_a"):
+        parts.register("borrowed")(parts.load("one"))
+    assert parts.owner("borrowed") == "plugin_a"
+    with registering_for("plugin_b"), pytest.raises(ValueError, match="'borrowed' exists already"):
+        parts.register("borrowed")(parts.load("one"))
+
+
+@pytest.mark.parametrize("name", ["none", "on", "off"])
+def test_a_memory_cannot_take_the_word_of_a_level(name: str) -> None:
+    with pytest.raises(ValueError, match="no memory can be named"):
+        MEMORIES.register(name)
+
+
+def test_nor_a_regularizer_that_of_its_absence() -> None:
+    with pytest.raises(ValueError, match="no regularizer can be named 'baseline'"):
+        REGULARIZERS.register("baseline")
