@@ -15,8 +15,8 @@ from ..results.standing import Standing, requests_of, standing
 from ..results.store import Store
 
 CURVE_LINES = 12
-RATES = ("muon_lr", "embedding_lr", "head_lr", "scalar_lr")
-"""The learning rates of a config, which the schedule's factor multiplies."""
+RATES = ("embedding_lr", "head_lr", "scalar_lr")
+"""The learning rates of a config that the schedule's factor multiplies, beside that of the matrices."""
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,8 @@ class CellSheet:
             f"curve ({len(self.curve)} points): step, tokens, train loss, val loss, gradient norm, schedule factor, tokens/s"
         ]
         train = self.cell.config.get("train", {})
-        rates = [f"{name} {train[name]:.6g}" for name in RATES if isinstance(train.get(name), int | float)]
+        matrices = "matrix_lr" if train.get("optimizer") == "adamw" else "muon_lr"
+        rates = [f"{name} {train[name]:.6g}" for name in (matrices, *RATES) if isinstance(train.get(name), int | float)]
         if rates:
             lines.append(f"  learning rates: schedule factor x {', '.join(rates)}")
         for p in shown:

@@ -59,6 +59,10 @@ class DataConfig(Config):
     )
 
 
+MUON_FIELDS = ("muon_lr", "muon_momentum", "muon_weight_decay", "muon_iterations")
+"""Settings of Muon, which do nothing with `optimizer: adamw`."""
+
+
 class TrainConfig(Config):
     """The training recipe (docs/mechanisms.md, "Training")."""
 
@@ -71,11 +75,24 @@ class TrainConfig(Config):
         "Cross-entropy per token averaged, or summed over the micro-batch (the published runs).",
         identity="mean",
     )
-    schedule: Literal["cosine", "linear"] = knob(
-        "cosine", "Decay of the learning rate after the constant part.", identity="cosine"
+    warmup_steps: Int = knob(
+        0, "Steps over which the learning rate rises to its full value, in equal parts.", identity=0, ge=0
     )
-    constant: Float = knob(0.3, "Fraction of the steps at the full learning rate.", identity=0.3, ge=0, le=1)
+    schedule: Literal["cosine", "linear", "wsd"] = knob(
+        "cosine",
+        "Decay of the learning rate to 0 after the constant part: half a cosine, a straight line, or wsd, 1 - sqrt.",
+        identity="cosine",
+    )
+    constant: Float = knob(
+        0.3, "Fraction of the steps after the warm-up at the full learning rate.", identity=0.3, ge=0, le=1
+    )
     clip: Float = knob(1.0, "Largest global gradient norm.", identity=1.0, gt=0)
+    optimizer: Literal["muon", "adamw"] = knob(
+        "muon", "Optimizer of the matrices inside blocks; the rest always has AdamW.", identity="muon"
+    )
+    matrix_lr: Float = knob(
+        3e-4, "AdamW learning rate of the matrices inside blocks, with optimizer: adamw.", identity=3e-4, ge=0
+    )
     muon_lr: Float = knob(0.02, "Learning rate of Muon.", identity=0.02, ge=0)
     muon_momentum: Float = knob(0.95, "Nesterov momentum of Muon.", identity=0.95, ge=0, lt=1)
     muon_weight_decay: Float = knob(0.01, "Decoupled weight decay of Muon.", identity=0.01, ge=0)
@@ -88,6 +105,9 @@ class TrainConfig(Config):
     adam_beta1: Float = knob(0.8, "First AdamW beta.", identity=0.8, ge=0, lt=1)
     adam_beta2: Float = knob(0.95, "Second AdamW beta.", identity=0.95, ge=0, lt=1)
     adam_eps: Float = knob(1e-10, "AdamW epsilon.", identity=1e-10, gt=0)
+    adam_weight_decay: Float = knob(
+        0.0, "Decoupled weight decay of everything that AdamW has, biases and norms included.", identity=0.0, ge=0
+    )
     regularizer: str = knob(
         "baseline", "Representation regularizer on every block's output; baseline is none.", identity="baseline"
     )
@@ -113,6 +133,8 @@ class TrainConfig(Config):
             )
         if self.tokens < self.batch_tokens:
             raise ValueError(f"tokens ({self.tokens}) is less than one step of batch_tokens ({self.batch_tokens})")
+        if self.warmup_steps >= self.steps:
+            raise ValueError(f"warmup_steps ({self.warmup_steps}) must be below the {self.steps} steps of the run")
         return self
 
     @property
@@ -238,6 +260,9 @@ def model_identity(config: ModelConfig) -> dict[str, Any]:
 def train_identity(config: TrainConfig) -> dict[str, Any]:
     """What an id takes of the train section: settings of terms that are switched off are left out."""
     train = _without_defaults(TrainConfig, config.model_dump(mode="json"))
+    idle = MUON_FIELDS if config.optimizer == "adamw" else ("matrix_lr",)
+    for name in idle:
+        train.pop(name, None)
     if config.regularizer == "baseline":
         for name in ("regularizer_weight", "regularizer_sketch"):
             train.pop(name, None)

@@ -73,7 +73,7 @@ def size(count: int) -> str:
     return f"{value:.1f} {UNITS[unit]}" if value < 9.95 and unit else f"{value:.0f} {UNITS[unit]}"
 
 
-def sizes(config: ModelConfig, *, cuda: bool) -> tuple[int, int]:
+def sizes(config: ModelConfig, *, cuda: bool, optimizer: str = "muon") -> tuple[int, int]:
     """Bytes of a model's weights and of its optimizers' state, as attempts on CUDA or on the CPU save them.
 
     From the shapes that its parts say they have; else the network is built, without its numbers where that can be. Names
@@ -83,13 +83,13 @@ def sizes(config: ModelConfig, *, cuda: bool) -> tuple[int, int]:
     if parameters is None:
         from .training import checkpoint
 
-        return checkpoint.sizes(config, cuda=cuda)
+        return checkpoint.sizes(config, cuda=cuda, optimizer=optimizer)
     weights = buffers = 0
     for _, group, count in parameters:
         size = count * (2 if cuda and group == "embedding" else 4)
         weights += size
         # Muon keeps one buffer for each of its parameters, AdamW two.
-        buffers += size * (1 if group == "muon" else 2)
+        buffers += size * (1 if group == optimizer == "muon" else 2)
     return weights, buffers
 
 
@@ -98,13 +98,13 @@ def needed(cells: Sequence[Cell], runs: Path) -> Disk:
 
     Raises AddressError and StorageError for a checkpoint.path that cannot be used.
     """
-    counted: dict[tuple[int, bool], tuple[int, int]] = {}
+    counted: dict[tuple[int, bool, str], tuple[int, int]] = {}
     each, running = [], 0
     for cell in cells:
         config = cell.config
-        key = id(config.model), config.resources.gpus > 0  # which the cells keep alive
+        key = id(config.model), config.resources.gpus > 0, config.train.optimizer  # which the cells keep alive
         if key not in counted:
-            counted[key] = sizes(config.model, cuda=key[1])
+            counted[key] = sizes(config.model, cuda=key[1], optimizer=key[2])
         weights, optimizers = counted[key]
         whole = weights + optimizers
         stays = {"nothing": 0, "weights": weights, "everything": weights + names.KEPT * whole}

@@ -23,7 +23,7 @@ TRAIN = {"muon_lr": 0.02, "embedding_lr": 0.3, "head_lr": 0.003125, "scalar_lr":
 
 def cell(index: int) -> CellRecord:
     levels = dict(zip(AXES, ("polar", "baseline", "off", "on", "off"), strict=True))
-    config = {"train": TRAIN}
+    config = {"train": TRAIN | ({"optimizer": "adamw", "matrix_lr": 1e-4} if index else {})}
     return CellRecord(id=f"{index:012x}", slug=f"cell-{index}", seed=index, levels=levels, config=config, tokens=1000)
 
 
@@ -80,6 +80,8 @@ def test_show_calls_the_factor_a_factor_and_an_attempt_its_number(run: Run, stor
     assert "learning rate" not in head
     rates = "muon_lr 0.02, embedding_lr 0.3, head_lr 0.003125, scalar_lr 0.01"
     assert f"  learning rates: schedule factor x {rates}" in lines
+    with_adamw = "matrix_lr 0.0001, embedding_lr 0.3, head_lr 0.003125, scalar_lr 0.01"
+    assert f"  learning rates: schedule factor x {with_adamw}" in run("show", "cell-1")[1].splitlines()
     numbers = {attempt.number: attempt.id for attempt in store.attempts(cell(0).id)}
     assert numbers == {1: 1, 2: 3}
     assert next(line for line in lines if line.endswith("attempt_id 3")).startswith("  2 done")

@@ -159,7 +159,7 @@ def claim(folder: str | Path) -> None:
     place.check()
 
 
-def sizes(config: ModelConfig, *, cuda: bool) -> tuple[int, int]:
+def sizes(config: ModelConfig, *, cuda: bool, optimizer: str = "muon") -> tuple[int, int]:
     """Bytes of a model's weights and of its optimizers' state, as attempts on CUDA or on the CPU save them.
 
     Of the network itself, on the meta device, so nothing is allocated; buffers of a mixer of somebody's own count too.
@@ -174,7 +174,7 @@ def sizes(config: ModelConfig, *, cuda: bool) -> tuple[int, int]:
     weights = sum(tensor.nbytes for tensor in model.state_dict().values())
     # Muon keeps one buffer for each of its parameters, AdamW two.
     buffers = sum(
-        parameter.nbytes * (1 if group == "muon" else 2)
+        parameter.nbytes * (1 if group == optimizer == "muon" else 2)
         for group, members in model.parameter_groups().items()
         for _, parameter in members
     )

@@ -207,7 +207,10 @@ class Trainer:
         return values[0][-1], values[1][-1]
 
     def _factor(self, step: int) -> float:
-        return schedule.factor(step, self.config.steps, constant=self.config.constant, decay=self.config.schedule)
+        config = self.config
+        return schedule.factor(
+            step, config.steps, constant=config.constant, decay=config.schedule, warmup=config.warmup_steps
+        )
 
     def advance(self, step: int) -> tuple[Tensor, Tensor] | None:
         """One optimizer step; returns the batch's mean cross-entropy and the gradient norm, still on the device.

@@ -124,7 +124,7 @@ class AdamW(torch.optim.AdamW):
 
 
 class Optimizers:
-    """Muon and AdamW over one model, driven by one learning-rate factor."""
+    """Muon and AdamW, or with `optimizer: adamw` AdamW alone, over one model, driven by one learning-rate factor."""
 
     def __init__(
         self, groups: dict[str, list[tuple[str, nn.Parameter]]], config: TrainConfig, device: torch.device
@@ -134,31 +134,48 @@ class Optimizers:
         def params(name: str) -> list[nn.Parameter]:
             return [parameter for _, parameter in groups[name]]
 
-        self.muon = Muon(
-            params("muon"),
-            lr=config.muon_lr,
-            momentum=config.muon_momentum,
-            weight_decay=config.muon_weight_decay,
-            iterations=config.muon_iterations,
-            dtype=torch.bfloat16 if device.type == "cuda" else torch.float32,
-        )
         adam = [
             {"params": params("embedding"), "lr": config.embedding_lr},
             {"params": params("head"), "lr": config.head_lr},
             {"params": params("scalar"), "lr": config.scalar_lr},
         ]
-        betas = (config.adam_beta1, config.adam_beta2)
-        self.adam = AdamW(adam, betas=betas, eps=config.adam_eps, weight_decay=0.0, **{_ADAM[device.type]: True})
-        self._base = {id(group): group["lr"] for optimizer in self._both for group in optimizer.param_groups}
-        self.parameters = [p for optimizer in self._both for group in optimizer.param_groups for p in group["params"]]
+        self._all: dict[str, torch.optim.Optimizer] = {}
+        if config.optimizer == "muon":
+            self._all["muon"] = Muon(
+                params("muon"),
+                lr=config.muon_lr,
+                momentum=config.muon_momentum,
+                weight_decay=config.muon_weight_decay,
+                iterations=config.muon_iterations,
+                dtype=torch.bfloat16 if device.type == "cuda" else torch.float32,
+            )
+        else:
+            adam.insert(0, {"params": params("muon"), "lr": config.matrix_lr})
+        self._all["adam"] = AdamW(
+            adam,
+            betas=(config.adam_beta1, config.adam_beta2),
+            eps=config.adam_eps,
+            weight_decay=config.adam_weight_decay,
+            **{_ADAM[device.type]: True},
+        )
+        self._base = {id(group): group["lr"] for optimizer in self._all.values() for group in optimizer.param_groups}
+        self.parameters = [
+            p for optimizer in self._all.values() for group in optimizer.param_groups for p in group["params"]
+        ]
 
     @property
-    def _both(self) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
-        return self.muon, self.adam
+    def muon(self) -> torch.optim.Optimizer:
+        """That of the matrices; KeyError when AdamW has them."""
+        return self._all["muon"]
+
+    @property
+    def adam(self) -> torch.optim.Optimizer:
+        """AdamW, of everything that Muon has not."""
+        return self._all["adam"]
 
     def step(self, factor: float) -> None:
         """One update with every learning rate times `factor`; gradients are cleared."""
-        for optimizer in self._both:
+        for optimizer in self._all.values():
             for group in optimizer.param_groups:
                 group["lr"] = self._base[id(group)] * factor
             optimizer.step()
@@ -166,18 +183,18 @@ class Optimizers:
 
     def zero_grad(self) -> None:
         """Drops every gradient."""
-        for optimizer in self._both:
+        for optimizer in self._all.values():
             optimizer.zero_grad(set_to_none=True)
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and numbers only, so that it loads with weights_only."""
-        return {"muon": self.muon.state_dict(), "adam": self.adam.state_dict()}
+        return {name: optimizer.state_dict() for name, optimizer in self._all.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what `state_dict` gave."""
         base = dict(self._base)
-        for optimizer, part in zip(self._both, (state["muon"], state["adam"]), strict=True):
+        for name, optimizer in self._all.items():
             rates = [base[id(group)] for group in optimizer.param_groups]
-            optimizer.load_state_dict(part)
+            optimizer.load_state_dict(state[name])
             # load_state_dict makes new group dictionaries and brings the last step's rate along
             self._base.update({id(group): rate for group, rate in zip(optimizer.param_groups, rates, strict=True)})

@@ -5,13 +5,21 @@ from __future__ import annotations
 import math
 
 
-def factor(step: int, steps: int, *, constant: float = 0.3, decay: str = "cosine") -> float:
-    """Factor on every learning rate at `step` (0-based) of `steps`: 1 for the fraction `constant`, then down to 0.
+def factor(step: int, steps: int, *, constant: float = 0.3, decay: str = "cosine", warmup: int = 0) -> float:
+    """Factor on every learning rate at `step` (0-based) of `steps`.
 
-    docs/mechanisms.md, "Training": linear is (1 - progress) / (1 - constant); cosine is half a period over the same span.
+    docs/mechanisms.md, "Training": over the first `warmup` steps 1/warmup, 2/warmup, ... 1. Of the steps after them the
+    fraction `constant` has 1, and then the factor falls to 0, with x from 0 to 1 over that span: linear is 1 - x, cosine
+    half a period, wsd 1 - sqrt(x).
     """
-    progress = step / steps
+    if step < warmup:
+        return (step + 1) / warmup
+    progress = (step - warmup) / (steps - warmup)
     if progress < constant or constant >= 1:
         return 1.0
     left = (1 - progress) / (1 - constant)
-    return left if decay == "linear" else 0.5 * (1 + math.cos(math.pi * (1 - left)))
+    if decay == "linear":
+        return left
+    if decay == "wsd":
+        return 1 - math.sqrt(max(0.0, 1 - left))
+    return 0.5 * (1 + math.cos(math.pi * (1 - left)))

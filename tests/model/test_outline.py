@@ -52,8 +52,10 @@ def test_the_outline_is_the_network(mixer: str, memory: str, canon: bool) -> Non
         name: (groups[name], one.numel()) for name, one in network.named_parameters()
     }
     assert list(network.buffers()) == [], "which an outline does not count"
-    for cuda in (False, True):
-        assert disk.sizes(config, cuda=cuda) == checkpoint.sizes(config, cuda=cuda)
+    for cuda, optimizer in itertools.product((False, True), ("muon", "adamw")):
+        assert disk.sizes(config, cuda=cuda, optimizer=optimizer) == checkpoint.sizes(
+            config, cuda=cuda, optimizer=optimizer
+        )
 
 
 def test_the_370m_network_is_counted_without_being_built(monkeypatch: pytest.MonkeyPatch) -> None:

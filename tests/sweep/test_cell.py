@@ -74,7 +74,8 @@ INSIDE = [
     "train.scalar_lr: 0.1", "train.adam_beta1: 0.9", "train.adam_beta2: 0.9", "train.adam_eps: 1e-8",
     "reg_mode: strong", "train.regularizer_weight: 0.1", "train.regularizer_sketch: 8", "distractor: off",
     "train.distractor_weight: 0.1", "train.distractor_count: 5", "train.deterministic: on", "train.compile: off",
-    "train.kernels: torch", "data.whole_steps: on",
+    "train.kernels: torch", "data.whole_steps: on", "train.warmup_steps: 5", "train.optimizer: adamw",
+    "train.adam_weight_decay: 0.1",
 ]  # fmt: skip
 
 
@@ -100,12 +101,23 @@ def test_the_list_of_fields_inside_is_complete() -> None:
     listed |= {"model.attn_type", "model.memory", "model.window", "train.regularizer", "train.distractor"}
     # the rest has its own test: sub-sections, the plugin's hash, the fingerprint
     listed |= {"model.mixers", "model.memories", "model.mixer_source"}
+    # and what needs another setting beside it
+    listed |= {setting.split(": ")[0] for _, setting in INSIDE_BESIDE}
     for section, cls in (("model", ModelConfig), ("train", TrainConfig)):
         assert [name for name in cls.model_fields if f"{section}.{name}" not in listed] == []
 
 
+INSIDE_BESIDE = [("train.optimizer: adamw", "train.matrix_lr: 0.1")]
+
+
+@pytest.mark.parametrize(("switch", "setting"), INSIDE_BESIDE)
+def test_settings_of_what_is_switched_on_are_inside(cells: Cells, switch: str, setting: str) -> None:
+    assert one_id(cells, f"{{{switch}, {setting}}}") != one_id(cells, f"{{{switch}}}")
+
+
 @pytest.mark.parametrize(("switch", "setting"), [
-    ("window: off", "model.window_size: 9"), ("distractor: off", "train.distractor_weight: 0.5"),
+    ("train.optimizer: muon", "train.matrix_lr: 0.1"), ("train.optimizer: adamw", "train.muon_lr: 0.1"),
+    ("train.optimizer: adamw", "train.muon_iterations: 3"), ("window: off", "model.window_size: 9"), ("distractor: off", "train.distractor_weight: 0.5"),
     ("distractor: off", "train.distractor_count: 5"), ("reg_mode: baseline", "train.regularizer_weight: 0.5"),
     ("reg_mode: baseline", "train.regularizer_sketch: 5"), ("attn_type: nope", "model.mixers.rope.base: 5"),
 ])  # fmt: skip

@@ -61,11 +61,11 @@ CASES: dict[str, tuple[str, str]] = {
     "infinity": ("set:\n  train:\n    clip: .inf\n", "5: set.train.clip: must be a finite number, got inf"),
     "literal": (
         "set:\n  train:\n    schedule: cosin\n",
-        "5: set.train.schedule: no such value 'cosin'; allowed: cosine, linear; did you mean 'cosine'?",
+        "5: set.train.schedule: no such value 'cosin'; allowed: cosine, linear, wsd; did you mean 'cosine'?",
     ),
     "literal-as-axis": (
         "axes:\n  train.schedule: [cosine, cosin]\n",
-        "4: axes.train.schedule: no such value 'cosin'; allowed: cosine, linear; did you mean 'cosine'?",
+        "4: axes.train.schedule: no such value 'cosin'; allowed: cosine, linear, wsd; did you mean 'cosine'?",
     ),
     "level-in-set": (
         "set:\n  memory: onn\n",

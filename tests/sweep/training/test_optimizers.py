@@ -255,6 +255,38 @@ def test_adam_is_the_textbook_update(network: Network) -> None:
         assert (p - weight).abs().max() < 1e-10
 
 
+def test_adamw_alone_is_torchs_adamw(network: Network) -> None:
+    """Every parameter, with one rate for all, against one plain AdamW over the whole network."""
+    rate, betas = 1e-3, (0.9, 0.999)
+    config = TrainConfig(
+        optimizer="adamw", matrix_lr=rate, embedding_lr=rate, head_lr=rate, scalar_lr=rate, adam_beta1=betas[0],
+        adam_beta2=betas[1], adam_eps=1e-8, adam_weight_decay=0.01,
+    )  # fmt: skip
+    ours, theirs = (network(awake=True, dtype=torch.float64) for _ in range(2))
+    optimizers = Optimizers(ours.parameter_groups(), config, CPU)
+    plain_adamw = torch.optim.AdamW(theirs.parameters(), lr=rate, betas=betas, eps=1e-8, weight_decay=0.01)
+    for step in range(4):
+        backward(ours, step)
+        backward(theirs, step)
+        optimizers.step(0.5)
+        plain_adamw.param_groups[0]["lr"] = 0.5 * rate
+        plain_adamw.step()
+        plain_adamw.zero_grad()
+    for (name, a), (_, b) in zip(ours.named_parameters(), theirs.named_parameters(), strict=True):
+        assert (a - b).abs().max() < 1e-12, name
+
+
+def test_adamw_alone_has_a_rate_for_each_kind(network: Network) -> None:
+    model = network(memory="gated_delta")
+    optimizers = Optimizers(model.parameter_groups(), TrainConfig(optimizer="adamw", matrix_lr=0.007), CPU)
+    assert sorted(map(id, optimizers.parameters)) == sorted(map(id, model.parameters()))
+    rates = {id(p): g["lr"] for g in optimizers.adam.param_groups for p in g["params"]}
+    for name, p in model.named_parameters():
+        kind = 0.01 if p.ndim < 2 else {"embedding": 0.3, "head": 1 / 320}.get(name.split(".")[0], 0.007)
+        assert rates[id(p)] == kind, name
+    assert set(optimizers.state_dict()) == {"adam"}
+
+
 def test_state_continues_as_if_never_left(network: Network) -> None:
     def run(model: Backbone, optimizers: Optimizers, steps: range) -> None:
         for step in steps:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
+import torch
 from atma_sweep.sweep.cell import TrainConfig
 from atma_sweep.sweep.training.schedule import factor
+from torch.optim import lr_scheduler
 
 
 @pytest.mark.parametrize(
@@ -28,7 +32,45 @@ def test_cosine(step: int, expected: float) -> None:
     assert factor(step, 1900, decay="cosine") == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize("decay", ["linear", "cosine"])
+@pytest.mark.parametrize(("step", "expected"), [(0, 1.0), (80, 1.0), (85, 0.5), (99, 1 - 0.95**0.5)])
+def test_wsd_is_one_minus_the_square_root(step: int, expected: float) -> None:
+    assert factor(step, 100, constant=0.8, decay="wsd") == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(("decay", "theirs"), [
+    ("cosine", lambda adam, steps: lr_scheduler.CosineAnnealingLR(adam, steps)),
+    ("linear", lambda adam, steps: lr_scheduler.LinearLR(adam, 1.0, 0.0, steps)),
+])  # fmt: skip
+@pytest.mark.parametrize("warmup", [1, 2, 7])
+def test_warm_up_and_decay_are_torchs_own(decay: str, theirs: Callable[..., Any], warmup: int) -> None:
+    steps = 40
+    adam = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    rise = lr_scheduler.LinearLR(adam, 1 / warmup, 1.0, max(1, warmup - 1))
+    # torch counts from 0, and so does each of its parts
+    both = lr_scheduler.SequentialLR(adam, [rise, theirs(adam, steps - warmup)], [warmup])
+    for step in range(steps):
+        assert factor(step, steps, constant=0.0, decay=decay, warmup=warmup) == pytest.approx(
+            adam.param_groups[0]["lr"], abs=1e-9
+        )
+        adam.step()
+        both.step()
+
+
+def test_the_constant_part_begins_after_the_warm_up() -> None:
+    plain = [factor(step, 50, constant=0.4, decay="wsd") for step in range(50)]
+    warm = [factor(step, 60, constant=0.4, decay="wsd", warmup=10) for step in range(60)]
+    assert warm[:10] == pytest.approx([0.1 * step for step in range(1, 11)])
+    assert warm[10:] == plain
+
+
+def test_a_run_that_never_leaves_its_warm_up_is_refused() -> None:
+    small = {"tokens": 80, "seq_len": 4, "batch_tokens": 8, "micro_batch": 1}
+    assert TrainConfig(**small, warmup_steps=9).steps == 10
+    with pytest.raises(ValueError, match=r"warmup_steps \(10\) must be below the 10 steps of the run"):
+        TrainConfig(**small, warmup_steps=10)
+
+
+@pytest.mark.parametrize("decay", ["linear", "cosine", "wsd"])
 @pytest.mark.parametrize("constant", [0.0, 0.3, 0.99, 1.0])
 def test_never_rises_and_stays_above_zero(decay: str, constant: float) -> None:
     values = [factor(step, 37, constant=constant, decay=decay) for step in range(37)]

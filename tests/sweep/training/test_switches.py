@@ -1,0 +1,62 @@
+"""No inert switch: every setting of the training section changes the weights that come out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from atma_sweep.model.backbone import Backbone
+from atma_sweep.sweep.cell import TrainConfig
+from small_training import recipe, trained, trained_in_two
+
+Network = Callable[..., Backbone]
+CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "tokens": (6 * 24, {}), "seq_len": (4, {}), "batch_tokens": (12, {}), "micro_batch": (4, {"regularizer": "weak"}),
+    "loss_reduction": ("sum", {"regularizer": "weak"}), "warmup_steps": (2, {}), "schedule": ("wsd", {}),
+    "constant": (0.7, {}), "clip": (0.01, {}), "optimizer": ("adamw", {}), "matrix_lr": (0.01, {"optimizer": "adamw"}),
+    "muon_lr": (0.01, {}), "muon_momentum": (0.5, {}), "muon_weight_decay": (0.5, {}), "muon_iterations": (2, {}),
+    "embedding_lr": (0.1, {}), "head_lr": (0.01, {}), "scalar_lr": (0.1, {}), "adam_beta1": (0.5, {}),
+    "adam_beta2": (0.5, {}), "adam_eps": (1e-2, {}), "adam_weight_decay": (0.5, {}), "regularizer": ("strong", {}),
+    "regularizer_weight": (0.5, {"regularizer": "weak"}), "regularizer_sketch": (7, {"regularizer": "weak"}),
+    "distractor": (True, {}), "distractor_weight": (0.5, {"distractor": True}),
+    "distractor_count": (3, {"distractor": True}),
+}  # fmt: skip
+"""Setting -> another value, and what must be set beside it."""
+SAME_WEIGHTS = {"deterministic", "compile", "kernels"}
+"""Which choose between ways to the same numbers, on the CPU to the same bits."""
+PAIRS = [("schedule", a, b) for a, b in (("cosine", "linear"), ("linear", "wsd"), ("cosine", "wsd"))]
+
+
+def test_no_setting_is_left_out() -> None:
+    assert set(CHANGES) | SAME_WEIGHTS == set(TrainConfig.model_fields)
+
+
+def off(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+@pytest.mark.parametrize("setting", CHANGES)
+def test_every_setting_acts(network: Network, setting: str) -> None:
+    value, beside = CHANGES[setting]
+    weights = [
+        trained(network(awake=True, dtype=torch.float64), recipe(**config))
+        for config in (beside, beside | {setting: value})
+    ]
+    assert off(*weights) > 1e-7
+
+
+@pytest.mark.parametrize(("setting", "one", "other"), PAIRS)
+def test_words_of_one_setting_differ(network: Network, setting: str, one: str, other: str) -> None:
+    weights = [trained(network(awake=True), recipe(**{setting: word})) for word in (one, other)]
+    assert off(*weights) > 1e-7
+
+
+@pytest.mark.parametrize("changes", [{"optimizer": "adamw", "adam_weight_decay": 0.1}, {"warmup_steps": 3}])
+def test_a_resumed_training_is_the_uninterrupted_one(network: Network, tmp_path: Path, changes: dict[str, Any]) -> None:
+    config = recipe(**changes)
+    whole = trained(network(), config)
+    halves = trained_in_two(network(), network(seed=9), config, tmp_path, 2)
+    assert all(torch.equal(whole[name], halves[name]) for name in whole)
