@@ -14,7 +14,7 @@ __all__ = [
     "register_regularizer",
 ]
 
-_LAZY = {"Mixer": "mixers.base", "MixerConfig": "outline", "Memory": "memory.base", "MemoryConfig": "outline"}
+_LAZY = {"Mixer": "mixers.base", "MixerConfig": "parts", "Memory": "memory.base", "MemoryConfig": "parts"}
 
 
 def __getattr__(name: str) -> object:

@@ -1,65 +1,16 @@
-"""What is known of a network before it is built: the settings and limits of its parts, the shapes of its parameters.
-
-Imports no torch, so that a plan of ten thousand cells need not wait for it. Every mixer and memory is an outline of its
-own; one of the package has its outline in a file beside it, named in the registry.
-"""
+"""The shapes of a network's parameters before it is built. Imports no torch."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 from . import registry
-from .config import Config, Flag, ModelConfig, knob
+from .config import ModelConfig
+from .parts import Outline, Shapes, linear
 
-Shapes = dict[str, tuple[int, ...]]
-"""Parameter name -> shape."""
 NO_MEMORY = "none"
-
-
-class MixerConfig(Config):
-    """Settings that every mixer has; add fields with `knob`."""
-
-    canon: Flag = knob(True, "Convolve q, k and v (Canon) before mixing.", identity=True)
-
-
-class MemoryConfig(Config):
-    """Settings of a memory; add fields with `knob`."""
-
-
-class Outline:
-    """A part's settings and what it accepts."""
-
-    Config: ClassVar[type[Config]]
-
-    @classmethod
-    def check(cls, model: ModelConfig, config: Any) -> None:
-        """Raises ValueError when the part cannot work in that network. The default accepts every network."""
-
-    @classmethod
-    def shapes(cls, model: ModelConfig, config: Any) -> Shapes | None:
-        """The part's own parameters; None, the default: they are known when it is built. No answer is inherited."""
-        return None
-
-
-class MixerOutline(Outline):
-    """That of a mixer."""
-
-    Config: ClassVar[type[Config]] = MixerConfig
-    has_distractor: ClassVar[bool] = False
-    """Whether `distractor_loss` is defined."""
-
-
-class MemoryOutline(Outline):
-    """That of a memory."""
-
-    Config: ClassVar[type[Config]] = MemoryConfig
-
-
-def linear(name: str, inputs: int, outputs: int) -> Shapes:
-    """A projection with its bias."""
-    return {f"{name}.weight": (outputs, inputs), f"{name}.bias": (outputs,)}
 
 
 def network_shapes(config: ModelConfig) -> Shapes | None:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ..config import ModelConfig
-from ..outline import MemoryConfig as MemoryConfig
-from ..outline import MemoryOutline
+from ..parts import MemoryConfig as MemoryConfig
+from ..parts import MemoryOutline
 
 
 class Memory(MemoryOutline, nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from ..config import Config, Int, ModelConfig, knob
-from ..outline import MemoryConfig, MemoryOutline, Shapes, linear
+from ..parts import MemoryConfig, MemoryOutline, Shapes, linear
 
 
 class GatedDeltaConfig(MemoryConfig):

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from ..config import ModelConfig
-from ..outline import MixerConfig as MixerConfig
-from ..outline import MixerOutline
+from ..parts import MixerConfig as MixerConfig
+from ..parts import MixerOutline
 
 
 class Mixer(MixerOutline, nn.Module):

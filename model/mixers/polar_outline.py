@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from ..config import Config, Float, ModelConfig, knob
-from ..outline import MixerConfig, MixerOutline, Shapes, linear
+from ..parts import MixerConfig, MixerOutline, Shapes, linear
 
 
 class PolarConfig(MixerConfig):

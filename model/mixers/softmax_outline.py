@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from ...kernels.rotary_forms import check_rotary
 from ..config import Config, Flag, Float, ModelConfig, knob
-from ..outline import MixerConfig, MixerOutline, Shapes
+from ..parts import MixerConfig, MixerOutline, Shapes
 
 
 class SoftmaxConfig(MixerConfig):
