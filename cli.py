@@ -67,32 +67,50 @@ def _check_executor(name: str) -> None:
 
 @app.command()
 def launch(
-    grid: Annotated[str, typer.Argument(help="Grid file, or the name of a shipped grid such as quick.")],
+    grid: Annotated[
+        str, typer.Argument(metavar="GRID", help="Grid file, or the name of a shipped grid such as quick.")
+    ],
     set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Override a setting; needs --name.")
+        list[str] | None,
+        typer.Option("--set", metavar="PATH=VALUE", help="Change a setting of every cell; needs --name; repeatable."),
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option("--only", metavar="AXIS=LEVEL,..", help="Run only these cells now.")
+        list[str] | None,
+        typer.Option("--only", metavar="AXIS=LEVEL,..", help="Run only the cells with these levels now; repeatable."),
     ] = None,
-    name: Annotated[str | None, typer.Option("--name", help="Launch under another sweep name.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Name of the sweep, instead of the grid's own.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and leave; nothing is written.")] = False,
     executor: Executor = "ray",
     address: Address = None,
     detach: Annotated[
-        bool, typer.Option("--detach", help="Leave the supervisor on the cluster and return; needs --address.")
+        bool, typer.Option("--detach", help="Leave the sweep to the cluster and return at once; needs --address.")
     ] = False,
     retrain: Annotated[
-        bool, typer.Option("--retrain", help="Train again what diverged or whose weights are gone.")
+        bool, typer.Option("--retrain", help="Train cells again that diverged or whose weights are gone.")
     ] = False,
     code: Annotated[
-        str, typer.Option("--code", help="new: run the code as it is now; kept: as this sweep was launched last.")
+        str,
+        typer.Option(
+            "--code", help="new: run the code as it is now; kept: the code that this sweep was last launched with."
+        ),
     ] = "new",
     most: Cells = None,
     runs: Runs = None,
     db: Db = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train and evaluate every cell of a grid that is not done yet. Launch again to continue after any stop."""
+    """Train and evaluate every cell of a grid that is not done yet. Launch again to continue after any stop.
+
+    A cell that another sweep has trained is not trained again.
+    --dry-run shows the plan, with the disk that it needs.
+    Exit code 1: cells failed; status says why.
+
+    \b
+    Example:
+      atma-sweep launch quick --dry-run
+      atma-sweep launch quick --only attn_type=polar,nope --only memory=on
+      atma-sweep launch quick --set train.tokens=5e4 --name try
+    """
     from .results.files import make_folder
     from .results.store import StoreMissing, open_store
     from .sweep import display, launch, texts
@@ -208,24 +226,35 @@ def _show_outcome(outcome: Any, sweep: str, console: Any, as_json: bool) -> None
 @app.command()
 def evaluate(
     cells: Annotated[
-        list[str], typer.Argument(metavar="CELL", help="Trained cells by id, the beginning of one, or slug.")
+        list[str], typer.Argument(metavar="CELL", help="Trained cells by id, the beginning of an id, or slug.")
     ],
     probe: Annotated[
-        list[str] | None, typer.Option("--probe", metavar="NAME", help="Only this probe, given once or more.")
+        list[str] | None, typer.Option("--probe", metavar="NAME", help="Only this probe; repeatable.")
     ] = None,
     length: Annotated[
         list[int] | None,
-        typer.Option("--length", metavar="TOKENS", help="At this context length instead of the config's; repeatable."),
+        typer.Option("--length", metavar="TOKENS", help="At this context length instead of the grid's; repeatable."),
     ] = None,
     sweep: Annotated[
-        str | None, typer.Option("--sweep", help="Sweep by name; else the one launched last that has the cell.")
+        str | None,
+        typer.Option("--sweep", help="Name of the sweep; without it the one launched last that has the cell."),
     ] = None,
     executor: Executor = "ray",
     runs: Runs = None,
     db: Db = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure trained cells again, or at other lengths, from their kept weights. Trains nothing."""
+    """Measure trained cells again, or at other lengths, from their kept weights. Trains nothing.
+
+    It needs the runs folder, but neither the grid nor the text.
+    A length that the grid does not ask for stands in tables with report --length.
+    Exit code 1: a cell could not be measured.
+
+    \b
+    Example:
+      atma-sweep evaluate polar-baseline-d0-m1-w0-s0
+      atma-sweep evaluate polar-baseline-d0-m1-w0-s0 --probe needle --length 2048
+    """
     from .results.store import open_store
     from .sweep import display, evaluate
 
@@ -251,18 +280,32 @@ app.command()(status)
 
 @app.command()
 def logs(
-    cell: Annotated[str, typer.Argument(help="Cell by id, the beginning of one, or slug, with or without its seed.")],
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is appended, until it ends.")] = False,
+    cell: Annotated[
+        str,
+        typer.Argument(metavar="CELL", help="Cell by id, the beginning of an id, or slug, with or without its seed."),
+    ],
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on printing new lines until the attempt ends.")
+    ] = False,
     attempt: Annotated[
-        int | None, typer.Option("--attempt", metavar="N", help="The cell's N-th attempt; else its newest.")
+        int | None, typer.Option("--attempt", metavar="N", help="The N-th attempt of the cell; without it the newest.")
     ] = None,
-    lines: Annotated[int | None, typer.Option("--lines", min=0, help="Begin with the last lines; else all.")] = None,
+    lines: Annotated[
+        int | None,
+        typer.Option("--lines", metavar="N", min=0, help="Begin with the last N lines; without it with the first."),
+    ] = None,
     sweep: SweepName = None,
     runs: Runs = None,
     db: Db = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print what an attempt printed, while it runs or afterwards; --json gives one object a line."""
+    """Print what an attempt printed, while it runs or afterwards; --json gives one object a line.
+
+    \b
+    Example:
+      atma-sweep logs polar-baseline-d0-m1-w0-s0 --lines 20
+      atma-sweep logs polar-baseline-d0-m1-w0-s0 --follow
+    """
     from .results.store import open_store
     from .sweep import logs
 
@@ -285,16 +328,26 @@ def prune_checkpoints(
         str,
         typer.Option(
             "--keep",
-            help="newest: weights, and two checkpoints of each unfinished cell; weights: only those; nothing: nothing.",
+            help="What stays. newest: weights, and two checkpoints of each unfinished cell; weights: no checkpoint; nothing: neither.",
         ),
     ] = "newest",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
-    orphans: Annotated[bool, typer.Option("--orphans", help="Also of cells that the grid dropped since.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
+    orphans: Annotated[
+        bool, typer.Option("--orphans", help="Also those of orphans, cells that the grid no longer holds.")
+    ] = False,
     runs: Runs = None,
     db: Db = None,
     as_json: AsJson = False,
 ) -> None:
-    """Remove checkpoints that no launch needs any more. Cells that run now are left alone."""
+    """Remove checkpoints that no launch needs any more. Cells that run now are left alone.
+
+    Exit code 1: some could not be removed.
+
+    \b
+    Example:
+      atma-sweep prune-checkpoints --dry-run
+      atma-sweep prune-checkpoints --keep weights --orphans
+    """
     from .results.store import open_store
     from .sweep.pruning import prune
 
@@ -309,7 +362,15 @@ def prune_checkpoints(
 
 @app.command()
 def doctor(address: Address = None, runs: Runs = None, db: Db = None, as_json: AsJson = False) -> None:
-    """Look for what would stop a sweep on this machine: GPU, driver, kernels, Ray, disk, database, clock."""
+    """Look for what would stop a sweep on this machine: GPU, driver, kernels, Ray, disk, file system, database, clock.
+
+    With --address it looks at the cluster, too.
+    Exit code 3: something would stop a sweep.
+
+    \b
+    Example:
+      atma-sweep doctor
+    """
     from .sweep import doctor
 
     checks = doctor.examine(db, runs, address)
@@ -336,30 +397,56 @@ def _ask(wish: Any, sweep: str | None, db: str | None, as_json: bool, cells: lis
 
 @app.command()
 def pause(sweep: SweepName = None, db: Db = None, as_json: AsJson = False) -> None:
-    """Let a running sweep save its cells, free the machine and wait."""
+    """Ask a running sweep to save its cells, free the machine and wait.
+
+    Works from any shell, as resume, cancel and retry do; the sweep answers within seconds.
+
+    \b
+    Example:
+      atma-sweep pause --sweep quick
+    """
     _ask("pause", sweep, db, as_json)
 
 
 @app.command()
 def resume(sweep: SweepName = None, db: Db = None, as_json: AsJson = False) -> None:
-    """Let a paused sweep go on."""
+    """Ask a paused sweep to go on.
+
+    \b
+    Example:
+      atma-sweep resume --sweep quick
+    """
     _ask("resume", sweep, db, as_json)
 
 
 @app.command()
 def cancel(sweep: SweepName = None, db: Db = None, as_json: AsJson = False) -> None:
-    """Let a running sweep save its cells and stop; launch continues it."""
+    """Ask a running sweep to save its cells and stop; launch continues it.
+
+    \b
+    Example:
+      atma-sweep cancel --sweep quick
+    """
     _ask("cancel", sweep, db, as_json)
 
 
 @app.command()
 def retry(
-    cells: Annotated[list[str] | None, typer.Argument(help="Failed cells by id or slug; all of them if none.")] = None,
+    cells: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="CELL", help="Failed cells by id or slug; without any, all failed ones."),
+    ] = None,
     sweep: SweepName = None,
     db: Db = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let a running sweep try cells again that it has given up."""
+    """Ask a running sweep to try cells again that it gave up.
+
+    \b
+    Example:
+      atma-sweep retry
+      atma-sweep retry polar-baseline-d0-m1-w0-s0 --sweep quick
+    """
     _ask("retry", sweep, db, as_json, cells)
 
 
@@ -370,8 +457,15 @@ app.command("import")(import_)
 
 
 @app.command()
-def schema(out: Annotated[Path | None, typer.Option("--out", help="Write to this file instead.")] = None) -> None:
-    """Print the JSON Schema of a grid file, for editors."""
+def schema(
+    out: Annotated[Path | None, typer.Option("--out", help="Write to this file instead of standard output.")] = None,
+) -> None:
+    """Print the JSON Schema of a grid file, for editors.
+
+    \b
+    Example:
+      atma-sweep schema --out schema.json
+    """
     from .results.files import format_of, write
     from .sweep.schema import grid_schema
 
@@ -441,7 +535,7 @@ def main(command: Callable[[], Any] = app) -> None:
     except Stop as stop:
         _leave(str(stop), stop.exit_code)
     except KeyboardInterrupt:
-        _leave("stopped; launch again to continue", 130)
+        _leave("stopped by Ctrl-C", 130)
 
 
 if __name__ == "__main__":

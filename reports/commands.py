@@ -21,15 +21,21 @@ def status(
     sweep: SweepName = None,
     watch: Annotated[bool, typer.Option("--watch", help="Show one sweep live until Ctrl-C.")] = False,
     interval: Annotated[
-        float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="How often --watch looks again.")
+        float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="Time between two looks of --watch.")
     ] = 2.0,
     until_end: Annotated[
-        bool, typer.Option("--until-end", help="With --watch: leave when nobody runs the sweep any more.")
+        bool, typer.Option("--until-end", help="With --watch: end when the sweep does not run any more.")
     ] = False,
     db: Db = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show where sweeps stand: counts, running cells with their speed and time left, failures with their cause."""
+    """Show where sweeps stand: counts, running cells with their speed and time left, failures with their cause.
+
+    \b
+    Example:
+      atma-sweep status
+      atma-sweep status --sweep quick --watch
+    """
     from ..results.paper import is_published, open_with_published
     from ..results.store import open_store
 
@@ -54,12 +60,17 @@ def status(
 
 
 def show(
-    cell: Annotated[str, typer.Argument(help="Cell by id, the beginning of one, or slug.")],
+    cell: Annotated[str, typer.Argument(metavar="CELL", help="Cell by id, the beginning of an id, or slug.")],
     sweep: SweepName = None,
     db: Db = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show one cell: its config, its attempts, its curve and its measurements."""
+    """Show one cell: its config, its attempts, its curve and its measurements.
+
+    \b
+    Example:
+      atma-sweep show polar-baseline-d0-m1-w0-s0
+    """
     from ..results.paper import open_with_published
     from .status import cell_sheet
 
@@ -74,7 +85,9 @@ def report(
     table: Annotated[
         str | None,
         typer.Option(
-            "--table", metavar="N|NAME", help="Table by the first paper's number (6: complete results) or name."
+            "--table",
+            metavar="N|NAME",
+            help="Table by its number in the paper (6: complete results), or by name such as effects.",
         ),
     ] = None,
     figure: Annotated[
@@ -82,7 +95,7 @@ def report(
         typer.Option(
             "--figure",
             metavar="N|NAME",
-            help="Figure by the paper's number (1, 2a, 2b) or name; without --out, an SVG here.",
+            help="Figure by its number in the paper (1, 2a, 2b), or by name such as loss; without --out an SVG in this folder.",
         ),
     ] = None,
     sweep: SweepName = None,
@@ -93,22 +106,26 @@ def report(
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Write to this file instead; with --all, to this folder.")
+        Path | None, typer.Option("--out", help="File to write; with --all the folder to write into.")
     ] = None,
     compare: Annotated[
         str | None,
-        typer.Option("--compare", metavar="SWEEP", help="Put the numbers beside another sweep's: printed-v2."),
+        typer.Option(
+            "--compare", metavar="SWEEP", help="Put the numbers beside those of another sweep, such as printed-v2."
+        ),
     ] = None,
     check: Annotated[
         list[Path] | None,
         typer.Option(
-            "--check", metavar="FILE|FOLDER", help="Exit 1 if a written table or figure no longer is so; repeatable."
+            "--check",
+            metavar="FILE|FOLDER",
+            help="Compare a written table or figure, or all in a folder, with the database; repeatable.",
         ),
     ] = None,
     all_: Annotated[
         bool,
         typer.Option(
-            "--all", help="Write every table and figure and the dashboard, with an index, into the folder --out."
+            "--all", help="Write all tables, figures and the dashboard, with an index, into the folder --out."
         ),
     ] = False,
     seeds: Annotated[
@@ -116,16 +133,41 @@ def report(
     ] = False,
     length: Annotated[
         list[str] | None,
-        typer.Option("--length", metavar="TOKENS|all", help="Also this context length, beyond the grid's; repeatable."),
+        typer.Option(
+            "--length",
+            metavar="TOKENS|all",
+            help="Also show this context length, which the grid does not ask for; repeatable.",
+        ),
     ] = None,
-    trace: Annotated[bool, typer.Option("--trace/--no-trace", help="Leave out what --check needs.")] = True,
+    trace: Annotated[
+        bool,
+        typer.Option(
+            "--trace/--no-trace",
+            help="Whether to write into the file where its numbers come from, which --check needs.",
+        ),
+    ] = True,
     dashboard: Annotated[
         Path | None, typer.Option("--dashboard", metavar="FILE.html", help="Write the sweep as one page to explore.")
     ] = None,
     db: Db = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write tables and figures of the paper from the database, compare them with published numbers, or check written ones."""
+    """Write the tables and figures of the paper from the database, compare them with published numbers, or check written ones.
+
+    Tables: 1 to 6, effects, interactions, anova, pareto, failures, provenance.
+    Figures: needle (1), count-map (2a), state-norm (2b), length, loss, effects, interactions, pareto, timeline.
+    The numbers of the paper are always there, as sweeps printed-v1 and printed-v2.
+    Exit code 1: --check found a file that says something else than the database.
+
+    \b
+    Example:
+      atma-sweep report --table 6
+      atma-sweep report --figure needle --sweep printed-v2 --out needle.svg
+      atma-sweep report --compare printed-v2
+      atma-sweep report --dashboard quick.html
+      atma-sweep report --all --out appendix
+      atma-sweep report --check appendix
+    """
     from ..results.files import format_of
     from ..results.paper import open_with_published
     from .data import ReportError

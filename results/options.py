@@ -8,17 +8,31 @@ from typing import Annotated, Any
 
 import typer
 
-Db = Annotated[str | None, typer.Option("--db", metavar="URL|FILE", help="Database; else ATMA_DB, else atma.db here.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON with the names of the database's columns.")]
-Executor = Annotated[str, typer.Option("--executor", help="ray, or local: the same without Ray, on this machine.")]
+Db = Annotated[
+    str | None,
+    typer.Option(
+        "--db", metavar="URL|FILE", help="Database; without it the one that ATMA_DB names, else atma.db in this folder."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON; its keys are named as the columns of the database.")]
+Executor = Annotated[str, typer.Option("--executor", help="ray, or local, which does without Ray.")]
 Address = Annotated[
-    str | None, typer.Option("--address", metavar="HOST:PORT", help="The Ray cluster with that head; else none.")
+    str | None,
+    typer.Option(
+        "--address", metavar="HOST:PORT", help="Head of the Ray cluster to use; without it this machine alone."
+    ),
 ]
-Runs = Annotated[Path | None, typer.Option("--runs", help="Folder for artifacts; else <db name>-runs beside it.")]
+Runs = Annotated[
+    Path | None,
+    typer.Option(
+        "--runs",
+        help="Folder of checkpoints, weights, logs and corpora; without it <db name>-runs beside the database.",
+    ),
+]
 Cells = Annotated[
-    int | None, typer.Option("--cells", metavar="N", min=1, help="Allow a grid of so many cells; else of 20,000.")
+    int | None, typer.Option("--cells", metavar="N", min=1, help="Allow a grid of up to N cells; without it 20,000.")
 ]
-SweepName = Annotated[str | None, typer.Option("--sweep", help="Sweep by name; else the one launched last.")]
+SweepName = Annotated[str | None, typer.Option("--sweep", help="Name of the sweep; without it the one launched last.")]
 
 
 def as_text(value: Any) -> str:

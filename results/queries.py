@@ -364,7 +364,7 @@ def attempt(session: Session, attempt_id: int) -> Attempt:
     """One attempt. Raises AttemptUnknown."""
     found = _read(session, Attempt, select(*columns_of(AttemptRow, Attempt)).where(AttemptRow.id == attempt_id))
     if not found:
-        raise AttemptUnknown(f"there is no attempt {attempt_id}; `atma-sweep status CELL` lists those of a cell")
+        raise AttemptUnknown(f"there is no attempt {attempt_id}; `atma-sweep show CELL` lists those of a cell")
     return found[0]
 
 

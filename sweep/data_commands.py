@@ -18,33 +18,51 @@ data_app = typer.Typer(help="Prepare, list and verify corpora.", no_args_is_help
 @data_app.command("prepare")
 def data_prepare(
     what: Annotated[
-        str | None, typer.Argument(metavar="NAME|PATH", help="A known corpus (see data list --known), text or shards.")
+        str | None,
+        typer.Argument(
+            metavar="NAME|PATH", help="A known corpus (data list --known), or a file or folder of text or of shards."
+        ),
     ] = None,
-    grid: Annotated[str | None, typer.Option("--grid", help="Prepare what this grid needs instead.")] = None,
-    name: Annotated[str | None, typer.Option("--name", help="Call it so; a grid then says data.corpus: NAME.")] = None,
+    grid: Annotated[
+        str | None, typer.Option("--grid", help="Prepare what this grid needs, instead of NAME or PATH.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Name of the corpus here; a grid then says data.corpus: NAME.")
+    ] = None,
     tokenizer: Annotated[str | None, typer.Option("--tokenizer", help="bytes, gpt2 or json.")] = None,
-    tokenizer_file: Annotated[Path | None, typer.Option("--tokenizer-file", help="The tokenizer's file.")] = None,
+    tokenizer_file: Annotated[Path | None, typer.Option("--tokenizer-file", help="File of the tokenizer.")] = None,
     end_of_text: Annotated[
         str | None,
-        typer.Option("--end-of-text", help="The token that ends a text, where that file names it unusually."),
+        typer.Option(
+            "--end-of-text", help="Token that ends a text, where the tokenizer's file has an unusual name for it."
+        ),
     ] = None,
     tokens: Annotated[
-        float | None, typer.Option("--tokens", help="Training tokens, such as 1e9; else all, or the grids' number.")
+        float | None,
+        typer.Option("--tokens", help="Training tokens, such as 1e9; without it all, or what the grid says."),
     ] = None,
     heldout: Annotated[
-        str | None, typer.Option("--heldout", help="Corpus or path that lends the long documents.")
+        str | None,
+        typer.Option("--heldout", help="Corpus or path from which the long documents of the probes are taken."),
     ] = None,
     heldout_tokens: Annotated[
-        int | None, typer.Option("--heldout-tokens", help="Tokens that a long document needs; else 65601.")
+        int | None, typer.Option("--heldout-tokens", help="Tokens that a long document has at least; without it 65601.")
     ] = None,
-    path: Annotated[Path | None, typer.Option("--path", help="For a known corpus: a local copy of it.")] = None,
+    path: Annotated[
+        Path | None, typer.Option("--path", help="Local copy of a known corpus, instead of its download.")
+    ] = None,
     most: Cells = None,
     runs: Runs = None,
     db: Db = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tokenise text into shards, or adopt shards. Run again to go on after a stop."""
+    """Tokenise text into shards, or take over shards that are there. Run again to go on after a stop.
 
+    \b
+    Example:
+      atma-sweep data prepare --grid quick
+      atma-sweep data prepare stdlib --tokens 1e5 --name small
+    """
     from . import preparing
     from .display import Terminal
     from .training import corpora
@@ -74,12 +92,18 @@ def data_prepare(
 
 @data_app.command("list")
 def data_list(
-    known: Annotated[bool, typer.Option("--known", help="The corpora that can be prepared by name.")] = False,
+    known: Annotated[bool, typer.Option("--known", help="Instead the corpora that can be prepared by name.")] = False,
     runs: Runs = None,
     db: Db = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what is prepared for a database."""
+    """List the corpora that are prepared for a database.
+
+    \b
+    Example:
+      atma-sweep data list
+      atma-sweep data list --known
+    """
     from . import preparing
     from .training import corpora
 
@@ -100,13 +124,22 @@ def data_list(
 def data_verify(
     what: Annotated[
         str | None,
-        typer.Argument(metavar="NAME|CORPUS|FINGERPRINT", help="As data list shows it; else all that are prepared."),
+        typer.Argument(
+            metavar="NAME|CORPUS|FINGERPRINT", help="As data list shows it; without it all that are prepared."
+        ),
     ] = None,
     runs: Runs = None,
     db: Db = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read every token of prepared corpora again and compare hashes and fingerprint; exit 1 when something differs."""
+    """Read every token of prepared corpora again, and compare hashes and fingerprint with those of its preparation.
+
+    Exit code 1: something differs.
+
+    \b
+    Example:
+      atma-sweep data verify
+    """
     from .training import corpora
 
     root = runs_folder(runs, db) / "corpora"

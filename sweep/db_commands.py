@@ -15,7 +15,12 @@ db_app = typer.Typer(help="Look after the results database.", no_args_is_help=Tr
 
 @db_app.command("upgrade")
 def db_upgrade(db: Db = None, as_json: AsJson = False) -> None:
-    """Bring an older database to this version's schema, after a backup beside it."""
+    """Bring an older database to this version's schema, after a backup beside it.
+
+    \b
+    Example:
+      atma-sweep db upgrade
+    """
     from ..results.store import upgrade_store
 
     backup = upgrade_store(db)
@@ -29,14 +34,14 @@ def export(
     sweep: SweepName = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="File or folder to write; else <sweep>.zip, <sweep>-<what>.<to>, or <sweep>-<to>."),
+        typer.Option(
+            "--out", help="File or folder to write; without it <sweep>.zip, <sweep>-<what>.<to>, or <sweep>-<to>."
+        ),
     ] = None,
-    with_weights: Annotated[bool, typer.Option("--with-weights", help="Take kept weights and logs along.")] = False,
+    with_weights: Annotated[bool, typer.Option("--with-weights", help="Also the kept weights and logs.")] = False,
     to: Annotated[
         str | None,
-        typer.Option(
-            "--to", help="Instead of a bundle a table (csv, jsonl, parquet), or a folder (tensorboard, wandb)."
-        ),
+        typer.Option("--to", help="Not a bundle but a table (csv, jsonl, parquet), or a folder (tensorboard, wandb)."),
     ] = None,
     what: Annotated[
         str | None,
@@ -46,7 +51,15 @@ def export(
     db: Db = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a sweep into one file that `import` takes in elsewhere, or what it holds for another program."""
+    """Write a sweep into one file (a bundle) that import takes in elsewhere, or into files of another program.
+
+    tensorboard and wandb get curves and measurements, one run a cell, offline; they need pip install -e ".[exporters]".
+
+    \b
+    Example:
+      atma-sweep export --sweep quick --out quick.zip
+      atma-sweep export --to csv --what curves
+    """
     from dataclasses import asdict
 
     from ..results.exporting import export_sweep
@@ -98,16 +111,22 @@ def export(
 
 
 def import_(
-    file: Annotated[Path, typer.Argument(help="A bundle that atma-sweep export wrote.")],
-    name: Annotated[str | None, typer.Option("--name", help="Call the sweep so here.")] = None,
-    large: Annotated[
-        bool, typer.Option("--large", help="Lift the limits on sizes and counts, for a file whose maker you trust.")
-    ] = False,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A bundle that atma-sweep export wrote.")],
+    name: Annotated[
+        str | None, typer.Option("--name", help="Name of the sweep here, to keep it apart from one of the same name.")
+    ] = None,
+    large: Annotated[bool, typer.Option("--large", help="Take a file of any size, if you trust who made it.")] = False,
     runs: Runs = None,
     db: Db = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take a bundle into the database: what is missing is added, nothing is changed, and twice is as once."""
+    """Take a bundle into the database. Adds what is missing and changes nothing that is there, so it may be repeated.
+
+    \b
+    Example:
+      atma-sweep import quick.zip
+      atma-sweep import quick.zip --name theirs
+    """
     from dataclasses import asdict
 
     from ..results.importing import import_bundle
@@ -128,20 +147,25 @@ def import_(
 
 @db_app.command("forget")
 def db_forget(
-    cell: Annotated[str, typer.Argument(help="Cell by id, the beginning of one, or slug.")],
+    cell: Annotated[str, typer.Argument(metavar="CELL", help="Cell by id, the beginning of an id, or slug.")],
     probe: Annotated[
-        list[str] | None, typer.Option("--probe", metavar="NAME", help="Measurements of this probe; repeatable.")
+        list[str] | None, typer.Option("--probe", metavar="NAME", help="Only measurements of this probe; repeatable.")
     ] = None,
     length: Annotated[
         list[int] | None,
-        typer.Option("--length", metavar="TOKENS", help="Measurements at this context length; repeatable."),
+        typer.Option("--length", metavar="TOKENS", help="Only measurements at this context length; repeatable."),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Delete without asking.")] = False,
     sweep: SweepName = None,
     db: Db = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete measurements of a cell, after saying which, and which sweeps will want them again. An event records it."""
+    """Delete measurements of a cell, after listing them and the sweeps that will want them again. An event records it.
+
+    \b
+    Example:
+      atma-sweep db forget polar-baseline-d0-m1-w0-s0 --probe needle --yes
+    """
     import sys
     from dataclasses import asdict
 
@@ -169,12 +193,17 @@ def db_forget(
 @db_app.command("backup")
 def db_backup(
     to: Annotated[
-        Path | None, typer.Option("--to", help="Folder or file; else <db>.<UTC time>.backup beside the database.")
+        Path | None, typer.Option("--to", help="Folder or file; without it <db>.<UTC time>.backup beside the database.")
     ] = None,
     db: Db = None,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a SQLite database while it is in use. The copy is checked and never overwrites anything."""
+    """Copy a SQLite database while it is in use. The copy is checked and never overwrites anything.
+
+    \b
+    Example:
+      atma-sweep db backup --to backups.db
+    """
     from ..results.maintenance import backup
 
     copy = backup(db, to)
@@ -187,7 +216,14 @@ def db_backup(
 
 @db_app.command("check")
 def db_check(runs: Runs = None, db: Db = None, as_json: AsJson = False) -> None:
-    """Look for everything that is wrong with a database, and say what to do; exit 1 when numbers are in danger."""
+    """Look for everything that is wrong with a database, and say what to do.
+
+    Exit code 1: numbers are in danger.
+
+    \b
+    Example:
+      atma-sweep db check
+    """
     from dataclasses import asdict
 
     from .verify import check

@@ -110,7 +110,7 @@ class OnThisMachine:
         return False
 
     def broken(self) -> str | None:
-        """Nothing that could be."""
+        """Never: there is nothing beside the attempts that could die."""
         return None
 
     def end(self, attempts: Sequence[Attempt], runs: Path) -> set[int]:

@@ -134,7 +134,7 @@ class Rooms:
 
 
 def check(cells: Sequence[Cell], *machines: Machine, held: Sequence[Gpu] = ()) -> None:
-    """Refuses cells that none of the machines, even empty, has room for; `held` are GPUs that another sweep has.
+    """Refuses cells that fit on none of the machines even while nothing else runs there; `held`: GPUs that another sweep has.
 
     Raises MachineError naming the need and what there is.
     """

@@ -18,7 +18,7 @@ from .training.sources import HUB
 
 
 def quiet(told: object) -> None:
-    """Tells nobody."""
+    """For callers that want no progress."""
 
 
 def expand(grid: Grid, root: Path, *, dry: bool = False, tell: Tell = quiet) -> tuple[list[Cell], list[str]]:

@@ -11,18 +11,25 @@ from ...results.options import AsJson
 
 bench_app = typer.Typer(help="Time kernels, training steps, and sweeps of thousands of cells.", no_args_is_help=True)
 
-Rounds = Annotated[int, typer.Option("--rounds", min=1, help="How often the variants take turns.")]
+Rounds = Annotated[
+    int, typer.Option("--rounds", min=1, help="How often each variant is timed, in turn with the others.")
+]
 Out = Annotated[Path | None, typer.Option("--out", help="Also write every number to this JSON file.")]
 
 
 @bench_app.command("kernels")
 def bench_kernels(
-    ops: Annotated[list[str] | None, typer.Argument(help="Ops to time; all of them if none is named.")] = None,
+    ops: Annotated[list[str] | None, typer.Argument(metavar="OP", help="Operations to time; without any, all.")] = None,
     rounds: Rounds = 10,
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """Time each kernel beside its rivals, at the sizes of the 370M network."""
+    """Time each kernel beside its rivals, at the sizes of the 370M network.
+
+    \b
+    Example:
+      atma-sweep bench kernels polar softmax --rounds 5
+    """
     from . import kernels, report
 
     report.check_place(out)
@@ -31,15 +38,25 @@ def bench_kernels(
 
 @bench_app.command("train")
 def bench_train(
-    cells: Annotated[list[str] | None, typer.Argument(help="Slugs of cells, without their seed; see --grid.")] = None,
+    cells: Annotated[
+        list[str] | None, typer.Argument(metavar="CELL", help="Slugs of cells of the grid, without their seed.")
+    ] = None,
     grid: Annotated[str, typer.Option("--grid", help="Grid that the cells belong to.")] = "full",
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Override a setting.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="PATH=VALUE", help="Change a setting of every cell; repeatable."),
+    ] = None,
     rounds: Rounds = 3,
-    profile: Annotated[bool, typer.Option("--profile", help="Also say what the device's time goes to.")] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="Also say what the device spends its time on.")] = False,
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """Time whole optimizer steps of cells on random tokens, and the way to the first step."""
+    """Time whole optimizer steps of cells on random tokens, and how long the first step takes to come.
+
+    \b
+    Example:
+      atma-sweep bench train polar-baseline-d0-m0-w0 polar-baseline-d0-m1-w0
+    """
     from . import report, train
 
     report.check_place(out)
@@ -51,12 +68,17 @@ def bench_train(
 
 @bench_app.command("scale")
 def bench_scale(
-    cells: Annotated[int, typer.Option("--cells", min=1, help="About as many cells.")] = 10_000,
-    points: Annotated[int, typer.Option("--points", min=1, help="Curve points a cell.")] = 100,
+    cells: Annotated[int, typer.Option("--cells", min=1, help="How many cells, about.")] = 10_000,
+    points: Annotated[int, typer.Option("--points", min=1, help="Points of each cell's curve.")] = 100,
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """Time plan, supervisor, status and relaunch of a sweep of thousands of cells that trains nothing. No GPU."""
+    """Time plan, supervisor, status and relaunch of a sweep of thousands of cells that trains nothing. Needs no GPU.
+
+    \b
+    Example:
+      atma-sweep bench scale --cells 1000
+    """
     import sys
     import tempfile
 
