@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import re
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -279,6 +280,35 @@ def test_words_of_five_thousand_letters_and_paths_that_cannot_be(run, arguments:
     code, out, err = run(*arguments)
     assert (code, out, len(err.splitlines())) == (2, "", 1)
     assert len(err) < 1000
+
+
+def test_ctrl_c_tells_nobody_to_launch(capsys: pytest.CaptureFixture[str]) -> None:
+    """It may have been a report that was stopped."""
+
+    def stopped() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit, match="130"):
+        cli.main(stopped)
+    assert capsys.readouterr().err == "atma-sweep: stopped by Ctrl-C\n"
+
+
+def examples(command: click.Command) -> list[str]:
+    """The lines under "Example:" in a command's help."""
+    return [line.strip() for line in str(command.help).partition("\b\nExample:\n")[2].splitlines()]
+
+
+@pytest.mark.parametrize("name", sorted(commands()))
+def test_every_command_shows_how_it_is_called(name: str) -> None:
+    """Its own options and valid values, in lines that a terminal of 80 columns does not break."""
+    shown = examples(commands()[name])
+    assert shown
+    for line in shown:
+        assert len(line) <= 75
+        assert line.split()[: 1 + len(name.split())] == ["atma-sweep", *name.split()]
+        words = shlex.split(line)[1 + len(name.split()) :]
+        # an unknown option, a missing argument or a value of the wrong kind raises here
+        commands()[name].make_context(name, words)
 
 
 def test_a_bug_is_not_dressed_up(monkeypatch: pytest.MonkeyPatch) -> None:
