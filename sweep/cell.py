@@ -243,6 +243,29 @@ def _without_defaults(cls: type[BaseModel], values: Mapping[str, Any]) -> dict[s
     return kept
 
 
+def without_newer(config: CellConfig) -> dict[str, Any]:
+    """The config as JSON without the settings that a version from before them would do the same without.
+
+    That is one at its identity default, as long as this is what a config that leaves it out gets today.
+    """
+    told = config.model_dump(mode="json")
+    for section, cls in (("model", ModelConfig), ("data", DataConfig), ("train", TrainConfig)):
+        told[section] = _without_unsaid(cls, told[section])
+    for section, table in (("mixers", registry.MIXERS.outline), ("memories", registry.MEMORIES.outline)):
+        parts = told["model"].get(section, {})
+        told["model"] |= {section: {name: _without_unsaid(table(name).Config, part) for name, part in parts.items()}}
+    return told
+
+
+def _without_unsaid(cls: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
+    kept = dict(values)
+    for name, field in cls.model_fields.items():
+        extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+        if "identity" in extra and extra["identity"] == values[name] == field.default:
+            del kept[name]
+    return kept
+
+
 def model_identity(config: ModelConfig) -> dict[str, Any]:
     """What an id takes of the model section: settings of parts that are switched off are left out."""
     dump = config.model_dump(mode="json")

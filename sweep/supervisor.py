@@ -20,7 +20,7 @@ from ..results.records import Attempt, CellState, Owner
 from ..results.standing import Standing, missing, standing
 from ..results.store import Store
 from . import process
-from .cell import Cell, CellConfig, Resources
+from .cell import Cell, CellConfig, Resources, without_newer
 from .errors import MachineError
 from .executors import Executor, Launch, OnThisMachine
 from .failures import EXIT_MACHINE, NODE_LOST, Failure, judge, oom_kills
@@ -367,9 +367,12 @@ class Supervisor:
 
 
 def as_told(config: CellConfig) -> dict[str, Any]:
-    """A config as job.json has it. What does not touch numbers and stands at its default is left out, so that older code,
-    which `--code kept` runs, need not know of it."""
-    told = config.model_dump(mode="json")
+    """A config as job.json has it: what older code, which `--code kept` runs, need not know of is left out.
+
+    That is a setting at the default that every older cell had without saying so, and whatever touches no number and
+    stands at its default.
+    """
+    told = without_newer(config)
     for section in ("resources", "checkpoint"):
         told[section] = getattr(config, section).model_dump(mode="json", exclude_defaults=True)
     return told

@@ -297,7 +297,7 @@ class Work:
         return flops.peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
 
     def _mfu(self, tokens_per_s: float) -> tuple[float | None, float | None]:
-        model, seq_len = self.config.model, self.config.train.seq_len
+        model, seq_len = self._model.config, self.config.train.seq_len
         peak = self._peak()
         paper = flops.paper_flops(model, count(self._model), seq_len)
         return flops.mfu(paper, tokens_per_s, peak), flops.mfu(flops.training_flops(model, seq_len), tokens_per_s, peak)

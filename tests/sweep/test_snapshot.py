@@ -7,8 +7,10 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from atma_sweep.model.resolve import check_model_config
 from atma_sweep.sweep.cell import CellConfig, Resources
 from atma_sweep.sweep.grid import load_grid
 from atma_sweep.sweep.snapshot import PACKAGE, PARTS, fingerprint, folder, freeze
@@ -100,13 +102,40 @@ def test_workers_run_the_copy_and_a_change_is_told(package: Path, tmp_path: Path
     assert "is gone; launch without --code" in launch(bench, package, "--code", "kept", code=2)
 
 
+def whole(told: dict[str, Any]) -> CellConfig:
+    """The config that an attempt makes of what it is told, its mixer's settings complete as the network has them."""
+    read = CellConfig.model_validate(told)
+    return read.model_copy(update={"model": check_model_config(read.model)})
+
+
 def test_older_code_is_told_only_of_what_was_changed() -> None:
     (cell, *_) = load_grid("quick").expand(lambda data: "f")
     told = as_told(cell.config)
-    assert CellConfig.model_validate(told) == cell.config
+    assert whole(told) == cell.config
     assert "order" not in told["resources"]
     changed = cell.config.model_copy(update={"resources": Resources(order="pairs", cpus=3)})
     told = as_told(changed)
     assert (told["resources"]["order"], told["resources"]["cpus"]) == ("pairs", 3)
-    assert CellConfig.model_validate(told) == changed
-    assert told["train"] == cell.config.model_dump(mode="json")["train"]
+    assert whole(told) == changed
+
+
+def test_older_code_is_not_told_what_it_does_anyway() -> None:
+    (cell, *_) = load_grid("quick").expand(lambda data: "f")
+    changed = {"attn_type": "rope", "mixers": {"rope": {"base": 5.0}}, "init": "zero-ends-and-conv-in"}
+    model = check_model_config(cell.config.model.model_copy(update=changed))
+    train = cell.config.train.model_copy(update={"clip": 0.5})
+    config = cell.config.model_copy(update={"model": model, "train": train})
+    told = as_told(config)
+    # what was there from the first version on and has no identity default is always said
+    assert {"d_model", "attn_type", "vocab_size"} <= told["model"].keys()
+    assert {"tokens", "seq_len", "micro_batch"} <= told["train"].keys()
+    assert (told["model"]["init"], told["model"]["mixers"]) == ("zero-ends-and-conv-in", {"rope": {"base": 5.0}})
+    assert told["train"]["clip"] == 0.5
+    for section, name in (
+        ("model", "mixer_source"),
+        ("model", "norm_eps"),
+        ("train", "warmup_steps"),
+        ("data", "shuffle"),
+    ):
+        assert name not in told[section]
+    assert whole(told) == config
