@@ -85,6 +85,7 @@ class ModelConfig(Config):
     )
     mixer_source: str | None = knob(None, "SHA-256 of the plugin file that defines the mixer.", identity=None)
     memory: str = knob("none", "Recurrent memory beside the mixer, or none.", identity="none")
+    memory_source: str | None = knob(None, "SHA-256 of the plugin file that defines the memory.", identity=None)
     memories: dict[str, dict[str, Any]] = knob({}, "Settings by memory name.", identity={})
     window: Flag = knob(False, "Train the global layers with a sliding window.", identity=False)
     window_size: Int = knob(1024, "Keys in the window, the query's own included.", ge=1)

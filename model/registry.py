@@ -46,7 +46,7 @@ class Registry(Mapping[str, "str | Part"], Generic[Part]):
 
         `kind` is the word for messages, `reserved` are names that a plugin cannot take because they mean something else.
         """
-        self._kind, self._package, self._reserved = kind, package, frozenset(reserved)
+        self.kind, self._package, self._reserved = kind, package, frozenset(reserved)
         pairs = {name: (said, said) if isinstance(said, str) else said for name, said in entries.items()}
         self._targets: dict[str, str | Part] = {name: whole for name, (whole, _) in pairs.items()}
         self._outlines = {name: outline for name, (_, outline) in pairs.items()}
@@ -78,12 +78,12 @@ class Registry(Mapping[str, "str | Part"], Generic[Part]):
         """
 
         if name in self._reserved:
-            raise ValueError(f"no {self._kind} can be named {name!r}, which means something else; choose another name")
+            raise ValueError(f"no {self.kind} can be named {name!r}, which means something else; choose another name")
 
         def register(part: Any) -> Any:
             owner = _plugin.get() or str(getattr(part, "__module__", ""))
             if name in self._targets and self._owners.get(name) != owner:
-                raise ValueError(f"a {self._kind} named {name!r} exists already; choose another name")
+                raise ValueError(f"a {self.kind} named {name!r} exists already; choose another name")
             self._targets[name], self._owners[name] = part, owner
             return part
 

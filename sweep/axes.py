@@ -23,6 +23,8 @@ class Axis:
     doc: str
     levels: Callable[[], Mapping[str, Overrides]]
     level_of: Callable[[CellConfig], str]
+    open: bool = False
+    """Whether a plugin may add levels."""
 
 
 def _switch(path: str) -> Callable[[], Mapping[str, Overrides]]:
@@ -43,17 +45,20 @@ AXES: dict[str, Axis] = {
         "Mixer of the global layers.",
         lambda: {name: {"model.attn_type": name} for name in registry.MIXERS},
         lambda config: config.model.attn_type,
+        open=True,
     ),
     "reg_mode": Axis(
         "Representation regularizer.",
         lambda: {name: {"train.regularizer": name} for name in ("baseline", *registry.REGULARIZERS)},
         lambda config: config.train.regularizer,
+        open=True,
     ),
     "distractor": Axis("Distractor loss.", _switch("train.distractor"), lambda config: _word(config.train.distractor)),
     "memory": Axis(
         "Recurrent memory; on is gated_delta.",
         _memories,
         lambda config: {"none": "off", "gated_delta": "on"}.get(config.model.memory, config.model.memory),
+        open=True,
     ),
     "window": Axis("Sliding window in training.", _switch("model.window"), lambda config: _word(config.model.window)),
 }

@@ -111,6 +111,9 @@ class TrainConfig(Config):
     regularizer: str = knob(
         "baseline", "Representation regularizer on every block's output; baseline is none.", identity="baseline"
     )
+    regularizer_source: str | None = knob(
+        None, "SHA-256 of the plugin file that defines the regularizer.", identity=None
+    )
     regularizer_weight: Float = knob(0.01, "alpha: loss = (1 - alpha) CE + alpha reg.", identity=0.01, ge=0, le=1)
     regularizer_sketch: Int = knob(64, "Random directions of the regularizer.", identity=64, ge=1)
     distractor: Flag = knob(False, "Add the distractor loss of the global layers.", identity=False)
@@ -213,7 +216,7 @@ class CheckpointConfig(Config):
 
 
 class Plugin(Config):
-    """A Python file outside the package that registers mixers."""
+    """A Python file outside the package that registers mixers, memories or regularizers."""
 
     path: str = knob(..., "Absolute path of the file.")
     sha256: str = knob(..., "Hash of the file's bytes when the grid was read.")

@@ -16,7 +16,7 @@ from ..results.records import CellRecord
 from ..results.store import Store, open_store
 from .cell import Cell, CellConfig, DataConfig, Plugin, TrainConfig, cell_id
 from .errors import MachineError, SweepError
-from .plugins import load_plugin, source_of
+from .plugins import PLUGGABLE, Pluggable, load_plugin, source_of
 from .training import storage
 from .training.corpora import verified
 
@@ -99,16 +99,25 @@ def restored(record: CellRecord, runs: Path) -> Cell:
     """
     try:
         named = tuple(Plugin.model_validate(stored) for stored in record.config.get("plugins", ()))
-        mixer, source = record.config["model"]["attn_type"], record.config["model"].get("mixer_source")
-        known = mixer in registry.MIXERS
-        if (source is None and not known) or (source is not None and source not in {plugin.sha256 for plugin in named}):
-            raise ModelConfigError("model.attn_type", f"no mixer named {mixer!r}", sorted(registry.MIXERS))
+        known = [(part, _known(part, record.config[part.section], named)) for part in PLUGGABLE]
     except (ValidationError, ModelConfigError, LookupError, TypeError, AttributeError) as error:
         raise _unreadable(record, error) from error
-    if known and source_of(mixer, named) == source:
-        _checked(record, named)  # before a line of any plugin runs
+    if all(there for part, there in known if part.section == "model"):
+        _checked(record, named)  # before a line of any plugin runs; a regularizer has no settings of its own
     plugins = tuple(_plugin(record, plugin, runs) for plugin in named)
     return Cell(record.id, record.slug, _checked(record, plugins), dict(record.axes))
+
+
+def _known(part: Pluggable, section: Mapping[str, Any], plugins: tuple[Plugin, ...]) -> bool:
+    """Whether the part is known before a plugin is loaded. Raises ModelConfigError when none of them could bring it."""
+    source = section.get(part.source)
+    name = section[part.name] if part.absent is None else section.get(part.name, part.absent)
+    known = name == part.absent or name in part.registry
+    if (source is None and not known) or (source is not None and source not in {plugin.sha256 for plugin in plugins}):
+        raise ModelConfigError(
+            f"{part.section}.{part.name}", f"no {part.registry.kind} named {name!r}", sorted(part.registry)
+        )
+    return known and (name == part.absent or source_of(part, name, plugins) == source)
 
 
 def _checked(record: CellRecord, plugins: tuple[Plugin, ...]) -> CellConfig:

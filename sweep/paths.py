@@ -16,11 +16,12 @@ from ..results.names import short
 from . import axes
 from .cell import CellConfig
 from .errors import GridError
+from .plugins import PLUGGABLE
 from .yamlfile import Document
 
 COMPUTED = {
     "data.fingerprint": "is computed from the text; remove it",
-    "model.mixer_source": "is computed from the plugin file; remove it",
+    **{f"{part.section}.{part.source}": "is computed from the plugin file; remove it" for part in PLUGGABLE},
     "plugins": "is a key of the grid itself; move it there",
     "seed": "is given by the grid's key seeds, for example seeds: [0, 1]",
 }

@@ -6,10 +6,33 @@ import hashlib
 import importlib.util
 import sys
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from ..model.registry import MIXERS, registering_for
+from ..model.outline import NO_MEMORY
+from ..model.registry import MEMORIES, MIXERS, REGULARIZERS, Registry, registering_for
+from ..model.resolve import NO_REGULARIZER
 from .cell import Plugin
 from .errors import SweepError
+
+
+class Pluggable(NamedTuple):
+    """A part of a cell that a plugin may define, and where the cell's config names it."""
+
+    registry: Registry[Any]
+    section: str
+    name: str
+    """Field of the part's name."""
+    source: str
+    """Field of the hash of the plugin file that defines it, None for a part of the package."""
+    absent: str | None = None
+    """The name that means no part."""
+
+
+PLUGGABLE = (
+    Pluggable(MIXERS, "model", "attn_type", "mixer_source"),
+    Pluggable(MEMORIES, "model", "memory", "memory_source", absent=NO_MEMORY),
+    Pluggable(REGULARIZERS, "train", "regularizer", "regularizer_source", absent=NO_REGULARIZER),
+)
 
 
 class PluginChanged(SweepError):
@@ -54,10 +77,20 @@ def load_plugin(path: Path, sha256: str | None = None) -> Plugin:
     return Plugin(path=str(path), sha256=digest)
 
 
-def source_of(mixer: str, plugins: tuple[Plugin, ...]) -> str | None:
-    """The hash of the plugin that defines `mixer`, or None for one of the package's own."""
-    owner = MIXERS.owner(mixer)
+def source_of(part: Pluggable, name: str, plugins: tuple[Plugin, ...]) -> str | None:
+    """The hash of the plugin that defines the part of that name, or None for one of the package's own and for no part."""
+    owner = part.registry.owner(name)
     return next((plugin.sha256 for plugin in plugins if owner == _module(plugin.sha256)), None)
+
+
+def with_sources(section: str, config: Any, plugins: tuple[Plugin, ...]) -> Any:
+    """A section of a config in which each part that comes from a plugin has the hash of its file."""
+    found = {
+        part.source: source_of(part, getattr(config, part.name), plugins)
+        for part in PLUGGABLE
+        if part.section == section
+    }
+    return config.model_copy(update=found) if found else config
 
 
 def _module(digest: str) -> str:

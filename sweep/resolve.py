@@ -24,7 +24,7 @@ from .cell import (
 )
 from .errors import GridError
 from .paths import Layer, nested
-from .plugins import source_of
+from .plugins import with_sources
 from .training import tokenizer
 from .training.corpora import CorpusUnknown, Prepared
 
@@ -75,7 +75,7 @@ def section(name: str, layer: Layer, plugins: tuple[Plugin, ...] = ()) -> Any:
             config = check_model_config(config)
         except ModelConfigError as error:
             raise Invalid(_model_problem(layer, error)) from error
-        config = config.model_copy(update={"mixer_source": source_of(config.attn_type, plugins)})
+    config = with_sources(name, config, plugins)
     for problem in _infinite(name, config):
         raise Invalid(problem)
     return config

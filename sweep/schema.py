@@ -38,7 +38,7 @@ def _settings(schema: dict[str, Any]) -> dict[str, Any]:
     """The config as a tree of optional sections, which may also be written as dotted paths."""
     properties = {name: node for name, node in schema["properties"].items() if name not in COMPUTED}
     for name, axis in axes.AXES.items():
-        properties[name] = {"description": axis.doc, "enum": [*axis.levels(), *_booleans(name)]}
+        properties[name] = {"description": axis.doc, **_level(name, axis)}
     return {
         "type": "object",
         "properties": properties,
@@ -51,10 +51,29 @@ def _booleans(axis: str) -> list[bool]:
     return [True, False] if "off" in axes.AXES[axis].levels() else []
 
 
+def _known(name: str, axis: axes.Axis) -> dict[str, Any]:
+    return {"enum": [*axis.levels(), *_booleans(name)]}
+
+
+def _level(name: str, axis: axes.Axis) -> dict[str, Any]:
+    # that of a part may be any name, since a plugin may add parts; the known ones are there for completion
+    known = _known(name, axis)
+    return {"anyOf": [known, {"type": "string"}]} if axis.open else known
+
+
+def _closed_without_plugins() -> dict[str, Any]:
+    """In a grid without plugins only the known levels are right."""
+    known = {name: _known(name, axis) for name, axis in axes.AXES.items() if axis.open}
+    lists = {name: {"items": level} for name, level in known.items()}
+    return {
+        "if": {"not": {"required": ["plugins"]}},
+        "then": {"properties": {"axes": {"properties": lists}, "set": {"properties": known}}},
+    }
+
+
 def _levels(name: str, axis: axes.Axis) -> dict[str, Any]:
-    # attn_type stays open: a plugin may add mixers
-    item: dict[str, Any] = {"type": "string"} if name == "attn_type" else {"enum": [*axis.levels(), *_booleans(name)]}
-    return {"description": axis.doc, "type": "array", "minItems": 1, "uniqueItems": True, "items": item}
+    items = _level(name, axis)
+    return {"description": axis.doc, "type": "array", "minItems": 1, "uniqueItems": True, "items": items}
 
 
 def grid_schema() -> dict[str, Any]:
@@ -67,7 +86,7 @@ def grid_schema() -> dict[str, Any]:
     for name in COMPUTED:
         section, _, key = name.rpartition(".")
         if section:
-            definitions[{"data": "DataConfig", "model": "ModelConfig"}[section]]["properties"].pop(key)
+            definitions[f"{section.title()}Config"]["properties"].pop(key)
     rule = {
         "type": "object",
         "minProperties": 1,
@@ -117,8 +136,9 @@ def grid_schema() -> dict[str, Any]:
             "plugins": {
                 "type": "array",
                 "items": {"type": "string"},
-                "description": "Python files beside the grid that register mixers.",
+                "description": "Python files beside the grid that register mixers, memories or regularizers.",
             },
         },
+        **_closed_without_plugins(),
         "$defs": definitions,
     }

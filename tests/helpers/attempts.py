@@ -19,7 +19,7 @@ from atma_sweep.sweep.cell import Cell
 from atma_sweep.sweep.grid import load_grid
 from atma_sweep.sweep.job import Job
 from atma_sweep.sweep.probes import requested
-from atma_sweep.sweep.supervisor import Supervisor
+from atma_sweep.sweep.supervisor import Supervisor, freeze_plugins
 from atma_sweep.sweep.training import checkpoint, storage
 from atma_sweep.sweep.training.loop import Stopped
 from atma_sweep.sweep.work import Work
@@ -135,7 +135,8 @@ def room_of(grid: Path, folder: Path, *sets: str) -> Room:
     loaded = load_grid(grid, sets=sets, rename="g")
     (cell,), _ = texts.expand(loaded, grid.parent / "corpora")
     store = open_store(folder / f"{next(serial)}.db", create=True)
-    store.record_revision("g", grid_text="", grid_file="g.yaml", options={}, cells=[planner.record(cell)])
     store.runs.mkdir()
+    (cell,) = freeze_plugins([cell], store.runs)
+    store.record_revision("g", grid_text="", grid_file="g.yaml", options={}, cells=[planner.record(cell)])
     (store.runs / "corpora").symlink_to(grid.parent / "corpora")
     return Room(store, store.runs, cell)

@@ -16,6 +16,7 @@ from atma_sweep.model.config import Flag, Float, Int, ModelConfig, knob
 from atma_sweep.sweep import cell as cell_module
 from atma_sweep.sweep.cell import Cell, CellConfig, DataConfig, TrainConfig, aside, cell_id, identity, slug
 from atma_sweep.sweep.grid import load_grid
+from atma_sweep.sweep.plugins import PLUGGABLE, Pluggable
 
 Cells = Callable[..., list[Cell]]
 GOLDEN: dict[str, list[list[str]]] = json.loads((Path(__file__).parent / "golden_ids.json").read_text())
@@ -100,7 +101,7 @@ def test_the_list_of_fields_inside_is_complete() -> None:
     listed = {setting.split(": ")[0] for setting in INSIDE}
     listed |= {"model.attn_type", "model.memory", "model.window", "train.regularizer", "train.distractor"}
     # the rest has its own test: sub-sections, the plugin's hash, the fingerprint
-    listed |= {"model.mixers", "model.memories", "model.mixer_source"}
+    listed |= {"model.mixers", "model.memories"} | {f"{part.section}.{part.source}" for part in PLUGGABLE}
     # and what needs another setting beside it
     listed |= {setting.split(": ")[0] for _, setting in INSIDE_BESIDE}
     for section, cls in (("model", ModelConfig), ("train", TrainConfig)):
@@ -140,11 +141,16 @@ def test_the_id_is_the_hash_of_the_canonical_identity() -> None:
 
 
 def test_the_plugin_file_is_in_the_id_by_its_hash_only() -> None:
-    def number(source: str | None) -> str:
-        return cell_id(CellConfig(model=ModelConfig(mixer_source=source)))
+    plain = CellConfig()
+    for part in PLUGGABLE:
 
-    assert len({number(None), number("a"), number("b")}) == 3
-    assert identity(CellConfig(model=ModelConfig(mixer_source="a")))["model"]["mixer_source"] == "a"
+        def sourced(source: str | None, part: Pluggable = part) -> CellConfig:
+            section = getattr(plain, part.section).model_copy(update={part.source: source})
+            return plain.model_copy(update={part.section: section})
+
+        assert len({cell_id(sourced(source)) for source in (None, "a", "b")}) == 3
+        assert identity(sourced("a"))[part.section][part.source] == "a"
+        assert cell_id(sourced(None)) == cell_id(plain)
 
 
 # --- a version from the future ------------------------------------------------------------------------------------

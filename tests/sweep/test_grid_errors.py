@@ -13,7 +13,7 @@ from atma_sweep.sweep.grid import load_grid
 
 Write = Callable[..., Path]
 HEAD = "name: g\nextends: micro\n"
-TRAIN = ", ".join(f"train.{name}" for name in TrainConfig.model_fields)
+TRAIN = ", ".join(f"train.{name}" for name in TrainConfig.model_fields if name != "regularizer_source")
 ROPE = ", ".join(f"model.mixers.rope.{name}" for name in sorted(RoPEConfig.model_fields))
 AXES = "attn_type, reg_mode, distractor, memory, window"
 ANY = "or a config path such as train.muon_lr"

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 from atma_sweep.model import registry
-from atma_sweep.sweep.plugins import PluginChanged, PluginLeft, load_plugin, source_of
+from atma_sweep.sweep.plugins import PLUGGABLE, PluginChanged, PluginLeft, load_plugin, source_of
 
 pytestmark = pytest.mark.usefixtures("registries")
 Write = Callable[..., Path]
+MIXER_PART = PLUGGABLE[0]
 MIXER = """
 from atma_sweep.model.mixers.base import Mixer
 from atma_sweep.model.registry import register_mixer
@@ -33,9 +34,9 @@ def test_loaded_once_and_known_by_its_bytes(write: Write) -> None:
     assert registry.MIXERS.load("flat") is module.Flat
     assert load_plugin(path, digest) == plugin
     assert sys.modules[f"atma_sweep_plugin_{digest[:12]}"] is module
-    assert source_of("flat", (plugin,)) == digest
-    assert source_of("polar", (plugin,)) is None
-    assert source_of("flat", ()) is None
+    assert source_of(MIXER_PART, "flat", (plugin,)) == digest
+    assert source_of(MIXER_PART, "polar", (plugin,)) is None
+    assert source_of(MIXER_PART, "flat", ()) is None
 
 
 def test_a_file_that_changed_since_it_was_planned_is_refused(write: Write) -> None:

@@ -42,6 +42,8 @@ RIGHT: dict[str, dict[str, Any]] = {
     "null": {"set": {"train": {"distractor_count": None}, "checkpoint": {"every_steps": None}}},
     "path-axis": {"axes": {"train.muon_lr": [0.1, 0.2]}},
     "plugin-mixer": {"axes": {"attn_type": ["mine"]}, "plugins": ["mine.py"]},
+    "plugin-memory": {"axes": {"memory": ["mine", "off", False]}, "plugins": ["mine.py"]},
+    "plugin-regularizer": {"set": {"reg_mode": "mine"}, "plugins": ["mine.py"]},
     "rules": {"exclude": [{"memory": "on", "attn_type": ["polar"]}], "include": [{"window": True}]},
     "seeds": {"seeds": [4, 2]},
     "resources": {"resources": {"gpus": 1, "cpus": 2}},
@@ -58,6 +60,8 @@ WRONG: dict[str, tuple[dict[str, Any], list[str]]] = {
     "axis": ({"axes": {"memry": ["on"]}}, ["axes"]),
     "level": ({"axes": {"memory": ["onn"]}}, ["axes", "memory", 0]),
     "regularizer": ({"axes": {"reg_mode": ["wek"]}}, ["axes", "reg_mode", 0]),
+    "mixer": ({"axes": {"attn_type": ["pola"]}}, ["axes", "attn_type", 0]),
+    "mixer-of-all": ({"set": {"attn_type": "pola"}}, ["set", "attn_type"]),
     "empty-axis": ({"axes": {"memory": []}}, ["axes", "memory"]),
     "axis-is-no-list": ({"axes": {"memory": "on"}}, ["axes", "memory"]),
     "level-twice": ({"axes": {"memory": ["on", "on"]}}, ["axes", "memory"]),
@@ -89,5 +93,5 @@ def test_every_field_is_there_with_its_description() -> None:
     definitions = grid_schema()["$defs"]
     for cls in (TrainConfig, EvalConfig, Resources, CheckpointConfig, DataConfig):
         shown = definitions[cls.__name__]["properties"]
-        assert set(shown) == set(cls.model_fields) - {"fingerprint"}
+        assert set(shown) == set(cls.model_fields) - {"fingerprint", "regularizer_source"}
         assert all(shown[name]["description"] for name in shown)

@@ -1,0 +1,119 @@
+"""A plugin file brings a mixer, a memory and a regularizer: through the grid, into the id, through training, and back."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import atma_sweep
+import pytest
+from atma_sweep.sweep import verify
+from atma_sweep.sweep.cell import Cell
+from atma_sweep.sweep.errors import GridError
+from atma_sweep.sweep.loading import restored
+from attempts import Room, room_of, small_grid
+from registries import scope
+
+PARTS = """
+import torch
+from atma_sweep.model import (
+    Memory, MemoryConfig, Mixer, register_memory, register_mixer, register_regularizer
+)
+
+@register_mixer("flat")
+class Flat(Mixer):
+    def forward(self, q, k, v, *, window):
+        return v.repeat_interleave(q.size(2) // v.size(2), 2)
+
+@register_memory("leak")
+class Leak(Memory):
+    class Config(MemoryConfig):
+        keep: float = 0.5
+
+    def __init__(self, model, config):
+        super().__init__(model, config)
+        self.gain = torch.nn.Parameter(torch.full((model.d_model,), config.keep))
+
+    def forward(self, x, q, k, v):
+        return x.cumsum(1) / torch.arange(1, x.size(1) + 1).view(1, -1, 1) * self.gain
+
+@register_regularizer("shrink")
+def shrink(streams, directions):
+    return torch.stack([x.float().square().mean() for x in streams])
+"""
+AXES = "plugins: [parts.py]\naxes: {attn_type: [flat, nope], memory: [leak, off], reg_mode: [shrink, baseline]}\n"
+Cells = Callable[..., list[Cell]]
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@pytest.mark.usefixtures("registries")
+def test_the_file_is_in_the_id_exactly_where_a_part_of_it_is_used(write: Callable[..., Path], cells: Cells) -> None:
+    found = {}
+    for text in (PARTS, f"{PARTS}# reworded\n"):
+        write(text, "parts.py")
+        with scope():
+            found[text] = cells(AXES)
+        for cell in found[text]:
+            model, train = cell.config.model, cell.config.train
+            for name, of, source in (
+                ("flat", model.attn_type, model.mixer_source), ("leak", model.memory, model.memory_source),
+                ("shrink", train.regularizer, train.regularizer_source),
+            ):  # fmt: skip
+                assert source == (digest(text) if of == name else None)
+    first, second = found.values()
+    same = [one.slug for one, other in zip(first, second, strict=True) if one.id == other.id]
+    assert same == ["nope-baseline-d0-m0-w0-s0"]
+    assert len({cell.id for cell in first}) == 8
+    (plain,) = cells("axes: {attn_type: [nope]}\n")
+    assert plain.id == first[-1].id
+
+
+@pytest.mark.usefixtures("registries")
+def test_settings_and_misspelt_names(write: Callable[..., Path], cells: Cells) -> None:
+    write(PARTS + "# settings\n", "parts.py")
+    lines = "plugins: [parts.py]\naxes: {memory: [leak], model.memories.leak.keep: [0.5, 0.9]}\n"
+    assert [cell.config.model.memories["leak"]["keep"] for cell in cells(lines)] == [0.5, 0.9]
+    for axis, word in (("memory", "leek"), ("reg_mode", "shrik")):
+        with pytest.raises(GridError, match=rf"axes\.{axis}: no level '{word}'; .*; did you mean '(leak|shrink)'"):
+            cells(f"plugins: [parts.py]\naxes: {{{axis}: [{word}]}}\n")
+    with pytest.raises(GridError, match=r"model\.memory_source.* is computed from the plugin file; remove it"):
+        cells("plugins: [parts.py]\nset: {model.memory_source: abc}\n")
+    with pytest.raises(GridError, match=r"regularizer_source.* is computed from the plugin file; remove it"):
+        cells("plugins: [parts.py]\nset: {train.regularizer_source: abc}\n")
+
+
+@pytest.fixture
+def plugged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registries: None) -> Room:
+    """A cell with the plugin's memory and regularizer, its training done, as a new process finds it."""
+    folder = tmp_path / "grid"
+    folder.mkdir()
+    grid = small_grid(folder)
+    # a text of its own, since a file is imported once a process
+    text = f"{PARTS}# {tmp_path}\n"
+    (folder / "parts.py").write_text(text)
+    grid.write_text(grid.read_text() + "plugins: [parts.py]\n")
+    with scope():
+        room = room_of(grid, tmp_path, "memory=leak", "reg_mode=shrink")
+        assert room.run(keep="weights").state == "done"
+    monkeypatch.delitem(sys.modules, f"atma_sweep_plugin_{digest(text)[:12]}")
+    return room
+
+
+def test_a_cell_with_a_plugins_memory_and_regularizer_is_trained_evaluated_and_loaded(plugged: Room) -> None:
+    (attempt,) = plugged.store.attempts(plugged.cell.id)
+    assert len(plugged.curve(attempt)) == 12
+    record = plugged.store.cell(plugged.cell.id)
+    with pytest.raises(LookupError, match="leak"):
+        verify.identify(record.config)
+    with scope():
+        assert restored(record, plugged.runs) == plugged.cell
+        assert verify.identify(record.config) == plugged.cell.id
+    del sys.modules[f"atma_sweep_plugin_{plugged.cell.config.plugins[0].sha256[:12]}"]
+    trained = atma_sweep.load(plugged.cell.id, db=str(plugged.store.url))
+    assert type(trained.model.blocks[2].mix.memory).__name__ == "Leak"
+    assert plugged.run("evaluate", weights=attempt.weights).state == "done"
