@@ -35,7 +35,7 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """(what to add to the residual stream [B, T, D], the distractor loss if distractors are given)."""
         q_BTHX, gate_BTHX, k_BTJX, v_BTJX = self._inputs(x_BTD)
-        mixed = self.mixer(q_BTHX, k_BTJX, v_BTJX, window=window)
+        mixed = self.mixer(q_BTHX, k_BTJX, v_BTJX, window=window, **self._read(x_BTD))
         y_BTHX, extra_BTD = mixed if isinstance(mixed, tuple) else (mixed, None)
         (out_BTD,) = self._output(y_BTHX, gate_BTHX)
         if extra_BTD is not None:
@@ -52,7 +52,7 @@ class Attention(nn.Module):
         """What `forward` adds to the residual stream [B, T, D], worked out `chunk` tokens at a time."""
         halo = 0 if self.canon is None else self.canon.halo
         q_BTHX, gate_BTHX, k_BTJX, v_BTJX = in_pieces(self._inputs, (x_BTD,), chunk, halo)
-        mixed = self.mixer.evaluate(q_BTHX, k_BTJX, v_BTJX, window=window, chunk=chunk)
+        mixed = self.mixer.evaluate(q_BTHX, k_BTJX, v_BTJX, window=window, chunk=chunk, **self._read(x_BTD))
         y_BTHX, extra_BTD = mixed if isinstance(mixed, tuple) else (mixed, None)
         (out_BTD,) = in_pieces(self._output, (y_BTHX, gate_BTHX), chunk)
         if extra_BTD is not None:
@@ -72,6 +72,10 @@ class Attention(nn.Module):
         else:
             q_BTHX, k_BTJX, v_BTJX = self.canon(q_BTHX, k_BTJX, v_BTJX)
         return q_BTHX, gate_BTHX, k_BTJX, v_BTJX
+
+    def _read(self, x_BTD: Tensor) -> dict[str, Tensor]:
+        """What the mixer gets beside q, k and v."""
+        return {"x_BTD": x_BTD} if self.mixer.reads_input else {}
 
     def _output(self, y_BTHX: Tensor, gate_BTHX: Tensor) -> tuple[Tensor]:
         return (self.proj((y_BTHX * gate_BTHX.sigmoid()).flatten(2)),)

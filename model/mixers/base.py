@@ -12,6 +12,9 @@ width, R distractors.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
@@ -19,12 +22,38 @@ from ..config import ModelConfig
 from ..parts import MixerConfig as MixerConfig
 from ..parts import MixerOutline
 
+Mixed = Tensor | tuple[Tensor, Tensor]
+"""y [B, T, H, X], or (y, extra [B, T, D]) with a term that is added after the output projection."""
+
+
+def _forward(
+    self: Mixer, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, **read: Tensor
+) -> Mixed:
+    raise NotImplementedError(f"{type(self).__name__} defines no forward")
+
+
+def _evaluate_whole(
+    self: Mixer,
+    q_BTHX: Tensor,
+    k_BTJX: Tensor,
+    v_BTJX: Tensor,
+    *,
+    window: int | None,
+    chunk: int,
+    **read: Tensor,
+) -> Mixed:
+    mixed: Mixed = self.forward(q_BTHX, k_BTJX, v_BTJX, window=window, **read)
+    return mixed
+
 
 class Mixer(MixerOutline, nn.Module):
     """What a global layer does between tokens. q, k, v come normed (q, k) and, with `canon`, convolved.
 
     Give own parameters their values in `__init__`: torch's random functions are seeded there from the cell's seed.
     """
+
+    reads_input: ClassVar[bool] = False
+    """Whether `forward` and `evaluate` also take `x_BTD`, the block's normed input, as a memory does: for gates of one's own."""
 
     def __init__(self, model: ModelConfig, config: MixerConfig) -> None:
         super().__init__()
@@ -35,23 +64,18 @@ class Mixer(MixerOutline, nn.Module):
         """Whether distractor keys are RMS-normed like real ones."""
         return True
 
-    def forward(
-        self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """y [B, T, H, X], or (y, extra [B, T, D]) with a term that is added after the output projection.
+    # These two are attributes, as torch's own `forward` is, because a mixer that reads its input takes one more argument.
+    forward: Callable[..., Mixed] = _forward
+    """forward(q_BTHX, k_BTJX, v_BTJX, *, window) -> Mixed, with `x_BTD` as well if `reads_input`.
 
-        Query i may see the keys i - window < j <= i, all up to i when `window` is None; never a later one.
-        """
-        raise NotImplementedError(f"{type(self).__name__} defines no forward")
+    Query i may see the keys i - window < j <= i, all up to i when `window` is None; never a later one.
+    """
+    evaluate: Callable[..., Mixed] = _evaluate_whole
+    """evaluate(q_BTHX, k_BTJX, v_BTJX, *, window, chunk) -> Mixed, with `x_BTD` as well if `reads_input`: `forward` for
+    evaluation, which works through `chunk` tokens at a time. The default is `forward` itself.
 
-    def evaluate(
-        self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, chunk: int
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """`forward` for evaluation, which works through `chunk` tokens at a time. The default is `forward` itself.
-
-        Define it for a mixer whose `forward` needs much more memory than its inputs, such as T x T scores.
-        """
-        return self.forward(q_BTHX, k_BTJX, v_BTJX, window=window)
+    Define it for a mixer whose `forward` needs much more memory than its inputs, such as T x T scores.
+    """
 
     def distractor_loss(
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, k_r_BRJX: Tensor, v_r_BRJX: Tensor, y_BTHX: Tensor, *,

@@ -1,0 +1,118 @@
+"""A mixer that reads the block's input gets it in training and in evaluation, whole and in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from atma_sweep.model import Mixer, MixerConfig, register_mixer
+from atma_sweep.model.backbone import Backbone
+from atma_sweep.model.config import ModelConfig
+from atma_sweep.model.pieces import in_pieces
+from torch import Tensor, nn
+
+pytestmark = pytest.mark.usefixtures("registries")
+Awake = Callable[..., Backbone]
+
+
+class Forgetting(Mixer):
+    """A running mean of the values with a forget gate that is read from x, and its evaluation a piece at a time."""
+
+    reads_input = True
+
+    def __init__(self, model: ModelConfig, config: MixerConfig) -> None:
+        super().__init__(model, config)
+        self.gate = nn.Parameter(torch.randn(model.n_heads, model.d_model))
+        self.share = model.n_heads // model.n_kv_heads
+
+    def forward(self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, x_BTD: Tensor) -> Tensor:
+        decay_BTH = nn.functional.logsigmoid(x_BTD @ self.gate.to(x_BTD.dtype).T).cumsum(1)
+        weights = (decay_BTH[:, :, None] - decay_BTH[:, None]).exp()
+        reach = torch.ones(weights.shape[1:3], dtype=torch.bool).tril()
+        if window is not None:
+            reach = reach.triu(1 - window)
+        weights = torch.where(reach[None, :, :, None], weights, 0)
+        return torch.einsum("btsh,bshx->bthx", weights, v_BTJX.repeat_interleave(self.share, 2))
+
+
+class InPieces(Forgetting):
+    """The same, which says that it was evaluated with the input."""
+
+    seen: list[tuple[int, ...]]
+
+    def evaluate(
+        self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, chunk: int, x_BTD: Tensor
+    ) -> Tensor:
+        self.seen = [*getattr(self, "seen", []), tuple(x_BTD.shape)]
+        (v,) = in_pieces(lambda v: (v.clone(),), (v_BTJX,), chunk)
+        return self.forward(q_BTHX, k_BTJX, v, window=window, x_BTD=x_BTD)
+
+
+@pytest.fixture(params=[(Forgetting, False), (Forgetting, True), (InPieces, False)])
+def model(request: pytest.FixtureRequest, awake: Awake) -> Backbone:
+    mixer, window = request.param
+    register_mixer("forgetting")(mixer)
+    return awake(attn_type="forgetting", memory="gated_delta", window=window)
+
+
+@torch.no_grad()
+def test_evaluation_in_pieces_is_the_forward_pass(model: Backbone, tokens: Tensor) -> None:
+    whole = model.features(tokens).hidden_BTD
+    for chunk in (1, 5, 100):
+        assert (model.features(tokens, chunk=chunk).hidden_BTD - whole).abs().max() <= 1e-12
+    mixer = model.blocks[2].mix.mixer
+    if isinstance(mixer, InPieces):
+        assert mixer.seen == [(2, 12, 24)] * 3
+
+
+@torch.no_grad()
+def test_it_reads_the_normed_input_of_its_block(model: Backbone, tokens: Tensor) -> None:
+    block, read = model.blocks[2], []
+    forward = block.mix.mixer.forward
+
+    def spy(*arguments: Any, **options: Any) -> Tensor:
+        read.append(options["x_BTD"])
+        mixed: Tensor = forward(*arguments, **options)
+        return mixed
+
+    block.mix.mixer.forward = spy
+    x_BTD = model.embedding(tokens)
+    for before in model.blocks[:2]:
+        x_BTD, _ = before(x_BTD, window=None)
+    model.features(tokens)
+    weight, wide = block.norm1.weight, x_BTD.square().mean(-1, keepdim=True)
+    assert (read[0] - x_BTD / (wide + 1e-6).sqrt() * weight).abs().max() <= 1e-12
+
+
+@torch.no_grad()
+def test_a_later_token_changes_nothing_before_it(model: Backbone, tokens: Tensor) -> None:
+    changed = tokens.clone()
+    changed[:, 6] = (changed[:, 6] + 1) % 37
+    before, after = model(tokens), model(changed)
+    assert (before[:, :6] - after[:, :6]).abs().max() <= 1e-12
+    assert ((before[:, 6:] - after[:, 6:]).abs().amax((0, 2)) > 1e-6).all()
+
+
+def test_its_gate_learns(model: Backbone, tokens: Tensor) -> None:
+    model.total_loss(model.features(tokens[:, :-1]).hidden_BTD, tokens[:, 1:]).backward()
+    assert model.blocks[2].mix.mixer.gate.grad.abs().max() > 0
+
+
+def test_a_mixer_that_does_not_read_it_is_called_as_before(awake: Awake, tokens: Tensor) -> None:
+    class Old(Mixer):
+        def forward(self, q, k, v, *, window):  # type: ignore[no-untyped-def]
+            return v.repeat_interleave(2, 2)
+
+    register_mixer("old")(Old)
+    model = awake(attn_type="old")
+    with torch.no_grad():
+        whole = model.features(tokens).hidden_BTD
+        assert (model.features(tokens, chunk=4).hidden_BTD - whole).abs().max() <= 1e-12
+
+
+def test_a_mixer_without_forward_says_so(awake: Awake, tokens: Tensor) -> None:
+    register_mixer("empty")(type("Empty", (Mixer,), {}))
+    with pytest.raises(NotImplementedError, match="Empty defines no forward"):
+        awake(attn_type="empty").features(tokens)
