@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
 from typing import Any
 
 import torch
@@ -22,8 +23,13 @@ CHUNK = 8192
 
 
 def softcap(z: Tensor, cap: float) -> Tensor:
-    """cap z / sqrt(z^2 + cap^2): odd, slope 1 at 0, |result| < cap. In float32 (float64 stays float64)."""
+    """cap z / sqrt(z^2 + cap^2): odd, slope 1 at 0, |result| < cap. In float32 (float64 stays float64).
+
+    A cap of infinity, here and below, is no cap.
+    """
     wide = z.to(statistics_dtype(z.dtype))
+    if cap == math.inf:
+        return wide
     return wide * (cap * torch.rsqrt(wide.square() + cap * cap))
 
 
@@ -42,7 +48,7 @@ def linear_cross_entropy(
     pieces = zip(h_ND.split(chunk), targets_N.split(chunk), strict=True)
     if not torch.is_grad_enabled():
         w, b = w_VD.to(h_ND.dtype), b_V.to(h_ND.dtype)
-        path = choose_backend(h_ND.device, h_ND.dtype).backend
+        path = choose_backend(h_ND.device, h_ND.dtype, cap < math.inf).backend
         found = [_overwritten(functional.linear(h, w, b), targets, cap, False, path) for h, targets in pieces]
         return torch.cat(found)
     if h_ND.shape[0] <= chunk:
@@ -70,7 +76,7 @@ def linear_cross_entropy_sum(
     _check(h_ND, w_VD, b_V, targets_N)
     if chunk < 1:
         raise ValueError(f"chunk must be at least 1, got {chunk}")
-    backend = backend or choose_backend(h_ND.device, h_ND.dtype).backend
+    backend = backend or choose_backend(h_ND.device, h_ND.dtype, cap < math.inf).backend
     needs = torch.is_grad_enabled() and (h_ND.requires_grad or w_VD.requires_grad or b_V.requires_grad)
     # the op imports the compiler on its first call, a second that a run without it can do without
     call = cross_entropy_sum if torch.compiler.is_compiling() else _EagerSum.apply
@@ -79,21 +85,21 @@ def linear_cross_entropy_sum(
 
 
 @constant
-def choose_backend(device: torch.device | str, dtype: torch.dtype) -> Choice:
+def choose_backend(device: torch.device | str, dtype: torch.dtype, capped: bool = True) -> Choice:
     """What `linear_cross_entropy_sum` takes for rows of logits, tried once on a few before it is believed."""
     device = torch.device(device)
-    return triton_or_torch(why_no_triton(device, dtype) or failure("cross-entropy", _error, device, dtype))
+    return triton_or_torch(why_no_triton(device, dtype) or failure("cross-entropy", _error, device, dtype, capped))
 
 
 @functools.cache
-def _error(device: torch.device, dtype: torch.dtype) -> float:
+def _error(device: torch.device, dtype: torch.dtype, capped: bool) -> float:
     """Largest relative error of losses and gradient, against "torch" in float32."""
     draw = torch.Generator().manual_seed(0)
     z_NV = (5 * torch.randn(5, 4099, generator=draw)).to(device, dtype)
     targets_N = torch.randint(4099, (5,), generator=draw).to(device)
     found = []
     for backend, z in (("triton", z_NV.clone()), ("torch", z_NV.float())):
-        found.append((_overwritten(z, targets_N, 15.0, True, backend), z))
+        found.append((_overwritten(z, targets_N, 15.0 if capped else math.inf, True, backend), z))
     return worst(*found)
 
 
@@ -181,6 +187,9 @@ def _overwritten(z_NV: Tensor, targets_N: Tensor, cap: float, gradient: bool, pa
 def _capped_gradient(z_NV: Tensor, targets_N: Tensor, lse_N: Tensor, cap: float) -> Tensor:
     """Gradient of the losses by the raw logits, in the statistics' type."""
     wide_NV = z_NV.to(lse_N.dtype)
+    if cap == math.inf:
+        d_NV = wide_NV.sub(lse_N.unsqueeze(1)).exp_()
+        return d_NV.scatter_add_(1, targets_N.unsqueeze(1), d_NV.new_full((len(targets_N), 1), -1.0))
     # softcap(z) = z slope and softcap'(z) = slope^3
     slope_NV = wide_NV.square().add_(cap**2).rsqrt_().mul_(cap)
     d_NV = (wide_NV * slope_NV).sub_(lse_N.unsqueeze(1)).exp_()
@@ -193,7 +202,8 @@ def linear_cross_entropy_reference(h_ND: Tensor, w_VD: Tensor, b_V: Tensor, targ
     _check(h_ND, w_VD, b_V, targets_N)
     z_NV = h_ND @ w_VD.to(h_ND.dtype).t() + b_V.to(h_ND.dtype)
     z_NV = z_NV.to(statistics_dtype(h_ND.dtype))
-    z_NV = cap * z_NV / torch.sqrt(z_NV * z_NV + cap * cap)
+    if cap != math.inf:
+        z_NV = cap * z_NV / torch.sqrt(z_NV * z_NV + cap * cap)
     return torch.logsumexp(z_NV, 1) - z_NV.gather(1, targets_N.unsqueeze(1)).squeeze(1)
 
 

@@ -6,6 +6,8 @@ once. Agrees with the formula in float32 up to the rounding of the exponential, 
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -21,7 +23,7 @@ _LOG2E = tl.constexpr(LOG2E)
 @triton.jit
 def _capped_rows(
     z_ptr, target_ptr, loss_ptr, V,
-    CAP: tl.constexpr, BLOCK: tl.constexpr, SAFE: tl.constexpr, GRADIENT: tl.constexpr,
+    CAP: tl.constexpr, CAPPED: tl.constexpr, BLOCK: tl.constexpr, SAFE: tl.constexpr, GRADIENT: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     z_ptr += row * V
@@ -32,7 +34,9 @@ def _capped_rows(
     for start in tl.range(0, V, BLOCK):
         inside = start + at < V
         z = tl.load(z_ptr + start + at, mask=inside, other=0.0).to(tl.float32)
-        y = z * (CAP * _LOG2E * tl.rsqrt(z * z + CAP * CAP))
+        y = z * _LOG2E
+        if CAPPED:
+            y = z * (CAP * _LOG2E * tl.rsqrt(z * z + CAP * CAP))
         if SAFE:
             total += tl.where(inside, tl.exp2(y), 0.0)
         else:
@@ -48,23 +52,43 @@ def _capped_rows(
         lse = highest + tl.log2(tl.sum(total * tl.exp2(top - highest), 0))
     target = tl.load(target_ptr + row)
     own = tl.load(z_ptr + target).to(tl.float32)
-    tl.store(loss_ptr + row, (lse - own * (CAP * _LOG2E * tl.rsqrt(own * own + CAP * CAP))) / _LOG2E)
+    if CAPPED:
+        tl.store(loss_ptr + row, (lse - own * (CAP * _LOG2E * tl.rsqrt(own * own + CAP * CAP))) / _LOG2E)
+    else:
+        tl.store(loss_ptr + row, (lse - own * _LOG2E) / _LOG2E)
     if GRADIENT:
         # every lane must have read the target's logit before one of them overwrites it
         tl.debug_barrier()
         for start in tl.range(0, V, BLOCK):
             inside = start + at < V
             z = tl.load(z_ptr + start + at, mask=inside, other=0.0).to(tl.float32)
-            slope = CAP * tl.rsqrt(z * z + CAP * CAP)
-            d = tl.exp2(z * (slope * _LOG2E) - lse) - tl.where(start + at == target, 1.0, 0.0)
-            tl.store(z_ptr + start + at, (d * slope * slope * slope).to(z_ptr.dtype.element_ty), mask=inside)
+            if CAPPED:
+                slope = CAP * tl.rsqrt(z * z + CAP * CAP)
+                d = tl.exp2(z * (slope * _LOG2E) - lse) - tl.where(start + at == target, 1.0, 0.0)
+                d = d * slope * slope * slope
+            else:
+                d = tl.exp2(z * _LOG2E - lse) - tl.where(start + at == target, 1.0, 0.0)
+            tl.store(z_ptr + start + at, d.to(z_ptr.dtype.element_ty), mask=inside)
 
 
 def rows(z_NV: Tensor, targets_N: Tensor, cap: float, gradient: bool) -> Tensor:
-    """Nats per token, float32 [N], of contiguous logits; with `gradient`, z is overwritten by the losses' gradient."""
+    """Nats per token, float32 [N], of contiguous logits; with `gradient`, z is overwritten by the losses' gradient.
+
+    A cap of infinity is none.
+    """
     n, v = z_NV.shape
+    capped = cap < math.inf
     losses_N = torch.empty(n, device=z_NV.device, dtype=torch.float32)
     _capped_rows[(n,)](
-        z_NV, targets_N, losses_N, v, CAP=float(cap), BLOCK=4096, SAFE=cap <= SAFE_CAP, GRADIENT=gradient, num_warps=8
+        z_NV,
+        targets_N,
+        losses_N,
+        v,
+        CAP=float(cap) if capped else 0.0,
+        CAPPED=capped,
+        BLOCK=4096,
+        SAFE=cap <= SAFE_CAP,
+        GRADIENT=gradient,
+        num_warps=8,
     )
     return losses_N

@@ -1,4 +1,4 @@
-"""Gated activation of the MLP (docs/mechanisms.md, "Backbone")."""
+"""Gated activations of the MLP (docs/mechanisms.md, "Backbone")."""
 
 from __future__ import annotations
 
@@ -18,6 +18,23 @@ def squared_relu_gate(ag: Tensor) -> Tensor:
         raise ValueError(f"the last axis must hold two halves, got {ag.shape[-1]} entries")
     out: Tensor = _SquaredReluGate.apply(ag)
     return out
+
+
+def swish_gate(ag: Tensor) -> Tensor:
+    """g silu(a) of [a | g], halves of the last axis; [..., 2F] -> [..., F] in the same type.
+
+    Keeps its input alone for the backward. Raises ValueError when the last axis is odd.
+    """
+    if ag.shape[-1] % 2:
+        raise ValueError(f"the last axis must hold two halves, got {ag.shape[-1]} entries")
+    out: Tensor = _SwishGate.apply(ag)
+    return out
+
+
+def swish_gate_reference(ag: Tensor) -> Tensor:
+    """The same with autograd's own backward."""
+    a, gate = ag.chunk(2, -1)
+    return gate * a * torch.sigmoid(a)
 
 
 def squared_relu_gate_reference(ag: Tensor) -> Tensor:
@@ -44,4 +61,24 @@ class _SquaredReluGate(torch.autograd.Function):
         scaled = positive * grads[0]
         d_gate.copy_(positive.mul_(scaled))
         d_a.copy_(scaled.mul_(gate).mul_(2))
+        return out
+
+
+class _SwishGate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, ag: Tensor) -> Tensor:
+        ctx.save_for_backward(ag)
+        a, gate = ag.chunk(2, -1)
+        return functional.silu(a).mul_(gate)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (ag,) = ctx.saved_tensors
+        a, gate = ag.chunk(2, -1)
+        out = torch.empty_like(ag)
+        d_a, d_gate = out.chunk(2, -1)
+        sigmoid = torch.sigmoid(a)
+        d_gate.copy_(sigmoid * a * grads[0])
+        # silu'(a) = s (1 + a (1 - s)) with s = sigmoid(a)
+        d_a.copy_((1 - sigmoid).mul_(a).add_(1).mul_(sigmoid).mul_(gate).mul_(grads[0]))
         return out

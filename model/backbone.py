@@ -6,12 +6,14 @@ B batch, T length, D model width, V vocabulary, R distractors, N = B * T.
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from ..kernels import conv, cross_entropy, sketch
 from ..kernels.choice import version
@@ -20,7 +22,7 @@ from . import registry
 from .attention import Attention
 from .chance import generator, seed_of
 from .config import ModelConfig
-from .layers import MLP, CausalConv, GatedConv, Linear, RMSNorm
+from .layers import MLP, CausalConv, GatedConv, Linear, RMSNorm, TiedHead, drop
 from .outline import NO_MEMORY, group_of
 from .pieces import in_pieces
 from .resolve import NO_REGULARIZER, check_model_config, check_regularizer, memory_settings, mixer_settings
@@ -37,7 +39,7 @@ class CompileError(RuntimeError):
 
 @dataclass(frozen=True)
 class Auxiliary:
-    """Which auxiliary terms a forward pass computes, and what their random draws depend on."""
+    """That a forward pass is one of training: the auxiliary terms, and what its random draws depend on."""
 
     regularizer: str
     """A name from the registry, or "baseline" for none."""
@@ -66,15 +68,23 @@ class Features:
 
 @dataclass
 class _Drawn:
-    """The random parts of the auxiliary terms."""
+    """The random parts of a forward pass of training."""
 
     regularizer: Callable[..., Tensor] | None = None
     sketches_LKD: Tensor | None = None
     distractors: dict[int, Tensor] = field(default_factory=dict)
+    kept: dict[int, Kept] = field(default_factory=dict)
+
+
+Kept = tuple[Tensor, Tensor]
+"""What dropout leaves of a block's two branches, bool [B, T, D] each."""
 
 
 class Block(nn.Module):
-    """x + mix(norm(x)), then x + mlp(norm(x)); `mix` is global attention or a gated convolution."""
+    """x + mix(norm(x)), then x + mlp(norm(x)); `mix` is global attention or a gated convolution.
+
+    With `residual: normed` n + mix(n) of n = norm(x), and the same with the MLP.
+    """
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
@@ -89,18 +99,31 @@ class Block(nn.Module):
             zero_in = config.init == "zero-ends-and-conv-in"
             self.mix = GatedConv(config.d_model, config.conv_taps, zero_in=zero_in)
         self.norm2 = RMSNorm(config.d_model, config.norm_eps)
-        self.mlp = MLP(config.d_model, config.mlp_ratio)
+        self.mlp = MLP(config.d_model, config.mlp_ratio, config.mlp)
+        self.normed = config.residual == "normed"
+        self.dropout = config.dropout
 
     def forward(
-        self, x_BTD: Tensor, *, window: int | None, distractors_BRD: Tensor | None = None
+        self,
+        x_BTD: Tensor,
+        *,
+        window: int | None,
+        distractors_BRD: Tensor | None = None,
+        kept: Kept | tuple[None, None] = (None, None),
     ) -> tuple[Tensor, Tensor | None]:
         loss = None
+        normed_BTD = self.norm1(x_BTD)
         if isinstance(self.mix, Attention):
-            out, loss = self.mix(self.norm1(x_BTD), window=window, distractors_BRD=distractors_BRD)
-            x_BTD = x_BTD + out
+            out_BTD, loss = self.mix(normed_BTD, window=window, distractors_BRD=distractors_BRD)
         else:
-            x_BTD = x_BTD + self.mix(self.norm1(x_BTD))
-        return x_BTD + self.mlp(self.norm2(x_BTD)), loss
+            out_BTD = self.mix(normed_BTD)
+        x_BTD = self._under(x_BTD, normed_BTD) + drop(out_BTD, kept[0], self.dropout)
+        normed_BTD = self.norm2(x_BTD)
+        return self._under(x_BTD, normed_BTD) + drop(self.mlp(normed_BTD), kept[1], self.dropout), loss
+
+    def _under(self, x_BTD: Tensor, normed_BTD: Tensor) -> Tensor:
+        """What a branch is added to."""
+        return normed_BTD if self.normed else x_BTD
 
     def evaluate(self, x_BTD: Tensor, *, window: int | None, chunk: int) -> Tensor:
         """The first of what `forward` returns, worked out `chunk` tokens at a time."""
@@ -110,9 +133,12 @@ class Block(nn.Module):
         else:
             assert isinstance(self.mix, GatedConv)
             (out_BTD,) = in_pieces(lambda x: (self.mix(self.norm1(x)),), (x_BTD,), chunk, self.mix.halo)
-        x_BTD = x_BTD + out_BTD
+        x_BTD = self._normed_if_so(self.norm1, x_BTD, chunk) + out_BTD
         (out_BTD,) = in_pieces(lambda x: (self.mlp(self.norm2(x)),), (x_BTD,), chunk)
-        return x_BTD + out_BTD
+        return self._normed_if_so(self.norm2, x_BTD, chunk) + out_BTD
+
+    def _normed_if_so(self, norm: RMSNorm, x_BTD: Tensor, chunk: int) -> Tensor:
+        return in_pieces(lambda x: (norm(x),), (x_BTD,), chunk)[0] if self.normed else x_BTD
 
 
 class Backbone(nn.Module):
@@ -129,16 +155,20 @@ class Backbone(nn.Module):
         )
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
         self.norm = RMSNorm(config.d_model, config.norm_eps)
-        self.head = Linear(config.d_model, config.vocab_size, zero=True)
+        tied = config.tie_head
+        self.head = TiedHead(config.vocab_size) if tied else Linear(config.d_model, config.vocab_size, zero=True)
+        self._cap = math.inf if config.logit_cap is None else config.logit_cap
         self._forward_blocks: Callable[..., tuple[Tensor, Tensor | None, Tensor | None]] = self._blocks
         self._compiler: str | None = None
         self.to(torch.float64 if dtype == torch.float64 else torch.float32)
-        self.embedding.to(dtype)
+        if not tied:  # a head's matrix is float32
+            self.embedding.to(dtype)
+        self._dtype = dtype
 
     @property
     def dtype(self) -> torch.dtype:
         """Type of the activations."""
-        return self.embedding.weight.dtype
+        return self._dtype if self.config.tie_head else self.embedding.weight.dtype
 
     @property
     def device(self) -> torch.device:
@@ -153,7 +183,10 @@ class Backbone(nn.Module):
         """
         for path, module in self.named_modules():
             for name, parameter in module.named_parameters(path, recurse=False):
-                _fill(module, parameter, generator(seed, "init", name))
+                _fill(module, parameter, generator(seed, "init", name), self.config)
+        if self.config.init == "llama" and isinstance(self.head, Linear):
+            self.head.weight.copy_(HEAD_STD * _normal(self.head.weight, generator(seed, "init", "head.weight")))
+            self.head.bias.zero_()
 
     def features(
         self,
@@ -176,13 +209,15 @@ class Backbone(nn.Module):
         if chunk is not None:
             if auxiliary is not None:
                 raise ValueError("auxiliary terms are not computed in chunks; leave out one of the two")
-            return Features(self._evaluate(self.embedding(tokens_BT), window, chunk))
+            return Features(self._evaluate(self._embedded(tokens_BT), window, chunk))
         if auxiliary is not None:
             check_regularizer(auxiliary.regularizer)
             self._check_distractor(auxiliary)
         drawn = _Drawn() if auxiliary is None else self._draw(auxiliary, *tokens_BT.shape)
         return Features(
-            *self._forward_blocks(tokens_BT, window, drawn.regularizer, drawn.sketches_LKD, drawn.distractors)
+            *self._forward_blocks(
+                tokens_BT, window, drawn.regularizer, drawn.sketches_LKD, drawn.distractors, drawn.kept
+            )
         )
 
     def compile_blocks(self, backend: str = "inductor") -> None:
@@ -217,19 +252,26 @@ class Backbone(nn.Module):
         regularizer: Callable[..., Tensor] | None,
         sketches_LKD: Tensor | None,
         distractors: dict[int, Tensor],
+        kept: dict[int, Kept],
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """What `Features` holds, from draws that are made: sketches of K directions, one a layer, distractors [B, R, D] by layer."""
-        x_BTD = self.embedding(tokens_BT)
+        x_BTD = self._embedded(tokens_BT)
         streams: list[Tensor] = []
         losses: list[Tensor] = []
         for layer, block in enumerate(self.blocks):
-            x_BTD, loss = block(x_BTD, window=window, distractors_BRD=distractors.get(layer))
+            x_BTD, loss = block(
+                x_BTD, window=window, distractors_BRD=distractors.get(layer), kept=kept.get(layer, (None, None))
+            )
             if loss is not None:
                 losses.append(loss)
             if regularizer is not None:
                 streams.append(x_BTD.flatten(0, 1))
         value = None if regularizer is None else regularizer(streams, sketches_LKD).mean()
         return self.norm(x_BTD), value, _mean(losses)
+
+    def _embedded(self, tokens_BT: Tensor) -> Tensor:
+        x_BTD: Tensor = self.embedding(tokens_BT)
+        return x_BTD.to(self.dtype)
 
     def _draw(self, auxiliary: Auxiliary, rows: int, length: int) -> _Drawn:
         found = _Drawn()
@@ -244,7 +286,18 @@ class Backbone(nn.Module):
             draw = generator(auxiliary.seed, "distractor", f"{key}.{layer}", device=device)
             normal = torch.randn(rows, count, width, generator=draw, device=device)
             found.distractors[layer] = normal.to(self.dtype)
+        if self.config.dropout:
+            found.kept = {layer: self._kept(auxiliary, layer, rows, length) for layer in range(layers)}
         return found
+
+    def _kept(self, auxiliary: Auxiliary, layer: int, rows: int, length: int) -> Kept:
+        def one(branch: str) -> Tensor:
+            key = f"{auxiliary.step}.{auxiliary.micro}.{layer}.{branch}"
+            kept = torch.empty(rows, length, self.config.d_model, dtype=torch.bool, device=self.device)
+            draw = generator(auxiliary.seed, "dropout", key, device=self.device)
+            return kept.bernoulli_(1 - self.config.dropout, generator=draw)
+
+        return one("mix"), one("mlp")
 
     def _evaluate(self, x_BTD: Tensor, window: int | None, chunk: int) -> Tensor:
         """The blocks and the final norm, `chunk` tokens at a time.
@@ -267,19 +320,24 @@ class Backbone(nn.Module):
         Raises ValueError for a chunk below 1.
         """
         h_ND, targets_N = hidden_BTD.flatten(0, 1), targets_BT.flatten()
-        head, cap = self.head, self.config.logit_cap
-        losses_N = linear_cross_entropy(h_ND, head.weight, head.bias, targets_N, cap=cap, chunk=chunk)
+        losses_N = linear_cross_entropy(h_ND, *self._head, targets_N, cap=self._cap, chunk=chunk)
         return losses_N.view(targets_BT.shape)
 
     def total_loss(self, hidden_BTD: Tensor, targets_BT: Tensor, *, chunk: int = CHUNK) -> Tensor:
         """Sum of `token_losses`, for training: its gradient is worked out with it, so no logits are kept or made twice."""
         h_ND, targets_N = hidden_BTD.flatten(0, 1), targets_BT.flatten()
-        head, cap = self.head, self.config.logit_cap
-        return linear_cross_entropy_sum(h_ND, head.weight, head.bias, targets_N, cap=cap, chunk=chunk)
+        return linear_cross_entropy_sum(h_ND, *self._head, targets_N, cap=self._cap, chunk=chunk)
 
     def logits(self, hidden_BTD: Tensor) -> Tensor:
-        """Soft-capped logits, float32 [..., V] (float64 in a float64 network); |logit| < logit_cap."""
-        return softcap(self.head(hidden_BTD), self.config.logit_cap)
+        """Logits, float32 [..., V] (float64 in a float64 network), soft-capped: |logit| < logit_cap, if there is one."""
+        weight_VD, bias_V = (part.to(hidden_BTD.dtype) for part in self._head)
+        return softcap(functional.linear(hidden_BTD, weight_VD, bias_V), self._cap)
+
+    @property
+    def _head(self) -> tuple[Tensor, Tensor]:
+        """Matrix [V, D] and bias [V]."""
+        weight_VD: Tensor = self.embedding.weight if isinstance(self.head, TiedHead) else self.head.weight
+        return weight_VD, self.head.bias
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         """Logits [B, T, V] as the network was trained, window included."""
@@ -288,12 +346,12 @@ class Backbone(nn.Module):
     def parameter_groups(self) -> dict[str, list[tuple[str, nn.Parameter]]]:
         """(name, parameter) by optimizer group (docs/mechanisms.md, "Backbone"): every parameter in exactly one.
 
-        "muon": matrices inside blocks, conv filters [C, 1, K] among them; "embedding"; "head": its weight; "scalar":
-        everything of fewer than two axes. Raises RuntimeError for a parameter that fits no group.
+        "muon": matrices inside blocks, conv filters [C, 1, K] among them; "embedding", empty when it is the head's matrix;
+        "head": its matrix; "scalar": everything of fewer than two axes. Raises RuntimeError for a parameter that fits no group.
         """
         groups: dict[str, list[tuple[str, nn.Parameter]]] = {"muon": [], "embedding": [], "head": [], "scalar": []}
         for name, parameter in self.named_parameters():
-            groups[_group(name, parameter)].append((name, parameter))
+            groups[_group(name, parameter, self.config)].append((name, parameter))
         grouped = [id(parameter) for members in groups.values() for _, parameter in members]
         if sorted(grouped) != sorted(map(id, self.parameters())):
             raise RuntimeError("the optimizer groups do not hold every parameter exactly once")
@@ -305,7 +363,7 @@ class Backbone(nn.Module):
         for name, taps in (("gated_conv", self.config.conv_taps), ("canon", self.config.canon_taps)):
             paths[name] = str(conv.choose_backend(self.device, self.dtype, taps))
         paths["sketch"] = str(sketch.choose_backend(self.device, self.dtype))
-        paths["cross_entropy"] = str(cross_entropy.choose_backend(self.device, self.dtype))
+        paths["cross_entropy"] = str(cross_entropy.choose_backend(self.device, self.dtype, self._cap < math.inf))
         for block in self.blocks:
             if isinstance(block.mix, Attention):
                 paths |= block.mix.mixer.kernel_paths(self.device, self.dtype)
@@ -340,16 +398,31 @@ def count_parameters(config: ModelConfig) -> int:
         return sum(parameter.numel() for parameter in Backbone(config).parameters())
 
 
-def _fill(module: nn.Module, parameter: nn.Parameter, draw: torch.Generator) -> None:
+HEAD_STD, EMBEDDING_BOUND = 0.02, 0.01
+"""Initial values of the head's matrix, normal, tied or with `init: llama`, and of that one's embedding, uniform."""
+
+
+def _normal(like: Tensor, draw: torch.Generator) -> Tensor:
+    return torch.empty(like.shape).normal_(generator=draw)
+
+
+def _fill(module: nn.Module, parameter: nn.Parameter, draw: torch.Generator, config: ModelConfig) -> None:
     """Initial values (docs/mechanisms.md, "Backbone"), drawn on the CPU in float32."""
     value = torch.empty(parameter.shape)
+    llama = config.init == "llama"
     if isinstance(module, Linear):
-        bound = 0.0 if module.zero else module.weight.shape[1] ** -0.5
+        bound = 0.0 if module.zero and not llama else module.weight.shape[1] ** -0.5
         value.uniform_(-bound, bound, generator=draw)
     elif isinstance(module, CausalConv):
         value.uniform_(-(parameter.shape[-1] ** -0.5), parameter.shape[-1] ** -0.5, generator=draw)
     elif isinstance(module, RMSNorm):
         value.fill_(1)
+    elif isinstance(module, TiedHead):
+        value.zero_()
+    elif isinstance(module, nn.Embedding) and config.tie_head:
+        value.normal_(generator=draw).mul_(HEAD_STD)
+    elif isinstance(module, nn.Embedding) and llama:
+        value.uniform_(-EMBEDDING_BOUND, EMBEDDING_BOUND, generator=draw)
     elif isinstance(module, nn.Embedding):
         value.normal_(generator=draw)
     else:
@@ -357,8 +430,8 @@ def _fill(module: nn.Module, parameter: nn.Parameter, draw: torch.Generator) -> 
     parameter.copy_(value)
 
 
-def _group(name: str, parameter: nn.Parameter) -> str:
-    group = group_of(name, parameter.ndim)
+def _group(name: str, parameter: nn.Parameter, config: ModelConfig) -> str:
+    group = group_of(name, parameter.ndim, tied=config.tie_head)
     if group is None:
         raise RuntimeError(f"parameter {name} with shape {tuple(parameter.shape)} belongs to no optimizer group")
     return group

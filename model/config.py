@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 _WORDS = {"on": True, "yes": True, "true": True, "off": False, "no": False, "false": False}
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*)(\.\d*)?([eE][-+]?\d+)?")
@@ -32,12 +32,27 @@ def _real(value: Any) -> Any:
     return value
 
 
+def _real_or_none(value: Any) -> Any:
+    if isinstance(value, str) and value.strip().lower() == "none":
+        return None
+    number = _real(value)
+    if isinstance(number, bool | str):
+        raise ValueError(f"must be a number above 0, or none, got {value!r}")
+    return number
+
+
 Flag = Annotated[bool, BeforeValidator(_flag)]
 """A boolean that also understands on/off/yes/no."""
 Int = Annotated[int, BeforeValidator(_whole)]
 """An integer that also understands 1e9 and 1_000_000_000."""
 Float = Annotated[float, BeforeValidator(_real)]
 """A float that also understands 1e-3 written as text."""
+PositiveOrNone = Annotated[
+    Annotated[float, Field(gt=0)] | None,
+    BeforeValidator(_real_or_none),
+    WithJsonSchema({"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "null"}, {"const": "none"}]}),
+]
+"""A float above zero, or the word none."""
 
 
 def knob(default: Any, doc: str, *, identity: Any = ..., **limits: Any) -> Any:
@@ -68,15 +83,29 @@ class ModelConfig(Config):
     vocab_size: Int = knob(50304, "Rows of the embedding and of the head; at least the tokenizer's vocabulary.", ge=2)
     attn_every: Int = knob(4, "Block i is global if i mod attn_every equals attn_offset.", identity=4, ge=1)
     attn_offset: Int = knob(2, "See attn_every.", identity=2, ge=0)
+    mlp: Literal["relu2", "swiglu"] = knob(
+        "relu2", "Gate of the MLP: g relu(a)^2, or g silu(a), of the two halves a and g.", identity="relu2"
+    )
     mlp_ratio: Int = knob(4, "Hidden width of the gated MLP over d_model.", identity=4, ge=1)
     conv_taps: Int = knob(3, "Taps of the gated convolution.", identity=3, ge=1)
     canon_taps: Int = knob(4, "Taps of the Canon convolution on q, k and v.", identity=4, ge=1)
     norm_eps: Float = knob(1e-6, "Epsilon of the weighted RMS norms.", identity=1e-6, gt=0)
-    logit_cap: Float = knob(15.0, "Soft cap of the logits: z -> cap z / sqrt(z^2 + cap^2).", identity=15.0, gt=0)
-    init: Literal["zero-ends", "zero-ends-and-conv-in"] = knob(
+    residual: Literal["pre-norm", "normed"] = knob(
+        "pre-norm",
+        "What a branch is added to: the stream x, or the normed stream that the branch reads, norm(x).",
+        identity="pre-norm",
+    )
+    dropout: Float = knob(
+        0.0, "Share of the numbers that a branch adds to the stream that training drops.", identity=0.0, ge=0, lt=1
+    )
+    logit_cap: PositiveOrNone = knob(
+        15.0, "Soft cap of the logits: z -> cap z / sqrt(z^2 + cap^2), or none.", identity=15.0
+    )
+    tie_head: Flag = knob(False, "The head's matrix is the embedding's.", identity=False)
+    init: Literal["zero-ends", "zero-ends-and-conv-in", "llama"] = knob(
         "zero-ends",
         "Which projections start at zero: those that end a branch, or also the gated convolution's in_proj "
-        "(the published runs; its convolutions then never train).",
+        "(the published runs; its convolutions then never train), or none (llama, which also starts the embedding small).",
         identity="zero-ends",
     )
     attn_type: str = knob("polar", "Mixer of the global layers.")

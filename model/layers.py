@@ -5,12 +5,14 @@ B batch, T length, D model width, C channels.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from ..kernels.conv import canon, gated_causal_conv
-from ..kernels.gates import squared_relu_gate
+from ..kernels.gates import squared_relu_gate, swish_gate
 from ..kernels.norms import rms_norm
 
 
@@ -25,6 +27,19 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype))
+
+
+class TiedHead(nn.Module):
+    """What a head has of its own when its matrix is the embedding's: its bias."""
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(vocabulary))
+
+
+def drop(x_BTD: Tensor, kept_BTD: Tensor | None, share: float) -> Tensor:
+    """Zero where `kept` (bool) is false, and x/(1 - share) elsewhere, so that the mean stays; None keeps x as it is."""
+    return x_BTD if kept_BTD is None else x_BTD * kept_BTD * (1 / (1 - share))
 
 
 class RMSNorm(nn.Module):
@@ -56,16 +71,21 @@ class CausalConv(nn.Module):
         return self.weight.squeeze(1).to(dtype)
 
 
-class MLP(nn.Module):
-    """[a | g] = fc(x); out = proj(g relu(a)^2)."""
+GATES: dict[str, Callable[[Tensor], Tensor]] = {"relu2": squared_relu_gate, "swiglu": swish_gate}
+"""Gate of the MLP by its name."""
 
-    def __init__(self, width: int, ratio: int) -> None:
+
+class MLP(nn.Module):
+    """[a | g] = fc(x); out = proj(gate(a, g)), where gate is g relu(a)^2 or g silu(a)."""
+
+    def __init__(self, width: int, ratio: int, gate: str) -> None:
         super().__init__()
         self.fc = Linear(width, 2 * ratio * width)
+        self.gate = GATES[gate]
         self.proj = Linear(ratio * width, width, zero=True)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return self.proj(squared_relu_gate(self.fc(x_BTD)))
+        return self.proj(self.gate(self.fc(x_BTD)))
 
 
 class GatedConv(nn.Module):

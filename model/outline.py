@@ -26,7 +26,8 @@ def network_shapes(config: ModelConfig) -> Shapes | None:
     for layer in range(config.n_layers):
         mix = mixing if config.is_global(layer) else _gated_conv(config)
         found |= {f"blocks.{layer}.{name}": shape for name, shape in (mix | _around(config)).items()}
-    return found | {"norm.weight": (d,)} | linear("head", d, config.vocab_size)
+    head = {"head.bias": (config.vocab_size,)} if config.tie_head else linear("head", d, config.vocab_size)
+    return found | {"norm.weight": (d,)} | head
 
 
 def _around(config: ModelConfig) -> Shapes:
@@ -63,11 +64,14 @@ def _own(part: type[Outline], config: ModelConfig, settings: dict[str, Any]) -> 
     return part.shapes(config, part.Config(**settings)) if "shapes" in vars(part) else None
 
 
-def group_of(name: str, axes: int) -> str | None:
-    """The optimizer group of a parameter with that many axes (see `Backbone.parameter_groups`); None for none."""
+def group_of(name: str, axes: int, *, tied: bool) -> str | None:
+    """The optimizer group of a parameter with that many axes (see `Backbone.parameter_groups`); None for none.
+
+    An embedding that is the head's matrix too (`tied`) is learned at the head's rate, the smaller one.
+    """
     if axes < 2:
         return "scalar"
-    groups = {"blocks": "muon", "embedding": "embedding", "head": "head"}
+    groups = {"blocks": "muon", "embedding": "head" if tied else "embedding", "head": "head"}
     return groups.get(name.split(".", 1)[0])
 
 
@@ -76,4 +80,5 @@ def parameters(config: ModelConfig) -> Iterator[tuple[str, str, int]] | None:
     shapes = network_shapes(config)
     if shapes is None:
         return None
-    return ((name, group_of(name, len(shape)) or "", math.prod(shape)) for name, shape in shapes.items())
+    tied = config.tie_head
+    return ((name, group_of(name, len(shape), tied=tied) or "", math.prod(shape)) for name, shape in shapes.items())

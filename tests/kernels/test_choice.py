@@ -22,6 +22,7 @@ CHOOSERS: dict[str, Callable[..., Choice]] = {
     "gated_delta": lambda device, dtype, d=128: gated_delta.choose_backend(device, dtype, d),
     "conv": lambda device, dtype, d=128: conv.choose_backend(device, dtype, 3),
     "cross_entropy": lambda device, dtype, d=128: cross_entropy.choose_backend(device, dtype),
+    "cross_entropy without a cap": lambda device, dtype, d=128: cross_entropy.choose_backend(device, dtype, False),
 }
 SELF_TESTS = (polar, softmax_attention, gated_delta, conv, cross_entropy)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -60,6 +61,7 @@ def check(ours: list[Tensor], theirs: list[Tensor], near: float) -> None:
 @pytest.mark.parametrize(("n", "d", "v", "cap", "scale", "chunk"), [
     (1, 3, 5, 15.0, 1.0, 8192), (7, 5, 37, 15.0, 1.0, 3), (7, 5, 37, 15.0, 1.0, 1), (9, 4, 4099, 15.0, 1.0, 4),
     (5, 6, 8192, 60.0, 20.0, 5), (5, 6, 12301, 100.0, 60.0, 2), (3, 4, 4096, 500.0, 200.0, 100), (4, 3, 2, 100.0, 60.0, 3),
+    (7, 5, 37, math.inf, 1.0, 3), (9, 4, 4099, math.inf, 1.0, 4), (5, 6, 8192, math.inf, 10.0, 5),
 ])  # fmt: skip
 def test_sum_and_gradients_are_near_float64(
     backend: str, n: int, d: int, v: int, cap: float, scale: float, chunk: int
@@ -70,7 +72,8 @@ def test_sum_and_gradients_are_near_float64(
     assert ours[0].dtype == torch.float32
     theirs = run(linear_cross_entropy_reference, double(args), targets, cap=cap)
     # a capped logit of 500 has a last digit of 3e-5
-    check(ours, theirs, 4e-6 * max(1.0, cap / 50))
+    largest = cap if cap < math.inf else (args[0] @ args[1].T + args[2]).abs().max().item()
+    check(ours, theirs, 4e-6 * max(1.0, largest / 50))
 
 
 @needs_interpreter
@@ -87,15 +90,33 @@ def test_logits_all_at_one_end(cap: float, level: float) -> None:
     assert found.item() == pytest.approx(n * 8.5178, abs=1e-2)  # ln 5003
 
 
-def test_float64_is_exact() -> None:
+@pytest.mark.parametrize("cap", [3.0, math.inf])
+def test_float64_is_exact(cap: float) -> None:
     args, targets = inputs(11, 5, 37)
     for chunk in (2, 11):
-        ours = run(linear_cross_entropy_sum, double(args), targets, cap=3.0, chunk=chunk)
+        ours = run(linear_cross_entropy_sum, double(args), targets, cap=cap, chunk=chunk)
         assert ours[0].dtype == torch.float64
-        check(ours, run(linear_cross_entropy_reference, double(args), targets, cap=3.0), 1e-13)
+        check(ours, run(linear_cross_entropy_reference, double(args), targets, cap=cap), 1e-13)
     assert torch.autograd.gradcheck(
-        lambda h, w, b: linear_cross_entropy_sum(h, w, b, targets, cap=3.0, chunk=4), double(args)
+        lambda h, w, b: linear_cross_entropy_sum(h, w, b, targets, cap=cap, chunk=4), double(args)
     )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_without_a_cap_it_is_torchs_cross_entropy(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sum and gradients, and single losses with and without gradients."""
+    monkeypatch.setattr(cross_entropy, "choose_backend", lambda *args: Choice(backend, "asked for"))
+    args, targets = inputs(13, 5, 4099)
+
+    def plain(h: Tensor, w: Tensor, b: Tensor, y: Tensor) -> Tensor:
+        return torch.nn.functional.cross_entropy(h @ w.T + b, y, reduction="none")
+
+    exact = run(plain, double(args), targets)
+    check(run(linear_cross_entropy_sum, args, targets, cap=math.inf, chunk=5), exact, 4e-6)
+    check(run(linear_cross_entropy, args, targets, cap=math.inf, chunk=5), exact, 4e-6)
+    with torch.no_grad():
+        found = linear_cross_entropy(*args, targets, cap=math.inf, chunk=5)
+        assert (found.double() - plain(*double(args), targets)).abs().max() <= 4e-6
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -176,11 +197,12 @@ def test_inputs_are_left_as_they_were_and_nothing_beyond_them_is_used() -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("gradient", [True, False])
-def test_the_op_keeps_the_rules_of_torch(backend: str, gradient: bool) -> None:
+@pytest.mark.parametrize("cap", [15.0, math.inf])
+def test_the_op_keeps_the_rules_of_torch(backend: str, gradient: bool, cap: float) -> None:
     """Nothing changed in place, shapes and types without data, gradients, and the same in a compiled graph."""
     args, targets = inputs(5, 4, 7)
     some = args if gradient else [x.detach() for x in args]
-    found = torch.library.opcheck(cross_entropy.cross_entropy_sum, (*some, targets, 15.0, 2, gradient, backend))
+    found = torch.library.opcheck(cross_entropy.cross_entropy_sum, (*some, targets, cap, 2, gradient, backend))
     assert set(found.values()) == {"SUCCESS"}, found
 
 
@@ -201,11 +223,12 @@ def test_errors_name_both_numbers() -> None:
 @on_gpu
 @pytest.mark.parametrize(("n", "d", "v", "cap", "chunk"), [
     (1, 64, 5, 15.0, 8192), (37, 64, 4099, 15.0, 10), (300, 128, 50304, 15.0, 128), (129, 64, 12301, 100.0, 100),
+    (300, 128, 50304, math.inf, 128),
 ])  # fmt: skip
 def test_in_bf16_errs_at_most_twice_as_much_as_the_plain_formula(
     n: int, d: int, v: int, cap: float, chunk: int
 ) -> None:
-    args, targets = inputs(n, d, v, scale=cap / 15)
+    args, targets = inputs(n, d, v, scale=cap / 15 if cap < math.inf else 1.0)
     h = args[0].detach().cuda().bfloat16().requires_grad_()
     # as in training: activations in bf16, weights in float32
     some = [h, *(x.detach().cuda().requires_grad_() for x in args[1:])]

@@ -9,7 +9,7 @@ import torch
 from atma_sweep.kernels import cross_entropy
 from atma_sweep.kernels.conv import causal_conv, causal_conv_reference
 from atma_sweep.kernels.cross_entropy import linear_cross_entropy, linear_cross_entropy_reference, softcap
-from atma_sweep.kernels.gates import squared_relu_gate, squared_relu_gate_reference
+from atma_sweep.kernels.gates import squared_relu_gate, squared_relu_gate_reference, swish_gate, swish_gate_reference
 from atma_sweep.kernels.norms import EPS_FLOAT32, rms_norm, rms_norm_reference
 from atma_sweep.kernels.rotary import apply_rotary, apply_rotary_reference, frequencies, rotary_tables
 from torch import Tensor
@@ -100,6 +100,21 @@ def test_squared_relu_gate() -> None:
     assert torch.autograd.gradcheck(squared_relu_gate, normal(3, 6))
     with pytest.raises(ValueError, match="got 7"):
         squared_relu_gate(x[..., :7])
+
+
+def test_swish_gate() -> None:
+    x = normal(3, 5, 14)
+    assert_same(swish_gate(x), swish_gate_reference(x), [x])
+    a, gate = x.detach().chunk(2, -1)
+    assert torch.allclose(swish_gate(x), gate * torch.nn.functional.silu(a), rtol=1e-13)
+    assert torch.autograd.gradcheck(swish_gate, normal(3, 6))
+    with pytest.raises(ValueError, match="got 7"):
+        swish_gate(x[..., :7])
+
+
+def test_an_infinite_cap_is_none() -> None:
+    z = torch.tensor([0.0, -40.0, 1e4])
+    assert torch.equal(softcap(z, math.inf), z)
 
 
 def test_softcap() -> None:

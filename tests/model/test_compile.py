@@ -106,6 +106,20 @@ def test_one_graph_gives_the_eager_numbers(
     assert counters["stats"]["unique_graphs"] == 1
 
 
+def test_one_graph_with_every_switch_of_the_surround(wake: Callable[[Backbone], None]) -> None:
+    """And dropout of other steps is no reason to compile again."""
+    switches = {"mlp": "swiglu", "mlp_ratio": 2, "residual": "normed", "dropout": 0.25, "tie_head": True}
+    model = network(wake, attn_type="polar", logit_cap=None, **switches, **ONE_OF_EACH)
+    steps = [auxiliary("weak", True, step=step) for step in (3, 4)]
+    eager = [numbers(model, terms) for terms in steps]
+    assert not torch.equal(eager[0]["hidden"], eager[1]["hidden"])
+    model.compile_blocks("aot_eager")
+    for terms, expected in zip(steps, eager, strict=True):
+        assert differ(numbers(model, terms), expected) <= 1e-5
+    assert counters["graph_break"] == {}
+    assert counters["stats"]["unique_graphs"] == 1
+
+
 @pytest.mark.parametrize("terms", [None, "distractor_count"])
 def test_one_graph_for_other_requests(terms: str | None, wake: Callable[[Backbone], None]) -> None:
     """Evaluation without auxiliary terms, and a number of distractors that is not the length."""

@@ -63,6 +63,18 @@ CASES: dict[str, tuple[str, str]] = {
         "set:\n  train:\n    schedule: cosin\n",
         "5: set.train.schedule: no such value 'cosin'; allowed: cosine, linear, wsd; did you mean 'cosine'?",
     ),
+    "gate": (
+        "set:\n  model:\n    mlp: swiglue\n",
+        "5: set.model.mlp: no such value 'swiglue'; allowed: relu2, swiglu; did you mean 'swiglu'?",
+    ),
+    "number-or-none": (
+        "set:\n  model:\n    logit_cap: off\n",
+        "5: set.model.logit_cap: must be a number above 0, or none, got 'off'",
+    ),
+    "cap-of-zero": (
+        "set:\n  model:\n    logit_cap: 0\n",
+        "5: set.model.logit_cap: must be greater than 0, got 0",
+    ),
     "literal-as-axis": (
         "axes:\n  train.schedule: [cosine, cosin]\n",
         "4: axes.train.schedule: no such value 'cosin'; allowed: cosine, linear, wsd; did you mean 'cosine'?",

@@ -46,6 +46,7 @@ RIGHT: dict[str, dict[str, Any]] = {
     "plugin-regularizer": {"set": {"reg_mode": "mine"}, "plugins": ["mine.py"]},
     "rules": {"exclude": [{"memory": "on", "attn_type": ["polar"]}], "include": [{"window": True}]},
     "seeds": {"seeds": [4, 2]},
+    "no-cap": {"set": {"model": {"logit_cap": "none"}}, "axes": {"model.logit_cap": [15, "none"]}},
     "resources": {"resources": {"gpus": 1, "cpus": 2}},
 }
 
@@ -73,6 +74,7 @@ WRONG: dict[str, tuple[dict[str, Any], list[str]]] = {
     "switch": ({"set": {"model": {"window": "maybe"}}}, ["set", "model", "window"]),
     "computed": ({"set": {"data": {"fingerprint": "x"}}}, ["set", "data"]),
     "seed": ({"set": {"seed": 1}}, ["set"]),
+    "neither-number-nor-none": ({"set": {"model": {"logit_cap": "off"}}}, ["set", "model", "logit_cap"]),
     "limit": ({"set": {"train": {"clip": 0}}}, ["set", "train", "clip"]),
     "seeds-0": ({"seeds": 0}, ["seeds"]),
     "seeds-negative": ({"seeds": [-1]}, ["seeds"]),

@@ -54,9 +54,14 @@ def test_words_of_one_setting_differ(network: Network, setting: str, one: str, o
     assert off(*weights) > 1e-7
 
 
-@pytest.mark.parametrize("changes", [{"optimizer": "adamw", "adam_weight_decay": 0.1}, {"warmup_steps": 3}])
-def test_a_resumed_training_is_the_uninterrupted_one(network: Network, tmp_path: Path, changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("model", "changes"), [
+    ({}, {"optimizer": "adamw", "adam_weight_decay": 0.1}), ({}, {"warmup_steps": 3}), ({"dropout": 0.25}, {}),
+    ({"tie_head": True, "logit_cap": None}, {}),
+])  # fmt: skip
+def test_a_resumed_training_is_the_uninterrupted_one(
+    network: Network, tmp_path: Path, model: dict[str, Any], changes: dict[str, Any]
+) -> None:
     config = recipe(**changes)
-    whole = trained(network(), config)
-    halves = trained_in_two(network(), network(seed=9), config, tmp_path, 2)
+    whole = trained(network(**model), config)
+    halves = trained_in_two(network(**model), network(seed=9, **model), config, tmp_path, 2)
     assert all(torch.equal(whole[name], halves[name]) for name in whole)
