@@ -8,7 +8,7 @@ from typing import Any
 
 from . import registry
 from .config import ModelConfig
-from .parts import Outline, Shapes, linear
+from .parts import Outline, Shapes, linear, own
 
 NO_MEMORY = "none"
 
@@ -45,9 +45,9 @@ def _gated_conv(config: ModelConfig) -> Shapes:
 def _attention(config: ModelConfig) -> Shapes | None:
     d, inner, kv = config.d_model, config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
     settings = config.mixers[config.attn_type]
-    parts = {"mixer": _own(registry.MIXERS.outline(config.attn_type), config, settings)}
+    parts = {"mixer": _shapes(registry.MIXERS.outline(config.attn_type), config, settings)}
     if config.memory != NO_MEMORY:
-        parts["memory"] = _own(registry.MEMORIES.outline(config.memory), config, config.memories[config.memory])
+        parts["memory"] = _shapes(registry.MEMORIES.outline(config.memory), config, config.memories[config.memory])
     found = linear("mix.w_q", d, 2 * inner) | linear("mix.w_k", d, kv) | linear("mix.w_v", d, kv)
     if settings["canon"]:
         for name, channels in (("q", inner), ("k", kv), ("v", kv)):
@@ -59,9 +59,9 @@ def _attention(config: ModelConfig) -> Shapes | None:
     return found | linear("mix.proj", inner, d)
 
 
-def _own(part: type[Outline], config: ModelConfig, settings: dict[str, Any]) -> Shapes | None:
-    # a subclass may have parameters that the class above it does not know of
-    return part.shapes(config, part.Config(**settings)) if "shapes" in vars(part) else None
+def _shapes(part: type[Outline], config: ModelConfig, settings: dict[str, Any]) -> Shapes | None:
+    found: Shapes | None = own(part, "shapes", config, part.Config(**settings))
+    return found
 
 
 def group_of(name: str, axes: int, *, tied: bool) -> str | None:

@@ -46,11 +46,38 @@ class MixerOutline(Outline):
     has_distractor: ClassVar[bool] = False
     """Whether `distractor_loss` is defined."""
 
+    @classmethod
+    def forward_flops(cls, model: ModelConfig, config: Any, keys: float) -> float | None:
+        """FLOPs that `forward` does for a token, two a multiply-add, when a query sees `keys` keys on average.
+
+        Matrix products only, elementwise work left out, and nothing of q, k, v and the output projection, which surround
+        every mixer. None, the default: unknown, and so is the network's MFU. No answer is inherited.
+        """
+        return None
+
 
 class MemoryOutline(Outline):
     """That of a memory."""
 
     Config: ClassVar[type[Config]] = MemoryConfig
+
+    @classmethod
+    def forward_flops(cls, model: ModelConfig, config: Any) -> float | None:
+        """FLOPs that `forward` does for a token, its own projections included; the rest as for a mixer."""
+        return None
+
+
+def own(part: type[Outline], method: str, *arguments: Any) -> Any:
+    """What the part itself answers; None when only a class above it does, which may have less than the part.
+
+    `method`: the name of a class method of its own.
+    """
+    return getattr(part, method)(*arguments) if method in vars(part) else None
+
+
+def attention_flops(model: ModelConfig, keys: float) -> float:
+    """FLOPs a token of the scores of `keys` keys and of the values that they weigh, in every head."""
+    return 4.0 * model.n_heads * model.head_dim * keys
 
 
 def linear(name: str, inputs: int, outputs: int) -> Shapes:

@@ -52,7 +52,8 @@ def costs(tasks: Sequence[Task], cells: Sequence[Cell], states: Mapping[str, Cel
     """Predicted cost by cell id: seconds as soon as any cell's speed is known, FLOPs until then.
 
     A cell whose like (same model, recipe and resources, another seed) was measured takes its tokens at that speed; another
-    one its FLOPs at the median FLOP/s of those measured. Steps that a checkpoint holds are left out.
+    one its FLOPs at the median FLOP/s of those measured. A part that does not say its FLOPs counts for none of them. Steps
+    that a checkpoint holds are left out.
     """
     measured = [(cell, speed) for cell in cells if (speed := _speed(states.get(cell.id)))]
     speeds = {_alike(cell): speed for cell, speed in measured}
@@ -84,7 +85,7 @@ def _alike(cell: Cell) -> tuple[str, ...]:
 
 
 def _per_token(cell: Cell) -> float:
-    return flops.training_flops(cell.config.model, cell.config.train.seq_len)
+    return flops.estimated_flops(cell.config.model, cell.config.train.seq_len)
 
 
 def _rest(state: CellState | None) -> float:

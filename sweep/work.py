@@ -311,7 +311,8 @@ class Work:
         assert last.tokens_per_s is not None
         paper, honest = self._mfu(last.tokens_per_s)
         chip = torch.cuda.get_device_name(subject.device) if subject.device.type == "cuda" else "the CPU"
-        reason = None if paper is not None else f"n/a: no peak FLOP/s known for {chip}"
+        no_peak = f"n/a: no peak FLOP/s known for {chip}" if self._peak() is None else None
+        unsaid = flops.unknown(self._model.config)
 
         def one(metric: str, value: float | None, unit: str, why: str | None = None) -> Measurement:
             return Measurement(
@@ -322,8 +323,8 @@ class Work:
             [
                 one("tokens_per_s", last.tokens_per_s, "tokens/s"),
                 one("train_seconds", last.wall_s, "s"),
-                one("mfu_paper", paper, "fraction", reason),
-                one("mfu", honest, "fraction", reason),
+                one("mfu_paper", paper, "fraction", no_peak),
+                one("mfu", honest, "fraction", no_peak or (unsaid and f"n/a: {unsaid}")),
                 one("parameters", float(count(subject.model)), "parameters"),
             ]
         )

@@ -24,3 +24,9 @@ class GatedDeltaOutline(MemoryOutline):
         d, inner = model.d_model, model.n_heads * model.head_dim
         gates = linear("w_gamma", d, model.n_heads) | linear("w_beta", d, model.n_heads)
         return gates | linear("gate", d, inner) | linear("proj", inner, d)
+
+    @classmethod
+    def forward_flops(cls, model: ModelConfig, config: GatedDeltaConfig) -> float:
+        d, heads, size = model.d_model, model.n_heads, model.head_dim
+        gates_and_output = 2 * (2 * d * heads + 2 * d * heads * size)
+        return gates_and_output + 7.0 * heads * size * size

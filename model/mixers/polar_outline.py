@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from ..config import Config, Float, ModelConfig, knob
-from ..parts import MixerConfig, MixerOutline, Shapes, linear
+from ..parts import MixerConfig, MixerOutline, Shapes, attention_flops, linear
 
 
 class PolarConfig(MixerConfig):
@@ -31,3 +31,7 @@ class PolarOutline(MixerOutline):
         heads = model.n_heads
         scalars: Shapes = dict.fromkeys(("null_base", "null_slope", "len_gain", "mag_beta"), (heads,))
         return scalars | {"v_null": (heads, model.head_dim)} | linear("mu_proj", heads, model.d_model)
+
+    @classmethod
+    def forward_flops(cls, model: ModelConfig, config: PolarConfig, keys: float) -> float:
+        return attention_flops(model, keys)

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from ...kernels.rotary_forms import check_rotary
 from ..config import Config, Flag, Float, ModelConfig, knob
-from ..parts import MixerConfig, MixerOutline, Shapes
+from ..parts import MixerConfig, MixerOutline, Shapes, attention_flops
 
 
 class SoftmaxConfig(MixerConfig):
@@ -36,6 +36,10 @@ class NoPEOutline(MixerOutline):
     def shapes(cls, model: ModelConfig, config: Any) -> Shapes:
         return {}
 
+    @classmethod
+    def forward_flops(cls, model: ModelConfig, config: Any, keys: float) -> float:
+        return attention_flops(model, keys)
+
 
 class RoPEOutline(NoPEOutline):
     """Neither has this one."""
@@ -49,3 +53,7 @@ class RoPEOutline(NoPEOutline):
     @classmethod
     def shapes(cls, model: ModelConfig, config: Any) -> Shapes:
         return {}
+
+    @classmethod
+    def forward_flops(cls, model: ModelConfig, config: Any, keys: float) -> float:
+        return attention_flops(model, keys)

@@ -41,12 +41,14 @@ class Row:
     """Of this cell alone: weights, optimizer, activations."""
     optimizer: float
     """Clipping and both optimizers, one step."""
-    mfu: float
-    """Share of the measured matrix product that the model's own FLOPs reach."""
+    mfu: float | None
+    """Share of the measured matrix product that the model's own FLOPs reach; None when they are not known."""
     mfu_paper: float | None
     kernels: dict[str, str]
     micro_batch: int
     """Rows of a micro-batch."""
+    unknown: str | None = None
+    """Why they are not."""
     changed: str = ""
     """What the command changed of the cell, "" when it is as its grid has it."""
     profile: dict[str, float] = field(default_factory=dict)
@@ -239,7 +241,8 @@ def run(
                 first_step=runner.first_step,
                 peak_memory=runner.peak,
                 optimizer=runner.optimizer_seconds(),
-                mfu=flops.training_flops(config.model, length) * rate / limits.flops,
+                mfu=flops.mfu(flops.training_flops(config.model, length), rate, limits.flops),
+                unknown=flops.unknown(config.model),
                 mfu_paper=flops.mfu(flops.paper_flops(config.model, parameters, length), rate, peak),
                 kernels=runner.model.kernel_paths(),
                 micro_batch=config.train.micro_batch,
@@ -259,10 +262,12 @@ def table(limits: Ceilings, rows: Sequence[Row]) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
+        share = "n/a" if row.mfu is None else f"{row.mfu:.1%}"
         lines.append(
-            f"| {row.cell} | {row.micro_batch} | {row.tokens_per_s:,.0f} | {row.low:,.0f} to {row.high:,.0f} | {row.mfu:.1%} | "
+            f"| {row.cell} | {row.micro_batch} | {row.tokens_per_s:,.0f} | {row.low:,.0f} to {row.high:,.0f} | {share} | "
             f"{row.peak_memory / 2**30:.1f} | {1e3 * row.optimizer:.0f} | {row.first_step:.1f} |"
         )
+    lines += [f"\nn/a: {why}" for why in dict.fromkeys(row.unknown for row in rows) if why is not None]
     made: dict[str, list[str]] = {}
     for row in rows:
         made.setdefault(row.changed, []).append(row.cell)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ...model.config import ModelConfig
+from ...model.outline import NO_MEMORY
+from ...model.parts import own
+from ...model.registry import MEMORIES, MIXERS
 
 
 class Peak(NamedTuple):
@@ -56,11 +59,39 @@ def paper_flops(config: ModelConfig, parameters: int, seq_len: int) -> float:
     return 6.0 * parameters + 12.0 * config.n_layers * config.d_model * seq_len
 
 
-def forward_flops(config: ModelConfig, seq_len: int) -> float:
+class Parts(NamedTuple):
+    """Forward FLOPs per token of a network: of all that is known, and which parts do not say theirs."""
+
+    known: float
+    silent: tuple[str, ...]
+    """Such as "mixer 'mine'"."""
+
+
+def forward_flops(config: ModelConfig, seq_len: int) -> float | None:
     """Forward FLOPs per token that are really done, two per multiply-add (docs/mechanisms.md, "Training").
 
-    Causal or windowed attention on the global layers only, no embedding lookup, elementwise work left out.
+    Causal or windowed attention on the global layers only, no embedding lookup, elementwise work left out. None when the
+    mixer or the memory does not say its own; `unknown` says which.
     """
+    parts = _forward(config, seq_len)
+    return None if parts.silent else parts.known
+
+
+def unknown(config: ModelConfig) -> str | None:
+    """Why the FLOPs of that network are not known, or None when they are."""
+    silent = _forward(config, 1).silent
+    if not silent:
+        return None
+    words = "do not say their" if len(silent) > 1 else "does not say its"
+    return f"{' and '.join(silent)} {words} FLOPs (forward_flops)"
+
+
+def estimated_flops(config: ModelConfig, seq_len: int) -> float:
+    """Training FLOPs per token to put cells in an order by: `training_flops`, a part that does not say its own left out."""
+    return 3.0 * _forward(config, seq_len).known
+
+
+def _forward(config: ModelConfig, seq_len: int) -> Parts:
     d, heads, kv, dh = config.d_model, config.n_heads, config.n_kv_heads, config.head_dim
     globals_ = sum(config.is_global(layer) for layer in range(config.n_layers))
     convs = config.n_layers - globals_
@@ -70,17 +101,31 @@ def forward_flops(config: ModelConfig, seq_len: int) -> float:
     reach = config.window_size if config.window else seq_len
     full = min(reach, seq_len)  # queries up to this one see all that is before them, later ones `reach` keys
     keys = (full * (full + 1) // 2 + (seq_len - full) * reach) / seq_len
-    attention = projections + 4 * heads * dh * keys
-    if config.memory != "none":
-        attention += 2 * (2 * d * heads + 2 * d * heads * dh) + 7 * heads * dh * dh
-    return config.n_layers * mlp + convs * gated_conv + globals_ * attention + 2 * d * config.vocab_size
+    said = _of_parts(config, keys)
+    attention = projections + sum(flops for flops in said.values() if flops is not None)
+    known = config.n_layers * mlp + convs * gated_conv + globals_ * attention + 2 * d * config.vocab_size
+    return Parts(known, tuple(name for name, flops in said.items() if flops is None) if globals_ else ())
 
 
-def training_flops(config: ModelConfig, seq_len: int) -> float:
-    """Training FLOPs per token: the forward pass and twice as much for the backward."""
-    return 3.0 * forward_flops(config, seq_len)
+def _of_parts(config: ModelConfig, keys: float) -> dict[str, float | None]:
+    """What the mixer and the memory say of themselves."""
+    mixer, memory = config.attn_type, config.memory
+    part = MIXERS.outline(mixer)
+    settings = part.Config(**config.mixers.get(mixer, {}))
+    said: dict[str, float | None] = {f"mixer {mixer!r}": own(part, "forward_flops", config, settings, keys)}
+    if memory != NO_MEMORY:
+        part = MEMORIES.outline(memory)
+        settings = part.Config(**config.memories.get(memory, {}))
+        said[f"memory {memory!r}"] = own(part, "forward_flops", config, settings)
+    return said
 
 
-def mfu(flops_per_token: float, tokens_per_second: float, peak: float | None) -> float | None:
-    """Share of the peak that was used, or None without a known peak."""
-    return None if peak is None else flops_per_token * tokens_per_second / peak
+def training_flops(config: ModelConfig, seq_len: int) -> float | None:
+    """Training FLOPs per token: the forward pass and twice as much for the backward. None as for `forward_flops`."""
+    forward = forward_flops(config, seq_len)
+    return None if forward is None else 3.0 * forward
+
+
+def mfu(flops_per_token: float | None, tokens_per_second: float, peak: float | None) -> float | None:
+    """Share of the peak that was used, or None without a known peak or known FLOPs."""
+    return None if peak is None or flops_per_token is None else flops_per_token * tokens_per_second / peak

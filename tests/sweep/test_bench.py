@@ -165,6 +165,13 @@ def test_table_of_cells() -> None:
     assert text.count("matrix products") == 1
 
 
+def test_a_share_that_is_not_known_is_said() -> None:
+    why = "mixer 'mine' does not say its FLOPs (forward_flops)"
+    text = train.table(LIMITS, [made_up(), made_up(cell="mine", mfu=None, unknown=why)])
+    assert [row[4] for row in cells_of(text, "| cell |")] == ["45.7%", "n/a"]
+    assert f"\n\nn/a: {why}\n\n" in text
+
+
 def test_table_of_kernels() -> None:
     timed = kernels.Row("polar", "B16 T2048", "gluon", 1.23456, 4.5, 4.41, 4.6, 0.512, 0.4989, 1.0123, 3 * 2**20)
     forward = kernels.Row("polar", "B1 T65536", "triton", 20.0, None, None, None, 0.25, None, None, 0)

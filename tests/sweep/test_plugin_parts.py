@@ -13,6 +13,7 @@ from atma_sweep.sweep import verify
 from atma_sweep.sweep.cell import Cell
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.loading import restored
+from atma_sweep.sweep.work import Work
 from attempts import Room, room_of, small_grid
 from registries import scope
 
@@ -97,6 +98,8 @@ def plugged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registries: None) -
     text = f"{PARTS}# {tmp_path}\n"
     (folder / "parts.py").write_text(text)
     grid.write_text(grid.read_text() + "plugins: [parts.py]\n")
+    # as on a GPU whose peak is known
+    monkeypatch.setattr(Work, "_peak", lambda self: 4e12)
     with scope():
         room = room_of(grid, tmp_path, "memory=leak", "reg_mode=shrink")
         assert room.run(keep="weights").state == "done"
@@ -117,3 +120,17 @@ def test_a_cell_with_a_plugins_memory_and_regularizer_is_trained_evaluated_and_l
     trained = atma_sweep.load(plugged.cell.id, db=str(plugged.store.url))
     assert type(trained.model.blocks[2].mix.memory).__name__ == "Leak"
     assert plugged.run("evaluate", weights=attempt.weights).state == "done"
+
+
+def test_flops_that_a_part_does_not_say_leave_mfu_without_a_number_and_with_the_reason(plugged: Room) -> None:
+    (attempt,) = plugged.store.attempts(plugged.cell.id)
+    found = {one.metric: one for one in plugged.store.measurements(plugged.cell.id) if one.probe == "throughput"}
+    assert (found["mfu"].value, found["mfu"].reason) == (
+        None,
+        "n/a: memory 'leak' does not say its FLOPs (forward_flops)",
+    )
+    # the paper's formula counts parameters, whatever the parts do
+    assert 0 < found["mfu_paper"].value < 1
+    assert found["mfu_paper"].reason is None
+    for point in plugged.store.curve(attempt.id):
+        assert (point.mfu, point.mfu_paper > 0) == (None, True)

@@ -3,10 +3,29 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import Any
 
 import pytest
+from atma_sweep.model import Memory, Mixer, register_memory, register_mixer
 from atma_sweep.model.config import ModelConfig
-from atma_sweep.sweep.training.flops import PEAK_BF16, forward_flops, mfu, paper_flops, peak_flops, training_flops
+from atma_sweep.model.memory.gated_delta import GatedDelta
+from atma_sweep.model.mixers.polar import Polar
+from atma_sweep.model.registry import MEMORIES, MIXERS
+from atma_sweep.sweep.cell import Cell
+from atma_sweep.sweep.grid import load_grid, shipped
+from atma_sweep.sweep.ordering import costs
+from atma_sweep.sweep.planner import Task
+from atma_sweep.sweep.training.flops import (
+    PEAK_BF16,
+    estimated_flops,
+    forward_flops,
+    mfu,
+    paper_flops,
+    peak_flops,
+    training_flops,
+    unknown,
+)
 
 POLAR, POLAR_MEMORY = 369_758_464, 378_220_864
 BIG = ModelConfig(attn_type="polar", memory="gated_delta")
@@ -64,6 +83,89 @@ def test_a_window_caps_the_keys() -> None:
     keys = {"off": (1 + 2 + 3 + 4 + 5 + 6 + 7) / 7, "on": (1 + 2 + 3 * 5) / 7}
     assert forward_flops(off, 7) - forward_flops(on, 7) == pytest.approx(4 * 2 * 8 * (keys["off"] - keys["on"]))
     assert forward_flops(on, 3) == forward_flops(off, 3)
+
+
+# --- every part says its own --------------------------------------------------------------------------------------
+
+SHIPPED = {
+    # (memory, window): of the 370M network at 2048 tokens, of the quick one at 128, whatever the mixer
+    ("none", False): (652_558_336, 883_520), ("none", True): (648_359_936, 878_320),
+    ("gated_delta", False): (673_136_640, 921_600), ("gated_delta", True): (668_938_240, 916_400),
+}  # fmt: skip
+"""As they were before a part was asked for its own."""
+
+
+@pytest.mark.parametrize("grid", shipped())
+def test_shipped_networks_have_the_flops_they_always_had(grid: str) -> None:
+    cells = load_grid(grid).expand(lambda _: "f" * 64)
+    for model, length in {(cell.config.model.model_dump_json(), cell.config.train.seq_len) for cell in cells}:
+        config = ModelConfig.model_validate_json(model)
+        large, small = SHIPPED[config.memory, config.window]
+        assert forward_flops(config, length) == {(1024, 2048): large, (80, 128): small}[config.d_model, length]
+
+
+SIZE = {"d_model": 16, "n_layers": 4, "n_heads": 2, "n_kv_heads": 1, "head_dim": 8, "vocab_size": 64}
+
+
+@pytest.mark.parametrize("memory", ["none", *MEMORIES])
+@pytest.mark.parametrize("mixer", list(MIXERS))
+def test_every_part_of_the_package_says_its_flops(mixer: str, memory: str) -> None:
+    config = ModelConfig(**SIZE, attn_type=mixer, memory=memory)
+    assert (unknown(config), forward_flops(config, 9)) == (None, estimated_flops(config, 9) / 3)
+    assert forward_flops(config, 18) > forward_flops(config, 9) > 0  # type: ignore[operator]
+
+
+@pytest.mark.usefixtures("registries")
+def test_a_part_is_counted_as_what_it_says() -> None:
+    asked = []
+
+    class Linear(Mixer):
+        @classmethod
+        def forward_flops(cls, model: ModelConfig, config: Any, keys: float) -> float:
+            asked.append(keys)
+            return 1000.0 * model.n_heads
+
+    class Cheap(Memory):
+        @classmethod
+        def forward_flops(cls, model: ModelConfig, config: Any) -> float:
+            return 7.0 * model.head_dim
+
+    register_mixer("linear")(Linear)
+    register_memory("cheap")(Cheap)
+    nope, linear, both = (
+        forward_flops(ModelConfig(**SIZE, attn_type=mixer, memory=memory), 5)
+        for mixer, memory in (("nope", "none"), ("linear", "none"), ("linear", "cheap"))
+    )
+    # one of the four blocks is global; a query sees 3 of 5 keys on average
+    assert linear - nope == 2000 - 4 * 2 * 8 * 3
+    assert both - linear == 7 * 8
+    assert asked == [3.0, 3.0]
+
+
+@pytest.mark.usefixtures("registries")
+def test_no_part_is_counted_as_another(cells: Callable[..., list[Cell]]) -> None:
+    """A subclass does more than the class above it knows of: it says its own, or nothing is known."""
+    register_mixer("mine")(type("Mine", (Polar,), {}))
+    register_memory("old")(type("Old", (GatedDelta,), {}))
+    plain = ModelConfig(**SIZE, attn_type="nope")
+    base = forward_flops(plain, 9)
+    assert base is not None
+    for mixer, memory, why in (
+        ("mine", "none", "mixer 'mine' does not say its FLOPs (forward_flops)"),
+        ("nope", "old", "memory 'old' does not say its FLOPs (forward_flops)"),
+        ("mine", "old", "mixer 'mine' and memory 'old' do not say their FLOPs (forward_flops)"),
+    ):
+        config = ModelConfig(**SIZE, attn_type=mixer, memory=memory)
+        assert unknown(config) == why
+        assert (forward_flops(config, 9), training_flops(config, 9)) == (None, None)
+        assert mfu(training_flops(config, 9), 1e3, 4e12) is None
+        # cells are still put in an order, by all that is known
+        attention = 4 * 2 * 8 * 5 if mixer == "mine" else 0
+        assert estimated_flops(config, 9) == 3 * (base - attention)
+        assert unknown(config.model_copy(update={"attn_every": 9, "attn_offset": 8})) is None, "no layer has it"
+    with_memory, without = cells("axes: {attn_type: [mine], memory: [old, gated_delta]}\n")
+    found = costs([Task(cell, "train", [], "new") for cell in (with_memory, without)], [with_memory, without], {})
+    assert 0 < found[with_memory.id] < found[without.id]
 
 
 @pytest.mark.parametrize(("name", "peak"), [
