@@ -5,21 +5,28 @@ B batch, T length, D model width, H query heads, J KV heads, X head size, R dist
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
+from ..kernels.conv import choose_backend
 from ..kernels.norms import rms_norm
 from .config import ModelConfig
 from .layers import Canon, Linear
-from .memory.base import Memory
-from .mixers.base import Mixer
+from .mix import Mix
+from .outline import NO_MEMORY
 from .pieces import in_pieces
+from .registry import MEMORIES, MIXERS
+from .resolve import memory_settings, mixer_settings
 
 
-class Attention(nn.Module):
+class Attention(Mix):
     """out = W_o(y sigmoid(gate)) + the mixer's extra channel + memory, with y = mixer(q, k, v)."""
 
-    def __init__(self, model: ModelConfig, mixer: Mixer, memory: Memory | None) -> None:
+    def __init__(self, model: ModelConfig) -> None:
         super().__init__()
+        mixer = MIXERS.load(model.attn_type)(model, mixer_settings(model))
+        has_memory = model.memory != NO_MEMORY
+        memory = MEMORIES.load(model.memory)(model, memory_settings(model)) if has_memory else None
         self.heads, self.kv_heads, self.size = model.n_heads, model.n_kv_heads, model.head_dim
         inner, kv = self.heads * self.size, self.kv_heads * self.size
         self.w_q = Linear(model.d_model, 2 * inner)
@@ -31,9 +38,8 @@ class Attention(nn.Module):
         self.memory = memory
 
     def forward(
-        self, x_BTD: Tensor, *, window: int | None, distractors_BRD: Tensor | None = None
+        self, x_BTD: Tensor, *, window: int | None = None, distractors_BRD: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """(what to add to the residual stream [B, T, D], the distractor loss if distractors are given)."""
         q_BTHX, gate_BTHX, k_BTJX, v_BTJX = self._inputs(x_BTD)
         mixed = self.mixer(q_BTHX, k_BTJX, v_BTJX, window=window, **self._read(x_BTD))
         y_BTHX, extra_BTD = mixed if isinstance(mixed, tuple) else (mixed, None)
@@ -49,7 +55,6 @@ class Attention(nn.Module):
         return out_BTD, loss
 
     def evaluate(self, x_BTD: Tensor, *, window: int | None, chunk: int) -> Tensor:
-        """What `forward` adds to the residual stream [B, T, D], worked out `chunk` tokens at a time."""
         halo = 0 if self.canon is None else self.canon.halo
         q_BTHX, gate_BTHX, k_BTJX, v_BTJX = in_pieces(self._inputs, (x_BTD,), chunk, halo)
         mixed = self.mixer.evaluate(q_BTHX, k_BTJX, v_BTJX, window=window, chunk=chunk, **self._read(x_BTD))
@@ -60,6 +65,11 @@ class Attention(nn.Module):
         if self.memory is not None:
             out_BTD = out_BTD + self.memory.evaluate(x_BTD, q_BTHX, k_BTJX, v_BTJX, chunk=chunk)
         return out_BTD
+
+    def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
+        paths = {} if self.canon is None else {"canon": str(choose_backend(device, dtype, self.canon.taps))}
+        paths |= self.mixer.kernel_paths(device, dtype)
+        return paths if self.memory is None else paths | self.memory.kernel_paths(device, dtype)
 
     def _inputs(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """q and gate [B, T, H, X], k and v [B, T, J, X], as the mixer and the memory read them."""

@@ -15,17 +15,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..kernels import conv, cross_entropy, sketch
+from ..kernels import cross_entropy, sketch
 from ..kernels.choice import version
 from ..kernels.cross_entropy import CHUNK, linear_cross_entropy, linear_cross_entropy_sum, softcap
 from . import registry
 from .attention import Attention
 from .chance import generator, seed_of
 from .config import ModelConfig
-from .layers import MLP, CausalConv, GatedConv, Linear, RMSNorm, TiedHead, drop
-from .outline import NO_MEMORY, group_of
+from .gated_conv import GatedConv
+from .layers import MLP, CausalConv, Linear, RMSNorm, TiedHead, drop
+from .mix import Mix
+from .outline import group_of
 from .pieces import in_pieces
-from .resolve import NO_REGULARIZER, check_model_config, check_regularizer, memory_settings, mixer_settings
+from .resolve import NO_REGULARIZER, check_model_config, check_regularizer
 
 
 class CompileError(RuntimeError):
@@ -89,15 +91,7 @@ class Block(nn.Module):
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.norm1 = RMSNorm(config.d_model, config.norm_eps)
-        self.mix: nn.Module
-        if config.is_global(layer):
-            mixer = registry.MIXERS.load(config.attn_type)(config, mixer_settings(config))
-            has_memory = config.memory != NO_MEMORY
-            memory = registry.MEMORIES.load(config.memory)(config, memory_settings(config)) if has_memory else None
-            self.mix = Attention(config, mixer, memory)
-        else:
-            zero_in = config.init == "zero-ends-and-conv-in"
-            self.mix = GatedConv(config.d_model, config.conv_taps, zero_in=zero_in)
+        self.mix: Mix = Attention(config) if config.is_global(layer) else GatedConv(config)
         self.norm2 = RMSNorm(config.d_model, config.norm_eps)
         self.mlp = MLP(config.d_model, config.mlp_ratio, config.mlp)
         self.normed = config.residual == "normed"
@@ -111,12 +105,8 @@ class Block(nn.Module):
         distractors_BRD: Tensor | None = None,
         kept: Kept | tuple[None, None] = (None, None),
     ) -> tuple[Tensor, Tensor | None]:
-        loss = None
         normed_BTD = self.norm1(x_BTD)
-        if isinstance(self.mix, Attention):
-            out_BTD, loss = self.mix(normed_BTD, window=window, distractors_BRD=distractors_BRD)
-        else:
-            out_BTD = self.mix(normed_BTD)
+        out_BTD, loss = self.mix(normed_BTD, window=window, distractors_BRD=distractors_BRD)
         x_BTD = self._under(x_BTD, normed_BTD) + drop(out_BTD, kept[0], self.dropout)
         normed_BTD = self.norm2(x_BTD)
         return self._under(x_BTD, normed_BTD) + drop(self.mlp(normed_BTD), kept[1], self.dropout), loss
@@ -127,18 +117,12 @@ class Block(nn.Module):
 
     def evaluate(self, x_BTD: Tensor, *, window: int | None, chunk: int) -> Tensor:
         """The first of what `forward` returns, worked out `chunk` tokens at a time."""
-        if isinstance(self.mix, Attention):
-            (normed_BTD,) = in_pieces(lambda x: (self.norm1(x),), (x_BTD,), chunk)
-            out_BTD = self.mix.evaluate(normed_BTD, window=window, chunk=chunk)
-        else:
-            assert isinstance(self.mix, GatedConv)
-            (out_BTD,) = in_pieces(lambda x: (self.mix(self.norm1(x)),), (x_BTD,), chunk, self.mix.halo)
-        x_BTD = self._normed_if_so(self.norm1, x_BTD, chunk) + out_BTD
+        (normed_BTD,) = in_pieces(lambda x: (self.norm1(x),), (x_BTD,), chunk)
+        x_BTD = self._under(x_BTD, normed_BTD) + self.mix.evaluate(normed_BTD, window=window, chunk=chunk)
         (out_BTD,) = in_pieces(lambda x: (self.mlp(self.norm2(x)),), (x_BTD,), chunk)
-        return self._normed_if_so(self.norm2, x_BTD, chunk) + out_BTD
-
-    def _normed_if_so(self, norm: RMSNorm, x_BTD: Tensor, chunk: int) -> Tensor:
-        return in_pieces(lambda x: (norm(x),), (x_BTD,), chunk)[0] if self.normed else x_BTD
+        if self.normed:
+            (x_BTD,) = in_pieces(lambda x: (self.norm2(x),), (x_BTD,), chunk)
+        return x_BTD + out_BTD
 
 
 class Backbone(nn.Module):
@@ -360,15 +344,11 @@ class Backbone(nn.Module):
     def kernel_paths(self) -> dict[str, str]:
         """Op -> implementation that this network takes on its device, for the record of a run."""
         paths = {"blocks": "eager" if self._compiler is None else f"{self._compiler} torch {version('torch')}"}
-        for name, taps in (("gated_conv", self.config.conv_taps), ("canon", self.config.canon_taps)):
-            paths[name] = str(conv.choose_backend(self.device, self.dtype, taps))
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            paths |= block.mix.kernel_paths(self.device, self.dtype)
         paths["sketch"] = str(sketch.choose_backend(self.device, self.dtype))
         paths["cross_entropy"] = str(cross_entropy.choose_backend(self.device, self.dtype, self._cap < math.inf))
-        for block in self.blocks:
-            if isinstance(block.mix, Attention):
-                paths |= block.mix.mixer.kernel_paths(self.device, self.dtype)
-                if block.mix.memory is not None:
-                    paths |= block.mix.memory.kernel_paths(self.device, self.dtype)
         return paths
 
     def _check_distractor(self, auxiliary: Auxiliary) -> None:

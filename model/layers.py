@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..kernels.conv import canon, gated_causal_conv
+from ..kernels.conv import canon
 from ..kernels.gates import squared_relu_gate, swish_gate
 from ..kernels.norms import rms_norm
 
@@ -62,9 +62,13 @@ class CausalConv(nn.Module):
         self.weight = nn.Parameter(torch.empty(channels, 1, taps))
 
     @property
+    def taps(self) -> int:
+        return self.weight.shape[-1]
+
+    @property
     def halo(self) -> int:
         """Earlier tokens that an output depends on."""
-        return self.weight.shape[-1] - 1
+        return self.taps - 1
 
     def filters(self, dtype: torch.dtype) -> Tensor:
         """[C, K] in that type."""
@@ -88,24 +92,6 @@ class MLP(nn.Module):
         return self.proj(self.gate(self.fc(x_BTD)))
 
 
-class GatedConv(nn.Module):
-    """LFM2's mixer: [b | c | u] = in_proj(x); out = out_proj(c conv(b u))."""
-
-    def __init__(self, width: int, taps: int, *, zero_in: bool) -> None:
-        super().__init__()
-        self.in_proj = Linear(width, 3 * width, zero=zero_in)
-        self.conv = CausalConv(width, taps)
-        self.out_proj = Linear(width, width, zero=True)
-
-    @property
-    def halo(self) -> int:
-        """Earlier tokens that an output depends on."""
-        return self.conv.halo
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        return self.out_proj(gated_causal_conv(self.in_proj(x_BTD), self.conv.filters(x_BTD.dtype)))
-
-
 class Canon(nn.Module):
     """n_t + conv(n)_t over flattened heads, one set of filters for each of q, k and v; n is normed q and k, and plain v."""
 
@@ -119,6 +105,10 @@ class Canon(nn.Module):
     def halo(self) -> int:
         """Earlier tokens that an output depends on."""
         return self.q.halo
+
+    @property
+    def taps(self) -> int:
+        return self.q.taps
 
     def forward(self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         dtype = q_BTHX.dtype

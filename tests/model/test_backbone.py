@@ -85,7 +85,9 @@ def test_gated_conv_of_one_token(awake: Awake) -> None:
     x = torch.randn(2, 1, 24, dtype=torch.float64)
     b, c, u = mix.in_proj(x).chunk(3, -1)
     expected = mix.out_proj(c * mix.conv.weight[:, 0, 2] * b * u)
-    assert (mix(x) - expected).abs().max() <= 1e-14
+    out, loss = mix(x)
+    assert (out - expected).abs().max() <= 1e-14
+    assert loss is None
 
 
 @pytest.mark.parametrize(
@@ -214,6 +216,10 @@ def test_kernel_paths(small: Small) -> None:
     assert paths["blocks"] == "eager"
     assert paths["memory"] == "torch chunk 64 (Triton needs CUDA, the device is cpu)"
     assert "softmax" in build(small(attn_type="rope"), seed=0).kernel_paths()
+    assert {"gated_conv", "canon", "sketch", "cross_entropy"} <= paths.keys()
+    # an op that the network lacks has no path
+    alone = small(attn_type="nope", mixers={"nope": {"canon": False}}, attn_every=1, attn_offset=0)
+    assert not {"gated_conv", "canon", "memory"} & build(alone, seed=0).kernel_paths().keys()
 
 
 def test_bfloat16_network_keeps_float32_weights(small: Small, tokens: Tensor, auxiliary: Aux) -> None:

@@ -1,0 +1,40 @@
+"""The mixing of layers that are not global: a short gated convolution (docs/mechanisms.md, "Backbone").
+
+B batch, T length, D model width, R distractors.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..kernels.conv import choose_backend, gated_causal_conv
+from .config import ModelConfig
+from .layers import CausalConv, Linear
+from .mix import Mix
+from .pieces import in_pieces
+
+
+class GatedConv(Mix):
+    """LFM2's mixer: [b | c | u] = in_proj(x); out = out_proj(c conv(b u))."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        super().__init__()
+        width = model.d_model
+        self.in_proj = Linear(width, 3 * width, zero=model.init == "zero-ends-and-conv-in")
+        self.conv = CausalConv(width, model.conv_taps)
+        self.out_proj = Linear(width, width, zero=True)
+
+    def forward(
+        self, x_BTD: Tensor, *, window: int | None = None, distractors_BRD: Tensor | None = None
+    ) -> tuple[Tensor, None]:
+        return self._out(x_BTD)[0], None
+
+    def evaluate(self, x_BTD: Tensor, *, window: int | None, chunk: int) -> Tensor:
+        return in_pieces(self._out, (x_BTD,), chunk, self.conv.halo)[0]
+
+    def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
+        return {"gated_conv": str(choose_backend(device, dtype, self.conv.taps))}
+
+    def _out(self, x_BTD: Tensor) -> tuple[Tensor]:
+        return (self.out_proj(gated_causal_conv(self.in_proj(x_BTD), self.conv.filters(x_BTD.dtype))),)
