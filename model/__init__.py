@@ -2,19 +2,29 @@
 
 from importlib import import_module
 
-from .registry import register_memory, register_mixer, register_regularizer
+from .registry import register_memory, register_mixer, register_position, register_regularizer
 
 __all__ = [
     "Memory",
     "MemoryConfig",
     "Mixer",
     "MixerConfig",
+    "Position",
+    "PositionConfig",
     "register_memory",
     "register_mixer",
+    "register_position",
     "register_regularizer",
 ]
 
-_LAZY = {"Mixer": "mixers.base", "MixerConfig": "parts", "Memory": "memory.base", "MemoryConfig": "parts"}
+_LAZY = {
+    "Mixer": "mixers.base",
+    "MixerConfig": "parts",
+    "Memory": "memory.base",
+    "MemoryConfig": "parts",
+    "Position": "positions.base",
+    "PositionConfig": "parts",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -25,9 +25,10 @@ from .config import ModelConfig
 from .gated_conv import GatedConv
 from .layers import MLP, CausalConv, Linear, RMSNorm, TiedHead, drop
 from .mix import Mix
-from .outline import group_of
+from .outline import NO_POSITIONS, group_of, longest_text
 from .pieces import in_pieces
-from .resolve import NO_REGULARIZER, check_model_config, check_regularizer
+from .positions.base import Position, Table
+from .resolve import NO_REGULARIZER, check_model_config, check_regularizer, position_settings
 
 
 class CompileError(RuntimeError):
@@ -76,6 +77,7 @@ class _Drawn:
     sketches_LKD: Tensor | None = None
     distractors: dict[int, Tensor] = field(default_factory=dict)
     kept: dict[int, Kept] = field(default_factory=dict)
+    places_BT: Tensor | None = None
 
 
 Kept = tuple[Tensor, Tensor]
@@ -141,12 +143,18 @@ class Backbone(nn.Module):
         self.norm = RMSNorm(config.d_model, config.norm_eps)
         tied = config.tie_head
         self.head = TiedHead(config.vocab_size) if tied else Linear(config.d_model, config.vocab_size, zero=True)
+        self.positions: Position | None = None
+        if config.positions != NO_POSITIONS:
+            self.positions = registry.POSITIONS.load(config.positions)(config, position_settings(config))
+        self._longest = longest_text(config)
         self._cap = math.inf if config.logit_cap is None else config.logit_cap
         self._forward_blocks: Callable[..., tuple[Tensor, Tensor | None, Tensor | None]] = self._blocks
         self._compiler: str | None = None
         self.to(torch.float64 if dtype == torch.float64 else torch.float32)
         if not tied:  # a head's matrix is float32
             self.embedding.to(dtype)
+        if self.positions is not None:
+            self.positions.to(dtype)
         self._dtype = dtype
 
     @property
@@ -172,6 +180,13 @@ class Backbone(nn.Module):
             self.head.weight.copy_(HEAD_STD * _normal(self.head.weight, generator(seed, "init", "head.weight")))
             self.head.bias.zero_()
 
+    @torch.no_grad()
+    def _evaluation_places(self, length: int) -> Tensor | None:
+        """Where tokens stand when nothing is drawn for a step: one draw for all texts of a length, on every machine."""
+        if self.positions is None:
+            return None
+        return self.positions.places(1, length, generator(0, "places of an evaluation", length)).to(self.device)
+
     def features(
         self,
         tokens_BT: Tensor,
@@ -189,18 +204,30 @@ class Backbone(nn.Module):
         """
         if tokens_BT.ndim != 2:
             raise ValueError(f"tokens must be [B, T], got shape {tuple(tokens_BT.shape)}")
+        rows, length = tokens_BT.shape
+        if self._longest is not None and length > self._longest:
+            raise ValueError(f"positions {self.config.positions} has {self._longest} places, got {length} tokens")
         window = self.config.window_size if self.config.window and not full_context else None
         if chunk is not None:
             if auxiliary is not None:
                 raise ValueError("auxiliary terms are not computed in chunks; leave out one of the two")
-            return Features(self._evaluate(self._embedded(tokens_BT), window, chunk))
+            embedded_BTD = self._embedded(tokens_BT, self._evaluation_places(length))
+            return Features(self._evaluate(embedded_BTD, window, chunk))
         if auxiliary is not None:
             check_regularizer(auxiliary.regularizer)
             self._check_distractor(auxiliary)
-        drawn = _Drawn() if auxiliary is None else self._draw(auxiliary, *tokens_BT.shape)
+            drawn = self._draw(auxiliary, rows, length)
+        else:
+            drawn = _Drawn(places_BT=self._evaluation_places(length))
         return Features(
             *self._forward_blocks(
-                tokens_BT, window, drawn.regularizer, drawn.sketches_LKD, drawn.distractors, drawn.kept
+                tokens_BT,
+                window,
+                drawn.regularizer,
+                drawn.sketches_LKD,
+                drawn.distractors,
+                drawn.kept,
+                drawn.places_BT,
             )
         )
 
@@ -237,9 +264,10 @@ class Backbone(nn.Module):
         sketches_LKD: Tensor | None,
         distractors: dict[int, Tensor],
         kept: dict[int, Kept],
+        places_BT: Tensor | None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """What `Features` holds, from draws that are made: sketches of K directions, one a layer, distractors [B, R, D] by layer."""
-        x_BTD = self._embedded(tokens_BT)
+        x_BTD = self._embedded(tokens_BT, places_BT)
         streams: list[Tensor] = []
         losses: list[Tensor] = []
         for layer, block in enumerate(self.blocks):
@@ -253,8 +281,10 @@ class Backbone(nn.Module):
         value = None if regularizer is None else regularizer(streams, sketches_LKD).mean()
         return self.norm(x_BTD), value, _mean(losses)
 
-    def _embedded(self, tokens_BT: Tensor) -> Tensor:
+    def _embedded(self, tokens_BT: Tensor, places_BT: Tensor | None) -> Tensor:
         x_BTD: Tensor = self.embedding(tokens_BT)
+        if self.positions is not None:
+            x_BTD = x_BTD + self.positions(places_BT)
         return x_BTD.to(self.dtype)
 
     def _draw(self, auxiliary: Auxiliary, rows: int, length: int) -> _Drawn:
@@ -270,6 +300,9 @@ class Backbone(nn.Module):
             draw = generator(auxiliary.seed, "distractor", f"{key}.{layer}", device=device)
             normal = torch.randn(rows, count, width, generator=draw, device=device)
             found.distractors[layer] = normal.to(self.dtype)
+        if self.positions is not None:
+            draw = generator(auxiliary.seed, "places", key, device=device)
+            found.places_BT = self.positions.places(rows, length, draw)
         if self.config.dropout:
             found.kept = {layer: self._kept(auxiliary, layer, rows, length) for layer in range(layers)}
         return found
@@ -330,8 +363,9 @@ class Backbone(nn.Module):
     def parameter_groups(self) -> dict[str, list[tuple[str, nn.Parameter]]]:
         """(name, parameter) by optimizer group (docs/mechanisms.md, "Backbone"): every parameter in exactly one.
 
-        "muon": matrices inside blocks, conv filters [C, 1, K] among them; "embedding", empty when it is the head's matrix;
-        "head": its matrix; "scalar": everything of fewer than two axes. Raises RuntimeError for a parameter that fits no group.
+        "muon": matrices inside blocks, conv filters [C, 1, K] among them; "embedding": its matrix, unless that is the
+        head's, and those of positions; "head": its matrix; "scalar": everything of fewer than two axes. Raises
+        RuntimeError for a parameter that fits no group.
         """
         groups: dict[str, list[tuple[str, nn.Parameter]]] = {"muon": [], "embedding": [], "head": [], "scalar": []}
         for name, parameter in self.named_parameters():
@@ -399,6 +433,8 @@ def _fill(module: nn.Module, parameter: nn.Parameter, draw: torch.Generator, con
         value.fill_(1)
     elif isinstance(module, TiedHead):
         value.zero_()
+    elif isinstance(module, Table):
+        value.normal_(generator=draw).mul_(module.std)
     elif isinstance(module, nn.Embedding) and config.tie_head:
         value.normal_(generator=draw).mul_(HEAD_STD)
     elif isinstance(module, nn.Embedding) and llama:

@@ -116,6 +116,13 @@ class ModelConfig(Config):
     memory: str = knob("none", "Recurrent memory beside the mixer, or none.", identity="none")
     memory_source: str | None = knob(None, "SHA-256 of the plugin file that defines the memory.", identity=None)
     memories: dict[str, dict[str, Any]] = knob({}, "Settings by memory name.", identity={})
+    positions: str = knob(
+        "none", "What is added to the embeddings because of where tokens stand, or none.", identity="none"
+    )
+    position_source: str | None = knob(
+        None, "SHA-256 of the plugin file that defines the position scheme.", identity=None
+    )
+    position_settings: dict[str, dict[str, Any]] = knob({}, "Settings by position scheme.", identity={})
     window: Flag = knob(False, "Train the global layers with a sliding window.", identity=False)
     window_size: Int = knob(1024, "Keys in the window, the query's own included.", ge=1)
 

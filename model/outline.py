@@ -11,6 +11,7 @@ from .config import ModelConfig
 from .parts import Outline, Shapes, linear, own
 
 NO_MEMORY = "none"
+NO_POSITIONS = "none"
 
 
 def network_shapes(config: ModelConfig) -> Shapes | None:
@@ -18,16 +19,33 @@ def network_shapes(config: ModelConfig) -> Shapes | None:
 
     `config` is complete, as `check_model_config` returns it.
     """
-    mixing = _attention(config)
-    if mixing is None:
+    mixing, places = _attention(config), _positions(config)
+    if mixing is None or places is None:
         return None
     d = config.d_model
-    found: Shapes = {"embedding.weight": (config.vocab_size, d)}
+    found: Shapes = {"embedding.weight": (config.vocab_size, d), **places}
     for layer in range(config.n_layers):
         mix = mixing if config.is_global(layer) else _gated_conv(config)
         found |= {f"blocks.{layer}.{name}": shape for name, shape in (mix | _around(config)).items()}
     head = {"head.bias": (config.vocab_size,)} if config.tie_head else linear("head", d, config.vocab_size)
     return found | {"norm.weight": (d,)} | head
+
+
+def longest_text(config: ModelConfig) -> int | None:
+    """Tokens of the longest text that the network has places for; None for any. `config` as for `network_shapes`."""
+    if config.positions == NO_POSITIONS:
+        return None
+    scheme = registry.POSITIONS.outline(config.positions)
+    found: int | None = scheme.longest(config, scheme.Config(**config.position_settings[config.positions]))
+    return found
+
+
+def _positions(config: ModelConfig) -> Shapes | None:
+    if config.positions == NO_POSITIONS:
+        return {}
+    scheme = registry.POSITIONS.outline(config.positions)
+    shapes = _shapes(scheme, config, config.position_settings[config.positions])
+    return None if shapes is None else {f"positions.{name}": shape for name, shape in shapes.items()}
 
 
 def _around(config: ModelConfig) -> Shapes:
@@ -71,7 +89,8 @@ def group_of(name: str, axes: int, *, tied: bool) -> str | None:
     """
     if axes < 2:
         return "scalar"
-    groups = {"blocks": "muon", "embedding": "head" if tied else "embedding", "head": "head"}
+    tables = {"embedding": "head" if tied else "embedding", "positions": "embedding"}
+    groups = {"blocks": "muon", "head": "head"} | tables
     return groups.get(name.split(".", 1)[0])
 
 

@@ -1,6 +1,6 @@
-"""What is known of a mixer or a memory before it is built: its settings, its limits, the shapes of its parameters.
+"""What is known of a part of the network before it is built: its settings, its limits, the shapes of its parameters.
 
-Imports no torch, so that a plan of ten thousand cells need not wait for it. Every mixer and memory is an outline of its
+Imports no torch, so that a plan of ten thousand cells need not wait for it. Every mixer, memory and position scheme is an outline of its
 own; one of the package has its outline in a file beside it, named in the registry.
 """
 
@@ -22,6 +22,10 @@ class MixerConfig(Config):
 
 class MemoryConfig(Config):
     """Settings of a memory; add fields with `knob`."""
+
+
+class PositionConfig(Config):
+    """Settings of a position scheme; add fields with `knob`."""
 
 
 class Outline:
@@ -78,6 +82,17 @@ def own(part: type[Outline], method: str, *arguments: Any) -> Any:
 def attention_flops(model: ModelConfig, keys: float) -> float:
     """FLOPs a token of the scores of `keys` keys and of the values that they weigh, in every head."""
     return 4.0 * model.n_heads * model.head_dim * keys
+
+
+class PositionOutline(Outline):
+    """That of a position scheme."""
+
+    Config: ClassVar[type[Config]] = PositionConfig
+
+    @classmethod
+    def longest(cls, model: ModelConfig, config: Any) -> int | None:
+        """Tokens of the longest text that it has places for; None, the default: any text."""
+        return None
 
 
 def linear(name: str, inputs: int, outputs: int) -> Shapes:

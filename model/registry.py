@@ -1,4 +1,4 @@
-"""Names of mixers, memories and regularizers. A new one is one file and one line here. Imports no torch until asked."""
+"""Names of mixers, memories, position schemes and regularizers. A new one is one file and one line here. Imports no torch until asked."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 if TYPE_CHECKING:
     from .memory.base import Memory
     from .mixers.base import Mixer
+    from .positions.base import Position
 
 Part = TypeVar("Part")
 Registered = TypeVar("Registered")
@@ -117,6 +118,10 @@ MIXERS: Registry[type[Mixer]] = Registry("mixer", _HERE, {
 MEMORIES: Registry[type[Memory]] = Registry("memory", _HERE, {
     "gated_delta": ("memory.gated_delta:GatedDelta", "memory.gated_delta_outline:GatedDeltaOutline"),
 }, reserved=("none", "on", "off"))  # fmt: skip
+POSITIONS: Registry[type[Position]] = Registry("position scheme", _HERE, {
+    "ape": ("positions.ape:APE", "positions.table_outline:TableOutline"),
+    "label": ("positions.label:Label", "positions.table_outline:TableOutline"),
+}, reserved=("none",))  # fmt: skip
 REGULARIZERS: Registry[Callable[..., Any]] = Registry("regularizer", _HERE, {
     "weak": "regularizers:weak",
     "strong": "regularizers:strong",
@@ -124,6 +129,10 @@ REGULARIZERS: Registry[Callable[..., Any]] = Registry("regularizer", _HERE, {
     "zipfian": "regularizers:zipfian",
 }, reserved=("baseline",))  # fmt: skip
 
+SETTINGS: Mapping[str, Registry[Any]] = {"mixers": MIXERS, "memories": MEMORIES, "position_settings": POSITIONS}
+"""Field of the model's config that holds settings by the name of a part -> the parts."""
+
 register_mixer = MIXERS.register
 register_memory = MEMORIES.register
+register_position = POSITIONS.register
 register_regularizer = REGULARIZERS.register

@@ -8,15 +8,15 @@ from pydantic import ValidationError
 
 from . import registry
 from .config import Config, ModelConfig, ModelConfigError
-from .outline import NO_MEMORY
+from .outline import NO_MEMORY, NO_POSITIONS
 
 NO_REGULARIZER = "baseline"
 
 
 def check_model_config(config: ModelConfig) -> ModelConfig:
-    """The config with `mixers` and `memories` cut to the chosen ones and filled with every field's value.
+    """The config with the settings of mixers, memories and position schemes cut to the chosen ones and filled.
 
-    Idempotent. Raises ModelConfigError for an unknown mixer or memory, an unknown or wrong setting of it, and a network
+    Idempotent. Raises ModelConfigError for the unknown name of a part, an unknown or wrong setting of it, and a network
     it cannot work in.
     """
     if config.attn_type not in registry.MIXERS:
@@ -24,13 +24,19 @@ def check_model_config(config: ModelConfig) -> ModelConfig:
     if config.memory != NO_MEMORY and config.memory not in registry.MEMORIES:
         names = [NO_MEMORY, *sorted(registry.MEMORIES)]
         raise ModelConfigError("model.memory", f"no memory named {config.memory!r}", names)
-    _check_names("model.mixers", config.mixers, sorted(registry.MIXERS))
-    _check_names("model.memories", config.memories, sorted(registry.MEMORIES))
+    if config.positions != NO_POSITIONS and config.positions not in registry.POSITIONS:
+        names = [NO_POSITIONS, *sorted(registry.POSITIONS)]
+        raise ModelConfigError("model.positions", f"no position scheme named {config.positions!r}", names)
+    for section, known in registry.SETTINGS.items():
+        _check_names(f"model.{section}", getattr(config, section), sorted(known))
     mixers = {config.attn_type: mixer_settings(config).model_dump(mode="json")}
     memories: dict[str, dict[str, Any]] = {}
     if config.memory != NO_MEMORY:
         memories = {config.memory: memory_settings(config).model_dump(mode="json")}
-    return config.model_copy(update={"mixers": mixers, "memories": memories})
+    schemes: dict[str, dict[str, Any]] = {}
+    if config.positions != NO_POSITIONS:
+        schemes = {config.positions: position_settings(config).model_dump(mode="json")}
+    return config.model_copy(update={"mixers": mixers, "memories": memories, "position_settings": schemes})
 
 
 def check_regularizer(name: str) -> str:
@@ -53,6 +59,12 @@ def memory_settings(config: ModelConfig) -> Any:
     return _settings(
         registry.MEMORIES.outline(config.memory), config, f"model.memories.{config.memory}", config.memories
     )
+
+
+def position_settings(config: ModelConfig) -> Any:
+    """The validated Config of the config's own position scheme; ModelConfigError when a setting is wrong."""
+    path = f"model.position_settings.{config.positions}"
+    return _settings(registry.POSITIONS.outline(config.positions), config, path, config.position_settings)
 
 
 def _settings(kind: Any, config: ModelConfig, path: str, sections: dict[str, dict[str, Any]]) -> Config:

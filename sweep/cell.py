@@ -254,9 +254,11 @@ def without_newer(config: CellConfig) -> dict[str, Any]:
     told = config.model_dump(mode="json")
     for section, cls in (("model", ModelConfig), ("data", DataConfig), ("train", TrainConfig)):
         told[section] = _without_unsaid(cls, told[section])
-    for section, table in (("mixers", registry.MIXERS.outline), ("memories", registry.MEMORIES.outline)):
+    for section, table in registry.SETTINGS.items():
         parts = told["model"].get(section, {})
-        told["model"] |= {section: {name: _without_unsaid(table(name).Config, part) for name, part in parts.items()}}
+        if parts:
+            kept = {name: _without_unsaid(table.outline(name).Config, part) for name, part in parts.items()}
+            told["model"] |= {section: kept}
     return told
 
 
@@ -275,8 +277,8 @@ def model_identity(config: ModelConfig) -> dict[str, Any]:
     model = _without_defaults(ModelConfig, dump)
     if not config.window:
         model.pop("window_size", None)
-    for section, table in (("mixers", registry.MIXERS.outline), ("memories", registry.MEMORIES.outline)):
-        parts = {name: _without_defaults(table(name).Config, part) for name, part in dump[section].items()}
+    for section, table in registry.SETTINGS.items():
+        parts = {name: _without_defaults(table.outline(name).Config, part) for name, part in dump[section].items()}
         model.pop(section, None)
         if any(parts.values()):
             model[section] = {name: part for name, part in parts.items() if part}

@@ -167,8 +167,8 @@ def _completed(stored: Mapping[str, Any]) -> dict[str, Any]:
     for section, cls in (("model", ModelConfig), ("data", DataConfig), ("train", TrainConfig)):
         full[section] = completed(cls, stored[section])
     model = full["model"]
-    for section, table in (("mixers", registry.MIXERS.outline), ("memories", registry.MEMORIES.outline)):
-        model[section] = {name: completed(table(name).Config, part) for name, part in model[section].items()}
+    for section, table in registry.SETTINGS.items():
+        model[section] = {name: completed(table.outline(name).Config, part) for name, part in model[section].items()}
     return full
 
 

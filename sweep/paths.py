@@ -57,15 +57,13 @@ def _choices(path: str) -> tuple[list[str], bool]:
         field = cls.model_fields.get(part)
         if field is None:
             return [], False
-        where = ".".join(parts[: index + 1])
-        if where in ("model.mixers", "model.memories"):
-            table = registry.MIXERS if part == "mixers" else registry.MEMORIES
+        if parts[0] == "model" and index == 1 and part in registry.SETTINGS:
+            table = registry.SETTINGS[part]
             rest = parts[index + 1 :]
             if not rest:
                 return sorted(table), True
-            find = registry.MIXERS.outline if part == "mixers" else registry.MEMORIES.outline
             return (
-                (sorted(find(rest[0]).Config.model_fields), True)
+                (sorted(table.outline(rest[0]).Config.model_fields), True)
                 if len(rest) == 1 and rest[0] in table
                 else ([], False)
             )

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..model.outline import NO_MEMORY
-from ..model.registry import MEMORIES, MIXERS, REGULARIZERS, Registry, registering_for
+from ..model.outline import NO_MEMORY, NO_POSITIONS
+from ..model.registry import MEMORIES, MIXERS, POSITIONS, REGULARIZERS, Registry, registering_for
 from ..model.resolve import NO_REGULARIZER
 from .cell import Plugin
 from .errors import SweepError
@@ -31,6 +31,7 @@ class Pluggable(NamedTuple):
 PLUGGABLE = (
     Pluggable(MIXERS, "model", "attn_type", "mixer_source"),
     Pluggable(MEMORIES, "model", "memory", "memory_source", absent=NO_MEMORY),
+    Pluggable(POSITIONS, "model", "positions", "position_source", absent=NO_POSITIONS),
     Pluggable(REGULARIZERS, "train", "regularizer", "regularizer_source", absent=NO_REGULARIZER),
 )
 

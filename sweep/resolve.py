@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
-from ..model import registry
+from ..model import outline, registry
 from ..model.config import ModelConfig, ModelConfigError
 from ..model.resolve import check_model_config
 from . import probes
@@ -119,6 +119,7 @@ def _names(section: str, config: Any) -> Iterator[Problem]:
     tables: dict[str, Iterable[str]] = {
         "model.attn_type": registry.MIXERS,
         "model.memory": ["none", *registry.MEMORIES],
+        "model.positions": ["none", *registry.POSITIONS],
         "train.regularizer": ["baseline", *registry.REGULARIZERS],
         "data.tokenizer": tokenizer.TOKENIZERS,
         "eval.probes": probes.PROBES,
@@ -167,6 +168,13 @@ def agreement(
         if known is not None:
             has = f"corpus {known.name!r} was prepared with tokenizer {known.tokenizer} of {need} tokens"
         yield Problem(("model.vocab_size", "data.tokenizer"), f"model.vocab_size is {model.vocab_size}, but {has}")
+    longest = outline.longest_text(model)
+    if longest is not None and longest < train.seq_len:
+        yield Problem(
+            (f"model.position_settings.{model.positions}", "model.positions", "train.seq_len"),
+            f"positions {model.positions} has {longest} places, fewer than train.seq_len ({train.seq_len}); "
+            f"set model.position_settings.{model.positions}.length to as many as the longest text has",
+        )
     if train.distractor and not registry.MIXERS.outline(model.attn_type).has_distractor:
         yield Problem(
             ("train.distractor", "model.attn_type"),

@@ -110,6 +110,10 @@ def needle(subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
             continue
         hay = [subject.documents[index % config.documents] for index in range(len(cast))]
         prompts = [prompt(t, h, length, subject.tokenizer) for t, h in zip(cast, hay, strict=True)]
+        reason = subject.beyond(max(len(one.tokens) for one in prompts) - 1)
+        if reason is not None:
+            yield [unmeasured("needle", "digit_accuracy", length, ACCURACY, reason)], []
+            continue
         measured, examples = _score(length, answers(subject, prompts))
         if length == min(config.lengths):
             measured.append(_absent(subject, cast, hay, length))

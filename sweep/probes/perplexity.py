@@ -55,7 +55,7 @@ def _by_row(probe: str, length: int, losses_BT: Tensor) -> Result:
 def clean(subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
     """Mean over all targets of the first L + 1 tokens of each document; the same documents at every length."""
     for length in lengths:
-        reason = subject.lacking(length + 1)
+        reason = subject.beyond(length) or subject.lacking(length + 1)
         if reason is not None:
             yield [unmeasured("clean", "nats", length, "nats/token", reason)], []
             continue
@@ -68,8 +68,10 @@ def junk(subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
     wanted = subject.config.eval.junk_rows
     for length in lengths:
         have = (len(subject.corpus.validation) - 1) // length
+        reason = subject.beyond(length)
         if have < wanted:
             reason = f"too-short: the validation split holds {have} of {wanted} rows of {length} tokens"
+        if reason is not None:
             yield [unmeasured("junk", "nats", length, "nats/token", reason)], []
             continue
         yield _by_row("junk", length, subject.losses(*stream_rows(subject.corpus.validation, length, wanted)))

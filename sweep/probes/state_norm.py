@@ -101,7 +101,11 @@ def state_norm(subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
     mixes = [block.mix for block in subject.model.blocks if isinstance(block.mix, Attention)]
     memories = [mix.memory for mix in mixes if isinstance(mix.memory, GatedDelta)]
     for length in lengths:
-        reason = subject.lacking(length) if memories else "n/a: the network has no gated delta memory"
+        reason = (
+            (subject.lacking(length) or subject.beyond(length))
+            if memories
+            else "n/a: the network has no gated delta memory"
+        )
         if reason is not None:
             yield [unmeasured("state_norm", metric, length, UNIT, reason) for metric in METRICS], []
             continue

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...model.backbone import Backbone
+from ...model.outline import longest_text
 from ...results.records import Measurement
 from ..cell import CellConfig
 from ..training.corpora import Corpus
@@ -45,6 +46,13 @@ class Subject:
         if enough == wanted:
             return None
         return f"too-few-docs: {enough} of {wanted} held-out documents have {tokens} tokens"
+
+    def beyond(self, tokens: int) -> str | None:
+        """Why the network cannot read a text of `tokens` tokens, or None when it can."""
+        longest = longest_text(self.config.model)
+        if longest is None or tokens <= longest:
+            return None
+        return f"n/a: positions {self.config.model.positions} has {longest} places, fewer than {tokens} tokens"
 
     def batches(self, rows: int, length: int) -> list[slice]:
         """Which of `rows` rows of `length` tokens go through the network together: `eval.chunk_tokens`, at least one."""

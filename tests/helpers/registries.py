@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from atma_sweep.model.registry import MEMORIES, MIXERS, REGULARIZERS, Registry
+from atma_sweep.model.registry import MEMORIES, MIXERS, POSITIONS, REGULARIZERS, Registry
 
-ALL: tuple[Registry, ...] = (MIXERS, MEMORIES, REGULARIZERS)
+ALL: tuple[Registry, ...] = (MIXERS, MEMORIES, POSITIONS, REGULARIZERS)
 
 
 @contextmanager

@@ -107,8 +107,15 @@ def test_one_graph_gives_the_eager_numbers(
 
 
 def test_one_graph_with_every_switch_of_the_surround(wake: Callable[[Backbone], None]) -> None:
-    """And dropout of other steps is no reason to compile again."""
-    switches = {"mlp": "swiglu", "mlp_ratio": 2, "residual": "normed", "dropout": 0.25, "tie_head": True}
+    """And dropout and labels of other steps are no reason to compile again."""
+    switches: dict[str, Any] = {
+        "mlp": "swiglu",
+        "mlp_ratio": 2,
+        "residual": "normed",
+        "dropout": 0.25,
+        "tie_head": True,
+    }
+    switches |= {"positions": "label", "position_settings": {"label": {"length": 30}}}
     model = network(wake, attn_type="polar", logit_cap=None, **switches, **ONE_OF_EACH)
     steps = [auxiliary("weak", True, step=step) for step in (3, 4)]
     eager = [numbers(model, terms) for terms in steps]

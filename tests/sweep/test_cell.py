@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from atma_sweep.model.config import Flag, Float, Int, ModelConfig, knob
+from atma_sweep.model.registry import SETTINGS
 from atma_sweep.sweep import cell as cell_module
 from atma_sweep.sweep.cell import Cell, CellConfig, DataConfig, TrainConfig, aside, cell_id, identity, slug
 from atma_sweep.sweep.grid import load_grid
@@ -77,7 +78,7 @@ INSIDE = [
     "train.distractor_weight: 0.1", "train.distractor_count: 5", "train.deterministic: on", "train.compile: off",
     "train.kernels: torch", "data.whole_steps: on", "train.warmup_steps: 5", "train.optimizer: adamw",
     "train.adam_weight_decay: 0.1", "model.mlp: swiglu", "model.residual: normed", "model.dropout: 0.1",
-    "model.tie_head: on",
+    "model.tie_head: on", "model.positions: ape",
 ]  # fmt: skip
 
 
@@ -102,14 +103,17 @@ def test_the_list_of_fields_inside_is_complete() -> None:
     listed = {setting.split(": ")[0] for setting in INSIDE}
     listed |= {"model.attn_type", "model.memory", "model.window", "train.regularizer", "train.distractor"}
     # the rest has its own test: sub-sections, the plugin's hash, the fingerprint
-    listed |= {"model.mixers", "model.memories"} | {f"{part.section}.{part.source}" for part in PLUGGABLE}
+    listed |= {f"model.{section}" for section in SETTINGS} | {f"{part.section}.{part.source}" for part in PLUGGABLE}
     # and what needs another setting beside it
     listed |= {setting.split(": ")[0] for _, setting in INSIDE_BESIDE}
     for section, cls in (("model", ModelConfig), ("train", TrainConfig)):
         assert [name for name in cls.model_fields if f"{section}.{name}" not in listed] == []
 
 
-INSIDE_BESIDE = [("train.optimizer: adamw", "train.matrix_lr: 0.1")]
+INSIDE_BESIDE = [
+    ("train.optimizer: adamw", "train.matrix_lr: 0.1"), ("model.positions: ape", "model.position_settings.ape.std: 0.1"),
+    ("model.positions: label", "model.position_settings.label.length: 500"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("switch", "setting"), INSIDE_BESIDE)
@@ -118,6 +122,8 @@ def test_settings_of_what_is_switched_on_are_inside(cells: Cells, switch: str, s
 
 
 @pytest.mark.parametrize(("switch", "setting"), [
+    ("model.positions: none", "model.position_settings.ape.std: 0.1"),
+    ("model.positions: ape", "model.position_settings.label.std: 0.1"),
     ("train.optimizer: muon", "train.matrix_lr: 0.1"), ("train.optimizer: adamw", "train.muon_lr: 0.1"),
     ("train.optimizer: adamw", "train.muon_iterations: 3"), ("window: off", "model.window_size: 9"), ("distractor: off", "train.distractor_weight: 0.5"),
     ("distractor: off", "train.distractor_count: 5"), ("reg_mode: baseline", "train.regularizer_weight: 0.5"),

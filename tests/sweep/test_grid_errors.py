@@ -75,6 +75,21 @@ CASES: dict[str, tuple[str, str]] = {
         "set:\n  model:\n    logit_cap: 0\n",
         "5: set.model.logit_cap: must be greater than 0, got 0",
     ),
+    "positions": (
+        "set:\n  model:\n    positions: apr\n",
+        "5: set.model.positions: no such name 'apr'; allowed: none, ape, label; did you mean 'ape'?",
+    ),
+    "setting-of-positions": (
+        "set:\n  model.positions: ape\n  model.position_settings.ape.len: 5\n",
+        "5: set.model.position_settings.ape.len: no such setting under model.position_settings.ape; allowed: "
+        "model.position_settings.ape.length, model.position_settings.ape.std; "
+        "did you mean 'model.position_settings.ape.length'?",
+    ),
+    "table-too-short": (
+        "set:\n  model.positions: ape\n  model.position_settings.ape.length: 100\n",
+        "4: set.model.positions: positions ape has 100 places, fewer than train.seq_len (128); "
+        "set model.position_settings.ape.length to as many as the longest text has",
+    ),
     "literal-as-axis": (
         "axes:\n  train.schedule: [cosine, cosin]\n",
         "4: axes.train.schedule: no such value 'cosin'; allowed: cosine, linear, wsd; did you mean 'cosine'?",

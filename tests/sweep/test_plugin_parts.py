@@ -20,7 +20,7 @@ from registries import scope
 PARTS = """
 import torch
 from atma_sweep.model import (
-    Memory, MemoryConfig, Mixer, register_memory, register_mixer, register_regularizer
+    Memory, MemoryConfig, Mixer, Position, register_memory, register_mixer, register_position, register_regularizer
 )
 
 @register_mixer("flat")
@@ -39,6 +39,15 @@ class Leak(Memory):
 
     def forward(self, x, q, k, v):
         return x.cumsum(1) / torch.arange(1, x.size(1) + 1).view(1, -1, 1) * self.gain
+
+@register_position("ramp")
+class Ramp(Position):
+    def __init__(self, model, config):
+        super().__init__(model, config)
+        self.slope = torch.nn.Parameter(torch.full((model.d_model,), 0.01))
+
+    def forward(self, places):
+        return places[..., None] * self.slope
 
 @register_regularizer("shrink")
 def shrink(streams, directions):
@@ -70,6 +79,10 @@ def test_the_file_is_in_the_id_exactly_where_a_part_of_it_is_used(write: Callabl
     same = [one.slug for one, other in zip(first, second, strict=True) if one.id == other.id]
     assert same == ["nope-baseline-d0-m0-w0-s0"]
     assert len({cell.id for cell in first}) == 8
+    write(f"{PARTS}# positions\n", "parts.py")
+    placed, plain = cells("plugins: [parts.py]\naxes: {attn_type: [nope], model.positions: [ramp, none]}\n")
+    assert placed.config.model.position_source == digest(f"{PARTS}# positions\n")
+    assert (plain.config.model.position_source, plain.id) == (None, first[-1].id)
     (plain,) = cells("axes: {attn_type: [nope]}\n")
     assert plain.id == first[-1].id
 
@@ -101,7 +114,7 @@ def plugged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registries: None) -
     # as on a GPU whose peak is known
     monkeypatch.setattr(Work, "_peak", lambda self: 4e12)
     with scope():
-        room = room_of(grid, tmp_path, "memory=leak", "reg_mode=shrink")
+        room = room_of(grid, tmp_path, "memory=leak", "reg_mode=shrink", "model.positions=ramp")
         assert room.run(keep="weights").state == "done"
     monkeypatch.delitem(sys.modules, f"atma_sweep_plugin_{digest(text)[:12]}")
     return room

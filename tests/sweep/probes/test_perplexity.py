@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from atma_sweep.sweep.probes import load_probe, requested
+from atma_sweep.sweep.probes.needle import needle
 from atma_sweep.sweep.probes.perplexity import clean, junk, stream_loss, validation
 from atma_sweep.sweep.probes.subject import evaluating
 from atma_sweep.sweep.training.data import DataError
@@ -89,6 +90,19 @@ def test_too_few_documents_is_a_reason_and_no_number(silent: Any, subject: Any) 
         assert (only.probe, only.length, only.value, only.n, examples) == ("clean", length, None, 0, [])
         assert only.reason == f"too-few-docs: 2 of 3 held-out documents have {length + 1} tokens"
     assert silent.seen == []
+
+
+@pytest.mark.parametrize("probe", [clean, junk, needle])
+def test_a_text_longer_than_the_table_of_positions_is_a_reason_and_no_number(
+    network: Any, subject: Any, probe: Any
+) -> None:
+    """A network without places for it cannot read it; the needle's own text counts."""
+    settings = {"positions": "ape", "position_settings": {"ape": {"length": 128}}}
+    who = subject(network(vocab_size=264, **settings).eval(), validation=900)
+    found = [measured[0] for measured, _ in probe(who, [16, 120, 160])]
+    tokens = 160 + (2 * len(" The access code for record 8394266 is 1 0 1 9 0") if probe is needle else 0)
+    assert [one.value is None for one in found] == [False, probe is needle, True]
+    assert found[-1].reason == f"n/a: positions ape has 128 places, fewer than {tokens} tokens"
 
 
 def test_only_the_lengths_that_a_document_lacks_go_without_a_number(silent: Any, subject: Any) -> None:

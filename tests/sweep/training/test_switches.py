@@ -25,8 +25,8 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "distractor_count": (3, {"distractor": True}),
 }  # fmt: skip
 """Setting -> another value, and what must be set beside it."""
-SAME_WEIGHTS = {"deterministic", "compile", "kernels"}
-"""Which choose between ways to the same numbers, on the CPU to the same bits."""
+SAME_WEIGHTS = {"deterministic", "compile", "kernels", "regularizer_source"}
+"""Three choose between ways to the same numbers, on the CPU to the same bits; one is no setting but a hash."""
 PAIRS = [("schedule", a, b) for a, b in (("cosine", "linear"), ("linear", "wsd"), ("cosine", "wsd"))]
 
 
@@ -57,6 +57,7 @@ def test_words_of_one_setting_differ(network: Network, setting: str, one: str, o
 @pytest.mark.parametrize(("model", "changes"), [
     ({}, {"optimizer": "adamw", "adam_weight_decay": 0.1}), ({}, {"warmup_steps": 3}), ({"dropout": 0.25}, {}),
     ({"tie_head": True, "logit_cap": None}, {}),
+    ({"positions": "label", "position_settings": {"label": {"length": 9}}}, {}),
 ])  # fmt: skip
 def test_a_resumed_training_is_the_uninterrupted_one(
     network: Network, tmp_path: Path, model: dict[str, Any], changes: dict[str, Any]

@@ -1,0 +1,1 @@
+"""Position schemes at the embedding, one file each."""

@@ -1,0 +1,173 @@
+"""Positions at the embedding: learned ones and randomized labels (docs/mechanisms.md, "Positions")."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from atma_sweep.model import registry
+from atma_sweep.model.backbone import Auxiliary, Backbone, build
+from atma_sweep.model.chance import generator
+from atma_sweep.model.config import ModelConfig, ModelConfigError
+from atma_sweep.model.outline import longest_text, network_shapes, parameters
+from atma_sweep.model.resolve import check_model_config
+from torch import Tensor
+
+Awake = Callable[..., Backbone]
+Aux = Callable[..., Auxiliary]
+Small = Callable[..., ModelConfig]
+SCHEMES = list(registry.POSITIONS)
+
+
+def of(name: str, length: int = 20, **settings: Any) -> dict[str, Any]:
+    return {"positions": name, "position_settings": {name: {"length": length, **settings}}}
+
+
+def draw(seed: int) -> torch.Generator:
+    return generator(seed, "test", 0)
+
+
+def loss_of(model: Backbone, tokens: Tensor, terms: Auxiliary) -> Tensor:
+    features = model.features(tokens[:, :-1], auxiliary=terms)
+    return model.total_loss(features.hidden_BTD, tokens[:, 1:])
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_table_of_zeros_is_no_table(awake: Awake, tokens: Tensor, auxiliary: Aux, name: str) -> None:
+    model, plain = awake(**of(name)), awake()
+    with torch.no_grad():
+        model.positions.table.weight.zero_()
+    for terms in (None, auxiliary()):
+        found = [one.features(tokens, auxiliary=terms).hidden_BTD for one in (model, plain)]
+        assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_the_first_block_reads_embedding_plus_place(awake: Awake, tokens: Tensor, auxiliary: Aux, name: str) -> None:
+    model = awake(**of(name))
+    seen: list[Tensor] = []
+    model.blocks[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    model.features(tokens, auxiliary=auxiliary())
+    places = model._draw(auxiliary(), *tokens.shape).places_BT
+    table, embedding = model.positions.table.weight, model.embedding.weight
+    expected = torch.stack([
+        torch.stack([embedding[token] + table[place] for token, place in zip(row, at, strict=True)])
+        for row, at in zip(tokens, places.expand(len(tokens), -1), strict=True)
+    ])  # fmt: skip
+    assert torch.equal(seen[0], expected)
+    if name == "ape":
+        assert places.tolist() == [list(range(12))]
+
+
+def test_rows_beyond_the_text_get_no_gradient(awake: Awake, tokens: Tensor, auxiliary: Aux) -> None:
+    model = awake(**of("ape"))
+    loss_of(model, tokens, auxiliary()).backward()
+    grad = model.positions.table.weight.grad
+    assert (grad[:11].abs().amax(1) > 0).all()
+    assert not grad[11:].any()
+
+
+def test_moving_tokens_with_their_places_moves_the_output(awake: Awake) -> None:
+    """What comes before the blocks knows of order only what the table tells."""
+    model = awake(**of("ape"))
+    tokens = torch.randint(0, 37, (1, 9), generator=torch.Generator().manual_seed(1))
+    order = torch.randperm(9, generator=torch.Generator().manual_seed(2))
+    moved = model._embedded(tokens[:, order], torch.arange(9)[None, order])
+    assert torch.equal(moved, model._embedded(tokens, torch.arange(9)[None])[:, order])
+
+
+def test_labels_rise_and_are_all_equally_likely(small: Small) -> None:
+    rows, length, table = 20_000, 7, 20
+    places = build(small(**of("label", table)), seed=0).positions.places(rows, length, draw(0))
+    assert places.shape == (rows, length)
+    assert (places.diff(dim=1) > 0).all()
+    assert (places.min(), places.max()) == (0, table - 1)
+    share = torch.bincount(places.flatten(), minlength=table).double() / rows
+    p = length / table
+    assert (share - p).abs().max() < 4.5 * math.sqrt(p * (1 - p) / rows)
+    # pairs as well: 7 of 20 without replacement
+    both = ((places == 3).any(1) & (places == 11).any(1)).double().mean()
+    assert abs(both - 7 * 6 / (20 * 19)) < 4.5 * math.sqrt(0.11 * 0.89 / rows)
+
+
+def test_labels_of_a_table_as_long_as_the_text_are_its_places(awake: Awake, tokens: Tensor, auxiliary: Aux) -> None:
+    one, other = awake(**of("ape", 11)), awake(**of("label", 11))
+    assert torch.equal(loss_of(one, tokens, auxiliary()), loss_of(other, tokens, auxiliary()))
+
+
+def test_labels_are_a_function_of_seed_step_and_micro_batch_alone(awake: Awake, tokens: Tensor, auxiliary: Aux) -> None:
+    model, terms = awake(**of("label", 50)), auxiliary()
+    first = loss_of(model, tokens, terms)
+    torch.manual_seed(99)
+    assert torch.equal(first, loss_of(awake(**of("label", 50)), tokens, terms))
+    places = model._draw(terms, 2, 11).places_BT
+    assert not torch.equal(places[0], places[1]), "each row has its own"
+    for change in ({"seed": 1}, {"step": 4}, {"micro": 0}):
+        assert not torch.equal(places, model._draw(replace(terms, **change), 2, 11).places_BT)
+
+
+def test_labels_of_an_evaluation_depend_on_the_length_alone(awake: Awake, tokens: Tensor) -> None:
+    model = awake(**of("label", 50))
+    with torch.no_grad():
+        both = model.features(tokens).hidden_BTD
+        alone = model.features(tokens[1:]).hidden_BTD
+        assert (both[1:] - alone).abs().max() <= 1e-13
+        for chunk in (1, 5, 128):
+            assert (model.features(tokens, chunk=chunk).hidden_BTD - both).abs().max() <= 1e-12
+    assert not torch.equal(model._evaluation_places(11), model._evaluation_places(12)[:, :11])
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_positions_change_no_other_draw(small: Small, auxiliary: Aux, name: str) -> None:
+    terms = auxiliary(regularizer="weak", distractor=True)
+    one, other = (build(small(**changes), seed=3) for changes in (of(name), {}))
+    weights = dict(one.named_parameters())
+    assert all(torch.equal(weights[key], value) for key, value in other.named_parameters())
+    assert torch.equal(one._draw(terms, 2, 5).sketches_LKD, other._draw(terms, 2, 5).sketches_LKD)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_table_group_type_and_initial_values(small: Small, name: str) -> None:
+    config = check_model_config(small(**of(name, 3000, std=0.5)))
+    model = build(config, seed=0, dtype=torch.bfloat16)
+    table = model.positions.table.weight
+    assert [name for name, _ in model.parameter_groups()["embedding"]] == ["embedding.weight", "positions.table.weight"]
+    assert table.dtype == model.embedding.weight.dtype == torch.bfloat16
+    assert table.float().std().item() == pytest.approx(0.5, rel=0.02)
+    assert network_shapes(config) == {key: tuple(one.shape) for key, one in model.named_parameters()}
+    said = parameters(config)
+    assert said is not None
+    assert {key: group for key, group, _ in said}["positions.table.weight"] == "embedding"
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_text_longer_than_the_table_is_refused(awake: Awake, tokens: Tensor, auxiliary: Aux, name: str) -> None:
+    model = awake(**of(name, 11))
+    assert longest_text(model.config) == 11
+    assert model.features(tokens[:, :11]).hidden_BTD.shape[1] == 11
+    for options in ({}, {"auxiliary": auxiliary()}, {"chunk": 4}):
+        with pytest.raises(ValueError, match=f"positions {name} has 11 places, got 12 tokens"):
+            model.features(tokens, **options)
+
+
+def test_no_scheme_is_inert(awake: Awake, tokens: Tensor, auxiliary: Aux) -> None:
+    values = [
+        loss_of(awake(**changes), tokens, auxiliary()).item() for changes in ({}, *(of(name) for name in SCHEMES))
+    ]
+    assert len({round(value, 6) for value in values}) == 1 + len(SCHEMES)
+
+
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"positions": "apr"}, "model.positions: no position scheme named 'apr'; allowed: none, ape, label"),
+    (of("ape", 0), "model.position_settings.ape.length: Input should be greater than or equal to 1, got 0"),
+    (of("ape", width=3), "model.position_settings.ape.width: no such setting; allowed: length, std"),
+    ({"position_settings": {"rope": {}}}, "model.position_settings.rope: no such section; allowed: ape, label"),
+])  # fmt: skip
+def test_wrong_settings(small: Small, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelConfigError) as error:
+        check_model_config(small(**settings))
+    assert str(error.value) == message
