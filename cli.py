@@ -21,7 +21,7 @@ from .results.usage import OneLine
 from .sweep.bench.commands import bench_app
 from .sweep.data_commands import data_app
 from .sweep.db_commands import db_app, export, import_
-from .sweep.signals import Signals, Stop
+from .sweep.machine.signals import Signals, Stop
 
 LONGEST_WORD = 400
 """Letters of one in a message; a longer one is cut, since nobody reads it."""

@@ -15,8 +15,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from ..results.records import Attempt
 from ..results.text import paragraphs, plain
 from .cell import Cell
+from .machine.signals import held
 from .planner import Plan, Task
-from .signals import held
 
 COLOURS = {"done": "green", "failed": "red", "diverged": "yellow", "interrupted": "yellow"}
 

@@ -10,14 +10,15 @@ from typing import Any
 
 from ..results.records import Value
 from ..results.store import Store
-from . import loading, process, supervisor
+from . import loading, supervisor
 from .cell import Cell
 from .errors import GridError, SweepError
 from .launch import carry_out
+from .machine import processes
+from .machine.signals import Interrupted
 from .planner import Task
 from .probes import PROBES, requested
 from .probes.limits import longest
-from .signals import Interrupted
 from .supervisor import Listener
 from .training import corpora
 
@@ -150,12 +151,12 @@ def run(
     """
     from .provenance import git_state
 
-    owner = process.this_process("evaluate")
+    owner = processes.this_process("evaluate")
     cells = [task.cell for share in shares.values() for task in share]
     with ExitStack() as held:
         claimed = []
         for sweep, share in shares.items():
-            fence = store.acquire_sweep(sweep, owner, supervisor.LEASE_S, is_alive=process.is_alive)
+            fence = store.acquire_sweep(sweep, owner, supervisor.LEASE_S, is_alive=processes.is_alive)
             held.callback(store.release_sweep, sweep, fence)
             claimed.append((sweep, fence, share))
         supervisor.reap(store, cells, runs)

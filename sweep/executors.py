@@ -16,9 +16,10 @@ from typing import Protocol
 import psutil
 
 from ..results.records import Attempt
-from . import process, snapshot
+from . import snapshot
 from .cell import Resources
-from .room import Machine, Room, Seat
+from .machine import processes
+from .machine.allocation import Machine, Room, Seat
 
 DUMP_S = 1.0
 """What a hanging process gets to write down where its threads stand."""
@@ -83,11 +84,11 @@ class OnThisMachine:
     writes_directly = True
 
     def __init__(self) -> None:
-        self._me = process.this_process("launch")
+        self._me = processes.this_process("launch")
 
     def _child(self, attempt: Attempt) -> psutil.Process | None:
         """The attempt's process; None before it has said who it is, and when it is gone."""
-        return process.find(attempt.pid, attempt.pid_started) if attempt.pid != self._me.pid else None
+        return processes.find(attempt.pid, attempt.pid_started) if attempt.pid != self._me.pid else None
 
     def stop(self, attempt: Attempt) -> bool:
         """Asks the attempt's process to save itself and leave."""
@@ -118,11 +119,11 @@ class OnThisMachine:
 
         One that is still said to be this very process was never started; one that we descend from lives on.
         """
-        here = [attempt for attempt in attempts if process.here(attempt.host, attempt.pid_space)]
-        found = {attempt.id: process.find(attempt.pid, attempt.pid_started) for attempt in here}
-        above = process.lineage() - {self._me.pid}
+        here = [attempt for attempt in attempts if processes.here(attempt.host, attempt.pid_space)]
+        found = {attempt.id: processes.find(attempt.pid, attempt.pid_started) for attempt in here}
+        above = processes.lineage() - {self._me.pid}
         ended = {key: one for key, one in found.items() if one is None or one.pid not in above}
-        process.end_all([one for one in ended.values() if one is not None])
+        processes.end_all([one for one in ended.values() if one is not None])
         return set(ended)
 
 
@@ -133,7 +134,7 @@ def end_at_once(child: psutil.Process, *, dump: bool) -> None:
         if dump:
             child.send_signal(signal.SIGUSR1)
             time.sleep(DUMP_S)
-        process.end(child.pid, started, grace=0)
+        processes.end(child.pid, started, grace=0)
 
 
 def run_command(launch: Launch, parent: int) -> list[str]:
@@ -199,7 +200,7 @@ class LocalExecutor(OnThisMachine):
         seat = self._room.seat(launch.resources)
         assert seat is not None, "the supervisor asks fits() first"
         env = environment(launch, device_for(seat))
-        child = process.start(run_command(launch, os.getpid()), env, launch.runs / launch.folder, apart=True)
+        child = processes.start(run_command(launch, os.getpid()), env, launch.runs / launch.folder, apart=True)
         self._room.take(seat)
         self._running[launch.attempt] = child, seat
 
@@ -220,7 +221,7 @@ class LocalExecutor(OnThisMachine):
         child, seat = self._running.pop(attempt)
         self._room.give(seat)
         code = child.wait()
-        process.end_group(child.pid)
+        processes.end_group(child.pid)
         return attempt, code
 
     def close(self) -> None:

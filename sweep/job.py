@@ -21,11 +21,11 @@ from ..results.errors import LostLease
 from ..results.journal import JOURNAL, JournalStore
 from ..results.records import AttemptState, CurvePoint
 from ..results.store import Store, open_store
-from . import guard, process
 from .errors import SweepError
 from .failures import EXIT_LOST, EXIT_MACHINE, EXIT_STOPPED, Failure, classify
+from .machine import guard, processes
+from .machine.signals import STOPS
 from .saying import never_fail, say
-from .signals import STOPS
 
 JOB_FILE = "job.json"
 TOLD_S = 1.0
@@ -102,7 +102,7 @@ class StopFlag:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if not self.set:
             self.set, self._since = True, time.monotonic()
-        elif time.monotonic() - self._since > process.ECHO_S:
+        elif time.monotonic() - self._since > processes.ECHO_S:
             os._exit(EXIT_STOPPED)
 
 
@@ -119,14 +119,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     stop = StopFlag()
     never_fail()
-    process.die_with(options.parent)
-    guard.start(options.parent, process.GRACE_S)
+    processes.die_with(options.parent)
+    guard.start(options.parent, processes.GRACE_S)
     # what a supervisor asks for before it kills a process that hangs; the log gets it
     faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
     try:
         job = Job.read(options.runs / options.folder)
         store = _journal(job, options.runs) if options.journal else open_store()
-        me = process.this_process("job")
+        me = processes.this_process("job")
         store.set_process(job.attempt, job.fence, me.pid, me.started, space=me.space)
         return _attempt(job, options.runs, store, stop)
     except LostLease as error:

@@ -14,12 +14,13 @@ from ..results.errors import SweepBusy, SweepUnknown
 from ..results.records import NewRevision
 from ..results.standing import standing
 from ..results.store import Store
-from . import disk, machine, ordering, planner, process, room, snapshot, supervisor, texts
+from . import disk, ordering, planner, snapshot, supervisor, texts
 from .cell import Cell
 from .errors import SweepError
 from .executors import Executor, LocalExecutor
 from .grid import Grid
-from .locks import GpuLocks
+from .machine import allocation, hardware, processes
+from .machine.locks import GpuLocks
 from .probes import requested
 from .supervisor import Listener, Supervisor
 from .training import storage
@@ -103,7 +104,7 @@ def run(
     kept = {cell.id for cell in chosen}
     chosen = [cell for cell in cells if cell.id in kept]
     commit = commit or _git_state()
-    owner = process.this_process("launch")
+    owner = processes.this_process("launch")
     before = _last_source(store, grid.name)
     source = _source(before, grid.name, runs, code, tell)
     folder = snapshot.folder(runs, source)
@@ -136,7 +137,7 @@ def _claimed(
     grid: Grid,
     cells: Sequence[Cell],
     commit: tuple[str | None, bool | None],
-    owner: process.Owner,
+    owner: processes.Owner,
     again: bool,
 ) -> Iterator[int]:
     """The sweep, under its fence, until it is released."""
@@ -205,7 +206,7 @@ def claim(
     grid: Grid,
     cells: Sequence[Cell],
     commit: tuple[str | None, bool | None],
-    owner: process.Owner,
+    owner: processes.Owner,
     *,
     again: bool = False,
 ) -> int:
@@ -229,7 +230,7 @@ def claim(
     while True:
         try:
             return store.acquire_sweep(
-                grid.name, owner, supervisor.LEASE_S, is_alive=process.is_alive, revision=revision, forget=not again
+                grid.name, owner, supervisor.LEASE_S, is_alive=processes.is_alive, revision=revision, forget=not again
             )
         except SweepBusy:
             if time.monotonic() >= deadline:
@@ -263,23 +264,23 @@ def _last_source(store: Store, sweep: str) -> str | None:
         return None
 
 
-def _machine(cells: Sequence[Cell], locks: GpuLocks) -> room.Machine:
+def _machine(cells: Sequence[Cell], locks: GpuLocks) -> allocation.Machine:
     """This machine, its GPUs locked if any cell needs one. Raises MachineError for a cell that it has no room for."""
     kinds = {cell.config.resources.gpu_type for cell in cells if cell.config.resources.gpus}
     if not kinds:
-        here = room.Machine.here()
-        room.check(cells, here)
+        here = allocation.Machine.here()
+        allocation.check(cells, here)
         return here
-    every = machine.gpus()
+    every = hardware.gpus()
     # before any lock is taken: what does not fit the whole machine will not when another sweep has ended
-    room.check(cells, room.Machine.here(every))
-    taken = locks.take([gpu for gpu in every if any(room.is_type(gpu.name, kind) for kind in kinds)])
-    here = room.Machine.here(taken)
-    room.check(cells, here, held=[gpu for gpu in every if gpu not in taken])
+    allocation.check(cells, allocation.Machine.here(every))
+    taken = locks.take([gpu for gpu in every if any(allocation.is_type(gpu.name, kind) for kind in kinds)])
+    here = allocation.Machine.here(taken)
+    allocation.check(cells, here, held=[gpu for gpu in every if gpu not in taken])
     return here
 
 
-def _executor(name: str, here: room.Machine) -> Executor:
+def _executor(name: str, here: allocation.Machine) -> Executor:
     if name == "local":
         return LocalExecutor(here)
     from .scheduler.embedded import RayExecutor

@@ -17,8 +17,8 @@ from ..results.errors import CellAmbiguous, CellUnknown
 from ..results.records import Attempt, CellRecord
 from ..results.store import Store
 from ..results.text import Out, without_passwords
-from . import process
 from .errors import SweepError
+from .machine import processes
 
 LOG = "log.txt"
 POLL_S = 0.2
@@ -127,8 +127,8 @@ def alive_of(store: Store, attempt: Attempt) -> Callable[[], bool]:
     def alive() -> bool:
         if not last or time.monotonic() - last[0][0] >= ASK_S:
             now = store.attempt(attempt.id)
-            here = process.here(now.host, now.pid_space)
-            gone = here and now.pid is not None and process.find(now.pid, now.pid_started) is None
+            here = processes.here(now.host, now.pid_space)
+            gone = here and now.pid is not None and processes.find(now.pid, now.pid_started) is None
             last[:] = [(time.monotonic(), now.state == "running" and not gone)]
         return last[0][1]
 

@@ -19,11 +19,11 @@ from pathlib import Path
 
 import psutil
 
-from . import machine, process, room
 from .errors import MachineError
 from .executors import DUMP_S, Finished, Launch, environment, run_command
 from .failures import OOM_KILLED, not_started, oom_kills
-from .locks import GpuLocks
+from .machine import allocation, hardware, processes
+from .machine.locks import GpuLocks
 
 LEASE_S = float(os.environ.get("ATMA_NODE_LEASE_S", 60.0))
 """How long attempts go on without a word from the supervisor."""
@@ -35,7 +35,7 @@ LOOK_S = 0.1
 JOB = "atma_sweep.sweep.job"
 
 
-def given_up_after(lease: float = LEASE_S, grace: float = process.GRACE_S) -> float:
+def given_up_after(lease: float = LEASE_S, grace: float = processes.GRACE_S) -> float:
     """Seconds after the sending of a poll that has no answer, when the node's attempts are surely gone.
 
     Twice the grace: the node asks, then kills, and its clock may be a little slower.
@@ -50,7 +50,7 @@ class Node:
         self,
         *,
         lease: float = LEASE_S,
-        grace: float = process.GRACE_S,
+        grace: float = processes.GRACE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`lease` and `grace` in seconds, on `clock`."""
@@ -70,17 +70,17 @@ class Node:
 
     # --- what the supervisor asks -----------------------------------------------------------------------------------
 
-    def hold(self, kinds: Iterable[str | None]) -> tuple[room.Machine, str]:
+    def hold(self, kinds: Iterable[str | None]) -> tuple[allocation.Machine, str]:
         """This machine, with those of its GPUs of the given types that are locked from now on; why there is none, or ""."""
         wanted = list(kinds)
         if not wanted:
-            return room.Machine.here(), ""
+            return allocation.Machine.here(), ""
         try:
-            found = [gpu for gpu in machine.gpus() if any(room.is_type(gpu.name, kind) for kind in wanted)]
+            found = [gpu for gpu in hardware.gpus() if any(allocation.is_type(gpu.name, kind) for kind in wanted)]
             taken = self._locks.take(found) if found else []
         except MachineError as error:
-            return room.Machine.here(), str(error)
-        return room.Machine.here(taken), ""
+            return allocation.Machine.here(), str(error)
+        return allocation.Machine.here(taken), ""
 
     def start(self, launch: Launch, device: str | None) -> None:
         """Starts an attempt's process; one that cannot be started has ended at once."""
@@ -94,7 +94,7 @@ class Node:
                 return
             folder = launch.runs / launch.folder
             try:
-                child = process.start(run_command(launch, os.getpid()), environment(launch, device), folder)
+                child = processes.start(run_command(launch, os.getpid()), environment(launch, device), folder)
             except OSError as error:
                 self._ended[launch.attempt] = (launch.attempt, not_started(folder / "log.txt", error))
             else:
@@ -159,8 +159,8 @@ class Node:
         with self._lock:
             ours = {child.pid for child in self._children.values()}
         found = {one.pid: one for one in _attempts(folders)}
-        found |= {one.pid: one for one in (process.find(*who) for who in known) if one is not None}
-        process.end_all([one for pid, one in found.items() if pid not in ours], self._grace)
+        found |= {one.pid: one for one in (processes.find(*who) for who in known) if one is not None}
+        processes.end_all([one for pid, one in found.items() if pid not in ours], self._grace)
 
     def close(self) -> None:
         """Ends every attempt, gives the GPUs back, and is over."""
@@ -170,7 +170,7 @@ class Node:
             for child in self._children.values():
                 with contextlib.suppress(psutil.NoSuchProcess):
                     found.append(psutil.Process(child.pid))
-        process.end_all(found, self._grace)
+        processes.end_all(found, self._grace)
         with self._lock:
             self._collect()
             self._children.clear()

@@ -19,17 +19,17 @@ from ..results.errors import CellTaken, LostLease
 from ..results.records import Attempt, CellState, Owner
 from ..results.standing import Standing, missing, standing
 from ..results.store import Store
-from . import process
 from .cell import Cell, CellConfig, Resources, without_newer
 from .errors import MachineError
 from .executors import Executor, Launch, OnThisMachine
 from .failures import EXIT_MACHINE, NODE_LOST, Failure, judge, oom_kills
 from .job import Job
+from .machine import processes
+from .machine.allocation import stands_back
+from .machine.signals import Interrupted, Signals
 from .planner import Task
 from .pruning import place_of
 from .retries import Retries
-from .room import stands_back
-from .signals import Interrupted, Signals
 from .training.seal import sha256
 
 LEASE_S = 60.0
@@ -78,7 +78,7 @@ class Supervisor:
         self.source = source
         self.executor, self.listener = executor, listener
         self.runs, self.commit = runs, commit
-        self._owner = process.this_process("launch")
+        self._owner = processes.this_process("launch")
         self._tasks: dict[int, Task] = {}
         self._retries = Retries()
         self._given_up: dict[str, Task] = {}
@@ -349,7 +349,7 @@ class Supervisor:
 
     def _stop(self) -> None:
         """Asks every attempt to save itself and leave; kills what is still there after the grace, marks everything."""
-        deadline = time.monotonic() + process.GRACE_S - 1
+        deadline = time.monotonic() + processes.GRACE_S - 1
         nothing: deque[Task] = deque()
         while self._tasks and time.monotonic() < deadline:
             for attempt in self.store.live_attempts(self.sweep):
@@ -386,7 +386,7 @@ def reap(store: Store, cells: Sequence[Cell], runs: Path, executor: Executor | N
     attempts that were marked.
     """
     live = store.live_attempts()
-    me = process.this_process("launch")
+    me = processes.this_process("launch")
     free = {cell.id for cell in cells} - (_supervised(store, me) if live else set())
     marked = []
     mine = [attempt for attempt in live if attempt.cell_id in free]
@@ -411,7 +411,7 @@ def _supervised(store: Store, me: Owner) -> set[str]:
     for sweep in store.sweeps():
         if sweep.owner is None or sweep.owner.same_process(me):
             continue
-        if process.holds(sweep.owner, sweep.lease_until):
+        if processes.holds(sweep.owner, sweep.lease_until):
             cells |= {state.cell_id for state in store.cell_states(sweep.name)}
     return cells
 

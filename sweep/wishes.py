@@ -10,8 +10,8 @@ from typing import Literal
 
 from ..results.errors import SweepUnknown
 from ..results.store import Store
-from . import process
 from .errors import SweepError
+from .machine import processes
 
 Wish = Literal["pause", "resume", "cancel", "retry"]
 
@@ -71,7 +71,7 @@ def ask(store: Store, wish: Wish, sweep: str | None = None, cells: Sequence[str]
         failed = {state.cell_id for state in store.cell_states(name) if state.state == "failed"}
         wanted = {store.find_cell(cell, name).id for cell in cells} if cells else failed
         chosen = tuple(sorted(wanted & failed))
-    running = found.owner is not None and process.holds(found.owner, found.lease_until)
+    running = found.owner is not None and processes.holds(found.owner, found.lease_until)
     if running:
         if wish == "retry":
             store.ask(name, retry=chosen)

@@ -20,7 +20,7 @@ from ..results.store import Store
 from . import provenance
 from .cell import CellConfig
 from .job import Job
-from .machine import no_gpu, peak_resident, reset_peak_resident
+from .machine.hardware import no_gpu, peak_resident, reset_peak_resident
 from .plugins import load_plugin
 from .probes import PROBES, load_probe
 from .probes.perplexity import stream_loss

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import MachineError
-from ..machine import peak_resident
+from ..machine.hardware import peak_resident
 
 LOOK_S = 0.01
 MIB = 2**20

@@ -21,10 +21,11 @@ import psutil
 from ...results.recorder import Recorder
 from ...results.records import Attempt, CurvePoint, Measurement
 from ...results.store import Store, open_store
-from .. import launch, process, texts
+from .. import launch, texts
 from ..cell import Resources
 from ..executors import Finished, Launch, OnThisMachine
 from ..grid import Grid, load_grid
+from ..machine import processes
 from ..planner import Task
 from ..probes import requested
 from ..supervisor import LEASE_S, Supervisor
@@ -130,7 +131,7 @@ def run(cells: int, points: int, folder: Path, *, tell: Callable[[str], None] = 
     plan = launch.plan(grid, made, None, runs=runs)
     rows = [Row(f"plan {len(made):,} new cells", time.perf_counter() - began, "s")]
     store = open_store(folder / "atma.db", create=True)
-    owner = process.this_process("bench")
+    owner = processes.this_process("bench")
     tell("recording the revision")
     began = time.perf_counter()
     fence = launch.claim(store, grid, made, (None, None), owner)

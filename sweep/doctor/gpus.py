@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 from ..disk import size
-from ..locks import GpuLocks
+from ..machine.locks import GpuLocks
 from .case import (
     Check,
     LookFailed,

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import psutil
 
-from .. import machine
 from ..disk import size
+from ..machine import hardware
 from ..scheduler import token_file
 from .case import Check, _Case, _version, absent, bad, ok, warn
 from .disk import _nearest
@@ -38,9 +38,9 @@ def _python(case: _Case) -> Check:
 
 def _platform(case: _Case) -> Check:
     system, cpu = platform.system(), platform.machine()
-    found = f"{system} {cpu}, kernel {platform.release()}, {machine.cores()} cores"
+    found = f"{system} {cpu}, kernel {platform.release()}, {hardware.cores()} cores"
     if system == "Darwin":
-        return ok(f"macOS {platform.mac_ver()[0]} {cpu}, {machine.cores()} cores; on the CPU only")
+        return ok(f"macOS {platform.mac_ver()[0]} {cpu}, {hardware.cores()} cores; on the CPU only")
     if system != "Linux":
         return bad(found, "use Linux, macOS, or Windows through WSL")
     release = platform.release().lower()

@@ -17,14 +17,15 @@ from ...results.errors import LostLease
 from ...results.journal import JOURNAL, Reader
 from ...results.records import Attempt
 from ...results.store import Store
-from .. import process, room, snapshot
+from .. import snapshot
 from ..cell import Cell, Resources
 from ..errors import MachineError
 from ..executors import Finished, Launch, device_for
 from ..failures import NODE_LOST
 from ..job import Job
+from ..machine import allocation, processes
+from ..machine.allocation import Rooms, Seat
 from ..node import LEASE_S, Node, given_up_after
-from ..room import Rooms, Seat
 from . import connection
 from .connection import NodeFacts, ray
 
@@ -38,7 +39,7 @@ AT_ONCE = 500
 LOOK_S = 5.0
 AGAIN_S = 30.0
 """A node that cannot be used, as one that is cut off or lacks the runs folder, is asked again after this long."""
-CLOSE_S = process.GRACE_S + 5.0
+CLOSE_S = processes.GRACE_S + 5.0
 Tell = Callable[[str], None]
 
 
@@ -63,7 +64,7 @@ class _Link:
 
     node: NodeFacts
     handle: Any
-    machine: room.Machine
+    machine: allocation.Machine
     sent: float
     """When the poll under way, or the last one that was answered, was sent; monotonic."""
     poll: Any = None
@@ -154,7 +155,7 @@ class ClusterExecutor:
             self._links[node.id] = _Link(node, handle, machine, sent=time.monotonic())
             self._rooms.add(node.id, machine)
 
-    def _ready(self, handle: Any, node: NodeFacts) -> room.Machine:
+    def _ready(self, handle: Any, node: NodeFacts) -> allocation.Machine:
         """Waits for the agent, has it end attempts whose former agent there is gone, and hears what the node has."""
         held = handle.hold.remote(self._kinds if node.gpus else ())
         try:
@@ -178,7 +179,7 @@ class ClusterExecutor:
                         # only the agent was killed, perhaps for want of memory, if the node is the same
                         self._ended[attempt] = -signal.SIGKILL if before == node.id else NODE_LOST
             self._news.set()
-        return room.Machine(min(machine.cpus, node.cpus), machine.memory_gb, machine.gpus)
+        return allocation.Machine(min(machine.cpus, node.cpus), machine.memory_gb, machine.gpus)
 
     def _beat(self) -> None:
         """Looks after the nodes until it is closed, or until Ray itself fails here; `wait` then says so."""
@@ -300,12 +301,12 @@ class ClusterExecutor:
             for link, answer in asked:
                 with contextlib.suppress(ray.exceptions.RayError):
                     machine, why = ray.get(answer, timeout=START_S)
-                    link.machine = room.Machine(link.machine.cpus, machine.memory_gb, machine.gpus)
+                    link.machine = allocation.Machine(link.machine.cpus, machine.memory_gb, machine.gpus)
                     self._rooms.add(link.node.id, link.machine)
                     causes += [f"{link.node.host}: {why}"] if why else []
         for cause in causes:
             self._tell(f"node {cause}")
-        room.check(cells, *(link.machine for link in links))
+        allocation.check(cells, *(link.machine for link in links))
 
     def fits(self, resources: Resources) -> bool:
         """Whether a node has that much left."""

@@ -27,8 +27,8 @@ from .. import display, launch, snapshot
 from ..cell import Cell
 from ..errors import SweepError
 from ..grid import Grid
+from ..machine.signals import Interrupted
 from ..retries import SweepBroken
-from ..signals import Interrupted
 from . import connection
 from .connection import ray
 

@@ -16,14 +16,14 @@ import ray
 from ray._private import ray_constants
 from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 
-from .. import process
 from ..cell import Resources
 from ..errors import MachineError
 from ..executors import Finished, Launch, OnThisMachine, device_for, environment, run_command
 from ..failures import not_started
-from ..locks import own_folder
-from ..room import Machine, Room, Seat
-from ..signals import held
+from ..machine import processes
+from ..machine.allocation import Machine, Room, Seat
+from ..machine.locks import own_folder
+from ..machine.signals import held
 
 DAEMONS = ("raylet", "gcs_server")
 TRIED = "2.60"
@@ -40,9 +40,9 @@ def _run(launch: Launch, device: str | None) -> int:
     """
     apart = os.getpgrp() != os.getpid()
     folder = launch.runs / launch.folder
-    child = process.start(run_command(launch, os.getpid()), environment(launch, device), folder, apart=apart)
+    child = processes.start(run_command(launch, os.getpid()), environment(launch, device), folder, apart=apart)
     code = child.wait()
-    process.end_group(child.pid if apart else os.getpid())
+    processes.end_group(child.pid if apart else os.getpid())
     return code
 
 
@@ -117,7 +117,7 @@ class RayExecutor(OnThisMachine):
 
     def broken(self) -> str | None:
         """A daemon of Ray that is gone. Ray itself notices after a minute, and then ends this process on the spot."""
-        gone = (name for name, one in self._daemons.items() if process.find(one.pid, one.create_time()) is None)
+        gone = (name for name, one in self._daemons.items() if processes.find(one.pid, one.create_time()) is None)
         return next((f"Ray's {name} died" for name in gone), None)
 
     def fits(self, resources: Resources) -> bool:

@@ -21,7 +21,7 @@ from ...results.files import refusing
 from ...results.names import RULE, is_name, short
 from ..cell import DataConfig
 from ..errors import MachineError
-from ..machine import cores
+from ..machine.hardware import cores
 from . import corpora
 from . import tokenizer as tokenizers
 from .corpora import READY_REPOSITORY, CorpusError

@@ -14,10 +14,11 @@ from typing import IO, Any
 
 from atma_sweep.results.records import Attempt, CurvePoint
 from atma_sweep.results.store import Store, open_store
-from atma_sweep.sweep import planner, process, texts
+from atma_sweep.sweep import planner, texts
 from atma_sweep.sweep.cell import Cell
 from atma_sweep.sweep.grid import load_grid
 from atma_sweep.sweep.job import Job
+from atma_sweep.sweep.machine import processes
 from atma_sweep.sweep.probes import requested
 from atma_sweep.sweep.supervisor import Supervisor, freeze_plugins
 from atma_sweep.sweep.training import checkpoint, storage
@@ -56,7 +57,7 @@ class Room:
         attempt = self.store.start_attempt(
             self.cell.id,
             kind=kind,  # type: ignore[arg-type]
-            owner=process.this_process("launch"),
+            owner=processes.this_process("launch"),
             fence=0,
         )
         task = planner.Task(self.cell, kind, [], "new")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 import psutil
-from atma_sweep.sweep.machine import memory_gb
+from atma_sweep.sweep.machine.hardware import memory_gb
 from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.exc import DBAPIError
 from typer.testing import CliRunner

@@ -26,12 +26,13 @@ import torch
 from atma_sweep.results.recorder import Recorder
 from atma_sweep.results.records import Attempt, Measurement, Owner
 from atma_sweep.results.store import Store, SweepReadOnly, open_store
-from atma_sweep.sweep import evaluate, process, supervisor
+from atma_sweep.sweep import evaluate, supervisor
 from atma_sweep.sweep.cell import Resources
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.executors import Finished, Launch, OnThisMachine
 from atma_sweep.sweep.job import Job
 from atma_sweep.sweep.loading import NotTrained, Trained, WeightsGone
+from atma_sweep.sweep.machine import processes
 from atma_sweep.sweep.training.corpora import CorpusError, open_corpus
 from once import once
 
@@ -280,7 +281,7 @@ def _parent() -> Owner:
     """A live process of this machine other than this one."""
     parent = psutil.Process().parent()
     assert parent is not None
-    return Owner(name="launch", host=process.this_process("x").host, pid=parent.pid, started=parent.create_time())
+    return Owner(name="launch", host=processes.this_process("x").host, pid=parent.pid, started=parent.create_time())
 
 
 def test_a_sweep_that_somebody_runs_is_left_alone(desk: Desk) -> None:
@@ -351,7 +352,7 @@ def test_interrupt_leaves_the_training_and_its_numbers_as_they_were(desk: Desk) 
 
 def test_a_failed_evaluation_ends_with_1_and_shows_no_older_number(desk: Desk) -> None:
     store = desk.store()
-    older = store.start_attempt(desk.cell(POLAR), kind="evaluate", owner=process.this_process("test"), fence=0)
+    older = store.start_attempt(desk.cell(POLAR), kind="evaluate", owner=processes.this_process("test"), fence=0)
     Recorder(store, older.id, 0).measurements([Measurement(probe="val", metric="val_loss", value=1.0)])
     store.finish_attempt(older.id, 0, "done")
     weights = desk.runs / desk.cell(POLAR) / "1" / "weights.safetensors"
@@ -405,7 +406,7 @@ class Recording(OnThisMachine):
 def test_a_training_that_came_between_is_the_one_measured(desk: Desk) -> None:
     store = desk.store()
     ((task,),) = evaluate.plan(store, [POLAR], runs=desk.runs, lengths=[7, 5]).values()
-    me = process.this_process("test")
+    me = processes.this_process("test")
 
     def carried_out() -> list[Job]:
         fence = store.acquire_sweep("micro", me, 60.0)

@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 from atma_sweep.results.store import Store, open_store
-from atma_sweep.sweep import failures, planner, process, supervisor
+from atma_sweep.sweep import failures, planner, supervisor
 from atma_sweep.sweep.cell import Cell, Resources
 from atma_sweep.sweep.executors import Finished, Launch, OnThisMachine
 from atma_sweep.sweep.failures import EXIT_MACHINE, Policy, judge, not_started
 from atma_sweep.sweep.job import Job
+from atma_sweep.sweep.machine import processes
 from atma_sweep.sweep.planner import Task
 from attempts import Room, room_of
 
@@ -122,7 +123,7 @@ def test_cells_that_cannot_be_started_do_not_stop_the_sweep(
     chosen = cells("seeds: 5\n")
     store = open_store(tmp_path / "atma.db", create=True)
     store.record_revision("s", grid_text="", grid_file="g", cells=[planner.record(cell) for cell in chosen])
-    fence = store.acquire_sweep("s", process.this_process("test"), 60.0)
+    fence = store.acquire_sweep("s", processes.this_process("test"), 60.0)
     monkeypatch.setitem(failures.POLICIES, "infrastructure", Policy(3))  # type: ignore[arg-type]
     monkeypatch.setattr(supervisor, "POLL_S", 0.0)
     if what == "job.json":

@@ -20,10 +20,10 @@ import pytest
 from atma_sweep.results.errors import SweepBusy
 from atma_sweep.results.records import Owner
 from atma_sweep.results.store import open_store
-from atma_sweep.sweep import process
 from atma_sweep.sweep.grid import load_grid
 from atma_sweep.sweep.launch import claim
-from atma_sweep.sweep.machine import cores
+from atma_sweep.sweep.machine import processes as process
+from atma_sweep.sweep.machine.hardware import cores
 from bench import COMMAND, Bench, Curves
 from once import once
 
@@ -327,7 +327,7 @@ def test_a_launch_that_is_refused_a_new_name_leaves_no_revision(bench: Bench, mo
                 assert claim(store, other, [], (None, None), replace(me, started=1.0)) == 1
 
         monkeypatch.setattr(store, "read", disturbed)
-        monkeypatch.setattr("atma_sweep.sweep.process.is_alive", lambda owner: True)
+        monkeypatch.setattr("atma_sweep.sweep.machine.processes.is_alive", lambda owner: True)
         with pytest.raises(SweepBusy):
             claim(store, grid, [], (None, None), me)
     assert bench.sql("SELECT number, grid_text FROM revision") == [(1, other.document.text)]

@@ -18,12 +18,13 @@ from atma_sweep.results.journal import JOURNAL, JournalStore, recorder_of
 from atma_sweep.results.records import CurvePoint
 from atma_sweep.results.store import Store, open_store
 from atma_sweep.sweep import node as nodes
-from atma_sweep.sweep import planner, process
+from atma_sweep.sweep import planner
 from atma_sweep.sweep.cell import Cell, Resources
 from atma_sweep.sweep.executors import Launch, OnThisMachine
 from atma_sweep.sweep.failures import NODE_LOST
 from atma_sweep.sweep.job import Job
-from atma_sweep.sweep.machine import Gpu
+from atma_sweep.sweep.machine import processes
+from atma_sweep.sweep.machine.hardware import Gpu
 from atma_sweep.sweep.node import Node, given_up_after
 from atma_sweep.sweep.supervisor import Supervisor, reap
 
@@ -258,7 +259,7 @@ def test_a_cell_whose_node_was_lost_is_taken_up_again(
     (cell,) = cells()
     store = open_store(tmp_path / "atma.db", create=True)
     store.record_revision("s", grid_text="", grid_file="g", cells=[planner.record(cell)])
-    fence = store.acquire_sweep("s", process.this_process("test"), 60.0)
+    fence = store.acquire_sweep("s", processes.this_process("test"), 60.0)
     place, silent = Loses(store, saved=saved), SimpleNamespace(started=_, running=_, ended=_, waiting=_)
     made = Supervisor(store, "s", fence, place, silent, runs=tmp_path / "runs", commit=(None, None))  # type: ignore[arg-type]
     made.run([planner.Task(cell, "train", [], "new")])
@@ -281,7 +282,7 @@ def test_what_a_dead_launch_left_in_a_journal_is_taken_in(
     store = open_store(tmp_path / "atma.db", create=True)
     store.record_revision("s", grid_text="", grid_file="g", cells=[planner.record(cell)])
     gone = subprocess.Popen([sys.executable, "-c", ""])
-    owner = replace(process.this_process("launch"), pid=gone.pid, started=psutil.Process(gone.pid).create_time())
+    owner = replace(processes.this_process("launch"), pid=gone.pid, started=psutil.Process(gone.pid).create_time())
     gone.wait()
     attempt = store.start_attempt(cell.id, owner=owner, fence=1)
     folder = tmp_path / "runs" / attempt.run_dir

@@ -19,7 +19,7 @@ from atma_sweep.results.store import Store, open_store
 from atma_sweep.sweep import work as module
 from atma_sweep.sweep.axes import levels_of
 from atma_sweep.sweep.job import Job
-from atma_sweep.sweep.machine import peak_resident, reset_peak_resident
+from atma_sweep.sweep.machine.hardware import peak_resident, reset_peak_resident
 from atma_sweep.sweep.probes import requested
 from atma_sweep.sweep.probes.needle import trials
 from atma_sweep.sweep.work import Work

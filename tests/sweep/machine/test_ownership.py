@@ -19,10 +19,11 @@ import pytest
 from atma_sweep.results import maintenance, processes
 from atma_sweep.results.records import Attempt, Owner
 from atma_sweep.results.store import Store, open_store
-from atma_sweep.sweep import launch, planner, process, supervisor, wishes
+from atma_sweep.sweep import launch, planner, supervisor, wishes
 from atma_sweep.sweep.cell import Cell
 from atma_sweep.sweep.executors import Finished, Launch, OnThisMachine
 from atma_sweep.sweep.job import Job
+from atma_sweep.sweep.machine import processes as process
 
 SILENT: Any = SimpleNamespace(**dict.fromkeys(("started", "running", "ended", "waiting"), lambda *_: None))
 
@@ -38,7 +39,7 @@ JUDGE = """
 import sys
 from atma_sweep.results.errors import SweepBusy
 from atma_sweep.results.store import open_store
-from atma_sweep.sweep import process
+from atma_sweep.sweep.machine import processes as process
 from atma_sweep.sweep.executors import OnThisMachine
 store = open_store(sys.argv[1])
 try:
@@ -274,7 +275,7 @@ time.sleep(600)
 """
 ATTEMPT = """
 import os, signal, time
-from atma_sweep.sweep import guard, process
+from atma_sweep.sweep.machine import guard, processes as process
 signal.signal(signal.SIGTERM, {hears})
 process.die_with(os.getppid())
 guard.start(os.getppid(), 1.0)
@@ -301,7 +302,9 @@ def test_a_frozen_attempt_whose_launch_was_killed_is_ended(hears: str) -> None:
     deadline = time.monotonic() + 60
     guards: list[psutil.Process] = []
     while not guards and time.monotonic() < deadline:
-        guards = [one for one in psutil.Process(attempt).children() if "atma_sweep.sweep.guard" in one.cmdline()]
+        guards = [
+            one for one in psutil.Process(attempt).children() if "atma_sweep.sweep.machine.guard" in one.cmdline()
+        ]
         time.sleep(0.05)
     time.sleep(1.0)
     assert guards[0].is_running(), "it leaves an attempt alone whose launch lives"
@@ -313,7 +316,7 @@ def test_a_frozen_attempt_whose_launch_was_killed_is_ended(hears: str) -> None:
 
 
 def test_a_guard_goes_with_its_attempt() -> None:
-    from atma_sweep.sweep import guard
+    from atma_sweep.sweep.machine import guard
 
     attempt = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1)"])
     guard.watch(attempt.pid, os.getpid(), 600.0)

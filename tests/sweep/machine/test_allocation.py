@@ -13,15 +13,18 @@ from typing import Any
 import psutil
 import pytest
 from atma_sweep.results.store import Store, open_store
-from atma_sweep.sweep import launch, machine, planner, process, room, supervisor
+from atma_sweep.sweep import launch, planner, supervisor
 from atma_sweep.sweep.cell import Cell, Resources
 from atma_sweep.sweep.errors import GridError, MachineError
 from atma_sweep.sweep.executors import Executor, Finished, Launch, LocalExecutor, OnThisMachine
 from atma_sweep.sweep.job import Job
-from atma_sweep.sweep.locks import GpuLocks
-from atma_sweep.sweep.machine import Gpu
+from atma_sweep.sweep.machine import allocation as room
+from atma_sweep.sweep.machine import hardware
+from atma_sweep.sweep.machine import processes as process
+from atma_sweep.sweep.machine.allocation import PARTS, Machine, Room, Seat, is_type
+from atma_sweep.sweep.machine.hardware import Gpu
+from atma_sweep.sweep.machine.locks import GpuLocks
 from atma_sweep.sweep.planner import Task
-from atma_sweep.sweep.room import PARTS, Machine, Room, Seat, is_type
 from bench import Bench
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -152,7 +155,7 @@ def test_a_launch_refuses_before_anything_starts(tmp_path: Path) -> None:
     bench.grid(more="resources: {cpus: 4096, memory_gb: 0.5}\n")
     said = bench.launch(code=3).strip().splitlines()[-1]
     assert said.startswith("atma-sweep: cell nope-baseline-d0-m0-w0-s0 (and 1 more cells) needs 4096 CPU cores")
-    assert f"this machine has {machine.cores()} CPU core" in said
+    assert f"this machine has {hardware.cores()} CPU core" in said
     assert bench.sql("SELECT count(*) FROM attempt") == [(0,)]
     assert bench.sql("SELECT owner FROM sweep") == [(None,)]
 
@@ -160,7 +163,7 @@ def test_a_launch_refuses_before_anything_starts(tmp_path: Path) -> None:
 def test_the_memory_of_this_machine() -> None:
     lines = Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else []
     total = next((int(line.split()[1]) / 2**20 for line in lines if line.startswith("MemTotal:")), None)
-    assert 0.1 < machine.memory_gb() <= (total or 1e6) + 0.01
+    assert 0.1 < hardware.memory_gb() <= (total or 1e6) + 0.01
 
 
 # --- one sweep a GPU ------------------------------------------------------------------------------------------------
@@ -169,8 +172,8 @@ def test_the_memory_of_this_machine() -> None:
 def test_a_gpu_that_is_shared_within_a_sweep_is_locked_for_others(
     cells: Callable[..., list[Cell]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "gpus", lambda: [FIRST, SECOND])
-    monkeypatch.setattr(machine, "memory_gb", lambda: 32.0)
+    monkeypatch.setattr(hardware, "gpus", lambda: [FIRST, SECOND])
+    monkeypatch.setattr(hardware, "memory_gb", lambda: 32.0)
     halves, whole = cells("resources: {gpus: 0.5, gpu_type: H200}\n"), cells("resources: {gpus: 1}\n")
     mine, theirs = GpuLocks(tmp_path / "locks"), GpuLocks(tmp_path / "locks")
     here = launch._machine(halves, mine)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import ClassVar
 
-from . import process
+from . import processes
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -86,7 +86,7 @@ class Signals:
             request.number, request.since = number, time.monotonic()
             if self._raises:
                 raise Stop(number)
-        elif time.monotonic() - request.since > process.ECHO_S:
+        elif time.monotonic() - request.since > processes.ECHO_S:
             os._exit(128 + number)
 
 

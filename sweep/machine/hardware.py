@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from .errors import MachineError
+from ..errors import MachineError
 
 _ASK = """
 import json, torch

@@ -13,8 +13,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from .errors import MachineError
-from .machine import Gpu
+from ..errors import MachineError
+from .hardware import Gpu
 
 WAITING = 1024
 """Processes that may ask who holds a GPU while it is held."""

@@ -12,11 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 from atma_sweep.results.records import Owner
-from atma_sweep.sweep import process
 from atma_sweep.sweep.cell import Resources
 from atma_sweep.sweep.executors import Launch, environment, run_command
 from atma_sweep.sweep.failures import judge
-from atma_sweep.sweep.machine import cores
+from atma_sweep.sweep.machine import processes
+from atma_sweep.sweep.machine.hardware import cores
 
 
 def script(text: str, *arguments: str) -> subprocess.Popen[str]:
@@ -38,12 +38,12 @@ def gone(pid: int, seconds: float = 10) -> bool:
 
 
 def test_a_process_is_told_from_a_later_one_with_its_pid() -> None:
-    me = process.this_process("test")
-    assert process.is_alive(me) is True
+    me = processes.this_process("test")
+    assert processes.is_alive(me) is True
     later = Owner(name="x", host=me.host, pid=me.pid, started=me.started + 5)
-    assert process.is_alive(later) is False
-    assert process.is_alive(Owner(name="x", host="elsewhere", pid=me.pid, started=me.started)) is None
-    assert process.find(None, None) is None
+    assert processes.is_alive(later) is False
+    assert processes.is_alive(Owner(name="x", host="elsewhere", pid=me.pid, started=me.started)) is None
+    assert processes.find(None, None) is None
 
 
 STUBBORN = """
@@ -58,7 +58,7 @@ time.sleep(60)
 def test_end_takes_a_process_that_ignores_sigterm_with_its_children() -> None:
     child = script(STUBBORN)
     grandchild = int(line_of(child))
-    process.end(child.pid, psutil.Process(child.pid).create_time(), grace=0.3)
+    processes.end(child.pid, psutil.Process(child.pid).create_time(), grace=0.3)
     assert gone(child.pid)
     assert gone(grandchild)
 
@@ -66,7 +66,7 @@ def test_end_takes_a_process_that_ignores_sigterm_with_its_children() -> None:
 def test_end_leaves_a_process_with_another_start_time_alone() -> None:
     child = script("import time; print(1, flush=True); time.sleep(60)")
     line_of(child)
-    process.end(child.pid, psutil.Process(child.pid).create_time() + 100, grace=0.1)
+    processes.end(child.pid, psutil.Process(child.pid).create_time() + 100, grace=0.1)
     assert child.poll() is None
     child.kill()
     child.wait()
@@ -74,7 +74,7 @@ def test_end_leaves_a_process_with_another_start_time_alone() -> None:
 
 SUICIDE = """
 import os, psutil
-from atma_sweep.sweep import process
+from atma_sweep.sweep.machine import processes as process
 for pid in (os.getpid(), os.getppid()):
     process.end(pid, psutil.Process(pid).create_time(), grace=0.2)
 from pathlib import Path
@@ -100,7 +100,7 @@ def test_nobody_ends_itself_or_those_it_descends_from() -> None:
 
 ORPHAN = """
 import os, subprocess, sys, time
-code = "import os, time; from atma_sweep.sweep.process import die_with; die_with(os.getppid()); print(os.getpid(), flush=True); time.sleep(60)"
+code = "import os, time; from atma_sweep.sweep.machine.processes import die_with; die_with(os.getppid()); print(os.getpid(), flush=True); time.sleep(60)"
 subprocess.Popen([sys.executable, '-c', code])
 time.sleep(60)
 """
@@ -116,13 +116,13 @@ def test_a_child_ends_when_its_parent_is_killed() -> None:
 
 
 def test_a_child_whose_parent_died_before_it_looked_ends_at_once() -> None:
-    code = "from atma_sweep.sweep.process import die_with; import time; die_with(1 << 22); time.sleep(60)"
+    code = "from atma_sweep.sweep.machine.processes import die_with; import time; die_with(1 << 22); time.sleep(60)"
     assert script(code).wait(20) == -signal.SIGTERM
 
 
 ASKED = {
     "job": "from atma_sweep.sweep.job import StopFlag; StopFlag()",
-    "launch": "from atma_sweep.sweep.signals import Signals; Signals().__enter__()",
+    "launch": "from atma_sweep.sweep.machine.signals import Signals; Signals().__enter__()",
 }
 
 
@@ -134,7 +134,7 @@ def test_a_request_to_stop_is_one_with_its_echo_and_a_later_one_kills(who: str) 
         child.send_signal(signal.SIGTERM)
         time.sleep(0.1)
     assert child.poll() is None
-    time.sleep(process.ECHO_S)
+    time.sleep(processes.ECHO_S)
     child.send_signal(signal.SIGTERM)
     assert child.wait(20) == 143
 
@@ -179,7 +179,9 @@ def test_cores_are_those_of_this_process() -> None:
     if not hasattr(os, "sched_setaffinity"):
         assert cores() == os.cpu_count()
         return
-    code = "import os; os.sched_setaffinity(0, {0}); from atma_sweep.sweep.machine import cores; print(cores())"
+    code = (
+        "import os; os.sched_setaffinity(0, {0}); from atma_sweep.sweep.machine.hardware import cores; print(cores())"
+    )
     assert line_of(script(code)) == "1"
     assert cores() == len(os.sched_getaffinity(0))
 

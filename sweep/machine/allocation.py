@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from . import machine
-from .cell import Cell, Resources
-from .errors import MachineError
-from .machine import Gpu
+from ..cell import Cell, Resources
+from ..errors import MachineError
+from . import hardware as machine
+from .hardware import Gpu
 
 PARTS = 10_000
 """Into which a GPU is counted, so that four quarters, and ten tenths, are exactly one."""
