@@ -64,9 +64,9 @@ def data_prepare(
       atma-sweep data prepare stdlib --tokens 1e5 --name small
     """
     from . import preparing
+    from .data import corpora
+    from .data.prepare import prepare
     from .display import Terminal
-    from .training import corpora
-    from .training.prepare import prepare
 
     root = runs_folder(runs, db, write=True) / "corpora"
     given = {
@@ -105,7 +105,7 @@ def data_list(
       atma-sweep data list --known
     """
     from . import preparing
-    from .training import corpora
+    from .data import corpora
 
     root = runs_folder(runs, db) / "corpora"
     if known:
@@ -140,7 +140,7 @@ def data_verify(
     Example:
       atma-sweep data verify
     """
-    from .training import corpora
+    from .data import corpora
 
     root = runs_folder(runs, db) / "corpora"
     folders = corpora.choose(root, what) if what else corpora.folders(root)

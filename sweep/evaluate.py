@@ -12,6 +12,7 @@ from ..results.records import Value
 from ..results.store import Store
 from . import loading, supervisor
 from .cell import Cell
+from .data import corpora
 from .errors import GridError, SweepError
 from .launch import carry_out
 from .machine import processes
@@ -20,7 +21,6 @@ from .planner import Task
 from .probes import PROBES, requested
 from .probes.limits import longest
 from .supervisor import Listener
-from .training import corpora
 
 
 class NoSweep(SweepError):

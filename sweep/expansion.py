@@ -24,9 +24,9 @@ from .cell import (
     slug_part,
     train_identity,
 )
+from .data.corpora import CORPORA, Prepared
 from .named_corpus import Lookup
 from .paths import Layer, Setting
-from .training.corpora import CORPORA, Prepared
 from .yamlfile import Document
 
 Combination = Mapping[str, Any]

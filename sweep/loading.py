@@ -15,16 +15,16 @@ from ..model.resolve import check_model_config
 from ..results.records import CellRecord
 from ..results.store import Store, open_store
 from .cell import Cell, CellConfig, DataConfig, Plugin, TrainConfig, cell_id
+from .data.corpora import verified
 from .errors import MachineError, SweepError
 from .plugins import PLUGGABLE, Pluggable, load_plugin, source_of
 from .training import storage
-from .training.corpora import verified
 
 if TYPE_CHECKING:
     import torch
 
     from ..model.backbone import Backbone
-    from .training.tokenizer import Tokenizer
+    from .data.tokenizer import Tokenizer
 
 
 class NotTrained(SweepError):

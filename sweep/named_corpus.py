@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from .cell import DataConfig
+from .data import tokenizer
+from .data.corpora import Prepared
 from .paths import Layer, Setting
 from .resolve import Invalid, Problem
-from .training import tokenizer
-from .training.corpora import Prepared
 
 Lookup = Callable[[str], Prepared | None]
 """The corpus that was prepared under a name; None for a name that nothing has."""

@@ -15,11 +15,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from ..results import terminal
 from . import paths
 from .cell import DataConfig
+from .data import corpora
+from .data.corpora import CorpusError
+from .data.prepare import Told
 from .errors import SweepError
 from .grid import load_grid
-from .training import corpora
-from .training.corpora import CorpusError
-from .training.prepare import Told
 
 LINE_SECONDS = 15.0
 

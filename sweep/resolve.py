@@ -22,11 +22,11 @@ from .cell import (
     Resources,
     TrainConfig,
 )
+from .data import tokenizer
+from .data.corpora import CorpusUnknown, Prepared
 from .errors import GridError
 from .paths import Layer, nested
 from .plugins import with_sources
-from .training import tokenizer
-from .training.corpora import CorpusUnknown, Prepared
 
 _CLASSES: dict[str, type[BaseModel]] = {
     "model": ModelConfig,

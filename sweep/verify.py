@@ -10,7 +10,7 @@ from ..results import maintenance
 from ..results.maintenance import Finding
 from . import snapshot
 from .cell import CellConfig, cell_id
-from .training import corpora
+from .data import corpora
 from .training.seal import sha256
 
 

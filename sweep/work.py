@@ -19,6 +19,8 @@ from ..results.records import CurvePoint, Measurement
 from ..results.store import Store
 from . import provenance
 from .cell import CellConfig
+from .data.batches import training_batches
+from .data.corpora import Corpus, open_corpus
 from .job import Job
 from .machine.hardware import no_gpu, peak_resident, reset_peak_resident
 from .plugins import load_plugin
@@ -27,8 +29,6 @@ from .probes.perplexity import stream_loss
 from .probes.subject import Subject, evaluating, unmeasured
 from .saying import say, told
 from .training import checkpoint, flops, storage
-from .training.corpora import Corpus, open_corpus
-from .training.data import training_batches
 from .training.loop import Pending, Point, Stopped, Trainer
 from .training.optimizers import Optimizers
 

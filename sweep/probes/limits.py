@@ -9,7 +9,7 @@ from . import PROBES
 
 if TYPE_CHECKING:
     from ..cell import EvalConfig
-    from ..training.corpora import Corpus
+    from ..data.corpora import Corpus
 
 
 def longest(probe: str, config: EvalConfig, corpus: Corpus) -> int | None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...results.records import Example, Measurement
-from ..training.data import stream_rows
+from ..data.batches import stream_rows
 from . import Result
 from .subject import Subject, unmeasured
 

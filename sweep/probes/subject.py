@@ -14,8 +14,8 @@ from ...model.backbone import Backbone
 from ...model.outline import longest_text
 from ...results.records import Measurement
 from ..cell import CellConfig
-from ..training.corpora import Corpus
-from ..training.tokenizer import Tokenizer
+from ..data.corpora import Corpus
+from ..data.tokenizer import Tokenizer
 
 
 def _never() -> None:

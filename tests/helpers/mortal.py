@@ -40,7 +40,7 @@ def contents(corpora: Path) -> dict[str, Any]:
 
 def small(*, sync: float = -1.0, documents: int = 9, shard: int = 997) -> None:
     """Few documents at a time, saved after each batch, in small shards: constants, because no setting names them."""
-    from atma_sweep.sweep.training import prepare, shards
+    from atma_sweep.sweep.data import prepare, shards
 
     prepare.SYNC_SECONDS, prepare.BATCH_DOCUMENTS = sync, documents
     defaults = shards.SplitWriter.__init__.__kwdefaults__
@@ -78,7 +78,7 @@ def _prepare(order: dict[str, Any], corpora: Path, change: int | None) -> int:
     code = 70
     try:
         from atma_sweep.sweep.cell import DataConfig
-        from atma_sweep.sweep.training.prepare import prepare
+        from atma_sweep.sweep.data.prepare import prepare
 
         if change is not None:
             _die_before(change, corpora)

@@ -113,7 +113,7 @@ def caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def gpt2(shared: Path) -> Any:
     """GPT-2's tokenizer from the ranks in the shared folder."""
-    from atma_sweep.sweep.training.tokenizer import load_tokenizer
+    from atma_sweep.sweep.data.tokenizer import load_tokenizer
 
     return load_tokenizer("gpt2", str(shared / "data" / "gpt2" / "gpt2.tiktoken"))
 

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import tokenizers
 from atma_sweep.sweep import preparing
-from atma_sweep.sweep.training import prepare
-from atma_sweep.sweep.training.corpora import CORPORA, open_corpus
-from atma_sweep.sweep.training.prepare import Told
+from atma_sweep.sweep.data import prepare
+from atma_sweep.sweep.data.corpora import CORPORA, open_corpus
+from atma_sweep.sweep.data.prepare import Told
 from copies import finepdfs, fineweb_edu, prose, published_shard
 from prepared import document, joined, naive, parts, put, stream
 from rich.console import Console

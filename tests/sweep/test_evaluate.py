@@ -28,12 +28,12 @@ from atma_sweep.results.records import Attempt, Measurement, Owner
 from atma_sweep.results.store import Store, SweepReadOnly, open_store
 from atma_sweep.sweep import evaluate, supervisor
 from atma_sweep.sweep.cell import Resources
+from atma_sweep.sweep.data.corpora import CorpusError, open_corpus
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.executors import Finished, Launch, OnThisMachine
 from atma_sweep.sweep.job import Job
 from atma_sweep.sweep.loading import NotTrained, Trained, WeightsGone
 from atma_sweep.sweep.machine import processes
-from atma_sweep.sweep.training.corpora import CorpusError, open_corpus
 from once import once
 
 pytestmark = pytest.mark.slow

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from atma_sweep.sweep import texts
 from atma_sweep.sweep.cell import Cell
+from atma_sweep.sweep.data import corpora
+from atma_sweep.sweep.data import tokenizer as tokenizers
+from atma_sweep.sweep.data.prepare import prepare
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid import load_grid
-from atma_sweep.sweep.training import corpora
-from atma_sweep.sweep.training import tokenizer as tokenizers
-from atma_sweep.sweep.training.prepare import prepare
 from copies import prose
 from prepared import files, put
 

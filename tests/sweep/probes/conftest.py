@@ -11,9 +11,9 @@ import pytest
 import torch
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.sweep.cell import CellConfig, EvalConfig, TrainConfig
+from atma_sweep.sweep.data.corpora import Corpus
+from atma_sweep.sweep.data.tokenizer import load_tokenizer
 from atma_sweep.sweep.probes.subject import Subject
-from atma_sweep.sweep.training.corpora import Corpus
-from atma_sweep.sweep.training.tokenizer import load_tokenizer
 from torch import Tensor
 
 EOT, LETTERS = 256, np.arange(97, 111)

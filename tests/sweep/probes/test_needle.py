@@ -11,8 +11,8 @@ import pytest
 import torch
 from atma_sweep.results.intervals import wilson
 from atma_sweep.sweep.cell import EvalConfig
+from atma_sweep.sweep.data.tokenizer import load_tokenizer
 from atma_sweep.sweep.probes.needle import Trial, needle, prompt, trials
-from atma_sweep.sweep.training.tokenizer import load_tokenizer
 
 EOT = 256
 TRIAL = Trial(8394266, (1, 0, 1, 9, 0))

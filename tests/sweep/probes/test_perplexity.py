@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from atma_sweep.sweep.data.batches import DataError
 from atma_sweep.sweep.probes import load_probe, requested
 from atma_sweep.sweep.probes.needle import needle
 from atma_sweep.sweep.probes.perplexity import clean, junk, stream_loss, validation
 from atma_sweep.sweep.probes.subject import evaluating
-from atma_sweep.sweep.training.data import DataError
 from torch import Tensor
 
 Rows = list[Tensor]

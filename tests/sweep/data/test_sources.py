@@ -15,9 +15,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from atma_sweep.sweep.errors import MachineError, SweepError
-from atma_sweep.sweep.training import sources
-from atma_sweep.sweep.training.sources import (
+from atma_sweep.sweep.data import sources
+from atma_sweep.sweep.data.sources import (
     HUB,
     CorpusError,
     Files,
@@ -29,6 +28,7 @@ from atma_sweep.sweep.training.sources import (
     draw,
     from_outside,
 )
+from atma_sweep.sweep.errors import MachineError, SweepError
 from copies import article, finepdfs, fineweb_edu, prose, table, wikitext
 from pyarrow import parquet
 

@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from atma_sweep.sweep.training.data import Ahead, Batches
+from atma_sweep.sweep.data.batches import Ahead, Batches
 from torch import Tensor
 
 CPU = torch.device("cpu")

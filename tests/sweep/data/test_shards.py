@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from atma_sweep.sweep.training.shards import ShardError, SplitWriter, facts, open_shard, write_shard
+from atma_sweep.sweep.data.shards import ShardError, SplitWriter, facts, open_shard, write_shard
 
 TOKENS = np.array([50256, 0, 7, 65535, 300, 1, 2], dtype=np.uint16)
 WIDE = np.array([128_001, 0, 65_536, 2**32 - 1, 5], dtype=np.uint32)
@@ -70,7 +70,7 @@ def test_writing_again_replaces(shard: Path) -> None:
 
 @pytest.mark.parametrize("tokens", [TOKENS, WIDE, TOKENS[:0]], ids=["uint16", "uint32", "empty"])
 def test_facts_against_hashing_the_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens: np.ndarray) -> None:
-    monkeypatch.setattr("atma_sweep.sweep.training.shards.PIECE", 3)
+    monkeypatch.setattr("atma_sweep.sweep.data.shards.PIECE", 3)
     write_shard(tmp_path / "s.bin", tokens)
     found = facts(tmp_path / "s.bin")
     digest = hashlib.sha256((tmp_path / "s.bin").read_bytes()[1024:]).hexdigest()

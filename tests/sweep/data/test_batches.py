@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from atma_sweep.sweep.cell import Cell, CellConfig, DataConfig, TrainConfig
-from atma_sweep.sweep.training.data import Batches, DataError, _permutation, stream_rows, training_batches
+from atma_sweep.sweep.data.batches import Batches, DataError, _permutation, stream_rows, training_batches
 
 STREAM = np.arange(1000, 1000 + 71, dtype=np.uint16)
 SHARDS = [np.arange(start, start + size, dtype=np.uint16) for start, size in [(0, 23), (100, 5), (200, 71), (300, 1)]]

@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
-from atma_sweep.sweep.errors import MachineError, SweepError
-from atma_sweep.sweep.training import tokenizer as ours
-from atma_sweep.sweep.training.tokenizer import (
+from atma_sweep.sweep.data import tokenizer as ours
+from atma_sweep.sweep.data.tokenizer import (
     GPT2,
     TOKENIZERS,
     Json,
@@ -29,6 +28,7 @@ from atma_sweep.sweep.training.tokenizer import (
     reopen,
     request_key,
 )
+from atma_sweep.sweep.errors import MachineError, SweepError
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 TEXTS = [

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from atma_sweep.sweep.cell import DataConfig
+from atma_sweep.sweep.data import corpora, prepare
+from atma_sweep.sweep.data.corpora import open_corpus
 from atma_sweep.sweep.errors import MachineError
-from atma_sweep.sweep.training import corpora, prepare
-from atma_sweep.sweep.training.corpora import open_corpus
 from copies import published_shard
 from prepared import document, made, put, rederived, stream, told
 

@@ -20,12 +20,12 @@ import tokenizers
 from atma_sweep.results.errors import WriteRefused
 from atma_sweep.results.names import short
 from atma_sweep.sweep.cell import DataConfig
+from atma_sweep.sweep.data import corpora, prepare
+from atma_sweep.sweep.data.corpora import open_corpus
+from atma_sweep.sweep.data.prepare import Told, fingerprint
+from atma_sweep.sweep.data.shards import SplitWriter
+from atma_sweep.sweep.data.sources import Stdlib
 from atma_sweep.sweep.errors import MachineError
-from atma_sweep.sweep.training import corpora, prepare
-from atma_sweep.sweep.training.corpora import open_corpus
-from atma_sweep.sweep.training.prepare import Told, fingerprint
-from atma_sweep.sweep.training.shards import SplitWriter
-from atma_sweep.sweep.training.sources import Stdlib
 from copies import finepdfs, prose, wikitext
 from prepared import EOT, document, files, joined, made, naive, number_of, parts, put, rederived, stream, told
 from tokenizers import models, pre_tokenizers

@@ -1,0 +1,1 @@
+"""From text to rows of tokens: sources, tokenizers, prepared corpora, batches."""
