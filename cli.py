@@ -349,7 +349,7 @@ def prune_checkpoints(
       atma-sweep prune-checkpoints --keep weights --orphans
     """
     from .results.store import open_store
-    from .sweep.pruning import prune
+    from .sweep.checkpoints.prune import prune
 
     found = prune(open_store(db), runs_folder(runs, db), sweep, keep=keep, dry=dry_run, orphans=orphans)  # type: ignore[arg-type]
     if as_json:

@@ -9,7 +9,7 @@ from pathlib import Path
 from ..model import outline
 from ..model.config import ModelConfig
 from .cell import Cell
-from .training import names, storage
+from .checkpoints import names, storage
 
 KEPT_PARTS = {"nothing": "nothing", "weights": "weights", "everything": "weights and checkpoints"}
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -81,7 +81,7 @@ def sizes(config: ModelConfig, *, cuda: bool, optimizer: str = "muon") -> tuple[
     """
     parameters = outline.parameters(config)
     if parameters is None:
-        from .training import checkpoint
+        from .checkpoints import checkpoint
 
         return checkpoint.sizes(config, cuda=cuda, optimizer=optimizer)
     weights = buffers = 0

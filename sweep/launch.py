@@ -16,6 +16,7 @@ from ..results.standing import standing
 from ..results.store import Store
 from . import disk, ordering, planner, snapshot, supervisor, texts
 from .cell import Cell
+from .checkpoints import storage
 from .errors import SweepError
 from .executors import Executor, LocalExecutor
 from .grid import Grid
@@ -23,7 +24,6 @@ from .machine import allocation, hardware, processes
 from .machine.locks import GpuLocks
 from .probes import requested
 from .supervisor import Listener, Supervisor
-from .training import storage
 
 if TYPE_CHECKING:
     from .scheduler.cluster import ClusterExecutor

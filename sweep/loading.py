@@ -15,10 +15,10 @@ from ..model.resolve import check_model_config
 from ..results.records import CellRecord
 from ..results.store import Store, open_store
 from .cell import Cell, CellConfig, DataConfig, Plugin, TrainConfig, cell_id
+from .checkpoints import storage
 from .data.corpora import verified
 from .errors import MachineError, SweepError
 from .plugins import PLUGGABLE, Pluggable, load_plugin, source_of
-from .training import storage
 
 if TYPE_CHECKING:
     import torch
@@ -221,7 +221,7 @@ def _built(found: Kept, runs: Path, device: torch.device) -> Trained:
     import torch
 
     from ..model.backbone import build
-    from .training import checkpoint
+    from .checkpoints import checkpoint
 
     config = found.cell.config
     tokenizer = verified(runs / "corpora", config.data.fingerprint or "").load_tokenizer()

@@ -20,6 +20,8 @@ from ..results.records import Attempt, CellState, Owner
 from ..results.standing import Standing, missing, standing
 from ..results.store import Store
 from .cell import Cell, CellConfig, Resources, without_newer
+from .checkpoints.prune import place_of
+from .checkpoints.seal import sha256
 from .errors import MachineError
 from .executors import Executor, Launch, OnThisMachine
 from .failures import EXIT_MACHINE, NODE_LOST, Failure, judge, oom_kills
@@ -28,9 +30,7 @@ from .machine import processes
 from .machine.allocation import stands_back
 from .machine.signals import Interrupted, Signals
 from .planner import Task
-from .pruning import place_of
 from .retries import Retries
-from .training.seal import sha256
 
 LEASE_S = 60.0
 RENEW_S = 5.0

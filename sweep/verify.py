@@ -10,8 +10,8 @@ from ..results import maintenance
 from ..results.maintenance import Finding
 from . import snapshot
 from .cell import CellConfig, cell_id
+from .checkpoints.seal import sha256
 from .data import corpora
-from .training.seal import sha256
 
 
 def identify(config: Any) -> str:

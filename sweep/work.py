@@ -19,6 +19,7 @@ from ..results.records import CurvePoint, Measurement
 from ..results.store import Store
 from . import provenance
 from .cell import CellConfig
+from .checkpoints import checkpoint, storage
 from .data.batches import training_batches
 from .data.corpora import Corpus, open_corpus
 from .job import Job
@@ -28,7 +29,7 @@ from .probes import PROBES, load_probe
 from .probes.perplexity import stream_loss
 from .probes.subject import Subject, evaluating, unmeasured
 from .saying import say, told
-from .training import checkpoint, flops, storage
+from .training import flops
 from .training.loop import Pending, Point, Stopped, Trainer
 from .training.optimizers import Optimizers
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 
 from ...results.database import NETWORK_FILESYSTEMS
+from ..checkpoints import storage
 from ..disk import size
-from ..training import storage
 from .case import Check, LookFailed, _Case, absent, bad, ok, warn
 
 SPARE_INODES = 10_000

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from ...model.backbone import Auxiliary, Backbone
 from ..cell import TrainConfig
+from ..checkpoints.checkpoint import Checkpoint
 from ..data.batches import Ahead, Batches
 from . import schedule
-from .checkpoint import Checkpoint
 from .optimizers import Optimizers
 
 

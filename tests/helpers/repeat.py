@@ -19,8 +19,8 @@ import torch
 from atma_sweep.model.backbone import build
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.sweep.cell import TrainConfig
+from atma_sweep.sweep.checkpoints import checkpoint
 from atma_sweep.sweep.data.batches import Batches
-from atma_sweep.sweep.training import checkpoint
 from atma_sweep.sweep.training.loop import Point, Stopped, Trainer
 from atma_sweep.sweep.training.optimizers import Optimizers
 from atma_sweep.sweep.work import repeat_exactly

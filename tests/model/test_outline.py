@@ -16,7 +16,7 @@ from atma_sweep.model.mixers.polar import Polar
 from atma_sweep.model.outline import network_shapes, parameters
 from atma_sweep.model.resolve import check_model_config
 from atma_sweep.sweep import disk
-from atma_sweep.sweep.training import checkpoint
+from atma_sweep.sweep.checkpoints import checkpoint
 from torch import nn
 
 ODD: dict[str, Any] = {

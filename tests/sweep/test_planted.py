@@ -16,6 +16,7 @@ from atma_sweep.results.schema import AttemptRow
 from atma_sweep.results.store import Store, open_store
 from atma_sweep.sweep import launch, loading, snapshot, supervisor, verify
 from atma_sweep.sweep.cell import Cell, CellConfig, DataConfig, Plugin
+from atma_sweep.sweep.checkpoints.prune import place_of
 from atma_sweep.sweep.data import corpora
 from atma_sweep.sweep.data.corpora import CorpusError
 from atma_sweep.sweep.data.prepare import prepare
@@ -24,7 +25,6 @@ from atma_sweep.sweep.errors import SweepError
 from atma_sweep.sweep.grid import load_grid
 from atma_sweep.sweep.planner import record
 from atma_sweep.sweep.plugins import load_plugin
-from atma_sweep.sweep.pruning import place_of
 from sqlalchemy import update
 
 OWNER = Owner(name="ada", host="here", pid=1, started=1.0)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from atma_sweep.sweep.training import checkpoint
+from atma_sweep.sweep.checkpoints import checkpoint
 from atma_sweep.sweep.work import Work
 from attempts import STEPS, Flag, Room, serial
 from fsspec.implementations.memory import MemoryFileSystem

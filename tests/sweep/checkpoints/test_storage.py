@@ -14,10 +14,10 @@ from typing import Any
 import fsspec
 import pytest
 import torch
+from atma_sweep.sweep.checkpoints import checkpoint, storage
+from atma_sweep.sweep.checkpoints.checkpoint import CheckpointError
+from atma_sweep.sweep.checkpoints.storage import AddressError, StorageError
 from atma_sweep.sweep.errors import MachineError
-from atma_sweep.sweep.training import checkpoint, storage
-from atma_sweep.sweep.training.checkpoint import CheckpointError
-from atma_sweep.sweep.training.storage import AddressError, StorageError
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import known_implementations
 from torch import nn

@@ -18,10 +18,10 @@ from atma_sweep.model.backbone import Backbone
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.mixers.base import Mixer, MixerConfig
 from atma_sweep.sweep.cell import TrainConfig
-from atma_sweep.sweep.training import checkpoint, storage
-from atma_sweep.sweep.training.checkpoint import CheckpointError
+from atma_sweep.sweep.checkpoints import checkpoint, storage
+from atma_sweep.sweep.checkpoints.checkpoint import CheckpointError
+from atma_sweep.sweep.checkpoints.seal import SEAL, Damaged, facts_of, written
 from atma_sweep.sweep.training.optimizers import Optimizers
-from atma_sweep.sweep.training.seal import SEAL, Damaged, facts_of, written
 from torch import nn
 
 Network = Callable[..., Backbone]
@@ -264,7 +264,7 @@ def test_every_file_is_hashed_once_and_older_ones_wait_for_it(tmp_path: Path, mo
 
 FULL = """
 import resource, sys, torch
-from atma_sweep.sweep.training import checkpoint
+from atma_sweep.sweep.checkpoints import checkpoint
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 model, large = torch.nn.Linear(3, int(sys.argv[2])), torch.zeros(int(sys.argv[3]))
 try:

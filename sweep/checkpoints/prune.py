@@ -13,15 +13,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ..results.records import Attempt, CellState
-from ..results.standing import Standing, requests_of, standing
-from ..results.store import Store
-from ..results.text import choice
-from .disk import size
-from .errors import SweepError
-from .training import storage
-from .training.names import DIGITS, KEPT, MODEL, OPTIMIZERS, PREFIX, WEIGHTS
-from .training.seal import SEAL, Damaged, facts_of
+from ...results.records import Attempt, CellState
+from ...results.standing import Standing, requests_of, standing
+from ...results.store import Store
+from ...results.text import choice
+from ..disk import size
+from ..errors import SweepError
+from . import storage
+from .names import DIGITS, KEPT, MODEL, OPTIMIZERS, PREFIX, WEIGHTS
+from .seal import SEAL, Damaged, facts_of
 
 Keep = Literal["newest", "weights", "nothing"]
 KEEPS: tuple[Keep, ...] = ("newest", "weights", "nothing")

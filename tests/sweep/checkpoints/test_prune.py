@@ -18,10 +18,10 @@ import torch
 from atma_sweep.results.recorder import Recorder
 from atma_sweep.results.records import AXES, Attempt, CellRecord, Measurement, Owner, Provenance
 from atma_sweep.results.store import Store, open_store
-from atma_sweep.sweep import pruning
+from atma_sweep.sweep.checkpoints import checkpoint, storage
+from atma_sweep.sweep.checkpoints import prune as pruning
+from atma_sweep.sweep.checkpoints.prune import prune
 from atma_sweep.sweep.errors import SweepError
-from atma_sweep.sweep.pruning import prune
-from atma_sweep.sweep.training import checkpoint, storage
 
 OWNER = Owner(name="ada", host="here", pid=1, started=0.0)
 MODEL, OPTIMIZERS, WEIGHTS = 1000, 300, 700
@@ -311,8 +311,8 @@ MORTAL = """
 import gc, json, os, shutil, signal, sys, traceback
 from pathlib import Path
 from atma_sweep.results.store import Store, open_store
-from atma_sweep.sweep.pruning import prune, _sound
-from atma_sweep.sweep.training import storage
+from atma_sweep.sweep.checkpoints.prune import prune, _sound
+from atma_sweep.sweep.checkpoints import storage
 
 real = Store.write
 whole, work, keep = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
