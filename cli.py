@@ -115,7 +115,7 @@ def launch(
     from .results.store import StoreMissing, open_store
     from .sweep import display, launch, texts
     from .sweep.errors import SweepError
-    from .sweep.grid import load_grid
+    from .sweep.grid.grid import load_grid
     from .sweep.preparing import Preparing
 
     _check_executor(executor)
@@ -467,7 +467,7 @@ def schema(
       atma-sweep schema --out schema.json
     """
     from .results.files import format_of, write
-    from .sweep.schema import grid_schema
+    from .sweep.grid.json_schema import grid_schema
 
     text = json.dumps(grid_schema(), indent=1) + "\n"
     if out is None:

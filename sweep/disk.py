@@ -8,8 +8,8 @@ from pathlib import Path
 
 from ..model import outline
 from ..model.config import ModelConfig
-from .cell import Cell
 from .checkpoints import names, storage
+from .config import Cell
 
 KEPT_PARTS = {"nothing": "nothing", "weights": "weights", "everything": "weights and checkpoints"}
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from ..results.records import Attempt
 from ..results.text import paragraphs, plain
-from .cell import Cell
+from .config import Cell
 from .machine.signals import held
 from .planner import Plan, Task
 

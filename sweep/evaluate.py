@@ -11,7 +11,7 @@ from typing import Any
 from ..results.records import Value
 from ..results.store import Store
 from . import loading, supervisor
-from .cell import Cell
+from .config import Cell
 from .data import corpora
 from .errors import GridError, SweepError
 from .launch import carry_out

@@ -17,7 +17,7 @@ import psutil
 
 from ..results.records import Attempt
 from . import snapshot
-from .cell import Resources
+from .config import Resources
 from .machine import processes
 from .machine.allocation import Machine, Room, Seat
 

@@ -15,11 +15,11 @@ from ..results.records import NewRevision
 from ..results.standing import standing
 from ..results.store import Store
 from . import disk, ordering, planner, snapshot, supervisor, texts
-from .cell import Cell
 from .checkpoints import storage
+from .config import Cell
 from .errors import SweepError
 from .executors import Executor, LocalExecutor
-from .grid import Grid
+from .grid.grid import Grid
 from .machine import allocation, hardware, processes
 from .machine.locks import GpuLocks
 from .probes import requested

@@ -14,11 +14,11 @@ from ..model.config import ModelConfig, ModelConfigError
 from ..model.resolve import check_model_config
 from ..results.records import CellRecord
 from ..results.store import Store, open_store
-from .cell import Cell, CellConfig, DataConfig, Plugin, TrainConfig, cell_id
 from .checkpoints import storage
+from .config import Cell, CellConfig, DataConfig, Plugin, TrainConfig, cell_id
 from .data.corpora import verified
 from .errors import MachineError, SweepError
-from .plugins import PLUGGABLE, Pluggable, load_plugin, source_of
+from .grid.plugins import PLUGGABLE, Pluggable, load_plugin, source_of
 
 if TYPE_CHECKING:
     import torch

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Literal
 
 from ..results.records import CellState
-from .cell import Cell
+from .config import Cell
 from .errors import GridError
 from .planner import Task, level_of
 from .training import flops

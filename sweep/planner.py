@@ -9,11 +9,11 @@ from typing import Any
 
 from ..results.records import CellRecord, CellState
 from ..results.standing import Request, Standing, missing, standing
-from .axes import level_text
-from .cell import Cell, CellConfig
+from .config import Cell, CellConfig
 from .disk import Disk
 from .errors import GridError
-from .grid import Grid
+from .grid.axes import level_text
+from .grid.grid import Grid
 from .probes import requested
 
 
@@ -119,7 +119,7 @@ def level_of(cell: Cell, axis: str) -> str | None:
 
 
 def _canonical(grid: Grid, axis: str, text: str) -> str:
-    from .grid import parse_value
+    from .grid.grid import parse_value
 
     return level_text(axis, parse_value(text)) if axis != "seed" else text
 

@@ -13,13 +13,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ..results import terminal
-from . import paths
-from .cell import DataConfig
+from .config import DataConfig
 from .data import corpora
 from .data.corpora import CorpusError
 from .data.prepare import Told
 from .errors import SweepError
-from .grid import load_grid
+from .grid import settings as paths
+from .grid.grid import load_grid
 
 LINE_SECONDS = 15.0
 

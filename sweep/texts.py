@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..results.store import default_runs
-from .cell import Cell, CellConfig, DataConfig
+from .config import Cell, CellConfig, DataConfig
 from .data import corpora
 from .data.corpora import Corpus, CorpusError
 from .data.prepare import Tell, fingerprint, prepare
 from .data.sources import HUB
 from .errors import MachineError
-from .grid import Grid
+from .grid.grid import Grid
 
 
 def quiet(told: object) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 from ..results import maintenance
 from ..results.maintenance import Finding
 from . import snapshot
-from .cell import CellConfig, cell_id
 from .checkpoints.seal import sha256
+from .config import CellConfig, cell_id
 from .data import corpora
 
 

@@ -18,13 +18,13 @@ from ..results.journal import JournalStore, recorder_of
 from ..results.records import CurvePoint, Measurement
 from ..results.store import Store
 from . import provenance
-from .cell import CellConfig
 from .checkpoints import checkpoint, storage
+from .config import CellConfig
 from .data.batches import training_batches
 from .data.corpora import Corpus, open_corpus
+from .grid.plugins import load_plugin
 from .job import Job
 from .machine.hardware import no_gpu, peak_resident, reset_peak_resident
-from .plugins import load_plugin
 from .probes import PROBES, load_probe
 from .probes.perplexity import stream_loss
 from .probes.subject import Subject, evaluating, unmeasured

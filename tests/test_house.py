@@ -143,7 +143,7 @@ def test_status_and_show_load_neither_torch_nor_ray_nor_pandas(tmp_path: Path) -
 
 def test_reading_a_plain_grid_file_needs_no_ray(tmp_path: Path) -> None:
     loaded = modules_after(
-        "from atma_sweep.sweep import launch", "from atma_sweep.sweep.grid import load_grid", cwd=tmp_path
+        "from atma_sweep.sweep import launch", "from atma_sweep.sweep.grid.grid import load_grid", cwd=tmp_path
     )
     assert loaded & {"ray", "pandas", "fla", "matplotlib"} == set()
 
@@ -159,7 +159,7 @@ from itertools import product
 from atma_sweep.model.backbone import Auxiliary, build
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.registry import MIXERS, REGULARIZERS
-from atma_sweep.sweep.cell import TrainConfig
+from atma_sweep.sweep.config import TrainConfig
 from atma_sweep.sweep.training.optimizers import Optimizers
 
 size = dict(d_model=16, n_layers=3, n_heads=2, n_kv_heads=1, head_dim=8, vocab_size=29, window_size=3)

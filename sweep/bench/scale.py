@@ -22,9 +22,9 @@ from ...results.recorder import Recorder
 from ...results.records import Attempt, CurvePoint, Measurement
 from ...results.store import Store, open_store
 from .. import launch, texts
-from ..cell import Resources
+from ..config import Resources
 from ..executors import Finished, Launch, OnThisMachine
-from ..grid import Grid, load_grid
+from ..grid.grid import Grid, load_grid
 from ..machine import processes
 from ..planner import Task
 from ..probes import requested

@@ -15,10 +15,10 @@ import torch
 
 from ...kernels.choice import use_plain_torch
 from ...model.backbone import Backbone, build
-from ..cell import Cell, TrainConfig
+from ..config import Cell, TrainConfig
 from ..data.batches import Batches
 from ..errors import GridError
-from ..grid import load_grid
+from ..grid.grid import load_grid
 from ..training import flops
 from ..training.loop import Pending, Point, Trainer
 from ..training.optimizers import Optimizers

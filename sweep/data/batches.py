@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..cell import CellConfig
+from ..config import CellConfig
 from ..errors import SweepError
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ...results.names import is_name
-from ..cell import DataConfig
+from ..config import DataConfig
 from ..errors import nearest
 from . import tokenizer as tokenizers
 from .shards import PIECE, ShardError, facts, open_shard

@@ -19,7 +19,7 @@ import numpy as np
 
 from ...results.files import refusing
 from ...results.names import RULE, is_name, short
-from ..cell import DataConfig
+from ..config import DataConfig
 from ..errors import MachineError
 from ..machine.hardware import cores
 from . import corpora

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ..cell import Cell, Resources
+from ..config import Cell, Resources
 from ..errors import MachineError
 from . import hardware as machine
 from .hardware import Gpu

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from ...results.records import Example, Measurement
-    from ..cell import EvalConfig
+    from ..config import EvalConfig
     from .subject import Subject
 
 Result = tuple[list["Measurement"], list["Example"]]

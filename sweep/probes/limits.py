@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from . import PROBES
 
 if TYPE_CHECKING:
-    from ..cell import EvalConfig
+    from ..config import EvalConfig
     from ..data.corpora import Corpus
 
 

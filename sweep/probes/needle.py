@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...results.intervals import wilson
 from ...results.records import Example, Measurement
-from ..cell import EvalConfig
+from ..config import EvalConfig
 from ..data.tokenizer import Tokenizer
 from . import Result
 from .subject import Subject, unmeasured

@@ -13,7 +13,7 @@ from torch import Tensor
 from ...model.backbone import Backbone
 from ...model.outline import longest_text
 from ...results.records import Measurement
-from ..cell import CellConfig
+from ..config import CellConfig
 from ..data.corpora import Corpus
 from ..data.tokenizer import Tokenizer
 

@@ -18,7 +18,7 @@ from ...results.journal import JOURNAL, Reader
 from ...results.records import Attempt
 from ...results.store import Store
 from .. import snapshot
-from ..cell import Cell, Resources
+from ..config import Cell, Resources
 from ..errors import MachineError
 from ..executors import Finished, Launch, device_for
 from ..failures import NODE_LOST

@@ -24,9 +24,9 @@ from rich.console import Console
 from ...results.errors import StoreAway, StoreBusy, SweepBusy
 from ...results.store import Store, open_store
 from .. import display, launch, snapshot
-from ..cell import Cell
+from ..config import Cell
 from ..errors import SweepError
-from ..grid import Grid
+from ..grid.grid import Grid
 from ..machine.signals import Interrupted
 from ..retries import SweepBroken
 from . import connection

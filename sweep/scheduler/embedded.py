@@ -16,7 +16,7 @@ import ray
 from ray._private import ray_constants
 from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 
-from ..cell import Resources
+from ..config import Resources
 from ..errors import MachineError
 from ..executors import Finished, Launch, OnThisMachine, device_for, environment, run_command
 from ..failures import not_started

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ...model.backbone import Auxiliary, Backbone
-from ..cell import TrainConfig
 from ..checkpoints.checkpoint import Checkpoint
+from ..config import TrainConfig
 from ..data.batches import Ahead, Batches
 from . import schedule
 from .optimizers import Optimizers

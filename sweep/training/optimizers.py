@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..cell import TrainConfig
+from ..config import TrainConfig
 
 COEFFICIENTS = (2.0, -1.5, 0.5)
 """f(s) = 2 s - 1.5 s^3 + 0.5 s^5: fixed point 1 with slope 0, overshoot at most 1.0018."""

@@ -15,9 +15,9 @@ from typing import IO, Any
 from atma_sweep.results.records import Attempt, CurvePoint
 from atma_sweep.results.store import Store, open_store
 from atma_sweep.sweep import planner, texts
-from atma_sweep.sweep.cell import Cell
 from atma_sweep.sweep.checkpoints import checkpoint, storage
-from atma_sweep.sweep.grid import load_grid
+from atma_sweep.sweep.config import Cell
+from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.job import Job
 from atma_sweep.sweep.machine import processes
 from atma_sweep.sweep.probes import requested

@@ -77,7 +77,7 @@ def _prepare(order: dict[str, Any], corpora: Path, change: int | None) -> int:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     code = 70
     try:
-        from atma_sweep.sweep.cell import DataConfig
+        from atma_sweep.sweep.config import DataConfig
         from atma_sweep.sweep.data.prepare import prepare
 
         if change is not None:

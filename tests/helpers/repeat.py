@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from atma_sweep.model.backbone import build
 from atma_sweep.model.config import ModelConfig
-from atma_sweep.sweep.cell import TrainConfig
 from atma_sweep.sweep.checkpoints import checkpoint
+from atma_sweep.sweep.config import TrainConfig
 from atma_sweep.sweep.data.batches import Batches
 from atma_sweep.sweep.training.loop import Point, Stopped, Trainer
 from atma_sweep.sweep.training.optimizers import Optimizers

@@ -210,7 +210,7 @@ def test_a_hundred_steps_with_kernels_and_compiler_follow_plain_torch(
     attn_type: str, distractor: bool, record_property: Callable[[str, object], None]
 ) -> None:
     import numpy as np
-    from atma_sweep.sweep.cell import TrainConfig
+    from atma_sweep.sweep.config import TrainConfig
     from atma_sweep.sweep.data.batches import Batches
     from atma_sweep.sweep.training.loop import Trainer
     from atma_sweep.sweep.training.optimizers import Optimizers

@@ -13,7 +13,7 @@ import torch
 from atma_sweep.sweep.bench import kernels, report, train
 from atma_sweep.sweep.bench.ceilings import Ceilings
 from atma_sweep.sweep.errors import GridError
-from atma_sweep.sweep.grid import load_grid
+from atma_sweep.sweep.grid.grid import load_grid
 
 Command = Callable[..., tuple[int, str, str]]
 LIMITS = Ceilings(flops=712.4e12, bytes_per_s=4.123e12)

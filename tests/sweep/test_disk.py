@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from atma_sweep.sweep import disk, display, planner
-from atma_sweep.sweep.cell import Cell
+from atma_sweep.sweep.config import Cell
 from atma_sweep.sweep.disk import Disk
 
 GIB = 2**30

@@ -27,7 +27,7 @@ from atma_sweep.results.recorder import Recorder
 from atma_sweep.results.records import Attempt, Measurement, Owner
 from atma_sweep.results.store import Store, SweepReadOnly, open_store
 from atma_sweep.sweep import evaluate, supervisor
-from atma_sweep.sweep.cell import Resources
+from atma_sweep.sweep.config import Resources
 from atma_sweep.sweep.data.corpora import CorpusError, open_corpus
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.executors import Finished, Launch, OnThisMachine

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from atma_sweep.results.store import Store, open_store
 from atma_sweep.sweep import failures, planner, supervisor
-from atma_sweep.sweep.cell import Cell, Resources
+from atma_sweep.sweep.config import Cell, Resources
 from atma_sweep.sweep.executors import Finished, Launch, OnThisMachine
 from atma_sweep.sweep.failures import EXIT_MACHINE, Policy, judge, not_started
 from atma_sweep.sweep.job import Job

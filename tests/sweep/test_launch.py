@@ -20,7 +20,7 @@ import pytest
 from atma_sweep.results.errors import SweepBusy
 from atma_sweep.results.records import Owner
 from atma_sweep.results.store import open_store
-from atma_sweep.sweep.grid import load_grid
+from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.launch import claim
 from atma_sweep.sweep.machine import processes as process
 from atma_sweep.sweep.machine.hardware import cores

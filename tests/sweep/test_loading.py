@@ -21,15 +21,15 @@ from atma_sweep.results.errors import CellAmbiguous, CellUnknown, StoreMissing, 
 from atma_sweep.results.records import Owner
 from atma_sweep.results.store import Store, open_store
 from atma_sweep.sweep import loading, planner
-from atma_sweep.sweep.cell import Cell, DataConfig
 from atma_sweep.sweep.checkpoints import checkpoint, storage
 from atma_sweep.sweep.checkpoints.checkpoint import CheckpointError
+from atma_sweep.sweep.config import Cell, DataConfig
 from atma_sweep.sweep.data.corpora import CorpusError
 from atma_sweep.sweep.data.prepare import prepare
 from atma_sweep.sweep.errors import MachineError, SweepError
-from atma_sweep.sweep.grid import load_grid, shipped
+from atma_sweep.sweep.grid.grid import load_grid, shipped
+from atma_sweep.sweep.grid.plugins import PluginChanged
 from atma_sweep.sweep.loading import CellUnreadable, NotTrained, WeightsGone
-from atma_sweep.sweep.plugins import PluginChanged
 from atma_sweep.sweep.supervisor import freeze_plugins
 
 OWNER = Owner(name="test", host="here", pid=1, started=1.0)

@@ -19,7 +19,7 @@ from atma_sweep.results.records import CurvePoint
 from atma_sweep.results.store import Store, open_store
 from atma_sweep.sweep import node as nodes
 from atma_sweep.sweep import planner
-from atma_sweep.sweep.cell import Cell, Resources
+from atma_sweep.sweep.config import Cell, Resources
 from atma_sweep.sweep.executors import Launch, OnThisMachine
 from atma_sweep.sweep.failures import NODE_LOST
 from atma_sweep.sweep.job import Job

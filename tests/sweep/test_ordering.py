@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from atma_sweep.results.records import CellState
 from atma_sweep.sweep import launch
-from atma_sweep.sweep.cell import Cell, CellConfig, cell_id
+from atma_sweep.sweep.config import Cell, CellConfig, cell_id
 from atma_sweep.sweep.errors import GridError
-from atma_sweep.sweep.grid import load_grid
+from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.ordering import costs, ordered, paired
 from atma_sweep.sweep.planner import Task, plan
 from atma_sweep.sweep.training import flops

@@ -15,16 +15,16 @@ from atma_sweep.results.records import CellRecord, Owner, Provenance
 from atma_sweep.results.schema import AttemptRow
 from atma_sweep.results.store import Store, open_store
 from atma_sweep.sweep import launch, loading, snapshot, supervisor, verify
-from atma_sweep.sweep.cell import Cell, CellConfig, DataConfig, Plugin
 from atma_sweep.sweep.checkpoints.prune import place_of
+from atma_sweep.sweep.config import Cell, CellConfig, DataConfig, Plugin
 from atma_sweep.sweep.data import corpora
 from atma_sweep.sweep.data.corpora import CorpusError
 from atma_sweep.sweep.data.prepare import prepare
 from atma_sweep.sweep.data.shards import write_shard
 from atma_sweep.sweep.errors import SweepError
-from atma_sweep.sweep.grid import load_grid
+from atma_sweep.sweep.grid.grid import load_grid
+from atma_sweep.sweep.grid.plugins import load_plugin
 from atma_sweep.sweep.planner import record
-from atma_sweep.sweep.plugins import load_plugin
 from sqlalchemy import update
 
 OWNER = Owner(name="ada", host="here", pid=1, started=1.0)

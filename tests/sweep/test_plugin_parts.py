@@ -10,7 +10,7 @@ from pathlib import Path
 import atma_sweep
 import pytest
 from atma_sweep.sweep import verify
-from atma_sweep.sweep.cell import Cell
+from atma_sweep.sweep.config import Cell
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.loading import restored
 from atma_sweep.sweep.work import Work

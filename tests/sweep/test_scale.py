@@ -9,8 +9,8 @@ import pytest
 from atma_sweep.results.store import open_store
 from atma_sweep.sweep import supervisor
 from atma_sweep.sweep.bench import scale
-from atma_sweep.sweep.cell import cell_id, slug
-from atma_sweep.sweep.grid import load_grid
+from atma_sweep.sweep.config import cell_id, slug
+from atma_sweep.sweep.grid.grid import load_grid
 
 
 def test_every_cell_is_planned_supervised_and_found_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

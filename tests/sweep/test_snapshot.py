@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from atma_sweep.model.resolve import check_model_config
-from atma_sweep.sweep.cell import CellConfig, Resources
-from atma_sweep.sweep.grid import load_grid
+from atma_sweep.sweep.config import CellConfig, Resources
+from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.snapshot import PACKAGE, PARTS, fingerprint, folder, freeze
 from atma_sweep.sweep.supervisor import as_told
 

@@ -17,10 +17,10 @@ from atma_sweep.model import register_mixer
 from atma_sweep.model.backbone import Backbone
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.mixers.base import Mixer, MixerConfig
-from atma_sweep.sweep.cell import TrainConfig
 from atma_sweep.sweep.checkpoints import checkpoint, storage
 from atma_sweep.sweep.checkpoints.checkpoint import CheckpointError
 from atma_sweep.sweep.checkpoints.seal import SEAL, Damaged, facts_of, written
+from atma_sweep.sweep.config import TrainConfig
 from atma_sweep.sweep.training.optimizers import Optimizers
 from torch import nn
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 import torch
-from atma_sweep.sweep.cell import Cell, CellConfig, DataConfig, TrainConfig
+from atma_sweep.sweep.config import Cell, CellConfig, DataConfig, TrainConfig
 from atma_sweep.sweep.data.batches import Batches, DataError, _permutation, stream_rows, training_batches
 
 STREAM = np.arange(1000, 1000 + 71, dtype=np.uint16)

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
-from atma_sweep.sweep.cell import DataConfig
+from atma_sweep.sweep.config import DataConfig
 from atma_sweep.sweep.data import corpora, prepare
 from atma_sweep.sweep.data.corpora import CORPORA, PRESETS, Corpus, CorpusUnknown, entropies, open_corpus
 from atma_sweep.sweep.errors import SweepError
-from atma_sweep.sweep.grid import load_grid
+from atma_sweep.sweep.grid.grid import load_grid
 from copies import prose, published_shard
 from prepared import EOT, document, files, joined, number_of, parts, put, stream
 from tokenizers import models, pre_tokenizers
@@ -96,7 +96,7 @@ def test_the_embedded_corpus_keeps_the_fingerprint_of_its_text(
 
 def test_the_embedded_corpus_is_the_same_in_another_process(stdlib: Corpus) -> None:
     program = (
-        "from atma_sweep.sweep.data.prepare import fingerprint; from atma_sweep.sweep.cell import DataConfig\n"
+        "from atma_sweep.sweep.data.prepare import fingerprint; from atma_sweep.sweep.config import DataConfig\n"
         "print(fingerprint(DataConfig()))"
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -19,7 +19,7 @@ import pytest
 import tokenizers
 from atma_sweep.results.errors import WriteRefused
 from atma_sweep.results.names import short
-from atma_sweep.sweep.cell import DataConfig
+from atma_sweep.sweep.config import DataConfig
 from atma_sweep.sweep.data import corpora, prepare
 from atma_sweep.sweep.data.corpora import open_corpus
 from atma_sweep.sweep.data.prepare import Told, fingerprint

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from atma_sweep.sweep.cell import DataConfig
+from atma_sweep.sweep.config import DataConfig
 from atma_sweep.sweep.data import corpora, prepare
 from atma_sweep.sweep.data.corpora import open_corpus
 from atma_sweep.sweep.errors import MachineError

@@ -17,7 +17,7 @@ from atma_sweep.results.records import Owner
 from atma_sweep.results.schema import HEAD
 from atma_sweep.results.store import open_store
 from atma_sweep.sweep import disk, doctor, planner
-from atma_sweep.sweep.cell import Cell
+from atma_sweep.sweep.config import Cell
 from atma_sweep.sweep.doctor import LookFailed
 from examined import PLAIN, TWO, cuda, gpu, said
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from atma_sweep.results.store import Store, open_store
 from atma_sweep.sweep import launch, planner, supervisor
-from atma_sweep.sweep.cell import Cell, Resources
+from atma_sweep.sweep.config import Cell, Resources
 from atma_sweep.sweep.errors import GridError, MachineError
 from atma_sweep.sweep.executors import Executor, Finished, Launch, LocalExecutor, OnThisMachine
 from atma_sweep.sweep.job import Job

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from atma_sweep.results.records import Owner
-from atma_sweep.sweep.cell import Resources
+from atma_sweep.sweep.config import Resources
 from atma_sweep.sweep.executors import Launch, environment, run_command
 from atma_sweep.sweep.failures import judge
 from atma_sweep.sweep.machine import processes

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from atma_sweep.model.config import ModelConfig
-from atma_sweep.sweep.cell import CellConfig, EvalConfig, TrainConfig
+from atma_sweep.sweep.config import CellConfig, EvalConfig, TrainConfig
 from atma_sweep.sweep.data.corpora import Corpus
 from atma_sweep.sweep.data.tokenizer import load_tokenizer
 from atma_sweep.sweep.probes.subject import Subject

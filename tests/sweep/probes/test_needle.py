@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from atma_sweep.results.intervals import wilson
-from atma_sweep.sweep.cell import EvalConfig
+from atma_sweep.sweep.config import EvalConfig
 from atma_sweep.sweep.data.tokenizer import load_tokenizer
 from atma_sweep.sweep.probes.needle import Trial, needle, prompt, trials
 

@@ -10,7 +10,7 @@ import torch
 from atma_sweep.model.attention import Attention
 from atma_sweep.model.backbone import Backbone
 from atma_sweep.model.memory.gated_delta import GatedDelta
-from atma_sweep.sweep.cell import EvalConfig
+from atma_sweep.sweep.config import EvalConfig
 from atma_sweep.sweep.probes import load_probe, requested
 from atma_sweep.sweep.probes.state_norm import METRICS
 

@@ -12,8 +12,8 @@ from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.memory.gated_delta import GatedDelta
 from atma_sweep.model.mixers.polar import Polar
 from atma_sweep.model.registry import MEMORIES, MIXERS
-from atma_sweep.sweep.cell import Cell
-from atma_sweep.sweep.grid import load_grid, shipped
+from atma_sweep.sweep.config import Cell
+from atma_sweep.sweep.grid.grid import load_grid, shipped
 from atma_sweep.sweep.ordering import costs
 from atma_sweep.sweep.planner import Task
 from atma_sweep.sweep.training.flops import (

@@ -15,10 +15,10 @@ import pytest
 import torch
 from atma_sweep.model.backbone import Auxiliary, Backbone
 from atma_sweep.sweep import work
-from atma_sweep.sweep.axes import AXES
-from atma_sweep.sweep.cell import TrainConfig
 from atma_sweep.sweep.checkpoints import checkpoint
+from atma_sweep.sweep.config import TrainConfig
 from atma_sweep.sweep.data.batches import Batches
+from atma_sweep.sweep.grid.axes import AXES
 from atma_sweep.sweep.training.loop import Diverged, Point, Stopped, Trainer
 from atma_sweep.sweep.training.optimizers import Optimizers
 from hypothesis import HealthCheck, given, settings

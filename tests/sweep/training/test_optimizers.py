@@ -10,7 +10,7 @@ import pytest
 import torch
 from atma_sweep.model.backbone import Backbone
 from atma_sweep.model.registry import MIXERS
-from atma_sweep.sweep.cell import TrainConfig
+from atma_sweep.sweep.config import TrainConfig
 from atma_sweep.sweep.training.optimizers import COEFFICIENTS, Muon, Optimizers, orthogonalise
 from torch import Tensor, nn
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from atma_sweep.sweep.cell import TrainConfig
+from atma_sweep.sweep.config import TrainConfig
 from atma_sweep.sweep.training.schedule import factor
 from torch.optim import lr_scheduler
 

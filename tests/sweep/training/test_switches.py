@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from atma_sweep.model.backbone import Backbone
-from atma_sweep.sweep.cell import TrainConfig
+from atma_sweep.sweep.config import TrainConfig
 from small_training import recipe, trained, trained_in_two
 
 Network = Callable[..., Backbone]

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from . import axes, named_corpus, paths, resolve
-from .cell import (
+from ..config import (
     SECTIONS,
     Cell,
     CellConfig,
@@ -24,10 +23,11 @@ from .cell import (
     slug_part,
     train_identity,
 )
-from .data.corpora import CORPORA, Prepared
+from ..data.corpora import CORPORA, Prepared
+from . import axes, named_corpus, settings, validate
 from .named_corpus import Lookup
-from .paths import Layer, Setting
-from .yamlfile import Document
+from .settings import Layer, Setting
+from .yaml_source import Document
 
 Combination = Mapping[str, Any]
 """Axis -> level, as written in the file."""
@@ -76,8 +76,8 @@ class Expansion:
         self._layers, self._command_line = layers, command_line
         self._document, self._seeds, self._plugins, self._fingerprint = document, seeds, plugins, fingerprint
         self._chain, self._prepared = named_corpus.Chain(layers, document.path), prepared
-        self._below = _by_section(paths.merge(layers))
-        self._above = _by_section(paths.merge([command_line]))
+        self._below = _by_section(settings.merge(layers))
+        self._above = _by_section(settings.merge([command_line]))
         self._levels: dict[tuple[int | None, str, str], _Level] = {}
         self._sections: dict[tuple[str, tuple[_Level, ...], Prepared | None], _Parts] = {}
         self._prints: dict[DataConfig, str] = {}
@@ -95,11 +95,11 @@ class Expansion:
             known = self._section("data", levels).known
             parts = {name: self._section(name, levels, known) for name in SECTIONS}
             model, data, train = (parts[name].config for name in ("model", "data", "train"))
-            for problem in resolve.agreement(model, data, train, known):
-                raise resolve.Invalid(problem)
+            for problem in validate.agreement(model, data, train, known):
+                raise validate.Invalid(problem)
             parts["data"] = self._pin(parts["data"])
-        except resolve.Invalid as error:
-            raise resolve.blame(self._merged(levels), error.problem) from error
+        except validate.Invalid as error:
+            raise validate.blame(self._merged(levels), error.problem) from error
         words = {level.axis: level.word for level in levels}
         shared = {name: part.config for name, part in parts.items()} | {"plugins": self._plugins}
         configs = [CellConfig.model_construct(_GIVEN, **shared, seed=seed) for seed in self._seeds]
@@ -119,7 +119,7 @@ class Expansion:
             where = line or self._document.line("axes", name)
             key = f"{'include' if line else 'axes'}.{name}"
             setting, layer = Setting(level, self._document.path, where, key), Layer()
-            paths.add(layer, name, setting)
+            settings.add(layer, name, setting)
             word = axes.level_text(name, level)
             extra = None if name in axes.AXES else slug_part(name.rpartition(".")[2] + word)
             sections = tuple(dict.fromkeys(path.partition(".")[0] for path in layer))
@@ -130,7 +130,7 @@ class Expansion:
         together: Layer = {}
         for level in levels:
             if not together.keys().isdisjoint(level.layer):
-                paths.add(together, level.axis, level.setting)  # raises, naming both sources
+                settings.add(together, level.axis, level.setting)  # raises, naming both sources
             together.update(level.layer)
 
     def _section(self, name: str, levels: Iterable[_Level], known: Prepared | None = None) -> _Parts:
@@ -143,7 +143,7 @@ class Expansion:
             if name == "data":
                 found = self._data(layer)
             else:
-                config = resolve.section(name, layer, self._plugins)
+                config = validate.section(name, layer, self._plugins)
                 if name == "model" and known is not None and config.vocab_size < known.vocabulary:
                     config = self._fitting(config, layer, levels, known)
                 found = _Parts(config, _identity(name, config))
@@ -153,23 +153,23 @@ class Expansion:
     def _layer(self, name: str, levels: Iterable[_Level]) -> Layer:
         """What is set in a section, the last word last."""
         own = [{path: one for path, one in level.layer.items() if path.startswith(f"{name}.")} for level in levels]
-        return paths.merge([self._below.get(name, {}), *own, self._above.get(name, {})])
+        return settings.merge([self._below.get(name, {}), *own, self._above.get(name, {})])
 
     def _data(self, layer: Layer) -> _Parts:
         corpus = layer.get("data.corpus")
         name = corpus.value if corpus is not None else None
         known = self._prepared(name) if isinstance(name, str) and name not in CORPORA else None
         if corpus is None or known is None:
-            return _Parts(resolve.section("data", layer))
+            return _Parts(validate.section("data", layer))
         layer = self._chain.without_below(layer, corpus)
-        return _Parts(named_corpus.with_tokenizer(resolve.section("data", layer), layer, known), known=known)
+        return _Parts(named_corpus.with_tokenizer(validate.section("data", layer), layer, known), known=known)
 
     def _fitting(self, model: Any, layer: Layer, levels: Iterable[_Level], known: Prepared) -> Any:
         """The model with room for the corpus's vocabulary, unless whoever names the corpus says how much there is."""
         said, corpus = layer.get("model.vocab_size"), self._layer("data", levels)["data.corpus"]
         if said is not None and not self._chain.below(said, corpus):
             return model
-        return resolve.section(
+        return validate.section(
             "model", {**layer, "model.vocab_size": replace(corpus, value=known.vocabulary)}, self._plugins
         )
 
@@ -179,7 +179,7 @@ class Expansion:
         if found is None:
             config = cast(DataConfig, data.config)
             if config not in self._prints:
-                self._prints[config] = resolve.pinned(config, self._fingerprint)
+                self._prints[config] = validate.pinned(config, self._fingerprint)
             config = config.model_copy(update={"fingerprint": self._prints[config]})
             found = self._pinned[id(data)] = _Parts(config, canonical(data_identity(config)), data.known)
         return found
@@ -192,7 +192,7 @@ class Expansion:
         return self._stems[key]
 
     def _merged(self, levels: Iterable[_Level]) -> Layer:
-        return paths.merge([*self._layers, *(level.layer for level in levels), self._command_line])
+        return settings.merge([*self._layers, *(level.layer for level in levels), self._command_line])
 
 
 def _identity(section: str, config: Any) -> str:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..model import registry
+from ...model import registry
 
 if TYPE_CHECKING:
-    from .cell import CellConfig
+    from ..config import CellConfig
 
 Overrides = Mapping[str, Any]
 """Dotted config path -> value."""

@@ -8,9 +8,9 @@ from typing import Any
 
 import jsonschema
 import pytest
-from atma_sweep.sweep.cell import CheckpointConfig, DataConfig, EvalConfig, Resources, TrainConfig
-from atma_sweep.sweep.grid import GRIDS
-from atma_sweep.sweep.schema import grid_schema
+from atma_sweep.sweep.config import CheckpointConfig, DataConfig, EvalConfig, Resources, TrainConfig
+from atma_sweep.sweep.grid.grid import GRIDS
+from atma_sweep.sweep.grid.json_schema import grid_schema
 from ruamel.yaml import YAML
 
 FILES = sorted([*GRIDS.glob("*.yaml"), *GRIDS.glob("base/*.yaml")])

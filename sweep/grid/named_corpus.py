@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from .cell import DataConfig
-from .data import tokenizer
-from .data.corpora import Prepared
-from .paths import Layer, Setting
-from .resolve import Invalid, Problem
+from ..config import DataConfig
+from ..data import tokenizer
+from ..data.corpora import Prepared
+from .settings import Layer, Setting
+from .validate import Invalid, Problem
 
 Lookup = Callable[[str], Prepared | None]
 """The corpus that was prepared under a name; None for a name that nothing has."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..results.names import NAME, RESERVED, RULE
+from ...results.names import NAME, RESERVED, RULE
+from ..config import CellConfig
 from . import axes
-from .cell import CellConfig
 from .grid import shipped
-from .paths import COMPUTED
+from .settings import COMPUTED
 
 SCALAR = {"type": ["string", "number", "boolean", "null"]}
 NUMBER = r"^[-+]?[0-9][0-9_]*(\.[0-9]*)?([eE][-+]?[0-9]+)?$"

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 from atma_sweep.model.resolve import check_model_config
-from atma_sweep.sweep.cell import Cell, CellConfig, cell_id, identity, slug
+from atma_sweep.sweep.config import Cell, CellConfig, cell_id, identity, slug
 from atma_sweep.sweep.errors import GridError
-from atma_sweep.sweep.grid import load_grid
+from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.training import flops
 from ruamel.yaml import YAML
 
-from .conftest import FINGERPRINT, MICRO
+from ..conftest import FINGERPRINT, MICRO
 
 Write = Callable[..., Path]
 LARGE = f"""

@@ -10,18 +10,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..results.names import short, why_not
-from . import axes, paths
+from ...results.names import short, why_not
+from ..config import Cell, Plugin
+from ..errors import GridError
+from . import axes, settings
 from .axes import level_text
-from .cell import Cell, Plugin
-from .errors import GridError
 from .expansion import Combination, Expansion, Fingerprint
 from .named_corpus import Lookup
-from .paths import Layer, Setting
 from .plugins import PluginLeft, load_plugin
-from .yamlfile import Document, TooManyValues, load, value_of
+from .settings import Layer, Setting
+from .yaml_source import Document, TooManyValues, load, value_of
 
-GRIDS = Path(__file__).resolve().parent.parent / "grids"
+GRIDS = Path(__file__).resolve().parents[2] / "grids"
 GRID_KEYS = ("name", "description", "extends", "axes", "exclude", "include", "seeds", "set", "resources", "plugins")
 BASE_KEYS = ("description", "extends", "set", "resources")
 MOST_CELLS = 20_000
@@ -226,19 +226,19 @@ def _layers(document: Document, seen: tuple[Path, ...] = ()) -> list[Layer]:
         layers = _layers(base, (*seen, document.path.resolve()))
     own: Layer = {}
     for section, prefix in (("set", ""), ("resources", "resources.")):
-        for path_, value, line, written in paths.flatten(_section(document, section, dict), document, (section,)):
-            paths.add(own, prefix + path_, Setting(value, document.path, line, f"{section}.{written}"))
+        for path_, value, line, written in settings.flatten(_section(document, section, dict), document, (section,)):
+            settings.add(own, prefix + path_, Setting(value, document.path, line, f"{section}.{written}"))
     return [*layers, own]
 
 
 def _check_axis(document: Document, name: str, *where: str | int) -> None:
     if name in axes.AXES:
         return
-    wrong = paths.unknown(name)
+    wrong = settings.unknown(name)
     if wrong:
         problem, allowed, word = (
             wrong
-            if "." in name or name in paths.COMPUTED
+            if "." in name or name in settings.COMPUTED
             else ("no such axis", [*axes.AXES, "or a config path such as train.muon_lr"], name)
         )
         raise GridError(document.path, document.line(*where), _shown(where), problem, allowed, word)
@@ -376,5 +376,5 @@ def _command_line(sets: Sequence[str]) -> Layer:
         path, equals, value = item.partition("=")
         if not equals:
             raise GridError("--set", None, item, "must read path=value, for example train.tokens=1e6")
-        paths.add(layer, path.strip(), Setting(parse_value(value), "--set", None, path.strip()))
+        settings.add(layer, path.strip(), Setting(parse_value(value), "--set", None, path.strip()))
     return layer

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from atma_sweep.sweep import texts
-from atma_sweep.sweep.cell import Cell
+from atma_sweep.sweep.config import Cell
 from atma_sweep.sweep.data import corpora
 from atma_sweep.sweep.data import tokenizer as tokenizers
 from atma_sweep.sweep.data.prepare import prepare
 from atma_sweep.sweep.errors import GridError
-from atma_sweep.sweep.grid import load_grid
+from atma_sweep.sweep.grid.grid import load_grid
 from copies import prose
 from prepared import files, put
 

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from atma_sweep.model.config import Flag, Float, Int, ModelConfig, knob
 from atma_sweep.model.registry import SETTINGS
-from atma_sweep.sweep import cell as cell_module
-from atma_sweep.sweep.cell import Cell, CellConfig, DataConfig, TrainConfig, aside, cell_id, identity, slug
-from atma_sweep.sweep.grid import load_grid
-from atma_sweep.sweep.plugins import PLUGGABLE, Pluggable
+from atma_sweep.sweep import config as cell_module
+from atma_sweep.sweep.config import Cell, CellConfig, DataConfig, TrainConfig, aside, cell_id, identity, slug
+from atma_sweep.sweep.grid.grid import load_grid
+from atma_sweep.sweep.grid.plugins import PLUGGABLE, Pluggable
 
 Cells = Callable[..., list[Cell]]
 GOLDEN: dict[str, list[list[str]]] = json.loads((Path(__file__).parent / "golden_ids.json").read_text())
@@ -247,7 +247,7 @@ def test_paper_grids_are_the_rows_of_the_papers_tables(shared: Path, fake_finger
 
 def test_another_process_with_another_hash_seed_gives_the_same_ids() -> None:
     program = (
-        "from atma_sweep.sweep.grid import load_grid\n"
+        "from atma_sweep.sweep.grid.grid import load_grid\n"
         "print(*(c.id for c in load_grid('quick').expand(lambda data: 'f' * 64)))"
     )
     run = subprocess.run(

@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..model.outline import NO_MEMORY, NO_POSITIONS
-from ..model.registry import MEMORIES, MIXERS, POSITIONS, REGULARIZERS, Registry, registering_for
-from ..model.resolve import NO_REGULARIZER
-from .cell import Plugin
-from .errors import SweepError
+from ...model.outline import NO_MEMORY, NO_POSITIONS
+from ...model.registry import MEMORIES, MIXERS, POSITIONS, REGULARIZERS, Registry, registering_for
+from ...model.resolve import NO_REGULARIZER
+from ..config import Plugin
+from ..errors import SweepError
 
 
 class Pluggable(NamedTuple):

@@ -16,8 +16,8 @@ from ruamel.yaml.composer import Composer
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from ..results.names import short
-from .errors import GridError
+from ...results.names import short
+from ..errors import GridError
 
 KeyPath = tuple[str | int, ...]
 MOST_BYTES = 2**20

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from atma_sweep.sweep.cell import Cell
+from atma_sweep.sweep.config import Cell
 from atma_sweep.sweep.errors import GridError
-from atma_sweep.sweep.grid import find_file, load_grid, parse_value, shipped
-from atma_sweep.sweep.paths import flatten, unknown
-from atma_sweep.sweep.yamlfile import Document, load
+from atma_sweep.sweep.grid.grid import find_file, load_grid, parse_value, shipped
+from atma_sweep.sweep.grid.settings import flatten, unknown
+from atma_sweep.sweep.grid.yaml_source import Document, load
 
 Write = Callable[..., Path]
 Cells = Callable[..., list[Cell]]

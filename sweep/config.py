@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from ..model import registry
 from ..model.config import Config, Flag, Float, Int, ModelConfig, knob
-from . import axes
+from .grid import axes
 
 
 def aside(default: Any, doc: str, **limits: Any) -> Any:

@@ -10,23 +10,16 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
-from ..model import outline, registry
-from ..model.config import ModelConfig, ModelConfigError
-from ..model.resolve import check_model_config
-from . import probes
-from .cell import (
-    CheckpointConfig,
-    DataConfig,
-    EvalConfig,
-    Plugin,
-    Resources,
-    TrainConfig,
-)
-from .data import tokenizer
-from .data.corpora import CorpusUnknown, Prepared
-from .errors import GridError
-from .paths import Layer, nested
+from ...model import outline, registry
+from ...model.config import ModelConfig, ModelConfigError
+from ...model.resolve import check_model_config
+from .. import probes
+from ..config import CheckpointConfig, DataConfig, EvalConfig, Plugin, Resources, TrainConfig
+from ..data import tokenizer
+from ..data.corpora import CorpusUnknown, Prepared
+from ..errors import GridError
 from .plugins import with_sources
+from .settings import Layer, nested
 
 _CLASSES: dict[str, type[BaseModel]] = {
     "model": ModelConfig,

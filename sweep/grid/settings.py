@@ -11,13 +11,13 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from ..model import registry
-from ..results.names import short
+from ...model import registry
+from ...results.names import short
+from ..config import CellConfig
+from ..errors import GridError
 from . import axes
-from .cell import CellConfig
-from .errors import GridError
 from .plugins import PLUGGABLE
-from .yamlfile import Document
+from .yaml_source import Document
 
 COMPUTED = {
     "data.fingerprint": "is computed from the text; remove it",

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from atma_sweep.model.mixers.softmax import RoPEConfig
-from atma_sweep.sweep.cell import TrainConfig
+from atma_sweep.sweep.config import TrainConfig
 from atma_sweep.sweep.errors import GridError, nearest
-from atma_sweep.sweep.grid import load_grid
+from atma_sweep.sweep.grid.grid import load_grid
 
 Write = Callable[..., Path]
 HEAD = "name: g\nextends: micro\n"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from atma_sweep.model import registry
-from atma_sweep.sweep.plugins import PLUGGABLE, PluginChanged, PluginLeft, load_plugin, source_of
+from atma_sweep.sweep.grid.plugins import PLUGGABLE, PluginChanged, PluginLeft, load_plugin, source_of
 
 pytestmark = pytest.mark.usefixtures("registries")
 Write = Callable[..., Path]
