@@ -113,9 +113,10 @@ def launch(
     """
     from .results.files import make_folder
     from .results.store import StoreMissing, open_store
-    from .sweep import display, launch, texts
+    from .sweep import display, launch
     from .sweep.errors import SweepError
     from .sweep.grid.grid import load_grid
+    from .sweep.plan import corpora
     from .sweep.preparing import Preparing
 
     _check_executor(executor)
@@ -128,7 +129,7 @@ def launch(
     console = display.Terminal(stderr=as_json, soft_wrap=True)
     where = runs_folder(runs, db, write=not dry_run)
     with Preparing(console, "text") as preparing:
-        cells, remarks = texts.expand(loaded, where / "corpora", dry=dry_run, tell=preparing)
+        cells, remarks = corpora.expand(loaded, where / "corpora", dry=dry_run, tell=preparing)
     if dry_run:
         try:
             store = open_store(db)

@@ -16,7 +16,7 @@ from ..results.records import Attempt
 from ..results.text import paragraphs, plain
 from .config import Cell
 from .machine.signals import held
-from .planner import Plan, Task
+from .plan.planner import Plan, Task
 
 COLOURS = {"done": "green", "failed": "red", "diverged": "yellow", "interrupted": "yellow"}
 

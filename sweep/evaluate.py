@@ -17,7 +17,7 @@ from .errors import GridError, SweepError
 from .launch import carry_out
 from .machine import processes
 from .machine.signals import Interrupted
-from .planner import Task
+from .plan.planner import Task
 from .probes import PROBES, requested
 from .probes.limits import longest
 from .supervisor import Listener

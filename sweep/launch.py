@@ -14,7 +14,7 @@ from ..results.errors import SweepBusy, SweepUnknown
 from ..results.records import NewRevision
 from ..results.standing import standing
 from ..results.store import Store
-from . import disk, ordering, planner, snapshot, supervisor, texts
+from . import snapshot, supervisor
 from .checkpoints import storage
 from .config import Cell
 from .errors import SweepError
@@ -22,6 +22,7 @@ from .executors import Executor, LocalExecutor
 from .grid.grid import Grid
 from .machine import allocation, hardware, processes
 from .machine.locks import GpuLocks
+from .plan import corpora, disk_usage, ordering, planner
 from .probes import requested
 from .supervisor import Listener, Supervisor
 
@@ -68,7 +69,7 @@ def plan(
     made = planner.plan(chosen, states, retrain=retrain, left_out=len(cells) - len(chosen))
     finished = {cell for cell, word in made.standings.items() if word == "done"}
     tasks = ordering.ordered(made.tasks, chosen, list(grid.axes), states, finished)
-    return replace(made, tasks=tasks, disk=disk.needed([task.cell for task in made.training], runs))
+    return replace(made, tasks=tasks, disk=disk_usage.needed([task.cell for task in made.training], runs))
 
 
 def run(
@@ -99,7 +100,7 @@ def run(
     after a clean stop.
     """
     chosen = planner.select(grid, cells, only) if only else list(cells)
-    texts.check(chosen, runs / "corpora")
+    corpora.check(chosen, runs / "corpora")
     cells = supervisor.freeze_plugins(cells, runs)
     kept = {cell.id for cell in chosen}
     chosen = [cell for cell in cells if cell.id in kept]

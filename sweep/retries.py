@@ -11,7 +11,7 @@ from typing import Any
 from ..results.records import Attempt
 from .errors import SweepError
 from .failures import ALIKE, FRUITLESS, POLICIES, Failure, alike
-from .planner import Task
+from .plan.planner import Task
 
 MICRO_BATCH = "train.micro_batch"
 

@@ -29,7 +29,7 @@ from .job import Job
 from .machine import processes
 from .machine.allocation import stands_back
 from .machine.signals import Interrupted, Signals
-from .planner import Task
+from .plan.planner import Task
 from .retries import Retries
 
 LEASE_S = 60.0

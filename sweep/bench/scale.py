@@ -21,12 +21,13 @@ import psutil
 from ...results.recorder import Recorder
 from ...results.records import Attempt, CurvePoint, Measurement
 from ...results.store import Store, open_store
-from .. import launch, texts
+from .. import launch
 from ..config import Resources
 from ..executors import Finished, Launch, OnThisMachine
 from ..grid.grid import Grid, load_grid
 from ..machine import processes
-from ..planner import Task
+from ..plan import corpora
+from ..plan.planner import Task
 from ..probes import requested
 from ..supervisor import LEASE_S, Supervisor
 from . import scale_plan, scale_reports
@@ -120,11 +121,11 @@ def run(cells: int, points: int, folder: Path, *, tell: Callable[[str], None] = 
     runs = folder / "runs"
     tell("preparing the text")
     most = 2 * cells + COMBINATIONS
-    texts.expand(load_grid(file, most=most), runs / "corpora")
+    corpora.expand(load_grid(file, most=most), runs / "corpora")
 
     def expanded() -> tuple[Grid, list[Any]]:
         grid = load_grid(file, most=most)
-        return grid, texts.expand(grid, runs / "corpora")[0]
+        return grid, corpora.expand(grid, runs / "corpora")[0]
 
     began = time.perf_counter()
     grid, made = expanded()

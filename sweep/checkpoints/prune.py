@@ -17,8 +17,8 @@ from ...results.records import Attempt, CellState
 from ...results.standing import Standing, requests_of, standing
 from ...results.store import Store
 from ...results.text import choice
-from ..disk import size
 from ..errors import SweepError
+from ..plan.disk_usage import size
 from . import storage
 from .names import DIGITS, KEPT, MODEL, OPTIMIZERS, PREFIX, WEIGHTS
 from .seal import SEAL, Damaged, facts_of

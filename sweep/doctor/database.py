@@ -17,7 +17,7 @@ from ...results.database import plain_errors
 from ...results.errors import StoreError, StoreMissing
 from ...results.schema import HEAD, AttemptRow, EventRow
 from ...results.store import Store
-from ..disk import size
+from ..plan.disk_usage import size
 from .case import LOCK_SECONDS, Check, _Case, absent, bad, ok, warn
 
 CLOCK_S = 0.2

@@ -11,7 +11,7 @@ import psutil
 
 from ...results.database import NETWORK_FILESYSTEMS
 from ..checkpoints import storage
-from ..disk import size
+from ..plan.disk_usage import size
 from .case import Check, LookFailed, _Case, absent, bad, ok, warn
 
 SPARE_INODES = 10_000

@@ -11,8 +11,8 @@ from typing import Any
 
 import psutil
 
-from ..disk import size
 from ..machine.locks import GpuLocks
+from ..plan.disk_usage import size
 from .case import (
     Check,
     LookFailed,

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import psutil
 
-from ..disk import size
 from ..machine import hardware
+from ..plan.disk_usage import size
 from ..scheduler import token_file
 from .case import Check, _Case, _version, absent, bad, ok, warn
 from .disk import _nearest

@@ -14,12 +14,12 @@ from typing import IO, Any
 
 from atma_sweep.results.records import Attempt, CurvePoint
 from atma_sweep.results.store import Store, open_store
-from atma_sweep.sweep import planner, texts
 from atma_sweep.sweep.checkpoints import checkpoint, storage
 from atma_sweep.sweep.config import Cell
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.job import Job
 from atma_sweep.sweep.machine import processes
+from atma_sweep.sweep.plan import corpora, planner
 from atma_sweep.sweep.probes import requested
 from atma_sweep.sweep.supervisor import Supervisor, freeze_plugins
 from atma_sweep.sweep.training.loop import Stopped
@@ -134,7 +134,7 @@ def small_grid(folder: Path) -> Path:
 def room_of(grid: Path, folder: Path, *sets: str) -> Room:
     """A new database and runs folder for the grid's cell, its text prepared beside the grid."""
     loaded = load_grid(grid, sets=sets, rename="g")
-    (cell,), _ = texts.expand(loaded, grid.parent / "corpora")
+    (cell,), _ = corpora.expand(loaded, grid.parent / "corpora")
     store = open_store(folder / f"{next(serial)}.db", create=True)
     store.runs.mkdir()
     (cell,) = freeze_plugins([cell], store.runs)

@@ -25,7 +25,7 @@ from atma_sweep.results.recorder import Recorder
 from atma_sweep.results.records import CurvePoint, Example, Measurement, Owner, Provenance
 from atma_sweep.results.store import open_store
 from atma_sweep.sweep.grid.grid import load_grid
-from atma_sweep.sweep.planner import record
+from atma_sweep.sweep.plan.planner import record
 from atma_sweep.sweep.verify import identify
 from bundles import packed, unpacked
 from hypothesis import HealthCheck, Phase, given, settings

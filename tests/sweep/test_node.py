@@ -18,7 +18,6 @@ from atma_sweep.results.journal import JOURNAL, JournalStore, recorder_of
 from atma_sweep.results.records import CurvePoint
 from atma_sweep.results.store import Store, open_store
 from atma_sweep.sweep import node as nodes
-from atma_sweep.sweep import planner
 from atma_sweep.sweep.config import Cell, Resources
 from atma_sweep.sweep.executors import Launch, OnThisMachine
 from atma_sweep.sweep.failures import NODE_LOST
@@ -26,6 +25,7 @@ from atma_sweep.sweep.job import Job
 from atma_sweep.sweep.machine import processes
 from atma_sweep.sweep.machine.hardware import Gpu
 from atma_sweep.sweep.node import Node, given_up_after
+from atma_sweep.sweep.plan import planner
 from atma_sweep.sweep.supervisor import Supervisor, reap
 
 JOB = """

@@ -24,7 +24,7 @@ from atma_sweep.sweep.data.shards import write_shard
 from atma_sweep.sweep.errors import SweepError
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.grid.plugins import load_plugin
-from atma_sweep.sweep.planner import record
+from atma_sweep.sweep.plan.planner import record
 from sqlalchemy import update
 
 OWNER = Owner(name="ada", host="here", pid=1, started=1.0)

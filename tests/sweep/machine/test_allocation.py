@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 from atma_sweep.results.store import Store, open_store
-from atma_sweep.sweep import launch, planner, supervisor
+from atma_sweep.sweep import launch, supervisor
 from atma_sweep.sweep.config import Cell, Resources
 from atma_sweep.sweep.errors import GridError, MachineError
 from atma_sweep.sweep.executors import Executor, Finished, Launch, LocalExecutor, OnThisMachine
@@ -24,7 +24,8 @@ from atma_sweep.sweep.machine import processes as process
 from atma_sweep.sweep.machine.allocation import PARTS, Machine, Room, Seat, is_type
 from atma_sweep.sweep.machine.hardware import Gpu
 from atma_sweep.sweep.machine.locks import GpuLocks
-from atma_sweep.sweep.planner import Task
+from atma_sweep.sweep.plan import planner
+from atma_sweep.sweep.plan.planner import Task
 from bench import Bench
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -14,8 +14,8 @@ from atma_sweep.model.mixers.polar import Polar
 from atma_sweep.model.registry import MEMORIES, MIXERS
 from atma_sweep.sweep.config import Cell
 from atma_sweep.sweep.grid.grid import load_grid, shipped
-from atma_sweep.sweep.ordering import costs
-from atma_sweep.sweep.planner import Task
+from atma_sweep.sweep.plan.ordering import costs
+from atma_sweep.sweep.plan.planner import Task
 from atma_sweep.sweep.training.flops import (
     PEAK_BF16,
     estimated_flops,

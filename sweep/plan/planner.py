@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..results.records import CellRecord, CellState
-from ..results.standing import Request, Standing, missing, standing
-from .config import Cell, CellConfig
-from .disk import Disk
-from .errors import GridError
-from .grid.axes import level_text
-from .grid.grid import Grid
-from .probes import requested
+from ...results.records import CellRecord, CellState
+from ...results.standing import Request, Standing, missing, standing
+from ..config import Cell, CellConfig
+from ..errors import GridError
+from ..grid.axes import level_text
+from ..grid.grid import Grid
+from ..probes import requested
+from .disk_usage import Disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ def level_of(cell: Cell, axis: str) -> str | None:
 
 
 def _canonical(grid: Grid, axis: str, text: str) -> str:
-    from .grid.grid import parse_value
+    from ..grid.grid import parse_value
 
     return level_text(axis, parse_value(text)) if axis != "seed" else text
 

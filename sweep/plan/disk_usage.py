@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..model import outline
-from ..model.config import ModelConfig
-from .checkpoints import names, storage
-from .config import Cell
+from ...model import outline
+from ...model.config import ModelConfig
+from ..checkpoints import names, storage
+from ..config import Cell
 
 KEPT_PARTS = {"nothing": "nothing", "weights": "weights", "everything": "weights and checkpoints"}
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -81,7 +81,7 @@ def sizes(config: ModelConfig, *, cuda: bool, optimizer: str = "muon") -> tuple[
     """
     parameters = outline.parameters(config)
     if parameters is None:
-        from .checkpoints import checkpoint
+        from ..checkpoints import checkpoint
 
         return checkpoint.sizes(config, cuda=cuda, optimizer=optimizer)
     weights = buffers = 0

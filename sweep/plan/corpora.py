@@ -7,14 +7,14 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..results.store import default_runs
-from .config import Cell, CellConfig, DataConfig
-from .data import corpora
-from .data.corpora import Corpus, CorpusError
-from .data.prepare import Tell, fingerprint, prepare
-from .data.sources import HUB
-from .errors import MachineError
-from .grid.grid import Grid
+from ...results.store import default_runs
+from ..config import Cell, CellConfig, DataConfig
+from ..data import corpora
+from ..data.corpora import Corpus, CorpusError
+from ..data.prepare import Tell, fingerprint, prepare
+from ..data.sources import HUB
+from ..errors import MachineError
+from ..grid.grid import Grid
 
 
 def quiet(told: object) -> None:
@@ -85,7 +85,7 @@ def check(cells: Sequence[Cell], root: Path) -> None:
 
 def problems(config: CellConfig, corpus: Corpus) -> list[str]:
     """What a cell asks of its corpus and does not get, one sentence each with the setting that would ask for less."""
-    from .data.batches import DataError, training_batches  # which needs torch, and a plan does not
+    from ..data.batches import DataError, training_batches  # which needs torch, and a plan does not
 
     found = []
     train, asked = config.train, config.eval

@@ -7,11 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 from statistics import median
 from typing import Literal
 
-from ..results.records import CellState
-from .config import Cell
-from .errors import GridError
+from ...results.records import CellState
+from ..config import Cell
+from ..errors import GridError
+from ..training import flops
 from .planner import Task, level_of
-from .training import flops
 
 Order = Literal["longest", "pairs", "grid"]
 Point = tuple[str | None, ...]

@@ -1,0 +1,1 @@
+"""What a launch would do: which cells, in which order, on which text, with how much disk."""
