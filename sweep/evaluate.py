@@ -10,7 +10,8 @@ from typing import Any
 
 from ..results.records import Value
 from ..results.store import Store
-from . import loading, supervisor
+from . import supervisor
+from .attempt import load
 from .config import Cell
 from .data import corpora
 from .errors import GridError, SweepError
@@ -76,7 +77,7 @@ def plan(
     seen: set[str] = set()
     shares: dict[str, list[Task]] = {}
     for name in asked:
-        kept = loading.kept(store, name, runs, sweep)
+        kept = load.kept(store, name, runs, sweep)
         if kept.cell.id in seen:
             continue
         seen.add(kept.cell.id)
@@ -149,7 +150,7 @@ def run(
     Every sweep is claimed before the first attempt starts; no revision is recorded. Raises SweepBusy when somebody runs
     one of them, SweepReadOnly, MachineError when a GPU is missing or held, Interrupted after a clean stop.
     """
-    from .provenance import git_state
+    from .attempt.provenance import git_state
 
     owner = processes.this_process("evaluate")
     cells = [task.cell for share in shares.values() for task in share]

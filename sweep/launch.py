@@ -290,6 +290,6 @@ def _executor(name: str, here: allocation.Machine) -> Executor:
 
 
 def _git_state() -> tuple[str | None, bool | None]:
-    from .provenance import git_state
+    from .attempt.provenance import git_state
 
     return git_state()

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import psutil
 
+from .attempt.failures import OOM_KILLED, not_started, oom_kills
 from .errors import MachineError
 from .executors import DUMP_S, Finished, Launch, environment, run_command
-from .failures import OOM_KILLED, not_started, oom_kills
 from .machine import allocation, hardware, processes
 from .machine.locks import GpuLocks
 

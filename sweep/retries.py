@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..results.records import Attempt
+from .attempt.failures import ALIKE, FRUITLESS, POLICIES, Failure, alike
 from .errors import SweepError
-from .failures import ALIKE, FRUITLESS, POLICIES, Failure, alike
 from .plan.planner import Task
 
 MICRO_BATCH = "train.micro_batch"

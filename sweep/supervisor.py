@@ -19,13 +19,13 @@ from ..results.errors import CellTaken, LostLease
 from ..results.records import Attempt, CellState, Owner
 from ..results.standing import Standing, missing, standing
 from ..results.store import Store
+from .attempt.failures import EXIT_MACHINE, NODE_LOST, Failure, judge, oom_kills
+from .attempt.main import Job
 from .checkpoints.prune import place_of
 from .checkpoints.seal import sha256
 from .config import Cell, CellConfig, Resources, without_newer
 from .errors import MachineError
 from .executors import Executor, Launch, OnThisMachine
-from .failures import EXIT_MACHINE, NODE_LOST, Failure, judge, oom_kills
-from .job import Job
 from .machine import processes
 from .machine.allocation import stands_back
 from .machine.signals import Interrupted, Signals

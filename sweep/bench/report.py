@@ -15,8 +15,8 @@ import torch
 
 from ...kernels.choice import version
 from ...results.files import check_file, format_of, is_standard, write
+from ..attempt.provenance import git_state
 from ..errors import MachineError
-from ..provenance import git_state
 
 Tell = Callable[[str], None]
 

@@ -15,6 +15,7 @@ import torch
 
 from ...kernels.choice import use_plain_torch
 from ...model.backbone import Backbone, build
+from ..attempt.runner import WORKSPACE
 from ..config import Cell, TrainConfig
 from ..data.batches import Batches
 from ..errors import GridError
@@ -22,7 +23,6 @@ from ..grid.grid import load_grid
 from ..training import flops
 from ..training.loop import Pending, Point, Trainer
 from ..training.optimizers import Optimizers
-from ..work import WORKSPACE
 from .ceilings import Ceilings, ceilings
 
 

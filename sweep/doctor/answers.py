@@ -53,7 +53,7 @@ def _about_kernels() -> dict[str, Any]:
 
     from ...kernels import conv, cross_entropy, gated_delta, polar, softmax_attention
     from ...model.config import ModelConfig
-    from ..work import share_compiled
+    from ..attempt.runner import share_compiled
 
     # what every child would import by itself when it first calls an op, and for which it would take as long as for torch
     for name in ("triton", "torch._dynamo"):
@@ -131,7 +131,7 @@ def _tell(work: Callable[[Any], dict[str, Any]], part: Any, to: Any) -> None:
 
 def _about_disk(runs: Path) -> dict[str, Any]:
     """What the untrained cells of the default sweep need; cells that differ in their seed alone are counted together."""
-    from ..loading import restored
+    from ..attempt.load import restored
     from ..plan.disk_usage import needed
 
     store = open_store()

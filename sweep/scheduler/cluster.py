@@ -18,11 +18,11 @@ from ...results.journal import JOURNAL, Reader
 from ...results.records import Attempt
 from ...results.store import Store
 from .. import snapshot
+from ..attempt.failures import NODE_LOST
+from ..attempt.main import Job
 from ..config import Cell, Resources
 from ..errors import MachineError
 from ..executors import Finished, Launch, device_for
-from ..failures import NODE_LOST
-from ..job import Job
 from ..machine import allocation, processes
 from ..machine.allocation import Rooms, Seat
 from ..node import LEASE_S, Node, given_up_after

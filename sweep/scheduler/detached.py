@@ -186,7 +186,7 @@ def order(
     It stays on this machine if the database is a file here. Raises AddressWrong, MachineError, SweepBusy when the sweep
     has one already, and Refused with whatever `launch.run` raised there.
     """
-    from ..provenance import git_state
+    from ..attempt.provenance import git_state
 
     connection.connect(address)
     name = actor_name(store, grid.name)

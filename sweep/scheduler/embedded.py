@@ -16,10 +16,10 @@ import ray
 from ray._private import ray_constants
 from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 
+from ..attempt.failures import not_started
 from ..config import Resources
 from ..errors import MachineError
 from ..executors import Finished, Launch, OnThisMachine, device_for, environment, run_command
-from ..failures import not_started
 from ..machine import processes
 from ..machine.allocation import Machine, Room, Seat
 from ..machine.locks import own_folder

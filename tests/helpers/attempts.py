@@ -14,16 +14,16 @@ from typing import IO, Any
 
 from atma_sweep.results.records import Attempt, CurvePoint
 from atma_sweep.results.store import Store, open_store
+from atma_sweep.sweep.attempt.main import Job
+from atma_sweep.sweep.attempt.runner import Work
 from atma_sweep.sweep.checkpoints import checkpoint, storage
 from atma_sweep.sweep.config import Cell
 from atma_sweep.sweep.grid.grid import load_grid
-from atma_sweep.sweep.job import Job
 from atma_sweep.sweep.machine import processes
 from atma_sweep.sweep.plan import corpora, planner
 from atma_sweep.sweep.probes import requested
 from atma_sweep.sweep.supervisor import Supervisor, freeze_plugins
 from atma_sweep.sweep.training.loop import Stopped
-from atma_sweep.sweep.work import Work
 from bench import Bench
 
 serial = itertools.count()

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from atma_sweep.model.backbone import build
 from atma_sweep.model.config import ModelConfig
+from atma_sweep.sweep.attempt.runner import repeat_exactly
 from atma_sweep.sweep.checkpoints import checkpoint
 from atma_sweep.sweep.config import TrainConfig
 from atma_sweep.sweep.data.batches import Batches
 from atma_sweep.sweep.training.loop import Point, Stopped, Trainer
 from atma_sweep.sweep.training.optimizers import Optimizers
-from atma_sweep.sweep.work import repeat_exactly
 
 STEPS = 12
 CELLS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

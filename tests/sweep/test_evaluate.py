@@ -27,12 +27,12 @@ from atma_sweep.results.recorder import Recorder
 from atma_sweep.results.records import Attempt, Measurement, Owner
 from atma_sweep.results.store import Store, SweepReadOnly, open_store
 from atma_sweep.sweep import evaluate, supervisor
+from atma_sweep.sweep.attempt.load import NotTrained, Trained, WeightsGone
+from atma_sweep.sweep.attempt.main import Job
 from atma_sweep.sweep.config import Resources
 from atma_sweep.sweep.data.corpora import CorpusError, open_corpus
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.executors import Finished, Launch, OnThisMachine
-from atma_sweep.sweep.job import Job
-from atma_sweep.sweep.loading import NotTrained, Trained, WeightsGone
 from atma_sweep.sweep.machine import processes
 from once import once
 

@@ -14,7 +14,8 @@ from atma_sweep.results.recorder import Recorder
 from atma_sweep.results.records import CellRecord, Owner, Provenance
 from atma_sweep.results.schema import AttemptRow
 from atma_sweep.results.store import Store, open_store
-from atma_sweep.sweep import launch, loading, snapshot, supervisor, verify
+from atma_sweep.sweep import launch, snapshot, supervisor, verify
+from atma_sweep.sweep.attempt import load
 from atma_sweep.sweep.checkpoints.prune import place_of
 from atma_sweep.sweep.config import Cell, CellConfig, DataConfig, Plugin
 from atma_sweep.sweep.data import corpora
@@ -128,14 +129,14 @@ def test_a_cell_is_what_its_id_says_before_its_plugin_runs(
     sign, plugin = bait
     config = cell.config.model_copy(update={"plugins": (plugin,), "seed": 5})
     wrong = record(Cell(cell.id, cell.slug, config, {}))
-    with pytest.raises(loading.CellUnreadable, match="for another cell"):
-        loading.restored(wrong, tmp_path / "atma-runs")
+    with pytest.raises(load.CellUnreadable, match="for another cell"):
+        load.restored(wrong, tmp_path / "atma-runs")
     stranger = dict(wrong.config) | {"model": dict(wrong.config["model"]) | {"attn_type": "theirs", "mixers": {}}}
-    with pytest.raises(loading.CellUnreadable, match="no mixer named 'theirs'"):
-        loading.restored(CellRecord(**{**vars(wrong), "config": stranger}), tmp_path / "atma-runs")
+    with pytest.raises(load.CellUnreadable, match="no mixer named 'theirs'"):
+        load.restored(CellRecord(**{**vars(wrong), "config": stranger}), tmp_path / "atma-runs")
     assert not sign.exists()
     right = record(Cell(cell.id, cell.slug, cell.config.model_copy(update={"plugins": (plugin,)}), {}))
-    assert loading.restored(right, tmp_path / "atma-runs").id == cell.id
+    assert load.restored(right, tmp_path / "atma-runs").id == cell.id
     assert sign.exists()
 
 

@@ -21,7 +21,8 @@ from typing import Any
 import psutil
 import pytest
 from atma_sweep.results.store import open_store
-from atma_sweep.sweep import doctor, work
+from atma_sweep.sweep import doctor
+from atma_sweep.sweep.attempt import runner
 from atma_sweep.sweep.doctor import Check, LookFailed, answers
 from examined import PLAIN, TWO, cuda, gpu, said
 
@@ -201,7 +202,7 @@ def test_every_op_of_the_network_has_its_self_test(monkeypatch: pytest.MonkeyPat
     import torch
 
     monkeypatch.setattr(answers, "_device", lambda: torch.device("cpu"))
-    monkeypatch.setattr(work, "share_compiled", lambda device: None)
+    monkeypatch.setattr(runner, "share_compiled", lambda device: None)
     found = answers._about_kernels()
     ops = [op for part in answers.TESTED_TOGETHER for op in part]
     assert sorted(found) == sorted(ops)
@@ -374,7 +375,7 @@ def test_a_compiler_for_triton(tmp_path: Path, driver: Any, look: Any, monkeypat
 
 def test_the_cache_of_compiled_kernels(tmp_path: Path, look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
-    from atma_sweep.sweep.work import share_compiled
+    from atma_sweep.sweep.attempt.runner import share_compiled
 
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H200")
     (folder,) = doctor.compiled_folders()

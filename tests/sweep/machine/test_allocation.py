@@ -14,10 +14,10 @@ import psutil
 import pytest
 from atma_sweep.results.store import Store, open_store
 from atma_sweep.sweep import launch, supervisor
+from atma_sweep.sweep.attempt.main import Job
 from atma_sweep.sweep.config import Cell, Resources
 from atma_sweep.sweep.errors import GridError, MachineError
 from atma_sweep.sweep.executors import Executor, Finished, Launch, LocalExecutor, OnThisMachine
-from atma_sweep.sweep.job import Job
 from atma_sweep.sweep.machine import allocation as room
 from atma_sweep.sweep.machine import hardware
 from atma_sweep.sweep.machine import processes as process

@@ -20,9 +20,9 @@ from atma_sweep.results import maintenance, processes
 from atma_sweep.results.records import Attempt, Owner
 from atma_sweep.results.store import Store, open_store
 from atma_sweep.sweep import launch, supervisor, wishes
+from atma_sweep.sweep.attempt.main import Job
 from atma_sweep.sweep.config import Cell
 from atma_sweep.sweep.executors import Finished, Launch, OnThisMachine
-from atma_sweep.sweep.job import Job
 from atma_sweep.sweep.machine import processes as process
 from atma_sweep.sweep.plan import planner
 

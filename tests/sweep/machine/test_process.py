@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 from atma_sweep.results.records import Owner
+from atma_sweep.sweep.attempt.failures import judge
 from atma_sweep.sweep.config import Resources
 from atma_sweep.sweep.executors import Launch, environment, run_command
-from atma_sweep.sweep.failures import judge
 from atma_sweep.sweep.machine import processes
 from atma_sweep.sweep.machine.hardware import cores
 
@@ -121,7 +121,7 @@ def test_a_child_whose_parent_died_before_it_looked_ends_at_once() -> None:
 
 
 ASKED = {
-    "job": "from atma_sweep.sweep.job import StopFlag; StopFlag()",
+    "job": "from atma_sweep.sweep.attempt.main import StopFlag; StopFlag()",
     "launch": "from atma_sweep.sweep.machine.signals import Signals; Signals().__enter__()",
 }
 

@@ -16,13 +16,13 @@ from atma_sweep.results.intervals import wilson
 from atma_sweep.results.records import CellRecord, Measurement, Owner
 from atma_sweep.results.schema import ExampleRow
 from atma_sweep.results.store import Store, open_store
-from atma_sweep.sweep import work as module
+from atma_sweep.sweep.attempt import runner as module
+from atma_sweep.sweep.attempt.main import Job
+from atma_sweep.sweep.attempt.runner import Work
 from atma_sweep.sweep.grid.axes import levels_of
-from atma_sweep.sweep.job import Job
 from atma_sweep.sweep.machine.hardware import peak_resident, reset_peak_resident
 from atma_sweep.sweep.probes import requested
 from atma_sweep.sweep.probes.needle import trials
-from atma_sweep.sweep.work import Work
 from sqlalchemy import select
 
 Attempt = Callable[[Any], Work]

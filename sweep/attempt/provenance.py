@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from ..results.records import Provenance
-from .job import Job
+from ...results.records import Provenance
+from .main import Job
 
 PACKAGES = (
     "atma-sweep",
@@ -25,7 +25,7 @@ PACKAGES = (
     "pydantic",
     "safetensors",
 )
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def git_state(root: Path = ROOT) -> tuple[str | None, bool | None]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ..results.errors import StoreAway, StoreBusy
-from ..results.records import AttemptState
+from ...results.errors import StoreAway, StoreBusy
+from ...results.records import AttemptState
 
 Failure = Literal["preempted", "node_lost", "infrastructure", "host_oom", "cuda_oom", "hang", "code"]
 

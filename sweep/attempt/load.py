@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
-from ..model import registry
-from ..model.config import ModelConfig, ModelConfigError
-from ..model.resolve import check_model_config
-from ..results.records import CellRecord
-from ..results.store import Store, open_store
-from .checkpoints import storage
-from .config import Cell, CellConfig, DataConfig, Plugin, TrainConfig, cell_id
-from .data.corpora import verified
-from .errors import MachineError, SweepError
-from .grid.plugins import PLUGGABLE, Pluggable, load_plugin, source_of
+from ...model import registry
+from ...model.config import ModelConfig, ModelConfigError
+from ...model.resolve import check_model_config
+from ...results.records import CellRecord
+from ...results.store import Store, open_store
+from ..checkpoints import storage
+from ..config import Cell, CellConfig, DataConfig, Plugin, TrainConfig, cell_id
+from ..data.corpora import verified
+from ..errors import MachineError, SweepError
+from ..grid.plugins import PLUGGABLE, Pluggable, load_plugin, source_of
 
 if TYPE_CHECKING:
     import torch
 
-    from ..model.backbone import Backbone
-    from .data.tokenizer import Tokenizer
+    from ...model.backbone import Backbone
+    from ..data.tokenizer import Tokenizer
 
 
 class NotTrained(SweepError):
@@ -204,7 +204,7 @@ def load(
 def _device(name: str) -> torch.device:
     import torch
 
-    from .work import choose_device
+    from .runner import choose_device
 
     if name not in ("cpu", "cuda"):
         raise SweepError(f'device {name!r} is unknown; use device="cpu" or device="cuda"')
@@ -220,8 +220,8 @@ def _device(name: str) -> torch.device:
 def _built(found: Kept, runs: Path, device: torch.device) -> Trained:
     import torch
 
-    from ..model.backbone import build
-    from .checkpoints import checkpoint
+    from ...model.backbone import build
+    from ..checkpoints import checkpoint
 
     config = found.cell.config
     tokenizer = verified(runs / "corpora", config.data.fingerprint or "").load_tokenizer()

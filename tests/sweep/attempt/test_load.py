@@ -20,7 +20,8 @@ from atma_sweep.model.mixers.softmax import NoPE
 from atma_sweep.results.errors import CellAmbiguous, CellUnknown, StoreMissing, SweepUnknown
 from atma_sweep.results.records import Owner
 from atma_sweep.results.store import Store, open_store
-from atma_sweep.sweep import loading
+from atma_sweep.sweep.attempt import load as loading
+from atma_sweep.sweep.attempt.load import CellUnreadable, NotTrained, WeightsGone
 from atma_sweep.sweep.checkpoints import checkpoint, storage
 from atma_sweep.sweep.checkpoints.checkpoint import CheckpointError
 from atma_sweep.sweep.config import Cell, DataConfig
@@ -29,7 +30,6 @@ from atma_sweep.sweep.data.prepare import prepare
 from atma_sweep.sweep.errors import MachineError, SweepError
 from atma_sweep.sweep.grid.grid import load_grid, shipped
 from atma_sweep.sweep.grid.plugins import PluginChanged
-from atma_sweep.sweep.loading import CellUnreadable, NotTrained, WeightsGone
 from atma_sweep.sweep.plan import planner
 from atma_sweep.sweep.supervisor import freeze_plugins
 

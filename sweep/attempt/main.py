@@ -17,15 +17,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ..results.errors import LostLease
-from ..results.journal import JOURNAL, JournalStore
-from ..results.records import AttemptState, CurvePoint
-from ..results.store import Store, open_store
-from .errors import SweepError
+from ...results.errors import LostLease
+from ...results.journal import JOURNAL, JournalStore
+from ...results.records import AttemptState, CurvePoint
+from ...results.store import Store, open_store
+from ..errors import SweepError
+from ..machine import guard, processes
+from ..machine.signals import STOPS
 from .failures import EXIT_LOST, EXIT_MACHINE, EXIT_STOPPED, Failure, classify
-from .machine import guard, processes
-from .machine.signals import STOPS
-from .saying import never_fail, say
+from .log import never_fail, say
 
 JOB_FILE = "job.json"
 TOLD_S = 1.0
@@ -149,8 +149,8 @@ def _attempt(job: Job, runs: Path, store: Store | JournalStore, stop: StopFlag) 
     began = time.monotonic()
     finish = partial(_finish, job, store, began)
     # torch only now: the attempt is registered before its long import, and can be stopped during it
-    from .training.loop import Diverged, Stopped
-    from .work import Work
+    from ..training.loop import Diverged, Stopped
+    from .runner import Work
 
     try:
         work = Work(job, runs, store, stop)

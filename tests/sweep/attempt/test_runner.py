@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from atma_sweep.sweep.attempt.runner import Work
 from atma_sweep.sweep.checkpoints import checkpoint
-from atma_sweep.sweep.work import Work
 from attempts import STEPS, Flag, Room, serial
 from fsspec.implementations.memory import MemoryFileSystem
 

@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 from atma_sweep.results.store import Store, open_store
-from atma_sweep.sweep import failures, supervisor
+from atma_sweep.sweep import supervisor
+from atma_sweep.sweep.attempt import failures
+from atma_sweep.sweep.attempt.failures import EXIT_MACHINE, Policy, judge, not_started
+from atma_sweep.sweep.attempt.main import Job
 from atma_sweep.sweep.config import Cell, Resources
 from atma_sweep.sweep.executors import Finished, Launch, OnThisMachine
-from atma_sweep.sweep.failures import EXIT_MACHINE, Policy, judge, not_started
-from atma_sweep.sweep.job import Job
 from atma_sweep.sweep.machine import processes
 from atma_sweep.sweep.plan import planner
 from atma_sweep.sweep.plan.planner import Task

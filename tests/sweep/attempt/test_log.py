@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 import pytest
-from atma_sweep.sweep.saying import MOST, told
+from atma_sweep.sweep.attempt.log import MOST, told
 from attempts import STEPS, Room
 
 TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ")

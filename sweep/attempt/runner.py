@@ -12,29 +12,29 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..kernels.choice import use_plain_torch, version
-from ..model.backbone import Backbone, build
-from ..results.journal import JournalStore, recorder_of
-from ..results.records import CurvePoint, Measurement
-from ..results.store import Store
+from ...kernels.choice import use_plain_torch, version
+from ...model.backbone import Backbone, build
+from ...results.journal import JournalStore, recorder_of
+from ...results.records import CurvePoint, Measurement
+from ...results.store import Store
+from ..checkpoints import checkpoint, storage
+from ..config import CellConfig
+from ..data.batches import training_batches
+from ..data.corpora import Corpus, open_corpus
+from ..grid.plugins import load_plugin
+from ..machine.hardware import no_gpu, peak_resident, reset_peak_resident
+from ..probes import PROBES, load_probe
+from ..probes.perplexity import stream_loss
+from ..probes.subject import Subject, evaluating, unmeasured
+from ..training import flops
+from ..training.loop import Pending, Point, Stopped, Trainer
+from ..training.optimizers import Optimizers
 from . import provenance
-from .checkpoints import checkpoint, storage
-from .config import CellConfig
-from .data.batches import training_batches
-from .data.corpora import Corpus, open_corpus
-from .grid.plugins import load_plugin
-from .job import Job
-from .machine.hardware import no_gpu, peak_resident, reset_peak_resident
-from .probes import PROBES, load_probe
-from .probes.perplexity import stream_loss
-from .probes.subject import Subject, evaluating, unmeasured
-from .saying import say, told
-from .training import flops
-from .training.loop import Pending, Point, Stopped, Trainer
-from .training.optimizers import Optimizers
+from .log import say, told
+from .main import Job
 
 if TYPE_CHECKING:
-    from .job import StopFlag
+    from .main import StopFlag
 
 HEARTBEAT_S = 5.0
 WORKSPACE = ":4096:8"

@@ -1,0 +1,1 @@
+"""One attempt: the process that trains or loads one model, probes it and records every number."""
