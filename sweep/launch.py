@@ -14,20 +14,21 @@ from ..results.errors import SweepBusy, SweepUnknown
 from ..results.records import NewRevision
 from ..results.standing import standing
 from ..results.store import Store
-from . import snapshot, supervisor
+from . import supervisor
 from .checkpoints import storage
 from .config import Cell
 from .errors import SweepError
-from .executors import Executor, LocalExecutor
 from .grid.grid import Grid
 from .machine import allocation, hardware, processes
 from .machine.locks import GpuLocks
 from .plan import corpora, disk_usage, ordering, planner
 from .probes import requested
+from .scheduler import source_snapshot
+from .scheduler.base import Executor, LocalExecutor
 from .supervisor import Listener, Supervisor
 
 if TYPE_CHECKING:
-    from .scheduler.cluster import ClusterExecutor
+    from .scheduler.ray_cluster import ClusterExecutor
 
 CODE = "code"
 """Kind of the event that names the code a sweep was launched with."""
@@ -108,7 +109,7 @@ def run(
     owner = processes.this_process("launch")
     before = _last_source(store, grid.name)
     source = _source(before, grid.name, runs, code, tell)
-    folder = snapshot.folder(runs, source)
+    folder = source_snapshot.folder(runs, source)
     # before the sweep is claimed, so that a cluster that cannot be reached changes nothing
     with (
         _cluster(address, store, runs, tell) as cluster,
@@ -157,7 +158,7 @@ def _cluster(
     if address is None:
         yield None
         return
-    from .scheduler.cluster import open_cluster
+    from .scheduler.ray_cluster import open_cluster
 
     place = open_cluster(address, store, runs, tell)
     try:
@@ -241,11 +242,11 @@ def claim(
 
 def _source(before: str | None, sweep: str, runs: Path, code: str, tell: Callable[[str], None]) -> str:
     """Which copy of the package this launch runs, by its fingerprint; tells when it is another than before."""
-    now = snapshot.freeze(runs)
+    now = source_snapshot.freeze(runs)
     if before is None or before == now:
         return now
     if code == "kept":
-        if snapshot.folder(runs, before) is None:
+        if source_snapshot.folder(runs, before) is None:
             raise SweepError(f"the code that sweep {sweep} was launched with ({before}) is gone; launch without --code")
         tell(f"code: as launched before ({before}), not as it is now ({now})")
         return before
@@ -260,7 +261,7 @@ def _last_source(store: Store, sweep: str) -> str | None:
     """Fingerprint of the code that the sweep was launched with last."""
     try:
         known = (event.message for event in reversed(store.events(sweep=sweep)) if event.kind == CODE)
-        return next((message for message in known if snapshot.is_fingerprint(message)), None)
+        return next((message for message in known if source_snapshot.is_fingerprint(message)), None)
     except SweepUnknown:
         return None
 
@@ -284,7 +285,7 @@ def _machine(cells: Sequence[Cell], locks: GpuLocks) -> allocation.Machine:
 def _executor(name: str, here: allocation.Machine) -> Executor:
     if name == "local":
         return LocalExecutor(here)
-    from .scheduler.embedded import RayExecutor
+    from .scheduler.ray_local import RayExecutor
 
     return RayExecutor(here)
 

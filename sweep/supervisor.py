@@ -25,12 +25,12 @@ from .checkpoints.prune import place_of
 from .checkpoints.seal import sha256
 from .config import Cell, CellConfig, Resources, without_newer
 from .errors import MachineError
-from .executors import Executor, Launch, OnThisMachine
 from .machine import processes
 from .machine.allocation import stands_back
 from .machine.signals import Interrupted, Signals
 from .plan.planner import Task
 from .retries import Retries
+from .scheduler.base import Executor, Launch, OnThisMachine
 
 LEASE_S = 60.0
 RENEW_S = 5.0

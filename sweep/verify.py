@@ -8,10 +8,10 @@ from typing import Any
 
 from ..results import maintenance
 from ..results.maintenance import Finding
-from . import snapshot
 from .checkpoints.seal import sha256
 from .config import CellConfig, cell_id
 from .data import corpora
+from .scheduler import source_snapshot
 
 
 def identify(config: Any) -> str:
@@ -28,7 +28,7 @@ def check(db: str | None, runs: Path) -> list[Finding]:
 def differing(runs: Path) -> Iterator[Finding]:
     """Files whose content is not what their name, or the manifest beside them, says."""
     for home in sorted((runs / "source").glob("*")):
-        if snapshot.is_fingerprint(home.name) and not snapshot.intact(home):
+        if source_snapshot.is_fingerprint(home.name) and not source_snapshot.intact(home):
             yield Finding(
                 severity="error",
                 what=f"{home} does not hold the code that its name stands for",

@@ -154,17 +154,17 @@ def _about_disk(runs: Path) -> dict[str, Any]:
 def _about_cluster(address: str, runs: Path) -> dict[str, Any]:
     """What its nodes say of themselves, or the error that keeps us out of it."""
     from ..errors import SweepError
-    from ..scheduler import connection
+    from ..scheduler import ray_connection
 
     try:
-        connection.connect(address)
-        nodes = connection.survey(runs)
+        ray_connection.connect(address)
+        nodes = ray_connection.survey(runs)
     except SweepError as error:
         return {"error": str(error)}
     return {
         "nodes": [asdict(node) for node in nodes],
-        "alive": [node["NodeManagerHostname"] for node in connection.live_nodes()],
-        "differing": connection.differing(nodes),
+        "alive": [node["NodeManagerHostname"] for node in ray_connection.live_nodes()],
+        "differing": ray_connection.differing(nodes),
     }
 
 

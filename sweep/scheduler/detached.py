@@ -23,14 +23,14 @@ from rich.console import Console
 
 from ...results.errors import StoreAway, StoreBusy, SweepBusy
 from ...results.store import Store, open_store
-from .. import display, launch, snapshot
+from .. import display, launch
 from ..config import Cell
 from ..errors import SweepError
 from ..grid.grid import Grid
 from ..machine.signals import Interrupted
 from ..retries import SweepBroken
-from . import connection
-from .connection import ray
+from . import ray_connection, source_snapshot
+from .ray_connection import ray
 
 PATIENCE_S = 7 * 86_400.0
 """How long it waits for a database that is locked or away, since nobody is there to launch again."""
@@ -161,7 +161,7 @@ class Detached:
             self._heard.wait(BEGIN_S)
             time.sleep(FAREWELL_S)
         with contextlib.suppress(ValueError, ray.exceptions.RayError):
-            ray.kill(ray.get_actor(self._order.name, namespace=connection.NAMESPACE), no_restart=True)
+            ray.kill(ray.get_actor(self._order.name, namespace=ray_connection.NAMESPACE), no_restart=True)
 
 
 def actor_name(store: Store, sweep: str) -> str:
@@ -188,29 +188,29 @@ def order(
     """
     from ..attempt.provenance import git_state
 
-    connection.connect(address)
+    ray_connection.connect(address)
     name = actor_name(store, grid.name)
     busy = f"sweep {grid.name!r} has a supervisor on the cluster already ({name}); atma-sweep status --watch follows it"
     with contextlib.suppress(ValueError):
-        ray.get_actor(name, namespace=connection.NAMESPACE)
+        ray.get_actor(name, namespace=ray_connection.NAMESPACE)
         raise SweepBusy(busy)
-    source = snapshot.frozen(runs)
+    source = source_snapshot.frozen(runs)
     url = store.url.set(database=str(store.path.absolute())) if store.path is not None else store.url
     made = Order(
         name, grid, tuple(cells), url.render_as_string(hide_password=False), runs, tuple(only), retrain, code,
         git_state(), address, os.getcwd(),
     )  # fmt: skip
-    here = connection.on(ray.get_runtime_context().get_node_id(), soft=store.path is None)
+    here = ray_connection.on(ray.get_runtime_context().get_node_id(), soft=store.path is None)
     options: dict[str, Any] = {
         "name": name,
-        "namespace": connection.NAMESPACE,
+        "namespace": ray_connection.NAMESPACE,
         "lifetime": "detached",
         "max_restarts": -1,
         "max_concurrency": 4,
         "num_cpus": 0,
         "num_gpus": 0,
         "scheduling_strategy": here,
-        "runtime_env": {"env_vars": connection.worker_env(source, os.environ.get("PYTHONPATH"))},
+        "runtime_env": {"env_vars": ray_connection.worker_env(source, os.environ.get("PYTHONPATH"))},
     }
     try:
         handle: Any = ray.remote(Detached).options(**options).remote(made)
@@ -218,8 +218,8 @@ def order(
     except ValueError as error:
         raise SweepBusy(busy) from error
     except ray.exceptions.RayError as error:
-        raise connection.MachineError(
-            f"the supervisor did not start: {connection.line(error)}; see {made.log}"
+        raise ray_connection.MachineError(
+            f"the supervisor did not start: {ray_connection.line(error)}; see {made.log}"
         ) from error
     if isinstance(begun, Refused):
         raise begun

@@ -32,8 +32,8 @@ from atma_sweep.sweep.attempt.main import Job
 from atma_sweep.sweep.config import Resources
 from atma_sweep.sweep.data.corpora import CorpusError, open_corpus
 from atma_sweep.sweep.errors import GridError
-from atma_sweep.sweep.executors import Finished, Launch, OnThisMachine
 from atma_sweep.sweep.machine import processes
+from atma_sweep.sweep.scheduler.base import Finished, Launch, OnThisMachine
 from once import once
 
 pytestmark = pytest.mark.slow

@@ -19,10 +19,10 @@ from atma_sweep.sweep.attempt import failures
 from atma_sweep.sweep.attempt.failures import EXIT_MACHINE, Policy, judge, not_started
 from atma_sweep.sweep.attempt.main import Job
 from atma_sweep.sweep.config import Cell, Resources
-from atma_sweep.sweep.executors import Finished, Launch, OnThisMachine
 from atma_sweep.sweep.machine import processes
 from atma_sweep.sweep.plan import planner
 from atma_sweep.sweep.plan.planner import Task
+from atma_sweep.sweep.scheduler.base import Finished, Launch, OnThisMachine
 from attempts import Room, room_of
 
 NO_SPACE = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "job.json")

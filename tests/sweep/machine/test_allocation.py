@@ -17,7 +17,6 @@ from atma_sweep.sweep import launch, supervisor
 from atma_sweep.sweep.attempt.main import Job
 from atma_sweep.sweep.config import Cell, Resources
 from atma_sweep.sweep.errors import GridError, MachineError
-from atma_sweep.sweep.executors import Executor, Finished, Launch, LocalExecutor, OnThisMachine
 from atma_sweep.sweep.machine import allocation as room
 from atma_sweep.sweep.machine import hardware
 from atma_sweep.sweep.machine import processes as process
@@ -26,6 +25,7 @@ from atma_sweep.sweep.machine.hardware import Gpu
 from atma_sweep.sweep.machine.locks import GpuLocks
 from atma_sweep.sweep.plan import planner
 from atma_sweep.sweep.plan.planner import Task
+from atma_sweep.sweep.scheduler.base import Executor, Finished, Launch, LocalExecutor, OnThisMachine
 from bench import Bench
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -305,7 +305,7 @@ def executor(name: str, here: Machine, monkeypatch: pytest.MonkeyPatch) -> Execu
     pytest.importorskip("ray")
     # set for good by whatever test of a cluster ran in this process; here Ray's daemons would ask for a token, and get none
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
-    from atma_sweep.sweep.scheduler.embedded import RayExecutor
+    from atma_sweep.sweep.scheduler.ray_local import RayExecutor
 
     return RayExecutor(here)
 

@@ -22,9 +22,9 @@ from atma_sweep.results.store import Store, open_store
 from atma_sweep.sweep import launch, supervisor, wishes
 from atma_sweep.sweep.attempt.main import Job
 from atma_sweep.sweep.config import Cell
-from atma_sweep.sweep.executors import Finished, Launch, OnThisMachine
 from atma_sweep.sweep.machine import processes as process
 from atma_sweep.sweep.plan import planner
+from atma_sweep.sweep.scheduler.base import Finished, Launch, OnThisMachine
 
 SILENT: Any = SimpleNamespace(**dict.fromkeys(("started", "running", "ended", "waiting"), lambda *_: None))
 
@@ -41,7 +41,7 @@ import sys
 from atma_sweep.results.errors import SweepBusy
 from atma_sweep.results.store import open_store
 from atma_sweep.sweep.machine import processes as process
-from atma_sweep.sweep.executors import OnThisMachine
+from atma_sweep.sweep.scheduler.base import OnThisMachine
 store = open_store(sys.argv[1])
 try:
     store.acquire_sweep("s", process.this_process("launch"), 60.0, is_alive=process.is_alive)
@@ -233,13 +233,18 @@ def test_a_retry_that_is_asked_for_while_another_is_heard_is_not_lost(
 @pytest.mark.parametrize("trouble", ["silent", "blind", "full disk"])
 def test_a_node_that_failed_one_survey_is_asked_again(monkeypatch: pytest.MonkeyPatch, trouble: str) -> None:
     pytest.importorskip("ray")
-    from atma_sweep.sweep.scheduler import cluster
+    from atma_sweep.sweep.scheduler import ray_cluster
 
-    place: Any = cluster.ClusterExecutor.__new__(cluster.ClusterExecutor)
+    place: Any = ray_cluster.ClusterExecutor.__new__(ray_cluster.ClusterExecutor)
     told: list[str] = []
     joined: list[str] = []
     vars(place).update(
-        _runs=Path("runs"), _tell=told.append, _lock=cluster.threading.RLock(), _links={}, _joining=set(), _refused={}
+        _runs=Path("runs"),
+        _tell=told.append,
+        _lock=ray_cluster.threading.RLock(),
+        _links={},
+        _joining=set(),
+        _refused={},
     )
     node = SimpleNamespace(id="n", host="far", sees_runs=True)
     answers: list[Any] = {
@@ -254,9 +259,9 @@ def test_a_node_that_failed_one_survey_is_asked_again(monkeypatch: pytest.Monkey
             raise answer
         return answer
 
-    monkeypatch.setattr(cluster, "AGAIN_S", 0.0)
-    monkeypatch.setattr(cluster.connection, "live_nodes", lambda: [{"NodeID": "n"}])
-    monkeypatch.setattr(cluster.connection, "survey", survey)
+    monkeypatch.setattr(ray_cluster, "AGAIN_S", 0.0)
+    monkeypatch.setattr(ray_cluster.connection, "live_nodes", lambda: [{"NodeID": "n"}])
+    monkeypatch.setattr(ray_cluster.connection, "survey", survey)
     monkeypatch.setattr(place, "_join", lambda found: joined.append(found.id), raising=False)
     place._look_for_nodes()
     assert joined == []

@@ -17,15 +17,15 @@ import pytest
 from atma_sweep.results.journal import JOURNAL, JournalStore, recorder_of
 from atma_sweep.results.records import CurvePoint
 from atma_sweep.results.store import Store, open_store
-from atma_sweep.sweep import node as nodes
 from atma_sweep.sweep.attempt.failures import NODE_LOST
 from atma_sweep.sweep.attempt.main import Job
 from atma_sweep.sweep.config import Cell, Resources
-from atma_sweep.sweep.executors import Launch, OnThisMachine
 from atma_sweep.sweep.machine import processes
 from atma_sweep.sweep.machine.hardware import Gpu
-from atma_sweep.sweep.node import Node, given_up_after
 from atma_sweep.sweep.plan import planner
+from atma_sweep.sweep.scheduler import node_agent as nodes
+from atma_sweep.sweep.scheduler.base import Launch, OnThisMachine
+from atma_sweep.sweep.scheduler.node_agent import Node, given_up_after
 from atma_sweep.sweep.supervisor import Supervisor, reap
 
 JOB = """

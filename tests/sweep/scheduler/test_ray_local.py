@@ -19,7 +19,7 @@ import psutil
 import pytest
 from bench import Bench
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 ASK = """
 import sys
 from ray._raylet import GcsClient
@@ -32,7 +32,7 @@ except AuthenticationError:
 
 
 def test_the_lowest_ray_is_one_whose_defaults_were_tried() -> None:
-    from atma_sweep.sweep.scheduler.embedded import TRIED
+    from atma_sweep.sweep.scheduler.ray_local import TRIED
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert f"ray>={TRIED}" in project["dependencies"]

@@ -9,9 +9,9 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from .errors import SweepError
+from ..errors import SweepError
 
-PACKAGE = Path(__file__).resolve().parent.parent
+PACKAGE = Path(__file__).resolve().parents[2]
 PARTS = ("__init__.py", "cli.py", "grids", "kernels", "model", "reports", "results", "sweep")
 LENGTH = 12
 

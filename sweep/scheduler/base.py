@@ -15,11 +15,11 @@ from typing import Protocol
 
 import psutil
 
-from ..results.records import Attempt
-from . import snapshot
-from .config import Resources
-from .machine import processes
-from .machine.allocation import Machine, Room, Seat
+from ...results.records import Attempt
+from ..config import Resources
+from ..machine import processes
+from ..machine.allocation import Machine, Room, Seat
+from . import source_snapshot
 
 DUMP_S = 1.0
 """What a hanging process gets to write down where its threads stand."""
@@ -164,7 +164,7 @@ def environment(launch: Launch, devices: str | None = None) -> dict[str, str]:
     if launch.database is not None:
         env["ATMA_DB"] = launch.database
     if launch.source is not None:
-        env["PYTHONPATH"] = snapshot.import_path(launch.source.resolve(), env.get("PYTHONPATH"))
+        env["PYTHONPATH"] = source_snapshot.import_path(launch.source.resolve(), env.get("PYTHONPATH"))
     threads = str(launch.resources.cpus)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         env[name] = threads

@@ -19,11 +19,11 @@ from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 from ..attempt.failures import not_started
 from ..config import Resources
 from ..errors import MachineError
-from ..executors import Finished, Launch, OnThisMachine, device_for, environment, run_command
 from ..machine import processes
 from ..machine.allocation import Machine, Room, Seat
 from ..machine.locks import own_folder
 from ..machine.signals import held
+from .base import Finished, Launch, OnThisMachine, device_for, environment, run_command
 
 DAEMONS = ("raylet", "gcs_server")
 TRIED = "2.60"

@@ -21,9 +21,8 @@ from typing import Any
 
 import psutil
 
-from .. import snapshot
 from ..errors import MachineError, SweepError
-from . import facts, token_file
+from . import node_info, source_snapshot, token_file
 
 # Read by Ray while it is imported; without it a named address is asked without the token.
 os.environ.setdefault("RAY_AUTH_MODE", "token")
@@ -40,10 +39,10 @@ ANSWER_S = 60.0
 PACKAGES = ("torch", "triton", "numpy", "ray", "fla-core", "safetensors")
 """Whose versions ought to be the same everywhere."""
 PACKAGE = Path(__file__).resolve().parents[2]
-AGENT = f"{__package__}.cluster"
+AGENT = f"{__package__}.ray_cluster"
 """What a node has to be able to import."""
 
-cloudpickle.register_pickle_by_value(facts)
+cloudpickle.register_pickle_by_value(node_info)
 
 
 class AddressWrong(SweepError):
@@ -174,17 +173,19 @@ def worker_env(source: Path, import_path: str | None) -> dict[str, str]:
     """Settings of an actor's process that runs the frozen copy in `source`, on a node where PYTHONPATH is `import_path`."""
     lease = {name: os.environ[name] for name in ("ATMA_NODE_LEASE_S",) if name in os.environ}
     return {
-        "PYTHONPATH": snapshot.import_path(source, import_path),
+        "PYTHONPATH": source_snapshot.import_path(source, import_path),
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     } | lease
 
 
 def why_no_import(node: NodeFacts, source: Path) -> str | None:
     """Why a process on that node cannot import the copy in `source`, in one line; None when it can or does not answer."""
-    task = ray.remote(num_cpus=0, max_retries=0)(facts.try_import)
-    asked = task.options(scheduling_strategy=on(node.id)).remote(AGENT, snapshot.import_path(source, node.import_path))
+    task = ray.remote(num_cpus=0, max_retries=0)(node_info.try_import)
+    asked = task.options(scheduling_strategy=on(node.id)).remote(
+        AGENT, source_snapshot.import_path(source, node.import_path)
+    )
     try:
-        why: str | None = ray.get(asked, timeout=ANSWER_S + facts.IMPORT_S)
+        why: str | None = ray.get(asked, timeout=ANSWER_S + node_info.IMPORT_S)
     except ray.exceptions.RayError:
         return None
     return why
@@ -197,7 +198,7 @@ def survey(runs: Path, nodes: Sequence[dict[str, Any]] | None = None) -> list[No
     runs.mkdir(parents=True, exist_ok=True)
     mark.touch()
     try:
-        task = ray.remote(num_cpus=0, max_retries=0)(facts.look)
+        task = ray.remote(num_cpus=0, max_retries=0)(node_info.look)
         wanted = {
             task.options(scheduling_strategy=on(node["NodeID"])).remote(str(runs), mark.name, PACKAGES): node
             for node in asked

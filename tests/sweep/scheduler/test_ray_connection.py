@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from atma_sweep.sweep import snapshot
 from atma_sweep.sweep.errors import MachineError
+from atma_sweep.sweep.scheduler import source_snapshot
 from bench import Bench
 
 pytest.importorskip("ray")
-from atma_sweep.sweep.scheduler import connection
-from atma_sweep.sweep.scheduler import facts as look
-from atma_sweep.sweep.scheduler.connection import AddressWrong, NodeFacts
+from atma_sweep.sweep.scheduler import node_info as look
+from atma_sweep.sweep.scheduler import ray_connection
+from atma_sweep.sweep.scheduler.ray_connection import AddressWrong, NodeFacts
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -42,32 +42,32 @@ def nobody() -> Iterator[str]:
 @pytest.mark.parametrize("address", ["", "auto", "head", "ray://head:10001", "head:", "head:port", ":6379"])
 def test_an_address_has_a_host_and_a_port(address: str) -> None:
     with pytest.raises(AddressWrong, match="is not HOST:PORT"):
-        connection.split(address)
+        ray_connection.split(address)
 
 
 def test_addresses_that_are_right() -> None:
-    assert connection.split("head.example:6379") == ("head.example", 6379)
-    assert connection.split("[fe80::1]:6379") == ("fe80::1", 6379)
+    assert ray_connection.split("head.example:6379") == ("head.example", 6379)
+    assert ray_connection.split("[fe80::1]:6379") == ("fe80::1", 6379)
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
 def test_a_token_that_others_can_read(token: Path, nobody: str, mode: int) -> None:
     token.chmod(mode)
     with pytest.raises(MachineError, match=rf"others can read the token in .*; chmod 600 {token}"):
-        connection.connect(nobody)
+        ray_connection.connect(nobody)
 
 
 def test_no_token(token: Path, nobody: str) -> None:
     token.unlink()
     with pytest.raises(MachineError, match=r"no token in .*; copy the head's file there and chmod 600 it"):
-        connection.connect(nobody)
+        ray_connection.connect(nobody)
 
 
 def test_a_token_in_the_environment_needs_no_file(token: Path, nobody: str, monkeypatch: pytest.MonkeyPatch) -> None:
     token.unlink()
     monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 64)
     with pytest.raises(MachineError, match="no cluster answers at"):
-        connection.connect(nobody)
+        ray_connection.connect(nobody)
 
 
 def test_a_launch_where_nothing_answers_changes_nothing(run: Run, tmp_path: Path, nobody: str) -> None:
@@ -101,9 +101,9 @@ def facts(host: str, **versions: str) -> NodeFacts:
 
 def test_what_differs_between_nodes() -> None:
     same = [facts("a", torch="2.13", numpy="2"), facts("b", torch="2.13", numpy="2")]
-    assert connection.differing(same) == {}
+    assert ray_connection.differing(same) == {}
     other = facts("c", torch="2.12", python="3.12.2")
-    assert connection.differing([*same, other]) == {
+    assert ray_connection.differing([*same, other]) == {
         "python": {"3.12.1": ["a", "b"], "3.12.2": ["c"]},
         "torch": {"2.13": ["a", "b"], "2.12": ["c"]},
         "numpy": {"2": ["a", "b"], "none": ["c"]},
@@ -111,8 +111,8 @@ def test_what_differs_between_nodes() -> None:
 
 
 def test_a_node_says_why_it_cannot_import_what_an_agent_needs(tmp_path: Path) -> None:
-    source = snapshot.frozen(tmp_path / "runs")
-    assert look.try_import(connection.AGENT, snapshot.import_path(source, None)) is None
+    source = source_snapshot.frozen(tmp_path / "runs")
+    assert look.try_import(ray_connection.AGENT, source_snapshot.import_path(source, None)) is None
     (tmp_path / "sqlalchemy.py").write_text("raise ImportError('no such luck')")
-    path = snapshot.import_path(source, str(tmp_path))
-    assert look.try_import(connection.AGENT, path) == "ImportError: no such luck"
+    path = source_snapshot.import_path(source, str(tmp_path))
+    assert look.try_import(ray_connection.AGENT, path) == "ImportError: no such luck"

@@ -17,17 +17,16 @@ from ...results.errors import LostLease
 from ...results.journal import JOURNAL, Reader
 from ...results.records import Attempt
 from ...results.store import Store
-from .. import snapshot
 from ..attempt.failures import NODE_LOST
 from ..attempt.main import Job
 from ..config import Cell, Resources
 from ..errors import MachineError
-from ..executors import Finished, Launch, device_for
 from ..machine import allocation, processes
 from ..machine.allocation import Rooms, Seat
-from ..node import LEASE_S, Node, given_up_after
-from . import connection
-from .connection import NodeFacts, ray
+from . import ray_connection, source_snapshot
+from .base import Finished, Launch, device_for
+from .node_agent import LEASE_S, Node, given_up_after
+from .ray_connection import NodeFacts, ray
 
 START_S = 120.0
 """What a node gets to start its agent, an import of this package included."""
@@ -92,7 +91,7 @@ class ClusterExecutor:
         Raises MachineError when a node does not see the runs folder, or none has an agent.
         """
         self._store, self._runs, self._tell = store, runs, tell
-        self._source = snapshot.frozen(runs)
+        self._source = source_snapshot.frozen(runs)
         self._lease = lease
         self._began = time.monotonic()
         self._host = socket.gethostname()
@@ -113,11 +112,11 @@ class ClusterExecutor:
         self._news = threading.Event()
         self._closed = threading.Event()
         self._failure: Exception | None = None
-        nodes = connection.survey(runs)
+        nodes = ray_connection.survey(runs)
         blind = [node.host for node in nodes if not node.sees_runs]
         if blind:
             raise MachineError(f"{', '.join(blind)} cannot see {runs}; pass --runs with a folder that every node sees")
-        for name, have in connection.differing(nodes).items():
+        for name, have in ray_connection.differing(nodes).items():
             versions = "; ".join(f"{version} on {', '.join(hosts)}" for version, hosts in have.items())
             tell(f"nodes differ: {name} {versions}; numbers may, too")
         joins = [threading.Thread(target=self._join, args=(node,), daemon=True) for node in nodes]
@@ -137,18 +136,18 @@ class ClusterExecutor:
     def _join(self, node: NodeFacts) -> None:
         """Starts an agent, ends what former ones left there, and opens the node for attempts."""
         # the agent runs a frozen copy of this package, wherever that is installed there
-        env = connection.worker_env(self._source, node.import_path)
+        env = ray_connection.worker_env(self._source, node.import_path)
         # several calls at once: a poll waits for attempts to end
         handle: Any = ray.remote(Agent).options(
             num_cpus=0, num_gpus=0, max_restarts=0, max_task_retries=0, max_concurrency=8,
-            scheduling_strategy=connection.on(node.id), runtime_env={"env_vars": env},
+            scheduling_strategy=ray_connection.on(node.id), runtime_env={"env_vars": env},
         ).remote(self._lease)  # fmt: skip
         try:
             machine = self._ready(handle, node)
         except (ray.exceptions.RayError, MachineError) as error:
             with contextlib.suppress(ray.exceptions.RayError):
                 ray.kill(handle)
-            self._refuse(node, f"its agent did not start: {connection.line(error)}")
+            self._refuse(node, f"its agent did not start: {ray_connection.line(error)}")
             return
         with self._lock:
             self._joining.discard(node.id)
@@ -162,7 +161,7 @@ class ClusterExecutor:
             machine, why = ray.get(held, timeout=SLOW_S)
         except ray.exceptions.RayError as error:
             # Ray starts a process that cannot import what it needs again and again, and says nothing
-            missing = connection.why_no_import(node, self._source)
+            missing = ray_connection.why_no_import(node, self._source)
             if missing is not None:
                 raise MachineError(missing) from error
             machine, why = ray.get(held, timeout=START_S)
@@ -264,9 +263,9 @@ class ClusterExecutor:
                 now = time.monotonic()
                 refused = {node for node, until in self._refused.items() if until > now}
                 known = self._links.keys() | self._joining | refused
-                new = [node for node in connection.live_nodes() if node["NodeID"] not in known]
+                new = [node for node in ray_connection.live_nodes() if node["NodeID"] not in known]
                 self._joining |= {node["NodeID"] for node in new}
-            for node in connection.survey(self._runs, new) if new else []:
+            for node in ray_connection.survey(self._runs, new) if new else []:
                 if not node.sees_runs:
                     self._refuse(node, f"it cannot see {self._runs}")
                     continue
@@ -341,7 +340,7 @@ class ClusterExecutor:
         self._news.clear()
         if self._failure is not None:
             raise MachineError(
-                f"the cluster is out of reach ({connection.line(self._failure)}); launch again when it is back"
+                f"the cluster is out of reach ({ray_connection.line(self._failure)}); launch again when it is back"
             ) from self._failure
         with self._lock:
             ended = dict(self._ended)
@@ -439,5 +438,5 @@ def _applied(reader: Reader) -> bool:
 
 def open_cluster(address: str, store: Store, runs: Path, tell: Tell) -> ClusterExecutor:
     """Connects and starts the agents. Raises AddressWrong and MachineError."""
-    connection.connect(address)
+    ray_connection.connect(address)
     return ClusterExecutor(store, runs, tell)

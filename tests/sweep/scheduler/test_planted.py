@@ -14,7 +14,7 @@ from atma_sweep.results.recorder import Recorder
 from atma_sweep.results.records import CellRecord, Owner, Provenance
 from atma_sweep.results.schema import AttemptRow
 from atma_sweep.results.store import Store, open_store
-from atma_sweep.sweep import launch, snapshot, supervisor, verify
+from atma_sweep.sweep import launch, supervisor, verify
 from atma_sweep.sweep.attempt import load
 from atma_sweep.sweep.checkpoints.prune import place_of
 from atma_sweep.sweep.config import Cell, CellConfig, DataConfig, Plugin
@@ -26,6 +26,7 @@ from atma_sweep.sweep.errors import SweepError
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.grid.plugins import load_plugin
 from atma_sweep.sweep.plan.planner import record
+from atma_sweep.sweep.scheduler import source_snapshot
 from sqlalchemy import update
 
 OWNER = Owner(name="ada", host="here", pid=1, started=1.0)
@@ -53,33 +54,33 @@ PLANTED: dict[str, tuple[str, str]] = {
 def test_code_is_trusted_by_what_it_is_not_by_where_it_lies(what: str, package: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     name, text = PLANTED[what]
-    planted = runs / "source" / snapshot.fingerprint(package) / name
+    planted = runs / "source" / source_snapshot.fingerprint(package) / name
     if what != "another file":
-        snapshot.freeze(runs, package)
+        source_snapshot.freeze(runs, package)
     planted.parent.mkdir(parents=True, exist_ok=True)
     planted.write_text(text)
     with pytest.raises(SweepError, match="does not hold the code that its name stands for; remove it"):
-        snapshot.freeze(runs, package)
+        source_snapshot.freeze(runs, package)
     with pytest.raises(SweepError, match="does not hold the code"):
-        snapshot.folder(runs, snapshot.fingerprint(package))
+        source_snapshot.folder(runs, source_snapshot.fingerprint(package))
     assert [finding.severity for finding in verify.differing(runs)] == ["error"]
 
 
 def test_links_and_compiled_files_of_frozen_code(package: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
-    known = snapshot.freeze(runs, package)
+    known = source_snapshot.freeze(runs, package)
     job = runs / "source" / known / "atma_sweep" / "sweep" / "job.py"
     compiled = Path(py_compile.compile(str(job)) or "")
     assert compiled.is_file()
-    assert snapshot.freeze(runs, package) == known
+    assert source_snapshot.freeze(runs, package) == known
     assert not compiled.exists(), "nobody knows what it was made of"
     other = tmp_path / "other.py"
     job.rename(other)
     job.symlink_to(other)
     with pytest.raises(SweepError, match="does not hold the code"):
-        snapshot.folder(runs, known)
+        source_snapshot.folder(runs, known)
     with pytest.raises(SweepError, match="no fingerprint of code"):
-        snapshot.folder(runs, "../../x")
+        source_snapshot.folder(runs, "../../x")
 
 
 @pytest.fixture
