@@ -113,11 +113,11 @@ def launch(
     """
     from .results.files import make_folder
     from .results.store import StoreMissing, open_store
-    from .sweep import display, launch
     from .sweep.errors import SweepError
     from .sweep.grid.grid import load_grid
     from .sweep.plan import corpora
     from .sweep.preparing import Preparing
+    from .sweep.run import launch, progress
 
     _check_executor(executor)
     _check_word("--code", code, ["new", "kept"])
@@ -126,7 +126,7 @@ def launch(
     if address is not None and executor == "local":
         raise SweepError("--executor local runs on this machine alone; leave it or --address out")
     loaded = load_grid(grid, sets=set_ or [], rename=name, most=most)
-    console = display.Terminal(stderr=as_json, soft_wrap=True)
+    console = progress.Terminal(stderr=as_json, soft_wrap=True)
     where = runs_folder(runs, db, write=not dry_run)
     with Preparing(console, "text") as preparing:
         cells, remarks = corpora.expand(loaded, where / "corpora", dry=dry_run, tell=preparing)
@@ -141,7 +141,7 @@ def launch(
     store = open_store(db, create=True)
     make_folder(where, "--runs", parents=True)
     if detach and address is not None:
-        from .sweep.scheduler import detached
+        from .sweep.run import detached
 
         lines = detached.order(
             loaded, cells, store, runs=where, address=address, only=only or [], retrain=retrain, code=code
@@ -154,11 +154,11 @@ def launch(
         return
 
     def planned(plan: Any) -> None:
-        for line in display.describe_plan(plan, loaded.name):
+        for line in progress.describe_plan(plan, loaded.name):
             console.print(line, highlight=False, markup=False)
         screen.expect(len(plan.tasks))
 
-    with display.Display(console, len(cells)) as screen:
+    with progress.Display(console, len(cells)) as screen:
         outcome = launch.run(
             loaded,
             cells,
@@ -179,7 +179,7 @@ def launch(
 
 
 def _show_plan(plan: Any, sweep: str, remarks: list[str], as_json: bool) -> None:
-    from .sweep.display import describe_plan
+    from .sweep.run.progress import describe_plan
 
     if as_json:
         rows = [
@@ -257,14 +257,14 @@ def evaluate(
       atma-sweep evaluate polar-baseline-d0-m1-w0-s0 --probe needle --length 2048
     """
     from .results.store import open_store
-    from .sweep import display, evaluate
+    from .sweep.run import evaluate, progress
 
     _check_executor(executor)
     store = open_store(db)
     where = runs_folder(runs, db, write=True)
     shares = evaluate.plan(store, cells, runs=where, probes=probe or [], lengths=length or [], sweep=sweep)
-    console = display.Terminal(stderr=as_json, soft_wrap=True)
-    with display.Display(console, sum(map(len, shares.values()))) as screen:
+    console = progress.Terminal(stderr=as_json, soft_wrap=True)
+    with progress.Display(console, sum(map(len, shares.values()))) as screen:
         measured = evaluate.run(store, shares, screen, runs=where, executor=executor)
     if as_json:
         print_json([row for cell in measured for row in cell.as_json()])
@@ -308,7 +308,7 @@ def logs(
       atma-sweep logs polar-baseline-d0-m1-w0-s0 --follow
     """
     from .results.store import open_store
-    from .sweep import logs
+    from .sweep.run import logs
 
     store = open_store(db)
     where = runs_folder(runs, db)
@@ -387,7 +387,7 @@ def _ask(wish: Any, sweep: str | None, db: str | None, as_json: bool, cells: lis
     from dataclasses import asdict
 
     from .results.store import open_store
-    from .sweep.wishes import ask
+    from .sweep.run.control import ask
 
     answer = ask(open_store(db), wish, sweep, cells or [])
     if as_json:

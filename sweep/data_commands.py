@@ -66,7 +66,7 @@ def data_prepare(
     from . import preparing
     from .data import corpora
     from .data.prepare import prepare
-    from .display import Terminal
+    from .run.progress import Terminal
 
     root = runs_folder(runs, db, write=True) / "corpora"
     given = {

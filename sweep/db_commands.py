@@ -171,7 +171,7 @@ def db_forget(
 
     from ..results.forgetting import forget, plan
     from ..results.store import StoreError, open_store
-    from .wishes import person
+    from .run.control import person
 
     store = open_store(db)
     probes, lengths = probe or [], length or []

@@ -21,15 +21,15 @@ import psutil
 from ...results.recorder import Recorder
 from ...results.records import Attempt, CurvePoint, Measurement
 from ...results.store import Store, open_store
-from .. import launch
 from ..config import Resources
 from ..grid.grid import Grid, load_grid
 from ..machine import processes
 from ..plan import corpora
 from ..plan.planner import Task
 from ..probes import requested
+from ..run import launch
+from ..run.supervisor import LEASE_S, Supervisor
 from ..scheduler.base import Finished, Launch, OnThisMachine
-from ..supervisor import LEASE_S, Supervisor
 from . import scale_plan, scale_reports
 from .scale_exchange import exchanged
 

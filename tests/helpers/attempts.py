@@ -22,7 +22,7 @@ from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.machine import processes
 from atma_sweep.sweep.plan import corpora, planner
 from atma_sweep.sweep.probes import requested
-from atma_sweep.sweep.supervisor import Supervisor, freeze_plugins
+from atma_sweep.sweep.run.supervisor import Supervisor, freeze_plugins
 from atma_sweep.sweep.training.loop import Stopped
 from bench import Bench
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from atma_sweep.results.store import open_store
-from atma_sweep.sweep import supervisor
 from atma_sweep.sweep.bench import scale
 from atma_sweep.sweep.config import cell_id, slug
 from atma_sweep.sweep.grid.grid import load_grid
+from atma_sweep.sweep.run import supervisor
 
 
 def test_every_cell_is_planned_supervised_and_found_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 from atma_sweep.results.store import Store, open_store
-from atma_sweep.sweep import supervisor
 from atma_sweep.sweep.attempt import failures
 from atma_sweep.sweep.attempt.failures import EXIT_MACHINE, Policy, judge, not_started
 from atma_sweep.sweep.attempt.main import Job
@@ -22,6 +21,7 @@ from atma_sweep.sweep.config import Cell, Resources
 from atma_sweep.sweep.machine import processes
 from atma_sweep.sweep.plan import planner
 from atma_sweep.sweep.plan.planner import Task
+from atma_sweep.sweep.run import supervisor
 from atma_sweep.sweep.scheduler.base import Finished, Launch, OnThisMachine
 from attempts import Room, room_of
 

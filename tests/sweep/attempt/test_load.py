@@ -31,7 +31,7 @@ from atma_sweep.sweep.errors import MachineError, SweepError
 from atma_sweep.sweep.grid.grid import load_grid, shipped
 from atma_sweep.sweep.grid.plugins import PluginChanged
 from atma_sweep.sweep.plan import planner
-from atma_sweep.sweep.supervisor import freeze_plugins
+from atma_sweep.sweep.run.supervisor import freeze_plugins
 
 OWNER = Owner(name="test", host="here", pid=1, started=1.0)
 POLAR, NOPE, ROPE = (f"{name}-baseline-d0-m0-w0-s0" for name in ("polar", "nope", "rope"))

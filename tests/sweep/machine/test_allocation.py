@@ -13,7 +13,6 @@ from typing import Any
 import psutil
 import pytest
 from atma_sweep.results.store import Store, open_store
-from atma_sweep.sweep import launch, supervisor
 from atma_sweep.sweep.attempt.main import Job
 from atma_sweep.sweep.config import Cell, Resources
 from atma_sweep.sweep.errors import GridError, MachineError
@@ -25,6 +24,7 @@ from atma_sweep.sweep.machine.hardware import Gpu
 from atma_sweep.sweep.machine.locks import GpuLocks
 from atma_sweep.sweep.plan import planner
 from atma_sweep.sweep.plan.planner import Task
+from atma_sweep.sweep.run import launch, supervisor
 from atma_sweep.sweep.scheduler.base import Executor, Finished, Launch, LocalExecutor, OnThisMachine
 from bench import Bench
 from hypothesis import given, settings

@@ -19,11 +19,11 @@ import pytest
 from atma_sweep.results import maintenance, processes
 from atma_sweep.results.records import Attempt, Owner
 from atma_sweep.results.store import Store, open_store
-from atma_sweep.sweep import launch, supervisor, wishes
 from atma_sweep.sweep.attempt.main import Job
 from atma_sweep.sweep.config import Cell
 from atma_sweep.sweep.machine import processes as process
 from atma_sweep.sweep.plan import planner
+from atma_sweep.sweep.run import control, launch, supervisor
 from atma_sweep.sweep.scheduler.base import Finished, Launch, OnThisMachine
 
 SILENT: Any = SimpleNamespace(**dict.fromkeys(("started", "running", "ended", "waiting"), lambda *_: None))
@@ -182,14 +182,14 @@ def test_retries_that_are_asked_for_at_once_are_joined(
         found = patiently(*arguments, **options)
         left[0] -= 1
         if left[0] == 0:
-            wishes.ask(other, "retry", "s", [second])
+            control.ask(other, "retry", "s", [second])
         return found
 
     monkeypatch.setattr(store, "_patiently", disturbed)
-    wishes.ask(store, "retry", "s", [first])
+    control.ask(store, "retry", "s", [first])
     monkeypatch.undo()
     if left[0] > 0:
-        wishes.ask(other, "retry", "s", [second])
+        control.ask(other, "retry", "s", [second])
     assert store.asked("s") == {"retry": sorted([first, second])}
 
 
@@ -197,7 +197,7 @@ def test_a_retry_of_nothing_leaves_no_wish_behind(store: Store, cells: Callable[
     (cell,) = cells()
     store.record_revision("s", grid_text="", grid_file="g", cells=[planner.record(cell)])
     store.acquire_sweep("s", process.this_process("test"), 600.0)
-    wishes.ask(store, "retry", "s")
+    control.ask(store, "retry", "s")
     assert store.asked("s") == {}
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from atma_sweep.results.records import CellState
-from atma_sweep.sweep import launch
 from atma_sweep.sweep.config import Cell, CellConfig, cell_id
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.plan.ordering import costs, ordered, paired
 from atma_sweep.sweep.plan.planner import Task, plan
+from atma_sweep.sweep.run import launch
 from atma_sweep.sweep.training import flops
 from bench import Bench
 from hypothesis import given, settings

@@ -23,10 +23,10 @@ from atma_sweep.sweep.config import Cell, Resources
 from atma_sweep.sweep.machine import processes
 from atma_sweep.sweep.machine.hardware import Gpu
 from atma_sweep.sweep.plan import planner
+from atma_sweep.sweep.run.supervisor import Supervisor, reap
 from atma_sweep.sweep.scheduler import node_agent as nodes
 from atma_sweep.sweep.scheduler.base import Launch, OnThisMachine
 from atma_sweep.sweep.scheduler.node_agent import Node, given_up_after
-from atma_sweep.sweep.supervisor import Supervisor, reap
 
 JOB = """
 import os, pathlib, signal, sys, time

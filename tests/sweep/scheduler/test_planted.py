@@ -14,7 +14,7 @@ from atma_sweep.results.recorder import Recorder
 from atma_sweep.results.records import CellRecord, Owner, Provenance
 from atma_sweep.results.schema import AttemptRow
 from atma_sweep.results.store import Store, open_store
-from atma_sweep.sweep import launch, supervisor, verify
+from atma_sweep.sweep import verify
 from atma_sweep.sweep.attempt import load
 from atma_sweep.sweep.checkpoints.prune import place_of
 from atma_sweep.sweep.config import Cell, CellConfig, DataConfig, Plugin
@@ -26,6 +26,7 @@ from atma_sweep.sweep.errors import SweepError
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.grid.plugins import load_plugin
 from atma_sweep.sweep.plan.planner import record
+from atma_sweep.sweep.run import launch, supervisor
 from atma_sweep.sweep.scheduler import source_snapshot
 from sqlalchemy import update
 

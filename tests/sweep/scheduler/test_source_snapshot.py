@@ -13,8 +13,8 @@ import pytest
 from atma_sweep.model.resolve import check_model_config
 from atma_sweep.sweep.config import CellConfig, Resources
 from atma_sweep.sweep.grid.grid import load_grid
+from atma_sweep.sweep.run.supervisor import as_told
 from atma_sweep.sweep.scheduler.source_snapshot import PACKAGE, PARTS, fingerprint, folder, freeze
-from atma_sweep.sweep.supervisor import as_told
 
 from ...helpers.bench import Bench
 

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-from ..results.errors import CellAmbiguous, CellUnknown
-from ..results.records import Attempt, CellRecord
-from ..results.store import Store
-from ..results.text import Out, without_passwords
-from .errors import SweepError
-from .machine import processes
+from ...results.errors import CellAmbiguous, CellUnknown
+from ...results.records import Attempt, CellRecord
+from ...results.store import Store
+from ...results.text import Out, without_passwords
+from ..errors import SweepError
+from ..machine import processes
 
 LOG = "log.txt"
 POLL_S = 0.2

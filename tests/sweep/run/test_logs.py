@@ -20,8 +20,8 @@ import pytest
 from atma_sweep.results.errors import CellAmbiguous, CellUnknown
 from atma_sweep.results.records import AXES, Attempt, CellRecord, Owner
 from atma_sweep.results.store import Store, open_store
-from atma_sweep.sweep import logs
-from atma_sweep.sweep.logs import JsonLines, LogMissing
+from atma_sweep.sweep.run import logs
+from atma_sweep.sweep.run.logs import JsonLines, LogMissing
 
 HERE = socket.gethostname()
 
@@ -220,7 +220,7 @@ def test_follow_ends_though_somebody_keeps_writing(path: Path) -> None:
 
 
 COMMAND = """
-import sys; from pathlib import Path; from atma_sweep.sweep import logs
+import sys; from pathlib import Path; from atma_sweep.sweep.run import logs
 logs.follow(Path(sys.argv[1]), lambda: True, sys.stdout, poll=0.02)
 print("left quietly", file=sys.stderr)
 """

@@ -23,14 +23,14 @@ from rich.console import Console
 
 from ...results.errors import StoreAway, StoreBusy, SweepBusy
 from ...results.store import Store, open_store
-from .. import display, launch
 from ..config import Cell
 from ..errors import SweepError
 from ..grid.grid import Grid
 from ..machine.signals import Interrupted
-from ..retries import SweepBroken
-from . import ray_connection, source_snapshot
-from .ray_connection import ray
+from ..scheduler import ray_connection, source_snapshot
+from ..scheduler.ray_connection import ray
+from . import launch, progress
+from .retries import SweepBroken
 
 PATIENCE_S = 7 * 86_400.0
 """How long it waits for a database that is locked or away, since nobody is there to launch again."""
@@ -95,7 +95,7 @@ class Detached:
             os.chdir(order.folder)
         order.runs.mkdir(parents=True, exist_ok=True)
         with order.log.open("a") as file:
-            console = display.Terminal(file=file, soft_wrap=True, width=200)
+            console = progress.Terminal(file=file, soft_wrap=True, width=200)
 
             def tell(line: str) -> None:
                 console.print(line, highlight=False, markup=False)
@@ -127,7 +127,7 @@ class Detached:
         lines: list[str] = []
 
         def planned(plan: Any) -> None:
-            for line in display.describe_plan(plan, order.grid.name):
+            for line in progress.describe_plan(plan, order.grid.name):
                 lines.append(line)
                 tell(line)
             screen.expect(len(plan.tasks))
@@ -137,7 +137,7 @@ class Detached:
             lines.append(line)
             tell(line)
 
-        with display.Display(console, len(order.cells)) as screen:
+        with progress.Display(console, len(order.cells)) as screen:
             try:
                 outcome = launch.run(
                     order.grid, order.cells, store, screen, runs=order.runs, address=order.address, only=order.only,

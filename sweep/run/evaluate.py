@@ -8,19 +8,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..results.records import Value
-from ..results.store import Store
+from ...results.records import Value
+from ...results.store import Store
+from ..attempt import load
+from ..config import Cell
+from ..data import corpora
+from ..errors import GridError, SweepError
+from ..machine import processes
+from ..machine.signals import Interrupted
+from ..plan.planner import Task
+from ..probes import PROBES, requested
+from ..probes.limits import longest
 from . import supervisor
-from .attempt import load
-from .config import Cell
-from .data import corpora
-from .errors import GridError, SweepError
 from .launch import carry_out
-from .machine import processes
-from .machine.signals import Interrupted
-from .plan.planner import Task
-from .probes import PROBES, requested
-from .probes.limits import longest
 from .supervisor import Listener
 
 
@@ -150,7 +150,7 @@ def run(
     Every sweep is claimed before the first attempt starts; no revision is recorded. Raises SweepBusy when somebody runs
     one of them, SweepReadOnly, MachineError when a GPU is missing or held, Interrupted after a clean stop.
     """
-    from .attempt.provenance import git_state
+    from ..attempt.provenance import git_state
 
     owner = processes.this_process("evaluate")
     cells = [task.cell for share in shares.values() for task in share]

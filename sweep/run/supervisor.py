@@ -14,23 +14,23 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from ..results import journal
-from ..results.errors import CellTaken, LostLease
-from ..results.records import Attempt, CellState, Owner
-from ..results.standing import Standing, missing, standing
-from ..results.store import Store
-from .attempt.failures import EXIT_MACHINE, NODE_LOST, Failure, judge, oom_kills
-from .attempt.main import Job
-from .checkpoints.prune import place_of
-from .checkpoints.seal import sha256
-from .config import Cell, CellConfig, Resources, without_newer
-from .errors import MachineError
-from .machine import processes
-from .machine.allocation import stands_back
-from .machine.signals import Interrupted, Signals
-from .plan.planner import Task
+from ...results import journal
+from ...results.errors import CellTaken, LostLease
+from ...results.records import Attempt, CellState, Owner
+from ...results.standing import Standing, missing, standing
+from ...results.store import Store
+from ..attempt.failures import EXIT_MACHINE, NODE_LOST, Failure, judge, oom_kills
+from ..attempt.main import Job
+from ..checkpoints.prune import place_of
+from ..checkpoints.seal import sha256
+from ..config import Cell, CellConfig, Resources, without_newer
+from ..errors import MachineError
+from ..machine import processes
+from ..machine.allocation import stands_back
+from ..machine.signals import Interrupted, Signals
+from ..plan.planner import Task
+from ..scheduler.base import Executor, Launch, OnThisMachine
 from .retries import Retries
-from .scheduler.base import Executor, Launch, OnThisMachine
 
 LEASE_S = 60.0
 RENEW_S = 5.0

@@ -21,9 +21,9 @@ from atma_sweep.results.errors import SweepBusy
 from atma_sweep.results.records import Owner
 from atma_sweep.results.store import open_store
 from atma_sweep.sweep.grid.grid import load_grid
-from atma_sweep.sweep.launch import claim
 from atma_sweep.sweep.machine import processes as process
 from atma_sweep.sweep.machine.hardware import cores
+from atma_sweep.sweep.run.launch import claim
 from bench import COMMAND, Bench, Curves
 from once import once
 
@@ -293,7 +293,7 @@ def test_second_launch_of_a_running_sweep_names_the_first(bench: Bench) -> None:
     first.communicate(timeout=30)
 
 
-README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+README = (Path(__file__).resolve().parents[3] / "README.md").read_text()
 PLUGIN = re.findall(r"^```python\n(# my_mixer.py\n.*?)^```$", README, re.MULTILINE | re.DOTALL)[0]
 """The mixer that the README shows, to the letter."""
 

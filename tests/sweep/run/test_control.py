@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ..helpers.bench import Bench
+from ...helpers.bench import Bench
 
 pytestmark = pytest.mark.slow
 LONG = 128 * 400

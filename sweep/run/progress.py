@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from ..results.records import Attempt
-from ..results.text import paragraphs, plain
-from .config import Cell
-from .machine.signals import held
-from .plan.planner import Plan, Task
+from ...results.records import Attempt
+from ...results.text import paragraphs, plain
+from ..config import Cell
+from ..machine.signals import held
+from ..plan.planner import Plan, Task
 
 COLOURS = {"done": "green", "failed": "red", "diverged": "yellow", "interrupted": "yellow"}
 

@@ -10,25 +10,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..results.errors import SweepBusy, SweepUnknown
-from ..results.records import NewRevision
-from ..results.standing import standing
-from ..results.store import Store
+from ...results.errors import SweepBusy, SweepUnknown
+from ...results.records import NewRevision
+from ...results.standing import standing
+from ...results.store import Store
+from ..checkpoints import storage
+from ..config import Cell
+from ..errors import SweepError
+from ..grid.grid import Grid
+from ..machine import allocation, hardware, processes
+from ..machine.locks import GpuLocks
+from ..plan import corpora, disk_usage, ordering, planner
+from ..probes import requested
+from ..scheduler import source_snapshot
+from ..scheduler.base import Executor, LocalExecutor
 from . import supervisor
-from .checkpoints import storage
-from .config import Cell
-from .errors import SweepError
-from .grid.grid import Grid
-from .machine import allocation, hardware, processes
-from .machine.locks import GpuLocks
-from .plan import corpora, disk_usage, ordering, planner
-from .probes import requested
-from .scheduler import source_snapshot
-from .scheduler.base import Executor, LocalExecutor
 from .supervisor import Listener, Supervisor
 
 if TYPE_CHECKING:
-    from .scheduler.ray_cluster import ClusterExecutor
+    from ..scheduler.ray_cluster import ClusterExecutor
 
 CODE = "code"
 """Kind of the event that names the code a sweep was launched with."""
@@ -158,7 +158,7 @@ def _cluster(
     if address is None:
         yield None
         return
-    from .scheduler.ray_cluster import open_cluster
+    from ..scheduler.ray_cluster import open_cluster
 
     place = open_cluster(address, store, runs, tell)
     try:
@@ -285,12 +285,12 @@ def _machine(cells: Sequence[Cell], locks: GpuLocks) -> allocation.Machine:
 def _executor(name: str, here: allocation.Machine) -> Executor:
     if name == "local":
         return LocalExecutor(here)
-    from .scheduler.ray_local import RayExecutor
+    from ..scheduler.ray_local import RayExecutor
 
     return RayExecutor(here)
 
 
 def _git_state() -> tuple[str | None, bool | None]:
-    from .attempt.provenance import git_state
+    from ..attempt.provenance import git_state
 
     return git_state()

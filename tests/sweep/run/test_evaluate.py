@@ -26,18 +26,18 @@ import torch
 from atma_sweep.results.recorder import Recorder
 from atma_sweep.results.records import Attempt, Measurement, Owner
 from atma_sweep.results.store import Store, SweepReadOnly, open_store
-from atma_sweep.sweep import evaluate, supervisor
 from atma_sweep.sweep.attempt.load import NotTrained, Trained, WeightsGone
 from atma_sweep.sweep.attempt.main import Job
 from atma_sweep.sweep.config import Resources
 from atma_sweep.sweep.data.corpora import CorpusError, open_corpus
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.machine import processes
+from atma_sweep.sweep.run import evaluate, supervisor
 from atma_sweep.sweep.scheduler.base import Finished, Launch, OnThisMachine
 from once import once
 
 pytestmark = pytest.mark.slow
-README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+README = (Path(__file__).resolve().parents[3] / "README.md").read_text()
 PLUGIN = re.findall(r"^```python\n(# my_mixer.py\n.*?)^```$", README, re.MULTILINE | re.DOTALL)[0]
 IN_PYTHON = re.findall(r"^## In Python\n\n```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)[0]
 """What the README shows, to the letter."""

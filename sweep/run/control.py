@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ..results.errors import SweepUnknown
-from ..results.store import Store
-from .errors import SweepError
-from .machine import processes
+from ...results.errors import SweepUnknown
+from ...results.store import Store
+from ..errors import SweepError
+from ..machine import processes
 
 Wish = Literal["pause", "resume", "cancel", "retry"]
 
