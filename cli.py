@@ -19,8 +19,8 @@ from .results.options import Address, AsJson, Cells, Db, Executor, Runs, SweepNa
 from .results.text import Printed, cleaned, say, sentence
 from .results.usage import OneLine
 from .sweep.bench.commands import bench_app
-from .sweep.data_commands import data_app
-from .sweep.db_commands import db_app, export, import_
+from .sweep.commands.data import data_app
+from .sweep.commands.database import db_app, export, import_
 from .sweep.machine.signals import Signals, Stop
 
 LONGEST_WORD = 400
@@ -113,10 +113,10 @@ def launch(
     """
     from .results.files import make_folder
     from .results.store import StoreMissing, open_store
+    from .sweep.commands.prepare import Preparing
     from .sweep.errors import SweepError
     from .sweep.grid.grid import load_grid
     from .sweep.plan import corpora
-    from .sweep.preparing import Preparing
     from .sweep.run import launch, progress
 
     _check_executor(executor)

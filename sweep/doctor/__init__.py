@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ...results.errors import StoreError
 from . import cluster, database, disk, gpus, system
-from .case import Check, Look, LookFailed, State, _Case, answer, bad
+from .context import Check, Look, LookFailed, State, _Case, answer, bad
 from .disk import filesystem
 from .gpus import held_by
 from .system import compiled_folders

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...results.store import open_store
-from .case import _version
+from .context import _version
 
 
 def _about_torch() -> dict[str, Any]:

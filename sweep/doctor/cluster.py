@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .case import Check, _Case, absent, answer, bad, ok
+from .context import Check, _Case, absent, answer, bad, ok
 
 CLUSTER_SECONDS = 200.0
 CLOCK_SECONDS = 2.0

@@ -18,7 +18,7 @@ from ...results.errors import StoreError, StoreMissing
 from ...results.schema import HEAD, AttemptRow, EventRow
 from ...results.store import Store
 from ..plan.disk_usage import size
-from .case import LOCK_SECONDS, Check, _Case, absent, bad, ok, warn
+from .context import LOCK_SECONDS, Check, _Case, absent, bad, ok, warn
 
 CLOCK_S = 0.2
 JUMP_S = 0.05

@@ -12,7 +12,7 @@ import psutil
 from ...results.database import NETWORK_FILESYSTEMS
 from ..checkpoints import storage
 from ..plan.disk_usage import size
-from .case import Check, LookFailed, _Case, absent, bad, ok, warn
+from .context import Check, LookFailed, _Case, absent, bad, ok, warn
 
 SPARE_INODES = 10_000
 SLOW_S = 5.0

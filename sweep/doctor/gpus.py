@@ -13,20 +13,7 @@ import psutil
 
 from ..machine.locks import GpuLocks
 from ..plan.disk_usage import size
-from .case import (
-    Check,
-    LookFailed,
-    State,
-    _Case,
-    _number,
-    _smi,
-    _smi_table,
-    _version,
-    absent,
-    bad,
-    ok,
-    warn,
-)
+from .context import Check, LookFailed, State, _Case, _number, _smi, _smi_table, _version, absent, bad, ok, warn
 
 ECC_FIELDS = ("uuid", "ecc.errors.corrected.volatile.total", "ecc.errors.uncorrected.volatile.total")
 ROW_FIELDS = ("gpu_uuid", "remapped_rows.pending", "remapped_rows.failure")

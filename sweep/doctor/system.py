@@ -18,7 +18,7 @@ import psutil
 from ..machine import hardware
 from ..plan.disk_usage import size
 from ..scheduler import token_file
-from .case import Check, _Case, _version, absent, bad, ok, warn
+from .context import Check, _Case, _version, absent, bad, ok, warn
 from .disk import _nearest
 
 GIB = 2**30

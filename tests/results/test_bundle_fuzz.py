@@ -24,9 +24,9 @@ from atma_sweep.results.importing import import_bundle
 from atma_sweep.results.recorder import Recorder
 from atma_sweep.results.records import CurvePoint, Example, Measurement, Owner, Provenance
 from atma_sweep.results.store import open_store
+from atma_sweep.sweep.commands.verify import identify
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.plan.planner import record
-from atma_sweep.sweep.verify import identify
 from bundles import packed, unpacked
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import atma_sweep
 import pytest
-from atma_sweep.sweep import verify
 from atma_sweep.sweep.attempt.load import restored
 from atma_sweep.sweep.attempt.runner import Work
+from atma_sweep.sweep.commands import verify
 from atma_sweep.sweep.config import Cell
 from atma_sweep.sweep.errors import GridError
 from attempts import Room, room_of, small_grid

@@ -14,9 +14,9 @@ from atma_sweep.results.recorder import Recorder
 from atma_sweep.results.records import CellRecord, Owner, Provenance
 from atma_sweep.results.schema import AttemptRow
 from atma_sweep.results.store import Store, open_store
-from atma_sweep.sweep import verify
 from atma_sweep.sweep.attempt import load
 from atma_sweep.sweep.checkpoints.prune import place_of
+from atma_sweep.sweep.commands import verify
 from atma_sweep.sweep.config import Cell, CellConfig, DataConfig, Plugin
 from atma_sweep.sweep.data import corpora
 from atma_sweep.sweep.data.corpora import CorpusError

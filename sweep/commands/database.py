@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ..results.options import AsJson, Db, Runs, SweepName, print_json, runs_folder
-from ..results.text import cleaned, plain, say
+from ...results.options import AsJson, Db, Runs, SweepName, print_json, runs_folder
+from ...results.text import cleaned, plain, say
 
 db_app = typer.Typer(help="Look after the results database.", no_args_is_help=True)
 
@@ -21,7 +21,7 @@ def db_upgrade(db: Db = None, as_json: AsJson = False) -> None:
     Example:
       atma-sweep db upgrade
     """
-    from ..results.store import upgrade_store
+    from ...results.store import upgrade_store
 
     backup = upgrade_store(db)
     if as_json:
@@ -62,13 +62,13 @@ def export(
     """
     from dataclasses import asdict
 
-    from ..results.exporting import export_sweep
-    from ..results.files import format_of, is_standard
-    from ..results.names import file_name
-    from ..results.paper import open_with_published
-    from ..results.store import StoreError
-    from ..results.tables import ENDINGS, export_table
-    from ..results.trackers import TRACKERS
+    from ...results.exporting import export_sweep
+    from ...results.files import format_of, is_standard
+    from ...results.names import file_name
+    from ...results.paper import open_with_published
+    from ...results.store import StoreError
+    from ...results.tables import ENDINGS, export_table
+    from ...results.trackers import TRACKERS
 
     store = open_with_published(db, sweep)
     name = sweep or store.default_sweep()
@@ -129,8 +129,8 @@ def import_(
     """
     from dataclasses import asdict
 
-    from ..results.importing import import_bundle
-    from ..results.store import open_store
+    from ...results.importing import import_bundle
+    from ...results.store import open_store
     from .verify import identify
 
     store = open_store(db, create=True)
@@ -169,9 +169,9 @@ def db_forget(
     import sys
     from dataclasses import asdict
 
-    from ..results.forgetting import forget, plan
-    from ..results.store import StoreError, open_store
-    from .run.control import person
+    from ...results.forgetting import forget, plan
+    from ...results.store import StoreError, open_store
+    from ..run.control import person
 
     store = open_store(db)
     probes, lengths = probe or [], length or []
@@ -204,7 +204,7 @@ def db_backup(
     Example:
       atma-sweep db backup --to backups.db
     """
-    from ..results.maintenance import backup
+    from ...results.maintenance import backup
 
     copy = backup(db, to)
     if as_json:

@@ -12,14 +12,14 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ..results import terminal
-from .config import DataConfig
-from .data import corpora
-from .data.corpora import CorpusError
-from .data.prepare import Told
-from .errors import SweepError
-from .grid import settings as paths
-from .grid.grid import load_grid
+from ...results import terminal
+from ..config import DataConfig
+from ..data import corpora
+from ..data.corpora import CorpusError
+from ..data.prepare import Told
+from ..errors import SweepError
+from ..grid import settings as paths
+from ..grid.grid import load_grid
 
 LINE_SECONDS = 15.0
 

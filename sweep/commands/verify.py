@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..results import maintenance
-from ..results.maintenance import Finding
-from .checkpoints.seal import sha256
-from .config import CellConfig, cell_id
-from .data import corpora
-from .scheduler import source_snapshot
+from ...results import maintenance
+from ...results.maintenance import Finding
+from ..checkpoints.seal import sha256
+from ..config import CellConfig, cell_id
+from ..data import corpora
+from ..scheduler import source_snapshot
 
 
 def identify(config: Any) -> str:

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from ..results.options import AsJson, Cells, Db, Runs, print_json, runs_folder
-from ..results.terminal import terminal_width
-from ..results.text import cleaned, say
+from ...results.options import AsJson, Cells, Db, Runs, print_json, runs_folder
+from ...results.terminal import terminal_width
+from ...results.text import cleaned, say
 
 data_app = typer.Typer(help="Prepare, list and verify corpora.", no_args_is_help=True)
 
@@ -63,10 +63,10 @@ def data_prepare(
       atma-sweep data prepare --grid quick
       atma-sweep data prepare stdlib --tokens 1e5 --name small
     """
-    from . import preparing
-    from .data import corpora
-    from .data.prepare import prepare
-    from .run.progress import Terminal
+    from ..data import corpora
+    from ..data.prepare import prepare
+    from ..run.progress import Terminal
+    from . import prepare as preparing
 
     root = runs_folder(runs, db, write=True) / "corpora"
     given = {
@@ -104,8 +104,8 @@ def data_list(
       atma-sweep data list
       atma-sweep data list --known
     """
-    from . import preparing
-    from .data import corpora
+    from ..data import corpora
+    from . import prepare as preparing
 
     root = runs_folder(runs, db) / "corpora"
     if known:
@@ -140,7 +140,7 @@ def data_verify(
     Example:
       atma-sweep data verify
     """
-    from .data import corpora
+    from ..data import corpora
 
     root = runs_folder(runs, db) / "corpora"
     folders = corpora.choose(root, what) if what else corpora.folders(root)

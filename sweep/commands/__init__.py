@@ -1,0 +1,1 @@
+"""Commands that need more than one call: parse, call one function, print."""
