@@ -112,7 +112,7 @@ def launch(
       atma-sweep launch quick --set train.tokens=5e4 --name try
     """
     from .results.files import make_folder
-    from .results.store import StoreMissing, open_store
+    from .results.store.store import StoreMissing, open_store
     from .sweep.commands.prepare import Preparing
     from .sweep.errors import SweepError
     from .sweep.grid.grid import load_grid
@@ -256,7 +256,7 @@ def evaluate(
       atma-sweep evaluate polar-baseline-d0-m1-w0-s0
       atma-sweep evaluate polar-baseline-d0-m1-w0-s0 --probe needle --length 2048
     """
-    from .results.store import open_store
+    from .results.store.store import open_store
     from .sweep.run import evaluate, progress
 
     _check_executor(executor)
@@ -307,7 +307,7 @@ def logs(
       atma-sweep logs polar-baseline-d0-m1-w0-s0 --lines 20
       atma-sweep logs polar-baseline-d0-m1-w0-s0 --follow
     """
-    from .results.store import open_store
+    from .results.store.store import open_store
     from .sweep.run import logs
 
     store = open_store(db)
@@ -349,7 +349,7 @@ def prune_checkpoints(
       atma-sweep prune-checkpoints --dry-run
       atma-sweep prune-checkpoints --keep weights --orphans
     """
-    from .results.store import open_store
+    from .results.store.store import open_store
     from .sweep.checkpoints.prune import prune
 
     found = prune(open_store(db), runs_folder(runs, db), sweep, keep=keep, dry=dry_run, orphans=orphans)  # type: ignore[arg-type]
@@ -386,7 +386,7 @@ def doctor(address: Address = None, runs: Runs = None, db: Db = None, as_json: A
 def _ask(wish: Any, sweep: str | None, db: str | None, as_json: bool, cells: list[str] | None = None) -> None:
     from dataclasses import asdict
 
-    from .results.store import open_store
+    from .results.store.store import open_store
     from .sweep.run.control import ask
 
     answer = ask(open_store(db), wish, sweep, cells or [])

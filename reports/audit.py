@@ -8,8 +8,8 @@ from itertools import accumulate
 from typing import Any
 
 from ..results.paper import OWNER
-from ..results.records import Attempt, CellState, Provenance
-from ..results.store import Store
+from ..results.store.records import Attempt, CellState, Provenance
+from ..results.store.store import Store
 from .data import SweepData, attempts_of, gather, provenances_of
 
 SHOWN = 3  # different values named before the rest is counted

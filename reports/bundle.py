@@ -9,7 +9,7 @@ from pathlib import Path
 from ..results import paper
 from ..results.errors import StoreError
 from ..results.files import make_folder, write
-from ..results.store import Store
+from ..results.store.store import Store
 from ..results.text import html_escaped, markdown_escaped
 from .dashboard import write_dashboard
 from .data import Lengths, ReportError, Table, gather

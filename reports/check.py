@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..results.errors import StoreError
-from ..results.store import Store
+from ..results.store.store import Store
 from .data import ReportError, Table
 from .render import SUFFIXES, TRACE, render, trace_file
 from .tables import make_table

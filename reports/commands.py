@@ -37,7 +37,7 @@ def status(
       atma-sweep status --sweep quick --watch
     """
     from ..results.paper import is_published, open_with_published
-    from ..results.store import open_store
+    from ..results.store.store import open_store
 
     if watch:
         from rich.console import Console

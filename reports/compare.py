@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from scipy import stats
 
 from ..results import paper
-from ..results.records import AXES, CellState
-from ..results.store import Store
+from ..results.store.records import AXES, CellState
+from ..results.store.store import Store
 from .audit import between
 from .data import Entry, Lengths, ReportError, SweepData, Table, gather
 from .effects import ALPHA, NEAR, Spread, spreads_by_configuration

@@ -14,7 +14,7 @@ import numpy as np
 from sqlalchemy import ColumnElement, bindparam, func, literal, select
 from sqlalchemy.orm import Session
 
-from ..results.schema import CurvePointRow
+from ..results.store.schema import CurvePointRow
 
 
 def curves(

@@ -28,8 +28,8 @@ import numpy as np
 
 from .. import __version__
 from ..results.files import replacing
-from ..results.records import Attempt, Provenance
-from ..results.store import Store
+from ..results.store.records import Attempt, Provenance
+from ..results.store.store import Store
 from ..results.text import html_escaped
 from .audit import homogeneity
 from .curves import curves

@@ -12,11 +12,11 @@ from typing import Any, Literal
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from ..results import queries
-from ..results.records import AXES, Attempt, CellState, Provenance, Value, extra_axes
-from ..results.schema import AttemptRow, ProvenanceRow
-from ..results.standing import Request, Standing, requests_of, standing
-from ..results.store import Store
+from ..results.store import queries
+from ..results.store.cell_status import Request, Standing, requests_of, standing
+from ..results.store.records import AXES, Attempt, CellState, Provenance, Value, extra_axes
+from ..results.store.schema import AttemptRow, ProvenanceRow
+from ..results.store.store import Store
 
 REFERENCES = {"unigram_entropy": "unigram entropy", "bigram_entropy": "bigram entropy"}
 """Metrics of the probe `corpus` that tables give as a yardstick, in nats per token."""

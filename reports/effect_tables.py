@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..results.store import Store
+from ..results.store.store import Store
 from .data import Entry, Lengths, ReportError, SweepData, Table, gather
 from .effects import (
     Effect,

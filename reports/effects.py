@@ -20,7 +20,7 @@ from statsmodels.formula.api import ols
 from statsmodels.stats.anova import anova_lm
 
 from ..results.intervals import wilson
-from ..results.records import AXES
+from ..results.store.records import AXES
 from .data import ReportError, SweepData
 from .numbers import Column
 from .resampling import ALPHA, Summary, holm, summaries

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal, InvalidOperation
 from typing import Any, Literal
 
-from ..results.records import CellState, Value
+from ..results.store.records import CellState, Value
 from .data import REFERENCES, Entry, Source, SweepData, Table
 from .numbers import Column, better, reason_code, rounded
 

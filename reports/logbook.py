@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from datetime import datetime
 
-from ..results.records import Attempt, Provenance
-from ..results.store import Store
+from ..results.store.records import Attempt, Provenance
+from ..results.store.store import Store
 from .audit import homogeneity
 from .data import Entry, Source, Table, attempts_of, gather, provenances_of
 from .layout import Line, assemble, sweep_note

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ..results import paper
-from ..results.records import AXES, CellState
-from ..results.store import Store
+from ..results.store.records import AXES, CellState
+from ..results.store.store import Store
 from .data import Entry, Lengths, ReportError, SweepData, Table, gather
 from .layout import (
     NO_CELL,

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..results.records import AXES
-from ..results.store import Store
+from ..results.store.records import AXES
+from ..results.store.store import Store
 from ..results.text import choice
 from .audit import homogeneity
 from .data import REFERENCES, Lengths, ReportError, SweepData, Table, gather

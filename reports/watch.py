@@ -18,11 +18,11 @@ from sqlalchemy import select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from ..results import queries
-from ..results.records import CellState, Event
-from ..results.schema import AttemptRow, ProvenanceRow
-from ..results.standing import Standing, requests_of, standing
-from ..results.store import Store
+from ..results.store import queries
+from ..results.store.cell_status import Standing, requests_of, standing
+from ..results.store.records import CellState, Event
+from ..results.store.schema import AttemptRow, ProvenanceRow
+from ..results.store.store import Store
 from ..results.text import cleaned, plain
 from .status import duration, seconds_left
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .store import Store, open_store
+    from .store.store import Store, open_store
 
 __all__ = ["Store", "open_store"]
 
@@ -18,7 +18,7 @@ __all__ = ["Store", "open_store"]
 def __getattr__(name: str) -> Any:
     # only now, so that a command that needs no database does not wait for SQLAlchemy
     if name in __all__:
-        from . import store
+        from .store import store
 
         return getattr(store, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

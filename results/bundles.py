@@ -26,11 +26,11 @@ from typing import IO, Any
 
 from sqlalchemy import JSON, Column, Double
 
-from .database import jsonable
 from .errors import BundleError, StoreTooNew
 from .incoming import LINE, MEMBERS, OF_ATTEMPTS, Incoming, Misfit, Row, T, shown, text_ok
-from .recorder import finite
-from .schema import HEAD, REVISIONS
+from .store.database import jsonable
+from .store.recorder import finite
+from .store.schema import HEAD, REVISIONS
 
 FORMAT = 1
 WHAT = "atma-sweep bundle"

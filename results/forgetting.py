@@ -12,13 +12,22 @@ from typing import Any
 from sqlalchemy import delete, func, insert, select
 from sqlalchemy.orm import Session
 
-from . import queries
-from .database import storable
 from .errors import StoreError, SweepReadOnly
-from .records import CellState
-from .schema import AttemptRow, EventRow, ExampleRow, MeasurementRow, RevisionCellRow, RevisionRow, SweepRow, UtcNow
-from .standing import Standing, requests_of, standing
-from .store import Store
+from .store import queries
+from .store.cell_status import Standing, requests_of, standing
+from .store.database import storable
+from .store.records import CellState
+from .store.schema import (
+    AttemptRow,
+    EventRow,
+    ExampleRow,
+    MeasurementRow,
+    RevisionCellRow,
+    RevisionRow,
+    SweepRow,
+    UtcNow,
+)
+from .store.store import Store
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,11 +21,20 @@ from sqlalchemy.exc import DBAPIError
 
 from . import paper
 from .bundles import local_path
-from .database import PART, copy_database, file_of, make_engine, network_filesystem, place, plain_errors, revision_of
 from .errors import StoreError, StoreMissing, WriteRefused
 from .import_files import STAGING
-from .processes import find, here
-from .schema import HEAD, REVISIONS, Base, UtcNow, UtcTime
+from .store.database import (
+    PART,
+    copy_database,
+    file_of,
+    make_engine,
+    network_filesystem,
+    place,
+    plain_errors,
+    revision_of,
+)
+from .store.processes import find, here
+from .store.schema import HEAD, REVISIONS, Base, UtcNow, UtcTime
 from .text import is_secret
 
 Severity = Literal["error", "warning", "note"]

@@ -14,7 +14,7 @@ from sqlalchemy import Column, Integer, MetaData, Table, func, insert, select
 from sqlalchemy.orm import Session
 
 from .incoming import OF_ATTEMPTS, T, columns_of_member, fields_of
-from .store import Store
+from .store.store import Store
 
 
 class StageLost(Exception):

@@ -11,17 +11,17 @@ from typing import IO, TYPE_CHECKING, Any, Literal, get_args
 
 from sqlalchemy import Boolean, Column, Double, Integer, select
 
-from . import queries
 from .bundles import encoded, iso, line_of
-from .database import jsonable
 from .errors import StoreError
 from .files import replacing
 from .incoming import T
-from .records import AXES
+from .store import queries
+from .store.database import jsonable
+from .store.records import AXES
 from .text import choice, csv_cell, json_safe
 
 if TYPE_CHECKING:
-    from .store import Store
+    from .store.store import Store
 
 What = Literal["cells", "measurements", "curves", "examples", "attempts"]
 Format = Literal["csv", "jsonl", "parquet"]

@@ -16,8 +16,8 @@ from .bundles import iso
 from .errors import StoreError
 from .files import filling
 from .names import file_name
-from .records import CellRecord, CurvePoint, Value
-from .store import Store
+from .store.records import CellRecord, CurvePoint, Value
+from .store.store import Store
 
 CURVE = tuple(field.name for field in fields(CurvePoint) if field.name != "step")
 

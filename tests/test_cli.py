@@ -15,8 +15,8 @@ import pytest
 import typer.main
 from atma_sweep import cli
 from atma_sweep.reports import bundle, figures
-from atma_sweep.results.records import CellRecord, Owner
-from atma_sweep.results.store import open_store
+from atma_sweep.results.store.records import CellRecord, Owner
+from atma_sweep.results.store.store import open_store
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).resolve().parent.parent

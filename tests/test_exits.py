@@ -13,12 +13,12 @@ from xml.etree import ElementTree
 import pandas as pd
 import pytest
 from atma_sweep.reports.figures import FIGURES, make_figure, rendered
-from atma_sweep.results.database import place, shown
 from atma_sweep.results.errors import StoreError
 from atma_sweep.results.maintenance import dump_command
-from atma_sweep.results.recorder import Recorder
-from atma_sweep.results.records import AXES, CellRecord, CurvePoint, Measurement, Owner, Provenance
-from atma_sweep.results.store import Store, open_store
+from atma_sweep.results.store.database import place, shown
+from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.records import AXES, CellRecord, CurvePoint, Measurement, Owner, Provenance
+from atma_sweep.results.store.store import Store, open_store
 
 EVIL = "\x1b[31m\x1b]0;owned\x07\x9b2J\u202eevil\u2066\x00\x08\n  fake line\r$x$ $\\frac{"
 STEERING = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}

@@ -82,11 +82,11 @@ WRITES = {"write_text", "write_bytes", "mkdir", "makedirs", "rename", "savefig",
 WRITERS = {
     "results/files.py",  # the one writer
     "results/bundles.py",  # members of a bundle that is open
-    "results/database.py",  # databases and their copies
+    "results/store/database.py",  # databases and their copies
     "results/import_files.py",  # into the runs folder
     "results/trackers.py",  # into a folder of files.filling
     "results/paper/__init__.py",  # a temporary database
-    "results/journal.py",
+    "results/store/journal.py",
     "reports/figures/files.py",  # into memory
     "reports/commands.py",  # removes the trace of an older file
 }
@@ -133,7 +133,7 @@ def modules_after(*statements: str, cwd: Path) -> set[str]:
 
 
 def test_status_and_show_load_neither_torch_nor_ray_nor_pandas(tmp_path: Path) -> None:
-    make = "from atma_sweep.results.store import open_store; store = open_store('atma.db', create=True)"
+    make = "from atma_sweep.results.store.store import open_store; store = open_store('atma.db', create=True)"
     modules_after(make, cwd=tmp_path)
     calls = "from atma_sweep import cli; cli.app(['status'], standalone_mode=False)"
     loaded = modules_after(calls, "import atma_sweep.reports.tables", cwd=tmp_path)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from atma_sweep.results.recorder import Recorder
-from atma_sweep.results.records import AXES, CellRecord, CurvePoint, Measurement, Owner
-from atma_sweep.results.store import Store, open_store
+from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.records import AXES, CellRecord, CurvePoint, Measurement, Owner
+from atma_sweep.results.store.store import Store, open_store
 
 Run = Callable[..., tuple[int, str, str]]
 ME = Owner(name="launch", host=socket.gethostname(), pid=os.getpid(), started=psutil.Process().create_time())

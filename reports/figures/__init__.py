@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from ...results.store import Store
+from ...results.store.store import Store
 from ...results.text import choice, cleaned, plain
 from ..data import Lengths, ReportError
 from .base import Collected, digest

@@ -10,9 +10,9 @@ from typing import Any
 import pandas as pd
 from sqlalchemy import select
 
-from ...results.records import AXES, CellState
-from ...results.schema import CellRow
-from ...results.store import Store
+from ...results.store.records import AXES, CellState
+from ...results.store.schema import CellRow
+from ...results.store.store import Store
 from ..data import SweepData, sources_known
 from ..layout import sources_of
 

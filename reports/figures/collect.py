@@ -14,8 +14,8 @@ import pandas as pd
 
 from ...results.intervals import wilson
 from ...results.paper import OWNER as PRINTED_BY
-from ...results.schema import CurvePointRow
-from ...results.store import Store
+from ...results.store.schema import CurvePointRow
+from ...results.store.store import Store
 from ..curves import curves, kept
 from ..data import Lengths, ReportError, SweepData, attempts_of, gather, provenances_of
 from ..numbers import length_name

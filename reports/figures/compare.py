@@ -7,8 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from ...results.records import AXES
-from ...results.store import Store
+from ...results.store.records import AXES
+from ...results.store.store import Store
 from ..data import Lengths, ReportError, SweepData, gather
 from ..effects import effects as tested
 from ..effects import factors, measures, numbers_of, pareto

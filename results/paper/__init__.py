@@ -30,11 +30,11 @@ from typing import Any
 from sqlalchemy import insert, update
 from sqlalchemy.orm import Session
 
-from .. import queries
 from ..errors import StoreError, SweepUnknown
-from ..records import AXES, CellRecord, Measurement, Owner, Provenance
-from ..schema import AttemptRow, MeasurementRow, ProvenanceRow, SweepRow
-from ..store import Store, StoreMissing, open_store
+from ..store import queries
+from ..store.records import AXES, CellRecord, Measurement, Owner, Provenance
+from ..store.schema import AttemptRow, MeasurementRow, ProvenanceRow, SweepRow
+from ..store.store import Store, StoreMissing, open_store
 
 FOLDER = Path(__file__).parent
 VERSIONS = ("v1", "v2")

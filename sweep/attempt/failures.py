@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from ...results.errors import StoreAway, StoreBusy
-from ...results.records import AttemptState
+from ...results.store.records import AttemptState
 
 Failure = Literal["preempted", "node_lost", "infrastructure", "host_oom", "cuda_oom", "hang", "code"]
 

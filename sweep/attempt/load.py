@@ -12,8 +12,8 @@ from pydantic import BaseModel, ValidationError
 from ...model import registry
 from ...model.config import ModelConfig, ModelConfigError
 from ...model.resolve import check_model_config
-from ...results.records import CellRecord
-from ...results.store import Store, open_store
+from ...results.store.records import CellRecord
+from ...results.store.store import Store, open_store
 from ..checkpoints import storage
 from ..config import Cell, CellConfig, DataConfig, Plugin, TrainConfig, cell_id
 from ..data.corpora import verified

@@ -18,9 +18,9 @@ from types import FrameType
 from typing import Any
 
 from ...results.errors import LostLease
-from ...results.journal import JOURNAL, JournalStore
-from ...results.records import AttemptState, CurvePoint
-from ...results.store import Store, open_store
+from ...results.store.journal import JOURNAL, JournalStore
+from ...results.store.records import AttemptState, CurvePoint
+from ...results.store.store import Store, open_store
 from ..errors import SweepError
 from ..machine import guard, processes
 from ..machine.signals import STOPS

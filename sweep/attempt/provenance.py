@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from ...results.records import Provenance
+from ...results.store.records import Provenance
 from .main import Job
 
 PACKAGES = (

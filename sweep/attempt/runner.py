@@ -14,9 +14,9 @@ import torch
 
 from ...kernels.choice import use_plain_torch, version
 from ...model.backbone import Backbone, build
-from ...results.journal import JournalStore, recorder_of
-from ...results.records import CurvePoint, Measurement
-from ...results.store import Store
+from ...results.store.journal import JournalStore, recorder_of
+from ...results.store.records import CurvePoint, Measurement
+from ...results.store.store import Store
 from ..checkpoints import checkpoint, storage
 from ..config import CellConfig
 from ..data.batches import training_batches

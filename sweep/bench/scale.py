@@ -18,9 +18,9 @@ from typing import Any
 
 import psutil
 
-from ...results.recorder import Recorder
-from ...results.records import Attempt, CurvePoint, Measurement
-from ...results.store import Store, open_store
+from ...results.store.recorder import Recorder
+from ...results.store.records import Attempt, CurvePoint, Measurement
+from ...results.store.store import Store, open_store
 from ..config import Resources
 from ..grid.grid import Grid, load_grid
 from ..machine import processes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ...results.store import Store
+from ...results.store.store import Store
 from .child import MIB, OURS, used
 
 COMMANDS = {

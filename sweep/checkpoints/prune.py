@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ...results.records import Attempt, CellState
-from ...results.standing import Standing, requests_of, standing
-from ...results.store import Store
+from ...results.store.cell_status import Standing, requests_of, standing
+from ...results.store.records import Attempt, CellState
+from ...results.store.store import Store
 from ...results.text import choice
 from ..errors import SweepError
 from ..plan.disk_usage import size

@@ -21,7 +21,7 @@ def db_upgrade(db: Db = None, as_json: AsJson = False) -> None:
     Example:
       atma-sweep db upgrade
     """
-    from ...results.store import upgrade_store
+    from ...results.store.store import upgrade_store
 
     backup = upgrade_store(db)
     if as_json:
@@ -66,7 +66,7 @@ def export(
     from ...results.files import format_of, is_standard
     from ...results.names import file_name
     from ...results.paper import open_with_published
-    from ...results.store import StoreError
+    from ...results.store.store import StoreError
     from ...results.tables import ENDINGS, export_table
     from ...results.trackers import TRACKERS
 
@@ -130,7 +130,7 @@ def import_(
     from dataclasses import asdict
 
     from ...results.importing import import_bundle
-    from ...results.store import open_store
+    from ...results.store.store import open_store
     from .verify import identify
 
     store = open_store(db, create=True)
@@ -170,7 +170,7 @@ def db_forget(
     from dataclasses import asdict
 
     from ...results.forgetting import forget, plan
-    from ...results.store import StoreError, open_store
+    from ...results.store.store import StoreError, open_store
     from ..run.control import person
 
     store = open_store(db)

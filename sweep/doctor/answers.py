@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ...results.store import open_store
+from ...results.store.store import open_store
 from .context import _version
 
 

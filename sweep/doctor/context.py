@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...results.errors import StoreError
-from ...results.store import Store, default_runs, open_store
+from ...results.store.store import Store, default_runs, open_store
 
 State = Literal["ok", "warn", "bad", "absent"]
 

@@ -12,11 +12,11 @@ from urllib.parse import quote
 from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
-from ...results import queries
-from ...results.database import plain_errors
 from ...results.errors import StoreError, StoreMissing
-from ...results.schema import HEAD, AttemptRow, EventRow
-from ...results.store import Store
+from ...results.store import queries
+from ...results.store.database import plain_errors
+from ...results.store.schema import HEAD, AttemptRow, EventRow
+from ...results.store.store import Store
 from ..plan.disk_usage import size
 from .context import LOCK_SECONDS, Check, _Case, absent, bad, ok, warn
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from ...results.database import NETWORK_FILESYSTEMS
+from ...results.store.database import NETWORK_FILESYSTEMS
 from ..checkpoints import storage
 from ..plan.disk_usage import size
 from .context import Check, LookFailed, _Case, absent, bad, ok, warn

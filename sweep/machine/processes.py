@@ -17,10 +17,10 @@ from pathlib import Path
 
 import psutil
 
-from ...results.processes import find as find
-from ...results.processes import here as here
-from ...results.processes import space
-from ...results.records import Owner
+from ...results.store.processes import find as find
+from ...results.store.processes import here as here
+from ...results.store.processes import space
+from ...results.store.records import Owner
 
 GRACE_S = 10.0
 """Seconds that a process gets between SIGTERM and SIGKILL."""

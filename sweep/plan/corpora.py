@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...results.store import default_runs
+from ...results.store.store import default_runs
 from ..config import Cell, CellConfig, DataConfig
 from ..data import corpora
 from ..data.corpora import Corpus, CorpusError

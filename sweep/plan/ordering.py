@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from statistics import median
 from typing import Literal
 
-from ...results.records import CellState
+from ...results.store.records import CellState
 from ..config import Cell
 from ..errors import GridError
 from ..training import flops

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...results.records import CellRecord, CellState
-from ...results.standing import Request, Standing, missing, standing
+from ...results.store.cell_status import Request, Standing, missing, standing
+from ...results.store.records import CellRecord, CellState
 from ..config import Cell, CellConfig
 from ..errors import GridError
 from ..grid.axes import level_text

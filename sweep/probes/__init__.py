@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from ...results.records import Example, Measurement
+    from ...results.store.records import Example, Measurement
     from ..config import EvalConfig
     from .subject import Subject
 

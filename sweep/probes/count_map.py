@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from ...model.attention import Attention
 from ...model.mixers.polar import Polar
-from ...results.records import Example, Measurement
+from ...results.store.records import Example, Measurement
 from . import Result
 from .subject import Subject, unmeasured
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...results.intervals import wilson
-from ...results.records import Example, Measurement
+from ...results.store.records import Example, Measurement
 from ..config import EvalConfig
 from ..data.tokenizer import Tokenizer
 from . import Result

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...results.records import Example, Measurement
+from ...results.store.records import Example, Measurement
 from ..data.batches import stream_rows
 from . import Result
 from .subject import Subject, unmeasured

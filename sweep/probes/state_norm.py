@@ -20,7 +20,7 @@ from ...kernels.shapes import expand_kv
 from ...model.attention import Attention
 from ...model.memory.gated_delta import GatedDelta
 from ...model.pieces import spans
-from ...results.records import Example, Measurement
+from ...results.store.records import Example, Measurement
 from . import Result
 from .subject import Subject, unmeasured
 

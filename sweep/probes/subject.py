@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...model.backbone import Backbone
 from ...model.outline import longest_text
-from ...results.records import Measurement
+from ...results.store.records import Measurement
 from ..config import CellConfig
 from ..data.corpora import Corpus
 from ..data.tokenizer import Tokenizer

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...results.errors import SweepUnknown
-from ...results.store import Store
+from ...results.store.store import Store
 from ..errors import SweepError
 from ..machine import processes
 

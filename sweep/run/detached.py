@@ -22,7 +22,7 @@ from typing import Any
 from rich.console import Console
 
 from ...results.errors import StoreAway, StoreBusy, SweepBusy
-from ...results.store import Store, open_store
+from ...results.store.store import Store, open_store
 from ..config import Cell
 from ..errors import SweepError
 from ..grid.grid import Grid

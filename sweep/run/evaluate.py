@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...results.records import Value
-from ...results.store import Store
+from ...results.store.records import Value
+from ...results.store.store import Store
 from ..attempt import load
 from ..config import Cell
 from ..data import corpora

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...results.errors import SweepBusy, SweepUnknown
-from ...results.records import NewRevision
-from ...results.standing import standing
-from ...results.store import Store
+from ...results.store.cell_status import standing
+from ...results.store.records import NewRevision
+from ...results.store.store import Store
 from ..checkpoints import storage
 from ..config import Cell
 from ..errors import SweepError

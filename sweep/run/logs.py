@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import IO
 
 from ...results.errors import CellAmbiguous, CellUnknown
-from ...results.records import Attempt, CellRecord
-from ...results.store import Store
+from ...results.store.records import Attempt, CellRecord
+from ...results.store.store import Store
 from ...results.text import Out, without_passwords
 from ..errors import SweepError
 from ..machine import processes

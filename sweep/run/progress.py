@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from ...results.records import Attempt
+from ...results.store.records import Attempt
 from ...results.text import paragraphs, plain
 from ..config import Cell
 from ..machine.signals import held

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...results.records import Attempt
+from ...results.store.records import Attempt
 from ..attempt.failures import ALIKE, FRUITLESS, POLICIES, Failure, alike
 from ..errors import SweepError
 from ..plan.planner import Task

@@ -14,11 +14,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from ...results import journal
 from ...results.errors import CellTaken, LostLease
-from ...results.records import Attempt, CellState, Owner
-from ...results.standing import Standing, missing, standing
-from ...results.store import Store
+from ...results.store import journal
+from ...results.store.cell_status import Standing, missing, standing
+from ...results.store.records import Attempt, CellState, Owner
+from ...results.store.store import Store
 from ..attempt.failures import EXIT_MACHINE, NODE_LOST, Failure, judge, oom_kills
 from ..attempt.main import Job
 from ..checkpoints.prune import place_of

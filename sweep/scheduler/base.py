@@ -15,7 +15,7 @@ from typing import Protocol
 
 import psutil
 
-from ...results.records import Attempt
+from ...results.store.records import Attempt
 from ..config import Resources
 from ..machine import processes
 from ..machine.allocation import Machine, Room, Seat

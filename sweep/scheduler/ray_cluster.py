@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from ...results.errors import LostLease
-from ...results.journal import JOURNAL, Reader
-from ...results.records import Attempt
-from ...results.store import Store
+from ...results.store.journal import JOURNAL, Reader
+from ...results.store.records import Attempt
+from ...results.store.store import Store
 from ..attempt.failures import NODE_LOST
 from ..attempt.main import Job
 from ..config import Cell, Resources

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from atma_sweep.results.records import Attempt, CurvePoint
-from atma_sweep.results.store import Store, open_store
+from atma_sweep.results.store.records import Attempt, CurvePoint
+from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.attempt.main import Job
 from atma_sweep.sweep.attempt.runner import Work
 from atma_sweep.sweep.checkpoints import checkpoint, storage

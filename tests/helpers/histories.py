@@ -3,10 +3,10 @@
 import json
 from datetime import UTC, datetime, timedelta
 
-from atma_sweep.results import schema
 from atma_sweep.results.exporting import export_sweep
-from atma_sweep.results.recorder import Recorder
-from atma_sweep.results.records import CurvePoint, Example, Measurement, Owner, Provenance
+from atma_sweep.results.store import schema
+from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.records import CurvePoint, Example, Measurement, Owner, Provenance
 from sqlalchemy import select, text, update
 
 T = schema.Base.metadata.tables

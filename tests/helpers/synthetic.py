@@ -7,9 +7,9 @@ import random
 from itertools import islice, product
 from typing import Any
 
-from atma_sweep.results.records import AXES, CellRecord, Owner
-from atma_sweep.results.schema import AttemptRow, CurvePointRow, MeasurementRow, ProvenanceRow
-from atma_sweep.results.store import Store
+from atma_sweep.results.store.records import AXES, CellRecord, Owner
+from atma_sweep.results.store.schema import AttemptRow, CurvePointRow, MeasurementRow, ProvenanceRow
+from atma_sweep.results.store.store import Store
 from sqlalchemy import insert
 
 LENGTHS = (2048, 8192, 65536)

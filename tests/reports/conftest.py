@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from atma_sweep.reports.tables import Table, make_table
 from atma_sweep.results.paper import open_published
-from atma_sweep.results.recorder import Recorder
-from atma_sweep.results.records import AXES, CellRecord, Measurement, Owner
-from atma_sweep.results.store import Store, open_store
+from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.records import AXES, CellRecord, Measurement, Owner
+from atma_sweep.results.store.store import Store, open_store
 
 ME = Owner(name="ada", host="here", pid=1, started=0.0)
 

@@ -13,7 +13,7 @@ from atma_sweep.reports.check import check_file, files_in
 from atma_sweep.reports.data import ReportError
 from atma_sweep.reports.render import files_of, trace_file
 from atma_sweep.reports.tables import TABLES, make_table
-from atma_sweep.results.store import open_store
+from atma_sweep.results.store.store import open_store
 from typer.testing import CliRunner
 
 

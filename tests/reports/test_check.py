@@ -11,7 +11,7 @@ from atma_sweep.reports.figures import FORMATS as PICTURES
 from atma_sweep.reports.figures import make_figure, rendered
 from atma_sweep.reports.render import FORMATS, files_of, render, trace_file
 from atma_sweep.reports.tables import make_table
-from atma_sweep.results.records import Measurement
+from atma_sweep.results.store.records import Measurement
 from typer.testing import CliRunner
 
 FILES = [format for format in FORMATS if format != "terminal"]

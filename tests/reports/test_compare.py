@@ -9,8 +9,8 @@ from atma_sweep.reports.audit import homogeneity
 from atma_sweep.reports.compare import compare
 from atma_sweep.reports.data import ReportError
 from atma_sweep.reports.tables import make_table
-from atma_sweep.results.recorder import Recorder
-from atma_sweep.results.records import Measurement, Owner, Provenance
+from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.records import Measurement, Owner, Provenance
 from scipy import stats
 
 SAME = Provenance(

@@ -10,8 +10,8 @@ import pytest
 from atma_sweep.reports.figures import make_figure, rendered
 from atma_sweep.reports.render import render
 from atma_sweep.reports.tables import make_table
-from atma_sweep.results.records import Measurement
-from atma_sweep.results.store import Store
+from atma_sweep.results.store.records import Measurement
+from atma_sweep.results.store.store import Store
 
 Make = tuple[Callable[..., Any], Callable[..., Any]]
 Run = Callable[..., None]

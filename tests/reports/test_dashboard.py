@@ -23,10 +23,10 @@ from atma_sweep.reports.definitions import definition
 from atma_sweep.reports.effects import effects
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.errors import SweepUnknown
-from atma_sweep.results.recorder import Recorder
-from atma_sweep.results.records import CurvePoint, Provenance
-from atma_sweep.results.schema import AttemptRow
-from atma_sweep.results.store import Store, open_store
+from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.records import CurvePoint, Provenance
+from atma_sweep.results.store.schema import AttemptRow
+from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.probes import count_map, state_norm
 from synthetic import OWNER, synthetic_sweep
 from typer.testing import CliRunner

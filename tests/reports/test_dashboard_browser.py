@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from atma_sweep.reports import dashboard as module
-from atma_sweep.results.recorder import Recorder
-from atma_sweep.results.records import AXES, CellRecord, CurvePoint, Measurement, Provenance
-from atma_sweep.results.store import Store, open_store
+from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.records import AXES, CellRecord, CurvePoint, Measurement, Provenance
+from atma_sweep.results.store.store import Store, open_store
 from synthetic import OWNER, synthetic_sweep
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs Chromium (and playwright)")

@@ -11,7 +11,7 @@ from atma_sweep.reports.data import ReportError, gather
 from atma_sweep.reports.numbers import Column
 from atma_sweep.reports.resampling import holm
 from atma_sweep.reports.tables import make_table, render
-from atma_sweep.results.records import Measurement
+from atma_sweep.results.store.records import Measurement
 from scipy import stats
 
 NEEDLE_64K = Column("Ndl@64K", "needle", "digit_accuracy", 1, percent=True, length=65536)

@@ -12,10 +12,10 @@ from atma_sweep.reports.figures import FIGURES, Collected, digest, make_figure
 from atma_sweep.reports.figures.collect import lines_of, smoothed
 from atma_sweep.reports.tables import Table
 from atma_sweep.results import paper
-from atma_sweep.results.recorder import Recorder
-from atma_sweep.results.records import CurvePoint, Measurement, Owner, Provenance
-from atma_sweep.results.schema import AttemptRow
-from atma_sweep.results.store import Store
+from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.records import CurvePoint, Measurement, Owner, Provenance
+from atma_sweep.results.store.schema import AttemptRow
+from atma_sweep.results.store.store import Store
 from sqlalchemy import update
 
 AXES = ("attn_type", "reg_mode", "distractor", "memory", "window")

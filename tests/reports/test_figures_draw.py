@@ -30,9 +30,9 @@ from atma_sweep.reports.figures import (
 )
 from atma_sweep.reports.figures.collect import lines_of
 from atma_sweep.results.errors import StoreError
-from atma_sweep.results.recorder import Recorder
-from atma_sweep.results.records import CurvePoint, Measurement, Owner
-from atma_sweep.results.store import Store
+from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.records import CurvePoint, Measurement, Owner
+from atma_sweep.results.store.store import Store
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.text import Text
@@ -224,7 +224,7 @@ class TestFiles:
         again = renderings(make_figure("needle", every), FORMATS)
         assert here == again
         code = (
-            "import sys; from pathlib import Path; from atma_sweep.results.store import open_store; "
+            "import sys; from pathlib import Path; from atma_sweep.results.store.store import open_store; "
             "from atma_sweep.reports.figures import make_figure, renderings\n"
             "made = make_figure('needle', open_store(sys.argv[1]))\n"
             "for format, content in renderings(made).items(): Path(sys.argv[2], 'x.' + format).write_bytes(content)"

@@ -9,7 +9,7 @@ from atma_sweep.reports.bundle import write_all
 from atma_sweep.reports.render import TEX_PREAMBLE, render
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results import paper
-from atma_sweep.results.records import Measurement
+from atma_sweep.results.store.records import Measurement
 from atma_sweep.results.text import tex_escaped
 
 needs_pdflatex = pytest.mark.skipif(

@@ -14,8 +14,8 @@ from atma_sweep.reports.data import ReportError, gather
 from atma_sweep.reports.figures import FIGURES, make_figure, rendered
 from atma_sweep.reports.render import render
 from atma_sweep.reports.tables import TABLES, WITHOUT_LENGTHS, make_table
-from atma_sweep.results.records import Measurement
-from atma_sweep.results.store import Store
+from atma_sweep.results.store.records import Measurement
+from atma_sweep.results.store.store import Store
 
 ASKED = [[probe, length] for probe in ("clean", "junk", "needle") for length in (128, 256)]
 STRANGER, MEASURED = 999_999_999, 512

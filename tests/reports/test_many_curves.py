@@ -12,10 +12,10 @@ from atma_sweep.reports.curves import curves, kept
 from atma_sweep.reports.dashboard import dashboard
 from atma_sweep.reports.data import gather, one_reading
 from atma_sweep.reports.figures import collect, drawn, make_figure, style
-from atma_sweep.results import queries
-from atma_sweep.results.recorder import Recorder
-from atma_sweep.results.records import CurvePoint, Measurement, Owner
-from atma_sweep.results.store import Store
+from atma_sweep.results.store import queries
+from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.records import CurvePoint, Measurement, Owner
+from atma_sweep.results.store.store import Store
 from hypothesis import given
 from hypothesis import strategies as st
 

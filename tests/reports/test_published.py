@@ -13,8 +13,8 @@ from atma_sweep.reports.printed import contradicted
 from atma_sweep.reports.tables import make_table, render
 from atma_sweep.results import paper
 from atma_sweep.results.errors import StoreError, SweepReadOnly
-from atma_sweep.results.records import Owner
-from atma_sweep.results.store import Store, SweepUnknown, open_store
+from atma_sweep.results.store.records import Owner
+from atma_sweep.results.store.store import Store, SweepUnknown, open_store
 
 COMPLETE = {"v1": "table6_complete", "v2": "table8_complete"}
 NUMBERS = ("val_loss", "clean_2k", "clean_64k", "junk_2k", "junk_64k", "needle_2k", "needle_64k", "mfu")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from atma_sweep.reports.check import check_file
 from atma_sweep.reports.figures import FORMATS, make_figure, redraw, renderings, trace_in
-from atma_sweep.results.store import Store, open_store
+from atma_sweep.results.store.store import Store, open_store
 
 
 @pytest.fixture(scope="module")

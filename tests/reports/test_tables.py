@@ -22,8 +22,8 @@ from atma_sweep.reports.tables import (
     table6,
     tidy,
 )
-from atma_sweep.results.records import AXES, CellRecord, Measurement, Owner
-from atma_sweep.results.store import SweepUnknown
+from atma_sweep.results.store.records import AXES, CellRecord, Measurement, Owner
+from atma_sweep.results.store.store import SweepUnknown
 from atma_sweep.results.text import csv_cell, markdown_escaped, plain, tex_escaped
 from hypothesis import given
 from hypothesis import strategies as st

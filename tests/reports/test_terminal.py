@@ -19,9 +19,9 @@ from atma_sweep.reports.render import render
 from atma_sweep.reports.tables import TABLES, make_table
 from atma_sweep.results import terminal
 from atma_sweep.results.paper import open_published
-from atma_sweep.results.recorder import Recorder
-from atma_sweep.results.records import Measurement, Owner, Provenance
-from atma_sweep.results.store import Store
+from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.records import Measurement, Owner, Provenance
+from atma_sweep.results.store.store import Store
 from rich.cells import cell_len
 
 WIDTHS = (60, 80, 120, 200)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import postgres
 import pytest
-from atma_sweep.results.records import CellRecord, Owner
-from atma_sweep.results.store import Store, open_store
+from atma_sweep.results.store.records import CellRecord, Owner
+from atma_sweep.results.store.store import Store, open_store
 from histories import halves
 from sqlalchemy.engine import make_url
 

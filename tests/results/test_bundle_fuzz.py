@@ -21,9 +21,9 @@ from atma_sweep.results import incoming
 from atma_sweep.results.errors import StoreError
 from atma_sweep.results.exporting import export_sweep
 from atma_sweep.results.importing import import_bundle
-from atma_sweep.results.recorder import Recorder
-from atma_sweep.results.records import CurvePoint, Example, Measurement, Owner, Provenance
-from atma_sweep.results.store import open_store
+from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.records import CurvePoint, Example, Measurement, Owner, Provenance
+from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep.commands.verify import identify
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.plan.planner import record

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from atma_sweep.results.errors import StoreError, SweepReadOnly
 from atma_sweep.results.forgetting import Row, forget, plan
-from atma_sweep.results.recorder import Recorder
-from atma_sweep.results.records import CellRecord, Example, Measurement, Owner
-from atma_sweep.results.standing import requests_of, standing
-from atma_sweep.results.store import Store
+from atma_sweep.results.store.cell_status import requests_of, standing
+from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.records import CellRecord, Example, Measurement, Owner
+from atma_sweep.results.store.store import Store
 
 ASKED = {"requested": [["val", 0], ["clean", 64], ["clean", 128]]}
 Make = Callable[[int], list[CellRecord]]

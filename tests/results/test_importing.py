@@ -7,9 +7,9 @@ import pytest
 from atma_sweep.results.errors import BundleError
 from atma_sweep.results.exporting import export_sweep
 from atma_sweep.results.importing import import_bundle
-from atma_sweep.results.recorder import Recorder
-from atma_sweep.results.records import CurvePoint, Measurement, Owner
-from atma_sweep.results.store import StoreError, SweepBusy, SweepUnknown
+from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.records import CurvePoint, Measurement, Owner
+from atma_sweep.results.store.store import StoreError, SweepBusy, SweepUnknown
 from histories import T, at, bundle, cells_of, launch, natural, rows, run, view, whole
 from sqlalchemy import select
 

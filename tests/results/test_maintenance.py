@@ -14,11 +14,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from atma_sweep.results import database, maintenance, schema
+from atma_sweep.results import maintenance
 from atma_sweep.results.maintenance import Finding, backup, check
-from atma_sweep.results.recorder import Recorder
-from atma_sweep.results.records import CurvePoint, Example, Measurement, Owner, Provenance
-from atma_sweep.results.store import StoreError, StoreMissing, open_store
+from atma_sweep.results.store import database, schema
+from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.records import CurvePoint, Example, Measurement, Owner, Provenance
+from atma_sweep.results.store.store import StoreError, StoreMissing, open_store
 
 FORK = multiprocessing.get_context("fork")
 ME = Owner(name="me", host=os.uname().nodename, pid=os.getpid(), started=psutil.Process().create_time())

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from atma_sweep.results import tables
-from atma_sweep.results.store import StoreError, SweepUnknown
+from atma_sweep.results.store.store import StoreError, SweepUnknown
 from atma_sweep.results.tables import export_table
 from histories import T, launch, run
 

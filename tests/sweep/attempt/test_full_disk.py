@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from atma_sweep.results.store import Store, open_store
+from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.attempt import failures
 from atma_sweep.sweep.attempt.failures import EXIT_MACHINE, Policy, judge, not_started
 from atma_sweep.sweep.attempt.main import Job

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 import torch
-from atma_sweep.results.recorder import Recorder
-from atma_sweep.results.records import AXES, Attempt, CellRecord, Measurement, Owner, Provenance
-from atma_sweep.results.store import Store, open_store
+from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.records import AXES, Attempt, CellRecord, Measurement, Owner, Provenance
+from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.checkpoints import checkpoint, storage
 from atma_sweep.sweep.checkpoints import prune as pruning
 from atma_sweep.sweep.checkpoints.prune import prune
@@ -310,7 +310,7 @@ def test_text_and_json(bench: Bench) -> None:
 MORTAL = """
 import gc, json, os, shutil, signal, sys, traceback
 from pathlib import Path
-from atma_sweep.results.store import Store, open_store
+from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.checkpoints.prune import prune, _sound
 from atma_sweep.sweep.checkpoints import storage
 

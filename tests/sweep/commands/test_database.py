@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from atma_sweep.results import open_store, paper
-from atma_sweep.results.recorder import Recorder
-from atma_sweep.results.records import AXES, CellRecord, Measurement, Owner
+from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.records import AXES, CellRecord, Measurement, Owner
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 import pytest
-from atma_sweep.results.store import open_store
+from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep import doctor
 from atma_sweep.sweep.attempt import runner
 from atma_sweep.sweep.doctor import Check, LookFailed, answers

@@ -13,9 +13,9 @@ from typing import Any
 
 import psutil
 import pytest
-from atma_sweep.results.records import Owner
-from atma_sweep.results.schema import HEAD
-from atma_sweep.results.store import open_store
+from atma_sweep.results.store.records import Owner
+from atma_sweep.results.store.schema import HEAD
+from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep import doctor
 from atma_sweep.sweep.config import Cell
 from atma_sweep.sweep.doctor import LookFailed

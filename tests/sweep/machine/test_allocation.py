@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
-from atma_sweep.results.store import Store, open_store
+from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.attempt.main import Job
 from atma_sweep.sweep.config import Cell, Resources
 from atma_sweep.sweep.errors import GridError, MachineError

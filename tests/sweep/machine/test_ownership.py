@@ -16,9 +16,10 @@ from typing import Any
 
 import psutil
 import pytest
-from atma_sweep.results import maintenance, processes
-from atma_sweep.results.records import Attempt, Owner
-from atma_sweep.results.store import Store, open_store
+from atma_sweep.results import maintenance
+from atma_sweep.results.store import processes
+from atma_sweep.results.store.records import Attempt, Owner
+from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.attempt.main import Job
 from atma_sweep.sweep.config import Cell
 from atma_sweep.sweep.machine import processes as process
@@ -39,7 +40,7 @@ def store(tmp_path: Path) -> Store:
 JUDGE = """
 import sys
 from atma_sweep.results.errors import SweepBusy
-from atma_sweep.results.store import open_store
+from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep.machine import processes as process
 from atma_sweep.sweep.scheduler.base import OnThisMachine
 store = open_store(sys.argv[1])

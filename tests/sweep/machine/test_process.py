@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from atma_sweep.results.records import Owner
+from atma_sweep.results.store.records import Owner
 from atma_sweep.sweep.attempt.failures import judge
 from atma_sweep.sweep.config import Resources
 from atma_sweep.sweep.machine import processes

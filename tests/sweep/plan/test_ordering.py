@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from atma_sweep.results.records import CellState
+from atma_sweep.results.store.records import CellState
 from atma_sweep.sweep.config import Cell, CellConfig, cell_id
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid.grid import load_grid

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from atma_sweep.results.records import CellState
+from atma_sweep.results.store.records import CellState
 from atma_sweep.sweep.config import Cell
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid.grid import Grid, load_grid

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 from atma_sweep.results.intervals import wilson
-from atma_sweep.results.records import CellRecord, Measurement, Owner
-from atma_sweep.results.schema import ExampleRow
-from atma_sweep.results.store import Store, open_store
+from atma_sweep.results.store.records import CellRecord, Measurement, Owner
+from atma_sweep.results.store.schema import ExampleRow
+from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.attempt import runner as module
 from atma_sweep.sweep.attempt.main import Job
 from atma_sweep.sweep.attempt.runner import Work

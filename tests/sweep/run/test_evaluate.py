@@ -23,9 +23,9 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from atma_sweep.results.recorder import Recorder
-from atma_sweep.results.records import Attempt, Measurement, Owner
-from atma_sweep.results.store import Store, SweepReadOnly, open_store
+from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.records import Attempt, Measurement, Owner
+from atma_sweep.results.store.store import Store, SweepReadOnly, open_store
 from atma_sweep.sweep.attempt.load import NotTrained, Trained, WeightsGone
 from atma_sweep.sweep.attempt.main import Job
 from atma_sweep.sweep.config import Resources

@@ -18,8 +18,8 @@ from pathlib import Path
 import psutil
 import pytest
 from atma_sweep.results.errors import SweepBusy
-from atma_sweep.results.records import Owner
-from atma_sweep.results.store import open_store
+from atma_sweep.results.store.records import Owner
+from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.machine import processes as process
 from atma_sweep.sweep.machine.hardware import cores

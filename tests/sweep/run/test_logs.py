@@ -18,8 +18,8 @@ from typing import Any
 import psutil
 import pytest
 from atma_sweep.results.errors import CellAmbiguous, CellUnknown
-from atma_sweep.results.records import AXES, Attempt, CellRecord, Owner
-from atma_sweep.results.store import Store, open_store
+from atma_sweep.results.store.records import AXES, Attempt, CellRecord, Owner
+from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.run import logs
 from atma_sweep.sweep.run.logs import JsonLines, LogMissing
 

@@ -14,9 +14,9 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from atma_sweep.results.journal import JOURNAL, JournalStore, recorder_of
-from atma_sweep.results.records import CurvePoint
-from atma_sweep.results.store import Store, open_store
+from atma_sweep.results.store.journal import JOURNAL, JournalStore, recorder_of
+from atma_sweep.results.store.records import CurvePoint
+from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.attempt.failures import NODE_LOST
 from atma_sweep.sweep.attempt.main import Job
 from atma_sweep.sweep.config import Cell, Resources

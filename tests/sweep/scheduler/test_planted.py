@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from atma_sweep.results.recorder import Recorder
-from atma_sweep.results.records import CellRecord, Owner, Provenance
-from atma_sweep.results.schema import AttemptRow
-from atma_sweep.results.store import Store, open_store
+from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.records import CellRecord, Owner, Provenance
+from atma_sweep.results.store.schema import AttemptRow
+from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.attempt import load
 from atma_sweep.sweep.checkpoints.prune import place_of
 from atma_sweep.sweep.commands import verify

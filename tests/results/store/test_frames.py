@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
-from atma_sweep.results import frames as module
 from atma_sweep.results import open_store
-from atma_sweep.results.frames import CELL, CURVE, EXAMPLE, STATE, VALUE
-from atma_sweep.results.records import AXES
-from atma_sweep.results.store import StoreError, SweepUnknown
+from atma_sweep.results.store import frames as module
+from atma_sweep.results.store.frames import CELL, CURVE, EXAMPLE, STATE, VALUE
+from atma_sweep.results.store.records import AXES
+from atma_sweep.results.store.store import StoreError, SweepUnknown
 from histories import at, launch, run
 from sqlalchemy import text
 
@@ -160,7 +160,7 @@ def test_pandas_is_loaded_only_when_asked_for(filled):
 
 def test_the_package_names_what_it_gives():
     import atma_sweep.results as package
-    from atma_sweep.results import store
+    from atma_sweep.results.store import store
 
     assert package.open_store is open_store is store.open_store
     assert package.Store is store.Store

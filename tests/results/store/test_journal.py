@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from atma_sweep.results.journal import JOURNAL, JournalStore, Reader, recorder_of, settle
-from atma_sweep.results.records import Attempt, CurvePoint, Example, Measurement, Provenance
-from atma_sweep.results.schema import CurvePointRow, EventRow, ExampleRow, MeasurementRow, ProvenanceRow
-from atma_sweep.results.store import LostLease, Store, open_store
+from atma_sweep.results.store.journal import JOURNAL, JournalStore, Reader, recorder_of, settle
+from atma_sweep.results.store.records import Attempt, CurvePoint, Example, Measurement, Provenance
+from atma_sweep.results.store.schema import CurvePointRow, EventRow, ExampleRow, MeasurementRow, ProvenanceRow
+from atma_sweep.results.store.store import LostLease, Store, open_store
 from sqlalchemy import func, select
 
 NUMBERS = (MeasurementRow, ExampleRow, CurvePointRow, ProvenanceRow, EventRow)

@@ -20,14 +20,14 @@ import numpy as np
 import postgres
 import pytest
 from atma_sweep.results import maintenance
-from atma_sweep.results.database import is_away, place
 from atma_sweep.results.errors import StoreAway
 from atma_sweep.results.exporting import export_sweep
 from atma_sweep.results.importing import import_bundle
-from atma_sweep.results.recorder import Recorder
-from atma_sweep.results.records import CellRecord, CurvePoint, Example, Measurement, Owner, Provenance
-from atma_sweep.results.schema import AttemptRow, EventRow, ExampleRow, SweepRow
-from atma_sweep.results.store import CellTaken, LostLease, Store, StoreBusy, StoreError, SweepBusy, open_store
+from atma_sweep.results.store.database import is_away, place
+from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.records import CellRecord, CurvePoint, Example, Measurement, Owner, Provenance
+from atma_sweep.results.store.schema import AttemptRow, EventRow, ExampleRow, SweepRow
+from atma_sweep.results.store.store import CellTaken, LostLease, Store, StoreBusy, StoreError, SweepBusy, open_store
 from sqlalchemy import create_engine, inspect, select, text, update
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import IntegrityError
@@ -61,7 +61,7 @@ def test_times_are_utc_wherever_the_server_stands(store, running):
 
 def test_the_clock_goes_on_inside_a_transaction(store):
     """now() of PostgreSQL stands still there, and a lease that was waited for would be born expired."""
-    from atma_sweep.results import queries
+    from atma_sweep.results.store import queries
 
     def work(session):
         first = queries.now(session)
@@ -430,8 +430,8 @@ def test_a_server_that_only_starts_or_is_full_is_away():
 
 KILLED = """
 import os, signal, sys
-from atma_sweep.results.store import open_store
-from atma_sweep.results.schema import EventRow, UtcNow
+from atma_sweep.results.store.store import open_store
+from atma_sweep.results.store.schema import EventRow, UtcNow
 from sqlalchemy import insert
 with open_store(sys.argv[1]).transaction() as session:
     session.execute(insert(EventRow).values(at=UtcNow(), kind="half", message="x"))

@@ -10,9 +10,9 @@ from typing import Any
 from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
+from ..errors import SweepReadOnly, SweepUnknown
 from . import queries
 from .database import jsonable, upsert
-from .errors import SweepReadOnly, SweepUnknown
 from .records import CellRecord, NewRevision, Owner
 from .schema import CellRow, RevisionCellRow, RevisionRow, SweepRow
 

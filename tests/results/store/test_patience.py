@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from atma_sweep.results import database, transactions
-from atma_sweep.results.records import Owner
-from atma_sweep.results.store import Store, StoreBusy, open_store
+from atma_sweep.results.store import database, transactions
+from atma_sweep.results.store.records import Owner
+from atma_sweep.results.store.store import Store, StoreBusy, open_store
 from sqlalchemy import text
 
 ME = Owner(name="ada", host="here", pid=101, started=1.5)

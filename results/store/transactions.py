@@ -13,8 +13,8 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
+from ..errors import StoreBusy, WriteRefused
 from .database import AWAY, READ_ONLY, file_of, make_engine, place, remedy_for, shown
-from .errors import StoreBusy, WriteRefused
 
 Result = TypeVar("Result")
 Work = Callable[[Session], Result]

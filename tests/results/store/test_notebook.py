@@ -11,7 +11,7 @@ import pytest
 from atma_sweep.results import paper
 from histories import launch, run, view
 
-NOTEBOOK = Path(__file__).parents[2] / "docs" / "frames.ipynb"
+NOTEBOOK = Path(__file__).parents[3] / "docs" / "frames.ipynb"
 RUN = """
 import json, sys
 space = {}

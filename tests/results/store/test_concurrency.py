@@ -8,10 +8,10 @@ import threading
 import time
 
 import pytest
-from atma_sweep.results.recorder import Recorder
-from atma_sweep.results.records import CurvePoint, Measurement, Owner
-from atma_sweep.results.schema import EventRow, MeasurementRow, SweepRow
-from atma_sweep.results.store import CellTaken, StoreBusy, SweepBusy, open_store
+from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.records import CurvePoint, Measurement, Owner
+from atma_sweep.results.store.schema import EventRow, MeasurementRow, SweepRow
+from atma_sweep.results.store.store import CellTaken, StoreBusy, SweepBusy, open_store
 from sqlalchemy import func, insert, select
 
 FORK = multiprocessing.get_context("fork")
@@ -151,7 +151,7 @@ def test_a_killed_writer_leaves_no_half_and_no_lock(store, url, cells, owner):
 @pytest.fixture
 def impatient(monkeypatch):
     """The driver gives up on a lock after 100 ms, so that our own waiting is what is tested."""
-    monkeypatch.setattr("atma_sweep.results.database.BUSY_MS", 100)
+    monkeypatch.setattr("atma_sweep.results.store.database.BUSY_MS", 100)
 
 
 def test_a_lock_held_for_seconds_is_waited_for(tmp_path, cells, owner, impatient):

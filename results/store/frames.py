@@ -25,9 +25,9 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from . import queries
+from .cell_status import requests_of, standing
 from .records import AXES, CellState, extra_axes
 from .schema import AttemptRow, CurvePointRow, ExampleRow
-from .standing import requests_of, standing
 from .store import Store
 
 CELL = {"cell": "string", "slug": "string", "seed": "int64"} | dict.fromkeys(AXES, "string")

@@ -17,8 +17,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from .errors import LostLease
-from .files import sync
+from ..errors import LostLease
+from ..files import sync
 from .recorder import Recorder
 from .records import AttemptState, CurvePoint, Example, Measurement, Phase, Provenance
 from .store import Store

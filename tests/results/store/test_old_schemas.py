@@ -1,6 +1,6 @@
 """Databases of every release come to this one whole: with every row, or not at all.
 
-fixtures/schema-<revision>.sql.gz holds a populated database as SQL. `python tests/results/test_old_schemas.py` writes those
+fixtures/schema-<revision>.sql.gz holds a populated database as SQL. `python tests/results/store/test_old_schemas.py` writes those
 that are missing, of every revision before the newest; an existing one is never written again, since it stands for files
 that people have.
 """
@@ -19,10 +19,10 @@ import time
 from pathlib import Path
 
 import pytest
-from atma_sweep.results.database import MIGRATIONS, make_engine, migrate, place
 from atma_sweep.results.maintenance import check
-from atma_sweep.results.schema import HEAD, REVISIONS
-from atma_sweep.results.store import StoreError, open_store, upgrade_store
+from atma_sweep.results.store.database import MIGRATIONS, make_engine, migrate, place
+from atma_sweep.results.store.schema import HEAD, REVISIONS
+from atma_sweep.results.store.store import StoreError, open_store, upgrade_store
 from sqlalchemy import MetaData, event, insert, select
 from sqlalchemy.engine import Engine
 
@@ -222,7 +222,7 @@ def test_foreign_keys_that_are_on_undo_the_upgrade(old, following, monkeypatch, 
     """Should somebody lose the switch, the comparison of row counts still catches it, or SQLite does."""
     before = contents(old, columns(old))
     real = make_engine
-    monkeypatch.setattr("atma_sweep.results.database.make_engine", lambda url, **options: real(url))
+    monkeypatch.setattr("atma_sweep.results.store.database.make_engine", lambda url, **options: real(url))
     with pytest.raises(StoreError, match=said):
         upgrade_store(old, migrations=following(*tables), head="next")
     assert contents(old, columns(old)) == before

@@ -7,11 +7,11 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from atma_sweep.results import schema
-from atma_sweep.results.database import MIGRATIONS
-from atma_sweep.results.recorder import Recorder
-from atma_sweep.results.records import CurvePoint, Measurement, Provenance
-from atma_sweep.results.store import StoreError, StoreMissing, StoreTooNew, open_store, upgrade_store
+from atma_sweep.results.store import schema
+from atma_sweep.results.store.database import MIGRATIONS
+from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.records import CurvePoint, Measurement, Provenance
+from atma_sweep.results.store.store import StoreError, StoreMissing, StoreTooNew, open_store, upgrade_store
 from sqlalchemy import UniqueConstraint, create_engine, inspect
 
 TABLES = sorted(schema.Base.metadata.tables)

@@ -8,9 +8,9 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from atma_sweep.results import records, schema
-from atma_sweep.results.database import network_filesystem, place, shown
-from atma_sweep.results.store import Store, StoreError, StoreMissing, StoreOutdated, StoreTooNew, open_store
+from atma_sweep.results.store import records, schema
+from atma_sweep.results.store.database import network_filesystem, place, shown
+from atma_sweep.results.store.store import Store, StoreError, StoreMissing, StoreOutdated, StoreTooNew, open_store
 
 MOUNTS = """\
 22 1 0:21 / / rw,relatime shared:1 - ext4 /dev/root rw
@@ -91,7 +91,7 @@ def test_a_local_file_system_is_not_refused(tmp_path, monkeypatch, kind):
 
 
 def test_a_network_file_system_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("atma_sweep.results.database.network_filesystem", lambda path, mounts: "nfs4")
+    monkeypatch.setattr("atma_sweep.results.store.database.network_filesystem", lambda path, mounts: "nfs4")
     monkeypatch.setattr(Path, "exists", lambda path: True)
     with pytest.raises(StoreError, match="local disk or PostgreSQL"):
         open_store(tmp_path / "atma.db", create=True)
@@ -130,7 +130,7 @@ def test_another_revision_is_refused(tmp_path, monkeypatch, revision, error, cre
     connection = sqlite3.connect(tmp_path / "test.db")
     connection.execute("UPDATE alembic_version SET version_num = ?", (revision,))
     connection.commit()
-    monkeypatch.setattr("atma_sweep.results.database.REVISIONS", ("0000", schema.HEAD))
+    monkeypatch.setattr("atma_sweep.results.store.database.REVISIONS", ("0000", schema.HEAD))
     with pytest.raises(error, match=r"db upgrade|upgrade the program"):
         open_store(tmp_path / "test.db", create=create)
 
@@ -173,7 +173,7 @@ def test_records_are_the_columns():
 def test_status_needs_nothing_heavy(tmp_path):
     open_store(tmp_path / "test.db", create=True).close()
     code = (
-        "import sys; from atma_sweep.results.store import open_store; import atma_sweep.results.recorder\n"
+        "import sys; from atma_sweep.results.store.store import open_store; import atma_sweep.results.store.recorder\n"
         f"open_store({str(tmp_path / 'test.db')!r}).sweeps()\n"
         "import atma_sweep.reports.tables\n"
         "print([name for name in ('pandas', 'alembic', 'torch', 'ray', 'matplotlib', 'numpy') if name in sys.modules])"

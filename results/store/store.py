@@ -19,20 +19,7 @@ from sqlalchemy import insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from . import queries, sweeps
-from .database import (
-    check_revision,
-    create_database,
-    file_of,
-    place,
-    plain_errors,
-    refuse_network,
-    revision_of,
-    shown,
-    storable,
-    upgrade_store,
-)
-from .errors import (
+from ..errors import (
     AttemptUnknown,
     CellAmbiguous,
     CellTaken,
@@ -46,6 +33,20 @@ from .errors import (
     SweepBusy,
     SweepReadOnly,
     SweepUnknown,
+)
+from ..text import without_passwords
+from . import queries, sweeps
+from .database import (
+    check_revision,
+    create_database,
+    file_of,
+    place,
+    plain_errors,
+    refuse_network,
+    revision_of,
+    shown,
+    storable,
+    upgrade_store,
 )
 from .records import (
     Attempt,
@@ -63,7 +64,6 @@ from .records import (
     Value,
 )
 from .schema import AttemptRow, EventRow, SweepRow, UtcNow
-from .text import without_passwords
 from .transactions import PATIENCE_S, Transactions
 
 if TYPE_CHECKING:

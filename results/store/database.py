@@ -28,13 +28,13 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 from sqlalchemy.orm import Session
 
-from .errors import StoreAway, StoreBusy, StoreError, StoreMissing, StoreOutdated, StoreTooNew, WriteRefused
-from .files import sync
-from .names import short
+from ..errors import StoreAway, StoreBusy, StoreError, StoreMissing, StoreOutdated, StoreTooNew, WriteRefused
+from ..files import sync
+from ..names import short
+from ..text import HIDDEN, is_secret, without_passwords
 from .schema import HEAD, REVISIONS, Base
-from .text import HIDDEN, is_secret, without_passwords
 
-MIGRATIONS = Path(__file__).with_name("migrations")
+MIGRATIONS = Path(__file__).parents[1] / "migrations"
 BUSY_MS = 30_000
 NETWORK_FILESYSTEMS = frozenset(
     "9p afs beegfs ceph cifs coda fuse.ceph fuse.ceph-fuse fuse.gcsfuse fuse.glusterfs fuse.rclone fuse.s3fs fuse.sshfs "

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from sqlalchemy import String, and_, cast, func, select
 from sqlalchemy.orm import Session
 
-from .errors import AttemptUnknown, CellAmbiguous, CellUnknown, StoreError, SweepUnknown
-from .names import short
+from ..errors import AttemptUnknown, CellAmbiguous, CellUnknown, StoreError, SweepUnknown
+from ..names import short
 from .records import (
     AXES,
     Attempt,

@@ -4,8 +4,8 @@ import json
 import random
 import sqlite3
 
-from atma_sweep.results.recorder import Recorder
-from atma_sweep.results.records import Measurement
+from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.records import Measurement
 from sqlalchemy import text
 
 COLUMNS = [
@@ -45,7 +45,7 @@ def rows(store, query='SELECT * FROM results ORDER BY slug, probe, metric, "leng
 
 
 def test_the_query_of_the_handbook_through_sqlite3(tmp_path, cells, owner):
-    from atma_sweep.results.store import open_store
+    from atma_sweep.results.store.store import open_store
 
     store = open_store(tmp_path / "test.db", create=True)
     store.record_revision("quick", grid_text="x", grid_file="x.yaml", cells=cells(2) + cells(2, seed=1))

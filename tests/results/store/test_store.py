@@ -6,10 +6,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from atma_sweep.results import sweeps
-from atma_sweep.results.recorder import Recorder
-from atma_sweep.results.records import AXES, CellRecord, Measurement, Owner
-from atma_sweep.results.store import (
+from atma_sweep.results.store import sweeps
+from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.records import AXES, CellRecord, Measurement, Owner
+from atma_sweep.results.store.store import (
     AttemptUnknown,
     CellAmbiguous,
     CellTaken,

@@ -12,13 +12,13 @@ from typing import Any
 
 import postgres
 import pytest
-from atma_sweep.results import transactions
 from atma_sweep.results.exporting import export_sweep
 from atma_sweep.results.importing import import_bundle
-from atma_sweep.results.recorder import Recorder
-from atma_sweep.results.records import CurvePoint, Example, Measurement, NewRevision, Owner, Provenance
-from atma_sweep.results.schema import Base, EventRow, UtcTime
-from atma_sweep.results.store import CellTaken, LostLease, Store, StoreBusy, open_store
+from atma_sweep.results.store import transactions
+from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.records import CurvePoint, Example, Measurement, NewRevision, Owner, Provenance
+from atma_sweep.results.store.schema import Base, EventRow, UtcTime
+from atma_sweep.results.store.store import CellTaken, LostLease, Store, StoreBusy, open_store
 from proxy import Proxy
 from sqlalchemy import func, select
 

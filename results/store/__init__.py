@@ -1,0 +1,1 @@
+"""The database: its tables, who writes them, who reads them."""
