@@ -20,9 +20,9 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 
 from . import paper
-from .bundles import local_path
 from .errors import StoreError, StoreMissing, WriteRefused
-from .import_files import STAGING
+from .exchange.bundles import local_path
+from .exchange.import_files import STAGING
 from .store.database import (
     PART,
     copy_database,

@@ -81,10 +81,10 @@ def test_only_the_scheduler_imports_ray() -> None:
 WRITES = {"write_text", "write_bytes", "mkdir", "makedirs", "rename", "savefig", "unlink"}
 WRITERS = {
     "results/files.py",  # the one writer
-    "results/bundles.py",  # members of a bundle that is open
+    "results/exchange/bundles.py",  # members of a bundle that is open
     "results/store/database.py",  # databases and their copies
-    "results/import_files.py",  # into the runs folder
-    "results/trackers.py",  # into a folder of files.filling
+    "results/exchange/import_files.py",  # into the runs folder
+    "results/exchange/trackers.py",  # into a folder of files.filling
     "results/paper/__init__.py",  # a temporary database
     "results/store/journal.py",
     "reports/figures/files.py",  # into memory

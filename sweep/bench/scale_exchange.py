@@ -11,8 +11,8 @@ from .child import MIB, used
 SCRIPT = """
 import json, sys, time
 from pathlib import Path
-from atma_sweep.results.exporting import export_sweep
-from atma_sweep.results.importing import import_bundle
+from atma_sweep.results.exchange.exporting import export_sweep
+from atma_sweep.results.exchange.importing import import_bundle
 from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep.commands.verify import identify
 what, db, sweep, file = sys.argv[1:]

@@ -62,13 +62,13 @@ def export(
     """
     from dataclasses import asdict
 
-    from ...results.exporting import export_sweep
+    from ...results.exchange.exporting import export_sweep
+    from ...results.exchange.tables import ENDINGS, export_table
+    from ...results.exchange.trackers import TRACKERS
     from ...results.files import format_of, is_standard
     from ...results.names import file_name
     from ...results.paper import open_with_published
     from ...results.store.store import StoreError
-    from ...results.tables import ENDINGS, export_table
-    from ...results.trackers import TRACKERS
 
     store = open_with_published(db, sweep)
     name = sweep or store.default_sweep()
@@ -129,7 +129,7 @@ def import_(
     """
     from dataclasses import asdict
 
-    from ...results.importing import import_bundle
+    from ...results.exchange.importing import import_bundle
     from ...results.store.store import open_store
     from .verify import identify
 

@@ -3,7 +3,7 @@
 import json
 from datetime import UTC, datetime, timedelta
 
-from atma_sweep.results.exporting import export_sweep
+from atma_sweep.results.exchange.exporting import export_sweep
 from atma_sweep.results.store import schema
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CurvePoint, Example, Measurement, Owner, Provenance

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from atma_sweep.results import open_store, paper
 from atma_sweep.results.errors import BundleError, StoreError
-from atma_sweep.results.exporting import export_sweep
-from atma_sweep.results.importing import import_bundle
+from atma_sweep.results.exchange.exporting import export_sweep
+from atma_sweep.results.exchange.importing import import_bundle
 from atma_sweep.results.names import file_name, is_name, short, why_not
 from hypothesis import example, given
 from hypothesis import strategies as st

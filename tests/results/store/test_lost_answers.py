@@ -12,8 +12,8 @@ from typing import Any
 
 import postgres
 import pytest
-from atma_sweep.results.exporting import export_sweep
-from atma_sweep.results.importing import import_bundle
+from atma_sweep.results.exchange.exporting import export_sweep
+from atma_sweep.results.exchange.importing import import_bundle
 from atma_sweep.results.store import transactions
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CurvePoint, Example, Measurement, NewRevision, Owner, Provenance

@@ -21,8 +21,8 @@ import postgres
 import pytest
 from atma_sweep.results import maintenance
 from atma_sweep.results.errors import StoreAway
-from atma_sweep.results.exporting import export_sweep
-from atma_sweep.results.importing import import_bundle
+from atma_sweep.results.exchange.exporting import export_sweep
+from atma_sweep.results.exchange.importing import import_bundle
 from atma_sweep.results.store.database import is_away, place
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CellRecord, CurvePoint, Example, Measurement, Owner, Provenance

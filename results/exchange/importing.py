@@ -16,16 +16,16 @@ from sqlalchemy import update as sql_update
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 
+from ..errors import BundleError, StoreError
+from ..names import short, why_not
+from ..store import queries
+from ..store.database import file_of
+from ..store.store import Store
 from .bundles import WEIGHTS, Bundle, Limits, Summary, iso, local_path, opened, opened_bundle
-from .errors import BundleError, StoreError
 from .import_files import Files
 from .import_plan import COPY, Content, Identify, Plan, Planner
 from .incoming import MEMBERS, OF_ATTEMPTS, Row, T, columns_of_member
-from .names import short, why_not
 from .staging import Stage, StageLost
-from .store import queries
-from .store.database import file_of
-from .store.store import Store
 
 BATCH = 500
 """Rows with JSON columns that are objects at once."""

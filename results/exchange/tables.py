@@ -11,17 +11,17 @@ from typing import IO, TYPE_CHECKING, Any, Literal, get_args
 
 from sqlalchemy import Boolean, Column, Double, Integer, select
 
+from ..errors import StoreError
+from ..files import replacing
+from ..store import queries
+from ..store.database import jsonable
+from ..store.records import AXES
+from ..text import choice, csv_cell, json_safe
 from .bundles import encoded, iso, line_of
-from .errors import StoreError
-from .files import replacing
 from .incoming import T
-from .store import queries
-from .store.database import jsonable
-from .store.records import AXES
-from .text import choice, csv_cell, json_safe
 
 if TYPE_CHECKING:
-    from .store.store import Store
+    from ..store.store import Store
 
 What = Literal["cells", "measurements", "curves", "examples", "attempts"]
 Format = Literal["csv", "jsonl", "parquet"]

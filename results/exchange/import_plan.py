@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
-from . import paper
+from .. import paper
+from ..errors import SweepBusy
+from ..store import queries
+from ..store.database import jsonable
 from .bundles import Bundle, local_path, said
-from .errors import SweepBusy
 from .incoming import OF_ATTEMPTS, Row, T
-from .store import queries
-from .store.database import jsonable
 
 if TYPE_CHECKING:
-    from .store.store import Store
+    from ..store.store import Store
 
 Identify = Callable[[Mapping[str, Any]], str]
 Keep = Callable[[str, Mapping[str, list[Any]]], None]

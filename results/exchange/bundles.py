@@ -26,11 +26,11 @@ from typing import IO, Any
 
 from sqlalchemy import JSON, Column, Double
 
-from .errors import BundleError, StoreTooNew
+from ..errors import BundleError, StoreTooNew
+from ..store.database import jsonable
+from ..store.recorder import finite
+from ..store.schema import HEAD, REVISIONS
 from .incoming import LINE, MEMBERS, OF_ATTEMPTS, Incoming, Misfit, Row, T, shown, text_ok
-from .store.database import jsonable
-from .store.recorder import finite
-from .store.schema import HEAD, REVISIONS
 
 FORMAT = 1
 WHAT = "atma-sweep bundle"

@@ -9,11 +9,11 @@ import tracemalloc
 import zipfile
 
 import pytest
-from atma_sweep.results import incoming
-from atma_sweep.results.bundles import Limits, opened_bundle
 from atma_sweep.results.errors import BundleError
-from atma_sweep.results.import_plan import Content
-from atma_sweep.results.importing import import_bundle
+from atma_sweep.results.exchange import incoming
+from atma_sweep.results.exchange.bundles import Limits, opened_bundle
+from atma_sweep.results.exchange.import_plan import Content
+from atma_sweep.results.exchange.importing import import_bundle
 from atma_sweep.results.store.store import StoreTooNew, open_store
 from bundles import packed, unpacked
 from histories import bundle, files, halves, run, whole

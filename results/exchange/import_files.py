@@ -9,9 +9,9 @@ import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from ..errors import StoreError
+from ..files import sync
 from .bundles import Bundle
-from .errors import StoreError
-from .files import sync
 
 STAGING = ".import-"
 """How folders begin that an import fills before it commits; one that is left over may be deleted."""

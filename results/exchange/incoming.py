@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from sqlalchemy import JSON, BigInteger, Boolean, Column, Double, Integer
 
-from .store.schema import STATES, Base, UtcTime
+from ..store.schema import STATES, Base, UtcTime
 
 Row = dict[str, Any]
 Kind = Literal["whole", "real", "flag", "time", "text", "json"]

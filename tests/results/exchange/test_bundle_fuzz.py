@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 from atma_sweep import cli
-from atma_sweep.results import incoming
 from atma_sweep.results.errors import StoreError
-from atma_sweep.results.exporting import export_sweep
-from atma_sweep.results.importing import import_bundle
+from atma_sweep.results.exchange import incoming
+from atma_sweep.results.exchange.exporting import export_sweep
+from atma_sweep.results.exchange.importing import import_bundle
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CurvePoint, Example, Measurement, Owner, Provenance
 from atma_sweep.results.store.store import open_store

@@ -8,10 +8,10 @@ import subprocess
 import sys
 
 import pytest
-from atma_sweep.results import import_files
 from atma_sweep.results.errors import BundleError
-from atma_sweep.results.exporting import export_sweep
-from atma_sweep.results.importing import import_bundle
+from atma_sweep.results.exchange import import_files
+from atma_sweep.results.exchange.exporting import export_sweep
+from atma_sweep.results.exchange.importing import import_bundle
 from atma_sweep.results.store.store import StoreError, open_store
 from histories import bundle, cells_of, files, launch, natural, run, whole
 
@@ -131,7 +131,7 @@ class TestFiles:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from atma_sweep.results.importing import import_bundle
+from atma_sweep.results.exchange.importing import import_bundle
 from atma_sweep.results.store.store import open_store
 store, out, limit = open_store(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 seen = [0]

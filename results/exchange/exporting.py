@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Column, CursorResult, Table, select
 from sqlalchemy.orm import Session
 
+from ..files import replacing
+from ..store import queries
+from ..store.recorder import finite
 from .bundles import LOG, WEIGHTS, BundleWriter, Summary, encoded, line_of, local_path
-from .files import replacing
 from .incoming import MEMBERS, Row, T, columns_of_member
-from .store import queries
-from .store.recorder import finite
 
 if TYPE_CHECKING:
-    from .store.store import Store
+    from ..store.store import Store
 
 ATTEMPTS = 50
 """Attempts whose numbers are in memory at once, to be sorted."""

@@ -13,8 +13,8 @@ from typing import Any
 from sqlalchemy import Column, Integer, MetaData, Table, func, insert, select
 from sqlalchemy.orm import Session
 
+from ..store.store import Store
 from .incoming import OF_ATTEMPTS, T, columns_of_member, fields_of
-from .store.store import Store
 
 
 class StageLost(Exception):

@@ -12,12 +12,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from ..errors import StoreError
+from ..files import filling
+from ..names import file_name
+from ..store.records import CellRecord, CurvePoint, Value
+from ..store.store import Store
 from .bundles import iso
-from .errors import StoreError
-from .files import filling
-from .names import file_name
-from .store.records import CellRecord, CurvePoint, Value
-from .store.store import Store
 
 CURVE = tuple(field.name for field in fields(CurvePoint) if field.name != "step")
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 from atma_sweep.results.errors import BundleError
-from atma_sweep.results.exporting import export_sweep
-from atma_sweep.results.importing import import_bundle
+from atma_sweep.results.exchange.exporting import export_sweep
+from atma_sweep.results.exchange.importing import import_bundle
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CurvePoint, Measurement, Owner
 from atma_sweep.results.store.store import StoreError, SweepBusy, SweepUnknown

@@ -1,0 +1,1 @@
+"""Sweeps for other places and programs: bundles out and in, tables, trackers."""
