@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from atma_sweep.reports.figures import FIGURES, make_figure, rendered
 from atma_sweep.results.errors import StoreError
-from atma_sweep.results.maintenance import dump_command
+from atma_sweep.results.maintenance.check import dump_command
 from atma_sweep.results.store.database import place, shown
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import AXES, CellRecord, CurvePoint, Measurement, Owner, Provenance

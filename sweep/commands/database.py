@@ -169,7 +169,7 @@ def db_forget(
     import sys
     from dataclasses import asdict
 
-    from ...results.forgetting import forget, plan
+    from ...results.maintenance.forgetting import forget, plan
     from ...results.store.store import StoreError, open_store
     from ..run.control import person
 
@@ -204,7 +204,7 @@ def db_backup(
     Example:
       atma-sweep db backup --to backups.db
     """
-    from ...results.maintenance import backup
+    from ...results.maintenance.check import backup
 
     copy = backup(db, to)
     if as_json:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ...results import maintenance
-from ...results.maintenance import Finding
+from ...results.maintenance import check as maintenance
+from ...results.maintenance.check import Finding
 from ..checkpoints.seal import sha256
 from ..config import CellConfig, cell_id
 from ..data import corpora

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 import pytest
-from atma_sweep.results.maintenance import check
+from atma_sweep.results.maintenance.check import check
 from atma_sweep.results.store.database import MIGRATIONS, make_engine, migrate, place
 from atma_sweep.results.store.schema import HEAD, REVISIONS
 from atma_sweep.results.store.store import StoreError, open_store, upgrade_store

@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 import postgres
 import pytest
-from atma_sweep.results import maintenance
 from atma_sweep.results.errors import StoreAway
 from atma_sweep.results.exchange.exporting import export_sweep
 from atma_sweep.results.exchange.importing import import_bundle
+from atma_sweep.results.maintenance import check
 from atma_sweep.results.store.database import is_away, place
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CellRecord, CurvePoint, Example, Measurement, Owner, Provenance
@@ -360,9 +360,9 @@ def test_rows_that_only_the_server_would_refuse_do_not_reach_it(store, tmp_path,
 @server_only
 def test_check_and_backup(store, url, cells, owner):
     launch(store, cells(1))
-    assert maintenance.check(url) == []
+    assert check.check(url) == []
     with pytest.raises(StoreError, match="pg_dump") as refused:
-        maintenance.backup(url)
+        check.backup(url)
     command = str(refused.value).partition("run: ")[2]
     assert "+psycopg" not in command
     if postgres.GIVEN is None:
@@ -371,7 +371,7 @@ def test_check_and_backup(store, url, cells, owner):
         words = [word for word in shlex.split(command) if not word.startswith("--file")]
         dumped = subprocess.run([folder / words[0], *words[1:]], capture_output=True, check=True)
         assert dumped.stdout.startswith(b"PGDMP")
-    shown = maintenance.dump_command(place("postgresql://ada:secret@db:5433/x"))
+    shown = check.dump_command(place("postgresql://ada:secret@db:5433/x"))
     assert shown == "pg_dump --format=custom --file=x.dump --dbname=postgresql://ada@db:5433/x"
     with store.transaction() as session:
         session.execute(text("DROP INDEX one_live_attempt"))
@@ -379,7 +379,7 @@ def test_check_and_backup(store, url, cells, owner):
         session.execute(text("ALTER TABLE measurement DROP CONSTRAINT uq_measurement_attempt_id_probe_metric_length"))
         session.execute(text("ALTER TABLE event DROP CONSTRAINT fk_event_attempt_id"))
         session.execute(text("INSERT INTO event (attempt_id, at, kind, message) VALUES (77, '2026', 'x', 'x')"))
-    found = " ".join(finding.what for finding in maintenance.check(url))
+    found = " ".join(finding.what for finding in check.check(url))
     for part in ("one_live_attempt", "view results", "uq_measurement", "event.attempt_id", "1 rows of event refer"):
         assert part in found
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
-from atma_sweep.results import maintenance
+from atma_sweep.results.maintenance import check
 from atma_sweep.results.store import processes
 from atma_sweep.results.store.records import Attempt, Owner
 from atma_sweep.results.store.store import Store, open_store
@@ -106,9 +106,9 @@ def test_who_cannot_look_does_not_report_attempts_as_dead(store: Store, cells: C
     me = process.this_process("test")
     gone = replace(me, started=me.started + 100)
     attempt = store.start_attempt(cell.id, owner=replace(gone, space="elsewhere"), fence=1)
-    assert (store.attempt(attempt.id).pid_space, maintenance.check(store.path)) == ("elsewhere", [])
+    assert (store.attempt(attempt.id).pid_space, check.check(store.path)) == ("elsewhere", [])
     store.set_process(attempt.id, 1, gone.pid, gone.started, space=me.space)
-    (found,) = maintenance.check(store.path)
+    (found,) = check.check(store.path)
     assert "their process is gone" in found.what
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from atma_sweep.results import maintenance
-from atma_sweep.results.maintenance import Finding, backup, check
+from atma_sweep.results.maintenance import check as maintenance
+from atma_sweep.results.maintenance.check import Finding, backup, check
 from atma_sweep.results.store import database, schema
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CurvePoint, Example, Measurement, Owner, Provenance

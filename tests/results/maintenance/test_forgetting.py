@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from atma_sweep.results.errors import StoreError, SweepReadOnly
-from atma_sweep.results.forgetting import Row, forget, plan
+from atma_sweep.results.maintenance.forgetting import Row, forget, plan
 from atma_sweep.results.store.cell_status import requests_of, standing
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CellRecord, Example, Measurement, Owner

@@ -19,11 +19,11 @@ from sqlalchemy import Connection, String, Table, UniqueConstraint, func, inspec
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 
-from . import paper
-from .errors import StoreError, StoreMissing, WriteRefused
-from .exchange.bundles import local_path
-from .exchange.import_files import STAGING
-from .store.database import (
+from .. import paper
+from ..errors import StoreError, StoreMissing, WriteRefused
+from ..exchange.bundles import local_path
+from ..exchange.import_files import STAGING
+from ..store.database import (
     PART,
     copy_database,
     file_of,
@@ -33,9 +33,9 @@ from .store.database import (
     plain_errors,
     revision_of,
 )
-from .store.processes import find, here
-from .store.schema import HEAD, REVISIONS, Base, UtcNow, UtcTime
-from .text import is_secret
+from ..store.processes import find, here
+from ..store.schema import HEAD, REVISIONS, Base, UtcNow, UtcTime
+from ..text import is_secret
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")

@@ -12,12 +12,12 @@ from typing import Any
 from sqlalchemy import delete, func, insert, select
 from sqlalchemy.orm import Session
 
-from .errors import StoreError, SweepReadOnly
-from .store import queries
-from .store.cell_status import Standing, requests_of, standing
-from .store.database import storable
-from .store.records import CellState
-from .store.schema import (
+from ..errors import StoreError, SweepReadOnly
+from ..store import queries
+from ..store.cell_status import Standing, requests_of, standing
+from ..store.database import storable
+from ..store.records import CellState
+from ..store.schema import (
     AttemptRow,
     EventRow,
     ExampleRow,
@@ -27,7 +27,7 @@ from .store.schema import (
     SweepRow,
     UtcNow,
 )
-from .store.store import Store
+from ..store.store import Store
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,1 @@
+"""Looking after a database: copies, checks, and numbers that were a mistake."""
