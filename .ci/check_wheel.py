@@ -10,7 +10,10 @@ wanted = {
     f"atma_sweep/{name}"
     for name in tracked
     if not name.startswith(outside)
-    and (name.endswith((".py", ".typed")) or name.startswith(("grids/", "results/paper/", "reports/templates/")))
+    and (
+        name.endswith((".py", ".typed"))
+        or name.startswith(("grids/", "results/paper/", "reports/dashboard/templates/"))
+    )
 }
 found = {name for name in zipfile.ZipFile(sys.argv[1]).namelist() if ".dist-info/" not in name}
 if wanted != found:

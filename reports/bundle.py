@@ -11,7 +11,7 @@ from ..results.errors import StoreError
 from ..results.files import make_folder, write
 from ..results.store.store import Store
 from ..results.text import html_escaped, markdown_escaped
-from .dashboard import write_dashboard
+from .dashboard.page import write_dashboard
 from .data import Lengths, ReportError, Table, gather
 from .figures import FIGURES, FORMATS, WITHOUT_LENGTHS, Collected, make_figure, renderings
 from .render import SUFFIXES, TEX_PREAMBLE, files_of

@@ -43,14 +43,14 @@ def status(
         from rich.console import Console
 
         from .data import ReportError
-        from .watch import watch as follow
+        from .live.watch import watch as follow
 
         if sweep is not None and is_published(sweep):
             raise ReportError(f"{sweep} holds numbers of the paper and nothing of it runs; leave --watch out")
 
         follow(open_store(db), sweep, Console(), interval=interval, until_end=until_end, as_json=as_json)
         return
-    from .status import status_of
+    from .live.status import status_of
 
     report = status_of(open_with_published(db, sweep), sweep)
     if as_json:
@@ -72,7 +72,7 @@ def show(
       atma-sweep show polar-baseline-d0-m1-w0-s0
     """
     from ..results.paper import open_with_published
-    from .status import cell_sheet
+    from .live.status import cell_sheet
 
     sheet = cell_sheet(open_with_published(db, sweep), cell, sweep)
     if as_json:
@@ -239,7 +239,7 @@ def _lengths(words: list[str]) -> Any:
 
 def _write_dashboard(store: Any, file: Path, sweep: str | None, as_json: bool, lengths: Any) -> None:
     from ..results.files import format_of, is_standard, told
-    from .dashboard import write_dashboard
+    from .dashboard.page import write_dashboard
 
     format_of(file, None, {".html": "html", ".htm": "html"}, "html", option="")
     size = write_dashboard(store, file, sweep, lengths=lengths)

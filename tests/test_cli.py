@@ -214,7 +214,7 @@ def test_schema_printed_is_the_shipped_one(run) -> None:  # type: ignore[no-unty
 def test_what_the_system_refuses_is_one_line_wherever_it_does(
     run, monkeypatch, error: OSError, code: int, said: str
 ) -> None:  # type: ignore[no-untyped-def]
-    from atma_sweep.reports import status
+    from atma_sweep.reports.live import status
 
     def refuse(*rest: object) -> None:
         raise error

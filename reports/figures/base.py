@@ -14,7 +14,7 @@ from ...results.store.records import AXES, CellState
 from ...results.store.schema import CellRow
 from ...results.store.store import Store
 from ..data import SweepData, sources_known
-from ..layout import sources_of
+from ..tables.layout import sources_of
 
 LINE_AXES = ("memory", "window")
 """The axes that tell lines apart first, where they vary; further ones follow, these last:"""

@@ -10,11 +10,11 @@ import pandas as pd
 from ...results.store.records import AXES
 from ...results.store.store import Store
 from ..data import Lengths, ReportError, SweepData, gather
-from ..effects import effects as tested
-from ..effects import factors, measures, numbers_of, pareto
-from ..layout import entry
 from ..numbers import Column, better
+from ..stats.effects import effects as tested
+from ..stats.effects import factors, measures, numbers_of, pareto
 from ..tables import complete_columns
+from ..tables.layout import entry
 from .base import Collected, collected, level
 
 MOST_FACTORS = 6

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from ..layout import DUST
 from ..numbers import rounded
+from ..tables.layout import DUST
 from . import style
 from .base import Collected
 

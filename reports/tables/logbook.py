@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from datetime import datetime
 
-from ..results.store.records import Attempt, Provenance
-from ..results.store.store import Store
-from .audit import homogeneity
-from .data import Entry, Source, Table, attempts_of, gather, provenances_of
+from ...results.store.records import Attempt, Provenance
+from ...results.store.store import Store
+from ..data import Entry, Source, Table, attempts_of, gather, provenances_of
+from ..stats.audit import homogeneity
 from .layout import Line, assemble, sweep_note
 
 SHORT = 12  # letters of a commit or a fingerprint

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from atma_sweep.reports.curves import curves, kept
-from atma_sweep.reports.dashboard import dashboard
+from atma_sweep.reports.dashboard.page import dashboard
 from atma_sweep.reports.data import gather, one_reading
 from atma_sweep.reports.figures import collect, drawn, make_figure, style
 from atma_sweep.results.store import queries

@@ -9,10 +9,10 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from ..results.store import queries
-from ..results.store.cell_status import Standing, requests_of, standing
-from ..results.store.records import Attempt, CellRecord, CellState, CurvePoint, RevisionRecord, SweepSummary, Value
-from ..results.store.store import Store
+from ...results.store import queries
+from ...results.store.cell_status import Standing, requests_of, standing
+from ...results.store.records import Attempt, CellRecord, CellState, CurvePoint, RevisionRecord, SweepSummary, Value
+from ...results.store.store import Store
 
 CURVE_LINES = 12
 RATES = ("embedding_lr", "head_lr", "scalar_lr")

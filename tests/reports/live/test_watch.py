@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from atma_sweep.reports import watch as view
+from atma_sweep.reports.live import watch as view
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import AXES, CellRecord, Measurement, Owner, Provenance
 from atma_sweep.results.store.store import Store, SweepUnknown, open_store
@@ -338,7 +338,7 @@ def test_a_database_that_goes_away_for_a_while_is_waited_for(sweep: Sweep, monke
 
 WATCH = """
 import sys; from rich.console import Console
-from atma_sweep.reports.watch import watch; from atma_sweep.results.store.store import open_store
+from atma_sweep.reports.live.watch import watch; from atma_sweep.results.store.store import open_store
 watch(open_store(sys.argv[1]), None, Console(), interval=30)
 print("left quietly", sorted({"torch", "ray", "pandas", "numpy"} & set(sys.modules)))
 """

@@ -18,12 +18,12 @@ from sqlalchemy import select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from ..results.store import queries
-from ..results.store.cell_status import Standing, requests_of, standing
-from ..results.store.records import CellState, Event
-from ..results.store.schema import AttemptRow, ProvenanceRow
-from ..results.store.store import Store
-from ..results.text import cleaned, plain
+from ...results.store import queries
+from ...results.store.cell_status import Standing, requests_of, standing
+from ...results.store.records import CellState, Event
+from ...results.store.schema import AttemptRow, ProvenanceRow
+from ...results.store.store import Store
+from ...results.text import cleaned, plain
 from .status import duration, seconds_left
 
 LATE_S = 60.0

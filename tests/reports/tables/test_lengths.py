@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from atma_sweep.reports.check import check_file
-from atma_sweep.reports.dashboard import dashboard
+from atma_sweep.reports.dashboard.page import dashboard
 from atma_sweep.reports.data import ReportError, gather
 from atma_sweep.reports.figures import FIGURES, make_figure, rendered
 from atma_sweep.reports.render import render

@@ -11,23 +11,12 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ..results import paper
-from ..results.store.records import AXES, CellState
-from ..results.store.store import Store
-from .data import Entry, Lengths, ReportError, SweepData, Table, gather
-from .layout import (
-    NO_CELL,
-    NOTHING,
-    Line,
-    assemble,
-    derived,
-    entry,
-    reference_note,
-    seed_notes,
-    sweep_note,
-    word_notes,
-)
-from .numbers import Column, large, length_name, rounded
+from ...results import paper
+from ...results.store.records import AXES, CellState
+from ...results.store.store import Store
+from ..data import Entry, Lengths, ReportError, SweepData, Table, gather
+from ..numbers import Column, large, length_name, rounded
+from .layout import NO_CELL, NOTHING, Line, assemble, derived, entry, reference_note, seed_notes, sweep_note, word_notes
 from .printed import contradicted
 
 OURS = "polar"

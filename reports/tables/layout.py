@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal, InvalidOperation
 from typing import Any, Literal
 
-from ..results.store.records import CellState, Value
-from .data import REFERENCES, Entry, Source, SweepData, Table
-from .numbers import Column, better, reason_code, rounded
+from ...results.store.records import CellState, Value
+from ..data import REFERENCES, Entry, Source, SweepData, Table
+from ..numbers import Column, better, reason_code, rounded
 
 NO_CELL = "no cell"
 """Printed where a table asks for a combination of levels that the sweep does not list."""

@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..results.store.records import AXES
-from ..results.store.store import Store
-from ..results.text import choice
-from .audit import homogeneity
-from .data import REFERENCES, Lengths, ReportError, SweepData, Table, gather
+from ...results.store.records import AXES
+from ...results.store.store import Store
+from ...results.text import choice
+from ..data import REFERENCES, Lengths, ReportError, SweepData, Table, gather
+from ..numbers import Column, length_name, reason_code, rounded
+from ..render import FORMATS, render
+from ..stats.audit import homogeneity
 from .layout import Line, about_cell, assemble, entry, reference_note, seed_notes, sweep_note, word_notes
-from .numbers import Column, length_name, reason_code, rounded
-from .render import FORMATS, render
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,18 +31,18 @@ __all__ = [
 
 AXIS_HEADINGS = ("Type", "Reg", "Dist", "Mem", "Win")
 TABLES: dict[str, tuple[str, str]] = {
-    "1": ("paper_tables:table1", "attention alone, over context lengths"),
-    "2": ("paper_tables:table2", "what memory adds, over context lengths"),
-    "3": ("paper_tables:table3", "window and distractor on top of memory"),
-    "4": ("paper_tables:table4", "training throughput"),
-    "5": ("paper_tables:table5", "regularizer modes"),
-    "6": ("tables:table6", "complete results"),
-    "open-weight": ("paper_tables:open_weight", "beside open-weight models, bits per token"),
-    "budgets": ("paper_tables:budgets", "training budgets"),
-    "effects": ("effect_tables:effects_table", "effect of every level, by matched pairs"),
-    "interactions": ("effect_tables:interactions_table", "two-way interactions"),
-    "anova": ("effect_tables:anova_table", "type-III analysis of variance"),
-    "pareto": ("effect_tables:pareto_table", "quality against speed"),
+    "1": ("paper:table1", "attention alone, over context lengths"),
+    "2": ("paper:table2", "what memory adds, over context lengths"),
+    "3": ("paper:table3", "window and distractor on top of memory"),
+    "4": ("paper:table4", "training throughput"),
+    "5": ("paper:table5", "regularizer modes"),
+    "6": (":table6", "complete results"),
+    "open-weight": ("paper:open_weight", "beside open-weight models, bits per token"),
+    "budgets": ("paper:budgets", "training budgets"),
+    "effects": ("effects:effects_table", "effect of every level, by matched pairs"),
+    "interactions": ("effects:interactions_table", "two-way interactions"),
+    "anova": ("effects:anova_table", "type-III analysis of variance"),
+    "pareto": ("effects:pareto_table", "quality against speed"),
     "failures": ("logbook:failures", "attempts that did not finish"),
     "provenance": ("logbook:provenance", "where the numbers come from"),
     "compare": ("compare:compare_table", "measured beside published"),

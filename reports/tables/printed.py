@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .data import SweepData
-from .numbers import length_name, rounded
+from ..data import SweepData
+from ..numbers import length_name, rounded
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..results.store.store import Store
-from .data import Entry, Lengths, ReportError, SweepData, Table, gather
-from .effects import (
+from ...results.store.store import Store
+from ..data import Entry, Lengths, ReportError, SweepData, Table, gather
+from ..numbers import Column, better, rounded, signed
+from ..stats.effects import (
     Effect,
     Interaction,
     anova,
@@ -21,10 +22,9 @@ from .effects import (
     pareto,
     spread,
 )
+from ..stats.resampling import EXACT
+from . import AXIS_HEADINGS, complete_columns
 from .layout import DUST, Line, assemble, entry, seed_notes, sweep_note, word_notes
-from .numbers import Column, better, rounded, signed
-from .resampling import EXACT
-from .tables import AXIS_HEADINGS, complete_columns
 
 SMALL_P = 1e-4
 

@@ -6,7 +6,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from atma_sweep.reports import resampling as rs
+from atma_sweep.reports.stats import resampling as rs
 from scipy import stats
 
 

@@ -5,10 +5,10 @@ import time
 from dataclasses import replace
 
 import pytest
-from atma_sweep.reports.audit import homogeneity
-from atma_sweep.reports.compare import compare
 from atma_sweep.reports.data import ReportError
+from atma_sweep.reports.stats.audit import homogeneity
 from atma_sweep.reports.tables import make_table
+from atma_sweep.reports.tables.compare import compare
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import Measurement, Owner, Provenance
 from scipy import stats

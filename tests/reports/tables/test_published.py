@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from atma_sweep.reports.data import gather
-from atma_sweep.reports.printed import contradicted
 from atma_sweep.reports.tables import make_table, render
+from atma_sweep.reports.tables.printed import contradicted
 from atma_sweep.results import paper
 from atma_sweep.results.errors import StoreError, SweepReadOnly
 from atma_sweep.results.store.records import Owner
@@ -88,7 +88,7 @@ class TestSmallTables:
 
     def test_our_rows_of_the_open_weight_table_follow_from_the_logs(self, published):
         """Sum of L x value over sum of L, nats over ln 2, worked out for the six mixers and memories."""
-        from atma_sweep.reports import paper_tables
+        from atma_sweep.reports.tables import paper as paper_tables
 
         data = gather(published, "printed-v2")
         whole = make_table("open-weight", published, "printed-v2")

@@ -9,16 +9,16 @@ from dataclasses import dataclass, replace
 
 from scipy import stats
 
-from ..results import paper
-from ..results.store.records import AXES, CellState
-from ..results.store.store import Store
-from .audit import between
-from .data import Entry, Lengths, ReportError, SweepData, Table, gather
-from .effects import ALPHA, NEAR, Spread, spreads_by_configuration
+from ...results import paper
+from ...results.store.records import AXES, CellState
+from ...results.store.store import Store
+from ..data import Entry, Lengths, ReportError, SweepData, Table, gather
+from ..numbers import Column, length_name, rounded, signed
+from ..stats.audit import between
+from ..stats.effects import ALPHA, NEAR, Spread, spreads_by_configuration
+from . import AXIS_HEADINGS
 from .layout import DUST, Line, assemble, entry, seed_notes, sweep_note
-from .numbers import Column, length_name, rounded, signed
 from .printed import contradicted
-from .tables import AXIS_HEADINGS
 
 COLUMNS = (
     Column("Val", "val", "val_loss", 3),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from atma_sweep.reports import dashboard as module
+from atma_sweep.reports.dashboard import page as module
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import AXES, CellRecord, CurvePoint, Measurement, Provenance
 from atma_sweep.results.store.store import Store, open_store

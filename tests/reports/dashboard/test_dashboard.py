@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 from atma_sweep.cli import app
-from atma_sweep.reports import dashboard as module
-from atma_sweep.reports.dashboard import Series, dashboard, unpacked
+from atma_sweep.reports.dashboard import page as module
+from atma_sweep.reports.dashboard.page import Series, dashboard, unpacked
 from atma_sweep.reports.data import gather
 from atma_sweep.reports.definitions import definition
-from atma_sweep.reports.effects import effects
+from atma_sweep.reports.stats.effects import effects
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.errors import SweepUnknown
 from atma_sweep.results.store.recorder import Recorder

@@ -26,19 +26,19 @@ from typing import Any
 
 import numpy as np
 
-from .. import __version__
-from ..results.files import replacing
-from ..results.store.records import Attempt, Provenance
-from ..results.store.store import Store
-from ..results.text import html_escaped
-from .audit import homogeneity
-from .curves import curves
-from .data import Entry, Lengths, SweepData, Table, attempts_of, gather, one_reading, provenances_of
-from .definitions import DIRECTIONS, definition
-from .effect_tables import effects_table
-from .logbook import failures, provenance
-from .numbers import better
-from .tables import complete_columns, table6
+from ... import __version__
+from ...results.files import replacing
+from ...results.store.records import Attempt, Provenance
+from ...results.store.store import Store
+from ...results.text import html_escaped
+from ..curves import curves
+from ..data import Entry, Lengths, SweepData, Table, attempts_of, gather, one_reading, provenances_of
+from ..definitions import DIRECTIONS, definition
+from ..numbers import better
+from ..stats.audit import homogeneity
+from ..tables import complete_columns, table6
+from ..tables.effects import effects_table
+from ..tables.logbook import failures, provenance
 
 CURVE_POINTS = 240_000
 """Points of all training curves together; with more, each is thinned and the page says so."""

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from ..results.paper import OWNER
-from ..results.store.records import Attempt, CellState, Provenance
-from ..results.store.store import Store
-from .data import SweepData, attempts_of, gather, provenances_of
+from ...results.paper import OWNER
+from ...results.store.records import Attempt, CellState, Provenance
+from ...results.store.store import Store
+from ..data import SweepData, attempts_of, gather, provenances_of
 
 SHOWN = 3  # different values named before the rest is counted
 OUTSIDE = (

@@ -19,12 +19,12 @@ from scipy import stats
 from statsmodels.formula.api import ols
 from statsmodels.stats.anova import anova_lm
 
-from ..results.intervals import wilson
-from ..results.store.records import AXES
-from .data import ReportError, SweepData
-from .numbers import Column
+from ...results.intervals import wilson
+from ...results.store.records import AXES
+from ..data import ReportError, SweepData
+from ..numbers import Column
+from ..tables import complete_columns
 from .resampling import ALPHA, Summary, holm, summaries
-from .tables import complete_columns
 
 __all__ = [
     "Effect", "Interaction", "Spread", "accuracies", "anova", "detectable", "effects", "factors", "interactions",

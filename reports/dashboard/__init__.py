@@ -1,0 +1,1 @@
+"""The dashboard: one HTML file of a whole sweep."""

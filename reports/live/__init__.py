@@ -1,0 +1,1 @@
+"""A sweep as it goes: `status`, `show`, `status --watch`. Imports neither torch, ray nor pandas."""

@@ -1,0 +1,1 @@
+"""What is worked out from measured numbers: effects, intervals, whether cells may be compared."""
