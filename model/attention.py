@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..kernels.conv import choose_backend
+from ..kernels.conv.conv import choose_backend
 from ..kernels.norms import rms_norm
 from .config import ModelConfig
 from .layers import Canon, Linear

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..kernels import cross_entropy, sketch
 from ..kernels.choice import version
-from ..kernels.cross_entropy import CHUNK, linear_cross_entropy, linear_cross_entropy_sum, softcap
+from ..kernels.cross_entropy import cross_entropy
+from ..kernels.cross_entropy.cross_entropy import CHUNK, linear_cross_entropy, linear_cross_entropy_sum, softcap
+from ..kernels.sketch import sketch
 from . import registry
 from .attention import Attention
 from .chance import generator, seed_of

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..kernels.conv import choose_backend, gated_causal_conv
+from ..kernels.conv.conv import choose_backend, gated_causal_conv
 from .config import ModelConfig
 from .layers import CausalConv, Linear
 from .mix import Mix

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..kernels.conv import canon
+from ..kernels.conv.conv import canon
 from ..kernels.gates import squared_relu_gate, swish_gate
 from ..kernels.norms import rms_norm
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...kernels.gated_delta import choose_backend, gated_delta
+from ...kernels.gated_delta.gated_delta import choose_backend, gated_delta
 from ...kernels.norms import rms_norm, statistics_dtype
 from ..config import ModelConfig
 from ..layers import Linear

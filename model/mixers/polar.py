@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ...kernels.polar import choose_backend, polar_attention, polar_distractor_loss
+from ...kernels.attention.polar import choose_backend, polar_attention, polar_distractor_loss
 from ...kernels.shapes import QUERY_BLOCK, query_block
 from ..config import ModelConfig
 from ..layers import Linear

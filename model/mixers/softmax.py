@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ...kernels.attention.softmax import choose_backend, softmax_attention, softmax_distractor_loss
 from ...kernels.norms import statistics_dtype
 from ...kernels.rotary import apply_rotary, rotary_tables
 from ...kernels.shapes import query_block
-from ...kernels.softmax_attention import choose_backend, softmax_attention, softmax_distractor_loss
 from ..config import ModelConfig
 from .base import Mixer
 from .softmax_outline import NoPEOutline, RoPEConfig, RoPEOutline, SoftmaxConfig

@@ -12,7 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...kernels import conv, cross_entropy, gated_delta, polar, softmax_attention
+from ...kernels.attention import polar, softmax
+from ...kernels.conv import conv
+from ...kernels.cross_entropy import cross_entropy
+from ...kernels.gated_delta import gated_delta
 from .ceilings import Ceilings, Timing, ceilings, interleaved, recorded
 
 H, J, D = 8, 2, 128
@@ -205,7 +208,7 @@ def _all(device: torch.device) -> Iterator[Case]:
 
         def rival(q: Tensor, k: Tensor, v: Tensor, *_: Tensor, window: int | None = window) -> Tensor:
             backend = "triton" if window else "cudnn"
-            return softmax_attention.softmax_attention(q, k, v, window=window, backend=backend)
+            return softmax.softmax_attention(q, k, v, window=window, backend=backend)
 
         def polar_inputs(b: int = b, t: int = t, grad: bool = grad) -> list[Tensor]:
             return [*qkv(b, t, grad), *per_head(grad)]

@@ -19,7 +19,7 @@ from .context import _version
 def _about_torch() -> dict[str, Any]:
     import torch
 
-    from ...kernels.gated_delta import fla_is_right
+    from ...kernels.gated_delta.gated_delta import fla_is_right
 
     triton = _version("triton") or "0"
     said: dict[str, Any] = {"torch": torch.__version__, "cuda": torch.version.cuda, "error": None, "gpus": []}
@@ -51,7 +51,10 @@ def _about_kernels() -> dict[str, Any]:
     """
     import torch
 
-    from ...kernels import conv, cross_entropy, gated_delta, polar, softmax_attention
+    from ...kernels.attention import polar, softmax
+    from ...kernels.conv import conv
+    from ...kernels.cross_entropy import cross_entropy
+    from ...kernels.gated_delta import gated_delta
     from ...model.config import ModelConfig
     from ..attempt.runner import share_compiled
 
@@ -67,8 +70,8 @@ def _about_kernels() -> dict[str, Any]:
         "cross_entropy": lambda device: cross_entropy.choose_backend(device, dtype),
         "polar": lambda device: polar.choose_backend(device, dtype, size_),
         "polar_window": lambda device: polar.choose_backend(device, dtype, size_, window),
-        "softmax": lambda device: softmax_attention.choose_backend(device, dtype, size_, windowed=False),
-        "softmax_window": lambda device: softmax_attention.choose_backend(device, dtype, size_, windowed=True),
+        "softmax": lambda device: softmax.choose_backend(device, dtype, size_, windowed=False),
+        "softmax_window": lambda device: softmax.choose_backend(device, dtype, size_, windowed=True),
         "memory": lambda device: gated_delta.choose_backend(device, dtype, size_),
     }
 

@@ -11,20 +11,24 @@ from typing import Any
 
 import pytest
 import torch
-from atma_sweep.kernels import attention_ops, choice, conv, cross_entropy, gated_delta, polar, softmax_attention
+from atma_sweep.kernels import choice
+from atma_sweep.kernels.attention import ops, polar, softmax
 from atma_sweep.kernels.choice import Choice, attention_choice, constant, plain_torch, use_plain_torch, why_no_triton
+from atma_sweep.kernels.conv import conv
+from atma_sweep.kernels.cross_entropy import cross_entropy
+from atma_sweep.kernels.gated_delta import gated_delta
 
 CUDA, CPU, BF16 = torch.device("cuda"), torch.device("cpu"), torch.bfloat16
 CHOOSERS: dict[str, Callable[..., Choice]] = {
     "polar": lambda device, dtype, d=128: polar.choose_backend(device, dtype, d),
-    "softmax": lambda device, dtype, d=128: softmax_attention.choose_backend(device, dtype, d, windowed=False),
-    "windowed": lambda device, dtype, d=128: softmax_attention.choose_backend(device, dtype, d, windowed=True),
+    "softmax": lambda device, dtype, d=128: softmax.choose_backend(device, dtype, d, windowed=False),
+    "windowed": lambda device, dtype, d=128: softmax.choose_backend(device, dtype, d, windowed=True),
     "gated_delta": lambda device, dtype, d=128: gated_delta.choose_backend(device, dtype, d),
     "conv": lambda device, dtype, d=128: conv.choose_backend(device, dtype, 3),
     "cross_entropy": lambda device, dtype, d=128: cross_entropy.choose_backend(device, dtype),
     "cross_entropy without a cap": lambda device, dtype, d=128: cross_entropy.choose_backend(device, dtype, False),
 }
-SELF_TESTS = (polar, softmax_attention, gated_delta, conv, cross_entropy)
+SELF_TESTS = (polar, softmax, gated_delta, conv, cross_entropy)
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +43,7 @@ def as_before() -> Iterator[None]:
 def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU of compute capability 9.0, as far as questions go, whose Gluon kernels are not asked."""
     pretend(monkeypatch, (9, 0))
-    monkeypatch.setattr(attention_ops, "kernels", lambda path: SimpleNamespace(why_not=lambda *args: "not asked"))
+    monkeypatch.setattr(ops, "kernels", lambda path: SimpleNamespace(why_not=lambda *args: "not asked"))
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
@@ -179,7 +183,7 @@ def test_full_softmax_attention_beside_cudnn(monkeypatch: pytest.MonkeyPatch) ->
             raise results[backend]
         return float(results[backend])
 
-    monkeypatch.setattr(softmax_attention, "_error", error)
+    monkeypatch.setattr(softmax, "_error", error)
     full, windowed = CHOOSERS["softmax"], CHOOSERS["windowed"]
     assert full(CUDA, BF16) == ("cudnn", "cuDNN 91900")
     assert windowed(CUDA, BF16).backend == "triton"
@@ -210,7 +214,7 @@ def test_polar_on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append(args)
         return "no room" if args[3] == 9 else None
 
-    monkeypatch.setattr(attention_ops, "kernels", lambda path: SimpleNamespace(why_not=why_not))
+    monkeypatch.setattr(ops, "kernels", lambda path: SimpleNamespace(why_not=why_not))
     monkeypatch.setattr(polar, "_error", lambda device, dtype, d, backend: results[backend])
     ours = f"Triton {choice.version('triton')}"
     assert polar.choose_backend("cuda", BF16, 64) == ("gluon", ours)

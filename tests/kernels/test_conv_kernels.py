@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from atma_sweep.kernels import conv
-from atma_sweep.kernels.conv import canon, causal_conv_reference, gated_causal_conv
+from atma_sweep.kernels.conv import conv
+from atma_sweep.kernels.conv.conv import canon, causal_conv_reference, gated_causal_conv
 from atma_sweep.kernels.norms import rms_norm_reference
 from torch import Tensor
 
@@ -217,7 +217,7 @@ COMPILE = """
 import re, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from atma_sweep.kernels import conv_triton
+from atma_sweep.kernels.conv import triton as conv_triton
 pointers = {"x_ptr": "*bf16", "w_ptr": "*bf16", "g_ptr": "*bf16", "dx_ptr": "*bf16", "dw_ptr": "*fp32", "T": "i32"}
 for kernel, sizes, strides in (
     (conv_triton._gated_backward, {"C": 64, "K": 4, "R": 16, "BC": 64}, {}),

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from atma_sweep.kernels.gated_delta import _chunked, gated_delta_reference
+from atma_sweep.kernels.gated_delta.gated_delta import _chunked, gated_delta_reference
 from torch import Tensor
 
 pytest.importorskip("triton")
@@ -70,7 +70,7 @@ def exact(made: list[Tensor], first: bool, last: bool, chunked: bool) -> list[Te
 
 
 def ours(made: list[Tensor], first: bool, last: bool) -> list[Tensor]:
-    from atma_sweep.kernels.gated_delta_triton import backward, forward
+    from atma_sweep.kernels.gated_delta.triton import backward, forward
 
     given: list[Any]
     *given, g_r, g_last = (before_nan(x) for x in made)

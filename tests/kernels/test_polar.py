@@ -6,8 +6,8 @@ import math
 
 import pytest
 import torch
-from atma_sweep.kernels.polar import _blocks, _schedules, polar_attention, polar_distractor_loss
-from atma_sweep.kernels.polar_reference import (
+from atma_sweep.kernels.attention.polar import _blocks, _schedules, polar_attention, polar_distractor_loss
+from atma_sweep.kernels.attention.polar_reference import (
     polar_attention_reference,
     polar_backward_reference,
     polar_streaming_reference,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from atma_sweep.kernels.sketch import choose_backend, gram, pieces, sketch, sketch_reference
+from atma_sweep.kernels.sketch.sketch import choose_backend, gram, pieces, sketch, sketch_reference
 from torch import Tensor
 
 SIZES = [(2, 8, 1), (17, 129, 5), (257, 1024, 64), (1000, 96, 200)]

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from atma_sweep.kernels import softmax_attention as module
+from atma_sweep.kernels.attention import softmax as module
+from atma_sweep.kernels.attention.softmax import softmax_attention, softmax_attention_reference, softmax_distractor_loss
 from atma_sweep.kernels.shapes import expand_kv
-from atma_sweep.kernels.softmax_attention import (
-    softmax_attention,
-    softmax_attention_reference,
-    softmax_distractor_loss,
-)
 from torch import Tensor
 
 B, T, H, J, D, R = 2, 13, 4, 2, 5, 6

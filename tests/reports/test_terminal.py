@@ -27,7 +27,7 @@ from rich.cells import cell_len
 WIDTHS = (60, 80, 120, 200)
 ME = Owner(name="ada", host="here", pid=1, started=0.0)
 PACKAGES = {"torch": "2.13.0+cu130", "triton": "3.5.1", "fla-core": "0.4.1", "numpy": "2.4.1"}
-KERNELS = {f"operation_{index}": "atma_sweep.kernels.polar:triton_with_a_long_name" for index in range(8)}
+KERNELS = {f"operation_{index}": "atma_sweep.kernels.attention.polar:triton_with_a_long_name" for index in range(8)}
 
 
 @pytest.fixture(scope="module")

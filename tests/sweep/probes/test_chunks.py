@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from atma_sweep.kernels import softmax_attention
+from atma_sweep.kernels.attention import softmax
 from atma_sweep.model.backbone import build
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.sweep.probes import load_probe
@@ -90,7 +90,7 @@ def test_memory_grows_with_the_chunk_and_not_with_the_square(
     attention in linear memory, its plain path alone.
     """
     if not fused:
-        monkeypatch.setattr(softmax_attention, "_is_fused", lambda q, k: False)
+        monkeypatch.setattr(softmax, "_is_fused", lambda q, k: False)
     length, vocabulary, width, size = 1500, 2003, 64, 64
     model = network(
         awake=True, vocab_size=vocabulary, d_model=width, head_dim=size, attn_type=attn_type, memory=memory

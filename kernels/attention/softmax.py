@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from . import attention_ops
-from .choice import Choice, attention_choice, constant, failure, plain_torch, worst
-from .norms import statistics_dtype
-from .shapes import QUERY_BLOCK, check_qkv, check_window, expand_kv, visible_mask
+from ..choice import Choice, attention_choice, constant, failure, plain_torch, worst
+from ..norms import statistics_dtype
+from ..shapes import QUERY_BLOCK, check_qkv, check_window, expand_kv, visible_mask
+from . import ops
 
 LOG2E = math.log2(math.e)
 
@@ -45,7 +45,7 @@ def softmax_attention(
     backend = backend or choose_backend(q_BTHD.device, q_BTHD.dtype, d, windowed=not full).backend
     if backend == "triton":
         q = _in_log2(q_BTHD, scale)
-        return attention_ops.softmax_forward(q, k_BTJD, v_BTJD, attention_ops.cut(window, t), 0, backend)[0]
+        return ops.softmax_forward(q, k_BTJD, v_BTJD, ops.cut(window, t), 0, backend)[0]
     q_BHTD = q_BTHD.transpose(1, 2)
     if backend == "cudnn" and full:
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
@@ -160,8 +160,8 @@ def softmax_distractor_loss(
         return torch.zeros((), dtype=dtype, device=q_BTHD.device)
     if (backend or choose_backend(q_BTHD.device, q_BTHD.dtype, d, windowed=True).backend) == "triton":
         q = _in_log2(q_BTHD, scale)
-        _, clean_BHT = attention_ops.softmax_forward(q, k_BTJD, v_BTJD, attention_ops.cut(window, t), 0, "triton")
-        drawn_BTHD, drawn_BHT = attention_ops.softmax_forward(q, k_r_BRJD, v_r_BRJD, 0, r, "triton")
+        _, clean_BHT = ops.softmax_forward(q, k_BTJD, v_BTJD, ops.cut(window, t), 0, "triton")
+        drawn_BTHD, drawn_BHT = ops.softmax_forward(q, k_r_BRJD, v_r_BRJD, 0, r, "triton")
         share_BTH1 = torch.sigmoid((drawn_BHT - clean_BHT) / LOG2E).transpose(1, 2).unsqueeze(-1)
         return (share_BTH1 * (drawn_BTHD.to(dtype) - y_clean_BTHD.to(dtype))).square().mean()
     q_BHTD = q_BTHD.transpose(1, 2)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from . import gated_delta_ops
-from .choice import SIXTEEN_BITS, Choice, attention_choice, constant, plain_torch, version, worst
-from .norms import statistics_dtype
-from .shapes import check_qkv, expand_kv
+from ..choice import SIXTEEN_BITS, Choice, attention_choice, constant, plain_torch, version, worst
+from ..norms import statistics_dtype
+from ..shapes import check_qkv, expand_kv
+from . import ops
 
 NORM_FLOOR = 1e-12
 """Keys and queries are divided by max(their length, this), so a zero key writes nothing."""
@@ -52,7 +52,7 @@ def gated_delta(
     if backend == "triton":
         gates = (log_gamma_BTH.float(), beta_BTH.float())
         first = None if initial_state is None else initial_state.float()
-        r, state, *_ = gated_delta_ops.forward(q_BTHD, k_BTJD, v_BTJD, *gates, first)
+        r, state, *_ = ops.forward(q_BTHD, k_BTJD, v_BTJD, *gates, first)
     elif backend == "torch":
         r, state = _chunked(q_BTHD, k_BTJD, v_BTJD, log_gamma_BTH, beta_BTH, chunk, initial_state)
     elif backend == "fla":
@@ -220,5 +220,5 @@ def _fla(
     # fla keeps the state as [D_k, D_v]
     state = None if initial_state is None else initial_state.float().transpose(-1, -2).contiguous()
     k, v = expand_kv(k_BTJD, h), expand_kv(v_BTJD, h)
-    r_BTHD, last, *_ = gated_delta_ops.fla_forward(q_BTHD, k, v, log_gamma_BTH.float(), beta_BTH.float(), state)
+    r_BTHD, last, *_ = ops.fla_forward(q_BTHD, k, v, log_gamma_BTH.float(), beta_BTH.float(), state)
     return r_BTHD, last.transpose(-1, -2)

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .choice import Choice, constant, failure, triton_or_torch, why_no_triton, worst
-from .norms import statistics_dtype
+from ..choice import Choice, constant, failure, triton_or_torch, why_no_triton, worst
+from ..norms import statistics_dtype
 
 
 def sketch(
@@ -103,7 +103,7 @@ def _error(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def _kernels() -> Any:
-    return importlib.import_module(".sketch_triton", __package__)
+    return importlib.import_module(".triton", __package__)
 
 
 @torch.library.custom_op("atma::sketch_forward", mutates_args=())

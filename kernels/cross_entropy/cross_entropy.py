@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from .choice import Choice, constant, failure, triton_or_torch, why_no_triton, worst
-from .norms import statistics_dtype
+from ..choice import Choice, constant, failure, triton_or_torch, why_no_triton, worst
+from ..norms import statistics_dtype
 
 CHUNK = 8192
 """Tokens whose logits exist at a time where nothing asks for fewer."""
@@ -172,9 +172,7 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
 def _overwritten(z_NV: Tensor, targets_N: Tensor, cap: float, gradient: bool, path: str) -> Tensor:
     """Losses [N] in the statistics' type; with `gradient` the logits become the losses' gradient."""
     if path == "triton":
-        losses_N: Tensor = importlib.import_module(".cross_entropy_triton", __package__).rows(
-            z_NV, targets_N, cap, gradient
-        )
+        losses_N: Tensor = importlib.import_module(".triton", __package__).rows(z_NV, targets_N, cap, gradient)
         return losses_N
     capped_NV = softcap(z_NV, cap)
     lse_N = torch.logsumexp(capped_NV, 1)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .shapes import expand_kv
+from ..shapes import expand_kv
 
 TINY = 1e-6
 

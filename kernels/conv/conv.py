@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .choice import Choice, constant, failure, triton_or_torch, why_no_triton, worst
-from .norms import rms_norm
+from ..choice import Choice, constant, failure, triton_or_torch, why_no_triton, worst
+from ..norms import rms_norm
 
 MOST_TAPS = 4
 """Rows that the backward kernels keep in registers."""
@@ -121,7 +121,7 @@ def _error(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def _kernels() -> Any:
-    return importlib.import_module(".conv_triton", __package__)
+    return importlib.import_module(".triton", __package__)
 
 
 @torch.library.custom_op("atma::gated_conv_forward", mutates_args=())

@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from . import attention_ops
-from .choice import Choice, attention_choice, constant, failure, worst
-from .norms import statistics_dtype
-from .shapes import QUERY_BLOCK, check_groups, check_qkv, check_window, visible_mask
+from ..choice import Choice, attention_choice, constant, failure, worst
+from ..norms import statistics_dtype
+from ..shapes import QUERY_BLOCK, check_groups, check_qkv, check_window, visible_mask
+from . import ops
 
 MASKED = -1e30
 """Score of a key out of sight: finite, because -inf times a temperature gives NaN gradients."""
@@ -64,7 +64,7 @@ def polar_attention(
     if backend != "torch":
         q = _in_log2(q_BTHD, temp_TH)
         args = (q, k_BTJD, v_BTJD, score_null_TH * LOG2E, beta_H, v_null_HD.to(dtype))
-        c, mag, *_ = attention_ops.polar_forward(*args, attention_ops.cut(window, t), float(n_eff_floor), 0, backend)
+        c, mag, *_ = ops.polar_forward(*args, ops.cut(window, t), float(n_eff_floor), 0, backend)
         return c, mag
     q_scaled = q_BTHD.to(dtype) * (temp_TH * d**-0.5).unsqueeze(-1)
     k, v = k_BTJD.to(dtype), v_BTJD.to(dtype)
@@ -100,7 +100,7 @@ def polar_distractor_loss(
     temp_TH, null_TH = _schedules(t, None, null_base_H, null_slope_H, len_gain_H, dtype)
     backend = backend or choose_backend(q_BTHD.device, q_BTHD.dtype, d).backend
     if backend != "torch" and k_r_BRJD.shape[1] > 0:
-        lse_BHT, _ = attention_ops.log_sum(_in_log2(q_BTHD, temp_TH), k_r_BRJD, "triton")
+        lse_BHT, _ = ops.log_sum(_in_log2(q_BTHD, temp_TH), k_r_BRJD, "triton")
         return torch.sigmoid(lse_BHT / LOG2E - (temp_TH * null_TH).t()).mean()
     q_scaled = q_BTHD.to(dtype) * (temp_TH * d**-0.5).unsqueeze(-1)
     k_r_BJDR = k_r_BRJD.to(dtype).permute(0, 2, 3, 1)
@@ -123,7 +123,7 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int
     ours = attention_choice("polar attention", device, dtype, head_dim, _error)
     if ours.backend != "triton":
         return ours
-    why = attention_ops.kernels("gluon").why_not(device, dtype, head_dim, window)
+    why = ops.kernels("gluon").why_not(device, dtype, head_dim, window)
     why = why or failure("Gluon polar attention", _error, device, dtype, head_dim, "gluon")
     return Choice("gluon", ours.reason) if why is None else Choice("triton", f"{ours.reason}; not Gluon: {why}")
 

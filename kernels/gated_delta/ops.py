@@ -15,7 +15,7 @@ PLANES = 7
 
 def _ours() -> Any:
     """Our kernels, imported when they first run: Triton is not installed everywhere."""
-    return importlib.import_module(".gated_delta_triton", __package__)
+    return importlib.import_module(".triton", __package__)
 
 
 @torch.library.custom_op("atma::gated_delta_forward", mutates_args=())

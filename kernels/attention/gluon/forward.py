@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .gluon_shared import (
+from .shared import (
     _HALF,
     _HIDDEN,
     _TILE,

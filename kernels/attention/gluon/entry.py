@@ -25,19 +25,10 @@ import torch
 import triton
 from torch import Tensor
 
-from .attention_triton import polar_rows
-from .gluon_backward import _dkv, _dq
-from .gluon_forward import _forward
-from .gluon_shared import (
-    DKV_STAGES,
-    DQ_STAGES,
-    FORWARD_STAGES,
-    HALF,
-    TILE,
-    TensorDescriptor,
-    _missing,
-    gl,
-)
+from ..triton import polar_rows
+from .backward import _dkv, _dq
+from .forward import _forward
+from .shared import DKV_STAGES, DQ_STAGES, FORWARD_STAGES, HALF, TILE, TensorDescriptor, _missing, gl
 
 
 @functools.cache

@@ -1,0 +1,1 @@
+"""Attention over all keys or a window: Polar and softmax, naive, in Triton and in Gluon."""

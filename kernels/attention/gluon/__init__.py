@@ -1,0 +1,1 @@
+"""Polar attention's heavy kernels for Hopper, in Triton's Gluon."""

@@ -1,0 +1,1 @@
+"""Head, soft cap and cross-entropy in one op."""

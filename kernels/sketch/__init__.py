@@ -1,0 +1,1 @@
+"""Projections on a few directions."""
