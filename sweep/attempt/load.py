@@ -15,9 +15,10 @@ from ...model.resolve import check_model_config
 from ...results.store.records import CellRecord
 from ...results.store.store import Store, open_store
 from ..checkpoints import storage
-from ..config import Cell, CellConfig, DataConfig, Plugin, TrainConfig, cell_id
+from ..config import CellConfig, DataConfig, Plugin, TrainConfig
 from ..data.corpora import verified
 from ..errors import MachineError, SweepError
+from ..grid.cell import Cell, cell_id
 from ..grid.plugins import PLUGGABLE, Pluggable, load_plugin, source_of
 
 if TYPE_CHECKING:

@@ -16,9 +16,10 @@ import torch
 from ...kernels.choice import use_plain_torch
 from ...model.backbone import Backbone, build
 from ..attempt.runner import WORKSPACE
-from ..config import Cell, TrainConfig
+from ..config import TrainConfig
 from ..data.batches import Batches
 from ..errors import GridError
+from ..grid.cell import Cell
 from ..grid.grid import load_grid
 from ..training import flops
 from ..training.loop import Pending, Point, Trainer

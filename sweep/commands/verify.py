@@ -9,8 +9,9 @@ from typing import Any
 from ...results.maintenance import check as maintenance
 from ...results.maintenance.check import Finding
 from ..checkpoints.seal import sha256
-from ..config import CellConfig, cell_id
+from ..config import CellConfig
 from ..data import corpora
+from ..grid.cell import cell_id
 from ..scheduler import source_snapshot
 
 

@@ -9,22 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from ..config import (
-    SECTIONS,
-    Cell,
-    CellConfig,
-    DataConfig,
-    Plugin,
-    canonical,
-    data_identity,
-    five_levels,
-    id_of_parts,
-    model_identity,
-    slug_part,
-    train_identity,
-)
+from ..config import SECTIONS, CellConfig, DataConfig, Plugin
 from ..data.corpora import CORPORA, Prepared
 from . import axes, named_corpus, settings, validate
+from .cell import Cell, canonical, data_identity, five_levels, id_of_parts, model_identity, slug_part, train_identity
 from .named_corpus import Lookup
 from .settings import Layer, Setting
 from .yaml_source import Document

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ...results.names import short, why_not
-from ..config import Cell, Plugin
+from ..config import Plugin
 from ..errors import GridError
 from . import axes, settings
 from .axes import level_text
+from .cell import Cell
 from .expansion import Combination, Expansion, Fingerprint
 from .named_corpus import Lookup
 from .plugins import PluginLeft, load_plugin

@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ..config import Cell, Resources
+from ..config import Resources
 from ..errors import MachineError
+from ..grid.cell import Cell
 from . import hardware as machine
 from .hardware import Gpu
 

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...results.store.store import default_runs
-from ..config import Cell, CellConfig, DataConfig
+from ..config import CellConfig, DataConfig
 from ..data import corpora
 from ..data.corpora import Corpus, CorpusError
 from ..data.prepare import Tell, fingerprint, prepare
 from ..data.sources import HUB
 from ..errors import MachineError
+from ..grid.cell import Cell
 from ..grid.grid import Grid
 
 

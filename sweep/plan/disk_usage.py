@@ -9,7 +9,7 @@ from pathlib import Path
 from ...model import outline
 from ...model.config import ModelConfig
 from ..checkpoints import names, storage
-from ..config import Cell
+from ..grid.cell import Cell
 
 KEPT_PARTS = {"nothing": "nothing", "weights": "weights", "everything": "weights and checkpoints"}
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")

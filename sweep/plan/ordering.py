@@ -8,8 +8,8 @@ from statistics import median
 from typing import Literal
 
 from ...results.store.records import CellState
-from ..config import Cell
 from ..errors import GridError
+from ..grid.cell import Cell
 from ..training import flops
 from .planner import Task, level_of
 

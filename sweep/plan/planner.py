@@ -9,9 +9,10 @@ from typing import Any
 
 from ...results.store.cell_status import Request, Standing, missing, standing
 from ...results.store.records import CellRecord, CellState
-from ..config import Cell, CellConfig
+from ..config import CellConfig
 from ..errors import GridError
 from ..grid.axes import level_text
+from ..grid.cell import Cell
 from ..grid.grid import Grid
 from ..probes import requested
 from .disk_usage import Disk

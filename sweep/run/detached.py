@@ -23,8 +23,8 @@ from rich.console import Console
 
 from ...results.errors import StoreAway, StoreBusy, SweepBusy
 from ...results.store.store import Store, open_store
-from ..config import Cell
 from ..errors import SweepError
+from ..grid.cell import Cell
 from ..grid.grid import Grid
 from ..machine.signals import Interrupted
 from ..scheduler import ray_connection, source_snapshot

@@ -11,9 +11,9 @@ from typing import Any
 from ...results.store.records import Value
 from ...results.store.store import Store
 from ..attempt import load
-from ..config import Cell
 from ..data import corpora
 from ..errors import GridError, SweepError
+from ..grid.cell import Cell
 from ..machine import processes
 from ..machine.signals import Interrupted
 from ..plan.planner import Task

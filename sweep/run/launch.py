@@ -15,8 +15,8 @@ from ...results.store.cell_status import standing
 from ...results.store.records import NewRevision
 from ...results.store.store import Store
 from ..checkpoints import storage
-from ..config import Cell
 from ..errors import SweepError
+from ..grid.cell import Cell
 from ..grid.grid import Grid
 from ..machine import allocation, hardware, processes
 from ..machine.locks import GpuLocks

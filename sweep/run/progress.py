@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from ...results.store.records import Attempt
 from ...results.text import paragraphs, plain
-from ..config import Cell
+from ..grid.cell import Cell
 from ..machine.signals import held
 from ..plan.planner import Plan, Task
 

@@ -23,8 +23,9 @@ from ..attempt.failures import EXIT_MACHINE, NODE_LOST, Failure, judge, oom_kill
 from ..attempt.main import Job
 from ..checkpoints.prune import place_of
 from ..checkpoints.seal import sha256
-from ..config import Cell, CellConfig, Resources, without_newer
+from ..config import CellConfig, Resources, without_newer
 from ..errors import MachineError
+from ..grid.cell import Cell
 from ..machine import processes
 from ..machine.allocation import stands_back
 from ..machine.signals import Interrupted, Signals

@@ -19,8 +19,9 @@ from ...results.store.records import Attempt
 from ...results.store.store import Store
 from ..attempt.failures import NODE_LOST
 from ..attempt.main import Job
-from ..config import Cell, Resources
+from ..config import Resources
 from ..errors import MachineError
+from ..grid.cell import Cell
 from ..machine import allocation, processes
 from ..machine.allocation import Rooms, Seat
 from . import ray_connection, source_snapshot

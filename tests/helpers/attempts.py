@@ -17,7 +17,7 @@ from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.attempt.main import Job
 from atma_sweep.sweep.attempt.runner import Work
 from atma_sweep.sweep.checkpoints import checkpoint, storage
-from atma_sweep.sweep.config import Cell
+from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.machine import processes
 from atma_sweep.sweep.plan import corpora, planner

@@ -11,7 +11,8 @@ import pytest
 import torch
 from atma_sweep.model.backbone import Backbone, build
 from atma_sweep.model.config import ModelConfig
-from atma_sweep.sweep.config import Cell, DataConfig
+from atma_sweep.sweep.config import DataConfig
+from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import load_grid
 from attempts import Room, room_of, small_grid
 from registries import scope

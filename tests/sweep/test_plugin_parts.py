@@ -12,8 +12,8 @@ import pytest
 from atma_sweep.sweep.attempt.load import restored
 from atma_sweep.sweep.attempt.runner import Work
 from atma_sweep.sweep.commands import verify
-from atma_sweep.sweep.config import Cell
 from atma_sweep.sweep.errors import GridError
+from atma_sweep.sweep.grid.cell import Cell
 from attempts import Room, room_of, small_grid
 from registries import scope
 

@@ -17,7 +17,8 @@ from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.attempt import failures
 from atma_sweep.sweep.attempt.failures import EXIT_MACHINE, Policy, judge, not_started
 from atma_sweep.sweep.attempt.main import Job
-from atma_sweep.sweep.config import Cell, Resources
+from atma_sweep.sweep.config import Resources
+from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.machine import processes
 from atma_sweep.sweep.plan import planner
 from atma_sweep.sweep.plan.planner import Task

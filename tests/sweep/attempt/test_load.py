@@ -24,10 +24,11 @@ from atma_sweep.sweep.attempt import load as loading
 from atma_sweep.sweep.attempt.load import CellUnreadable, NotTrained, WeightsGone
 from atma_sweep.sweep.checkpoints import checkpoint, storage
 from atma_sweep.sweep.checkpoints.checkpoint import CheckpointError
-from atma_sweep.sweep.config import Cell, DataConfig
+from atma_sweep.sweep.config import DataConfig
 from atma_sweep.sweep.data.corpora import CorpusError
 from atma_sweep.sweep.data.prepare import prepare
 from atma_sweep.sweep.errors import MachineError, SweepError
+from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import load_grid, shipped
 from atma_sweep.sweep.grid.plugins import PluginChanged
 from atma_sweep.sweep.plan import planner

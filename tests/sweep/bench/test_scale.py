@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep.bench import scale
-from atma_sweep.sweep.config import cell_id, slug
+from atma_sweep.sweep.grid.cell import cell_id, slug
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.run import supervisor
 

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 import torch
-from atma_sweep.sweep.config import Cell, CellConfig, DataConfig, TrainConfig
+from atma_sweep.sweep.config import CellConfig, DataConfig, TrainConfig
 from atma_sweep.sweep.data.batches import Batches, DataError, _permutation, stream_rows, training_batches
+from atma_sweep.sweep.grid.cell import Cell
 
 STREAM = np.arange(1000, 1000 + 71, dtype=np.uint16)
 SHARDS = [np.arange(start, start + size, dtype=np.uint16) for start, size in [(0, 23), (100, 5), (200, 71), (300, 1)]]

@@ -17,8 +17,8 @@ from atma_sweep.results.store.records import Owner
 from atma_sweep.results.store.schema import HEAD
 from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep import doctor
-from atma_sweep.sweep.config import Cell
 from atma_sweep.sweep.doctor import LookFailed
+from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.plan import disk_usage, planner
 from examined import PLAIN, TWO, cuda, gpu, said
 

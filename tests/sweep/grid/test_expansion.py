@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 from atma_sweep.model.resolve import check_model_config
-from atma_sweep.sweep.config import Cell, CellConfig, cell_id, identity, slug
+from atma_sweep.sweep.config import CellConfig
 from atma_sweep.sweep.errors import GridError
+from atma_sweep.sweep.grid.cell import Cell, cell_id, identity, slug
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.training import flops
 from ruamel.yaml import YAML

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from atma_sweep.sweep.config import Cell
 from atma_sweep.sweep.errors import GridError
+from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import find_file, load_grid, parse_value, shipped
 from atma_sweep.sweep.grid.settings import flatten, unknown
 from atma_sweep.sweep.grid.yaml_source import Document, load

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from atma_sweep.sweep.config import Cell
 from atma_sweep.sweep.data import corpora
 from atma_sweep.sweep.data import tokenizer as tokenizers
 from atma_sweep.sweep.data.prepare import prepare
 from atma_sweep.sweep.errors import GridError
+from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.plan import corpora as texts
 from copies import prose

@@ -14,8 +14,9 @@ import psutil
 import pytest
 from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.attempt.main import Job
-from atma_sweep.sweep.config import Cell, Resources
+from atma_sweep.sweep.config import Resources
 from atma_sweep.sweep.errors import GridError, MachineError
+from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.machine import allocation as room
 from atma_sweep.sweep.machine import hardware
 from atma_sweep.sweep.machine import processes as process

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from atma_sweep.sweep.config import Cell, CellConfig, DataConfig, EvalConfig, TrainConfig
+from atma_sweep.sweep.config import CellConfig, DataConfig, EvalConfig, TrainConfig
 from atma_sweep.sweep.data.corpora import Corpus, open_corpus
 from atma_sweep.sweep.data.prepare import fingerprint, prepare
 from atma_sweep.sweep.errors import GridError, MachineError, SweepError
+from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.plan import corpora as texts
 from copies import fineweb_edu, prose, published_shard

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from atma_sweep.results.store.records import CellState
-from atma_sweep.sweep.config import Cell, CellConfig, cell_id
+from atma_sweep.sweep.config import CellConfig
 from atma_sweep.sweep.errors import GridError
+from atma_sweep.sweep.grid.cell import Cell, cell_id
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.plan.ordering import costs, ordered, paired
 from atma_sweep.sweep.plan.planner import Task, plan

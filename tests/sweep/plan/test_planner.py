@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from atma_sweep.results.store.records import CellState
-from atma_sweep.sweep.config import Cell
 from atma_sweep.sweep.errors import GridError
+from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import Grid, load_grid
 from atma_sweep.sweep.plan.planner import plan, record, select
 

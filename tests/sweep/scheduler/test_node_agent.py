@@ -19,7 +19,8 @@ from atma_sweep.results.store.records import CurvePoint
 from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.attempt.failures import NODE_LOST
 from atma_sweep.sweep.attempt.main import Job
-from atma_sweep.sweep.config import Cell, Resources
+from atma_sweep.sweep.config import Resources
+from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.machine import processes
 from atma_sweep.sweep.machine.hardware import Gpu
 from atma_sweep.sweep.plan import planner

@@ -17,12 +17,13 @@ from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.attempt import load
 from atma_sweep.sweep.checkpoints.prune import place_of
 from atma_sweep.sweep.commands import verify
-from atma_sweep.sweep.config import Cell, CellConfig, DataConfig, Plugin
+from atma_sweep.sweep.config import CellConfig, DataConfig, Plugin
 from atma_sweep.sweep.data import corpora
 from atma_sweep.sweep.data.corpora import CorpusError
 from atma_sweep.sweep.data.prepare import prepare
 from atma_sweep.sweep.data.shards import write_shard
 from atma_sweep.sweep.errors import SweepError
+from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.grid.plugins import load_plugin
 from atma_sweep.sweep.plan.planner import record

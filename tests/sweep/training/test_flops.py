@@ -12,7 +12,7 @@ from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.memory.gated_delta import GatedDelta
 from atma_sweep.model.mixers.polar import Polar
 from atma_sweep.model.registry import MEMORIES, MIXERS
-from atma_sweep.sweep.config import Cell
+from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import load_grid, shipped
 from atma_sweep.sweep.plan.ordering import costs
 from atma_sweep.sweep.plan.planner import Task

@@ -1,0 +1,128 @@
+"""What a cell is: one combination of levels, resolved; its id and its slug."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+from ...model import registry
+from ...model.config import ModelConfig
+from ..config import MUON_FIELDS, CellConfig, DataConfig, TrainConfig
+from . import axes
+
+
+def _without_defaults(cls: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
+    kept: dict[str, Any] = {}
+    for name, field in cls.model_fields.items():
+        extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+        value = values[name]
+        if extra.get("outside") or ("identity" in extra and extra["identity"] == value):
+            continue
+        kept[name] = value
+    return kept
+
+
+def model_identity(config: ModelConfig) -> dict[str, Any]:
+    """What an id takes of the model section: settings of parts that are switched off are left out."""
+    dump = config.model_dump(mode="json")
+    model = _without_defaults(ModelConfig, dump)
+    if not config.window:
+        model.pop("window_size", None)
+    for section, table in registry.SETTINGS.items():
+        parts = {name: _without_defaults(table.outline(name).Config, part) for name, part in dump[section].items()}
+        model.pop(section, None)
+        if any(parts.values()):
+            model[section] = {name: part for name, part in parts.items() if part}
+    return model
+
+
+def train_identity(config: TrainConfig) -> dict[str, Any]:
+    """What an id takes of the train section: settings of terms that are switched off are left out."""
+    train = _without_defaults(TrainConfig, config.model_dump(mode="json"))
+    idle = MUON_FIELDS if config.optimizer == "adamw" else ("matrix_lr",)
+    for name in idle:
+        train.pop(name, None)
+    if config.regularizer == "baseline":
+        for name in ("regularizer_weight", "regularizer_sketch"):
+            train.pop(name, None)
+    if not config.distractor:
+        for name in ("distractor_weight", "distractor_count"):
+            train.pop(name, None)
+    return train
+
+
+def data_identity(config: DataConfig) -> dict[str, Any]:
+    """What an id takes of the data section."""
+    return _without_defaults(DataConfig, config.model_dump(mode="json"))
+
+
+def identity(config: CellConfig) -> dict[str, Any]:
+    """What the id is taken of: identity defaults and settings of parts that are switched off are left out."""
+    model, data, train = model_identity(config.model), data_identity(config.data), train_identity(config.train)
+    return {"model": model, "data": data, "train": train, "seed": config.seed}
+
+
+def canonical(value: Any) -> str:
+    """As JSON that is the same for equal values."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def cell_id(config: CellConfig) -> str:
+    """First 12 hex digits of the SHA-256 of the identity as canonical JSON."""
+    return _digest(canonical(identity(config)))
+
+
+def id_of_parts(*, model: str, data: str, train: str, seed: int) -> str:
+    """The same from identities of sections that are canonical JSON already."""
+    return _digest(f'{{"data":{data},"model":{model},"seed":{seed},"train":{train}}}')
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def slug(config: CellConfig, extra: Mapping[str, str] | None = None) -> str:
+    """Readable name such as `polar-baseline-d0-m1-w0-s0`; `extra` are levels of axes outside the five."""
+    parts = [slug_part(path.rpartition(".")[2] + value) for path, value in (extra or {}).items()]
+    return "-".join([five_levels(config), *parts, f"s{config.seed}"])
+
+
+def five_levels(config: CellConfig) -> str:
+    """The part of a slug that every one has: the levels of the five axes."""
+    level = axes.levels_of(config)
+
+    def bit(letter: str, word: str) -> str:
+        return letter + {"off": "0", "on": "1"}.get(word, word)
+
+    bits = (bit(name[0], level[name]) for name in ("distractor", "memory", "window"))
+    return "-".join(map(slug_part, (level["attn_type"], level["reg_mode"], *bits)))
+
+
+_NOT_IN_SLUGS = re.compile(r"[^A-Za-z0-9_.+]+")
+
+
+def slug_part(text: str) -> str:
+    """The text with an underscore for whatever is not a letter, digit, dot or plus."""
+    return _NOT_IN_SLUGS.sub("_", text)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One combination of levels and a seed, resolved."""
+
+    id: str
+    slug: str
+    config: CellConfig
+    axes: dict[str, str]
+    """Axis name -> level, as the grid names them."""
+
+    @property
+    def levels(self) -> dict[str, str]:
+        """Level of each of the five axes, whether or not the grid varies it."""
+        return axes.levels_of(self.config)
