@@ -205,7 +205,7 @@ def load(
 def _device(name: str) -> torch.device:
     import torch
 
-    from .runner import choose_device
+    from .device import choose_device
 
     if name not in ("cpu", "cuda"):
         raise SweepError(f'device {name!r} is unknown; use device="cpu" or device="cuda"')

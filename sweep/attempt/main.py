@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
-import json
-import os
 import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from ...results.errors import LostLease
@@ -23,87 +19,10 @@ from ...results.store.records import AttemptState, CurvePoint
 from ...results.store.store import Store, open_store
 from ..errors import SweepError
 from ..machine import guard, processes
-from ..machine.signals import STOPS
 from .failures import EXIT_LOST, EXIT_MACHINE, EXIT_STOPPED, Failure, classify
+from .job import Job
 from .log import never_fail, say
-
-JOB_FILE = "job.json"
-TOLD_S = 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """What an attempt is asked to do; a frozen copy lies in its folder as job.json.
-
-    Addresses are full ones or relative to the runs folder (see training/storage.py).
-    """
-
-    attempt: int
-    fence: int
-    cell: str
-    slug: str
-    kind: str
-    folder: str
-    config: dict[str, Any]
-    missing: list[tuple[str, int]]
-    """(probe, length) still to be measured."""
-    resume: list[tuple[int, str]]
-    """Earlier attempts whose checkpoints may be continued, newest first: (attempt id, address of their place)."""
-    weights: str | None = None
-    """Address of the kept weights, for kind `evaluate`."""
-    commit: str | None = None
-    dirty: bool | None = None
-    ends: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Of earlier attempts that were trained to the end, by id: the last point of the curve."""
-
-    def write(self, runs: Path) -> Path:
-        """Writes job.json into the attempt's folder, whole or not at all, and returns the folder. Raises OSError."""
-        folder = runs / self.folder
-        folder.mkdir(parents=True, exist_ok=True)
-        told = asdict(self)
-        if not self.ends:
-            del told["ends"]  # older code, which `--code kept` runs, need not know of it
-        aside = folder / f"{JOB_FILE}.part"
-        aside.write_text(json.dumps(told, indent=1))
-        aside.replace(folder / JOB_FILE)
-        return folder
-
-    @classmethod
-    def read(cls, folder: Path) -> Job:
-        """Reads job.json of an attempt's folder."""
-        data = json.loads((folder / JOB_FILE).read_text())
-        data["missing"] = [(name, length) for name, length in data["missing"]]
-        data["resume"] = [(attempt, path) for attempt, path in data["resume"]]
-        return cls(**data)
-
-
-class StopFlag:
-    """Set by the first SIGTERM; the second ends the process on the spot.
-
-    Ctrl-C and the terminal's end are the supervisor's business; whatever is started here, a compiler, ignores them, too.
-    """
-
-    def __init__(self) -> None:
-        self.set = False
-        self._since = 0.0
-        signal.signal(signal.SIGTERM, self._handle)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        # Ray's processes have them blocked, and children inherit that
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
-
-    def comes(self) -> bool:
-        """Whether it is set, or will be in a moment: who ends many processes one by one may tell a compiler before us."""
-        deadline = time.monotonic() + TOLD_S
-        while not self.set and time.monotonic() < deadline:
-            time.sleep(0.01)
-        return self.set
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if not self.set:
-            self.set, self._since = True, time.monotonic()
-        elif time.monotonic() - self._since > processes.ECHO_S:
-            os._exit(EXIT_STOPPED)
+from .stop import StopFlag
 
 
 def main(argv: Sequence[str] | None = None) -> int:

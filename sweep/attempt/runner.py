@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...kernels.choice import use_plain_torch, version
+from ...kernels.choice import use_plain_torch
 from ...model.backbone import Backbone, build
 from ...results.store.journal import JournalStore, recorder_of
 from ...results.store.records import CurvePoint, Measurement
@@ -22,7 +21,7 @@ from ..config import CellConfig
 from ..data.batches import training_batches
 from ..data.corpora import Corpus, open_corpus
 from ..grid.plugins import load_plugin
-from ..machine.hardware import no_gpu, peak_resident, reset_peak_resident
+from ..machine.hardware import peak_resident, reset_peak_resident
 from ..probes import PROBES, load_probe
 from ..probes.perplexity import stream_loss
 from ..probes.subject import Subject, evaluating, unmeasured
@@ -30,15 +29,14 @@ from ..training import flops
 from ..training.loop import Pending, Point, Stopped, Trainer
 from ..training.optimizers import Optimizers
 from . import provenance
+from .device import choose_device, repeat_exactly, share_compiled
+from .job import Job
 from .log import say, told
-from .main import Job
 
 if TYPE_CHECKING:
-    from .main import StopFlag
+    from .stop import StopFlag
 
 HEARTBEAT_S = 5.0
-WORKSPACE = ":4096:8"
-"""What cuBLAS needs to give the same bits each time."""
 MAIN_METRIC = {
     "needle": ("digit_accuracy", "fraction"),
     "val": ("val_loss", "nats/token"),
@@ -46,46 +44,6 @@ MAIN_METRIC = {
     "count_map": ("beta", "1"),
 }
 """Metric and unit under which a probe that ran out of memory says so, where that is not nats per token."""
-
-
-def choose_device(gpus: float) -> torch.device:
-    """The CPU for 0, else CUDA; with a part of a GPU, torch gets no more than that part of its memory.
-
-    Raises MachineError with the cause when CUDA was asked for and cannot be used.
-    """
-    if gpus == 0:
-        return torch.device("cpu")
-    try:
-        torch.cuda.init()
-        torch.zeros(1, device="cuda")
-    except (RuntimeError, AssertionError) as error:
-        raise no_gpu(str(error).splitlines()[0]) from error
-    if gpus < 1:
-        # one that takes more fails itself, rather than its neighbour
-        torch.cuda.set_per_process_memory_fraction(gpus)
-    return torch.device("cuda", torch.cuda.current_device())
-
-
-def repeat_exactly() -> None:
-    """Only operations that give the same bits each time, for the rest of this process. Call it before CUDA is used.
-
-    On the CPU all of ours do so anyway. Memory that was not written is filled with NaN, which costs a little.
-    """
-    os.environ["CUBLAS_WORKSPACE_CONFIG"] = WORKSPACE
-    torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.deterministic = True
-    torch.backends.cudnn.benchmark = False
-
-
-def share_compiled(device: torch.device) -> None:
-    """Keeps what torch.compile and Triton make, for every later process on such a machine with such software.
-
-    In the user's cache folder, by versions and GPU; a folder set in the environment stays. Call it before compiling.
-    """
-    made_for = f"torch-{torch.__version__}-{version('triton')}-{torch.cuda.get_device_name(device)}".replace(" ", "-")
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "atma-sweep" / "compiled" / made_for
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
-    os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
 
 
 class Work:

@@ -15,7 +15,7 @@ import torch
 
 from ...kernels.choice import version
 from ...results.files import check_file, format_of, is_standard, write
-from ..attempt.provenance import git_state
+from ..attempt.git import git_state
 from ..errors import MachineError
 
 Tell = Callable[[str], None]

@@ -15,7 +15,7 @@ import torch
 
 from ...kernels.choice import use_plain_torch
 from ...model.backbone import Backbone, build
-from ..attempt.runner import WORKSPACE
+from ..attempt.device import WORKSPACE
 from ..config import TrainConfig
 from ..data.batches import Batches
 from ..errors import GridError

@@ -18,9 +18,10 @@ from ...results.store.records import Attempt, CellState
 from ...results.store.store import Store
 from ...results.text import choice
 from ..errors import SweepError
-from ..plan.disk_usage import size
+from ..units import size
 from . import storage
 from .names import DIGITS, KEPT, MODEL, OPTIMIZERS, PREFIX, WEIGHTS
+from .place import place_of
 from .seal import SEAL, Damaged, facts_of
 
 Keep = Literal["newest", "weights", "nothing"]
@@ -142,19 +143,6 @@ def prune(
             "pruned", f"{checkpoints} checkpoints and {weights} weights, {size(result.bytes)} (keep {keep})", sweep=name
         )
     return result
-
-
-def place_of(store: Store, attempt: Attempt) -> str:
-    """Address of the place where an attempt keeps its checkpoints and weights: the launch that made it named it."""
-    if attempt.imported:
-        # it has what its bundle brought, under the runs folder; its own machine's places are none of ours
-        return storage.split(attempt.weights)[0] if attempt.weights else attempt.run_dir
-    for named in (attempt.weights, attempt.checkpoint):
-        if named is not None:
-            return storage.split(named)[0]
-    known = store.provenance(attempt.id)
-    path = known.config.get("checkpoint", {}).get("path") if known is not None else None
-    return storage.home(path, attempt.run_dir)
 
 
 class _Cell:

@@ -56,7 +56,7 @@ def _about_kernels() -> dict[str, Any]:
     from ...kernels.cross_entropy import cross_entropy
     from ...kernels.gated_delta import gated_delta
     from ...model.config import ModelConfig
-    from ..attempt.runner import share_compiled
+    from ..attempt.device import share_compiled
 
     # what every child would import by itself when it first calls an op, and for which it would take as long as for torch
     for name in ("triton", "torch._dynamo"):

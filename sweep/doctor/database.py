@@ -17,7 +17,7 @@ from ...results.store import queries
 from ...results.store.database import plain_errors
 from ...results.store.schema import HEAD, AttemptRow, EventRow
 from ...results.store.store import Store
-from ..plan.disk_usage import size
+from ..units import size
 from .context import LOCK_SECONDS, Check, _Case, absent, bad, ok, warn
 
 CLOCK_S = 0.2

@@ -11,7 +11,7 @@ import psutil
 
 from ...results.store.database import NETWORK_FILESYSTEMS
 from ..checkpoints import storage
-from ..plan.disk_usage import size
+from ..units import size
 from .context import Check, LookFailed, _Case, absent, bad, ok, warn
 
 SPARE_INODES = 10_000

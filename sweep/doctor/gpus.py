@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 from ..machine.locks import GpuLocks
-from ..plan.disk_usage import size
+from ..units import size
 from .context import Check, LookFailed, State, _Case, _number, _smi, _smi_table, _version, absent, bad, ok, warn
 
 ECC_FIELDS = ("uuid", "ecc.errors.corrected.volatile.total", "ecc.errors.uncorrected.volatile.total")

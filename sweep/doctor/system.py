@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 
 from ..machine import hardware
-from ..plan.disk_usage import size
 from ..scheduler import token_file
+from ..units import size
 from .context import Check, _Case, _version, absent, bad, ok, warn
 from .disk import _nearest
 

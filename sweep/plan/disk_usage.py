@@ -10,9 +10,9 @@ from ...model import outline
 from ...model.config import ModelConfig
 from ..checkpoints import names, storage
 from ..grid.cell import Cell
+from ..units import size
 
 KEPT_PARTS = {"nothing": "nothing", "weights": "weights", "everything": "weights and checkpoints"}
-UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,6 @@ class Disk:
             "disk_bytes_running": self.running,
             "disk_bytes_free": self.free,
         }
-
-
-def size(count: int) -> str:
-    """Bytes for people: two digits below ten, whole numbers above."""
-    value, unit = float(count), 0
-    while value >= 1000 and unit < len(UNITS) - 1:
-        value, unit = value / 1024, unit + 1
-    return f"{value:.1f} {UNITS[unit]}" if value < 9.95 and unit else f"{value:.0f} {UNITS[unit]}"
 
 
 def sizes(config: ModelConfig, *, cuda: bool, optimizer: str = "muon") -> tuple[int, int]:

@@ -186,7 +186,7 @@ def order(
     It stays on this machine if the database is a file here. Raises AddressWrong, MachineError, SweepBusy when the sweep
     has one already, and Refused with whatever `launch.run` raised there.
     """
-    from ..attempt.provenance import git_state
+    from ..attempt.git import git_state
 
     ray_connection.connect(address)
     name = actor_name(store, grid.name)

@@ -150,7 +150,7 @@ def run(
     Every sweep is claimed before the first attempt starts; no revision is recorded. Raises SweepBusy when somebody runs
     one of them, SweepReadOnly, MachineError when a GPU is missing or held, Interrupted after a clean stop.
     """
-    from ..attempt.provenance import git_state
+    from ..attempt.git import git_state
 
     owner = processes.this_process("evaluate")
     cells = [task.cell for share in shares.values() for task in share]

@@ -20,7 +20,7 @@ from ..grid.cell import Cell
 from ..grid.grid import Grid
 from ..machine import allocation, hardware, processes
 from ..machine.locks import GpuLocks
-from ..plan import corpora, disk_usage, ordering, planner
+from ..plan import corpora, disk_usage, fit, ordering, planner
 from ..probes import requested
 from ..scheduler import source_snapshot
 from ..scheduler.base import Executor, LocalExecutor
@@ -271,14 +271,14 @@ def _machine(cells: Sequence[Cell], locks: GpuLocks) -> allocation.Machine:
     kinds = {cell.config.resources.gpu_type for cell in cells if cell.config.resources.gpus}
     if not kinds:
         here = allocation.Machine.here()
-        allocation.check(cells, here)
+        fit.check(cells, here)
         return here
     every = hardware.gpus()
     # before any lock is taken: what does not fit the whole machine will not when another sweep has ended
-    allocation.check(cells, allocation.Machine.here(every))
+    fit.check(cells, allocation.Machine.here(every))
     taken = locks.take([gpu for gpu in every if any(allocation.is_type(gpu.name, kind) for kind in kinds)])
     here = allocation.Machine.here(taken)
-    allocation.check(cells, here, held=[gpu for gpu in every if gpu not in taken])
+    fit.check(cells, here, held=[gpu for gpu in every if gpu not in taken])
     return here
 
 
@@ -291,6 +291,6 @@ def _executor(name: str, here: allocation.Machine) -> Executor:
 
 
 def _git_state() -> tuple[str | None, bool | None]:
-    from ..attempt.provenance import git_state
+    from ..attempt.git import git_state
 
     return git_state()

@@ -20,8 +20,8 @@ from ...results.store.cell_status import Standing, missing, standing
 from ...results.store.records import Attempt, CellState, Owner
 from ...results.store.store import Store
 from ..attempt.failures import EXIT_MACHINE, NODE_LOST, Failure, judge, oom_kills
-from ..attempt.main import Job
-from ..checkpoints.prune import place_of
+from ..attempt.job import Job
+from ..checkpoints.place import place_of
 from ..checkpoints.seal import sha256
 from ..config import CellConfig, Resources, without_newer
 from ..errors import MachineError

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import socket
 import threading
@@ -18,15 +17,17 @@ from ...results.store.journal import JOURNAL, Reader
 from ...results.store.records import Attempt
 from ...results.store.store import Store
 from ..attempt.failures import NODE_LOST
-from ..attempt.main import Job
+from ..attempt.job import Job
 from ..config import Resources
 from ..errors import MachineError
 from ..grid.cell import Cell
-from ..machine import allocation, processes
+from ..machine import allocation
 from ..machine.allocation import Rooms, Seat
+from ..plan import fit
 from . import ray_connection, source_snapshot
 from .base import Finished, Launch, device_for
-from .node_agent import LEASE_S, Node, given_up_after
+from .cluster import CLOSE_S, Agent
+from .node_agent import LEASE_S, given_up_after
 from .ray_connection import NodeFacts, ray
 
 START_S = 120.0
@@ -39,23 +40,7 @@ AT_ONCE = 500
 LOOK_S = 5.0
 AGAIN_S = 30.0
 """A node that cannot be used, as one that is cut off or lacks the runs folder, is asked again after this long."""
-CLOSE_S = processes.GRACE_S + 5.0
 Tell = Callable[[str], None]
-
-
-class Agent(Node):
-    """A Node as an actor: looks after its lease by itself and ends its process when that is over."""
-
-    def __init__(self, lease: float) -> None:
-        super().__init__(lease=lease)
-        threading.Thread(target=self._watch, daemon=True).start()
-
-    def _watch(self) -> None:
-        while not self.tick():
-            time.sleep(0.2)
-        # whoever polls still hears that it is over; with the driver gone, Ray ends this process anyway
-        time.sleep(CLOSE_S)
-        os._exit(0)
 
 
 @dataclass
@@ -306,7 +291,7 @@ class ClusterExecutor:
                     causes += [f"{link.node.host}: {why}"] if why else []
         for cause in causes:
             self._tell(f"node {cause}")
-        allocation.check(cells, *(link.machine for link in links))
+        fit.check(cells, *(link.machine for link in links))
 
     def fits(self, resources: Resources) -> bool:
         """Whether a node has that much left."""

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from atma_sweep.model.backbone import build
 from atma_sweep.model.config import ModelConfig
-from atma_sweep.sweep.attempt.runner import repeat_exactly
+from atma_sweep.sweep.attempt.device import repeat_exactly
 from atma_sweep.sweep.checkpoints import checkpoint
 from atma_sweep.sweep.config import TrainConfig
 from atma_sweep.sweep.data.batches import Batches

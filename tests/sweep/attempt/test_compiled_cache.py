@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from atma_sweep.kernels.choice import version
-from atma_sweep.sweep.attempt.runner import share_compiled
+from atma_sweep.sweep.attempt.device import share_compiled
 
 NAMES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 DEVICE = torch.device("cuda", 0)

@@ -16,7 +16,7 @@ import pytest
 from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.attempt import failures
 from atma_sweep.sweep.attempt.failures import EXIT_MACHINE, Policy, judge, not_started
-from atma_sweep.sweep.attempt.main import Job
+from atma_sweep.sweep.attempt.job import Job
 from atma_sweep.sweep.config import Resources
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.machine import processes

@@ -375,7 +375,7 @@ def test_a_compiler_for_triton(tmp_path: Path, driver: Any, look: Any, monkeypat
 
 def test_the_cache_of_compiled_kernels(tmp_path: Path, look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
-    from atma_sweep.sweep.attempt.runner import share_compiled
+    from atma_sweep.sweep.attempt.device import share_compiled
 
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H200")
     (folder,) = doctor.compiled_folders()

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 from atma_sweep.results.store.store import Store, open_store
-from atma_sweep.sweep.attempt.main import Job
+from atma_sweep.sweep.attempt.job import Job
 from atma_sweep.sweep.config import Resources
 from atma_sweep.sweep.errors import GridError, MachineError
 from atma_sweep.sweep.grid.cell import Cell

@@ -20,7 +20,7 @@ from atma_sweep.results.maintenance import check
 from atma_sweep.results.store import processes
 from atma_sweep.results.store.records import Attempt, Owner
 from atma_sweep.results.store.store import Store, open_store
-from atma_sweep.sweep.attempt.main import Job
+from atma_sweep.sweep.attempt.job import Job
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.machine import processes as process
 from atma_sweep.sweep.plan import planner

@@ -121,7 +121,7 @@ def test_a_child_whose_parent_died_before_it_looked_ends_at_once() -> None:
 
 
 ASKED = {
-    "job": "from atma_sweep.sweep.attempt.main import StopFlag; StopFlag()",
+    "job": "from atma_sweep.sweep.attempt.stop import StopFlag; StopFlag()",
     "launch": "from atma_sweep.sweep.machine.signals import Signals; Signals().__enter__()",
 }
 

@@ -18,7 +18,7 @@ from atma_sweep.results.store.journal import JOURNAL, JournalStore, recorder_of
 from atma_sweep.results.store.records import CurvePoint
 from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.attempt.failures import NODE_LOST
-from atma_sweep.sweep.attempt.main import Job
+from atma_sweep.sweep.attempt.job import Job
 from atma_sweep.sweep.config import Resources
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.machine import processes

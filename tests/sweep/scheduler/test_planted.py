@@ -15,7 +15,7 @@ from atma_sweep.results.store.records import CellRecord, Owner, Provenance
 from atma_sweep.results.store.schema import AttemptRow
 from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.attempt import load
-from atma_sweep.sweep.checkpoints.prune import place_of
+from atma_sweep.sweep.checkpoints.place import place_of
 from atma_sweep.sweep.commands import verify
 from atma_sweep.sweep.config import CellConfig, DataConfig, Plugin
 from atma_sweep.sweep.data import corpora

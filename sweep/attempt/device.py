@@ -1,0 +1,59 @@
+"""The device of an attempt, and what makes its numbers repeat."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from ...kernels.choice import version
+from ..machine.hardware import no_gpu
+
+if TYPE_CHECKING:
+    pass
+
+
+WORKSPACE = ":4096:8"
+"""What cuBLAS needs to give the same bits each time."""
+
+
+def choose_device(gpus: float) -> torch.device:
+    """The CPU for 0, else CUDA; with a part of a GPU, torch gets no more than that part of its memory.
+
+    Raises MachineError with the cause when CUDA was asked for and cannot be used.
+    """
+    if gpus == 0:
+        return torch.device("cpu")
+    try:
+        torch.cuda.init()
+        torch.zeros(1, device="cuda")
+    except (RuntimeError, AssertionError) as error:
+        raise no_gpu(str(error).splitlines()[0]) from error
+    if gpus < 1:
+        # one that takes more fails itself, rather than its neighbour
+        torch.cuda.set_per_process_memory_fraction(gpus)
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def repeat_exactly() -> None:
+    """Only operations that give the same bits each time, for the rest of this process. Call it before CUDA is used.
+
+    On the CPU all of ours do so anyway. Memory that was not written is filled with NaN, which costs a little.
+    """
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = WORKSPACE
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
+
+
+def share_compiled(device: torch.device) -> None:
+    """Keeps what torch.compile and Triton make, for every later process on such a machine with such software.
+
+    In the user's cache folder, by versions and GPU; a folder set in the environment stays. Call it before compiling.
+    """
+    made_for = f"torch-{torch.__version__}-{version('triton')}-{torch.cuda.get_device_name(device)}".replace(" ", "-")
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "atma-sweep" / "compiled" / made_for
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
+    os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))

@@ -1,0 +1,20 @@
+"""Where an attempt keeps its checkpoints."""
+
+from __future__ import annotations
+
+from ...results.store.records import Attempt
+from ...results.store.store import Store
+from . import storage
+
+
+def place_of(store: Store, attempt: Attempt) -> str:
+    """Address of the place where an attempt keeps its checkpoints and weights: the launch that made it named it."""
+    if attempt.imported:
+        # it has what its bundle brought, under the runs folder; its own machine's places are none of ours
+        return storage.split(attempt.weights)[0] if attempt.weights else attempt.run_dir
+    for named in (attempt.weights, attempt.checkpoint):
+        if named is not None:
+            return storage.split(named)[0]
+    known = store.provenance(attempt.id)
+    path = known.config.get("checkpoint", {}).get("path") if known is not None else None
+    return storage.home(path, attempt.run_dir)
