@@ -79,7 +79,7 @@ def examining(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Check]
                 raise said
             return said
 
-        monkeypatch.setattr(doctor.case, "answer", answer)
+        monkeypatch.setattr(doctor.context, "answer", answer)
         monkeypatch.setattr(doctor.database, "CLOCK_S", 0.001)
         found = doctor.examine(db, runs)
         assert len({check.name for check in found}) == len(found)

@@ -154,7 +154,7 @@ def test_whatever_takes_long_is_asked_for_at_once(
         room = {"sweep": "g", "cells": 0, "place": "/runs"}
         return {"torch": cuda(gpu("aaaa"), gpu("bbbb")), "kernels": {"polar": ["gluon", "x"]}, "disk": room}[question]
 
-    monkeypatch.setattr(doctor.case, "answer", answer)
+    monkeypatch.setattr(doctor.context, "answer", answer)
     found = {check.name: check for check in doctor.examine()}
     assert not meet.broken
     assert said(found["torch"]) == ("ok", "2.11.0, CUDA 13.0; sees 2 GPUs")
@@ -261,12 +261,12 @@ def test_a_driver_that_fails_hangs_or_has_nothing(driver: Any, look: Any, monkey
     found = look(torch=cuda(error="No CUDA GPUs are available"))
     assert said(found["NVIDIA driver"]) == ("bad", f"nvidia-smi: {failed}")
     assert found["torch"].state == "ok", "the driver's trouble is told once"
-    monkeypatch.setattr(doctor.case, "SMI_SECONDS", 0.2)
+    monkeypatch.setattr(doctor.context, "SMI_SECONDS", 0.2)
     driver(gpus_sh="exec sleep 20")
     began = time.monotonic()
     assert look()["NVIDIA driver"].found == "nvidia-smi does not answer within 0.2 s"
     assert time.monotonic() - began < 5, "asked once"
-    monkeypatch.setattr(doctor.case, "SMI_SECONDS", 5)
+    monkeypatch.setattr(doctor.context, "SMI_SECONDS", 5)
     driver(gpus_sh="exit 0")
     assert said(look()["NVIDIA driver"]) == ("bad", "nvidia-smi lists no GPU")
 

@@ -170,7 +170,7 @@ def test_a_database_with_a_torn_page(database: Path, look: Any) -> None:
 
 
 def test_a_database_that_another_program_holds(database: Path, look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (doctor.case, doctor.database):
+    for module in (doctor.context, doctor.database):
         monkeypatch.setattr(module, "LOCK_SECONDS", 0.3)
     with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as holder:
         holder.execute("BEGIN IMMEDIATE")

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from atma_sweep.model.config import Flag, Float, Int, ModelConfig, knob
 from atma_sweep.model.registry import SETTINGS
-from atma_sweep.sweep import config as cell_module
 from atma_sweep.sweep.config import CellConfig, DataConfig, TrainConfig, aside
+from atma_sweep.sweep.grid import cell as cell_module
 from atma_sweep.sweep.grid.cell import Cell, cell_id, identity, slug
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.grid.plugins import PLUGGABLE, Pluggable

@@ -23,7 +23,7 @@ from atma_sweep.sweep.machine import processes as process
 from atma_sweep.sweep.machine.allocation import PARTS, Machine, Room, Seat, is_type
 from atma_sweep.sweep.machine.hardware import Gpu
 from atma_sweep.sweep.machine.locks import GpuLocks
-from atma_sweep.sweep.plan import planner
+from atma_sweep.sweep.plan import fit, planner
 from atma_sweep.sweep.plan.planner import Task
 from atma_sweep.sweep.run import launch, supervisor
 from atma_sweep.sweep.scheduler.base import Executor, Finished, Launch, LocalExecutor, OnThisMachine
@@ -129,13 +129,13 @@ def test_what_never_fits_is_said_with_what_there_is(cells: Callable[..., list[Ce
     asked, said = NEVER[case]
     found = cells(f"resources: {json.dumps(asked)}\naxes: {{attn_type: [polar, nope]}}\n")
     with pytest.raises(MachineError) as caught:
-        room.check(found, TWO)
+        fit.check(found, TWO)
     text = str(caught.value)
     assert text.startswith(f"cell {found[0].slug} (and 1 more cells) {said}")
     assert "this machine has 8 CPU cores, 32 GiB of memory, 1 NVIDIA H200, 1 NVIDIA L40S" in text
     assert "\n" not in text
     assert caught.value.exit_code == 3
-    room.check(found, Machine(64, 128.0, (Gpu("0", "GPU-c", "NVIDIA A100"), FIRST, Gpu("2", "GPU-d", "NVIDIA L4"))))
+    fit.check(found, Machine(64, 128.0, (Gpu("0", "GPU-c", "NVIDIA A100"), FIRST, Gpu("2", "GPU-d", "NVIDIA L4"))))
 
 
 @pytest.mark.parametrize(("asked", "said"), [
@@ -415,5 +415,5 @@ def test_a_machine_that_is_gone_takes_its_seats_along() -> None:
 def test_a_cell_that_no_node_has_room_for_is_refused(cells: Callable[..., list[Cell]]) -> None:
     found = cells("resources: {cpus: 3, gpus: 0}\n")
     with pytest.raises(MachineError, match=r"needs 3 CPU cores, and the nodes have 2 CPU cores, .*; 1 CPU core, "):
-        room.check(found, Machine(2, 8.0), Machine(1, 8.0))
-    room.check(found, Machine(2, 8.0), Machine(3, 8.0))
+        fit.check(found, Machine(2, 8.0), Machine(1, 8.0))
+    fit.check(found, Machine(2, 8.0), Machine(3, 8.0))

@@ -261,8 +261,8 @@ def test_a_node_that_failed_one_survey_is_asked_again(monkeypatch: pytest.Monkey
         return answer
 
     monkeypatch.setattr(ray_cluster, "AGAIN_S", 0.0)
-    monkeypatch.setattr(ray_cluster.connection, "live_nodes", lambda: [{"NodeID": "n"}])
-    monkeypatch.setattr(ray_cluster.connection, "survey", survey)
+    monkeypatch.setattr(ray_cluster.ray_connection, "live_nodes", lambda: [{"NodeID": "n"}])
+    monkeypatch.setattr(ray_cluster.ray_connection, "survey", survey)
     monkeypatch.setattr(place, "_join", lambda found: joined.append(found.id), raising=False)
     place._look_for_nodes()
     assert joined == []
