@@ -20,7 +20,10 @@ from .resolve import memory_settings, mixer_settings
 
 
 class Attention(Mix):
-    """out = W_o(y sigmoid(gate)) + the mixer's extra channel + memory, with y = mixer(q, k, v)."""
+    """out = W_o(y sigmoid(gate)) + the mixer's extra channel + memory, with y = mixer(q, k, v).
+
+    Without `output_gate` out starts with W_o(y), without `qk_norm` q and k are what their projections give.
+    """
 
     def __init__(self, model: ModelConfig) -> None:
         super().__init__()
@@ -29,21 +32,22 @@ class Attention(Mix):
         memory = MEMORIES.load(model.memory)(model, memory_settings(model)) if has_memory else None
         self.heads, self.kv_heads, self.size = model.n_heads, model.n_kv_heads, model.head_dim
         inner, kv = self.heads * self.size, self.kv_heads * self.size
-        self.w_q = Linear(model.d_model, 2 * inner)
-        self.w_k = Linear(model.d_model, kv)
-        self.w_v = Linear(model.d_model, kv)
-        self.canon = Canon(inner, kv, model.canon_taps) if mixer.config.canon else None
+        self.normed, self.gated, bias = model.qk_norm, model.output_gate, model.bias
+        self.w_q = Linear(model.d_model, 2 * inner if self.gated else inner, bias=bias)
+        self.w_k = Linear(model.d_model, kv, bias=bias)
+        self.w_v = Linear(model.d_model, kv, bias=bias)
+        self.canon = Canon(inner, kv, model.canon_taps, norm=self.normed) if mixer.config.canon else None
         self.mixer = mixer
-        self.proj = Linear(inner, model.d_model, zero=True)
+        self.proj = Linear(inner, model.d_model, bias=bias, zero=True)
         self.memory = memory
 
     def forward(
         self, x_BTD: Tensor, *, window: int | None = None, distractors_BRD: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        q_BTHX, gate_BTHX, k_BTJX, v_BTJX = self._inputs(x_BTD)
+        q_BTHX, k_BTJX, v_BTJX, *gate = self._inputs(x_BTD)
         mixed = self.mixer(q_BTHX, k_BTJX, v_BTJX, window=window, **self._read(x_BTD))
         y_BTHX, extra_BTD = mixed if isinstance(mixed, tuple) else (mixed, None)
-        (out_BTD,) = self._output(y_BTHX, gate_BTHX)
+        (out_BTD,) = self._output(y_BTHX, *gate)
         if extra_BTD is not None:
             out_BTD = out_BTD + extra_BTD
         if self.memory is not None:
@@ -56,10 +60,10 @@ class Attention(Mix):
 
     def evaluate(self, x_BTD: Tensor, *, window: int | None, chunk: int) -> Tensor:
         halo = 0 if self.canon is None else self.canon.halo
-        q_BTHX, gate_BTHX, k_BTJX, v_BTJX = in_pieces(self._inputs, (x_BTD,), chunk, halo)
+        q_BTHX, k_BTJX, v_BTJX, *gate = in_pieces(self._inputs, (x_BTD,), chunk, halo)
         mixed = self.mixer.evaluate(q_BTHX, k_BTJX, v_BTJX, window=window, chunk=chunk, **self._read(x_BTD))
         y_BTHX, extra_BTD = mixed if isinstance(mixed, tuple) else (mixed, None)
-        (out_BTD,) = in_pieces(self._output, (y_BTHX, gate_BTHX), chunk)
+        (out_BTD,) = in_pieces(self._output, (y_BTHX, *gate), chunk)
         if extra_BTD is not None:
             out_BTD = out_BTD + extra_BTD
         if self.memory is not None:
@@ -71,24 +75,25 @@ class Attention(Mix):
         paths |= self.mixer.kernel_paths(device, dtype)
         return paths if self.memory is None else paths | self.memory.kernel_paths(device, dtype)
 
-    def _inputs(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """q and gate [B, T, H, X], k and v [B, T, J, X], as the mixer and the memory read them."""
-        b, t, _ = x_BTD.shape
+    def _inputs(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
+        """q [B, T, H, X], k and v [B, T, J, X], as the mixer and the memory read them, and the gate [B, T, H, X] if any."""
         # Inside each head the first half is the query, the second the gate.
-        q_BTHX, gate_BTHX = self.w_q(x_BTD).view(b, t, self.heads, 2 * self.size).split(self.size, -1)
+        q_BTHX, *gate = self.w_q(x_BTD).view(*x_BTD.shape[:2], self.heads, -1).split(self.size, -1)
         k_BTJX, v_BTJX = self._keys(x_BTD), self._values(x_BTD)
-        if self.canon is None:
-            q_BTHX, k_BTJX = rms_norm(q_BTHX), rms_norm(k_BTJX)
-        else:
+        if self.canon is not None:
             q_BTHX, k_BTJX, v_BTJX = self.canon(q_BTHX, k_BTJX, v_BTJX)
-        return q_BTHX, gate_BTHX, k_BTJX, v_BTJX
+        elif self.normed:
+            q_BTHX, k_BTJX = rms_norm(q_BTHX), rms_norm(k_BTJX)
+        return q_BTHX, k_BTJX, v_BTJX, *gate
 
     def _read(self, x_BTD: Tensor) -> dict[str, Tensor]:
         """What the mixer gets beside q, k and v."""
         return {"x_BTD": x_BTD} if self.mixer.reads_input else {}
 
-    def _output(self, y_BTHX: Tensor, gate_BTHX: Tensor) -> tuple[Tensor]:
-        return (self.proj((y_BTHX * gate_BTHX.sigmoid()).flatten(2)),)
+    def _output(self, y_BTHX: Tensor, gate_BTHX: Tensor | None = None) -> tuple[Tensor]:
+        if gate_BTHX is not None:
+            y_BTHX = y_BTHX * gate_BTHX.sigmoid()
+        return (self.proj(y_BTHX.flatten(2)),)
 
     def _keys(self, x_BSD: Tensor) -> Tensor:
         return self.w_k(x_BSD).view(*x_BSD.shape[:2], self.kv_heads, self.size)
@@ -99,4 +104,4 @@ class Attention(Mix):
     def _distractors(self, x_BRD: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of random inputs: no Canon, and no gradient into the projections."""
         k, v = self._keys(x_BRD).detach(), self._values(x_BRD).detach()
-        return (rms_norm(k) if self.mixer.norm_distractor_keys else k), v
+        return (rms_norm(k) if self.normed and self.mixer.norm_distractor_keys else k), v

@@ -96,7 +96,7 @@ class Block(nn.Module):
         self.norm1 = RMSNorm(config.d_model, config.norm_eps)
         self.mix: Mix = Attention(config) if config.is_global(layer) else GatedConv(config)
         self.norm2 = RMSNorm(config.d_model, config.norm_eps)
-        self.mlp = MLP(config.d_model, config.mlp_ratio, config.mlp)
+        self.mlp = MLP(config.d_model, config.mlp_ratio, config.mlp, bias=config.bias)
         self.normed = config.residual == "normed"
         self.dropout = config.dropout
 
@@ -143,7 +143,11 @@ class Backbone(nn.Module):
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
         self.norm = RMSNorm(config.d_model, config.norm_eps)
         tied = config.tie_head
-        self.head = TiedHead(config.vocab_size) if tied else Linear(config.d_model, config.vocab_size, zero=True)
+        self.head = (
+            TiedHead(config.vocab_size, bias=config.bias)
+            if tied
+            else Linear(config.d_model, config.vocab_size, bias=config.bias, zero=True)
+        )
         self.positions: Position | None = None
         if config.positions != NO_POSITIONS:
             self.positions = registry.POSITIONS.load(config.positions)(config, position_settings(config))
@@ -179,7 +183,8 @@ class Backbone(nn.Module):
                 _fill(module, parameter, generator(seed, "init", name), self.config)
         if self.config.init == "llama" and isinstance(self.head, Linear):
             self.head.weight.copy_(HEAD_STD * _normal(self.head.weight, generator(seed, "init", "head.weight")))
-            self.head.bias.zero_()
+            if self.head.bias is not None:
+                self.head.bias.zero_()
 
     @torch.no_grad()
     def _evaluation_places(self, length: int) -> Tensor | None:
@@ -348,12 +353,14 @@ class Backbone(nn.Module):
 
     def logits(self, hidden_BTD: Tensor) -> Tensor:
         """Logits, float32 [..., V] (float64 in a float64 network), soft-capped: |logit| < logit_cap, if there is one."""
-        weight_VD, bias_V = (part.to(hidden_BTD.dtype) for part in self._head)
-        return softcap(functional.linear(hidden_BTD, weight_VD, bias_V), self._cap)
+        weight_VD, bias_V = self._head
+        dtype = hidden_BTD.dtype
+        bias_V = None if bias_V is None else bias_V.to(dtype)
+        return softcap(functional.linear(hidden_BTD, weight_VD.to(dtype), bias_V), self._cap)
 
     @property
-    def _head(self) -> tuple[Tensor, Tensor]:
-        """Matrix [V, D] and bias [V]."""
+    def _head(self) -> tuple[Tensor, Tensor | None]:
+        """Matrix [V, D] and bias [V], if it has one."""
         weight_VD: Tensor = self.embedding.weight if isinstance(self.head, TiedHead) else self.head.weight
         return weight_VD, self.head.bias
 

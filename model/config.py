@@ -89,6 +89,11 @@ class ModelConfig(Config):
     mlp_ratio: Int = knob(4, "Hidden width of the gated MLP over d_model.", identity=4, ge=1)
     conv_taps: Int = knob(3, "Taps of the gated convolution.", identity=3, ge=1)
     canon_taps: Int = knob(4, "Taps of the Canon convolution on q, k and v.", identity=4, ge=1)
+    qk_norm: Flag = knob(True, "RMS-norm queries and keys, per head and without a weight.", identity=True)
+    output_gate: Flag = knob(
+        True, "Multiply what a head reads by a gate that its token gives, before the output projection.", identity=True
+    )
+    bias: Flag = knob(True, "Projections have a bias, those of mixer, memory and head included.", identity=True)
     norm_eps: Float = knob(1e-6, "Epsilon of the weighted RMS norms.", identity=1e-6, gt=0)
     residual: Literal["pre-norm", "normed"] = knob(
         "pre-norm",

@@ -20,10 +20,10 @@ class GatedConv(Mix):
 
     def __init__(self, model: ModelConfig) -> None:
         super().__init__()
-        width = model.d_model
-        self.in_proj = Linear(width, 3 * width, zero=model.init == "zero-ends-and-conv-in")
+        width, bias = model.d_model, model.bias
+        self.in_proj = Linear(width, 3 * width, bias=bias, zero=model.init == "zero-ends-and-conv-in")
         self.conv = CausalConv(width, model.conv_taps)
-        self.out_proj = Linear(width, width, zero=True)
+        self.out_proj = Linear(width, width, bias=bias, zero=True)
 
     def forward(
         self, x_BTD: Tensor, *, window: int | None = None, distractors_BRD: Tensor | None = None

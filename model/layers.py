@@ -19,22 +19,26 @@ from ..kernels.norms import rms_norm
 class Linear(nn.Module):
     """y = x Wᵀ + b with W and b cast to x's type at each use. `zero` marks a projection that starts at zero."""
 
-    def __init__(self, inputs: int, outputs: int, *, zero: bool = False) -> None:
+    bias: nn.Parameter | None
+
+    def __init__(self, inputs: int, outputs: int, *, bias: bool = True, zero: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(outputs, inputs))
-        self.bias = nn.Parameter(torch.empty(outputs))
+        self.register_parameter("bias", nn.Parameter(torch.empty(outputs)) if bias else None)
         self.zero = zero
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype))
+        return functional.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
 
 
 class TiedHead(nn.Module):
-    """What a head has of its own when its matrix is the embedding's: its bias."""
+    """What a head has of its own when its matrix is the embedding's: its bias, if any."""
 
-    def __init__(self, vocabulary: int) -> None:
+    bias: nn.Parameter | None
+
+    def __init__(self, vocabulary: int, *, bias: bool = True) -> None:
         super().__init__()
-        self.bias = nn.Parameter(torch.zeros(vocabulary))
+        self.register_parameter("bias", nn.Parameter(torch.zeros(vocabulary)) if bias else None)
 
 
 def drop(x_BTD: Tensor, kept_BTD: Tensor | None, share: float) -> Tensor:
@@ -82,21 +86,23 @@ GATES: dict[str, Callable[[Tensor], Tensor]] = {"relu2": squared_relu_gate, "swi
 class MLP(nn.Module):
     """[a | g] = fc(x); out = proj(gate(a, g)), where gate is g relu(a)^2 or g silu(a)."""
 
-    def __init__(self, width: int, ratio: int, gate: str) -> None:
+    def __init__(self, width: int, ratio: int, gate: str, *, bias: bool = True) -> None:
         super().__init__()
-        self.fc = Linear(width, 2 * ratio * width)
+        self.fc = Linear(width, 2 * ratio * width, bias=bias)
         self.gate = GATES[gate]
-        self.proj = Linear(ratio * width, width, zero=True)
+        self.proj = Linear(ratio * width, width, bias=bias, zero=True)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         return self.proj(self.gate(self.fc(x_BTD)))
 
 
 class Canon(nn.Module):
-    """n_t + conv(n)_t over flattened heads, one set of filters for each of q, k and v; n is normed q and k, and plain v."""
+    """n_t + conv(n)_t over flattened heads, one set of filters for each of q, k and v; n is plain v, and q and k normed."""
 
-    def __init__(self, q_channels: int, kv_channels: int, taps: int) -> None:
+    def __init__(self, q_channels: int, kv_channels: int, taps: int, *, norm: bool = True) -> None:
+        """`norm` False leaves q and k as they are too."""
         super().__init__()
+        self.norm = norm
         self.q = CausalConv(q_channels, taps)
         self.k = CausalConv(kv_channels, taps)
         self.v = CausalConv(kv_channels, taps)
@@ -113,7 +119,7 @@ class Canon(nn.Module):
     def forward(self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         dtype = q_BTHX.dtype
         return (
-            canon(q_BTHX, self.q.filters(dtype), norm=True),
-            canon(k_BTJX, self.k.filters(dtype), norm=True),
+            canon(q_BTHX, self.q.filters(dtype), norm=self.norm),
+            canon(k_BTJX, self.k.filters(dtype), norm=self.norm),
             canon(v_BTJX, self.v.filters(dtype), norm=False),
         )

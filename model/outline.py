@@ -27,7 +27,9 @@ def network_shapes(config: ModelConfig) -> Shapes | None:
     for layer in range(config.n_layers):
         mix = mixing if config.is_global(layer) else _gated_conv(config)
         found |= {f"blocks.{layer}.{name}": shape for name, shape in (mix | _around(config)).items()}
-    head = {"head.bias": (config.vocab_size,)} if config.tie_head else linear("head", d, config.vocab_size)
+    head = linear("head", d, config.vocab_size, bias=config.bias)
+    if config.tie_head:
+        del head["head.weight"]
     return found | {"norm.weight": (d,)} | head
 
 
@@ -51,13 +53,14 @@ def _positions(config: ModelConfig) -> Shapes | None:
 def _around(config: ModelConfig) -> Shapes:
     d, hidden = config.d_model, config.mlp_ratio * config.d_model
     norms = {"norm1.weight": (d,), "norm2.weight": (d,)}
-    return norms | linear("mlp.fc", d, 2 * hidden) | linear("mlp.proj", hidden, d)
+    mlp = linear("mlp.fc", d, 2 * hidden, bias=config.bias) | linear("mlp.proj", hidden, d, bias=config.bias)
+    return norms | mlp
 
 
 def _gated_conv(config: ModelConfig) -> Shapes:
-    d = config.d_model
+    d, bias = config.d_model, config.bias
     filters = {"mix.conv.weight": (d, 1, config.conv_taps)}
-    return linear("mix.in_proj", d, 3 * d) | filters | linear("mix.out_proj", d, d)
+    return linear("mix.in_proj", d, 3 * d, bias=bias) | filters | linear("mix.out_proj", d, d, bias=bias)
 
 
 def _attention(config: ModelConfig) -> Shapes | None:
@@ -66,7 +69,9 @@ def _attention(config: ModelConfig) -> Shapes | None:
     parts = {"mixer": _shapes(registry.MIXERS.outline(config.attn_type), config, settings)}
     if config.memory != NO_MEMORY:
         parts["memory"] = _shapes(registry.MEMORIES.outline(config.memory), config, config.memories[config.memory])
-    found = linear("mix.w_q", d, 2 * inner) | linear("mix.w_k", d, kv) | linear("mix.w_v", d, kv)
+    bias, queries = config.bias, 2 * inner if config.output_gate else inner
+    found = linear("mix.w_q", d, queries, bias=bias) | linear("mix.proj", inner, d, bias=bias)
+    found |= linear("mix.w_k", d, kv, bias=bias) | linear("mix.w_v", d, kv, bias=bias)
     if settings["canon"]:
         for name, channels in (("q", inner), ("k", kv), ("v", kv)):
             found[f"mix.canon.{name}.weight"] = (channels, 1, config.canon_taps)
@@ -74,7 +79,7 @@ def _attention(config: ModelConfig) -> Shapes | None:
         if shapes is None:
             return None
         found |= {f"mix.{part}.{name}": shape for name, shape in shapes.items()}
-    return found | linear("mix.proj", inner, d)
+    return found
 
 
 def _shapes(part: type[Outline], config: ModelConfig, settings: dict[str, Any]) -> Shapes | None:

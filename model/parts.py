@@ -95,6 +95,6 @@ class PositionOutline(Outline):
         return None
 
 
-def linear(name: str, inputs: int, outputs: int) -> Shapes:
-    """A projection with its bias."""
-    return {f"{name}.weight": (outputs, inputs), f"{name}.bias": (outputs,)}
+def linear(name: str, inputs: int, outputs: int, *, bias: bool = True) -> Shapes:
+    """A projection, with its bias if it has one."""
+    return {f"{name}.weight": (outputs, inputs)} | ({f"{name}.bias": (outputs,)} if bias else {})

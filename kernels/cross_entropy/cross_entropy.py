@@ -34,11 +34,11 @@ def softcap(z: Tensor, cap: float) -> Tensor:
 
 
 def linear_cross_entropy(
-    h_ND: Tensor, w_VD: Tensor, b_V: Tensor, targets_N: Tensor, *, cap: float, chunk: int = CHUNK
+    h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, targets_N: Tensor, *, cap: float, chunk: int = CHUNK
 ) -> Tensor:
     """Nats per token of softmax(softcap(h wᵀ + b)), float32 [N] (float64 for float64).
 
-    h [N, D], w [V, D], b [V], targets int64 [N]. The product runs in h's type, cap and log-sum-exp in float32. More
+    h [N, D], w [V, D], b [V] or None for no bias, targets int64 [N]. The product runs in h's type, cap and log-sum-exp in float32. More
     than `chunk` tokens are done in chunks, which the backward computes again instead of keeping their logits.
     Raises ValueError when the shapes disagree or `chunk` is not positive.
     """
@@ -47,7 +47,7 @@ def linear_cross_entropy(
         raise ValueError(f"chunk must be at least 1, got {chunk}")
     pieces = zip(h_ND.split(chunk), targets_N.split(chunk), strict=True)
     if not torch.is_grad_enabled():
-        w, b = w_VD.to(h_ND.dtype), b_V.to(h_ND.dtype)
+        w, b = w_VD.to(h_ND.dtype), _cast(b_V, h_ND.dtype)
         path = choose_backend(h_ND.device, h_ND.dtype, cap < math.inf).backend
         found = [_overwritten(functional.linear(h, w, b), targets, cap, False, path) for h, targets in pieces]
         return torch.cat(found)
@@ -59,7 +59,7 @@ def linear_cross_entropy(
 def linear_cross_entropy_sum(
     h_ND: Tensor,
     w_VD: Tensor,
-    b_V: Tensor,
+    b_V: Tensor | None,
     targets_N: Tensor,
     *,
     cap: float,
@@ -77,7 +77,7 @@ def linear_cross_entropy_sum(
     if chunk < 1:
         raise ValueError(f"chunk must be at least 1, got {chunk}")
     backend = backend or choose_backend(h_ND.device, h_ND.dtype, cap < math.inf).backend
-    needs = torch.is_grad_enabled() and (h_ND.requires_grad or w_VD.requires_grad or b_V.requires_grad)
+    needs = torch.is_grad_enabled() and any(x.requires_grad for x in (h_ND, w_VD, b_V) if x is not None)
     # the op imports the compiler on its first call, a second that a run without it can do without
     call = cross_entropy_sum if torch.compiler.is_compiling() else _EagerSum.apply
     total: Tensor = call(h_ND, w_VD, b_V, targets_N, float(cap), chunk, needs, backend)[0]
@@ -104,46 +104,59 @@ def _error(device: torch.device, dtype: torch.dtype, capped: bool) -> float:
 
 
 def _sum(
-    h_ND: Tensor, w_VD: Tensor, b_V: Tensor, targets_N: Tensor, cap: float, chunk: int, gradient: bool, path: str
+    h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, targets_N: Tensor, cap: float, chunk: int, gradient: bool, path: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(sum of the losses, and its gradients by h, w and b, empty unless `gradient`)."""
     dtype, wide = h_ND.dtype, statistics_dtype(h_ND.dtype)
-    w, b = w_VD.to(dtype), b_V.to(dtype)
+    w, b = w_VD.to(dtype), _cast(b_V, dtype)
     total = torch.zeros((), dtype=wide, device=h_ND.device)
     if not gradient:
         for h, targets in zip(h_ND.split(chunk), targets_N.split(chunk), strict=True):
             total += _overwritten(functional.linear(h, w, b), targets, cap, False, path).sum()
-        return total, h_ND.new_empty(0), w_VD.new_empty(0), b_V.new_empty(0)
-    d_h, d_b = torch.empty_like(h_ND), torch.zeros(b_V.shape, dtype=wide, device=h_ND.device)
+        return total, h_ND.new_empty(0), w_VD.new_empty(0), w_VD.new_empty(0)
+    d_h, d_b = torch.empty_like(h_ND), torch.zeros(_rows(b_V), dtype=wide, device=h_ND.device)
     d_w = torch.zeros(w_VD.shape, dtype=wide, device=h_ND.device)
     for start in range(0, len(h_ND), chunk):
         part = slice(start, start + chunk)
         z_NV = functional.linear(h_ND[part], w, b)
         total += _overwritten(z_NV, targets_N[part], cap, True, path).sum()
         torch.mm(z_NV, w, out=d_h[part])
-        d_b += z_NV.sum(0, dtype=wide)
+        if b_V is not None:
+            d_b += z_NV.sum(0, dtype=wide)
         _add_product(d_w, z_NV.t(), h_ND[part])
-    return total, d_h, d_w.to(w_VD.dtype), d_b.to(b_V.dtype)
+    return total, d_h, d_w.to(w_VD.dtype), d_b.to(w_VD.dtype if b_V is None else b_V.dtype)
+
+
+def _cast(b_V: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if b_V is None else b_V.to(dtype)
+
+
+def _rows(b_V: Tensor | None) -> tuple[int, ...]:
+    return (0,) if b_V is None else tuple(b_V.shape)
 
 
 cross_entropy_sum = torch.library.custom_op("atma::cross_entropy_sum", _sum, mutates_args=())
 
 
 @cross_entropy_sum.register_fake
-def _(h_ND: Tensor, w_VD: Tensor, b_V: Tensor, targets_N: Tensor, cap: float, chunk: int, gradient: bool, path: str
+def _(h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, targets_N: Tensor, cap: float, chunk: int, gradient: bool, path: str
 ) -> tuple[Tensor, ...]:  # fmt: skip
     total = h_ND.new_empty((), dtype=statistics_dtype(h_ND.dtype))
-    grads = (x.new_empty(x.shape if gradient else (0,)) for x in (h_ND, w_VD, b_V))
-    return total, *grads
+    d_h, d_w = (x.new_empty(x.shape if gradient else (0,)) for x in (h_ND, w_VD))
+    like = w_VD if b_V is None or not gradient else b_V
+    return total, d_h, d_w, like.new_empty(_rows(b_V) if gradient else (0,))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.biased = inputs[2] is not None
     ctx.save_for_backward(*output[1:])
     ctx.mark_non_differentiable(*output[1:])
 
 
 def _gradients(ctx: Any, g: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    return *((g * x).to(x.dtype) for x in ctx.saved_tensors), None, None, None, None, None
+    saved = ctx.saved_tensors if ctx.biased else ctx.saved_tensors[:2]
+    d_h, d_w, *d_b = ((g * x).to(x.dtype) for x in saved)
+    return d_h, d_w, d_b[0] if d_b else None, None, None, None, None, None
 
 
 cross_entropy_sum.register_autograd(_gradients, setup_context=_save)
@@ -195,18 +208,22 @@ def _capped_gradient(z_NV: Tensor, targets_N: Tensor, lse_N: Tensor, cap: float)
     return d_NV.mul_(slope_NV.square().mul_(slope_NV))
 
 
-def linear_cross_entropy_reference(h_ND: Tensor, w_VD: Tensor, b_V: Tensor, targets_N: Tensor, *, cap: float) -> Tensor:
+def linear_cross_entropy_reference(
+    h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, targets_N: Tensor, *, cap: float
+) -> Tensor:
     """The same from one matrix of logits."""
     _check(h_ND, w_VD, b_V, targets_N)
-    z_NV = h_ND @ w_VD.to(h_ND.dtype).t() + b_V.to(h_ND.dtype)
+    z_NV = h_ND @ w_VD.to(h_ND.dtype).t()
+    if b_V is not None:
+        z_NV = z_NV + b_V.to(h_ND.dtype)
     z_NV = z_NV.to(statistics_dtype(h_ND.dtype))
     if cap != math.inf:
         z_NV = cap * z_NV / torch.sqrt(z_NV * z_NV + cap * cap)
     return torch.logsumexp(z_NV, 1) - z_NV.gather(1, targets_N.unsqueeze(1)).squeeze(1)
 
 
-def _losses(h_ND: Tensor, w_VD: Tensor, b_V: Tensor, targets_N: Tensor, cap: float) -> Tensor:
-    z_NV = functional.linear(h_ND, w_VD.to(h_ND.dtype), b_V.to(h_ND.dtype))
+def _losses(h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, targets_N: Tensor, cap: float) -> Tensor:
+    z_NV = functional.linear(h_ND, w_VD.to(h_ND.dtype), _cast(b_V, h_ND.dtype))
     losses_N: Tensor = _CappedLosses.apply(z_NV, targets_N, cap)
     return losses_N
 
@@ -229,9 +246,10 @@ class _CappedLosses(torch.autograd.Function):
         return d_NV.mul_(grads[0].unsqueeze(1)).to(z_NV.dtype), None, None
 
 
-def _check(h_ND: Tensor, w_VD: Tensor, b_V: Tensor, targets_N: Tensor) -> None:
+def _check(h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, targets_N: Tensor) -> None:
     n, d = h_ND.shape
-    if w_VD.shape[1] != d or b_V.shape != w_VD.shape[:1]:
-        raise ValueError(f"h is {tuple(h_ND.shape)}, but w is {tuple(w_VD.shape)} and b {tuple(b_V.shape)}")
+    if w_VD.shape[1] != d or (b_V is not None and b_V.shape != w_VD.shape[:1]):
+        b = "none" if b_V is None else tuple(b_V.shape)
+        raise ValueError(f"h is {tuple(h_ND.shape)}, but w is {tuple(w_VD.shape)} and b {b}")
     if targets_N.shape != (n,):
         raise ValueError(f"h has {n} rows, but targets have shape {tuple(targets_N.shape)}")

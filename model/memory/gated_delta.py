@@ -27,10 +27,10 @@ class GatedDelta(GatedDeltaOutline, Memory):
         super().__init__(model, config)
         self.head_dim = model.head_dim
         inner = model.n_heads * model.head_dim
-        self.w_gamma = Linear(model.d_model, model.n_heads)
-        self.w_beta = Linear(model.d_model, model.n_heads)
-        self.gate = Linear(model.d_model, inner)
-        self.proj = Linear(inner, model.d_model, zero=True)
+        self.w_gamma = Linear(model.d_model, model.n_heads, bias=model.bias)
+        self.w_beta = Linear(model.d_model, model.n_heads, bias=model.bias)
+        self.gate = Linear(model.d_model, inner, bias=model.bias)
+        self.proj = Linear(inner, model.d_model, bias=model.bias, zero=True)
 
     def gates(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         """(log gamma, beta), both [B, T, H]: how much of the state each token keeps, in logs, and how far it writes."""

@@ -21,9 +21,9 @@ class GatedDeltaOutline(MemoryOutline):
 
     @classmethod
     def shapes(cls, model: ModelConfig, config: GatedDeltaConfig) -> Shapes:
-        d, inner = model.d_model, model.n_heads * model.head_dim
-        gates = linear("w_gamma", d, model.n_heads) | linear("w_beta", d, model.n_heads)
-        return gates | linear("gate", d, inner) | linear("proj", inner, d)
+        d, inner, bias = model.d_model, model.n_heads * model.head_dim, model.bias
+        gates = linear("w_gamma", d, model.n_heads, bias=bias) | linear("w_beta", d, model.n_heads, bias=bias)
+        return gates | linear("gate", d, inner, bias=bias) | linear("proj", inner, d, bias=bias)
 
     @classmethod
     def forward_flops(cls, model: ModelConfig, config: GatedDeltaConfig) -> float:

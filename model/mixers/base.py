@@ -61,7 +61,7 @@ class Mixer(MixerOutline, nn.Module):
 
     @property
     def norm_distractor_keys(self) -> bool:
-        """Whether distractor keys are RMS-normed like real ones."""
+        """Whether distractor keys are RMS-normed like real ones, where these are (`qk_norm`)."""
         return True
 
     # These two are attributes, as torch's own `forward` is, because a mixer that reads its input takes one more argument.

@@ -25,7 +25,7 @@ class Polar(PolarOutline, Mixer):
         self.len_gain = nn.Parameter(torch.full((heads,), config.len_gain_init))
         self.mag_beta = nn.Parameter(torch.full((heads,), config.mag_beta_init))
         self.v_null = nn.Parameter(torch.zeros(heads, model.head_dim))
-        self.mu_proj = Linear(heads, model.d_model, zero=True)
+        self.mu_proj = Linear(heads, model.d_model, bias=model.bias, zero=True)
         self.n_eff_floor = config.n_eff_floor
 
     def forward(

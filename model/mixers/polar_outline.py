@@ -30,7 +30,7 @@ class PolarOutline(MixerOutline):
     def shapes(cls, model: ModelConfig, config: PolarConfig) -> Shapes:
         heads = model.n_heads
         scalars: Shapes = dict.fromkeys(("null_base", "null_slope", "len_gain", "mag_beta"), (heads,))
-        return scalars | {"v_null": (heads, model.head_dim)} | linear("mu_proj", heads, model.d_model)
+        return scalars | {"v_null": (heads, model.head_dim)} | linear("mu_proj", heads, model.d_model, bias=model.bias)
 
     @classmethod
     def forward_flops(cls, model: ModelConfig, config: PolarConfig, keys: float) -> float:

@@ -97,7 +97,8 @@ def _forward(config: ModelConfig, seq_len: int) -> Parts:
     convs = config.n_layers - globals_
     mlp = 2 * d * (2 * config.mlp_ratio * d) + 2 * (config.mlp_ratio * d) * d
     gated_conv = 2 * d * 3 * d + 2 * d * d + 2 * config.conv_taps * d
-    projections = 2 * d * (2 * heads * dh) + 2 * 2 * d * kv * dh + 2 * heads * dh * d
+    queries = (2 if config.output_gate else 1) * heads * dh
+    projections = 2 * d * queries + 2 * 2 * d * kv * dh + 2 * heads * dh * d
     reach = config.window_size if config.window else seq_len
     full = min(reach, seq_len)  # queries up to this one see all that is before them, later ones `reach` keys
     keys = (full * (full + 1) // 2 + (seq_len - full) * reach) / seq_len

@@ -120,6 +120,27 @@ def test_without_a_cap_it_is_torchs_cross_entropy(backend: str, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("cap", [15.0, math.inf])
+def test_without_a_bias(backend: str, cap: float) -> None:
+    (h, w, _), targets = inputs(9, 4, 4099)
+    z = h.double() @ w.double().T
+    capped = z if cap == math.inf else cap * z / torch.sqrt(z * z + cap * cap)
+    expected = torch.nn.functional.cross_entropy(capped, targets, reduction="sum")
+    wanted = [expected.detach(), *torch.autograd.grad(expected, (h, w))]
+    found = linear_cross_entropy_sum(h, w, None, targets, cap=cap, chunk=4, backend=backend)
+    check([found.detach(), *torch.autograd.grad(found, (h, w))], wanted, 2e-5)
+    for chunk in (4, 100):
+        losses = linear_cross_entropy(h, w, None, targets, cap=cap, chunk=chunk)
+        check([losses.sum().detach(), *torch.autograd.grad(losses.sum(), (h, w))], wanted, 2e-5)
+        with torch.no_grad():
+            bare = linear_cross_entropy(h, w, None, targets, cap=cap, chunk=chunk)
+        assert (bare - losses).abs().max() <= 2e-5
+    with torch.no_grad():
+        bare = linear_cross_entropy_sum(h, w, None, targets, cap=cap, backend=backend)
+    assert (bare - found).abs() <= 2e-5 * found
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_equals_the_sum_of_losses(backend: str) -> None:
     args, targets = inputs(13, 5, 41)
     ours = run(linear_cross_entropy_sum, args, targets, cap=15.0, chunk=4, backend=backend)
@@ -197,11 +218,12 @@ def test_inputs_are_left_as_they_were_and_nothing_beyond_them_is_used() -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("gradient", [True, False])
-@pytest.mark.parametrize("cap", [15.0, math.inf])
-def test_the_op_keeps_the_rules_of_torch(backend: str, gradient: bool, cap: float) -> None:
+@pytest.mark.parametrize(("cap", "biased"), [(15.0, True), (math.inf, True), (15.0, False)])
+def test_the_op_keeps_the_rules_of_torch(backend: str, gradient: bool, cap: float, biased: bool) -> None:
     """Nothing changed in place, shapes and types without data, gradients, and the same in a compiled graph."""
     args, targets = inputs(5, 4, 7)
     some = args if gradient else [x.detach() for x in args]
+    some = [*some[:2], some[2] if biased else None]
     found = torch.library.opcheck(cross_entropy.cross_entropy_sum, (*some, targets, cap, 2, gradient, backend))
     assert set(found.values()) == {"SUCCESS"}, found
 

@@ -28,6 +28,7 @@ from atma_sweep.sweep.training.flops import (
 )
 
 POLAR, POLAR_MEMORY = 369_758_464, 378_220_864
+SIZE = {"d_model": 16, "n_layers": 4, "n_heads": 2, "n_kv_heads": 1, "head_dim": 8, "vocab_size": 64}
 BIG = ModelConfig(attn_type="polar", memory="gated_delta")
 
 
@@ -69,6 +70,15 @@ def test_forward_flops_by_hand() -> None:
     assert forward_flops(config, 5) == 2 * (2 * mlp + conv + projections + scores_and_values + 10 * 11)
 
 
+def test_without_its_gate_a_query_projection_is_half_as_wide() -> None:
+    gated = ModelConfig(**SIZE)
+    # one of the four blocks is global
+    saved = forward_flops(gated, 9) - forward_flops(gated.model_copy(update={"output_gate": False}), 9)  # type: ignore[operator]
+    assert saved == 2 * 16 * 2 * 8
+    for switch in ("qk_norm", "bias"):
+        assert forward_flops(gated.model_copy(update={switch: False}), 9) == forward_flops(gated, 9)
+
+
 def test_a_window_caps_the_keys() -> None:
     base = {
         "d_model": 16,
@@ -102,9 +112,6 @@ def test_shipped_networks_have_the_flops_they_always_had(grid: str) -> None:
         config = ModelConfig.model_validate_json(model)
         large, small = SHIPPED[config.memory, config.window]
         assert forward_flops(config, length) == {(1024, 2048): large, (80, 128): small}[config.d_model, length]
-
-
-SIZE = {"d_model": 16, "n_layers": 4, "n_heads": 2, "n_kv_heads": 1, "head_dim": 8, "vocab_size": 64}
 
 
 @pytest.mark.parametrize("memory", ["none", *MEMORIES])
