@@ -78,7 +78,9 @@ def launch(
         list[str] | None,
         typer.Option("--only", metavar="AXIS=LEVEL,..", help="Run only the cells with these levels now; repeatable."),
     ] = None,
-    name: Annotated[str | None, typer.Option("--name", help="Name of the sweep, instead of the grid's own.")] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="Name of the sweep, instead of the grid's own.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and leave; nothing is written.")] = False,
     executor: Executor = "ray",
     address: Address = None,
@@ -91,7 +93,9 @@ def launch(
     code: Annotated[
         str,
         typer.Option(
-            "--code", help="new: run the code as it is now; kept: the code that this sweep was last launched with."
+            "--code",
+            metavar="new|kept",
+            help="new: run the code as it is now; kept: the code that this sweep was last launched with.",
         ),
     ] = "new",
     most: Cells = None,
@@ -238,7 +242,9 @@ def evaluate(
     ] = None,
     sweep: Annotated[
         str | None,
-        typer.Option("--sweep", help="Name of the sweep; without it the one launched last that has the cell."),
+        typer.Option(
+            "--sweep", metavar="NAME", help="Name of the sweep; without it the one launched last that has the cell."
+        ),
     ] = None,
     executor: Executor = "ray",
     runs: Runs = None,
@@ -329,6 +335,7 @@ def prune_checkpoints(
         str,
         typer.Option(
             "--keep",
+            metavar="newest|weights|nothing",
             help="What stays. newest: weights, and two checkpoints of each unfinished cell; weights: no checkpoint; nothing: neither.",
         ),
     ] = "newest",
@@ -459,7 +466,9 @@ app.command("import")(import_)
 
 @app.command()
 def schema(
-    out: Annotated[Path | None, typer.Option("--out", help="Write to this file instead of standard output.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Write to this file instead of standard output.")
+    ] = None,
 ) -> None:
     """Print the JSON Schema of a grid file, for editors.
 

@@ -102,11 +102,14 @@ def report(
     format_: Annotated[
         str | None,
         typer.Option(
-            "--format", help="Table: terminal, md, csv, tex, html, json. Figure: svg, pdf, png. Else by --out's ending."
+            "--format",
+            metavar="FORMAT",
+            help="Table: terminal, md, csv, tex, html, json. Figure: svg, pdf, png. Else by --out's ending.",
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="File to write; with --all the folder to write into.")
+        Path | None,
+        typer.Option("--out", metavar="FILE|FOLDER", help="File to write; with --all the folder to write into."),
     ] = None,
     compare: Annotated[
         str | None,

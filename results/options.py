@@ -15,7 +15,9 @@ Db = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON; its keys are named as the columns of the database.")]
-Executor = Annotated[str, typer.Option("--executor", help="ray, or local, which does without Ray.")]
+Executor = Annotated[
+    str, typer.Option("--executor", metavar="ray|local", help="ray, or local, which does without Ray.")
+]
 Address = Annotated[
     str | None,
     typer.Option(
@@ -26,13 +28,16 @@ Runs = Annotated[
     Path | None,
     typer.Option(
         "--runs",
+        metavar="FOLDER",
         help="Folder of checkpoints, weights, logs and corpora; without it <db name>-runs beside the database.",
     ),
 ]
 Cells = Annotated[
     int | None, typer.Option("--cells", metavar="N", min=1, help="Allow a grid of up to N cells; without it 20,000.")
 ]
-SweepName = Annotated[str | None, typer.Option("--sweep", help="Name of the sweep; without it the one launched last.")]
+SweepName = Annotated[
+    str | None, typer.Option("--sweep", metavar="NAME", help="Name of the sweep; without it the one launched last.")
+]
 
 
 def as_text(value: Any) -> str:

@@ -12,9 +12,9 @@ from ...results.options import AsJson
 bench_app = typer.Typer(help="Time kernels, training steps, and sweeps of thousands of cells.", no_args_is_help=True)
 
 Rounds = Annotated[
-    int, typer.Option("--rounds", min=1, help="How often each variant is timed, in turn with the others.")
+    int, typer.Option("--rounds", metavar="N", min=1, help="How often each variant is timed, in turn with the others.")
 ]
-Out = Annotated[Path | None, typer.Option("--out", help="Also write every number to this JSON file.")]
+Out = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Also write every number to this JSON file.")]
 
 
 @bench_app.command("kernels")
@@ -41,7 +41,7 @@ def bench_train(
     cells: Annotated[
         list[str] | None, typer.Argument(metavar="CELL", help="Slugs of cells of the grid, without their seed.")
     ] = None,
-    grid: Annotated[str, typer.Option("--grid", help="Grid that the cells belong to.")] = "full",
+    grid: Annotated[str, typer.Option("--grid", metavar="GRID", help="Grid that the cells belong to.")] = "full",
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="PATH=VALUE", help="Change a setting of every cell; repeatable."),
@@ -68,8 +68,8 @@ def bench_train(
 
 @bench_app.command("scale")
 def bench_scale(
-    cells: Annotated[int, typer.Option("--cells", min=1, help="How many cells, about.")] = 10_000,
-    points: Annotated[int, typer.Option("--points", min=1, help="Points of each cell's curve.")] = 100,
+    cells: Annotated[int, typer.Option("--cells", metavar="N", min=1, help="How many cells, about.")] = 10_000,
+    points: Annotated[int, typer.Option("--points", metavar="N", min=1, help="Points of each cell's curve.")] = 100,
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:

@@ -24,32 +24,48 @@ def data_prepare(
         ),
     ] = None,
     grid: Annotated[
-        str | None, typer.Option("--grid", help="Prepare what this grid needs, instead of NAME or PATH.")
+        str | None,
+        typer.Option("--grid", metavar="GRID", help="Prepare what this grid needs, instead of NAME or PATH."),
     ] = None,
     name: Annotated[
-        str | None, typer.Option("--name", help="Name of the corpus here; a grid then says data.corpus: NAME.")
+        str | None,
+        typer.Option("--name", metavar="NAME", help="Name of the corpus here; a grid then says data.corpus: NAME."),
     ] = None,
-    tokenizer: Annotated[str | None, typer.Option("--tokenizer", help="bytes, gpt2 or json.")] = None,
-    tokenizer_file: Annotated[Path | None, typer.Option("--tokenizer-file", help="File of the tokenizer.")] = None,
+    tokenizer: Annotated[str | None, typer.Option("--tokenizer", metavar="NAME", help="bytes, gpt2 or json.")] = None,
+    tokenizer_file: Annotated[
+        Path | None, typer.Option("--tokenizer-file", metavar="FILE", help="File of the tokenizer.")
+    ] = None,
     end_of_text: Annotated[
         str | None,
         typer.Option(
-            "--end-of-text", help="Token that ends a text, where the tokenizer's file has an unusual name for it."
+            "--end-of-text",
+            metavar="TOKEN",
+            help="Token that ends a text, where the tokenizer's file has an unusual name for it.",
         ),
     ] = None,
     tokens: Annotated[
         float | None,
-        typer.Option("--tokens", help="Training tokens, such as 1e9; without it all, or what the grid says."),
+        typer.Option(
+            "--tokens", metavar="N", help="Training tokens, such as 1e9; without it all, or what the grid says."
+        ),
     ] = None,
     heldout: Annotated[
         str | None,
-        typer.Option("--heldout", help="Corpus or path from which the long documents of the probes are taken."),
+        typer.Option(
+            "--heldout",
+            metavar="NAME|PATH",
+            help="Corpus or path from which the long documents of the probes are taken.",
+        ),
     ] = None,
     heldout_tokens: Annotated[
-        int | None, typer.Option("--heldout-tokens", help="Tokens that a long document has at least; without it 65601.")
+        int | None,
+        typer.Option(
+            "--heldout-tokens", metavar="N", help="Tokens that a long document has at least; without it 65601."
+        ),
     ] = None,
     path: Annotated[
-        Path | None, typer.Option("--path", help="Local copy of a known corpus, instead of its download.")
+        Path | None,
+        typer.Option("--path", metavar="PATH", help="Local copy of a known corpus, instead of its download."),
     ] = None,
     most: Cells = None,
     runs: Runs = None,

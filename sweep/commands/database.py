@@ -35,17 +35,27 @@ def export(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", help="File or folder to write; without it <sweep>.zip, <sweep>-<what>.<to>, or <sweep>-<to>."
+            "--out",
+            metavar="FILE|FOLDER",
+            help="File or folder to write; without it <sweep>.zip, <sweep>-<what>.<to>, or <sweep>-<to>.",
         ),
     ] = None,
     with_weights: Annotated[bool, typer.Option("--with-weights", help="Also the kept weights and logs.")] = False,
     to: Annotated[
         str | None,
-        typer.Option("--to", help="Not a bundle but a table (csv, jsonl, parquet), or a folder (tensorboard, wandb)."),
+        typer.Option(
+            "--to",
+            metavar="FORMAT",
+            help="Not a bundle but a table (csv, jsonl, parquet), or a folder (tensorboard, wandb).",
+        ),
     ] = None,
     what: Annotated[
         str | None,
-        typer.Option("--what", help="Which table: measurements (the default), cells, curves, examples or attempts."),
+        typer.Option(
+            "--what",
+            metavar="TABLE",
+            help="Which table: measurements (the default), cells, curves, examples or attempts.",
+        ),
     ] = None,
     runs: Runs = None,
     db: Db = None,
@@ -53,7 +63,7 @@ def export(
 ) -> None:
     """Write a sweep into one file (a bundle) that import takes in elsewhere, or into files of another program.
 
-    tensorboard and wandb get curves and measurements, one run a cell, offline; they need pip install -e ".[exporters]".
+    --to tensorboard and wandb write curves and measurements, one run a cell, offline, and need the extra "exporters".
 
     \b
     Example:
@@ -113,7 +123,10 @@ def export(
 def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A bundle that atma-sweep export wrote.")],
     name: Annotated[
-        str | None, typer.Option("--name", help="Name of the sweep here, to keep it apart from one of the same name.")
+        str | None,
+        typer.Option(
+            "--name", metavar="NAME", help="Name of the sweep here, to keep it apart from one of the same name."
+        ),
     ] = None,
     large: Annotated[bool, typer.Option("--large", help="Take a file of any size, if you trust who made it.")] = False,
     runs: Runs = None,
@@ -193,7 +206,10 @@ def db_forget(
 @db_app.command("backup")
 def db_backup(
     to: Annotated[
-        Path | None, typer.Option("--to", help="Folder or file; without it <db>.<UTC time>.backup beside the database.")
+        Path | None,
+        typer.Option(
+            "--to", metavar="FILE|FOLDER", help="Folder or file; without it <db>.<UTC time>.backup beside the database."
+        ),
     ] = None,
     db: Db = None,
     as_json: AsJson = False,
