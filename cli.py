@@ -14,7 +14,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from . import __version__
-from .reports.commands import report, show, status
+from .reports.commands import ReportCommand, report, show, status
 from .results.options import Address, AsJson, Cells, Db, Executor, Runs, SweepName, print_json, runs_folder
 from .results.text import Printed, cleaned, say, sentence
 from .results.usage import OneLine
@@ -459,7 +459,7 @@ def retry(
 
 
 app.command()(show)
-app.command()(report)
+app.command(cls=ReportCommand)(report)
 app.command()(export)
 app.command("import")(import_)
 
@@ -484,6 +484,28 @@ def schema(
         typer.echo(text, nl=False)
     else:
         format_of(out, None, {".json": "json"}, "json", option="")
+        write(out, text)
+
+
+@app.command(hidden=True)
+def reference(
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Write to this file instead of standard output.")
+    ] = None,
+) -> None:
+    """Print the page of all commands, docs/cli.md.
+
+    \b
+    Example:
+      atma-sweep reference --out docs/cli.md
+    """
+    from .results.files import write
+    from .sweep.commands.reference import page
+
+    text = page(typer.main.get_command(app))
+    if out is None:
+        typer.echo(text, nl=False)
+    else:
         write(out, text)
 
 

@@ -68,14 +68,19 @@ def _curve(attempt: int, points: int, draw: random.Random) -> list[dict[str, Any
     return rows
 
 
-def synthetic_sweep(store: Store, count: int, points: int, *, name: str = "big", seeds: int = 1) -> list[CellRecord]:
-    """Records the sweep; every cell is done, with a curve of `points` points and a number at each of LENGTHS."""
+def synthetic_sweep(
+    store: Store, count: int, points: int, *, name: str = "big", seeds: int = 1, cells: list[CellRecord] | None = None
+) -> list[CellRecord]:
+    """Records the sweep; every cell is done, with a curve of `points` points and a number at each of LENGTHS.
+
+    `cells`: these instead, `count` of them, at least two.
+    """
     draw = random.Random(0)
-    cells = cells_of(count, seeds)
+    cells = cells or cells_of(count, seeds)
     store.record_revision(name, grid_text="axes: {}\n", grid_file="big.yaml", cells=cells)
     first = store.start_attempt(cells[0].id, owner=OWNER, fence=1)
     now = first.started_at
-    common = {"kind": "train", "state": "done", "fence": 1, "owner": "ada", "host": "node-1", "phase": "probing", "run_dir": "r"}  # fmt: skip
+    common = {"kind": "train", "state": "done", "fence": 1, "owner": "ada", "host": "node-1", "phase": "probing"}  # fmt: skip
     times = {"started_at": now, "heartbeat_at": now, "finished_at": now}
     ids = [first.id + index for index in range(count)]
     with store.transaction() as session:
@@ -85,7 +90,7 @@ def synthetic_sweep(store: Store, count: int, points: int, *, name: str = "big",
         session.execute(
             insert(AttemptRow),
             [
-                {"id": i, "cell_id": c.id, "number": 1, **common, **times}
+                {"id": i, "cell_id": c.id, "number": 1, "run_dir": f"{c.id}/{i}", **common, **times}
                 for i, c in zip(ids[1:], cells[1:], strict=True)
             ],
         )

@@ -1,0 +1,76 @@
+"""docs/cli.md says what the commands are, and what its examples promise happens."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer.main
+from atma_sweep import cli
+from atma_sweep.results.store import open_store
+from atma_sweep.sweep import planner
+from atma_sweep.sweep.commands import reference
+from atma_sweep.sweep.grid import load_grid
+from synthetic import synthetic_sweep
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = ROOT / "docs" / "cli.md"
+SHOWN = re.findall(r"^\$ (atma-sweep .*)$", PAGE.read_text(), re.MULTILINE)
+NOT_HERE = {
+    "launch": "trains",
+    "evaluate": "needs weights",
+    "logs": "needs an attempt's log",
+    "status --sweep quick --watch": "watches",
+    "doctor": "looks at the machine",
+    "report --all": "writes every figure, which has its own tests",
+    "report --check": "reads what that writes",
+    "data prepare": "reads a whole corpus",
+    "bench": "takes minutes or a GPU",
+}
+"""By how an example begins: why it is not run here. `launch --dry-run` is."""
+
+
+def test_the_page_is_that_of_the_commands_as_they_are() -> None:
+    assert PAGE.read_text() == reference.page(typer.main.get_command(cli.app)), "atma-sweep reference --out docs/cli.md"
+
+
+def test_every_option_of_every_command_stands_on_the_page() -> None:
+    """Told by the parser itself, not by what the page is made with."""
+    sections = dict(re.findall(r"^## ([\w -]+)\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL))
+    group = typer.main.get_command(cli.app)
+    seen = 0
+    for name, section in sections.items():
+        command = group
+        for word in name.split():
+            command = getattr(command, "commands", {}).get(word)
+        for option in () if command is None else command.params:
+            for word in (*option.opts, *option.secondary_opts) if option.param_type_name == "option" else ():
+                assert f"`{word}`" in section or f"`{word} " in section, f"{name} {word}"
+                seen += 1
+    assert seen > 100
+
+
+def test_examples_do_what_they_say(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """One after the other, as a reader pastes them, on a sweep that calls itself quick."""
+    store = open_store("atma.db", create=True)
+    cells = [planner.record(cell) for cell in load_grid("quick").expand(lambda _: "f" * 64)]
+    synthetic_sweep(store, len(cells), 12, name="quick", cells=cells)
+    store.close()
+    done = 0
+    for line in SHOWN:
+        words = line.removeprefix("atma-sweep ")
+        if words.startswith(tuple(NOT_HERE)) and "launch quick --dry-run" not in words:
+            continue
+        code, _, err = run(*shlex.split(words))
+        assert (code, "Traceback" in err) == (0, False), f"{line}: {err}"
+        done += 1
+    assert done >= 20
+    for name in ("quick.zip", "quick-curves.csv", "needle.svg", "quick.html", "schema.json", "backups.db"):
+        assert (tmp_path / name).stat().st_size > 100, name
+
+
+@pytest.mark.parametrize("words", sorted(NOT_HERE))
+def test_what_is_left_out_is_there(words: str) -> None:
+    assert any(line.startswith(f"atma-sweep {words}") for line in SHOWN)
