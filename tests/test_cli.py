@@ -37,22 +37,19 @@ def commands() -> dict[str, click.Command]:
 
 
 @pytest.mark.parametrize("name", sorted(commands()))
-def test_every_command_and_option_has_help_and_stands_in_the_readme(name: str) -> None:
+def test_every_command_and_option_has_help(name: str) -> None:
     command = commands()[name]
     assert command.help
-    readme = (ROOT / "README.md").read_text()
-    assert f"`{name}" in readme
-    for parameter in command.params:
-        if isinstance(parameter, click.Option):
-            assert parameter.help, parameter.name
+    assert [one.name for one in command.params if not one.help] == []  # type: ignore[attr-defined]
+    assert len(command.params) > 0
     result = CliRunner().invoke(cli.app, [*name.split(), "--help"])
     assert result.exit_code == 0
 
 
-def test_the_readme_counts_the_formats_that_there_are() -> None:
+def test_the_guide_counts_the_formats_that_there_are() -> None:
     count = {2: "two", 3: "three", 4: "four", 5: "five", 6: "six"}
     said = f"every table in {count[len(bundle.FILES)]} formats, every figure in {count[len(figures.FORMATS)]}"
-    assert said in (ROOT / "README.md").read_text()
+    assert said in (ROOT / "docs" / "guide.md").read_text()
 
 
 def test_version(run) -> None:  # type: ignore[no-untyped-def]

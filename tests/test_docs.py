@@ -64,3 +64,26 @@ def test_what_the_code_cites_is_there() -> None:
             wrong += [f"{file.name}: {page} {title}" for title in missing] + ([] if lines else [f"{file.name}: {page}"])
     assert wrong == []
     assert found > 40
+
+
+WORDS = ("cell", "attempt", "sweep", "revision", "bundle", "probe", "recipe", "orphan")
+
+
+def test_the_readme_explains_its_words_and_stays_short() -> None:
+    text = (ROOT / "README.md").read_text()
+    told = re.findall(r"^\| (\w+) \| ", text.split("## Words\n")[1].split("\n## ")[0], re.MULTILINE)
+    assert sorted(told[1:]) == sorted(WORDS)
+    # a page that is read in five minutes; what is longer has its page in docs/
+    assert len(text.split()) < 1800
+
+
+def test_every_page_is_linked_from_the_readme_or_from_one_that_is() -> None:
+    found, known = [ROOT / "README.md"], set()
+    while found:
+        page = found.pop()
+        if page in known or page.suffix != ".md":
+            continue
+        known.add(page)
+        links = [(page.parent / link.partition("#")[0]).resolve() for link in LINK.findall(page.read_text())]
+        found += [link for link in links if link.exists()]
+    assert set(PAGES) - known == {ROOT / "CHANGELOG.md"}

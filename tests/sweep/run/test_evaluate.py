@@ -39,8 +39,9 @@ from once import once
 pytestmark = pytest.mark.slow
 README = (Path(__file__).resolve().parents[3] / "README.md").read_text()
 PLUGIN = re.findall(r"^```python\n(# my_mixer.py\n.*?)^```$", README, re.MULTILINE | re.DOTALL)[0]
-IN_PYTHON = re.findall(r"^## In Python\n\n```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)[0]
-"""What the README shows, to the letter."""
+GUIDE = (Path(__file__).resolve().parents[2] / "docs" / "guide.md").read_text()
+IN_PYTHON = re.findall(r"^## In Python\n\n```python\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)[0]
+"""What README and guide show, to the letter."""
 WORDS = ["the", "model", "reads", "a", "long", "row", "of", "bytes", "and", "guesses", "what", "comes", "next"]
 GRID = """
 name: micro
@@ -467,7 +468,7 @@ def test_the_readmes_snippet_runs(desk: Desk, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv("ATMA_DB", raising=False)
     names: dict[str, Any] = {}
     with redirect_stdout(io.StringIO()) as out:
-        exec(compile(IN_PYTHON, "README.md", "exec"), names)
+        exec(compile(IN_PYTHON, "guide.md", "exec"), names)
     found = SimpleNamespace(**names)
     assert found.logits.shape == (1, len("import os"), 264)
     assert found.trained.config.model.attn_type == "polar"
