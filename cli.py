@@ -126,9 +126,9 @@ def launch(
     _check_executor(executor)
     _check_word("--code", code, ["new", "kept"])
     if address is None and detach:
-        raise SweepError("--detach leaves the supervisor on a cluster; name that with --address")
+        raise SweepError("--detach needs --address, the Ray cluster that the sweep is left to")
     if address is not None and executor == "local":
-        raise SweepError("--executor local runs on this machine alone; leave it or --address out")
+        raise SweepError("--executor local runs on this machine, --address on a cluster; leave one of them out")
     loaded = load_grid(grid, sets=set_ or [], rename=name, most=most)
     console = progress.Terminal(stderr=as_json, soft_wrap=True)
     where = runs_folder(runs, db, write=not dry_run)

@@ -124,7 +124,7 @@ def revision_row(session: Session, sweep_id: int, number: int | None = None) -> 
     query = select(RevisionRow).where(RevisionRow.sweep_id == sweep_id).order_by(RevisionRow.number.desc()).limit(1)
     found = session.scalar(query if number is None else query.where(RevisionRow.number == number))
     if found is None:
-        raise StoreError(f"the sweep has no revision {number}; leave --revision out for the newest")
+        raise StoreError(f"the sweep has no revision {number}; name none for the newest")
     return found
 
 

@@ -97,7 +97,7 @@ def _facts(said: Mapping[str, Any]) -> Facts:
         and (pending is None or len(numbers) == 4)
     )
     if not sound:
-        raise Damaged(f"{SEAL} says what cannot be")
+        raise Damaged(f"{SEAL} holds values that no training has")
     return Facts(step, tokens, wall_s, tuple(pending) if pending else None)  # type: ignore[arg-type]
 
 

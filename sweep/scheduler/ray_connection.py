@@ -109,7 +109,9 @@ def connect(address: str) -> None:
         raise MachineError(f"no cluster answers at {address} ({why}); is `ray start --head` running there?") from error
     ours = {found.address for every in psutil.net_if_addrs().values() for found in every}
     if not ours & set(_addresses(address)):
-        raise MachineError(f"this machine is no node of the cluster at {address}; ray start --address={address}")
+        raise MachineError(
+            f"this machine is no node of the cluster at {address}; make it one: ray start --address={address}"
+        )
     try:
         ray.init(
             address=address,
