@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import typer.main
 from atma_sweep import cli
-from atma_sweep.results.store import open_store
-from atma_sweep.sweep import planner
+from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep.commands import reference
-from atma_sweep.sweep.grid import load_grid
+from atma_sweep.sweep.grid.grid import load_grid
+from atma_sweep.sweep.plan import planner
 from synthetic import synthetic_sweep
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -52,6 +52,7 @@ def test_every_option_of_every_command_stands_on_the_page() -> None:
     assert seen > 100
 
 
+@pytest.mark.slow
 def test_examples_do_what_they_say(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     """One after the other, as a reader pastes them, on a sweep that calls itself quick."""
     store = open_store("atma.db", create=True)
