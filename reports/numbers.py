@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal, localcontext
 
+PLUS_MINUS = " ± "
+"""Between a mean and its standard deviation."""
+
 CODE_LENGTH = 16
 LOWER = frozenset(("val_loss", "val_loss_full", "nats", "bits", "step_seconds", "train_seconds", "peak_memory"))
 HIGHER = frozenset(("digit_accuracy", "exact_accuracy", "mfu", "mfu_paper", "tokens_per_s"))

@@ -19,7 +19,7 @@ from ..results import terminal
 from ..results.files import is_straight
 from ..results.text import choice, csv_cell, html_escaped, json_safe, markdown_escaped, plain, tex_escaped
 from .data import ReportError, Table
-from .tables.layout import PLUS_MINUS
+from .numbers import PLUS_MINUS
 
 TRACE = "atma-sweep-trace:"
 MANY_ROWS = 40  # a LaTeX table with more goes over pages

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from ...results.store.records import CellState, Value
 from ..data import REFERENCES, Entry, Source, SweepData, Table
-from ..numbers import Column, better, reason_code, rounded
+from ..numbers import PLUS_MINUS, Column, better, reason_code, rounded
 
 NO_CELL = "no cell"
 """Printed where a table asks for a combination of levels that the sweep does not list."""
@@ -19,7 +19,6 @@ UNMEASURED = "unmeasured"
 """Printed where a cell lacks what its grid does not ask for either."""
 NOTHING = "-"
 """Printed where there is nothing to say."""
-PLUS_MINUS = " ± "
 DUST = 12  # decimals that a computed number is held to before it is rounded half up
 Rank = Literal["column", "row", "none"]
 
