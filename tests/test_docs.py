@@ -132,3 +132,16 @@ def test_in_the_picture_imports_run_downwards(top: str) -> None:
                     if len(path) > 1 and path[0] == top and path[1] in order[:height]:
                         wrong.append(f"{file.relative_to(ROOT)}:{node.lineno} imports {path[1]}/, which stands higher")
     assert wrong == []
+
+
+PATH = re.compile(r"`((?:sweep|model|kernels|results|reports|grids|tests|docs|\.ci)/[\w./-]+|cli\.py)`")
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: page.name)
+def test_files_that_a_page_names_are_there(page: Path) -> None:
+    named = set(PATH.findall(page.read_text()))
+    assert sorted(name for name in named if "NNNN" not in name and not (ROOT / name).exists()) == []
+
+
+def test_some_page_names_files() -> None:
+    assert len(PATH.findall((ROOT / "CONTRIBUTING.md").read_text())) > 5
