@@ -70,6 +70,11 @@ class TrainConfig(Config):
         "Cross-entropy per token averaged, or summed over the micro-batch (the published runs).",
         identity="mean",
     )
+    loss_on: Literal["all", "marked"] = knob(
+        "all",
+        "Targets whose cross-entropy is trained on, and validated: all, or those that the corpus marks.",
+        identity="all",
+    )
     warmup_steps: Int = knob(
         0, "Steps over which the learning rate rises to its full value, in equal parts.", identity=0, ge=0
     )

@@ -238,6 +238,8 @@ class CellSheet:
             f"curve ({len(self.curve)} points): step, tokens, train loss, val loss, gradient norm, schedule factor, tokens/s"
         ]
         train = self.cell.config.get("train", {})
+        if train.get("loss_on") == "marked":
+            lines.append("  losses: mean over the targets that the corpus marks")
         matrices = "matrix_lr" if train.get("optimizer") == "adamw" else "muon_lr"
         rates = [f"{name} {train[name]:.6g}" for name in (matrices, *RATES) if isinstance(train.get(name), int | float)]
         if rates:

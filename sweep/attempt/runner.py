@@ -135,7 +135,7 @@ class Work:
         trainer = Trainer(
             model=model,
             optimizers=Optimizers(model.parameter_groups(), config.train, subject.device),
-            batches=training_batches(config, subject.corpus.train),
+            batches=training_batches(config, subject.corpus),
             config=config.train,
             seed=config.seed,
             device=subject.device,
@@ -147,6 +147,7 @@ class Work:
         self._resume(trainer)
         say(
             f"{config.train.steps:,} steps of {config.train.batch_tokens:,} tokens, "
+            + ("loss on marked targets, " if config.train.loss_on == "marked" else "")
             + (f"resumed at step {trainer.step:,}" if trainer.step else "from the first step")
         )
         self.recorder.progress(trainer.step, config.train.steps, phase="training")

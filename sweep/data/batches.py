@@ -6,6 +6,7 @@ import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from ..config import CellConfig
 from ..errors import SweepError
+from .corpora import UNMARKED, Corpus
 
 
 class DataError(SweepError):
@@ -41,6 +43,8 @@ class Batches:
     seed: int
     shuffle: bool
     whole_steps: bool = False
+    marks: Sequence[np.ndarray] | None = None
+    """For each shard which of its tokens count as targets, 0 or 1; None: all."""
     _ends: np.ndarray = field(init=False, repr=False)
     """Rows up to the end of each shard."""
 
@@ -68,28 +72,57 @@ class Batches:
         epoch, position = divmod(index, self.rows)
         return int(_permutation(self.rows, self.seed, epoch)[position]) if self.shuffle else position
 
-    def _tokens(self, row: int) -> np.ndarray:
+    def _cut(self, streams: Sequence[np.ndarray], row: int) -> np.ndarray:
+        """A row of one stream in shards, its last target included."""
         shard = int(np.searchsorted(self._ends, row, side="right"))
         start = (row - (int(self._ends[shard - 1]) if shard else 0)) * self.seq_len
-        return self.shards[shard][start : start + self.seq_len + 1]
+        return streams[shard][start : start + self.seq_len + 1]
+
+    def _rows_of_step(self, streams: Sequence[np.ndarray], step: int) -> np.ndarray:
+        first = step * self.rows_per_step
+        return np.stack([self._cut(streams, self.row(index)) for index in range(first, first + self.rows_per_step)])
 
     def step(self, step: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets of one optimizer step, each int64 [rows_per_step, seq_len], on the CPU."""
-        first = step * self.rows_per_step
-        rows = [self._tokens(self.row(index)) for index in range(first, first + self.rows_per_step)]
-        both = torch.from_numpy(np.stack(rows).astype(np.int64))
+        both = torch.from_numpy(self._rows_of_step(self.shards, step).astype(np.int64))
         return both[:, :-1].contiguous(), both[:, 1:].contiguous()
+
+    def marked(self, step: int) -> Tensor | None:
+        """Which targets of a step count, bool [rows_per_step, seq_len]; None when all do.
+
+        Raises DataError for a step in which none does.
+        """
+        if self.marks is None:
+            return None
+        found = torch.from_numpy(self._rows_of_step(self.marks, step)[:, 1:].astype(bool))
+        if not found.any():
+            raise DataError(f"step {step} has no marked target: set train.loss_on to all, or raise train.batch_tokens")
+        return found
+
+
+class Step(NamedTuple):
+    """What one optimizer step reads."""
+
+    inputs: Tensor
+    targets: Tensor
+    marked: list[Tensor] | None
+    """For each micro-batch the places, in its flattened targets, of those that count; None: all count."""
+
+    def counted(self) -> int:
+        """Targets that count, in the whole step."""
+        return self.targets.numel() if self.marked is None else sum(map(len, self.marked))
 
 
 class Ahead:
     """Whole steps on the training device. The next one is read and sent while the device works on the present one."""
 
-    def __init__(self, batches: Batches, device: torch.device) -> None:
-        self._batches, self._device = batches, device
-        self._ready: tuple[int, tuple[Tensor, Tensor]] | None = None
+    def __init__(self, batches: Batches, device: torch.device, micro_batch: int = 1) -> None:
+        """`micro_batch`: rows that go through the network together."""
+        self._batches, self._device, self._micro_batch = batches, device, micro_batch
+        self._ready: tuple[int, Step] | None = None
 
-    def take(self, step: int) -> tuple[Tensor, Tensor]:
-        """`Batches.step` on the device."""
+    def take(self, step: int) -> Step:
+        """`Batches.step` and `Batches.marked` on the device."""
         if self._ready is None or self._ready[0] != step:
             self.prepare(step)
         assert self._ready is not None
@@ -99,17 +132,26 @@ class Ahead:
 
     def prepare(self, step: int) -> None:
         """Makes a step ready. On CUDA from pinned memory, so that the host need not wait for what is queued before."""
-        inputs, targets = self._batches.step(step)
-        if self._device.type == "cuda":
-            inputs, targets = (x.pin_memory().to(self._device, non_blocking=True) for x in (inputs, targets))
-        self._ready = step, (inputs, targets)
+        inputs, targets = map(self._sent, self._batches.step(step))
+        marked = self._batches.marked(step)
+        places = None
+        if marked is not None:
+            # found on the CPU, since the device would have to be waited for
+            places = [self._sent(part.flatten().nonzero().squeeze(1)) for part in marked.split(self._micro_batch)]
+        self._ready = step, Step(inputs, targets, places)
+
+    def _sent(self, tensor: Tensor) -> Tensor:
+        return tensor.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else tensor
 
 
-def training_batches(config: CellConfig, shards: Sequence[np.ndarray]) -> Batches:
-    """The training rows of a cell. Raises DataError when the shards hold too few tokens."""
+def training_batches(config: CellConfig, corpus: Corpus) -> Batches:
+    """The training rows of a cell. Raises DataError when the corpus has too few tokens, or lacks the marks it needs."""
     train, data = config.train, config.data
+    if train.loss_on == "marked" and corpus.train_marks is None:
+        raise DataError(UNMARKED)
+    marks = corpus.train_marks if train.loss_on == "marked" else None
     rows = train.batch_tokens // train.seq_len
-    return Batches(shards, train.seq_len, rows, config.seed, data.shuffle, data.whole_steps)
+    return Batches(corpus.train, train.seq_len, rows, config.seed, data.shuffle, data.whole_steps, marks)
 
 
 def stream_rows(tokens: np.ndarray, seq_len: int, rows: int, start: int = 0) -> tuple[Tensor, Tensor]:

@@ -25,6 +25,9 @@ from .shards import PIECE, ShardError, facts, open_shard
 from .sources import HUB, CorpusError, Files, Hub, Source, Stdlib, listing_key
 from .tokenizer import Tokenizer
 
+MARKS = ".marks.bin"
+"""How a shard of marks ends that lies beside a shard of tokens."""
+MARK_SPLITS = ("train_marks", "validation_marks")
 LAYOUT = 1
 """Enters the fingerprint; raise it when the same text would be split or tokenised differently."""
 
@@ -34,7 +37,8 @@ READY_REPOSITORY = "kjj0/finewebedu10B-gpt2"
 CORPORA: dict[str, str] = {
     "stdlib": "the Python standard library's sources and help topics, always there",
     "files": "text of your own under data.path: .txt, .md, .rst, .py, .jsonl (.xz, .gz) or .parquet, a file or a folder",
-    "shards": "token shards of your own under data.path: *train*.bin and *val*.bin with the 256-int32 header",
+    "shards": "token shards of your own under data.path: *train*.bin and *val*.bin with the 256-int32 header; "
+    "*.marks.bin beside each says with 0 and 1 which tokens count for train.loss_on: marked",
     "fineweb-edu": f"web text filtered for education, from the hub ({HUB['fineweb-edu'].repository})",
     "fineweb-edu-shards": f"the same as GPT-2 tokens, ready-made ({READY_REPOSITORY})",
     "finepdfs": f"long coherent documents, from the hub ({HUB['finepdfs'].repository})",
@@ -50,6 +54,12 @@ PRESETS: dict[str, DataConfig] = {
     "wikitext-103": DataConfig(corpus="wikitext-103", tokenizer="gpt2"),
 }
 """What `data prepare NAME` prepares unless told otherwise: what the shipped grids ask for."""
+
+MARKED = ("shards",)
+"""Corpora that may say which of their tokens count for `train.loss_on: marked`."""
+UNMARKED = (
+    "it marks no tokens, but train.loss_on is marked; set that to all, or give each shard NAME.bin a NAME.marks.bin"
+)
 
 _AGAIN = "remove {folder} and prepare the corpus again"
 
@@ -89,6 +99,10 @@ class Corpus:
     """Largest token id of any split."""
     folder: Path | None = None
     tokenizer_facts: dict[str, Any] | None = None
+    train_marks: list[np.ndarray] | None = None
+    """For each training shard which of its tokens count as targets, 0 or 1; None when the corpus does not say."""
+    validation_marks: np.ndarray | None = None
+    """The same of the validation split; both or neither."""
 
     @property
     def train_tokens(self) -> int:
@@ -151,13 +165,25 @@ def shard_files(folder: Path) -> tuple[list[Path], list[Path]]:
     """Training and validation shards under a folder, by name. Raises CorpusError when one kind is missing."""
     if not folder.is_dir():
         raise CorpusError(f"data.path: {folder} is no folder with token shards")
-    files = sorted(folder.rglob("*.bin"))
+    files = [path for path in sorted(folder.rglob("*.bin")) if not path.name.endswith(MARKS)]
     train = [path for path in files if "train" in path.name]
     validation = [path for path in files if "val" in path.name and "train" not in path.name]
     for found, what in ((train, "train"), (validation, "val")):
         if not found:
             raise CorpusError(f"data.path: {folder} holds no *{what}*.bin; shards are told apart by their names")
     return train, validation
+
+
+def marks_of(shards: Sequence[Path]) -> list[Path]:
+    """The shard of marks beside each shard of tokens; none at all when no shard has one.
+
+    Raises CorpusError when some have one and some do not.
+    """
+    marks = [path.with_suffix(MARKS) for path in shards]
+    missing = [path for path in marks if not path.is_file()]
+    if missing and len(missing) < len(marks):
+        raise CorpusError(f"data.path: {missing[0]} is missing, and other shards have marks; mark all of them or none")
+    return [] if missing else marks
 
 
 def request(data: DataConfig) -> dict[str, Any]:
@@ -168,7 +194,8 @@ def request(data: DataConfig) -> dict[str, Any]:
         key = READY_REPOSITORY
         if data.path:
             train, validation = shard_files(Path(data.path))
-            key = listing_key(Path(data.path), [*train, *validation])
+            shards = [*train, *validation]
+            key = listing_key(Path(data.path), [*shards, *marks_of(shards)])
     return {
         "layout": LAYOUT,
         "corpus": data.corpus,
@@ -237,6 +264,8 @@ class Prepared:
     """The copy of its file that lies with the corpus."""
     end_of_text: str | None
     vocabulary: int
+    marked: bool = False
+    """Whether it says which of its tokens count for `train.loss_on: marked`."""
 
 
 def prepared(name: str, root: Path) -> Prepared | None:
@@ -248,7 +277,10 @@ def prepared(name: str, root: Path) -> Prepared | None:
     known = manifest(folder)
     made = known["tokenizer_file"]
     file = str(folder / made["file"]) if made["file"] else None
-    return Prepared(name, found, known["tokenizer"], made["kind"], file, made["end_of_text"], made["vocabulary"])
+    marked = "train_marks" in known["shards"]
+    return Prepared(
+        name, found, known["tokenizer"], made["kind"], file, made["end_of_text"], made["vocabulary"], marked
+    )
 
 
 def names(root: Path) -> dict[str, str]:
@@ -277,10 +309,10 @@ def write_json(path: Path, value: Any) -> None:
 def fingerprint_of(facts_: dict[str, Any]) -> str:
     """SHA-256 (hex) over the hashes of every split, the held-out documents' names and ends, and the tokenizer's name.
 
-    Borders between shards count, because no row of training crosses one.
+    Marks count where there are any. Borders between shards count, because no row of training crosses one.
     """
     kept = {name: facts_[name] for name in ("layout", "tokenizer", "heldout_names", "heldout_ends")}
-    for split in ("train", "validation", "heldout"):
+    for split in ("train", "validation", "heldout", *(name for name in MARK_SPLITS if name in facts_["shards"])):
         hashes = [shard["sha256"] for shard in facts_["shards"][split]]
         kept[split] = hashes[0] if len(hashes) == 1 else hashes
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
@@ -332,6 +364,8 @@ def open_corpus(root: Path, fingerprint: str) -> Corpus:
         largest=max(shard["largest"] for shards in known["shards"].values() for shard in shards),
         folder=folder,
         tokenizer_facts=known["tokenizer_file"],
+        train_marks=splits.get("train_marks"),
+        validation_marks=_joined(splits["validation_marks"]) if "validation_marks" in splits else None,
     )
 
 
@@ -430,7 +464,11 @@ def listing(root: Path, only: Sequence[str] | None = None) -> list[dict[str, Any
         if only is not None and folder.name not in {fingerprint[:16] for fingerprint in only}:
             continue
         known = manifest(folder)
-        tokens = {split: sum(shard["tokens"] for shard in shards) for split, shards in known["shards"].items()}
+        tokens = {
+            split: sum(shard["tokens"] for shard in shards)
+            for split, shards in known["shards"].items()
+            if split not in MARK_SPLITS
+        }
         rows.append(
             {
                 "names": called.get(known["fingerprint"], []),

@@ -314,7 +314,26 @@ class _Preparation:
             found[split] = []
             for index, path in enumerate(paths):
                 found[split].append(self._adopt(path, self.part / f"{split}_{index:06d}.bin", link=theirs))
+        if theirs and corpora.marks_of([*train, *validation]):
+            for split, paths in (("train", chosen), ("validation", validation)):
+                tokens = found[split]
+                found[f"{split}_marks"] = [
+                    self._adopt_marks(path, self.part / f"{split}_marks_{index:06d}.bin", tokens[index].tokens)
+                    for index, path in enumerate(corpora.marks_of(paths))
+                ]
         return found
+
+    def _adopt_marks(self, path: Path, place: Path, tokens: int) -> ShardFacts:
+        """Links a shard of marks; one a token, each 0 or 1."""
+        marks = self._theirs(path)
+        if len(marks) != tokens:
+            raise CorpusError(f"{path}: has {len(marks)} marks for the {tokens} tokens of its shard")
+        place.unlink(missing_ok=True)
+        place.symlink_to(path.resolve())
+        known = facts(place)
+        if known.largest > 1:
+            raise CorpusError(f"{path}: holds {known.largest}; a mark is 0 or 1")
+        return known
 
     def _theirs(self, path: Path) -> np.ndarray:
         try:

@@ -16,7 +16,7 @@ from ...model.resolve import check_model_config
 from .. import probes
 from ..config import CheckpointConfig, DataConfig, EvalConfig, Plugin, Resources, TrainConfig
 from ..data import tokenizer
-from ..data.corpora import CorpusUnknown, Prepared
+from ..data.corpora import MARKED, CorpusUnknown, Prepared
 from ..errors import GridError
 from .plugins import with_sources
 from .settings import Layer, nested
@@ -161,6 +161,12 @@ def agreement(
         if known is not None:
             has = f"corpus {known.name!r} was prepared with tokenizer {known.tokenizer} of {need} tokens"
         yield Problem(("model.vocab_size", "data.tokenizer"), f"model.vocab_size is {model.vocab_size}, but {has}")
+    if train.loss_on == "marked" and not (data.corpus in MARKED if known is None else known.marked):
+        yield Problem(
+            ("train.loss_on",),
+            f"corpus {data.corpus} does not mark which tokens count; set train.loss_on to all, or name one that may: "
+            f"{', '.join(MARKED)}, with marks beside the tokens",
+        )
     longest = outline.longest_text(model)
     if longest is not None and longest < train.seq_len:
         yield Problem(

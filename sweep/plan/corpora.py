@@ -73,7 +73,8 @@ def check(cells: Sequence[Cell], root: Path) -> None:
     opened: dict[str, Corpus] = {}
     seen = set()
     for config in (cell.config for cell in cells):
-        asked = (config.data, config.train.seq_len, config.train.batch_tokens, config.model.vocab_size, config.eval)
+        train = config.train
+        asked = (config.data, train.seq_len, train.batch_tokens, train.loss_on, config.model.vocab_size, config.eval)
         if asked in seen:
             continue
         seen.add(asked)
@@ -90,10 +91,13 @@ def problems(config: CellConfig, corpus: Corpus) -> list[str]:
 
     found = []
     train, asked = config.train, config.eval
-    try:
-        training_batches(config, corpus.train)
-    except DataError as error:
-        found.append(f"{error}: lower train.seq_len or train.batch_tokens, or give it more text")
+    if train.loss_on == "marked" and corpus.train_marks is None:
+        found.append(corpora.UNMARKED)
+    else:
+        try:
+            training_batches(config, corpus)
+        except DataError as error:
+            found.append(f"{error}: lower train.seq_len or train.batch_tokens, or give it more text")
     if corpus.largest >= config.model.vocab_size:
         found.append(
             f"holds token {corpus.largest}, but model.vocab_size is {config.model.vocab_size}: "

@@ -9,32 +9,45 @@ import torch
 from torch import Tensor
 
 from ...results.store.records import Example, Measurement
-from ..data.batches import stream_rows
+from ..data.batches import DataError, stream_rows
+from ..data.corpora import UNMARKED
 from . import Result
 from .subject import Subject, unmeasured
 
 
 def stream_loss(subject: Subject, *, full_context: bool) -> tuple[float, int]:
-    """Mean loss over the first `validation_tokens` of the validation split in rows of seq_len, and the token count.
+    """Mean loss over the first `validation_tokens` of the validation split in rows of seq_len, and the targets it is of.
 
-    Raises DataError when the split is shorter than asked: a sample is never made smaller.
+    With `loss_on: marked` of the marked targets alone. Raises DataError when the split is shorter than asked: a sample
+    is never made smaller; and when it has no marked target.
     """
-    config = subject.config
-    rows = config.eval.validation_tokens // config.train.seq_len
-    inputs, targets = stream_rows(subject.corpus.validation, config.train.seq_len, rows)
+    config, corpus = subject.config, subject.corpus
+    seq_len, marks = config.train.seq_len, corpus.validation_marks
+    rows = config.eval.validation_tokens // seq_len
+    inputs, targets = stream_rows(corpus.validation, seq_len, rows)
     losses = subject.losses(inputs, targets, full_context=full_context)
+    if config.train.loss_on == "marked":
+        if marks is None:
+            raise DataError(UNMARKED)
+        losses = losses[stream_rows(marks, seq_len, rows)[1].bool()]
+        if not losses.numel():
+            raise DataError("no target of the validation loss is marked: raise eval.validation_tokens")
     return float(losses.double().mean()), losses.numel()
 
 
 def validation(subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
-    """val_loss with the window the model was trained with, and val_loss_full without it."""
+    """val_loss with the window the model was trained with, and val_loss_full without it.
+
+    Their unit says so where they are of marked targets alone.
+    """
     trained, n = stream_loss(subject, full_context=False)
     full = stream_loss(subject, full_context=True)[0] if subject.config.model.window else trained
+    unit = "nats/marked token" if subject.config.train.loss_on == "marked" else "nats/token"
     for _ in lengths:
         yield (
             [
-                Measurement(probe="val", metric="val_loss", length=0, value=trained, unit="nats/token", n=n),
-                Measurement(probe="val", metric="val_loss_full", length=0, value=full, unit="nats/token", n=n),
+                Measurement(probe="val", metric="val_loss", length=0, value=trained, unit=unit, n=n),
+                Measurement(probe="val", metric="val_loss_full", length=0, value=full, unit=unit, n=n),
             ],
             [],
         )

@@ -40,7 +40,7 @@ class Point:
     wall_s: float
     """Training seconds, validation and checkpoints excluded."""
     train_loss: float
-    """Cross-entropy of the step's own batch, nats per token."""
+    """Cross-entropy of the step's own batch, nats per token, or per marked token with `loss_on: marked`."""
     val_loss: float
     tokens_per_s: float
     """Over the steps since the last point."""
@@ -120,7 +120,7 @@ class Trainer:
     _ahead: Ahead = field(init=False)
 
     def __post_init__(self) -> None:
-        self._ahead = Ahead(self.batches, self.device)
+        self._ahead = Ahead(self.batches, self.device, self.config.micro_batch)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Goes on from a checkpoint."""
@@ -218,7 +218,8 @@ class Trainer:
         None when it was asked to stop: then nothing has changed, since draws depend on the step alone. On CUDA it only
         queues work and never waits for it.
         """
-        inputs, targets = self._ahead.take(step)
+        taken = self._ahead.take(step)
+        inputs, targets = taken.inputs, taken.targets
         rows = self.config.micro_batch
         total = torch.zeros((), device=self.device)
         for micro in range(self.config.accumulation):
@@ -226,7 +227,8 @@ class Trainer:
                 self.optimizers.zero_grad()
                 return None
             part = slice(micro * rows, (micro + 1) * rows)
-            objective, cross_entropy = self._micro(inputs[part], targets[part], step, micro)
+            marked = None if taken.marked is None else (taken.marked[micro], taken.counted())
+            objective, cross_entropy = self._micro(inputs[part], targets[part], step, micro, marked)
             objective.backward()
             total += cross_entropy.detach() / self.config.accumulation
         norm = torch.nn.utils.clip_grad_norm_(self.optimizers.parameters, self.config.clip)
@@ -235,11 +237,15 @@ class Trainer:
             self._ahead.prepare(step + 1)
         return total, norm
 
-    def _micro(self, inputs_BT: Tensor, targets_BT: Tensor, step: int, micro: int) -> tuple[Tensor, Tensor]:
+    def _micro(
+        self, inputs_BT: Tensor, targets_BT: Tensor, step: int, micro: int, marked: tuple[Tensor, int] | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Objective and mean cross-entropy of one micro-batch (docs/mechanisms.md, "Regularizers" and "Training").
 
         (1 - alpha) CE + alpha reg + lambda distractor. "mean": CE per token and the whole averaged over micro-batches;
-        "sum": CE summed over tokens and micro-batches, auxiliary terms added once per micro-batch.
+        "sum": CE summed over tokens and micro-batches, auxiliary terms added once per micro-batch. `marked` are the
+        places, in the flattened targets, of those that count, and how many count in the whole step: its mean is over
+        those, however they fall into micro-batches.
         """
         config = self.config
         auxiliary = Auxiliary(
@@ -252,8 +258,14 @@ class Trainer:
             micro=micro,
         )
         features = self.model.features(inputs_BT, auxiliary=auxiliary)
-        total = self.model.total_loss(features.hidden_BTD, targets_BT)
-        mean = total / targets_BT.numel()
+        if marked is None:
+            total = self.model.total_loss(features.hidden_BTD, targets_BT)
+            mean = total / targets_BT.numel()
+        else:
+            places, counted = marked
+            hidden_1MD = features.hidden_BTD.flatten(0, 1).index_select(0, places)[None]
+            total = self.model.total_loss(hidden_1MD, targets_BT.flatten().index_select(0, places)[None])
+            mean = total * (config.accumulation / counted)
         objective = total if config.loss_reduction == "sum" else mean
         if features.regularizer is not None:
             alpha = config.regularizer_weight

@@ -114,4 +114,7 @@ def rederived(corpus: Corpus) -> str:
         "train": digest([shard.tolist() for shard in corpus.train], corpus.train[0].dtype),
         "validation": digest([corpus.validation.tolist()], corpus.validation.dtype),
     }
-    return hashlib.sha256(json.dumps(kept).encode()).hexdigest()
+    if corpus.train_marks is not None and corpus.validation_marks is not None:
+        kept["train_marks"] = digest([shard.tolist() for shard in corpus.train_marks], np.dtype(np.uint16))
+        kept["validation_marks"] = digest([corpus.validation_marks.tolist()], np.dtype(np.uint16))
+    return hashlib.sha256(json.dumps(dict(sorted(kept.items()))).encode()).hexdigest()

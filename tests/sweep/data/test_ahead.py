@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
@@ -31,9 +32,9 @@ def batches() -> Counted:
     return Counted([STREAM], 5, 3, 0, True)
 
 
-def same(found: tuple[Tensor, Tensor], step: int) -> bool:
+def same(found: Sequence[Tensor | list[Tensor] | None], step: int) -> bool:
     expected = Batches([STREAM], 5, 3, 0, True).step(step)
-    return all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(found, expected, strict=True))
+    return all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(found[:2], expected, strict=True))
 
 
 def test_a_run_reads_every_step_once(batches: Counted) -> None:
@@ -94,6 +95,6 @@ def test_steps_arrive_on_the_gpu(batches: Counted) -> None:
         for _ in range(20):
             busy = (busy @ busy).clamp(-1, 1)
         ahead.prepare(step + 1)
-        assert all(x.is_cuda for x in taken)
-        assert same((taken[0].cpu(), taken[1].cpu()), step)
+        assert all(x.is_cuda for x in taken[:2])
+        assert same((taken.inputs.cpu(), taken.targets.cpu()), step)
     assert read == list(range(21))

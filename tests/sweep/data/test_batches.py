@@ -11,6 +11,7 @@ import pytest
 import torch
 from atma_sweep.sweep.config import CellConfig, DataConfig, TrainConfig
 from atma_sweep.sweep.data.batches import Batches, DataError, _permutation, stream_rows, training_batches
+from atma_sweep.sweep.data.corpora import Corpus
 from atma_sweep.sweep.grid.cell import Cell
 
 STREAM = np.arange(1000, 1000 + 71, dtype=np.uint16)
@@ -20,6 +21,12 @@ SHARDS = [np.arange(start, start + size, dtype=np.uint16) for start, size in [(0
 
 def batches(*, count: int = 71, seq_len: int = 5, rows: int = 3, seed: int = 0, shuffle: bool = True) -> Batches:
     return Batches([STREAM[:count]], seq_len, rows, seed, shuffle)
+
+
+def corpus_of(shards: list[np.ndarray]) -> Corpus:
+    """A corpus with these training shards and nothing else."""
+    nothing = np.zeros(0, dtype=np.uint16)
+    return Corpus("f" * 64, "bytes", shards, nothing, [], [], 1.0, None)
 
 
 def starts(source: Batches, first: int, steps: int) -> list[int]:
@@ -162,7 +169,7 @@ def test_ten_published_shards_give_nineteen_hundred_steps() -> None:
     # read through, the border tokens give four more rows' worth a shard
     assert Batches([shard], 2048, 256, 0, False).rows == (100_000_000 - 1) // 2048 == 190 * 256 + 188
     config = CellConfig(train=TrainConfig(), data=DataConfig(shuffle=False, whole_steps=True))
-    made = training_batches(config, [shard] * 10)
+    made = training_batches(config, corpus_of([shard] * 10))
     assert (made.rows, made.seq_len, made.rows_per_step) == (1900 * 256, 2048, 256)
     assert config.train.steps == 1900
 
@@ -176,7 +183,7 @@ def test_whole_steps_leave_two_tokens_over(tokens: int, rows: int) -> None:
 
 def test_the_settings_of_a_cell_reach_its_batches(cells: Callable[..., list[Cell]]) -> None:
     (cell,) = cells("set:\n  data: {shuffle: off, whole_steps: on}\nseeds: [5]\n")
-    made = training_batches(cell.config, [np.zeros(4000, dtype=np.uint16)])
+    made = training_batches(cell.config, corpus_of([np.zeros(4000, dtype=np.uint16)]))
     assert (made.seed, made.shuffle, made.whole_steps) == (5, False, True)
     assert (made.seq_len, made.rows_per_step, made.rows) == (128, 8, 3 * 8)
 

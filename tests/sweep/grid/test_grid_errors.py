@@ -90,6 +90,11 @@ CASES: dict[str, tuple[str, str]] = {
         "4: set.model.positions: positions ape has 100 places, fewer than train.seq_len (128); "
         "set model.position_settings.ape.length to as many as the longest text has",
     ),
+    "no-marks": (
+        "set:\n  train.loss_on: marked\n",
+        "4: set.train.loss_on: corpus stdlib does not mark which tokens count; set train.loss_on to all, or name one "
+        "that may: shards, with marks beside the tokens",
+    ),
     "literal-as-axis": (
         "axes:\n  train.schedule: [cosine, cosin]\n",
         "4: axes.train.schedule: no such value 'cosin'; allowed: cosine, linear, wsd; did you mean 'cosine'?",

@@ -1,0 +1,231 @@
+"""`loss_on: marked`: the cross-entropy of the targets that a corpus marks, trained on and validated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from atma_sweep.model.backbone import Backbone
+from atma_sweep.sweep.config import DataConfig
+from atma_sweep.sweep.data import corpora, prepare
+from atma_sweep.sweep.data.batches import Ahead, Batches, DataError
+from atma_sweep.sweep.data.corpora import open_corpus
+from atma_sweep.sweep.plan import corpora as plan
+from attempts import room_of, small_grid
+from copies import published_shard
+from prepared import made, rederived, told
+from small_training import CPU, STREAM, recipe, small_trainer, trained, trained_in_two
+from torch import Tensor
+from torch.nn import functional
+
+Network = Callable[..., Backbone]
+MARKS = (np.random.default_rng(5).random(400) < 0.3).astype(np.uint16)
+
+
+def marked_batches(config: Any, marks: np.ndarray = MARKS, seed: int = 0) -> Batches:
+    return Batches([STREAM], config.seq_len, config.batch_tokens // config.seq_len, seed, True, marks=[marks])
+
+
+# --- which targets ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("whole_steps", [False, True])
+def test_a_mark_belongs_to_the_token_that_is_to_be_said(whole_steps: bool) -> None:
+    """Tokens count upwards, and the tokens that five divides are marked."""
+    shards = [np.arange(first, first + size, dtype=np.uint16) for first, size in ((0, 53), (100, 7), (200, 48))]
+    marks = [(shard % 5 == 0).astype(np.uint16) for shard in shards]
+    batches = Batches(shards, 6, 2, 3, True, whole_steps, marks)
+    for step in range(9):
+        targets = batches.step(step)[1]
+        found = batches.marked(step)
+        assert found is not None
+        assert torch.equal(found, targets % 5 == 0)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+def test_places_of_each_micro_batch(rows: int) -> None:
+    batches = marked_batches(recipe())
+    for step in (0, 3):
+        taken = Ahead(batches, CPU, rows).take(step)
+        marked = batches.marked(step)
+        assert marked is not None
+        assert taken.marked is not None
+        assert taken.counted() == int(marked.sum())
+        parts = [taken.targets[first : first + rows] for first in range(0, 4, rows)]
+        chosen = torch.cat([part.flatten()[at] for part, at in zip(parts, taken.marked, strict=True)])
+        assert torch.equal(chosen, taken.targets[marked])
+    plain = Ahead(Batches([STREAM], 6, 4, 0, True), CPU, rows).take(0)
+    assert (plain.marked, plain.counted()) == (None, 24)
+
+
+def test_a_step_without_a_mark_says_so() -> None:
+    with pytest.raises(DataError, match=r"step 2 has no marked target: set train\.loss_on to all"):
+        marked_batches(recipe(), np.zeros(400, dtype=np.uint16)).marked(2)
+
+
+# --- the objective ------------------------------------------------------------------------------------------------
+
+
+def step_of(model: Backbone, config: Any, marks: np.ndarray | None) -> tuple[dict[str, Tensor], float]:
+    """Gradients of one step before clipping, and its loss."""
+    trainer = small_trainer(model, config)
+    if marks is not None:
+        trainer = replace(trainer, batches=marked_batches(config, marks))
+    grads: dict[str, Tensor] = {}
+    trainer.optimizers.step = lambda factor: grads.update(  # type: ignore[method-assign]
+        {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    )
+    done = trainer.advance(0)
+    assert done is not None
+    return grads, float(done[0])
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("rows", [1, 2, 4])
+def test_the_loss_is_the_mean_over_marked_targets_of_the_step(network: Network, rows: int, reduction: str) -> None:
+    """However they fall into micro-batches; one row here has none."""
+    marks = MARKS.copy()
+    config = recipe(micro_batch=rows, loss_on="marked", loss_reduction=reduction, clip=1e9)
+    batches = marked_batches(config)
+    empty = batches.row(1) * 6
+    marks[empty + 1 : empty + 7] = 0
+    model = network(awake=True, dtype=torch.float64)
+    found, loss = step_of(model, config, marks)
+    inputs, targets = batches.step(0)
+    marked = marked_batches(config, marks).marked(0)
+    assert marked is not None
+    assert not marked[1].any()
+    assert len(set(marked.sum(1).tolist())) > 1
+    model.zero_grad()
+    expected = functional.cross_entropy(model(inputs)[marked], targets[marked], reduction=reduction)
+    expected.backward()
+    mean = expected.item() / (int(marked.sum()) if reduction == "sum" else 1)
+    assert loss == pytest.approx(mean, rel=1e-6)
+    for name, parameter in model.named_parameters():
+        assert (found[name] - parameter.grad).abs().max() <= 1e-11, name
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_all_marked_is_all(network: Network, reduction: str) -> None:
+    terms = {"regularizer": "weak", "distractor": True, "loss_reduction": reduction}
+    marked, one = step_of(
+        network(awake=True, dtype=torch.float64), recipe(loss_on="marked", **terms), np.ones(400, dtype=np.uint16)
+    )
+    plain, other = step_of(network(awake=True, dtype=torch.float64), recipe(**terms), None)
+    assert one == pytest.approx(other, rel=1e-6)
+    for name in plain:
+        assert (marked[name] - plain[name]).abs().max() <= 1e-12 * 24, name
+
+
+def test_a_resumed_training_is_the_uninterrupted_one(
+    network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = recipe(loss_on="marked")
+    monkeypatch.setattr("small_training.Batches", lambda *args: Batches(*args, marks=[MARKS]))
+    whole = trained(network(), config)
+    halves = trained_in_two(network(), network(seed=9), config, tmp_path, 2)
+    assert all(torch.equal(whole[name], halves[name]) for name in whole)
+    monkeypatch.undo()
+    assert any(not torch.equal(whole[name], other) for name, other in trained(network(), recipe()).items())
+
+
+# --- corpora ------------------------------------------------------------------------------------------------------
+
+
+def marked_shards(folder: Path) -> Path:
+    """Two training shards and one of validation, byte tokens, every third marked."""
+    for name, size in (("x_train_1", 3000), ("x_train_2", 2000), ("x_val_0", 3000)):
+        tokens = np.random.default_rng(size).integers(97, 123, size)
+        published_shard(folder / f"{name}.bin", tokens)
+        published_shard(folder / f"{name}.marks.bin", np.arange(size) % 3 == 0)
+    return folder
+
+
+def ready(path: Path) -> DataConfig:
+    return DataConfig(corpus="shards", path=str(path), tokenizer="bytes")
+
+
+def test_shards_bring_their_marks(tmp_path: Path) -> None:
+    folder = marked_shards(tmp_path / "s")
+    found = made(ready(folder), tmp_path / "c")
+    assert found.train_marks is not None
+    assert found.validation_marks is not None
+    for marks, tokens in zip(
+        [*found.train_marks, found.validation_marks], [*found.train, found.validation], strict=True
+    ):
+        assert marks.tolist() == [int(n % 3 == 0) for n in range(len(tokens))]
+    assert found.train_tokens == 5000, "a mark is no token"
+    assert corpora.listing(tmp_path / "c")[0]["train_tokens"] == 5000
+    assert found.fingerprint == rederived(found)
+    assert corpora.verify(found.folder) == []  # type: ignore[arg-type]
+
+
+def test_other_marks_are_another_corpus_and_none_are_as_before(tmp_path: Path) -> None:
+    folder = marked_shards(tmp_path / "s")
+    first = prepare.prepare(ready(folder), tmp_path / "c")
+    published_shard(folder / "x_val_0.marks.bin", np.arange(3000) % 2)
+    second = prepare.prepare(ready(folder), tmp_path / "c")
+    for path in folder.glob("*.marks.bin"):
+        path.unlink()
+    third = prepare.prepare(ready(folder), tmp_path / "c")
+    assert len({first, second, third}) == 3
+    plain = open_corpus(tmp_path / "c", third)
+    assert (plain.train_marks, plain.validation_marks) == (None, None)
+    assert third == rederived(plain)
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    (lambda folder: (folder / "x_train_2.marks.bin").unlink(),
+     "data.path: {}/x_train_2.marks.bin is missing, and other shards have marks; mark all of them or none"),
+    (lambda folder: published_shard(folder / "x_train_2.marks.bin", [0, 1]),
+     "{}/x_train_2.marks.bin: has 2 marks for the 2000 tokens of its shard"),
+    (lambda folder: published_shard(folder / "x_val_0.marks.bin", np.full(3000, 2)),
+     "{}/x_val_0.marks.bin: holds 2; a mark is 0 or 1"),
+])  # fmt: skip
+def test_marks_that_cannot_be(tmp_path: Path, change: Callable[[Path], None], message: str) -> None:
+    folder = marked_shards(tmp_path / "s")
+    change(folder)
+    assert told(ready(folder), tmp_path / "c") == message.format(folder)
+
+
+# --- a whole attempt ----------------------------------------------------------------------------------------------
+
+
+def test_shards_without_marks_are_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    (tmp_path / "grid").mkdir()
+    grid, folder = small_grid(tmp_path / "grid"), marked_shards(tmp_path / "s")
+    for path in folder.glob("*.marks.bin"):
+        path.unlink()
+    sets = ("data.corpus=shards", f"data.path={folder}", "eval.probes=[val]", "train.loss_on=marked")
+    room = room_of(grid, tmp_path, *sets)
+    with pytest.raises(corpora.CorpusError) as caught:
+        plan.check([room.cell], grid.parent / "corpora")
+    assert str(caught.value) == (
+        "corpus 'shards': it marks no tokens, but train.loss_on is marked; set that to all, or give each shard NAME.bin "
+        "a NAME.marks.bin"
+    )
+
+
+def test_an_attempt_trains_and_validates_on_marked_targets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "grid").mkdir()
+    grid, folder = small_grid(tmp_path / "grid"), marked_shards(tmp_path / "s")
+    sets = ("data.corpus=shards", f"data.path={folder}", "eval.probes=[val]")
+    rooms = [room_of(grid, tmp_path, *sets, f"train.loss_on={word}") for word in ("all", "marked")]
+    attempts = [room.run() for room in rooms]
+    assert [one.state for one in attempts] == ["done", "done"]
+    assert rooms[0].cell.id != rooms[1].cell.id
+    curves = [room.curve(attempt) for room, attempt in zip(rooms, attempts, strict=True)]
+    assert all(one[1:3] != other[1:3] for one, other in zip(*curves, strict=True))
+    rows = [
+        {m.metric: m for m in room.store.measurements(room.cell.id) if m.probe == "val"}["val_loss"]
+        for room in rooms
+    ]  # fmt: skip
+    assert [row.unit for row in rows] == ["nats/token", "nats/marked token"]
+    assert rows[1].n == sum(n % 3 == 0 for n in range(1, rows[0].n + 1))
+    assert rows[1].value == pytest.approx(curves[1][-1][2])
+    assert "12 steps of 128 tokens, loss on marked targets, from the first step" in capsys.readouterr().out
