@@ -15,6 +15,7 @@ import torch
 from atma_sweep.kernels.gated_delta.gated_delta import choose_backend, gated_delta, gated_delta_reference, why_no_fla
 from atma_sweep.model.backbone import Auxiliary, build
 from atma_sweep.model.config import ModelConfig
+from registries import EVERY_MEMORY, EVERY_MIXER
 
 pytestmark = [
     pytest.mark.gpu,
@@ -59,8 +60,8 @@ def test_gated_delta_in_bf16_is_near_float64(backend: str, length: int, size: in
         assert relative(got.grad, want.grad) < 2e-2 or float(want.grad.norm()) < 1e-6
 
 
-@pytest.mark.parametrize("memory", ["none", "gated_delta"])
-@pytest.mark.parametrize("attn_type", ["polar", "nope", "rope"])
+@pytest.mark.parametrize("memory", EVERY_MEMORY)
+@pytest.mark.parametrize("attn_type", EVERY_MIXER)
 @pytest.mark.parametrize("window", [False, True])
 def test_cuda_bf16_loss_and_gradients_are_near_the_cpu(attn_type: str, memory: str, window: bool) -> None:
     config = ModelConfig(**SMALL, head_dim=64, attn_type=attn_type, memory=memory, window=window)

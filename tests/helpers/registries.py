@@ -1,4 +1,4 @@
-"""The registries as they were: what a test's plugins register is unknown to the next test."""
+"""Every part of the package by name, and registries as they were: a test's plugins are unknown to the next test."""
 
 from __future__ import annotations
 
@@ -8,6 +8,14 @@ from contextlib import ExitStack, contextmanager
 from atma_sweep.model.registry import MEMORIES, MIXERS, POSITIONS, REGULARIZERS, Registry
 
 ALL: tuple[Registry, ...] = (MIXERS, MEMORIES, POSITIONS, REGULARIZERS)
+EVERY_MIXER = list(MIXERS)
+EVERY_MEMORY = ["none", *MEMORIES]
+EVERY_REGULARIZER = ["baseline", *REGULARIZERS]
+
+
+def has_distractor(mixer: str) -> bool:
+    """Whether a mixer has a distractor loss."""
+    return bool(MIXERS.outline(mixer).has_distractor)
 
 
 @contextmanager

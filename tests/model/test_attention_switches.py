@@ -12,7 +12,7 @@ import torch
 from atma_sweep.model.attention import Attention
 from atma_sweep.model.backbone import Auxiliary, Backbone
 from atma_sweep.model.outline import network_shapes, parameters
-from atma_sweep.model.registry import MEMORIES, MIXERS
+from registries import EVERY_MEMORY, EVERY_MIXER, has_distractor
 from torch import Tensor
 from torch.nn import functional
 
@@ -20,7 +20,7 @@ Awake = Callable[..., Backbone]
 Aux = Callable[..., Auxiliary]
 SWITCHES = ("qk_norm", "output_gate", "bias")
 COMBINATIONS = [dict(zip(SWITCHES, values, strict=True)) for values in product((True, False), repeat=3)]
-PARTS = list(product(MIXERS, ("none", *MEMORIES)))
+PARTS = list(product(EVERY_MIXER, EVERY_MEMORY))
 
 
 def naive(attention: Attention, x: Tensor, *, normed: bool, gated: bool, canon: bool) -> Tensor:
@@ -98,14 +98,15 @@ def test_without_biases_is_with_biases_of_zero(
     with torch.no_grad():
         for name, parameter in full.named_parameters():
             parameter.copy_(weights[name] if name in weights else torch.zeros_like(parameter))
-    terms = auxiliary(distractor=True)
+    terms = auxiliary(distractor=has_distractor(mixer))
     losses = []
     for model in (bare, full):
         features = model.features(tokens[:, :-1], auxiliary=terms)
-        loss = model.total_loss(features.hidden_BTD, tokens[:, 1:]) + features.distractor
+        extra = 0 if features.distractor is None else features.distractor
+        loss = model.total_loss(features.hidden_BTD, tokens[:, 1:]) + extra
         loss.backward()
         losses.append(loss.item())
-        single = model.token_losses(features.hidden_BTD, tokens[:, 1:]).sum() + features.distractor
+        single = model.token_losses(features.hidden_BTD, tokens[:, 1:]).sum() + extra
         assert single.item() == pytest.approx(loss.item(), abs=1e-10)
     assert losses[0] == pytest.approx(losses[1], abs=1e-10)
     assert (bare(tokens) - full(tokens)).abs().max() <= 1e-12

@@ -13,6 +13,7 @@ from atma_sweep.kernels.choice import use_plain_torch
 from atma_sweep.model.backbone import Auxiliary, Backbone, build
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.registry import REGULARIZERS
+from registries import EVERY_MEMORY, EVERY_MIXER, has_distractor
 from torch import Tensor
 from torch._dynamo.utils import counters
 
@@ -20,9 +21,9 @@ SMALL = {"d_model": 32, "n_layers": 3, "n_heads": 4, "n_kv_heads": 2, "head_dim"
 ONE_OF_EACH = {"n_layers": 2, "attn_every": 2, "attn_offset": 1}
 """A local layer and a global one."""
 TOKENS = torch.randint(61, (2, 20), generator=torch.Generator().manual_seed(3))
-PARTS = list(product(("polar", "nope", "rope"), ("none", "gated_delta"), (False, True), (False, True)))
+LEVELS = EVERY_MIXER, EVERY_MEMORY, (False, True), (False, True)
 """attn_type, memory, window, distractor"""
-OTHERS = sorted(set(REGULARIZERS) - {"baseline"})
+OTHERS = sorted(REGULARIZERS)
 
 
 @pytest.fixture(autouse=True)
@@ -74,19 +75,17 @@ def differ(one: dict[str, Tensor], two: dict[str, Tensor]) -> float:
 def combinations() -> list[tuple[str, str, bool, bool, str]]:
     """Every combination of parts without a regularizer; then each regularizer beside every level of every part."""
     dealt = []
-    for turn, (place, regularizer) in product(range(3), enumerate(OTHERS)):
-        attn_type = ("polar", "nope", "rope")[(turn + place) % 3]
-        memory = ("none", "gated_delta")[turn % 2]
+    turns = max(2, len(EVERY_MIXER), len(EVERY_MEMORY))
+    for turn, (place, regularizer) in product(range(turns), enumerate(OTHERS)):
+        attn_type = EVERY_MIXER[(turn + place) % len(EVERY_MIXER)]
+        memory = EVERY_MEMORY[turn % len(EVERY_MEMORY)]
         dealt.append((attn_type, memory, (turn + place) % 2 == 0, (turn + place // 2) % 2 == 0, regularizer))
-    return [(*parts, "baseline") for parts in PARTS] + dealt
+    return [(*parts, "baseline") for parts in product(*LEVELS)] + dealt
 
 
 def test_regularizers_meet_every_level() -> None:
-    dealt = combinations()[24:]
-    assert len(OTHERS) == 4
-    for position, levels in enumerate(
-        (("polar", "nope", "rope"), ("none", "gated_delta"), (False, True), (False, True))
-    ):
+    dealt = [one for one in combinations() if one[4] != "baseline"]
+    for position, levels in enumerate(LEVELS):
         assert {(one[position], one[4]) for one in dealt} == set(product(levels, OTHERS))
 
 
@@ -94,6 +93,7 @@ def test_regularizers_meet_every_level() -> None:
 def test_one_graph_gives_the_eager_numbers(
     attn_type: str, memory: str, window: bool, distractor: bool, regularizer: str, wake: Callable[[Backbone], None]
 ) -> None:
+    distractor = distractor and has_distractor(attn_type)
     model = network(wake, attn_type=attn_type, memory=memory, window=window, **ONE_OF_EACH)
     terms = auxiliary(regularizer, distractor)
     eager = numbers(model, terms)

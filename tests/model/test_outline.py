@@ -17,6 +17,7 @@ from atma_sweep.model.outline import network_shapes, parameters
 from atma_sweep.model.resolve import check_model_config
 from atma_sweep.sweep.checkpoints import checkpoint
 from atma_sweep.sweep.plan import disk_usage
+from registries import EVERY_MEMORY, EVERY_MIXER
 from torch import nn
 
 ODD: dict[str, Any] = {
@@ -36,8 +37,8 @@ def built(config: ModelConfig) -> Backbone:
 
 
 @pytest.mark.parametrize("canon", [True, False])
-@pytest.mark.parametrize("memory", ["none", *registry.MEMORIES])
-@pytest.mark.parametrize("mixer", list(registry.MIXERS))
+@pytest.mark.parametrize("memory", EVERY_MEMORY)
+@pytest.mark.parametrize("mixer", EVERY_MIXER)
 def test_the_outline_is_the_network(mixer: str, memory: str, canon: bool) -> None:
     config = complete(attn_type=mixer, memory=memory, mixers={mixer: {"canon": canon}})
     network = built(config)

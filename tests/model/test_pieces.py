@@ -15,13 +15,13 @@ from atma_sweep.model.backbone import Auxiliary, Backbone, build
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.mixers.base import Mixer
 from atma_sweep.model.pieces import in_pieces, spans
+from registries import EVERY_MEMORY, EVERY_MIXER
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 Awake = Callable[..., Backbone]
-MIXERS, MEMORIES = ("polar", "nope", "rope"), ("none", "gated_delta")
 T = 43
 
 
@@ -31,7 +31,7 @@ def rows() -> Tensor:
     return torch.randint(0, 37, (3, T), generator=torch.Generator().manual_seed(3))
 
 
-@pytest.mark.parametrize(("attn_type", "memory", "window"), list(product(MIXERS, MEMORIES, (False, True))))
+@pytest.mark.parametrize(("attn_type", "memory", "window"), list(product(EVERY_MIXER, EVERY_MEMORY, (False, True))))
 def test_hidden_states_are_the_same_in_any_pieces(
     awake: Awake, rows: Tensor, attn_type: str, memory: str, window: bool
 ) -> None:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise, product
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from atma_sweep.model.backbone import Auxiliary, Backbone
+from atma_sweep.model.config import ModelConfig
+from atma_sweep.model.registry import MIXERS
+from atma_sweep.sweep.grid.plugins import PLUGGABLE
+from pydantic.fields import FieldInfo
+from registries import EVERY_MEMORY, EVERY_MIXER, EVERY_REGULARIZER, has_distractor
 from torch import Tensor
 
 Awake = Callable[..., Backbone]
 Aux = Callable[..., Auxiliary]
-MIXERS, MEMORIES = ("polar", "nope", "rope"), ("none", "gated_delta")
 
 
 def loss_of(model: Backbone, tokens: Tensor, auxiliary: Auxiliary | None = None, **options: Any) -> Tensor:
@@ -30,11 +34,11 @@ def differ(values: list[Tensor]) -> bool:
 
 
 def test_mixers_memories_and_windows_all_differ(awake: Awake, tokens: Tensor) -> None:
-    cells = product(MIXERS, MEMORIES, (False, True))
+    cells = product(EVERY_MIXER, EVERY_MEMORY, (False, True))
     assert differ([loss_of(awake(attn_type=a, memory=m, window=w), tokens).detach() for a, m, w in cells])
 
 
-@pytest.mark.parametrize("attn_type", MIXERS)
+@pytest.mark.parametrize("attn_type", EVERY_MIXER)
 def test_full_context_lifts_the_window(awake: Awake, tokens: Tensor, attn_type: str) -> None:
     with torch.no_grad():
         windowed = awake(attn_type=attn_type, window=True)
@@ -43,11 +47,11 @@ def test_full_context_lifts_the_window(awake: Awake, tokens: Tensor, attn_type: 
         assert abs(full - loss_of(windowed, tokens)) > 1e-7
 
 
-@pytest.mark.parametrize("attn_type", MIXERS)
+@pytest.mark.parametrize("attn_type", EVERY_MIXER)
 def test_regularizers_and_distractor_all_differ(awake: Awake, tokens: Tensor, auxiliary: Aux, attn_type: str) -> None:
     model = awake(attn_type=attn_type)
-    names = ("baseline", "weak", "strong", "discrete", "zipfian")
-    cells = [auxiliary(regularizer=r, distractor=d) for r, d in product(names, (False, True))]
+    levels = (False, True) if has_distractor(attn_type) else (False,)
+    cells = [auxiliary(regularizer=r, distractor=d) for r, d in product(EVERY_REGULARIZER, levels)]
     assert differ([loss_of(model, tokens, cell).detach() for cell in cells])
     watched = model.blocks[2].mix.w_q.weight
     gradients = [torch.autograd.grad(loss_of(model, tokens, cell), watched)[0] for cell in cells]
@@ -55,20 +59,55 @@ def test_regularizers_and_distractor_all_differ(awake: Awake, tokens: Tensor, au
         assert all((one - other).abs().max() > 1e-9 for other in gradients[:i])
 
 
-@pytest.mark.parametrize(("attn_type", "setting"), [
-    ("nope", {"distractor_norm": False}), ("nope", {"distractor_window": False}), ("nope", {"scale": 0.12}),
-    ("nope", {"canon": False}), ("rope", {"rotary": "half-truncated"}), ("rope", {"base": 16.0}),
-    ("rope", {"distractor_window": False}), ("polar", {"n_eff_floor": 0.9}), ("polar", {"canon": False}),
-    ("polar", {"null_base_init": 3.0}), ("polar", {"null_slope_init": 0.1}), ("polar", {"len_gain_init": 0.0}),
-    ("polar", {"mag_beta_init": 0.0}),
-])  # fmt: skip
-def test_every_mixer_setting_acts(
-    awake: Awake, tokens: Tensor, auxiliary: Aux, attn_type: str, setting: dict[str, Any]
+def other(field: FieldInfo) -> Any:
+    """A value of a setting that is not its default."""
+    if field.default is None:
+        return 0.12
+    if isinstance(field.default, bool):
+        return not field.default
+    if isinstance(field.default, str):
+        return next(word for word in get_args(field.annotation) if word != field.default)
+    # an int stays one, and a limit at zero holds
+    return type(field.default)(0.3 * field.default + (2 if isinstance(field.default, int) else 0.7))
+
+
+@pytest.mark.parametrize(
+    ("attn_type", "setting"),
+    [(name, setting) for name in MIXERS for setting in MIXERS.outline(name).Config.model_fields],
+)
+def test_every_setting_of_every_mixer_acts(
+    awake: Awake, tokens: Tensor, auxiliary: Aux, attn_type: str, setting: str
 ) -> None:
     options = {"attn_type": attn_type, "window": True}
-    aux = auxiliary(distractor=True)
+    aux = auxiliary(distractor=has_distractor(attn_type))
+    changed = {setting: other(MIXERS.outline(attn_type).Config.model_fields[setting])}
     with torch.no_grad():
-        losses = [loss_of(awake(**options, mixers=m), tokens, aux) for m in ({}, {attn_type: setting})]
+        losses = [loss_of(awake(**options, mixers=m), tokens, aux) for m in ({}, {attn_type: changed})]
+    assert differ(losses), changed
+
+
+CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "d_model": (32, {}), "n_layers": (5, {}), "n_heads": (8, {}), "n_kv_heads": (4, {}), "head_dim": (16, {}),
+    "vocab_size": (41, {}), "attn_every": (3, {"attn_offset": 0}), "attn_offset": (1, {}), "mlp": ("swiglu", {}), "mlp_ratio": (2, {}),
+    "conv_taps": (2, {}), "canon_taps": (3, {}), "qk_norm": (False, {}), "output_gate": (False, {}), "bias": (False, {}),
+    "norm_eps": (0.01, {}), "residual": ("normed", {}), "dropout": (0.25, {}), "logit_cap": (None, {}),
+    "tie_head": (True, {}), "init": ("llama", {}), "attn_type": ("rope", {}), "memory": ("gated_delta", {}),
+    "positions": ("ape", {}), "window": (True, {}), "window_size": (5, {"window": True}),
+}  # fmt: skip
+"""Setting -> another value, and what must be set beside it."""
+OF_PARTS = {"mixers", "memories", "position_settings"} | {part.source for part in PLUGGABLE if part.section == "model"}
+"""Settings of the parts themselves, which have tests of their own, and the hashes of their files."""
+
+
+def test_no_setting_of_the_network_is_left_out() -> None:
+    assert set(CHANGES) | OF_PARTS == set(ModelConfig.model_fields)
+
+
+@pytest.mark.parametrize("setting", CHANGES)
+def test_every_setting_of_the_network_acts(awake: Awake, tokens: Tensor, auxiliary: Aux, setting: str) -> None:
+    value, beside = CHANGES[setting]
+    with torch.no_grad():
+        losses = [loss_of(awake(**options), tokens, auxiliary()) for options in (beside, beside | {setting: value})]
     assert differ(losses)
 
 
@@ -78,12 +117,12 @@ def test_distractor_count_acts(awake: Awake, tokens: Tensor, auxiliary: Aux) -> 
     assert differ([loss_of(model, tokens, cell).detach() for cell in cells])
 
 
-@pytest.mark.parametrize(("attn_type", "memory", "window"), list(product(MIXERS, MEMORIES, (False, True))))
+@pytest.mark.parametrize(("attn_type", "memory", "window"), list(product(EVERY_MIXER, EVERY_MEMORY, (False, True))))
 def test_gradients_reach_every_parameter(
     awake: Awake, tokens: Tensor, auxiliary: Aux, attn_type: str, memory: str, window: bool
 ) -> None:
     model = awake(attn_type=attn_type, memory=memory, window=window)
-    loss_of(model, tokens, auxiliary(regularizer="weak", distractor=True)).backward()
+    loss_of(model, tokens, auxiliary(regularizer="weak", distractor=has_distractor(attn_type))).backward()
     silent = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().max() > 0]
     assert silent == []
 

@@ -22,6 +22,7 @@ from atma_sweep.sweep.checkpoints.checkpoint import CheckpointError
 from atma_sweep.sweep.checkpoints.seal import SEAL, Damaged, facts_of, written
 from atma_sweep.sweep.config import TrainConfig
 from atma_sweep.sweep.training.optimizers import Optimizers
+from registries import EVERY_MEMORY
 from torch import nn
 
 Network = Callable[..., Backbone]
@@ -291,7 +292,7 @@ def test_a_full_disk_is_one_line_and_leaves_the_old_one(tmp_path: Path, sizes: t
 # --- size ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("memory", ["none", "gated_delta"])
+@pytest.mark.parametrize("memory", EVERY_MEMORY)
 @pytest.mark.parametrize("cuda", [False, True])
 def test_counted_sizes_are_those_of_a_saved_checkpoint(
     network: Network, tmp_path: Path, cuda: bool, memory: str

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from atma_sweep.model.mixers.softmax import RoPEConfig
+from atma_sweep.model.registry import MEMORIES, MIXERS
 from atma_sweep.sweep.config import TrainConfig
 from atma_sweep.sweep.errors import GridError, nearest
 from atma_sweep.sweep.grid.grid import load_grid
@@ -14,6 +15,7 @@ from atma_sweep.sweep.grid.grid import load_grid
 Write = Callable[..., Path]
 HEAD = "name: g\nextends: micro\n"
 TRAIN = ", ".join(f"train.{name}" for name in TrainConfig.model_fields if name != "regularizer_source")
+MEMORY = ", ".join(["off", "on", *MEMORIES])
 ROPE = ", ".join(f"model.mixers.rope.{name}" for name in sorted(RoPEConfig.model_fields))
 AXES = "attn_type, reg_mode, distractor, memory, window"
 ANY = "or a config path such as train.muon_lr"
@@ -30,11 +32,11 @@ CASES: dict[str, tuple[str, str]] = {
     ),
     "level": (
         "axes:\n  memory: [off, on]\n  attn_type: [polar, nop]\n",
-        "5: axes.attn_type: no level 'nop'; allowed: polar, nope, rope; did you mean 'nope'?",
+        f"5: axes.attn_type: no level 'nop'; allowed: {', '.join(MIXERS)}; did you mean 'nope'?",
     ),
     "level-on-its-own-line": (
         "axes:\n  memory:\n    - off\n    - om\n",
-        "6: axes.memory: no level 'om'; allowed: off, on, gated_delta; did you mean 'on'?",
+        f"6: axes.memory: no level 'om'; allowed: {MEMORY}; did you mean 'on'?",
     ),
     "dotted-path": (
         "set:\n  train.token: 1e6\n",
@@ -101,7 +103,7 @@ CASES: dict[str, tuple[str, str]] = {
     ),
     "level-in-set": (
         "set:\n  memory: onn\n",
-        "4: set.memory: no level 'onn' of axis memory; allowed: off, on, gated_delta; did you mean 'on'?",
+        f"4: set.memory: no level 'onn' of axis memory; allowed: {MEMORY}; did you mean 'on'?",
     ),
     "section-as-value": (
         "set:\n  data: 3\n",
@@ -174,7 +176,7 @@ CASES: dict[str, tuple[str, str]] = {
     "exclude-item": ("exclude:\n  - memory\n", "4: exclude[0]: must map axes to levels, got 'memory'"),
     "include-level": (
         "include:\n  - {memory: onn}\n",
-        "4: include[0].memory: no level 'onn'; allowed: off, on, gated_delta; did you mean 'on'?",
+        f"4: include[0].memory: no level 'onn'; allowed: {MEMORY}; did you mean 'on'?",
     ),
     "include-axis": (
         "include:\n  - {memry: on}\n",
@@ -427,7 +429,7 @@ def test_error_keeps_its_parts(write: Write) -> None:
         load_grid(path)
     error = caught.value
     assert (error.file, error.line, error.key) == (str(path), 4, "axes.memory")
-    assert (error.allowed, error.nearest, error.exit_code) == (["off", "on", "gated_delta"], "off", 2)
+    assert (error.allowed, error.nearest, error.exit_code) == (["off", "on", *MEMORIES], "off", 2)
 
 
 def test_nearest_word_is_near_or_none() -> None:

@@ -11,7 +11,6 @@ from atma_sweep.model import Memory, Mixer, register_memory, register_mixer
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.memory.gated_delta import GatedDelta
 from atma_sweep.model.mixers.polar import Polar
-from atma_sweep.model.registry import MEMORIES, MIXERS
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import load_grid, shipped
 from atma_sweep.sweep.plan.ordering import costs
@@ -26,6 +25,7 @@ from atma_sweep.sweep.training.flops import (
     training_flops,
     unknown,
 )
+from registries import EVERY_MEMORY, EVERY_MIXER
 
 POLAR, POLAR_MEMORY = 369_758_464, 378_220_864
 SIZE = {"d_model": 16, "n_layers": 4, "n_heads": 2, "n_kv_heads": 1, "head_dim": 8, "vocab_size": 64}
@@ -114,8 +114,8 @@ def test_shipped_networks_have_the_flops_they_always_had(grid: str) -> None:
         assert forward_flops(config, length) == {(1024, 2048): large, (80, 128): small}[config.d_model, length]
 
 
-@pytest.mark.parametrize("memory", ["none", *MEMORIES])
-@pytest.mark.parametrize("mixer", list(MIXERS))
+@pytest.mark.parametrize("memory", EVERY_MEMORY)
+@pytest.mark.parametrize("mixer", EVERY_MIXER)
 def test_every_part_of_the_package_says_its_flops(mixer: str, memory: str) -> None:
     config = ModelConfig(**SIZE, attn_type=mixer, memory=memory)
     assert (unknown(config), forward_flops(config, 9)) == (None, estimated_flops(config, 9) / 3)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from atma_sweep.model.backbone import Backbone
-from atma_sweep.model.registry import MIXERS
 from atma_sweep.sweep.config import TrainConfig
 from atma_sweep.sweep.training.optimizers import COEFFICIENTS, Muon, Optimizers, orthogonalise
+from registries import EVERY_MEMORY, EVERY_MIXER
 from torch import Tensor, nn
 
 Network = Callable[..., Backbone]
@@ -193,7 +193,7 @@ def test_muon_refuses_vectors_and_closures() -> None:
 # --- both together ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("attn_type", "memory"), list(product(sorted(MIXERS), ["none", "gated_delta"])))
+@pytest.mark.parametrize(("attn_type", "memory"), list(product(EVERY_MIXER, EVERY_MEMORY)))
 def test_every_parameter_is_in_one_group_by_its_kind(network: Network, attn_type: str, memory: str) -> None:
     model = network(attn_type=attn_type, memory=memory)
     optimizers = Optimizers(model.parameter_groups(), TrainConfig(), CPU)
