@@ -18,11 +18,11 @@ __all__ = [
 ]
 
 _LAZY = {
-    "Mixer": "mixers.base",
+    "Mixer": "bases",
     "MixerConfig": "parts",
-    "Memory": "memory.base",
+    "Memory": "bases",
     "MemoryConfig": "parts",
-    "Position": "positions.base",
+    "Position": "bases",
     "PositionConfig": "parts",
 }
 

@@ -21,6 +21,7 @@ from ..kernels.cross_entropy.cross_entropy import CHUNK, linear_cross_entropy, l
 from ..kernels.sketch import sketch
 from . import registry
 from .attention import Attention
+from .bases import Position, Table
 from .chance import generator, seed_of
 from .config import ModelConfig
 from .gated_conv import GatedConv
@@ -28,7 +29,6 @@ from .layers import MLP, CausalConv, Linear, RMSNorm, TiedHead, drop
 from .mix import Mix
 from .outline import NO_POSITIONS, group_of, longest_text
 from .pieces import in_pieces
-from .positions.base import Position, Table
 from .resolve import NO_REGULARIZER, check_model_config, check_regularizer, position_settings
 
 

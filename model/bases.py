@@ -1,4 +1,4 @@
-"""What a mixer is. One of your own is a subclass with a `Config` and a `forward`, registered under a name:
+"""What a mixer, a memory and a position scheme are. One of your own is a subclass, registered under a name:
 
     @register_mixer("mean")
     class Mean(Mixer):
@@ -18,9 +18,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..config import ModelConfig
-from ..parts import MixerConfig as MixerConfig
-from ..parts import MixerOutline
+from .config import ModelConfig
+from .parts import MemoryConfig, MemoryOutline, MixerConfig, MixerOutline, PositionConfig, PositionOutline
 
 Mixed = Tensor | tuple[Tensor, Tensor]
 """y [B, T, H, X], or (y, extra [B, T, D]) with a term that is added after the output projection."""
@@ -87,3 +86,54 @@ class Mixer(MixerOutline, nn.Module):
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
         """Op -> implementation that `forward` takes for such tensors, for the record of a run."""
         return {}
+
+
+class Memory(MemoryOutline, nn.Module):
+    """A causal branch over the mixer's q, k and v whose output is added after the output projection."""
+
+    def __init__(self, model: ModelConfig, config: MemoryConfig) -> None:
+        super().__init__()
+        self.config = config
+
+    def forward(self, x_BTD: Tensor, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor) -> Tensor:
+        """[B, T, D] to add. x is the block's normed input; q, k, v are the mixer's, before any rotation."""
+        raise NotImplementedError(f"{type(self).__name__} defines no forward")
+
+    def evaluate(self, x_BTD: Tensor, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, chunk: int) -> Tensor:
+        """`forward` for evaluation, which works through `chunk` tokens at a time. The default is `forward` itself."""
+        return self.forward(x_BTD, q_BTHX, k_BTJX, v_BTJX)
+
+    def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
+        """Op -> implementation that `forward` takes for such tensors, for the record of a run."""
+        return {}
+
+
+class Table(nn.Embedding):
+    """Learned vectors, one for each of `rows` places, that start normal with the deviation `std`."""
+
+    def __init__(self, rows: int, width: int, std: float) -> None:
+        super().__init__(rows, width, _weight=torch.empty(rows, width))
+        self.std = std
+
+
+class Position(PositionOutline, nn.Module):
+    """A vector for each place of a text, added to the embedding before the first block.
+
+    Its matrices are learned as the embedding is, in the embedding's type.
+    """
+
+    def __init__(self, model: ModelConfig, config: PositionConfig) -> None:
+        super().__init__()
+        self.config = config
+
+    def places(self, rows: int, length: int, draw: torch.Generator) -> Tensor:
+        """What `forward` is to be called with, int64 [rows or 1, length], on the generator's device.
+
+        All chance belongs here, drawn from `draw`: in training anew at each micro-batch, in evaluation the same for all
+        texts of one length. The default are 0, 1, 2, ...
+        """
+        return torch.arange(length, device=draw.device)[None]
+
+    def forward(self, places_BT: Tensor) -> Tensor:
+        """[B, T, D] to add; B may be 1."""
+        raise NotImplementedError(f"{type(self).__name__} defines no forward")

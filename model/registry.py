@@ -9,9 +9,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from .memory.base import Memory
-    from .mixers.base import Mixer
-    from .positions.base import Position
+    from .bases import Memory, Mixer, Position
 
 Part = TypeVar("Part")
 Registered = TypeVar("Registered")

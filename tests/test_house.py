@@ -6,7 +6,8 @@ import ast
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,104 @@ def test_imports_run_one_way(room: str) -> None:
                 wrong.append(f"{file.relative_to(ROOT)}:{line} imports {parts[0]}")
     assert wrong == []
     assert seen > 5
+
+
+FLOORS = (
+    ("errors.py", "units.py", "config.py"),
+    ("machine", "checkpoints"),
+    ("data",),
+    ("training", "probes"),
+    ("grid",),
+    ("attempt", "plan"),
+    ("scheduler", "job.py"),
+    ("run",),
+    ("commands", "bench", "doctor"),
+)
+"""The rooms of sweep/, the lowest first. Whatever a room imports lies on a floor below it, never beside it or above."""
+STILL_OPEN = {
+    ("results/store/frames.py", "results/store/store.py"),
+    ("reports/figures/files.py", "reports/figures/__init__.py"),
+    ("reports/stats", "reports/tables"),
+}
+"""Arrows that close a circle today. Nothing is ever added here."""
+
+
+def found_in(parts: tuple[str, ...]) -> Path:
+    """The file that an import of that dotted name of the package reads; a package itself is its __init__.py."""
+    for end in range(len(parts), 1, -1):
+        place = ROOT.joinpath(*parts[1:end])
+        if place.with_suffix(".py").is_file():
+            return place.with_suffix(".py")
+        if (place / "__init__.py").is_file():
+            return place / "__init__.py"
+    return ROOT / "__init__.py"
+
+
+def arrows() -> dict[str, set[str]]:
+    """File -> the files that it imports, be it lazily or for its types alone."""
+    found: dict[str, set[str]] = {}
+    for file in sources():
+        theirs = {found_in(parts) for _, parts in imports(file) if parts[0] == "atma_sweep"} - {file}
+        found[file.relative_to(ROOT).as_posix()] = {target.relative_to(ROOT).as_posix() for target in theirs}
+    return found
+
+
+def part_of(name: str) -> str:
+    """The room of a file: its folder; files directly in sweep/, results/ and reports/ are rooms of their own."""
+    folder, _, _ = name.rpartition("/")
+    return folder if folder not in ("", "sweep", "results", "reports") else name
+
+
+def between_rooms() -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for name, targets in arrows().items():
+        found.setdefault(part_of(name), set()).update({part_of(target) for target in targets} - {part_of(name)})
+    return found
+
+
+def circle(graph: Mapping[str, set[str]]) -> list[str]:
+    """One circle of a graph, each name imported by the next and the first once more at the end; empty without any."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def without_open(graph: Mapping[str, set[str]]) -> dict[str, set[str]]:
+    return {name: {other for other in others if (name, other) not in STILL_OPEN} for name, others in graph.items()}
+
+
+def test_a_circle_is_found() -> None:
+    assert set(circle({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}})) == {"a", "b", "c"}
+    assert circle({"a": {"b", "c"}, "b": {"c"}}) == []
+    found = arrows()
+    assert {"sweep/plan/corpora.py", "sweep/plan/planner.py"} <= found["sweep/run/launch.py"]
+    assert "sweep/config.py" in found["sweep/grid/axes.py"], "an import for types counts"
+    assert "sweep/run/launch.py" in found["cli.py"], "an import inside a function counts"
+
+
+def test_no_circle_of_imports_between_files() -> None:
+    assert circle(without_open(arrows())) == []
+
+
+def test_no_circle_of_imports_between_rooms() -> None:
+    assert circle(without_open(between_rooms())) == []
+
+
+def test_rooms_of_the_sweep_stand_on_floors() -> None:
+    floor = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}
+    up = []
+    seen = set()
+    for name, targets in arrows().items():
+        room, *rest = name.split("/")[1:] or [""]
+        if not name.startswith("sweep/") or (not rest and room == "__init__.py"):
+            continue
+        seen.add(room)
+        theirs = {target: target.split("/")[1] for target in targets if target.startswith("sweep/")}
+        up += [f"{name} imports {t}" for t, other in theirs.items() if other != room and floor[other] >= floor[room]]
+    assert up == []
+    assert seen == set(floor)
 
 
 def test_only_the_scheduler_imports_ray() -> None:

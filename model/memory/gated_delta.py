@@ -8,10 +8,10 @@ from torch.nn import functional
 
 from ...kernels.gated_delta.gated_delta import choose_backend, gated_delta
 from ...kernels.norms import rms_norm, statistics_dtype
+from ..bases import Memory
 from ..config import ModelConfig
 from ..layers import Linear
 from ..pieces import spans
-from .base import Memory
 from .gated_delta_outline import GatedDeltaConfig, GatedDeltaOutline
 
 GAMMA_OFFSET = 3.9

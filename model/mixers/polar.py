@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from ...kernels.attention.polar import choose_backend, polar_attention, polar_distractor_loss
 from ...kernels.shapes import QUERY_BLOCK, query_block
+from ..bases import Mixer
 from ..config import ModelConfig
 from ..layers import Linear
-from .base import Mixer
 from .polar_outline import PolarConfig, PolarOutline
 
 

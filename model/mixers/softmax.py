@@ -9,8 +9,8 @@ from ...kernels.attention.softmax import choose_backend, softmax_attention, soft
 from ...kernels.norms import statistics_dtype
 from ...kernels.rotary import apply_rotary, rotary_tables
 from ...kernels.shapes import query_block
+from ..bases import Mixer
 from ..config import ModelConfig
-from .base import Mixer
 from .softmax_outline import NoPEOutline, RoPEConfig, RoPEOutline, SoftmaxConfig
 
 

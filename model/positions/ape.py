@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ..bases import Position, Table
 from ..config import ModelConfig
-from .base import Position, Table
 from .table_outline import TableConfig, TableOutline
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from atma_sweep.model import register_mixer, registry
 from atma_sweep.model.backbone import Backbone
+from atma_sweep.model.bases import Mixer, MixerConfig
 from atma_sweep.model.config import ModelConfig
-from atma_sweep.model.mixers.base import Mixer, MixerConfig
 from atma_sweep.model.mixers.polar import Polar
 from atma_sweep.model.outline import network_shapes, parameters
 from atma_sweep.model.resolve import check_model_config

@@ -12,8 +12,8 @@ import torch
 from atma_sweep.kernels.shapes import query_block
 from atma_sweep.model import register_mixer
 from atma_sweep.model.backbone import Auxiliary, Backbone, build
+from atma_sweep.model.bases import Mixer
 from atma_sweep.model.config import ModelConfig
-from atma_sweep.model.mixers.base import Mixer
 from atma_sweep.model.pieces import in_pieces, spans
 from registries import EVERY_MEMORY, EVERY_MIXER
 from torch import Tensor

@@ -15,8 +15,8 @@ import pytest
 import torch
 from atma_sweep.model import register_mixer
 from atma_sweep.model.backbone import Backbone
+from atma_sweep.model.bases import Mixer, MixerConfig
 from atma_sweep.model.config import ModelConfig
-from atma_sweep.model.mixers.base import Mixer, MixerConfig
 from atma_sweep.sweep.checkpoints import checkpoint, storage
 from atma_sweep.sweep.checkpoints.checkpoint import CheckpointError
 from atma_sweep.sweep.checkpoints.seal import SEAL, Damaged, facts_of, written

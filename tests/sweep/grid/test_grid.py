@@ -219,7 +219,7 @@ def test_the_fingerprint_is_asked_once_for_each_corpus(write: Write) -> None:
 
 PLUGIN = """
 from atma_sweep.model.config import Int, knob
-from atma_sweep.model.mixers.base import Mixer, MixerConfig
+from atma_sweep.model.bases import Mixer, MixerConfig
 from atma_sweep.model.registry import register_mixer
 
 class Settings(MixerConfig):

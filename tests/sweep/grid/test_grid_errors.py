@@ -286,7 +286,7 @@ CASES: dict[str, tuple[str, str]] = {
     "plugins-is-text": ("plugins: clash.py\n", "3: plugins: must be a list, got 'clash.py'"),
 }
 CLASH = """
-from atma_sweep.model.mixers.base import Mixer
+from atma_sweep.model.bases import Mixer
 from atma_sweep.model.registry import register_mixer
 
 @register_mixer("rope")

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("registries")
 Write = Callable[..., Path]
 MIXER_PART = PLUGGABLE[0]
 MIXER = """
-from atma_sweep.model.mixers.base import Mixer
+from atma_sweep.model.bases import Mixer
 from atma_sweep.model.registry import register_mixer
 
 @register_mixer("flat")
