@@ -231,7 +231,8 @@ def format_of(
     if meant is None and said is None:
         known = ", ".join(endings)
         raise StoreError(
-            f"{short(to.name)} says no format; end it in {known}" + (f", or add {option}" if option else "")
+            f"{short(to.name)} has no ending that names a format; end it in {known}"
+            + (f", or add {option}" if option else "")
         )
     if said is not None and meant is not None and meant != said:
         raise StoreError(f"{short(to.name)} ends as {meant}, but {option} says {said}; change one of them")

@@ -164,8 +164,8 @@ def test_the_format_is_said_or_the_ending_says_it(tmp_path: Path) -> None:
     assert asked(None) == asked("-") == asked("/dev/null") == "terminal"
     assert asked("-", "md") == asked("x.txt", "md") == asked("x.MD") == asked(None, "md") == "md"
     for to, said, why in [
-        ("x.docx", None, "'x.docx' says no format; end it in .md, .csv, or add --format"),
-        ("table", None, "'table' says no format"),
+        ("x.docx", None, "'x.docx' has no ending that names a format; end it in .md, .csv, or add --format"),
+        ("table", None, "'table' has no ending that names a format"),
         ("x.csv", "md", "'x.csv' ends as csv, but --format says md"),
     ]:
         with pytest.raises(StoreError, match=why):

@@ -317,7 +317,10 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("words", "why"),
         [
-            (("--figure", "needle", "--out", "x.docx"), "'x.docx' says no format; end it in .svg, .pdf, .png"),
+            (
+                ("--figure", "needle", "--out", "x.docx"),
+                "'x.docx' has no ending that names a format; end it in .svg, .pdf, .png",
+            ),
             (("--figure", "needle", "--format", "docx"), "a figure is written as svg, pdf, png, not 'docx'"),
             (("--figure", "9"), "there is no figure 9"),
             (("--figure", "needle", "--table", "6"), "ask for one of them at a time"),

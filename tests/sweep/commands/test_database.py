@@ -81,7 +81,10 @@ def test_a_folder_for_tensorboard(run: Run, tmp_path: Path) -> None:
         (["--to", "wandb", "--what", "curves"], "leave --what out"),
         (["--sweep", "printed-v3"], "no sweep is named"),
         (["--sweep", "x" * 5000], "(5000 letters); there is: printed-v"),
-        (["--out", "x.docx"], "'x.docx' says no format; end it in .zip, .csv, .jsonl, .parquet, or add --to"),
+        (
+            ["--out", "x.docx"],
+            "'x.docx' has no ending that names a format; end it in .zip, .csv, .jsonl, .parquet, or add --to",
+        ),
         (["--out", "x.csv", "--to", "jsonl"], "'x.csv' ends as csv, but --to says jsonl"),
         (["--out", "x.csv", "--with-weights"], "leave --to out"),
         (["--what", "curves"], "leave --what out"),
