@@ -283,6 +283,8 @@ class Entry:
     probe: str = ""
     metric: str = ""
     length: int | None = None
+    direction: int = 0
+    """-1 where less is better, 1 where more is, 0 where neither."""
     value: float | None = None
     unit: str | None = None
     n: int | None = None

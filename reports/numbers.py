@@ -1,21 +1,18 @@
-"""How numbers, lengths and reasons are printed, and which direction of a metric is the better one."""
+"""How numbers, lengths and reasons are printed, and what a column of them is."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal, localcontext
 
+from ..results import metrics
+
 PLUS_MINUS = " ± "
 """Between a mean and its standard deviation."""
 
 CODE_LENGTH = 16
-LOWER = frozenset(("val_loss", "val_loss_full", "nats", "bits", "step_seconds", "train_seconds", "peak_memory"))
-HIGHER = frozenset(("digit_accuracy", "exact_accuracy", "mfu", "mfu_paper", "tokens_per_s"))
-
-
-def better(metric: str) -> int:
-    """-1 where less is better, 1 where more is, 0 where neither (or where we do not know the metric)."""
-    return -1 if metric in LOWER else 1 if metric in HIGHER else 0
+GUESS = metrics.metric("needle", "digit_accuracy").chance_text.removesuffix("%")
+"""Percent of the needle's digits that a guess gets right, for the notes of tables."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +25,17 @@ class Column:
     decimals: int
     percent: bool = False
     length: int = 0
+    direction: int = 0
+    """-1 where less is better, 1 where more is, 0 where neither."""
+
+
+def column_of(
+    probe: str, metric: str | metrics.Metric, heading: str = "", *, decimals: int | None = None, length: int = 0
+) -> Column:
+    """The column of a metric: by its name one of the package's, printed as results/metrics.py says unless told otherwise."""
+    about = metrics.metric(probe, metric) if isinstance(metric, str) else metric
+    places = about.decimals if decimals is None else decimals
+    return Column(heading or about.heading, probe, about.name, places, about.percent, length, about.direction)
 
 
 def rounded(value: float, decimals: int, *, percent: bool = False) -> str:

@@ -27,14 +27,13 @@ from typing import Any
 import numpy as np
 
 from ... import __version__
+from ...results import metrics
 from ...results.files import replacing
 from ...results.store.records import Attempt, Provenance
 from ...results.store.store import Store
 from ...results.text import html_escaped
 from ..curves import curves
 from ..data import Entry, Lengths, SweepData, Table, attempts_of, gather, one_reading, provenances_of
-from ..definitions import DIRECTIONS, definition
-from ..numbers import better
 from ..stats.audit import homogeneity
 from ..tables import complete_columns, table6
 from ..tables.effects import effects_table
@@ -207,7 +206,7 @@ def _columns(data: SweepData) -> list[dict[str, Any]]:
             "metric": column.metric,
             "length": column.length,
             "percent": column.percent,
-            "better": better(column.metric),
+            "better": column.direction,
         }
         for column in complete_columns(data)
     ]
@@ -215,7 +214,7 @@ def _columns(data: SweepData) -> list[dict[str, Any]]:
 
 def _key(key: tuple[str, str, int], unit: str) -> dict[str, Any]:
     probe, metric, length = key
-    told = f"{definition(probe, metric)} {DIRECTIONS[better(metric)]}".strip()
+    told = metrics.metric(probe, metric, unit=unit).definition
     return {"probe": probe, "metric": metric, "length": length, "unit": unit, "definition": told}
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ...results import metrics
 from ...results.intervals import wilson
 from ...results.paper import OWNER as PRINTED_BY
 from ...results.store.schema import CurvePointRow
@@ -75,7 +76,8 @@ def lines_of(frame: pd.DataFrame) -> pd.DataFrame:
     whole = frame.groupby([*GROUP, "probe", "metric"])["cell"].nunique().to_dict()
     for key, group in frame.groupby([*GROUP, "probe", "metric", "length"], sort=False):
         mean, low, high = float(group["value"].mean()), math.nan, math.nan
-        if group["metric"].iloc[0].endswith("accuracy") and group["n"].notna().all():
+        trials = metrics.metric(str(group["probe"].iloc[0]), str(group["metric"].iloc[0])).trials
+        if trials and group["n"].notna().all():
             n = int(group["n"].sum())
             low, high = wilson(min(float((group["value"] * group["n"]).sum()), n), n)
         names = (*GROUP, "probe", "metric", "length")

@@ -10,7 +10,7 @@ import pandas as pd
 from ...results.store.records import AXES
 from ...results.store.store import Store
 from ..data import Lengths, ReportError, SweepData, gather
-from ..numbers import Column, better
+from ..numbers import Column, column_of
 from ..stats.effects import effects as tested
 from ..stats.effects import factors, measures, numbers_of, pareto
 from ..tables import complete_columns
@@ -53,7 +53,7 @@ def effects(
         "Mean difference over matched pairs, level minus reference; bars: 95% of 10,000 bootstrap means; filled where they "
         "leave out zero."
     )
-    better_is = {column.heading: better(column.metric) for column in columns}
+    better_is = {column.heading: column.direction for column in columns}
     frame = pd.DataFrame(rows)
     return collected(store, data, "effects", "Main effects", frame, origins, notes=[words], better=better_is)
 
@@ -107,7 +107,7 @@ def quality_speed(
     Speed is tokens/s, or MFU (in %) where the sweep has no tokens/s. Values as `interactions`: nats per token, or %.
     """
     data = gather(store, sweep, revision=revision, lengths=lengths)
-    speed = Column("tokens/s", "throughput", "tokens_per_s", 0)
+    speed = column_of("throughput", "tokens_per_s", "tokens/s")
     if not any(key[1:3] == (speed.probe, speed.metric) for key in data.values):
         speed = next(column for column in complete_columns(data) if column.metric == "mfu_paper")
     extra = data.extra_axes()
@@ -131,7 +131,7 @@ def quality_speed(
             if min(fast.seeds, good.seeds) < len(cells):
                 fewer[quality.heading, found[-1]["name"]] = f"n={min(fast.seeds, good.seeds)}"
         points = [(one["speed"], one["value"]) for one in found]
-        fronts = pareto(points, (1, better(quality.metric)))
+        fronts = pareto(points, (1, quality.direction))
         rows += [one | {"front": kept} for one, kept in zip(found, fronts, strict=True)]
     if not rows:
         raise ReportError(f"no cell of sweep {data.sweep} has both a speed and a quality; finish it")

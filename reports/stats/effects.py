@@ -19,6 +19,7 @@ from scipy import stats
 from statsmodels.formula.api import ols
 from statsmodels.stats.anova import anova_lm
 
+from ...results import metrics
 from ...results.intervals import wilson
 from ...results.store.records import AXES
 from ..data import ReportError, SweepData
@@ -50,7 +51,7 @@ def accuracies(data: SweepData) -> pd.DataFrame:
     """
     rows = []
     for value in data.values.values():
-        if value.value is None or not value.metric.endswith("accuracy"):
+        if value.value is None or not metrics.metric(value.probe, value.metric).trials:
             continue
         low, high = value.low, value.high
         if (low is None or high is None) and value.n:

@@ -16,7 +16,7 @@ from ...results.store.records import AXES
 from ...results.store.store import Store
 from ...results.text import choice
 from ..data import REFERENCES, Lengths, ReportError, SweepData, Table, gather
-from ..numbers import Column, length_name, reason_code, rounded
+from ..numbers import GUESS, Column, column_of, length_name, reason_code, rounded
 from ..render import FORMATS, render
 from ..stats.audit import homogeneity
 from .layout import Line, about_cell, assemble, entry, reference_note, seed_notes, sweep_note, word_notes
@@ -55,25 +55,22 @@ WORDS_ONLY = ("5", "budgets", "failures", "provenance")
 """Tables in which nothing measured is compared."""
 
 
-def ends(data: SweepData, lengths: Mapping[str, Sequence[int]], column: Column) -> list[Column]:
+def ends(data: SweepData, lengths: Mapping[str, Sequence[int]], one: Column) -> list[Column]:
     """The column at the shortest and at the longest context length: one where there is one (-1 where none is known yet)."""
-    known = sorted(lengths.get(column.probe, ())) or data.lengths(column.probe, column.metric)
+    known = sorted(lengths.get(one.probe, ())) or data.lengths(one.probe, one.metric)
     named = [(length, length_name(length)) for length in dict.fromkeys((known[0], known[-1]))] if known else NO_LENGTHS
-    return [
-        Column(f"{column.heading}@{name}", column.probe, column.metric, column.decimals, column.percent, length)
-        for length, name in named
-    ]
+    return [replace(one, heading=f"{one.heading}@{name}", length=length) for length, name in named]
 
 
 def complete_columns(data: SweepData, lengths: Mapping[str, Sequence[int]] | None = None) -> list[Column]:
     """The eight numbers of the complete results; five where there is one context length."""
     asked = data.requested_lengths() if lengths is None else lengths
     return [
-        Column("Val", "val", "val_loss", 3),
-        *ends(data, asked, Column("Clean", "clean", "nats", 2)),
-        *ends(data, asked, Column("Junk", "junk", "nats", 2)),
-        *ends(data, asked, Column("Ndl", "needle", "digit_accuracy", 1, percent=True)),
-        Column("MFU", "throughput", "mfu_paper", 1, percent=True),
+        column_of("val", "val_loss"),
+        *ends(data, asked, column_of("clean", "nats")),
+        *ends(data, asked, column_of("junk", "nats")),
+        *ends(data, asked, column_of("needle", "digit_accuracy")),
+        column_of("throughput", "mfu_paper"),
     ]
 
 
@@ -116,7 +113,7 @@ def table6(
     grid = [line.entries for line in lines]
     notes = [
         sweep_note(data),
-        "Val, Clean and Junk: nats per token. Ndl: needle digits right, in % (a guess: 10). MFU: by the paper's formula, in %. "
+        f"Val, Clean and Junk: nats per token. Ndl: needle digits right, in % (a guess: {GUESS}). MFU: by the paper's formula, in %. "
         "Clean, Junk and Ndl at the shortest and the longest context length, in tokens.",
         *seed_notes(grid, 0 if seeds else max((len(cells) for _, cells in groups), default=0)),
         *reference_note(data),

@@ -13,7 +13,7 @@ from ...results import paper
 from ...results.store.records import AXES, CellState
 from ...results.store.store import Store
 from ..data import Entry, Lengths, ReportError, SweepData, Table, gather
-from ..numbers import Column, length_name, rounded, signed
+from ..numbers import Column, column_of, length_name, rounded, signed
 from ..stats.audit import between
 from ..stats.effects import ALPHA, NEAR, Spread, spreads_by_configuration
 from . import AXIS_HEADINGS
@@ -21,11 +21,11 @@ from .layout import DUST, Line, assemble, entry, seed_notes, sweep_note
 from .printed import contradicted
 
 COLUMNS = (
-    Column("Val", "val", "val_loss", 3),
-    Column("Clean", "clean", "nats", 2),
-    Column("Junk", "junk", "nats", 2),
-    Column("Ndl", "needle", "digit_accuracy", 1, percent=True),
-    Column("MFU", "throughput", "mfu_paper", 1, percent=True),
+    column_of("val", "val_loss"),
+    column_of("clean", "nats"),
+    column_of("junk", "nats"),
+    column_of("needle", "digit_accuracy"),
+    column_of("throughput", "mfu_paper"),
 )
 WITHIN, BEYOND, UNKNOWN = "within", "beyond", "-"
 
@@ -99,14 +99,14 @@ def _asked(data: SweepData, column: Column) -> bool:
 
 def _columns(data: SweepData, published: SweepData) -> list[Column]:
     columns = []
-    for column in COLUMNS:
-        lengths = set(published.lengths(column.probe, column.metric)) & {
-            *data.lengths(column.probe, column.metric),
-            *(length for probe, length in data.requested if probe == column.probe),
+    for one in COLUMNS:
+        lengths = set(published.lengths(one.probe, one.metric)) & {
+            *data.lengths(one.probe, one.metric),
+            *(length for probe, length in data.requested if probe == one.probe),
         }
         for length in sorted(lengths):
-            name = f"{column.heading}@{length_name(length)}" if length else column.heading
-            columns.append(Column(name, column.probe, column.metric, column.decimals, column.percent, length))
+            name = f"{one.heading}@{length_name(length)}" if length else one.heading
+            columns.append(replace(one, heading=name, length=length))
     return columns
 
 

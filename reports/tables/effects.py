@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ...results.store.store import Store
 from ..data import Entry, Lengths, ReportError, SweepData, Table, gather
-from ..numbers import Column, better, rounded, signed
+from ..numbers import Column, column_of, rounded, signed
 from ..stats.effects import (
     Effect,
     Interaction,
@@ -188,7 +188,7 @@ def pareto_table(
     the longest length. Speed is tokens/s, or MFU where the sweep has no tokens/s."""
     data = gather(store, sweep, revision=revision, lengths=lengths)
     columns = {column.heading: column for column in complete_columns(data)}
-    speed = Column("Tokens/s", "throughput", "tokens_per_s", 0)
+    speed = column_of("throughput", "tokens_per_s", "Tokens/s")
     if not any(key[1:3] == (speed.probe, speed.metric) for key in data.values):
         speed = columns["MFU"]
     needle = [column for column in columns.values() if column.probe == "needle"][-1]
@@ -199,7 +199,7 @@ def pareto_table(
     for index, quality in enumerate(qualities, start=1):
         known = [r for r, row in enumerate(grid) if row[0].value is not None and row[index].value is not None]
         points = [(grid[r][0].value or 0.0, grid[r][index].value or 0.0) for r in known]
-        for r, kept in zip(known, pareto(points, (1, better(quality.metric))), strict=True):
+        for r, kept in zip(known, pareto(points, (1, quality.direction)), strict=True):
             if kept:
                 fronts.setdefault(r, []).append(quality.heading)
     ranked = sorted(fronts, key=lambda r: -(grid[r][0].value or 0.0))

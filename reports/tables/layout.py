@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from ...results.store.records import CellState, Value
 from ..data import REFERENCES, Entry, Source, SweepData, Table
-from ..numbers import PLUS_MINUS, Column, better, reason_code, rounded
+from ..numbers import PLUS_MINUS, Column, reason_code, rounded
 
 NO_CELL = "no cell"
 """Printed where a table asks for a combination of levels that the sweep does not list."""
@@ -59,6 +59,7 @@ def entry(data: SweepData, cells: Sequence[CellState], column: Column, table: st
         probe=column.probe,
         metric=column.metric,
         length=column.length if column.length >= 0 else None,
+        direction=column.direction,
         unit=known.unit if known else None,
         origins=tuple(
             (cell.cell_id, value.attempt_id if value is not None else None)
@@ -116,6 +117,7 @@ def derived(
         probe=column.probe,
         metric=column.metric,
         length=column.length,
+        direction=column.direction,
         value=value,
         reason=lacking.reason if lacking else None,
         sd=sd,
@@ -142,7 +144,7 @@ def _best_of(rivals: Sequence[Entry]) -> list[bool]:
     """Which of them is the best as printed, ties included; none where all are alike, or alone."""
     numbers = [_leading_number(rival.text) if rival.value is not None else None for rival in rivals]
     known = [number for number in numbers if number is not None]
-    direction = better(rivals[0].metric) if rivals else 0
+    direction = rivals[0].direction if rivals else 0
     if not direction or len(set(known)) < 2:
         return [False] * len(rivals)
     best = max(known) if direction > 0 else min(known)

@@ -15,14 +15,14 @@ from ...results import paper
 from ...results.store.records import AXES, CellState
 from ...results.store.store import Store
 from ..data import Entry, Lengths, ReportError, SweepData, Table, gather
-from ..numbers import Column, large, length_name, rounded
+from ..numbers import GUESS, Column, column_of, large, length_name, rounded
 from .layout import NO_CELL, NOTHING, Line, assemble, derived, entry, reference_note, seed_notes, sweep_note, word_notes
 from .printed import contradicted
 
 OURS = "polar"
 NATS, NEEDLE = ("clean", "nats"), ("needle", "digit_accuracy")
 ZETTA = 1e21
-UNITS = "clean: nats per token; needle: digits right, in % (a guess: 10)."
+UNITS = f"clean: nats per token; needle: digits right, in % (a guess: {GUESS})."
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,7 @@ def _named(mixer: str, memory: str, one_memory: bool) -> str:
 
 
 def _column(series: Series, length: int) -> Column:
-    needle = series.what == NEEDLE
-    return Column(series.heading, *series.what, 0 if needle else 2, needle, length)
+    return column_of(*series.what, series.heading, decimals=0 if series.what == NEEDLE else 2, length=length)
 
 
 def over_lengths(data: SweepData, number: str, title: str, series: Sequence[Series]) -> Table:
@@ -171,12 +170,12 @@ def table3(store: Store, sweep: str | None = None, *, revision: int | None = Non
 
 # --- throughput -----------------------------------------------------------------------------------------------------
 
-STEP = Column("Step s", "throughput", "step_seconds", 2)
-MFU = Column("MFU", "throughput", "mfu_paper", 1, percent=True)
-DROP = Column("Drop", "throughput", "mfu_drop", 1, percent=True)
-SPEED = Column("Tokens/s", "throughput", "tokens_per_s", 0)
-HONEST = Column("MFU honest", "throughput", "mfu", 1, percent=True)
-PEAK = Column("Train s", "throughput", "train_seconds", 0)
+STEP = column_of("throughput", "step_seconds", "Step s")
+MFU = column_of("throughput", "mfu_paper")
+DROP = column_of("throughput", "mfu_drop", "Drop")
+SPEED = column_of("throughput", "tokens_per_s", "Tokens/s")
+HONEST = column_of("throughput", "mfu", "MFU honest")
+PEAK = column_of("throughput", "train_seconds", "Train s")
 
 
 def _step_seconds(data: SweepData, cells: Sequence[CellState], number: str) -> Entry:
@@ -279,8 +278,8 @@ def _ends(data: SweepData) -> list[int]:
 
 def _bits(probe: str, length: int, name: str) -> Column:
     if probe == "needle":
-        return Column(f"Ndl {name}", probe, "digit_accuracy", 1, True, length)
-    return Column(f"{probe.capitalize()} {name}", probe, "bits", 2, False, length)
+        return column_of(probe, "digit_accuracy", f"Ndl {name}", length=length)
+    return column_of(probe, "bits", f"{probe.capitalize()} {name}", length=length)
 
 
 def weighted(values: dict[int, float]) -> float:
@@ -368,7 +367,7 @@ def _own_rows(data: SweepData, columns: Sequence[Column]) -> list[Line]:
         for mixer in sorted(mixers(data), key=lambda name: (name != OURS, name)):
             for group, cells in chosen(data, plain_levels(data, attn_type=mixer, memory=memory)).items():
                 name = " ".join((_named(mixer, memory, len(known) == 1), *(f"[{level}]" for level in group)))
-                size = entry(data, cells, Column("Params", "throughput", "parameters", 0))
+                size = entry(data, cells, column_of("throughput", "parameters", "Params"))
                 words = (name, large(size.value) if size.value is not None else "-")
                 entries = tuple(_own_entry(data, cells, column, lengths) for column in columns)
                 lines.append(Line(words=words, entries=entries, cells=cells, about={"model": name}))

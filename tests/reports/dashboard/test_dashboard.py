@@ -19,7 +19,6 @@ from atma_sweep.cli import app
 from atma_sweep.reports.dashboard import page as module
 from atma_sweep.reports.dashboard.page import Series, dashboard, unpacked
 from atma_sweep.reports.data import gather
-from atma_sweep.reports.definitions import definition
 from atma_sweep.reports.stats.effects import effects
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.errors import SweepUnknown
@@ -27,7 +26,6 @@ from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CurvePoint, Provenance
 from atma_sweep.results.store.schema import AttemptRow
 from atma_sweep.results.store.store import Store, open_store
-from atma_sweep.sweep.probes import count_map, state_norm
 from synthetic import OWNER, synthetic_sweep
 from typer.testing import CliRunner
 
@@ -156,15 +154,6 @@ def test_thinning_keeps_the_last_point_and_stays_below_the_limit() -> None:
         assert len(kept) <= most
         assert len(set(np.diff(kept))) <= 1
     assert len(Series(numbers, numbers, numbers).thinned(1900).tokens) == 1900
-
-
-def test_every_metric_of_ours_has_a_definition() -> None:
-    names = {("count_map", name) for name in count_map.METRICS} | {("state_norm", name) for name in state_norm.METRICS}
-    names |= {("throughput", name) for name in ("tokens_per_s", "mfu_paper", "mfu", "train_seconds", "parameters")}
-    names |= {("needle", name) for name in ("digit_accuracy", "exact_accuracy", "nats", "absent_nats", "peak_memory")}
-    names |= {("val", "val_loss"), ("val", "val_loss_full"), ("clean", "nats"), ("junk", "nats")}
-    assert [name for name in sorted(names) if "says no more" in definition(*name)] == []
-    assert definition("mine", "glow") == "Recorded by the probe mine, which says no more of it than its name and unit."
 
 
 def test_effects_are_those_of_the_pairs(published: Store) -> None:

@@ -1,0 +1,183 @@
+"""What every metric is: its unit, which direction is better, its words, and what a trivial answer scores.
+
+Tables, figures and the dashboard ask here and nowhere else. METRICS has those of the probes that databases hold without a
+description; of any other, one of a plugin for example, the description stands in the database beside the number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal
+
+Better = Literal["lower", "higher", "neither"]
+DIRECTIONS: Mapping[Better, int] = {"lower": -1, "neither": 0, "higher": 1}
+IN_WORDS: Mapping[Better, str] = {"lower": "Less is better.", "neither": "", "higher": "More is better."}
+SHARE = "fraction"
+"""The unit of a number between 0 and 1 that is printed in percent."""
+UNKNOWN = "Recorded by the probe {probe}, which says no more of it than its name and unit."
+PEAK_MEMORY = "peak_memory"
+"""A metric that every probe over lengths has."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One kind of number that a probe gives. Only name and unit must be said."""
+
+    name: str
+    unit: str
+    """`fraction` for a share, which is printed in percent; 1 for a bare number."""
+    better: Better = "neither"
+    words: str = ""
+    """What it means, in a sentence or two, for a reader who has only the report."""
+    heading: str = ""
+    """Of its column in the complete results; one that has none stands in no table."""
+    decimals: int = 3
+    """Of a printed number; of a share in percent."""
+    chance: float | None = None
+    """What a trivial answer scores, in `unit`; None where there is no such thing, or it depends on the cell."""
+    trials: bool = False
+    """Whether it is the share of `n` independent answers that are right, so that Wilson's interval holds for it."""
+
+    @property
+    def direction(self) -> int:
+        """-1 where less is better, 1 where more is, 0 where neither."""
+        return DIRECTIONS[self.better]
+
+    @property
+    def percent(self) -> bool:
+        """Whether it is printed in percent."""
+        return self.unit == SHARE
+
+    @property
+    def chance_text(self) -> str:
+        """The chance level as people write it, 10% or 5.545 nats/token; nothing where there is none."""
+        if self.chance is None:
+            return ""
+        return f"{100 * self.chance:.4g}%" if self.percent else f"{self.chance:.4g} {self.unit}"
+
+    @property
+    def definition(self) -> str:
+        """All of it in words."""
+        trivial = f"A trivial answer scores {self.chance_text}." if self.chance is not None else ""
+        return " ".join(filter(None, (self.words, IN_WORDS[self.better], trivial)))
+
+
+_LOSS = "nats/token"
+_NORM = "frobenius"
+
+METRICS: Mapping[tuple[str, str], Metric] = {
+    (probe, metric.name): metric
+    for probe, metrics in {
+        "val": (
+            Metric("val_loss", _LOSS, "lower", "Validation loss: mean cross-entropy over the first tokens of the validation split, in "
+                   "rows of the training length, with the attention window that the model was trained with.", "Val"),
+            Metric("val_loss_full", _LOSS, "lower", "Validation loss as above, with the attention window taken off."),
+        ),
+        "clean": (
+            Metric("nats", _LOSS, "lower", "Clean loss: mean cross-entropy over the first L tokens of each long held-out document, L "
+                   "being the context length. The same documents at every length, full attention.", "Clean", 2),
+            Metric("bits", "bits/token", "lower", "Clean loss in bits per token.", decimals=2),
+        ),
+        "junk": (
+            Metric("nats", _LOSS, "lower", "Junk loss: mean cross-entropy over rows of L tokens of the validation stream, which run "
+                   "across the borders of documents, so that most of a long context is of no use. Full attention.", "Junk", 2),
+            Metric("bits", "bits/token", "lower", "Junk loss in bits per token.", decimals=2),
+        ),
+        "needle": (
+            Metric("digit_accuracy", SHARE, "higher", "Needle: share of digits recalled when a record's key stands again after L tokens "
+                   "of other text, each digit judged by the most probable token. Interval: 95%, by Wilson.", "Ndl", 1, 0.1, True),
+            Metric("exact_accuracy", SHARE, "higher", "Needle: share of trials in which every digit was right. Interval: 95%, by Wilson.",
+                   decimals=1, trials=True),
+            Metric("nats", "nats/digit", "lower", "Needle: mean cross-entropy of the digits at their second place."),
+            Metric("absent_nats", "nats/digit", "neither", "Needle: cross-entropy of digits that stand nowhere in the context, a "
+                   "yardstick for the one above."),
+        ),
+        "state_norm": (
+            Metric("delta_norm", _NORM, words="State norm: Frobenius norm of the memory's state after L tokens of a long held-out "
+                   "document, as the trained network leaves it; mean over documents, layers with a memory and heads."),
+            Metric("hebbian_norm", _NORM, words="State norm as above of the same keys, values and gates, written without erasing what "
+                   "stood there (Hebbian writes)."),
+            Metric("delta_norm_kept", _NORM, words="State norm of the delta rule with gamma = 1: nothing decays, only its writes erase."),
+            Metric("hebbian_norm_kept", _NORM, words="State norm of Hebbian writes with gamma = 1: nothing decays and nothing is erased."),
+        ),
+        "count_map": (
+            Metric("beta", "1", words="Slope beta of Polar attention's count map, tanh(beta ln(1 + m)) for m keys of one weight: mean "
+                   "over all heads of all Polar layers. Training starts it at 0.201."),
+            Metric("beta_lowest", "1", words="Count map: the lowest slope among the heads."),
+            Metric("beta_highest", "1", words="Count map: the highest slope among the heads."),
+        ),
+        "throughput": (
+            Metric("tokens_per_s", "tokens/s", "higher", "Training speed over the last validation interval, validation left out.", decimals=0),
+            Metric("mfu_paper", SHARE, "higher", "Model FLOPs utilisation by the paper's formula: FLOPs that the formula counts for a "
+                   "token, times tokens a second, over the chip's dense peak.", "MFU", 1),
+            Metric("mfu", SHARE, "higher", "Model FLOPs utilisation by the FLOPs really done: twice the multiply-adds of every matrix "
+                   "product, attention only over the keys that a token may see, three times the forward pass.", decimals=1),
+            Metric("mfu_drop", SHARE, words="How much of the model FLOPs utilisation goes when the memory is added.", decimals=1),
+            Metric("train_seconds", "s", "lower", "Seconds of training, validation and checkpoints left out.", decimals=0),
+            Metric("step_seconds", "s", "lower", "Seconds of one optimizer step.", decimals=2),
+            Metric("parameters", "parameters", words="Trained parameters of the model, embeddings included.", decimals=0),
+        ),
+        "corpus": (
+            Metric("unigram_entropy", _LOSS, words="Entropy of the training tokens one by one: the loss of a model that knows only how "
+                   "often each occurs."),
+            Metric("bigram_entropy", _LOSS, words="Entropy of a training token given the one before: the loss of a model that sees one "
+                   "token back."),
+        ),
+    }.items()
+    for metric in metrics
+}  # fmt: skip
+_PEAK = Metric(
+    PEAK_MEMORY,
+    "bytes",
+    "lower",
+    "Most memory that the evaluation took: on CUDA what was allocated, weights included; on the CPU the resident memory.",
+    decimals=0,
+)
+
+
+def of_probe(probe: str) -> tuple[Metric, ...]:
+    """The metrics of METRICS that the probe gives, the main one first."""
+    return tuple(metric for (of, _), metric in METRICS.items() if of == probe)
+
+
+def known(probe: str, name: str) -> Metric | None:
+    """What is known of a metric without a database; None for one that is not the package's."""
+    return _PEAK if name == PEAK_MEMORY else METRICS.get((probe, name))
+
+
+def metric(probe: str, name: str, description: Mapping[str, Any] | None = None, unit: str = "") -> Metric:
+    """What is known of a metric.
+
+    `description` and `unit` are those that stand beside a number in the database; a description says what METRICS does
+    not know, or knows only for all cells at once. Whoever wrote the database is not trusted: what makes no sense counts
+    as not said.
+    """
+    found = known(probe, name)
+    if description is None and found is not None:
+        return found
+    found = found or Metric(name, unit, words=UNKNOWN.format(probe=probe))
+    return replace(found, **{field: value for field, value in (description or {}).items() if _sensible(field, value)})
+
+
+def described(metric: Metric) -> dict[str, Any]:
+    """The description of a metric as JSON, without what is as in every other and without name and unit, which stand beside it."""
+    plain = Metric(metric.name, metric.unit)
+    return {name: value for name, value in asdict(metric).items() if value != getattr(plain, name)}
+
+
+_TYPES = {"words": str, "heading": str, "decimals": int, "trials": bool}
+
+
+def _sensible(name: str, value: Any) -> bool:
+    if name == "better":
+        return isinstance(value, str) and value in DIRECTIONS
+    if name == "chance":
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if name == "decimals" and not (isinstance(value, int) and 0 <= value <= 12):
+        return False
+    return name in _TYPES and type(value) is _TYPES[name]
+
+
+FIELDS = tuple(field.name for field in fields(Metric) if field.name not in ("name", "unit"))
+"""What a description may say."""
