@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from sqlalchemy import select
-from sqlalchemy.orm import Session
-
-from ..results.store import queries
 from ..results.store.cell_status import Request, Standing, requests_of, standing
-from ..results.store.records import AXES, Attempt, CellState, Provenance, Value, extra_axes
-from ..results.store.schema import AttemptRow, ProvenanceRow
+from ..results.store.records import AXES, CellState, Source, Value, extra_axes
 from ..results.store.store import Store
 
 REFERENCES = {"unigram_entropy": "unigram entropy", "bigram_entropy": "bigram entropy"}
@@ -32,15 +27,6 @@ class ReportError(Exception):
     """A report that cannot be made as asked; the message is one line with the remedy."""
 
     exit_code = 2
-
-
-@dataclass(frozen=True)
-class Source:
-    """What a trace tells of an attempt: the code and the chip that its numbers come from."""
-
-    commit: str | None
-    dirty: bool | None
-    gpu: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,12 +158,12 @@ def one_reading() -> Iterator[None]:
 
 
 def _gathered(store: Store, sweep: str | None, revision: int | None, orphans: bool, lengths: Lengths) -> SweepData:
-    with store.transaction(write=False) as session:
-        launched = queries.revision(session, sweep, revision)
-        cells = queries.cell_states(session, launched.sweep, launched.number, orphans=orphans)
-        values = queries.sweep_values(session, launched.sweep, launched.number, orphans=orphans)
-        sources = _sources(session, {value.attempt_id for value in values})
-        failures = _failures(session, [c.attempt_id for c in cells if c.state == "failed" and c.attempt_id is not None])
+    with store.snapshot() as seen:
+        launched = seen.revision(sweep, revision)
+        cells = seen.cell_states(launched.sweep, revision=launched.number, orphans=orphans)
+        values = seen.values(launched.sweep, revision=launched.number, orphans=orphans)
+        sources = seen.sources({value.attempt_id for value in values})
+        failures = seen.failures([c.attempt_id for c in cells if c.state == "failed" and c.attempt_id is not None])
     mine, printed = {}, {}
     for value in values:
         if value.probe.startswith(PRINTED):
@@ -218,55 +204,6 @@ def _references(values: Iterable[Value]) -> dict[str, tuple[float, ...]]:
         if value.probe == "corpus" and value.metric in found and value.value is not None:
             found[value.metric].add(value.value)
     return {metric: tuple(sorted(numbers)) for metric, numbers in found.items() if numbers}
-
-
-def _sources(session: Session, attempts: Collection[int]) -> dict[int, Source]:
-    found = {}
-    columns = (ProvenanceRow.attempt_id, ProvenanceRow.git_commit, ProvenanceRow.git_dirty, ProvenanceRow.gpu_name)
-    for part in queries.in_parts(attempts):
-        for attempt, commit, dirty, gpu in session.execute(select(*columns).where(ProvenanceRow.attempt_id.in_(part))):
-            found[attempt] = Source(commit, dirty, gpu)
-    return found
-
-
-def sources_known(store: Store, attempts: Collection[int]) -> dict[int, Source]:
-    """By attempt: the code and the chip, for those that said so; without all else that provenance holds."""
-    return store.read(_sources, attempts)
-
-
-def _failures(session: Session, attempts: Collection[int]) -> dict[int, str]:
-    found: dict[int, str] = {}
-    for part in queries.in_parts(attempts):
-        query = select(AttemptRow.id, AttemptRow.failure).where(
-            AttemptRow.id.in_(part), AttemptRow.failure.is_not(None)
-        )
-        found |= {attempt: str(failure) for attempt, failure in session.execute(query)}
-    return found
-
-
-def attempts_of(store: Store, cells: Collection[str]) -> list[Attempt]:
-    """Every attempt of the cells, oldest first."""
-    columns = queries.columns_of(AttemptRow, Attempt)
-    found = []
-    with store.transaction(write=False) as session:
-        for part in queries.in_parts(cells):
-            query = select(*columns).where(AttemptRow.cell_id.in_(part))
-            found += [Attempt(**row._mapping) for row in session.execute(query)]
-    return sorted(found, key=lambda attempt: attempt.id)
-
-
-def provenances_of(store: Store, attempts: Collection[int]) -> dict[int, Provenance]:
-    """By attempt: where its numbers come from, for those that said so."""
-    columns = queries.columns_of(ProvenanceRow, Provenance)
-    found = {}
-    with store.transaction(write=False) as session:
-        for part in queries.in_parts(attempts):
-            query = select(ProvenanceRow.attempt_id, *columns).where(ProvenanceRow.attempt_id.in_(part))
-            for row in session.execute(query):
-                values = dict(row._mapping)
-                attempt = values.pop("attempt_id")
-                found[attempt] = Provenance(**values)
-    return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,8 +32,7 @@ from ...results.files import replacing
 from ...results.store.records import Attempt, Provenance
 from ...results.store.store import Store
 from ...results.text import html_escaped
-from ..curves import curves
-from ..data import Entry, Lengths, SweepData, Table, attempts_of, gather, one_reading, provenances_of
+from ..data import Entry, Lengths, SweepData, Table, gather, one_reading
 from ..stats.audit import homogeneity
 from ..tables import complete_columns, table6
 from ..tables.effects import effects_table
@@ -97,7 +96,7 @@ def dashboard(store: Store, sweep: str | None = None, *, lengths: Lengths = None
     """
     with one_reading():
         data = gather(store, sweep, lengths=lengths)
-        attempts = attempts_of(store, [cell.cell_id for cell in data.cells])
+        attempts = store.attempts_of([cell.cell_id for cell in data.cells])
         curves = curves_of(store, data, attempts)
         blocks = [
             ("core", packed(core(store, data, attempts, curves))),
@@ -170,7 +169,7 @@ def core(store: Store, data: SweepData, attempts: Sequence[Attempt], curves: Map
     units = {key[1:]: value.unit for key, value in data.values.items() if value.unit}
     origins = provenance(store, data.sweep)
     groups = {attempt: r for r, row in enumerate(origins.entries) for _, attempt in row[0].origins}
-    known = provenances_of(store, [attempt.id for attempt in attempts])
+    known = store.provenances([attempt.id for attempt in attempts])
     audit = homogeneity(store, data.sweep)
     return {
         "sweep": data.sweep,
@@ -309,8 +308,8 @@ def curves_of(store: Store, data: SweepData, attempts: Sequence[Attempt]) -> dic
     wanted = {cell.trained_attempt_id or newest.get(cell.cell_id): cell.cell_id for cell in data.cells}
     wanted.pop(None, None)
     most = max(FEWEST, CURVE_POINTS // max(1, len(wanted)))
-    with store.transaction(write=False) as session:
-        read = curves(session, [attempt for attempt in wanted if attempt is not None], COLUMNS)
+    with store.snapshot() as seen:
+        read = seen.curve_arrays([attempt for attempt in wanted if attempt is not None], COLUMNS)
         return {wanted[attempt]: _curve(attempt, rows, most) for attempt, rows in read}
 
 

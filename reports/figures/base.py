@@ -8,12 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
-from sqlalchemy import select
 
 from ...results.store.records import AXES, CellState
-from ...results.store.schema import CellRow
 from ...results.store.store import Store
-from ..data import SweepData, sources_known
+from ..data import SweepData
 from ..tables.layout import sources_of
 
 LINE_AXES = ("memory", "window")
@@ -66,7 +64,7 @@ def collected(
     for cell, attempt in origins:
         cells.setdefault(cell, set()).update(() if attempt is None else (attempt,))
     attempts = sorted({attempt for found in cells.values() for attempt in found})
-    told = sources_known(store, attempts)
+    told = store.sources(attempts)
     trace = {
         "figure": name,
         "sweep": data.sweep,
@@ -105,13 +103,6 @@ def groups_of(data: SweepData) -> dict[str, dict[str, str]]:
 
 def training_lengths(store: Store, data: SweepData) -> dict[str, int]:
     """By cell: the tokens of a training row, for the cells whose config says it."""
-    wanted = {cell.cell_id for cell in data.cells}
-    found = {}
-    with store.transaction(write=False) as session:
-        for start in range(0, len(wanted), 500):
-            part = sorted(wanted)[start : start + 500]
-            for cell, config in session.execute(select(CellRow.id, CellRow.config).where(CellRow.id.in_(part))):
-                length = (config.get("train") or {}).get("seq_len")
-                if length:
-                    found[cell] = int(length)
-    return found
+    configs = store.configs({cell.cell_id for cell in data.cells})
+    lengths = {cell: (config.get("train") or {}).get("seq_len") for cell, config in configs.items()}
+    return {cell: int(length) for cell, length in lengths.items() if length}

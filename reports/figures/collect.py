@@ -15,10 +15,9 @@ import pandas as pd
 from ...results import metrics
 from ...results.intervals import wilson
 from ...results.paper import OWNER as PRINTED_BY
-from ...results.store.schema import CurvePointRow
 from ...results.store.store import Store
-from ..curves import curves, kept
-from ..data import Lengths, ReportError, SweepData, attempts_of, gather, provenances_of
+from ..curves import kept
+from ..data import Lengths, ReportError, SweepData, gather
 from ..numbers import length_name
 from .base import Collected, collected, groups_of, line_axes, training_lengths
 
@@ -249,8 +248,8 @@ def loss(store: Store, sweep: str | None = None, *, revision: int | None = None)
     parts: list[np.ndarray] = []
     shown: list[int] = []
     longest, widest = 0, 1
-    with store.transaction(write=False) as session:
-        for attempt, points in curves(session, newest, CURVE, CurvePointRow.train_loss.is_not(None)):
+    with store.snapshot() as seen:
+        for attempt, points in seen.curve_arrays(newest, CURVE, having=["train_loss"]):
             width = max(1, len(points) // SMOOTHED)
             longest, widest = max(longest, len(points)), max(widest, width)
             kept_here = kept(len(points), most)
@@ -291,10 +290,10 @@ def timeline(store: Store, sweep: str | None = None, *, revision: int | None = N
     """
     data = gather(store, sweep, revision=revision)
     slugs = {cell.cell_id: cell.slug for cell in data.cells}
-    attempts = [one for one in attempts_of(store, list(slugs)) if one.owner != PRINTED_BY]
+    attempts = [one for one in store.attempts_of(slugs) if one.owner != PRINTED_BY]
     if not attempts:
         raise ReportError(f"no attempt of sweep {data.sweep} ran here")
-    known = provenances_of(store, [one.id for one in attempts])
+    known = store.provenances([one.id for one in attempts])
     first = min(one.started_at for one in attempts)
     hosts = {one.host: known[one.id].gpu_name or known[one.id].device for one in attempts if one.id in known}
     rows: list[dict[str, Any]] = []

@@ -6,10 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from functools import partial
 from typing import Any
 
-from ...results.store import queries
 from ...results.store.cell_status import Standing, requests_of, standing
 from ...results.store.records import Attempt, CellRecord, CellState, CurvePoint, RevisionRecord, SweepSummary, Value
 from ...results.store.store import Store
@@ -127,8 +125,8 @@ def source_of(launched: RevisionRecord) -> str | None:
 def _pause(store: Store, summary: SweepSummary) -> Pause | None:
     if not summary.request.get("pause"):
         return None
-    newest = partial(store.read, queries.newest_event, summary.name)
-    asked, done = newest(("pause asked",)), newest(("paused", "resumed"))
+    asked = store.newest_event(summary.name, ("pause asked",))
+    done = store.newest_event(summary.name, ("paused", "resumed"))
     since = done.at if done is not None and done.kind == "paused" else None
     if asked is not None and since is not None and asked.at > since:
         since = None

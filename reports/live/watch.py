@@ -14,14 +14,11 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
-from sqlalchemy import select
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.orm import Session
 
-from ...results.store import queries
 from ...results.store.cell_status import Standing, requests_of, standing
+from ...results.store.reading import Reads
 from ...results.store.records import CellState, Event
-from ...results.store.schema import AttemptRow, ProvenanceRow
 from ...results.store.store import Store
 from ...results.text import cleaned, plain
 from .status import duration, seconds_left
@@ -47,28 +44,27 @@ def snapshot(store: Store, sweep: str | None = None) -> dict[str, Any]:
     cell shows them; None while nothing runs or nothing has a speed yet. `tokens_left` leaves failed cells out, since
     they wait for a person. `ended`: nobody runs the sweep any more. Raises SweepUnknown.
     """
-    with store.transaction(write=False) as session:
-        row = queries.sweep_row(session, sweep)
-        revision = queries.revision_row(session, row.id)
-        now = queries.now(session)
-        cells = queries.cell_states(session, row.name)
-        requested = requests_of(revision.options)
+    with store.snapshot() as seen:
+        summary = seen.sweep(sweep)
+        now = seen.now()
+        cells = seen.cell_states(summary.name)
+        requested = requests_of(seen.revision(summary.name).options)
         standings = {cell.cell_id: standing(cell, requested) for cell in cells}
         counts: Counter[str] = Counter(standings.values())
         running = [cell for cell in cells if cell.state == "running"]
-        rows = _running(session, running, now)
-        owner = queries.owner_of(row)
-        owned = owner is not None and row.lease_until is not None and row.lease_until > now
+        rows = _running(seen, running, now)
+        owner, lease = summary.owner, summary.lease_until
+        owned = owner is not None and lease is not None and lease > now
         return {
-            "sweep": row.name,
-            "revision": revision.number,
-            "launched_at": row.launched_at,
+            "sweep": summary.name,
+            "revision": summary.revision,
+            "launched_at": summary.launched_at,
             "now": now,
             "owner": owner.name if owner else None,
             "owner_host": owner.host if owner else None,
             "owner_pid": owner.pid if owner else None,
             "owned": owned,
-            "request": row.request,
+            "request": summary.request or None,
             "ended": not owned and all(one["stale"] for one in rows),
             "cells": len(cells),
             "done": counts["done"],
@@ -77,18 +73,15 @@ def snapshot(store: Store, sweep: str | None = None) -> dict[str, Any]:
             "tokens_left": sum(_tokens_left(cell) for cell in cells),
             **_speed(cells),
             "running": rows,
-            "failures": _failures(session, cells, standings),
-            "events": [_event(event, cells) for event in queries.events(session, sweep=row.name, limit=EVENTS)[::-1]],
+            "failures": _failures(seen, cells, standings),
+            "events": [_event(event, cells) for event in seen.events(sweep=summary.name, limit=EVENTS)[::-1]],
         }
 
 
-def _running(session: Session, cells: Sequence[CellState], now: datetime) -> list[dict[str, Any]]:
+def _running(seen: Reads, cells: Sequence[CellState], now: datetime) -> list[dict[str, Any]]:
     """Rows of the table, oldest attempt first."""
-    ids = [cell.attempt_id for cell in cells]
-    query = select(ProvenanceRow.attempt_id, ProvenanceRow.gpu_name, ProvenanceRow.device)
-    devices: dict[int | None, str] = {
-        attempt: gpu or device for attempt, gpu, device in session.execute(query.where(_among(ids)))
-    }
+    told = seen.provenances([cell.attempt_id for cell in cells if cell.attempt_id is not None])
+    devices: dict[int | None, str] = {attempt: one.gpu_name or one.device for attempt, one in told.items()}
     rows = []
     for cell in sorted(cells, key=lambda cell: cell.attempt_id or 0):
         silent = (now - cell.heartbeat_at).total_seconds() if cell.heartbeat_at else 0.0
@@ -112,10 +105,6 @@ def _running(session: Session, cells: Sequence[CellState], now: datetime) -> lis
             }
         )
     return rows
-
-
-def _among(ids: Sequence[int | None]) -> Any:
-    return ProvenanceRow.attempt_id.in_(ids)
 
 
 def _tokens_left(cell: CellState) -> float:
@@ -162,11 +151,10 @@ def _overall(cell: CellState) -> float | None:
     return cell.tokens_total / seconds if seconds > 0 else cell.tokens_per_s
 
 
-def _failures(session: Session, cells: Sequence[CellState], standings: Mapping[str, Standing]) -> list[dict[str, Any]]:
+def _failures(seen: Reads, cells: Sequence[CellState], standings: Mapping[str, Standing]) -> list[dict[str, Any]]:
     """Cells that did not end well, the newest first, `failure` the class that the supervisor put them in."""
-    query = select(AttemptRow.id, AttemptRow.failure).where(AttemptRow.failure.is_not(None))
-    classes: dict[int | None, str | None] = {row.id: row.failure for row in session.execute(query)}
     bad = [cell for cell in cells if standings[cell.cell_id] in TROUBLE]
+    classes = seen.failures([cell.attempt_id for cell in bad if cell.attempt_id is not None])
     bad.sort(key=lambda cell: (str(cell.finished_at or ""), cell.position), reverse=True)
     return [
         {
@@ -174,7 +162,7 @@ def _failures(session: Session, cells: Sequence[CellState], standings: Mapping[s
             "slug": cell.slug,
             "number": cell.attempt_number,
             "standing": standings[cell.cell_id],
-            "failure": classes.get(cell.attempt_id),
+            "failure": classes.get(cell.attempt_id or 0),
             "finished_at": cell.finished_at,
             "cause": _one_line(cell.cause or ""),
         }

@@ -10,7 +10,7 @@ from typing import Any
 from ...results.paper import OWNER
 from ...results.store.records import Attempt, CellState, Provenance
 from ...results.store.store import Store
-from ..data import SweepData, attempts_of, gather, provenances_of
+from ..data import SweepData, gather
 
 SHOWN = 3  # different values named before the rest is counted
 OUTSIDE = (
@@ -52,10 +52,10 @@ def homogeneity(store: Store, sweep: str | None = None, *, revision: int | None 
     behind: dict[str, set[int]] = defaultdict(set)
     for (cell, *_), value in data.values.items():
         behind[cell].add(value.attempt_id)
-    known = provenances_of(store, {attempt for found in behind.values() for attempt in found})
+    known = store.provenances({attempt for found in behind.values() for attempt in found})
     cells = {cell.cell_id: cell for cell in data.cells}
     by_cell = {cell: [known[a] for a in sorted(found) if a in known] for cell, found in behind.items()}
-    attempts = attempts_of(store, list(cells))
+    attempts = store.attempts_of(cells)
     paper = bool(attempts) and all(attempt.owner == OWNER for attempt in attempts)
     lines = [line for name, fact in FACTS.items() if (line := _differs(name, by_cell, fact))]
     lines += _packages(by_cell)
@@ -87,7 +87,7 @@ def between(store: Store, data: SweepData, other_store: Store, other: SweepData)
 
 
 def _behind(store: Store, data: SweepData) -> list[Provenance]:
-    return list(provenances_of(store, {value.attempt_id for value in data.values.values()}).values())
+    return list(store.provenances({value.attempt_id for value in data.values.values()}).values())
 
 
 def _all_settings(known: Sequence[Provenance]) -> dict[str, set[str]]:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal, InvalidOperation
 from typing import Any, Literal
 
-from ...results.store.records import CellState, Value
-from ..data import REFERENCES, Entry, Source, SweepData, Table
+from ...results.store.records import CellState, Source, Value
+from ..data import REFERENCES, Entry, SweepData, Table
 from ..numbers import PLUS_MINUS, Column, reason_code, rounded
 
 NO_CELL = "no cell"
@@ -170,7 +170,7 @@ def sources_of(attempts: Iterable[int], sources: Mapping[int, Source]) -> list[d
     """The attempts by the commit and the GPU that they ran on."""
     groups: dict[Source, list[int]] = {}
     for attempt in sorted(set(attempts)):
-        groups.setdefault(sources.get(attempt, Source(None, None, None)), []).append(attempt)
+        groups.setdefault(sources.get(attempt, Source()), []).append(attempt)
     return [
         {"commit": source.commit, "dirty": source.dirty, "gpu": source.gpu, "attempts": found}
         for source, found in groups.items()

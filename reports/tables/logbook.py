@@ -7,7 +7,7 @@ from datetime import datetime
 
 from ...results.store.records import Attempt, Provenance
 from ...results.store.store import Store
-from ..data import Entry, Source, Table, attempts_of, gather, provenances_of
+from ..data import Entry, Table, gather
 from ..stats.audit import homogeneity
 from .layout import Line, assemble, sweep_note
 
@@ -24,13 +24,13 @@ def failures(store: Store, sweep: str | None = None, *, revision: int | None = N
     data = gather(store, sweep, revision=revision)
     cells = {cell.cell_id: cell for cell in data.cells}
     lines = []
-    for attempt in attempts_of(store, list(cells)):
+    for attempt in store.attempts_of(cells):
         if attempt.state in ("failed", "diverged", "interrupted"):
             lines.append(_failure(attempt, cells[attempt.cell_id].slug, data.standing(cells[attempt.cell_id])))
     count = f"{len(lines)} attempts did not finish" if lines else "Every attempt that ended finished"
     headings = ("Cell", "Attempt", "State", "Class", "Cell now", "Started (UTC)", "Host", "Step", "Exit", "Cause")
     title = f"Failures, sweep {data.sweep}, revision {data.revision}"
-    sources = {attempt: Source(p.git_commit, p.git_dirty, p.gpu_name) for attempt, p in provenances_of(store, [int(line.about["attempt_id"]) for line in lines]).items()}  # fmt: skip
+    sources = store.sources([int(line.about["attempt_id"]) for line in lines])
     return assemble(data, "failures", title, headings, lines, notes=[sweep_note(data), f"{count}."], sources=sources)
 
 
@@ -83,7 +83,7 @@ def provenance(store: Store, sweep: str | None = None, *, revision: int | None =
     """Where the numbers come from: a row for every combination of code, machine and software, with its cells."""
     data = gather(store, sweep, revision=revision)
     pairs = {(key[0], value.attempt_id) for key, value in data.values.items()}
-    known = provenances_of(store, {attempt for _, attempt in pairs})
+    known = store.provenances({attempt for _, attempt in pairs})
     groups: dict[tuple[str, ...], list[tuple[str, int]]] = defaultdict(list)
     for cell, attempt in sorted(pairs, key=lambda pair: pair[1]):
         if attempt in known:

@@ -17,18 +17,18 @@ Types: text is `string`, levels are text, whole numbers are `int64` where every 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pandas as pd
 from sqlalchemy import func, select
-from sqlalchemy.orm import Session
 
 from . import queries
 from .cell_status import requests_of, standing
+from .reading import Snapshot
 from .records import AXES, CellState, extra_axes
 from .schema import AttemptRow, CurvePointRow, ExampleRow
-from .store import Store
 
 CELL = {"cell": "string", "slug": "string", "seed": "int64"} | dict.fromkeys(AXES, "string")
 STATE = {
@@ -95,8 +95,8 @@ def column_name(probe: str, metric: str, length: int) -> str:
 class Frames:
     """One revision of a sweep; made by Store.frames. Each method reads the database as it is when it is called."""
 
-    def __init__(self, store: Store, sweep: str, revision: int) -> None:
-        self.store, self.sweep, self.revision = store, sweep, revision
+    def __init__(self, snapshot: Callable[[], AbstractContextManager[Snapshot]], sweep: str, revision: int) -> None:
+        self.snapshot, self.sweep, self.revision = snapshot, sweep, revision
 
     def cells(self) -> pd.DataFrame:
         """One row a cell, with how far it is.
@@ -106,9 +106,9 @@ class Frames:
         tokens asked for); of the newest attempt `attempt` (id), `step`, `steps_total`, `loss`, `tokens_per_s`,
         `started_at`, `finished_at` and `cause`, missing where there is none.
         """
-        with self.store.transaction(write=False) as session:
-            states = self._states(session)
-            asked = requests_of(queries.revision(session, self.sweep, self.revision).options)
+        with self.snapshot() as seen:
+            states = self._states(seen)
+            asked = requests_of(seen.revision(self.sweep, self.revision).options)
         rows = [
             (
                 state.cell_id,
@@ -130,9 +130,9 @@ class Frames:
         `n` (samples), `low` and `high` (an interval, where the probe gives one), `reason`, `seconds`, `peak_memory`, and
         the `attempt` that measured it. The values are those of the view `results`.
         """
-        with self.store.transaction(write=False) as session:
-            states = self._states(session)
-            values = queries.sweep_values(session, self.sweep, self.revision)
+        with self.snapshot() as seen:
+            states = self._states(seen)
+            values = seen.values(self.sweep, revision=self.revision)
         names = [name for name in VALUE if name != "attempt"]
         rows = [(v.cell_id, *(getattr(v, name) for name in names), v.attempt_id) for v in values]
         return _tidy(states, rows, VALUE)
@@ -144,14 +144,14 @@ class Frames:
         `val_loss`, `tokens_per_s`, `grad_norm`, `lr` (the learning-rate factor), `mfu_paper` (the paper's formula), `mfu`
         (FLOPs really done), `peak_memory`; NaN where a step reported none.
         """
-        with self.store.transaction(write=False) as session:
-            states = self._states(session)
+        with self.snapshot() as seen:
+            states = self._states(seen)
             shown = {state.trained_attempt_id or state.attempt_id: state.cell_id for state in states}
             columns = [CurvePointRow.attempt_id, *(getattr(CurvePointRow, name) for name in list(CURVE)[1:])]
             rows = []
             for part in queries.in_parts([attempt for attempt in shown if attempt is not None]):
                 query = select(*columns).where(CurvePointRow.attempt_id.in_(part))
-                found = session.execute(query.order_by(CurvePointRow.attempt_id, CurvePointRow.step))
+                found = seen.session.execute(query.order_by(CurvePointRow.attempt_id, CurvePointRow.step))
                 rows += [(shown[row[0]], *row) for row in found]
         return _tidy(states, rows, CURVE)
 
@@ -164,8 +164,8 @@ class Frames:
         """
         columns = (ExampleRow.probe, ExampleRow.metric, ExampleRow.length)
         rows: list[tuple[Any, ...]] = []
-        with self.store.transaction(write=False) as session:
-            states = self._states(session)
+        with self.snapshot() as seen:
+            states = self._states(seen)
             for part in queries.in_parts([state.cell_id for state in states]):
                 newest = (
                     select(AttemptRow.cell_id, *columns, func.max(ExampleRow.attempt_id).label("attempt_id"))
@@ -183,7 +183,7 @@ class Frames:
                     .join(newest, (newest.c.attempt_id == ExampleRow.attempt_id) & same[0] & same[1] & same[2])
                     .order_by(*columns, *items)
                 )
-                rows += [tuple(row) for row in session.execute(query)]
+                rows += [tuple(row) for row in seen.session.execute(query)]
         return _tidy(states, rows, EXAMPLE)
 
     def wide(self) -> pd.DataFrame:
@@ -197,9 +197,8 @@ class Frames:
         }
         return pd.concat([cells, pd.DataFrame(numbers, index=cells.index, dtype="float64")], axis=1)
 
-    def _states(self, session: Session) -> list[CellState]:
-        queries.snapshot(session)
-        return queries.cell_states(session, self.sweep, self.revision)
+    def _states(self, seen: Snapshot) -> list[CellState]:
+        return seen.cell_states(self.sweep, revision=self.revision)
 
 
 def _tidy(states: Sequence[CellState], rows: Sequence[tuple[Any, ...]], columns: Mapping[str, str]) -> pd.DataFrame:

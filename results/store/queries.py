@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
 from typing import Any, TypeVar
@@ -25,6 +25,7 @@ from .records import (
     Owner,
     Provenance,
     RevisionRecord,
+    Source,
     SweepSummary,
     Value,
 )
@@ -138,37 +139,42 @@ def revision(session: Session, sweep: str | None, number: int | None = None) -> 
 
 def sweeps(session: Session) -> list[SweepSummary]:
     """Every sweep, the one launched last first, with its newest revision's cells counted by state."""
+    rows = session.scalars(select(SweepRow).order_by(SweepRow.launched_at.desc(), SweepRow.id.desc()))
+    return [_summary(session, row) for row in rows]
+
+
+def sweep(session: Session, name: str | None) -> SweepSummary:
+    """One sweep, the default one without a name. Raises SweepUnknown."""
+    return _summary(session, sweep_row(session, name))
+
+
+def _summary(session: Session, row: SweepRow) -> SweepSummary:
     newest = _newest_attempts().subquery()
-    summaries = []
-    for row in session.scalars(select(SweepRow).order_by(SweepRow.launched_at.desc(), SweepRow.id.desc())):
-        launched = revision_row(session, row.id)
-        counted = (
-            select(AttemptRow.state, func.count())
-            .select_from(RevisionCellRow)
-            .outerjoin(newest, newest.c.cell_id == RevisionCellRow.cell_id)
-            .outerjoin(AttemptRow, AttemptRow.id == newest.c.attempt_id)
-            .where(RevisionCellRow.revision_id == launched.id)
-            .group_by(AttemptRow.state)
-        )
-        counts: Counter[str] = Counter()
-        counts.update({row[0] or "new": row[1] for row in session.execute(counted)})
-        summaries.append(
-            SweepSummary(
-                name=row.name,
-                created_at=row.created_at,
-                launched_at=row.launched_at,
-                revision=launched.number,
-                cells=counts.total(),
-                counts=dict(counts),
-                owner=owner_of(row),
-                owner_since=row.owner_since,
-                lease_until=row.lease_until,
-                fence=row.fence,
-                read_only=row.read_only,
-                request=dict(row.request or {}),
-            )
-        )
-    return summaries
+    launched = revision_row(session, row.id)
+    counted = (
+        select(AttemptRow.state, func.count())
+        .select_from(RevisionCellRow)
+        .outerjoin(newest, newest.c.cell_id == RevisionCellRow.cell_id)
+        .outerjoin(AttemptRow, AttemptRow.id == newest.c.attempt_id)
+        .where(RevisionCellRow.revision_id == launched.id)
+        .group_by(AttemptRow.state)
+    )
+    counts: Counter[str] = Counter()
+    counts.update({state or "new": count for state, count in session.execute(counted)})
+    return SweepSummary(
+        name=row.name,
+        created_at=row.created_at,
+        launched_at=row.launched_at,
+        revision=launched.number,
+        cells=counts.total(),
+        counts=dict(counts),
+        owner=owner_of(row),
+        owner_since=row.owner_since,
+        lease_until=row.lease_until,
+        fence=row.fence,
+        read_only=row.read_only,
+        request=dict(row.request or {}),
+    )
 
 
 # --- cells ----------------------------------------------------------------------------------------------------------
@@ -333,6 +339,15 @@ def cell(session: Session, cell_id: str) -> CellRecord:
     return _record(row, session.scalar(query.order_by(RevisionCellRow.revision_id.desc()).limit(1)) or {})
 
 
+def configs(session: Session, cell_ids: Collection[str]) -> dict[str, Mapping[str, Any]]:
+    """By cell: its complete frozen config."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for part in in_parts(cell_ids):
+        query = select(CellRow.id, CellRow.config).where(CellRow.id.in_(part))
+        found |= {row.id: row.config for row in session.execute(query)}
+    return found
+
+
 def find_cell(session: Session, asked: str, sweep: str | None = None) -> CellRecord:
     """The cell with that id, id prefix or slug: in the sweep when one is named, else in the newest, else in any.
 
@@ -372,6 +387,24 @@ def attempts(session: Session, cell_id: str) -> list[Attempt]:
     """Every attempt of a cell, oldest first."""
     query = select(*columns_of(AttemptRow, Attempt)).where(AttemptRow.cell_id == cell_id).order_by(AttemptRow.id)
     return _read(session, Attempt, query)
+
+
+def attempts_of(session: Session, cell_ids: Collection[str]) -> list[Attempt]:
+    """Every attempt of these cells, oldest first."""
+    columns = columns_of(AttemptRow, Attempt)
+    found = []
+    for part in in_parts(cell_ids):
+        found += _read(session, Attempt, select(*columns).where(AttemptRow.cell_id.in_(part)))
+    return sorted(found, key=lambda attempt: attempt.id)
+
+
+def failures(session: Session, attempt_ids: Collection[int]) -> dict[int, str]:
+    """By attempt: the class of its failure, where one was recorded."""
+    found: dict[int, str] = {}
+    for part in in_parts(attempt_ids):
+        query = select(AttemptRow.id, AttemptRow.failure).where(AttemptRow.id.in_(part))
+        found |= {attempt: str(failure) for attempt, failure in session.execute(query) if failure is not None}
+    return found
 
 
 def live_attempts(session: Session, sweep: str | None = None) -> list[Attempt]:
@@ -423,6 +456,30 @@ def provenance(session: Session, attempt_id: int) -> Provenance | None:
     """Where the attempt's numbers come from, None when it has not said so yet."""
     query = select(*columns_of(ProvenanceRow, Provenance)).where(ProvenanceRow.attempt_id == attempt_id)
     return next(iter(_read(session, Provenance, query)), None)
+
+
+def provenances(session: Session, attempt_ids: Collection[int]) -> dict[int, Provenance]:
+    """By attempt: where its numbers come from, for those that have said so."""
+    columns = columns_of(ProvenanceRow, Provenance)
+    found = {}
+    for part in in_parts(attempt_ids):
+        query = select(ProvenanceRow.attempt_id, *columns).where(ProvenanceRow.attempt_id.in_(part))
+        for row in session.execute(query):
+            values = dict(row._mapping)
+            attempt = values.pop("attempt_id")
+            found[attempt] = Provenance(**values)
+    return found
+
+
+def sources(session: Session, attempt_ids: Collection[int]) -> dict[int, Source]:
+    """By attempt: the code and the chip, for those that have said so."""
+    columns = (ProvenanceRow.git_commit, ProvenanceRow.git_dirty, ProvenanceRow.gpu_name)
+    found = {}
+    for part in in_parts(attempt_ids):
+        query = select(ProvenanceRow.attempt_id, *columns).where(ProvenanceRow.attempt_id.in_(part))
+        for attempt, commit, dirty, gpu in session.execute(query):
+            found[attempt] = Source(commit=commit, dirty=dirty, gpu=gpu)
+    return found
 
 
 def newest_event(session: Session, sweep: str, kinds: Collection[str]) -> Event | None:

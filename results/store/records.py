@@ -286,6 +286,15 @@ class Provenance:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Source:
+    """The code and the chip that an attempt's numbers come from: the few columns of its provenance that a trace tells."""
+
+    commit: str | None = None
+    dirty: bool | None = None
+    gpu: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Event:
     """Something worth telling a person later."""
 

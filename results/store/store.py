@@ -9,7 +9,8 @@ Every method waits while the database is locked or its server away, up to `patie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -48,21 +49,8 @@ from .database import (
     storable,
     upgrade_store,
 )
-from .records import (
-    Attempt,
-    AttemptState,
-    CellRecord,
-    CellState,
-    CurvePoint,
-    Event,
-    Kind,
-    NewRevision,
-    Owner,
-    Provenance,
-    RevisionRecord,
-    SweepSummary,
-    Value,
-)
+from .reading import Reads, Snapshot
+from .records import Attempt, AttemptState, CellRecord, Kind, NewRevision, Owner
 from .schema import AttemptRow, EventRow, SweepRow, UtcNow
 from .transactions import PATIENCE_S, Transactions
 
@@ -129,7 +117,7 @@ def default_runs(url_or_path: str | Path | None = None) -> Path:
     return Store(url_or_path).runs
 
 
-class Store(Transactions):
+class Store(Transactions, Reads):
     """An open database. Made by open_store; pickles as its address."""
 
     # --- sweeps: supervisors only -----------------------------------------------------------------------------------
@@ -374,81 +362,21 @@ class Store(Transactions):
 
         self.write(work)
 
-    # --- reading: anybody, at any time ------------------------------------------------------------------------------
+    # --- reading at one moment; the single questions are those of Reads ---------------------------------------------
 
-    def default_sweep(self) -> str:
-        """The sweep launched last. Raises SweepUnknown when there is none."""
-        return self.read(queries.default_sweep)
-
-    def sweeps(self) -> list[SweepSummary]:
-        """Every sweep, the one launched last first."""
-        return self.read(queries.sweeps)
-
-    def revision(self, sweep: str | None = None, number: int | None = None) -> RevisionRecord:
-        """What was launched: the newest revision of the sweep, or the numbered one. Raises SweepUnknown, StoreError."""
-        return self.read(queries.revision, sweep, number)
-
-    def cell_states(
-        self, sweep: str | None = None, *, revision: int | None = None, orphans: bool = False
-    ) -> list[CellState]:
-        """The sweep's cells in the grid's order and how far they are; `orphans`: those that the newest one dropped.
-
-        Three queries for any number of cells. Raises SweepUnknown, StoreError (no such revision).
-        """
-        return self.read(queries.cell_states, sweep, revision, orphans=orphans)
-
-    def states(self, cell_ids: Collection[str]) -> dict[str, CellState]:
-        """How far these cells are, by id, whichever sweeps list them; cells that were never launched are absent."""
-        return {state.cell_id: state for state in self.read(queries.states, cell_ids)}
-
-    def values(self, sweep: str | None = None, *, revision: int | None = None, orphans: bool = False) -> list[Value]:
-        """The newest value per (cell, probe, metric, length) over done attempts, for the cells of cell_states."""
-        return self.read(queries.sweep_values, sweep, revision, orphans=orphans)
-
-    def measurements(self, cell_id: str) -> list[Value]:
-        """The newest value per (probe, metric, length) over the cell's done attempts."""
-        return self.read(queries.values, [cell_id])
+    @contextmanager
+    def snapshot(self) -> Iterator[Snapshot]:
+        """Every question asked of it is answered from the same state of the database, whoever writes meanwhile."""
+        with self.transaction(write=False) as session:
+            queries.snapshot(session)
+            yield Snapshot(session)
 
     def frames(self, sweep: str | None = None, *, revision: int | None = None) -> Frames:
         """The sweep (None: the one launched last) as pandas frames: see frames.Frames. Raises SweepUnknown, StoreError."""
         from .frames import Frames  # pandas takes as long to import as everything else together
 
         found = self.revision(sweep, revision)
-        return Frames(self, found.sweep, found.number)
-
-    def cell(self, cell_id: str) -> CellRecord:
-        """The cell of that id with its config. Raises CellUnknown."""
-        return self.read(queries.cell, cell_id)
-
-    def find_cell(self, asked: str, sweep: str | None = None) -> CellRecord:
-        """The cell with that id, id prefix or slug. Raises CellUnknown with near ones, CellAmbiguous, SweepUnknown."""
-        return self.read(queries.find_cell, asked, sweep)
-
-    def attempt(self, attempt_id: int) -> Attempt:
-        """One attempt. Raises AttemptUnknown."""
-        return self.read(queries.attempt, attempt_id)
-
-    def attempts(self, cell_id: str) -> list[Attempt]:
-        """Every attempt of a cell, oldest first."""
-        return self.read(queries.attempts, cell_id)
-
-    def live_attempts(self, sweep: str | None = None) -> list[Attempt]:
-        """The running attempts of a sweep's newest revision, or (None) of the whole database. Raises SweepUnknown."""
-        return self.read(queries.live_attempts, sweep)
-
-    def curve(self, attempt_id: int) -> list[CurvePoint]:
-        """The training curve of an attempt by step."""
-        return self.read(queries.curve, attempt_id)
-
-    def provenance(self, attempt_id: int) -> Provenance | None:
-        """Where an attempt's numbers come from, None when it has not said so yet."""
-        return self.read(queries.provenance, attempt_id)
-
-    def events(
-        self, *, sweep: str | None = None, cell_id: str | None = None, limit: int | None = None
-    ) -> Sequence[Event]:
-        """What happened, oldest first; with a limit the newest ones. Raises SweepUnknown."""
-        return self.read(queries.events, sweep=sweep, cell_id=cell_id, limit=limit)
+        return Frames(self.snapshot, found.sweep, found.number)
 
 
 def touch(session: Session, attempt_id: int, fence: int, **values: Any) -> None:

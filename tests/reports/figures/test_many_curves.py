@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from atma_sweep.reports.curves import curves, kept
+from atma_sweep.reports.curves import kept
 from atma_sweep.reports.dashboard.page import dashboard
 from atma_sweep.reports.data import gather, one_reading
 from atma_sweep.reports.figures import collect, drawn, make_figure, style
@@ -64,13 +64,17 @@ def test_kept_points_are_few_even_and_reach_both_ends(points: int, most: int) ->
 
 def test_a_curve_is_what_the_store_says(many: Store) -> None:
     attempts = [many.attempts(f"{index:012x}")[0].id for index in (0, 3)]
-    with many.transaction(write=False) as session:
-        found = dict(curves(session, [*attempts, 999], ("step", "tokens", "train_loss", "val_loss")))
+    columns = ("step", "tokens", "train_loss", "val_loss")
+    with many.snapshot() as seen:
+        found = dict(seen.curve_arrays([*attempts, 999], columns))
+        trained = dict(seen.curve_arrays(attempts, columns, having=["train_loss"]))
     assert list(found) == attempts
     for attempt, points in found.items():
         for row, point in zip(points, many.curve(attempt), strict=True):
             expected = [point.step, point.tokens, point.train_loss, point.val_loss]
             assert list(map(plain, row)) == [None if one is None else float(one) for one in expected]
+        assert trained[attempt][:, 0].tolist() == [row[0] for row in points if not math.isnan(row[2])]
+        assert len(trained[attempt]) == 81
 
 
 def plain(number: float) -> float | None:
