@@ -15,6 +15,7 @@ import torch
 from atma_sweep.kernels.gated_delta.gated_delta import choose_backend, gated_delta, gated_delta_reference, why_no_fla
 from atma_sweep.model.backbone import Auxiliary, build
 from atma_sweep.model.config import ModelConfig
+from patience import PATIENCE_S
 from registries import EVERY_MEMORY, EVERY_MIXER
 
 pytestmark = [
@@ -95,7 +96,7 @@ def test_launch_on_a_gpu_records_speed_and_memory(tmp_path: Path) -> None:
         "set: {model.head_dim: 64, train.tokens: 40960, eval.lengths: [128, 1024]}\n"
     )
     command = [sys.executable, "-m", "atma_sweep.cli", "launch", "gpu.yaml", "--executor", "local", "--json"]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500)
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S)
     assert result.returncode == 0, result.stdout + result.stderr
     assert json.loads(result.stdout)["counts"] == {"done": 2}
     database = sqlite3.connect(tmp_path / "atma.db")
@@ -117,7 +118,7 @@ def test_two_halves_of_a_gpu_run_at_once_and_say_so(tmp_path: Path) -> None:
         "set: {model.head_dim: 64, train.tokens: 40960, train.compile: off, eval.lengths: [128]}\n"
     )
     command = [sys.executable, "-m", "atma_sweep.cli", "launch", "gpu.yaml", "--executor", "ray", "--json"]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500)
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S)
     assert result.returncode == 0, result.stdout + result.stderr
     database = sqlite3.connect(tmp_path / "atma.db")
     rows = database.execute("SELECT gpu_uuid, co_tenants FROM provenance").fetchall()
@@ -125,7 +126,7 @@ def test_two_halves_of_a_gpu_run_at_once_and_say_so(tmp_path: Path) -> None:
     ((overlap,),) = database.execute("SELECT max(started_at) < min(finished_at) FROM attempt").fetchall()
     assert overlap == 1
     report = [sys.executable, "-m", "atma_sweep.cli", "report", "--table", "6"]
-    shown = subprocess.run(report, cwd=tmp_path, capture_output=True, text=True, timeout=100).stdout
+    shown = subprocess.run(report, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S).stdout
     assert "shared GPUs: 2 cells had up to 1 other attempts on the same GPU" in " ".join(shown.split())
 
 
@@ -133,7 +134,7 @@ def trained(folder: Path, *, stop: int = 0, exactly: bool) -> Any:
     """What tests/helpers/repeat.py prints, in a process of its own as every attempt is."""
     script = Path(__file__).parent / "helpers" / "repeat.py"
     command = [sys.executable, str(script), str(folder), str(stop), str(int(exactly)), "cuda"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -184,7 +185,7 @@ def test_two_deterministic_launches_agree_to_the_last_bit(tmp_path: Path) -> Non
             "--db",
             database,
         ]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500)
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S)
         assert done.returncode == 0, done.stdout + done.stderr
         connection = sqlite3.connect(tmp_path / database)
         numbers.append([

@@ -11,6 +11,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("cli", "sweep", "model", "kernels", "results", "reports")
@@ -232,7 +233,7 @@ def _absolute(node: ast.AST) -> bool:
 def modules_after(*statements: str, cwd: Path) -> set[str]:
     code = "; ".join([*statements, "import json, sys", "print(json.dumps(sorted(sys.modules)))"])
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, check=True, timeout=PATIENCE_S
     )
     return {name.split(".")[0] for name in json.loads(done.stdout.splitlines()[-1])}
 
@@ -254,7 +255,9 @@ def test_reading_a_plain_grid_file_needs_no_ray(tmp_path: Path) -> None:
 
 
 def test_folders_of_the_root_shadow_nothing_that_fla_imports() -> None:
-    done = subprocess.run([sys.executable, "-c", "import fla"], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", "import fla"], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -285,7 +288,9 @@ print("torch._dynamo" in sys.modules)
 
 def test_training_on_the_cpu_does_not_load_the_compiler(tmp_path: Path) -> None:
     """It takes a second, which every attempt would pay; torch loads it at the first call of much that looks harmless."""
-    done = subprocess.run([sys.executable, "-c", STEPS], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", STEPS], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert done.stdout.split() == ["False", "True"], done.stderr
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 import psutil
 
 from ..helpers.bench import Bench, Curves
+from ..helpers.patience import PATIENCE_S, until
 
 EVERY = 7
 """Steps between checkpoints in the bench's grid."""
@@ -72,9 +73,8 @@ class Storm:
     def run(self) -> None:
         """Until all kills are done; the last launch is left to end by itself."""
         draw = random.Random(self.seed)
-        deadline = time.monotonic() + 60 + 15 * self.kills
         process = self._launch()
-        while sum(self.counts.values()) < self.kills and time.monotonic() < deadline:
+        while sum(self.counts.values()) < self.kills:
             if draw.random() < AT_WORK:
                 self._until_a_trainer_works(process)
             time.sleep(math.exp(draw.uniform(*map(math.log, self.pause))))
@@ -87,18 +87,19 @@ class Storm:
             target = draw.choice(TARGETS[self.executor])
             if self._kill(target, process):
                 self.counts[target] += 1
-        process.wait(timeout=300)
+        process.wait(timeout=PATIENCE_S)
         self.ends[process.returncode] += 1
 
     def _until_a_trainer_works(self, launch: subprocess.Popen[str]) -> None:
-        """Half a minute at most: until an attempt of a live process has made a step."""
-        deadline = time.monotonic() + 30
-        while launch.poll() is None and time.monotonic() < deadline:
+        """Until an attempt of a live process has made a step, or the launch has ended."""
+
+        def works() -> bool:
             with contextlib.suppress(sqlite3.OperationalError):  # the database is only just being made
                 pids = {pid for *_, step, pid in self.bench.sql(NEWEST) if step}
-                if pids & {one.pid for one in self.bench.processes()}:
-                    return
-            time.sleep(0.1)
+                return bool(pids & {one.pid for one in self.bench.processes()})
+            return False
+
+        until(lambda: launch.poll() is not None or works(), "a step", pause=0.1)
 
     def _launch(self) -> subprocess.Popen[str]:
         self.launches += 1
@@ -170,10 +171,7 @@ def calm(bench: Bench, cells: int, reference: Curves) -> None:
     bench.launch()
     bench.once(cells)
     assert bench.curves() == first(cells, reference)
-    deadline = time.monotonic() + 15
-    while bench.processes() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert bench.processes() == [], "no orphan process"
+    bench.gone()  # no orphan process
     doubles = bench.sql("SELECT count(*) FROM curve_point GROUP BY attempt_id, step HAVING count(*) > 1")
     assert doubles == []
     assert bench.sql("SELECT owner_pid FROM sweep") == [(None,)], "nobody holds the sweep"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ..helpers.bench import COMMAND, Bench, Curves
+from ..helpers.patience import PATIENCE_S
 from .storm import FEW, calm
 
 pytestmark = pytest.mark.slow
@@ -37,7 +38,7 @@ def test_the_clock_jumps_forth_and_back(small_bench: Bench, reference: Curves) -
         bench.wait(f"SELECT 1 FROM attempt WHERE id = {number} AND {apart} {'> 1.9' if hours > 0 else '< -1.9'}")
         told = bench.run("launch", "micro.yaml", "--executor", "local", code=3)
         assert f"pid {launch.pid}" in told, "a launch whose clock is right leaves the other alone"
-    out, _ = launch.communicate(timeout=280)
+    out, _ = launch.communicate(timeout=PATIENCE_S)
     assert launch.returncode == 0, out
     counts = bench.sql("SELECT count(*), count(DISTINCT cell_id), min(state), max(state) FROM attempt")
     assert counts == [(FEW, FEW, "done", "done")]

@@ -22,6 +22,7 @@ import pytest
 from ..helpers import nodes as machines
 from ..helpers.bench import Bench, Curves, OnServer
 from ..helpers.nodes import HEAD, ClusterBench, Nodes
+from ..helpers.patience import until
 from .storm import EVERY, calm, lost
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(machines.missing() is not None, reason=machines.missing() or "")]
@@ -94,14 +95,7 @@ def host_of(process: psutil.Process) -> str:
 
 def trains(bench: ClusterBench, host: str) -> None:
     """Waits until an attempt on that node has a checkpoint behind it."""
-    bench.wait(f"SELECT 1 FROM attempt WHERE state = 'running' AND host = '{host}' AND step > {2 * EVERY}", 120)
-
-
-def until(true: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    bench.wait(f"SELECT 1 FROM attempt WHERE state = 'running' AND host = '{host}' AND step > {2 * EVERY}")
 
 
 def cut_off_and_supervisor_killed(folder: Path, reference: Curves) -> Bench:
@@ -114,7 +108,7 @@ def cut_off_and_supervisor_killed(folder: Path, reference: Curves) -> Bench:
         nodes.cut("left")
         assert "has a supervisor on the cluster already" in bench.launch("--detach", code=3)
         again = "SELECT 1 FROM attempt a JOIN attempt b USING (cell_id) WHERE a.host = 'left' AND b.id > a.id"
-        bench.wait(f"{again} AND b.step > 8", 120)
+        bench.wait(f"{again} AND b.step > 8")
         assert [one for one in bench.processes() if host_of(one) == "left"] == [], "the lease has ended there"
         ((before,),) = bench.sql("SELECT owner_pid FROM sweep")
         assert before is not None, "the sweep is still under way"
@@ -122,9 +116,9 @@ def cut_off_and_supervisor_killed(folder: Path, reference: Curves) -> Bench:
         os.kill(supervisor.pid, signal.SIGKILL)
         nodes.mend("left")
         bench.wait(f"SELECT 1 FROM sweep WHERE owner_pid != {before}")
-        bench.wait("SELECT 1 FROM sweep WHERE owner_pid IS NULL", 200)
+        bench.wait("SELECT 1 FROM sweep WHERE owner_pid IS NULL")
         calm(bench, CELLS, reference)
-        until(lambda: supervisors(nodes) == [])
+        until(lambda: supervisors(nodes) == [], "the supervisor's end", pause=0.2)
     return bench
 
 
@@ -221,19 +215,19 @@ def supervisor_goes_elsewhere(folder: Path, reference: Curves) -> Bench:
             # where the order was given Ray only prefers to start it
             bench.run("cancel")
             bench.wait("SELECT 1 FROM sweep WHERE owner_pid IS NULL")
-            until(lambda: supervisors(nodes) == [])
+            until(lambda: supervisors(nodes) == [], "the supervisor's end", pause=0.2)
         trains(bench, "left")
         assert bench.sql("SELECT owner_host FROM sweep") == [("left",)]
         server.stop(signal.SIGQUIT)
         nodes.kill("left")
         bench.node = "head"
-        until(lambda: supervisors(nodes) != [], 120)
+        until(lambda: supervisors(nodes) != [], "a supervisor")
         time.sleep(5)
         server.start()
-        bench.wait("SELECT 1 FROM sweep WHERE owner_host = 'head'", 180)
-        bench.wait("SELECT 1 FROM sweep WHERE owner_pid IS NULL", 200)
+        bench.wait("SELECT 1 FROM sweep WHERE owner_host = 'head'")
+        bench.wait("SELECT 1 FROM sweep WHERE owner_pid IS NULL")
         calm(bench, CELLS, reference)
-        until(lambda: supervisors(nodes) == [])
+        until(lambda: supervisors(nodes) == [], "the supervisor's end", pause=0.2)
     return bench
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ..helpers import slurm as daemons
 from ..helpers.bench import Bench, Curves
+from ..helpers.patience import until
 from .storm import EVERY, lost
 
 PROGRAM = f'#!/bin/sh\nexec {sys.executable} -m atma_sweep.cli "$@"\n'
@@ -75,7 +75,7 @@ def submit(slurm: daemons.Slurm, bench: Bench, *words: str, options: tuple[str, 
     slow.touch()
     given = ("--cpus-per-task=1", f"--export=ALL,SLOW={slow}", *options)
     job = slurm.submit(daemons.script(bench.folder, PROGRAM), "micro.yaml", *words, options=given)
-    bench.wait("SELECT 1 FROM attempt WHERE state = 'running' AND step > 10", 240)
+    bench.wait("SELECT 1 FROM attempt WHERE state = 'running' AND step > 10")
     return job
 
 
@@ -83,25 +83,18 @@ def faster(bench: Bench) -> None:
     (bench.folder / "slow").unlink()
 
 
-def wait(true: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.3)
-
-
 def output(bench: Bench, job: str) -> str:
     return (bench.folder / f"atma-sweep-{job}.out").read_text()
 
 
-def finished(slurm: daemons.Slurm, job: str, seconds: float) -> dict[str, str]:
+def finished(slurm: daemons.Slurm, job: str) -> dict[str, str]:
     """What Slurm says of the job once it has ended for good."""
-    wait(lambda: slurm.job(job)["JobState"] in ENDED, seconds)
+    until(lambda: slurm.job(job)["JobState"] in ENDED, "the end of the job", pause=0.3)
     return slurm.job(job)
 
 
-def restarted(slurm: daemons.Slurm, job: str, seconds: float) -> None:
-    wait(lambda: slurm.job(job)["Restarts"] == "1", seconds)
+def restarted(slurm: daemons.Slurm, job: str) -> None:
+    until(lambda: slurm.job(job)["Restarts"] == "1", "a restart of the job", pause=0.3)
 
 
 def right(bench: Bench, reference: Curves) -> None:
@@ -116,10 +109,10 @@ def test_a_time_limit_in_mid_training(slurm: daemons.Slurm, bench: Bench, refere
     hours, minutes, seconds = map(int, slurm.job(job)["RunTime"].split(":"))
     limit = hours * 60 + minutes + (1 if seconds < 30 else 2)  # whole minutes; the warning comes 5 to 65 s before
     slurm.run("scontrol", "update", f"JobId={job}", f"TimeLimit={limit}")
-    restarted(slurm, job, 150)
+    restarted(slurm, job)
     slurm.run("scontrol", "update", f"JobId={job}", "TimeLimit=30")
     faster(bench)
-    facts = finished(slurm, job, 240)
+    facts = finished(slurm, job)
     said = output(bench, job)
     assert (facts["JobState"], facts["ExitCode"], facts["Restarts"]) == ("COMPLETED", "0:0", "1"), said
     assert said.count("asking Slurm to requeue") == 1
@@ -137,7 +130,7 @@ def test_scancel_saves_and_ends_the_job(slurm: daemons.Slurm, bench: Bench, refe
     bench.edit("every_steps: 7", "every_steps: 1000")
     job = submit(slurm, bench, "--executor", executor)
     slurm.run("scancel", job)
-    assert finished(slurm, job, 60)["JobState"] == "CANCELLED"
+    assert finished(slurm, job)["JobState"] == "CANCELLED"
     ends = bench.sql("SELECT DISTINCT state, cause, step = 0 OR checkpoint IS NOT NULL FROM attempt")
     assert ends == [("interrupted", "stopped on request", 1)]
     assert "asking Slurm to requeue" not in output(bench, job)
@@ -157,10 +150,10 @@ def test_a_preempted_job_continues(
     urgent = tmp_path / "urgent.sh"
     urgent.write_text("#!/bin/sh\nsleep 1\n")
     other = slurm.submit(urgent, options=("--partition=urgent",))
-    restarted(slurm, job, 90)
+    restarted(slurm, job)
     faster(bench)
-    assert finished(slurm, other, 90)["JobState"] == "COMPLETED"
-    facts = finished(slurm, job, 240)
+    assert finished(slurm, other)["JobState"] == "COMPLETED"
+    facts = finished(slurm, job)
     assert (facts["JobState"], facts["Restarts"]) == ("COMPLETED", "1"), output(bench, job)
     assert bench.sql("SELECT state, cause FROM attempt ORDER BY id")[0] == ("interrupted", "stopped on request")
     right(bench, reference)
@@ -170,7 +163,7 @@ def test_a_preempted_job_continues(
 def test_a_cancelled_sweep_is_not_requeued(slurm: daemons.Slurm, bench: Bench) -> None:
     job = submit(slurm, bench)
     assert "saves its cells and stops" in bench.run("cancel")
-    facts = finished(slurm, job, 60)
+    facts = finished(slurm, job)
     assert (facts["JobState"], facts["Restarts"], facts["ExitCode"]) == ("FAILED", "0", "143:0")
     assert "cancelled, so not requeued" in output(bench, job)
     assert bench.sql("SELECT DISTINCT state, cause FROM attempt") == [("interrupted", "stopped on request")]
@@ -181,6 +174,6 @@ def test_a_launch_that_is_killed_is_told(slurm: daemons.Slurm, bench: Bench) -> 
     ((pid,),) = bench.sql("SELECT owner_pid FROM sweep")
     assert isinstance(pid, int)
     os.kill(pid, 9)
-    facts = finished(slurm, job, 60)
+    facts = finished(slurm, job)
     assert (facts["JobState"], facts["Restarts"], facts["ExitCode"]) == ("FAILED", "0", "137:0")
     assert "exit code 137" in output(bench, job)

@@ -9,12 +9,12 @@ import random
 import sqlite3
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import IO
 
 import psutil
 from atma_sweep.sweep.machine.hardware import memory_gb
+from patience import PATIENCE_S, until
 from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.exc import DBAPIError
 from typer.testing import CliRunner
@@ -77,7 +77,7 @@ class Bench:
 
     def run(self, *arguments: str, code: int = 0) -> str:
         process = self.start(*arguments)
-        out, _ = process.communicate(timeout=240)
+        out, _ = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == code, out
         return out
 
@@ -98,20 +98,24 @@ class Bench:
         return found
 
     def sql(self, query: str) -> list[tuple[object, ...]]:
-        with contextlib.closing(sqlite3.connect(self.folder / "atma.db", timeout=30)) as connection:
+        with contextlib.closing(sqlite3.connect(self.folder / "atma.db", timeout=PATIENCE_S)) as connection:
             return connection.execute(query).fetchall()
 
-    def wait(self, query: str, seconds: float = 90) -> None:
-        """Until the query gives a row."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
+    def wait(self, query: str, launch: subprocess.Popen[str] | None = None) -> None:
+        """Until the query gives a row, or the launch that could make it true has ended."""
+
+        def true() -> bool:
+            over = launch is not None and launch.poll() is not None
             try:
-                if self.sql(query):
-                    return
+                return bool(self.sql(query)) or over
             except (sqlite3.OperationalError, DBAPIError):
-                pass  # the database is only just being made, or away
-            time.sleep(0.02)
-        raise AssertionError(f"never true: {query}")
+                return over  # the database is only just being made, or away
+
+        until(true, query)
+
+    def gone(self) -> None:
+        """Until no attempt of this bench runs."""
+        until(lambda: self.processes() == [], "the end of every attempt")
 
     def curves(self) -> Curves:
         """By slug: the curve of the finished training, without what depends on the clock."""

@@ -25,6 +25,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from patience import PATIENCE_S
+
 CHANGES = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate")
 FLEETING = ("prepared_at", "manifest_sha256")
 
@@ -152,7 +154,9 @@ def main() -> None:
 
 def ordered(**order: Any) -> dict[str, Any]:
     """The answer to an order, from a process of its own."""
-    run = subprocess.run([sys.executable, __file__, json.dumps(order)], capture_output=True, text=True, timeout=300)
+    run = subprocess.run(
+        [sys.executable, __file__, json.dumps(order)], capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert run.returncode == 0, run.stderr
     found: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
     return found

@@ -20,13 +20,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from patience import PATIENCE_S
 from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import NullPool
 
 GIVEN = os.environ.get("ATMA_TEST_POSTGRES")
-START_S = 60.0
 FAST = ("fsync=off", "full_page_writes=off", "max_connections=100", "shared_buffers=32MB")
 
 
@@ -99,7 +99,7 @@ class Cluster:
         self._run([folder / "initdb", *making])
 
     def _run(self, command: list[Any]) -> None:
-        done = subprocess.run(command, env=self.env, cwd=self.home, capture_output=True, timeout=START_S, **self.who)
+        done = subprocess.run(command, env=self.env, cwd=self.home, capture_output=True, timeout=PATIENCE_S, **self.who)
         if done.returncode:
             raise RuntimeError(f"initdb failed: {done.stderr.decode()[-2000:]}")
 
@@ -126,7 +126,7 @@ class Cluster:
                 **self.who,
             )
         engine = create_engine(self.url)
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
                 with engine.connect():
@@ -143,7 +143,7 @@ class Cluster:
         if self._process is not None:
             self._process.send_signal(number)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(20)
+                self._process.wait(PATIENCE_S)
             self._process.kill()
             self._process.wait()
             self._process = None

@@ -14,14 +14,14 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from patience import PATIENCE_S, until
 
 SCRIPT = Path(__file__).resolve().parents[2] / "docs" / "slurm.sbatch"
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "scontrol", "squeue")
 PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"])
-START_S = 60.0
 # KillWait is shorter and cred_expire, after which a requeued job may start, much shorter than the usual 120 s
 CONF = """
 ClusterName=test
@@ -141,17 +141,17 @@ class Slurm:
 
     def _until(self, true: object, what: str) -> None:
         assert callable(true)
-        deadline = time.monotonic() + START_S
-        while not true():
+
+        def said() -> str:
             dead = [daemon.args for daemon in self._daemons if daemon.poll() is not None]
-            if dead or time.monotonic() > deadline:
-                said = "".join(path.read_text()[-1500:] for path in self.home.glob("*.out"))
-                raise RuntimeError(f"{what} did not start ({dead}): {said}")
-            time.sleep(0.1)
+            return f"{what} ({dead}): " + "".join(path.read_text()[-1500:] for path in self.home.glob("*.out"))
+
+        until(lambda: true() or any(daemon.poll() is not None for daemon in self._daemons), said, pause=0.1)
+        assert true(), said()
 
     def run(self, *words: str, cwd: Path | None = None, check: bool = True) -> str:
         """Output of one of Slurm's commands."""
-        done = subprocess.run(words, env=self.env, cwd=cwd, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(words, env=self.env, cwd=cwd, capture_output=True, text=True, timeout=PATIENCE_S)
         assert not check or done.returncode == 0, (words, done.stdout, done.stderr)
         return done.stdout
 
@@ -169,9 +169,7 @@ class Slurm:
         if len(self._daemons) == 3 and all(daemon.poll() is None for daemon in self._daemons):
             self.run("scancel", "--full", "--signal=KILL", "--user", getpass.getuser(), check=False)
             self.run("scancel", "--user", getpass.getuser(), check=False)
-            deadline = time.monotonic() + 30
-            while self.run("squeue", "--noheader", check=False).strip() and time.monotonic() < deadline:
-                time.sleep(0.2)
+            until(lambda: not self.run("squeue", "--noheader", check=False).strip(), "the end of all jobs", pause=0.2)
         for daemon in reversed(self._daemons):
             daemon.terminate()
         for daemon in self._daemons:

@@ -16,6 +16,7 @@ import torch
 from atma_sweep.kernels.conv import conv
 from atma_sweep.kernels.conv.conv import canon, causal_conv_reference, gated_causal_conv
 from atma_sweep.kernels.norms import rms_norm_reference
+from patience import PATIENCE_S
 from torch import Tensor
 
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the kernels are compiled, see below")
@@ -234,7 +235,7 @@ for kernel, sizes, strides in (
 def test_compiled_loops_carry_every_row_that_they_keep() -> None:
     """The interpreter rotates names that start as one value, the compiler takes them for constants."""
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-c", COMPILE], env=env, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", COMPILE], env=env, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     # three rows and four sums of two kinds; Canon also keeps three lengths
     assert done.stdout.split() == [str(3 + 3 + 4), str(3 + 3 + 4 + 3)]

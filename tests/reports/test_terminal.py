@@ -22,6 +22,7 @@ from atma_sweep.results.paper import open_published
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import Measurement, Owner, Provenance
 from atma_sweep.results.store.store import Store
+from patience import PATIENCE_S
 from rich.cells import cell_len
 
 WIDTHS = (60, 80, 120, 200)
@@ -139,7 +140,7 @@ def seen(arguments: list[str], folder: Path, width: int) -> str:
             break
         found += piece
     os.close(ours)
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err.decode()
     return re.sub(r"\x1b\[[0-9;]*m", "", found.decode())
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from atma_sweep.results import files
 from atma_sweep.results.errors import StoreError, WriteRefused
+from patience import PATIENCE_S
 
 HERE = [sys.executable, "-c"]
 WRITE = (
@@ -271,7 +272,11 @@ def test_every_command_that_writes_says_so_in_one_line_when_it_may_not(tmp_path:
         ["launch", "quick", "--executor", "local", "--runs", "read-only/a/b"],
     ]
     done = subprocess.run(
-        [*inside, *HERE, READ_ONLY, json.dumps(commands)], cwd=tmp_path, capture_output=True, text=True, timeout=300
+        [*inside, *HERE, READ_ONLY, json.dumps(commands)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     for words, (code, err) in zip(commands, json.loads(done.stdout), strict=True):

@@ -18,6 +18,7 @@ from atma_sweep.reports.live import watch as view
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import AXES, CellRecord, Measurement, Owner, Provenance
 from atma_sweep.results.store.store import Store, SweepUnknown, open_store
+from patience import PATIENCE_S
 from rich.console import Console
 from sqlalchemy import text
 from sqlalchemy.event import listen
@@ -349,7 +350,7 @@ def test_ctrl_c_leaves_quietly(sweep: Sweep, tmp_path: Path) -> None:
     assert child.stdout is not None
     assert child.stdout.readline().startswith("s (revision 1)")
     child.send_signal(signal.SIGINT)
-    out, error = child.communicate(timeout=20)
+    out, error = child.communicate(timeout=PATIENCE_S)
     assert (child.returncode, error) == (0, "")
     assert out.endswith("left quietly []\n")
 

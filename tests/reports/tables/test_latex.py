@@ -11,6 +11,7 @@ from atma_sweep.reports.tables import make_table
 from atma_sweep.results import paper
 from atma_sweep.results.store.records import Measurement
 from atma_sweep.results.text import tex_escaped
+from patience import PATIENCE_S
 
 needs_pdflatex = pytest.mark.skipif(
     shutil.which("pdflatex") is None or shutil.which("pdftotext") is None,
@@ -30,7 +31,7 @@ def compiled(folder, *tables, document=None):
         ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "document.tex"],
         cwd=folder,
         capture_output=True,
-        timeout=300,
+        timeout=PATIENCE_S,
     )
     log = done.stdout.decode("utf-8", "replace")
     assert done.returncode == 0, log[-3000:]

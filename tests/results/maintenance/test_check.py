@@ -20,6 +20,7 @@ from atma_sweep.results.store import database, schema
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CurvePoint, Example, Measurement, Owner, Provenance
 from atma_sweep.results.store.store import StoreError, StoreMissing, open_store
+from patience import PATIENCE_S
 
 FORK = multiprocessing.get_context("fork")
 ME = Owner(name="me", host=os.uname().nodename, pid=os.getpid(), started=psutil.Process().create_time())
@@ -171,7 +172,7 @@ class TestBackup:
         processes = [FORK.Process(target=work, args=(index,)) for index in range(2)]
         for process in processes:
             process.start()
-        ready.wait(30)
+        ready.wait(PATIENCE_S)
         sizes = []
         for _ in range(6):
             connection = sqlite3.connect(backup(db))
@@ -183,7 +184,7 @@ class TestBackup:
             connection.close()
         stop.set()
         for process in processes:
-            process.join(30)
+            process.join(PATIENCE_S)
             assert process.exitcode == 0
         assert sizes == sorted(sizes)
         assert sizes[-1] > sizes[0]
@@ -209,7 +210,7 @@ class TestBackup:
         for limit in [*range(1, 8), 99]:
             process = FORK.Process(target=work, args=(limit,))
             process.start()
-            process.join(30)
+            process.join(PATIENCE_S)
             kept = list((tmp_path / "out").glob("*.backup"))
             assert all(dump(copy) == before for copy in kept)
             outcomes.append(process.exitcode)
@@ -218,7 +219,7 @@ class TestBackup:
             process.start()
             time.sleep(draw.uniform(0, 0.02))
             process.kill()
-            process.join(30)
+            process.join(PATIENCE_S)
             assert all(dump(copy) == before for copy in (tmp_path / "out").glob("*.backup"))
         assert outcomes[-1] == 0
         assert -signal.SIGKILL in outcomes
@@ -428,7 +429,5 @@ def test_while_somebody_writes(db, cells):
         session.execute(
             schema.Base.metadata.tables["event"].insert(), {"at": datetime.now(UTC), "kind": "x", "message": "y"}
         )
-        start = time.monotonic()
         assert check(db) == []
-        assert time.monotonic() - start < 10
     store.close()

@@ -7,6 +7,7 @@ import pytest
 from atma_sweep.results.store.records import NewRevision, Owner
 from atma_sweep.results.store.schema import CellRow, RevisionRow, SweepRow
 from atma_sweep.results.store.store import Store, SweepBusy, open_store
+from patience import PATIENCE_S
 from sqlalchemy import select
 from sqlalchemy.engine import make_url
 
@@ -98,9 +99,9 @@ def test_launches_of_different_grids_race_for_new_names(store, url, cells):
         both = [FORK.Process(target=_race, args=(url, name, who, cells, start, results)) for who in order]
         for one in both:
             one.start()
-        won = [who for who, has in (results.get(timeout=60) for _ in both) if has]
+        won = [who for who, has in (results.get(timeout=PATIENCE_S) for _ in both) if has]
         for one in both:
-            one.join(timeout=30)
+            one.join(timeout=PATIENCE_S)
         grids, _, holder = left(store, name)
         assert (won, grids) == ([holder], [f"# by {holder}"])
 

@@ -12,6 +12,7 @@ from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CurvePoint, Measurement, Owner
 from atma_sweep.results.store.schema import EventRow, MeasurementRow, SweepRow
 from atma_sweep.results.store.store import CellTaken, StoreBusy, SweepBusy, open_store
+from patience import PATIENCE_S
 from sqlalchemy import func, insert, select
 
 FORK = multiprocessing.get_context("fork")
@@ -33,9 +34,9 @@ def race(work, count=PROCESSES):
     processes = [FORK.Process(target=run, args=(index,)) for index in range(count)]
     for process in processes:
         process.start()
-    found = sorted(results.get(timeout=60) for _ in range(count))
+    found = sorted(results.get(timeout=PATIENCE_S) for _ in range(count))
     for process in processes:
-        process.join(timeout=30)
+        process.join(timeout=PATIENCE_S)
     return [result for _, result in found]
 
 
@@ -138,7 +139,7 @@ def test_a_killed_writer_leaves_no_half_and_no_lock(store, url, cells, owner):
 
     process = FORK.Process(target=work)
     process.start()
-    assert reached.wait(30)
+    assert reached.wait(PATIENCE_S)
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
     process.join(30)

@@ -23,6 +23,7 @@ from atma_sweep.results.maintenance.check import check
 from atma_sweep.results.store.database import MIGRATIONS, make_engine, migrate, place
 from atma_sweep.results.store.schema import HEAD, REVISIONS
 from atma_sweep.results.store.store import StoreError, open_store, upgrade_store
+from patience import PATIENCE_S
 from sqlalchemy import MetaData, event, insert, select
 from sqlalchemy.engine import Engine
 
@@ -252,8 +253,8 @@ def test_killed_in_the_midst_it_is_wholly_old_or_wholly_new(tmp_path, following)
     start = time.monotonic()
     whole = FORK.Process(target=lambda: queue.put(_upgrade(grown, release)))
     whole.start()
-    total = queue.get(timeout=60)
-    whole.join(30)
+    total = queue.get(timeout=PATIENCE_S)
+    whole.join(PATIENCE_S)
     took, now = time.monotonic() - start, schema_of(grown)
     assert contents(grown, listed) == before
     assert now != was
@@ -268,7 +269,7 @@ def test_killed_in_the_midst_it_is_wholly_old_or_wholly_new(tmp_path, following)
         if point is None:
             time.sleep(draw.uniform(0, took))
             process.kill()
-        process.join(30)
+        process.join(PATIENCE_S)
         outcomes.append((process.exitcode, schema_of(path)))
         assert contents(path, listed) == before
         assert outcomes[-1][1] in (was, now)

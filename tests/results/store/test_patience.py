@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 from atma_sweep.results.store import database, transactions
 from atma_sweep.results.store.records import Owner
 from atma_sweep.results.store.store import Store, StoreBusy, open_store
+from patience import until
 from sqlalchemy import text
 
 ME = Owner(name="ada", host="here", pid=101, started=1.5)
@@ -105,10 +105,7 @@ def test_a_row_that_stays_locked_on_a_server_ends_patience_too(
     with store.transaction() as session:
         session.execute(text("SELECT 1 FROM sweep FOR UPDATE"))
         thread.start()
-        deadline = time.monotonic() + 60
-        while thread.is_alive() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert not thread.is_alive()
+        until(lambda: not thread.is_alive(), "the refusal")
     assert "stays locked by another program" in refused[0]
     hurried.renew_sweep("quick", 1, 60.0)
     hurried.close()

@@ -28,6 +28,7 @@ from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CellRecord, CurvePoint, Example, Measurement, Owner, Provenance
 from atma_sweep.results.store.schema import AttemptRow, EventRow, ExampleRow, SweepRow
 from atma_sweep.results.store.store import CellTaken, LostLease, Store, StoreBusy, StoreError, SweepBusy, open_store
+from patience import PATIENCE_S, gone
 from sqlalchemy import create_engine, inspect, select, text, update
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import IntegrityError
@@ -158,7 +159,7 @@ def test_no_fence_is_given_twice(store, url, cells):
     processes = [FORK.Process(target=_one_supervisor, args=(url, index, 15, queue)) for index in range(4)]
     for process in processes:
         process.start()
-    won = sorted(fence for _ in processes for fence in queue.get(timeout=60))
+    won = sorted(fence for _ in processes for fence in queue.get(timeout=PATIENCE_S))
     for process in processes:
         process.join()
     assert won == list(range(1, len(won) + 1))
@@ -518,7 +519,7 @@ def test_no_server_is_left_behind():
     """The server of a test run that is killed ends with it."""
     if not sys.platform.startswith("linux") or postgres.not_ours():
         pytest.skip(postgres.not_ours() or "needs Linux")
-    code = "import postgres, time, json\nwith postgres.cluster() as c:\n c.start(); print(c.pid, c.home, flush=True); time.sleep(60)"
+    code = "import postgres, time, json\nwith postgres.cluster() as c:\n c.start(); print(c.pid, c.home, flush=True); time.sleep(600)"
     env = os.environ | {"PYTHONPATH": str(Path(postgres.__file__).parent)}
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=env)
     assert child.stdout is not None
@@ -526,8 +527,5 @@ def test_no_server_is_left_behind():
     child.kill()
     child.wait()
     child.stdout.close()
-    deadline = time.monotonic() + 20
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not Path(f"/proc/{pid}").exists()
+    gone(int(pid))
     subprocess.run(["rm", "-rf", home], check=True)

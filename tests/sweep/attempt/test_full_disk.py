@@ -25,6 +25,7 @@ from atma_sweep.sweep.plan.planner import Task
 from atma_sweep.sweep.run import supervisor
 from atma_sweep.sweep.scheduler.base import Finished, Launch, OnThisMachine
 from attempts import Room, room_of
+from patience import PATIENCE_S
 
 NO_SPACE = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "job.json")
 
@@ -42,7 +43,7 @@ def test_an_error_whose_print_fails_is_recorded_all_the_same(room: Callable[...,
     ours = room()
     job = ours.asked("train", ours.settings(path="/dev/null/nowhere"), None)
     with Path("/dev/full").open("w") as full:
-        assert ours.start(job, out=full).wait(timeout=120) == EXIT_MACHINE
+        assert ours.start(job, out=full).wait(timeout=PATIENCE_S) == EXIT_MACHINE
     assert endings(ours.store, ours.cell.id) == [("failed", "infrastructure")]
     assert "/dev/null/nowhere" in str(ours.store.attempt(job.attempt).cause)
 
@@ -54,7 +55,7 @@ def test_an_attempt_that_can_record_nothing_says_so_by_its_exit_code(room: Calla
     limited = ("import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (700, 700)); "
                "os.execv(sys.argv[1], sys.argv[1:])")  # fmt: skip
     attempt = ours.start(job, sys.executable, "-c", limited, more=["--journal"])
-    out, _ = attempt.communicate(timeout=120)
+    out, _ = attempt.communicate(timeout=PATIENCE_S)
     assert attempt.returncode == EXIT_MACHINE, out
     assert "File too large" in out
     nothing = tmp_path / "empty.txt"
@@ -85,7 +86,7 @@ def test_a_runs_folder_that_fills_up_costs_an_attempt_and_no_number(
             with pytest.raises(OSError, match="No space left"):
                 job.write(small)
             assert Job.read(small / job.folder) == job, "what lay there is still whole"
-            assert ours.start(job, out=log).wait(timeout=120) == EXIT_MACHINE
+            assert ours.start(job, out=log).wait(timeout=PATIENCE_S) == EXIT_MACHINE
         assert (small / job.folder / "log.txt").read_text() == ""
         assert endings(ours.store, ours.cell.id) == [("failed", "infrastructure")]
         (small / "ballast").unlink()

@@ -33,6 +33,7 @@ from atma_sweep.sweep.grid.grid import load_grid, shipped
 from atma_sweep.sweep.grid.plugins import PluginChanged
 from atma_sweep.sweep.plan import planner
 from atma_sweep.sweep.run.supervisor import freeze_plugins
+from patience import PATIENCE_S
 
 OWNER = Owner(name="test", host="here", pid=1, started=1.0)
 POLAR, NOPE, ROPE = (f"{name}-baseline-d0-m0-w0-s0" for name in ("polar", "nope", "rope"))
@@ -324,5 +325,7 @@ def test_importing_the_package_loads_nothing_heavy(tmp_path: Path) -> None:
         "print(sorted(name for name in new if name.split('.')[0] not in sys.stdlib_module_names)); "
         "print(callable(atma_sweep.load), atma_sweep.__version__)"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert done.stdout.splitlines() == ["['atma_sweep']", f"True {atma_sweep.__version__}"], done.stderr

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from atma_sweep.sweep.attempt.log import MOST, told
 from attempts import STEPS, Room
+from patience import PATIENCE_S
 
 TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ")
 NUMBER = r"[\d,.]+"
@@ -19,7 +20,7 @@ def test_the_log_of_a_healthy_attempt(room: Callable[..., Room], command: Callab
     ours.run(stop=11)
     job = ours.asked("train", ours.settings(), None)
     with (ours.runs / job.folder / "log.txt").open("w") as log:
-        assert ours.start(job, out=log).wait(timeout=120) == 0
+        assert ours.start(job, out=log).wait(timeout=PATIENCE_S) == 0
     code, out, _ = command("logs", ours.cell.slug, "--db", str(ours.store.path))
     assert (code, out) == (0, (ours.runs / job.folder / "log.txt").read_text())
     lines = out.splitlines()

@@ -14,6 +14,7 @@ from atma_sweep.sweep.bench import kernels, report, train
 from atma_sweep.sweep.bench.ceilings import Ceilings
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid.grid import load_grid
+from patience import PATIENCE_S
 
 Command = Callable[..., tuple[int, str, str]]
 LIMITS = Ceilings(flops=712.4e12, bytes_per_s=4.123e12)
@@ -224,7 +225,7 @@ def test_heading_and_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
 def bench(folder: Path, *arguments: str) -> tuple[str, dict[str, object]]:
     """Its output and the JSON that it wrote."""
     command = [sys.executable, "-m", "atma_sweep.cli", "bench", *arguments, "--out", "numbers.json"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=500)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout, json.loads((folder / "numbers.json").read_text())
 

@@ -22,6 +22,7 @@ from atma_sweep.sweep.checkpoints.checkpoint import CheckpointError
 from atma_sweep.sweep.checkpoints.seal import SEAL, Damaged, facts_of, written
 from atma_sweep.sweep.config import TrainConfig
 from atma_sweep.sweep.training.optimizers import Optimizers
+from patience import PATIENCE_S
 from registries import EVERY_MEMORY
 from torch import nn
 
@@ -280,7 +281,7 @@ def test_a_full_disk_is_one_line_and_leaves_the_old_one(tmp_path: Path, sizes: t
     """A limit on the size of a file stands in for a full disk: writing fails half-way."""
     put(tmp_path, 5)
     done = subprocess.run(
-        [sys.executable, "-c", FULL, str(tmp_path), *sizes], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", FULL, str(tmp_path), *sizes], capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert done.stdout.startswith(f"3 {tmp_path} cannot be written: "), done.stdout + done.stderr
     assert done.stdout.endswith("checkpoint.path, then launch again\n")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from attempts import Room
+from patience import PATIENCE_S, until
 
 CALLS = "pwrite64,write,pwritev,fsync,fdatasync,unlink,unlinkat,rename,renameat,renameat2"
 LOG = re.compile(r"\.db(-wal)?>")
@@ -19,9 +19,7 @@ CHECKPOINT = re.compile(r"checkpoint-\d{8}")
 
 def calls(trace: Path) -> list[tuple[str, str]]:
     """(name, arguments) of every system call that came back, in order; those that another thread cut in two are joined."""
-    deadline = time.monotonic() + 60
-    while "+++ exited with" not in (trace.read_text() if trace.exists() else "") and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(lambda: trace.exists() and "+++ exited with" in trace.read_text(), "the end of the trace", pause=0.05)
     found: list[tuple[str, str]] = []
     open_: dict[str, str] = {}
     for line in trace.read_text().splitlines():
@@ -49,7 +47,7 @@ def test_the_database_is_on_the_disk_before_a_checkpoint_goes(room: Callable[...
     strace = ("strace", "-D", "-f", "-y", "-s", "0", "-o", str(trace), "-e", f"trace={CALLS}")
     job = ours.asked("train", ours.settings(), None)
     attempt = ours.start(job, *strace)
-    out, _ = attempt.communicate(timeout=120)
+    out, _ = attempt.communicate(timeout=PATIENCE_S)
     if attempt.returncode and "ptrace" in out:
         pytest.skip(f"needs strace that may trace: {out.splitlines()[0]}")
     assert attempt.returncode == 0, out

@@ -22,6 +22,7 @@ from atma_sweep.sweep.checkpoints import checkpoint, storage
 from atma_sweep.sweep.checkpoints import prune as pruning
 from atma_sweep.sweep.checkpoints.prune import prune
 from atma_sweep.sweep.errors import SweepError
+from patience import PATIENCE_S
 
 OWNER = Owner(name="ada", host="here", pid=1, started=0.0)
 MODEL, OPTIMIZERS, WEIGHTS = 1000, 300, 700
@@ -401,7 +402,7 @@ def test_killed_between_any_two_files(tmp_path: Path, keep: str, changes: int) -
     bench.attempt("c", "interrupted", (10, 15, 20))
     bench.store.close()
     run = subprocess.run([sys.executable, "-c", MORTAL, str(whole), str(tmp_path / "work"), keep], capture_output=True,
-                         text=True, timeout=120)  # fmt: skip
+                         text=True, timeout=PATIENCE_S)  # fmt: skip
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)
     # three files and the folder of each checkpoint, each file of weights; and what is written to the database

@@ -21,6 +21,7 @@ from atma_sweep.sweep.data import prepare
 from atma_sweep.sweep.data.corpora import CORPORA, open_corpus
 from atma_sweep.sweep.data.prepare import Told
 from copies import finepdfs, fineweb_edu, prose, published_shard
+from patience import PATIENCE_S
 from prepared import document, joined, naive, parts, put, stream
 from rich.console import Console
 
@@ -235,7 +236,7 @@ def test_without_a_network_it_ends_at_once(tmp_path: Path) -> None:
     }  # fmt: skip
     said = {}
     for name, process in runs.items():
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=PATIENCE_S)
         assert (process.returncode, out, len(err.splitlines())) == (3, "", 1), err
         said[name] = err
     start = "atma-sweep: {} cannot be read from the Hugging Face hub ("

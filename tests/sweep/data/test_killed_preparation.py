@@ -16,6 +16,7 @@ import mortal
 import numpy as np
 import pytest
 from copies import article, fineweb_edu, prose, published_shard, table, wikitext
+from patience import PATIENCE_S, until
 from prepared import naive, number_of, put
 
 
@@ -113,11 +114,11 @@ def saved(corpora: Path) -> int:
 
 
 def wait(process: subprocess.Popen[str], corpora: Path, documents: int) -> None:
-    deadline = time.monotonic() + 60
-    while saved(corpora) < documents:
+    def enough() -> bool:
         assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+        return saved(corpora) >= documents
+
+    until(enough, f"{documents} documents", pause=0.002)
 
 
 def test_two_processes_and_kills_at_random_moments(tmp_path: Path) -> None:
@@ -130,7 +131,7 @@ def test_two_processes_and_kills_at_random_moments(tmp_path: Path) -> None:
         wait(process, dying / "corpora", documents)
         time.sleep(draw.random() * 0.05)
         process.kill()
-        process.communicate(timeout=60)
+        process.communicate(timeout=PATIENCE_S)
         assert process.returncode == -9
     before = saved(dying / "corpora")
     assert 200 <= before < 900
@@ -138,10 +139,10 @@ def test_two_processes_and_kills_at_random_moments(tmp_path: Path) -> None:
     wait(first, dying / "corpora", before + 50)
     # one of them works, the other waits for it; whichever dies, the other ends
     first.kill()
-    out = second.communicate(timeout=120)[0]
+    out = second.communicate(timeout=PATIENCE_S)[0]
     assert second.returncode == 0, out
     first.communicate()
-    assert whole.communicate(timeout=120)[0].startswith("files: 900 documents, ")
+    assert whole.communicate(timeout=PATIENCE_S)[0].startswith("files: 900 documents, ")
     assert whole.returncode == 0
     assert mortal.contents(dying / "corpora") == mortal.contents(tmp_path / "whole" / "corpora")
     assert not list((dying / "corpora").glob("*.part"))

@@ -27,6 +27,7 @@ from atma_sweep.sweep.data.shards import SplitWriter
 from atma_sweep.sweep.data.sources import Stdlib
 from atma_sweep.sweep.errors import MachineError
 from copies import finepdfs, prose, wikitext
+from patience import PATIENCE_S
 from prepared import EOT, document, files, joined, made, naive, number_of, parts, put, rederived, stream, told
 from tokenizers import models, pre_tokenizers
 
@@ -234,16 +235,16 @@ def test_two_at_once_work_one_after_the_other(tmp_path: Path) -> None:
 
     def first(told: Told) -> None:
         working.set()
-        assert go_on.wait(30)
+        assert go_on.wait(PATIENCE_S)
 
     with ThreadPoolExecutor(2) as pool:
         one = pool.submit(prepare.prepare, data, root, tell=first)
-        assert working.wait(30)
+        assert working.wait(PATIENCE_S)
         two = pool.submit(prepare.prepare, data, root, tell=heard.append)
         time.sleep(0.2)
         assert not two.done()
         go_on.set()
-        assert one.result(30) == two.result(30)
+        assert one.result(PATIENCE_S) == two.result(PATIENCE_S)
     assert heard == [], "the second found it done"
 
 

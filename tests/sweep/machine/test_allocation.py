@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,6 +29,7 @@ from atma_sweep.sweep.scheduler.base import Executor, Finished, Launch, LocalExe
 from bench import Bench
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from patience import until
 
 FIRST, SECOND = Gpu("0", "GPU-aaaa", "NVIDIA H200"), Gpu("1", "GPU-bbbb", "NVIDIA L40S")
 TWO = Machine(8, 32.0, (FIRST, SECOND))
@@ -286,17 +286,19 @@ class Yard:
 
     def seen(self, place: Executor, count: int) -> list[str]:
         """What the first `count` attempts see, once all of them run."""
-        deadline = time.monotonic() + 240
-        while len(list(self.runs.glob("*/seen"))) < count and time.monotonic() < deadline:
+
+        def all_run() -> bool:
             assert place.wait(0.2) == []
+            return len(list(self.runs.glob("*/seen"))) == count
+
+        until(all_run, "what all of them see")
         return [(self.runs / str(number) / "seen").read_text() for number in range(count)]
 
     def end(self, place: Executor, count: int) -> None:
         """Lets all end, and hears of each."""
         (self.runs / "go").touch()
-        deadline, ended = time.monotonic() + 240, list[Finished]()
-        while len(ended) < count and time.monotonic() < deadline:
-            ended += place.wait(1.0)
+        ended = list[Finished]()
+        until(lambda: ended.extend(place.wait(1.0)) or len(ended) >= count, "the end of all")
         assert sorted(ended) == [(number, 0) for number in range(count)]
 
 

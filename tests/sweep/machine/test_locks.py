@@ -12,6 +12,7 @@ import pytest
 from atma_sweep.sweep.errors import MachineError
 from atma_sweep.sweep.machine.hardware import Gpu
 from atma_sweep.sweep.machine.locks import GpuLocks
+from patience import PATIENCE_S
 
 GPUS = [Gpu("0", "GPU-aaaa", "first"), Gpu("1", "GPU-bbbb", "second")]
 
@@ -34,7 +35,7 @@ from atma_sweep.sweep.machine.locks import GpuLocks
 from atma_sweep.sweep.machine.hardware import Gpu
 locks = GpuLocks(Path(sys.argv[1]))
 print(len(locks.take([Gpu("0", "GPU-aaaa", "first")])), flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -83,7 +84,7 @@ def test_users_of_one_host_share_the_locks_and_no_file() -> None:
         assert line_of(other) == "1"
         assert locks.holder("GPU-bbbb") == other.pid, "whoever's process it is"
         other.stdin.close()  # type: ignore[union-attr]
-        assert other.wait(20) == 0
+        assert other.wait(PATIENCE_S) == 0
         assert locks.holder("GPU-bbbb") is None
         locks.release()
         assert locks.take(GPUS) == GPUS

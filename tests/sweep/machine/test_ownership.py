@@ -26,6 +26,7 @@ from atma_sweep.sweep.machine import processes as process
 from atma_sweep.sweep.plan import planner
 from atma_sweep.sweep.run import control, launch, supervisor
 from atma_sweep.sweep.scheduler.base import Finished, Launch, OnThisMachine
+from patience import PATIENCE_S, gone, until
 
 SILENT: Any = SimpleNamespace(**dict.fromkeys(("started", "running", "ended", "waiting"), lambda *_: None))
 
@@ -72,7 +73,7 @@ def test_a_launch_in_another_pid_namespace_waits_for_the_lease(
     store.acquire_sweep("s", me, 600.0)
     attempt = store.start_attempt(cell.id, owner=me, fence=1)
     command = [*_apart(*flags), sys.executable, "-c", JUDGE, str(store.path)]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    said = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     busy, ended = said.stdout.splitlines()
     assert f"run by test on {me.host} (pid {me.pid})" in busy
     assert "its lease ends" in busy
@@ -80,7 +81,7 @@ def test_a_launch_in_another_pid_namespace_waits_for_the_lease(
     assert (store.sweeps()[0].fence, store.attempt(attempt.id).state) == (1, "running")
     # when the lease has ended, it may have the sweep
     store.renew_sweep("s", 1, 0.0)
-    taken = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    taken = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert taken.stdout.splitlines() == ["[]"]
     assert store.sweeps()[0].fence == 2
 
@@ -291,35 +292,28 @@ while True: time.sleep(0.05)
 """
 
 
-def _gone(pid: int, seconds: float = 60.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return True
-        time.sleep(0.05)
-    return False
-
-
 @pytest.mark.parametrize("hears", ["signal.SIG_DFL", "signal.SIG_IGN"], ids=["that hears", "that hears nothing"])
 def test_a_frozen_attempt_whose_launch_was_killed_is_ended(hears: str) -> None:
     command = [sys.executable, "-c", LAUNCH, ATTEMPT.format(hears=hears)]
     parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     attempt = int(parent.stdout.readline())
-    deadline = time.monotonic() + 60
     guards: list[psutil.Process] = []
-    while not guards and time.monotonic() < deadline:
-        guards = [
+
+    def guarded() -> bool:
+        guards[:] = [
             one for one in psutil.Process(attempt).children() if "atma_sweep.sweep.machine.guard" in one.cmdline()
         ]
-        time.sleep(0.05)
+        return guards != []
+
+    until(guarded, "its guard")
     time.sleep(1.0)
     assert guards[0].is_running(), "it leaves an attempt alone whose launch lives"
     os.kill(attempt, signal.SIGSTOP)
     parent.kill()
     parent.wait()
-    assert _gone(attempt)
-    assert _gone(guards[0].pid)
+    gone(attempt)
+    gone(guards[0].pid)
 
 
 def test_a_guard_goes_with_its_attempt() -> None:
@@ -327,7 +321,7 @@ def test_a_guard_goes_with_its_attempt() -> None:
 
     attempt = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1)"])
     guard.watch(attempt.pid, os.getpid(), 600.0)
-    assert attempt.wait(10) == 0
+    assert attempt.wait(PATIENCE_S) == 0
 
 
 def test_an_owner_without_a_space_is_read_back(store: Store, cells: Callable[..., list[Cell]]) -> None:

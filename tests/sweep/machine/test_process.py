@@ -17,6 +17,7 @@ from atma_sweep.sweep.config import Resources
 from atma_sweep.sweep.machine import processes
 from atma_sweep.sweep.machine.hardware import cores
 from atma_sweep.sweep.scheduler.base import Launch, environment, run_command
+from patience import PATIENCE_S, gone
 
 
 def script(text: str, *arguments: str) -> subprocess.Popen[str]:
@@ -26,15 +27,6 @@ def script(text: str, *arguments: str) -> subprocess.Popen[str]:
 def line_of(child: subprocess.Popen[str]) -> str:
     assert child.stdout is not None
     return child.stdout.readline().strip()
-
-
-def gone(pid: int, seconds: float = 10) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return True
-        time.sleep(0.02)
-    return False
 
 
 def test_a_process_is_told_from_a_later_one_with_its_pid() -> None:
@@ -49,9 +41,9 @@ def test_a_process_is_told_from_a_later_one_with_its_pid() -> None:
 STUBBORN = """
 import signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])
+child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])
 print(child.pid, flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -59,12 +51,12 @@ def test_end_takes_a_process_that_ignores_sigterm_with_its_children() -> None:
     child = script(STUBBORN)
     grandchild = int(line_of(child))
     processes.end(child.pid, psutil.Process(child.pid).create_time(), grace=0.3)
-    assert gone(child.pid)
-    assert gone(grandchild)
+    gone(child.pid)
+    gone(grandchild)
 
 
 def test_end_leaves_a_process_with_another_start_time_alone() -> None:
-    child = script("import time; print(1, flush=True); time.sleep(60)")
+    child = script("import time; print(1, flush=True); time.sleep(600)")
     line_of(child)
     processes.end(child.pid, psutil.Process(child.pid).create_time() + 100, grace=0.1)
     assert child.poll() is None
@@ -94,15 +86,15 @@ print("alive", sorted(OnThisMachine().end(attempts, Path("."))), flush=True)
 def test_nobody_ends_itself_or_those_it_descends_from() -> None:
     """A parent is ended with its children, so one that ends its parent would end itself, too."""
     shell = ["sh", "-c", '"$0" -c "$1"; echo "parent alive"', sys.executable, SUICIDE]
-    done = subprocess.run(shell, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(shell, capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.stdout.splitlines(), done.returncode) == (["alive [0, 2]", "parent alive"], 0)
 
 
 ORPHAN = """
 import os, subprocess, sys, time
-code = "import os, time; from atma_sweep.sweep.machine.processes import die_with; die_with(os.getppid()); print(os.getpid(), flush=True); time.sleep(60)"
+code = "import os, time; from atma_sweep.sweep.machine.processes import die_with; die_with(os.getppid()); print(os.getpid(), flush=True); time.sleep(600)"
 subprocess.Popen([sys.executable, '-c', code])
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -112,14 +104,28 @@ def test_a_child_ends_when_its_parent_is_killed() -> None:
     assert psutil.pid_exists(child)
     parent.kill()
     parent.wait()
-    assert gone(child)
+    gone(child)
 
 
 def test_a_child_whose_parent_died_before_it_looked_ends_at_once() -> None:
-    code = "from atma_sweep.sweep.machine.processes import die_with; import time; die_with(1 << 22); time.sleep(60)"
-    assert script(code).wait(20) == -signal.SIGTERM
+    code = "from atma_sweep.sweep.machine.processes import die_with; import time; die_with(1 << 22); time.sleep(600)"
+    assert script(code).wait(PATIENCE_S) == -signal.SIGTERM
 
 
+LISTENS = """
+import signal, time
+from atma_sweep.sweep.machine import processes
+signal.signal(signal.SIGWINCH, lambda *_: print("alive", flush=True))
+def later(*_):
+    processes.ECHO_S = 0.0
+    print("later", flush=True)
+signal.signal(signal.SIGUSR1, later)
+processes.ECHO_S = 3600.0  # whatever comes meanwhile is an echo, however slow the machine
+{asked}
+print("begun", flush=True)
+while True:
+    time.sleep(0.1)
+"""
 ASKED = {
     "job": "from atma_sweep.sweep.attempt.stop import StopFlag; StopFlag()",
     "launch": "from atma_sweep.sweep.machine.signals import Signals; Signals().__enter__()",
@@ -128,15 +134,17 @@ ASKED = {
 
 @pytest.mark.parametrize("who", ASKED)
 def test_a_request_to_stop_is_one_with_its_echo_and_a_later_one_kills(who: str) -> None:
-    child = script(f"import time; {ASKED[who]}; print(1, flush=True)\nwhile True: time.sleep(0.1)")
+    child = script(LISTENS.format(asked=ASKED[who]))
     line_of(child)
     for _ in range(5):
         child.send_signal(signal.SIGTERM)
         time.sleep(0.1)
-    assert child.poll() is None
-    time.sleep(processes.ECHO_S)
+        child.send_signal(signal.SIGWINCH)  # heard after SIGTERM, if both wait
+        assert line_of(child) == "alive"
+    child.send_signal(signal.SIGUSR1)
+    assert line_of(child) == "later"
     child.send_signal(signal.SIGTERM)
-    assert child.wait(20) == 143
+    assert child.wait(PATIENCE_S) == 143
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 from bench import COMMAND, Bench
+from patience import PATIENCE_S, until
 
 pytestmark = pytest.mark.slow
 COMPILES = """
@@ -64,11 +65,8 @@ def launched(bench: Bench, *arguments: str, **options: Any) -> subprocess.Popen[
     )  # fmt: skip
 
 
-def appears(path: Path, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} never came"
-        time.sleep(0.01)
+def appears(path: Path) -> None:
+    until(path.exists, path, pause=0.01)
 
 
 def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
@@ -76,8 +74,8 @@ def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
 
 
 def left(processes: list[psutil.Process]) -> list[psutil.Process]:
-    """Those that are still there after a moment, which an orphan may need."""
-    return psutil.wait_procs(processes, timeout=3)[1]
+    """Those that are still there after a while, which an orphan may need."""
+    return psutil.wait_procs(processes, timeout=PATIENCE_S)[1]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +88,7 @@ def test_a_signal_to_the_process_group_spares_attempts_and_their_compilers(
     appears(compiling.folder / "compiling")
     started = family(process)
     os.killpg(process.pid, number)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 128 + number, out
     assert (compiling.folder / "compiled").exists(), "the compiler came to its end"
     assert compiling.sql("SELECT state, cause FROM attempt") == [("interrupted", "stopped on request")]
@@ -107,7 +105,7 @@ def test_a_compiler_that_is_told_before_its_attempt_fails_no_cell(compiling: Ben
         with contextlib.suppress(psutil.NoSuchProcess):
             member.terminate()
             time.sleep(0.05)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 143, out
     ((state, failure, cause),) = compiling.sql("SELECT state, failure, cause FROM attempt")
     assert (state, failure) == ("interrupted", None), cause
@@ -140,7 +138,7 @@ def test_a_terminal_that_is_closed_stops_as_sigterm_does(bench: Bench) -> None:
     bench.wait("SELECT 1 FROM attempt WHERE step > 10")
     started = psutil.Process(process.pid).children(recursive=True)
     os.close(master)
-    assert process.wait(timeout=30) == 129
+    assert process.wait(timeout=PATIENCE_S) == 129
     ((state, cause, checkpoint),) = bench.sql("SELECT state, cause, checkpoint FROM attempt")
     assert (state, cause) == ("interrupted", "stopped on request")
     assert (bench.folder / "atma-runs" / str(checkpoint) / "model.safetensors").is_file()
@@ -153,7 +151,7 @@ def test_nohup_outlives_its_terminal(bench: Bench) -> None:
     process = launched(bench, *ONE, "local", preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
     bench.wait("SELECT 1 FROM attempt")
     os.killpg(process.pid, signal.SIGHUP)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, out
     bench.once(1)
 
@@ -163,15 +161,14 @@ def test_nohup_outlives_its_terminal(bench: Bench) -> None:
 ])  # fmt: skip
 def test_a_launch_that_is_stopped_while_ray_starts_ends_cleanly(bench: Bench, daemon: str, number: int) -> None:
     process = launched(bench, *ONE, "ray")
-    deadline = time.monotonic() + 60
     started: list[psutil.Process] = []
-    while time.monotonic() < deadline and process.poll() is None:
+    while process.poll() is None:
         started = family(process)
         with contextlib.suppress(psutil.NoSuchProcess):
             if any(one.name() == daemon for one in started):
                 break
     process.send_signal(number)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 128 + number, out
     last = out.strip().splitlines()[-1]
     assert last.startswith(("atma-sweep: stopped", "to train:", "disk:")), out
@@ -185,7 +182,7 @@ def test_a_launch_that_is_stopped_before_it_has_begun_says_so(bench: Bench) -> N
     process = launched(bench, *ONE, "local")
     appears(bench.folder / "atma.db")
     process.terminate()
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 143, out
     assert "atma-sweep: stopped" in out.splitlines()[-1]
     assert "Traceback" not in out

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ...helpers.bench import Bench
+from ...helpers.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 LONG = 128 * 400
@@ -38,7 +39,7 @@ def test_pause_frees_the_machine_and_resume_ends_as_if_nothing_had_been(bench: B
     assert process.poll() is None
     for _ in range(2):
         bench.run("resume")
-    out, _ = process.communicate(timeout=200)
+    out, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, out
     assert [row[0] for row in bench.sql("SELECT state FROM attempt ORDER BY id")] == ["interrupted", "done"]
     assert len(bench.sql("SELECT 1 FROM event WHERE kind = 'paused'")) == 1
@@ -56,7 +57,7 @@ def test_cancel_saves_and_stops(bench: Bench) -> None:
     bench.wait(TRAINING)
     answer = json.loads(bench.run("cancel", "--json"))
     assert answer == {"sweep": "micro", "asked": "cancel", "running": True, "cells": []}
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 143
     assert "cancelled; launch again to continue" in out
     assert bench.sql("SELECT DISTINCT state FROM attempt") == [("interrupted",)]

@@ -11,7 +11,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -35,6 +34,7 @@ from atma_sweep.sweep.machine import processes
 from atma_sweep.sweep.run import evaluate, supervisor
 from atma_sweep.sweep.scheduler.base import Finished, Launch, OnThisMachine
 from once import once
+from patience import PATIENCE_S, until
 
 pytestmark = pytest.mark.slow
 README = (Path(__file__).resolve().parents[3] / "README.md").read_text()
@@ -77,7 +77,7 @@ class Desk:
     def run(self, *arguments: str, code: int = 0) -> str:
         """Standard output of a command that ends with `code`; with 0 or 1, else standard error."""
         started = self.start(*arguments)
-        out, err = started.communicate(timeout=240)
+        out, err = started.communicate(timeout=PATIENCE_S)
         assert started.returncode == code, out + err
         return out if code < 2 else err
 
@@ -85,7 +85,7 @@ class Desk:
         return self.run("evaluate", *arguments, "--executor", "local", code=code)
 
     def sql(self, query: str) -> list[tuple[Any, ...]]:
-        with sqlite3.connect(self.db, timeout=30) as connection:
+        with sqlite3.connect(self.db, timeout=PATIENCE_S) as connection:
             return connection.execute(query).fetchall()
 
     def cell(self, slug: str) -> str:
@@ -94,12 +94,9 @@ class Desk:
 
     def wait(self, query: str) -> tuple[Any, ...]:
         """The query's first row, as soon as it gives one."""
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            for row in self.sql(query):
-                return row
-            time.sleep(0.02)
-        raise AssertionError(f"never true: {query}")
+        found: list[tuple[Any, ...]] = []
+        until(lambda: found.extend(self.sql(query)) or found, query)
+        return found[0]
 
     def state(self) -> list[Any]:
         """All that an evaluation has no business to change."""
@@ -326,7 +323,7 @@ CHILD = "SELECT pid FROM attempt JOIN sweep s WHERE attempt.state = 'running' AN
 def test_a_killed_evaluation_is_tried_again(desk: Desk) -> None:
     started = desk.start("evaluate", POLAR, "--executor", "local", "--json")
     psutil.Process(desk.wait(CHILD)[0]).send_signal(signal.SIGKILL)
-    out, err = started.communicate(timeout=120)
+    out, err = started.communicate(timeout=PATIENCE_S)
     assert started.returncode == 0, err
     assert f"[0/1] {POLAR} interrupted in " in err
     assert desk.sql("SELECT state, exit_code FROM attempt WHERE kind = 'evaluate'") == [
@@ -343,7 +340,7 @@ def test_interrupt_leaves_the_training_and_its_numbers_as_they_were(desk: Desk) 
     started = desk.start("evaluate", POLAR, "--executor", "local")
     desk.wait(CHILD)
     started.send_signal(signal.SIGINT)
-    _, err = started.communicate(timeout=30)
+    _, err = started.communicate(timeout=PATIENCE_S)
     assert started.returncode == 130, err
     assert err == "atma-sweep: stopped; evaluate again what was not finished\n"
     assert desk.sql("SELECT state FROM attempt WHERE kind = 'evaluate'") == [("interrupted",)]

@@ -10,7 +10,6 @@ import re
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from atma_sweep.sweep.machine.hardware import cores
 from atma_sweep.sweep.run.launch import claim
 from bench import COMMAND, Bench, Curves
 from once import once
+from patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 LONG = 128 * 150
@@ -138,10 +138,7 @@ def test_without_ray_two_attempts_train_at_the_same_time(bench: Bench) -> None:
     assert len(bench.processes()) == 2
     process.kill()
     process.wait()
-    deadline = time.monotonic() + 15
-    while bench.processes() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert bench.processes() == [], "a kill of the launch leaves none"
+    bench.gone()  # a kill of the launch leaves none
     bench.launch()
     bench.once(2)
 
@@ -183,7 +180,7 @@ def test_a_cell_that_another_sweep_is_training_is_waited_for(bench: Bench) -> No
     out = bench.run("launch", "other.yaml", *one)
     assert "is being trained by another sweep" in out
     assert "other: 1 done" in out
-    first.communicate(timeout=60)
+    first.communicate(timeout=PATIENCE_S)
     assert first.returncode == 0
     bench.once(1)
     assert bench.sql("SELECT count(*) FROM attempt") == [(1,)]
@@ -193,11 +190,9 @@ def test_interrupt_saves_marks_and_the_next_launch_continues(bench: Bench, long_
     bench.grid(tokens=LONG)
     process = bench.start("launch", "micro.yaml", "--executor", "local")
     bench.wait(TRAINING)
-    began = time.monotonic()
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, out
-    assert time.monotonic() - began < 10
     assert "launch again to continue" in out
     assert bench.sql("SELECT DISTINCT state, cause FROM attempt") == [("interrupted", "stopped on request")]
     assert bench.processes() == []
@@ -221,7 +216,7 @@ def test_sigterm_to_every_process_at_once_saves_the_cell(bench: Bench, executor:
         for member in everybody:
             with contextlib.suppress(psutil.NoSuchProcess):
                 member.terminate()
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 143, out
     ((state, cause, checkpoint),) = bench.sql("SELECT state, cause, checkpoint FROM attempt")
     assert (state, cause) == ("interrupted", "stopped on request")
@@ -246,7 +241,7 @@ def _kill(
 
 def test_killed_launch_on_ray_is_continued_to_the_same_curves(bench: Bench, long_curves: Curves) -> None:
     process = _kill(bench, "ray", lambda process: process.kill())
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE_S)
     bench.launch(executor="ray")
     bench.once(2)
     assert bench.processes() == []
@@ -256,7 +251,7 @@ def test_killed_launch_on_ray_is_continued_to_the_same_curves(bench: Bench, long
 
 def test_killed_trainer_is_tried_again_within_the_launch(bench: Bench, long_curves: Curves) -> None:
     process = _kill(bench, "local", lambda _: bench.processes()[0].kill(), "--only", "attn_type=nope")
-    out, _ = process.communicate(timeout=120)
+    out, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, out
     bench.once(1)
     assert bench.curves() == nope(long_curves)
@@ -267,7 +262,7 @@ def test_killed_trainer_is_tried_again_within_the_launch(bench: Bench, long_curv
 def test_damaged_newest_checkpoint_is_passed_over(bench: Bench, long_curves: Curves) -> None:
     one = ("--only", "attn_type=nope")
     process = _kill(bench, "local", lambda process: process.send_signal(signal.SIGTERM), *one)
-    process.communicate(timeout=30)
+    process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 143
     older, newest = sorted((bench.folder / "atma-runs").glob("*/1/checkpoint-*"))
     weights = newest / "model.safetensors"
@@ -290,7 +285,7 @@ def test_second_launch_of_a_running_sweep_names_the_first(bench: Bench) -> None:
     assert status[0]["owner"] is not None
     assert sum(cell["standing"] == "running" for cell in status[0]["cells"]) >= 1
     first.send_signal(signal.SIGTERM)
-    first.communicate(timeout=30)
+    first.communicate(timeout=PATIENCE_S)
 
 
 README = (Path(__file__).resolve().parents[3] / "README.md").read_text()
@@ -397,7 +392,7 @@ def test_checkpoints_and_weights_lie_where_the_grid_says(bench: Bench, long_curv
     process = bench.start("launch", "micro.yaml", "--executor", "local", *one)
     bench.wait(TRAINING)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=30)
+    process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 143
     ((cell, checkpoint),) = bench.sql("SELECT cell_id, checkpoint FROM attempt")
     assert str(checkpoint).startswith(f"{bench.folder}/first/{cell}/1/checkpoint-")
@@ -410,7 +405,7 @@ def test_checkpoints_and_weights_lie_where_the_grid_says(bench: Bench, long_curv
     kept = [len(list((bench.folder / place / str(cell)).glob("*/checkpoint-*"))) for place in ("first", "second")]
     assert sum(kept) <= 3, "two, and perhaps one more for a moment"
     bench.processes()[0].kill()
-    out, _ = process.communicate(timeout=120)
+    out, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, out
     assert bench.curves() == nope(long_curves)
     assert len(bench.sql("SELECT 1 FROM event WHERE kind = 'resumed'")) == 2
@@ -466,7 +461,7 @@ def test_gpu_that_is_not_there_ends_before_any_attempt(bench: Bench) -> None:
     bench.grid(more="resources: {gpus: 1}\n")
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     command = [*COMMAND, "launch", "micro.yaml"]
-    result = subprocess.run(command, cwd=bench.folder, env=env, capture_output=True, text=True, timeout=120)
+    result = subprocess.run(command, cwd=bench.folder, env=env, capture_output=True, text=True, timeout=PATIENCE_S)
     assert result.returncode == 3
     message = result.stderr.strip().splitlines()[-1]
     assert message.startswith("atma-sweep: no usable CUDA GPU: ")

@@ -15,6 +15,7 @@ import pytest
 from atma_sweep.results.files import refusal
 from atma_sweep.sweep.run.progress import Heedless
 from bench import COMMAND, Bench
+from patience import PATIENCE_S
 
 Run = Callable[..., tuple[int, str, str]]
 LAUNCH = ("launch", "micro.yaml", "--executor", "local", "--only", "attn_type=nope")
@@ -96,7 +97,7 @@ def refused(bench: Bench, *arguments: str, before: Callable[[], object] | None =
         if shutil.which(prefix[0]) is None:
             pytest.skip("root is bound by no permission, and there is no setpriv to change that")
     done = subprocess.run(
-        [*prefix, *COMMAND, *arguments], cwd=bench.folder, env=bench.env, capture_output=True, text=True, timeout=120,
+        [*prefix, *COMMAND, *arguments], cwd=bench.folder, env=bench.env, capture_output=True, text=True, timeout=PATIENCE_S,
         preexec_fn=before,
     )  # fmt: skip
     return one_line(done.returncode, done.stdout + done.stderr)

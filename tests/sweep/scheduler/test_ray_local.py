@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import tomllib
 from collections.abc import Iterator
 from ipaddress import ip_address
@@ -18,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 from bench import Bench
+from patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[3]
 ASK = """
@@ -25,7 +25,7 @@ import sys
 from ray._raylet import GcsClient
 from ray.exceptions import AuthenticationError
 try:
-    GcsClient(address=sys.argv[1]).get_all_node_info(timeout=20)
+    GcsClient(address=sys.argv[1]).get_all_node_info(timeout=600)
 except AuthenticationError:
     print("refused")
 """
@@ -89,14 +89,13 @@ def test_ray_hears_this_machine_alone_and_nobody_without_the_token(tmp_path: Pat
 
         port = next(port for (program, _), port in heard.items() if program == "gcs_server")
         asked = subprocess.run(
-            [sys.executable, "-c", ASK, f"127.0.0.1:{port}"], capture_output=True, text=True, timeout=120,
+            [sys.executable, "-c", ASK, f"127.0.0.1:{port}"], capture_output=True, text=True, timeout=PATIENCE_S,
             env=bench.env | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64},
         )  # fmt: skip
         assert asked.stdout.split() == ["refused"], asked.stderr
     finally:
         launch.send_signal(signal.SIGTERM)
-        out, _ = launch.communicate(timeout=60)
+        out, _ = launch.communicate(timeout=PATIENCE_S)
         bench.close()
     assert launch.returncode == 143, out
     assert bench.sql("SELECT state, cause FROM attempt") == [("interrupted", "stopped on request")]
-    time.sleep(0.1)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S, until
 from slurm import script
 
 # Each stand-in notes how it was called. The launch takes its exit codes from the file `codes`, one a call; `-143`
@@ -57,7 +57,7 @@ class Job:
     def run(self, *words: str, **env: str) -> tuple[int, str]:
         """Exit code and the last line."""
         process = self.start(*words, **env)
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=PATIENCE_S)
         return process.returncode, out.strip().splitlines()[-1]
 
     @property
@@ -67,10 +67,7 @@ class Job:
 
     def once(self, call: str) -> None:
         """Until it was called."""
-        deadline = time.monotonic() + 30
-        while not any(line.startswith(call) for line in self.calls):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        until(lambda: any(line.startswith(call) for line in self.calls), call)
 
 
 FIRST = "launch atma.db launch --runs runs full"
@@ -115,7 +112,7 @@ def test_the_warning_before_the_time_limit_saves_and_requeues(tmp_path: Path) ->
     process.send_signal(signal.SIGUSR1)
     job.once("TERM")
     process.send_signal(signal.SIGUSR1)  # a second warning does not become a second SIGTERM, which would kill
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 143, out
     assert job.calls == [FIRST, "TERM", REQUEUE]
     assert "asking Slurm to requeue" in out.splitlines()[-1]
@@ -126,7 +123,7 @@ def test_the_end_of_the_sweep_just_after_the_warning_is_the_end(tmp_path: Path) 
     process = job.start()
     job.once("launch")
     process.send_signal(signal.SIGUSR1)
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
     assert job.calls == [FIRST, "TERM"]
     assert "all cells are done" in out
@@ -137,7 +134,7 @@ def test_scancel_saves_and_is_not_requeued(tmp_path: Path) -> None:
     process = job.start()
     job.once("launch")
     process.terminate()
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 143
     assert job.calls == [FIRST, "TERM"]
     assert "stopped by scancel" in out
@@ -150,7 +147,7 @@ def test_scancel_after_the_warning_wins(tmp_path: Path) -> None:
     process.send_signal(signal.SIGUSR1)
     job.once("TERM")
     process.terminate()
-    process.communicate(timeout=30)
+    process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 143
     assert job.calls == [FIRST, "TERM"]
 
@@ -160,7 +157,7 @@ def test_a_warning_during_the_pause_requeues(tmp_path: Path) -> None:
     process = job.start(LONG_PAUSE="yes")
     job.once("sleep")
     process.send_signal(signal.SIGUSR1)
-    process.communicate(timeout=30)
+    process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 143
     assert job.calls == [FIRST, PAUSE, REQUEUE]
 
@@ -178,7 +175,7 @@ def test_a_requeue_that_cannot_be(tmp_path: Path, env: dict[str, str], calls: li
     process = job.start(**env)
     job.once("launch")
     process.send_signal(signal.SIGUSR1)
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 143
     assert said in out.splitlines()[-1]
     assert job.calls == calls

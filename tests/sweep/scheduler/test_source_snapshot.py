@@ -17,6 +17,7 @@ from atma_sweep.sweep.run.supervisor import as_told
 from atma_sweep.sweep.scheduler.source_snapshot import PACKAGE, PARTS, fingerprint, folder, freeze
 
 from ...helpers.bench import Bench
+from ...helpers.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def test_a_copy_is_made_once(package: Path, tmp_path: Path) -> None:
 def launch(bench: Bench, package: Path, *arguments: str, code: int = 0) -> str:
     env = {**os.environ, "PYTHONPATH": str(package.parent)}
     command = [sys.executable, "-m", "atma_sweep.cli", "launch", "micro.yaml", "--executor", "local", *arguments]
-    done = subprocess.run(command, cwd=bench.folder, env=env, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, cwd=bench.folder, env=env, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from bench import COMMAND, Bench
+from patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 NOBODY = "127.0.0.1:9"
@@ -33,7 +34,7 @@ def test_a_stale_cluster_address_is_not_followed(tmp_path: Path, scratch: Path) 
     noted.write_text(NOBODY)
     env = {**os.environ, "RAY_TMPDIR": str(scratch), "RAY_ADDRESS": NOBODY}
     one = [*COMMAND, "launch", "micro.yaml", "--executor", "ray", "--only", "attn_type=nope"]
-    done = subprocess.run(one, cwd=bench.folder, env=env, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(one, cwd=bench.folder, env=env, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     bench.once(1)
     assert not list(noted.parent.glob("session_*"))
