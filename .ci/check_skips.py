@@ -1,12 +1,15 @@
-"""Fails when a test was skipped for another reason than a missing GPU, shared folder, right to mount or program of Debian."""
+"""Fails when a test was skipped for another reason than a missing GPU, shared folder, right to mount or program of Debian,
+or when a test ran in no tier: check_skips.py SHARED COLLECTED LOG ..., the output of --collect-only and of every tier.
+"""
 
 import re
 import sys
 from pathlib import Path
 
-log, shared = Path(sys.argv[1]).read_text(), Path(sys.argv[2])
+shared, collected = Path(sys.argv[1]), Path(sys.argv[2]).read_text()
+logs = [Path(name).read_text() for name in sys.argv[3:]]
 bad = []
-for count, where, reason in re.findall(r"^SKIPPED \[(\d+)\] (\S+) (.*)$", log, re.MULTILINE):
+for count, where, reason in re.findall(r"^SKIPPED \[(\d+)\] (\S+) (.*)$", "\n".join(logs), re.MULTILINE):
     excused = reason.startswith(
         (
             "needs an NVIDIA GPU",
@@ -23,8 +26,16 @@ for count, where, reason in re.findall(r"^SKIPPED \[(\d+)\] (\S+) (.*)$", log, r
     print(f"skipped {count}: {where} {reason}{'' if excused else '  <-- not excused'}")
     if not excused:
         bad.append(where)
-if re.search(r"\b\d+ (xfailed|xpassed|deselected)\b", log):
-    bad.append("a test was deselected or expected to fail")
-if not re.search(r"\b\d+ passed\b", log):
-    bad.append("no test passed")
+ran = 0
+for log in logs:
+    last = re.findall(r"^=* ?(\d+ \w+,.* in [\d.]+s.*|\d+ \w+ in [\d.]+s.*)$", log, re.MULTILINE)[-1:]
+    counts = {word: int(count) for count, word in re.findall(r"(\d+) (\w+)", last[0].partition(" in ")[0])} if last else {}
+    if {"xfailed", "xpassed"} & set(counts):
+        bad.append("a test was expected to fail")
+    if not counts.get("passed"):
+        bad.append("no test passed")
+    ran += counts.get("passed", 0) + counts.get("skipped", 0)
+known = int(re.findall(r"^(\d+) tests collected", collected, re.MULTILINE)[-1])
+if ran != known:
+    bad.append(f"{known} tests are known, {ran} ran")
 sys.exit(f"not excused: {bad}" if bad else 0)

@@ -29,9 +29,22 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def _asked_for(config: pytest.Config, item: pytest.Item) -> bool:
+    """Whether a test of the second tier runs: who names its mark or its file means it."""
+    named = {Path(argument.partition("::")[0]).resolve() for argument in config.args}
+    return "thorough" in config.option.markexpr or item.path in named
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    return None if "thorough" in config.option.markexpr else "the first tier; -m thorough runs the second"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left_out = [item for item in items if item.get_closest_marker("thorough") and not _asked_for(config, item)]
+    config.hook.pytest_deselected(items=left_out)
+    apart = set(left_out)
     # what takes long starts first, so that no process is left with it at the end; short tests fill the gaps
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    items[:] = sorted((item for item in items if item not in apart), key=lambda item: item.get_closest_marker("slow") is None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
