@@ -14,7 +14,7 @@ from ..helpers.bench import COMMAND, Bench, Curves
 from ..helpers.patience import PATIENCE_S
 from .storm import FEW, calm
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 SOURCE = Path(__file__).parent.parent / "helpers" / "clock.c"
 
 

@@ -25,7 +25,11 @@ from ..helpers.nodes import HEAD, ClusterBench, Nodes
 from ..helpers.patience import until
 from .storm import EVERY, calm, lost
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(machines.missing() is not None, reason=machines.missing() or "")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.thorough,
+    pytest.mark.skipif(machines.missing() is not None, reason=machines.missing() or ""),
+]
 CELLS = 2
 TOKENS = 128 * 800
 """So many steps that no attempt is done before a lease has ended."""

@@ -17,6 +17,7 @@ from .storm import EVERY, FEW, TOKENS, calm
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.thorough,
     pytest.mark.skipif(postgres.not_ours() is not None, reason=postgres.not_ours() or ""),
 ]
 AWAY_S = 8.0

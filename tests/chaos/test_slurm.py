@@ -36,7 +36,11 @@ class Slow(Mixer):
 """
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED")
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(daemons.missing() is not None, reason=daemons.missing() or "")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.thorough,
+    pytest.mark.skipif(daemons.missing() is not None, reason=daemons.missing() or ""),
+]
 
 
 def bench_in(folder: Path) -> Bench:

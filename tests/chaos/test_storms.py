@@ -17,7 +17,7 @@ from ..helpers.bench import Bench, Curves
 from ..helpers.patience import PATIENCE_S
 from .storm import A_STORM, CELLS, EVERY, FEW, TARGETS, Storm, Tally, bench_in, calm, family, first
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 
 @pytest.mark.parametrize("executor", TARGETS)
