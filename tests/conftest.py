@@ -44,7 +44,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=left_out)
     apart = set(left_out)
     # what takes long starts first, so that no process is left with it at the end; short tests fill the gaps
-    items[:] = sorted((item for item in items if item not in apart), key=lambda item: item.get_closest_marker("slow") is None)
+    items[:] = sorted(
+        (item for item in items if item not in apart), key=lambda item: item.get_closest_marker("slow") is None
+    )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

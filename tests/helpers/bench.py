@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import random
@@ -15,6 +14,7 @@ from typing import IO
 
 import psutil
 from atma_sweep.sweep.machine.hardware import memory_gb
+from here import here
 from patience import PATIENCE_S, until
 from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.exc import DBAPIError
@@ -89,19 +89,9 @@ class Bench:
             out, _ = process.communicate(timeout=PATIENCE_S)
             assert process.returncode == code, out
             return out
-        from atma_sweep import cli
-
-        said, ended, argv = io.StringIO(), 0, sys.argv
-        sys.argv = ["atma-sweep", *arguments]
-        try:
-            with contextlib.chdir(self.folder), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-                cli.main()
-        except SystemExit as end:
-            ended = int(end.code or 0)
-        finally:
-            sys.argv = argv
-        assert ended == code, said.getvalue()
-        return said.getvalue()
+        ended, out, _ = here(self.folder, *arguments, together=True)
+        assert ended == code, out
+        return out
 
     def launch(self, *arguments: str, code: int = 0, executor: str = "local") -> str:
         return self.run("launch", "micro.yaml", "--executor", executor, *arguments, code=code)

@@ -33,6 +33,7 @@ from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.machine import processes
 from atma_sweep.sweep.run import evaluate, supervisor
 from atma_sweep.sweep.scheduler.base import Finished, Launch, OnThisMachine
+from here import here
 from once import once
 from patience import PATIENCE_S, until
 
@@ -76,9 +77,8 @@ class Desk:
 
     def run(self, *arguments: str, code: int = 0) -> str:
         """Standard output of a command that ends with `code`; with 0 or 1, else standard error."""
-        started = self.start(*arguments)
-        out, err = started.communicate(timeout=PATIENCE_S)
-        assert started.returncode == code, out + err
+        ended, out, err = here(self.folder, *arguments)
+        assert ended == code, out + err
         return out if code < 2 else err
 
     def evaluate(self, *arguments: str, code: int = 0) -> str:
@@ -124,7 +124,10 @@ def _train(folder: Path) -> None:
         (folder / "text" / f"{index}.txt").write_text(" ".join(draw.choice(WORDS) for _ in range(300)))
     (folder / "my_mixer.py").write_text(PLUGIN)
     (folder / "micro.yaml").write_text(GRID)
-    Desk(folder).run("launch", "micro.yaml", "--executor", "local", "--only", "attn_type=polar,fade,nope")
+    # in a process of its own, whose plugin nobody else has
+    launch = Desk(folder).start("launch", "micro.yaml", "--executor", "local", "--only", "attn_type=polar,fade,nope")
+    out, err = launch.communicate(timeout=PATIENCE_S)
+    assert launch.returncode == 0, out + err
     shutil.rmtree(folder / "text")
     for name in ("my_mixer.py", "micro.yaml"):
         (folder / name).unlink()

@@ -150,8 +150,8 @@ def test_a_revision_is_added_when_the_grid_or_its_requests_change(launched: Benc
     bench.launch()
     assert bench.sql("SELECT number FROM revision") == [(1,), (2,)]
     changed = ("--set", "eval.lengths=[32, 128]", "--name", "longer")
-    bench.launch(*changed)
-    bench.launch("--set", "eval.lengths=[32, 256]", "--name", "longer")
+    bench.launch(*changed, "--only", "attn_type=nope")
+    bench.launch("--set", "eval.lengths=[32, 256]", "--name", "longer", "--only", "attn_type=polar")
     asked = bench.sql(
         "SELECT s.name, r.number, json_array_length(options, '$.requested') FROM revision r "
         "JOIN sweep s ON s.id = sweep_id ORDER BY r.id"
