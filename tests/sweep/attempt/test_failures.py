@@ -93,7 +93,7 @@ def test_a_preempted_cell_goes_on_as_long_as_it_gains_steps(task: Task) -> None:
 
 
 def test_infrastructure_waits_longer_each_time_and_ends(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atma_sweep.sweep.retries.time", SimpleNamespace(monotonic=lambda: 100.0))
+    monkeypatch.setattr("atma_sweep.sweep.run.retries.time", SimpleNamespace(monotonic=lambda: 100.0))
     retries = Retries()
     waits = []
     for _ in range(2):
