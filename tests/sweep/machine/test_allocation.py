@@ -263,7 +263,8 @@ def test_who_stands_back(part: dict[str, str], whole: dict[str, str], back: bool
 FAKE_JOB = """
 import os, pathlib, time
 folder = pathlib.Path.cwd()
-(folder / "seen").write_text(os.environ["CUDA_VISIBLE_DEVICES"])
+(folder / "seeing").write_text(os.environ["CUDA_VISIBLE_DEVICES"])
+(folder / "seeing").rename(folder / "seen")  # whole, for whoever waits for it
 while not (folder.parent / "go").exists():
     time.sleep(0.05)
 """

@@ -39,7 +39,8 @@ if not (folder / "deaf").exists():
     signal.signal(signal.SIGTERM, leave)
 else:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-(folder / "said").write_text(" ".join(sys.argv[1:]) + "|" + os.environ.get("ATMA_DB", "none"))
+(folder / "saying").write_text(" ".join(sys.argv[1:]) + "|" + os.environ.get("ATMA_DB", "none"))
+(folder / "saying").rename(folder / "said")  # whole, for whoever waits for it
 while not (folder / "go").exists():
     time.sleep(0.02)
 sys.exit(7)
