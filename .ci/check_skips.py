@@ -29,7 +29,9 @@ for count, where, reason in re.findall(r"^SKIPPED \[(\d+)\] (\S+) (.*)$", "\n".j
 ran = 0
 for log in logs:
     last = re.findall(r"^=* ?(\d+ \w+,.* in [\d.]+s.*|\d+ \w+ in [\d.]+s.*)$", log, re.MULTILINE)[-1:]
-    counts = {word: int(count) for count, word in re.findall(r"(\d+) (\w+)", last[0].partition(" in ")[0])} if last else {}
+    counts = (
+        {word: int(count) for count, word in re.findall(r"(\d+) (\w+)", last[0].partition(" in ")[0])} if last else {}
+    )
     if {"xfailed", "xpassed"} & set(counts):
         bad.append("a test was expected to fail")
     if not counts.get("passed"):
