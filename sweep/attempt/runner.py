@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -260,7 +261,13 @@ class Work:
         model, seq_len = self._model.config, self.config.train.seq_len
         peak = self._peak()
         paper = flops.paper_flops(model, count(self._model), seq_len)
-        return flops.mfu(paper, tokens_per_s, peak), flops.mfu(flops.training_flops(model, seq_len), tokens_per_s, peak)
+        honest = flops.training_flops(model, seq_len, counted=self._counted)
+        return flops.mfu(paper, tokens_per_s, peak), flops.mfu(honest, tokens_per_s, peak)
+
+    @functools.cached_property
+    def _counted(self) -> float:
+        """Share of the training targets that the loss is of."""
+        return self._subject.corpus.marked_share if self.config.train.loss_on == "marked" else 1.0
 
     def _throughput(self, subject: Subject) -> None:
         """Speed over the last validation interval, validation excluded, as the paper reports it."""

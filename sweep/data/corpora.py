@@ -109,6 +109,13 @@ class Corpus:
         """Tokens of all training shards."""
         return sum(map(len, self.train))
 
+    @property
+    def marked_share(self) -> float:
+        """Share of the training tokens that are marked; 1 when the corpus marks none."""
+        if self.train_marks is None:
+            return 1.0
+        return sum(float(marks.sum(dtype=np.int64)) for marks in self.train_marks) / self.train_tokens
+
     def load_tokenizer(self) -> Tokenizer:
         """The tokenizer that made the corpus, from the copy that lies with it."""
         if self.folder is None or self.tokenizer_facts is None:

@@ -67,13 +67,14 @@ class Parts(NamedTuple):
     """Such as "mixer 'mine'"."""
 
 
-def forward_flops(config: ModelConfig, seq_len: int) -> float | None:
+def forward_flops(config: ModelConfig, seq_len: int, *, counted: float = 1.0) -> float | None:
     """Forward FLOPs per token that are really done, two per multiply-add (docs/mechanisms.md, "Training").
 
-    Causal or windowed attention on the global layers only, no embedding lookup, elementwise work left out. None when the
-    mixer or the memory does not say its own; `unknown` says which.
+    Causal or windowed attention on the global layers only, no look-up of embeddings and positions, elementwise work left
+    out. `counted` is the share of the targets that the loss is of; the head does nothing for the rest. None when the mixer
+    or the memory does not say its own; `unknown` says which.
     """
-    parts = _forward(config, seq_len)
+    parts = _forward(config, seq_len, counted)
     return None if parts.silent else parts.known
 
 
@@ -91,7 +92,7 @@ def estimated_flops(config: ModelConfig, seq_len: int) -> float:
     return 3.0 * _forward(config, seq_len).known
 
 
-def _forward(config: ModelConfig, seq_len: int) -> Parts:
+def _forward(config: ModelConfig, seq_len: int, counted: float = 1.0) -> Parts:
     d, heads, kv, dh = config.d_model, config.n_heads, config.n_kv_heads, config.head_dim
     globals_ = sum(config.is_global(layer) for layer in range(config.n_layers))
     convs = config.n_layers - globals_
@@ -104,7 +105,8 @@ def _forward(config: ModelConfig, seq_len: int) -> Parts:
     keys = (full * (full + 1) // 2 + (seq_len - full) * reach) / seq_len
     said = _of_parts(config, keys)
     attention = projections + sum(flops for flops in said.values() if flops is not None)
-    known = config.n_layers * mlp + convs * gated_conv + globals_ * attention + 2 * d * config.vocab_size
+    head = 2 * d * config.vocab_size * counted
+    known = config.n_layers * mlp + convs * gated_conv + globals_ * attention + head
     return Parts(known, tuple(name for name, flops in said.items() if flops is None) if globals_ else ())
 
 
@@ -121,9 +123,9 @@ def _of_parts(config: ModelConfig, keys: float) -> dict[str, float | None]:
     return said
 
 
-def training_flops(config: ModelConfig, seq_len: int) -> float | None:
+def training_flops(config: ModelConfig, seq_len: int, *, counted: float = 1.0) -> float | None:
     """Training FLOPs per token: the forward pass and twice as much for the backward. None as for `forward_flops`."""
-    forward = forward_flops(config, seq_len)
+    forward = forward_flops(config, seq_len, counted=counted)
     return None if forward is None else 3.0 * forward
 
 

@@ -209,7 +209,7 @@ def test_no_switch_is_inert(awake: Awake, tokens: Tensor, auxiliary: Aux) -> Non
     assert all(high - low > 1e-7 for low, high in pairwise(sorted(values)))
 
 
-@pytest.mark.parametrize("switch", [*SWITCHES, EVERYTHING], ids=str)
+@pytest.mark.parametrize("switch", [*SWITCHES, EVERYTHING, EVERYTHING | {"bias": False, "init": "llama"}], ids=str)
 def test_the_outline_and_the_pieces_follow(
     awake: Awake, small: Small, tokens: Tensor, auxiliary: Aux, switch: dict[str, Any]
 ) -> None:
@@ -224,5 +224,6 @@ def test_the_outline_and_the_pieces_follow(
         whole = model.features(tokens).hidden_BTD
         for chunk in (1, 5, 128):
             assert (model.features(tokens, chunk=chunk).hidden_BTD - whole).abs().max() <= 1e-12
+    loss_of(build(config, seed=0), tokens, auxiliary()).backward()
     loss_of(model, tokens, auxiliary()).backward()
     assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().max() > 0] == []

@@ -95,6 +95,22 @@ def test_a_window_caps_the_keys() -> None:
     assert forward_flops(on, 3) == forward_flops(off, 3)
 
 
+def test_the_surround_changes_no_product_but_the_heads() -> None:
+    """The head works on the targets that count alone; everything else that can be switched is elementwise or a look-up."""
+    size = {"d_model": 16, "n_layers": 2, "n_heads": 2, "n_kv_heads": 1, "head_dim": 8, "vocab_size": 64}
+    plain = ModelConfig(**size)
+    whole = forward_flops(plain, 9)
+    assert whole is not None
+    for switch in (
+        {"mlp": "swiglu"}, {"residual": "normed"}, {"dropout": 0.1}, {"logit_cap": None}, {"tie_head": True},
+        {"positions": "ape", "position_settings": {"ape": {"length": 9}}},
+    ):  # fmt: skip
+        assert forward_flops(ModelConfig(**size, **switch), 9) == whole
+    assert whole - forward_flops(plain, 9, counted=0.25) == 0.75 * 2 * 16 * 64  # type: ignore[operator]
+    assert training_flops(plain, 9, counted=0.25) == 3 * forward_flops(plain, 9, counted=0.25)  # type: ignore[operator]
+    assert forward_flops(ModelConfig(**size, mlp_ratio=2), 9) == whole - 2 * 2 * (3 * 16 * 2 * 16)
+
+
 # --- every part says its own --------------------------------------------------------------------------------------
 
 SHIPPED = {

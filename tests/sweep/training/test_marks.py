@@ -160,6 +160,7 @@ def test_shards_bring_their_marks(tmp_path: Path) -> None:
     ):
         assert marks.tolist() == [int(n % 3 == 0) for n in range(len(tokens))]
     assert found.train_tokens == 5000, "a mark is no token"
+    assert found.marked_share == (1000 + 667) / 5000
     assert corpora.listing(tmp_path / "c")[0]["train_tokens"] == 5000
     assert found.fingerprint == rederived(found)
     assert corpora.verify(found.folder) == []  # type: ignore[arg-type]
