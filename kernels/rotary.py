@@ -1,6 +1,6 @@
 """Rotary positions (docs/mechanisms.md, "Softmax attention").
 
-B batch, T length, H heads, D head size, M = D/2 rotating pairs.
+B batch, T length, H heads, X head size, F = X/2 rotating pairs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .rotary_forms import Kind, check_rotary
 
 
 def frequencies(kind: Kind, head_dim: int, base: float, device: torch.device | str = "cpu") -> Tensor:
-    """Radians per position, float64 [D/2]: base^(-2m/D), or (1/base)^(m/(D/4-1)) for D/4 pairs and then D/4 zeros."""
+    """Radians per position, float64 [X/2]: base^(-2m/X), or (1/base)^(m/(X/4-1)) for X/4 pairs and then X/4 zeros."""
     check_rotary(kind, head_dim)
     if kind == "full":
         return base ** (-torch.arange(0, head_dim, 2, dtype=torch.float64, device=device) / head_dim)
@@ -34,19 +34,19 @@ def rotary_tables(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin, each [T, D/2], of the positions offset .. offset + T - 1."""
+    """cos and sin, each [T, X/2], of the positions offset .. offset + T - 1."""
     # the op imports the compiler on its first call, a second that a run without it can do without
     tables = _tables if torch.compiler.is_compiling() else _cos_and_sin
-    cos_TM, sin_TM = tables(kind, length, head_dim, float(base), offset, dtype, torch.device(device))
-    return cos_TM, sin_TM
+    cos_TF, sin_TF = tables(kind, length, head_dim, float(base), offset, dtype, torch.device(device))
+    return cos_TF, sin_TF
 
 
 def _cos_and_sin(
     kind: str, length: int, head_dim: int, base: float, offset: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     position = torch.arange(offset, offset + length, dtype=dtype, device=device)
-    angle_TM = torch.outer(position, frequencies(cast(Kind, kind), head_dim, base, device).to(dtype))
-    return angle_TM.cos(), angle_TM.sin()
+    angle_TF = torch.outer(position, frequencies(cast(Kind, kind), head_dim, base, device).to(dtype))
+    return angle_TF.cos(), angle_TF.sin()
 
 
 # an op of its own, or the compiler works out the angles again for every element that they turn
@@ -56,25 +56,25 @@ _tables = torch.library.custom_op("atma::rotary_tables", _cos_and_sin, mutates_a
 @_tables.register_fake
 def _(kind: str, length: int, head_dim: int, base: float, offset: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    cos_TM, sin_TM = (torch.empty(length, head_dim // 2, dtype=dtype, device=device) for _ in range(2))
-    return cos_TM, sin_TM
+    cos_TF, sin_TF = (torch.empty(length, head_dim // 2, dtype=dtype, device=device) for _ in range(2))
+    return cos_TF, sin_TF
 
 
-def apply_rotary(x_BTHD: Tensor, cos_TM: Tensor, sin_TM: Tensor) -> Tensor:
+def apply_rotary(x_BTHX: Tensor, cos_TF: Tensor, sin_TF: Tensor) -> Tensor:
     """Rotates the halves x1, x2: y1 = x1 cos + x2 sin, y2 = -x1 sin + x2 cos; in float32, returned in x's type."""
-    t, d = x_BTHD.shape[1], x_BTHD.shape[3]
-    if cos_TM.shape != (t, d // 2) or cos_TM.shape != sin_TM.shape or d % 2:
-        raise ValueError(f"tables have shapes {tuple(cos_TM.shape)}, {tuple(sin_TM.shape)}; x needs [{t}, {d}/2]")
-    x1, x2 = x_BTHD.to(statistics_dtype(x_BTHD.dtype)).chunk(2, -1)
-    cos, sin = cos_TM.unsqueeze(1), sin_TM.unsqueeze(1)
-    return torch.cat([x1 * cos + x2 * sin, x2 * cos - x1 * sin], -1).to(x_BTHD.dtype)
+    t, d = x_BTHX.shape[1], x_BTHX.shape[3]
+    if cos_TF.shape != (t, d // 2) or cos_TF.shape != sin_TF.shape or d % 2:
+        raise ValueError(f"tables have shapes {tuple(cos_TF.shape)}, {tuple(sin_TF.shape)}; x needs [{t}, {d}/2]")
+    x1, x2 = x_BTHX.to(statistics_dtype(x_BTHX.dtype)).chunk(2, -1)
+    cos, sin = cos_TF.unsqueeze(1), sin_TF.unsqueeze(1)
+    return torch.cat([x1 * cos + x2 * sin, x2 * cos - x1 * sin], -1).to(x_BTHX.dtype)
 
 
-def apply_rotary_reference(x_BTHD: Tensor, kind: Kind, base: float, offset: int = 0) -> Tensor:
+def apply_rotary_reference(x_BTHX: Tensor, kind: Kind, base: float, offset: int = 0) -> Tensor:
     """The same as complex multiplication by exp(-i angle), in float64 angles."""
-    t, d = x_BTHD.shape[1], x_BTHD.shape[3]
-    position = torch.arange(offset, offset + t, dtype=torch.float64, device=x_BTHD.device)
-    angle = torch.outer(position, frequencies(kind, d, base, x_BTHD.device)).unsqueeze(1)
-    wide = x_BTHD.to(torch.float64)
+    t, d = x_BTHX.shape[1], x_BTHX.shape[3]
+    position = torch.arange(offset, offset + t, dtype=torch.float64, device=x_BTHX.device)
+    angle = torch.outer(position, frequencies(kind, d, base, x_BTHX.device)).unsqueeze(1)
+    wide = x_BTHX.to(torch.float64)
     z = torch.complex(wide[..., : d // 2], wide[..., d // 2 :]) * torch.polar(torch.ones_like(angle), -angle)
-    return torch.cat([z.real, z.imag], -1).to(x_BTHD.dtype)
+    return torch.cat([z.real, z.imag], -1).to(x_BTHX.dtype)

@@ -1,4 +1,27 @@
-"""Shape checks shared by the ops: every message prints both sizes."""
+"""Shape checks shared by the ops: every message prints both sizes. And what a letter of a shape's suffix means.
+
+`q_BTHX` is [B, T, H, X]. In every file of kernels/ and model/ a letter of a suffix is one of these:
+
+B rows of a batch
+T tokens of a row
+N tokens of all rows, B T
+D width of the residual stream
+V vocabulary
+L layers
+H query heads
+J KV heads: J divides H, and head h uses KV head h // (H / J)
+G query heads that share a KV head, H / J
+X head size
+S keys that a query may see; tokens that may be others than the T queries
+R distractors
+C channels of a convolution
+W taps of a convolution
+E channels of [b | c | u], 3 C
+K directions of a sketch
+F pairs that a rotary embedding turns, X / 2
+M queries of a tile or a block
+P parts that add up to one tensor
+"""
 
 from __future__ import annotations
 
@@ -12,20 +35,20 @@ SCORES_PER_TOKEN = 2048
 """Scores a head that an evaluation holds for each token of its chunk."""
 
 
-def check_qkv(q_BTHD: Tensor, k_BTJD: Tensor, v_BTJD: Tensor) -> tuple[int, int, int, int, int]:
-    """(B, T, H, J, D), J KV heads for H query heads; raises ValueError when the three do not belong together."""
-    for name, x in (("q", q_BTHD), ("k", k_BTJD), ("v", v_BTJD)):
+def check_qkv(q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor) -> tuple[int, int, int, int, int]:
+    """(B, T, H, J, X), J KV heads for H query heads; raises ValueError when the three do not belong together."""
+    for name, x in (("q", q_BTHX), ("k", k_BTJX), ("v", v_BTJX)):
         if x.ndim != 4:
-            raise ValueError(f"{name} must be [B, T, heads, D], got shape {tuple(x.shape)}")
-        if x.dtype not in FLOATS or x.dtype != q_BTHD.dtype:
-            raise ValueError(f"q has type {q_BTHD.dtype}, but {name} has type {x.dtype}")
-    b, t, h, d = q_BTHD.shape
-    if k_BTJD.shape != v_BTJD.shape:
-        raise ValueError(f"k has shape {tuple(k_BTJD.shape)}, but v has {tuple(v_BTJD.shape)}")
-    if k_BTJD.shape[:2] != (b, t) or k_BTJD.shape[3] != d:
-        raise ValueError(f"q has shape {tuple(q_BTHD.shape)}, but k has {tuple(k_BTJD.shape)}")
-    check_groups(h, k_BTJD.shape[2])
-    return b, t, h, k_BTJD.shape[2], d
+            raise ValueError(f"{name} must be [B, T, heads, X], got shape {tuple(x.shape)}")
+        if x.dtype not in FLOATS or x.dtype != q_BTHX.dtype:
+            raise ValueError(f"q has type {q_BTHX.dtype}, but {name} has type {x.dtype}")
+    b, t, h, d = q_BTHX.shape
+    if k_BTJX.shape != v_BTJX.shape:
+        raise ValueError(f"k has shape {tuple(k_BTJX.shape)}, but v has {tuple(v_BTJX.shape)}")
+    if k_BTJX.shape[:2] != (b, t) or k_BTJX.shape[3] != d:
+        raise ValueError(f"q has shape {tuple(q_BTHX.shape)}, but k has {tuple(k_BTJX.shape)}")
+    check_groups(h, k_BTJX.shape[2])
+    return b, t, h, k_BTJX.shape[2], d
 
 
 def check_groups(heads: int, kv_heads: int) -> None:
@@ -49,10 +72,10 @@ def query_block(chunk: int, rows: int, length: int) -> int:
     return max(1, min(QUERY_BLOCK, chunk // rows, chunk * SCORES_PER_TOKEN // (rows * length)))
 
 
-def expand_kv(x_BTJD: Tensor, heads: int) -> Tensor:
-    """[B, T, J, D] -> [B, T, heads, D]; head h gets KV head h // (heads / J)."""
-    b, t, j, d = x_BTJD.shape
-    return x_BTJD if j == heads else x_BTJD.unsqueeze(3).expand(b, t, j, heads // j, d).reshape(b, t, heads, d)
+def expand_kv(x_BTJX: Tensor, heads: int) -> Tensor:
+    """[B, T, J, X] -> [B, T, heads, X]; head h gets KV head h // (heads / J)."""
+    b, t, j, d = x_BTJX.shape
+    return x_BTJX if j == heads else x_BTJX.unsqueeze(3).expand(b, t, j, heads // j, d).reshape(b, t, heads, d)
 
 
 def visible_mask(start: int, stop: int, first: int, window: int | None, device: torch.device) -> Tensor:

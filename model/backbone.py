@@ -1,6 +1,6 @@
 """The whole network: embedding, blocks, final norm, head (docs/mechanisms.md, "Backbone").
 
-B batch, T length, D model width, V vocabulary, R distractors, N = B * T.
+B batch, T length, D model width, V vocabulary, R distractors, N = B * T: kernels/shapes.py has all letters.
 """
 
 from __future__ import annotations
@@ -371,7 +371,7 @@ class Backbone(nn.Module):
     def parameter_groups(self) -> dict[str, list[tuple[str, nn.Parameter]]]:
         """(name, parameter) by optimizer group (docs/mechanisms.md, "Backbone"): every parameter in exactly one.
 
-        "muon": matrices inside blocks, conv filters [C, 1, K] among them; "embedding": its matrix, unless that is the
+        "muon": matrices inside blocks, conv filters [C, 1, W] among them; "embedding": its matrix, unless that is the
         head's, and those of positions; "head": its matrix; "scalar": everything of fewer than two axes. Raises
         RuntimeError for a parameter that fits no group.
         """

@@ -2,12 +2,12 @@
 
     @register_mixer("mean")
     class Mean(Mixer):
-        def forward(self, q_BTHD, k_BTJD, v_BTJD, *, window):
+        def forward(self, q_BTHX, k_BTJX, v_BTJX, *, window):
             ...
-            return y_BTHD
+            return y_BTHX
 
 B batch, T length, H query heads, J KV heads (J divides H; head h uses KV head h // (H / J)), X head size, D model
-width, R distractors.
+width, R distractors: kernels/shapes.py has all letters.
 """
 
 from __future__ import annotations

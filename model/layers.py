@@ -1,6 +1,6 @@
 """The parts that every block is made of (docs/mechanisms.md, "Backbone").
 
-B batch, T length, D model width, C channels.
+B batch, T length, D model width, C channels, W taps, H query heads, J KV heads, X head size.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class RMSNorm(nn.Module):
 
 
 class CausalConv(nn.Module):
-    """Filters of a depthwise causal convolution; [C, 1, K] are one 1 x K matrix a channel to the optimizer."""
+    """Filters of a depthwise causal convolution; [C, 1, W] are one 1 x W matrix a channel to the optimizer."""
 
     def __init__(self, channels: int, taps: int) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class CausalConv(nn.Module):
         return self.taps - 1
 
     def filters(self, dtype: torch.dtype) -> Tensor:
-        """[C, K] in that type."""
+        """[C, W] in that type."""
         return self.weight.squeeze(1).to(dtype)
 
 

@@ -1,7 +1,7 @@
 """Regularizers of the residual stream (docs/mechanisms.md, "Regularizers").
 
-L layers, N tokens, C channels, K sketch directions. Each takes the stream after every layer, L tensors [N, C] of any float
-type, and directions [L, K, C] drawn from N(0, 1) on their device, and returns a value a layer, [L], in float32 (float64 for
+L layers, N tokens, D channels, K sketch directions. Each takes the stream after every layer, L tensors [N, D] of any float
+type, and directions [L, K, D] drawn from N(0, 1) on their device, and returns a value a layer, [L], in float32 (float64 for
 float64). Layers share nothing; they come together so that a hundred small kernels become a few.
 """
 
@@ -21,31 +21,31 @@ STRONG_POINTS, STRONG_LIMIT = 17, 5.0
 TINY = 1e-6
 
 
-def weak(streams: Sequence[Tensor], normal_LKC: Tensor) -> Tensor:
-    """||cov(x Sᵀ) - I||_F with S [K, C] ~ N(0, 1)/sqrt(C). For x ~ N(0, I) it tends to sqrt(K^2/C)."""
-    return _off_identity(_sketched(streams, normal_LKC)[0])
+def weak(streams: Sequence[Tensor], normal_LKD: Tensor) -> Tensor:
+    """||cov(x Sᵀ) - I||_F with S [K, D] ~ N(0, 1)/sqrt(D). For x ~ N(0, I) it tends to sqrt(K^2/D)."""
+    return _off_identity(_sketched(streams, normal_LKD)[0])
 
 
-def discrete(streams: Sequence[Tensor], normal_LKC: Tensor) -> Tensor:
-    """`weak` of sqrt(C) x / ||x||: only directions count. A zero row stays zero."""
-    z_LNK, square_LN = _sketched(streams, normal_LKC, squares=True)
+def discrete(streams: Sequence[Tensor], normal_LKD: Tensor) -> Tensor:
+    """`weak` of sqrt(D) x / ||x||: only directions count. A zero row stays zero."""
+    z_LNK, square_LN = _sketched(streams, normal_LKD, squares=True)
     some = square_LN > 0
-    scale_LN = torch.where(some, torch.where(some, square_LN, 1).rsqrt() * math.sqrt(normal_LKC.shape[2]), 0)
+    scale_LN = torch.where(some, torch.where(some, square_LN, 1).rsqrt() * math.sqrt(normal_LKD.shape[2]), 0)
     # the sketch is linear, so its rows are scaled in place of x's, which are longer
     return _off_identity(z_LNK * scale_LN.unsqueeze(2))
 
 
-def strong(streams: Sequence[Tensor], normal_LKC: Tensor) -> Tensor:
+def strong(streams: Sequence[Tensor], normal_LKD: Tensor) -> Tensor:
     """N times the weighted squared distance between the characteristic functions of xA and of N(0, 1), mean over K."""
-    a_LKC = normal_LKC.to(statistics_dtype(streams[0].dtype))
-    a_LKC = a_LKC / (torch.linalg.vector_norm(a_LKC, dim=2, keepdim=True) + TINY)
-    projected_LNK, _ = _projected(streams, a_LKC)
+    a_LKD = normal_LKD.to(statistics_dtype(streams[0].dtype))
+    a_LKD = a_LKD / (torch.linalg.vector_norm(a_LKD, dim=2, keepdim=True) + TINY)
+    projected_LNK, _ = _projected(streams, a_LKD)
     # cos is even and sin odd in t, so the points t > 0 count twice in the trapezoid rule; at t = 0 the gap is zero
     half = STRONG_POINTS // 2
     step = STRONG_LIMIT / half
     first_cos, first_sin = (projected_LNK * step).cos(), (projected_LNK * step).sin()
     cos_LNK, sin_LNK = first_cos, first_sin
-    distance_LK = projected_LNK.new_zeros(normal_LKC.shape[:2])
+    distance_LK = projected_LNK.new_zeros(normal_LKD.shape[:2])
     for point in range(1, half + 1):
         if point > 1:
             cos_LNK, sin_LNK = cos_LNK * first_cos - sin_LNK * first_sin, sin_LNK * first_cos + cos_LNK * first_sin
@@ -55,9 +55,9 @@ def strong(streams: Sequence[Tensor], normal_LKC: Tensor) -> Tensor:
     return distance_LK.mean(1) * len(streams[0])
 
 
-def zipfian(streams: Sequence[Tensor], normal_LKC: Tensor) -> Tensor:
+def zipfian(streams: Sequence[Tensor], normal_LKD: Tensor) -> Tensor:
     """Off-diagonal second moments of sketched directions, plus the distance of sorted lengths from Zipf's 1/rank."""
-    z_LNK = _centred(_sketched(streams, normal_LKC)[0])
+    z_LNK = _centred(_sketched(streams, normal_LKD)[0])
     length_LN = torch.linalg.vector_norm(z_LNK, dim=2).clamp(min=TINY)
     n = length_LN.shape[1]
     moment_LKK = gram(z_LNK / length_LN.unsqueeze(2)) / (n - 1)
@@ -68,18 +68,18 @@ def zipfian(streams: Sequence[Tensor], normal_LKC: Tensor) -> Tensor:
     return angular_L + torch.linalg.vector_norm(share_LN - zipf_N / zipf_N.sum(), dim=1)
 
 
-def _projected(streams: Sequence[Tensor], s_LKC: Tensor, *, squares: bool = False) -> tuple[Tensor, Tensor]:
+def _projected(streams: Sequence[Tensor], s_LKD: Tensor, *, squares: bool = False) -> tuple[Tensor, Tensor]:
     """x sᵀ of every layer, [L, N, K], and on request ||x||², [L, N], in the statistics' type."""
-    for x_NC in streams:
-        if x_NC.ndim != 2 or x_NC.shape[0] < 2:
-            raise ValueError(f"x must be [N, C] with at least 2 rows, got shape {tuple(x_NC.shape)}")
-    return sketch(streams, s_LKC, squares=squares)
+    for x_ND in streams:
+        if x_ND.ndim != 2 or x_ND.shape[0] < 2:
+            raise ValueError(f"x must be [N, D] with at least 2 rows, got shape {tuple(x_ND.shape)}")
+    return sketch(streams, s_LKD, squares=squares)
 
 
-def _sketched(streams: Sequence[Tensor], normal_LKC: Tensor, *, squares: bool = False) -> tuple[Tensor, Tensor]:
+def _sketched(streams: Sequence[Tensor], normal_LKD: Tensor, *, squares: bool = False) -> tuple[Tensor, Tensor]:
     """The same with directions scaled to S."""
     wide = statistics_dtype(streams[0].dtype)
-    return _projected(streams, normal_LKC.to(wide) / math.sqrt(normal_LKC.shape[2]), squares=squares)
+    return _projected(streams, normal_LKD.to(wide) / math.sqrt(normal_LKD.shape[2]), squares=squares)
 
 
 def _centred(z_LNK: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,7 @@ import pytest
 from patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parent.parent
+SHAPES = ROOT / "kernels" / "shapes.py"
 ROOMS = ("cli", "sweep", "model", "kernels", "results", "reports")
 MAY_IMPORT = {
     "cli": {"sweep", "reports", "results", "model", "kernels"},
@@ -218,6 +220,34 @@ def _writes(node: ast.AST) -> bool:
     modes = [arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
     opens = name == "open" and any(set(mode) <= set("wxabt+") and set(mode) & set("wxa") for mode in modes)
     return name in WRITES or opens
+
+
+SUFFIX = re.compile(r"_?[a-z][A-Za-z0-9_]*_([A-Z]{1,6})")
+"""Of a tensor's name: a letter an axis."""
+
+
+@pytest.mark.parametrize("room", ["model", "kernels"])
+def test_a_letter_of_a_shape_has_one_meaning(room: str) -> None:
+    """The one that kernels/shapes.py gives; a file that explains letters of its suffixes gives them no other."""
+    legend = dict(re.findall(r"^([A-Z]) (.+)$", ast.get_docstring(ast.parse(SHAPES.read_text())) or "", re.MULTILINE))
+    wrong = []
+    for file in sorted((ROOT / room).rglob("*.py")):
+        tree = ast.parse(file.read_text())
+        names = {getattr(node, "id", None) or getattr(node, "arg", None) or "" for node in ast.walk(tree)}
+        used = {letter for name in names if (found := SUFFIX.fullmatch(name)) for letter in found[1]}
+        wrong += [
+            f"{file.relative_to(ROOT)}: {letter} is not in {SHAPES.name}" for letter in sorted(used - legend.keys())
+        ]
+        said = dict(
+            re.findall(
+                r"\b([A-Z]) (?:model |head |KV |query )?(width|size|heads|taps|vocabulary)\b",
+                ast.get_docstring(tree) or "",
+            )
+        )
+        wrong += [
+            f"{file.relative_to(ROOT)}: {letter} {word}" for letter, word in said.items() if word not in legend[letter]
+        ]
+    assert wrong == []
 
 
 def test_inside_the_package_imports_are_relative() -> None:

@@ -1,6 +1,6 @@
 """The attention kernels as torch ops, so that torch.compile keeps one graph: what goes in, what comes out, the gradient.
 
-B batch, T length, H query heads, J KV heads, D head size. Units as in `attention_triton`: q scaled so that weights are
+B batch, T length, H query heads, J KV heads, X head size. Units as in `attention_triton`: q scaled so that weights are
 2^(qk - lse), null scores in units of log 2. `window` 0 is none. `path` is "triton" or "gluon".
 """
 
@@ -25,11 +25,11 @@ def cut(window: int | None, length: int) -> int:
 
 @torch.library.custom_op("atma::polar_forward", mutates_args=())
 def polar_forward(
-    q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HD: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HX: Tensor,
     window: int, floor: float, offset: int, path: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """(c [B, T, H, D], mag [B, T, H], lse, n_eff, inverse [B, H, T])."""
-    args = (q.contiguous(), k.contiguous(), v.contiguous(), null_TH.contiguous(), beta_H, v_null_HD.contiguous())
+    """(c [B, T, H, X], mag [B, T, H], lse, n_eff, inverse [B, H, T])."""
+    args = (q.contiguous(), k.contiguous(), v.contiguous(), null_TH.contiguous(), beta_H, v_null_HX.contiguous())
     found: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = kernels(path).polar_forward(
         *args, window=window or None, floor=floor, offset=offset
     )
@@ -37,7 +37,7 @@ def polar_forward(
 
 
 @polar_forward.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HD: Tensor,
+def _(q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HX: Tensor,
       window: int, floor: float, offset: int, path: str) -> tuple[Tensor, ...]:  # fmt: skip
     b, t, h, _ = q.shape
     row = [q.new_empty(b, h, t, dtype=torch.float32) for _ in range(3)]
@@ -46,11 +46,11 @@ def _(q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_H
 
 @torch.library.custom_op("atma::polar_backward", mutates_args=())
 def polar_backward(
-    gc: Tensor, g_mag: Tensor, q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HD: Tensor,
+    gc: Tensor, g_mag: Tensor, q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HX: Tensor,
     c: Tensor, lse: Tensor, n_eff: Tensor, inverse: Tensor, window: int, offset: int, path: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of q, k, v, null_TH, beta_H and v_null_HD."""
-    args = (gc, g_mag, q, k, v, null_TH, beta_H, v_null_HD, c, lse, n_eff, inverse)
+    """Gradients of q, k, v, null_TH, beta_H and v_null_HX."""
+    args = (gc, g_mag, q, k, v, null_TH, beta_H, v_null_HX, c, lse, n_eff, inverse)
     found: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor] = kernels(path).polar_backward(
         *(x.contiguous() for x in args), window=window or None, offset=offset
     )
@@ -58,16 +58,16 @@ def polar_backward(
 
 
 @polar_backward.register_fake
-def _(gc: Tensor, g_mag: Tensor, q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HD: Tensor,
+def _(gc: Tensor, g_mag: Tensor, q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HX: Tensor,
       c: Tensor, lse: Tensor, n_eff: Tensor, inverse: Tensor, window: int, offset: int, path: str,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    return tuple(x.new_empty(x.shape) for x in (q, k, v, null_TH, beta_H, v_null_HD))
+    return tuple(x.new_empty(x.shape) for x in (q, k, v, null_TH, beta_H, v_null_HX))
 
 
 def _save_polar(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, null_TH, beta_H, v_null_HD, window, _, offset, path = inputs
+    q, k, v, null_TH, beta_H, v_null_HX, window, _, offset, path = inputs
     c, _, lse, n_eff, inverse = output
-    ctx.save_for_backward(q, k, v, null_TH, beta_H, v_null_HD, c, lse, n_eff, inverse)
+    ctx.save_for_backward(q, k, v, null_TH, beta_H, v_null_HX, c, lse, n_eff, inverse)
     ctx.options = window, offset, path
     ctx.set_materialize_grads(True)
     ctx.mark_non_differentiable(lse, n_eff, inverse)
@@ -83,7 +83,7 @@ polar_forward.register_autograd(_polar_gradients, setup_context=_save_polar)
 
 @torch.library.custom_op("atma::softmax_forward", mutates_args=())
 def softmax_forward(q: Tensor, k: Tensor, v: Tensor, window: int, offset: int, path: str) -> tuple[Tensor, Tensor]:
-    """(o [B, T, H, D], lse [B, H, T] float32 in units of log 2); both have gradients."""
+    """(o [B, T, H, X], lse [B, H, T] float32 in units of log 2); both have gradients."""
     args = (q.contiguous(), k.contiguous(), v.contiguous())
     found: tuple[Tensor, Tensor] = kernels(path).softmax_forward(*args, window=window or None, offset=offset)
     return found
@@ -130,7 +130,7 @@ softmax_forward.register_autograd(_softmax_gradients, setup_context=_save_softma
 
 @torch.library.custom_op("atma::log_sum", mutates_args=())
 def log_sum(q: Tensor, k: Tensor, path: str) -> tuple[Tensor, Tensor]:
-    """(lse [B, H, T] of every query over every key, in units of log 2, and sum_j 2^(qk_j - lse) k_j [B, T, H, D]).
+    """(lse [B, H, T] of every query over every key, in units of log 2, and sum_j 2^(qk_j - lse) k_j [B, T, H, X]).
 
     The second is the gradient of the first by q, so the backward needs no product at all. k gets no gradient.
     """

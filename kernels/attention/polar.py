@@ -1,6 +1,6 @@
 """Polar attention: direction and magnitude separately, with a null key (docs/mechanisms.md, "Polar attention").
 
-B batch, T length, H query heads, J KV heads, G = H/J queries per KV head, D head size, S keys in reach of a query
+B batch, T length, H query heads, J KV heads, G = H/J queries per KV head, X head size, S keys in reach of a query
 block, N real keys a query sees, R distractors. docs/kernels.md, "Polar attention over real keys only", derives what `_Core` computes:
 the softmax runs over real keys only and the null is folded in last, so nothing underflows.
 """
@@ -29,53 +29,53 @@ LOG2E = math.log2(math.e)
 
 
 def polar_attention(
-    q_BTHD: Tensor,
-    k_BTJD: Tensor,
-    v_BTJD: Tensor,
+    q_BTHX: Tensor,
+    k_BTJX: Tensor,
+    v_BTJX: Tensor,
     null_base_H: Tensor,
     null_slope_H: Tensor,
     len_gain_H: Tensor,
     mag_beta_H: Tensor,
-    v_null_HD: Tensor,
+    v_null_HX: Tensor,
     *,
     window: int | None = None,
     n_eff_floor: float = 1e-30,
     query_block: int = QUERY_BLOCK,
     backend: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Direction c [B, T, H, D] in q's type and magnitude [B, T, H] in float32 (float64 for float64).
+    """Direction c [B, T, H, X] in q's type and magnitude [B, T, H] in float32 (float64 for float64).
 
-    q [B, T, H, D], k and v [B, T, J, D] of one type; the parameters are raw (softplus is applied here), any float type.
+    q [B, T, H, X], k and v [B, T, J, X] of one type; the parameters are raw (softplus is applied here), any float type.
     Query head h uses KV head h // (H / J). `window` counts the query's own key. `n_eff_floor` bounds Q2 from below in
     units of the largest weight, null included. `backend` None is what `choose_backend` says. "torch" works through
     `query_block` queries at a time with the keys they can see, forward and backward, so no T x T matrix exists beyond
     that; the kernels keep none at all. Raises ValueError when shapes or types disagree.
     """
-    _, t, h, _, d = check_qkv(q_BTHD, k_BTJD, v_BTJD)
+    _, t, h, _, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
     check_window(window)
     _check_heads(h, null_base_H, null_slope_H, len_gain_H, mag_beta_H)
-    if v_null_HD.shape != (h, d):
-        raise ValueError(f"v_null has shape {tuple(v_null_HD.shape)}, but q has {h} heads of size {d}")
-    dtype = statistics_dtype(q_BTHD.dtype)
+    if v_null_HX.shape != (h, d):
+        raise ValueError(f"v_null has shape {tuple(v_null_HX.shape)}, but q has {h} heads of size {d}")
+    dtype = statistics_dtype(q_BTHX.dtype)
     temp_TH, null_TH = _schedules(t, window, null_base_H, null_slope_H, len_gain_H, dtype)
     beta_H = functional.softplus(mag_beta_H.to(dtype))
     score_null_TH = temp_TH * null_TH
-    backend = backend or choose_backend(q_BTHD.device, q_BTHD.dtype, d, window).backend
+    backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d, window).backend
     if backend != "torch":
-        q = _in_log2(q_BTHD, temp_TH)
-        args = (q, k_BTJD, v_BTJD, score_null_TH * LOG2E, beta_H, v_null_HD.to(dtype))
+        q = _in_log2(q_BTHX, temp_TH)
+        args = (q, k_BTJX, v_BTJX, score_null_TH * LOG2E, beta_H, v_null_HX.to(dtype))
         c, mag, *_ = ops.polar_forward(*args, ops.cut(window, t), float(n_eff_floor), 0, backend)
         return c, mag
-    q_scaled = q_BTHD.to(dtype) * (temp_TH * d**-0.5).unsqueeze(-1)
-    k, v = k_BTJD.to(dtype), v_BTJD.to(dtype)
+    q_scaled = q_BTHX.to(dtype) * (temp_TH * d**-0.5).unsqueeze(-1)
+    k, v = k_BTJX.to(dtype), v_BTJX.to(dtype)
     options = (window, float(n_eff_floor), query_block)
-    c, mag = _Core.apply(q_scaled, k, v, score_null_TH, beta_H, v_null_HD.to(dtype), *options)
-    return c.to(q_BTHD.dtype), mag
+    c, mag = _Core.apply(q_scaled, k, v, score_null_TH, beta_H, v_null_HX.to(dtype), *options)
+    return c.to(q_BTHX.dtype), mag
 
 
 def polar_distractor_loss(
-    q_BTHD: Tensor,
-    k_r_BRJD: Tensor,
+    q_BTHX: Tensor,
+    k_r_BRJX: Tensor,
     len_gain_H: Tensor,
     null_base_H: Tensor,
     null_slope_H: Tensor,
@@ -85,31 +85,31 @@ def polar_distractor_loss(
 ) -> Tensor:
     """Mean over B, H, T of the weight on R distractor keys when only they and the null compete (docs/mechanisms.md, "Polar attention").
 
-    q [B, T, H, D], k_r [B, R, J, D]; parameters raw. n is the full causal count, window or not. Scalar float32
+    q [B, T, H, X], k_r [B, R, J, X]; parameters raw. n is the full causal count, window or not. Scalar float32
     (float64 for float64). The keys get no gradient from the kernels, and must not ask for one. In "torch" longer inputs
     than `query_block` are done in blocks that the backward computes again; no [B, H, T, R] tensor exists in either.
     Raises ValueError when shapes disagree.
     """
-    b, t, h, d = q_BTHD.shape
-    j = k_r_BRJD.shape[2]
-    if k_r_BRJD.shape[0] != b or k_r_BRJD.shape[3] != d:
-        raise ValueError(f"q has shape {tuple(q_BTHD.shape)}, but the distractor keys {tuple(k_r_BRJD.shape)}")
+    b, t, h, d = q_BTHX.shape
+    j = k_r_BRJX.shape[2]
+    if k_r_BRJX.shape[0] != b or k_r_BRJX.shape[3] != d:
+        raise ValueError(f"q has shape {tuple(q_BTHX.shape)}, but the distractor keys {tuple(k_r_BRJX.shape)}")
     check_groups(h, j)
     _check_heads(h, null_base_H, null_slope_H, len_gain_H)
-    dtype = statistics_dtype(q_BTHD.dtype)
+    dtype = statistics_dtype(q_BTHX.dtype)
     temp_TH, null_TH = _schedules(t, None, null_base_H, null_slope_H, len_gain_H, dtype)
-    backend = backend or choose_backend(q_BTHD.device, q_BTHD.dtype, d).backend
-    if backend != "torch" and k_r_BRJD.shape[1] > 0:
-        lse_BHT, _ = ops.log_sum(_in_log2(q_BTHD, temp_TH), k_r_BRJD, "triton")
+    backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d).backend
+    if backend != "torch" and k_r_BRJX.shape[1] > 0:
+        lse_BHT, _ = ops.log_sum(_in_log2(q_BTHX, temp_TH), k_r_BRJX, "triton")
         return torch.sigmoid(lse_BHT / LOG2E - (temp_TH * null_TH).t()).mean()
-    q_scaled = q_BTHD.to(dtype) * (temp_TH * d**-0.5).unsqueeze(-1)
-    k_r_BJDR = k_r_BRJD.to(dtype).permute(0, 2, 3, 1)
+    q_scaled = q_BTHX.to(dtype) * (temp_TH * d**-0.5).unsqueeze(-1)
+    k_r_BJXR = k_r_BRJX.to(dtype).permute(0, 2, 3, 1)
     score_null_TH = temp_TH * null_TH
     if t <= query_block:
-        return _distractor_weight(q_scaled, k_r_BJDR, score_null_TH) / (b * t * h)
-    total = torch.zeros((), dtype=dtype, device=q_BTHD.device)
+        return _distractor_weight(q_scaled, k_r_BJXR, score_null_TH) / (b * t * h)
+    total = torch.zeros((), dtype=dtype, device=q_BTHX.device)
     for q, null in zip(q_scaled.split(query_block, 1), score_null_TH.split(query_block), strict=True):
-        total = total + checkpoint(_distractor_weight, q, k_r_BJDR, null, use_reentrant=False)
+        total = total + checkpoint(_distractor_weight, q, k_r_BJXR, null, use_reentrant=False)
     return total / (b * t * h)
 
 
@@ -153,15 +153,15 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
     return worst(*found)
 
 
-def _in_log2(q_BTHD: Tensor, temp_TH: Tensor) -> Tensor:
+def _in_log2(q_BTHX: Tensor, temp_TH: Tensor) -> Tensor:
     """q scaled for the kernels, rounded once."""
-    return (q_BTHD.to(temp_TH.dtype) * (temp_TH * (LOG2E * q_BTHD.shape[-1] ** -0.5)).unsqueeze(-1)).to(q_BTHD.dtype)
+    return (q_BTHX.to(temp_TH.dtype) * (temp_TH * (LOG2E * q_BTHX.shape[-1] ** -0.5)).unsqueeze(-1)).to(q_BTHX.dtype)
 
 
-def _distractor_weight(q_BTHD: Tensor, k_r_BJDR: Tensor, score_null_TH: Tensor) -> Tensor:
-    b, t, h, d = q_BTHD.shape
-    j = k_r_BJDR.shape[1]
-    score_BJMR = q_BTHD.view(b, t, j, h // j, d).permute(0, 2, 3, 1, 4).reshape(b, j, -1, d) @ k_r_BJDR
+def _distractor_weight(q_BTHX: Tensor, k_r_BJXR: Tensor, score_null_TH: Tensor) -> Tensor:
+    b, t, h, d = q_BTHX.shape
+    j = k_r_BJXR.shape[1]
+    score_BJMR = q_BTHX.view(b, t, j, h // j, d).permute(0, 2, 3, 1, 4).reshape(b, j, -1, d) @ k_r_BJXR
     lse_BHT = torch.logsumexp(score_BJMR, -1).view(b, h, t)
     return torch.sigmoid(lse_BHT - score_null_TH.t()).sum()
 
@@ -186,19 +186,19 @@ class _Core(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HD: Tensor,
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HX: Tensor,
         window: int | None, floor: float, query_block: int,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         b, t, h, d = q.shape
         j = k.shape[2]
-        q_BJGTD = q.reshape(b, t, j, h // j, d).permute(0, 2, 3, 1, 4).contiguous()
-        k_BJTD, v_BJTD = k.transpose(1, 2).contiguous(), v.transpose(1, 2).contiguous()
-        o = torch.empty_like(q_BJGTD)
+        q_BJGTX = q.reshape(b, t, j, h // j, d).permute(0, 2, 3, 1, 4).contiguous()
+        k_BJTX, v_BJTX = k.transpose(1, 2).contiguous(), v.transpose(1, 2).contiguous()
+        o = torch.empty_like(q_BJGTX)
         lse, n_eff = o.new_empty(o.shape[:4]), o.new_empty(o.shape[:4])
         for start, stop, first in _blocks(t, window, query_block):
-            scores = _scores(q_BJGTD, k_BJTD, start, stop, first, window)
+            scores = _scores(q_BJGTX, k_BJTX, start, stop, first, window)
             weight = torch.softmax(scores, -1)
-            o[..., start:stop, :] = _rows(weight @ v_BJTD[:, :, first:stop], h // j)
+            o[..., start:stop, :] = _rows(weight @ v_BJTX[:, :, first:stop], h // j)
             # The largest weight is exp(largest score - lse), and at least 1/n.
             lse[..., start:stop] = _rows(scores.amax(-1) - weight.amax(-1).log(), h // j)
             n_eff[..., start:stop] = _rows(torch.linalg.vector_norm(weight, dim=-1).pow(-2), h // j)
@@ -210,14 +210,14 @@ class _Core(torch.autograd.Function):
         cap = (2 * (lse - null)).exp() / floor
         bound = n_eff > cap
         n_eff = torch.where(bound, cap, n_eff)
-        v_null = v_null_HD.reshape(j, h // j, 1, d)
+        v_null = v_null_HX.reshape(j, h // j, 1, d)
         s = o.mul_(w_real.unsqueeze(-1)).addcmul_(w_null.unsqueeze(-1), v_null)
         length = torch.linalg.vector_norm(s, dim=-1)
         c = s / length.clamp(min=TINY).unsqueeze(-1)
         grow = torch.log1p(n_eff * w_real)
         mag = torch.tanh(beta_H.view(j, h // j, 1) * grow)
         ctx.save_for_backward(
-            q_BJGTD, k_BJTD, v_BJTD, v_null, beta_H, c, length, n_eff, bound, w_null, w_real, grow, mag
+            q_BJGTX, k_BJTX, v_BJTX, v_null, beta_H, c, length, n_eff, bound, w_null, w_real, grow, mag
         )
         ctx.options = window, query_block
         return _heads_last(c), _heads_last(mag)

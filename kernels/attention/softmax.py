@@ -1,6 +1,6 @@
 """Causal softmax attention, with an optional sliding window, and its distractor loss (docs/mechanisms.md, "Softmax attention").
 
-B batch, T length, H query heads, J KV heads (J divides H), D head size, R distractors.
+B batch, T length, H query heads, J KV heads (J divides H), X head size, R distractors.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ LOG2E = math.log2(math.e)
 
 
 def softmax_attention(
-    q_BTHD: Tensor,
-    k_BTJD: Tensor,
-    v_BTJD: Tensor,
+    q_BTHX: Tensor,
+    k_BTJX: Tensor,
+    v_BTJX: Tensor,
     *,
     scale: float | None = None,
     window: int | None = None,
@@ -33,42 +33,42 @@ def softmax_attention(
 ) -> Tensor:
     """softmax(scale q kᵀ) v over the keys i - window < j <= i; query head h uses KV head h // (H / J).
 
-    q [B, T, H, D], k and v [B, T, J, D] of one type; returns [B, T, H, D] of that type. `scale` None is 1/sqrt(D).
+    q [B, T, H, X], k and v [B, T, J, X] of one type; returns [B, T, H, X] of that type. `scale` None is 1/sqrt(X).
     `backend` None is what `choose_backend` says: "cudnn" (full attention only), our "triton" kernels, or "torch". There,
     with a window shorter than T, blocks of `query_block` queries (None: 1024) read only the keys they can see, and a
     given `query_block` also bounds full attention where torch has no kernel for it that makes no T x T scores.
     Raises ValueError when shapes or types disagree.
     """
-    _, t, h, j, d = check_qkv(q_BTHD, k_BTJD, v_BTJD)
+    _, t, h, j, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
     check_window(window)
     full = window is None or window >= t
-    backend = backend or choose_backend(q_BTHD.device, q_BTHD.dtype, d, windowed=not full).backend
+    backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d, windowed=not full).backend
     if backend == "triton":
-        q = _in_log2(q_BTHD, scale)
-        return ops.softmax_forward(q, k_BTJD, v_BTJD, ops.cut(window, t), 0, backend)[0]
-    q_BHTD = q_BTHD.transpose(1, 2)
+        q = _in_log2(q_BTHX, scale)
+        return ops.softmax_forward(q, k_BTJX, v_BTJX, ops.cut(window, t), 0, backend)[0]
+    q_BHTX = q_BTHX.transpose(1, 2)
     if backend == "cudnn" and full:
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
             y = functional.scaled_dot_product_attention(
-                q_BHTD, k_BTJD.transpose(1, 2), v_BTJD.transpose(1, 2), is_causal=True, scale=scale, enable_gqa=j != h
+                q_BHTX, k_BTJX.transpose(1, 2), v_BTJX.transpose(1, 2), is_causal=True, scale=scale, enable_gqa=j != h
             )
         return y.transpose(1, 2)
-    if full and (query_block is None or query_block >= t or _is_fused(q_BTHD, k_BTJD)):
-        k_BJTD, v_BJTD = k_BTJD.transpose(1, 2), v_BTJD.transpose(1, 2)
+    if full and (query_block is None or query_block >= t or _is_fused(q_BTHX, k_BTJX)):
+        k_BJTX, v_BJTX = k_BTJX.transpose(1, 2), v_BTJX.transpose(1, 2)
         y = functional.scaled_dot_product_attention(
-            q_BHTD, k_BJTD, v_BJTD, is_causal=True, scale=scale, enable_gqa=j != h
+            q_BHTX, k_BJTX, v_BJTX, is_causal=True, scale=scale, enable_gqa=j != h
         )
         return y.transpose(1, 2)
     # Masked attention has no fast grouped kernel, so the KV heads are expanded here.
-    k_BHTD, v_BHTD = expand_kv(k_BTJD, h).transpose(1, 2), expand_kv(v_BTJD, h).transpose(1, 2)
+    k_BHTX, v_BHTX = expand_kv(k_BTJX, h).transpose(1, 2), expand_kv(v_BTJX, h).transpose(1, 2)
     blocks = []
     for start in range(0, t, query_block or QUERY_BLOCK):
         stop = min(start + (query_block or QUERY_BLOCK), t)
         first = 0 if window is None else max(0, start - window + 1)
-        mask = visible_mask(start, stop, first, window, q_BTHD.device)
-        k, v = k_BHTD[:, :, first:stop], v_BHTD[:, :, first:stop]
+        mask = visible_mask(start, stop, first, window, q_BTHX.device)
+        k, v = k_BHTX[:, :, first:stop], v_BHTX[:, :, first:stop]
         blocks.append(
-            functional.scaled_dot_product_attention(q_BHTD[:, :, start:stop], k, v, attn_mask=mask, scale=scale)
+            functional.scaled_dot_product_attention(q_BHTX[:, :, start:stop], k, v, attn_mask=mask, scale=scale)
         )
     return torch.cat(blocks, 2).transpose(1, 2)
 
@@ -110,31 +110,31 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
     return worst(*found)
 
 
-def _in_log2(q_BTHD: Tensor, scale: float | None) -> Tensor:
+def _in_log2(q_BTHX: Tensor, scale: float | None) -> Tensor:
     """q scaled for the kernels, rounded once."""
-    factor = LOG2E * (q_BTHD.shape[-1] ** -0.5 if scale is None else scale)
-    return (q_BTHD.to(statistics_dtype(q_BTHD.dtype)) * factor).to(q_BTHD.dtype)
+    factor = LOG2E * (q_BTHX.shape[-1] ** -0.5 if scale is None else scale)
+    return (q_BTHX.to(statistics_dtype(q_BTHX.dtype)) * factor).to(q_BTHX.dtype)
 
 
-def _is_fused(q_BTHD: Tensor, k_BTJD: Tensor) -> bool:
+def _is_fused(q_BTHX: Tensor, k_BTJX: Tensor) -> bool:
     """Whether torch takes full causal attention of grouped heads in memory that grows with T alone.
 
     On the CPU it does for every float type. On CUDA only its flash kernel does, which wants 16 bits and capability 8.0.
     """
-    if q_BTHD.device.type != "cuda":
-        return q_BTHD.device.type == "cpu"
-    q, k = q_BTHD.transpose(1, 2), k_BTJD.transpose(1, 2)
+    if q_BTHX.device.type != "cuda":
+        return q_BTHX.device.type == "cpu"
+    q, k = q_BTHX.transpose(1, 2), k_BTJX.transpose(1, 2)
     params = torch.backends.cuda.SDPAParams(q, k, k, None, 0.0, True, q.shape[1] != k.shape[1])
     return bool(torch.backends.cuda.can_use_flash_attention(params))
 
 
 def softmax_distractor_loss(
-    q_BTHD: Tensor,
-    k_BTJD: Tensor,
-    v_BTJD: Tensor,
-    k_r_BRJD: Tensor,
-    v_r_BRJD: Tensor,
-    y_clean_BTHD: Tensor,
+    q_BTHX: Tensor,
+    k_BTJX: Tensor,
+    v_BTJX: Tensor,
+    k_r_BRJX: Tensor,
+    v_r_BRJX: Tensor,
+    y_clean_BTHX: Tensor,
     *,
     scale: float | None = None,
     window: int | None = None,
@@ -143,55 +143,55 @@ def softmax_distractor_loss(
 ) -> Tensor:
     """Mean squared difference between `y_clean` and the output when every query also sees all R distractors.
 
-    Shapes as in `softmax_attention`, distractors [B, R, J, D]; scalar float32 (float64 for float64). Nothing is
+    Shapes as in `softmax_attention`, distractors [B, R, J, X]; scalar float32 (float64 for float64). Nothing is
     detached here. R = 0 gives 0. The kernels attend to reals and distractors apart: with their log-sums l_c and l_r and
     a = sigmoid(l_r - l_c), the output with distractors is y_clean + a (o_r - y_clean), so no [B, H, T, R] tensor exists.
     Raises ValueError when shapes or types disagree.
     """
-    b, t, h, j, d = check_qkv(q_BTHD, k_BTJD, v_BTJD)
+    b, t, h, j, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
     check_window(window)
-    r = k_r_BRJD.shape[1]
-    if k_r_BRJD.shape != (b, r, j, d) or v_r_BRJD.shape != (b, r, j, d):
+    r = k_r_BRJX.shape[1]
+    if k_r_BRJX.shape != (b, r, j, d) or v_r_BRJX.shape != (b, r, j, d):
         raise ValueError(
-            f"k is {tuple(k_BTJD.shape)}, but the distractors are {tuple(k_r_BRJD.shape)}, {tuple(v_r_BRJD.shape)}"
+            f"k is {tuple(k_BTJX.shape)}, but the distractors are {tuple(k_r_BRJX.shape)}, {tuple(v_r_BRJX.shape)}"
         )
-    dtype = statistics_dtype(q_BTHD.dtype)
+    dtype = statistics_dtype(q_BTHX.dtype)
     if r == 0:
-        return torch.zeros((), dtype=dtype, device=q_BTHD.device)
-    if (backend or choose_backend(q_BTHD.device, q_BTHD.dtype, d, windowed=True).backend) == "triton":
-        q = _in_log2(q_BTHD, scale)
-        _, clean_BHT = ops.softmax_forward(q, k_BTJD, v_BTJD, ops.cut(window, t), 0, "triton")
-        drawn_BTHD, drawn_BHT = ops.softmax_forward(q, k_r_BRJD, v_r_BRJD, 0, r, "triton")
+        return torch.zeros((), dtype=dtype, device=q_BTHX.device)
+    if (backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d, windowed=True).backend) == "triton":
+        q = _in_log2(q_BTHX, scale)
+        _, clean_BHT = ops.softmax_forward(q, k_BTJX, v_BTJX, ops.cut(window, t), 0, "triton")
+        drawn_BTHX, drawn_BHT = ops.softmax_forward(q, k_r_BRJX, v_r_BRJX, 0, r, "triton")
         share_BTH1 = torch.sigmoid((drawn_BHT - clean_BHT) / LOG2E).transpose(1, 2).unsqueeze(-1)
-        return (share_BTH1 * (drawn_BTHD.to(dtype) - y_clean_BTHD.to(dtype))).square().mean()
-    q_BHTD = q_BTHD.transpose(1, 2)
-    k_BHTD, v_BHTD = expand_kv(k_BTJD, h).transpose(1, 2), expand_kv(v_BTJD, h).transpose(1, 2)
-    k_r, v_r = expand_kv(k_r_BRJD, h).transpose(1, 2), expand_kv(v_r_BRJD, h).transpose(1, 2)
-    total = torch.zeros((), dtype=dtype, device=q_BTHD.device)
+        return (share_BTH1 * (drawn_BTHX.to(dtype) - y_clean_BTHX.to(dtype))).square().mean()
+    q_BHTX = q_BTHX.transpose(1, 2)
+    k_BHTX, v_BHTX = expand_kv(k_BTJX, h).transpose(1, 2), expand_kv(v_BTJX, h).transpose(1, 2)
+    k_r, v_r = expand_kv(k_r_BRJX, h).transpose(1, 2), expand_kv(v_r_BRJX, h).transpose(1, 2)
+    total = torch.zeros((), dtype=dtype, device=q_BTHX.device)
     for start in range(0, t, query_block):
         stop = min(start + query_block, t)
         first = 0 if window is None else max(0, start - window + 1)
-        real = visible_mask(start, stop, first, window, q_BTHD.device)
+        real = visible_mask(start, stop, first, window, q_BTHX.device)
         mask = torch.cat([real.new_ones(stop - start, r), real], 1)
-        k = torch.cat([k_r, k_BHTD[:, :, first:stop]], 2)
-        v = torch.cat([v_r, v_BHTD[:, :, first:stop]], 2)
-        y = functional.scaled_dot_product_attention(q_BHTD[:, :, start:stop], k, v, attn_mask=mask, scale=scale)
-        total = total + (y.transpose(1, 2).to(dtype) - y_clean_BTHD[:, start:stop].to(dtype)).square().sum()
-    return total / y_clean_BTHD.numel()
+        k = torch.cat([k_r, k_BHTX[:, :, first:stop]], 2)
+        v = torch.cat([v_r, v_BHTX[:, :, first:stop]], 2)
+        y = functional.scaled_dot_product_attention(q_BHTX[:, :, start:stop], k, v, attn_mask=mask, scale=scale)
+        total = total + (y.transpose(1, 2).to(dtype) - y_clean_BTHX[:, start:stop].to(dtype)).square().sum()
+    return total / y_clean_BTHX.numel()
 
 
 def softmax_attention_reference(
-    q_BTHD: Tensor, k_BTJD: Tensor, v_BTJD: Tensor, *, scale: float | None = None, window: int | None = None
+    q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, scale: float | None = None, window: int | None = None
 ) -> Tensor:
     """The same, one query at a time."""
-    _, t, h, _, d = check_qkv(q_BTHD, k_BTJD, v_BTJD)
-    k_BTHD, v_BTHD = expand_kv(k_BTJD, h), expand_kv(v_BTJD, h)
+    _, t, h, _, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
+    k_BTHX, v_BTHX = expand_kv(k_BTJX, h), expand_kv(v_BTJX, h)
     scale = d**-0.5 if scale is None else scale
     rows = []
     for i in range(t):
         first = 0 if window is None else max(0, i + 1 - window)
-        score_BSH = (q_BTHD[:, i : i + 1] * k_BTHD[:, first : i + 1]).sum(-1) * scale
+        score_BSH = (q_BTHX[:, i : i + 1] * k_BTHX[:, first : i + 1]).sum(-1) * scale
         weight_BSH = torch.exp(score_BSH - score_BSH.amax(1, keepdim=True))
         weight_BSH = weight_BSH / weight_BSH.sum(1, keepdim=True)
-        rows.append((weight_BSH.unsqueeze(-1) * v_BTHD[:, first : i + 1]).sum(1))
+        rows.append((weight_BSH.unsqueeze(-1) * v_BTHX[:, first : i + 1]).sum(1))
     return torch.stack(rows, 1)

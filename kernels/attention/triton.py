@@ -1,7 +1,7 @@
 """Plain Triton kernels of polar and of softmax attention, for every NVIDIA GPU from Ampere on (docs/mechanisms.md, "Polar attention" and "Softmax attention").
 
-B batch, T length, H query heads, J KV heads, G = H / J, D head size, M rows of a tile, N keys of a tile.
-Scores are in units of log 2: the caller scales queries by log2(e) times the factor of the scores (polar: temp / sqrt(D))
+B batch, T length, H query heads, J KV heads, G = H / J, X head size, M queries of a tile, S its keys.
+Scores are in units of log 2: the caller scales queries by log2(e) times the factor of the scores (polar: temp / sqrt(X))
 and null scores by temp log2(e), so that weights are 2^(q'k - lse). Query i stands at position `offset` + i of the keys;
 an offset of TK or more shows every key to every query.
 
@@ -14,7 +14,7 @@ g = (r / |s|) (gc - (gc.c) c):
 Softmax is the same with g = g_o and da = P (g_o.v - g_o.o + g_lse). So `_dq` and `_dkv` serve both: a row brings what is
 added to g.v and what multiplies P. No atomics: every number repeats bit for bit.
 
-Matrix products of n scores, 2 n D each: forward 2, dq 3, dkv 4. Bytes: q, k, v, the result and 12 a row forward; twice
+Matrix products of n scores, 2 n X each: forward 2, dq 3, dkv 4. Bytes: q, k, v, the result and 12 a row forward; twice
 that and dq, dk, dv backward. In bf16 the norm of the error is at most twice that of the naive formula in bf16.
 """
 
@@ -39,11 +39,11 @@ _HIDDEN = tl.constexpr(HIDDEN)
 
 
 @triton.jit
-def _visible(p_M, n_N, TK, window, WINDOWED: tl.constexpr):
+def _visible(p_M, n_S, TK, window, WINDOWED: tl.constexpr):
     # queries may stand behind the last key
-    seen = n_N[None, :] <= tl.minimum(p_M, TK - 1)[:, None]
+    seen = n_S[None, :] <= tl.minimum(p_M, TK - 1)[:, None]
     if WINDOWED:
-        seen = seen & (n_N[None, :] > p_M[:, None] - window)
+        seen = seen & (n_S[None, :] > p_M[:, None] - window)
     return seen
 
 
@@ -63,11 +63,11 @@ def _tanh(x):
 @triton.jit
 def _forward_keys(
     acc, top, total, square, q, p_M, k_desc, v_desc, b, j, start, stop, TK, window,
-    BN: tl.constexpr, D: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
+    BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
     POLAR: tl.constexpr,
 ):  # fmt: skip
     for n in tl.range(start, stop, BN):
-        k = k_desc.load([b, n, j * D]).reshape(BN, D)
+        k = k_desc.load([b, n, j * X]).reshape(BN, X)
         s = tl.dot(q, k.T, input_precision=PRECISION)
         if MASKED:
             s = tl.where(_visible(p_M, n + tl.arange(0, BN), TK, window, WINDOWED), s, _HIDDEN)
@@ -77,7 +77,7 @@ def _forward_keys(
         total = total * shrink + tl.sum(p, 1)
         if POLAR:
             square = square * shrink * shrink + tl.sum(p * p, 1)
-        v = v_desc.load([b, n, j * D]).reshape(BN, D)
+        v = v_desc.load([b, n, j * X]).reshape(BN, X)
         acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
         top = higher
     return acc, top, total, square
@@ -87,7 +87,7 @@ def _forward_keys(
 def _forward(
     q_desc, k_desc, v_desc, c_desc, null_ptr, v_null_ptr, beta_ptr, floor_ptr, mag_ptr, lse_ptr, n_eff_ptr, inverse_ptr,
     TQ, TK, offset, window,
-    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     WINDOWED: tl.constexpr, PRECISION: tl.constexpr, POLAR: tl.constexpr,
 ):  # fmt: skip
     # the longest rows first
@@ -97,8 +97,8 @@ def _forward(
     j = h // G
     i_M = m0 + tl.arange(0, BM)
     p_M = offset + i_M
-    q = q_desc.load([b, m0, h * D]).reshape(BM, D)
-    acc = tl.zeros([BM, D], tl.float32)
+    q = q_desc.load([b, m0, h * X]).reshape(BM, X)
+    acc = tl.zeros([BM, X], tl.float32)
     top = tl.full([BM], float("-inf"), tl.float32)
     total = tl.zeros([BM], tl.float32)
     square = tl.zeros([BM], tl.float32)
@@ -113,13 +113,13 @@ def _forward(
     if WINDOWED:
         acc, top, total, square = _forward_keys(
             acc, top, total, square, q, p_M, k_desc, v_desc, b, j, first, whole_from, TK, window,
-            BN, D, True, WINDOWED, PRECISION, POLAR)  # fmt: skip
+            BN, X, True, WINDOWED, PRECISION, POLAR)  # fmt: skip
     acc, top, total, square = _forward_keys(
         acc, top, total, square, q, p_M, k_desc, v_desc, b, j, whole_from, whole_to, TK, window,
-        BN, D, False, WINDOWED, PRECISION, POLAR)  # fmt: skip
+        BN, X, False, WINDOWED, PRECISION, POLAR)  # fmt: skip
     acc, top, total, square = _forward_keys(
         acc, top, total, square, q, p_M, k_desc, v_desc, b, j, whole_to, end, TK, window,
-        BN, D, True, WINDOWED, PRECISION, POLAR)  # fmt: skip
+        BN, X, True, WINDOWED, PRECISION, POLAR)  # fmt: skip
 
     inside = i_M < TQ
     at = (b * H + h) * TQ + i_M
@@ -136,7 +136,7 @@ def _forward(
         cap = tl.exp2(2.0 * d) / floor
         bound = n_eff > cap
         n_eff = tl.where(bound, cap, n_eff)
-        v_null = tl.load(v_null_ptr + h * D + tl.arange(0, D))
+        v_null = tl.load(v_null_ptr + h * X + tl.arange(0, X))
         s = acc * (r / total)[:, None] + w[:, None] * v_null[None, :]
         length = tl.sqrt(tl.sum(s * s, 1))
         inverse = 1.0 / tl.maximum(length, _TINY)
@@ -147,22 +147,22 @@ def _forward(
         out = s * inverse[:, None]
     else:
         out = acc / total[:, None]
-    c_desc.store([b, m0, h * D], out.to(c_desc.dtype).reshape(1, BM, D))
+    c_desc.store([b, m0, h * X], out.to(c_desc.dtype).reshape(1, BM, X))
 
 
 @triton.jit
 def _rows(
     c_ptr, gc_ptr, g_mag_ptr, null_ptr, v_null_ptr, beta_ptr, lse_ptr, n_eff_ptr, inverse_ptr,
     g_ptr, add_ptr, twice_ptr, d_null_ptr, d_beta_ptr, d_v_null_ptr, TQ,
-    H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
+    H: tl.constexpr, X: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
     """The part of the backward that belongs to a row alone."""
     i_M = tl.program_id(0) * BM + tl.arange(0, BM)
     b = tl.program_id(1) // H
     h = tl.program_id(1) % H
     inside = i_M < TQ
-    d_D = tl.arange(0, D)
-    place = ((b * TQ + i_M) * H + h)[:, None] * D + d_D[None, :]
+    d_X = tl.arange(0, X)
+    place = ((b * TQ + i_M) * H + h)[:, None] * X + d_X[None, :]
     c = tl.load(c_ptr + place, mask=inside[:, None], other=0.0).to(tl.float32)
     gc = tl.load(gc_ptr + place, mask=inside[:, None], other=0.0).to(tl.float32)
     at = (b * H + h) * TQ + i_M
@@ -172,7 +172,7 @@ def _rows(
     null = tl.load(null_ptr + i_M * H + h, mask=inside, other=0.0)
     g_mag = tl.load(g_mag_ptr + (b * TQ + i_M) * H + h, mask=inside, other=0.0)
     beta = tl.load(beta_ptr + h)
-    v_null = tl.load(v_null_ptr + h * D + d_D)
+    v_null = tl.load(v_null_ptr + h * X + d_X)
     bound, tiny = n_eff < 0, inverse < 0
     n_eff, inverse = tl.abs(n_eff), tl.abs(inverse)
     d = lse - null
@@ -197,17 +197,17 @@ def _rows(
     tl.store(d_null_ptr + at, d_null, mask=inside)
     part = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
     tl.store(d_beta_ptr + part, tl.sum(tl.where(inside, g_mag * grow, 0.0)))
-    tl.store(d_v_null_ptr + part * D + d_D, tl.sum(tl.where(inside[:, None], scale_null[:, None] * gs, 0.0), 0))
+    tl.store(d_v_null_ptr + part * X + d_X, tl.sum(tl.where(inside[:, None], scale_null[:, None] * gs, 0.0), 0))
 
 
 @triton.jit
 def _dq_keys(
     dq, q, g, lse, add, twice, p_M, k_desc, v_desc, b, j, start, stop, TK, window,
-    BN: tl.constexpr, D: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
+    BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     for n in tl.range(start, stop, BN):
-        k = k_desc.load([b, n, j * D]).reshape(BN, D)
-        v = v_desc.load([b, n, j * D]).reshape(BN, D)
+        k = k_desc.load([b, n, j * X]).reshape(BN, X)
+        v = v_desc.load([b, n, j * X]).reshape(BN, X)
         # the accumulator starts at -lse: one subtraction an element less
         p = tl.exp2(tl.dot(q, k.T, tl.broadcast_to(-lse[:, None], [q.shape[0], BN]), input_precision=PRECISION))
         if MASKED:
@@ -221,7 +221,7 @@ def _dq_keys(
 @triton.jit
 def _dq(
     q_desc, k_desc, v_desc, g_desc, dq_desc, lse_ptr, add_ptr, twice_ptr, TQ, TK, offset, window,
-    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
@@ -232,8 +232,8 @@ def _dq(
     p_M = offset + i_M
     inside = i_M < TQ
     at = (b * H + h) * TQ + i_M
-    q = q_desc.load([b, m0, h * D]).reshape(BM, D)
-    g = g_desc.load([b, m0, h * D]).reshape(BM, D)
+    q = q_desc.load([b, m0, h * X]).reshape(BM, X)
+    g = g_desc.load([b, m0, h * X]).reshape(BM, X)
     lse = tl.load(lse_ptr + at, mask=inside, other=-_HIDDEN)
     add = tl.load(add_ptr + at, mask=inside, other=0.0)
     twice = tl.load(twice_ptr + at, mask=inside, other=0.0)
@@ -245,38 +245,38 @@ def _dq(
         whole_from = tl.maximum(first, tl.cdiv(tl.maximum(0, offset + m0 + BM - window), BN) * BN)
         whole_from = tl.minimum(whole_from, tl.cdiv(end, BN) * BN)
     whole_to = tl.maximum(whole_from, tl.minimum(offset + m0 + 1, TK) // BN * BN)
-    dq = tl.zeros([BM, D], tl.float32)
+    dq = tl.zeros([BM, X], tl.float32)
     if WINDOWED:
         dq = _dq_keys(dq, q, g, lse, add, twice, p_M, k_desc, v_desc, b, j, first, whole_from, TK, window,
-                      BN, D, True, WINDOWED, PRECISION)  # fmt: skip
+                      BN, X, True, WINDOWED, PRECISION)  # fmt: skip
     dq = _dq_keys(dq, q, g, lse, add, twice, p_M, k_desc, v_desc, b, j, whole_from, whole_to, TK, window,
-                  BN, D, False, WINDOWED, PRECISION)  # fmt: skip
+                  BN, X, False, WINDOWED, PRECISION)  # fmt: skip
     dq = _dq_keys(dq, q, g, lse, add, twice, p_M, k_desc, v_desc, b, j, whole_to, end, TK, window,
-                  BN, D, True, WINDOWED, PRECISION)  # fmt: skip
-    dq_desc.store([b, m0, h * D], (dq * _LN2).to(dq_desc.dtype).reshape(1, BM, D))
+                  BN, X, True, WINDOWED, PRECISION)  # fmt: skip
+    dq_desc.store([b, m0, h * X], (dq * _LN2).to(dq_desc.dtype).reshape(1, BM, X))
 
 
 @triton.jit
 def _dkv_queries(
-    dk, dv, k, v, n_N, q_desc, g_desc, lse_ptr, add_ptr, twice_ptr, b, h, start, stop, TQ, TK, offset, window,
-    H: tl.constexpr, BM: tl.constexpr, D: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr,
+    dk, dv, k, v, n_S, q_desc, g_desc, lse_ptr, add_ptr, twice_ptr, b, h, start, stop, TQ, TK, offset, window,
+    H: tl.constexpr, BM: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     for m in tl.range(start, stop, BM):
         i_M = m + tl.arange(0, BM)
         inside = i_M < TQ
         at = (b * H + h) * TQ + i_M
-        q = q_desc.load([b, m, h * D]).reshape(BM, D)
+        q = q_desc.load([b, m, h * X]).reshape(BM, X)
         lse = tl.load(lse_ptr + at, mask=inside, other=-_HIDDEN)
-        p_NM = tl.exp2(tl.dot(k, q.T, tl.broadcast_to(-lse[None, :], [k.shape[0], BM]), input_precision=PRECISION))
+        p_SM = tl.exp2(tl.dot(k, q.T, tl.broadcast_to(-lse[None, :], [k.shape[0], BM]), input_precision=PRECISION))
         if MASKED:
-            p_NM = tl.where(_visible(offset + i_M, n_N, TK, window, WINDOWED).T, p_NM, 0.0)
-        g = g_desc.load([b, m, h * D]).reshape(BM, D)
-        dv = tl.dot(p_NM.to(g.dtype), g, dv, input_precision=PRECISION)
+            p_SM = tl.where(_visible(offset + i_M, n_S, TK, window, WINDOWED).T, p_SM, 0.0)
+        g = g_desc.load([b, m, h * X]).reshape(BM, X)
+        dv = tl.dot(p_SM.to(g.dtype), g, dv, input_precision=PRECISION)
         add = tl.load(add_ptr + at, mask=inside, other=0.0)
         twice = tl.load(twice_ptr + at, mask=inside, other=0.0)
-        dp_NM = tl.dot(v, g.T, tl.broadcast_to(add[None, :], [k.shape[0], BM]), input_precision=PRECISION)
-        da = p_NM * (dp_NM + twice[None, :] * p_NM)
+        dp_SM = tl.dot(v, g.T, tl.broadcast_to(add[None, :], [k.shape[0], BM]), input_precision=PRECISION)
+        da = p_SM * (dp_SM + twice[None, :] * p_SM)
         dk = tl.dot(da.to(q.dtype), q, dk, input_precision=PRECISION)
     return dk, dv
 
@@ -284,17 +284,17 @@ def _dkv_queries(
 @triton.jit
 def _dkv(
     q_desc, k_desc, v_desc, g_desc, dk_desc, dv_desc, lse_ptr, add_ptr, twice_ptr, TQ, TK, offset, window,
-    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     n0 = tl.program_id(0) * BN
     b = tl.program_id(1) // (H // G)
     j = tl.program_id(1) % (H // G)
-    n_N = n0 + tl.arange(0, BN)
-    k = k_desc.load([b, n0, j * D]).reshape(BN, D)
-    v = v_desc.load([b, n0, j * D]).reshape(BN, D)
-    dk = tl.zeros([BN, D], tl.float32)
-    dv = tl.zeros([BN, D], tl.float32)
+    n_S = n0 + tl.arange(0, BN)
+    k = k_desc.load([b, n0, j * X]).reshape(BN, X)
+    v = v_desc.load([b, n0, j * X]).reshape(BN, X)
+    dk = tl.zeros([BN, X], tl.float32)
+    dv = tl.zeros([BN, X], tl.float32)
     # queries at m see key n when n <= offset + m < n + window
     first = tl.maximum(0, n0 - offset) // BM * BM
     end = TQ
@@ -307,15 +307,15 @@ def _dkv(
     whole_to = tl.maximum(whole_from, tl.minimum(whole_to, tl.cdiv(end, BM) * BM))
     for g in tl.range(0, G):
         h = j * G + g
-        dk, dv = _dkv_queries(dk, dv, k, v, n_N, q_desc, g_desc, lse_ptr, add_ptr, twice_ptr, b, h,
-                              first, whole_from, TQ, TK, offset, window, H, BM, D, True, WINDOWED, PRECISION)  # fmt: skip
-        dk, dv = _dkv_queries(dk, dv, k, v, n_N, q_desc, g_desc, lse_ptr, add_ptr, twice_ptr, b, h,
-                              whole_from, whole_to, TQ, TK, offset, window, H, BM, D, False, WINDOWED, PRECISION)  # fmt: skip
+        dk, dv = _dkv_queries(dk, dv, k, v, n_S, q_desc, g_desc, lse_ptr, add_ptr, twice_ptr, b, h,
+                              first, whole_from, TQ, TK, offset, window, H, BM, X, True, WINDOWED, PRECISION)  # fmt: skip
+        dk, dv = _dkv_queries(dk, dv, k, v, n_S, q_desc, g_desc, lse_ptr, add_ptr, twice_ptr, b, h,
+                              whole_from, whole_to, TQ, TK, offset, window, H, BM, X, False, WINDOWED, PRECISION)  # fmt: skip
         if WINDOWED:
-            dk, dv = _dkv_queries(dk, dv, k, v, n_N, q_desc, g_desc, lse_ptr, add_ptr, twice_ptr, b, h,
-                                  whole_to, end, TQ, TK, offset, window, H, BM, D, True, WINDOWED, PRECISION)  # fmt: skip
-    dk_desc.store([b, n0, j * D], (dk * _LN2).to(dk_desc.dtype).reshape(1, BN, D))
-    dv_desc.store([b, n0, j * D], dv.to(dv_desc.dtype).reshape(1, BN, D))
+            dk, dv = _dkv_queries(dk, dv, k, v, n_S, q_desc, g_desc, lse_ptr, add_ptr, twice_ptr, b, h,
+                                  whole_to, end, TQ, TK, offset, window, H, BM, X, True, WINDOWED, PRECISION)  # fmt: skip
+    dk_desc.store([b, n0, j * X], (dk * _LN2).to(dk_desc.dtype).reshape(1, BN, X))
+    dv_desc.store([b, n0, j * X], dv.to(dv_desc.dtype).reshape(1, BN, X))
 
 
 # --- launches -----------------------------------------------------------------------------------------------------
@@ -340,21 +340,21 @@ def tiles_for(kernel: str, keys: int, d: int, dtype: torch.dtype) -> Tiles:
 
 
 def polar_forward(
-    q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HD: Tensor, *,
+    q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HX: Tensor, *,
     window: int | None, floor: float, offset: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """(c [B, T, H, D] in q's type, mag [B, T, H], lse, n_eff, inverse [B, H, T], all float32); inputs contiguous."""
+    """(c [B, T, H, X] in q's type, mag [B, T, H], lse, n_eff, inverse [B, H, T], all float32); inputs contiguous."""
     b, t, h, _ = q.shape
     c = torch.empty_like(q)
     mag = torch.empty(b, t, h, device=q.device, dtype=torch.float32)
     lse, n_eff, inverse = (torch.empty(b, h, t, device=q.device, dtype=torch.float32) for _ in range(3))
     floor_ = torch.full((), floor, device=q.device)
-    _launch_forward(q, k, v, c, (null_TH, v_null_HD, beta_H, floor_, mag, lse, n_eff, inverse), window, offset, True)
+    _launch_forward(q, k, v, c, (null_TH, v_null_HX, beta_H, floor_, mag, lse, n_eff, inverse), window, offset, True)
     return c, mag, lse, n_eff, inverse
 
 
 def softmax_forward(q: Tensor, k: Tensor, v: Tensor, *, window: int | None, offset: int = 0) -> tuple[Tensor, Tensor]:
-    """(o [B, T, H, D] in q's type, lse [B, H, T] float32 in units of log 2); inputs contiguous."""
+    """(o [B, T, H, X] in q's type, lse [B, H, T] float32 in units of log 2); inputs contiguous."""
     b, t, h, _ = q.shape
     o = torch.empty_like(q)
     lse = torch.empty(b, h, t, device=q.device, dtype=torch.float32)
@@ -369,26 +369,26 @@ def _launch_forward(
     bm, bn, warps, stages = tiles_for("forward", tk, d, q.dtype)
     _forward[(triton.cdiv(t, bm), b * h)](
         _flat(q, bm, d), _flat(k, bn, d), _flat(v, bn, d), _flat(out, bm, d), *rest,
-        t, tk, offset, window or 0, H=h, G=h // j, D=d, BM=bm, BN=bn,
+        t, tk, offset, window or 0, H=h, G=h // j, X=d, BM=bm, BN=bn,
         WINDOWED=window is not None, PRECISION=_precision(q.dtype), POLAR=polar, num_warps=warps, num_stages=stages,
     )  # fmt: skip
 
 
 def polar_backward(
-    gc: Tensor, g_mag: Tensor, q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HD: Tensor,
+    gc: Tensor, g_mag: Tensor, q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HX: Tensor,
     c: Tensor, lse: Tensor, n_eff: Tensor, inverse: Tensor, *, window: int | None, offset: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of (q', k, v, null_TH, beta_H, v_null_HD) from those of c and mag; null_TH in units of log 2."""
-    g, add, twice, d_null, d_beta, d_v_null = polar_rows(gc, g_mag, null_TH, beta_H, v_null_HD, c, lse, n_eff, inverse)
+    """Gradients of (q', k, v, null_TH, beta_H, v_null_HX) from those of c and mag; null_TH in units of log 2."""
+    g, add, twice, d_null, d_beta, d_v_null = polar_rows(gc, g_mag, null_TH, beta_H, v_null_HX, c, lse, n_eff, inverse)
     dq, dk, dv = weights_backward(q, k, v, g, lse, add, twice, window=window, offset=offset)
     return dq, dk, dv, d_null, d_beta, d_v_null
 
 
 def polar_rows(
-    gc: Tensor, g_mag: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HD: Tensor, c: Tensor, lse: Tensor,
+    gc: Tensor, g_mag: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HX: Tensor, c: Tensor, lse: Tensor,
     n_eff: Tensor, inverse: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """What a row brings to `weights_backward` (g, add, twice), and the gradients of null_TH, beta_H and v_null_HD."""
+    """What a row brings to `weights_backward` (g, add, twice), and the gradients of null_TH, beta_H and v_null_HX."""
     b, t, h, d = gc.shape
     g, (add, twice, d_null) = torch.empty_like(gc), (torch.empty_like(lse) for _ in range(3))
     rows = 32
@@ -396,8 +396,8 @@ def polar_rows(
     d_beta = torch.empty(parts, b, h, device=gc.device, dtype=torch.float32)
     d_v_null = torch.empty(parts, b, h, d, device=gc.device, dtype=torch.float32)
     _rows[(parts, b * h)](
-        c, gc, g_mag, null_TH, v_null_HD, beta_H, lse, n_eff, inverse, g, add, twice, d_null, d_beta, d_v_null, t,
-        H=h, D=d, BM=rows, num_warps=4,
+        c, gc, g_mag, null_TH, v_null_HX, beta_H, lse, n_eff, inverse, g, add, twice, d_null, d_beta, d_v_null, t,
+        H=h, X=d, BM=rows, num_warps=4,
     )  # fmt: skip
     return g, add, twice, d_null.sum(0).t().contiguous() * LN2, d_beta.sum((0, 1)), d_v_null.sum((0, 1))
 
@@ -418,7 +418,7 @@ def weights_backward(
     """Gradients of (q', k, v) where da = P (g.v + add + twice P) and dv = sum P g; add and twice float32 [B, H, T]."""
     (b, t, h, d), (tk, j) = q.shape, k.shape[1:3]
     shared: dict[str, Any] = {
-        "H": h, "G": h // j, "D": d, "WINDOWED": window is not None, "PRECISION": _precision(q.dtype)
+        "H": h, "G": h // j, "X": d, "WINDOWED": window is not None, "PRECISION": _precision(q.dtype)
     }  # fmt: skip
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     sizes = (t, tk, offset, window or 0)
@@ -436,7 +436,7 @@ def weights_backward(
 
 
 def _flat(x: Tensor, rows: int, d: int) -> TensorDescriptor:
-    """[B, T, X, D] as [B, T, X * D], read and written in blocks of `rows` positions of one head."""
+    """[B, T, H, X] as [B, T, H * X], read and written in blocks of `rows` positions of one head."""
     return TensorDescriptor.from_tensor(x.view(*x.shape[:2], -1), [1, rows, d])
 
 

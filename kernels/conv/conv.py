@@ -1,6 +1,6 @@
 """Depthwise causal convolutions (docs/mechanisms.md, "Backbone"): LFM2's between two gates, and Canon's on the heads of q, k and v.
 
-B batch, T length, C channels, K taps, E = 3 C, H heads, D head size.
+B batch, T length, C channels, W taps, E = 3 C, H heads, X head size.
 """
 
 from __future__ import annotations
@@ -20,74 +20,74 @@ MOST_TAPS = 4
 """Rows that the backward kernels keep in registers."""
 
 
-def gated_causal_conv(x_BTE: Tensor, w_CK: Tensor, *, backend: str | None = None) -> Tensor:
-    """c conv(b u) of x = [b | c | u]; x [B, T, 3 C] and w [C, K] of one type; returns [B, T, C] of that type.
+def gated_causal_conv(x_BTE: Tensor, w_CW: Tensor, *, backend: str | None = None) -> Tensor:
+    """c conv(b u) of x = [b | c | u]; x [B, T, 3 C] and w [C, W] of one type; returns [B, T, C] of that type.
 
     `backend` None is what `choose_backend` says. Raises ValueError when the channels or the types disagree.
     """
-    if x_BTE.ndim != 3 or w_CK.ndim != 2 or x_BTE.shape[2] != 3 * w_CK.shape[0]:
-        raise ValueError(f"x must be [B, T, 3 C] and w [C, K], got {tuple(x_BTE.shape)} and {tuple(w_CK.shape)}")
-    if _takes_kernels(x_BTE, w_CK, backend):
-        y_BTC: Tensor = gated_conv_forward(x_BTE, w_CK)
+    if x_BTE.ndim != 3 or w_CW.ndim != 2 or x_BTE.shape[2] != 3 * w_CW.shape[0]:
+        raise ValueError(f"x must be [B, T, 3 C] and w [C, W], got {tuple(x_BTE.shape)} and {tuple(w_CW.shape)}")
+    if _takes_kernels(x_BTE, w_CW, backend):
+        y_BTC: Tensor = gated_conv_forward(x_BTE, w_CW)
         return y_BTC
     b, c, u = x_BTE.chunk(3, -1)
-    return c * causal_conv(b * u, w_CK)
+    return c * causal_conv(b * u, w_CW)
 
 
-def canon(x_BTHD: Tensor, w_CK: Tensor, *, norm: bool, backend: str | None = None) -> Tensor:
-    """n + conv(n) over the C = H D flattened heads, with n = `rms_norm(x)` over D, or x itself without `norm`.
+def canon(x_BTHX: Tensor, w_CW: Tensor, *, norm: bool, backend: str | None = None) -> Tensor:
+    """n + conv(n) over the C = H X flattened heads, with n = `rms_norm(x)` over X, or x itself without `norm`.
 
-    x [B, T, H, D] and w [C, K] of one type; returns [B, T, H, D] of that type. `backend` None is what `choose_backend`
+    x [B, T, H, X] and w [C, W] of one type; returns [B, T, H, X] of that type. `backend` None is what `choose_backend`
     says. Raises ValueError when the channels or the types disagree.
     """
-    if x_BTHD.ndim != 4 or x_BTHD.shape[2] * x_BTHD.shape[3] != w_CK.shape[0]:
-        raise ValueError(f"x must be [B, T, H, D] and w [H D, K], got {tuple(x_BTHD.shape)} and {tuple(w_CK.shape)}")
-    if _takes_kernels(x_BTHD, w_CK, backend):
-        y_BTHD: Tensor = canon_forward(x_BTHD, w_CK, norm)
-        return y_BTHD
-    n_BTHD = rms_norm(x_BTHD) if norm else x_BTHD
-    return causal_conv(n_BTHD.flatten(2), w_CK, residual=True).view_as(x_BTHD)
+    if x_BTHX.ndim != 4 or x_BTHX.shape[2] * x_BTHX.shape[3] != w_CW.shape[0]:
+        raise ValueError(f"x must be [B, T, H, X] and w [H X, W], got {tuple(x_BTHX.shape)} and {tuple(w_CW.shape)}")
+    if _takes_kernels(x_BTHX, w_CW, backend):
+        y_BTHX: Tensor = canon_forward(x_BTHX, w_CW, norm)
+        return y_BTHX
+    n_BTHX = rms_norm(x_BTHX) if norm else x_BTHX
+    return causal_conv(n_BTHX.flatten(2), w_CW, residual=True).view_as(x_BTHX)
 
 
-def causal_conv(x_BTC: Tensor, w_CK: Tensor, residual: bool = False) -> Tensor:
-    """y_t = sum_j w[:, j] x_{t-K+1+j} with zeros before the start; w[:, -1] multiplies the current token.
+def causal_conv(x_BTC: Tensor, w_CW: Tensor, residual: bool = False) -> Tensor:
+    """y_t = sum_j w[:, j] x_{t-W+1+j} with zeros before the start; w[:, -1] multiplies the current token.
 
-    With `residual`, x_t is added. x [B, T, C] and w [C, K] of one type; returns [B, T, C] of that type.
+    With `residual`, x_t is added. x [B, T, C] and w [C, W] of one type; returns [B, T, C] of that type.
     Raises ValueError when the channels or the types disagree.
     """
-    _check(x_BTC, w_CK)
-    t, taps = x_BTC.shape[1], w_CK.shape[1]
-    w_KC = w_CK.t()
-    y_BTC = x_BTC * (w_KC[-1] + 1 if residual else w_KC[-1])
+    _check(x_BTC, w_CW)
+    t, taps = x_BTC.shape[1], w_CW.shape[1]
+    w_WC = w_CW.t()
+    y_BTC = x_BTC * (w_WC[-1] + 1 if residual else w_WC[-1])
     for back in range(1, min(taps, t)):
-        y_BTC[:, back:].addcmul_(x_BTC[:, : t - back], w_KC[taps - 1 - back])
+        y_BTC[:, back:].addcmul_(x_BTC[:, : t - back], w_WC[taps - 1 - back])
     return y_BTC
 
 
-def causal_conv_reference(x_BTC: Tensor, w_CK: Tensor, residual: bool = False) -> Tensor:
+def causal_conv_reference(x_BTC: Tensor, w_CW: Tensor, residual: bool = False) -> Tensor:
     """The same with torch's grouped convolution."""
-    _check(x_BTC, w_CK)
-    padded_BCT = functional.pad(x_BTC.transpose(1, 2), (w_CK.shape[1] - 1, 0))
-    y_BTC = functional.conv1d(padded_BCT, w_CK.unsqueeze(1), groups=x_BTC.shape[2]).transpose(1, 2)
+    _check(x_BTC, w_CW)
+    padded_BCT = functional.pad(x_BTC.transpose(1, 2), (w_CW.shape[1] - 1, 0))
+    y_BTC = functional.conv1d(padded_BCT, w_CW.unsqueeze(1), groups=x_BTC.shape[2]).transpose(1, 2)
     return y_BTC + x_BTC if residual else y_BTC
 
 
-def _check(x_BTC: Tensor, w_CK: Tensor) -> None:
-    if x_BTC.ndim != 3 or w_CK.ndim != 2 or x_BTC.shape[2] != w_CK.shape[0]:
-        raise ValueError(f"x must be [B, T, C] and w [C, K], got {tuple(x_BTC.shape)} and {tuple(w_CK.shape)}")
-    _check_types(x_BTC, w_CK)
+def _check(x_BTC: Tensor, w_CW: Tensor) -> None:
+    if x_BTC.ndim != 3 or w_CW.ndim != 2 or x_BTC.shape[2] != w_CW.shape[0]:
+        raise ValueError(f"x must be [B, T, C] and w [C, W], got {tuple(x_BTC.shape)} and {tuple(w_CW.shape)}")
+    _check_types(x_BTC, w_CW)
 
 
-def _check_types(x: Tensor, w_CK: Tensor) -> None:
-    if x.dtype != w_CK.dtype:
-        raise ValueError(f"x has type {x.dtype}, but w has type {w_CK.dtype}")
+def _check_types(x: Tensor, w_CW: Tensor) -> None:
+    if x.dtype != w_CW.dtype:
+        raise ValueError(f"x has type {x.dtype}, but w has type {w_CW.dtype}")
 
 
-def _takes_kernels(x: Tensor, w_CK: Tensor, backend: str | None) -> bool:
-    taps = w_CK.shape[1]
+def _takes_kernels(x: Tensor, w_CW: Tensor, backend: str | None) -> bool:
+    taps = w_CW.shape[1]
     if (backend or choose_backend(x.device, x.dtype, taps).backend) != "triton":
         return False
-    _check_types(x, w_CK)
+    _check_types(x, w_CW)
     if taps > MOST_TAPS:
         raise ValueError(f"the kernels take at most {MOST_TAPS} taps, got {taps}; use backend torch")
     return True
@@ -125,58 +125,58 @@ def _kernels() -> Any:
 
 
 @torch.library.custom_op("atma::gated_conv_forward", mutates_args=())
-def gated_conv_forward(x_BTE: Tensor, w_CK: Tensor) -> Tensor:
+def gated_conv_forward(x_BTE: Tensor, w_CW: Tensor) -> Tensor:
     """c conv(b u), [B, T, C]."""
-    y: Tensor = _kernels().gated_forward(x_BTE.contiguous(), w_CK.contiguous())
+    y: Tensor = _kernels().gated_forward(x_BTE.contiguous(), w_CW.contiguous())
     return y
 
 
 @torch.library.custom_op("atma::gated_conv_backward", mutates_args=())
-def gated_conv_backward(g_BTC: Tensor, x_BTE: Tensor, w_CK: Tensor) -> tuple[Tensor, Tensor]:
+def gated_conv_backward(g_BTC: Tensor, x_BTE: Tensor, w_CW: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of x and w."""
-    found: tuple[Tensor, Tensor] = _kernels().gated_backward(g_BTC.contiguous(), x_BTE.contiguous(), w_CK.contiguous())
+    found: tuple[Tensor, Tensor] = _kernels().gated_backward(g_BTC.contiguous(), x_BTE.contiguous(), w_CW.contiguous())
     return found
 
 
 @torch.library.custom_op("atma::canon_forward", mutates_args=())
-def canon_forward(x_BTHD: Tensor, w_CK: Tensor, norm: bool) -> Tensor:
+def canon_forward(x_BTHX: Tensor, w_CW: Tensor, norm: bool) -> Tensor:
     """n + conv(n), contiguous."""
-    y: Tensor = _kernels().canon_forward(_rows_apart(x_BTHD), w_CK.contiguous(), norm)
+    y: Tensor = _kernels().canon_forward(_rows_apart(x_BTHX), w_CW.contiguous(), norm)
     return y
 
 
 @torch.library.custom_op("atma::canon_backward", mutates_args=())
-def canon_backward(g_BTHD: Tensor, x_BTHD: Tensor, w_CK: Tensor, norm: bool) -> tuple[Tensor, Tensor]:
+def canon_backward(g_BTHX: Tensor, x_BTHX: Tensor, w_CW: Tensor, norm: bool) -> tuple[Tensor, Tensor]:
     """Gradients of x and w."""
-    args = (g_BTHD.contiguous(), _rows_apart(x_BTHD), w_CK.contiguous())
+    args = (g_BTHX.contiguous(), _rows_apart(x_BTHX), w_CW.contiguous())
     found: tuple[Tensor, Tensor] = _kernels().canon_backward(*args, norm)
     return found
 
 
-def _rows_apart(x_BTHD: Tensor) -> Tensor:
+def _rows_apart(x_BTHX: Tensor) -> Tensor:
     """x as it is if its rows follow each other through the whole batch and heads have no gaps inside, else a copy."""
-    fits = x_BTHD.stride(3) == 1 and x_BTHD.stride(0) == x_BTHD.shape[1] * x_BTHD.stride(1)
-    return x_BTHD if fits else x_BTHD.contiguous()
+    fits = x_BTHX.stride(3) == 1 and x_BTHX.stride(0) == x_BTHX.shape[1] * x_BTHX.stride(1)
+    return x_BTHX if fits else x_BTHX.contiguous()
 
 
 @gated_conv_forward.register_fake
-def _(x_BTE: Tensor, w_CK: Tensor) -> Tensor:
-    return x_BTE.new_empty(*x_BTE.shape[:2], w_CK.shape[0])
+def _(x_BTE: Tensor, w_CW: Tensor) -> Tensor:
+    return x_BTE.new_empty(*x_BTE.shape[:2], w_CW.shape[0])
 
 
 @gated_conv_backward.register_fake
-def _(g_BTC: Tensor, x_BTE: Tensor, w_CK: Tensor) -> tuple[Tensor, Tensor]:
-    return x_BTE.new_empty(x_BTE.shape), w_CK.new_empty(w_CK.shape)
+def _(g_BTC: Tensor, x_BTE: Tensor, w_CW: Tensor) -> tuple[Tensor, Tensor]:
+    return x_BTE.new_empty(x_BTE.shape), w_CW.new_empty(w_CW.shape)
 
 
 @canon_forward.register_fake
-def _(x_BTHD: Tensor, w_CK: Tensor, norm: bool) -> Tensor:
-    return x_BTHD.new_empty(x_BTHD.shape)
+def _(x_BTHX: Tensor, w_CW: Tensor, norm: bool) -> Tensor:
+    return x_BTHX.new_empty(x_BTHX.shape)
 
 
 @canon_backward.register_fake
-def _(g_BTHD: Tensor, x_BTHD: Tensor, w_CK: Tensor, norm: bool) -> tuple[Tensor, Tensor]:
-    return x_BTHD.new_empty(x_BTHD.shape), w_CK.new_empty(w_CK.shape)
+def _(g_BTHX: Tensor, x_BTHX: Tensor, w_CW: Tensor, norm: bool) -> tuple[Tensor, Tensor]:
+    return x_BTHX.new_empty(x_BTHX.shape), w_CW.new_empty(w_CW.shape)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

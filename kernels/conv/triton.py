@@ -1,7 +1,7 @@
 """Gated and residual depthwise causal convolutions as one pass over memory each way (docs/mechanisms.md, "Backbone").
 
-B batch, T length, C channels, K taps (at most 4), H heads, D head size, M rows of a tile. Forward a program reads its rows
-and the K - 1 before them again for each tap, out of the cache. Backward a warp walks down its rows. Sums over rows are
+B batch, T length, C channels, W taps (at most 4), H heads, X head size, M rows of a tile. Forward a program reads its rows
+and the W - 1 before them again for each tap, out of the cache. Backward a warp walks down its rows. Sums over rows are
 kept one a program and added up afterwards, so that every number repeats bit for bit. Arithmetic is float32, rounded once
 at the end.
 
@@ -22,7 +22,7 @@ _EPS = tl.constexpr(EPS)
 
 @triton.jit
 def _gated_forward(
-    x_ptr, w_ptr, y_ptr, T, C: tl.constexpr, K: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
+    x_ptr, w_ptr, y_ptr, T, C: tl.constexpr, W: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     t_M = tl.program_id(0) * BT + tl.arange(0, BT)
     c_C = tl.program_id(1) * BC + tl.arange(0, BC)
@@ -31,11 +31,11 @@ def _gated_forward(
     inside = (t_M < T)[:, None] & wide
     at = row[:, None] * (3 * C) + c_C[None, :]
     acc = tl.zeros([BT, BC], tl.float32)
-    for back in tl.static_range(K):
+    for back in tl.static_range(W):
         seen = inside & (t_M >= back)[:, None]
         b = tl.load(x_ptr + at - back * 3 * C, mask=seen, other=0.0).to(tl.float32)
         u = tl.load(x_ptr + at - back * 3 * C + 2 * C, mask=seen, other=0.0).to(tl.float32)
-        w = tl.load(w_ptr + c_C * K + (K - 1 - back), mask=c_C < C, other=0.0).to(tl.float32)
+        w = tl.load(w_ptr + c_C * W + (W - 1 - back), mask=c_C < C, other=0.0).to(tl.float32)
         acc += w[None, :] * (b * u)
     c = tl.load(x_ptr + at + C, mask=inside, other=0.0).to(tl.float32)
     tl.store(y_ptr + row[:, None] * C + c_C[None, :], (acc * c).to(y_ptr.dtype.element_ty), mask=inside)
@@ -52,29 +52,29 @@ def _zeros(width: tl.constexpr):
 
 
 @triton.jit
-def _taps(w_ptr, at_C, inside_C, K: tl.constexpr):
+def _taps(w_ptr, at_C, inside_C, W: tl.constexpr):
     """Taps by how far back they look; those that a filter does not have are 0."""
-    w0 = tl.load(w_ptr + at_C * K + (K - 1), mask=inside_C, other=0.0).to(tl.float32)
+    w0 = tl.load(w_ptr + at_C * W + (W - 1), mask=inside_C, other=0.0).to(tl.float32)
     w1 = tl.zeros_like(w0)
     w2 = tl.zeros_like(w0)
     w3 = tl.zeros_like(w0)
-    if K > 1:
-        w1 = tl.load(w_ptr + at_C * K + (K - 2), mask=inside_C, other=0.0).to(tl.float32)
-    if K > 2:
-        w2 = tl.load(w_ptr + at_C * K + (K - 3), mask=inside_C, other=0.0).to(tl.float32)
-    if K > 3:
-        w3 = tl.load(w_ptr + at_C * K + (K - 4), mask=inside_C, other=0.0).to(tl.float32)
+    if W > 1:
+        w1 = tl.load(w_ptr + at_C * W + (W - 2), mask=inside_C, other=0.0).to(tl.float32)
+    if W > 2:
+        w2 = tl.load(w_ptr + at_C * W + (W - 3), mask=inside_C, other=0.0).to(tl.float32)
+    if W > 3:
+        w3 = tl.load(w_ptr + at_C * W + (W - 4), mask=inside_C, other=0.0).to(tl.float32)
     return w0, w1, w2, w3
 
 
 @triton.jit
-def _ahead(w0, w1, w2, w3, x0, x1, x2, x3, K: tl.constexpr):
-    """sum_back w_back x_{t + back} for the position t that lies K - 1 before the newest, x0."""
-    if K == 1:
+def _ahead(w0, w1, w2, w3, x0, x1, x2, x3, W: tl.constexpr):
+    """sum_back w_back x_{t + back} for the position t that lies W - 1 before the newest, x0."""
+    if W == 1:
         y = w0 * x0
-    elif K == 2:
+    elif W == 2:
         y = w0 * x1 + w1 * x0
-    elif K == 3:
+    elif W == 3:
         y = w0 * x2 + w1 * x1 + w2 * x0
     else:
         y = w0 * x3 + w1 * x2 + w2 * x1 + w3 * x0
@@ -82,33 +82,33 @@ def _ahead(w0, w1, w2, w3, x0, x1, x2, x3, K: tl.constexpr):
 
 
 @triton.jit
-def _keep_taps(dw_ptr, part, width, at_C, inside_C, a0, a1, a2, a3, K: tl.constexpr):
-    at = part.to(tl.int64) * K * width + at_C
-    tl.store(dw_ptr + at + (K - 1) * width, a0, mask=inside_C)
-    if K > 1:
-        tl.store(dw_ptr + at + (K - 2) * width, a1, mask=inside_C)
-    if K > 2:
-        tl.store(dw_ptr + at + (K - 3) * width, a2, mask=inside_C)
-    if K > 3:
-        tl.store(dw_ptr + at + (K - 4) * width, a3, mask=inside_C)
+def _keep_taps(dw_ptr, part, width, at_C, inside_C, a0, a1, a2, a3, W: tl.constexpr):
+    at = part.to(tl.int64) * W * width + at_C
+    tl.store(dw_ptr + at + (W - 1) * width, a0, mask=inside_C)
+    if W > 1:
+        tl.store(dw_ptr + at + (W - 2) * width, a1, mask=inside_C)
+    if W > 2:
+        tl.store(dw_ptr + at + (W - 3) * width, a2, mask=inside_C)
+    if W > 3:
+        tl.store(dw_ptr + at + (W - 4) * width, a3, mask=inside_C)
 
 
 @triton.jit
 def _gated_backward(
-    x_ptr, w_ptr, g_ptr, dx_ptr, dw_ptr, T, C: tl.constexpr, K: tl.constexpr, R: tl.constexpr, BC: tl.constexpr,
+    x_ptr, w_ptr, g_ptr, dx_ptr, dw_ptr, T, C: tl.constexpr, W: tl.constexpr, R: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """One warp walks down R rows of BC channels and keeps the last K rows in registers, so that each is read once."""
+    """One warp walks down R rows of BC channels and keeps the last W rows in registers, so that each is read once."""
     t0 = tl.program_id(0) * R
     c_C = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = c_C < C
     row = tl.program_id(2).to(tl.int64) * T
-    w0, w1, w2, w3 = _taps(w_ptr, c_C, inside, K)
+    w0, w1, w2, w3 = _taps(w_ptr, c_C, inside, W)
     p1, p2, p3, _ = _zeros(BC)
     d1, d2, d3, _ = _zeros(BC)
     a0, a1, a2, a3 = _zeros(BC)
     kind = dx_ptr.dtype.element_ty
-    for i in range(0, R + 2 * K - 2):
-        t = t0 - (K - 1) + i
+    for i in range(0, R + 2 * W - 2):
+        t = t0 - (W - 1) + i
         seen = inside & (t >= 0) & (t < T)
         at = (row + t) * (3 * C) + c_C
         own_u = tl.load(x_ptr + at + 2 * C, mask=seen, other=0.0).to(tl.float32)
@@ -124,10 +124,10 @@ def _gated_backward(
         a1 += counted * p1
         a2 += counted * p2
         a3 += counted * p3
-        past = t - (K - 1)
-        dp = _ahead(w0, w1, w2, w3, d0, d1, d2, d3, K)
+        past = t - (W - 1)
+        dp = _ahead(w0, w1, w2, w3, d0, d1, d2, d3, W)
         done = inside & (past >= t0) & (past < t0 + R) & (past < T)
-        at -= (K - 1) * 3 * C
+        at -= (W - 1) * 3 * C
         b = tl.load(x_ptr + at, mask=done, other=0.0).to(tl.float32)
         u = tl.load(x_ptr + at + 2 * C, mask=done, other=0.0).to(tl.float32)
         tl.store(dx_ptr + at, (dp * u).to(kind), mask=done)
@@ -135,94 +135,94 @@ def _gated_backward(
         p3, p2, p1 = p2, p1, p0
         d3, d2, d1 = d2, d1, d0
     part = tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
-    _keep_taps(dw_ptr, part, C, c_C, inside, a0, a1, a2, a3, K)
+    _keep_taps(dw_ptr, part, C, c_C, inside, a0, a1, a2, a3, W)
 
 
 @triton.jit
-def _normed(x_ptr, at, seen, D: tl.constexpr, NORM: tl.constexpr):
+def _normed(x_ptr, at, seen, X: tl.constexpr, NORM: tl.constexpr):
     x = tl.load(x_ptr + at, mask=seen, other=0.0).to(tl.float32)
     if NORM:
-        x = x * tl.rsqrt(tl.sum(x * x, 1) / D + _EPS)[:, None]
+        x = x * tl.rsqrt(tl.sum(x * x, 1) / X + _EPS)[:, None]
     return x
 
 
 @triton.jit
 def _canon_forward(
-    x_ptr, w_ptr, y_ptr, T, stride_t, stride_h, H: tl.constexpr, D: tl.constexpr, P: tl.constexpr, K: tl.constexpr,
+    x_ptr, w_ptr, y_ptr, T, stride_t, stride_h, H: tl.constexpr, X: tl.constexpr, P: tl.constexpr, W: tl.constexpr,
     BT: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
     t_M = tl.program_id(0) * BT + tl.arange(0, BT)
     h = tl.program_id(1)
-    d_D = tl.arange(0, P)
+    d_X = tl.arange(0, P)
     row = tl.program_id(2).to(tl.int64) * T + t_M
-    inside = (t_M < T)[:, None] & (d_D < D)[None, :]
-    at = row[:, None] * stride_t + h * stride_h + d_D[None, :]
+    inside = (t_M < T)[:, None] & (d_X < X)[None, :]
+    at = row[:, None] * stride_t + h * stride_h + d_X[None, :]
     y = tl.zeros([BT, P], tl.float32)
-    for back in tl.static_range(K):
-        x = _normed(x_ptr, at - back * stride_t, inside & (t_M >= back)[:, None], D, NORM)
-        w = tl.load(w_ptr + (h * D + d_D) * K + (K - 1 - back), mask=d_D < D, other=0.0).to(tl.float32)
+    for back in tl.static_range(W):
+        x = _normed(x_ptr, at - back * stride_t, inside & (t_M >= back)[:, None], X, NORM)
+        w = tl.load(w_ptr + (h * X + d_X) * W + (W - 1 - back), mask=d_X < X, other=0.0).to(tl.float32)
         if back == 0:
             w += 1.0
         y += w[None, :] * x
-    tl.store(y_ptr + (row[:, None] * H + h) * D + d_D[None, :], y.to(y_ptr.dtype.element_ty), mask=inside)
+    tl.store(y_ptr + (row[:, None] * H + h) * X + d_X[None, :], y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _canon_backward(
     x_ptr, w_ptr, g_ptr, dx_ptr, dw_ptr, T, stride_t, stride_h,
-    H: tl.constexpr, D: tl.constexpr, P: tl.constexpr, K: tl.constexpr, R: tl.constexpr, NORM: tl.constexpr,
+    H: tl.constexpr, X: tl.constexpr, P: tl.constexpr, W: tl.constexpr, R: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """One warp walks down R rows of one head and keeps the last K rows in registers."""
+    """One warp walks down R rows of one head and keeps the last W rows in registers."""
     t0 = tl.program_id(0) * R
     h = tl.program_id(1)
-    d_D = tl.arange(0, P)
-    inside = d_D < D
+    d_X = tl.arange(0, P)
+    inside = d_X < X
     row = tl.program_id(2).to(tl.int64) * T
-    w0, w1, w2, w3 = _taps(w_ptr, h * D + d_D, inside, K)
+    w0, w1, w2, w3 = _taps(w_ptr, h * X + d_X, inside, W)
     n1, n2, n3, _ = _zeros(P)
     g1, g2, g3, _ = _zeros(P)
     a0, a1, a2, a3 = _zeros(P)
     one = tl.sum(tl.zeros([P], tl.float32), 0) + 1.0
     s1, s2, s3 = one, one + 0.0, one - 0.0
-    for i in range(0, R + 2 * K - 2):
-        t = t0 - (K - 1) + i
+    for i in range(0, R + 2 * W - 2):
+        t = t0 - (W - 1) + i
         seen = inside & (t >= 0) & (t < T)
-        n0 = tl.load(x_ptr + (row + t) * stride_t + h * stride_h + d_D, mask=seen, other=0.0).to(tl.float32)
+        n0 = tl.load(x_ptr + (row + t) * stride_t + h * stride_h + d_X, mask=seen, other=0.0).to(tl.float32)
         s0 = one
         if NORM:
-            s0 = tl.rsqrt(tl.sum(n0 * n0, 0) / D + _EPS)
+            s0 = tl.rsqrt(tl.sum(n0 * n0, 0) / X + _EPS)
             n0 = n0 * s0
         later = seen & (t >= t0)
-        at = ((row + t) * H + h) * D + d_D
+        at = ((row + t) * H + h) * X + d_X
         g0 = tl.load(g_ptr + at, mask=later, other=0.0).to(tl.float32)
         counted = tl.where(t < t0 + R, g0, 0.0)
         a0 += counted * n0
         a1 += counted * n1
         a2 += counted * n2
         a3 += counted * n3
-        dn = _ahead(w0, w1, w2, w3, g0, g1, g2, g3, K)
-        if K == 1:
+        dn = _ahead(w0, w1, w2, w3, g0, g1, g2, g3, W)
+        if W == 1:
             dn += g0
             n, s = n0, s0
-        elif K == 2:
+        elif W == 2:
             dn += g1
             n, s = n1, s1
-        elif K == 3:
+        elif W == 3:
             dn += g2
             n, s = n2, s2
         else:
             dn += g3
             n, s = n3, s3
         if NORM:
-            dn = s * (dn - n * (tl.sum(dn * n, 0) / D))
-        past = t - (K - 1)
+            dn = s * (dn - n * (tl.sum(dn * n, 0) / X))
+        past = t - (W - 1)
         done = inside & (past >= t0) & (past < t0 + R) & (past < T)
-        tl.store(dx_ptr + at - (K - 1) * H * D, dn.to(dx_ptr.dtype.element_ty), mask=done)
+        tl.store(dx_ptr + at - (W - 1) * H * X, dn.to(dx_ptr.dtype.element_ty), mask=done)
         n3, n2, n1 = n2, n1, n0
         g3, g2, g1 = g2, g1, g0
         s3, s2, s1 = s2, s1, s0
     part = tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
-    _keep_taps(dw_ptr, part, H * D, h * D + d_D, inside, a0, a1, a2, a3, K)
+    _keep_taps(dw_ptr, part, H * X, h * X + d_X, inside, a0, a1, a2, a3, W)
 
 
 GATED = (64, 256)
@@ -231,53 +231,53 @@ CANON = 32
 """Rows that a warp of Canon's backward walks down."""
 
 
-def gated_forward(x_BTE: Tensor, w_CK: Tensor) -> Tensor:
+def gated_forward(x_BTE: Tensor, w_CW: Tensor) -> Tensor:
     """c conv(b u) of contiguous [b | c | u], E = 3 C; [B, T, C] in x's type."""
-    (b, t, _), (c, k) = x_BTE.shape, w_CK.shape
+    (b, t, _), (c, k) = x_BTE.shape, w_CW.shape
     y_BTC = x_BTE.new_empty(b, t, c)
     bt, bc = 16, min(256, triton.next_power_of_2(c))
     grid = (triton.cdiv(t, bt), triton.cdiv(c, bc), b)
-    _gated_forward[grid](x_BTE, w_CK, y_BTC, t, C=c, K=k, BT=bt, BC=bc, num_warps=8)
+    _gated_forward[grid](x_BTE, w_CW, y_BTC, t, C=c, W=k, BT=bt, BC=bc, num_warps=8)
     return y_BTC
 
 
-def gated_backward(g_BTC: Tensor, x_BTE: Tensor, w_CK: Tensor) -> tuple[Tensor, Tensor]:
+def gated_backward(g_BTC: Tensor, x_BTE: Tensor, w_CW: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of x and w."""
-    (b, t, _), (c, k) = x_BTE.shape, w_CK.shape
+    (b, t, _), (c, k) = x_BTE.shape, w_CW.shape
     rows, bc = GATED
     bc = min(bc, triton.next_power_of_2(c))
     dx_BTE = torch.empty_like(x_BTE)
     parts = triton.cdiv(t, rows)
-    dw_PKC = torch.empty(b * parts, k, c, device=x_BTE.device, dtype=torch.float32)
+    dw_PWC = torch.empty(b * parts, k, c, device=x_BTE.device, dtype=torch.float32)
     grid = (parts, triton.cdiv(c, bc), b)
-    _gated_backward[grid](x_BTE, w_CK, g_BTC, dx_BTE, dw_PKC, t, C=c, K=k, R=rows, BC=bc, num_warps=1)
-    return dx_BTE, dw_PKC.sum(0).t().contiguous().to(w_CK.dtype)
+    _gated_backward[grid](x_BTE, w_CW, g_BTC, dx_BTE, dw_PWC, t, C=c, W=k, R=rows, BC=bc, num_warps=1)
+    return dx_BTE, dw_PWC.sum(0).t().contiguous().to(w_CW.dtype)
 
 
-def canon_forward(x_BTHD: Tensor, w_CK: Tensor, norm: bool) -> Tensor:
-    """n + conv(n) with n = x or its RMS norm over D; x may have gaps between heads; contiguous [B, T, H, D]."""
-    (b, t, h, d), k = x_BTHD.shape, w_CK.shape[1]
-    y_BTHD = torch.empty(b, t, h, d, device=x_BTHD.device, dtype=x_BTHD.dtype)
+def canon_forward(x_BTHX: Tensor, w_CW: Tensor, norm: bool) -> Tensor:
+    """n + conv(n) with n = x or its RMS norm over X; x may have gaps between heads; contiguous [B, T, H, X]."""
+    (b, t, h, d), k = x_BTHX.shape, w_CW.shape[1]
+    y_BTHX = torch.empty(b, t, h, d, device=x_BTHX.device, dtype=x_BTHX.dtype)
     bt = 32
     _canon_forward[(triton.cdiv(t, bt), h, b)](
-        x_BTHD, w_CK, y_BTHD, t, *_strides(x_BTHD), H=h, D=d, P=triton.next_power_of_2(d), K=k, BT=bt, NORM=norm
+        x_BTHX, w_CW, y_BTHX, t, *_strides(x_BTHX), H=h, X=d, P=triton.next_power_of_2(d), W=k, BT=bt, NORM=norm
     )
-    return y_BTHD
+    return y_BTHX
 
 
-def canon_backward(g_BTHD: Tensor, x_BTHD: Tensor, w_CK: Tensor, norm: bool) -> tuple[Tensor, Tensor]:
+def canon_backward(g_BTHX: Tensor, x_BTHX: Tensor, w_CW: Tensor, norm: bool) -> tuple[Tensor, Tensor]:
     """Gradients of x (contiguous) and w."""
-    (b, t, h, d), k = x_BTHD.shape, w_CK.shape[1]
-    dx_BTHD = torch.empty_like(g_BTHD)
+    (b, t, h, d), k = x_BTHX.shape, w_CW.shape[1]
+    dx_BTHX = torch.empty_like(g_BTHX)
     parts = triton.cdiv(t, CANON)
-    dw_PKC = torch.empty(b * parts, k, h * d, device=g_BTHD.device, dtype=torch.float32)
+    dw_PWC = torch.empty(b * parts, k, h * d, device=g_BTHX.device, dtype=torch.float32)
     _canon_backward[(parts, h, b)](
-        x_BTHD, w_CK, g_BTHD, dx_BTHD, dw_PKC, t, *_strides(x_BTHD),
-        H=h, D=d, P=triton.next_power_of_2(d), K=k, R=CANON, NORM=norm, num_warps=1,
+        x_BTHX, w_CW, g_BTHX, dx_BTHX, dw_PWC, t, *_strides(x_BTHX),
+        H=h, X=d, P=triton.next_power_of_2(d), W=k, R=CANON, NORM=norm, num_warps=1,
     )  # fmt: skip
-    return dx_BTHD, dw_PKC.sum(0).t().contiguous().to(w_CK.dtype)
+    return dx_BTHX, dw_PWC.sum(0).t().contiguous().to(w_CW.dtype)
 
 
-def _strides(x_BTHD: Tensor) -> tuple[int, int]:
+def _strides(x_BTHX: Tensor) -> tuple[int, int]:
     """Strides of T and H; the kernels count rows through the whole batch."""
-    return x_BTHD.stride(1), x_BTHD.stride(2)
+    return x_BTHX.stride(1), x_BTHX.stride(2)

@@ -1,6 +1,6 @@
 """Gated delta rule, the recurrence of the memory (docs/mechanisms.md, "Gated delta memory").
 
-B batch, T length, H heads, D head size, J KV heads (J divides H), C chunk, N chunks. The state is [B, H, D_v, D_k].
+B batch, T length, H heads, X head size, J KV heads (J divides H), C chunk, N chunks. The state is [B, H, X_v, X_k].
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ NORM_FLOOR = 1e-12
 
 
 def gated_delta(
-    q_BTHD: Tensor,
-    k_BTJD: Tensor,
-    v_BTJD: Tensor,
+    q_BTHX: Tensor,
+    k_BTJX: Tensor,
+    v_BTJX: Tensor,
     log_gamma_BTH: Tensor,
     beta_BTH: Tensor,
     *,
@@ -33,14 +33,14 @@ def gated_delta(
     return_state: bool = False,
     backend: str | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Readout r [B, T, H, D] in q's type; with `return_state` also the last state [B, H, D_v, D_k] in float32.
+    """Readout r [B, T, H, X] in q's type; with `return_state` also the last state [B, H, X_v, X_k] in float32.
 
-    M <- gamma M; u = beta (v - M k); M <- M + u kᵀ; r = M q, with k and q scaled to unit length here. q [B, T, H, D],
-    k and v [B, T, J, D] of one type; log_gamma <= 0 and beta in (0, 1), both [B, T, H]. Solve and state are float32
+    M <- gamma M; u = beta (v - M k); M <- M + u kᵀ; r = M q, with k and q scaled to unit length here. q [B, T, H, X],
+    k and v [B, T, J, X] of one type; log_gamma <= 0 and beta in (0, 1), both [B, T, H]. Solve and state are float32
     (float64 for float64). `backend` None is what `choose_backend` says: "triton", our kernels (CUDA, 16-bit), "fla" (the
     same), both in chunks of 64 whatever `chunk` says, or "torch" (any device, any `chunk`). Raises ValueError when shapes, types or the backend do not fit.
     """
-    b, t, h, _, d = check_qkv(q_BTHD, k_BTJD, v_BTJD)
+    b, t, h, _, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
     for name, gate in (("log_gamma", log_gamma_BTH), ("beta", beta_BTH)):
         if gate.shape != (b, t, h):
             raise ValueError(f"{name} has shape {tuple(gate.shape)}, but q needs [{b}, {t}, {h}]")
@@ -48,15 +48,15 @@ def gated_delta(
         raise ValueError(f"initial_state has shape {tuple(initial_state.shape)}, expected [{b}, {h}, {d}, {d}]")
     if chunk < 1:
         raise ValueError(f"chunk must be at least 1, got {chunk}")
-    backend = backend or choose_backend(q_BTHD.device, q_BTHD.dtype, d).backend
+    backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d).backend
     if backend == "triton":
         gates = (log_gamma_BTH.float(), beta_BTH.float())
         first = None if initial_state is None else initial_state.float()
-        r, state, *_ = ops.forward(q_BTHD, k_BTJD, v_BTJD, *gates, first)
+        r, state, *_ = ops.forward(q_BTHX, k_BTJX, v_BTJX, *gates, first)
     elif backend == "torch":
-        r, state = _chunked(q_BTHD, k_BTJD, v_BTJD, log_gamma_BTH, beta_BTH, chunk, initial_state)
+        r, state = _chunked(q_BTHX, k_BTJX, v_BTJX, log_gamma_BTH, beta_BTH, chunk, initial_state)
     elif backend == "fla":
-        r, state = _fla(q_BTHD, k_BTJD, v_BTJD, log_gamma_BTH, beta_BTH, initial_state)
+        r, state = _fla(q_BTHX, k_BTJX, v_BTJX, log_gamma_BTH, beta_BTH, initial_state)
     else:
         raise ValueError(f"unknown backend {backend!r}; allowed: triton, fla, torch")
     return (r, state) if return_state else r
@@ -130,9 +130,9 @@ def fla_is_right(capability: tuple[int, int], triton: str) -> bool:
 
 
 def gated_delta_reference(
-    q_BTHD: Tensor,
-    k_BTJD: Tensor,
-    v_BTJD: Tensor,
+    q_BTHX: Tensor,
+    k_BTJX: Tensor,
+    v_BTJX: Tensor,
     log_gamma_BTH: Tensor,
     beta_BTH: Tensor,
     *,
@@ -140,9 +140,9 @@ def gated_delta_reference(
     normalize: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Step by step: (readout, last state). `normalize` False leaves keys and queries as they are (diagnostics)."""
-    b, t, h, _, d = check_qkv(q_BTHD, k_BTJD, v_BTJD)
-    dtype = statistics_dtype(q_BTHD.dtype)
-    q, k, v = q_BTHD.to(dtype), expand_kv(k_BTJD, h).to(dtype), expand_kv(v_BTJD, h).to(dtype)
+    b, t, h, _, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
+    dtype = statistics_dtype(q_BTHX.dtype)
+    q, k, v = q_BTHX.to(dtype), expand_kv(k_BTJX, h).to(dtype), expand_kv(v_BTJX, h).to(dtype)
     if normalize:
         q, k = functional.normalize(q, dim=-1, eps=NORM_FLOOR), functional.normalize(k, dim=-1, eps=NORM_FLOOR)
     state = q.new_zeros(b, h, d, d) if initial_state is None else initial_state.to(dtype)
@@ -152,7 +152,7 @@ def gated_delta_reference(
         missing = v[:, i] - torch.einsum("bhvk,bhk->bhv", state, k[:, i])
         state = state + torch.einsum("bhv,bhk->bhvk", beta_BTH[:, i].to(dtype).unsqueeze(-1) * missing, k[:, i])
         readouts.append(torch.einsum("bhvk,bhk->bhv", state, q[:, i]))
-    return torch.stack(readouts, 1).to(q_BTHD.dtype), state
+    return torch.stack(readouts, 1).to(q_BTHX.dtype), state
 
 
 def running_sum(x: Tensor) -> Tensor:
@@ -164,11 +164,11 @@ def running_sum(x: Tensor) -> Tensor:
 
 
 def _chunked(
-    q_BTHD: Tensor, k_BTJD: Tensor, v_BTJD: Tensor, log_gamma_BTH: Tensor, beta_BTH: Tensor, chunk: int,
+    q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, log_gamma_BTH: Tensor, beta_BTH: Tensor, chunk: int,
     initial_state: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    b, t, h, d = q_BTHD.shape
-    dtype = statistics_dtype(q_BTHD.dtype)
+    b, t, h, d = q_BTHX.shape
+    dtype = statistics_dtype(q_BTHX.dtype)
     chunk = min(chunk, t)
     n = -(-t // chunk)
 
@@ -177,9 +177,9 @@ def _chunked(
         padded = functional.pad(x_BTHX, (0, 0, 0, 0, 0, n * chunk - t)) if n * chunk > t else x_BTHX
         return padded.reshape(b, n, chunk, h, -1).permute(0, 3, 1, 2, 4).contiguous()
 
-    q = chunks(functional.normalize(q_BTHD.to(dtype), dim=-1, eps=NORM_FLOOR))
-    k = chunks(expand_kv(functional.normalize(k_BTJD.to(dtype), dim=-1, eps=NORM_FLOOR), h))
-    v = chunks(expand_kv(v_BTJD.to(dtype), h))
+    q = chunks(functional.normalize(q_BTHX.to(dtype), dim=-1, eps=NORM_FLOOR))
+    k = chunks(expand_kv(functional.normalize(k_BTJX.to(dtype), dim=-1, eps=NORM_FLOOR), h))
+    v = chunks(expand_kv(v_BTJX.to(dtype), h))
     decay = chunks(log_gamma_BTH.to(dtype).unsqueeze(-1)).squeeze(-1)
     exactly = decay.device.type == "cuda" and torch.are_deterministic_algorithms_enabled()
     decay = running_sum(decay) if exactly else decay.cumsum(-1)
@@ -190,7 +190,7 @@ def _chunked(
     ratio = (decay.unsqueeze(-1) - decay.unsqueeze(-2)).masked_fill(later, -torch.inf).exp()
     k_t = k.transpose(-1, -2)
     grown = decay.exp().unsqueeze(-1)
-    # (I + beta D) U = beta (V - g K M0ᵀ): solve for both terms at once; the unit diagonal is implied and not read.
+    # (I + beta A) U = beta (V - g K M0ᵀ): solve for both terms at once; the unit diagonal is implied and not read.
     solved = torch.linalg.solve_triangular(
         beta * ratio * (k @ k_t), torch.cat([beta * v, beta * grown * k], -1), upper=False, unitriangular=True
     )
@@ -206,19 +206,19 @@ def _chunked(
         writes.append(write)
         state = kept[:, :, i] * state + k_end_t[:, :, i] @ write
     r = (grown * q) @ torch.stack(states, 2) + (ratio * (q @ k_t)) @ torch.stack(writes, 2)
-    r_BTHD = r.permute(0, 2, 3, 1, 4).reshape(b, n * chunk, h, d)[:, :t]
-    return r_BTHD.to(q_BTHD.dtype), state.transpose(-1, -2)
+    r_BTHX = r.permute(0, 2, 3, 1, 4).reshape(b, n * chunk, h, d)[:, :t]
+    return r_BTHX.to(q_BTHX.dtype), state.transpose(-1, -2)
 
 
 def _fla(
-    q_BTHD: Tensor, k_BTJD: Tensor, v_BTJD: Tensor, log_gamma_BTH: Tensor, beta_BTH: Tensor,
+    q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, log_gamma_BTH: Tensor, beta_BTH: Tensor,
     initial_state: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    if q_BTHD.device.type != "cuda" or q_BTHD.dtype not in SIXTEEN_BITS:
-        raise ValueError(f"backend fla needs 16-bit CUDA tensors, got {q_BTHD.dtype} on {q_BTHD.device}; use torch")
-    h = q_BTHD.shape[2]
-    # fla keeps the state as [D_k, D_v]
+    if q_BTHX.device.type != "cuda" or q_BTHX.dtype not in SIXTEEN_BITS:
+        raise ValueError(f"backend fla needs 16-bit CUDA tensors, got {q_BTHX.dtype} on {q_BTHX.device}; use torch")
+    h = q_BTHX.shape[2]
+    # fla keeps the state as [X_k, X_v]
     state = None if initial_state is None else initial_state.float().transpose(-1, -2).contiguous()
-    k, v = expand_kv(k_BTJD, h), expand_kv(v_BTJD, h)
-    r_BTHD, last, *_ = ops.fla_forward(q_BTHD, k, v, log_gamma_BTH.float(), beta_BTH.float(), state)
-    return r_BTHD, last.transpose(-1, -2)
+    k, v = expand_kv(k_BTJX, h), expand_kv(v_BTJX, h)
+    r_BTHX, last, *_ = ops.fla_forward(q_BTHX, k, v, log_gamma_BTH.float(), beta_BTH.float(), state)
+    return r_BTHX, last.transpose(-1, -2)

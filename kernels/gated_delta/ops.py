@@ -78,7 +78,7 @@ def _gradients(ctx: Any, g_r: Tensor | None, g_last: Tensor | None, *_: Any) -> 
 forward.register_autograd(_gradients, setup_context=_save)
 
 
-# --- flash-linear-attention: keys and values already expanded to every head, states [D_k, D_v] ------------------------
+# --- flash-linear-attention: keys and values already expanded to every head, states [X_k, X_v] ------------------------
 
 
 @torch.library.custom_op("atma::gated_delta_fla_forward", mutates_args=())

@@ -1,7 +1,7 @@
 """The chunked gated delta rule as plain Triton kernels, forward and backward (docs/mechanisms.md, "Gated delta memory"; oracle: `gated_delta.py`).
 
-B batch, T length, H heads, J KV heads, G = H / J, D head size, C = 64 chunk, N = ceil(T / C) chunks, L = N C. In a chunk
-with start state S [D_v, D_k], k and q of unit length, g the running sum of log_gamma, ratio_ps = exp(g_p - g_s), s <= p:
+B batch, T length, H heads, J KV heads, G = H / J, X head size, C = 64 chunk, N = ceil(T / C) chunks, L = N C. In a chunk
+with start state S [X_v, X_k], k and q of unit length, g the running sum of log_gamma, ratio_ps = exp(g_p - g_s), s <= p:
     N_ps = beta_p ratio_ps k_p.k_s (s < p),  T = (I + N)^-1,  y_p = beta_p (v_p - e^{g_p} S k_p),  u = T y,
     P_ps = ratio_ps q_p.k_s,  r_p = e^{g_p} S q_p + sum_s P_ps u_s,  S' = e^{g_C} S + sum_s e^{g_C - g_s} u_s k_sᵀ.
 Backward, with g_r and dS' (gradients of r and S'):
@@ -87,10 +87,10 @@ def _inverse16(n, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _rows16(k_ptr, gate_ptr, beta_ptr, row, stride_k, stride_gate, T, D: tl.constexpr):
+def _rows16(k_ptr, gate_ptr, beta_ptr, row, stride_k, stride_gate, T, X: tl.constexpr):
     i = row + tl.arange(0, 16)
     inside = i < T
-    k = tl.load(k_ptr + i[:, None] * stride_k + tl.arange(0, D)[None, :], mask=inside[:, None], other=0.0)
+    k = tl.load(k_ptr + i[:, None] * stride_k + tl.arange(0, X)[None, :], mask=inside[:, None], other=0.0)
     gate = tl.load(gate_ptr + i * stride_gate, mask=inside, other=0.0)
     beta = tl.load(beta_ptr + i * stride_gate, mask=inside, other=0.0)
     return k, _inverse_length(k), tl.cumsum(gate, 0), tl.sum(gate), beta
@@ -116,7 +116,7 @@ def _keep_blocks(t_ptr, t0, t1, t2, t3):
 @triton.jit
 def _inverse(
     k_ptr, gate_ptr, beta_ptr, t_ptr, stats_ptr, T, plane,
-    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr,
+    H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """T [C, C] of one chunk and head, by blocks of 16, and the row statistics; one warp suffices."""
     n = tl.program_id(0)
@@ -124,14 +124,14 @@ def _inverse(
     b = (bh // H).to(tl.int64)
     h = bh % H
     J: tl.constexpr = H // G
-    k_ptr += b * T * J * D + (h // G) * D
+    k_ptr += b * T * J * X + (h // G) * X
     gate_ptr += b * T * H + h
     beta_ptr += b * T * H + h
     row = n * 64
-    k0, inv0, g0, sum0, beta0 = _rows16(k_ptr, gate_ptr, beta_ptr, row, J * D, H, T, D)
-    k1, inv1, g1, sum1, beta1 = _rows16(k_ptr, gate_ptr, beta_ptr, row + 16, J * D, H, T, D)
-    k2, inv2, g2, sum2, beta2 = _rows16(k_ptr, gate_ptr, beta_ptr, row + 32, J * D, H, T, D)
-    k3, inv3, g3, sum3, beta3 = _rows16(k_ptr, gate_ptr, beta_ptr, row + 48, J * D, H, T, D)
+    k0, inv0, g0, sum0, beta0 = _rows16(k_ptr, gate_ptr, beta_ptr, row, J * X, H, T, X)
+    k1, inv1, g1, sum1, beta1 = _rows16(k_ptr, gate_ptr, beta_ptr, row + 16, J * X, H, T, X)
+    k2, inv2, g2, sum2, beta2 = _rows16(k_ptr, gate_ptr, beta_ptr, row + 32, J * X, H, T, X)
+    k3, inv3, g3, sum3, beta3 = _rows16(k_ptr, gate_ptr, beta_ptr, row + 48, J * X, H, T, X)
     sum1 += sum0
     sum2 += sum1
     sum3 += sum2
@@ -181,16 +181,16 @@ def _inverse(
 @triton.jit
 def _scan(
     k_desc, v_desc, t_desc, s_desc, u_desc, stats_ptr, first_ptr, last_ptr, N, plane,
-    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BV: tl.constexpr,
+    H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, C: tl.constexpr, BV: tl.constexpr,
     HAS_FIRST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The states at the start of every chunk and the writes u, BV rows of D_v at a time."""
+    """The states at the start of every chunk and the writes u, BV rows of X_v at a time."""
     v0 = tl.program_id(0) * BV
     bh = tl.program_id(1)
     b = bh // H
     j = bh % H // G
-    at = (bh.to(tl.int64) * D + v0 + tl.arange(0, BV))[:, None] * D + tl.arange(0, D)[None, :]
-    state = tl.zeros([BV, D], tl.float32)
+    at = (bh.to(tl.int64) * X + v0 + tl.arange(0, BV))[:, None] * X + tl.arange(0, X)[None, :]
+    state = tl.zeros([BV, X], tl.float32)
     if HAS_FIRST:
         state = tl.load(first_ptr + at)
     row = stats_ptr + bh.to(tl.int64) * N * C
@@ -200,8 +200,8 @@ def _scan(
     write = tl.load(row + _WRITE * plane + c)
     keep = tl.load(row + _DECAY * plane + C - 1)
     for n in tl.range(0, N):
-        k = k_desc.load([b, n * C, j * D]).reshape(C, D)
-        v = v_desc.load([b, n * C, j * D + v0]).reshape(C, BV)
+        k = k_desc.load([b, n * C, j * X]).reshape(C, X)
+        v = v_desc.load([b, n * C, j * X + v0]).reshape(C, BV)
         t = t_desc.load([(bh * N + n) * C, 0])
         # the next chunk's rows, asked for before they are needed
         row += C * (n + 1 < N).to(tl.int32)
@@ -210,11 +210,11 @@ def _scan(
         next_write = tl.load(row + _WRITE * plane + c)
         next_keep = tl.load(row + _DECAY * plane + C - 1)
         start = state.to(k.dtype)
-        s_desc.store([(bh * N + n) * D + v0, 0], start)
+        s_desc.store([(bh * N + n) * X + v0, 0], start)
         known = tl.dot(start, k.T, input_precision=PRECISION)
         y = beta[None, :] * v.T.to(tl.float32) - read[None, :] * known
         u = tl.dot(y.to(k.dtype), t.T, input_precision=PRECISION)
-        u_desc.store([(bh * N + n) * D + v0, 0], u.to(k.dtype))
+        u_desc.store([(bh * N + n) * X + v0, 0], u.to(k.dtype))
         state = tl.dot((u * write[None, :]).to(k.dtype), k, state * tl.exp(keep), input_precision=PRECISION)
         beta, read, write, keep = next_beta, next_read, next_write, next_keep
     tl.store(last_ptr + at, state)
@@ -223,7 +223,7 @@ def _scan(
 @triton.jit
 def _readout(
     q_desc, k_desc, s_desc, u_desc, r_desc, p_desc, stats_ptr, N, plane,
-    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
+    H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, C: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """r of one chunk and head; keeps P and 1 / |q|."""
     n = tl.program_id(0)
@@ -234,8 +234,8 @@ def _readout(
     row = stats_ptr + (bh.to(tl.int64) * N + n) * C + c
     decay = tl.load(row + _DECAY * plane)
     inv_k = tl.load(row + _INV_K * plane)
-    q = q_desc.load([b, n * C, h * D]).reshape(C, D)
-    k = k_desc.load([b, n * C, h // G * D]).reshape(C, D)
+    q = q_desc.load([b, n * C, h * X]).reshape(C, X)
+    k = k_desc.load([b, n * C, h // G * X]).reshape(C, X)
     inv_q = _inverse_length(q)
     tl.store(row + _INV_Q * plane, inv_q)
     power = tl.where(c[:, None] >= c[None, :], decay[:, None] - decay[None, :], float("-inf"))
@@ -244,27 +244,27 @@ def _readout(
     p_desc.store([(bh * N + n) * C, 0], p)
     grown = tl.exp(decay) * inv_q
     tl.store(row + _GROWN * plane, grown)
-    for v0 in tl.range(0, D, BV):
-        s = s_desc.load([(bh * N + n) * D + v0, 0])
-        u = u_desc.load([(bh * N + n) * D + v0, 0])
+    for v0 in tl.range(0, X, BV):
+        s = s_desc.load([(bh * N + n) * X + v0, 0])
+        u = u_desc.load([(bh * N + n) * X + v0, 0])
         r = tl.dot(q, s.T, input_precision=PRECISION) * grown[:, None]
         r = tl.dot(p, u.T, r, input_precision=PRECISION)
-        r_desc.store([b, n * C, h * D + v0], r.to(q.dtype).reshape(1, C, BV))
+        r_desc.store([b, n * C, h * X + v0], r.to(q.dtype).reshape(1, C, BV))
 
 
 @triton.jit
 def _scan_back(
     q_desc, k_desc, gr_desc, p_desc, t_desc, ds_desc, dy_desc, stats_ptr, last_ptr, first_ptr, N, plane,
-    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BV: tl.constexpr,
+    H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, C: tl.constexpr, BV: tl.constexpr,
     HAS_LAST: tl.constexpr, KEEP_FIRST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dS' of every chunk and dy, BV rows of D_v at a time, from the last chunk to the first."""
+    """dS' of every chunk and dy, BV rows of X_v at a time, from the last chunk to the first."""
     v0 = tl.program_id(0) * BV
     bh = tl.program_id(1)
     b = bh // H
     h = bh % H
-    at = (bh.to(tl.int64) * D + v0 + tl.arange(0, BV))[:, None] * D + tl.arange(0, D)[None, :]
-    state = tl.zeros([BV, D], tl.float32)
+    at = (bh.to(tl.int64) * X + v0 + tl.arange(0, BV))[:, None] * X + tl.arange(0, X)[None, :]
+    state = tl.zeros([BV, X], tl.float32)
     if HAS_LAST:
         state = tl.load(last_ptr + at)
     row = stats_ptr + (bh.to(tl.int64) * N + N - 1) * C
@@ -275,9 +275,9 @@ def _scan_back(
     keep = tl.load(row + _DECAY * plane + C - 1)
     for i in tl.range(0, N):
         n = N - 1 - i
-        q = q_desc.load([b, n * C, h * D]).reshape(C, D)
-        k = k_desc.load([b, n * C, h // G * D]).reshape(C, D)
-        gr = gr_desc.load([b, n * C, h * D + v0]).reshape(C, BV)
+        q = q_desc.load([b, n * C, h * X]).reshape(C, X)
+        k = k_desc.load([b, n * C, h // G * X]).reshape(C, X)
+        gr = gr_desc.load([b, n * C, h * X + v0]).reshape(C, BV)
         p = p_desc.load([(bh * N + n) * C, 0])
         t = t_desc.load([(bh * N + n) * C, 0])
         row -= C * (n > 0).to(tl.int32)
@@ -286,13 +286,13 @@ def _scan_back(
         next_grown = tl.load(row + _GROWN * plane + c)
         next_keep = tl.load(row + _DECAY * plane + C - 1)
         end = state.to(k.dtype)
-        ds_desc.store([(bh * N + n) * D + v0, 0], end)
+        ds_desc.store([(bh * N + n) * X + v0, 0], end)
         asked = (q.to(tl.float32) * grown[:, None]).to(k.dtype)
         state = tl.dot(gr.T, asked, state * tl.exp(keep), input_precision=PRECISION)
         du = tl.dot(end, k.T, input_precision=PRECISION) * write[None, :]
         du = tl.dot(gr.T, p, du, input_precision=PRECISION)
         dy = tl.dot(du.to(k.dtype), t, input_precision=PRECISION)
-        dy_desc.store([(bh * N + n) * D + v0, 0], dy.to(k.dtype))
+        dy_desc.store([(bh * N + n) * X + v0, 0], dy.to(k.dtype))
         state = tl.dot((dy * -read[None, :]).to(k.dtype), k, state, input_precision=PRECISION)
         read, write, grown, keep = next_read, next_write, next_grown, next_keep
     if KEEP_FIRST:
@@ -303,7 +303,7 @@ def _scan_back(
 def _pair_gradients(
     q_desc, k_desc, gr_desc, p_desc, s_desc, u_desc, dy_desc, dq_desc, dp_desc, e_desc,
     stats_ptr, parts_ptr, d_beta_ptr, T, N, plane,
-    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
+    H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, C: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq and d_beta of one chunk and head; keeps ratio dP, E and what the pairs inside the chunk give to dg."""
     n = tl.program_id(0)
@@ -314,14 +314,14 @@ def _pair_gradients(
     first = (bh.to(tl.int64) * N + n) * C
     row = stats_ptr + first + c
     parts = parts_ptr + first + c
-    dq = tl.zeros([C, D], tl.float32)
+    dq = tl.zeros([C, X], tl.float32)
     dp = tl.zeros([C, C], tl.float32)
     dn = tl.zeros([C, C], tl.float32)
-    for v0 in tl.range(0, D, BV):
-        gr = gr_desc.load([b, n * C, h * D + v0]).reshape(C, BV)
-        dy = dy_desc.load([(bh * N + n) * D + v0, 0])
-        s = s_desc.load([(bh * N + n) * D + v0, 0])
-        u = u_desc.load([(bh * N + n) * D + v0, 0])
+    for v0 in tl.range(0, X, BV):
+        gr = gr_desc.load([b, n * C, h * X + v0]).reshape(C, BV)
+        dy = dy_desc.load([(bh * N + n) * X + v0, 0])
+        s = s_desc.load([(bh * N + n) * X + v0, 0])
+        u = u_desc.load([(bh * N + n) * X + v0, 0])
         dn = tl.dot(dy.T, u, dn, input_precision=PRECISION)
         dp = tl.dot(gr, u, dp, input_precision=PRECISION)
         dq = tl.dot(gr, s, dq, input_precision=PRECISION)
@@ -335,7 +335,7 @@ def _pair_gradients(
     d_beta = tl.where(beta > 1e-30, d_beta / tl.maximum(beta, 1e-30), 0.0)
     tl.store(d_beta_ptr + place, d_beta, mask=n * C + c < T)
 
-    k = k_desc.load([b, n * C, h // G * D]).reshape(C, D)
+    k = k_desc.load([b, n * C, h // G * X]).reshape(C, X)
     power = tl.where(c[:, None] >= c[None, :], decay[:, None] - decay[None, :], float("-inf"))
     ratio = tl.exp(power)
     e = tl.where(c[:, None] > c[None, :], dn * ratio, 0.0) * (-beta)[:, None]
@@ -347,21 +347,21 @@ def _pair_gradients(
     tl.store(parts + 2 * plane, tl.sum(pairs + pairs_q, 0))
     dp = (dp * ratio).to(k.dtype)
     dp_desc.store([(bh * N + n) * C, 0], dp)
-    q = q_desc.load([b, n * C, h * D]).reshape(C, D)
+    q = q_desc.load([b, n * C, h * X]).reshape(C, X)
     dq *= tl.exp(decay)[:, None]
     dg = tl.sum(q.to(tl.float32) * dq, 1) * inv_q + tl.sum(pairs_q, 1)
     tl.store(parts, dg)
     dq = tl.dot((dp.to(tl.float32) * inv_k[None, :]).to(k.dtype), k, dq, input_precision=PRECISION)
     along = tl.where(inv_q < _AT_FLOOR, dg, 0.0) * inv_q
     dq = (dq - q.to(tl.float32) * along[:, None]) * inv_q[:, None]
-    dq_desc.store([b, n * C, h * D], dq.to(q.dtype).reshape(1, C, D))
+    dq_desc.store([b, n * C, h * X], dq.to(q.dtype).reshape(1, C, X))
 
 
 @triton.jit
 def _key_gradients(
     q_desc, k_desc, dp_desc, e_desc, s_desc, u_desc, ds_desc, dy_desc, dk_desc,
     stats_ptr, parts_ptr, d_gate_ptr, T, N, plane,
-    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
+    H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, C: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The head's share of dk, and d_log_gamma, of one chunk and head."""
     n = tl.program_id(0)
@@ -372,14 +372,14 @@ def _key_gradients(
     first = (bh.to(tl.int64) * N + n) * C
     row = stats_ptr + first + c
     parts = parts_ptr + first + c
-    dk = tl.zeros([C, D], tl.float32)
-    write = tl.zeros([C, D], tl.float32)
-    kept = tl.zeros([D], tl.float32)
-    for v0 in tl.range(0, D, BV):
-        s = s_desc.load([(bh * N + n) * D + v0, 0])
-        ds = ds_desc.load([(bh * N + n) * D + v0, 0])
-        u = u_desc.load([(bh * N + n) * D + v0, 0])
-        dy = dy_desc.load([(bh * N + n) * D + v0, 0])
+    dk = tl.zeros([C, X], tl.float32)
+    write = tl.zeros([C, X], tl.float32)
+    kept = tl.zeros([X], tl.float32)
+    for v0 in tl.range(0, X, BV):
+        s = s_desc.load([(bh * N + n) * X + v0, 0])
+        ds = ds_desc.load([(bh * N + n) * X + v0, 0])
+        u = u_desc.load([(bh * N + n) * X + v0, 0])
+        dy = dy_desc.load([(bh * N + n) * X + v0, 0])
         kept += tl.sum(s.to(tl.float32) * ds.to(tl.float32), 0)
         dk = tl.dot(dy.T, s, dk, input_precision=PRECISION)
         write = tl.dot(u.T, ds, write, input_precision=PRECISION)
@@ -388,7 +388,7 @@ def _key_gradients(
     inv_q = tl.load(row + _INV_Q * plane)
     beta = tl.load(row + _BETA * plane)
     end = tl.load(stats_ptr + _DECAY * plane + first + C - 1)
-    k = k_desc.load([b, n * C, h // G * D]).reshape(C, D)
+    k = k_desc.load([b, n * C, h // G * X]).reshape(C, X)
     write *= tl.exp(end - decay)[:, None]
     along_write = tl.sum(k.to(tl.float32) * write, 1) * inv_k
     last = tl.sum(along_write) + tl.exp(end) * tl.sum(kept)
@@ -399,12 +399,12 @@ def _key_gradients(
     e = e_desc.load([(bh * N + n) * C, 0]).to(tl.float32)
     dk = tl.dot((e * inv_k[None, :]).to(k.dtype), k, dk, input_precision=PRECISION)
     dk = tl.dot((e * inv_k[:, None]).to(k.dtype).T, k, dk, input_precision=PRECISION)
-    q = q_desc.load([b, n * C, h * D]).reshape(C, D)
+    q = q_desc.load([b, n * C, h * X]).reshape(C, X)
     dp = dp_desc.load([(bh * N + n) * C, 0]).to(tl.float32)
     dk = tl.dot((dp * inv_q[:, None]).to(k.dtype).T, q, dk, input_precision=PRECISION)
     along = tl.where(inv_k < _AT_FLOOR, along_read + along_write, 0.0) * inv_k
     dk = (dk - k.to(tl.float32) * along[:, None]) * inv_k[:, None]
-    dk_desc.store([b, n * C, h * D], dk.to(k.dtype).reshape(1, C, D))
+    dk_desc.store([b, n * C, h * X], dk.to(k.dtype).reshape(1, C, X))
     dg = tl.load(parts) + along_read - along_write + tl.where(c == C - 1, last, 0.0)
     place = (b.to(tl.int64) * T + n * C + c) * H + h
     tl.store(d_gate_ptr + place, tl.cumsum(dg, 0, reverse=True), mask=n * C + c < T)
@@ -413,7 +413,7 @@ def _key_gradients(
 @triton.jit
 def _sum_heads(
     part_desc, dy_desc, dk_desc, dv_desc, stats_ptr, N, plane,
-    J: tl.constexpr, G: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr,
+    J: tl.constexpr, G: tl.constexpr, X: tl.constexpr, C: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of a KV head: the shares of its G heads in their order; BD columns of one chunk."""
     n = tl.program_id(0)
@@ -427,18 +427,18 @@ def _sum_heads(
         bh = (b * J + j) * G + g
         beta = tl.load(stats_ptr + _BETA * plane + (bh.to(tl.int64) * N + n) * C + c)
         if G > 1:
-            dk += part_desc.load([b, n * C, (j * G + g) * D + d0]).reshape(C, BD).to(tl.float32)
-        dv += dy_desc.load([(bh * N + n) * D + d0, 0]).to(tl.float32) * beta[None, :]
+            dk += part_desc.load([b, n * C, (j * G + g) * X + d0]).reshape(C, BD).to(tl.float32)
+        dv += dy_desc.load([(bh * N + n) * X + d0, 0]).to(tl.float32) * beta[None, :]
     if G > 1:
-        dk_desc.store([b, n * C, j * D + d0], dk.to(dk_desc.dtype).reshape(1, C, BD))
-    dv_desc.store([b, n * C, j * D + d0], dv.T.to(dv_desc.dtype).reshape(1, C, BD))
+        dk_desc.store([b, n * C, j * X + d0], dk.to(dk_desc.dtype).reshape(1, C, BD))
+    dv_desc.store([b, n * C, j * X + d0], dv.T.to(dv_desc.dtype).reshape(1, C, BD))
 
 
 # --- launches -----------------------------------------------------------------------------------------------------
 
 
 class Tile(NamedTuple):
-    """Rows of D_v (or columns of D) a program works on at a time, warps, pipeline stages and a cap on registers."""
+    """Rows of X_v (or columns of X) a program works on at a time, warps, pipeline stages and a cap on registers."""
 
     block: int
     warps: int
@@ -470,19 +470,19 @@ def _precision(dtype: torch.dtype) -> str:
     return "ieee" if dtype == torch.float32 else "tf32"
 
 
-def _tokens(x_BTXD: Tensor, columns: int) -> TensorDescriptor:
-    """[B, T, X, D] as [B, T, X D], read and written in blocks of a chunk of rows and `columns` of one head."""
-    return TensorDescriptor.from_tensor(x_BTXD.view(*x_BTXD.shape[:2], -1), [1, CHUNK, columns])
+def _tokens(x_BTHX: Tensor, columns: int) -> TensorDescriptor:
+    """[B, T, H, X] as [B, T, H X], read and written in blocks of a chunk of rows and `columns` of one head."""
+    return TensorDescriptor.from_tensor(x_BTHX.view(*x_BTHX.shape[:2], -1), [1, CHUNK, columns])
 
 
 def _blocks(x: Tensor, rows: int) -> TensorDescriptor:
-    """[..., X, Y] as [... X, Y], read and written `rows` whole rows at a time."""
+    """[..., A, B] as [... A, B], read and written `rows` whole rows at a time."""
     return TensorDescriptor.from_tensor(x.view(-1, x.shape[-1]), [rows, x.shape[-1]])
 
 
-def _sizes(q_BTHD: Tensor, k_BTJD: Tensor) -> tuple[int, int, int, int, int, int]:
-    b, t, h, d = q_BTHD.shape
-    return b, t, h, k_BTJD.shape[2], d, triton.cdiv(t, CHUNK)
+def _sizes(q_BTHX: Tensor, k_BTJX: Tensor) -> tuple[int, int, int, int, int, int]:
+    b, t, h, d = q_BTHX.shape
+    return b, t, h, k_BTJX.shape[2], d, triton.cdiv(t, CHUNK)
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -491,18 +491,18 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def forward(
-    q_BTHD: Tensor, k_BTJD: Tensor, v_BTJD: Tensor, log_gamma_BTH: Tensor, beta_BTH: Tensor,
-    initial_state_BHVK: Tensor | None = None,
+    q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, log_gamma_BTH: Tensor, beta_BTH: Tensor,
+    initial_state_BHXX: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:  # fmt: skip
-    """(readout [B, T, H, D] in q's type, last state [B, H, D_v, D_k] float32, what `backward` needs).
+    """(readout [B, T, H, X] in q's type, last state [B, H, X_v, X_k] float32, what `backward` needs).
 
     All contiguous; q, k, v of one type (float16 is computed in float32), gates and state float32. Saved, with e bytes an
     element of q: stats [7, B, H, L] float32 (g, 1 / |k|, 1 / |q|, beta, beta e^g / |k|, e^(g_C - g) / |k|, e^g / |q|); T
-    and P [B, H, N, C, C], S [B, H, N, D_v, D_k] and u [B, H, N, D_v, C] in q's type: e (2 C + D + D²/C) bytes a token and head
-    (1 KiB for bfloat16, D = 128). Multiply-adds a token and head: 3 D² + 3.6 C D, and the inverse.
+    and P [B, H, N, C, C], S [B, H, N, X_v, X_k] and u [B, H, N, X_v, C] in q's type: e (2 C + X + X²/C) bytes a token and head
+    (1 KiB for bfloat16, X = 128). Multiply-adds a token and head: 3 X² + 3.6 C X, and the inverse.
     """
-    kind = q_BTHD.dtype
-    q, k, v = _wide(q_BTHD), _wide(k_BTJD), _wide(v_BTJD)
+    kind = q_BTHX.dtype
+    q, k, v = _wide(q_BTHX), _wide(k_BTJX), _wide(v_BTJX)
     b, t, h, heads_kv, d, n = _sizes(q, k)
     chosen, precision = _tiles(d, q.dtype), _precision(q.dtype)
     stats = q.new_empty(PLANES, b, h, n * CHUNK, dtype=torch.float32)
@@ -510,7 +510,7 @@ def forward(
     s, u = q.new_empty(b, h, n, d, d), q.new_empty(b, h, n, d, CHUNK)
     r, last = torch.empty_like(q), q.new_empty(b, h, d, d, dtype=torch.float32)
     plane = stats.stride(0)
-    shared: dict[str, Any] = {"H": h, "G": h // heads_kv, "D": d, "PRECISION": precision}
+    shared: dict[str, Any] = {"H": h, "G": h // heads_kv, "X": d, "PRECISION": precision}
     _inverse[(n, b * h)](
         k, log_gamma_BTH, beta_BTH, inverse, stats, t, plane,
         **chosen["inverse"].launch(), **shared,
@@ -519,8 +519,8 @@ def forward(
     block = tile.block
     _scan[(d // block, b * h)](
         _tokens(k, d), _tokens(v, block), _blocks(inverse, CHUNK), _blocks(s, block), _blocks(u, block), stats,
-        last if initial_state_BHVK is None else initial_state_BHVK, last, n, plane,
-        C=CHUNK, BV=block, HAS_FIRST=initial_state_BHVK is not None, **tile.launch(), **shared,
+        last if initial_state_BHXX is None else initial_state_BHXX, last, n, plane,
+        C=CHUNK, BV=block, HAS_FIRST=initial_state_BHXX is not None, **tile.launch(), **shared,
     )  # fmt: skip
     tile = chosen["readout"]
     block = tile.block
@@ -532,31 +532,31 @@ def forward(
 
 
 def backward(
-    g_r_BTHD: Tensor, g_last_state_BHVK: Tensor | None, q_BTHD: Tensor, k_BTJD: Tensor, v_BTJD: Tensor,
-    log_gamma_BTH: Tensor, beta_BTH: Tensor, initial_state_BHVK: Tensor | None, *saved: Tensor,
+    g_r_BTHX: Tensor, g_last_state_BHXX: Tensor | None, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor,
+    log_gamma_BTH: Tensor, beta_BTH: Tensor, initial_state_BHXX: Tensor | None, *saved: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
     """Gradients of (q, k, v, log_gamma, beta, initial_state or None), the gates' and the state's in float32.
 
     From those of the readout (q's type) and of the last state (float32, or None for zeros); all contiguous, `saved` as
-    `forward` gave it. Works in dS [B, H, N, D_v, D_k], dy [B, H, N, D_v, C], ratio dP and E [B, H, N, C, C] and the heads'
-    shares of dk [B, T, H, D], all in q's type. Multiply-adds a token and head: 6 D² + 9 C D. At beta 0 the gradient of
+    `forward` gave it. Works in dS [B, H, N, X_v, X_k], dy [B, H, N, X_v, C], ratio dP and E [B, H, N, C, C] and the heads'
+    shares of dk [B, T, H, X], all in q's type. Multiply-adds a token and head: 6 X² + 9 C X. At beta 0 the gradient of
     beta is given as 0.
     """
     stats, inverse, p, s, u = saved
-    kind = q_BTHD.dtype
-    q, k, g_r = _wide(q_BTHD), _wide(k_BTJD), _wide(g_r_BTHD)
+    kind = q_BTHX.dtype
+    q, k, g_r = _wide(q_BTHX), _wide(k_BTJX), _wide(g_r_BTHX)
     b, t, h, heads_kv, d, n = _sizes(q, k)
     chosen, plane = _tiles(d, q.dtype), stats.stride(0)
-    shared: dict[str, Any] = {"H": h, "G": h // heads_kv, "D": d, "C": CHUNK, "PRECISION": _precision(q.dtype)}
+    shared: dict[str, Any] = {"H": h, "G": h // heads_kv, "X": d, "C": CHUNK, "PRECISION": _precision(q.dtype)}
     ds, dy = torch.empty_like(s), torch.empty_like(u)
-    d_first = None if initial_state_BHVK is None else torch.empty_like(initial_state_BHVK)
+    d_first = None if initial_state_BHXX is None else torch.empty_like(initial_state_BHXX)
     tile = chosen["scan_back"]
     block = tile.block
     _scan_back[(d // block, b * h)](
         _tokens(q, d), _tokens(k, d), _tokens(g_r, block), _blocks(p, CHUNK), _blocks(inverse, CHUNK),
-        _blocks(ds, block), _blocks(dy, block), stats, stats if g_last_state_BHVK is None else g_last_state_BHVK,
+        _blocks(ds, block), _blocks(dy, block), stats, stats if g_last_state_BHXX is None else g_last_state_BHXX,
         stats if d_first is None else d_first, n, plane,
-        BV=block, HAS_LAST=g_last_state_BHVK is not None, KEEP_FIRST=d_first is not None,
+        BV=block, HAS_LAST=g_last_state_BHXX is not None, KEEP_FIRST=d_first is not None,
         **tile.launch(), **shared,
     )  # fmt: skip
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(k)
@@ -582,6 +582,6 @@ def backward(
     block = tile.block
     _sum_heads[(n, b * heads_kv, d // block)](
         _tokens(shares, block), _blocks(dy, block), _tokens(dk, block), _tokens(dv, block), stats, n, plane,
-        J=heads_kv, G=h // heads_kv, D=d, C=CHUNK, BD=block, **tile.launch(),
+        J=heads_kv, G=h // heads_kv, X=d, C=CHUNK, BD=block, **tile.launch(),
     )  # fmt: skip
     return dq.to(kind), dk.to(kind), dv.to(kind), d_gate, d_beta, d_first

@@ -1,6 +1,6 @@
 """Projections of bf16 rows on a few float32 directions, without float32 copies of the rows, for all layers at once.
 
-L layers of N rows with C channels, K directions. Forward 2 L N C K FLOPs and 2 L N C + 4 L N K bytes, backward the same:
+L layers of N rows with D channels, K directions. Forward 2 L N D K FLOPs and 2 L N D + 4 L N K bytes, backward the same:
 bytes decide. What is not in 16 bits is cut into two pieces that are, 16 bits of its mantissa, and accumulated in float32:
 the result is within 1e-5 of float32's in the norm, gradients are rounded once, to x's type.
 """
@@ -21,35 +21,35 @@ from ..norms import statistics_dtype
 
 
 def sketch(
-    xs: Sequence[Tensor], s_LKC: Tensor, *, squares: bool = False, backend: str | None = None
+    xs: Sequence[Tensor], s_LKD: Tensor, *, squares: bool = False, backend: str | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(x sᵀ [L, N, K], with `squares` ||x||² [L, N], else [L, 0]) of L tensors x [N, C] of one float type.
+    """(x sᵀ [L, N, K], with `squares` ||x||² [L, N], else [L, 0]) of L tensors x [N, D] of one float type.
 
-    Float32, or float64 for float64. s [L, K, C] takes no gradient. `backend` None is what `choose_backend` says. Raises
+    Float32, or float64 for float64. s [L, K, D] takes no gradient. `backend` None is what `choose_backend` says. Raises
     ValueError when shapes disagree.
     """
-    if s_LKC.ndim != 3 or len(xs) != len(s_LKC) or any(x.shape != (*xs[0].shape[:1], s_LKC.shape[2]) for x in xs):
+    if s_LKD.ndim != 3 or len(xs) != len(s_LKD) or any(x.shape != (*xs[0].shape[:1], s_LKD.shape[2]) for x in xs):
         shapes = ", ".join(str(tuple(x.shape)) for x in xs)
-        raise ValueError(f"x must be L times [N, C] and s [L, K, C], got {shapes} and {tuple(s_LKC.shape)}")
+        raise ValueError(f"x must be L times [N, D] and s [L, K, D], got {shapes} and {tuple(s_LKD.shape)}")
     if (backend or choose_backend(xs[0].device, xs[0].dtype).backend) == "triton":
-        z_LNK, square_LN = sketch_forward(list(xs), pieces(s_LKC.float(), xs[0].dtype), squares)
+        z_LNK, square_LN = sketch_forward(list(xs), pieces(s_LKD.float(), xs[0].dtype), squares)
         return z_LNK, square_LN
-    return sketch_reference(xs, s_LKC, squares=squares)
+    return sketch_reference(xs, s_LKD, squares=squares)
 
 
-def sketch_reference(xs: Sequence[Tensor], s_LKC: Tensor, *, squares: bool = False) -> tuple[Tensor, Tensor]:
+def sketch_reference(xs: Sequence[Tensor], s_LKD: Tensor, *, squares: bool = False) -> tuple[Tensor, Tensor]:
     """The same with a copy of x in the type of the result."""
-    x_LNC = torch.stack([x.to(statistics_dtype(x.dtype)) for x in xs])
-    square_LN = x_LNC.square().sum(2) if squares else x_LNC.new_zeros(len(xs), 0)
-    return x_LNC @ s_LKC.to(x_LNC.dtype).mT, square_LN
+    x_LND = torch.stack([x.to(statistics_dtype(x.dtype)) for x in xs])
+    square_LN = x_LND.square().sum(2) if squares else x_LND.new_zeros(len(xs), 0)
+    return x_LND @ s_LKD.to(x_LND.dtype).mT, square_LN
 
 
-def pieces(s_LKC: Tensor, dtype: torch.dtype) -> Tensor:
-    """Float32 s as a sum of tensors in `dtype`, [P, L, K, C]: itself for float32, two for 16 bits."""
+def pieces(s_LKD: Tensor, dtype: torch.dtype) -> Tensor:
+    """Float32 s as a sum of tensors in `dtype`, [P, L, K, D]: itself for float32, two for 16 bits."""
     if dtype == torch.float32:
-        return s_LKC.unsqueeze(0)
-    first = s_LKC.to(dtype)
-    return torch.stack([first, (s_LKC - first.float()).to(dtype)])
+        return s_LKD.unsqueeze(0)
+    first = s_LKD.to(dtype)
+    return torch.stack([first, (s_LKD - first.float()).to(dtype)])
 
 
 GRAM_ROWS = 512
@@ -107,41 +107,41 @@ def _kernels() -> Any:
 
 
 @torch.library.custom_op("atma::sketch_forward", mutates_args=())
-def sketch_forward(xs: list[Tensor], s_PLKC: Tensor, squares: bool) -> tuple[Tensor, Tensor]:
+def sketch_forward(xs: list[Tensor], s_PLKD: Tensor, squares: bool) -> tuple[Tensor, Tensor]:
     """x sᵀ, [L, N, K], and ||x||², [L, N] or [L, 0], in float32; s in `pieces`."""
-    z_LNK, square_LN = _kernels().forward([x.contiguous() for x in xs], s_PLKC.contiguous(), squares)
+    z_LNK, square_LN = _kernels().forward([x.contiguous() for x in xs], s_PLKD.contiguous(), squares)
     return z_LNK, square_LN
 
 
 @torch.library.custom_op("atma::sketch_backward", mutates_args=())
-def sketch_backward(g_LNK: Tensor, h_LN: Tensor, xs: list[Tensor], s_PLKC: Tensor, squares: bool) -> list[Tensor]:
-    """g s + 2 h x, L times [N, C] in x's type; with `squares` false h and x are not looked at, but for x's type."""
+def sketch_backward(g_LNK: Tensor, h_LN: Tensor, xs: list[Tensor], s_PLKD: Tensor, squares: bool) -> list[Tensor]:
+    """g s + 2 h x, L times [N, D] in x's type; with `squares` false h and x are not looked at, but for x's type."""
     dxs: list[Tensor] = _kernels().backward(
-        g_LNK.contiguous(), h_LN.contiguous(), [x.contiguous() for x in xs], s_PLKC.contiguous(), squares
+        g_LNK.contiguous(), h_LN.contiguous(), [x.contiguous() for x in xs], s_PLKD.contiguous(), squares
     )
     return dxs
 
 
 @sketch_forward.register_fake
-def _(xs: list[Tensor], s_PLKC: Tensor, squares: bool) -> tuple[Tensor, Tensor]:
+def _(xs: list[Tensor], s_PLKD: Tensor, squares: bool) -> tuple[Tensor, Tensor]:
     layers, rows = len(xs), len(xs[0])
-    z_LNK = s_PLKC.new_empty(layers, rows, s_PLKC.shape[2], dtype=torch.float32)
-    return z_LNK, s_PLKC.new_empty(layers, rows if squares else 0, dtype=torch.float32)
+    z_LNK = s_PLKD.new_empty(layers, rows, s_PLKD.shape[2], dtype=torch.float32)
+    return z_LNK, s_PLKD.new_empty(layers, rows if squares else 0, dtype=torch.float32)
 
 
 @sketch_backward.register_fake
-def _(g_LNK: Tensor, h_LN: Tensor, xs: list[Tensor], s_PLKC: Tensor, squares: bool) -> list[Tensor]:
+def _(g_LNK: Tensor, h_LN: Tensor, xs: list[Tensor], s_PLKD: Tensor, squares: bool) -> list[Tensor]:
     return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in xs]
 
 
 def _keep(ctx: Any, inputs: tuple[list[Tensor], Tensor, bool], output: tuple[Tensor, Tensor]) -> None:
-    xs, s_PLKC, ctx.squares = inputs
-    ctx.save_for_backward(s_PLKC, *xs)
+    xs, s_PLKD, ctx.squares = inputs
+    ctx.save_for_backward(s_PLKD, *xs)
 
 
 def _gradient(ctx: Any, g_LNK: Tensor, h_LN: Tensor) -> tuple[list[Tensor], None, None]:
-    s_PLKC, *xs = ctx.saved_tensors
-    return sketch_backward(g_LNK, h_LN, xs, s_PLKC, ctx.squares), None, None
+    s_PLKD, *xs = ctx.saved_tensors
+    return sketch_backward(g_LNK, h_LN, xs, s_PLKD, ctx.squares), None, None
 
 
 sketch_forward.register_autograd(_gradient, setup_context=_keep)

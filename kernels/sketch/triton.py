@@ -1,4 +1,4 @@
-"""The kernels of `sketch`, launched for each layer. N rows, C channels, K directions in P pieces; a program has BN rows."""
+"""The kernels of `sketch`, launched for each layer. N rows, D channels, K directions in P pieces; a program has BN rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 @triton.jit
 def _forward(
-    x_ptr, s_ptr, z_ptr, N, C, PIECE, K: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr,
+    x_ptr, s_ptr, z_ptr, N, D, PIECE, K: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr,
     PIECES: tl.constexpr,
 ):  # fmt: skip
     """PIECE: elements from one piece of the directions to the next."""
@@ -18,11 +18,11 @@ def _forward(
     k_K = tl.program_id(1) * BK + tl.arange(0, BK)
     rows, wide = (n_N < N)[:, None], (k_K < K)[None, :]
     acc = tl.zeros([BN, BK], tl.float32)
-    for c in tl.range(0, C, BC):
-        c_C = c + tl.arange(0, BC)
-        x = tl.load(x_ptr + n_N[:, None] * C + c_C[None, :], mask=rows & (c_C < C)[None, :], other=0.0)
-        place = s_ptr + k_K[None, :] * C + c_C[:, None]
-        here = wide & (c_C < C)[:, None]
+    for c in tl.range(0, D, BC):
+        c_D = c + tl.arange(0, BC)
+        x = tl.load(x_ptr + n_N[:, None] * D + c_D[None, :], mask=rows & (c_D < D)[None, :], other=0.0)
+        place = s_ptr + k_K[None, :] * D + c_D[:, None]
+        here = wide & (c_D < D)[:, None]
         if PIECES == 2:
             acc = tl.dot(x, tl.load(place, mask=here, other=0.0), acc)
             acc = tl.dot(x, tl.load(place + PIECE, mask=here, other=0.0), acc)
@@ -32,21 +32,21 @@ def _forward(
 
 
 @triton.jit
-def _squares(x_ptr, square_ptr, N, C, BN: tl.constexpr, BC: tl.constexpr):
+def _squares(x_ptr, square_ptr, N, D, BN: tl.constexpr, BC: tl.constexpr):
     """By itself: where `_forward` summed what its products also read, some tiles on Hopper were wrong by 1e-4."""
     n_N = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
     square_N = tl.zeros([BN], tl.float32)
-    for c in tl.range(0, C, BC):
-        c_C = c + tl.arange(0, BC)
-        inside = (n_N < N)[:, None] & (c_C < C)[None, :]
-        x = tl.load(x_ptr + n_N[:, None] * C + c_C[None, :], mask=inside, other=0.0).to(tl.float32)
+    for c in tl.range(0, D, BC):
+        c_D = c + tl.arange(0, BC)
+        inside = (n_N < N)[:, None] & (c_D < D)[None, :]
+        x = tl.load(x_ptr + n_N[:, None] * D + c_D[None, :], mask=inside, other=0.0).to(tl.float32)
         square_N += tl.sum(x * x, 1)
     tl.store(square_ptr + n_N, square_N, mask=n_N < N)
 
 
 @triton.jit
 def _backward(
-    g_ptr, h_ptr, x_ptr, s_ptr, dx_ptr, N, C, PIECE, K: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr,
+    g_ptr, h_ptr, x_ptr, s_ptr, dx_ptr, N, D, PIECE, K: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr,
     BK: tl.constexpr, SPAN: tl.constexpr, PIECES: tl.constexpr, SQUARES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """A program goes through SPAN channels, BC at a time."""
@@ -59,15 +59,15 @@ def _backward(
     g = tl.load(g_ptr + n_N[:, None] * K + k_K[None, :], mask=rows & (k_K < K)[None, :], other=0.0)
     if SQUARES:
         twice_N = 2 * tl.load(h_ptr + n_N, mask=n_N < N, other=0.0)
-    for c in tl.range(first, tl.minimum(first + SPAN, C), BC, num_stages=STAGES):
-        c_C = c + tl.arange(0, BC)
-        wide = (c_C < C)[None, :]
+    for c in tl.range(first, tl.minimum(first + SPAN, D), BC, num_stages=STAGES):
+        c_D = c + tl.arange(0, BC)
+        wide = (c_D < D)[None, :]
         acc = tl.zeros([BN, BC], tl.float32)
         for k in tl.range(0, K, BK, num_stages=1):
             k_K = k + tl.arange(0, BK)
             if K > BK:
                 g = tl.load(g_ptr + n_N[:, None] * K + k_K[None, :], mask=rows & (k_K < K)[None, :], other=0.0)
-            place = s_ptr + k_K[:, None] * C + c_C[None, :]
+            place = s_ptr + k_K[:, None] * D + c_D[None, :]
             here = wide & (k_K < K)[:, None]
             s1 = tl.load(place, mask=here, other=0.0)
             if PIECES == 2:
@@ -79,9 +79,9 @@ def _backward(
             else:
                 acc = tl.dot(g, s1, acc, input_precision="ieee")
         if SQUARES:
-            x = tl.load(x_ptr + n_N[:, None] * C + c_C[None, :], mask=rows & wide, other=0.0)
+            x = tl.load(x_ptr + n_N[:, None] * D + c_D[None, :], mask=rows & wide, other=0.0)
             acc += twice_N[:, None] * x.to(tl.float32)
-        tl.store(dx_ptr + n_N[:, None] * C + c_C[None, :], acc.to(kind), mask=rows & wide)
+        tl.store(dx_ptr + n_N[:, None] * D + c_D[None, :], acc.to(kind), mask=rows & wide)
 
 
 FORWARD = (128, 64, 4, 3)
@@ -90,34 +90,34 @@ BACKWARD = (128, 64, 1024, 8, 3)
 """Rows, channels at a time, channels in all, warps and stages of a program."""
 
 
-def forward(xs: list[Tensor], s_PLKC: Tensor, squares: bool) -> tuple[Tensor, Tensor]:
-    """x sᵀ of contiguous x [N, C], [L, N, K], and ||x||², [L, N] or [L, 0], in float32."""
-    parts, layers, k, c = s_PLKC.shape
+def forward(xs: list[Tensor], s_PLKD: Tensor, squares: bool) -> tuple[Tensor, Tensor]:
+    """x sᵀ of contiguous x [N, D], [L, N, K], and ||x||², [L, N] or [L, 0], in float32."""
+    parts, layers, k, c = s_PLKD.shape
     n = len(xs[0])
-    z_LNK = torch.empty(layers, n, k, device=s_PLKC.device, dtype=torch.float32)
-    square_LN = torch.empty(layers, n if squares else 0, device=s_PLKC.device, dtype=torch.float32)
+    z_LNK = torch.empty(layers, n, k, device=s_PLKD.device, dtype=torch.float32)
+    square_LN = torch.empty(layers, n if squares else 0, device=s_PLKD.device, dtype=torch.float32)
     bk = min(64, max(16, triton.next_power_of_2(k)))
     bn, bc, warps, stages = FORWARD
-    for layer, x_NC in enumerate(xs):
+    for layer, x_ND in enumerate(xs):
         _forward[(triton.cdiv(n, bn), triton.cdiv(k, bk))](
-            x_NC, s_PLKC[0, layer], z_LNK[layer], n, c, s_PLKC.stride(0), K=k, BN=bn, BC=bc, BK=bk, PIECES=parts,
+            x_ND, s_PLKD[0, layer], z_LNK[layer], n, c, s_PLKD.stride(0), K=k, BN=bn, BC=bc, BK=bk, PIECES=parts,
             num_warps=warps, num_stages=stages,
         )  # fmt: skip
         if squares:
-            _squares[(triton.cdiv(n, 16),)](x_NC, square_LN[layer], n, c, BN=16, BC=256, num_warps=4)
+            _squares[(triton.cdiv(n, 16),)](x_ND, square_LN[layer], n, c, BN=16, BC=256, num_warps=4)
     return z_LNK, square_LN
 
 
-def backward(g_LNK: Tensor, h_LN: Tensor, xs: list[Tensor], s_PLKC: Tensor, squares: bool) -> list[Tensor]:
-    """g s + 2 h x, where `squares` is set, of contiguous tensors; L times [N, C] in x's type."""
-    parts, _, k, c = s_PLKC.shape
+def backward(g_LNK: Tensor, h_LN: Tensor, xs: list[Tensor], s_PLKD: Tensor, squares: bool) -> list[Tensor]:
+    """g s + 2 h x, where `squares` is set, of contiguous tensors; L times [N, D] in x's type."""
+    parts, _, k, c = s_PLKD.shape
     n = len(xs[0])
     bk = min(64, max(16, triton.next_power_of_2(k)))
     bn, bc, span, warps, stages = BACKWARD
     dxs = [torch.empty_like(x) for x in xs]
-    for layer, (x_NC, dx_NC) in enumerate(zip(xs, dxs, strict=True)):
+    for layer, (x_ND, dx_ND) in enumerate(zip(xs, dxs, strict=True)):
         _backward[(triton.cdiv(n, bn), triton.cdiv(c, span))](
-            g_LNK[layer], h_LN[layer], x_NC, s_PLKC[0, layer], dx_NC, n, c, s_PLKC.stride(0), K=k, BN=bn, BC=bc, BK=bk,
+            g_LNK[layer], h_LN[layer], x_ND, s_PLKD[0, layer], dx_ND, n, c, s_PLKD.stride(0), K=k, BN=bn, BC=bc, BK=bk,
             SPAN=span, PIECES=parts, SQUARES=squares, STAGES=stages, num_warps=warps,
         )  # fmt: skip
     return dxs

@@ -40,15 +40,15 @@ def _dq_load(
     q_desc, k_desc, v_desc, g_desc, q_smem, g_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty,
     TQ, tiles, BH, window, H: gl.constexpr, G: gl.constexpr, STAGES: gl.constexpr, WINDOWED: gl.constexpr,
 ):  # fmt: skip
-    D: gl.constexpr = q_desc.block_type.shape[2]
+    X: gl.constexpr = q_desc.block_type.shape[2]
     steps = 0
     for r in range(_rounds(tiles)):
         b, h, m0, first = _dq_tile(_turn(r), TQ, window, H, BH, WINDOWED)
-        at = h // G * D
+        at = h // G * X
         mbarrier.wait(q_empty.index(0), (r & 1) ^ 1)
         mbarrier.expect(q_full.index(0), 4 * q_desc.block_type.nbytes)
         for half in gl.static_range(2):
-            place = [b, m0 + half * _HALF, h * D]
+            place = [b, m0 + half * _HALF, h * X]
             tma.async_copy_global_to_shared(q_desc, place, q_full.index(0), q_smem.index(half))
             tma.async_copy_global_to_shared(g_desc, place, q_full.index(0), g_smem.index(half))
         block = m0 // _HALF + 1
@@ -65,7 +65,7 @@ def _dq_load(
 @_jit
 def _dq_keys(
     dq, q, g, minus_lse, add, twice, k_smem, v_smem, full, empty, steps, count, block, low,
-    DIAGONAL: gl.constexpr, MASKED: gl.constexpr, STAGES: gl.constexpr, D: gl.constexpr,
+    DIAGONAL: gl.constexpr, MASKED: gl.constexpr, STAGES: gl.constexpr, X: gl.constexpr,
     S_MMA: gl.constexpr, O_MMA: gl.constexpr,
 ):  # fmt: skip
     """`count` blocks of keys, from `block` down; dq is in flight between steps, so a stage goes back a step late."""
@@ -73,8 +73,8 @@ def _dq_keys(
     for i in range(count):
         stage = steps % STAGES
         mbarrier.wait(full.index(stage), (steps // STAGES) & 1)
-        k = k_smem.index(stage).reshape([_HALF, D])
-        v = v_smem.index(stage).reshape([_HALF, D])
+        k = k_smem.index(stage).reshape([_HALF, X])
+        v = v_smem.index(stage).reshape([_HALF, X])
         # the accumulators start at -lse and at what is added to g.v
         s, _ = gl.broadcast(minus_lse[:, None], blank)
         s = warpgroup_mma(q, k.permute([1, 0]), s, is_async=True)
@@ -108,11 +108,11 @@ def _dq_rows(
     TQ, tiles, BH, window, H: gl.constexpr, STAGES: gl.constexpr, WINDOWED: gl.constexpr, PART: gl.constexpr,
 ):  # fmt: skip
     """Rows 64 PART to 64 PART + 63 of every tile."""
-    D: gl.constexpr = dq_desc.block_type.shape[2]
+    X: gl.constexpr = dq_desc.block_type.shape[2]
     S_MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _HALF, 16])
-    O_MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    q = q_smem.index(PART).reshape([_HALF, D])
-    g = g_smem.index(PART).reshape([_HALF, D])
+    O_MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, X, 16])
+    q = q_smem.index(PART).reshape([_HALF, X])
+    g = g_smem.index(PART).reshape([_HALF, X])
     dq_part = dq_smem.index(PART)
     steps = 0
     for r in range(_rounds(tiles)):
@@ -132,25 +132,25 @@ def _dq_rows(
         twice = gl.load(twice_ptr + at, mask=i_M < TQ, other=0.0)
         mbarrier.wait(q_full.index(0), r & 1)
         steps = _pass_over(k_full, k_empty, steps, 1 - PART, STAGES)
-        dq = warpgroup_mma_init(gl.zeros([_HALF, D], gl.float32, O_MMA))
+        dq = warpgroup_mma_init(gl.zeros([_HALF, X], gl.float32, O_MMA))
         dq, steps = _dq_keys(dq, q, g, minus_lse, add, twice, k_smem, v_smem, k_full, k_empty, steps, 1, block, 0,
-                             True, False, STAGES, D, S_MMA, O_MMA)  # fmt: skip
+                             True, False, STAGES, X, S_MMA, O_MMA)  # fmt: skip
         dq, steps = _dq_keys(dq, q, g, minus_lse, add, twice, k_smem, v_smem, k_full, k_empty, steps,
-                             block - whole, block - 1, 0, False, False, STAGES, D, S_MMA, O_MMA)  # fmt: skip
+                             block - whole, block - 1, 0, False, False, STAGES, X, S_MMA, O_MMA)  # fmt: skip
         if WINDOWED:
             dq, steps = _dq_keys(dq, q, g, minus_lse, add, twice, k_smem, v_smem, k_full, k_empty, steps,
                                  whole - first, whole - 1, m - window,
-                                 False, True, STAGES, D, S_MMA, O_MMA)  # fmt: skip
+                                 False, True, STAGES, X, S_MMA, O_MMA)  # fmt: skip
         mbarrier.arrive(q_empty.index(0))
         # the last tile has left the buffer
         tma.store_wait(0)
         dq = warpgroup_mma_wait(0, deps=[dq])
         _barrier()
         mbarrier.arrive(k_empty.index((steps - 1) % STAGES))
-        dq_part.reshape([_HALF, D]).store((dq * _LN2).to(dq_desc.dtype))
+        dq_part.reshape([_HALF, X]).store((dq * _LN2).to(dq_desc.dtype))
         fence_async_shared()
         _barrier()
-        tma.async_copy_shared_to_global(dq_desc, [b, m, h * D], dq_part)
+        tma.async_copy_shared_to_global(dq_desc, [b, m, h * X], dq_part)
         steps = _pass_over(k_full, k_empty, steps, first - tile_first, STAGES)
     tma.store_wait(0)
 
@@ -165,12 +165,12 @@ def _dq(
     q_desc, k_desc, v_desc, g_desc, dq_desc, lse_ptr, add_ptr, twice_ptr,
     TQ, tiles, BH, window, H: gl.constexpr, G: gl.constexpr, STAGES: gl.constexpr, WINDOWED: gl.constexpr,
 ):  # fmt: skip
-    D: gl.constexpr = q_desc.block_type.shape[2]
-    q_smem = gl.allocate_shared_memory(q_desc.dtype, [2, 1, _HALF, D], q_desc.layout)
-    g_smem = gl.allocate_shared_memory(g_desc.dtype, [2, 1, _HALF, D], g_desc.layout)
-    dq_smem = gl.allocate_shared_memory(dq_desc.dtype, [2, 1, _HALF, D], dq_desc.layout)
-    k_smem = gl.allocate_shared_memory(k_desc.dtype, [STAGES, 1, _HALF, D], k_desc.layout)
-    v_smem = gl.allocate_shared_memory(v_desc.dtype, [STAGES, 1, _HALF, D], v_desc.layout)
+    X: gl.constexpr = q_desc.block_type.shape[2]
+    q_smem = gl.allocate_shared_memory(q_desc.dtype, [2, 1, _HALF, X], q_desc.layout)
+    g_smem = gl.allocate_shared_memory(g_desc.dtype, [2, 1, _HALF, X], g_desc.layout)
+    dq_smem = gl.allocate_shared_memory(dq_desc.dtype, [2, 1, _HALF, X], dq_desc.layout)
+    k_smem = gl.allocate_shared_memory(k_desc.dtype, [STAGES, 1, _HALF, X], k_desc.layout)
+    v_smem = gl.allocate_shared_memory(v_desc.dtype, [STAGES, 1, _HALF, X], v_desc.layout)
     q_full, q_empty = _barriers(1, 2)
     k_full, k_empty = _barriers(STAGES, 2)
     fence_async_shared()
@@ -209,7 +209,7 @@ def _dkv_load(
     k_full, k_empty, q_full, q_empty,
     TQ, tiles, BJ, window, H: gl.constexpr, G: gl.constexpr, STAGES: gl.constexpr, WINDOWED: gl.constexpr,
 ):  # fmt: skip
-    D: gl.constexpr = q_desc.block_type.shape[2]
+    X: gl.constexpr = q_desc.block_type.shape[2]
     J: gl.constexpr = H // G
     steps = 0
     for r in range(_rounds(tiles)):
@@ -217,7 +217,7 @@ def _dkv_load(
         mbarrier.wait(k_empty.index(0), (r & 1) ^ 1)
         mbarrier.expect(k_full.index(0), 4 * k_desc.block_type.nbytes)
         for half in gl.static_range(2):
-            place = [b, n0 + half * _HALF, j * D]
+            place = [b, n0 + half * _HALF, j * X]
             tma.async_copy_global_to_shared(k_desc, place, k_full.index(0), k_smem.index(half))
             tma.async_copy_global_to_shared(v_desc, place, k_full.index(0), v_smem.index(half))
         for h in range(j * G, j * G + G):
@@ -226,19 +226,19 @@ def _dkv_load(
                 full = q_full.index(stage)
                 mbarrier.wait(q_empty.index(stage), ((steps // STAGES) & 1) ^ 1)
                 mbarrier.expect(full, 2 * q_desc.block_type.nbytes + 3 * lse_desc.block_type.nbytes)
-                tma.async_copy_global_to_shared(q_desc, [b, block * _HALF, h * D], full, q_smem.index(stage))
+                tma.async_copy_global_to_shared(q_desc, [b, block * _HALF, h * X], full, q_smem.index(stage))
                 at = [b * H + h, block * _HALF]
                 tma.async_copy_global_to_shared(lse_desc, at, full, stats_smem.index(3 * stage))
                 tma.async_copy_global_to_shared(add_desc, at, full, stats_smem.index(3 * stage + 1))
                 tma.async_copy_global_to_shared(twice_desc, at, full, stats_smem.index(3 * stage + 2))
-                tma.async_copy_global_to_shared(g_desc, [b, block * _HALF, h * D], full, g_smem.index(stage))
+                tma.async_copy_global_to_shared(g_desc, [b, block * _HALF, h * X], full, g_smem.index(stage))
                 steps += 1
 
 
 @_jit
 def _dkv_queries(
     dk, dv, k, v, q_smem, g_smem, stats_smem, full, empty, steps, start, stop, high,
-    DIAGONAL: gl.constexpr, MASKED: gl.constexpr, STAGES: gl.constexpr, D: gl.constexpr,
+    DIAGONAL: gl.constexpr, MASKED: gl.constexpr, STAGES: gl.constexpr, X: gl.constexpr,
     S_MMA: gl.constexpr, O_MMA: gl.constexpr,
 ):  # fmt: skip
     """Blocks of queries from `start` to `stop`; keys are rows, queries columns."""
@@ -248,8 +248,8 @@ def _dkv_queries(
     for block in range(start, stop):
         stage = steps % STAGES
         mbarrier.wait(full.index(stage), (steps // STAGES) & 1)
-        q = q_smem.index(stage).reshape([_HALF, D])
-        g = g_smem.index(stage).reshape([_HALF, D])
+        q = q_smem.index(stage).reshape([_HALF, X])
+        g = g_smem.index(stage).reshape([_HALF, X])
         # the accumulators start at -lse and at what is added to g.v
         lse = stats_smem.index(3 * stage).reshape([_HALF]).load(COLUMN)
         s, _ = gl.broadcast(-lse[None, :], blank)
@@ -284,14 +284,14 @@ def _dkv_keys(
     PART: gl.constexpr,
 ):  # fmt: skip
     """Keys 64 PART to 64 PART + 63 of every tile."""
-    D: gl.constexpr = dk_desc.block_type.shape[2]
+    X: gl.constexpr = dk_desc.block_type.shape[2]
     J: gl.constexpr = H // G
     S_MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _HALF, 16])
-    O_MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    O_MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, X, 16])
     k_part = k_smem.index(PART)
     v_part = v_smem.index(PART)
-    k = k_part.reshape([_HALF, D])
-    v = v_part.reshape([_HALF, D])
+    k = k_part.reshape([_HALF, X])
+    v = v_part.reshape([_HALF, X])
     steps = 0
     for r in range(_rounds(tiles)):
         b, j, n0, tile_end = _dkv_tile(_turn(r), TQ, window, J, BJ, WINDOWED)
@@ -303,25 +303,25 @@ def _dkv_keys(
             end = gl.minimum(tile_end, (n + _HALF - 2 + window) // _HALF + 1)
             whole = gl.minimum(end, (n + window) // _HALF)
         mbarrier.wait(k_full.index(0), r & 1)
-        dk = gl.zeros([_HALF, D], gl.float32, O_MMA)
-        dv = gl.zeros([_HALF, D], gl.float32, O_MMA)
+        dk = gl.zeros([_HALF, X], gl.float32, O_MMA)
+        dv = gl.zeros([_HALF, X], gl.float32, O_MMA)
         for _ in range(G):
             steps = _pass_over(q_full, q_empty, steps, PART, STAGES)
             dk, dv, steps = _dkv_queries(dk, dv, k, v, q_smem, g_smem, stats_smem, q_full, q_empty, steps,
-                                         first, first + 1, 0, True, False, STAGES, D, S_MMA, O_MMA)  # fmt: skip
+                                         first, first + 1, 0, True, False, STAGES, X, S_MMA, O_MMA)  # fmt: skip
             dk, dv, steps = _dkv_queries(dk, dv, k, v, q_smem, g_smem, stats_smem, q_full, q_empty, steps,
-                                         first + 1, whole, 0, False, False, STAGES, D, S_MMA, O_MMA)  # fmt: skip
+                                         first + 1, whole, 0, False, False, STAGES, X, S_MMA, O_MMA)  # fmt: skip
             if WINDOWED:
                 dk, dv, steps = _dkv_queries(dk, dv, k, v, q_smem, g_smem, stats_smem, q_full, q_empty, steps,
-                                             whole, end, n + window, False, True, STAGES, D, S_MMA, O_MMA)  # fmt: skip
+                                             whole, end, n + window, False, True, STAGES, X, S_MMA, O_MMA)  # fmt: skip
             steps = _pass_over(q_full, q_empty, steps, tile_end - end, STAGES)
         # no product reads this half of k and v any more: the results leave through it
         k.store((dk * _LN2).to(dk_desc.dtype))
         v.store(dv.to(dv_desc.dtype))
         fence_async_shared()
         _barrier()
-        tma.async_copy_shared_to_global(dk_desc, [b, n, j * D], k_part)
-        tma.async_copy_shared_to_global(dv_desc, [b, n, j * D], v_part)
+        tma.async_copy_shared_to_global(dk_desc, [b, n, j * X], k_part)
+        tma.async_copy_shared_to_global(dv_desc, [b, n, j * X], v_part)
         tma.store_wait(0)
         _barrier()
         mbarrier.arrive(k_empty.index(0))
@@ -337,11 +337,11 @@ def _dkv(
     q_desc, k_desc, v_desc, g_desc, lse_desc, add_desc, twice_desc, dk_desc, dv_desc,
     TQ, tiles, BJ, window, H: gl.constexpr, G: gl.constexpr, STAGES: gl.constexpr, WINDOWED: gl.constexpr,
 ):  # fmt: skip
-    D: gl.constexpr = q_desc.block_type.shape[2]
-    k_smem = gl.allocate_shared_memory(k_desc.dtype, [2, 1, _HALF, D], k_desc.layout)
-    v_smem = gl.allocate_shared_memory(v_desc.dtype, [2, 1, _HALF, D], v_desc.layout)
-    q_smem = gl.allocate_shared_memory(q_desc.dtype, [STAGES, 1, _HALF, D], q_desc.layout)
-    g_smem = gl.allocate_shared_memory(g_desc.dtype, [STAGES, 1, _HALF, D], g_desc.layout)
+    X: gl.constexpr = q_desc.block_type.shape[2]
+    k_smem = gl.allocate_shared_memory(k_desc.dtype, [2, 1, _HALF, X], k_desc.layout)
+    v_smem = gl.allocate_shared_memory(v_desc.dtype, [2, 1, _HALF, X], v_desc.layout)
+    q_smem = gl.allocate_shared_memory(q_desc.dtype, [STAGES, 1, _HALF, X], q_desc.layout)
+    g_smem = gl.allocate_shared_memory(g_desc.dtype, [STAGES, 1, _HALF, X], g_desc.layout)
     stats_smem = gl.allocate_shared_memory(gl.float32, [3 * STAGES, 1, _HALF], lse_desc.layout)
     k_full, k_empty = _barriers(1, 2)
     q_full, q_empty = _barriers(STAGES, 2)

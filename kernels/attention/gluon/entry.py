@@ -1,7 +1,7 @@
 """Polar attention's three heavy kernels for Hopper (compute capability 9.0), in Triton's Gluon (docs/mechanisms.md, "Polar attention").
 
-B batch, T length, H query heads, J KV heads, G = H / J, D head size, M rows of queries. Formulas, units and signs are
-those of the plain Triton kernels: queries carry temp log2(e) / sqrt(D), null scores temp log2(e), P = 2^(q'k - lse);
+B batch, T length, H query heads, J KV heads, G = H / J, X head size, M rows of queries. Formulas, units and signs are
+those of the plain Triton kernels: queries carry temp log2(e) / sqrt(X), null scores temp log2(e), P = 2^(q'k - lse);
 negative n_eff marks a row bound by the floor, negative inverse one whose |s| is below TINY.
     s = r O + w_null v_null,  c = s / |s|
     da = P (g.v + add + twice P),  dq' = ln2 sum da k,  dk = ln2 sum da q',  dv = sum P g
@@ -12,7 +12,7 @@ and which is empty. Queries take their keys from the diagonal down, so that a ro
 on, and only the diagonal and a window's lower edge are masked. Zeros follow the end of a sequence and add nothing.
 No atomics, and no sum whose order depends on timing: every number repeats bit for bit.
 
-Matrix products of n visible scores, 2 n D each: forward 2, dq 3, dkv 4. Shared memory at D = 128: 198, 230 and 167 KB.
+Matrix products of n visible scores, 2 n X each: forward 2, dq 3, dkv 4. Shared memory at X = 128: 198, 230 and 167 KB.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _layout(block: tuple[int, ...], dtype: torch.dtype) -> Any:
 
 
 def _flat(x: Tensor, rows: int) -> Any:
-    """[B, T, X, D] as [B, T, X * D], read and written in blocks of `rows` positions of one head."""
+    """[B, T, H, X] as [B, T, H * X], read and written in blocks of `rows` positions of one head."""
     bsz, t, heads, d = x.shape
     block = (1, rows, d)
     return TensorDescriptor(
@@ -61,12 +61,12 @@ def _columns(x: Tensor) -> Any:
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HD: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HX: Tensor,
     *, window: int | None, floor: float, offset: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """(c [B, T, H, D], mag [B, T, H], lse, n_eff, inverse [B, H, T]); all contiguous, statistics float32.
+    """(c [B, T, H, X], mag [B, T, H], lse, n_eff, inverse [B, H, T]); all contiguous, statistics float32.
 
-    q [B, T, H, D], k and v [B, T, J, D], null_TH [T, H], beta_H [H], v_null_HD [H, D]; a row sees `window` keys.
+    q [B, T, H, X], k and v [B, T, J, X], null_TH [T, H], beta_H [H], v_null_HX [H, X]; a row sees `window` keys.
     """
     bsz, t, h, _ = q.shape
     tiles = bsz * h * triton.cdiv(t, TILE)
@@ -75,7 +75,7 @@ def forward(
     lse, n_eff, inverse = (torch.empty(bsz, h, t, device=q.device, dtype=torch.float32) for _ in range(3))
     _forward[(min(tiles, _processors(q.device)),)](
         _flat(q, HALF), _flat(k, TILE), _flat(v, TILE), _flat(c, HALF),
-        null_TH, v_null_HD, beta_H, mag, lse, n_eff, inverse, t, tiles, bsz * h, window or 0, _bits(floor),
+        null_TH, v_null_HX, beta_H, mag, lse, n_eff, inverse, t, tiles, bsz * h, window or 0, _bits(floor),
         H=h, G=h // k.shape[2], STAGES=FORWARD_STAGES, WINDOWED=window is not None, num_warps=4,
     )  # fmt: skip
     return c, mag, lse, n_eff, inverse
@@ -90,14 +90,14 @@ def _bits(x: float) -> int:
 def dq(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, lse: Tensor, add: Tensor, twice: Tensor, *, window: int | None
 ) -> Tensor:  # fmt: skip
-    """Gradient of the scaled queries, [B, T, H, D]; g as q, statistics [B, H, T]."""
+    """Gradient of the scaled queries, [B, T, H, X]; g as q, statistics [B, H, T]."""
     return _run_dq([_flat(x, HALF) for x in (q, k, v, g)], q, k, lse, add, twice, window)
 
 
 def dkv(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, lse: Tensor, add: Tensor, twice: Tensor, *, window: int | None
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Gradients of keys and values, [B, T, J, D]; g as q, statistics [B, H, T]."""
+    """Gradients of keys and values, [B, T, J, X]; g as q, statistics [B, H, T]."""
     return _run_dkv([_flat(x, HALF) for x in (q, k, v, g)], q, k, lse, add, twice, window)
 
 
@@ -139,21 +139,21 @@ def _run_dkv(
 
 
 def polar_forward(
-    q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HD: Tensor, *,
+    q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HX: Tensor, *,
     window: int | None, floor: float, offset: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """As in `attention_triton`. Raises ValueError for a key offset, which these kernels do not know."""
     _check(q, k, offset)
-    return forward(q, k, v, null_TH, beta_H, v_null_HD, window=window, floor=floor)
+    return forward(q, k, v, null_TH, beta_H, v_null_HX, window=window, floor=floor)
 
 
 def polar_backward(
-    gc: Tensor, g_mag: Tensor, q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HD: Tensor,
+    gc: Tensor, g_mag: Tensor, q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HX: Tensor,
     c: Tensor, lse: Tensor, n_eff: Tensor, inverse: Tensor, *, window: int | None, offset: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """As in `attention_triton`, whose pass over rows it shares."""
     _check(q, k, offset)
-    g, add, twice, d_null, d_beta, d_v_null = polar_rows(gc, g_mag, null_TH, beta_H, v_null_HD, c, lse, n_eff, inverse)
+    g, add, twice, d_null, d_beta, d_v_null = polar_rows(gc, g_mag, null_TH, beta_H, v_null_HX, c, lse, n_eff, inverse)
     dq, dk, dv = gradients(q, k, v, g, lse, add, twice, window=window)
     return dq, dk, dv, d_null, d_beta, d_v_null
 

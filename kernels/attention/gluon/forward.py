@@ -40,16 +40,16 @@ def _forward_load(
     q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty,
     TQ, tiles, BH, window, H: gl.constexpr, G: gl.constexpr, STAGES: gl.constexpr, WINDOWED: gl.constexpr,
 ):  # fmt: skip
-    D: gl.constexpr = q_desc.block_type.shape[2]
+    X: gl.constexpr = q_desc.block_type.shape[2]
     steps = 0
     for r in range(_rounds(tiles)):
         b, h, m0, top, _whole, first = _forward_tile(_turn(r), TQ, window, H, BH, WINDOWED)
-        at = h // G * D
+        at = h // G * X
         mbarrier.wait(q_empty.index(0), (r & 1) ^ 1)
         mbarrier.expect(q_full.index(0), 2 * q_desc.block_type.nbytes)
         for half in gl.static_range(2):
             tma.async_copy_global_to_shared(
-                q_desc, [b, m0 + half * _HALF, h * D], q_full.index(0), q_smem.index(half))  # fmt: skip
+                q_desc, [b, m0 + half * _HALF, h * X], q_full.index(0), q_smem.index(half))  # fmt: skip
         for i in range(top - first + 1):
             n = (top - i) * _TILE
             stage = steps % STAGES
@@ -67,7 +67,7 @@ def _forward_load(
 def _forward_keys(
     acc, p, top, total, square, q, k_smem, v_smem, k_full, k_empty, v_full, v_empty, anchor,
     steps, count, block, low,
-    MASKED: gl.constexpr, STAGES: gl.constexpr, D: gl.constexpr, S_MMA: gl.constexpr, O_MMA: gl.constexpr,
+    MASKED: gl.constexpr, STAGES: gl.constexpr, X: gl.constexpr, S_MMA: gl.constexpr, O_MMA: gl.constexpr,
 ):  # fmt: skip
     """`count` more blocks of keys, from `block` down; the product with v lags one block behind the scores.
 
@@ -77,12 +77,12 @@ def _forward_keys(
     for i in range(count):
         stage = steps % STAGES
         mbarrier.wait(k_full.index(stage), (steps // STAGES) & 1)
-        k = k_smem.index(stage).reshape([_TILE, D]).permute([1, 0])
+        k = k_smem.index(stage).reshape([_TILE, X]).permute([1, 0])
         hidden = gl.zeros([_HALF, _TILE], gl.float32, S_MMA)
         s = warpgroup_mma(q, k, hidden, use_acc=False, is_async=True)
         last = (steps - 1) % STAGES
         mbarrier.wait(v_full.index(last), ((steps - 1) // STAGES) & 1)
-        acc = warpgroup_mma(p, v_smem.index(last).reshape([_TILE, D]), acc, is_async=True)
+        acc = warpgroup_mma(p, v_smem.index(last).reshape([_TILE, X]), acc, is_async=True)
         s = warpgroup_mma_wait(1, deps=[s])
         if MASKED:
             # the window's lower edge: key > row - window
@@ -116,15 +116,15 @@ def _forward_rows(
     H: gl.constexpr, STAGES: gl.constexpr, WINDOWED: gl.constexpr, PART: gl.constexpr,
 ):  # fmt: skip
     """Rows 64 PART to 64 PART + 63 of every tile."""
-    D: gl.constexpr = c_desc.block_type.shape[2]
+    X: gl.constexpr = c_desc.block_type.shape[2]
     DTYPE: gl.constexpr = c_desc.dtype
     S_MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _TILE, 16])
-    O_MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    O_MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, X, 16])
     P_DOT: gl.constexpr = gl.DotOperandLayout(0, O_MMA, 2)
     O_ROW: gl.constexpr = gl.SliceLayout(1, O_MMA)
     row = gl.arange(0, _HALF, gl.SliceLayout(1, S_MMA)) + PART * _HALF
     key = gl.arange(0, _TILE, gl.SliceLayout(0, S_MMA))
-    q = q_smem.index(PART).reshape([_HALF, D])
+    q = q_smem.index(PART).reshape([_HALF, X])
     c_part = c_smem.index(PART)
     anchor = anchor_smem.index(PART)
     steps = 0
@@ -133,7 +133,7 @@ def _forward_rows(
         mbarrier.wait(q_full.index(0), r & 1)
         stage = steps % STAGES
         mbarrier.wait(k_full.index(stage), (steps // STAGES) & 1)
-        k = k_smem.index(stage).reshape([_TILE, D]).permute([1, 0])
+        k = k_smem.index(stage).reshape([_TILE, X]).permute([1, 0])
         blank = gl.zeros([_HALF, _TILE], gl.float32, S_MMA)
         s = warpgroup_mma(q, k, blank, use_acc=False, is_async=True)
         s = warpgroup_mma_wait(0, deps=[s])
@@ -145,20 +145,20 @@ def _forward_rows(
         total = gl.sum(e, 1)
         square = gl.sum(e * e, 1)
         p = gl.convert_layout(e.to(DTYPE), P_DOT)
-        acc = gl.zeros([_HALF, D], gl.float32, O_MMA)
+        acc = gl.zeros([_HALF, X], gl.float32, O_MMA)
         steps += 1
         low = m0 + PART * _HALF - window
         acc, p, top, total, square, steps = _forward_keys(
             acc, p, top, total, square, q, k_smem, v_smem, k_full, k_empty, v_full, v_empty, anchor,
-            steps, block - whole, block - 1, low, False, STAGES, D, S_MMA, O_MMA)  # fmt: skip
+            steps, block - whole, block - 1, low, False, STAGES, X, S_MMA, O_MMA)  # fmt: skip
         if WINDOWED:
             acc, p, top, total, square, steps = _forward_keys(
                 acc, p, top, total, square, q, k_smem, v_smem, k_full, k_empty, v_full, v_empty, anchor,
-                steps, whole - first, whole - 1, low, True, STAGES, D, S_MMA, O_MMA)  # fmt: skip
+                steps, whole - first, whole - 1, low, True, STAGES, X, S_MMA, O_MMA)  # fmt: skip
         mbarrier.arrive(q_empty.index(0))
         stage = (steps - 1) % STAGES
         mbarrier.wait(v_full.index(stage), ((steps - 1) // STAGES) & 1)
-        acc = warpgroup_mma(p, v_smem.index(stage).reshape([_TILE, D]), acc, is_async=True)
+        acc = warpgroup_mma(p, v_smem.index(stage).reshape([_TILE, X]), acc, is_async=True)
 
         # the null, while the last product runs
         i_M = m0 + PART * _HALF + gl.arange(0, _HALF, gl.SliceLayout(1, S_MMA))
@@ -166,7 +166,7 @@ def _forward_rows(
         null = gl.load(null_ptr + i_M * H + h, mask=inside, other=0.0)
         beta = gl.load(beta_ptr + h)
         floor = floor_bits.to(gl.float32, bitcast=True)
-        v_null = gl.load(v_null_ptr + h * D + gl.arange(0, D, gl.SliceLayout(0, O_MMA)))
+        v_null = gl.load(v_null_ptr + h * X + gl.arange(0, X, gl.SliceLayout(0, O_MMA)))
         lse = top + gl.log2(total)
         n_eff = total * total / square
         d = lse - null
@@ -191,10 +191,10 @@ def _forward_rows(
         # the last tile has left the buffer
         tma.store_wait(0)
         _barrier()
-        c_part.reshape([_HALF, D]).store((x * inverse[:, None]).to(DTYPE))
+        c_part.reshape([_HALF, X]).store((x * inverse[:, None]).to(DTYPE))
         fence_async_shared()
         _barrier()
-        tma.async_copy_shared_to_global(c_desc, [b, m0 + PART * _HALF, h * D], c_part)
+        tma.async_copy_shared_to_global(c_desc, [b, m0 + PART * _HALF, h * X], c_part)
         signed = gl.convert_layout(gl.where(length < _TINY, -inverse, inverse), gl.SliceLayout(1, S_MMA))
         gl.store(inverse_ptr + at, signed, mask=inside)
     tma.store_wait(0)
@@ -210,11 +210,11 @@ def _forward(
     q_desc, k_desc, v_desc, c_desc, null_ptr, v_null_ptr, beta_ptr, mag_ptr, lse_ptr, n_eff_ptr, inverse_ptr,
     TQ, tiles, BH, window, floor_bits, H: gl.constexpr, G: gl.constexpr, STAGES: gl.constexpr, WINDOWED: gl.constexpr,
 ):  # fmt: skip
-    D: gl.constexpr = q_desc.block_type.shape[2]
-    q_smem = gl.allocate_shared_memory(q_desc.dtype, [2, 1, _HALF, D], q_desc.layout)
-    c_smem = gl.allocate_shared_memory(c_desc.dtype, [2, 1, _HALF, D], c_desc.layout)
-    k_smem = gl.allocate_shared_memory(k_desc.dtype, [STAGES, 1, _TILE, D], k_desc.layout)
-    v_smem = gl.allocate_shared_memory(v_desc.dtype, [STAGES, 1, _TILE, D], v_desc.layout)
+    X: gl.constexpr = q_desc.block_type.shape[2]
+    q_smem = gl.allocate_shared_memory(q_desc.dtype, [2, 1, _HALF, X], q_desc.layout)
+    c_smem = gl.allocate_shared_memory(c_desc.dtype, [2, 1, _HALF, X], c_desc.layout)
+    k_smem = gl.allocate_shared_memory(k_desc.dtype, [STAGES, 1, _TILE, X], k_desc.layout)
+    v_smem = gl.allocate_shared_memory(v_desc.dtype, [STAGES, 1, _TILE, X], v_desc.layout)
     anchor_smem = gl.allocate_shared_memory(gl.float32, [2, _HALF], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     q_full, q_empty = _barriers(1, 2)
     k_full, k_empty = _barriers(STAGES, 2)

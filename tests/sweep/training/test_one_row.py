@@ -59,7 +59,7 @@ def test_zero_stays_zero(dtype: torch.dtype) -> None:
 
 
 def test_muon_takes_a_filter_as_a_matrix_a_channel() -> None:
-    """A [C, 1, K] parameter moves by lr times a unit vector for each channel, whatever its gradient's size."""
+    """A [C, 1, W] parameter moves by lr times a unit vector for each channel, whatever its gradient's size."""
     p = nn.Parameter(torch.zeros(6, 1, 4))
     p.grad = gaussian(6, 1, 4, dtype=torch.float32) * torch.logspace(-3, 3, 6).view(6, 1, 1)
     Muon([p], lr=0.5, momentum=0.9, weight_decay=0.0, dtype=torch.float32).step()
