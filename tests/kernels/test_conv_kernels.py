@@ -221,8 +221,8 @@ from triton.compiler import ASTSource
 from atma_sweep.kernels.conv import triton as conv_triton
 pointers = {"x_ptr": "*bf16", "w_ptr": "*bf16", "g_ptr": "*bf16", "dx_ptr": "*bf16", "dw_ptr": "*fp32", "T": "i32"}
 for kernel, sizes, strides in (
-    (conv_triton._gated_backward, {"C": 64, "K": 4, "R": 16, "BC": 64}, {}),
-    (conv_triton._canon_backward, {"H": 2, "D": 32, "P": 32, "K": 4, "R": 16, "NORM": True},
+    (conv_triton._gated_backward, {"C": 64, "W": 4, "R": 16, "BC": 64}, {}),
+    (conv_triton._canon_backward, {"H": 2, "X": 32, "P": 32, "W": 4, "R": 16, "NORM": True},
      {"stride_t": "i32", "stride_h": "i32"}),
 ):
     signature = pointers | strides | dict.fromkeys(sizes, "constexpr")
