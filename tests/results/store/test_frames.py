@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -167,3 +169,21 @@ def test_the_package_names_what_it_gives():
     with pytest.raises(AttributeError, match="nothing"):
         package.nothing  # noqa: B018
     assert tuple(AXES) == tuple(CELL)[3:]
+
+
+GUIDE = Path(__file__).parents[3] / "docs" / "guide.md"
+
+
+@pytest.mark.parametrize("address", ['"atma.db"', '"sqlite:///atma.db"', "url", ""])
+def test_the_lines_of_the_guide_work_with_every_kind_of_address(store, filled, url, address, tmp_path):
+    """A file, a URL, that of a server, and none at all."""
+    (block,) = re.findall(r"```python\n(from atma_sweep\.results import open_store\n.*?)```", GUIDE.read_text(), re.S)
+    assert 'open_store("atma.db")' in block
+    if store.path is None and address != "url":
+        pytest.skip("no file")
+    if store.path is not None:
+        os.symlink(store.path, tmp_path / "atma.db")
+    space = {"url": url}
+    exec(block.replace('open_store("atma.db")', f"open_store({address})"), space)
+    found = {row[0]: row[1] for row in space["losses"][["cell", "value"]].itertuples(index=False)}
+    assert found == {ids(0)[0]: 2 / 3}
