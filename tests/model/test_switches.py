@@ -68,7 +68,8 @@ def other(field: FieldInfo) -> Any:
     if isinstance(field.default, str):
         return next(word for word in get_args(field.annotation) if word != field.default)
     # an int stays one, and a limit at zero holds
-    return type(field.default)(0.3 * field.default + (2 if isinstance(field.default, int) else 0.7))
+    value = type(field.default)(0.3 * field.default + (2 if isinstance(field.default, int) else 0.7))
+    return value if value != field.default else 2 * value
 
 
 @pytest.mark.parametrize(
