@@ -290,7 +290,7 @@ class Backbone(nn.Module):
     def _embedded(self, tokens_BT: Tensor, places_BT: Tensor | None) -> Tensor:
         x_BTD: Tensor = self.embedding(tokens_BT)
         if self.positions is not None:
-            x_BTD = x_BTD + self.positions(places_BT)
+            x_BTD = x_BTD + self.positions(places_BT).to(x_BTD.dtype)
         return x_BTD.to(self.dtype)
 
     def _draw(self, auxiliary: Auxiliary, rows: int, length: int) -> _Drawn:

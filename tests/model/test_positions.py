@@ -14,6 +14,7 @@ from atma_sweep.model.backbone import Auxiliary, Backbone, build
 from atma_sweep.model.chance import generator
 from atma_sweep.model.config import ModelConfig, ModelConfigError
 from atma_sweep.model.outline import longest_text, network_shapes, parameters
+from atma_sweep.model.positions.table_outline import TableOutline
 from atma_sweep.model.resolve import check_model_config
 from torch import Tensor
 
@@ -21,6 +22,8 @@ Awake = Callable[..., Backbone]
 Aux = Callable[..., Auxiliary]
 Small = Callable[..., ModelConfig]
 SCHEMES = list(registry.POSITIONS)
+TABLES = [name for name in SCHEMES if issubclass(registry.POSITIONS.outline(name), TableOutline)]
+"""Those with a row for each place."""
 
 
 def of(name: str, length: int = 20, **settings: Any) -> dict[str, Any]:
@@ -37,6 +40,15 @@ def loss_of(model: Backbone, tokens: Tensor, terms: Auxiliary) -> Tensor:
 
 
 @pytest.mark.parametrize("name", SCHEMES)
+def test_every_scheme_moves_the_stream_and_keeps_its_type(small: Small, tokens: Tensor, name: str) -> None:
+    one, other = (build(small(positions=word), seed=0, dtype=torch.bfloat16) for word in (name, "none"))
+    found = one.features(tokens).hidden_BTD
+    assert found.dtype == torch.bfloat16
+    assert not torch.equal(found, other.features(tokens).hidden_BTD)
+    assert network_shapes(one.config) == {key: tuple(value.shape) for key, value in one.named_parameters()}
+
+
+@pytest.mark.parametrize("name", TABLES)
 def test_a_table_of_zeros_is_no_table(awake: Awake, tokens: Tensor, auxiliary: Aux, name: str) -> None:
     model, plain = awake(**of(name)), awake()
     with torch.no_grad():
@@ -46,7 +58,7 @@ def test_a_table_of_zeros_is_no_table(awake: Awake, tokens: Tensor, auxiliary: A
         assert torch.equal(*found)
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", TABLES)
 def test_the_first_block_reads_embedding_plus_place(awake: Awake, tokens: Tensor, auxiliary: Aux, name: str) -> None:
     model = awake(**of(name))
     seen: list[Tensor] = []
@@ -121,7 +133,7 @@ def test_labels_of_an_evaluation_depend_on_the_length_alone(awake: Awake, tokens
     assert not torch.equal(model._evaluation_places(11), model._evaluation_places(12)[:, :11])
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", TABLES)
 def test_positions_change_no_other_draw(small: Small, auxiliary: Aux, name: str) -> None:
     terms = auxiliary(regularizer="weak", distractor=True)
     one, other = (build(small(**changes), seed=3) for changes in (of(name), {}))
@@ -130,7 +142,7 @@ def test_positions_change_no_other_draw(small: Small, auxiliary: Aux, name: str)
     assert torch.equal(one._draw(terms, 2, 5).sketches_LKD, other._draw(terms, 2, 5).sketches_LKD)
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", TABLES)
 def test_table_group_type_and_initial_values(small: Small, name: str) -> None:
     config = check_model_config(small(**of(name, 3000, std=0.5)))
     model = build(config, seed=0, dtype=torch.bfloat16)
@@ -144,7 +156,7 @@ def test_table_group_type_and_initial_values(small: Small, name: str) -> None:
     assert {key: group for key, group, _ in said}["positions.table.weight"] == "embedding"
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", TABLES)
 def test_text_longer_than_the_table_is_refused(awake: Awake, tokens: Tensor, auxiliary: Aux, name: str) -> None:
     model = awake(**of(name, 11))
     assert longest_text(model.config) == 11
@@ -162,10 +174,10 @@ def test_no_scheme_is_inert(awake: Awake, tokens: Tensor, auxiliary: Aux) -> Non
 
 
 @pytest.mark.parametrize(("settings", "message"), [
-    ({"positions": "apr"}, "model.positions: no position scheme named 'apr'; allowed: none, ape, label"),
+    ({"positions": "apr"}, "model.positions: no position scheme named 'apr'; allowed: " + ", ".join(["none", *SCHEMES])),
     (of("ape", 0), "model.position_settings.ape.length: Input should be greater than or equal to 1, got 0"),
     (of("ape", width=3), "model.position_settings.ape.width: no such setting; allowed: length, std"),
-    ({"position_settings": {"rope": {}}}, "model.position_settings.rope: no such section; allowed: ape, label"),
+    ({"position_settings": {"rope": {}}}, "model.position_settings.rope: no such section; allowed: " + ", ".join(SCHEMES)),
 ])  # fmt: skip
 def test_wrong_settings(small: Small, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelConfigError) as error:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from atma_sweep.model.mixers.softmax import RoPEConfig
-from atma_sweep.model.registry import MEMORIES, MIXERS
+from atma_sweep.model.registry import MEMORIES, MIXERS, POSITIONS
 from atma_sweep.sweep.config import TrainConfig
 from atma_sweep.sweep.errors import GridError, nearest
 from atma_sweep.sweep.grid.grid import load_grid
@@ -79,7 +79,7 @@ CASES: dict[str, tuple[str, str]] = {
     ),
     "positions": (
         "set:\n  model:\n    positions: apr\n",
-        "5: set.model.positions: no such name 'apr'; allowed: none, ape, label; did you mean 'ape'?",
+        f"5: set.model.positions: no such name 'apr'; allowed: {', '.join(['none', *POSITIONS])}; did you mean 'ape'?",
     ),
     "setting-of-positions": (
         "set:\n  model.positions: ape\n  model.position_settings.ape.len: 5\n",
