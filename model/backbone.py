@@ -152,7 +152,7 @@ class Backbone(nn.Module):
         if config.positions != NO_POSITIONS:
             self.positions = registry.POSITIONS.load(config.positions)(config, position_settings(config))
         self._longest = longest_text(config)
-        self._cap = math.inf if config.logit_cap is None else config.logit_cap
+        self._cap = math.inf if config.logit_cap == "none" else float(config.logit_cap)
         self._forward_blocks: Callable[..., tuple[Tensor, Tensor | None, Tensor | None]] = self._blocks
         self._compiler: str | None = None
         self.to(torch.float64 if dtype == torch.float64 else torch.float32)

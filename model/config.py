@@ -33,12 +33,12 @@ def _real(value: Any) -> Any:
 
 
 def _real_or_none(value: Any) -> Any:
-    if isinstance(value, str) and value.strip().lower() == "none":
-        return None
+    if value is None or (isinstance(value, str) and value.strip().lower() == "none"):
+        return "none"
     number = _real(value)
-    if isinstance(number, bool | str):
+    if isinstance(number, bool) or not isinstance(number, int | float) or not number > 0:
         raise ValueError(f"must be a number above 0, or none, got {value!r}")
-    return number
+    return float(number)
 
 
 Flag = Annotated[bool, BeforeValidator(_flag)]
@@ -48,11 +48,11 @@ Int = Annotated[int, BeforeValidator(_whole)]
 Float = Annotated[float, BeforeValidator(_real)]
 """A float that also understands 1e-3 written as text."""
 PositiveOrNone = Annotated[
-    Annotated[float, Field(gt=0)] | None,
+    float | Literal["none"],
     BeforeValidator(_real_or_none),
     WithJsonSchema({"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "null"}, {"const": "none"}]}),
 ]
-"""A float above zero, or the word none."""
+"""A float above zero, or "none", a word so that whoever reads the config sees that it was chosen."""
 
 
 def knob(default: Any, doc: str, *, identity: Any = ..., **limits: Any) -> Any:

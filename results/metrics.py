@@ -71,7 +71,8 @@ METRICS: Mapping[tuple[str, str], Metric] = {
     for probe, metrics in {
         "val": (
             Metric("val_loss", _LOSS, "lower", "Validation loss: mean cross-entropy over the first tokens of the validation split, in "
-                   "rows of the training length, with the attention window that the model was trained with.", "Val"),
+                   "rows of the training length, with the attention window that the model was trained with. Where the unit is "
+                   "nats/marked token (train.loss_on: marked) the mean is over the targets that the corpus marks.", "Val"),
             Metric("val_loss_full", _LOSS, "lower", "Validation loss as above, with the attention window taken off."),
         ),
         "clean": (

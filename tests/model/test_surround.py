@@ -64,6 +64,14 @@ def test_a_normed_block_adds_to_what_its_branch_reads(awake: Awake, layer: int) 
     assert (normed(x, window=None)[0] - (y + normed.mlp(y))).abs().max() <= 1e-12
 
 
+@pytest.mark.parametrize("said", ["none", "NONE", None])
+def test_no_cap_is_a_word(said: str | None) -> None:
+    config = ModelConfig(logit_cap=said)
+    assert config.model_dump(mode="json")["logit_cap"] == "none"
+    assert ModelConfig(**config.model_dump(mode="json")) == config
+    assert ModelConfig(logit_cap="3e1").logit_cap == 30.0
+
+
 def test_logits_without_a_cap(awake: Awake, tokens: Tensor) -> None:
     model = awake(logit_cap=None)
     with torch.no_grad():

@@ -75,7 +75,7 @@ CASES: dict[str, tuple[str, str]] = {
     ),
     "cap-of-zero": (
         "set:\n  model:\n    logit_cap: 0\n",
-        "5: set.model.logit_cap: must be greater than 0, got 0",
+        "5: set.model.logit_cap: must be a number above 0, or none, got 0",
     ),
     "positions": (
         "set:\n  model:\n    positions: apr\n",
