@@ -40,7 +40,7 @@ from patience import PATIENCE_S, until
 pytestmark = pytest.mark.slow
 README = (Path(__file__).resolve().parents[3] / "README.md").read_text()
 PLUGIN = re.findall(r"^```python\n(# my_mixer.py\n.*?)^```$", README, re.MULTILINE | re.DOTALL)[0]
-GUIDE = (Path(__file__).resolve().parents[2] / "docs" / "guide.md").read_text()
+GUIDE = (Path(__file__).resolve().parents[3] / "docs" / "guide.md").read_text()
 IN_PYTHON = re.findall(r"^## In Python\n\n```python\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)[0]
 """What README and guide show, to the letter."""
 WORDS = ["the", "model", "reads", "a", "long", "row", "of", "bytes", "and", "guesses", "what", "comes", "next"]
