@@ -284,6 +284,7 @@ def test_reading_a_plain_grid_file_needs_no_ray(tmp_path: Path) -> None:
     assert loaded & {"ray", "pandas", "fla", "matplotlib"} == set()
 
 
+@pytest.mark.thorough
 def test_folders_of_the_root_shadow_nothing_that_fla_imports() -> None:
     done = subprocess.run(
         [sys.executable, "-c", "import fla"], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S
@@ -316,6 +317,7 @@ print("torch._dynamo" in sys.modules)
 """
 
 
+@pytest.mark.thorough
 def test_training_on_the_cpu_does_not_load_the_compiler(tmp_path: Path) -> None:
     """It takes a second, which every attempt would pay; torch loads it at the first call of much that looks harmless."""
     done = subprocess.run(

@@ -24,6 +24,7 @@ from atma_sweep.results.store.records import Measurement, Owner, Provenance
 from atma_sweep.results.store.store import Store
 from patience import PATIENCE_S
 from rich.cells import cell_len
+from tiers import shared_out
 
 WIDTHS = (60, 80, 120, 200)
 ME = Owner(name="ada", host="here", pid=1, started=0.0)
@@ -61,7 +62,7 @@ def fits(table: Table, width: int) -> str:
     return text
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", shared_out(WIDTHS, lambda width: width == 80))
 def test_no_table_of_the_paper_is_wider_than_the_terminal(printed: Store, width: int) -> None:
     for name in TABLES:
         if name not in ("interactions", "compare"):  # as effects, and slow
@@ -145,6 +146,7 @@ def seen(arguments: list[str], folder: Path, width: int) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", found.decode())
 
 
+@pytest.mark.thorough
 def test_the_commands_ask_the_terminal(tmp_path: Path) -> None:
     asked = ["report", "--table", "provenance", "--sweep", "printed-v2"]
     told = seen(asked, tmp_path, 66)

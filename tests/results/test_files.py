@@ -249,6 +249,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.thorough
 def test_every_command_that_writes_says_so_in_one_line_when_it_may_not(tmp_path: Path) -> None:
     """On a file system that is really mounted read-only."""
     (tmp_path / "read-only").mkdir()

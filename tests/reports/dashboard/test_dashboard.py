@@ -222,6 +222,7 @@ def test_hostile_text_stays_data(empty: Store, make: tuple[Callable[..., Any], A
     assert "&lt;/script&gt;" in text
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_120_cells_with_full_curves_stay_under_8_mb_and_come_out_the_same_twice(empty: Store, tmp_path: Path) -> None:
     synthetic_sweep(empty, 120, 1900)

@@ -367,6 +367,7 @@ def test_a_wider_table_keeps_the_names_in_sight(visit: Any, site: Any) -> None:
     assert page.evaluate(left) == before
 
 
+@pytest.mark.thorough
 def test_of_thousands_of_rows_only_those_in_sight_exist(
     visit: Any, blank: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

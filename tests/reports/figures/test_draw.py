@@ -120,6 +120,7 @@ def legend_of(figure: Any) -> list[str]:
 
 
 class TestReadable:
+    @pytest.mark.thorough
     @pytest.mark.parametrize("name", PRINTED)
     def test_no_words_meet_in_a_sweep_of_120_cells(self, published: Store, name: str) -> None:
         assert check_words(figure_of(make_figure(name, published, "printed-v2"))) > 10
@@ -218,6 +219,7 @@ class TestFiles:
         with pytest.raises(ReportError, match=f"this {format} carries no trace of ours"):
             trace_in(content, format)
 
+    @pytest.mark.thorough
     def test_bytes_repeat_in_another_process(self, every: Store, tmp_path: Path) -> None:
         made = make_figure("needle", every)
         here = renderings(made, FORMATS)
@@ -347,6 +349,7 @@ def test_a_folder_of_everything(every: Store, tmp_path: Path) -> None:
     assert "{figure-needle.pdf}" in (out / "appendix.tex").read_text()
 
 
+@pytest.mark.thorough
 def test_a_folder_says_which_figure_is_left_out(published: Store, tmp_path: Path) -> None:
     written = write_all(published, "printed-v1", out=tmp_path, formats=[], figures=("loss",))
     assert written.left_out["figure loss"] == "no training curve of sweep printed-v1 is stored"

@@ -72,6 +72,7 @@ def test_what_nobody_sees_does_not_matter(pictures: dict[str, bytes], problems: 
     assert problems(svg.replace(b"<!-- ", b"<!-- x"), "svg") == []
 
 
+@pytest.mark.thorough
 def test_a_pdf_and_a_png_are_drawn_again_too(pictures: dict[str, bytes], problems: Any) -> None:
     pdf = pictures["pdf"]
     page, drawn, first = path_of(pdf)

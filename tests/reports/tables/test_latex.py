@@ -46,6 +46,7 @@ def compiled(folder, *tables, document=None):
 
 @needs_pdflatex
 class TestCompiled:
+    @pytest.mark.thorough
     def test_the_complete_results_over_pages(self, published, tmp_path):
         text = compiled(tmp_path, render(make_table("6", published, "printed-v2"), "tex"))
         lines = [line.split() for line in text.split("\n")]
@@ -72,6 +73,7 @@ class TestCompiled:
         assert "root:" not in text
         assert "[U+4E2D]" in text
 
+    @pytest.mark.thorough
     def test_the_whole_appendix(self, store, tmp_path):
         write_all(store, "quick", out=tmp_path, formats=["tex"])
         text = compiled(tmp_path, document=(tmp_path / "appendix.tex").read_text())
@@ -90,6 +92,7 @@ def test_escapes_leave_no_sign_that_pdflatex_lacks():
     assert tex_escaped("中→é–±") == r"[U+4E2D][U+2192]é\textendash{}\textpm{}"
 
 
+@pytest.mark.thorough
 def test_a_folder_of_everything(store, tmp_path):
     written = write_all(store, "quick", out=tmp_path / "all", reference="printed-v2")
     names = {path.name for path in written.files}

@@ -150,6 +150,7 @@ print(seen[0])
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
 def test_an_import_that_is_killed_leaves_all_or_nothing(laptops, tmp_path, cells):
     first, second = laptops

@@ -91,6 +91,7 @@ def _race(url, name, who, cells, start, results):
     store.close()
 
 
+@pytest.mark.thorough
 def test_launches_of_different_grids_race_for_new_names(store, url, cells):
     for number in range(ROUNDS):
         name = f"race-{number}"

@@ -244,6 +244,7 @@ def _upgrade(path, folder, die_at=None):
     return seen[0]
 
 
+@pytest.mark.thorough
 def test_killed_in_the_midst_it_is_wholly_old_or_wholly_new(tmp_path, following):
     """Ten times: at a statement drawn at random, at the last ones, and at moments drawn at random."""
     source, release = load(FILES[0], tmp_path / "source.db"), following(*PARENTS)

@@ -234,6 +234,7 @@ class TestCellStates:
         store.forget_weights(train.id)
         assert store.cell_states()[0].weights is None
 
+    @pytest.mark.thorough
     def test_ten_thousand_cells(self, store, cells, capsys):
         many = [
             CellRecord(

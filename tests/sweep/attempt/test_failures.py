@@ -187,6 +187,7 @@ def test_a_crash_of_the_interpreter_is_tried_again(bench: Bench) -> None:
     assert "crashed with SIGSEGV" in str(cause)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_full_disk_is_tried_three_times(bench: Bench) -> None:
     broken(bench, "raise OSError(28, 'No space left on device')", times=2)
@@ -194,6 +195,7 @@ def test_a_full_disk_is_tried_three_times(bench: Bench) -> None:
     assert endings(bench) == [("failed", "infrastructure"), ("failed", "infrastructure"), ("done", None)]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_want_of_gpu_memory_is_marked_as_a_deviation(bench: Bench) -> None:
     broken(
@@ -205,6 +207,7 @@ def test_want_of_gpu_memory_is_marked_as_a_deviation(bench: Bench) -> None:
     assert bench.sql("SELECT count(*) FROM curve_point WHERE attempt_id = 2") != [(0,)]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_hang_is_killed_with_its_stack_in_the_log(bench: Bench) -> None:
     broken(bench, "time.sleep(600)", times=1, more="resources: {hang_minutes: 0.3}\n")
@@ -216,6 +219,7 @@ def test_a_hang_is_killed_with_its_stack_in_the_log(bench: Bench) -> None:
     assert "bad.py" in log or "_bad" in log
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_same_mistake_in_three_cells_stops_the_sweep(bench: Bench) -> None:
     broken(bench, "raise KeyError('colour')", times=99, seeds=6)
@@ -227,6 +231,7 @@ def test_the_same_mistake_in_three_cells_stops_the_sweep(bench: Bench) -> None:
     assert bench.sql("SELECT count(*) FROM event WHERE kind = 'stopped'") == [(1,)]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_killed_from_outside_is_preempted(bench: Bench) -> None:
     broken(bench, "os.kill(os.getpid(), 9)", times=2)

@@ -37,6 +37,7 @@ def endings(store: Store, cell: str) -> list[tuple[str, str | None]]:
 # --- one attempt --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs root's /dev/full, as Linux has it")
 def test_an_error_whose_print_fails_is_recorded_all_the_same(room: Callable[..., Room]) -> None:
     """Whatever the attempt prints meets a full disk; what went wrong stands in the database."""

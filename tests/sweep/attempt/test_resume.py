@@ -112,6 +112,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Bench, sub
     process.wait(timeout=PATIENCE_S)
 
 
+@pytest.mark.thorough
 def test_killed_at_random_steps_every_cell_comes_to_the_same_numbers(
     whole: tuple[Bench, subprocess.Popen[str]], tmp_path: Path
 ) -> None:

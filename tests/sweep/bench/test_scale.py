@@ -13,6 +13,7 @@ from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.run import supervisor
 
 
+@pytest.mark.thorough
 def test_every_cell_is_planned_supervised_and_found_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     sleep = time.sleep

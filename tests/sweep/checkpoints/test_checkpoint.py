@@ -126,6 +126,7 @@ def test_a_damaged_newest_is_passed_over(tmp_path: Path, name: str, damage: str)
     assert newest_step(tmp_path) == 5
 
 
+@pytest.mark.thorough
 def test_no_byte_can_change_unnoticed(tmp_path: Path) -> None:
     """Every byte of every file, the facts of the seal included, turned over in one bit or in all."""
     put(tmp_path, 5)

@@ -217,6 +217,7 @@ def test_a_mistake_is_one_line(tmp_path: Path, command: Command, arguments: list
     assert command("data", "list", "--json")[:2] == (0, "[]\n")
 
 
+@pytest.mark.thorough
 def test_without_a_network_it_ends_at_once(tmp_path: Path) -> None:
     """Exit 3 and one line, for streamed text, for shards, and for a lender after the text itself."""
     put(tmp_path / "t", prose(9))

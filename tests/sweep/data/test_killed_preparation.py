@@ -56,6 +56,7 @@ def test_text_of_ones_own_killed_before_every_change(tmp_path: Path, ordered: An
     assert points > 50, "two batches, saved each, with two shards and held-out documents"
 
 
+@pytest.mark.thorough
 def test_a_second_pass_killed_before_every_change(tmp_path: Path, ordered: Any) -> None:
     """No name draws validation, so what was written is thrown away, and every tenth text validates."""
     names = [name for name in (f"{n}.txt" for n in range(99)) if number_of(name) > 0.05][:11]
@@ -64,6 +65,7 @@ def test_a_second_pass_killed_before_every_change(tmp_path: Path, ordered: Any) 
     assert ordered("every", tmp_path / "t") > 50
 
 
+@pytest.mark.thorough
 def test_adopted_shards_killed_before_every_change(tmp_path: Path, ordered: Any) -> None:
     for number in (1, 2):
         published_shard(tmp_path / "s" / f"x_train_{number}.bin", np.arange(40) + number)
@@ -72,6 +74,7 @@ def test_adopted_shards_killed_before_every_change(tmp_path: Path, ordered: Any)
     assert ordered("every", tmp_path / "s", "shards", heldout=str(long)) > 30
 
 
+@pytest.mark.thorough
 def test_a_dataset_killed_again_and_again(tmp_path: Path, ordered: Any) -> None:
     root = fineweb_edu(tmp_path / "copy", prose(45))
     long = put(tmp_path / "long", prose(9, 7))
@@ -85,6 +88,7 @@ def test_parquet_killed_again_and_again(tmp_path: Path, ordered: Any) -> None:
     assert ordered("chain", tmp_path / "t", seed=4, small={"documents": 4}) > 8
 
 
+@pytest.mark.thorough
 def test_articles_killed_again_and_again(tmp_path: Path, ordered: Any) -> None:
     """They have no point to go on from, and begin anew."""
     texts = {
@@ -121,6 +125,7 @@ def wait(process: subprocess.Popen[str], corpora: Path, documents: int) -> None:
     until(enough, f"{documents} documents", pause=0.002)
 
 
+@pytest.mark.thorough
 def test_two_processes_and_kills_at_random_moments(tmp_path: Path) -> None:
     path = packed(tmp_path / "größe text.jsonl.xz", prose(900))
     asked, dying = (path, "--heldout-tokens", 400, "--runs"), tmp_path / "dying"

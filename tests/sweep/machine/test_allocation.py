@@ -314,7 +314,7 @@ def executor(name: str, here: Machine, monkeypatch: pytest.MonkeyPatch) -> Execu
     return RayExecutor(here)
 
 
-@pytest.mark.parametrize("name", ["local", "ray"])
+@pytest.mark.parametrize("name", ["local", pytest.param("ray", marks=pytest.mark.thorough)])
 def test_parts_run_side_by_side_on_the_gpu_they_were_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -17,6 +17,7 @@ import psutil
 import pytest
 from bench import COMMAND, Bench
 from patience import PATIENCE_S, until
+from tiers import shared_out
 
 pytestmark = pytest.mark.slow
 COMPILES = """
@@ -79,8 +80,12 @@ def left(processes: list[psutil.Process]) -> list[psutil.Process]:
 
 
 @pytest.mark.parametrize(
-    ("executor", "number"), [("local", signal.SIGINT), ("local", signal.SIGTERM), ("local", signal.SIGHUP), ("ray", signal.SIGTERM)]
-)  # fmt: skip
+    ("executor", "number"),
+    shared_out(
+        [("local", signal.SIGINT), ("local", signal.SIGTERM), ("local", signal.SIGHUP), ("ray", signal.SIGTERM)],
+        lambda one: one == ("local", signal.SIGINT),
+    ),
+)
 def test_a_signal_to_the_process_group_spares_attempts_and_their_compilers(
     compiling: Bench, executor: str, number: int
 ) -> None:
@@ -96,6 +101,7 @@ def test_a_signal_to_the_process_group_spares_attempts_and_their_compilers(
     assert left(started) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("executor", ["local", "ray"])
 def test_a_compiler_that_is_told_before_its_attempt_fails_no_cell(compiling: Bench, executor: str) -> None:
     """Who ends a job by its control group, as Slurm and systemd do, tells every process, in any order."""
@@ -116,6 +122,7 @@ def test_a_compiler_that_is_told_before_its_attempt_fails_no_cell(compiling: Ben
         compiling.launch()
 
 
+@pytest.mark.thorough
 def test_an_attempt_that_ends_by_itself_leaves_none_of_its_processes(bench: Bench) -> None:
     stray = "import os, subprocess; os.fork() or (os.fork() and os._exit(0)) or subprocess.run(['sleep', '987'])"
     code = COMPILES.format(folder=str(bench.folder)).replace("check=True", "check=False")
@@ -127,6 +134,7 @@ def test_an_attempt_that_ends_by_itself_leaves_none_of_its_processes(bench: Benc
     assert [one for one in psutil.process_iter(["cmdline"]) if one.info["cmdline"] == ["sleep", "987"]] == []
 
 
+@pytest.mark.thorough
 def test_a_terminal_that_is_closed_stops_as_sigterm_does(bench: Bench) -> None:
     master, slave = pty.openpty()
     process = subprocess.Popen(
@@ -146,6 +154,7 @@ def test_a_terminal_that_is_closed_stops_as_sigterm_does(bench: Bench) -> None:
     assert left(started) == []
 
 
+@pytest.mark.thorough
 def test_nohup_outlives_its_terminal(bench: Bench) -> None:
     bench.grid()
     process = launched(bench, *ONE, "local", preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
@@ -156,6 +165,7 @@ def test_nohup_outlives_its_terminal(bench: Bench) -> None:
     bench.once(1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("daemon", "number"), [
     ("gcs_server", signal.SIGTERM), ("raylet", signal.SIGTERM), ("ray::IDLE", signal.SIGTERM), ("raylet", signal.SIGINT),
 ])  # fmt: skip

@@ -207,6 +207,7 @@ def test_the_plan_of_a_launch(
     assert plan(cells, {}).standings == made.standings
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_attempts_start_in_that_order(tmp_path: Path) -> None:
     bench = Bench(tmp_path)

@@ -24,6 +24,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
         yield made
 
 
+@pytest.mark.thorough
 def test_pause_frees_the_machine_and_resume_ends_as_if_nothing_had_been(bench: Bench) -> None:
     bench.grid(tokens=LONG)
     process = bench.start("launch", "micro.yaml", "--executor", "local", "--only", "attn_type=nope")
@@ -53,7 +54,7 @@ def test_pause_frees_the_machine_and_resume_ends_as_if_nothing_had_been(bench: B
 
 def test_cancel_saves_and_stops(bench: Bench) -> None:
     bench.grid(tokens=LONG)
-    process = bench.start("launch", "micro.yaml", "--executor", "local")
+    process = bench.start("launch", "micro.yaml", "--executor", "local", "--only", "attn_type=nope")
     bench.wait(TRAINING)
     answer = json.loads(bench.run("cancel", "--json"))
     assert answer == {"sweep": "micro", "asked": "cancel", "running": True, "cells": []}

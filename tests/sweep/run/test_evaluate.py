@@ -323,6 +323,7 @@ def test_the_newest_sweep_that_has_a_cell_is_the_one_claimed(desk: Desk) -> None
 CHILD = "SELECT pid FROM attempt JOIN sweep s WHERE attempt.state = 'running' AND pid != s.owner_pid"
 
 
+@pytest.mark.thorough
 def test_a_killed_evaluation_is_tried_again(desk: Desk) -> None:
     started = desk.start("evaluate", POLAR, "--executor", "local", "--json")
     psutil.Process(desk.wait(CHILD)[0]).send_signal(signal.SIGKILL)
@@ -338,6 +339,7 @@ def test_a_killed_evaluation_is_tried_again(desk: Desk) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_interrupt_leaves_the_training_and_its_numbers_as_they_were(desk: Desk) -> None:
     before = desk.state()
     started = desk.start("evaluate", POLAR, "--executor", "local")

@@ -31,6 +31,7 @@ pytestmark = pytest.mark.slow
 LONG = 128 * 150
 VERY_LONG = 128 * 1000
 """Long enough for another launch to start meanwhile."""
+ONE = ("--only", "attn_type=nope")
 TRAINING = "SELECT 1 FROM attempt WHERE phase = 'training' AND checkpoint IS NOT NULL"
 
 
@@ -41,12 +42,12 @@ def bench(tmp_path: Path) -> Bench:
 
 @pytest.fixture(scope="session")
 def long_curves(tmp_path_factory: pytest.TempPathFactory) -> Curves:
-    """The curves of an uninterrupted run of the grid that the killing tests use."""
+    """The curve of an uninterrupted run of the cell that the killing tests use."""
 
     def make(folder: Path) -> None:
         bench = Bench(folder)
         bench.grid(tokens=LONG)
-        bench.launch()
+        bench.launch(*ONE)
 
     folder = once(tmp_path_factory, "long", make)
     return Bench(folder, copied=folder).curves()
@@ -129,6 +130,7 @@ def test_lost_weights_are_said_and_retrained_only_on_request(launched: Bench) ->
     assert bench.sql("SELECT count(*) FROM attempt WHERE kind = 'train' AND state = 'done'") == [(3,)]
 
 
+@pytest.mark.thorough
 def test_without_ray_two_attempts_train_at_the_same_time(bench: Bench) -> None:
     if cores() < 2:
         pytest.skip("needs two cores")
@@ -160,6 +162,7 @@ def test_a_revision_is_added_when_the_grid_or_its_requests_change(launched: Benc
     bench.once(2)
 
 
+@pytest.mark.thorough
 def test_two_sweeps_that_share_a_cell_train_it_once(launched: Bench) -> None:
     bench = launched
     bench.grid(name="other", seeds=2)
@@ -169,6 +172,7 @@ def test_two_sweeps_that_share_a_cell_train_it_once(launched: Bench) -> None:
     assert bench.sql("SELECT count(*) FROM attempt") == [(4,)]
 
 
+@pytest.mark.thorough
 def test_a_cell_that_another_sweep_is_training_is_waited_for(bench: Bench) -> None:
     bench.grid(tokens=VERY_LONG)
     bench.edit("every_steps: 7", "every_steps: 1000")
@@ -188,7 +192,7 @@ def test_a_cell_that_another_sweep_is_training_is_waited_for(bench: Bench) -> No
 
 def test_interrupt_saves_marks_and_the_next_launch_continues(bench: Bench, long_curves: Curves) -> None:
     bench.grid(tokens=LONG)
-    process = bench.start("launch", "micro.yaml", "--executor", "local")
+    process = bench.start("launch", "micro.yaml", "--executor", "local", *ONE)
     bench.wait(TRAINING)
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=PATIENCE_S)
@@ -197,13 +201,13 @@ def test_interrupt_saves_marks_and_the_next_launch_continues(bench: Bench, long_
     assert bench.sql("SELECT DISTINCT state, cause FROM attempt") == [("interrupted", "stopped on request")]
     assert bench.processes() == []
     assert bench.sql("SELECT owner FROM sweep") == [(None,)]
-    bench.launch()
-    bench.once(2)
+    bench.launch(*ONE)
+    bench.once(1)
     assert bench.sql("SELECT DISTINCT cell_id FROM event WHERE kind = 'resumed'") != []
     assert bench.curves() == long_curves
 
 
-@pytest.mark.parametrize("executor", ["local", "ray"])
+@pytest.mark.parametrize("executor", [pytest.param("local", marks=pytest.mark.thorough), "ray"])
 def test_sigterm_to_every_process_at_once_saves_the_cell(bench: Bench, executor: str) -> None:
     """As batch systems and service managers end a job; the launch and its wrappers pass the signal on besides."""
     bench.grid(tokens=VERY_LONG)
@@ -225,10 +229,6 @@ def test_sigterm_to_every_process_at_once_saves_the_cell(bench: Bench, executor:
     assert bench.sql("SELECT owner FROM sweep") == [(None,)]
 
 
-def nope(curves: Curves) -> Curves:
-    return {slug: curve for slug, curve in curves.items() if slug.startswith("nope")}
-
-
 def _kill(
     bench: Bench, executor: str, victim: Callable[[subprocess.Popen[str]], None], *only: str
 ) -> subprocess.Popen[str]:
@@ -239,11 +239,12 @@ def _kill(
     return process
 
 
+@pytest.mark.thorough
 def test_killed_launch_on_ray_is_continued_to_the_same_curves(bench: Bench, long_curves: Curves) -> None:
-    process = _kill(bench, "ray", lambda process: process.kill())
+    process = _kill(bench, "ray", lambda process: process.kill(), *ONE)
     process.communicate(timeout=PATIENCE_S)
-    bench.launch(executor="ray")
-    bench.once(2)
+    bench.launch(*ONE, executor="ray")
+    bench.once(1)
     assert bench.processes() == []
     assert bench.curves() == long_curves
     assert ("interrupted",) in bench.sql("SELECT DISTINCT state FROM attempt WHERE number = 1")
@@ -254,11 +255,12 @@ def test_killed_trainer_is_tried_again_within_the_launch(bench: Bench, long_curv
     out, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, out
     bench.once(1)
-    assert bench.curves() == nope(long_curves)
+    assert bench.curves() == long_curves
     first = bench.sql("SELECT state, cause, exit_code FROM attempt ORDER BY id LIMIT 1")
     assert first == [("interrupted", "process killed by SIGKILL (out of memory, or by hand)", -9)]
 
 
+@pytest.mark.thorough
 def test_damaged_newest_checkpoint_is_passed_over(bench: Bench, long_curves: Curves) -> None:
     one = ("--only", "attn_type=nope")
     process = _kill(bench, "local", lambda process: process.send_signal(signal.SIGTERM), *one)
@@ -269,11 +271,12 @@ def test_damaged_newest_checkpoint_is_passed_over(bench: Bench, long_curves: Cur
     weights.write_bytes(weights.read_bytes()[:-10])
     bench.launch(*one)
     bench.once(1)
-    assert bench.curves() == nope(long_curves)
+    assert bench.curves() == long_curves
     ((message,),) = bench.sql("SELECT message FROM event WHERE kind = 'resumed'")
     assert message == f"from step {int(older.name.removeprefix('checkpoint-'))} of attempt 1"
 
 
+@pytest.mark.thorough
 def test_second_launch_of_a_running_sweep_names_the_first(bench: Bench) -> None:
     bench.grid(tokens=10 * VERY_LONG)
     first = bench.start("launch", "micro.yaml", "--executor", "local")
@@ -344,6 +347,7 @@ def test_plugin_mixer_trains_and_appears_in_the_table(bench: Bench) -> None:
     assert bench.plan()["counts"] == {"new": 1, "done": 1}
 
 
+@pytest.mark.thorough
 def test_failing_cell_is_told_and_the_others_go_on(bench: Bench) -> None:
     (bench.folder / "my_mixer.py").write_text(PLUGIN.replace("        steps =", "        1 / 0\n        steps ="))
     bench.grid(more="plugins: [my_mixer.py]\n")
@@ -358,6 +362,7 @@ def test_failing_cell_is_told_and_the_others_go_on(bench: Bench) -> None:
     assert table[1].split(",")[5:12] == ["failed"] * 7
 
 
+@pytest.mark.thorough
 def test_a_plugin_that_leaves_fails_its_cell_and_is_named(bench: Bench) -> None:
     (bench.folder / "my_mixer.py").write_text(
         PLUGIN.replace("        steps =", "        raise SystemExit(0)\n        steps =")
@@ -384,6 +389,7 @@ def test_divergence_is_a_result_with_its_step_and_the_curve_up_to_there(bench: B
     assert "to train: 0 cells" in bench.launch("--only", "attn_type=nope")
 
 
+@pytest.mark.thorough
 def test_checkpoints_and_weights_lie_where_the_grid_says(bench: Bench, long_curves: Curves) -> None:
     """Stopped under one checkpoint.path, continued under another, killed there, continued, measured from there."""
     one = ("--only", "attn_type=nope")
@@ -407,7 +413,7 @@ def test_checkpoints_and_weights_lie_where_the_grid_says(bench: Bench, long_curv
     bench.processes()[0].kill()
     out, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, out
-    assert bench.curves() == nope(long_curves)
+    assert bench.curves() == long_curves
     assert len(bench.sql("SELECT 1 FROM event WHERE kind = 'resumed'")) == 2
     (weights,) = [row[0] for row in bench.sql("SELECT weights FROM attempt WHERE weights IS NOT NULL")]
     assert weights == f"{bench.folder}/second/{cell}/3/weights.safetensors"
@@ -442,6 +448,7 @@ def test_a_place_that_cannot_be_used_is_one_line_before_training(bench: Bench, p
     assert bench.sql("SELECT count(*) FROM attempt") == [(0,)]
 
 
+@pytest.mark.thorough
 def test_the_disk_that_a_grid_needs_is_told_before_and_true_afterwards(bench: Bench) -> None:
     told = bench.plan()
     line = next(line for line in bench.launch().splitlines() if line.startswith("disk: "))
@@ -457,6 +464,7 @@ def test_the_disk_that_a_grid_needs_is_told_before_and_true_afterwards(bench: Be
     assert bench.plan()["disk_bytes_kept"] == 0
 
 
+@pytest.mark.thorough
 def test_gpu_that_is_not_there_ends_before_any_attempt(bench: Bench) -> None:
     bench.grid(more="resources: {gpus: 1}\n")
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}

@@ -103,6 +103,7 @@ def refused(bench: Bench, *arguments: str, before: Callable[[], object] | None =
     return one_line(done.returncode, done.stdout + done.stderr)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_database_that_cannot_be_written(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
@@ -131,6 +132,7 @@ def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
     assert "File too large; raise the limit of a file's size (ulimit -f)" in refused(bench, *LAUNCH, before=small)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize(("where", "said"), [
     ("/proc/nowhere", "ray-.* cannot be used: .* set RAY_TMPDIR to another folder"),

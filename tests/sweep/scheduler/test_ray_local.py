@@ -60,6 +60,7 @@ def listening(processes: list[psutil.Process]) -> dict[tuple[str, str], int]:
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_ray_hears_this_machine_alone_and_nobody_without_the_token(tmp_path: Path, scratch: Path) -> None:
     """In a home folder where nothing can be written."""

@@ -72,6 +72,7 @@ def launch(bench: Bench, package: Path, *arguments: str, code: int = 0) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_workers_run_the_copy_and_a_change_is_told(package: Path, tmp_path: Path) -> None:
     (tmp_path / "bench").mkdir()

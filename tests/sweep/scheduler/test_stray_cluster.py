@@ -26,6 +26,7 @@ def scratch() -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.mark.thorough
 def test_a_stale_cluster_address_is_not_followed(tmp_path: Path, scratch: Path) -> None:
     """Neither RAY_ADDRESS nor the file in which `ray start` notes its cluster."""
     bench = Bench(tmp_path)
