@@ -16,6 +16,7 @@ from atma_sweep.kernels.attention import ops
 from atma_sweep.kernels.attention.polar import available, choose_backend, polar_attention, polar_distractor_loss
 from atma_sweep.kernels.attention.polar_reference import polar_attention_reference
 from atma_sweep.kernels.attention.softmax import softmax_attention, softmax_attention_reference, softmax_distractor_loss
+from tiers import every_nth
 from torch import Tensor
 from torch.nn import functional
 
@@ -79,7 +80,7 @@ def check(
 
 
 @interpreted
-@pytest.mark.parametrize(("t", "h", "j", "window"), CASES)
+@pytest.mark.parametrize(("t", "h", "j", "window"), every_nth(CASES, 3))
 def test_polar_is_near_float64(t: int, h: int, j: int, window: int | None) -> None:
     args = inputs(t, h, j, b=2 if t <= 127 and h < 8 else 1)
     ours = run(polar_attention, args, window=window, backend="triton")
@@ -164,9 +165,9 @@ def test_polar_of_a_chunk_of_queries(window: int) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize(("t", "h", "j", "window"), [
+@pytest.mark.parametrize(("t", "h", "j", "window"), every_nth([
     (1, 3, 1, None), (17, 8, 2, 4), (17, 4, 4, 67), (127, 3, 1, None), (127, 8, 2, 100), (127, 4, 4, 1), (93, 3, 1, 93),
-])  # fmt: skip
+], 3))  # fmt: skip
 def test_softmax_is_near_float64(t: int, h: int, j: int, window: int | None) -> None:
     args = inputs(t, h, j, b=2 if h < 8 else 1)[:3]
     ours = run(softmax_attention, args, window=window, backend="triton")
@@ -192,10 +193,10 @@ def materialised(
 
 
 @interpreted
-@pytest.mark.parametrize(("queries", "keys", "offset", "window"), [
+@pytest.mark.parametrize(("queries", "keys", "offset", "window"), every_nth([
     (37, 37, 0, 0), (37, 37, 0, 9),
     (33, 70, 37, 0), (33, 70, 20, 0), (33, 70, 20, 9), (1, 65, 64, 30), (40, 29, 29, 0), (3, 32, 500, 0), (1, 1, 1, 0),
-])  # fmt: skip
+], 2))  # fmt: skip
 def test_softmax_and_its_log_sum_among_more_or_fewer_keys(queries: int, keys: int, offset: int, window: int) -> None:
     """An offset of all keys or more shows every key to every query."""
     args = [normal(2, queries, 4, D, seed=1), normal(2, keys, 2, D, seed=2), normal(2, keys, 2, D, seed=3)]

@@ -17,6 +17,7 @@ from atma_sweep.kernels.conv import conv
 from atma_sweep.kernels.conv.conv import canon, causal_conv_reference, gated_causal_conv
 from atma_sweep.kernels.norms import rms_norm_reference
 from patience import PATIENCE_S
+from tiers import every_nth
 from torch import Tensor
 
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the kernels are compiled, see below")
@@ -67,10 +68,10 @@ def canon_naive(x_BTHD: Tensor, w_CK: Tensor, *, norm: bool) -> Tensor:
 
 
 @interpreted
-@pytest.mark.parametrize(("b", "t", "c", "k"), [
+@pytest.mark.parametrize(("b", "t", "c", "k"), every_nth([
     (1, 1, 1, 1), (2, 1, 5, 3), (2, 2, 7, 4), (3, 15, 129, 2), (1, 16, 128, 4), (2, 17, 257, 3), (1, 64, 300, 4),
     (2, 65, 33, 1), (2, 66, 7, 4), (2, 131, 40, 3), (1, 129, 3, 2),
-])  # fmt: skip
+], 3))  # fmt: skip
 def test_gated_is_near_float64(b: int, t: int, c: int, k: int) -> None:
     args = [normal(b, t, 3 * c, seed=1).requires_grad_(), normal(c, k, seed=2).requires_grad_()]
     check(run(gated_causal_conv, args, backend="triton"), run(gated_naive, double(args)))
@@ -89,10 +90,10 @@ def test_gated_takes_what_is_not_contiguous() -> None:
 
 @interpreted
 @pytest.mark.parametrize("norm", [True, False])
-@pytest.mark.parametrize(("b", "t", "h", "d", "k"), [
+@pytest.mark.parametrize(("b", "t", "h", "d", "k"), every_nth([
     (1, 1, 1, 1, 1), (2, 1, 3, 5, 4), (2, 3, 2, 8, 4), (1, 32, 1, 20, 2), (2, 17, 2, 16, 3), (1, 33, 2, 24, 4),
     (1, 64, 1, 33, 1), (1, 67, 2, 5, 4), (2, 131, 1, 6, 3), (1, 129, 1, 3, 2),
-])  # fmt: skip
+], 3))  # fmt: skip
 def test_canon_is_near_float64(b: int, t: int, h: int, d: int, k: int, norm: bool) -> None:
     """Lengths around the 64 rows that a warp of the backward walks down, with taps that reach into the next ones."""
     # the weightless norm's epsilon is float32's in float32
@@ -120,14 +121,14 @@ def cut(size: int, start: int) -> Callable[[Tensor], Tensor]:
 
 
 @interpreted
-@pytest.mark.parametrize("view", [
+@pytest.mark.parametrize("view", every_nth([
     cut(2, 0), cut(1, 2),
     lambda x: x.unflatten(-1, (-1, 8))[:, :, ::2],  # gaps between heads
     lambda x: x.unflatten(-1, (-1, 12))[..., :8],  # gaps inside rows
     lambda x: x.unflatten(-1, (-1, 8))[:, 3:],  # the batch's rows do not follow each other: copied
     lambda x: x.unflatten(-1, (8, -1)).transpose(2, 3)[..., :6],  # heads apart in memory: copied
     lambda x: x.unflatten(-1, (-1, 8))[:, ::2],  # every second token
-])  # fmt: skip
+], 3))  # fmt: skip
 def test_canon_reads_views_where_they_lie(view: Callable[[Tensor], Tensor]) -> None:
     """What lies between the view's numbers is NaN, and the gradients have the view's shape."""
     x = view(normal(2, 37, 24, seed=1))
