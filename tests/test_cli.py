@@ -17,6 +17,7 @@ from atma_sweep import cli
 from atma_sweep.reports import bundle, figures
 from atma_sweep.results.store.records import CellRecord, Owner
 from atma_sweep.results.store.store import open_store
+from tiers import every_nth
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -240,35 +241,38 @@ LONG = "x" * 5000
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        ["launch", LONG],
-        ["launch", "quick", "--name", LONG],
-        ["launch", "quick", "--dry-run", "--db", LONG],
-        ["launch", "quick", "--runs", LONG],
-        ["launch", "quick", "--dry-run", "--runs", LONG],
-        ["launch", "quick", "--dry-run", "--only", LONG],
-        ["launch", "quick", "--dry-run", "--name", "a", "--set", f"data.path={LONG}"],
-        ["launch", "quick", "--dry-run", "--name", "a", "--set", "data.path=~nobody-is-called-so/x"],
-        ["launch", "quick", "--dry-run", "--name", "a", "--set", 'data.path="a\\0b"'],
-        ["launch", "quick", "--dry-run", "--name", "a", "--set", f"{LONG}=1"],
-        ["status", "--db", LONG],
-        ["status", "--db", "~nobody-is-called-so/x.db"],
-        ["status", "--sweep", LONG],
-        ["show", LONG],
-        ["report", "--table", LONG],
-        ["report", "--check", LONG],
-        ["report", "--table", "6", "--out", f"{LONG}.csv"],
-        ["export", "--out", f"{LONG}.zip"],
-        ["import", LONG],
-        ["import", "x.zip", "--name", LONG],
-        ["data", "prepare", LONG],
-        ["data", "prepare", "~nobody-is-called-so/x"],
-        ["data", "prepare", ".", "--heldout", LONG],
-        ["data", "prepare", ".", "--runs", LONG],
-        ["data", "list", "--runs", LONG],
-        ["db", "backup", "--to", LONG],
-        ["schema", "--out", f"{LONG}.json"],
-    ],
+    every_nth(
+        [
+            ["launch", LONG],
+            ["launch", "quick", "--name", LONG],
+            ["launch", "quick", "--dry-run", "--db", LONG],
+            ["launch", "quick", "--runs", LONG],
+            ["launch", "quick", "--dry-run", "--runs", LONG],
+            ["launch", "quick", "--dry-run", "--only", LONG],
+            ["launch", "quick", "--dry-run", "--name", "a", "--set", f"data.path={LONG}"],
+            ["launch", "quick", "--dry-run", "--name", "a", "--set", "data.path=~nobody-is-called-so/x"],
+            ["launch", "quick", "--dry-run", "--name", "a", "--set", 'data.path="a\\0b"'],
+            ["launch", "quick", "--dry-run", "--name", "a", "--set", f"{LONG}=1"],
+            ["status", "--db", LONG],
+            ["status", "--db", "~nobody-is-called-so/x.db"],
+            ["status", "--sweep", LONG],
+            ["show", LONG],
+            ["report", "--table", LONG],
+            ["report", "--check", LONG],
+            ["report", "--table", "6", "--out", f"{LONG}.csv"],
+            ["export", "--out", f"{LONG}.zip"],
+            ["import", LONG],
+            ["import", "x.zip", "--name", LONG],
+            ["data", "prepare", LONG],
+            ["data", "prepare", "~nobody-is-called-so/x"],
+            ["data", "prepare", ".", "--heldout", LONG],
+            ["data", "prepare", ".", "--runs", LONG],
+            ["data", "list", "--runs", LONG],
+            ["db", "backup", "--to", LONG],
+            ["schema", "--out", f"{LONG}.json"],
+        ],
+        3,
+    ),
 )
 def test_words_of_five_thousand_letters_and_paths_that_cannot_be(run, arguments: list[str]) -> None:  # type: ignore[no-untyped-def]
     store = open_store("atma.db", create=True)

@@ -19,6 +19,7 @@ from atma_sweep.results.store.database import place, shown
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import AXES, CellRecord, CurvePoint, Measurement, Owner, Provenance
 from atma_sweep.results.store.store import Store, open_store
+from tiers import every_nth
 
 EVIL = "\x1b[31m\x1b]0;owned\x07\x9b2J\u202eevil\u2066\x00\x08\n  fake line\r$x$ $\\frac{"
 STEERING = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
@@ -123,7 +124,7 @@ def test_a_csv_of_hostile_names_is_whole(run: Run, tmp_path: Path) -> None:
         assert {row[column][:5] for row in rows} == {"on", "off", "'=1+1", "'@x"}
 
 
-@pytest.mark.parametrize("name", [name for name in FIGURES if name not in ("count-map", "state-norm")])
+@pytest.mark.parametrize("name", every_nth([name for name in FIGURES if name not in ("count-map", "state-norm")], 3))
 def test_a_figure_of_hostile_names_is_xml(tmp_path: Path, name: str) -> None:
     store = hostile(tmp_path)
     content = rendered(make_figure(name, store), "svg")
@@ -151,7 +152,7 @@ ADDRESSES = [
 ]
 
 
-@pytest.mark.parametrize("address", ADDRESSES)
+@pytest.mark.parametrize("address", every_nth(ADDRESSES, 3))
 @pytest.mark.parametrize(
     "words", [["status"], ["db", "backup"], ["db", "upgrade"], ["launch", "quick", "--dry-run"]], ids=" ".join
 )

@@ -180,7 +180,9 @@ def test_a_token_never_changes_earlier_outputs() -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("name", ["gated_conv_forward", "gated_conv_backward", "canon_forward", "canon_backward"])
+@pytest.mark.parametrize(
+    "name", every_nth(["gated_conv_forward", "gated_conv_backward", "canon_forward", "canon_backward"], 2)
+)
 def test_ops_keep_the_rules_of_torch(name: str) -> None:
     """Nothing changed in place, shapes and types without data, gradients, and the same in a compiled graph."""
     x, w, heads = normal(2, 5, 12), normal(4, 3, seed=1), normal(2, 5, 2, 2, seed=2)
@@ -233,6 +235,7 @@ for kernel, sizes, strides in (
 """
 
 
+@pytest.mark.thorough
 def test_compiled_loops_carry_every_row_that_they_keep() -> None:
     """The interpreter rotates names that start as one value, the compiler takes them for constants."""
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from atma_sweep.kernels.sketch.sketch import choose_backend, gram, pieces, sketch, sketch_reference
+from tiers import every_nth
 from torch import Tensor
 
 SIZES = [(2, 8, 1), (17, 129, 5), (257, 1024, 64), (1000, 96, 200)]
@@ -36,7 +37,7 @@ def errors(x: Tensor, s: Tensor, squares: bool) -> tuple[float, float]:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="float32 is for the interpreter, bf16 for GPUs")
-@pytest.mark.parametrize("squares", [False, True])
+@pytest.mark.parametrize("squares", every_nth([False, True], 2))
 @pytest.mark.parametrize(("n", "c", "k"), SIZES)
 def test_float32_under_the_interpreter(n: int, c: int, k: int, squares: bool) -> None:
     result, gradient = errors(normal(2, n, c), normal(2, k, c, seed=1), squares)

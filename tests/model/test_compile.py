@@ -167,6 +167,7 @@ def test_generated_code_gives_the_eager_numbers(
     assert any(compiled.iterdir())
 
 
+@pytest.mark.thorough
 def test_compiled_once(wake: Callable[[Backbone], None]) -> None:
     """Another step, seed, micro-batch, batch, learning rate or weight is no reason to compile again; a length is."""
     model = network(wake, attn_type="polar", memory="gated_delta", window=True)

@@ -16,6 +16,7 @@ from atma_sweep.model.bases import Mixer
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.pieces import in_pieces, spans
 from registries import EVERY_MEMORY, EVERY_MIXER
+from tiers import every_nth
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -31,7 +32,9 @@ def rows() -> Tensor:
     return torch.randint(0, 37, (3, T), generator=torch.Generator().manual_seed(3))
 
 
-@pytest.mark.parametrize(("attn_type", "memory", "window"), list(product(EVERY_MIXER, EVERY_MEMORY, (False, True))))
+@pytest.mark.parametrize(
+    ("attn_type", "memory", "window"), every_nth(list(product(EVERY_MIXER, EVERY_MEMORY, (False, True))), 3)
+)
 def test_hidden_states_are_the_same_in_any_pieces(
     awake: Awake, rows: Tensor, attn_type: str, memory: str, window: bool
 ) -> None:

@@ -14,6 +14,7 @@ from atma_sweep.reports.data import ReportError
 from atma_sweep.reports.render import files_of, trace_file
 from atma_sweep.reports.tables import TABLES, make_table
 from atma_sweep.results.store.store import open_store
+from tiers import every_nth
 from typer.testing import CliRunner
 
 
@@ -25,7 +26,9 @@ def folder(filled: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # the others take seconds each, and their cells are of the same kinds
-@pytest.mark.parametrize("name", [name for name in TABLES if name not in ("interactions", "anova", "compare")])
+@pytest.mark.parametrize(
+    "name", every_nth([name for name in TABLES if name not in ("interactions", "anova", "compare")], 3)
+)
 def test_pandas_reads_every_csv_as_the_table_is(published, published_effects, tmp_path: Path, name: str) -> None:
     table = published_effects if name == "effects" else make_table(name, published, "printed-v2")
     path = tmp_path / "table.csv"
@@ -45,6 +48,7 @@ def test_pandas_reads_every_csv_as_the_table_is(published, published_effects, tm
             assert list(as_text.iloc[:, column]) == texts
 
 
+@pytest.mark.thorough
 def test_every_csv_of_the_folder_is_a_header_and_rows_of_its_width(folder: Path) -> None:
     files = sorted(folder.glob("*.csv"))
     assert len(files) > 10

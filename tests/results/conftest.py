@@ -37,9 +37,9 @@ def postgres_url(server: str) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.thorough)])
 def backend(request: pytest.FixtureRequest) -> str:
-    """The kinds of database that a test runs on."""
+    """The kinds of database that a test runs on; in the first tier a server is asked by the tests that are about servers."""
     return str(request.param)
 
 

@@ -346,6 +346,7 @@ def test_nothing_overlaps_or_runs_out_of_the_page(visit: Any, site: Any, width: 
         assert page.evaluate(CUT_OFF) == [], name
 
 
+@pytest.mark.thorough
 def test_the_complete_table_fits_a_laptop(visit: Any, published: Store, tmp_path: Path) -> None:
     module.write_dashboard(published, tmp_path / "page.html", "printed-v2")
     page = visit((tmp_path / "page.html").as_uri(), width=1280, height=900)

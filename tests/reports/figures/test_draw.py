@@ -36,6 +36,7 @@ from atma_sweep.results.store.store import Store
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.text import Text
+from tiers import every_nth
 from typer.testing import CliRunner
 
 PRINTED = ("needle", "count-map", "length", "effects", "interactions", "pareto")
@@ -125,7 +126,7 @@ class TestReadable:
     def test_no_words_meet_in_a_sweep_of_120_cells(self, published: Store, name: str) -> None:
         assert check_words(figure_of(make_figure(name, published, "printed-v2"))) > 10
 
-    @pytest.mark.parametrize("name", FIGURES)
+    @pytest.mark.parametrize("name", every_nth(FIGURES, 3))
     def test_no_words_meet_in_one_of_six(self, every: Store, name: str) -> None:
         assert check_words(figure_of(make_figure(name, every))) > 10
 

@@ -23,6 +23,7 @@ from rich.console import Console
 from sqlalchemy import text
 from sqlalchemy.event import listen
 from sqlalchemy.exc import OperationalError
+from tiers import every_nth
 
 ME = Owner(name="launch", host="node1", pid=17, started=0.0)
 
@@ -236,7 +237,7 @@ def drawn(found: dict[str, Any], width: int, height: int, note: str = "", colour
     return str(console.file.getvalue())  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(("running", "failed"), [(0, 0), (1, 0), (0, 30), (3, 2), (40, 0), (40, 30)])
+@pytest.mark.parametrize(("running", "failed"), every_nth([(0, 0), (1, 0), (0, 30), (3, 2), (40, 0), (40, 30)], 2))
 def test_never_higher_or_wider_than_the_terminal(tmp_path: Path, running: int, failed: int) -> None:
     found = busy(tmp_path, running, failed)
     for note in ("", "the database does not answer"):

@@ -10,6 +10,7 @@ from atma_sweep.results.store.store import Store, SweepBusy, open_store
 from patience import PATIENCE_S
 from sqlalchemy import select
 from sqlalchemy.engine import make_url
+from tiers import every_nth
 
 FORK = multiprocessing.get_context("fork")
 ROUNDS = 20
@@ -56,7 +57,7 @@ class Disturbed(Store):
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["a new name", "a name launched before"])
-@pytest.mark.parametrize("after", range(4))
+@pytest.mark.parametrize("after", every_nth(range(4), 2))
 @pytest.mark.parametrize("first", ["a", "b"])
 def test_one_of_two_launches_of_a_name_leaves_its_grid_alone(make, cells, first, after, known):
     store = make("x")

@@ -21,6 +21,7 @@ from atma_sweep.results.store.schema import Base, EventRow, UtcTime
 from atma_sweep.results.store.store import CellTaken, LostLease, Store, StoreBusy, open_store
 from proxy import Proxy
 from sqlalchemy import func, select
+from tiers import every_nth
 
 ME = Owner(name="ada", host="here", pid=101, started=1.5)
 GRID: dict[str, Any] = {"grid_text": "x", "grid_file": "x.yaml"}
@@ -150,7 +151,7 @@ ENDINGS = [(what, "answer") for what in WRITES] + [
 ]
 
 
-@pytest.mark.parametrize(("what", "how"), ENDINGS)
+@pytest.mark.parametrize(("what", "how"), every_nth(ENDINGS, 3))
 def test_a_write_whose_answer_is_lost_is_done_once(desk_on: Any, what: str, how: Any) -> None:
     if postgres.GIVEN is not None:
         pytest.skip("the proxy speaks to a server's socket")

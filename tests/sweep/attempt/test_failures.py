@@ -178,6 +178,7 @@ def endings(bench: Bench) -> list[tuple[object, ...]]:
     return bench.sql("SELECT state, failure FROM attempt ORDER BY id")
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_crash_of_the_interpreter_is_tried_again(bench: Bench) -> None:
     broken(bench, "os.kill(os.getpid(), 11)", times=1)

@@ -49,6 +49,7 @@ def test_an_error_whose_print_fails_is_recorded_all_the_same(room: Callable[...,
     assert "/dev/null/nowhere" in str(ours.store.attempt(job.attempt).cause)
 
 
+@pytest.mark.thorough
 def test_an_attempt_that_can_record_nothing_says_so_by_its_exit_code(room: Callable[..., Room], tmp_path: Path) -> None:
     """Its journal does not grow any more, so its end does not get into it either."""
     ours = room()
@@ -66,6 +67,7 @@ def test_an_attempt_that_can_record_nothing_says_so_by_its_exit_code(room: Calla
     assert judge(1, nothing).failure == "code"
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small file system")
 def test_a_runs_folder_that_fills_up_costs_an_attempt_and_no_number(
     grid: Path, room: Callable[..., Room], tmp_path: Path

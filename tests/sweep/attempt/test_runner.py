@@ -14,6 +14,7 @@ from atma_sweep.sweep.attempt.runner import Work
 from atma_sweep.sweep.checkpoints import checkpoint
 from attempts import STEPS, Flag, Room, serial
 from fsspec.implementations.memory import MemoryFileSystem
+from tiers import every_nth
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def test_an_attempt_far_away_is_stopped_continued_and_evaluated(room: Callable[.
     assert again
 
 
-@pytest.mark.parametrize("damage", [b'"step": 10', b'"step": -3', b'"step": "x"', b'"stop": 3', b""])
+@pytest.mark.parametrize("damage", every_nth([b'"step": 10', b'"step": -3', b'"step": "x"', b'"stop": 3', b""], 3))
 def test_a_damaged_newest_checkpoint_costs_steps_and_no_number(
     room: Callable[..., Room], damage: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -71,6 +72,7 @@ def test_a_damaged_newest_checkpoint_costs_steps_and_no_number(
     assert nats(ours) == nats(plain)
 
 
+@pytest.mark.thorough
 def test_stops_do_not_pile_up_checkpoints(room: Callable[..., Room], far: str) -> None:
     """Whatever the places of the attempts, two checkpoints are left after each save: the newest and the one before."""
     ours = room()
@@ -86,11 +88,11 @@ def test_stops_do_not_pile_up_checkpoints(room: Callable[..., Room], far: str) -
     assert ours.curve(ours.store.attempts(ours.cell.id)[-1]) == plain.curve(plain.run())
 
 
-@pytest.mark.parametrize(("keep", "left"), [
+@pytest.mark.parametrize(("keep", "left"), every_nth([
     ("nothing", []),
     ("weights", ["weights.safetensors"]),
     ("everything", ["checkpoint-00000010", "checkpoint-00000012", "weights.safetensors"]),
-])  # fmt: skip
+], 3))  # fmt: skip
 def test_what_is_left_of_a_finished_cell(room: Callable[..., Room], keep: str, left: list[str]) -> None:
     ours = room()
     first = ours.run(stop=11, keep=keep)

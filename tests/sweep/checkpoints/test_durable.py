@@ -37,6 +37,7 @@ def calls(trace: Path) -> list[tuple[str, str]]:
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace: apt-get install strace")
 def test_the_database_is_on_the_disk_before_a_checkpoint_goes(room: Callable[..., Room], tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ def packed(path: Path, texts: list[str]) -> Path:
     return path
 
 
+@pytest.mark.thorough
 def test_text_of_ones_own_killed_before_every_change(tmp_path: Path, ordered: Any) -> None:
     texts = dict(enumerate(prose(14), 1))
 

@@ -62,6 +62,7 @@ def _apart(*flags: str) -> list[str]:
     return command
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("flags", [(), ("--mount-proc",)], ids=["", "with its own proc"])
 def test_a_launch_in_another_pid_namespace_waits_for_the_lease(
     store: Store, cells: Callable[..., list[Cell]], flags: tuple[str, ...]

@@ -145,6 +145,7 @@ def test_without_ray_two_attempts_train_at_the_same_time(bench: Bench) -> None:
     bench.once(2)
 
 
+@pytest.mark.thorough
 def test_a_revision_is_added_when_the_grid_or_its_requests_change(launched: Bench) -> None:
     bench = launched
     assert bench.sql("SELECT number FROM revision") == [(1,)]

@@ -370,6 +370,7 @@ def test_resuming_anywhere_equals_never_having_stopped(network: Network, tmp_pat
         assert numbers(first, second) == numbers(whole)
 
 
+@pytest.mark.thorough
 @settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(asks=st.lists(st.integers(1, 12), max_size=5), saves=st.sets(st.integers(1, 5)))
 def test_any_chain_of_stops_and_saves_gives_the_same_run(

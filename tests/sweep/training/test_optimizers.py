@@ -79,7 +79,8 @@ def test_iteration_acts_on_singular_values_one_by_one() -> None:
 
 
 @pytest.mark.parametrize(("rows", "cols", "dtype"), [
-    (128, 512, torch.float32), (128, 512, torch.bfloat16), (512, 128, torch.bfloat16), (1024, 4096, torch.float32),
+    (128, 512, torch.float32), (128, 512, torch.bfloat16), (512, 128, torch.bfloat16),
+    pytest.param(1024, 4096, torch.float32, marks=pytest.mark.thorough),
 ])  # fmt: skip
 def test_singular_values_of_wide_random_matrices_come_to_one(rows: int, cols: int, dtype: torch.dtype) -> None:
     found = orthogonalise(gaussian(1, rows, cols), 12, dtype)[0].float()
