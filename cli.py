@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import itertools
 import json
 import sys
 from collections.abc import Callable
@@ -15,13 +14,15 @@ import typer
 
 from . import __version__
 from .reports.commands import ReportCommand, report, show, status
-from .results.options import Address, AsJson, Cells, Db, Executor, Runs, SweepName, print_json, runs_folder
+from .results.options import Address, AsJson, Cells, Db, Runs, SweepName, print_json, runs_folder
 from .results.text import Printed, cleaned, say, sentence
 from .results.usage import OneLine
 from .sweep.bench.commands import bench_app
 from .sweep.commands.data import data_app
 from .sweep.commands.database import db_app, export, import_
+from .sweep.commands.options import Executor
 from .sweep.machine.signals import Signals, Stop
+from .sweep.scheduler.registry import DEFAULT, chosen
 
 LONGEST_WORD = 400
 """Letters of one in a message; a longer one is cut, since nobody reads it."""
@@ -61,10 +62,6 @@ def _check_word(option: str, word: str, allowed: list[str]) -> None:
         raise GridError(option, None, word, f"no such {option.removeprefix('--')}", allowed, word)
 
 
-def _check_executor(name: str) -> None:
-    _check_word("--executor", name, ["ray", "local"])
-
-
 @app.command()
 def launch(
     grid: Annotated[
@@ -82,7 +79,7 @@ def launch(
         str | None, typer.Option("--name", metavar="NAME", help="Name of the sweep, instead of the grid's own.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and leave; nothing is written.")] = False,
-    executor: Executor = "ray",
+    executor: Executor = DEFAULT,
     address: Address = None,
     detach: Annotated[
         bool, typer.Option("--detach", help="Leave the sweep to the cluster and return at once; needs --address.")
@@ -115,117 +112,14 @@ def launch(
       atma-sweep launch quick --only attn_type=polar,nope --only memory=on
       atma-sweep launch quick --set train.tokens=5e4 --name try
     """
-    from .results.files import make_folder
-    from .results.store.store import StoreMissing, open_store
-    from .sweep.commands.prepare import Preparing
-    from .sweep.errors import SweepError
-    from .sweep.grid.grid import load_grid
-    from .sweep.plan import corpora
-    from .sweep.run import launch, progress
+    from .sweep.commands.launch import Asked, carry_out
 
-    _check_executor(executor)
     _check_word("--code", code, ["new", "kept"])
-    if address is None and detach:
-        raise SweepError("--detach needs --address, the Ray cluster that the sweep is left to")
-    if address is not None and executor == "local":
-        raise SweepError("--executor local runs on this machine, --address on a cluster; leave one of them out")
-    loaded = load_grid(grid, sets=set_ or [], rename=name, most=most)
-    console = progress.Terminal(stderr=as_json, soft_wrap=True)
-    where = runs_folder(runs, db, write=not dry_run)
-    with Preparing(console, "text") as preparing:
-        cells, remarks = corpora.expand(loaded, where / "corpora", dry=dry_run, tell=preparing)
-    if dry_run:
-        try:
-            store = open_store(db)
-        except StoreMissing:
-            store = None
-        plan = launch.plan(loaded, cells, store, only=only or [], retrain=retrain, runs=where)
-        _show_plan(plan, loaded.name, remarks, as_json)
-        return
-    store = open_store(db, create=True)
-    make_folder(where, "--runs", parents=True)
-    if detach and address is not None:
-        from .sweep.run import detached
-
-        lines = detached.order(
-            loaded, cells, store, runs=where, address=address, only=only or [], retrain=retrain, code=code
-        )
-        for line in lines:
-            console.print(line, highlight=False, markup=False)
-        console.print(f"{loaded.name} goes on without this command. Next: atma-sweep status --watch", highlight=False)
-        if as_json:
-            print_json({"sweep": loaded.name, "supervisor": detached.actor_name(store, loaded.name)})
-        return
-
-    def planned(plan: Any) -> None:
-        for line in progress.describe_plan(plan, loaded.name):
-            console.print(line, highlight=False, markup=False)
-        screen.expect(len(plan.tasks))
-
-    with progress.Display(console, len(cells)) as screen:
-        outcome = launch.run(
-            loaded,
-            cells,
-            store,
-            screen,
-            runs=where,
-            executor=executor,
-            address=address,
-            only=only or [],
-            retrain=retrain,
-            code=code,
-            planned=planned,
-            tell=lambda line: console.print(line, highlight=False, markup=False),
-        )
-    _show_outcome(outcome, loaded.name, console, as_json)
-    if not outcome.finished:
-        raise typer.Exit(1)
-
-
-def _show_plan(plan: Any, sweep: str, remarks: list[str], as_json: bool) -> None:
-    from .sweep.run.progress import describe_plan
-
-    if as_json:
-        rows = [
-            {
-                "cell": c.id,
-                "slug": c.slug,
-                "seed": c.config.seed,
-                **c.levels,
-                "axes": c.axes,
-                "state": plan.standings[c.id],
-            }
-            for c in plan.cells
-        ]
-        print_json(
-            {
-                "sweep": sweep,
-                "cells": rows,
-                "counts": plan.counts,
-                "to_train": [task.cell.id for task in plan.training],
-                "to_evaluate": [task.cell.id for task in plan.evaluating],
-                "tokens": plan.tokens,
-                **plan.disk.as_json(),
-                "remarks": remarks,
-            }
-        )
-        return
-    lines = (f"{cell.id}  {plan.standings[cell.id]:<12} {cell.slug}" for cell in plan.cells)
-    while part := list(itertools.islice(lines, 1000)):  # the terminal is told once, not a hundred thousand times
-        say("\n".join(part))
-    say("\n".join(describe_plan(plan, sweep, remarks)))
-
-
-def _show_outcome(outcome: Any, sweep: str, console: Any, as_json: bool) -> None:
-    counts = {word: count for word, count in sorted(outcome.standings.items()) if count}
-    if as_json:
-        print_json({"sweep": sweep, "counts": counts, "finished": outcome.finished})
-        return
-    words = ", ".join(f"{count} {word}" for word, count in counts.items())
-    rest = (
-        "atma-sweep report --table 6" if outcome.finished else "atma-sweep status tells why; launch again to continue"
+    asked = Asked(
+        grid, set_ or [], only or [], name, chosen(executor, address), address, detach, retrain, code, most, runs, db
     )
-    console.print(f"{sweep}: {words}. Next: {rest}", highlight=False, markup=False)
+    if not carry_out(asked, dry_run=dry_run, as_json=as_json):
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -246,7 +140,7 @@ def evaluate(
             "--sweep", metavar="NAME", help="Name of the sweep; without it the one launched last that has the cell."
         ),
     ] = None,
-    executor: Executor = "ray",
+    executor: Executor = DEFAULT,
     runs: Runs = None,
     db: Db = None,
     as_json: AsJson = False,
@@ -265,7 +159,7 @@ def evaluate(
     from .results.store.store import open_store
     from .sweep.run import evaluate, progress
 
-    _check_executor(executor)
+    executor = chosen(executor)
     store = open_store(db)
     where = runs_folder(runs, db, write=True)
     shares = evaluate.plan(store, cells, runs=where, probes=probe or [], lengths=length or [], sweep=sweep)

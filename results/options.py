@@ -15,9 +15,6 @@ Db = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON; its keys are named as the columns of the database.")]
-Executor = Annotated[
-    str, typer.Option("--executor", metavar="ray|local", help="ray, or local, which does without Ray.")
-]
 Address = Annotated[
     str | None,
     typer.Option(

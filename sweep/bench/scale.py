@@ -129,13 +129,13 @@ def run(cells: int, points: int, folder: Path, *, tell: Callable[[str], None] = 
 
     began = time.perf_counter()
     grid, made = expanded()
-    plan = launch.plan(grid, made, None, runs=runs)
+    plan = launch.plan(launch.Request(grid=grid, cells=made, runs=runs), None)
     rows = [Row(f"plan {len(made):,} new cells", time.perf_counter() - began, "s")]
     store = open_store(folder / "atma.db", create=True)
     owner = processes.this_process("bench")
     tell("recording the revision")
     began = time.perf_counter()
-    fence = launch.claim(store, grid, made, (None, None), owner)
+    fence = launch.claim(launch.Request(grid=grid, cells=made, runs=runs), store, owner)
     rows.append(Row("record the revision", time.perf_counter() - began, "s"))
     tell("supervising")
     executor = Instant(store, points, sorted({pair for cell in made for pair in requested(cell.config.eval)}))
@@ -153,7 +153,7 @@ def run(cells: int, points: int, folder: Path, *, tell: Callable[[str], None] = 
     tell("launching again")
     began = time.perf_counter()
     grid, made = expanded()
-    outcome = launch.run(grid, made, store, Nobody(), runs=runs, executor="local")
+    outcome = launch.run(launch.Request(grid=grid, cells=made, runs=runs, executor="local"), store, Nobody())
     assert outcome.finished
     rows.append(Row("launch the finished sweep again", time.perf_counter() - began, "s"))
     tell("planning dry")

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..config import Resources
-from . import hardware as machine
+from . import hardware
 from .hardware import Gpu
 
 PARTS = 10_000
@@ -26,7 +26,7 @@ class Machine:
     @classmethod
     def here(cls, gpus: Iterable[Gpu] = ()) -> Machine:
         """This machine, with those of its GPUs that the caller holds."""
-        return cls(machine.cores(), machine.memory_gb(), tuple(gpus))
+        return cls(hardware.cores(), hardware.memory_gb(), tuple(gpus))
 
     def __str__(self) -> str:
         names = [gpu.name for gpu in self.gpus]
@@ -35,7 +35,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Seat:
+class Allocation:
     """What one attempt has been given."""
 
     cpus: int
@@ -53,7 +53,7 @@ def is_type(gpu_name: str, label: str | None) -> bool:
 
 
 class Room:
-    """A machine, and the seats taken on it. Used from one thread.
+    """A machine, and what attempts have been given of it. Used from one thread.
 
     A whole GPU is given when nobody has a part of it; a part goes where the least is left that is enough, so that other
     GPUs stay whole.
@@ -64,40 +64,40 @@ class Room:
         self._cpus, self._memory = machine.cpus, machine.memory_gb
         self._parts = dict.fromkeys(machine.gpus, PARTS)
 
-    def seat(self, wanted: Resources) -> Seat | None:
+    def place(self, wanted: Resources) -> Allocation | None:
         """What an attempt of that size could be given now, None when it has to wait."""
         memory = wanted.memory_gb or 0.0
         if wanted.cpus > self._cpus or memory > self._memory:
             return None
         parts = round(wanted.gpus * PARTS)
         if not parts:
-            return Seat(wanted.cpus, memory, None, 0)
+            return Allocation(wanted.cpus, memory, None, 0)
         fitting = [gpu for gpu, left in self._parts.items() if left >= parts and is_type(gpu.name, wanted.gpu_type)]
         if not fitting:
             return None
-        return Seat(wanted.cpus, memory, min(fitting, key=lambda gpu: self._parts[gpu]), parts)
+        return Allocation(wanted.cpus, memory, min(fitting, key=lambda gpu: self._parts[gpu]), parts)
 
-    def left(self, seat: Seat) -> tuple[int, int]:
-        """What is left now of the seat's GPU, out of PARTS, and of the cores."""
-        return (self._parts[seat.gpu] if seat.gpu is not None else 0), self._cpus
+    def left(self, given: Allocation) -> tuple[int, int]:
+        """What is left now of that GPU, out of PARTS, and of the cores."""
+        return (self._parts[given.gpu] if given.gpu is not None else 0), self._cpus
 
-    def take(self, seat: Seat) -> None:
-        """Gives a seat away."""
-        self._change(seat, -1)
+    def take(self, given: Allocation) -> None:
+        """Gives that much away."""
+        self._change(given, -1)
 
-    def give(self, seat: Seat) -> None:
-        """Takes a seat back."""
-        self._change(seat, +1)
+    def give(self, given: Allocation) -> None:
+        """Takes it back."""
+        self._change(given, +1)
 
-    def _change(self, seat: Seat, sign: int) -> None:
-        self._cpus += sign * seat.cpus
-        self._memory += sign * seat.memory_gb
-        if seat.gpu is not None:
-            self._parts[seat.gpu] += sign * seat.parts
+    def _change(self, given: Allocation, sign: int) -> None:
+        self._cpus += sign * given.cpus
+        self._memory += sign * given.memory_gb
+        if given.gpu is not None:
+            self._parts[given.gpu] += sign * given.parts
 
 
 class Rooms:
-    """Machines by name, and the seats taken on them. Used from one thread.
+    """Machines by name, and what attempts have been given of them. Used from one thread.
 
     A part of a GPU goes where the least of one is left that is enough; everything else where most cores are free.
     """
@@ -110,26 +110,26 @@ class Rooms:
         self._rooms[name] = Room(machine)
 
     def drop(self, name: str) -> None:
-        """A machine that is gone, its seats with it."""
+        """A machine that is gone, with all that was given of it."""
         self._rooms.pop(name, None)
 
-    def seat(self, wanted: Resources) -> tuple[str, Seat] | None:
+    def place(self, wanted: Resources) -> tuple[str, Allocation] | None:
         """Where an attempt of that size could start now, and what it would be given; None when it has to wait."""
-        found = [(name, seat) for name, room in self._rooms.items() if (seat := room.seat(wanted)) is not None]
+        found = [(name, given) for name, room in self._rooms.items() if (given := room.place(wanted)) is not None]
         if not found:
             return None
         if 0 < wanted.gpus < 1:
             return min(found, key=lambda pair: self._rooms[pair[0]].left(pair[1])[0])
         return max(found, key=lambda pair: self._rooms[pair[0]].left(pair[1])[1])
 
-    def take(self, name: str, seat: Seat) -> None:
-        """Gives a seat away."""
-        self._rooms[name].take(seat)
+    def take(self, name: str, given: Allocation) -> None:
+        """Gives that much away."""
+        self._rooms[name].take(given)
 
-    def give(self, name: str, seat: Seat) -> None:
-        """Takes a seat back; of a machine that is gone, nothing."""
+    def give(self, name: str, given: Allocation) -> None:
+        """Takes it back; of a machine that is gone, nothing."""
         if name in self._rooms:
-            self._rooms[name].give(seat)
+            self._rooms[name].give(given)
 
 
 def need(wanted: Resources) -> str:

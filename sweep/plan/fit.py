@@ -16,7 +16,7 @@ def check(cells: Sequence[Cell], *machines: Machine, held: Sequence[Gpu] = ()) -
     Raises MachineError naming the need and what there is.
     """
     rooms = [Room(machine) for machine in machines]
-    never = [cell for cell in cells if all(room.seat(cell.config.resources) is None for room in rooms)]
+    never = [cell for cell in cells if all(room.place(cell.config.resources) is None for room in rooms)]
     if not never:
         return
     more = f" (and {len(never) - 1} more cells)" if len(never) > 1 else ""

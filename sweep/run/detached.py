@@ -13,9 +13,9 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,13 @@ from rich.console import Console
 
 from ...results.errors import StoreAway, StoreBusy, SweepBusy
 from ...results.store.store import Store, open_store
+from ..attempt.git import git_state
 from ..errors import SweepError
-from ..grid.cell import Cell
-from ..grid.grid import Grid
 from ..machine.signals import Interrupted
 from ..scheduler import ray_connection, source_snapshot
 from ..scheduler.ray_connection import ray
 from . import launch, progress
+from .launch import Request
 from .retries import SweepBroken
 
 PATIENCE_S = 7 * 86_400.0
@@ -49,27 +49,25 @@ class Refused(SweepError):
 
 @dataclass(frozen=True)
 class Order:
-    """One launch, as it was asked for."""
+    """One launch, and what a process elsewhere needs to carry it out."""
 
     name: str
     """Of the actor."""
-    grid: Grid
-    cells: Sequence[Cell]
+    request: Request
     url: str
     """Of the database, with its password."""
-    runs: Path
-    only: Sequence[str]
-    retrain: bool
-    code: str
-    commit: tuple[str | None, bool | None]
-    address: str
     folder: str
     """Where it was ordered: paths of the grid may be relative."""
 
     @property
+    def sweep(self) -> str:
+        """Name of the sweep."""
+        return self.request.grid.name
+
+    @property
     def log(self) -> Path:
         """What a launch prints."""
-        return self.runs / f"launch-{self.grid.name}.log"
+        return self.request.runs / f"launch-{self.sweep}.log"
 
 
 class Detached:
@@ -93,7 +91,7 @@ class Detached:
         order = self._order
         with contextlib.suppress(OSError):
             os.chdir(order.folder)
-        order.runs.mkdir(parents=True, exist_ok=True)
+        order.request.runs.mkdir(parents=True, exist_ok=True)
         with order.log.open("a") as file:
             console = progress.Terminal(file=file, soft_wrap=True, width=200)
 
@@ -127,7 +125,7 @@ class Detached:
         lines: list[str] = []
 
         def planned(plan: Any) -> None:
-            for line in progress.describe_plan(plan, order.grid.name):
+            for line in progress.describe_plan(plan, order.sweep):
                 lines.append(line)
                 tell(line)
             screen.expect(len(plan.tasks))
@@ -137,19 +135,16 @@ class Detached:
             lines.append(line)
             tell(line)
 
-        with progress.Display(console, len(order.cells)) as screen:
+        with progress.Display(console, len(order.request.cells)) as screen:
             try:
-                outcome = launch.run(
-                    order.grid, order.cells, store, screen, runs=order.runs, address=order.address, only=order.only,
-                    retrain=order.retrain, code=order.code, commit=order.commit, again=self._again, planned=planned,
-                    tell=told,
-                )  # fmt: skip
+                request = replace(order.request, again=self._again)
+                outcome = launch.run(request, store, screen, planned=planned, tell=told)
             except Interrupted as stop:
                 tell(str(stop))
             except Exception as error:
                 # a broken sweep has said so itself
                 if self._begun.done() and not isinstance(error, SweepBroken):
-                    store.add_event("stopped", " ".join(str(error).split())[:500], sweep=order.grid.name)
+                    store.add_event("stopped", " ".join(str(error).split())[:500], sweep=order.sweep)
                 raise
             else:
                 tell(", ".join(f"{count} {word}" for word, count in sorted(outcome.standings.items()) if count))
@@ -170,36 +165,25 @@ def actor_name(store: Store, sweep: str) -> str:
     return f"atma-sweep:{hashlib.sha256(where.encode()).hexdigest()[:12]}:{sweep}"
 
 
-def order(
-    grid: Grid,
-    cells: Sequence[Cell],
-    store: Store,
-    *,
-    runs: Path,
-    address: str,
-    only: Sequence[str] = (),
-    retrain: bool = False,
-    code: str = "new",
-) -> list[str]:
-    """Has a supervisor on the cluster launch the grid; returns what it says of its plan, when it has one.
+def order(request: Request, store: Store) -> list[str]:
+    """Has a supervisor on the cluster at the request's address carry it out; returns what it says of its plan, when it has one.
 
     It stays on this machine if the database is a file here. Raises AddressWrong, MachineError, SweepBusy when the sweep
     has one already, and Refused with whatever `launch.run` raised there.
     """
-    from ..attempt.git import git_state
-
-    ray_connection.connect(address)
-    name = actor_name(store, grid.name)
-    busy = f"sweep {grid.name!r} has a supervisor on the cluster already ({name}); atma-sweep status --watch follows it"
+    assert request.address is not None, "there is nowhere to leave it"
+    ray_connection.connect(request.address)
+    sweep = request.grid.name
+    name = actor_name(store, sweep)
+    busy = f"sweep {sweep!r} has a supervisor on the cluster already ({name}); atma-sweep status --watch follows it"
     with contextlib.suppress(ValueError):
         ray.get_actor(name, namespace=ray_connection.NAMESPACE)
         raise SweepBusy(busy)
-    source = source_snapshot.frozen(runs)
+    source = source_snapshot.frozen(request.runs)
     url = store.url.set(database=str(store.path.absolute())) if store.path is not None else store.url
     made = Order(
-        name, grid, tuple(cells), url.render_as_string(hide_password=False), runs, tuple(only), retrain, code,
-        git_state(), address, os.getcwd(),
-    )  # fmt: skip
+        name, replace(request, commit=git_state()), url.render_as_string(hide_password=False), folder=os.getcwd()
+    )
     here = ray_connection.on(ray.get_runtime_context().get_node_id(), soft=store.path is None)
     options: dict[str, Any] = {
         "name": name,

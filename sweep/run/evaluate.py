@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from ...results.store.records import Value
 from ...results.store.store import Store
 from ..attempt import load
+from ..attempt.git import git_state
 from ..data import corpora
 from ..errors import GridError, SweepError
 from ..grid.cell import Cell
@@ -19,6 +20,8 @@ from ..machine.signals import Interrupted
 from ..plan.planner import Task
 from ..probes import PROBES, requested
 from ..probes.limits import longest
+from ..scheduler.base import Opening
+from ..scheduler.registry import DEFAULT, open_executor
 from . import supervisor
 from .launch import carry_out
 from .supervisor import Listener
@@ -143,15 +146,13 @@ def _asking(cell: Cell, probes: Sequence[str], lengths: Sequence[int]) -> Cell:
 
 
 def run(
-    store: Store, shares: dict[str, list[Task]], listener: Listener, *, runs: Path, executor: str = "ray"
+    store: Store, shares: dict[str, list[Task]], listener: Listener, *, runs: Path, executor: str = DEFAULT
 ) -> list[Measured]:
     """Carries a plan out and returns what was measured, cell by cell.
 
     Every sweep is claimed before the first attempt starts; no revision is recorded. Raises SweepBusy when somebody runs
     one of them, SweepReadOnly, MachineError when a GPU is missing or held, Interrupted after a clean stop.
     """
-    from ..attempt.git import git_state
-
     owner = processes.this_process("evaluate")
     cells = [task.cell for share in shares.values() for task in share]
     with ExitStack() as held:
@@ -163,7 +164,8 @@ def run(
         supervisor.reap(store, cells, runs)
         before = {cell.id: max(attempt.id for attempt in store.attempts(cell.id)) for cell in cells}
         try:
-            carry_out(store, claimed, listener, runs=runs, executor=executor, commit=git_state())
+            place = held.enter_context(closing(open_executor(executor, Opening(store, runs, tell=lambda line: None))))
+            carry_out(store, claimed, listener, place, runs=runs, commit=git_state())
         except Interrupted as stop:
             raise Interrupted(stop.number, "evaluate again what was not finished") from stop
     return [Measured(cell, _new(store, cell, before[cell.id])) for cell in cells]

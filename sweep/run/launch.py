@@ -4,35 +4,65 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ...results.errors import SweepBusy, SweepUnknown
 from ...results.store.cell_status import standing
 from ...results.store.records import NewRevision
 from ...results.store.store import Store
+from ..attempt import git
 from ..checkpoints import storage
 from ..errors import SweepError
 from ..grid.cell import Cell
 from ..grid.grid import Grid
-from ..machine import allocation, hardware, processes
-from ..machine.locks import GpuLocks
-from ..plan import corpora, disk_usage, fit, ordering, planner
+from ..machine import processes
+from ..plan import corpora, disk_usage, ordering, planner
 from ..probes import requested
 from ..scheduler import source_snapshot
-from ..scheduler.base import Executor, LocalExecutor
+from ..scheduler.base import Executor, Opening, Tell
+from ..scheduler.registry import DEFAULT, EXECUTORS, open_executor
 from . import supervisor
 from .supervisor import Listener, Supervisor
-
-if TYPE_CHECKING:
-    from ..scheduler.ray_cluster import ClusterExecutor
 
 CODE = "code"
 """Kind of the event that names the code a sweep was launched with."""
 CLAIM_AGAIN_S = 2.0
+
+
+Commit = tuple[str | None, bool | None]
+"""Where code comes from: a commit, and whether files differed from it; None where nobody can say."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One launch, as it was asked for."""
+
+    grid: Grid
+    cells: Sequence[Cell]
+    """All of the grid's."""
+    runs: Path
+    executor: str = DEFAULT
+    """Its name in the registry, as `chosen` gives it."""
+    address: str | None = None
+    """Of the cluster, for an executor that is found at one."""
+    only: Sequence[str] = ()
+    """Which cells to carry out now, as `--only` says it; none: all."""
+    retrain: bool = False
+    """Whether cells are trained again that diverged or whose weights are gone."""
+    code: str = "new"
+    """new, or kept: attempts run the code that the sweep was launched with last."""
+    commit: Commit | None = None
+    """None: of this checkout."""
+    again: bool = False
+    """Whether the same launch goes on after its process died."""
+
+    @property
+    def chosen(self) -> list[Cell]:
+        """The cells to carry out now. Raises GridError for an `only` that means none."""
+        return planner.select(self.grid, self.cells, self.only) if self.only else list(self.cells)
 
 
 @dataclass(frozen=True)
@@ -44,22 +74,14 @@ class Outcome:
     """Every cell of this launch is done or has diverged."""
 
 
-def plan(
-    grid: Grid,
-    cells: Sequence[Cell],
-    store: Store | None,
-    *,
-    runs: Path,
-    only: Sequence[str] = (),
-    retrain: bool = False,
-) -> planner.Plan:
+def plan(request: Request, store: Store | None) -> planner.Plan:
     """What a launch would do now, in the order it would, and the disk it needs; without a database `store` is None.
 
     Kept weights that are wanted and not found under `runs`, or where else the database says, count as gone. The
     database is not told: another machine that shares it may have them. Raises AddressError for a checkpoint.path that
     cannot be understood, StorageError when the place of weights cannot be reached.
     """
-    chosen = planner.select(grid, cells, only) if only else list(cells)
+    chosen, runs = request.chosen, request.runs
     states = store.states({cell.id for cell in chosen}) if store is not None else {}
     for cell in chosen:
         state = states.get(cell.id)
@@ -67,156 +89,93 @@ def plan(
             continue
         if not storage.exists(storage.resolve(runs, state.weights)):
             states[cell.id] = replace(state, weights=None)
-    made = planner.plan(chosen, states, retrain=retrain, left_out=len(cells) - len(chosen))
+    made = planner.plan(chosen, states, retrain=request.retrain, left_out=len(request.cells) - len(chosen))
     finished = {cell for cell, word in made.standings.items() if word == "done"}
-    tasks = ordering.ordered(made.tasks, chosen, list(grid.axes), states, finished)
+    tasks = ordering.ordered(made.tasks, chosen, list(request.grid.axes), states, finished)
     return replace(made, tasks=tasks, disk=disk_usage.needed([task.cell for task in made.training], runs))
 
 
 def run(
-    grid: Grid,
-    cells: Sequence[Cell],
+    request: Request,
     store: Store,
     listener: Listener,
     *,
-    runs: Path,
-    executor: str = "ray",
-    address: str | None = None,
-    only: Sequence[str] = (),
-    retrain: bool = False,
-    code: str = "new",
-    commit: tuple[str | None, bool | None] | None = None,
-    again: bool = False,
     planned: Callable[[planner.Plan], None] = lambda plan: None,
-    tell: Callable[[str], None] = lambda line: None,
+    tell: Tell = lambda line: None,
 ) -> Outcome:
-    """Launches a grid and stays until its cells are finished.
-
-    Attempts run a frozen copy of this package: as it stands now, or with `code` "kept" as the sweep was launched last.
-    With `address` they run on that Ray cluster. `commit`: where the code comes from, else this checkout. `again`: the
-    same launch goes on after its process died.
+    """Launches a grid and stays until its cells are finished. Attempts run a frozen copy of this package.
 
     Raises SweepBusy when somebody else runs the sweep, MachineError when a GPU is missing or held, CorpusError and
     DataError for unusable text, AddressError and StorageError for a checkpoint.path that cannot be used, Interrupted
     after a clean stop.
     """
-    chosen = planner.select(grid, cells, only) if only else list(cells)
-    corpora.check(chosen, runs / "corpora")
-    cells = supervisor.freeze_plugins(cells, runs)
-    kept = {cell.id for cell in chosen}
-    chosen = [cell for cell in cells if cell.id in kept]
-    commit = commit or _git_state()
-    owner = processes.this_process("launch")
-    before = _last_source(store, grid.name)
-    source = _source(before, grid.name, runs, code, tell)
+    runs, sweep = request.runs, request.grid.name
+    corpora.check(request.chosen, runs / "corpora")
+    request = replace(
+        request, cells=supervisor.freeze_plugins(request.cells, runs), commit=request.commit or git.git_state()
+    )
+    opening = Opening(store, runs, tell, request.address)
+    before = _last_source(store, sweep)
+    source = _source(before, sweep, runs, request.code, tell)
     folder = source_snapshot.folder(runs, source)
-    # before the sweep is claimed, so that a cluster that cannot be reached changes nothing
-    with (
-        _cluster(address, store, runs, tell) as cluster,
-        _claimed(store, grid, cells, commit, owner, again) as fence,
-        closing(cluster) if cluster is not None else nullcontext(),  # attempts end before the sweep is released
-    ):
+    with ExitStack() as held:
+        executor: Executor | None = None
+        if EXECUTORS[request.executor].needs_address:
+            # before the sweep is claimed, so that a cluster that cannot be reached changes nothing
+            executor = held.enter_context(closing(open_executor(request.executor, opening)))
+        fence = claim(request, store, processes.this_process("launch"))
+        held.callback(store.release_sweep, sweep, fence)
         if source != before:
-            store.add_event(CODE, source, sweep=grid.name)
-        supervisor.reap(store, chosen, runs, cluster)
-        plan_ = plan(grid, cells, store, only=only, retrain=retrain, runs=runs)
+            store.add_event(CODE, source, sweep=sweep)
+        supervisor.reap(store, request.chosen, runs, executor)
+        plan_ = plan(request, store)
         planned(plan_)
         for place in {task.cell.config.checkpoint.path for task in plan_.tasks if task.kind == "train"}:
             if place is not None:
                 storage.place(place).check()
-        carry_out(
-            store, [(grid.name, fence, plan_.tasks)], listener,
-            runs=runs, executor=cluster or executor, commit=commit, source=folder,
-        )  # fmt: skip
-        after = plan(grid, chosen, store, runs=runs)
+        if plan_.tasks:
+            # attempts end before the sweep is released
+            executor = held.enter_context(closing(executor or open_executor(request.executor, opening)))
+            share = [(sweep, fence, plan_.tasks)]
+            carry_out(store, share, listener, executor, runs=runs, commit=request.commit, source=folder)
+        after = plan(replace(request, cells=request.chosen, only=()), store)
         rest = {word for word, count in after.counts.items() if count} - {"done", "diverged"}
         return Outcome(after.counts, not rest)
-
-
-@contextmanager
-def _claimed(
-    store: Store,
-    grid: Grid,
-    cells: Sequence[Cell],
-    commit: tuple[str | None, bool | None],
-    owner: processes.Owner,
-    again: bool,
-) -> Iterator[int]:
-    """The sweep, under its fence, until it is released."""
-    fence = claim(store, grid, cells, commit, owner, again=again)
-    try:
-        yield fence
-    finally:
-        store.release_sweep(grid.name, fence)
-
-
-@contextmanager
-def _cluster(
-    address: str | None, store: Store, runs: Path, tell: Callable[[str], None]
-) -> Iterator[ClusterExecutor | None]:
-    """The nodes of the cluster at that address, until their agents are ended; None without an address."""
-    if address is None:
-        yield None
-        return
-    from ..scheduler.ray_cluster import open_cluster
-
-    place = open_cluster(address, store, runs, tell)
-    try:
-        yield place
-    finally:
-        place.close()
 
 
 def carry_out(
     store: Store,
     shares: Sequence[tuple[str, int, Sequence[planner.Task]]],
     listener: Listener,
+    executor: Executor,
     *,
     runs: Path,
-    executor: str | ClusterExecutor,
-    commit: tuple[str | None, bool | None],
+    commit: Commit | None,
     source: Path | None = None,
 ) -> None:
     """Runs the tasks of sweeps that the caller holds, (sweep, fence, tasks) each, one sweep after the other.
 
-    The GPUs that they need are locked for as long, so that attempts of these sweeps alone share them; a cluster keeps
-    them until its agents end. Raises MachineError (also for a cell that no machine has room for), Interrupted, LostLease.
+    The executor holds the GPUs that they need until it is closed, so that attempts of these sweeps alone share them.
+    Raises MachineError (also for a cell that no machine has room for), Interrupted, LostLease.
     """
-    tasks = [task for _, _, share in shares for task in share]
-    if not tasks:
-        return
-    with ExitStack() as held:
-        place: Executor
-        if isinstance(executor, str):
-            locks = GpuLocks()
-            held.callback(locks.release)
-            place = _executor(executor, _machine([task.cell for task in tasks], locks))
-            held.callback(place.close)
-        else:
-            place = executor
-            executor.admit([task.cell for task in tasks])
-        every = [(sweep, fence) for sweep, fence, _ in shares]
-        for sweep, fence, share in shares:
-            supervisor_ = Supervisor(
-                store, sweep, fence, place, listener, runs=runs, commit=commit, source=source, beside=every
-            )
-            supervisor_.run(share)
+    executor.admit([task.cell for _, _, share in shares for task in share])
+    every = [(sweep, fence) for sweep, fence, _ in shares]
+    for sweep, fence, share in shares:
+        one = Supervisor(
+            store, sweep, fence, executor, listener,
+            runs=runs, commit=commit or (None, None), source=source, beside=every,
+        )  # fmt: skip
+        one.run(share)
 
 
-def claim(
-    store: Store,
-    grid: Grid,
-    cells: Sequence[Cell],
-    commit: tuple[str | None, bool | None],
-    owner: processes.Owner,
-    *,
-    again: bool = False,
-) -> int:
-    """Takes the sweep and records what is launched, in one: a refused launch changes nothing.
+def claim(request: Request, store: Store, owner: processes.Owner) -> int:
+    """Takes the sweep and records what is launched, in one: a refused launch changes nothing. Returns its fence.
 
-    `again`: the same launch goes on after its process died, and waits for the lease that it had on another machine.
+    The same launch that goes on again waits for the lease that it had on another machine. Raises SweepBusy.
     """
-    wanted = sorted({pair for cell in cells for pair in requested(cell.config.eval)})
+    grid, again = request.grid, request.again
+    commit, dirty = request.commit or (None, None)
+    wanted = sorted({pair for cell in request.cells for pair in requested(cell.config.eval)})
     revision = NewRevision(
         grid_text=grid.document.text,
         grid_file=str(grid.document.path),
@@ -224,9 +183,9 @@ def claim(
             "requested": [list(pair) for pair in wanted],
             "set": {path: setting.value for path, setting in grid.command_line.items()},
         },
-        commit=commit[0],
-        dirty=commit[1],
-        cells=[planner.record(cell) for cell in cells],
+        commit=commit,
+        dirty=dirty,
+        cells=[planner.record(cell) for cell in request.cells],
     )
     deadline = time.monotonic() + (2 * supervisor.LEASE_S if again else 0.0)
     while True:
@@ -240,7 +199,7 @@ def claim(
         time.sleep(CLAIM_AGAIN_S)
 
 
-def _source(before: str | None, sweep: str, runs: Path, code: str, tell: Callable[[str], None]) -> str:
+def _source(before: str | None, sweep: str, runs: Path, code: str, tell: Tell) -> str:
     """Which copy of the package this launch runs, by its fingerprint; tells when it is another than before."""
     now = source_snapshot.freeze(runs)
     if before is None or before == now:
@@ -264,33 +223,3 @@ def _last_source(store: Store, sweep: str) -> str | None:
         return next((message for message in known if source_snapshot.is_fingerprint(message)), None)
     except SweepUnknown:
         return None
-
-
-def _machine(cells: Sequence[Cell], locks: GpuLocks) -> allocation.Machine:
-    """This machine, its GPUs locked if any cell needs one. Raises MachineError for a cell that it has no room for."""
-    kinds = {cell.config.resources.gpu_type for cell in cells if cell.config.resources.gpus}
-    if not kinds:
-        here = allocation.Machine.here()
-        fit.check(cells, here)
-        return here
-    every = hardware.gpus()
-    # before any lock is taken: what does not fit the whole machine will not when another sweep has ended
-    fit.check(cells, allocation.Machine.here(every))
-    taken = locks.take([gpu for gpu in every if any(allocation.is_type(gpu.name, kind) for kind in kinds)])
-    here = allocation.Machine.here(taken)
-    fit.check(cells, here, held=[gpu for gpu in every if gpu not in taken])
-    return here
-
-
-def _executor(name: str, here: allocation.Machine) -> Executor:
-    if name == "local":
-        return LocalExecutor(here)
-    from ..scheduler.ray_local import RayExecutor
-
-    return RayExecutor(here)
-
-
-def _git_state() -> tuple[str | None, bool | None]:
-    from ..attempt.git import git_state
-
-    return git_state()

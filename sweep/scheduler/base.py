@@ -1,4 +1,4 @@
-"""Where attempts run. The scheduler module holds the one on Ray; here is the plain one, and what both share."""
+"""Where attempts run: what every executor does, what those of this machine share, and the one without Ray."""
 
 from __future__ import annotations
 
@@ -8,23 +8,28 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 import psutil
 
 from ...results.store.records import Attempt
+from ...results.store.store import Store
 from ..config import Resources
-from ..machine import processes
-from ..machine.allocation import Machine, Room, Seat
+from ..grid.cell import Cell
+from ..machine import hardware, processes
+from ..machine.allocation import Allocation, Machine, Room, is_type
+from ..machine.locks import GpuLocks
+from ..plan import fit
 from . import source_snapshot
 
 DUMP_S = 1.0
 """What a hanging process gets to write down where its threads stand."""
 LOOK_S = 0.02
-"""Between two looks at children that run: a seat stands empty for no longer."""
+"""Between two looks at children that run: what one had lies idle for no longer."""
+Tell = Callable[[str], None]
 Finished = tuple[int, int]
 """(attempt id, exit code; negative for a signal, or one of failures' words for more than a code can say)."""
 
@@ -43,12 +48,34 @@ class Launch:
     """Folder that holds the copy of the package that the attempt runs; None for the one that is installed."""
 
 
+@dataclass(frozen=True)
+class Opening:
+    """What an executor may want to know when it is opened."""
+
+    store: Store
+    runs: Path
+    tell: Tell
+    """Called with lines about machines that come, go or cannot be used."""
+    address: str | None = None
+
+
 class Executor(Protocol):
     """Keeps one process per running attempt. Used from one thread."""
 
     name: str
     writes_directly: bool
     """Whether its attempts write into the database; else each writes a journal, which the executor applies."""
+
+    @classmethod
+    def opened(cls, opening: Opening) -> Executor:
+        """One that can be asked to end what others have left. Raises MachineError when its machines cannot be reached."""
+
+    def admit(self, cells: Sequence[Cell]) -> None:
+        """Makes ready for attempts of these cells and locks the GPUs that they need, until it is closed. Called once,
+        before `fits` and `start`.
+
+        Raises MachineError for a cell that no machine has room for.
+        """
 
     def fits(self, resources: Resources) -> bool:
         """Whether an attempt of that size could start now."""
@@ -85,6 +112,23 @@ class OnThisMachine:
 
     def __init__(self) -> None:
         self._me = processes.this_process("launch")
+        self._locks = GpuLocks()
+
+    @classmethod
+    def opened(cls, opening: Opening) -> Self:
+        """Nothing is begun before cells are admitted."""
+        return cls()
+
+    def admit(self, cells: Sequence[Cell]) -> None:
+        """Locks the GPUs that these cells need. Raises MachineError for a cell that this machine has no room for."""
+        self.begin(hold(cells, self._locks))
+
+    def begin(self, machine: Machine) -> None:
+        """Makes ready for attempts on that much of this machine."""
+
+    def close(self) -> None:
+        """Gives the GPUs back."""
+        self._locks.release()
 
     def _child(self, attempt: Attempt) -> psutil.Process | None:
         """The attempt's process; None before it has said who it is, and when it is gone."""
@@ -125,6 +169,22 @@ class OnThisMachine:
         ended = {key: one for key, one in found.items() if one is None or one.pid not in above}
         processes.end_all([one for one in ended.values() if one is not None])
         return set(ended)
+
+
+def hold(cells: Sequence[Cell], locks: GpuLocks) -> Machine:
+    """This machine, its GPUs locked if any cell needs one. Raises MachineError for a cell that it has no room for."""
+    kinds = {cell.config.resources.gpu_type for cell in cells if cell.config.resources.gpus}
+    if not kinds:
+        here = Machine.here()
+        fit.check(cells, here)
+        return here
+    every = hardware.gpus()
+    # before any lock is taken: what does not fit the whole machine will not when another sweep has ended
+    fit.check(cells, Machine.here(every))
+    taken = locks.take([gpu for gpu in every if any(is_type(gpu.name, kind) for kind in kinds)])
+    here = Machine.here(taken)
+    fit.check(cells, here, held=[gpu for gpu in every if gpu not in taken])
+    return here
 
 
 def end_at_once(child: psutil.Process, *, dump: bool) -> None:
@@ -175,9 +235,9 @@ def environment(launch: Launch, devices: str | None = None) -> dict[str, str]:
     return env
 
 
-def device_for(seat: Seat | None) -> str | None:
-    """What CUDA_VISIBLE_DEVICES says for a seat."""
-    return seat.gpu.device if seat is not None and seat.gpu is not None else None
+def device_for(given: Allocation) -> str | None:
+    """What CUDA_VISIBLE_DEVICES says for what an attempt was given."""
+    return given.gpu.device if given.gpu is not None else None
 
 
 class LocalExecutor(OnThisMachine):
@@ -186,23 +246,26 @@ class LocalExecutor(OnThisMachine):
 
     name = "local"
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self) -> None:
         super().__init__()
+        self._running: dict[int, tuple[subprocess.Popen[bytes], Allocation]] = {}
+
+    def begin(self, machine: Machine) -> None:
+        """Makes ready for attempts on that much of this machine."""
         self._room = Room(machine)
-        self._running: dict[int, tuple[subprocess.Popen[bytes], Seat]] = {}
 
     def fits(self, resources: Resources) -> bool:
         """Whether cores, memory and a GPU, or the part of one, are left."""
-        return self._room.seat(resources) is not None
+        return self._room.place(resources) is not None
 
     def start(self, launch: Launch) -> None:
         """Starts the attempt's process."""
-        seat = self._room.seat(launch.resources)
-        assert seat is not None, "the supervisor asks fits() first"
-        env = environment(launch, device_for(seat))
+        given = self._room.place(launch.resources)
+        assert given is not None, "the supervisor asks fits() first"
+        env = environment(launch, device_for(given))
         child = processes.start(run_command(launch, os.getpid()), env, launch.runs / launch.folder, apart=True)
-        self._room.take(seat)
-        self._running[launch.attempt] = child, seat
+        self._room.take(given)
+        self._running[launch.attempt] = child, given
 
     def wait(self, seconds: float) -> list[Finished]:
         """Attempts whose process has ended."""
@@ -218,8 +281,8 @@ class LocalExecutor(OnThisMachine):
         return []
 
     def _collect(self, attempt: int) -> Finished:
-        child, seat = self._running.pop(attempt)
-        self._room.give(seat)
+        child, given = self._running.pop(attempt)
+        self._room.give(given)
         code = child.wait()
         processes.end_group(child.pid)
         return attempt, code
@@ -230,3 +293,4 @@ class LocalExecutor(OnThisMachine):
             child.kill()
         for attempt in list(self._running):
             self._collect(attempt)
+        super().close()

@@ -7,7 +7,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,10 @@ from ..config import Resources
 from ..errors import MachineError
 from ..grid.cell import Cell
 from ..machine import allocation
-from ..machine.allocation import Rooms, Seat
+from ..machine.allocation import Allocation, Rooms
 from ..plan import fit
 from . import ray_connection, source_snapshot
-from .base import Finished, Launch, device_for
+from .base import Finished, Launch, Opening, Tell, device_for
 from .cluster import CLOSE_S, Agent
 from .node_agent import LEASE_S, given_up_after
 from .ray_connection import NodeFacts, ray
@@ -40,7 +40,6 @@ AT_ONCE = 500
 LOOK_S = 5.0
 AGAIN_S = 30.0
 """A node that cannot be used, as one that is cut off or lacks the runs folder, is asked again after this long."""
-Tell = Callable[[str], None]
 
 
 @dataclass
@@ -61,7 +60,7 @@ class _Running:
     launch: Launch
     node: str
     host: str
-    seat: Seat
+    given: Allocation
     reader: Reader
 
 
@@ -116,6 +115,13 @@ class ClusterExecutor:
             )
         self._pulse = threading.Thread(target=self._beat, daemon=True)
         self._pulse.start()
+
+    @classmethod
+    def opened(cls, opening: Opening) -> ClusterExecutor:
+        """Connects and starts the agents. Raises AddressWrong and MachineError."""
+        assert opening.address is not None, "it is chosen for an address"
+        ray_connection.connect(opening.address)
+        return cls(opening.store, opening.runs, opening.tell)
 
     # --- nodes come and go; these run in threads of their own ---------------------------------------------------------
 
@@ -296,29 +302,29 @@ class ClusterExecutor:
     def fits(self, resources: Resources) -> bool:
         """Whether a node has that much left."""
         with self._lock:
-            return self._rooms.seat(resources) is not None
+            return self._rooms.place(resources) is not None
 
     def start(self, launch: Launch) -> None:
         """Sends the attempt to the agent of the node that has most room."""
         fence = Job.read(launch.runs / launch.folder).fence
         with self._lock:
-            found = self._rooms.seat(launch.resources)
+            found = self._rooms.place(launch.resources)
             if found is None:
                 # the node went away since fits() was asked
                 self._ended[launch.attempt] = NODE_LOST
-                found = "", Seat(0, 0.0, None, 0)
-            node, seat = found
+                found = "", Allocation(0, 0.0, None, 0)
+            node, given = found
             link = self._links.get(node)
             host = link.node.host if link is not None else ""
             reader = Reader(launch.runs / launch.folder / JOURNAL, self._store, launch.attempt, fence)
-            self._running[launch.attempt] = _Running(launch, node, host, seat, reader)
+            self._running[launch.attempt] = _Running(launch, node, host, given, reader)
             if link is None:
                 return
-            self._rooms.take(node, seat)
+            self._rooms.take(node, given)
         if host != self._host:
             # from now on it counts as a process of that host, whoever reads the database
             self._store.set_process(launch.attempt, fence, 0, 0.0, host=host)
-        link.handle.start.remote(launch, device_for(seat))
+        link.handle.start.remote(launch, device_for(given))
 
     def wait(self, seconds: float) -> list[Finished]:
         """Applies what the attempts have written; those that have ended, their journals applied whole."""
@@ -344,7 +350,7 @@ class ClusterExecutor:
                 continue
             with self._lock:
                 del self._ended[attempt], self._running[attempt]
-                self._rooms.give(run.node, run.seat)
+                self._rooms.give(run.node, run.given)
             finished.append((attempt, code))
         return finished
 
@@ -420,9 +426,3 @@ def _applied(reader: Reader) -> bool:
     except LostLease:
         return False
     return True
-
-
-def open_cluster(address: str, store: Store, runs: Path, tell: Tell) -> ClusterExecutor:
-    """Connects and starts the agents. Raises AddressWrong and MachineError."""
-    ray_connection.connect(address)
-    return ClusterExecutor(store, runs, tell)

@@ -20,7 +20,7 @@ from ..attempt.failures import not_started
 from ..config import Resources
 from ..errors import MachineError
 from ..machine import processes
-from ..machine.allocation import Machine, Room, Seat
+from ..machine.allocation import Allocation, Machine, Room
 from ..machine.locks import own_folder
 from ..machine.signals import held
 from .base import Finished, Launch, OnThisMachine, device_for, environment, run_command
@@ -78,11 +78,14 @@ class RayExecutor(OnThisMachine):
 
     name = "ray"
 
-    def __init__(self, machine: Machine) -> None:
-        """Starts Ray on the machine, with those of its GPUs that this sweep holds."""
+    def __init__(self) -> None:
         super().__init__()
-        self._room = Room(machine)
         self._environment = contextlib.ExitStack()
+        self._running: dict[ray.ObjectRef, tuple[Launch, Allocation]] = {}
+
+    def begin(self, machine: Machine) -> None:
+        """Starts Ray on the machine, with those of its GPUs that this sweep holds."""
+        self._room = Room(machine)
         try:
             self._environment.enter_context(_private())
             # Half started, Ray survives no request to stop. Nor may its processes hear one that a batch system sends to
@@ -113,7 +116,6 @@ class RayExecutor(OnThisMachine):
         self._daemons = {one.name(): one for one in psutil.Process().children() if one.name() in DAEMONS}
         # max_retries=0: retries are ours, decided from the database.
         self._task = ray.remote(max_retries=0)(_run)
-        self._running: dict[ray.ObjectRef, tuple[Launch, Seat]] = {}
 
     def broken(self) -> str | None:
         """A daemon of Ray that is gone. Ray itself notices after a minute, and then ends this process on the spot."""
@@ -122,16 +124,16 @@ class RayExecutor(OnThisMachine):
 
     def fits(self, resources: Resources) -> bool:
         """Whether cores, memory and a GPU, or the part of one, are left."""
-        return self._room.seat(resources) is not None
+        return self._room.place(resources) is not None
 
     def start(self, launch: Launch) -> None:
         """Hands the attempt to a Ray worker."""
-        seat = self._room.seat(launch.resources)
-        assert seat is not None, "the supervisor asks fits() first"
-        options = self._task.options(num_cpus=seat.cpus, name=f"attempt-{launch.attempt}")
-        reference = options.remote(launch, device_for(seat))
-        self._room.take(seat)
-        self._running[reference] = launch, seat
+        given = self._room.place(launch.resources)
+        assert given is not None, "the supervisor asks fits() first"
+        options = self._task.options(num_cpus=given.cpus, name=f"attempt-{launch.attempt}")
+        reference = options.remote(launch, device_for(given))
+        self._room.take(given)
+        self._running[reference] = launch, given
 
     def wait(self, seconds: float) -> list[Finished]:
         """Attempts whose process, or whose Ray worker, has ended."""
@@ -142,8 +144,8 @@ class RayExecutor(OnThisMachine):
             return []
         finished = []
         for reference in ready:
-            launch, seat = self._running.pop(reference)
-            self._room.give(seat)
+            launch, given = self._running.pop(reference)
+            self._room.give(given)
             finished.append((launch.attempt, self._exit_code(reference, launch)))
         return finished
 
@@ -161,3 +163,4 @@ class RayExecutor(OnThisMachine):
         with held():
             ray.shutdown()
             self._environment.close()
+        super().close()

@@ -19,13 +19,13 @@ from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.machine import allocation as room
 from atma_sweep.sweep.machine import hardware
 from atma_sweep.sweep.machine import processes as process
-from atma_sweep.sweep.machine.allocation import PARTS, Machine, Room, Seat, is_type
+from atma_sweep.sweep.machine.allocation import PARTS, Allocation, Machine, Room, is_type
 from atma_sweep.sweep.machine.hardware import Gpu
 from atma_sweep.sweep.machine.locks import GpuLocks
 from atma_sweep.sweep.plan import fit, planner
 from atma_sweep.sweep.plan.planner import Task
-from atma_sweep.sweep.run import launch, supervisor
-from atma_sweep.sweep.scheduler.base import Executor, Finished, Launch, LocalExecutor, OnThisMachine
+from atma_sweep.sweep.run import supervisor
+from atma_sweep.sweep.scheduler.base import Executor, Finished, Launch, LocalExecutor, OnThisMachine, hold
 from bench import Bench
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -39,8 +39,8 @@ def wants(gpus: float = 0, **more: Any) -> Resources:
     return Resources(gpus=gpus, **more)
 
 
-def seated(room: Room, wanted: Resources) -> Seat | None:
-    found = room.seat(wanted)
+def seated(room: Room, wanted: Resources) -> Allocation | None:
+    found = room.place(wanted)
     if found is not None:
         room.take(found)
     return found
@@ -60,11 +60,11 @@ def test_parts_fill_a_gpu_exactly(share: float, count: int) -> None:
     room = Room(Machine(1000, 8.0, (FIRST,)))
     seats = [seated(room, wants(share)) for _ in range(count)]
     assert [seat.gpu for seat in seats if seat] == [FIRST] * count
-    assert room.seat(wants(share)) is None
+    assert room.place(wants(share)) is None
     seat = seats[0]
     assert seat is not None
     room.give(seat)
-    assert room.seat(wants(share)) == seat
+    assert room.place(wants(share)) == seat
 
 
 def test_parts_leave_other_gpus_whole() -> None:
@@ -73,9 +73,9 @@ def test_parts_leave_other_gpus_whole() -> None:
     whole = seated(room, wants(1))
     assert whole is not None
     assert whole.gpu == SECOND
-    assert room.seat(wants(1)) is None
-    assert room.seat(wants(0.5)) is None
-    quarter = room.seat(wants(0.25))
+    assert room.place(wants(1)) is None
+    assert room.place(wants(0.5)) is None
+    quarter = room.place(wants(0.25))
     assert quarter is not None
     assert quarter.gpu == FIRST
 
@@ -83,17 +83,17 @@ def test_parts_leave_other_gpus_whole() -> None:
 def test_type_cores_and_memory_count() -> None:
     room = Room(TWO)
     typed = seated(room, wants(0.5, gpu_type="L40S", cpus=5, memory_gb=30.0))
-    assert typed == Seat(5, 30.0, SECOND, 5000)
-    assert room.seat(wants(0.5, gpu_type="A100")) is None
-    assert room.seat(wants(cpus=4)) is None
-    assert room.seat(wants(memory_gb=2.5)) is None
-    assert room.seat(wants(cpus=3, memory_gb=2.0)) == Seat(3, 2.0, None, 0)
+    assert typed == Allocation(5, 30.0, SECOND, 5000)
+    assert room.place(wants(0.5, gpu_type="A100")) is None
+    assert room.place(wants(cpus=4)) is None
+    assert room.place(wants(memory_gb=2.5)) is None
+    assert room.place(wants(cpus=3, memory_gb=2.0)) == Allocation(3, 2.0, None, 0)
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_no_gpu_is_given_away_twice(data: st.DataObject) -> None:
-    """Seats come and go at random: no GPU above one, a whole one never beside another, and nothing is lost."""
+    """Allocations come and go at random: no GPU above one, a whole one never beside another, and nothing is lost."""
     room, taken = Room(Machine(4, 8.0, (FIRST, SECOND))), []
     for _ in range(data.draw(st.integers(1, 40))):
         if taken and data.draw(st.booleans()):
@@ -178,18 +178,18 @@ def test_a_gpu_that_is_shared_within_a_sweep_is_locked_for_others(
     monkeypatch.setattr(hardware, "memory_gb", lambda: 32.0)
     halves, whole = cells("resources: {gpus: 0.5, gpu_type: H200}\n"), cells("resources: {gpus: 1}\n")
     mine, theirs = GpuLocks(tmp_path / "locks"), GpuLocks(tmp_path / "locks")
-    here = launch._machine(halves, mine)
+    here = hold(halves, mine)
     assert here.gpus == (FIRST,), "a GPU of another type stays free"
     with pytest.raises(MachineError, match="every GPU is held by another sweep"):
-        launch._machine(halves, theirs)
-    assert launch._machine(whole, theirs).gpus == (SECOND,)
+        hold(halves, theirs)
+    assert hold(whole, theirs).gpus == (SECOND,)
     late = GpuLocks(tmp_path / "locks")
     mine.release()
     mixed = [*halves, *cells("resources: {gpus: 0.5, gpu_type: L40S}\n")]
     with pytest.raises(
         MachineError, match=r"GPU of type L40S, and .* 1 NVIDIA H200; another sweep holds NVIDIA L40S; change"
     ):
-        launch._machine(mixed, late)
+        hold(mixed, late)
 
 
 # --- the supervisor -------------------------------------------------------------------------------------------------
@@ -204,15 +204,15 @@ class Packed(OnThisMachine):
         super().__init__()
         self.store, self.room = store, Room(here)
         self.draw = random.Random(2)
-        self.running: dict[int, tuple[Job, Resources, Seat]] = {}
+        self.running: dict[int, tuple[Job, Resources, Allocation]] = {}
         self.started: list[str] = []
         self.most = 0
 
     def fits(self, resources: Resources) -> bool:
-        return self.room.seat(resources) is not None
+        return self.room.place(resources) is not None
 
     def start(self, launch: Launch) -> None:
-        job, seat = Job.read(launch.runs / launch.folder), self.room.seat(launch.resources)
+        job, seat = Job.read(launch.runs / launch.folder), self.room.place(launch.resources)
         assert seat is not None
         self.room.take(seat)
         self.running[job.attempt] = job, launch.resources, seat
@@ -303,15 +303,23 @@ class Yard:
         assert sorted(ended) == [(number, 0) for number in range(count)]
 
 
+def local(here: Machine) -> LocalExecutor:
+    place = LocalExecutor()
+    place.begin(here)
+    return place
+
+
 def executor(name: str, here: Machine, monkeypatch: pytest.MonkeyPatch) -> Executor:
     if name == "local":
-        return LocalExecutor(here)
+        return local(here)
     pytest.importorskip("ray")
     # set for good by whatever test of a cluster ran in this process; here Ray's daemons would ask for a token, and get none
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     from atma_sweep.sweep.scheduler.ray_local import RayExecutor
 
-    return RayExecutor(here)
+    place = RayExecutor()
+    place.begin(here)
+    return place
 
 
 @pytest.mark.parametrize("name", ["local", pytest.param("ray", marks=pytest.mark.thorough)])
@@ -336,7 +344,7 @@ def test_parts_run_side_by_side_on_the_gpu_they_were_given(
 
 
 def test_without_ray_four_quarters_share_a_gpu_and_a_core_each(tmp_path: Path) -> None:
-    yard, place = Yard(tmp_path), LocalExecutor(Machine(4, 8.0, (Gpu("GPU-aaaa", "GPU-aaaa", "x"),)))
+    yard, place = Yard(tmp_path), local(Machine(4, 8.0, (Gpu("GPU-aaaa", "GPU-aaaa", "x"),)))
     for number in range(4):
         assert place.fits(wants(0.25))
         place.start(yard.ready(number, wants(0.25)))
@@ -347,7 +355,7 @@ def test_without_ray_four_quarters_share_a_gpu_and_a_core_each(tmp_path: Path) -
 
 
 def test_without_ray_two_run_at_once_and_a_third_waits_for_a_core(tmp_path: Path) -> None:
-    yard, place = Yard(tmp_path), LocalExecutor(Machine(2, 8.0))
+    yard, place = Yard(tmp_path), local(Machine(2, 8.0))
     for number in range(2):
         place.start(yard.ready(number, wants(0)))
     assert not place.fits(wants(0))
@@ -360,7 +368,7 @@ def test_without_ray_two_run_at_once_and_a_third_waits_for_a_core(tmp_path: Path
 
 
 def test_without_ray_memory_and_the_type_of_gpu_are_asked_too() -> None:
-    place = LocalExecutor(Machine(8, 4.0, (Gpu("0", "0", "NVIDIA L4"),)))
+    place = local(Machine(8, 4.0, (Gpu("0", "0", "NVIDIA L4"),)))
     assert [place.fits(wants(1, gpu_type=kind)) for kind in ("L4", "H200")] == [True, False]
     assert [place.fits(wants(0, memory_gb=size)) for size in (4, 5)] == [True, False]
 
@@ -374,16 +382,16 @@ def test_attempts_go_where_most_cores_are_free() -> None:
     rooms.add("b", Machine(3, 8.0))
     seats = []
     for expected in ("b", "a", "b", "a", "b"):
-        found = rooms.seat(wants(0, cpus=1))
+        found = rooms.place(wants(0, cpus=1))
         assert found is not None
         assert (found[0], found[1].cpus) == (expected, 1)
         rooms.take(*found)
         seats.append(found)
-    assert rooms.seat(wants(0, cpus=1)) is None
+    assert rooms.place(wants(0, cpus=1)) is None
     rooms.give(*seats[1])
-    assert rooms.seat(wants(0, cpus=2)) is None, "two cores on two machines are not a pair"
+    assert rooms.place(wants(0, cpus=2)) is None, "two cores on two machines are not a pair"
     rooms.give(*seats[3])
-    assert rooms.seat(wants(0, cpus=2)) is not None
+    assert rooms.place(wants(0, cpus=2)) is not None
 
 
 def test_parts_fill_a_gpu_before_they_break_another_open() -> None:
@@ -391,28 +399,28 @@ def test_parts_fill_a_gpu_before_they_break_another_open() -> None:
     rooms.add("a", Machine(8, 8.0, (FIRST,)))
     rooms.add("b", Machine(9, 8.0, (SECOND,)))
     for _ in range(2):
-        found = rooms.seat(wants(0.5))
+        found = rooms.place(wants(0.5))
         assert found is not None
         rooms.take(*found)
-    whole = rooms.seat(wants(1))
+    whole = rooms.place(wants(1))
     assert whole is not None
     assert whole[1].gpu in (FIRST, SECOND)
     assert whole[1].gpu != found[1].gpu
     rooms.take(*whole)
-    assert rooms.seat(wants(0.25)) is None
+    assert rooms.place(wants(0.25)) is None
 
 
 def test_a_machine_that_is_gone_takes_its_seats_along() -> None:
     rooms = room.Rooms()
     rooms.add("a", Machine(1, 8.0))
-    taken = rooms.seat(wants(0, cpus=1))
+    taken = rooms.place(wants(0, cpus=1))
     assert taken is not None
     rooms.take(*taken)
     rooms.drop("a")
     rooms.give(*taken)
-    assert rooms.seat(wants(0, cpus=1)) is None
+    assert rooms.place(wants(0, cpus=1)) is None
     rooms.add("a", Machine(1, 8.0))
-    assert rooms.seat(wants(0, cpus=1)) is not None
+    assert rooms.place(wants(0, cpus=1)) is not None
 
 
 def test_a_cell_that_no_node_has_room_for_is_refused(cells: Callable[..., list[Cell]]) -> None:

@@ -154,7 +154,7 @@ def test_every_sweep_that_is_held_keeps_its_lease(
         shares.append((name, fence, [planner.Task(cell, "train", [], "new")]))
     before = {one.name: one.lease_until for one in store.sweeps()}
     place: Any = Looking(store)
-    launch.carry_out(store, shares, SILENT, runs=tmp_path / "runs", executor=place, commit=(None, None))
+    launch.carry_out(store, shares, SILENT, place, runs=tmp_path / "runs", commit=(None, None))
     assert len(place.leases) == 2
     for leases in place.leases:
         assert all(leases[name] > until for name, until in before.items())

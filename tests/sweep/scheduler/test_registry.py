@@ -1,0 +1,47 @@
+"""Executors by name: what the command line allows, and where each is found."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+from atma_sweep import cli
+from atma_sweep.results.store.store import open_store
+from atma_sweep.sweep.errors import GridError, SweepError
+from atma_sweep.sweep.scheduler import registry
+from atma_sweep.sweep.scheduler.base import Executor, LocalExecutor, Opening
+from atma_sweep.sweep.scheduler.registry import DEFAULT, EXECUTORS, Kind, chosen, open_executor
+from typer.testing import CliRunner
+
+ASKED = {name for name in vars(Executor) if not name.startswith("_")} | set(Executor.__annotations__)
+
+
+@pytest.mark.parametrize("name", EXECUTORS)
+def test_each_does_all_that_is_asked_of_one(name: str) -> None:
+    pytest.importorskip("ray")
+    module, attribute = EXECUTORS[name].target.split(":")
+    found = getattr(importlib.import_module(f"atma_sweep.sweep.scheduler.{module}"), attribute)
+    assert found.name == name
+    assert {"admit", "opened", "start", "writes_directly"} <= ASKED
+    assert [member for member in ASKED if not hasattr(found, member)] == []
+
+
+def test_a_line_in_the_registry_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry.EXECUTORS, "mine", Kind("base:LocalExecutor", "somewhere"))
+    assert chosen("mine") == "mine"
+    opening = Opening(open_store(tmp_path / "atma.db", create=True), tmp_path, print)
+    assert isinstance(open_executor("mine", opening), LocalExecutor)
+    said = CliRunner().invoke(cli.app, ["launch", "quick", "--executor", "mime"]).exception
+    assert str(said) == (f"--executor: mime: no such executor; allowed: {', '.join(EXECUTORS)}; did you mean 'mine'?")
+
+
+def test_an_address_means_the_cluster_there() -> None:
+    assert [chosen(name, "head:6379") for name in (DEFAULT, "cluster")] == ["cluster", "cluster"]
+    assert [chosen(name) for name in (DEFAULT, "local")] == ["ray", "local"]
+    with pytest.raises(SweepError, match="--executor cluster: attempts run on the Ray cluster at --address; give that"):
+        chosen("cluster")
+    with pytest.raises(SweepError, match="--executor local runs on this machine alone"):
+        chosen("local", "head:6379")
+    with pytest.raises(GridError, match="no such executor"):
+        chosen("slurm")
