@@ -174,10 +174,10 @@ def test_no_scheme_is_inert(awake: Awake, tokens: Tensor, auxiliary: Aux) -> Non
 
 
 @pytest.mark.parametrize(("settings", "message"), [
-    ({"positions": "apr"}, "model.positions: no position scheme named 'apr'; allowed: " + ", ".join(["none", *SCHEMES])),
+    ({"positions": "apr"}, "model.positions: no position scheme named 'apr'; allowed: " + ", ".join(["none", *sorted(SCHEMES)])),
     (of("ape", 0), "model.position_settings.ape.length: Input should be greater than or equal to 1, got 0"),
     (of("ape", width=3), "model.position_settings.ape.width: no such setting; allowed: length, std"),
-    ({"position_settings": {"rope": {}}}, "model.position_settings.rope: no such section; allowed: " + ", ".join(SCHEMES)),
+    ({"position_settings": {"rope": {}}}, "model.position_settings.rope: no such section; allowed: " + ", ".join(sorted(SCHEMES))),
 ])  # fmt: skip
 def test_wrong_settings(small: Small, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelConfigError) as error:

@@ -1,0 +1,63 @@
+"""Every recipe of CONTRIBUTING.md, followed letter by letter on a copy: one file and one line, and the part is there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import recipes
+from patience import PATIENCE_S
+
+GRID = """
+name: new
+extends: tiny
+axes:
+  attn_type: [elu]
+  memory: [mean]
+  reg_mode: [centred]
+set:
+  model: {d_model: 16, n_layers: 3, n_heads: 2, n_kv_heads: 1, head_dim: 8, positions: sine}
+  data: {corpus: files, path: text, heldout_tokens: 400}
+  train: {tokens: 512, seq_len: 32, batch_tokens: 128, micro_batch: 2}
+  eval: {lengths: [32], documents: 2, junk_rows: 2, needle_trials: 2, validation_tokens: 256}
+"""
+WORDS = "the model reads a long row of bytes and guesses what comes next from all that it has seen so far "
+
+
+@pytest.mark.parametrize("title", list(recipes.recipes()))
+def test_a_recipe_is_one_file_and_one_line(title: str) -> None:
+    file, line = recipes.recipes()[title]
+    assert (file.registry, line.registry != "", line.text.count("\n")) == ("", True, 1)
+
+
+@pytest.mark.thorough
+def test_the_recipes_make_what_they_say(tmp_path: Path) -> None:
+    """All of them together: a cell of the new parts is trained on the new corpus by the new executor, and reported."""
+    root = recipes.copy(tmp_path)
+    for recipe in recipes.recipes().values():
+        for block in recipe:
+            recipes.follow(block, root)
+    place = tmp_path / "place"
+    (place / "text").mkdir(parents=True)
+    for number in range(12):
+        (place / "text" / f"{number}.txt").write_text(f"{number} " + WORDS * 12)
+    (place / "new.yaml").write_text(GRID)
+    environment = {key: value for key, value in os.environ.items() if key != "ATMA_DB"} | {"PYTHONPATH": str(tmp_path)}
+
+    def run(*words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "atma_sweep.cli", *words],
+            cwd=place,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "elu-centred" in run("launch", "new.yaml", "--executor", "local") + run("status", "--json")
+    assert "elu" in run("report", "--table", "6")
