@@ -12,11 +12,13 @@ from ..results.files import make_folder, write
 from ..results.store.store import Store
 from ..results.text import html_escaped, markdown_escaped
 from .dashboard.page import write_dashboard
-from .data import Lengths, ReportError, Table, gather
-from .figures import FIGURES, FORMATS, WITHOUT_LENGTHS, Collected, make_figure, renderings
+from .data import Lengths, ReportError, gather
+from .figures import FIGURES, figure_name, make_figure
+from .figures.base import Collected
+from .figures.files import FORMATS, renderings
 from .render import SUFFIXES, TEX_PREAMBLE, files_of
+from .table import Table
 from .tables import TABLES, make_table
-from .tables import WITHOUT_LENGTHS as NO_LENGTHS_IN
 
 CSS = (
     "body{font:15px/1.5 system-ui,sans-serif;color:#1b1b1f;background:#fff;max-width:48rem;margin:2rem auto;padding:0 1rem}"
@@ -66,14 +68,12 @@ def write_all(
     make_folder(out)
     written = Written()
     tables: dict[str, Table] = {}
-    for number in TABLES:
+    wanted = {"reference": reference, "seeds": seeds, "lengths": lengths}
+    for number, line in TABLES.items():
         if number == "compare" and name == reference:
             continue
-        options: dict[str, object] = {"reference": reference} if number == "compare" else {}
-        options |= {"seeds": True} if number == "6" and seeds else {}
-        options |= {"lengths": lengths} if lengths and number not in NO_LENGTHS_IN else {}
         try:
-            tables[number] = make_table(number, store, name, **options)
+            tables[number] = make_table(number, store, name, **line.options(wanted))
         except (ReportError, StoreError) as error:
             written.left_out[number] = str(error)
             continue
@@ -97,7 +97,7 @@ def _write_figures(
     found = {}
     for name in names:
         try:
-            made = make_figure(name, store, sweep, lengths=None if name in WITHOUT_LENGTHS else lengths)
+            made = make_figure(name, store, sweep, **FIGURES[figure_name(name)].options({"lengths": lengths}))
         except (ReportError, StoreError) as error:
             written.left_out[f"figure {name}"] = str(error)
             continue

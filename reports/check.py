@@ -14,8 +14,9 @@ from typing import Any
 
 from ..results.errors import StoreError
 from ..results.store.store import Store
-from .data import ReportError, Table
+from .data import ReportError
 from .render import SUFFIXES, TRACE, render, trace_file
+from .table import Table
 from .tables import make_table
 
 LINE = re.compile(rf"^(?:%|<!--) {TRACE} (?P<json>.*?)(?: -->)?$", re.MULTILINE)
@@ -59,7 +60,7 @@ def _parsed(text: str) -> _Cells:
 
 
 def _pictures() -> tuple[str, ...]:
-    from .figures import FORMATS
+    from .figures.files import FORMATS
 
     return FORMATS
 
@@ -149,7 +150,7 @@ def _trace_beside(path: Path) -> dict[str, Any]:
 
 
 def _figure_trace(content: bytes, format: str, name: str) -> dict[str, Any]:
-    from .figures import trace_in as figure_trace
+    from .figures.files import trace_in as figure_trace
 
     try:
         found = figure_trace(content, format)
@@ -278,7 +279,8 @@ def _figure_differences(content: bytes, format: str, trace: dict[str, Any], stor
 
 
 def _picture_differences(content: bytes, format: str, made: Any, drawn_with: Any) -> list[str]:
-    from .figures import redraw, rendered
+    from .figures import redraw
+    from .figures.files import rendered
 
     found = redraw.difference(content, rendered(made, format), format)
     if found is None:

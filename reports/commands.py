@@ -15,7 +15,7 @@ from ..results.options import AsJson, Db, SweepName, as_text, print_json
 from ..results.text import choice, cleaned, say
 
 if TYPE_CHECKING:
-    from .data import Table
+    from .table import Table
 
 
 def status(
@@ -87,11 +87,10 @@ class ReportCommand(TyperCommand):
 
     def full_help(self) -> str:
         """The help with those names in it."""
-        from .figures import FIGURES, NUMBERS
+        from .figures import FIGURES
         from .tables import TABLES
 
-        numbers = {name: f" ({number})" for number, name in NUMBERS.items()}
-        figures = ", ".join(name + numbers.get(name, "") for name in FIGURES)
+        figures = ", ".join(f"{name} ({line.number})" if line.number else name for name, line in FIGURES.items())
         return str(self.help).replace("{tables}", ", ".join(TABLES)).replace("{figures}", figures)
 
     def format_help(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
@@ -283,7 +282,8 @@ def _write_figure(
     from ..results.files import format_of, replacing, told, write
     from ..results.names import file_name
     from .data import ReportError
-    from .figures import FORMATS, make_figure, rendered
+    from .figures import make_figure
+    from .figures.files import FORMATS, rendered
 
     endings = {".json": "json"} if as_json else {f".{format}": format for format in FORMATS}
     wanted = format_of(out, "json" if as_json else format_, endings, "svg")

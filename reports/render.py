@@ -18,8 +18,9 @@ from pathlib import Path
 from ..results import terminal
 from ..results.files import is_straight
 from ..results.text import choice, csv_cell, html_escaped, json_safe, markdown_escaped, plain, tex_escaped
-from .data import ReportError, Table
+from .data import ReportError
 from .numbers import PLUS_MINUS
+from .table import Table
 
 TRACE = "atma-sweep-trace:"
 MANY_ROWS = 40  # a LaTeX table with more goes over pages

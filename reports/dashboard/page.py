@@ -32,11 +32,14 @@ from ...results.files import replacing
 from ...results.store.records import Attempt, Provenance
 from ...results.store.store import Store
 from ...results.text import html_escaped
-from ..data import Entry, Lengths, SweepData, Table, gather, one_reading
+from ..columns import complete_columns
+from ..data import Lengths, SweepData, gather, one_reading
 from ..stats.audit import homogeneity
-from ..tables import complete_columns, table6
+from ..table import Entry, Table
+from ..tables.complete import table6
 from ..tables.effects import effects_table
-from ..tables.logbook import failures, provenance
+from ..tables.failures import failures
+from ..tables.provenance import provenance
 
 CURVE_POINTS = 240_000
 """Points of all training curves together; with more, each is thinned and the page says so."""

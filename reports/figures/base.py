@@ -12,11 +12,14 @@ import pandas as pd
 from ...results.store.records import AXES, CellState
 from ...results.store.store import Store
 from ..data import SweepData
-from ..tables.layout import sources_of
+from ..layout import sources_of
 
 LINE_AXES = ("memory", "window")
 """The axes that tell lines apart first, where they vary; further ones follow, these last:"""
 LAST_AXES = ("distractor", "reg_mode")
+
+GROUP = ["panel", "first", "second", "line"]
+"""The columns that `groups_of` gives: what a cell is drawn as."""
 
 Origins = Iterable[tuple[str, int | None]]
 
@@ -106,3 +109,8 @@ def training_lengths(store: Store, data: SweepData) -> dict[str, int]:
     configs = store.configs({cell.cell_id for cell in data.cells})
     lengths = {cell: (config.get("train") or {}).get("seq_len") for cell, config in configs.items()}
     return {cell: int(length) for cell, length in lengths.items() if length}
+
+
+def origins_in(frame: pd.DataFrame) -> list[tuple[str, int | None]]:
+    """The (cell, attempt) pairs of a frame, each once."""
+    return [(str(c), int(a)) for c, a in frame[["cell", "attempt"]].drop_duplicates().itertuples(index=False)]

@@ -10,11 +10,15 @@ import json
 import re
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 from xml.etree import ElementTree
 
-from ...results.text import plain
+import pandas as pd
+
+from ...results.text import cleaned, plain
 from ..data import ReportError
+from . import FIGURES, style
 from .base import Collected
 from .redraw import versions
 
@@ -45,8 +49,6 @@ def renderings(made: Collected, formats: Sequence[str] = FORMATS, *, trace: bool
     for format in formats:
         if format not in FORMATS:
             raise ReportError(f"a figure is written as {', '.join(FORMATS)}, not {format!r}; give --out FILE.svg")
-    from . import drawn, style
-
     told: dict[str, dict[str, Any]] = {
         "svg": {"Title": plain(made.title), "Creator": "atma-sweep", "Date": None},
         "pdf": {"Title": plain(made.title), "Creator": "atma-sweep", "CreationDate": None},
@@ -63,6 +65,29 @@ def renderings(made: Collected, formats: Sequence[str] = FORMATS, *, trace: bool
             figure.savefig(out, format=format, metadata=told[format], dpi=DOTS if format == "png" else 72)
             found[format] = out.getvalue()
     return found
+
+
+def drawn(made: Collected) -> Any:
+    """The matplotlib Figure, laid out for good; to be called and used inside `style.settings`."""
+    figure = FIGURES[made.name].load(str(__package__)).draw(_shown(made))
+    # once: finding the places takes longer than drawing, and so they are the same in every format
+    style.settle(figure)
+    return figure
+
+
+def _drawable(text: str) -> str:
+    # XML forbids control characters, and two dollars would begin a formula of matplotlib's
+    return plain(text).replace("$", r"\$")
+
+
+def _shown(made: Collected) -> Collected:
+    """The figure with its words as they can be drawn."""
+    frame = made.frame.copy(deep=False)
+    for name in frame.columns:
+        if not pd.api.types.is_numeric_dtype(frame[name]):
+            frame[name] = frame[name].map(lambda one: cleaned(one, _drawable))
+    title, notes, about = cleaned((made.title, made.notes, dict(made.about)), _drawable)
+    return replace(made, title=title, notes=notes, frame=frame, about=about)
 
 
 def trace_in(content: bytes, format: str) -> dict[str, Any]:

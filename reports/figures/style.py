@@ -27,6 +27,7 @@ HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "++++")
 MAP = "cividis"
 """Colours of heat maps: lightness rises all the way, and the colour-blind see the same order."""
 FAINT, GREY = "#b8b8b8", "#707070"
+PANEL = 2.0  # inches of height that a row of panels gets
 WIDTH = 7.2  # inches of a page between its margins
 MOST_TICKS = 7
 NOTE_SIZE = 6.8
@@ -259,3 +260,16 @@ def spread_labels(
             return sum(found.overlaps(other) for other in taken), padded.count_contains(dots)
 
         taken.append(box(min(ways, key=cost)))
+
+
+def time_unit(seconds: float) -> tuple[str, float]:
+    """The unit that so many seconds are told in, and its size in seconds."""
+    for unit, size in (("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0)):
+        if seconds >= 2 * size:
+            return unit, size
+    return "seconds", 1.0
+
+
+def off_first(level: str) -> int:
+    """A key to sort levels by, so that "off" looks alike in every figure."""
+    return 0 if level == "off" else 1

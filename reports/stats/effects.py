@@ -22,9 +22,9 @@ from statsmodels.stats.anova import anova_lm
 from ...results import metrics
 from ...results.intervals import wilson
 from ...results.store.records import AXES
+from ..columns import complete_columns
 from ..data import ReportError, SweepData
 from ..numbers import Column
-from ..tables import complete_columns
 from .resampling import ALPHA, Summary, holm, summaries
 
 __all__ = [

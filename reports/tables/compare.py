@@ -12,12 +12,13 @@ from scipy import stats
 from ...results import paper
 from ...results.store.records import AXES, CellState
 from ...results.store.store import Store
-from ..data import Entry, Lengths, ReportError, SweepData, Table, gather
+from ..columns import AXIS_HEADINGS
+from ..data import Lengths, ReportError, SweepData, gather
+from ..layout import DUST, Line, assemble, entry, seed_notes, sweep_note
 from ..numbers import Column, column_of, length_name, rounded, signed
 from ..stats.audit import between
 from ..stats.effects import ALPHA, NEAR, Spread, spreads_by_configuration
-from . import AXIS_HEADINGS
-from .layout import DUST, Line, assemble, entry, seed_notes, sweep_note
+from ..table import Entry, Table
 from .printed import contradicted
 
 COLUMNS = (

@@ -1,9 +1,11 @@
-"""Where the paper prints another number than its authors' logs give (docs/mechanisms.md, "Decisions")."""
+"""What the paper prints besides the numbers of its sweeps: facts of models, and numbers that its authors' logs contradict
+(docs/mechanisms.md, "Decisions")."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...results.store.store import Store
 from ..data import SweepData
 from ..numbers import length_name, rounded
 
@@ -48,3 +50,9 @@ def contradicted(data: SweepData, table: str | None = None) -> list[Contradictio
         if abs(value.value - logged.value) > _half_digit(metric, number) * (1 + 1e-6):
             found.append(Contradiction(number, cell, slugs[cell], probe, metric, length, value.value, logged.value))
     return sorted(found, key=lambda one: (one.table, one.slug, one.probe, one.metric, one.length))
+
+
+def facts_of(store: Store, cell: str) -> dict[str, str]:
+    """What is printed of a published model besides its numbers, by name."""
+    found = store.cell(cell).config.get("published", {})
+    return {name: str(text) for name, text in found.items()}

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from atma_sweep.reports.tables import Table, make_table
+from atma_sweep.reports.table import Table
+from atma_sweep.reports.tables import make_table
 from atma_sweep.results.paper import open_published
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import AXES, CellRecord, Measurement, Owner

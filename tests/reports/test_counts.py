@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from atma_sweep.reports.figures import make_figure, rendered
+from atma_sweep.reports.figures import make_figure
+from atma_sweep.reports.figures.files import rendered
 from atma_sweep.reports.render import render
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.store.records import Measurement
@@ -117,7 +118,8 @@ def test_a_heat_map_stars_means_over_fewer_cells(empty: Store, make: Make, run: 
 
 def texts(made: Any, wanted: str) -> int:
     """How often a picture says that."""
-    from atma_sweep.reports.figures import drawn, style
+    from atma_sweep.reports.figures import style
+    from atma_sweep.reports.figures.files import drawn
     from matplotlib.text import Text
 
     with style.settings():

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from atma_sweep.reports.data import Table
 from atma_sweep.reports.render import render
+from atma_sweep.reports.table import Table
 from atma_sweep.reports.tables import TABLES, make_table
 from atma_sweep.results import terminal
 from atma_sweep.results.paper import open_published

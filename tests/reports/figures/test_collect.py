@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 from atma_sweep.reports.data import ReportError
-from atma_sweep.reports.figures import FIGURES, Collected, digest, make_figure
-from atma_sweep.reports.figures.collect import lines_of, smoothed
-from atma_sweep.reports.tables import Table
+from atma_sweep.reports.figures import FIGURES, make_figure
+from atma_sweep.reports.figures.base import Collected, digest
+from atma_sweep.reports.figures.lines import lines_of
+from atma_sweep.reports.figures.loss import smoothed
+from atma_sweep.reports.table import Table
 from atma_sweep.results import paper
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CurvePoint, Measurement, Owner, Provenance

@@ -17,18 +17,10 @@ import pytest
 from atma_sweep.cli import app
 from atma_sweep.reports.bundle import write_all
 from atma_sweep.reports.data import ReportError
-from atma_sweep.reports.figures import (
-    FIGURES,
-    FORMATS,
-    Collected,
-    drawn,
-    make_figure,
-    redraw,
-    renderings,
-    style,
-    trace_in,
-)
-from atma_sweep.reports.figures.collect import lines_of
+from atma_sweep.reports.figures import FIGURES, make_figure, redraw, style
+from atma_sweep.reports.figures.base import Collected
+from atma_sweep.reports.figures.files import FORMATS, drawn, renderings, trace_in
+from atma_sweep.reports.figures.lines import lines_of
 from atma_sweep.results.errors import StoreError
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CurvePoint, Measurement, Owner
@@ -228,7 +220,7 @@ class TestFiles:
         assert here == again
         code = (
             "import sys; from pathlib import Path; from atma_sweep.results.store.store import open_store; "
-            "from atma_sweep.reports.figures import make_figure, renderings\n"
+            "from atma_sweep.reports.figures import make_figure; from atma_sweep.reports.figures.files import renderings\n"
             "made = make_figure('needle', open_store(sys.argv[1]))\n"
             "for format, content in renderings(made).items(): Path(sys.argv[2], 'x.' + format).write_bytes(content)"
         )
@@ -248,7 +240,9 @@ class TestFiles:
 
     def test_matplotlib_waits_until_something_is_drawn(self) -> None:
         code = (
-            "import sys; import atma_sweep.reports.figures, atma_sweep.reports.figures.collect as c\n"
+            "import sys\n"
+            "from atma_sweep.reports import figures\n"
+            "for line in figures.FIGURES.values(): line.load(figures.__name__)\n"
             "assert not {'matplotlib.figure', 'torch'} & set(sys.modules), sorted(sys.modules)"
         )
         path = os.pathsep.join(p for p in sys.path if p)

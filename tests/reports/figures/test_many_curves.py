@@ -11,7 +11,9 @@ import pytest
 from atma_sweep.reports.curves import kept
 from atma_sweep.reports.dashboard.page import dashboard
 from atma_sweep.reports.data import gather, one_reading
-from atma_sweep.reports.figures import collect, drawn, make_figure, style
+from atma_sweep.reports.figures import loss as loss_figure
+from atma_sweep.reports.figures import make_figure, style
+from atma_sweep.reports.figures.files import drawn
 from atma_sweep.results.store import queries
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CurvePoint, Measurement, Owner
@@ -85,8 +87,8 @@ def test_the_figure_of_a_large_sweep_is_thinned_and_says_so(many: Store, monkeyp
     whole = make_figure("loss", many, "s")
     assert len(whole.frame) == 14 * 81
     assert not any("Drawn" in note for note in whole.notes)
-    monkeypatch.setattr(collect, "MOST_POINTS", 14 * 20)
-    monkeypatch.setattr(collect, "FEWEST_POINTS", 5)
+    monkeypatch.setattr(loss_figure, "MOST_POINTS", 14 * 20)
+    monkeypatch.setattr(loss_figure, "FEWEST_POINTS", 5)
     thin = make_figure("loss", many, "s")
     assert thin.notes[1] == "Drawn: at most 20 of up to 81 points a line."
     assert list(thin.frame.columns) == list(whole.frame.columns)
@@ -104,7 +106,7 @@ def test_the_figure_of_a_large_sweep_is_thinned_and_says_so(many: Store, monkeyp
 def test_smoothing_is_a_running_mean(many: Store) -> None:
     frame = make_figure("loss", many, "s").frame
     one = frame[frame["cell"] == f"{3:012x}"].reset_index()
-    width = max(1, len(one) // collect.SMOOTHED)
+    width = max(1, len(one) // loss_figure.SMOOTHED)
     assert width == 2
     values = [loss_at(3, step) for step in one["step"]]
     expected = [sum(values[max(0, i - 1) : i + 1]) / len(values[max(0, i - 1) : i + 1]) for i in range(len(values))]

@@ -8,9 +8,10 @@ import pandas as pd
 import pytest
 from atma_sweep.reports.data import ReportError, gather
 from atma_sweep.reports.numbers import Column
+from atma_sweep.reports.render import render
 from atma_sweep.reports.stats import effects as ef
 from atma_sweep.reports.stats.resampling import holm
-from atma_sweep.reports.tables import make_table, render
+from atma_sweep.reports.tables import make_table
 from atma_sweep.results.store.records import Measurement
 from scipy import stats
 

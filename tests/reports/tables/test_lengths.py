@@ -11,9 +11,10 @@ import pytest
 from atma_sweep.reports.check import check_file
 from atma_sweep.reports.dashboard.page import dashboard
 from atma_sweep.reports.data import ReportError, gather
-from atma_sweep.reports.figures import FIGURES, make_figure, rendered
+from atma_sweep.reports.figures import FIGURES, make_figure
+from atma_sweep.reports.figures.files import rendered
 from atma_sweep.reports.render import render
-from atma_sweep.reports.tables import TABLES, WITHOUT_LENGTHS, make_table
+from atma_sweep.reports.tables import TABLES, make_table
 from atma_sweep.results.store.records import Measurement
 from atma_sweep.results.store.store import Store
 
@@ -82,7 +83,7 @@ def test_on_request_a_length_joins_and_who_lacks_it_is_unmeasured(lengths: Store
     assert "too-few-docs" in whole.rows[3]
     frame = make_figure("needle", lengths, "s", lengths=[MEASURED]).frame
     assert set(frame["length"]) == {128, 256, 512}
-    for name in set(TABLES) - set(WITHOUT_LENGTHS) - {"compare"}:
+    for name in [name for name, line in TABLES.items() if "lengths" in line.takes and name != "compare"]:
         assert make_table(name, lengths, "s", lengths=[MEASURED]).trace["options"]["lengths"] == [MEASURED], name
     assert len(dashboard(lengths, "s", lengths=[MEASURED])) != len(dashboard(lengths, "s"))
 
@@ -110,7 +111,7 @@ def test_what_cannot_be_shown_is_said(lengths: Store) -> None:
         ReportError, match=r"--length 4096: no cell of sweep s is measured there; .*: 128, 256, 512, 999999999"
     ):
         make_table("6", lengths, "s", lengths=[4096])
-    for name in WITHOUT_LENGTHS:
+    for name in [name for name, line in TABLES.items() if "lengths" not in line.takes]:
         with pytest.raises(ReportError, match="leave --length out"):
             make_table(name, lengths, "s", lengths=[MEASURED])
     for name in ("loss", "timeline", "count-map"):

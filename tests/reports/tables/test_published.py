@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from atma_sweep.reports.data import gather
-from atma_sweep.reports.tables import make_table, render
+from atma_sweep.reports.render import render
+from atma_sweep.reports.tables import make_table
 from atma_sweep.reports.tables.printed import contradicted
 from atma_sweep.results import paper
 from atma_sweep.results.errors import StoreError, SweepReadOnly
@@ -88,17 +89,15 @@ class TestSmallTables:
 
     def test_our_rows_of_the_open_weight_table_follow_from_the_logs(self, published):
         """Sum of L x value over sum of L, nats over ln 2, worked out for the six mixers and memories."""
-        from atma_sweep.reports.tables import paper as paper_tables
+        from atma_sweep.reports.tables import open_weight
 
         data = gather(published, "printed-v2")
         whole = make_table("open-weight", published, "printed-v2")
         columns = [
-            paper_tables._bits(probe, length, "")
-            for probe in ("clean", "junk", "needle")
-            for length in (0, 2048, 65536)
+            open_weight._bits(probe, length, "") for probe in ("clean", "junk", "needle") for length in (0, 2048, 65536)
         ]
-        found = [[one.text for one in line.entries] for line in paper_tables._own_rows(data, columns)]
-        words = [line.words[1] for line in paper_tables._own_rows(data, columns)]
+        found = [[one.text for one in line.entries] for line in open_weight._own_rows(data, columns)]
+        words = [line.words[1] for line in open_weight._own_rows(data, columns)]
         expected = [list(row) for row in whole.rows[10:]]
         assert [name for name, *_ in expected][:1] == ["ATMA Polar + Titans Memory"]
         assert found == [row[2:] for row in expected]

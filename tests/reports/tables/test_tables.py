@@ -10,18 +10,12 @@ from fractions import Fraction
 from html.parser import HTMLParser
 
 import pytest
-from atma_sweep.reports.tables import (
-    FORMATS,
-    TABLES,
-    ReportError,
-    length_name,
-    make_table,
-    reason_code,
-    render,
-    rounded,
-    table6,
-    tidy,
-)
+from atma_sweep.reports.data import ReportError
+from atma_sweep.reports.numbers import length_name, reason_code, rounded
+from atma_sweep.reports.render import FORMATS, render
+from atma_sweep.reports.table import tidy
+from atma_sweep.reports.tables import TABLES, make_table
+from atma_sweep.reports.tables.complete import table6
 from atma_sweep.results.store.records import AXES, CellRecord, Measurement, Owner
 from atma_sweep.results.store.store import SweepUnknown
 from atma_sweep.results.text import csv_cell, markdown_escaped, plain, tex_escaped

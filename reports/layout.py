@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,9 +10,10 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal, InvalidOperation
 from typing import Any, Literal
 
-from ...results.store.records import CellState, Source, Value
-from ..data import REFERENCES, Entry, SweepData, Table
-from ..numbers import PLUS_MINUS, Column, reason_code, rounded
+from ..results.store.records import CellState, Source, Value
+from .data import REFERENCES, SweepData
+from .numbers import PLUS_MINUS, Column, reason_code, rounded
+from .table import Entry, Table
 
 NO_CELL = "no cell"
 """Printed where a table asks for a combination of levels that the sweep does not list."""
@@ -19,6 +21,7 @@ UNMEASURED = "unmeasured"
 """Printed where a cell lacks what its grid does not ask for either."""
 NOTHING = "-"
 """Printed where there is nothing to say."""
+SMALL_P = 1e-4
 DUST = 12  # decimals that a computed number is held to before it is rounded half up
 Rank = Literal["column", "row", "none"]
 
@@ -123,6 +126,13 @@ def derived(
         sd=sd,
         origins=tuple(dict.fromkeys(origin for part in parts for origin in part.origins)),
     )
+
+
+def p_value(heading: str, p: float) -> Entry:
+    """The entry of a probability; NaN where there is none."""
+    if math.isnan(p):
+        return Entry(text=NOTHING, heading=heading)
+    return Entry(text=f"<{SMALL_P:.4f}" if p < SMALL_P else rounded(p, 4), heading=heading, value=p)
 
 
 def _counted(parts: Sequence[Entry]) -> str:

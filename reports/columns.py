@@ -1,0 +1,46 @@
+"""The columns that tables, statistics and figures share: the numbers of the complete results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from .data import SweepData
+from .numbers import Column, column_of, length_name
+
+AXIS_HEADINGS = ("Type", "Reg", "Dist", "Mem", "Win")
+NO_LENGTHS = [(-1, "shortest"), (-1, "longest")]
+
+
+def ends(data: SweepData, lengths: Mapping[str, Sequence[int]], one: Column) -> list[Column]:
+    """The column at the shortest and at the longest context length: one where there is one (-1 where none is known yet)."""
+    known = sorted(lengths.get(one.probe, ())) or data.lengths(one.probe, one.metric)
+    named = [(length, length_name(length)) for length in dict.fromkeys((known[0], known[-1]))] if known else NO_LENGTHS
+    return [replace(one, heading=f"{one.heading}@{name}", length=length) for length, name in named]
+
+
+def complete_columns(data: SweepData, lengths: Mapping[str, Sequence[int]] | None = None) -> list[Column]:
+    """The eight numbers of the complete results; five where there is one context length."""
+    asked = data.requested_lengths() if lengths is None else lengths
+    return [
+        column_of("val", "val_loss"),
+        *ends(data, asked, column_of("clean", "nats")),
+        *ends(data, asked, column_of("junk", "nats")),
+        *ends(data, asked, column_of("needle", "digit_accuracy")),
+        column_of("throughput", "mfu_paper"),
+    ]
+
+
+def qualities(data: SweepData) -> list[Column]:
+    """What speed is held against: validation loss, and needle accuracy at the longest length."""
+    columns = complete_columns(data)
+    needle = [column for column in columns if column.probe == "needle"][-1]
+    return [next(column for column in columns if column.heading == "Val"), needle]
+
+
+def speed_of(data: SweepData, heading: str) -> Column:
+    """Tokens a second under this heading; MFU under its own where the sweep has no tokens a second."""
+    found = column_of("throughput", "tokens_per_s", heading)
+    if any(key[1:3] == (found.probe, found.metric) for key in data.values):
+        return found
+    return next(column for column in complete_columns(data) if column.metric == "mfu_paper")

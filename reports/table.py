@@ -1,0 +1,89 @@
+"""A table before it has a format, and a number of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One number of a table, or the word that stands for it.
+
+    `value` is the unrounded number (the mean over `seeds` cells, with the sample standard deviation `sd`), in `unit`;
+    `origins` are the (cell, attempt) pairs it comes from, without an attempt where a cell has no value. `best` is set when it
+    is the best of the numbers it is held against.
+    """
+
+    text: str
+    heading: str = ""
+    probe: str = ""
+    metric: str = ""
+    length: int | None = None
+    direction: int = 0
+    """-1 where less is better, 1 where more is, 0 where neither."""
+    value: float | None = None
+    unit: str | None = None
+    n: int | None = None
+    low: float | None = None
+    high: float | None = None
+    reason: str | None = None
+    sd: float | None = None
+    seeds: int = 1
+    origins: tuple[tuple[str, int | None], ...] = ()
+    best: bool = False
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The ids of the cells, each once."""
+        return tuple(dict.fromkeys(cell for cell, _ in self.origins))
+
+    @property
+    def attempts(self) -> tuple[int, ...]:
+        """The ids of the attempts, each once."""
+        return tuple(dict.fromkeys(attempt for _, attempt in self.origins if attempt is not None))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A table before it has a format.
+
+    `rows` is printed text under `columns`, of which the first `text_columns` are words and the rest numbers; `entries`
+    has what is behind the numbers. `raw` has one object a row, with the database's column names, unrounded values and
+    the printed ones. `trace` says what the table was made of: its name, sweep, revision and options, the attempts of
+    every cell, and the commit and GPU of every attempt.
+    """
+
+    number: str
+    title: str
+    columns: tuple[str, ...]
+    text_columns: int
+    rows: tuple[tuple[str, ...], ...]
+    raw: tuple[dict[str, Any], ...]
+    notes: tuple[str, ...]
+    entries: tuple[tuple[Entry, ...], ...] = ()
+    above: tuple[str, ...] = ()
+    """What to know before any two rows are compared: printed between title and rows."""
+    trace: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def best(self) -> frozenset[tuple[int, int]]:
+        """(row, column) of every best value."""
+        words = self.text_columns
+        return frozenset((r, words + c) for r, row in enumerate(self.entries) for c, e in enumerate(row) if e.best)
+
+
+def tidy(table: Table) -> pd.DataFrame:
+    """The table as a tidy frame: one row a number (a table of words alone: one a row), unrounded and as printed."""
+    import pandas as pd
+
+    rows = []
+    for raw in table.raw:
+        about = {name: value for name, value in raw.items() if name not in ("values", "trace", "row", "axes")}
+        about |= raw.get("row", {})
+        rows += [about | value for value in raw["values"]] or [about]
+    return pd.DataFrame(rows)

@@ -1,0 +1,76 @@
+"""Table 6, the complete results: one row a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ...results.store.records import AXES
+from ...results.store.store import Store
+from ..columns import AXIS_HEADINGS, complete_columns
+from ..data import Lengths, gather
+from ..layout import Line, about_cell, assemble, entry, reference_note, seed_notes, sweep_note, word_notes
+from ..numbers import GUESS
+from ..table import Table
+
+
+def table6(
+    store: Store,
+    sweep: str | None = None,
+    *,
+    revision: int | None = None,
+    orphans: bool = False,
+    lengths: Mapping[str, Sequence[int]] | Lengths = None,
+    seeds: bool = False,
+) -> Table:
+    """Table 6, the complete results: one row a configuration, in the grid's order.
+
+    Thirteen columns; one for every further axis that varies joins after Win. Where a configuration has several seeds, its
+    row gives mean, standard deviation and their number; `seeds` lists each seed as a row instead.
+    The context lengths are those that the launch asked for, and `lengths` besides; a mapping gives them by probe (clean,
+    junk, needle) instead.
+    A number that is missing prints as where the cell stands (needs-eval in a trained one), one that could not be had as the
+    code of its reason; nothing prints blank. Raises SweepUnknown, StoreError.
+    """
+    chosen, further = (lengths, None) if isinstance(lengths, Mapping) else (None, lengths)
+    data = gather(store, sweep, revision=revision, orphans=orphans, lengths=further)
+    columns = complete_columns(data, chosen)
+    groups = list(data.configurations().items())
+    several = max((len(cells) for _, cells in groups), default=1) > 1
+    if several and seeds:
+        groups = [(key, [cell]) for key, cells in groups for cell in cells]
+        groups.sort(key=lambda group: group[1][0].position)
+    words = ["Seed" if seeds else "Seeds"] if several else []
+    extra = data.extra_axes()
+    lines = []
+    for key, cells in groups:
+        count = [str(cells[0].seed if seeds else len(cells))] if several else []
+        entries = tuple(entry(data, cells, column, "6") for column in columns)
+        about = about_cell(data, cells[0]) if len(cells) == 1 else dict(cells[0].levels)
+        row = (*key[: len(AXES)], *count, *key[len(AXES) :])
+        lines.append(Line(words=row, entries=entries, cells=cells, about=about))
+    which = " (cells that the newest revision dropped)" if orphans else ""
+    grid = [line.entries for line in lines]
+    notes = [
+        sweep_note(data),
+        f"Val, Clean and Junk: nats per token. Ndl: needle digits right, in % (a guess: {GUESS}). MFU: by the paper's formula, in %. "
+        "Clean, Junk and Ndl at the shortest and the longest context length, in tokens.",
+        *seed_notes(grid, 0 if seeds else max((len(cells) for _, cells in groups), default=0)),
+        *reference_note(data),
+        *word_notes(grid),
+    ]
+    given = {
+        "orphans": orphans,
+        "seeds": seeds,
+        "lengths": {probe: list(some) for probe, some in chosen.items()} if chosen else None,
+    }
+    return assemble(
+        data,
+        "6",
+        f"Table 6. Complete results of sweep {data.sweep}, revision {data.revision}{which}",
+        (*AXIS_HEADINGS, *words, *extra),
+        lines,
+        numbers=[column.heading for column in columns],
+        notes=notes,
+        rank="column",
+        options={name: value for name, value in given.items() if value},
+    )
