@@ -16,7 +16,8 @@ from .data import Lengths, ReportError, gather
 from .figures import FIGURES, figure_name, make_figure
 from .figures.base import Collected
 from .figures.files import FORMATS, renderings
-from .render import SUFFIXES, TEX_PREAMBLE, files_of
+from .render import SUFFIXES, files_of
+from .render.latex import PREAMBLE
 from .table import Table
 from .tables import TABLES, make_table
 
@@ -127,7 +128,7 @@ def _document(tables: dict[str, Table], pictures: dict[str, Collected]) -> str:
         r"\usepackage[margin=15mm,landscape]{geometry}",
         r"\usepackage[export]{adjustbox}",
     ]
-    head.append(TEX_PREAMBLE)
+    head.append(PREAMBLE)
     return "\n".join([*head, r"\begin{document}", body, r"\end{document}"]) + "\n"
 
 

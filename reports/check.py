@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import html.parser
-import io
 import json
-import re
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -15,48 +11,12 @@ from typing import Any
 from ..results.errors import StoreError
 from ..results.store.store import Store
 from .data import ReportError
-from .render import SUFFIXES, TRACE, render, trace_file
+from .render import SUFFIXES, WRITERS, render, trace_file
 from .table import Table
 from .tables import make_table
 
-LINE = re.compile(rf"^(?:%|<!--) {TRACE} (?P<json>.*?)(?: -->)?$", re.MULTILINE)
-BARS = re.compile(r"(?<!\\)\|")
-AMPERSANDS = re.compile(r"(?<!\\)&")
 OTHER_SOURCE = "its numbers are the same, but not the code or the GPU that they are told to come from"
 Grid = list[list[str]]
-
-
-class _Cells(html.parser.HTMLParser):
-    """Reads the rows of the first table of a page, and its trace."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows: Grid = []
-        self.trace: str | None = None
-        self._inside = False
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag == "table" and self.trace is None:
-            self.trace = dict(attrs).get("data-atma-sweep-trace")
-        elif tag == "tr":
-            self.rows.append([])
-        elif tag in ("th", "td"):
-            self.rows[-1].append("")
-            self._inside = True
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag in ("th", "td"):
-            self._inside = False
-
-    def handle_data(self, data: str) -> None:
-        if self._inside:
-            self.rows[-1][-1] += data
-
-
-def _parsed(text: str) -> _Cells:
-    parser = _Cells()
-    parser.feed(text)
-    return parser
 
 
 def _pictures() -> tuple[str, ...]:
@@ -81,45 +41,14 @@ def trace_in(text: str, format: str, name: str) -> dict[str, Any]:
     """
     found: Any = None
     try:
-        if format == "json":
-            rows = json.loads(text)
-            if rows == []:
-                raise ReportError(f"{name} has no row and so no trace; check another format of the table")
-            found = rows[0]["trace"]
-        elif format == "csv":
-            found = json.loads(text)
-        elif format == "html":
-            found = json.loads(_parsed(text).trace or "null")
-        else:
-            lines = LINE.findall(text)
-            found = json.loads(lines[-1]) if lines else None
+        if format == "json" and json.loads(text) == []:
+            raise ReportError(f"{name} has no row and so no trace; check another format of the table")
+        found = WRITERS[format].trace_of(text)
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise ReportError(f"{name}: its trace cannot be read ({error}); write the table again") from error
     if not isinstance(found, dict) or not {"table", "sweep", "revision", "options"} <= set(found):
         raise ReportError(f"{name} carries no trace of its table; write it again with atma-sweep report --out")
     return found
-
-
-def grid_of(text: str, format: str) -> Grid:
-    """The headings and the rows of a rendering, each cell as it is written there."""
-    if format == "csv":
-        return list(csv.reader(io.StringIO(text)))
-    if format == "html":
-        return _parsed(text).rows
-    if format == "md":
-        rows = [BARS.split(line)[1:-1] for line in text.splitlines() if line.startswith("|")]
-        return [[cell.strip() for cell in row] for row in rows if not all(set(cell) <= set("-: ") for cell in row)]
-    if format == "tex":
-        rows = [AMPERSANDS.split(line.removesuffix(r"\\")) for line in text.splitlines() if line.endswith(r" \\")]
-        found = [[cell.strip() for cell in row] for row in rows]
-        # a longtable says its headings twice
-        return found[:1] + found[2:] if len(found) > 1 and found[0] == found[1] else found
-    rows = json.loads(text)
-    return [_json_row(row) for row in rows]
-
-
-def _json_row(row: dict[str, Any]) -> list[str]:
-    return [*map(str, row["row"].values()), *(str(value["printed"]) for value in row["values"])]
 
 
 def _read(path: Path) -> tuple[str, str, dict[str, Any]]:
@@ -225,7 +154,7 @@ def check_file(path: str | Path, store: Store, *, known: dict[str, Any] | None =
 
 def _differences(text: str, fresh: str, format: str, trace: dict[str, Any], table: Table) -> list[str]:
     try:
-        old, new = grid_of(text, format), grid_of(fresh, format)
+        old, new = WRITERS[format].rows(text), WRITERS[format].rows(fresh)
     except (ValueError, KeyError, TypeError, IndexError) as error:
         return [f"its rows cannot be read ({error})"]
     if format == "json":

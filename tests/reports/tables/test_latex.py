@@ -6,7 +6,8 @@ import subprocess
 
 import pytest
 from atma_sweep.reports.bundle import write_all
-from atma_sweep.reports.render import TEX_PREAMBLE, render
+from atma_sweep.reports.render import render
+from atma_sweep.reports.render.latex import PREAMBLE
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results import paper
 from atma_sweep.results.store.records import Measurement
@@ -23,7 +24,7 @@ HOSTILE = 'a|b_{x}$\\input{/etc/passwd}%#&~^<>[bold]`*"ü–±→中\x1b'
 def compiled(folder, *tables, document=None):
     """The text of the PDF, in the order of the page."""
     body = "\n\\clearpage\n".join(tables)
-    head = "\\documentclass{article}\\usepackage[margin=1cm,landscape]{geometry}\n" + TEX_PREAMBLE
+    head = "\\documentclass{article}\\usepackage[margin=1cm,landscape]{geometry}\n" + PREAMBLE
     text = document or f"{head}\n\\begin{{document}}\n{body}\n\\end{{document}}\n"
     folder.mkdir(exist_ok=True)
     (folder / "document.tex").write_text(text, encoding="utf-8")

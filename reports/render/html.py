@@ -1,0 +1,121 @@
+"""A table as an HTML page, with what is behind every number in data- attributes; and the rows of one that was written."""
+
+from __future__ import annotations
+
+import html
+import html.parser
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from ...results.text import html_escaped
+from ..table import Table
+from .trace import trace_text
+
+CSS = """
+body{font:15px/1.45 system-ui,sans-serif;margin:2rem;color:#1b1b1f;background:#fff}
+table{border-collapse:collapse;font-variant-numeric:tabular-nums}
+caption{text-align:left;font-weight:600;padding-bottom:.6rem}
+th,td{padding:.2rem .7rem;text-align:left;vertical-align:top}
+thead th{border-top:2px solid;border-bottom:1px solid;position:sticky;top:0;background:#fff}
+tbody tr:last-child>*{border-bottom:2px solid}
+tbody th{font-weight:400}
+.n{text-align:right}
+.w{color:#6b4b00}
+tbody tr:hover>*{background:#f1f3f8}
+@media (prefers-color-scheme:dark){body,thead th{background:#16171b;color:#e6e6ea}tbody tr:hover>*{background:#24262e}.w{color:#e3b768}}
+""".strip()
+
+
+def text(table: Table, *, trace: bool = True) -> str:
+    def words(tag: str, scope: str, texts: Iterable[str], kind: str = "") -> str:
+        return "".join(f'<{tag} scope="{scope}"{kind}>{html_escaped(text)}</{tag}>' for text in texts)
+
+    first = table.text_columns
+    facts = ""
+    if trace:
+        told = {name: table.trace[name] for name in ("table", "sweep", "revision") if name in table.trace}
+        facts = "".join(f' data-{name}="{html_escaped(str(fact))}"' for name, fact in told.items())
+        facts += f' data-atma-sweep-trace="{html.escape(trace_text(table))}"'
+    head = words("th", "col", table.columns[:first]) + words("th", "col", table.columns[first:], ' class="n"')
+    body = []
+    for r, row in enumerate(table.rows):
+        numbers = "".join(_number(table, r, c) for c in range(len(row) - first))
+        body.append(
+            f"<tr>{words('th', 'row', row[:1])}{words('td', 'row', row[1:first])}{numbers}</tr>".replace(
+                '<td scope="row">', "<td>"
+            )
+        )
+    title = html_escaped(table.title)
+    notes, above = ("".join(f"<p>{html_escaped(n)}</p>\n" for n in some) for some in (table.notes, table.above))
+    return (
+        '<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
+        f"<title>{title}</title>\n<style>{CSS}</style></head>\n<body>\n{above}<table{facts}>\n<caption>{title}</caption>\n"
+        f"<thead><tr>{head}</tr></thead>\n<tbody>\n"
+        + "\n".join(body)
+        + f"\n</tbody>\n</table>\n{notes}</body>\n</html>\n"
+    )
+
+
+def _number(table: Table, r: int, c: int) -> str:
+    one = table.entries[r][c]
+    facts = {
+        "cells": " ".join(one.cells),
+        "attempts": " ".join(map(str, one.attempts)),
+        "probe": one.probe,
+        "metric": one.metric,
+        "length": one.length,
+        "value": one.value,
+        "sd": one.sd,
+        "n": one.n,
+        "reason": one.reason,
+    }
+    data = "".join(
+        f' data-{name}="{html_escaped(str(fact))}"' for name, fact in facts.items() if fact not in (None, "")
+    )
+    text = html_escaped(one.text)
+    return f'<td class="n{" w" if one.value is None else ""}"{data}>{f"<b>{text}</b>" if one.best else text}</td>'
+
+
+class _Cells(html.parser.HTMLParser):
+    """Reads the rows of the first table of a page, and its trace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[list[str]] = []
+        self.trace: str | None = None
+        self._inside = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "table" and self.trace is None:
+            self.trace = dict(attrs).get("data-atma-sweep-trace")
+        elif tag == "tr":
+            self.rows.append([])
+        elif tag in ("th", "td"):
+            self.rows[-1].append("")
+            self._inside = True
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("th", "td"):
+            self._inside = False
+
+    def handle_data(self, data: str) -> None:
+        if self._inside:
+            self.rows[-1][-1] += data
+
+
+def _parsed(text: str) -> _Cells:
+    parser = _Cells()
+    parser.feed(text)
+    return parser
+
+
+def rows(written: str) -> list[list[str]]:
+    """The headings and the rows of the first table."""
+    return _parsed(written).rows
+
+
+def trace_of(written: str) -> Any:
+    """The trace that it carries, None without any. Raises ValueError where it is no JSON."""
+    return json.loads(_parsed(written).trace or "null")

@@ -1,0 +1,115 @@
+"""A table as LaTeX, its trace in a last line that is a comment; and the rows of one that was written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from ...results.text import tex_escaped
+from ..numbers import PLUS_MINUS
+from ..table import Table
+from .trace import TRACE, trace_in_comment, trace_text
+
+MANY_ROWS = 40  # a LaTeX table with more goes over pages
+WIDEST_COLUMN = 5  # centimetres of LaTeX that a column of sentences gets
+SENTENCE = 40  # characters that make a column of words one of sentences
+PACKAGES = "booktabs,longtable,array,siunitx"
+PREAMBLE = "\n".join(
+    [
+        r"\usepackage[T1]{fontenc}",
+        r"\usepackage{textcomp}",
+        rf"\usepackage{{{PACKAGES}}}",
+        r"\sisetup{detect-weight=true, mode=text, separate-uncertainty=true, group-minimum-digits=9}",
+    ]
+)
+"""What a LaTeX document needs before it can take our tables."""
+NUMBER = re.compile(r"([+-]?)(\d+)(?:\.(\d+))?")
+SPREAD = re.compile(rf"({NUMBER.pattern}){PLUS_MINUS}(\d+(?:\.\d+)?)")
+AMPERSANDS = re.compile(r"(?<!\\)&")
+
+
+def text(table: Table, *, trace: bool = True) -> str:
+    head = [r"\toprule", " & ".join("{" + tex_escaped(text) + "}" for text in table.columns) + r" \\", r"\midrule"]
+    columns = "{@{}" + "".join(_columns(table)) + "@{}}"
+    # LaTeX counts tables by itself
+    title = table.title.removeprefix(f"Table {table.number}. ")
+    caption = rf"\caption{{{tex_escaped(title)}}}\label{{tab:{re.sub(r'[^a-z0-9-]', '', table.number)}}}"
+    notes = [rf"{{\par\smallskip\raggedright {tex_escaped(note)}\par}}" for note in table.notes]
+    above = [rf"{{\raggedright {tex_escaped(note)}\par}}\smallskip" for note in table.above]
+    small = [r"\begingroup\footnotesize\setlength{\tabcolsep}{3.5pt}"]
+    if table.number == "6" or len(table.rows) > MANY_ROWS:
+        repeated = [*head, r"\endhead", r"\midrule", r"\endfoot", r"\bottomrule", r"\endlastfoot"]
+        body = [rf"\begin{{longtable}}{columns}", caption + r"\\", *head, r"\endfirsthead", *repeated]
+        lines = [*small, *above, *body, *_rows(table), r"\end{longtable}", *notes, r"\par\endgroup"]
+    else:
+        body = [r"\begin{table}[htbp]\centering", *small, caption, *above, rf"\begin{{tabular}}{columns}", *head]
+        lines = [*body, *_rows(table), r"\bottomrule", r"\end{tabular}", *notes, r"\par\endgroup", r"\end{table}"]
+    needs = [f"% needs {line}" for line in PREAMBLE.splitlines()]
+    return "\n".join([*needs, *lines, *([f"% {TRACE} {trace_text(table)}"] if trace else [])]) + "\n"
+
+
+def _columns(table: Table) -> list[str]:
+    kinds = []
+    for index in range(len(table.columns)):
+        texts = [row[index] for row in table.rows]
+        if index < table.text_columns:
+            longest = max(map(len, texts), default=0)
+            kinds.append("l" if longest < SENTENCE else rf">{{\raggedright\arraybackslash}}p{{{WIDEST_COLUMN}cm}}")
+            continue
+        shape = _number_format(texts)
+        # siunitx leaves an explicit plus out unless it is told to print every one
+        plus = ", print-implicit-plus" if shape and shape.startswith("+") else ""
+        kinds.append(f"S[table-format={shape}{plus}]" if shape else "r")
+    return kinds
+
+
+def _number_format(texts: Iterable[str]) -> str | None:
+    """The siunitx `table-format` that holds every number of a column, None where there is no number in it."""
+    sign, whole, decimals, spread = "", 0, 0, 0
+    for text in texts:
+        found = SPREAD.fullmatch(text)
+        number = NUMBER.fullmatch(found[1] if found else text)
+        if number is None:
+            continue
+        sign = max(sign, number[1], key=["", "-", "+"].index)
+        whole, decimals = max(whole, len(number[2])), max(decimals, len(number[3] or ""))
+        if found:
+            spread = max(spread, len(found[SPREAD.groups].replace(".", "").lstrip("0")) or 1)
+    if not whole:
+        return None
+    return f"{sign}{whole}.{decimals}" + (f"({spread})" if spread else "")
+
+
+def _rows(table: Table) -> list[str]:
+    best = table.best
+
+    def line(r: int, row: tuple[str, ...]) -> str:
+        # braces keep a leading bracket from reading as an argument of the \\ before it
+        words = ["{" + tex_escaped(text) + "}" for text in row[: table.text_columns]]
+        numbers = [_number(text, (r, c) in best) for c, text in enumerate(row) if c >= table.text_columns]
+        return " & ".join([*words, *numbers]) + r" \\"
+
+    return [line(r, row) for r, row in enumerate(table.rows)]
+
+
+def _number(text: str, best: bool) -> str:
+    """An entry of an S column: a number as it is, words in braces, so that siunitx leaves them alone."""
+    spread = SPREAD.fullmatch(text)
+    # siunitx leaves out a spread of zero, which is a statement too: written as words
+    if NUMBER.fullmatch(text) or (spread and spread[SPREAD.groups].strip("0.")):
+        return (r"\bfseries " if best else "") + text.replace(PLUS_MINUS, " +- ")
+    return "{" + (r"\bfseries " if best else "") + tex_escaped(text) + "}"
+
+
+def rows(written: str) -> list[list[str]]:
+    """The headings and the rows, each cell as it is written."""
+    lines = [line for line in written.splitlines() if line.endswith(r" \\")]
+    found = [[cell.strip() for cell in AMPERSANDS.split(line.removesuffix(r"\\"))] for line in lines]
+    # a longtable says its headings twice
+    return found[:1] + found[2:] if len(found) > 1 and found[0] == found[1] else found
+
+
+def trace_of(written: str) -> Any:
+    """The trace that it carries, None without any. Raises ValueError where it is no JSON."""
+    return trace_in_comment(written)

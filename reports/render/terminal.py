@@ -1,0 +1,20 @@
+"""A table as lines for people."""
+
+from __future__ import annotations
+
+from ...results import terminal
+from ...results.text import plain
+from ..table import Table
+from .trace import sources_in_words
+
+
+def text(table: Table, *, trace: bool = True, color: bool = False, width: int | None = None) -> str:
+    rows = [[plain(one) for one in row] for row in table.rows]
+    drawn = terminal.lines(
+        [plain(one) for one in table.columns], rows, table.text_columns, width, bold=table.best, color=color
+    )
+    above = [line for text in (table.title, *table.above) for line in terminal.wrapped(plain(text), width)]
+    below = [*table.notes, *([sources_in_words(table)] if trace else [])]
+    return (
+        "\n".join([*above, *drawn, *(line for text in below for line in terminal.wrapped(plain(text), width))]) + "\n"
+    )
