@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from ..model import registry
 from ..model.config import Config, Flag, Float, Int, ModelConfig, knob
@@ -151,6 +151,16 @@ class TrainConfig(Config):
         return self.batch_tokens // (self.seq_len * self.micro_batch)
 
 
+FORMER = {
+    "junk_rows": ("junk", "rows"),
+    "needle_trials": ("needle", "trials"),
+    "needle_digits": ("needle", "digits"),
+    "needle_seed": ("needle", "seed"),
+}
+"""Settings of probes that once were fields of the eval section: older grids name them so, and databases and job files go on
+to, so that older code can read them. Nothing is ever added."""
+
+
 class EvalConfig(Config):
     """What is measured. Outside the id: changing it never retrains a cell."""
 
@@ -158,14 +168,38 @@ class EvalConfig(Config):
     lengths: tuple[Int, ...] = knob((2048, 4096, 8192, 16384, 32768, 65536), "Context lengths in tokens, rising.")
     validate_every: Int = knob(125, "Optimizer steps between points of the validation curve.", ge=1)
     validation_tokens: Int = knob(2_097_152, "Tokens of the validation loss, from the start of the split.", ge=2)
-    documents: Int = knob(16, "Held-out documents of the clean and needle probes.", ge=1)
-    junk_rows: Int = knob(16, "Rows of the junk probe.", ge=1)
-    needle_trials: Int = knob(16, "Trials of the needle probe at each length.", ge=1)
-    needle_digits: Int = knob(5, "Digits to be recalled.", ge=1)
-    needle_seed: Int = knob(1234, "Seed of the needle keys and digits; the same needles for every cell.")
+    documents: Int = knob(16, "Held-out documents of the probes that read documents.", ge=1)
+    settings: dict[str, dict[str, Any]] = knob({}, "Settings by probe name.")
     chunk_tokens: Int = knob(
         8192, "Tokens that an evaluation works through at a time; bounds memory, changes numbers by rounding.", ge=1
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _under_their_probes(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping) or given.keys().isdisjoint(FORMER):
+            return given
+        told = {name: value for name, value in given.items() if name not in FORMER}
+        own = told.get("settings", {})
+        if not isinstance(own, Mapping) or not all(isinstance(some, Mapping) for some in own.values()):
+            return given  # pydantic says what is wrong with it
+        settings = {probe: dict(some) for probe, some in own.items()}
+        for name in given.keys() & FORMER:
+            probe, field = FORMER[name]
+            if settings.setdefault(probe, {}).setdefault(field, given[name]) != given[name]:
+                raise ValueError(f"{name} is settings.{probe}.{field}, which has another value here; keep one of them")
+        return {**told, "settings": settings}
+
+    @model_serializer(mode="wrap")
+    def _as_ever(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """With the former names for what had one, so that what is stored reads as it always has."""
+        told: dict[str, Any] = dump(self)
+        settings = {probe: dict(own) for probe, own in told.pop("settings").items()}
+        for name, (probe, field) in FORMER.items():
+            if field in settings.get(probe, {}):
+                told[name] = settings[probe].pop(field)
+        settings = {probe: own for probe, own in settings.items() if own}
+        return {**told, "settings": settings} if settings else told
 
     @model_validator(mode="after")
     def _lengths_rise(self) -> EvalConfig:
@@ -216,7 +250,7 @@ class CheckpointConfig(Config):
 
 
 class Plugin(Config):
-    """A Python file outside the package that registers mixers, memories or regularizers."""
+    """A Python file outside the package that registers mixers, memories, position schemes, regularizers or probes."""
 
     path: str = knob(..., "Absolute path of the file.")
     sha256: str = knob(..., "Hash of the file's bytes when the grid was read.")

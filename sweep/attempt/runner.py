@@ -14,6 +14,7 @@ import torch
 
 from ...kernels.choice import use_plain_torch
 from ...model.backbone import Backbone, build
+from ...results.metrics import PEAK_MEMORY
 from ...results.store.journal import JournalStore, recorder_of
 from ...results.store.records import CurvePoint, Measurement
 from ...results.store.store import Store
@@ -23,9 +24,10 @@ from ..data.batches import training_batches
 from ..data.corpora import Corpus, open_corpus
 from ..grid.plugins import load_plugin
 from ..machine.hardware import peak_resident, reset_peak_resident
-from ..probes import PROBES, load_probe
+from ..probes import bound
+from ..probes.measure import measure
 from ..probes.perplexity import stream_loss
-from ..probes.subject import Subject, evaluating, unmeasured
+from ..probes.subject import Subject, evaluating
 from ..training import flops
 from ..training.loop import Pending, Point, Stopped, Trainer
 from ..training.optimizers import Optimizers
@@ -38,13 +40,6 @@ if TYPE_CHECKING:
     from .stop import StopFlag
 
 HEARTBEAT_S = 5.0
-MAIN_METRIC = {
-    "needle": ("digit_accuracy", "fraction"),
-    "val": ("val_loss", "nats/token"),
-    "state_norm": ("delta_norm", "frobenius"),
-    "count_map": ("beta", "1"),
-}
-"""Metric and unit under which a probe that ran out of memory says so, where that is not nats per token."""
 
 
 class Work:
@@ -317,7 +312,11 @@ class Work:
                 for length in lengths:
                     self._probe_at(subject, name, length)
                     self._leave_if_asked()
-                at = f" at {', '.join(f'{length:,}' for length in lengths)} tokens" if PROBES[name].by_length else ""
+                at = (
+                    f" at {', '.join(f'{length:,}' for length in lengths)} tokens"
+                    if bound(name, self.config).by_length
+                    else ""
+                )
                 say(f"probe {name}{at}: {time.perf_counter() - began:.1f} s")
 
     def _probe_at(self, subject: Subject, name: str, length: int) -> None:
@@ -325,28 +324,28 @@ class Work:
 
         On CUDA that is what torch allocated, weights included, on the CPU the resident memory of the whole process.
         """
+        probe = bound(name, subject.config)
         cuda = subject.device.type == "cuda"
         if cuda:
             torch.cuda.reset_peak_memory_stats(subject.device)
         resident = not cuda and reset_peak_resident()
         started = time.perf_counter()
         try:
-            results = list(load_probe(name)(subject, [length]))
+            results = list(measure(name, subject, [length]))
         except (RuntimeError, MemoryError) as error:
             if not _out_of_memory(error):
                 raise
-            metric, unit = MAIN_METRIC.get(name, ("nats", "nats/token"))
             reason = f"oom: {(str(error) or type(error).__name__).splitlines()[0]}"
-            results = [([unmeasured(name, metric, length, unit, reason)], [])]
+            results = [([probe.missing(reason, length)], [])]
         seconds = time.perf_counter() - started
         peak = torch.cuda.max_memory_allocated(subject.device) if cuda else peak_resident() if resident else None
         measured = [one for some, _ in results for one in some]
-        if peak is not None and PROBES[name].by_length:
+        if peak is not None and probe.by_length:
             # A length without a single number has no peak either, and for the same reason.
             why = measured[0].reason if all(one.value is None for one in measured) else None
             value = None if why else float(peak)
             measured.append(
-                Measurement(probe=name, metric="peak_memory", length=length, value=value, unit="bytes", reason=why)
+                Measurement(probe=name, metric=PEAK_MEMORY, length=length, value=value, unit="bytes", reason=why)
             )
         self.recorder.examples([example for _, some in results for example in some])
         self.recorder.measurements([replace(one, seconds=seconds, peak_memory=peak) for one in measured])

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ...results.names import NAME, RESERVED, RULE
-from ..config import CellConfig
+from ..config import FORMER, CellConfig
+from ..probes import PROBES
 from . import axes
 from .grid import shipped
 from .settings import COMPUTED
@@ -71,6 +72,15 @@ def _closed_without_plugins() -> dict[str, Any]:
     }
 
 
+def _add_probe_settings(section: dict[str, Any]) -> None:
+    """Each probe's own settings, and beside them the names that some of them had before."""
+    known = {name: _open_numbers(PROBES.load(name).Config.model_json_schema()) for name in PROBES}
+    section["settings"]["properties"] = {name: schema for name, schema in known.items() if schema["properties"]}
+    for former, (probe, field) in FORMER.items():
+        told = {"description": f"The former name of settings.{probe}.{field}."}
+        section[former] = known[probe]["properties"][field] | told
+
+
 def _levels(name: str, axis: axes.Axis) -> dict[str, Any]:
     items = _level(name, axis)
     return {"description": axis.doc, "type": "array", "minItems": 1, "uniqueItems": True, "items": items}
@@ -87,6 +97,7 @@ def grid_schema() -> dict[str, Any]:
         section, _, key = name.rpartition(".")
         if section:
             definitions[f"{section.title()}Config"]["properties"].pop(key)
+    _add_probe_settings(definitions["EvalConfig"]["properties"])
     rule = {
         "type": "object",
         "minProperties": 1,
@@ -136,7 +147,7 @@ def grid_schema() -> dict[str, Any]:
             "plugins": {
                 "type": "array",
                 "items": {"type": "string"},
-                "description": "Python files beside the grid that register mixers, memories or regularizers.",
+                "description": "Python files beside the grid that register mixers, memories, position schemes, regularizers or probes.",
             },
         },
         **_closed_without_plugins(),

@@ -13,8 +13,9 @@ from pydantic import BaseModel
 
 from ...model import registry
 from ...results.names import short
-from ..config import CellConfig
+from ..config import FORMER, CellConfig
 from ..errors import GridError
+from ..probes import PROBES
 from . import axes
 from .plugins import PLUGGABLE
 from .yaml_source import Document
@@ -26,6 +27,9 @@ COMPUTED = {
     "seed": "is given by the grid's key seeds, for example seeds: [0, 1]",
 }
 """Fields that no grid sets, and what to do instead."""
+_OF_PARTS = {**{("model", field): parts for field, parts in registry.SETTINGS.items()}, ("eval", "settings"): PROBES}
+"""Section and field that hold settings by the name of a part -> the parts."""
+_FORMER = {f"eval.{name}": f"eval.settings.{probe}.{field}" for name, (probe, field) in FORMER.items()}
 
 
 @dataclass(frozen=True)
@@ -57,8 +61,8 @@ def _choices(path: str) -> tuple[list[str], bool]:
         field = cls.model_fields.get(part)
         if field is None:
             return [], False
-        if parts[0] == "model" and index == 1 and part in registry.SETTINGS:
-            table = registry.SETTINGS[part]
+        if index == 1 and (parts[0], part) in _OF_PARTS:
+            table = _OF_PARTS[parts[0], part]
             rest = parts[index + 1 :]
             if not rest:
                 return sorted(table), True
@@ -79,6 +83,7 @@ def unknown(path: str) -> tuple[str, list[str], str | None] | None:
     """None when `path` names a value; else (problem, what is allowed, the word that is wrong if it is a misspelling)."""
     if path in COMPUTED:
         return COMPUTED[path], [], None
+    path = _FORMER.get(path, path)
     parts = path.split(".")
     for index, part in enumerate(parts):
         names, _ = _choices(".".join(parts[:index]))
@@ -132,6 +137,7 @@ def add(layer: Layer, path: str, setting: Setting) -> None:
         if "." not in path and misspelt is not None:
             allowed = [*allowed, *axes.AXES]
         raise GridError(setting.file, setting.line, setting.key, problem, allowed, misspelt)
+    path = _FORMER.get(path, path)
     before = layer.get(path)
     if before is not None:
         other = f"{before.key} in line {before.line}" if before.line else before.key

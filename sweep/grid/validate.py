@@ -68,10 +68,23 @@ def section(name: str, layer: Layer, plugins: tuple[Plugin, ...] = ()) -> Any:
             config = check_model_config(config)
         except ModelConfigError as error:
             raise Invalid(_model_problem(layer, error)) from error
+    if isinstance(config, EvalConfig):
+        config = _with_probe_settings(config)
     config = with_sources(name, config, plugins)
     for problem in _infinite(name, config):
         raise Invalid(problem)
     return config
+
+
+def _with_probe_settings(config: EvalConfig) -> EvalConfig:
+    for name, given in config.settings.items():
+        try:
+            probes.PROBES.load(name).Config.model_validate(given)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            path = ".".join(["eval.settings", name, *map(str, first["loc"])])
+            raise Invalid(_problem(path, first)) from error
+    return probes.with_settings(config)
 
 
 def pinned(data: DataConfig, fingerprint: Callable[[DataConfig], str]) -> str:

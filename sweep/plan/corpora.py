@@ -16,6 +16,8 @@ from ..data.sources import HUB
 from ..errors import MachineError
 from ..grid.cell import Cell
 from ..grid.grid import Grid
+from ..probes import bound
+from ..probes.base import WHO
 
 
 def quiet(told: object) -> None:
@@ -73,8 +75,8 @@ def check(cells: Sequence[Cell], root: Path) -> None:
     opened: dict[str, Corpus] = {}
     seen = set()
     for config in (cell.config for cell in cells):
-        train = config.train
-        asked = (config.data, train.seq_len, train.batch_tokens, train.loss_on, config.model.vocab_size, config.eval)
+        train, probing = config.train, config.eval.model_dump_json()
+        asked = (config.data, train.seq_len, train.batch_tokens, train.loss_on, config.model.vocab_size, probing)
         if asked in seen:
             continue
         seen.add(asked)
@@ -112,20 +114,19 @@ def problems(config: CellConfig, corpus: Corpus) -> list[str]:
         found.append(
             f"the validation split has {len(corpus.validation)} tokens, eval.validation_tokens asks for {need}: lower it"
         )
-    longest = max(asked.lengths)
-    rows = max(0, len(corpus.validation) - 1) // longest
-    if "junk" in asked.probes and rows < asked.junk_rows:
-        found.append(
-            f"the validation split has {len(corpus.validation)} tokens, {rows} rows of {longest}; probe junk asks for "
-            f"{asked.junk_rows}: lower eval.junk_rows or eval.lengths"
-        )
-    by_document = [name for name in ("clean", "needle") if name in asked.probes]
-    long = sum(len(document) > longest for document in corpus.heldout[: asked.documents])
-    if by_document and long < asked.documents:
-        found.append(
-            f"of the first {asked.documents} held-out documents, which {' and '.join(by_document)} "
-            f"{'reads' if len(by_document) == 1 else 'read'}, "
-            f"{'only ' if long else ''}{long or 'none'} {'has' if long == 1 else 'have'} {longest + 1} tokens "
-            f"(it holds {len(corpus.heldout)}): lower eval.documents or eval.lengths, or lend longer ones with data.heldout"
-        )
-    return found
+    return found + _lacking(config, corpus)
+
+
+def _lacking(config: CellConfig, corpus: Corpus) -> list[str]:
+    """What the probes lack for the longest length; one sentence for all that lack the same."""
+    lacking: dict[str, list[str]] = {}
+    for name in config.eval.probes:
+        probe = bound(name, config)
+        lack = probe.lack(corpus, max(config.eval.lengths)) if probe.by_length else None
+        if lack is not None:
+            lacking.setdefault(lack, []).append(name)
+    told = []
+    for lack, names in lacking.items():
+        who = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+        told.append(lack.replace(WHO, f"{who} {'reads' if len(names) == 1 else 'read'}"))
+    return told

@@ -10,6 +10,7 @@ from typing import Literal
 from ...results.store.records import CellState
 from ..errors import GridError
 from ..grid.cell import Cell
+from ..probes import bound
 from ..training import flops
 from .planner import Task, level_of
 
@@ -97,9 +98,8 @@ def _rest(state: CellState | None) -> float:
 
 def _probing(task: Task) -> int:
     """Tokens that an evaluation reads."""
-    asked = task.cell.config.eval
-    rows = {"clean": asked.documents, "junk": asked.junk_rows, "needle": asked.needle_trials}
-    return sum(length * rows.get(probe, 1) or asked.validation_tokens for probe, length in task.missing)
+    probes = {name: bound(name, task.cell.config) for name in {name for name, _ in task.missing}}
+    return sum(probes[name].tokens(length) for name, length in task.missing)
 
 
 def paired(

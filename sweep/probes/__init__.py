@@ -1,55 +1,75 @@
-"""Evaluations of a trained model, one file each. A new probe is one file and one line in PROBES."""
+"""Evaluations of a trained model, one file each. A new probe is one file and one line in PROBES, or a plugin's `register_probe`."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+import re
+from collections.abc import Callable
+from typing import TypeVar
 
-if TYPE_CHECKING:
-    from ...results.store.records import Example, Measurement
-    from ..config import EvalConfig
-    from .subject import Subject
+from ...model.registry import Registry
+from ...results.metrics import Metric
+from ..config import CellConfig, EvalConfig
+from .base import Probe, ProbeConfig
 
-Result = tuple[list["Measurement"], list["Example"]]
+__all__ = ["PROBES", "Metric", "Probe", "ProbeConfig", "bound", "register_probe", "requested", "with_settings"]
 
+PROBES: Registry[type[Probe]] = Registry("probe", __name__, {
+    "val": "perplexity:Validation",
+    "clean": "perplexity:Clean",
+    "junk": "perplexity:Junk",
+    "needle": "needle:Needle",
+    "state_norm": "state_norm:StateNorm",
+    "count_map": "count_map:CountMap",
+}, reserved=("throughput", "corpus"))  # fmt: skip
 
-class Probe(Protocol):
-    """Yields what it measured at each length, one result a length, always at full context."""
-
-    def __call__(self, subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
-        """Runs on a model in evaluation mode and leaves it as it was found."""
-
-
-@dataclass(frozen=True)
-class ProbeSpec:
-    """Where a probe lives and what it is asked for."""
-
-    target: str
-    by_length: bool
-    """Measured at every context length of the grid, or once (length 0)."""
-    longest: str = ""
-    """The function of limits.py that gives its longest length; none when no limit is known beforehand."""
+Registered = TypeVar("Registered", bound=type[Probe])
+_NAME = re.compile("[a-z][a-z0-9_]*")
 
 
-PROBES: dict[str, ProbeSpec] = {
-    "val": ProbeSpec("perplexity:validation", by_length=False),
-    "clean": ProbeSpec("perplexity:clean", by_length=True, longest="targets"),
-    "junk": ProbeSpec("perplexity:junk", by_length=True, longest="rows"),
-    "needle": ProbeSpec("needle:needle", by_length=True, longest="documents"),
-    "state_norm": ProbeSpec("state_norm:state_norm", by_length=True, longest="documents"),
-    "count_map": ProbeSpec("count_map:count_map", by_length=False),
-}
+def register_probe(name: str) -> Callable[[Registered], Registered]:
+    """Decorator for plugins: makes a subclass of Probe known by that name.
+
+    Raises ValueError for a name that is taken or cannot stand in a grid, TypeError for a class that does not say what it
+    measures and what it costs.
+    """
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"no probe can be named {name!r}; use small letters, digits and _, a letter first")
+    register = PROBES.register(name)
+
+    def checked(probe: Registered) -> Registered:
+        metrics = getattr(probe, "metrics", ())
+        names = [metric.name for metric in metrics if isinstance(metric, Metric)]
+        if not names or len(names) < len(metrics) or len(set(names)) < len(names):
+            raise TypeError(
+                f"probe {name!r} must have `metrics`, a tuple of at least one Metric, each with its own name"
+            )
+        if lacking := sorted(getattr(probe, "__abstractmethods__", ())):
+            raise TypeError(f"probe {name!r} must define {' and '.join(lacking)}")
+        return register(probe)
+
+    return checked
 
 
-def load_probe(name: str) -> Probe:
-    """The probe function of that name."""
-    module, attribute = PROBES[name].target.split(":")
-    probe: Any = getattr(importlib.import_module(f".{module}", __package__), attribute)
-    return probe
+def bound(name: str, config: CellConfig) -> Probe:
+    """The probe with that cell's settings; KeyError when there is none of that name."""
+    return PROBES.load(name)(name, config)
 
 
 def requested(config: EvalConfig) -> list[tuple[str, int]]:
     """Every (probe, length) that a cell is asked for; a cell is done when each has a value or a reason."""
-    return [(name, length) for name in config.probes for length in (config.lengths if PROBES[name].by_length else (0,))]
+    return [
+        (name, length) for name in config.probes for length in (config.lengths if PROBES.load(name).by_length else (0,))
+    ]
+
+
+def with_settings(config: EvalConfig) -> EvalConfig:
+    """The section with the settings of its probes filled in; those of other probes stay as they were given.
+
+    Raises KeyError for an unknown probe, pydantic's ValidationError for a wrong setting, its title the probe's name.
+    """
+    found = dict(config.settings)
+    for name in dict.fromkeys((*config.probes, *config.settings)):
+        told = PROBES.load(name).Config.model_validate(found.get(name, {})).model_dump(mode="json")
+        if told:
+            found[name] = told
+    return config.model_copy(update={"settings": found})

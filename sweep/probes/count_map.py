@@ -3,42 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
-import torch
-from torch.nn import functional
+from ...results import metrics
+from .base import Probe, Result
 
-from ...model.attention import Attention
-from ...model.mixers.polar import Polar
-from ...results.store.records import Example, Measurement
-from . import Result
-from .subject import Subject, unmeasured
-
-METRICS = ("beta", "beta_lowest", "beta_highest")
+if TYPE_CHECKING:
+    from .subject import Subject
 
 
-@torch.no_grad()
-def count_map(subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
+class CountMap(Probe):
     """The slope beta = softplus(mag_beta): mean, lowest and highest over all heads of all Polar layers.
 
     Examples hold every head's, by layer among those with a mixer (`item`) and head (`position`).
     """
-    mixers = [block.mix.mixer for block in subject.model.blocks if isinstance(block.mix, Attention)]
-    betas = [functional.softplus(mixer.mag_beta.double()).cpu() for mixer in mixers if isinstance(mixer, Polar)]
-    for _ in lengths:
-        if not betas:
-            reason = "n/a: the network has no Polar layer"
-            yield [unmeasured("count_map", metric, 0, "1", reason) for metric in METRICS], []
-            continue
-        all_LH = torch.stack(betas)
-        found = (float(all_LH.mean()), float(all_LH.min()), float(all_LH.max()))
-        yield (
-            [
-                Measurement(probe="count_map", metric=metric, value=value, unit="1", n=all_LH.numel())
-                for metric, value in zip(METRICS, found, strict=True)
-            ],
-            [
-                Example(probe="count_map", metric="beta", item=item, position=position, value=float(value))
-                for item, heads in enumerate(all_LH)
-                for position, value in enumerate(heads)
-            ],
-        )
+
+    metrics = metrics.of_probe("count_map")
+
+    def tokens(self, length: int) -> int:
+        """Nothing is read, which is next to nothing."""
+        return 1
+
+    def run(self, subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
+        """Reads the parameters alone."""
+        import torch
+        from torch.nn import functional
+
+        from ...model.attention import Attention
+        from ...model.mixers.polar import Polar
+
+        mixers = [block.mix.mixer for block in subject.model.blocks if isinstance(block.mix, Attention)]
+        betas = [
+            functional.softplus(mixer.mag_beta.detach().double()).cpu() for mixer in mixers if isinstance(mixer, Polar)
+        ]
+        for _ in lengths:
+            if not betas:
+                reason = "n/a: the network has no Polar layer"
+                yield [self.missing(reason, metric=metric.name) for metric in self.metrics], []
+                continue
+            all_LH = torch.stack(betas)
+            found = {"beta": all_LH.mean(), "beta_lowest": all_LH.min(), "beta_highest": all_LH.max()}
+            yield (
+                [self.value(metric, float(value), n=all_LH.numel()) for metric, value in found.items()],
+                [
+                    self.example("beta", float(value), item=item, position=position)
+                    for item, heads in enumerate(all_LH)
+                    for position, value in enumerate(heads)
+                ],
+            )

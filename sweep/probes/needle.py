@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from ...model.config import Int, knob
+from ...results import metrics
 from ...results.intervals import wilson
-from ...results.store.records import Example, Measurement
-from ..config import EvalConfig
-from ..data.tokenizer import Tokenizer
-from . import Result
-from .subject import Subject, unmeasured
+from ...results.metrics import Metric
+from ...results.store.records import Measurement
+from .base import OverDocuments, ProbeConfig, Result
 
-ACCURACY = "fraction"
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..data.tokenizer import Tokenizer
+    from .subject import Subject
+
+
+class NeedleConfig(ProbeConfig):
+    """Settings of the needle probe."""
+
+    trials: Int = knob(16, "Trials of the needle probe at each length.", ge=1)
+    digits: Int = knob(5, "Digits to be recalled.", ge=1)
+    seed: Int = knob(1234, "Seed of the needle keys and digits; the same needles for every cell.")
 
 
 @dataclass(frozen=True)
@@ -49,12 +60,12 @@ class Prompt:
     """Positions in `tokens` of the digit-bearing tokens of the answer."""
 
 
-def trials(config: EvalConfig) -> list[Trial]:
+def trials(config: NeedleConfig) -> list[Trial]:
     """The same keys and digits for every cell and every length."""
-    draw = random.Random(config.needle_seed)
+    draw = random.Random(config.seed)
     return [
-        Trial(draw.randint(10**6, 10**7 - 1), tuple(draw.randint(0, 9) for _ in range(config.needle_digits)))
-        for _ in range(config.needle_trials)
+        Trial(draw.randint(10**6, 10**7 - 1), tuple(draw.randint(0, 9) for _ in range(config.digits)))
+        for _ in range(config.trials)
     ]
 
 
@@ -74,9 +85,10 @@ def prompt(trial: Trial, haystack: np.ndarray, gap: int, tokenizer: Tokenizer, *
     return Prompt(tokens, len(tokens) - len(value) + digits)
 
 
-@torch.no_grad()
 def answers(subject: Subject, prompts: list[Prompt]) -> list[tuple[Tensor, Tensor]]:
     """For each prompt, teacher-forced: whether each scored token has the largest logit, and its loss in nats; both [digits]."""
+    import torch
+
     alike: dict[int, list[int]] = defaultdict(list)
     for index, one in enumerate(prompts):
         alike[len(one.tokens)].append(index)
@@ -95,64 +107,74 @@ def answers(subject: Subject, prompts: list[Prompt]) -> list[tuple[Tensor, Tenso
     return [found[index] for index in range(len(prompts))]
 
 
-def needle(subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
+class Needle(OverDocuments):
     """Per-digit and exact accuracy with Wilson intervals, and cross-entropy, at each gap.
 
     At the shortest of `eval.lengths` also `absent_nats`, the cross-entropy without a needle: a reference value, measured
     once, and so the one number that stands at another length when a shorter one is asked for later.
     """
-    config = subject.config.eval
-    cast = trials(config)
-    for length in lengths:
-        reason = subject.lacking(length)
+
+    Config = NeedleConfig
+    metrics = metrics.of_probe("needle")
+
+    def tokens(self, length: int) -> int:
+        """A row a trial; the few tokens of the needle are not counted."""
+        return int(self.settings.trials) * length
+
+    def chance(self, metric: Metric) -> float | None:
+        """Of an answer that is the same digit everywhere, at best: the share of the digit that is asked for most often."""
+        if metric.name != "digit_accuracy":
+            return metric.chance
+        asked = Counter(digit for trial in trials(self.settings) for digit in trial.digits)
+        return max(asked.values()) / asked.total()
+
+    def run(self, subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
+        """An example is one digit of one trial."""
+        cast = trials(self.settings)
+        for length in lengths:
+            reason = subject.lacking(length)
+            if reason is not None:
+                yield [self.missing(reason, length)], []
+                continue
+            hay = [subject.documents[index % self.config.eval.documents] for index in range(len(cast))]
+            prompts = [prompt(t, h, length, subject.tokenizer) for t, h in zip(cast, hay, strict=True)]
+            reason = subject.beyond(max(len(one.tokens) for one in prompts) - 1)
+            if reason is not None:
+                yield [self.missing(reason, length)], []
+                continue
+            measured, examples = self._score(length, answers(subject, prompts))
+            if length == min(self.config.eval.lengths):
+                measured.append(self._absent(subject, cast, hay, length))
+            yield measured, examples
+
+    def _absent(self, subject: Subject, cast: list[Trial], hay: list[np.ndarray], length: int) -> Measurement:
+        """Cross-entropy of digits that stand nowhere else; the haystack takes the needle's place, so it must be longer."""
+        import torch
+
+        longest = max(len(subject.tokenizer.encode(t.cue)) + len(subject.tokenizer.encode(t.value)) for t in cast)
+        reason = subject.lacking(length + longest)
         if reason is not None:
-            yield [unmeasured("needle", "digit_accuracy", length, ACCURACY, reason)], []
-            continue
-        hay = [subject.documents[index % config.documents] for index in range(len(cast))]
-        prompts = [prompt(t, h, length, subject.tokenizer) for t, h in zip(cast, hay, strict=True)]
-        reason = subject.beyond(max(len(one.tokens) for one in prompts) - 1)
-        if reason is not None:
-            yield [unmeasured("needle", "digit_accuracy", length, ACCURACY, reason)], []
-            continue
-        measured, examples = _score(length, answers(subject, prompts))
-        if length == min(config.lengths):
-            measured.append(_absent(subject, cast, hay, length))
-        yield measured, examples
+            return self.missing(reason, length, "absent_nats")
+        prompts = [prompt(t, h, length, subject.tokenizer, absent=True) for t, h in zip(cast, hay, strict=True)]
+        losses = torch.cat([loss for _, loss in answers(subject, prompts)])
+        return self.value("absent_nats", float(losses.double().mean()), length, n=len(losses))
 
+    def _score(self, length: int, results: list[tuple[Tensor, Tensor]]) -> Result:
+        import torch
 
-def _absent(subject: Subject, cast: list[Trial], hay: list[np.ndarray], length: int) -> Measurement:
-    """Cross-entropy of digits that stand nowhere else; the haystack takes the needle's place, so it must be longer."""
-    longest = max(len(subject.tokenizer.encode(t.cue)) + len(subject.tokenizer.encode(t.value)) for t in cast)
-    reason = subject.lacking(length + longest)
-    if reason is not None:
-        return unmeasured("needle", "absent_nats", length, "nats/digit", reason)
-    prompts = [prompt(t, h, length, subject.tokenizer, absent=True) for t, h in zip(cast, hay, strict=True)]
-    losses = torch.cat([loss for _, loss in answers(subject, prompts)])
-    value = float(losses.double().mean())
-    return Measurement(
-        probe="needle", metric="absent_nats", length=length, value=value, unit="nats/digit", n=len(losses)
-    )
+        right = torch.cat([hit for hit, _ in results])
+        exact = torch.stack([hit.all() for hit, _ in results])
+        losses = torch.cat([loss for _, loss in results]).double()
 
+        def accuracy(metric: str, hits: Tensor) -> Measurement:
+            low, high = wilson(float(hits.sum()), len(hits))
+            return self.value(metric, float(hits.double().mean()), length, n=len(hits), low=low, high=high)
 
-def _score(length: int, results: list[tuple[Tensor, Tensor]]) -> Result:
-    right = torch.cat([hit for hit, _ in results])
-    exact = torch.stack([hit.all() for hit, _ in results])
-    losses = torch.cat([loss for _, loss in results]).double()
-
-    def accuracy(metric: str, hits: Tensor) -> Measurement:
-        low, high = wilson(float(hits.sum()), len(hits))
-        share = float(hits.double().mean())
-        return Measurement(
-            probe="needle", metric=metric, length=length, value=share, unit=ACCURACY, n=len(hits), low=low, high=high
-        )
-
-    nats = Measurement(
-        probe="needle", metric="nats", length=length, value=float(losses.mean()), unit="nats/digit", n=len(losses)
-    )
-    examples = [
-        Example(probe="needle", metric=metric, length=length, item=item, position=position, value=float(value))
-        for item, (hits, loss) in enumerate(results)
-        for metric, values in (("digit_accuracy", hits), ("nats", loss))
-        for position, value in enumerate(values)
-    ]
-    return [accuracy("digit_accuracy", right), accuracy("exact_accuracy", exact), nats], examples
+        examples = [
+            self.example(metric, float(value), length, item=item, position=position)
+            for item, (hits, loss) in enumerate(results)
+            for metric, values in (("digit_accuracy", hits), ("nats", loss))
+            for position, value in enumerate(values)
+        ]
+        nats = self.value("nats", float(losses.mean()), length, n=len(losses))
+        return [accuracy("digit_accuracy", right), accuracy("exact_accuracy", exact), nats], examples

@@ -3,88 +3,119 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from ...results.store.records import Example, Measurement
-from ..data.batches import DataError, stream_rows
-from ..data.corpora import UNMARKED
-from . import Result
-from .subject import Subject, unmeasured
+from ...model.config import Int, knob
+from ...results import metrics
+from .base import OverDocuments, Probe, ProbeConfig, Result
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..data.corpora import Corpus
+    from .subject import Subject
 
 
 def stream_loss(subject: Subject, *, full_context: bool) -> tuple[float, int]:
-    """Mean loss over the first `validation_tokens` of the validation split in rows of seq_len, and the targets it is of.
+    """Mean loss over the first `validation_tokens` of the validation split in rows of seq_len, and the token count.
 
-    With `loss_on: marked` of the marked targets alone. Raises DataError when the split is shorter than asked: a sample
-    is never made smaller; and when it has no marked target.
+    Raises DataError when the split is shorter than asked: a sample is never made smaller.
     """
-    config, corpus = subject.config, subject.corpus
-    seq_len, marks = config.train.seq_len, corpus.validation_marks
-    rows = config.eval.validation_tokens // seq_len
-    inputs, targets = stream_rows(corpus.validation, seq_len, rows)
+    from ..data.batches import stream_rows
+
+    config = subject.config
+    rows = config.eval.validation_tokens // config.train.seq_len
+    inputs, targets = stream_rows(subject.corpus.validation, config.train.seq_len, rows)
     losses = subject.losses(inputs, targets, full_context=full_context)
-    if config.train.loss_on == "marked":
-        if marks is None:
-            raise DataError(UNMARKED)
-        losses = losses[stream_rows(marks, seq_len, rows)[1].bool()]
-        if not losses.numel():
-            raise DataError("no target of the validation loss is marked: raise eval.validation_tokens")
     return float(losses.double().mean()), losses.numel()
 
 
-def validation(subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
-    """val_loss with the window the model was trained with, and val_loss_full without it.
+def _by_row(probe: Probe, length: int, losses_BT: Tensor) -> Result:
+    means = losses_BT.double().mean(1)
+    rows = [probe.example("nats", float(mean), length, item=item) for item, mean in enumerate(means)]
+    return [probe.value("nats", float(means.mean()), length, n=losses_BT.numel())], rows
 
-    Their unit says so where they are of marked targets alone.
-    """
-    trained, n = stream_loss(subject, full_context=False)
-    full = stream_loss(subject, full_context=True)[0] if subject.config.model.window else trained
-    unit = "nats/marked token" if subject.config.train.loss_on == "marked" else "nats/token"
-    for _ in lengths:
-        yield (
-            [
-                Measurement(probe="val", metric="val_loss", length=0, value=trained, unit=unit, n=n),
-                Measurement(probe="val", metric="val_loss_full", length=0, value=full, unit=unit, n=n),
-            ],
-            [],
+
+class Validation(Probe):
+    """val_loss with the window the model was trained with, and val_loss_full without it."""
+
+    metrics = metrics.of_probe("val")
+
+    def tokens(self, length: int) -> int:
+        """The validation tokens, twice where the window makes two numbers of them."""
+        return self.config.eval.validation_tokens * (2 if self.config.model.window else 1)
+
+    def run(self, subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
+        """Raises DataError when the validation split is shorter than asked."""
+        trained, n = stream_loss(subject, full_context=False)
+        full = stream_loss(subject, full_context=True)[0] if self.config.model.window else trained
+        for _ in lengths:
+            yield [self.value("val_loss", trained, n=n), self.value("val_loss_full", full, n=n)], []
+
+
+class Clean(OverDocuments):
+    """Mean over all targets of the first L + 1 tokens of each document; the same documents at every length."""
+
+    metrics = metrics.of_probe("clean")[:1]
+    beyond = 1
+
+    def run(self, subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
+        """An example is the mean of one document."""
+        import torch
+
+        for length in lengths:
+            reason = subject.beyond(length) or subject.lacking(length + 1)
+            if reason is not None:
+                yield [self.missing(reason, length)], []
+                continue
+            rows = torch.from_numpy(np.stack([d[: length + 1] for d in subject.documents]).astype(np.int64))
+            yield _by_row(self, length, subject.losses(rows[:, :-1], rows[:, 1:]))
+
+
+class JunkConfig(ProbeConfig):
+    """Settings of the junk probe."""
+
+    rows: Int = knob(16, "Rows of the junk probe.", ge=1)
+
+
+class Junk(Probe):
+    """Mean over rows of L tokens of the validation stream, which run across document borders, from its start."""
+
+    Config = JunkConfig
+    metrics = metrics.of_probe("junk")[:1]
+    by_length = True
+
+    def tokens(self, length: int) -> int:
+        """That many rows."""
+        return int(self.settings.rows) * length
+
+    def longest(self, corpus: Corpus) -> int:
+        """Each row takes L tokens of the validation split, the last one a token more."""
+        return max(0, len(corpus.validation) - 1) // int(self.settings.rows)
+
+    def lack(self, corpus: Corpus, length: int) -> str | None:
+        """Rows of the validation split."""
+        rows = max(0, len(corpus.validation) - 1) // length
+        if rows >= self.settings.rows:
+            return None
+        return (
+            f"the validation split has {len(corpus.validation)} tokens, {rows} rows of {length}; probe {self.name} asks for "
+            f"{self.settings.rows}: lower eval.settings.junk.rows or eval.lengths"
         )
 
+    def run(self, subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
+        """An example is the mean of one row."""
+        from ..data.batches import stream_rows
 
-def _by_row(probe: str, length: int, losses_BT: Tensor) -> Result:
-    means = losses_BT.double().mean(1)
-    value = Measurement(
-        probe=probe, metric="nats", length=length, value=float(means.mean()), unit="nats/token", n=losses_BT.numel()
-    )
-    rows = [
-        Example(probe=probe, metric="nats", length=length, item=item, value=float(mean))
-        for item, mean in enumerate(means)
-    ]
-    return [value], rows
-
-
-def clean(subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
-    """Mean over all targets of the first L + 1 tokens of each document; the same documents at every length."""
-    for length in lengths:
-        reason = subject.beyond(length) or subject.lacking(length + 1)
-        if reason is not None:
-            yield [unmeasured("clean", "nats", length, "nats/token", reason)], []
-            continue
-        rows = torch.from_numpy(np.stack([d[: length + 1] for d in subject.documents]).astype(np.int64))
-        yield _by_row("clean", length, subject.losses(rows[:, :-1], rows[:, 1:]))
-
-
-def junk(subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
-    """Mean over rows of L tokens of the validation stream, which run across document borders, from its start."""
-    wanted = subject.config.eval.junk_rows
-    for length in lengths:
-        have = (len(subject.corpus.validation) - 1) // length
-        reason = subject.beyond(length)
-        if have < wanted:
-            reason = f"too-short: the validation split holds {have} of {wanted} rows of {length} tokens"
-        if reason is not None:
-            yield [unmeasured("junk", "nats", length, "nats/token", reason)], []
-            continue
-        yield _by_row("junk", length, subject.losses(*stream_rows(subject.corpus.validation, length, wanted)))
+        wanted = self.settings.rows
+        for length in lengths:
+            have = (len(subject.corpus.validation) - 1) // length
+            reason = subject.beyond(length)
+            if have < wanted:
+                reason = f"too-short: the validation split holds {have} of {wanted} rows of {length} tokens"
+            if reason is not None:
+                yield [self.missing(reason, length)], []
+                continue
+            yield _by_row(self, length, subject.losses(*stream_rows(subject.corpus.validation, length, wanted)))

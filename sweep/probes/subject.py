@@ -12,7 +12,6 @@ from torch import Tensor
 
 from ...model.backbone import Backbone
 from ...model.outline import longest_text
-from ...results.store.records import Measurement
 from ..config import CellConfig
 from ..data.corpora import Corpus
 from ..data.tokenizer import Tokenizer
@@ -85,8 +84,3 @@ def evaluating(model: Backbone) -> Iterator[None]:
         yield
     finally:
         model.train(before)
-
-
-def unmeasured(probe: str, metric: str, length: int, unit: str, reason: str) -> Measurement:
-    """The row that says why a number is missing."""
-    return Measurement(probe=probe, metric=metric, length=length, value=None, unit=unit, n=0, reason=reason)

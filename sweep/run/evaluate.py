@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from ...results.store.records import Value
 from ...results.store.store import Store
 from ..attempt import load
@@ -18,8 +20,7 @@ from ..grid.cell import Cell
 from ..machine import processes
 from ..machine.signals import Interrupted
 from ..plan.planner import Task
-from ..probes import PROBES, requested
-from ..probes.limits import longest
+from ..probes import PROBES, bound, requested, with_settings
 from ..scheduler.base import Opening
 from ..scheduler.registry import DEFAULT, open_executor
 from . import supervisor
@@ -70,20 +71,17 @@ def plan(
     cells' configs. A cell is evaluated within the given sweep, else within the newest that lists it. Raises GridError
     for an unknown probe or a length that cannot be measured, NoSweep, CorpusError, and what `loading.kept` raises.
     """
-    _check_probes("--probe", probes)
     for length in lengths:
         if length < 2:
             raise GridError("--length", None, str(length), "a context length is 2 tokens or more")
-    if lengths and probes and not any(PROBES[name].by_length for name in probes):
+    # the cells first: their plugins may bring the probes
+    found = [load.kept(store, name, runs, sweep) for name in asked]
+    _check_probes("--probe", probes)
+    if lengths and probes and not any(PROBES.load(name).by_length for name in probes):
         raise GridError("--length", None, "", f"{', '.join(probes)} has no context length; leave --length out")
     listed = _listed(store) if sweep is None else {}
-    seen: set[str] = set()
     shares: dict[str, list[Task]] = {}
-    for name in asked:
-        kept = load.kept(store, name, runs, sweep)
-        if kept.cell.id in seen:
-            continue
-        seen.add(kept.cell.id)
+    for kept in {one.cell.id: one for one in found}.values():
         cell = _asking(kept.cell, probes, lengths)
         corpus = corpora.verified(runs / "corpora", cell.config.data.fingerprint or "")
         if lengths:
@@ -100,8 +98,8 @@ def plan(
 def _check_lengths(cell: Cell, corpus: corpora.Corpus) -> None:
     """Refuses lengths that a probe of this cell can never measure: they would stand in its tables as holes for good."""
     config = cell.config
-    limits = {name: longest(name, config.eval, corpus) for name in config.eval.probes if PROBES[name].by_length}
-    known = {name: limit for name, limit in limits.items() if limit is not None}
+    probes = [probe for probe in (bound(name, config) for name in config.eval.probes) if probe.by_length]
+    known = {probe.name: limit for probe in probes if (limit := probe.longest(corpus)) is not None}
     beyond = [length for length in config.eval.lengths if any(length > limit for limit in known.values())]
     if beyond:
         told = ", ".join(f"{name} {limit:,}" if limit > 1 else f"{name} none" for name, limit in known.items())
@@ -109,16 +107,13 @@ def _check_lengths(cell: Cell, corpus: corpora.Corpus) -> None:
             "--length",
             None,
             str(beyond[0]),
-            f"more than the text of cell {cell.id} ({cell.slug}) gives {config.eval.documents} documents or "
-            f"{config.eval.junk_rows} rows of; the longest length by probe, in tokens: {told}",
+            f"more than the text of cell {cell.id} ({cell.slug}) is long enough for; "
+            f"the longest length by probe, in tokens: {told}",
         )
-    if "state_norm" in limits and config.model.memory == "none":
-        raise GridError(
-            "--probe",
-            None,
-            "state_norm",
-            f"cell {cell.id} ({cell.slug}) has no memory whose state could be measured; leave the probe or the cell out",
-        )
+    for probe in probes:
+        if (why := probe.inapplicable()) is not None:
+            told = f"cell {cell.id} ({cell.slug}) {why}; leave the probe or the cell out"
+            raise GridError("--probe", None, probe.name, told)
 
 
 def _listed(store: Store) -> dict[str, set[str]]:
@@ -142,7 +137,13 @@ def _asking(cell: Cell, probes: Sequence[str], lengths: Sequence[int]) -> Cell:
         asked["lengths"] = tuple(sorted(set(lengths)))
     config = cell.config.model_copy(update={"eval": cell.config.eval.model_copy(update=asked)})
     _check_probes(f"eval.probes of cell {cell.id}", config.eval.probes)
-    return replace(cell, config=config)
+    try:
+        known = with_settings(config.eval)
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)[0]["msg"]
+        told = f"{wrong}; launch its grid again, which stores them anew"
+        raise GridError(f"settings of the probes of cell {cell.id}", None, "", told) from error
+    return replace(cell, config=config.model_copy(update={"eval": known}))
 
 
 def run(

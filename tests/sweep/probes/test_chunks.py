@@ -11,7 +11,7 @@ import torch
 from atma_sweep.kernels.attention import softmax
 from atma_sweep.model.backbone import build
 from atma_sweep.model.config import ModelConfig
-from atma_sweep.sweep.probes import load_probe
+from atma_sweep.sweep.probes.measure import measure
 from registries import EVERY_MEMORY, EVERY_MIXER
 from tiers import every_nth, shared_out
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -29,7 +29,7 @@ def numbers(who: Any, lengths: tuple[int, ...] = (16, 45)) -> dict[tuple[Any, ..
     """Everything that the four probes say, measurements and examples."""
     found = {}
     for probe in PROBES:
-        for measured, examples in load_probe(probe)(who, (0,) if probe == "val" else lengths):
+        for measured, examples in measure(probe, who, (0,) if probe == "val" else lengths):
             found |= {("mean", m.probe, m.metric, m.length): m.value for m in measured}
             found |= {("one", e.probe, e.metric, e.length, e.item, e.position): e.value for e in examples}
     return found
@@ -103,7 +103,7 @@ def test_memory_grows_with_the_chunk_and_not_with_the_square(
     def largest(probe: str, chunk: int) -> int:
         who = subject(model, chunk_tokens=chunk, **one)
         with sdpa_kernel([SDPBackend.FLASH_ATTENTION] if fused else [SDPBackend.MATH]), Largest() as watch:
-            ((measured, _),) = load_probe(probe)(who, [length])
+            ((measured, _),) = measure(probe, who, [length])
         assert measured[0].value is not None
         return watch.elements
 
@@ -145,7 +145,7 @@ def test_cuda_memory_does_not_grow_with_the_square(
     who = replace(subject(model, lengths=(16_384,), length=16_500, chunk_tokens=512), device=CUDA)
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    ((measured, _),) = load_probe("clean")(who, [16_384])
+    ((measured, _),) = measure("clean", who, [16_384])
     assert measured[0].value is not None
     peak = torch.cuda.max_memory_allocated() - before
     print(f"{attn_type} {memory} {dtype}: {peak / GIB:.3f} GiB")
@@ -167,7 +167,7 @@ def test_a_row_of_65536_tokens_of_the_370m_network_fits_on_24_gb(subject: Any, a
         for probe in ("clean", "junk", "needle"):
             who = subject(model, length=65_600, **settings)
             torch.cuda.reset_peak_memory_stats()
-            ((measured, _),) = load_probe(probe)(replace(who, device=CUDA), [65_536])
+            ((measured, _),) = measure(probe, replace(who, device=CUDA), [65_536])
             peak = torch.cuda.max_memory_allocated()
             print(f"{attn_type} {memory} {probe}: {peak / 1e9:.2f} GB, kernels {model.kernel_paths()}")
             assert measured[0].value is not None

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 from atma_sweep.results.intervals import wilson
-from atma_sweep.sweep.config import EvalConfig
 from atma_sweep.sweep.data.tokenizer import load_tokenizer
-from atma_sweep.sweep.probes.needle import Trial, needle, prompt, trials
+from atma_sweep.sweep.probes.measure import measure
+from atma_sweep.sweep.probes.needle import NeedleConfig, Trial, prompt, trials
 
 EOT = 256
 TRIAL = Trial(8394266, (1, 0, 1, 9, 0))
@@ -23,7 +23,7 @@ HAY = np.concatenate([[EOT], np.arange(100) % 26 + 97]).astype(np.uint16)
 
 
 def test_published_trials() -> None:
-    cast = trials(EvalConfig())
+    cast = trials(NeedleConfig())
     assert len(cast) == 16
     assert cast[0] == TRIAL
     assert (TRIAL.cue, TRIAL.value) == (" The access code for record 8394266 is", " 1 0 1 9 0")
@@ -32,11 +32,11 @@ def test_published_trials() -> None:
 
 
 def test_trials_depend_on_their_settings_only() -> None:
-    assert trials(EvalConfig(needle_trials=3)) == trials(EvalConfig())[:3]
-    assert trials(EvalConfig(needle_seed=5)) != trials(EvalConfig())
-    assert [len(t.digits) for t in trials(EvalConfig(needle_digits=2, needle_trials=2))] == [2, 2]
+    assert trials(NeedleConfig(trials=3)) == trials(NeedleConfig())[:3]
+    assert trials(NeedleConfig(seed=5)) != trials(NeedleConfig())
+    assert [len(t.digits) for t in trials(NeedleConfig(digits=2, trials=2))] == [2, 2]
     torch.manual_seed(0)
-    assert trials(EvalConfig())[0] == TRIAL
+    assert trials(NeedleConfig())[0] == TRIAL
 
 
 @pytest.mark.parametrize("gap", [0, 1, 37, 101])
@@ -73,7 +73,7 @@ def test_layout_without_the_needle_is_as_long() -> None:
 
 
 def test_layout_in_gpt2_tokens(gpt2: Any) -> None:
-    for trial in trials(EvalConfig()):
+    for trial in trials(NeedleConfig()):
         cue, value = gpt2.encode(trial.cue), gpt2.encode(trial.value)
         assert 8 <= len(cue) <= 10
         assert len(value) == 5
@@ -115,7 +115,7 @@ def values(results: Any) -> dict[tuple[str, int], Any]:
 
 def test_a_copying_oracle_finds_every_digit_at_every_gap(rule: Any, subject: Any) -> None:
     model = rule(copier())
-    found = values(needle(subject(model, needle_trials=8), [16, 32, 64]))
+    found = values(measure("needle", subject(model, needle_trials=8), [16, 32, 64]))
     for length in (16, 32, 64):
         digits, exact = found["digit_accuracy", length], found["exact_accuracy", length]
         assert (digits.value, digits.n, exact.value, exact.n) == (1.0, 40, 1.0, 8)
@@ -139,7 +139,7 @@ def test_a_bigram_oracle_is_enough_in_gpt2_tokens_for_the_first_trial(gpt2: Any)
 
 def test_an_oracle_that_is_blind_beyond_its_reach_scores_chance(rule: Any, subject: Any) -> None:
     reach = 100
-    found = values(needle(subject(rule(copier(reach, least=6)), needle_trials=40), [16, 32, 64]))
+    found = values(measure("needle", subject(rule(copier(reach, least=6)), needle_trials=40), [16, 32, 64]))
     pair = len(TRIAL.cue) + len(TRIAL.value)
     for length in (16, 32, 64):
         digits = found["digit_accuracy", length]
@@ -154,7 +154,7 @@ def test_an_oracle_that_is_blind_beyond_its_reach_scores_chance(rule: Any, subje
 
 def test_a_uniform_model_loses_ln_v_and_finds_nothing(network: Any, subject: Any) -> None:
     model = network(vocab_size=264).eval()
-    found = values(needle(subject(model), [16, 32, 64]))
+    found = values(measure("needle", subject(model), [16, 32, 64]))
     for length in (16, 32, 64):
         assert found["nats", length].value == pytest.approx(math.log(264), abs=1e-6)
         assert (found["digit_accuracy", length].value, found["exact_accuracy", length].value) == (0.0, 0.0)
@@ -164,7 +164,7 @@ def test_a_uniform_model_loses_ln_v_and_finds_nothing(network: Any, subject: Any
 def test_answers_are_those_of_the_whole_network(network: Any, subject: Any) -> None:
     model = network(awake=True, vocab_size=264, dtype=torch.float64, window=True).eval()
     who = subject(model)
-    cast = trials(who.config.eval)
+    cast = trials(NeedleConfig(trials=6))
     losses, hits = [], []
     for index, trial in enumerate(cast):
         made = prompt(trial, who.corpus.heldout[index % 3], 16, who.tokenizer)
@@ -173,7 +173,7 @@ def test_answers_are_those_of_the_whole_network(network: Any, subject: Any) -> N
         for at in made.scored.tolist():
             losses.append(-logits[at - 1, tokens[0, at]].item())
             hits.append(float(logits[at - 1].argmax() == tokens[0, at]))
-    found = values(needle(who, [16]))
+    found = values(measure("needle", who, [16]))
     assert found["nats", 16].value == pytest.approx(np.mean(losses), abs=1e-6)
     assert found["digit_accuracy", 16].value == pytest.approx(np.mean(hits), abs=1e-12)
 
@@ -184,7 +184,7 @@ def test_answers_are_those_of_the_whole_network(network: Any, subject: Any) -> N
 def test_measurements_and_examples(rule: Any, subject: Any) -> None:
     half = copier(100, least=6)
     who = subject(rule(half), needle_trials=7)
-    results = list(needle(who, [16, 64]))
+    results = list(measure("needle", who, [16, 64]))
     assert [[m.metric for m in measured] for measured, _ in results] == [
         ["digit_accuracy", "exact_accuracy", "nats", "absent_nats"], ["digit_accuracy", "exact_accuracy", "nats"],
     ]  # fmt: skip
@@ -203,7 +203,7 @@ def test_measurements_and_examples(rule: Any, subject: Any) -> None:
 def test_haystacks_are_the_heldout_documents_in_turn(rule: Any, subject: Any) -> None:
     model = rule(copier())
     who = subject(model, held=5, needle_trials=5)
-    list(needle(who, [32]))
+    list(measure("needle", who, [32]))
     (seen,) = model.seen
     pair = len(TRIAL.cue) + len(TRIAL.value)
     for row, index in enumerate((0, 1, 2, 0, 1)):
@@ -213,8 +213,8 @@ def test_haystacks_are_the_heldout_documents_in_turn(rule: Any, subject: Any) ->
 
 def test_lengths_asked_one_by_one_give_the_same(network: Any, subject: Any) -> None:
     who = subject(network(awake=True, vocab_size=264).eval())
-    together = values(needle(who, [16, 32, 64]))
-    alone = {key: value for length in (64, 16, 32) for key, value in values(needle(who, [length])).items()}
+    together = values(measure("needle", who, [16, 32, 64]))
+    alone = {key: value for length in (64, 16, 32) for key, value in values(measure("needle", who, [length])).items()}
     assert together == alone
 
 
@@ -222,7 +222,7 @@ def test_too_few_long_documents_is_a_reason_and_no_number(rule: Any, subject: An
     """Documents of 63 to 65 tokens fill gaps of 16 and 63, but not one of 64."""
     model = rule(copier())
     who = subject(model, held=3, length=63)
-    (short, some), (exact, _), (long, none) = needle(who, [16, 63, 64])
+    (short, some), (exact, _), (long, none) = measure("needle", who, [16, 63, 64])
     assert all(m.value == 1.0 for m in (*short[:2], *exact[:2]))
     assert (len(short), len(some), len(exact)) == (4, 60, 3)
     (only,) = long
@@ -235,7 +235,7 @@ def test_the_reference_without_a_needle_needs_longer_documents(rule: Any, subjec
     """The haystack stands in for the 48 tokens of the needle: the gap has its number, the reference says why not."""
     pair = len(TRIAL.cue) + len(TRIAL.value)
     for length, reason in ((16 + pair, None), (15 + pair, "too-few-docs: 2 of 3 held-out documents have 64 tokens")):
-        ((measured, examples),) = needle(subject(rule(copier()), held=3, length=length), [16])
+        ((measured, examples),) = measure("needle", subject(rule(copier()), held=3, length=length), [16])
         assert [m.metric for m in measured] == ["digit_accuracy", "exact_accuracy", "nats", "absent_nats"]
         assert (measured[0].value, len(examples)) == (1.0, 60)
         assert measured[3].reason == reason
@@ -246,7 +246,7 @@ def test_the_reference_without_a_needle_needs_longer_documents(rule: Any, subjec
 def test_a_length_added_later_changes_no_other(network: Any, subject: Any) -> None:
     """Documents of 200 tokens and more: a length of 4096 is refused, and the others stand as they were."""
     model = network(awake=True, vocab_size=264).eval()
-    before = list(needle(subject(model, length=200), [16, 64]))
-    after = list(needle(subject(model, length=200, lengths=(16, 32, 64, 4096)), [16, 64, 4096]))
+    before = list(measure("needle", subject(model, length=200), [16, 64]))
+    after = list(measure("needle", subject(model, length=200, lengths=(16, 32, 64, 4096)), [16, 64, 4096]))
     assert after[:2] == before
     assert after[2][0][0].reason == "too-few-docs: 0 of 3 held-out documents have 4096 tokens"

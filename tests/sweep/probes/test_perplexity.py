@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 from atma_sweep.sweep.data.batches import DataError
-from atma_sweep.sweep.probes import load_probe, requested
-from atma_sweep.sweep.probes.needle import needle
-from atma_sweep.sweep.probes.perplexity import clean, junk, stream_loss, validation
+from atma_sweep.sweep.probes import requested
+from atma_sweep.sweep.probes.measure import measure
+from atma_sweep.sweep.probes.perplexity import stream_loss
 from atma_sweep.sweep.probes.subject import evaluating
 from torch import Tensor
 
@@ -42,7 +42,7 @@ def reference(model: Any, rows: np.ndarray, *, full: bool = True) -> float:
 
 def test_clean_reads_nested_prefixes_of_the_first_documents(silent: Any, subject: Any) -> None:
     who = subject(silent)
-    list(clean(who, [16, 32, 64]))
+    list(measure("clean", who, [16, 32, 64]))
     assert [tuple(seen.shape) for seen in silent.seen] == [(3, 16), (3, 32), (3, 64)]
     for length, inputs, targets in zip((16, 32, 64), silent.seen, silent.targets, strict=True):
         for row in range(3):
@@ -58,7 +58,7 @@ def test_clean_reads_nested_prefixes_of_the_first_documents(silent: Any, subject
 def test_clean_takes_the_first_documents_whatever_lengths_are_asked(silent: Any, subject: Any, lengths: Any) -> None:
     """Lengths of the documents are 63 to 67, so two of the first three lack the 65 tokens that a length of 64 takes."""
     who = subject(silent, held=5, length=63, lengths=lengths)
-    ((measured, examples),) = clean(who, [16])
+    ((measured, examples),) = measure("clean", who, [16])
     assert [row.tolist() for row in silent.seen[0]] == [who.corpus.heldout[i][:16].tolist() for i in (0, 1, 2)]
     assert (len(examples), measured[0].n) == (3, 48)
 
@@ -66,7 +66,7 @@ def test_clean_takes_the_first_documents_whatever_lengths_are_asked(silent: Any,
 def test_clean_is_the_mean_over_targets_and_documents(network: Any, subject: Any) -> None:
     model = network(awake=True, vocab_size=264, window=True).eval()
     who = subject(model)
-    for (measured, examples), length in zip(clean(who, [16, 64]), (16, 64), strict=True):
+    for (measured, examples), length in zip(measure("clean", who, [16, 64]), (16, 64), strict=True):
         (value,) = measured
         rows = np.stack([d[: length + 1] for d in who.corpus.heldout[:3]])
         assert (value.probe, value.metric, value.length, value.n, value.unit) == (
@@ -84,7 +84,7 @@ def test_clean_is_the_mean_over_targets_and_documents(network: Any, subject: Any
 
 
 def test_too_few_documents_is_a_reason_and_no_number(silent: Any, subject: Any) -> None:
-    found = list(clean(subject(silent, held=2), [16, 64]))
+    found = list(measure("clean", subject(silent, held=2), [16, 64]))
     for (measured, examples), length in zip(found, (16, 64), strict=True):
         (only,) = measured
         assert (only.probe, only.length, only.value, only.n, examples) == ("clean", length, None, 0, [])
@@ -92,22 +92,22 @@ def test_too_few_documents_is_a_reason_and_no_number(silent: Any, subject: Any) 
     assert silent.seen == []
 
 
-@pytest.mark.parametrize("probe", [clean, junk, needle])
+@pytest.mark.parametrize("probe", ["clean", "junk", "needle"])
 def test_a_text_longer_than_the_table_of_positions_is_a_reason_and_no_number(
     network: Any, subject: Any, probe: Any
 ) -> None:
     """A network without places for it cannot read it; the needle's own text counts."""
     settings = {"positions": "ape", "position_settings": {"ape": {"length": 128}}}
     who = subject(network(vocab_size=264, **settings).eval(), validation=900)
-    found = [measured[0] for measured, _ in probe(who, [16, 120, 160])]
-    tokens = 160 + (2 * len(" The access code for record 8394266 is 1 0 1 9 0") if probe is needle else 0)
-    assert [one.value is None for one in found] == [False, probe is needle, True]
+    found = [measured[0] for measured, _ in measure(probe, who, [16, 120, 160])]
+    tokens = 160 + (2 * len(" The access code for record 8394266 is 1 0 1 9 0") if probe == "needle" else 0)
+    assert [one.value is None for one in found] == [False, probe == "needle", True]
     assert found[-1].reason == f"n/a: positions ape has 128 places, fewer than {tokens} tokens"
 
 
 def test_only_the_lengths_that_a_document_lacks_go_without_a_number(silent: Any, subject: Any) -> None:
     who = subject(silent, held=5, length=63)
-    short, long, exact = (measured[0] for measured, _ in clean(who, [16, 64, 62]))
+    short, long, exact = (measured[0] for measured, _ in measure("clean", who, [16, 64, 62]))
     assert short.value is not None
     assert exact.value is not None, "the shortest document has 63 tokens, all that a length of 62 takes"
     assert long.reason == "too-few-docs: 1 of 3 held-out documents have 65 tokens"
@@ -119,7 +119,7 @@ def test_only_the_lengths_that_a_document_lacks_go_without_a_number(silent: Any,
 
 def test_junk_reads_rows_from_the_start_that_do_not_overlap(silent: Any, subject: Any) -> None:
     who = subject(silent)
-    list(junk(who, [16, 64]))
+    list(measure("junk", who, [16, 64]))
     for length, inputs, targets in zip((16, 64), silent.seen, silent.targets, strict=True):
         start = who.corpus.validation[: 4 * length + 1].tolist()
         assert inputs.flatten().tolist() == start[:-1]
@@ -129,17 +129,17 @@ def test_junk_reads_rows_from_the_start_that_do_not_overlap(silent: Any, subject
 def test_junk_is_the_mean_over_its_rows(network: Any, subject: Any) -> None:
     model = network(awake=True, vocab_size=264).eval()
     who = subject(model)
-    ((measured, examples),) = junk(who, [32])
+    ((measured, examples),) = measure("junk", who, [32])
     rows = np.stack([who.corpus.validation[32 * i : 32 * i + 33] for i in range(4)])
     assert (measured[0].n, len(examples)) == (128, 4)
     assert measured[0].value == pytest.approx(reference(model, rows), abs=2e-6)
 
 
 def test_a_stream_too_short_for_all_rows_is_a_reason_and_no_number(silent: Any, subject: Any) -> None:
-    found = [measured[0] for measured, _ in junk(subject(silent, validation=256), [16, 32, 64])]
+    found = [measured[0] for measured, _ in measure("junk", subject(silent, validation=256), [16, 32, 64])]
     assert [m.value is None for m in found] == [False, False, True]
     assert found[2].reason == "too-short: the validation split holds 3 of 4 rows of 64 tokens"
-    enough = [measured[0] for measured, _ in junk(subject(silent, validation=257), [64])]
+    enough = [measured[0] for measured, _ in measure("junk", subject(silent, validation=257), [64])]
     assert enough[0].value is not None
 
 
@@ -150,7 +150,7 @@ def test_a_stream_too_short_for_all_rows_is_a_reason_and_no_number(silent: Any, 
 def test_validation_keeps_the_window_and_full_does_not(network: Any, subject: Any, window: bool) -> None:
     model = network(awake=True, vocab_size=264, window=window).eval()
     who = subject(model)
-    ((measured, examples),) = validation(who, [0])
+    ((measured, examples),) = measure("val", who, [0])
     trained, full = measured
     assert [(m.metric, m.length, m.n) for m in measured] == [("val_loss", 0, 299), ("val_loss_full", 0, 299)]
     assert examples == []
@@ -162,7 +162,7 @@ def test_validation_keeps_the_window_and_full_does_not(network: Any, subject: An
 
 def test_a_window_as_wide_as_the_row_changes_nothing(network: Any, subject: Any) -> None:
     model = network(awake=True, vocab_size=264, window=True, window_size=13).eval()
-    trained, full = next(iter(validation(subject(model), [0])))[0]
+    trained, full = next(iter(measure("val", subject(model), [0])))[0]
     assert trained.value == pytest.approx(full.value, abs=1e-6)
 
 
@@ -173,8 +173,8 @@ def test_a_short_validation_split_is_never_a_smaller_sample(network: Any, subjec
 
 def test_a_uniform_model_loses_ln_v_everywhere(network: Any, subject: Any) -> None:
     who = subject(network(vocab_size=264).eval())
-    for probe, lengths in ((validation, [0]), (clean, [16, 64]), (junk, [16, 64])):
-        for measured, _ in probe(who, lengths):
+    for probe, lengths in (("val", [0]), ("clean", [16, 64]), ("junk", [16, 64])):
+        for measured, _ in measure(probe, who, lengths):
             assert [m.value for m in measured] == pytest.approx([math.log(264)] * len(measured), abs=1e-6)
 
 
@@ -193,7 +193,7 @@ def test_a_probe_leaves_the_model_as_it_was(network: Any, subject: Any, name: st
     drawn = torch.random.get_rng_state()
     with evaluating(model):
         assert not model.training
-        for _ in load_probe(name)(subject(model), [0] if name == "val" else [16, 64]):
+        for _ in measure(name, subject(model), [0] if name == "val" else [16, 64]):
             pass
     assert [module.training for module in model.modules()] == [training] * len(list(model.modules()))
     assert model.config.model_dump() == config
@@ -212,7 +212,7 @@ def test_the_mode_comes_back_after_an_error(network: Any) -> None:
 
 
 def test_rows_of_one_forward(silent: Any, subject: Any) -> None:
-    list(junk(subject(silent, chunk_tokens=40), [16, 64]))
+    list(measure("junk", subject(silent, chunk_tokens=40), [16, 64]))
     assert [tuple(seen.shape) for seen in silent.seen] == [(2, 16), (2, 16), (1, 64), (1, 64), (1, 64), (1, 64)]
     assert set(silent.chunks) == {40}
 
@@ -232,5 +232,5 @@ def test_a_probe_can_be_left_between_forwards(subject: Any, silent: Any) -> None
 
     made = replace(subject(silent, chunk_tokens=16), pause=pause)
     with pytest.raises(InterruptedError):
-        list(clean(made, [16]))
+        list(measure("clean", made, [16]))
     assert len(silent.seen) == 2

@@ -22,7 +22,7 @@ from atma_sweep.sweep.attempt.runner import Work
 from atma_sweep.sweep.grid.axes import levels_of
 from atma_sweep.sweep.machine.hardware import peak_resident, reset_peak_resident
 from atma_sweep.sweep.probes import requested
-from atma_sweep.sweep.probes.needle import trials
+from atma_sweep.sweep.probes.needle import NeedleConfig, trials
 from sqlalchemy import select
 
 Attempt = Callable[[Any], Work]
@@ -72,7 +72,7 @@ def probe_with(monkeypatch: pytest.MonkeyPatch, *acts: Callable[[], Any]) -> Non
             yield [Measurement(probe="clean", metric="nats", length=length, value=1.0, n=1)], []
             del kept
 
-    monkeypatch.setattr(module, "load_probe", lambda name: probe)
+    monkeypatch.setattr(module, "measure", lambda name, subject, lengths: probe(subject, lengths))
 
 
 # --- what it cost -------------------------------------------------------------------------------------------------
@@ -299,7 +299,7 @@ def test_exact_accuracy_is_rebuilt_where_trials_differ(rule: Any, subject: Any, 
     who = subject(rule(mostly), needle_trials=7, lengths=(16,), probes=("needle",))
     attempt(who)._probe_at(who, "needle", 16)
     digits = stored(store, "needle", "digit_accuracy", 16)
-    even = [1.0 - trial.key % 2 for trial in trials(who.config.eval)]
+    even = [1.0 - trial.key % 2 for trial in trials(NeedleConfig(trials=7))]
     assert 0 < sum(even) < 7
     assert digits == {(item, digit): 1.0 if digit < 4 else even[item] for item in range(7) for digit in range(5)}
     assert rebuilt(measured(store), digits, 16) == pytest.approx(sum(even) / 7)
@@ -314,7 +314,7 @@ def test_cells_see_the_same_needles_and_documents(rule: Any, subject: Any) -> No
         found = [
             (e.probe, e.metric, e.length, e.item, e.position)
             for name in ("clean", "junk", "needle")
-            for _, examples in module.load_probe(name)(who, [16, 64])
+            for _, examples in module.measure(name, who, [16, 64])
             for e in examples
         ]
         rows = [row.tolist() for tokens in model.seen for row in tokens]

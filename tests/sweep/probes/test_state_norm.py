@@ -11,8 +11,9 @@ from atma_sweep.model.attention import Attention
 from atma_sweep.model.backbone import Backbone
 from atma_sweep.model.memory.gated_delta import GatedDelta
 from atma_sweep.sweep.config import EvalConfig
-from atma_sweep.sweep.probes import load_probe, requested
-from atma_sweep.sweep.probes.state_norm import METRICS
+from atma_sweep.sweep.probes import requested
+from atma_sweep.sweep.probes.measure import measure
+from atma_sweep.sweep.probes.memory_state import STATES
 
 LENGTH = 150  # not a multiple of the 64 tokens that are solved together, and more than one piece
 
@@ -67,8 +68,8 @@ def test_norms_are_those_of_a_loop_over_tokens(model: Backbone, subject: Any) ->
     for hook in hooks:
         hook.remove()
     expected = np.stack([by_hand(memory, *seen[place]) for place, memory in enumerate(memories(model))], 2)  # 4 B L H
-    ((measured, examples),) = load_probe("state_norm")(who, [LENGTH])
-    assert [one.metric for one in measured] == list(METRICS)
+    ((measured, examples),) = measure("state_norm", who, [LENGTH])
+    assert [one.metric for one in measured] == list(STATES)
     for one, norms in zip(measured, expected, strict=True):
         assert one.value == pytest.approx(norms.mean(), rel=1e-10)
         assert (one.length, one.unit, one.n, one.reason) == (LENGTH, "frobenius", norms.size, None)
@@ -83,7 +84,7 @@ def test_the_model_is_left_as_it_was(model: Backbone, subject: Any) -> None:
     who = subject(model, documents=2, lengths=(32,))
     tokens = torch.arange(32)[None] % 264
     before = who.features(tokens)
-    list(load_probe("state_norm")(who, [32]))
+    list(measure("state_norm", who, [32]))
     assert torch.equal(who.features(tokens), before)
     assert all("evaluate" not in vars(memory) for memory in memories(model))
 
@@ -96,17 +97,17 @@ def test_an_error_takes_the_watching_away_too(model: Backbone, subject: Any, mon
 
     monkeypatch.setattr(memories(model)[0].proj, "forward", fails)
     with pytest.raises(MemoryError, match="no more"):
-        list(load_probe("state_norm")(who, [32]))
+        list(measure("state_norm", who, [32]))
     assert all("evaluate" not in vars(memory) for memory in memories(model))
 
 
 def test_without_memory_or_text_a_reason_stands(network: Any, model: Backbone, subject: Any) -> None:
     bare = subject(network(vocab_size=264), lengths=(16, 32))
-    for length, (measured, _) in zip((16, 32), load_probe("state_norm")(bare, (16, 32)), strict=True):
-        assert {(one.metric, one.length, one.value) for one in measured} == {(name, length, None) for name in METRICS}
+    for length, (measured, _) in zip((16, 32), measure("state_norm", bare, (16, 32)), strict=True):
+        assert {(one.metric, one.length, one.value) for one in measured} == {(name, length, None) for name in STATES}
         assert {one.reason for one in measured} == {"n/a: the network has no gated delta memory"}
     short = subject(model, documents=2, lengths=(4096,))
-    ((measured, _),) = load_probe("state_norm")(short, [4096])
+    ((measured, _),) = measure("state_norm", short, [4096])
     assert {one.reason for one in measured} == {"too-few-docs: 0 of 2 held-out documents have 4096 tokens"}
 
 
@@ -123,11 +124,11 @@ def test_learned_slopes_of_the_count_map(network: Any, subject: Any) -> None:
         block.mix.mixer.mag_beta.data = torch.tensor([-1.5 + place, 0.25])
         raw.append([-1.5 + place, 0.25])
     slopes = np.log1p(np.exp(np.array(raw)))
-    ((measured, examples),) = load_probe("count_map")(subject(model), [0])
+    ((measured, examples),) = measure("count_map", subject(model), [0])
     found = {one.metric: one.value for one in measured}
     assert found == pytest.approx(
         {"beta": slopes.mean(), "beta_lowest": slopes.min(), "beta_highest": slopes.max()}, rel=1e-6
     )
     assert {(e.item, e.position): e.value for e in examples} == pytest.approx(dict(np.ndenumerate(slopes)), rel=1e-6)
-    ((measured, _),) = load_probe("count_map")(subject(network(vocab_size=264, attn_type="nope")), [0])
+    ((measured, _),) = measure("count_map", subject(network(vocab_size=264, attn_type="nope")), [0])
     assert {one.reason for one in measured} == {"n/a: the network has no Polar layer"}

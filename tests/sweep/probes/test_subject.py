@@ -1,10 +1,12 @@
-"""The row of a number that is missing."""
+"""What becomes of a number that is missing."""
 
 from __future__ import annotations
 
-from atma_sweep.sweep.probes.subject import unmeasured
+from atma_sweep.sweep.config import CellConfig
+from atma_sweep.sweep.probes import bound
 
 
 def test_a_missing_number_says_why() -> None:
-    row = unmeasured("clean", "nats", 64, "nats/token", "oom: too large")
+    row = bound("clean", CellConfig()).missing("oom: too large", 64)
+    assert (row.probe, row.metric, row.unit) == ("clean", "nats", "nats/token")
     assert (row.value, row.n, row.reason, row.length) == (None, 0, "oom: too large", 64)

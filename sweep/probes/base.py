@@ -1,0 +1,131 @@
+"""What a probe is: everything that a plan, an attempt and a report want to know of one kind of measurement, in one class."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ...model.config import Config
+from ...results.metrics import Metric
+from ...results.store.records import Example, Measurement
+from ..config import CellConfig
+
+if TYPE_CHECKING:
+    from ..data.corpora import Corpus
+    from .subject import Subject
+
+Result = tuple[list[Measurement], list[Example]]
+WHO = "{who}"
+"""Stands in the sentence of `Probe.lack` for the probes that lack the text, with their verb."""
+
+
+class ProbeConfig(Config):
+    """Settings of a probe; add fields with `knob`. They are written under eval.settings.NAME and never enter an id."""
+
+
+class Probe(ABC):
+    """One kind of measurement; an instance is the probe with the settings of one cell.
+
+    Plans ask it without loading torch, so a file of the package imports torch in `run` or below it, not at its top.
+    """
+
+    Config: ClassVar[type[Config]] = ProbeConfig
+    metrics: ClassVar[tuple[Metric, ...]]
+    """Every metric that `run` gives, the one that speaks for the others first."""
+    by_length: ClassVar[bool] = False
+    """Measured at every context length of the cell, or once (length 0)."""
+    settings: Any
+    """The cell's own, a `Config`."""
+
+    def __init__(self, name: str, config: CellConfig) -> None:
+        """Raises pydantic's ValidationError when a setting of the probe is wrong."""
+        self.name, self.config = name, config
+        self.settings = self.Config.model_validate(config.eval.settings.get(name, {}))
+
+    # --- known beforehand -----------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def tokens(self, length: int) -> int:
+        """About how many tokens go through the network for one length, at least 1: what the probe costs."""
+
+    def longest(self, corpus: Corpus) -> int | None:
+        """The longest context length that the text allows, in tokens, 0 for none; None where the text sets no limit."""
+        return None
+
+    def lack(self, corpus: Corpus, length: int) -> str | None:
+        """What the text lacks for that length and which setting asks for less, with WHO for the probe; None: nothing."""
+        longest = self.longest(corpus)
+        if longest is None or length <= longest:
+            return None
+        return f"the text, which {WHO}, allows lengths of {longest} tokens at most: lower eval.lengths"
+
+    def inapplicable(self) -> str | None:
+        """Why no network of this config can ever be measured, as the end of "cell ... "; None: it can."""
+        return None
+
+    def chance(self, metric: Metric) -> float | None:
+        """What a trivial answer scores in this cell; the default is the same in every cell."""
+        return metric.chance
+
+    # --- measuring ------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def run(self, subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
+        """What was measured at each length, always at full context, one result a length.
+
+        The model is in evaluation mode, gradients are off, and it is left as it was found.
+        """
+
+    def value(self, metric: str, value: float, length: int = 0, **more: Any) -> Measurement:
+        """A number in its metric's unit; `more` are n, low and high. Raises KeyError for a metric that is not declared."""
+        return Measurement(
+            probe=self.name, metric=metric, length=length, value=value, unit=self.metric(metric).unit, **more
+        )
+
+    def missing(self, reason: str, length: int = 0, metric: str | None = None) -> Measurement:
+        """The row that says why a number is missing; without a metric, the main one."""
+        about = self.metrics[0] if metric is None else self.metric(metric)
+        return Measurement(
+            probe=self.name, metric=about.name, length=length, value=None, unit=about.unit, n=0, reason=reason
+        )
+
+    def example(self, metric: str, value: float, length: int = 0, *, item: int, position: int = 0) -> Example:
+        """The outcome of one item. Raises KeyError for a metric that is not declared."""
+        name = self.metric(metric).name
+        return Example(probe=self.name, metric=name, length=length, item=item, position=position, value=value)
+
+    @classmethod
+    def metric(cls, name: str) -> Metric:
+        """The declared metric; KeyError when there is none."""
+        return {metric.name: metric for metric in cls.metrics}[name]
+
+
+class OverDocuments(Probe):
+    """A probe over lengths that reads the first L tokens of each of `eval.documents` held-out documents."""
+
+    by_length = True
+    beyond: ClassVar[int] = 0
+    """Tokens of a document that it reads after the L."""
+
+    def tokens(self, length: int) -> int:
+        """A row a document."""
+        return self.config.eval.documents * length
+
+    def longest(self, corpus: Corpus) -> int:
+        """That of the shortest of the documents; 0 where there are fewer than asked for."""
+        asked = self.config.eval.documents
+        chosen = corpus.heldout[:asked]
+        return max(0, min(map(len, chosen)) - self.beyond) if len(chosen) == asked else 0
+
+    def lack(self, corpus: Corpus, length: int) -> str | None:
+        """Held-out documents of more than `length` tokens."""
+        asked = self.config.eval.documents
+        long = sum(len(document) > length for document in corpus.heldout[:asked])
+        if long >= asked:
+            return None
+        return (
+            f"of the first {asked} held-out documents, which {WHO}, {'only ' if long else ''}{long or 'none'} "
+            f"{'has' if long == 1 else 'have'} {length + 1} tokens (it holds {len(corpus.heldout)}): "
+            "lower eval.documents or eval.lengths, or lend longer ones with data.heldout"
+        )

@@ -1,0 +1,97 @@
+"""Settings of probes: where a grid writes them, the names that they had before, and what is stored of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from atma_sweep.model.config import Int, knob
+from atma_sweep.sweep.config import CellConfig, EvalConfig
+from atma_sweep.sweep.errors import GridError
+from atma_sweep.sweep.grid.cell import Cell
+from atma_sweep.sweep.probes import PROBES, ProbeConfig, bound, register_probe, requested
+from atma_sweep.sweep.probes.needle import Needle
+
+Cells = Callable[..., list[Cell]]
+OLD: dict[str, Any] = {
+    "probes": ["val", "clean", "junk", "needle"], "lengths": [32, 64], "validate_every": 10, "validation_tokens": 256,
+    "documents": 2, "junk_rows": 3, "needle_trials": 4, "needle_digits": 2, "needle_seed": 9, "chunk_tokens": 8192,
+}  # fmt: skip
+"""The eval section as databases and job files have held it from the first release."""
+
+
+def test_a_stored_section_means_what_it_meant_and_is_stored_again_as_it_was() -> None:
+    config = CellConfig.model_validate({"eval": OLD})
+    needle, junk = (bound(name, config).settings for name in ("needle", "junk"))
+    assert (needle.trials, needle.digits, needle.seed, junk.rows) == (4, 2, 9, 3)
+    assert config.model_dump(mode="json")["eval"] == OLD
+    lengths = [(name, length) for name in ("clean", "junk", "needle") for length in (32, 64)]
+    assert requested(config.eval) == [("val", 0), *lengths]
+
+
+@pytest.mark.parametrize("said", [
+    "{needle_trials: 4, junk_rows: 3}", "{settings: {needle: {trials: 4}, junk: {rows: 3}}}",
+    "{settings.needle.trials: 4, junk_rows: 3}", "{needle_trials: 4.0, settings: {junk.rows: 3}}",
+])  # fmt: skip
+def test_both_spellings_are_one_setting(cells: Cells, said: str) -> None:
+    (cell,) = cells(f"set:\n  eval: {said}\n")
+    (plain,) = cells("")
+    assert cell.id == plain.id
+    stored = cell.config.model_dump(mode="json")["eval"]
+    assert (stored["needle_trials"], stored["junk_rows"], stored["needle_seed"]) == (4, 3, 1234)
+    assert "settings" not in stored
+    assert CellConfig.model_validate(cell.config.model_dump(mode="json")).eval == cell.config.eval
+
+
+def test_a_later_spelling_wins_over_that_of_the_base(cells: Cells) -> None:
+    (cell,) = cells("set:\n  eval.settings.junk.rows: 5\n", base="tiny")
+    assert bound("junk", cell.config).settings.rows == 5, "the base says junk_rows: 8"
+
+
+def test_settings_of_a_probe_that_is_not_asked_for_are_kept(cells: Cells) -> None:
+    (cell,) = cells("set:\n  eval: {probes: [val], needle_trials: 4}\n")
+    stored = cell.config.model_dump(mode="json")["eval"]
+    assert stored["needle_trials"] == 4
+    assert "junk_rows" not in stored
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("{needle_trials: 0}", "set.eval.needle_trials: must be greater than or equal to 1, got 0"),
+        ("{settings: {needle: {trials: many}}}", "set.eval.settings.needle.trials: must be a valid integer"),
+        ("{settings: {needle: {trial: 3}}}", "did you mean 'eval.settings.needle.trials'?"),
+        ("{settings: {nedle: {trials: 3}}}", "did you mean 'eval.settings.needle'?"),
+        ("{settings: {clean: {rows: 3}}}", "set.eval.settings.clean.rows: no such setting under eval.settings.clean"),
+        ("{needle_trials: 3, settings: {needle: {trials: 3}}}", "keep one of them"),
+        ("{settings: 3}", "set.eval.settings: is a section, not a value"),
+    ],
+)
+def test_a_wrong_setting_is_one_line(cells: Cells, said: str, told: str) -> None:
+    with pytest.raises(GridError) as caught:
+        cells(f"set:\n  eval: {said}\n")
+    assert told in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_two_spellings_that_disagree_are_no_config() -> None:
+    with pytest.raises(ValueError, match=r"needle_trials is settings\.needle\.trials, which has another value here"):
+        EvalConfig.model_validate({"needle_trials": 3, "settings": {"needle": {"trials": 4}}})
+
+
+def test_settings_of_a_plugin_s_probe_stand_under_its_name_and_outside_the_id(cells: Cells) -> None:
+    class LampConfig(ProbeConfig):
+        lamps: Int = knob(2, "Lamps.", ge=1)
+
+    with PROBES.scope():
+        register_probe("glow")(type("Glow", (Needle,), {"Config": LampConfig}))
+        ids = set()
+        for lamps in (2, 3):
+            (cell,) = cells(f"set:\n  eval: {{probes: [val, glow], settings: {{glow: {{lamps: {lamps}}}}}}}\n")
+            ids.add(cell.id)
+            assert cell.config.model_dump(mode="json")["eval"]["settings"] == {"glow": {"lamps": lamps}}
+        (cell,) = cells("set:\n  eval.probes: [val, glow]\n")
+        assert bound("glow", cell.config).settings.lamps == 2
+    (plain,) = cells("")
+    assert ids == {cell.id, plain.id}
