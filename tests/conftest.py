@@ -21,6 +21,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 CHECKOUT = Path(__file__).resolve().parent.parent
+CHAOS = CHECKOUT / "tests" / "chaos"
 
 
 def pytest_configure() -> None:
@@ -30,9 +31,10 @@ def pytest_configure() -> None:
 
 
 def _asked_for(config: pytest.Config, item: pytest.Item) -> bool:
-    """Whether a test of the second tier runs: who names its mark or its file means it."""
+    """Whether a test of the second tier runs: who names its mark, its file or the folder of the storms means it."""
     named = {Path(argument.partition("::")[0]).resolve() for argument in config.args}
-    return "thorough" in config.option.markexpr or item.path in named
+    asked = item.path in named or (item.path.parent == CHAOS and CHAOS in named)
+    return asked or "thorough" in config.option.markexpr
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

@@ -53,7 +53,7 @@ def test_pause_frees_the_machine_and_resume_ends_as_if_nothing_had_been(bench: B
 
 
 def test_cancel_saves_and_stops(bench: Bench) -> None:
-    bench.grid(tokens=LONG)
+    bench.grid(tokens=10 * LONG)  # it is never trained to the end
     process = bench.start("launch", "micro.yaml", "--executor", "local", "--only", "attn_type=nope")
     bench.wait(TRAINING)
     answer = json.loads(bench.run("cancel", "--json"))
