@@ -30,7 +30,7 @@ from ..probes import requested
 from ..run import launch
 from ..run.supervisor import LEASE_S, Supervisor
 from ..scheduler.base import Finished, Launch, OnThisMachine
-from . import scale_plan, scale_reports
+from . import scale_plan, scale_reports, scale_stop
 from .scale_exchange import exchanged
 
 GRID = """\
@@ -157,7 +157,9 @@ def run(cells: int, points: int, folder: Path, *, tell: Callable[[str], None] = 
     assert outcome.finished
     rows.append(Row("launch the finished sweep again", time.perf_counter() - began, "s"))
     tell("planning dry")
-    return [*rows, *(Row(*found) for found in scale_plan.dry_runs(cells, folder))]
+    rows += [Row(*found) for found in scale_plan.dry_runs(cells, folder)]
+    tell("training a cell and stopping it")
+    return [*rows, *(Row(*found) for found in scale_stop.stopped(folder))]
 
 
 def table(rows: Sequence[Row]) -> str:

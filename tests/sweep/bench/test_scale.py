@@ -30,12 +30,19 @@ def test_every_cell_is_planned_supervised_and_found_done(tmp_path: Path, monkeyp
         assert [point.step for point in store.curve(attempt.id)] == [1, 2, 3]
     values = {row.what: row.value for row in rows}
     assert set(values) >= {"plan 16 new cells", "launch the finished sweep again"}
+    assert set(values) >= {"launch a cell until its first step", "Ctrl-C until it has saved and left"}
+    assert (
+        open_store(tmp_path / "stop.db")
+        .attempts(open_store(tmp_path / "stop.db").cell_states("stop")[0].cell_id)[0]
+        .state
+        == "interrupted"
+    )
     assert all(value > 0 for value in values.values())
     for name in ("loss.svg", "dashboard.html"):
         assert (tmp_path / name).stat().st_size > 10_000
     assert 20 < values["its memory"] < 2000, "MiB"
     assert 0.0123 not in slept, "a slot stood empty while cells waited"
-    assert told[-2:] == ["launching again", "planning dry"]
+    assert told[-3:] == ["launching again", "planning dry", "training a cell and stopping it"]
     assert set(values) >= {"dry run of 80 cells, with its start", "dry run of 160 cells, with its start"}
 
 
