@@ -1,7 +1,7 @@
 """A file between an attempt and a database that only another machine may write to.
 
-The attempt calls a JournalStore and a JournalRecorder as it would a Store and a Recorder, and each call becomes one line;
-whoever holds the database applies the lines in order (Reader). A database that is locked or away lets the file grow, and
+The attempt calls a JournalRecorder as it would a Recorder, and each call becomes one line; whoever holds the database
+applies the lines to a Recorder, in order (Reader). A database that is locked or away lets the file grow, and
 applying a line twice changes nothing. The file lies in the attempt's folder beside its checkpoints, so that whoever goes
 on from a checkpoint of a machine that is gone finds every number before it, too.
 """
@@ -11,28 +11,28 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..errors import LostLease
 from ..files import sync
-from .recorder import Recorder
+from .recorder import Recorder, finite_fields
 from .records import AttemptState, CurvePoint, Example, Measurement, Phase, Provenance
-from .store import Store
+from .store import Store, never_running
+from .writer import AttemptWriter
 
 JOURNAL = "journal.jsonl"
-RECORDS: Mapping[str, Any] = {
-    "provenance": Provenance,
-    "curve": CurvePoint,
-    "measurements": Measurement,
-    "examples": Example,
-}
-"""What the lines of these calls hold, as mappings."""
+RECORDS: Mapping[str, Any] = {"curve": CurvePoint, "measurements": Measurement, "examples": Example}
+"""What the lines of these calls hold lists of, as mappings; that of `provenance` holds one."""
 FLEETING = ("heartbeat", "progress")
 """Calls that nobody misses after a power cut, so they do not wait for the disk."""
+CALLS = (*FLEETING, "set_process", "neighbours", "inherit_curve", "checkpoint", "event", "finish")
+"""The other calls that a line may ask for: its arguments are theirs."""
+OLD = {"add_event": "event", "finish_attempt": "finish"}
+"""Words of earlier releases, whose journals may still lie beside attempts that were killed."""
 
 
 class Journal:
@@ -71,52 +71,28 @@ def _plain(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else str(value)
 
 
-class JournalStore:
-    """The part of a Store that an attempt's process uses. Nothing is refused here: who lost an attempt is ended."""
+class JournalRecorder(AttemptWriter):
+    """An AttemptWriter that writes lines. Nothing is refused here but a full disk: who lost an attempt is ended."""
 
     def __init__(self, path: Path, ends: Mapping[int, CurvePoint] | None = None) -> None:
         """`ends`: the last points of earlier attempts' curves, which may be inherited."""
         self.journal = Journal(path)
         self.ends = dict(ends or {})
-        self.points: list[CurvePoint] = []
+        self._last: CurvePoint | None = None
 
-    def curve(self, attempt_id: int) -> list[CurvePoint]:
-        """The points that this attempt has written, and of an inherited curve the last one, if it is known here."""
-        return list(self.points)
-
-    def set_process(self, attempt_id: int, fence: int, pid: int, started: float, *, space: str | None = None) -> None:
-        """As Store.set_process, with this host."""
-        self.journal.append("set_process", pid, started, host=socket.gethostname(), space=space)
-
-    def finish_attempt(self, attempt_id: int, fence: int, state: AttemptState, **values: Any) -> None:
-        """As Store.finish_attempt."""
-        self.journal.append("finish_attempt", state, **values)
-
-    def add_event(self, kind: str, message: str, *, cell_id: str, attempt_id: int) -> None:
-        """As Store.add_event."""
-        self.journal.append("add_event", kind, message, cell_id=cell_id, attempt_id=attempt_id)
-
-
-class JournalRecorder(Recorder):
-    """A Recorder that writes lines."""
-
-    def __init__(self, known: JournalStore, attempt_id: int, fence: int) -> None:
-        self.known, self.journal = known, known.journal
-        self.attempt_id, self.fence = attempt_id, fence
+    def set_process(self, pid: int, started: float, *, host: str | None = None, space: str | None = None) -> None:
+        self.journal.append("set_process", pid, started, host=host, space=space)
 
     def heartbeat(self) -> None:
-        """Says that the attempt lives; the time is the one at which the line is applied."""
         self.journal.append("heartbeat")
 
     def settle(self) -> None:
-        """Nothing is left to wait for: the line of every call that matters is on the disk, to be applied anew if need be."""
+        """Has nothing to wait for: the line of every call that matters is on the disk, to be applied anew if need be."""
 
     def provenance(self, provenance: Provenance) -> None:
-        """Where the numbers come from."""
-        self.journal.append("provenance", asdict(provenance))
+        self.journal.append("provenance", _fields(provenance))
 
     def neighbours(self) -> None:
-        """Has the attempts on the same GPU counted when the line is applied."""
         self.journal.append("neighbours")
 
     def progress(
@@ -127,48 +103,51 @@ class JournalRecorder(Recorder):
         tokens_per_s: float | None = None,
         phase: Phase | None = None,
     ) -> None:
-        """How far the attempt is."""
         self.journal.append("progress", step, steps_total, loss, tokens_per_s, phase)
 
     def curve(self, points: Sequence[CurvePoint]) -> None:
-        """Points of the training curve."""
-        self.journal.append("curve", [asdict(point) for point in points])
-        self.known.points += points
+        self.journal.append("curve", [_fields(point) for point in points])
+        for point in points:
+            if self._last is None or point.step >= self._last.step:
+                self._last = CurvePoint(**finite_fields(point))
 
     def inherit_curve(self, from_attempt: int, up_to_step: int) -> None:
-        """Has the curve copied when the line is applied; that of the earlier attempt is whole by then."""
+        # the earlier attempt's own journal is applied before this line is
         self.journal.append("inherit_curve", from_attempt, up_to_step)
-        last = self.known.ends.get(from_attempt)
-        if last is not None and last.step <= up_to_step:
-            self.known.points.append(last)
+        end = self.ends.get(from_attempt)
+        if end is not None and end.step <= up_to_step and (self._last is None or end.step > self._last.step):
+            self._last = end
+
+    def last_point(self) -> CurvePoint | None:
+        return self._last
 
     def measurements(self, measurements: Sequence[Measurement]) -> None:
-        """Numbers of a probe."""
-        self.journal.append("measurements", [asdict(measurement) for measurement in measurements])
+        self.journal.append("measurements", [_fields(measurement) for measurement in measurements])
 
     def examples(self, examples: Sequence[Example]) -> None:
-        """Outcomes item by item."""
-        self.journal.append("examples", [asdict(example) for example in examples])
+        self.journal.append("examples", [_fields(example) for example in examples])
 
     def checkpoint(self, path: str) -> None:
-        """Names the newest checkpoint."""
         self.journal.append("checkpoint", path)
 
+    def event(self, kind: str, message: str) -> None:
+        self.journal.append("event", kind, message)
 
-def recorder_of(store: Store | JournalStore, attempt_id: int, fence: int) -> Recorder:
-    """What an attempt writes its numbers with: into the database, or into the journal that stands for it."""
-    if isinstance(store, JournalStore):
-        return JournalRecorder(store, attempt_id, fence)
-    return Recorder(store, attempt_id, fence)
+    def finish(self, state: AttemptState, **told: Any) -> None:
+        never_running(state)
+        self.journal.append("finish", state, **told)
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    return {field.name: getattr(record, field.name) for field in fields(record)}
 
 
 class Reader:
     """Applies the lines of an attempt's journal to the database, those that are whole. Used from one thread."""
 
     def __init__(self, path: Path, store: Store, attempt_id: int, fence: int) -> None:
-        self.path, self.store = path, store
-        self.attempt_id, self.fence = attempt_id, fence
-        self._recorder = Recorder(store, attempt_id, fence)
+        self.path = path
+        self._writer: AttemptWriter = Recorder(store, attempt_id, fence)
         self._offset = 0
         self._broken = False
         self.behind = False
@@ -206,27 +185,21 @@ class Reader:
         return applied
 
     def _work(self, call: str, given: list[Any], named: dict[str, Any]) -> Callable[[], None]:
-        about = (self.attempt_id, self.fence)
-        if call == "add_event":
-            return lambda: self._tell(*given, **named)
-        if call in ("set_process", "finish_attempt"):
-            return lambda: getattr(self.store, call)(*about, *given, **named)
+        """What a line asks for. Raises KeyError or TypeError for one that no attempt writes."""
         record = RECORDS.get(call)
-        if record is None:
-            if call not in (*FLEETING, "neighbours", "inherit_curve", "checkpoint"):
-                raise KeyError(call)
-        elif call == "provenance":
-            given = [record(**given[0])]
-        else:
+        if call == "provenance":
+            given = [Provenance(**given[0])]
+        elif record is not None:
             given = [[record(**one) for one in given[0]]]
-        return lambda: getattr(self._recorder, call)(*given)
-
-    def _tell(self, kind: str, message: str, *, cell_id: str, attempt_id: int) -> None:
-        """Notes an event unless it was noted before: events have no key that would make a second one the same."""
-        for event in self.store.events(cell_id=cell_id):
-            if (event.attempt_id, event.kind, event.message) == (self.attempt_id, kind, message):
-                return
-        self.store.add_event(kind, message, cell_id=cell_id, attempt_id=self.attempt_id)
+        elif call in OLD:
+            # it told whose it was, which the place of the file says
+            call, named = (
+                OLD[call],
+                {name: value for name, value in named.items() if name not in ("cell_id", "attempt_id")},
+            )
+        elif call not in CALLS:
+            raise KeyError(call)
+        return partial(getattr(self._writer, call), *given, **named)
 
 
 def settle(store: Store, runs: Path, attempt_id: int) -> None:

@@ -1,8 +1,7 @@
-"""What a running attempt holds to write its numbers with.
+"""The AttemptWriter that writes into the database itself. What its methods mean stands there.
 
 Every method is one transaction that first renews the attempt's heartbeat under its fence: an attempt that was finished,
-reaped or taken over is refused with LostLease and nothing is written. Writing the same thing twice changes nothing, and
-a value written later under the same key replaces the earlier one. A locked database is waited for (see Store.write).
+reaped or taken over is refused with LostLease and nothing is written. A locked database is waited for (see Store.write).
 """
 
 from __future__ import annotations
@@ -17,9 +16,10 @@ from sqlalchemy.orm import Session, aliased
 
 from . import queries
 from .database import storable, upsert
-from .records import CurvePoint, Example, Measurement, Phase, Provenance
-from .schema import AttemptRow, CurvePointRow, ExampleRow, MeasurementRow, ProvenanceRow
-from .store import Store, touch
+from .records import AttemptState, CurvePoint, Example, Measurement, Phase, Provenance
+from .schema import AttemptRow, CurvePointRow, EventRow, ExampleRow, MeasurementRow, ProvenanceRow
+from .store import Store, tell, touch
+from .writer import AttemptWriter
 
 MEASUREMENT_KEY = ("attempt_id", "probe", "metric", "length")
 EXAMPLE_KEY = (*MEASUREMENT_KEY, "item", "position")
@@ -35,8 +35,8 @@ def finite(value: Any) -> Any:
     return float(value) if math.isfinite(value) else None
 
 
-class Recorder:
-    """Writes for one attempt, from the process that runs it. All methods raise LostLease and StoreBusy."""
+class Recorder(AttemptWriter):
+    """An AttemptWriter over a Store. All methods but `event` and `last_point` raise LostLease, all of them StoreBusy."""
 
     def __init__(self, store: Store, attempt_id: int, fence: int, *, patience: float | None = None) -> None:
         self.store = store
@@ -61,30 +61,22 @@ class Recorder:
 
         self._write(work)
 
+    def set_process(self, pid: int, started: float, *, host: str | None = None, space: str | None = None) -> None:
+        self.store.set_process(self.attempt_id, self.fence, pid, started, host=host, space=space)
+
     def heartbeat(self) -> None:
-        """Says that the attempt lives."""
         self._write()
 
     def settle(self) -> None:
-        """Returns when all that was written so far would survive a power cut.
-
-        To be called before a checkpoint is written, or its curve could have a hole that no one notices; and so before
-        older checkpoints go, those of an earlier attempt included, which would be the only ones that the database knows.
-        """
         self._write(durable=True)
 
     def provenance(self, provenance: Provenance) -> None:
-        """Where the numbers come from; once, before the first of them."""
         values = {field.name: getattr(provenance, field.name) for field in fields(provenance)}
         values = {name: storable(value) if isinstance(value, str) else value for name, value in values.items()}
         self._upsert(ProvenanceRow, ("attempt_id",), [values])
 
     def neighbours(self) -> None:
-        """Counts the attempts that were on this one's GPU since it started, into its provenance; without a GPU nothing.
-
-        Those that come later are counted when it is called again, so call it last of all, too. Only one launch has a GPU
-        at a time, so attempts under another fence, whose end nobody may have noted, are none.
-        """
+        # only one launch has a GPU at a time: attempts under another fence, whose end nobody may have noted, are none
         mine, my_source = aliased(AttemptRow), aliased(ProvenanceRow)
         others = (
             select(func.count())
@@ -110,19 +102,13 @@ class Recorder:
         tokens_per_s: float | None = None,
         phase: Phase | None = None,
     ) -> None:
-        """How far the attempt is: `loss` in nats per token. None leaves a column as it is; a NaN loss clears it."""
         given = {"steps_total": steps_total, "loss": loss, "tokens_per_s": tokens_per_s, "phase": phase}
         self._write(step=step, **{name: finite(value) for name, value in given.items() if value is not None})
 
     def curve(self, points: Sequence[CurvePoint]) -> None:
-        """Points of the training curve; non-finite numbers become NULL."""
-        self._upsert(CurvePointRow, CURVE_KEY, [_finite_fields(point) for point in points])
+        self._upsert(CurvePointRow, CURVE_KEY, [finite_fields(point) for point in points])
 
     def inherit_curve(self, from_attempt: int, up_to_step: int) -> None:
-        """Copies the curve of the attempt that this one resumes, up to and including the step of the checkpoint.
-
-        Points that this attempt already has stay.
-        """
         others = [column for column in CurvePointRow.__table__.columns if column.name != "attempt_id"]
         source = select(literal(self.attempt_id), *others).where(
             CurvePointRow.attempt_id == from_attempt, CurvePointRow.step <= up_to_step
@@ -135,8 +121,7 @@ class Recorder:
         self._write(work)
 
     def measurements(self, measurements: Sequence[Measurement]) -> None:
-        """Numbers of a probe. A NaN or infinite value is stored as NULL with the reason `nan: ...` or `inf: ...`."""
-        rows = [_finite_fields(_explained(measurement)) for measurement in measurements]
+        rows = [finite_fields(_explained(measurement)) for measurement in measurements]
 
         def work(session: Session) -> None:
             moment = queries.now(session)
@@ -147,18 +132,32 @@ class Recorder:
         self._write(work)
 
     def examples(self, examples: Sequence[Example]) -> None:
-        """Outcomes item by item; a non-finite value becomes NULL."""
-        self._upsert(ExampleRow, EXAMPLE_KEY, [_finite_fields(example) for example in examples])
+        self._upsert(ExampleRow, EXAMPLE_KEY, [finite_fields(example) for example in examples])
 
     def checkpoint(self, path: str) -> None:
-        """Names the newest checkpoint that can be resumed from: a path relative to the runs folder, or a full address.
-
-        Durable when this returns, so that those of earlier attempts may go.
-        """
         self._write(durable=True, checkpoint=path)
 
+    def last_point(self) -> CurvePoint | None:
+        points = self.store.curve(self.attempt_id)
+        return points[-1] if points else None
 
-def _finite_fields(record: Any) -> dict[str, Any]:
+    def event(self, kind: str, message: str) -> None:
+        same = select(EventRow.id).where(EventRow.attempt_id == self.attempt_id, EventRow.kind == kind)
+        same = same.where(EventRow.message == storable(message)).limit(1)
+
+        def work(session: Session) -> None:
+            if session.scalar(same) is None:
+                cell = queries.attempt(session, self.attempt_id).cell_id
+                tell(session, kind, message, cell_id=cell, attempt_id=self.attempt_id)
+
+        self.store.write(work, patience=self.patience)
+
+    def finish(self, state: AttemptState, **told: Any) -> None:
+        self.store.finish_attempt(self.attempt_id, self.fence, state, **told)
+
+
+def finite_fields(record: Any) -> dict[str, Any]:
+    """The fields of a curve point, a measurement or an example as the database holds them."""
     return {name: value if isinstance(value, dict) else finite(value) for name, value in asdict(record).items()}
 
 

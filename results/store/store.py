@@ -266,7 +266,7 @@ class Store(Transactions, Reads):
             )
             session.add(row)
             session.flush()
-            _tell(session, "started", f"attempt {number} ({kind}) on {owner.host}", cell_id=cell_id, attempt_id=row.id)
+            tell(session, "started", f"attempt {number} ({kind}) on {owner.host}", cell_id=cell_id, attempt_id=row.id)
             return queries.attempt(session, row.id)
 
         try:
@@ -308,8 +308,7 @@ class Store(Transactions, Reads):
 
         Raises LostLease when the attempt is not running under that fence any more; then nothing was written.
         """
-        if state == "running":
-            raise ValueError("an attempt cannot finish as 'running'")
+        never_running(state)
         cause = without_passwords(cause) if cause is not None else None
         given: dict[str, Any] = {"cause": cause, "traceback": without_passwords(traceback or "") or None}
         given = {name: storable(said) for name, said in given.items() if said is not None} | {"exit_code": exit_code}
@@ -319,7 +318,7 @@ class Store(Transactions, Reads):
         def work(session: Session) -> None:
             touch(session, attempt_id, fence, state=state, finished_at=UtcNow(), **values)
             cell = session.scalar(select(AttemptRow.cell_id).where(AttemptRow.id == attempt_id))
-            _tell(session, state, cause or state, cell_id=cell, attempt_id=attempt_id)
+            tell(session, state, cause or state, cell_id=cell, attempt_id=attempt_id)
 
         self.write(work, durable=True)
 
@@ -335,7 +334,7 @@ class Store(Transactions, Reads):
             if not _changed(session, dead.values(**ended)):
                 return False
             cell = session.scalar(select(AttemptRow.cell_id).where(AttemptRow.id == attempt_id))
-            _tell(session, "interrupted", cause, cell_id=cell, attempt_id=attempt_id)
+            tell(session, "interrupted", cause, cell_id=cell, attempt_id=attempt_id)
             return True
 
         return self.write(work)
@@ -358,7 +357,7 @@ class Store(Transactions, Reads):
 
         def work(session: Session) -> None:
             sweep_id = queries.sweep_row(session, sweep).id if sweep is not None else None
-            _tell(session, kind, message, sweep_id=sweep_id, cell_id=cell_id, attempt_id=attempt_id)
+            tell(session, kind, message, sweep_id=sweep_id, cell_id=cell_id, attempt_id=attempt_id)
 
         self.write(work)
 
@@ -379,6 +378,12 @@ class Store(Transactions, Reads):
         return Frames(self.snapshot, found.sweep, found.number)
 
 
+def never_running(state: AttemptState) -> None:
+    """Raises ValueError for the one state that is no end of an attempt."""
+    if state == "running":
+        raise ValueError("an attempt cannot finish as 'running'")
+
+
 def touch(session: Session, attempt_id: int, fence: int, **values: Any) -> None:
     """A heartbeat, with new column values. Raises LostLease unless the attempt is running under that fence."""
     query = update(AttemptRow).where(
@@ -392,5 +397,6 @@ def _changed(session: Session, query: Any) -> bool:
     return bool(session.execute(query.execution_options(synchronize_session=False)).rowcount)  # type: ignore[attr-defined]
 
 
-def _tell(session: Session, kind: str, message: str, **about: Any) -> None:
+def tell(session: Session, kind: str, message: str, **about: Any) -> None:
+    """Notes an event, now."""
     session.execute(insert(EventRow).values(at=UtcNow(), kind=kind, message=storable(message), **about))

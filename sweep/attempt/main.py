@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from ...results.errors import LostLease
-from ...results.store.journal import JOURNAL, JournalStore
+from ...results.store.journal import JOURNAL, JournalRecorder
+from ...results.store.recorder import Recorder
 from ...results.store.records import AttemptState, CurvePoint
-from ...results.store.store import Store, open_store
+from ...results.store.store import open_store
+from ...results.store.writer import AttemptWriter
 from ..errors import SweepError
 from ..machine import guard, processes
 from .failures import EXIT_LOST, EXIT_MACHINE, EXIT_STOPPED, Failure, classify
@@ -44,10 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
     try:
         job = Job.read(options.runs / options.folder)
-        store = _journal(job, options.runs) if options.journal else open_store()
+        writer = _writer(job, options.runs / job.folder / JOURNAL if options.journal else None)
         me = processes.this_process("job")
-        store.set_process(job.attempt, job.fence, me.pid, me.started, space=me.space)
-        return _attempt(job, options.runs, store, stop)
+        writer.set_process(me.pid, me.started, host=me.host, space=me.space)
+        return _attempt(job, options.runs, writer, stop)
     except LostLease as error:
         print(error, file=sys.stderr)
         return EXIT_LOST
@@ -59,27 +61,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_MACHINE
 
 
-def _journal(job: Job, runs: Path) -> JournalStore:
-    ends = {int(attempt): CurvePoint(**point) for attempt, point in job.ends.items()}
-    return JournalStore(runs / job.folder / JOURNAL, ends)
+def _writer(job: Job, journal: Path | None) -> AttemptWriter:
+    if journal is None:
+        return Recorder(open_store(), job.attempt, job.fence)
+    return JournalRecorder(journal, {int(attempt): CurvePoint(**point) for attempt, point in job.ends.items()})
 
 
-def _attempt(job: Job, runs: Path, store: Store | JournalStore, stop: StopFlag) -> int:
+def _attempt(job: Job, runs: Path, writer: AttemptWriter, stop: StopFlag) -> int:
     began = time.monotonic()
-    finish = partial(_finish, job, store, began)
+    finish = partial(_finish, writer, began)
     # torch only now: the attempt is registered before its long import, and can be stopped during it
     from ..training.loop import Diverged, Stopped
     from .runner import Work
 
     try:
-        work = Work(job, runs, store, stop)
+        work = Work(job, runs, writer, stop)
         work.run(began)
         finish("done", exit_code=0, weights=work.weights)
     except Stopped:
         finish("interrupted", cause="stopped on request", exit_code=EXIT_STOPPED)
         return EXIT_STOPPED
     except Diverged as error:
-        work.recorder.neighbours()
+        writer.neighbours()
         finish("diverged", cause=str(error), exit_code=0, failure="diverged")
         work.clean()
     except LostLease:
@@ -95,9 +98,9 @@ def _attempt(job: Job, runs: Path, store: Store | JournalStore, stop: StopFlag) 
     return 0
 
 
-def _finish(job: Job, store: Store | JournalStore, began: float, state: AttemptState, **values: Any) -> None:
+def _finish(writer: AttemptWriter, began: float, state: AttemptState, **values: Any) -> None:
     """Ends the attempt in the database, then says so in the log."""
-    store.finish_attempt(job.attempt, job.fence, state, **values)
+    writer.finish(state, **values)
     cause = values.get("cause")
     say(f"{state} after {time.monotonic() - began:.1f} s" + (f": {cause}" if cause else ""))
 

@@ -15,9 +15,8 @@ import torch
 from ...kernels.choice import use_plain_torch
 from ...model.backbone import Backbone, build
 from ...results.metrics import PEAK_MEMORY
-from ...results.store.journal import JournalStore, recorder_of
 from ...results.store.records import CurvePoint, Measurement
-from ...results.store.store import Store
+from ...results.store.writer import AttemptWriter
 from ..checkpoints import checkpoint, storage
 from ..config import CellConfig
 from ..data.batches import training_batches
@@ -45,10 +44,9 @@ HEARTBEAT_S = 5.0
 class Work:
     """Runs one job. `weights` is the address of the kept weights, as the database holds it, once there are any."""
 
-    def __init__(self, job: Job, runs: Path, store: Store | JournalStore, stop: StopFlag) -> None:
+    def __init__(self, job: Job, runs: Path, recorder: AttemptWriter, stop: StopFlag) -> None:
         self.job, self.runs, self.stop = job, runs, stop
-        self.store = store
-        self.recorder = recorder_of(store, job.attempt, job.fence)
+        self.recorder = recorder
         self.weights: str | None = None
         for plugin in job.config["plugins"]:
             load_plugin(Path(plugin["path"]), plugin["sha256"])
@@ -171,12 +169,7 @@ class Work:
             trainer.restore(state)
             self._source = place, state.name
             self.recorder.inherit_curve(attempt, state.step)
-            self.store.add_event(
-                "resumed",
-                f"from step {state.step} of attempt {attempt}",
-                cell_id=self.job.cell,
-                attempt_id=self.job.attempt,
-            )
+            self.recorder.event("resumed", f"from step {state.step} of attempt {attempt}")
             return
 
     def progress(self, step: int, loss: float, tokens_per_s: float) -> None:
@@ -266,11 +259,9 @@ class Work:
 
     def _throughput(self, subject: Subject) -> None:
         """Speed over the last validation interval, validation excluded, as the paper reports it."""
-        curve = self.store.curve(self.job.attempt)
-        if not curve or curve[-1].tokens_per_s is None:
+        last = self.recorder.last_point()
+        if last is None or last.tokens_per_s is None:
             return
-        last = curve[-1]
-        assert last.tokens_per_s is not None
         paper, honest = self._mfu(last.tokens_per_s)
         chip = torch.cuda.get_device_name(subject.device) if subject.device.type == "cuda" else "the CPU"
         no_peak = f"n/a: no peak FLOP/s known for {chip}" if self._peak() is None else None
@@ -372,12 +363,7 @@ class Work:
                     checkpoint.clear(place)
             except storage.StorageError as error:
                 # the numbers stand, so this is only told
-                self.store.add_event(
-                    "storage",
-                    f"checkpoints were left behind: {error}",
-                    cell_id=self.job.cell,
-                    attempt_id=self.job.attempt,
-                )
+                self.recorder.event("storage", f"checkpoints were left behind: {error}")
 
 
 def _out_of_memory(error: RuntimeError | MemoryError) -> bool:

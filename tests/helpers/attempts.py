@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import Attempt, CurvePoint
 from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.attempt.job import Job
@@ -75,7 +76,7 @@ class Room:
     ) -> Attempt:
         """One attempt with the given checkpoint settings, stopped when the flag is read for the `stop`-th time."""
         job = self.asked(kind, self.settings(**settings), weights)
-        work = Work(job, self.runs, self.store, Flag(stop))  # type: ignore[arg-type]
+        work = Work(job, self.runs, Recorder(self.store, job.attempt, job.fence), Flag(stop))  # type: ignore[arg-type]
         self.works.append(work)
         save = work.save
 

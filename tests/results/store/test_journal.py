@@ -1,4 +1,4 @@
-"""Calls that went through a file leave in the database what the same calls leave there directly."""
+"""What is asked of a journal alone; that it leaves what direct writes leave is the contract of test_writer.py."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from atma_sweep.results.store.journal import JOURNAL, JournalStore, Reader, recorder_of, settle
+from atma_sweep.results.store.journal import JOURNAL, JournalRecorder, Reader, settle
+from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import Attempt, CurvePoint, Example, Measurement, Provenance
 from atma_sweep.results.store.schema import CurvePointRow, EventRow, ExampleRow, MeasurementRow, ProvenanceRow
 from atma_sweep.results.store.store import LostLease, Store, open_store
+from atma_sweep.results.store.writer import AttemptWriter
 from sqlalchemy import func, select
 
 NUMBERS = (MeasurementRow, ExampleRow, CurvePointRow, ProvenanceRow, EventRow)
@@ -33,13 +35,12 @@ def running(store: Store, cells: Any, owner: Any) -> tuple[Attempt, Attempt]:
     return first, second
 
 
-def work(store: Store | JournalStore, attempt: Attempt) -> None:
+def work(recorder: AttemptWriter) -> None:
     """What an attempt writes, everything once."""
-    recorder = recorder_of(store, attempt.id, 3)
-    store.set_process(attempt.id, 3, 17, 2.5)
+    recorder.set_process(17, 2.5)
     recorder.provenance(Provenance(config={"lr": 0.1}, seed=5, packages={"numpy": "2"}, gpu_uuid="GPU-1"))
     recorder.heartbeat()
-    store.add_event("resumed", "from step 3", cell_id=attempt.cell_id, attempt_id=attempt.id)
+    recorder.event("resumed", "from step 3")
     recorder.progress(5, 10, NAN, 99.5, "training")
     for step in (0, 5, 10):
         value = np.float32(step + 0.25) if step else NAN
@@ -54,41 +55,7 @@ def work(store: Store | JournalStore, attempt: Attempt) -> None:
     )
     recorder.examples([Example(probe="clean", metric="nats", item=i, value=0.5 * i, detail={"a": [i]}) for i in (0, 1)])
     recorder.neighbours()
-    store.finish_attempt(attempt.id, 3, "done", exit_code=0, weights="w")
-
-
-def left(store: Store, attempt: Attempt) -> list[object]:
-    """What stands in the database of an attempt, without times, ids and this machine's name."""
-    found = store.attempt(attempt.id)
-    values = [
-        (one.probe, one.metric, one.length, one.value, one.n, one.reason) for one in store.measurements(found.cell_id)
-    ]
-    events = [(event.kind, event.message) for event in store.events(cell_id=found.cell_id)]
-    source = store.provenance(found.id)
-    main = (
-        found.state,
-        found.pid,
-        found.step,
-        found.loss,
-        found.tokens_per_s,
-        found.phase,
-        found.checkpoint,
-        found.weights,
-    )
-    return [main, found.exit_code, values, events, store.curve(found.id), source]
-
-
-def test_a_journal_leaves_what_direct_writes_leave(
-    store: Store, running: tuple[Attempt, Attempt], tmp_path: Path
-) -> None:
-    direct, through = running
-    work(store, direct)
-    work(JournalStore(tmp_path / JOURNAL), through)
-    reader = Reader(tmp_path / JOURNAL, store, through.id, 3)
-    assert reader.apply() == 13
-    assert left(store, through) == left(store, direct)
-    assert [point.train_loss for point in store.curve(through.id)] == [None, 5.25, 10.25]
-    assert reader.apply() == 0
+    recorder.finish("done", exit_code=0, weights="w")
 
 
 def test_lines_that_were_applied_before_a_kill_are_applied_again_without_a_trace(
@@ -96,7 +63,7 @@ def test_lines_that_were_applied_before_a_kill_are_applied_again_without_a_trace
 ) -> None:
     """The one who applies dies after any line, and another begins anew from the first."""
     attempt = running[0]
-    work(JournalStore(tmp_path / "whole"), attempt)
+    work(JournalRecorder(tmp_path / "whole"))
     lines = (tmp_path / "whole").read_bytes().splitlines(keepends=True)
     file = tmp_path / JOURNAL
     for end in range(1, len(lines)):
@@ -116,9 +83,9 @@ def test_lines_that_were_applied_before_a_kill_are_applied_again_without_a_trace
 
 def test_a_torn_last_line_waits_for_its_end(store: Store, running: tuple[Attempt, Attempt], tmp_path: Path) -> None:
     attempt, file = running[0], tmp_path / JOURNAL
-    work(JournalStore(file), attempt)
+    work(JournalRecorder(file))
     whole = file.read_bytes()
-    cut = whole.rindex(b"finish_attempt")
+    cut = whole.rindex(b'"finish"')
     file.write_bytes(whole[:cut])
     reader = Reader(file, store, attempt.id, 3)
     assert reader.apply() == 12
@@ -134,10 +101,10 @@ def test_a_line_that_cannot_be_read_ends_the_journal(
     store: Store, running: tuple[Attempt, Attempt], tmp_path: Path, damage: bytes
 ) -> None:
     attempt, file = running[0], tmp_path / JOURNAL
-    JournalStore(file).set_process(attempt.id, 3, 17, 2.5)
+    JournalRecorder(file).set_process(17, 2.5)
     with file.open("ab") as end:
         end.write(damage)
-    work(JournalStore(file), attempt)
+    work(JournalRecorder(file))
     reader = Reader(file, store, attempt.id, 3)
     assert (reader.apply(), reader.apply()) == (1, 0)
     found = store.attempt(attempt.id)
@@ -147,7 +114,7 @@ def test_a_line_that_cannot_be_read_ends_the_journal(
 def test_a_full_disk_leaves_no_half_line(
     store: Store, running: tuple[Attempt, Attempt], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attempt, journal = running[0], JournalStore(tmp_path / JOURNAL)
+    attempt, journal = running[0], JournalRecorder(tmp_path / JOURNAL)
     real, left_over = os.write, [10]
 
     def write(file: int, data: bytes) -> int:
@@ -160,9 +127,9 @@ def test_a_full_disk_leaves_no_half_line(
     with monkeypatch.context() as patch:
         patch.setattr("os.write", write)
         with pytest.raises(OSError, match="No space"):
-            journal.set_process(attempt.id, 3, 17, 2.5)
+            journal.set_process(17, 2.5)
     assert (tmp_path / JOURNAL).read_bytes() == b""
-    work(journal, attempt)
+    work(journal)
     assert Reader(tmp_path / JOURNAL, store, attempt.id, 3).apply() == 13
 
 
@@ -171,21 +138,20 @@ def test_the_curve_that_is_inherited_is_whole(store: Store, running: tuple[Attem
     first = running[0]
     folder = tmp_path / first.run_dir
     folder.mkdir(parents=True)
-    recorder = recorder_of(JournalStore(folder / JOURNAL), first.id, 3)
+    recorder = JournalRecorder(folder / JOURNAL)
     for step in (0, 5, 7):
         recorder.curve([CurvePoint(step=step, tokens=step, wall_s=0.1, train_loss=1.0)])
     settle(store, tmp_path, first.id)
     assert store.interrupt_dead(first.id, "gone")
     settle(store, tmp_path, first.id)
     second = running[1]
-    late = JournalStore(tmp_path / "late")
-    recorder_of(late, second.id, 3).inherit_curve(first.id, 5)
+    JournalRecorder(tmp_path / "late").inherit_curve(first.id, 5)
     Reader(tmp_path / "late", store, second.id, 3).apply()
     assert [point.step for point in store.curve(second.id)] == [0, 5]
 
 
 def test_a_stale_fence_is_refused(store: Store, running: tuple[Attempt, Attempt], tmp_path: Path) -> None:
-    work(JournalStore(tmp_path / JOURNAL), running[0])
+    work(JournalRecorder(tmp_path / JOURNAL))
     with pytest.raises(LostLease):
         Reader(tmp_path / JOURNAL, store, running[0].id, 2).apply()
     assert counts(store)[:4] == [0, 0, 0, 0]
@@ -198,7 +164,7 @@ def test_a_locked_database_lets_the_journal_grow(tmp_path: Path, cells: Callable
     attempt = store.start_attempt(cells(1)[0].id, owner=owner, fence=3)
     holder = sqlite3.connect(tmp_path / "atma.db", isolation_level=None, check_same_thread=False)
     holder.execute("BEGIN IMMEDIATE")
-    work(JournalStore(tmp_path / JOURNAL), attempt)
+    work(JournalRecorder(tmp_path / JOURNAL))
     assert counts(store)[:4] == [0, 0, 0, 0]
     free = threading.Timer(1.0, lambda: holder.execute("ROLLBACK"))
     free.start()
@@ -208,3 +174,49 @@ def test_a_locked_database_lets_the_journal_grow(tmp_path: Path, cells: Callable
     free.join()
     assert counts(store)[:4] == [3, 2, 3, 1]
     holder.close()
+
+
+OLD = Path(__file__).with_name("fixtures") / "journal-0005.jsonl"
+
+
+def test_a_journal_of_an_earlier_release_is_applied(
+    store: Store, running: tuple[Attempt, Attempt], tmp_path: Path
+) -> None:
+    """Its words are those of the release that wrote it; it was left beside an attempt that was killed on another node."""
+    first, second = running
+    points = [CurvePoint(step=step, tokens=100 * step, wall_s=0.1, train_loss=3.0) for step in (0, 5, 7)]
+    Recorder(store, first.id, 3).curve(points)
+    assert Reader(OLD, store, second.id, 3).apply() == 13
+    found = store.attempt(second.id)
+    assert (found.state, found.exit_code, found.weights) == ("done", 0, "c00000000000/1/weights.safetensors")
+    assert (found.host, found.pid, found.pid_started, found.pid_space) == ("node-3", 4242, 17.5, "boot-1:4026531836")
+    assert (found.step, found.steps_total, found.loss, found.tokens_per_s, found.phase) == (
+        6,
+        10,
+        None,
+        99.5,
+        "training",
+    )
+    assert found.checkpoint == "c00000000000/1/checkpoint-00000006"
+    own = CurvePoint(step=6, tokens=600, wall_s=0.5, train_loss=2.25, lr=1.0)
+    assert store.curve(second.id) == [*points[:2], own]
+    values = {(one.probe, one.length): (one.value, one.n, one.reason) for one in store.measurements(second.cell_id)}
+    assert values == {
+        ("clean", 64): (1 / 3, 7, None),
+        ("clean", 128): (None, None, "inf: the value is not finite"),
+        ("throughput", 0): (None, None, "n/a: no peak"),
+    }
+    assert store.provenance(second.id) == Provenance(
+        config={"lr": 0.1}, seed=5, packages={"numpy": "2"}, kernels={"wall": "reference"}, gpu_uuid="GPU-1",
+        extra={"x": "NaN"}, co_tenants=0,
+    )  # fmt: skip
+    with store.transaction(write=False) as session:
+        items = [tuple(row) for row in session.execute(select(ExampleRow.item, ExampleRow.value, ExampleRow.detail))]
+    assert sorted(items) == [(0, 0.0, {"a": [0, "NaN"]}), (1, 0.5, {"a": [1, "NaN"]})]
+    events = [(event.kind, event.message, event.attempt_id) for event in store.events(cell_id=second.cell_id)]
+    assert events == [
+        ("started", "attempt 1 (train) on here", second.id),
+        ("resumed", "from step 5 of attempt 1", second.id),
+        ("done", "done", second.id),
+        ("storage", "checkpoints were left behind: no s3", second.id),
+    ]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.sweep.attempt.runner import Work
 from atma_sweep.sweep.checkpoints import checkpoint
 from attempts import STEPS, Flag, Room, serial
@@ -121,7 +122,7 @@ def test_an_attempt_whose_first_checkpoint_was_not_recorded_is_found(room: Calla
         raise KeyboardInterrupt
 
     job = ours.asked("train", ours.settings(path=far), None)
-    work = Work(job, ours.runs, ours.store, Flag(None))  # type: ignore[arg-type]
+    work = Work(job, ours.runs, Recorder(ours.store, job.attempt, job.fence), Flag(None))  # type: ignore[arg-type]
     ours.works.append(work)
     work.recorder.checkpoint = die  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from atma_sweep.results.intervals import wilson
+from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CellRecord, Measurement, Owner
 from atma_sweep.results.store.schema import ExampleRow
 from atma_sweep.results.store.store import Store, open_store
@@ -51,7 +52,7 @@ def attempt(store: Store, tmp_path: Path) -> Attempt:
             attempt=running.id, fence=1, cell=cell.id, slug="c", kind="train", folder=running.run_dir, config=dump,
             missing=requested(who.config.eval), resume=[],
         )  # fmt: skip
-        return Work(job, tmp_path, store, SimpleNamespace(set=False))
+        return Work(job, tmp_path, Recorder(store, running.id, 1), SimpleNamespace(set=False))
 
     return start
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from atma_sweep.results.store.journal import JOURNAL, JournalStore, recorder_of
+from atma_sweep.results.store.journal import JOURNAL, JournalRecorder
 from atma_sweep.results.store.records import CurvePoint
 from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.attempt.failures import NODE_LOST
@@ -294,10 +294,10 @@ def test_what_a_dead_launch_left_in_a_journal_is_taken_in(
     attempt = store.start_attempt(cell.id, owner=owner, fence=1)
     folder = tmp_path / "runs" / attempt.run_dir
     folder.mkdir(parents=True)
-    known = JournalStore(folder / JOURNAL)
-    recorder_of(known, attempt.id, 1).curve([CurvePoint(step=3, tokens=9, wall_s=0.5, train_loss=1.5)])
+    known = JournalRecorder(folder / JOURNAL)
+    known.curve([CurvePoint(step=3, tokens=9, wall_s=0.5, train_loss=1.5)])
     if finished:
-        known.finish_attempt(attempt.id, 1, "done", exit_code=0)
+        known.finish("done", exit_code=0)
     marked = reap(store, [cell], tmp_path / "runs")
     found = store.attempt(attempt.id)
     assert (found.state, len(marked)) == (("done", 0) if finished else ("interrupted", 1))
