@@ -59,5 +59,5 @@ def test_the_recipes_make_what_they_say(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    assert "elu-centred" in run("launch", "new.yaml", "--executor", "local") + run("status", "--json")
+    assert "elu-centred" in run("launch", "new.yaml", "--executor", "alone") + run("status", "--json")
     assert "elu" in run("report", "--table", "6")
