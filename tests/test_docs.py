@@ -115,7 +115,7 @@ def test_the_picture_shows_every_room_and_no_other() -> None:
     assert (ROOT / "grids/base").is_dir()
 
 
-@pytest.mark.parametrize("top", [top for top in TOPS if top != "reports"])
+@pytest.mark.parametrize("top", TOPS)
 def test_in_the_picture_imports_run_downwards(top: str) -> None:
     """Between the rooms of a room; tests/test_house.py holds the same between the rooms of the root, and for single files."""
     order = picture()[top]

@@ -61,3 +61,6 @@ def test_the_recipes_make_what_they_say(tmp_path: Path) -> None:
 
     assert "elu-centred" in run("launch", "new.yaml", "--executor", "alone") + run("status", "--json")
     assert "elu" in run("report", "--table", "6")
+    assert "elu" in run("report", "--table", "speed")
+    run("report", "--figure", "speed", "--out", "speed.svg")
+    assert "elu" in (place / "speed.svg").read_text()
