@@ -15,6 +15,7 @@ from atma_sweep.sweep.config import DataConfig
 from atma_sweep.sweep.data import corpora, prepare
 from atma_sweep.sweep.data.batches import Ahead, Batches, DataError
 from atma_sweep.sweep.data.corpora import open_corpus
+from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.plan import corpora as plan
 from attempts import room_of, small_grid
 from copies import published_shard
@@ -209,6 +210,27 @@ def test_shards_without_marks_are_refused_before_anything_is_trained(tmp_path: P
     assert str(caught.value) == (
         "corpus 'shards': it marks no tokens, but train.loss_on is marked; set that to all, or give each shard NAME.bin "
         "a NAME.marks.bin"
+    )
+
+
+def test_a_corpus_with_a_name_knows_whether_it_has_marks(tmp_path: Path) -> None:
+    (tmp_path / "grid").mkdir()
+    grid, folder = small_grid(tmp_path / "grid"), marked_shards(tmp_path / "s")
+    bare = marked_shards(tmp_path / "bare")
+    for path in bare.glob("*.marks.bin"):
+        path.unlink()
+    for name, path in (("with", folder), ("without", bare)):
+        prepare.prepare(ready(path), grid.parent / "corpora", name=name)
+
+    def room(name: str) -> Any:
+        return room_of(grid, tmp_path, f"data.corpus={name}", "eval.probes=[val]", "train.loss_on=marked")
+
+    plan.check([room("with").cell], grid.parent / "corpora")
+    with pytest.raises(GridError) as caught:
+        room("without")
+    assert str(caught.value) == (
+        "--set: train.loss_on: corpus without does not mark which tokens count; set train.loss_on to all, or name one "
+        "that may: shards, with marks beside the tokens"
     )
 
 
