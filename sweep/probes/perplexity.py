@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,21 +15,31 @@ from .base import OverDocuments, Probe, ProbeConfig, Result
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ...results.store.records import Measurement
     from ..data.corpora import Corpus
     from .subject import Subject
 
 
 def stream_loss(subject: Subject, *, full_context: bool) -> tuple[float, int]:
-    """Mean loss over the first `validation_tokens` of the validation split in rows of seq_len, and the token count.
+    """Mean loss over the first `validation_tokens` of the validation split in rows of seq_len, and the targets it is of.
 
-    Raises DataError when the split is shorter than asked: a sample is never made smaller.
+    With `loss_on: marked` of the marked targets alone. Raises DataError when the split is shorter than asked: a sample
+    is never made smaller; and when it has no marked target.
     """
-    from ..data.batches import stream_rows
+    from ..data.batches import DataError, stream_rows
+    from ..data.corpora import UNMARKED
 
-    config = subject.config
-    rows = config.eval.validation_tokens // config.train.seq_len
-    inputs, targets = stream_rows(subject.corpus.validation, config.train.seq_len, rows)
+    config, corpus = subject.config, subject.corpus
+    seq_len, marks = config.train.seq_len, corpus.validation_marks
+    rows = config.eval.validation_tokens // seq_len
+    inputs, targets = stream_rows(corpus.validation, seq_len, rows)
     losses = subject.losses(inputs, targets, full_context=full_context)
+    if config.train.loss_on == "marked":
+        if marks is None:
+            raise DataError(UNMARKED)
+        losses = losses[stream_rows(marks, seq_len, rows)[1].bool()]
+        if not losses.numel():
+            raise DataError("no target of the validation loss is marked: raise eval.validation_tokens")
     return float(losses.double().mean()), losses.numel()
 
 
@@ -39,7 +50,10 @@ def _by_row(probe: Probe, length: int, losses_BT: Tensor) -> Result:
 
 
 class Validation(Probe):
-    """val_loss with the window the model was trained with, and val_loss_full without it."""
+    """val_loss with the window the model was trained with, and val_loss_full without it.
+
+    Their unit says so where they are of marked targets alone.
+    """
 
     metrics = metrics.of_probe("val")
 
@@ -53,6 +67,18 @@ class Validation(Probe):
         full = stream_loss(subject, full_context=True)[0] if self.config.model.window else trained
         for _ in lengths:
             yield [self.value("val_loss", trained, n=n), self.value("val_loss_full", full, n=n)], []
+
+    def value(self, metric: str, value: float, length: int = 0, **more: Any) -> Measurement:
+        """As of every probe, in the unit of the targets that count."""
+        return self._told(super().value(metric, value, length, **more))
+
+    def missing(self, reason: str, length: int = 0, metric: str | None = None) -> Measurement:
+        """The same of a number that is missing."""
+        return self._told(super().missing(reason, length, metric))
+
+    def _told(self, measurement: Measurement) -> Measurement:
+        marked = self.config.train.loss_on == "marked"
+        return replace(measurement, unit="nats/marked token") if marked else measurement
 
 
 class Clean(OverDocuments):

@@ -17,6 +17,7 @@ from atma_sweep.sweep.data.batches import Ahead, Batches, DataError
 from atma_sweep.sweep.data.corpora import open_corpus
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.plan import corpora as plan
+from atma_sweep.sweep.probes import bound
 from attempts import room_of, small_grid
 from copies import published_shard
 from prepared import made, rederived, told
@@ -249,6 +250,8 @@ def test_an_attempt_trains_and_validates_on_marked_targets(tmp_path: Path, capsy
         for room in rooms
     ]  # fmt: skip
     assert [row.unit for row in rows] == ["nats/token", "nats/marked token"]
+    missing = bound("val", rooms[1].cell.config).missing("oom: too large")
+    assert (missing.metric, missing.unit) == ("val_loss", "nats/marked token")
     assert rows[1].n == sum(n % 3 == 0 for n in range(1, rows[0].n + 1))
     assert rows[1].value == pytest.approx(curves[1][-1][2])
     assert "12 steps of 128 tokens, loss on marked targets, from the first step" in capsys.readouterr().out
