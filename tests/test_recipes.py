@@ -22,7 +22,7 @@ set:
   model: {d_model: 16, n_layers: 3, n_heads: 2, n_kv_heads: 1, head_dim: 8, positions: sine}
   data: {corpus: files, path: text, heldout_tokens: 400}
   train: {tokens: 512, seq_len: 32, batch_tokens: 128, micro_batch: 2}
-  eval: {lengths: [32], documents: 2, junk_rows: 2, needle_trials: 2, validation_tokens: 256}
+  eval: {lengths: [32], documents: 2, junk_rows: 2, needle_trials: 2, validation_tokens: 256, probes: [val, weight_rms]}
 """
 WORDS = "the model reads a long row of bytes and guesses what comes next from all that it has seen so far "
 
@@ -60,6 +60,7 @@ def test_the_recipes_make_what_they_say(tmp_path: Path) -> None:
         return done.stdout
 
     assert "elu-centred" in run("launch", "new.yaml", "--executor", "alone") + run("status", "--json")
+    assert "weight_rms" in run("show", "elu-centred-d0-mmean-w0-s0")
     assert "elu" in run("report", "--table", "6")
     assert "elu" in run("report", "--table", "speed")
     run("report", "--figure", "speed", "--out", "speed.svg")
