@@ -118,6 +118,9 @@ def test_one_graph_with_every_switch_of_the_surround(wake: Callable[[Backbone], 
         "residual": "normed",
         "dropout": 0.25,
         "tie_head": True,
+        "qk_norm": False,
+        "output_gate": False,
+        "bias": False,
     }
     switches |= {"positions": "label", "position_settings": {"label": {"length": 30}}}
     model = network(wake, attn_type="polar", logit_cap=None, **switches, **ONE_OF_EACH)
