@@ -30,7 +30,7 @@ from .incoming import OF_ATTEMPTS, Row, T
 if TYPE_CHECKING:
     from ..store.store import Store
 
-Identify = Callable[[Mapping[str, Any]], str]
+Identify = Callable[[Mapping[str, Any], str], str]
 Keep = Callable[[str, Mapping[str, list[Any]]], None]
 COPY = "still running when it was exported"
 """How the cause of an attempt begins that was taken in unfinished; its finished self replaces it."""
@@ -115,7 +115,7 @@ class Content:
                 continue
             at = f"cell.jsonl, row {number}"
             try:
-                found = identify(json.loads(row["config"]))
+                found = identify(json.loads(row["config"]), cell)
             except Exception as error:
                 raise self.bundle.wrong(f"{at}: the config of cell {cell} cannot be read ({said(error)})") from error
             if found != cell:

@@ -243,8 +243,8 @@ def import_bundle(
 
     Adds what is missing and leaves what is there; a second import changes nothing. `rename` gives the sweep another name
     here. Weights and logs go under `runs` (None: the store's own), into new folders alone. Attempts that ran when they
-    were exported come in as interrupted, until a later bundle has them finished. `identify` gives the id of a config;
-    cells that contradict it are refused. `large` lifts the limits on sizes and counts.
+    were exported come in as interrupted, until a later bundle has them finished. `identify` gives the id of a config,
+    that of the bundle if the config may have it; cells that contradict it are refused. `large` lifts the limits on sizes and counts.
 
     Raises BundleError for a file that is damaged, is no bundle or is made to do harm; StoreTooNew for one of a newer
     release; SweepBusy when it concerns cells that somebody trains here at this moment; StoreBusy.

@@ -39,7 +39,7 @@ from ..text import is_secret
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
-Identify = Callable[[Mapping[str, Any]], str]
+Identify = Callable[[Mapping[str, Any], str], str]
 
 LOW_BYTES = 2**30
 """Less free space than this beside the database is worth a warning; a tenth of it is an error."""
@@ -120,8 +120,8 @@ def check(
     """Everything that is wrong with a database, worst first; empty when nothing is.
 
     `runs` is the folder that the database's relative paths lie under (None: they are not looked for). `identify` gives
-    the id of a cell's config (None: ids are not compared). Prints and changes
-    nothing.
+    the id of a cell's config, the one that it has here if the config may have that (None: ids are not compared). Prints
+    and changes nothing.
 
     Raises StoreMissing, and StoreError for a file that is somebody else's or a server that does not answer.
     """
@@ -475,7 +475,7 @@ def _identities(connection: Connection, identify: Identify) -> list[Finding]:
         if paper.is_published_cell(row.id, row.slug):
             continue
         try:
-            found = identify(row.config)
+            found = identify(row.config, row.id)
         except (AttributeError, LookupError, TypeError, ValueError) as error:  # what pydantic and the registries raise
             unread.append(f"{row.id} ({type(error).__name__}: {' '.join(str(error).split())[:100]})")
         else:

@@ -11,13 +11,20 @@ from ...results.maintenance.check import Finding
 from ..checkpoints.seal import sha256
 from ..config import CellConfig
 from ..data import corpora
-from ..grid.cell import cell_id
+from ..grid.cell import possible_ids
 from ..scheduler import source_snapshot
 
 
-def identify(config: Any) -> str:
-    """The id of a cell's config. Raises what pydantic and the registries raise."""
-    return cell_id(CellConfig.model_validate(config))
+def identify(config: Any, claimed: str) -> str:
+    """The id of a cell's config: `claimed`, if that can be it. Raises what pydantic and the registries raise.
+
+    No plugin is loaded for it.
+    """
+    found = ""
+    for found in possible_ids(CellConfig.model_validate(config)):
+        if found == claimed:
+            break
+    return found
 
 
 def check(db: str | None, runs: Path) -> list[Finding]:

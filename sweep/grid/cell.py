@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from ...model import registry
 from ...model.config import ModelConfig
 from ..config import MUON_FIELDS, CellConfig, DataConfig, TrainConfig
 from . import axes
+from .plugins import PLUGGABLE
 
 
 def _without_defaults(cls: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -28,14 +30,22 @@ def _without_defaults(cls: type[BaseModel], values: Mapping[str, Any]) -> dict[s
     return kept
 
 
-def model_identity(config: ModelConfig) -> dict[str, Any]:
-    """What an id takes of the model section: settings of parts that are switched off are left out."""
+def model_identity(config: ModelConfig, idle: Mapping[str, Collection[str]] | None = None) -> dict[str, Any]:
+    """What an id takes of the model section: settings of parts that are switched off are left out.
+
+    `idle` says which settings of a part that is not known stand at their identity default, by section.
+    """
     dump = config.model_dump(mode="json")
     model = _without_defaults(ModelConfig, dump)
     if not config.window:
         model.pop("window_size", None)
     for section, table in registry.SETTINGS.items():
-        parts = {name: _without_defaults(table.outline(name).Config, part) for name, part in dump[section].items()}
+        parts = {}
+        for name, part in dump[section].items():
+            if idle is not None and section in idle:
+                parts[name] = {field: value for field, value in part.items() if field not in idle[section]}
+            else:
+                parts[name] = _without_defaults(table.outline(name).Config, part)
         model.pop(section, None)
         if any(parts.values()):
             model[section] = {name: part for name, part in parts.items() if part}
@@ -76,6 +86,37 @@ def canonical(value: Any) -> str:
 def cell_id(config: CellConfig) -> str:
     """First 12 hex digits of the SHA-256 of the identity as canonical JSON."""
     return _digest(canonical(identity(config)))
+
+
+MOST_UNKNOWN = 8
+"""Settings of parts that are not known, of which `possible_ids` tries every choice."""
+
+
+def possible_ids(config: CellConfig) -> Iterator[str]:
+    """The config's id; ids that it may have while the plugins of its mixer, memory or positions are not loaded.
+
+    Which settings of such a part stand at an identity default is known to the plugin alone: there is one id for each
+    choice of them. Raises KeyError for a part that no plugin brings, and for more than MOST_UNKNOWN settings.
+    """
+    unknown: dict[str, list[str]] = {}
+    for section, table in registry.SETTINGS.items():
+        part = next(part for part in PLUGGABLE if part.registry is table)
+        name, source = (getattr(config.model, field) for field in (part.name, part.source))
+        if name in table or name == part.absent:
+            continue
+        if source not in {plugin.sha256 for plugin in config.plugins}:
+            raise KeyError(name)
+        unknown[section] = list(getattr(config.model, section).get(name, {}))
+    fields = [(section, field) for section, names in unknown.items() for field in names]
+    if len(fields) > MOST_UNKNOWN:
+        raise KeyError(f"{len(fields)} settings of plugins that are not loaded")
+    data, train = canonical(data_identity(config.data)), canonical(train_identity(config.train))
+    for chosen in itertools.product((False, True), repeat=len(fields)):
+        idle: dict[str, list[str]] = {section: [] for section in unknown}
+        for section, field in itertools.compress(fields, chosen):
+            idle[section].append(field)
+        model = canonical(model_identity(config.model, idle))
+        yield id_of_parts(model=model, data=data, train=train, seed=config.seed)
 
 
 def id_of_parts(*, model: str, data: str, train: str, seed: int) -> str:

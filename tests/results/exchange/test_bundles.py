@@ -341,12 +341,12 @@ def test_ids_are_compared_with_configs_when_asked(victim, tmp_path):
     store, members, unchanged = victim
     file = packed(tmp_path / "evil.zip", members)
     with pytest.raises(BundleError, match="is that of other"):
-        import_bundle(store, file, identify=lambda config: "other")
+        import_bundle(store, file, identify=lambda config, claimed: "other")
     with pytest.raises(BundleError, match="cannot be read"):
-        import_bundle(store, file, identify=lambda config: config["nothing"])
+        import_bundle(store, file, identify=lambda config, claimed: config["nothing"])
     read_only = packed(tmp_path / "evil.zip", edited(members, "sweep", read_only=True))
     with pytest.raises(BundleError, match="is that of other"):
-        import_bundle(store, read_only, rename="published", identify=lambda config: "other")
+        import_bundle(store, read_only, rename="published", identify=lambda config, claimed: "other")
     unchanged()
 
 

@@ -384,7 +384,7 @@ def test_files_that_are_missing(db, tmp_path, cells):
 def test_ids_that_are_not_those_of_their_configs(db, cells):
     known = {cell.config["model"]["d_model"]: cell.id for cell in cells(3)}
 
-    def identify(config):
+    def identify(config, claimed):
         return known[config["model"]["d_model"]]
 
     assert check(db, identify=identify) == []

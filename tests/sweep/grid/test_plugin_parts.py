@@ -101,6 +101,45 @@ def test_settings_and_misspelt_names(write: Callable[..., Path], cells: Cells) -
         cells("plugins: [parts.py]\nset: {train.regularizer_source: abc}\n")
 
 
+KNOBS = """
+from atma_sweep.model import Mixer, MixerConfig, register_mixer
+from atma_sweep.model.config import Int, knob
+
+@register_mixer("knobs")
+class Knobs(Mixer):
+    class Config(MixerConfig):
+        one: Int = knob(1, "One.", identity=1)
+        two: Int = knob(2, "Two.", identity=3)
+        plain: int = 4
+"""
+
+
+@pytest.mark.usefixtures("registries")
+def test_ids_are_confirmed_without_running_the_plugin(write: Callable[..., Path], cells: Cells) -> None:
+    """Whatever stands at an identity default that only the plugin knows of."""
+    write(KNOBS, "knobs.py")
+    with scope():
+        found = cells("plugins: [knobs.py]\naxes: {attn_type: [knobs], model.mixers.knobs.one: [1, 5], "
+                      "model.mixers.knobs.two: [2, 3], model.mixers.knobs.canon: [on, off]}\n")  # fmt: skip
+    told = [cell.config.model_dump(mode="json") for cell in found]
+    assert len({cell.id for cell in found}) == 8
+    for cell, config in zip(found, told, strict=True):
+        assert verify.identify(config, cell.id) == cell.id
+    # what stands in the id cannot be another value; what does not is nobody's word but the plugin's
+    off = next(
+        config for cell, config in zip(found, told, strict=True) if cell.config.model.mixers["knobs"]["one"] == 5
+    )
+    (claimed,) = [cell.id for cell, config in zip(found, told, strict=True) if config is off]
+    for change in ({"one": 6}, {"plain": 5}):
+        changed = off["model"]["mixers"]["knobs"] | change
+        forged = off | {"model": off["model"] | {"mixers": {"knobs": changed}}}
+        assert verify.identify(forged, claimed) != claimed
+    settings = dict.fromkeys("abcdefghi", 1)
+    many = told[0] | {"model": told[0]["model"] | {"mixers": {"knobs": settings}}}
+    with pytest.raises(LookupError, match="9 settings of plugins that are not loaded"):
+        verify.identify(many, found[0].id)
+
+
 @pytest.fixture
 def plugged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registries: None) -> Room:
     """A cell with the plugin's memory and regularizer, its training done, as a new process finds it."""
@@ -124,11 +163,15 @@ def test_a_cell_with_a_plugins_memory_and_regularizer_is_trained_evaluated_and_l
     (attempt,) = plugged.store.attempts(plugged.cell.id)
     assert len(plugged.curve(attempt)) == 12
     record = plugged.store.cell(plugged.cell.id)
+    assert verify.identify(record.config, plugged.cell.id) == plugged.cell.id
+    model = record.config["model"]
+    for change in ({"d_model": 24}, {"memories": {"leak": {"keep": 0.4}}}):
+        assert verify.identify(record.config | {"model": model | change}, plugged.cell.id) != plugged.cell.id
     with pytest.raises(LookupError, match="leak"):
-        verify.identify(record.config)
+        verify.identify(record.config | {"model": model | {"memory_source": None}}, plugged.cell.id)
     with scope():
         assert restored(record, plugged.runs) == plugged.cell
-        assert verify.identify(record.config) == plugged.cell.id
+        assert verify.identify(record.config, plugged.cell.id) == plugged.cell.id
     del sys.modules[f"atma_sweep_plugin_{plugged.cell.config.plugins[0].sha256[:12]}"]
     trained = atma_sweep.load(plugged.cell.id, db=str(plugged.store.url))
     assert type(trained.model.blocks[2].mix.memory).__name__ == "Leak"
