@@ -13,7 +13,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from . import __version__
-from .reports.commands import ReportCommand, report, show, status
+from .reports.commands import report, show, status
 from .results.options import Address, AsJson, Cells, Db, Runs, SweepName, print_json, runs_folder
 from .results.text import Printed, cleaned, say, sentence
 from .results.usage import OneLine
@@ -353,7 +353,7 @@ def retry(
 
 
 app.command()(show)
-app.command(cls=ReportCommand)(report)
+app.command()(report)
 app.command()(export)
 app.command("import")(import_)
 

@@ -196,7 +196,7 @@ WRITERS = {
     "results/paper/__init__.py",  # a temporary database
     "results/store/journal.py",
     "reports/figures/files.py",  # into memory
-    "reports/commands.py",  # removes the trace of an older file
+    "reports/request.py",  # removes the trace of an older file
 }
 
 

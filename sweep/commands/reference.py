@@ -72,7 +72,7 @@ def _commands(group: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
 
 
 def _help(command: Any) -> str:
-    return inspect.cleandoc(command.full_help() if hasattr(command, "full_help") else command.help)
+    return inspect.cleandoc(command.help)
 
 
 def _sentence(command: Any) -> str:

@@ -11,7 +11,7 @@ from atma_sweep.reports.table import Table
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.paper import open_published
 from atma_sweep.results.store.recorder import Recorder
-from atma_sweep.results.store.records import AXES, CellRecord, Measurement, Owner
+from atma_sweep.results.store.records import AXES, CellRecord, CurvePoint, Measurement, Owner
 from atma_sweep.results.store.store import Store, open_store
 
 ME = Owner(name="ada", host="here", pid=1, started=0.0)
@@ -109,3 +109,43 @@ def tables(shared: Path) -> dict[str, Any]:
     """Every printed number, as transcribed apart from the CSV that we ship."""
     found: dict[str, Any] = json.loads((shared / "paper" / "tables.json").read_text())
     return found
+
+
+@pytest.fixture
+def every(empty: Store, make: Any) -> Store:
+    """A sweep `all` of six cells, with every kind of number and two ends that are no good."""
+    cell, _ = make
+    levels = [(kind, memory) for kind in ("polar", "nope", "a-mixer-of-a-long-name") for memory in ("off", "on")]
+    cells = [cell(i + 1, attn_type=kind, memory=memory) for i, (kind, memory) in enumerate(levels)]
+    empty.record_revision("all", grid_text="x", grid_file="x.yaml", cells=cells)
+    for i, one in enumerate(cells):
+        attempt = empty.start_attempt(one.id, owner=Owner(name="a", host=f"host-{i % 2}", pid=1, started=0.0), fence=1)
+        recorder = Recorder(empty, attempt.id, 1)
+        recorder.curve(
+            [CurvePoint(step=s, tokens=s * 100, wall_s=s * 2.0, train_loss=9 - s / 9 + i / 7) for s in (1, 9, 30)]
+        )
+        found = [
+            Measurement(probe="val", metric="val_loss", value=3 + i / 10),
+            Measurement(probe="throughput", metric="tokens_per_s", value=1000.0 + 31 * (i % 4)),
+        ]
+        for length in (64, 128, 256):
+            found += [
+                Measurement(probe="needle", metric="digit_accuracy", length=length, value=(9 - i) / 10, n=80),
+                Measurement(probe="clean", metric="nats", length=length, value=2 + i / length),
+                Measurement(probe="junk", metric="nats", length=length, value=3 + i / length),
+            ]
+            names = ("delta_norm", "hebbian_norm", "delta_norm_kept", "hebbian_norm_kept")
+            found += [
+                Measurement(probe="state_norm", metric=name, length=length, value=(1 + place) * length**0.5)
+                for place, name in enumerate(names)
+            ]
+        if one.levels["attn_type"] == "polar":
+            slopes = (("beta", 0.2), ("beta_lowest", 0.1), ("beta_highest", 0.4))
+            found += [Measurement(probe="count_map", metric=name, value=slope + i / 50) for name, slope in slopes]
+        recorder.measurements(found)
+        empty.finish_attempt(attempt.id, 1, "done")
+    for i, end in enumerate(("failed", "diverged", "interrupted", "running")):
+        attempt = empty.start_attempt(cells[i].id, owner=Owner(name="a", host="host-1", pid=1, started=0.0), fence=1)
+        if end != "running":
+            empty.finish_attempt(attempt.id, 1, end)
+    return empty

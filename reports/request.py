@@ -1,0 +1,173 @@
+"""What `report` is asked for, and how it is carried out: one request, of which each part writes one kind of thing."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from ..results.files import format_of, is_standard, is_straight, replacing, told, write
+from ..results.names import file_name
+from ..results.options import as_text, print_json
+from ..results.paper import SWEEPS, open_with_published
+from ..results.store.store import Store
+from ..results.terminal import terminal_width
+from ..results.text import choice, cleaned, say
+from .data import Lengths, ReportError
+from .figures import make_figure
+from .render import SUFFIXES, files_of, render, trace_file
+from .table import Table
+from .tables import TABLES, make_table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """The words of one `report`, each as its option says; `lengths` are those of --length."""
+
+    table: str | None = None
+    figure: str | None = None
+    compare: str | None = None
+    check: tuple[Path, ...] = ()
+    all: bool = False
+    dashboard: Path | None = None
+    sweep: str | None = None
+    db: str | None = None
+    format: str | None = None
+    out: Path | None = None
+    seeds: bool = False
+    lengths: Lengths = None
+    trace: bool = True
+    as_json: bool = False
+
+    def __post_init__(self) -> None:
+        if not (self.table or self.figure or self.compare or self.all or self.check or self.dashboard):
+            raise ReportError(
+                "say what to report: --table 6, --figure needle, --dashboard FILE.html, --compare printed-v2, "
+                "--all --out FOLDER or --check FILE"
+            )
+
+
+def lengths_of(words: list[str]) -> Lengths:
+    """What --length means: every measured length, or those that are named. Raises ReportError."""
+    wrong = [word for word in words if word != "all" and not (word.isascii() and word.isdigit() and len(word) < 20)]
+    if wrong:
+        raise ReportError(f"--length takes a number of tokens, or all, not {wrong[0][:40]!r}")
+    return "all" if "all" in words else [int(word) for word in words]
+
+
+def carry_out(asked: Request) -> bool:
+    """Writes or checks what is asked for. Returns whether every checked file says what the database says.
+
+    Raises ReportError, SweepUnknown, StoreError and WriteRefused.
+    """
+    if asked.check:
+        return _check(asked)
+    store = open_with_published(asked.db, asked.sweep)
+    if asked.dashboard is not None:
+        _write_dashboard(asked, store, asked.dashboard)
+    if asked.all:
+        _write_all(asked, store)
+    elif asked.figure:
+        _write_figure(asked, store, asked.figure)
+    elif asked.table or asked.compare:
+        _write_table(asked, store)
+    return True
+
+
+def _check(asked: Request) -> bool:
+    from .check import check_file, files_in, sweep_of
+
+    named = [one for file in asked.check for one in (files_in(file) if file.is_dir() else [file])]
+    store_of = functools.cache(lambda sweep: open_with_published(asked.db, sweep))
+    known: dict[str, Any] = {}
+    rows = [{"file": str(file), "problems": check_file(file, store_of(sweep_of(file)), known=known)} for file in named]
+    if asked.as_json:
+        print_json(rows)
+    else:
+        for row in rows:
+            say("\n".join(cleaned(row["problems"] or [f"{row['file']}: as the database says"])))
+    return not any(row["problems"] for row in rows)
+
+
+def _write_dashboard(asked: Request, store: Store, file: Path) -> None:
+    from .dashboard.page import write_dashboard
+
+    format_of(file, None, {".html": "html", ".htm": "html"}, "html", option="")
+    size = write_dashboard(store, file, asked.sweep, lengths=asked.lengths)
+    if asked.as_json:
+        print_json({"file": str(file), "bytes": size}, err=is_standard(file))
+    say(f"wrote {told(file)} ({size / 1e6:.1f} MB); open it in a browser, no network needed", err=True)
+
+
+def _write_all(asked: Request, store: Store) -> None:
+    from .bundle import write_all
+
+    if asked.out is None:
+        raise ReportError("--all writes many files; say where with --out FOLDER")
+    reference = asked.compare or SWEEPS[-1]
+    written = write_all(
+        store, asked.sweep, out=asked.out, reference=reference, seeds=asked.seeds, lengths=asked.lengths
+    )
+    for name, why in written.left_out.items():
+        say(f"left out {name}: {why}", err=True)
+    say(f"wrote {len(written.files)} files in {asked.out}; start at {asked.out / 'index.html'}", err=True)
+
+
+def _write_figure(asked: Request, store: Store, name: str) -> None:
+    from .figures.files import FORMATS, rendered
+
+    if asked.table or asked.compare:
+        raise ReportError("a table and a figure are two files; ask for one of them at a time, or for --all")
+    endings = {".json": "json"} if asked.as_json else {f".{format}": format for format in FORMATS}
+    format = format_of(asked.out, "json" if asked.as_json else asked.format, endings, "svg")
+    if format not in FORMATS and not asked.as_json:
+        raise ReportError(f"a figure is written as {', '.join(FORMATS)}, not {format!r}; {choice(format, FORMATS)}")
+    make = functools.partial(make_figure, name, store, asked.sweep, lengths=asked.lengths)
+    out = asked.out
+    if out is None:
+        made = make()
+        if asked.as_json:
+            print_json(made.as_json())
+            return
+        out = Path(f"{file_name(made.trace['sweep'])}-{made.name}.{format}")
+        write(out, rendered(made, format, trace=asked.trace))
+    else:
+        # opened first, as of a table
+        with replacing(out) as stream:
+            made = make()
+            content = as_text(made.as_json()).encode() if asked.as_json else rendered(made, format, trace=asked.trace)
+            stream.write(content)
+    say(f"wrote {told(out)}", err=True)
+
+
+def _write_table(asked: Request, store: Store) -> None:
+    format = format_of(asked.out, "json" if asked.as_json else asked.format, SUFFIXES, "terminal")
+    if asked.out is None:
+        color = format == "terminal" and sys.stdout.isatty()
+        text = render(_table(asked, store), format, trace=asked.trace, color=color, width=terminal_width(sys.stdout))
+        typer.echo(text, nl=False)
+        return
+    # opened first: that it cannot be written is no news for after the work
+    with replacing(asked.out) as stream:
+        written = files_of(_table(asked, store), asked.out, format, trace=asked.trace)
+        stream.write(written.pop(asked.out).encode())
+    for beside, text in written.items():
+        write(beside, text)
+    if format == "csv" and not asked.trace and not is_straight(asked.out):
+        # that of an older file of the same name says nothing about this one
+        trace_file(asked.out).unlink(missing_ok=True)
+    say(f"wrote {told(asked.out)}", err=True)
+
+
+def _table(asked: Request, store: Store) -> Table:
+    """The table that is asked for: by --table, or that of --compare, which keeps what --table prints."""
+    name = "compare" if asked.compare else str(asked.table)
+    kept = asked.table if asked.table != "compare" else None
+    wanted = {"seeds": asked.seeds, "reference": asked.compare, "table": kept if asked.compare else None}
+    line = TABLES.get(name.lower())
+    options = line.options(wanted) if line else {}
+    return make_table(name, store, asked.sweep, **options, **({"lengths": asked.lengths} if asked.lengths else {}))

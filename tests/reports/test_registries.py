@@ -1,0 +1,116 @@
+"""Whatever stands in the lists of tables and figures can be made, written in every format and checked, and is told in the help."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pandas as pd
+import pytest
+from atma_sweep.cli import app
+from atma_sweep.reports import figures, tables
+from atma_sweep.reports.bundle import write_all
+from atma_sweep.reports.check import check_file, files_in
+from atma_sweep.reports.data import ReportError, gather
+from atma_sweep.reports.figures import FIGURES, make_figure, style
+from atma_sweep.reports.figures.base import Collected, collected
+from atma_sweep.reports.figures.files import renderings, trace_in
+from atma_sweep.reports.layout import Line, assemble
+from atma_sweep.reports.listed import Listed
+from atma_sweep.reports.render import FORMATS, SUFFIXES, files_of, render
+from atma_sweep.reports.table import Table
+from atma_sweep.reports.tables import TABLES, make_table
+from atma_sweep.results.store.store import Store
+from typer.testing import CliRunner
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "cli.md"
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_table_is_written_in_every_format_and_checked(every: Store, tmp_path: Path, name: str) -> None:
+    table = make_table(name, every)
+    assert table.number == name, "the name under which the trace finds it again"
+    assert table.columns
+    for ending, format in SUFFIXES.items():
+        for file, text in files_of(table, tmp_path / f"x{ending}", format).items():
+            file.write_text(text)
+        if table.rows or format != "json":
+            assert check_file(tmp_path / f"x{ending}", every) == []
+    assert set(FORMATS) == {"terminal", *SUFFIXES.values()}
+    assert table.title in render(table, width=10_000)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_is_written_in_every_format_and_checked(every: Store, tmp_path: Path, name: str) -> None:
+    made = make_figure(name, every)
+    assert made.name == name, "the name under which the trace finds it again"
+    for format, content in renderings(made).items():
+        assert trace_in(content, format)["figure"] == name
+        (tmp_path / f"x.{format}").write_bytes(content)
+    assert check_file(tmp_path / "x.svg", every) == []
+
+
+@pytest.mark.parametrize(("listed", "maker"), [(TABLES, make_table), (FIGURES, make_figure)])
+def test_lengths_are_for_those_that_take_them(every: Store, listed: dict[str, Listed], maker: Any) -> None:
+    refused = {}
+    for name in listed:
+        try:
+            maker(name, every, lengths=[64])
+        except ReportError as error:
+            refused[name] = str(error)
+    assert set(refused) == {name for name, line in listed.items() if "lengths" not in line.takes} != set()
+    assert {why.partition(" is ")[2] for why in refused.values()} == {"not about context lengths; leave --length out"}
+
+
+def test_the_help_and_the_page_of_commands_list_them_all() -> None:
+    told = " ".join(CliRunner().invoke(app, ["report", "--help"]).stdout.split())
+    page = PAGE.read_text()
+    for name, line in [*TABLES.items(), *FIGURES.items()]:
+        number = f"{line.number}: " if line.number else ""
+        assert f"{name} ({number}{line.shows})" in told
+        assert f"{name} ({number}{line.shows})" in page
+
+
+def scratch_table(store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Any = None) -> Table:
+    data = gather(store, sweep, revision=revision, lengths=lengths)
+    lines = [Line(words=(cell.slug,), cells=[cell]) for cell in data.cells]
+    return assemble(data, "scratch", f"Scratch of {data.sweep}", ("Cell",), lines)
+
+
+def scratch_figure(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Collected:
+    data = gather(store, sweep, revision=revision)
+    frame = pd.DataFrame({"seed": [cell.seed for cell in data.cells]})
+    return collected(store, data, "scratch", "Scratch", frame, [(cell.cell_id, None) for cell in data.cells])
+
+
+def draw_scratch(made: Collected) -> Any:
+    figure = style.page(2.0)
+    (axes,) = style.panels(figure, [""])
+    axes.plot(made.frame["seed"])
+    return style.finished(figure, made.title, made.notes, {})
+
+
+def test_a_table_and_a_figure_more_are_a_file_and_a_line_each(
+    every: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for package, names in (
+        (tables, {"scratch_table": scratch_table}),
+        (figures, {"collect": scratch_figure, "draw": draw_scratch}),
+    ):
+        file = ModuleType(f"{package.__name__}.scratch")
+        vars(file).update(names)
+        monkeypatch.setitem(sys.modules, file.__name__, file)
+    monkeypatch.setitem(TABLES, "scratch", Listed("scratch:scratch_table", "a scratch"))
+    monkeypatch.setitem(FIGURES, "scratch", Listed("scratch", "a scratch", number="9z", takes=()))
+    for other in set(TABLES) - {"scratch"}:
+        monkeypatch.delitem(TABLES, other)
+    written = write_all(every, out=tmp_path, figures=["9z"])
+    assert written.left_out == {}
+    assert {path.name for path in written.files} >= {f"scratch{ending}" for ending in SUFFIXES} | {"figure-scratch.pdf"}
+    assert "Scratch of all" in (tmp_path / "index.md").read_text()
+    found = files_in(tmp_path)
+    assert len(found) == len(SUFFIXES) + 3
+    for file in found:
+        assert check_file(file, every) == []
