@@ -15,7 +15,7 @@ import pytest
 from atma_sweep.reports.figures import FIGURES, make_figure
 from atma_sweep.reports.figures.files import rendered
 from atma_sweep.results.errors import StoreError
-from atma_sweep.results.maintenance.check import dump_command
+from atma_sweep.results.maintenance.backup import dump_command
 from atma_sweep.results.store.database import place, shown
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import AXES, CellRecord, CurvePoint, Measurement, Owner, Provenance

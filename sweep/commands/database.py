@@ -220,7 +220,7 @@ def db_backup(
     Example:
       atma-sweep db backup --to backups.db
     """
-    from ...results.maintenance.check import backup
+    from ...results.maintenance.backup import backup
 
     copy = backup(db, to)
     if as_json:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...results.maintenance import check as maintenance
-from ...results.maintenance.check import Finding
+from ...results.maintenance.finding import SEVERITIES, Finding
 from ..checkpoints.seal import sha256
 from ..config import CellConfig
 from ..data import corpora
@@ -30,7 +30,7 @@ def identify(config: Any, claimed: str) -> str:
 def check(db: str | None, runs: Path) -> list[Finding]:
     """Everything that is wrong with a database and with the files of its runs folder, worst first."""
     found = [*maintenance.check(db, runs=runs, identify=identify), *differing(runs)]
-    return sorted(found, key=lambda finding: maintenance.SEVERITIES.index(finding.severity))
+    return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
 def differing(runs: Path) -> Iterator[Finding]:

@@ -14,8 +14,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from atma_sweep.results.maintenance import check as maintenance
-from atma_sweep.results.maintenance.check import Finding, backup, check
+from atma_sweep.results.maintenance import check as runner
+from atma_sweep.results.maintenance import schema as schema_findings
+from atma_sweep.results.maintenance import surroundings
+from atma_sweep.results.maintenance.backup import backup
+from atma_sweep.results.maintenance.check import check
+from atma_sweep.results.maintenance.finding import Finding
 from atma_sweep.results.store import database, schema
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CurvePoint, Example, Measurement, Owner, Provenance
@@ -255,6 +259,19 @@ BROKEN = {
     "the index one_live_attempt": ["DROP INDEX one_live_attempt"],
     "the index ix_cell_slug": ["DROP INDEX ix_cell_slug", "CREATE INDEX ix_cell_slug ON cell (id)"],
     "the index ix_revision_cell_cell_id": ["DROP INDEX ix_revision_cell_cell_id"],
+    "the index one_live_attempt is": [
+        "DROP INDEX one_live_attempt", "CREATE UNIQUE INDEX one_live_attempt ON attempt (cell_id, id)",
+    ],
+    "the index one_live_attempt is missing or": [
+        "DELETE FROM attempt WHERE id > 1000", "DROP INDEX one_live_attempt",
+        "CREATE UNIQUE INDEX one_live_attempt ON attempt (cell_id)",
+    ],
+    "the primary key of event": [
+        "CREATE TABLE copy AS SELECT * FROM event", "DROP TABLE event", "ALTER TABLE copy RENAME TO event",
+    ],
+    "the constraint ck_measurement_value_or_reason": [
+        "CREATE TABLE copy AS SELECT * FROM measurement", "DROP TABLE measurement", "ALTER TABLE copy RENAME TO measurement",
+    ],
     "the table example is missing": ["DROP TABLE example"],
     "the table attempt's column exit_code": ["ALTER TABLE attempt DROP COLUMN exit_code"],
     "the constraint uq_measurement_attempt_id_probe_metric_length": [
@@ -289,8 +306,9 @@ def test_what_was_broken_is_found(db, what):
 
 def test_an_older_schema_is_a_warning(db, monkeypatch):
     sql(db, "UPDATE alembic_version SET version_num = '0001'")
-    monkeypatch.setattr(maintenance, "HEAD", "0002")
-    monkeypatch.setattr(maintenance, "REVISIONS", ("0001", "0002"))
+    for module in (runner, schema_findings):
+        monkeypatch.setattr(module, "HEAD", "0002")
+    monkeypatch.setattr(schema_findings, "REVISIONS", ("0001", "0002"))
     (finding,) = check(db)
     assert (finding.severity, finding.remedy) == ("warning", "run: atma-sweep db upgrade, then check again")
 
@@ -418,7 +436,7 @@ def test_a_disk_that_is_nearly_full(db, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["nfs4", "9p"])
 def test_a_network_file_system(db, monkeypatch, kind):
-    monkeypatch.setattr(maintenance, "network_filesystem", lambda path, mounts: kind)
+    monkeypatch.setattr(surroundings, "network_filesystem", lambda path, mounts: kind)
     (finding,) = check(db)
     assert (finding.severity, kind in finding.what, "PostgreSQL" in finding.remedy) == ("error", True, True)
 

@@ -22,7 +22,7 @@ import pytest
 from atma_sweep.results.errors import StoreAway
 from atma_sweep.results.exchange.exporting import export_sweep
 from atma_sweep.results.exchange.importing import import_bundle
-from atma_sweep.results.maintenance import check
+from atma_sweep.results.maintenance import backup, check
 from atma_sweep.results.store.database import is_away, place
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CellRecord, CurvePoint, Example, Measurement, Owner, Provenance
@@ -363,7 +363,7 @@ def test_check_and_backup(store, url, cells, owner):
     launch(store, cells(1))
     assert check.check(url) == []
     with pytest.raises(StoreError, match="pg_dump") as refused:
-        check.backup(url)
+        backup.backup(url)
     command = str(refused.value).partition("run: ")[2]
     assert "+psycopg" not in command
     if postgres.GIVEN is None:
@@ -372,7 +372,7 @@ def test_check_and_backup(store, url, cells, owner):
         words = [word for word in shlex.split(command) if not word.startswith("--file")]
         dumped = subprocess.run([folder / words[0], *words[1:]], capture_output=True, check=True)
         assert dumped.stdout.startswith(b"PGDMP")
-    shown = check.dump_command(place("postgresql://ada:secret@db:5433/x"))
+    shown = backup.dump_command(place("postgresql://ada:secret@db:5433/x"))
     assert shown == "pg_dump --format=custom --file=x.dump --dbname=postgresql://ada@db:5433/x"
     with store.transaction() as session:
         session.execute(text("DROP INDEX one_live_attempt"))

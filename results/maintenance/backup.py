@@ -1,0 +1,59 @@
+"""A copy of a database that is whole, made while others write to it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sqlite3
+from datetime import UTC, datetime
+from pathlib import Path
+
+from sqlalchemy.engine import URL
+
+from ..errors import StoreError, StoreMissing, WriteRefused
+from ..store.database import copy_database, file_of, make_engine, place, plain_errors, revision_of
+from ..text import is_secret
+
+
+def backup(url_or_path: str | Path | None, to: Path | None = None) -> Path:
+    """Copies a SQLite database, as it is at this moment, to `<db>.<UTC time>.backup` beside it; returns the file.
+
+    `to` names another folder, or the file itself. Writers go on meanwhile. The copy is checked, synced, readable by whom
+    the database is, and complete: what was in the write-ahead log is in it. Nothing is ever overwritten.
+
+    Raises StoreMissing, StoreError (not ours, a file of that name exists, no room; PostgreSQL, with the command to use).
+    """
+    url = place(url_or_path)
+    source = file_of(url)
+    if source is None:
+        raise StoreError(f"PostgreSQL is backed up with its own tool; run: {dump_command(url)}")
+    if not source.exists():
+        raise StoreMissing(f"there is no database {source}; name it with --db")
+    target = to.absolute() if to is not None else source.parent
+    if target.is_dir():
+        target = target / f"{source.name}.{datetime.now(UTC).strftime('%Y%m%dT%H%M%S%fZ')}.backup"
+    if not target.parent.is_dir():
+        raise StoreError(f"there is no folder {target.parent}; make it, or name another place with --to")
+    if os.path.lexists(target):
+        raise StoreError(f"{target} exists already and is left alone; name another file with --to")
+    engine = make_engine(url)
+    try:
+        with plain_errors(url), engine.execution_options(begin="BEGIN").connect() as connection:
+            if revision_of(connection) is None:
+                raise StoreMissing(f"{source} is empty, so there is nothing to back up; name the database with --db")
+        copy_database(engine, source, target)
+    except (sqlite3.Error, OSError) as error:
+        kind = WriteRefused if getattr(error, "errno", None) else StoreError
+        raise kind(
+            f"{source} cannot be copied to {target}: {error}; make room, or see what `atma-sweep db check` says"
+        ) from error
+    finally:
+        engine.dispose()
+    return target
+
+
+def dump_command(url: URL) -> str:
+    """The command that backs a PostgreSQL database up, without its password."""
+    told = {name: value for name, value in url.query.items() if not is_secret(name)}
+    plain = url._replace(drivername="postgresql", password=None, query=told).render_as_string()  # type: ignore[arg-type]
+    return f"pg_dump --format=custom --file={shlex.quote(f'{url.database}.dump')} --dbname={shlex.quote(plain)}"

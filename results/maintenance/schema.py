@@ -1,0 +1,101 @@
+"""The schema of a database against the models: its release, and what somebody altered by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Connection, Index, Table, inspect
+
+from ..store.schema import HEAD, REVISIONS, Base
+from .finding import Finding
+
+T = Base.metadata.tables
+
+
+def release(found: str | None) -> list[Finding]:
+    """What is to be said of a database of that revision (None: an empty one); nothing of one of this release."""
+    if found == HEAD:
+        return []
+    return [_empty() if found is None else _other_release(found)]
+
+
+def _empty() -> Finding:
+    return Finding(severity="note", what="the database is empty", remedy="launch a grid, or name another with --db")
+
+
+def _other_release(found: str) -> Finding:
+    if found in REVISIONS:
+        return Finding(
+            severity="warning",
+            what=f"the schema is of an older release (revision {found}; this one uses {HEAD})",
+            remedy="run: atma-sweep db upgrade, then check again",
+        )
+    return Finding(
+        severity="error",
+        what=f"the schema was written by a newer atma-sweep (revision {found})",
+        remedy="upgrade the program, then check again",
+    )
+
+
+def schema(connection: Connection) -> list[Finding]:
+    """Tables, columns, constraints, indexes and the view that are missing or changed. What was added is nobody's matter."""
+    lost = [what for difference in _differences(connection) for what in _lost(difference)]
+    tables = {name for name in T if f"the table {name}" not in lost}
+    lost += [what for name in T if name in tables for what in _unseen(connection, T[name])]
+    if "results" not in inspect(connection).get_view_names():
+        lost.append("the view results")
+    return [
+        Finding(
+            severity="error",
+            what=f"{what} is missing or changed",
+            remedy="somebody altered the database by hand: put a backup in its place, or export the sweeps and import "
+            "them into a new one",
+        )
+        for what in dict.fromkeys(lost)
+    ]
+
+
+def _differences(connection: Connection) -> list[Any]:
+    """What a migration would do to make the models of this database, in alembic's words; changed columns are lists."""
+    from alembic.autogenerate import compare_metadata
+    from alembic.migration import MigrationContext
+
+    found = compare_metadata(MigrationContext.configure(connection, opts={"compare_type": False}), Base.metadata)
+    return [difference for difference in found if isinstance(difference, tuple)]
+
+
+def _lost(difference: tuple[Any, ...]) -> list[str]:
+    kind, given = difference[0], difference[-1]
+    if kind == "add_table":
+        return [f"the table {given.name}"]
+    if kind == "add_column":
+        return [f"the table {difference[2]}'s column {given.name}"]
+    if kind == "add_index":
+        return [f"the index {given.name}"]
+    if kind == "add_constraint":
+        return [f"the constraint {given.name}"]
+    if kind == "add_fk":
+        return [f"the foreign key {given.table.name}.{'.'.join(given.column_keys)}"]
+    return []
+
+
+def _unseen(connection: Connection, table: Table) -> list[str]:
+    """What alembic does not compare: CHECK constraints, the primary key, and whether an index is about some rows only."""
+    found = inspect(connection)
+    kinds = ("check_constraint", "table_or_column_check_constraint")
+    checks = {check["name"] for check in found.get_check_constraints(table.name)}
+    named = sorted(str(one.name) for one in table.constraints if one.__visit_name__ in kinds)
+    lost = [f"the constraint {name}" for name in named if name not in checks]
+    primary = found.get_pk_constraint(table.name)["constrained_columns"]
+    if primary != [column.name for column in table.primary_key.columns]:
+        lost.append(f"the primary key of {table.name}")
+    have = {
+        index["name"]: any(key.endswith("_where") for key in index.get("dialect_options", {}))
+        for index in found.get_indexes(table.name)
+    }
+    partial = {str(index.name): _partial(index) for index in table.indexes}
+    return lost + [f"the index {name}" for name in sorted(partial) if have.get(name, partial[name]) != partial[name]]
+
+
+def _partial(index: Index) -> bool:
+    return index.dialect_options["sqlite"].get("where") is not None
