@@ -20,22 +20,31 @@ def ends(data: SweepData, lengths: Mapping[str, Sequence[int]], one: Column) -> 
 
 
 def complete_columns(data: SweepData, lengths: Mapping[str, Sequence[int]] | None = None) -> list[Column]:
-    """The eight numbers of the complete results; five where there is one context length."""
+    """The eight numbers of the complete results, five where there is one context length; before MFU those of probes that the
+    package does not know, where their metric has a heading."""
     asked = data.requested_lengths() if lengths is None else lengths
-    return [
+    columns = [
         column_of("val", "val_loss"),
         *ends(data, asked, column_of("clean", "nats")),
         *ends(data, asked, column_of("junk", "nats")),
         *ends(data, asked, column_of("needle", "digit_accuracy")),
         column_of("throughput", "mfu_paper"),
     ]
+    taken = {column.heading.partition("@")[0] for column in columns}
+    further: list[Column] = []
+    for probe, about in data.strange():
+        if about.heading:
+            one = column_of(probe, about, f"{probe}.{about.name}" if about.heading in taken else about.heading)
+            taken.add(one.heading)
+            further += ends(data, asked, one) if any(data.lengths(probe, about.name)) else [one]
+    return [*columns[:-1], *further, columns[-1]]
 
 
 def qualities(data: SweepData) -> list[Column]:
     """What speed is held against: validation loss, and needle accuracy at the longest length."""
     columns = complete_columns(data)
     needle = [column for column in columns if column.probe == "needle"][-1]
-    return [next(column for column in columns if column.heading == "Val"), needle]
+    return [next(column for column in columns if column.metric == "val_loss"), needle]
 
 
 def speed_of(data: SweepData, heading: str) -> Column:

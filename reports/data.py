@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
+from ..results import metrics
 from ..results.store.cell_status import Request, Standing, requests_of, standing
 from ..results.store.records import AXES, CellState, Source, Value, extra_axes
 from ..results.store.store import Store
@@ -109,10 +110,34 @@ class SweepData:
             found.setdefault(key, []).append(cell)
         return found
 
+    @cached_property
+    def _described(self) -> Mapping[tuple[str, str], metrics.Metric]:
+        found: dict[tuple[str, str], list[Value]] = {}
+        for value in self.values.values():
+            found.setdefault((value.probe, value.metric), []).append(value)
+        return {key: _metric(*key, some) for key, some in found.items()}
+
+    def metric(self, probe: str, name: str) -> metrics.Metric:
+        """What is known of a metric: by the package, or by the probe that stored it."""
+        return self._described.get((probe, name)) or metrics.metric(probe, name)
+
+    def strange(self) -> list[tuple[str, metrics.Metric]]:
+        """The metrics that the package does not know, each with its probe, in the order of their names."""
+        found = [(key[0], about) for key, about in self._described.items() if metrics.known(*key) is None]
+        return sorted(found, key=lambda one: (one[0], one[1].name))
+
     def value(self, cell: str, probe: str, metric: str, length: int, table: str | None = None) -> Value | None:
         """The newest value; with `table`, first the number as that table of the paper prints it."""
         printed = self.printed.get((cell, table, probe, metric, length)) if table else None
         return printed or self.values.get((cell, probe, metric, length))
+
+
+def _metric(probe: str, name: str, values: Sequence[Value]) -> metrics.Metric:
+    """As the newest number says it; the chance level only where it is the same for all."""
+    newest = max(values, key=lambda value: value.attempt_id)
+    about = metrics.metric(probe, name, newest.description, newest.unit)
+    levels = {metrics.metric(probe, name, value.description, value.unit).chance for value in values}
+    return about if len(levels) == 1 else replace(about, chance=None)
 
 
 def gather(

@@ -27,6 +27,7 @@ class Column:
     length: int = 0
     direction: int = 0
     """-1 where less is better, 1 where more is, 0 where neither."""
+    unit: str = ""
 
 
 def column_of(
@@ -35,7 +36,9 @@ def column_of(
     """The column of a metric: by its name one of the package's, printed as results/metrics.py says unless told otherwise."""
     about = metrics.metric(probe, metric) if isinstance(metric, str) else metric
     places = about.decimals if decimals is None else decimals
-    return Column(heading or about.heading, probe, about.name, places, about.percent, length, about.direction)
+    return Column(
+        heading or about.heading, probe, about.name, places, about.percent, length, about.direction, about.unit
+    )
 
 
 def rounded(value: float, decimals: int, *, percent: bool = False) -> str:

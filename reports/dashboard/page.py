@@ -27,7 +27,6 @@ from typing import Any
 import numpy as np
 
 from ... import __version__
-from ...results import metrics
 from ...results.files import replacing
 from ...results.store.records import Attempt, Provenance
 from ...results.store.store import Store
@@ -187,7 +186,7 @@ def core(store: Store, data: SweepData, attempts: Sequence[Attempt], curves: Map
         "notes": list(table.notes),
         "columns": _columns(data),
         "tables": {"mean": _rows(data, table)} | ({"each": _rows(data, table6(store, data.sweep, seeds=True, lengths=data.also))} if several else {}),
-        "keys": [_key(key, units.get(key, "")) for key in keys],
+        "keys": [_key(data, key, units.get(key, "")) for key in keys],
         "cells": _cells(data, keys, curves),
         "attempts": {attempt.id: _attempt(attempt, known.get(attempt.id), groups.get(attempt.id)) for attempt in attempts},
         "origins": {"columns": origins.columns[: origins.text_columns], "rows": [r[: origins.text_columns] for r in origins.rows]},
@@ -214,9 +213,9 @@ def _columns(data: SweepData) -> list[dict[str, Any]]:
     ]
 
 
-def _key(key: tuple[str, str, int], unit: str) -> dict[str, Any]:
+def _key(data: SweepData, key: tuple[str, str, int], unit: str) -> dict[str, Any]:
     probe, metric, length = key
-    told = metrics.metric(probe, metric, unit=unit).definition
+    told = data.metric(probe, metric).definition
     return {"probe": probe, "metric": metric, "length": length, "unit": unit, "definition": told}
 
 

@@ -21,7 +21,7 @@ def collect(
 ) -> Collected:
     """The effect of every level of every axis on every number of the complete results, by matched pairs.
 
-    One row an effect: measure (heading), unit (nats/token or points), axis, level, reference, pairs, mean, low, high (95%
+    One row an effect: measure (heading), unit (that of the number, or points), axis, level, reference, pairs, mean, low, high (95%
     bootstrap of the mean, NaN for a single pair). Accuracies and MFU are in points.
     """
     data = gather(store, sweep, revision=revision, lengths=lengths)
@@ -29,7 +29,7 @@ def collect(
     rows: list[dict[str, Any]] = []
     origins: list[tuple[str, int | None]] = []
     for one in effects(data, columns, within=False):
-        scale, unit = (100, "points") if one.measure.percent else (1, "nats/token")
+        scale, unit = (100, "points") if one.measure.percent else (1, one.measure.unit)
         about: dict[str, Any] = {"measure": one.measure.heading, "unit": unit, "axis": one.axis, "level": one.level}
         about |= {"reference": one.reference, "pairs": one.pairs}
         rows.append(about | {"mean": scale * one.mean, "low": scale * one.low, "high": scale * one.high})

@@ -41,7 +41,7 @@ def collect(
     fewer: dict[tuple[str, ...], str] = {}
     for column in qualities(data):
         numbers = numbers_of(data, column)
-        scale, unit = (100, "%") if column.percent else (1, "nats/token")
+        scale, unit = (100, "%") if column.percent else (1, column.unit)
         origins += [(str(c), int(a)) for c, a in zip(numbers["cell"], numbers["attempt"], strict=True)]
         for a, b in combinations(axes, 2):
             for (first, second), group in numbers.groupby([a, b], sort=False):

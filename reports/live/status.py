@@ -258,7 +258,8 @@ def _measured(value: Value) -> str:
         return f"{value.probe} {value.metric}{at}: {value.reason}"
     interval = f" [{value.low:.4g}, {value.high:.4g}]" if value.low is not None and value.high is not None else ""
     sample = f", n={value.n}" if value.n else ""
-    return f"{value.probe} {value.metric}{at}: {value.value:.6g}{interval} {value.unit}{sample}"
+    plugin = f", plugin {value.source[:12]}" if value.source else ""
+    return f"{value.probe} {value.metric}{at}: {value.value:.6g}{interval} {value.unit}{sample}{plugin}"
 
 
 def cell_sheet(store: Store, asked: str, sweep: str | None = None) -> CellSheet:

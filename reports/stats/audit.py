@@ -43,7 +43,7 @@ FACTS: Mapping[str, Callable[[Provenance], object]] = {
 
 def homogeneity(store: Store, sweep: str | None = None, *, revision: int | None = None) -> list[str]:
     """One line for everything that differs between the cells with results: GPU, software, recipe, precision, micro-batch,
-    kernels, restarts, shared GPUs, co-tenancy; and one for what was not recorded. Empty when all is the same.
+    kernels, plugins of probes, restarts, shared GPUs, co-tenancy; and one for what was not recorded. Empty when all is the same.
 
     A setting that follows the level of one axis is what the sweep is about and is not named, but for the micro-batch.
     Raises SweepUnknown.
@@ -60,6 +60,7 @@ def homogeneity(store: Store, sweep: str | None = None, *, revision: int | None 
     lines = [line for name, fact in FACTS.items() if (line := _differs(name, by_cell, fact))]
     lines += _packages(by_cell)
     lines += _kernels(by_cell)
+    lines += _probes(data)
     lines += _settings(data, {cell: found[-1].config for cell, found in by_cell.items() if found})
     if not paper:
         used = {attempt for found in behind.values() for attempt in found}
@@ -140,6 +141,16 @@ def _kernels(by_cell: Mapping[str, Sequence[Provenance]]) -> list[str]:
     names = sorted({name for found in by_cell.values() for one in found for name in one.kernels})
     told = (_differs(f"kernel of {name}", by_cell, lambda p, n=name: p.kernels.get(n)) for name in names)  # type: ignore[misc]
     return [line for line in told if line]
+
+
+def _probes(data: SweepData) -> list[str]:
+    """Probes whose numbers come from different versions of their plugin: nothing is measured again because a file changed."""
+    behind: dict[str, list[tuple[str, object]]] = defaultdict(list)
+    for (cell, probe, *_), value in data.values.items():
+        if value.source is not None:
+            behind[probe].append((cell, value.source[:12]))
+    found = {probe: _groups(pairs) for probe, pairs in sorted(behind.items())}
+    return [_line(f"plugin of the probe {probe}", groups) for probe, groups in found.items() if len(groups) > 1]
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -19,7 +19,6 @@ from scipy import stats
 from statsmodels.formula.api import ols
 from statsmodels.stats.anova import anova_lm
 
-from ...results import metrics
 from ...results.intervals import wilson
 from ...results.store.records import AXES
 from ..columns import complete_columns
@@ -51,7 +50,7 @@ def accuracies(data: SweepData) -> pd.DataFrame:
     """
     rows = []
     for value in data.values.values():
-        if value.value is None or not metrics.metric(value.probe, value.metric).trials:
+        if value.value is None or not data.metric(value.probe, value.metric).trials:
             continue
         low, high = value.low, value.high
         if (low is None or high is None) and value.n:

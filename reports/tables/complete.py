@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from ...results.store.records import AXES
 from ...results.store.store import Store
 from ..columns import AXIS_HEADINGS, complete_columns
-from ..data import Lengths, gather
+from ..data import Lengths, SweepData, gather
 from ..layout import Line, about_cell, assemble, entry, reference_note, seed_notes, sweep_note, word_notes
-from ..numbers import GUESS
+from ..numbers import GUESS, Column
 from ..table import Table
 
 
@@ -54,6 +54,7 @@ def table6(
         sweep_note(data),
         f"Val, Clean and Junk: nats per token. Ndl: needle digits right, in % (a guess: {GUESS}). MFU: by the paper's formula, in %. "
         "Clean, Junk and Ndl at the shortest and the longest context length, in tokens.",
+        *_of_plugins(data, columns),
         *seed_notes(grid, 0 if seeds else max((len(cells) for _, cells in groups), default=0)),
         *reference_note(data),
         *word_notes(grid),
@@ -74,3 +75,16 @@ def table6(
         rank="column",
         options={name: value for name, value in given.items() if value},
     )
+
+
+def _of_plugins(data: SweepData, columns: Sequence[Column]) -> list[str]:
+    """What the columns of probes mean that the package does not know."""
+    strange = {(probe, about.name): about for probe, about in data.strange()}
+    shown = dict.fromkeys(
+        (column.probe, column.metric) for column in columns if (column.probe, column.metric) in strange
+    )
+    headings = {(column.probe, column.metric): column.heading.partition("@")[0] for column in columns}
+    return [
+        f"{headings[key]}, {'in %' if strange[key].percent else strange[key].unit}: {strange[key].definition}"
+        for key in shown
+    ]

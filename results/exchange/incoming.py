@@ -323,6 +323,8 @@ FIELDS: dict[str, dict[str, Field]] = {
         "seconds": SECONDS,
         "peak_memory": BYTES,
         "created_at": MOMENT,
+        "source": _line(64, r"[0-9a-f]{64}", null=True),
+        "description": _object(null=True),
     },
     "example": {
         **MEASURED,

@@ -57,6 +57,7 @@ VALUE = {
     "reason": "string",
     "seconds": "float64",
     "peak_memory": "Int64",
+    "source": "string",
     "attempt": "int64",
 }
 CURVE = {
@@ -127,8 +128,8 @@ class Frames:
         """One row a number, or the reason why there is none: the newest of each (cell, probe, metric, length).
 
         `probe`, `metric`, `length` (context length, 0 when it is not about one), `value` (NaN with a `reason`), `unit`,
-        `n` (samples), `low` and `high` (an interval, where the probe gives one), `reason`, `seconds`, `peak_memory`, and
-        the `attempt` that measured it. The values are those of the view `results`.
+        `n` (samples), `low` and `high` (an interval, where the probe gives one), `reason`, `seconds`, `peak_memory`,
+        `source` (SHA-256 of the plugin whose probe it is, missing for one of the package), and the `attempt` that measured it. The values are those of the view `results`.
         """
         with self.snapshot() as seen:
             states = self._states(seen)

@@ -197,7 +197,9 @@ class Measurement:
     """One number, or the reason why there is none.
 
     `reason` starts with a short code before a colon ("n/a: no peak FLOPs known for cpu", "oom: ..."); tables print the
-    code. `n` is the sample count, `low` and `high` an interval, `seconds` and `peak_memory` what it cost.
+    code. `n` is the sample count, `low` and `high` an interval, `seconds` and `peak_memory` what it cost. `source` is the
+    SHA-256 of the plugin file whose probe measured it, None for one of the package; `description` what its metric means, as
+    results/metrics.py reads it, where the package does not know that.
     Raises ValueError when neither a value nor a reason is given.
     """
 
@@ -212,6 +214,8 @@ class Measurement:
     reason: str | None = None
     seconds: float | None = None
     peak_memory: int | None = None
+    source: str | None = None
+    description: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if self.value is None and not self.reason:

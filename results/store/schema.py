@@ -29,7 +29,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006")
 """Every migration, oldest first: a database at another one than the last is older; at one not listed, newer."""
 HEAD = REVISIONS[-1]
 
@@ -224,6 +224,8 @@ class MeasurementRow(Base):
     seconds: Mapped[float | None]
     peak_memory: Mapped[int | None] = mapped_column(BigInteger)
     created_at: Mapped[datetime] = mapped_column(UtcTime)
+    source: Mapped[str | None] = mapped_column(String(64))
+    description: Mapped[dict[str, Any] | None] = mapped_column(Json)
 
 
 class ExampleRow(Base):

@@ -21,9 +21,9 @@ from ..checkpoints import checkpoint, storage
 from ..config import CellConfig
 from ..data.batches import training_batches
 from ..data.corpora import Corpus, open_corpus
-from ..grid.plugins import load_plugin
+from ..grid.plugins import load_plugin, plugin_of
 from ..machine.hardware import peak_resident, reset_peak_resident
-from ..probes import bound
+from ..probes import PROBES, bound
 from ..probes.measure import measure
 from ..probes.perplexity import stream_loss
 from ..probes.subject import Subject, evaluating
@@ -339,7 +339,15 @@ class Work:
                 Measurement(probe=name, metric=PEAK_MEMORY, length=length, value=value, unit="bytes", reason=why)
             )
         self.recorder.examples([example for _, some in results for example in some])
-        self.recorder.measurements([replace(one, seconds=seconds, peak_memory=peak) for one in measured])
+        source = plugin_of(PROBES, name, self.config.plugins)
+        self.recorder.measurements(
+            [
+                replace(
+                    one, seconds=seconds, peak_memory=peak, source=source, description=probe.description(one.metric)
+                )
+                for one in measured
+            ]
+        )
 
     def _leave_if_asked(self) -> None:
         """Between two pieces of a measurement: leaves if asked to, else says from time to time that it goes on."""

@@ -78,10 +78,15 @@ def load_plugin(path: Path, sha256: str | None = None) -> Plugin:
     return Plugin(path=str(path), sha256=digest)
 
 
-def source_of(part: Pluggable, name: str, plugins: tuple[Plugin, ...]) -> str | None:
-    """The hash of the plugin that defines the part of that name, or None for one of the package's own and for no part."""
-    owner = part.registry.owner(name)
+def plugin_of(registry: Registry[Any], name: str, plugins: tuple[Plugin, ...]) -> str | None:
+    """The hash of the plugin that registered that name, or None for a part of the package and for no part."""
+    owner = registry.owner(name)
     return next((plugin.sha256 for plugin in plugins if owner == _module(plugin.sha256)), None)
+
+
+def source_of(part: Pluggable, name: str, plugins: tuple[Plugin, ...]) -> str | None:
+    """The same for a part that a cell names."""
+    return plugin_of(part.registry, name, plugins)
 
 
 def with_sources(section: str, config: Any, plugins: tuple[Plugin, ...]) -> Any:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...model.config import Config
+from ...results import metrics
 from ...results.metrics import Metric
 from ...results.store.records import Example, Measurement
 from ..config import CellConfig
@@ -67,6 +69,20 @@ class Probe(ABC):
     def chance(self, metric: Metric) -> float | None:
         """What a trivial answer scores in this cell; the default is the same in every cell."""
         return metric.chance
+
+    def description(self, metric: str) -> dict[str, Any] | None:
+        """What is stored beside a number of the metric, since a report loads no probe: what results/metrics.py cannot know."""
+        found = {one.name: one for one in self.metrics}.get(metric)
+        if found is None:
+            return None
+        told: dict[str, Any] = {}
+        if metrics.known(self.name, metric) is None:
+            main = found is self.metrics[0]
+            told = metrics.described(replace(found, heading=found.heading or (self.name if main else "")))
+        chance = self.chance(found)
+        if chance is not None and chance != found.chance:
+            told["chance"] = chance
+        return told or None
 
     # --- measuring ------------------------------------------------------------------------------------------------
 

@@ -337,7 +337,8 @@ def populate(connection):
                         "failure": "code" if state == "failed" else None})  # fmt: skip
         about = {"attempt_id": id_}
         add("measurement", {**about, "probe": "val", "metric": "val_loss", "length": 0, "value": 0.1 + 0.2, "unit": "nats", "n": 2**40,
-                            "low": 1e-300, "high": 5e-324, "seconds": 1.5, "peak_memory": 2**36, "created_at": moments[9]},
+                            "low": 1e-300, "high": 5e-324, "seconds": 1.5, "peak_memory": 2**36, "created_at": moments[9],
+                            "source": "5" * 64, "description": {"words": "é"}},
             {**about, "probe": "clean", "metric": "nats", "length": 65536, "unit": "nats", "reason": "oom: no memory",
              "created_at": moments[9]})  # fmt: skip
         add("example", *({**about, "probe": "clean", "metric": "nats", "length": 64, "item": i, "position": i % 2, "value": i / 7,

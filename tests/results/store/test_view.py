@@ -26,6 +26,7 @@ COLUMNS = [
     "unit",
     "n",
     "state",
+    "source",
 ]
 
 

@@ -1,0 +1,122 @@
+"""A probe of a plugin, from the grid to the headings of the reports, and what becomes of its numbers when its file changes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+
+import pytest
+from atma_sweep.reports.dashboard.page import dashboard, unpacked
+from atma_sweep.reports.data import gather
+from atma_sweep.reports.figures.effects import collect
+from atma_sweep.reports.stats.audit import homogeneity
+from atma_sweep.reports.tables import make_table
+from atma_sweep.results.store.store import open_store
+from bench import Bench
+
+pytestmark = pytest.mark.slow
+PLUGIN = '''
+import torch
+from atma_sweep.model.config import Int, knob
+from atma_sweep.sweep.probes import Metric, Probe, ProbeConfig, register_probe
+
+
+class GlowConfig(ProbeConfig):
+    """Settings of the lamps."""
+
+    lamps: Int = knob(2, "Lamps.", ge=1)
+
+
+@register_probe("glow")
+class Glow(Probe):
+    """As many lux a token as there are lamps, and one more with polar attention."""
+
+    Config = GlowConfig
+    metrics = (Metric("light", "lux", "higher", "Light of all lamps together.", "Glow", 1), Metric("heat", "K"))
+    by_length = True
+
+    def tokens(self, length):
+        return length
+
+    def chance(self, metric):
+        return 0.5 if metric.name == "light" else None
+
+    def run(self, subject, lengths):
+        for length in lengths:
+            hidden = subject.features(torch.zeros(1, length, dtype=torch.long))
+            assert hidden.shape[1] == length and not hidden.requires_grad
+            light = self.settings.lamps * length + (self.config.model.attn_type == "polar")
+            yield (
+                [self.value("light", float(light), length, n=1), self.missing("n/a: no thermometer", length, "heat")],
+                [self.example("light", float(light), length, item=0)],
+            )
+'''
+NOPE, POLAR = (f"{name}-baseline-d0-m0-w0-s0" for name in ("nope", "polar"))
+GLOW = "SELECT slug, length, value, unit, source FROM results WHERE metric = 'light' ORDER BY slug, length"
+
+
+def digest(bench: Bench) -> str:
+    return hashlib.sha256((bench.folder / "lamps.py").read_bytes()).hexdigest()
+
+
+def test_numbers_of_a_plugin_s_probe_are_kept_with_its_source_and_its_words(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    (tmp_path / "lamps.py").write_text(PLUGIN)
+    bench.grid(tokens=128 * 3, more="plugins: [lamps.py]\n")
+    bench.edit("eval: {", "eval: {probes: [val, glow], settings.glow.lamps: 3, ")
+    bench.launch()
+    first = digest(bench)
+    assert bench.sql(GLOW) == [
+        (NOPE, 32, 96.0, "lux", first), (NOPE, 64, 192.0, "lux", first),
+        (POLAR, 32, 97.0, "lux", first), (POLAR, 64, 193.0, "lux", first),
+    ]  # fmt: skip
+    assert bench.sql("SELECT DISTINCT source FROM results WHERE probe <> 'glow'") == [(None,)]
+    assert bench.sql("SELECT DISTINCT source FROM results WHERE probe = 'glow'") == [(first,)], "its peak memory too"
+    known = dict(bench.sql("SELECT DISTINCT metric, description FROM measurement WHERE probe = 'glow'"))
+    assert json.loads(str(known["light"]))["chance"] == 0.5
+    assert known["heat"] is None
+    _reports_know_it(tmp_path)
+
+    # another file measures nothing again: what is there stays, and says what it is from
+    (tmp_path / "lamps.py").write_text(PLUGIN + "# brighter\n")
+    bench.launch()
+    assert bench.sql("SELECT count(*) FROM attempt") == [(2,)]
+    assert {row[-1] for row in bench.sql(GLOW)} == {first}
+    bench.run("db", "forget", POLAR, "--probe", "glow", "--yes")
+    bench.launch()
+    second = digest(bench)
+    assert [(row[0], row[-1]) for row in bench.sql(GLOW)] == [(NOPE, first)] * 2 + [(POLAR, second)] * 2
+    assert f"lux, n=1, plugin {second[:12]}" in bench.ask("show", POLAR)
+    store = open_store(tmp_path / "atma.db")
+    told = [line for line in homogeneity(store, "micro") if "plugin" in line]
+    versions = sorted([f"{first[:12]} (1 cell)", f"{second[:12]} (1 cell)"])
+    assert told == [f"plugin of the probe glow differs: {', '.join(versions)}"]
+    assert told[0] in make_table("6", store, "micro").above[0]
+    store.close()
+
+
+def _reports_know_it(folder: Path) -> None:
+    store = open_store(folder / "atma.db")
+    table = make_table("6", store, "micro")
+    place = table.columns.index("Glow@32")
+    assert table.columns[place : place + 3] == ("Glow@32", "Glow@64", "MFU")
+    assert [row[place] for row in table.rows] == ["96.0", "97.0"]
+    assert {(r, c) for r, c in table.best if c == place} == {(1, place)}, "more is better"
+    words = "Light of all lamps together. More is better. A trivial answer scores 0.5 lux."
+    assert f"Glow, lux: {words}" in table.notes
+    assert "plugin" not in " ".join(table.above), "one version of it: nothing to know"
+    packed = re.findall(r'<script[^>]*id="core"[^>]*>(.*?)</script>', dashboard(store, "micro"), re.DOTALL)[0]
+    page = json.loads(unpacked(packed))
+    shown = [(column["heading"], column["better"]) for column in page["columns"] if column["probe"] == "glow"]
+    assert shown == [("Glow@32", 1), ("Glow@64", 1)]
+    assert {key["definition"] for key in page["keys"] if key["metric"] == "light"} == {words}
+    frame = collect(store, "micro").frame
+    assert set(frame[frame["measure"] == "Glow@64"]["unit"]) == {"lux"}
+    data = gather(store, "micro")
+    assert data.metric("glow", "light").definition == words
+    assert data.metric("glow", "heat").definition == (
+        "Recorded by the probe glow, which says no more of it than its name and unit."
+    )
+    store.close()
