@@ -24,6 +24,7 @@ class DataConfig(Config):
         "Name of the corpus: stdlib; files or shards under `path`; fineweb-edu, fineweb-edu-shards, finepdfs or "
         "wikitext-103 of the Hugging Face hub; or one that `data prepare --name` made on this machine.",
     )
+    corpus_source: str | None = knob(None, "SHA-256 of the plugin file that defines the corpus.", identity=None)
     path: str | None = aside(
         None,
         "Folder or file of the text or shards, for a hub corpus a local copy of it; beside the grid file if relative.",
@@ -250,7 +251,7 @@ class CheckpointConfig(Config):
 
 
 class Plugin(Config):
-    """A Python file outside the package that registers mixers, memories, position schemes, regularizers or probes."""
+    """A Python file outside the package that registers mixers, memories, position schemes, regularizers, corpora or probes."""
 
     path: str = knob(..., "Absolute path of the file.")
     sha256: str = knob(..., "Hash of the file's bytes when the grid was read.")

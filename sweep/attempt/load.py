@@ -113,7 +113,7 @@ def _known(part: Pluggable, section: Mapping[str, Any], plugins: tuple[Plugin, .
     """Whether the part is known before a plugin is loaded. Raises ModelConfigError when none of them could bring it."""
     source = section.get(part.source)
     name = section[part.name] if part.absent is None else section.get(part.name, part.absent)
-    known = name == part.absent or name in part.registry
+    known = name == part.absent or name in part.registry or (part.others and source is None)
     if (source is None and not known) or (source is not None and source not in {plugin.sha256 for plugin in plugins}):
         raise ModelConfigError(
             f"{part.section}.{part.name}", f"no {part.registry.kind} named {name!r}", sorted(part.registry)

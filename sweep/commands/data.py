@@ -12,6 +12,10 @@ from ...results.options import AsJson, Cells, Db, Runs, print_json, runs_folder
 from ...results.terminal import terminal_width
 from ...results.text import cleaned, say
 
+Plugins = Annotated[
+    list[Path] | None,
+    typer.Option("--plugin", metavar="FILE", help="Python file that registers corpora of your own; repeatable."),
+]
 data_app = typer.Typer(help="Prepare, list and verify corpora.", no_args_is_help=True)
 
 
@@ -67,6 +71,7 @@ def data_prepare(
         Path | None,
         typer.Option("--path", metavar="PATH", help="Local copy of a known corpus, instead of its download."),
     ] = None,
+    plugin: Plugins = None,
     most: Cells = None,
     runs: Runs = None,
     db: Db = None,
@@ -80,35 +85,38 @@ def data_prepare(
       atma-sweep data prepare stdlib --tokens 1e5 --name small
     """
     from ..data import corpora
-    from ..data.prepare import prepare
+    from ..data.prepare import prepare as prepare_text
+    from ..grid.plugins import load_plugins
     from ..run.progress import Terminal
-    from . import prepare as preparing
+    from . import prepare
 
+    loaded = load_plugins(plugin or [])
     root = runs_folder(runs, db, write=True) / "corpora"
     given = {
         "tokenizer": tokenizer,
-        "tokenizer_file": str(preparing.full(tokenizer_file)) if tokenizer_file else None,
+        "tokenizer_file": str(prepare.full(tokenizer_file)) if tokenizer_file else None,
         "end_of_text": end_of_text,
         "train_tokens": tokens,
-        "heldout": preparing.lender(heldout),
+        "heldout": prepare.lender(heldout),
         "heldout_tokens": heldout_tokens,
-        "path": str(preparing.full(path)) if path else None,
+        "path": str(prepare.full(path)) if path else None,
     }
     console = Terminal(stderr=as_json, soft_wrap=True)
     found = []
-    for data in preparing.chosen(grid, what, given, name, root, most):
-        with preparing.Preparing(console, data.corpus) as tell:
-            found.append(prepare(data, root, name=name, tell=tell))
+    for data in prepare.chosen(grid, what, given, name, root, most, loaded):
+        with prepare.Preparing(console, data.corpus) as tell:
+            found.append(prepare_text(data, root, name=name, tell=tell))
     rows = corpora.listing(root, only=found)
     if as_json:
         print_json(rows)
     else:
-        say("\n".join(preparing.table(cleaned(rows), root, terminal_width(sys.stdout))))
+        say("\n".join(prepare.table(cleaned(rows), root, terminal_width(sys.stdout))))
 
 
 @data_app.command("list")
 def data_list(
     known: Annotated[bool, typer.Option("--known", help="Instead the corpora that can be prepared by name.")] = False,
+    plugin: Plugins = None,
     runs: Runs = None,
     db: Db = None,
     as_json: AsJson = False,
@@ -121,15 +129,19 @@ def data_list(
       atma-sweep data list --known
     """
     from ..data import corpora
-    from . import prepare as preparing
+    from ..data.registry import every_kind
+    from ..grid.plugins import load_plugins
+    from . import prepare
 
     root = runs_folder(runs, db) / "corpora"
+    load_plugins(plugin or [])
     if known:
-        rows: Any = [{"corpus": name, "description": text} for name, text in corpora.CORPORA.items()]
-        lines = [f"{name:<20} {text}" for name, text in corpora.CORPORA.items()]
+        kinds = every_kind()
+        rows: Any = [{"corpus": name, "description": kind.description} for name, kind in kinds.items()]
+        lines = [f"{name:<20} {kind.description}" for name, kind in kinds.items()]
     else:
         rows = corpora.listing(root)
-        lines = preparing.table(cleaned(rows), root, terminal_width(sys.stdout))
+        lines = prepare.table(cleaned(rows), root, terminal_width(sys.stdout))
     if as_json:
         print_json(rows)
     else:

@@ -13,12 +13,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ...results import terminal
-from ..config import DataConfig
+from ..config import DataConfig, Plugin
 from ..data import corpora
 from ..data.corpora import CorpusError
 from ..data.prepare import Told
+from ..data.registry import CORPORA
 from ..errors import SweepError
-from ..grid import settings as paths
+from ..grid import plugins, settings
 from ..grid.grid import load_grid
 
 LINE_SECONDS = 15.0
@@ -100,15 +101,23 @@ def of_grid(name: str, root: Path, most: int | None = None) -> list[DataConfig]:
 
 
 def chosen(
-    grid: str | None, what: str | None, given: dict[str, Any], name: str | None, root: Path, most: int | None = None
+    grid: str | None,
+    what: str | None,
+    given: dict[str, Any],
+    name: str | None,
+    root: Path,
+    most: int | None = None,
+    loaded: Sequence[Plugin] = (),
 ) -> list[DataConfig]:
     """The configs that `data prepare` prepares: those of a grid, else the one that WHAT and the options mean.
+
+    `loaded` are plugins that may define the corpus; a grid names its own.
 
     Raises CorpusError for both at once, and for one name for several corpora.
     """
     if grid is None:
-        return [wanted(what, given)]
-    if what is not None or any(value is not None for value in given.values()):
+        return [plugins.with_sources("data", wanted(what, given), tuple(loaded))]
+    if what is not None or loaded or any(value is not None for value in given.values()):
         raise CorpusError("--grid: the grid says what is prepared and how; give nothing else but --name, or change it")
     found = of_grid(grid, root, most)
     if name is not None and len(found) > 1:
@@ -118,7 +127,7 @@ def chosen(
 
 def lender(word: str | None) -> str | None:
     """A path as a full one, a corpus's name as it is. Raises CorpusError for what is no path."""
-    if word is None or word in corpora.CORPORA:
+    if word is None or word in CORPORA:
         return word
     return str(full(word))
 
@@ -126,7 +135,7 @@ def lender(word: str | None) -> str | None:
 def full(word: str | Path) -> Path:
     """The whole path. Raises CorpusError for what is none."""
     try:
-        return paths.resolved(str(word))
+        return settings.resolved(str(word))
     except ValueError as error:
         raise CorpusError(str(error)) from error
 
@@ -137,14 +146,13 @@ def wanted(what: str | None, given: dict[str, Any]) -> DataConfig:
     `given` are settings from the command line, None where nothing was said. Raises CorpusError for neither.
     """
     if what is None:
-        raise CorpusError(f"say what to prepare: a path, or one of {', '.join(corpora.CORPORA)}; or --grid GRID")
+        raise CorpusError(f"say what to prepare: a path, or one of {', '.join(CORPORA)}; or --grid GRID")
     said = {name: value for name, value in given.items() if value is not None}
-    if what in corpora.CORPORA:
-        preset = corpora.PRESETS.get(what, DataConfig(corpus=what))
-        return _checked(preset.model_dump() | said)
+    if what in CORPORA:
+        return _checked({"corpus": what, **CORPORA.load(what).preset} | said)
     path = full(what)
     if not path.exists():
-        raise CorpusError(f"{what}: neither a file or folder nor a corpus; known are {', '.join(corpora.CORPORA)}")
+        raise CorpusError(f"{what}: neither a file or folder nor a corpus; known are {', '.join(CORPORA)}")
     shards = path.is_dir() and any(path.rglob("*.bin")) and not any(path.rglob("*.txt"))
     return _checked({"corpus": "shards" if shards else "files", "path": str(path)} | said)
 

@@ -1,1 +1,16 @@
-"""From text to rows of tokens: sources, tokenizers, prepared corpora, batches."""
+"""Text and tokens. A corpus of your own needs its base class, its texts and `register_corpus` from here."""
+
+from importlib import import_module
+
+from .registry import register_corpus
+
+__all__ = ["CorpusKind", "Text", "register_corpus"]
+
+_LAZY = {"CorpusKind": "kinds", "Text": "sources"}
+
+
+def __getattr__(name: str) -> object:
+    # Lazy, so that a command that reads no text imports nothing of it.
+    if name in _LAZY:
+        return getattr(import_module(f".{_LAZY[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -21,42 +21,15 @@ from ...results.names import is_name
 from ..config import DataConfig
 from ..errors import nearest
 from . import tokenizer as tokenizers
+from .registry import CORPORA, every_kind
 from .shards import PIECE, ShardError, facts, open_shard
-from .sources import HUB, CorpusError, Files, Hub, Source, Stdlib, listing_key
+from .sources import CorpusError, Files, Source
 from .tokenizer import Tokenizer
 
-MARKS = ".marks.bin"
-"""How a shard of marks ends that lies beside a shard of tokens."""
 MARK_SPLITS = ("train_marks", "validation_marks")
 LAYOUT = 1
 """Enters the fingerprint; raise it when the same text would be split or tokenised differently."""
 
-READY_REPOSITORY = "kjj0/finewebedu10B-gpt2"
-"""FineWeb-Edu as GPT-2 tokens in shards of 100M, which the published runs trained on."""
-
-CORPORA: dict[str, str] = {
-    "stdlib": "the Python standard library's sources and help topics, always there",
-    "files": "text of your own under data.path: .txt, .md, .rst, .py, .jsonl (.xz, .gz) or .parquet, a file or a folder",
-    "shards": "token shards of your own under data.path: *train*.bin and *val*.bin with the 256-int32 header; "
-    "*.marks.bin beside each says with 0 and 1 which tokens count for train.loss_on: marked",
-    "fineweb-edu": f"web text filtered for education, from the hub ({HUB['fineweb-edu'].repository})",
-    "fineweb-edu-shards": f"the same as GPT-2 tokens, ready-made ({READY_REPOSITORY})",
-    "finepdfs": f"long coherent documents, from the hub ({HUB['finepdfs'].repository})",
-    "wikitext-103": f"Wikipedia articles, from the hub ({HUB['wikitext-103'].repository})",
-}
-
-PRESETS: dict[str, DataConfig] = {
-    "fineweb-edu": DataConfig(corpus="fineweb-edu", tokenizer="gpt2", train_tokens=10**9, heldout="finepdfs"),
-    "fineweb-edu-shards": DataConfig(
-        corpus="fineweb-edu-shards", tokenizer="gpt2", train_tokens=10**9, heldout="finepdfs"
-    ),
-    "finepdfs": DataConfig(corpus="finepdfs", tokenizer="gpt2"),
-    "wikitext-103": DataConfig(corpus="wikitext-103", tokenizer="gpt2"),
-}
-"""What `data prepare NAME` prepares unless told otherwise: what the shipped grids ask for."""
-
-MARKED = ("shards",)
-"""Corpora that may say which of their tokens count for `train.loss_on: marked`."""
 UNMARKED = (
     "it marks no tokens, but train.loss_on is marked; set that to all, or give each shard NAME.bin a NAME.marks.bin"
 )
@@ -128,21 +101,14 @@ class Corpus:
 
 def source_of(data: DataConfig) -> Source | None:
     """The documents that a config names; None for ready-made shards. Raises CorpusError when the path is missing."""
-    if data.corpus == "stdlib":
-        return Stdlib()
-    if data.corpus in ("files", "shards") and not data.path:
-        raise CorpusError(f"data.corpus: {data.corpus} needs data.path, the folder or file that holds the text")
-    if data.corpus == "files":
-        return Files(Path(str(data.path)))
-    if data.corpus in HUB:
-        return Hub(HUB[data.corpus], Path(data.path) if data.path else None)
-    return None
+    kind = CORPORA.load(data.corpus)
+    return None if kind.ready else kind.source(data)
 
 
 def _trained_on(heldout: str, data: DataConfig) -> bool:
     if heldout == data.corpus:
         return True
-    if data.path is None or (data.corpus != "files" and data.corpus not in HUB) or heldout in CORPORA:
+    if data.path is None or CORPORA.load(data.corpus).ready or heldout in CORPORA:
         return False
     one, other = Path(data.path).resolve(), Path(heldout).resolve()
     return one.is_relative_to(other) or other.is_relative_to(one)
@@ -156,53 +122,23 @@ def heldout_source(data: DataConfig) -> Source | None:
         raise CorpusError(
             f"data.heldout: {data.heldout} is what is trained on; name other text, or leave it out to hold some of it back"
         )
-    if data.heldout in HUB:
-        return Hub(HUB[data.heldout], setting="data.heldout")
-    if data.heldout == "stdlib":
-        return Stdlib()
+    lent = CORPORA.load(data.heldout).lent() if data.heldout in CORPORA else None
+    if lent is not None:
+        return lent
     if not Path(data.heldout).exists():
+        lenders = ", ".join(name for name, kind in every_kind().items() if kind.lent() is not None)
         raise CorpusError(
             f"data.heldout: {data.heldout} is neither a file or folder nor one of the corpora that lend long documents: "
-            f"{', '.join(['stdlib', *HUB])}"
+            f"{lenders}"
         )
     return Files(Path(data.heldout), "data.heldout")
-
-
-def shard_files(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Training and validation shards under a folder, by name. Raises CorpusError when one kind is missing."""
-    if not folder.is_dir():
-        raise CorpusError(f"data.path: {folder} is no folder with token shards")
-    files = [path for path in sorted(folder.rglob("*.bin")) if not path.name.endswith(MARKS)]
-    train = [path for path in files if "train" in path.name]
-    validation = [path for path in files if "val" in path.name and "train" not in path.name]
-    for found, what in ((train, "train"), (validation, "val")):
-        if not found:
-            raise CorpusError(f"data.path: {folder} holds no *{what}*.bin; shards are told apart by their names")
-    return train, validation
-
-
-def marks_of(shards: Sequence[Path]) -> list[Path]:
-    """The shard of marks beside each shard of tokens; none at all when no shard has one.
-
-    Raises CorpusError when some have one and some do not.
-    """
-    marks = [path.with_suffix(MARKS) for path in shards]
-    missing = [path for path in marks if not path.is_file()]
-    if missing and len(missing) < len(marks):
-        raise CorpusError(f"data.path: {missing[0]} is missing, and other shards have marks; mark all of them or none")
-    return [] if missing else marks
 
 
 def request(data: DataConfig) -> dict[str, Any]:
     """What decides a prepared corpus, as JSON: the config's fields, and the state of the files that it names."""
     source, heldout = source_of(data), heldout_source(data)
-    key: Any = source.key() if source is not None else None
-    if source is None:
-        key = READY_REPOSITORY
-        if data.path:
-            train, validation = shard_files(Path(data.path))
-            shards = [*train, *validation]
-            key = listing_key(Path(data.path), [*shards, *marks_of(shards)])
+    key = source.key() if source is not None else CORPORA.load(data.corpus).key(data)
+    plugin = {"plugin": data.corpus_source} if data.corpus_source is not None else {}
     return {
         "layout": LAYOUT,
         "corpus": data.corpus,
@@ -213,6 +149,7 @@ def request(data: DataConfig) -> dict[str, Any]:
         "heldout_tokens": data.heldout_tokens,
         "source": key,
         "heldout_source": heldout.key() if heldout is not None else None,
+        **plugin,
     }
 
 
@@ -223,7 +160,8 @@ def request_id(asked: dict[str, Any]) -> str:
 
 def provisional(data: DataConfig) -> str:
     """What stands for the fingerprint of a corpus that is not prepared; another for everything asked differently."""
-    return f"unprepared:{hashlib.sha256(data.model_dump_json().encode()).hexdigest()}"
+    unsaid = {"corpus_source"} if data.corpus_source is None else None
+    return f"unprepared:{hashlib.sha256(data.model_dump_json(exclude=unsaid).encode()).hexdigest()}"
 
 
 def find(data: DataConfig, root: Path) -> str | None:
@@ -506,7 +444,8 @@ def choose(root: Path, word: str) -> list[Path]:
     if fingerprint:
         return [root / fingerprint[:16]]
     here = folders(root)
-    if word in CORPORA and (found := [folder for folder in here if _prepared_from(folder) in (word, None)]):
+    kinds = {folder: _prepared_from(folder) for folder in here}
+    if word in (*CORPORA, *kinds.values()) and (found := [one for one, kind in kinds.items() if kind in (word, None)]):
         return found
     fits = [folder for folder in here if folder.name.startswith(word[:16])]
     if len(fits) != 1 or (len(word) > 16 and not manifest(fits[0])["fingerprint"].startswith(word)):

@@ -20,13 +20,14 @@ import numpy as np
 from ...results.files import refusing
 from ...results.names import RULE, is_name, short
 from ..config import DataConfig
-from ..errors import MachineError
 from ..machine.hardware import cores
 from . import corpora
 from . import tokenizer as tokenizers
-from .corpora import READY_REPOSITORY, CorpusError
-from .shards import SHARD_TOKENS, ShardError, ShardFacts, SplitWriter, facts, open_shard, write_shard
-from .sources import Source, Text, draw, from_outside, name_digest
+from .corpora import CorpusError
+from .ready import marks_of
+from .registry import CORPORA
+from .shards import ShardError, ShardFacts, SplitWriter, facts, open_shard, write_shard
+from .sources import Source, Text, draw, name_digest
 from .tokenizer import Tokenizer
 
 HELDOUT_DOCUMENTS = 64
@@ -36,7 +37,6 @@ HELDOUT_SHARE = 0.25
 BATCH_CHARACTERS = 8_000_000
 BATCH_DOCUMENTS = 2000
 SYNC_SECONDS = 5.0
-READY_SHARDS = 99
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def prepare(
     CorpusError, ShardError, TokenizerError for text, shards and files that cannot be used, MachineError when a
     download fails, WriteRefused when the machine does not let it be written.
     """
-    if name is not None and (name in corpora.CORPORA or not is_name(name)):
+    if name is not None and (name in CORPORA or not is_name(name)):
         raise CorpusError(f"--name: {short(name)} must be {RULE}; and not the name of a known corpus")
     with refusing(root, "use"):
         found = corpora.find(data, root)
@@ -214,7 +214,7 @@ class _Preparation:
         """Removes everything but the state, which speaks of none of it."""
         for path in self.part.iterdir():
             if path.name != "state.json":
-                path.unlink()
+                _remove(path)
 
     def _encode(self, texts: Sequence[Text]) -> list[np.ndarray]:
         eot = np.array([self.tokenizer.eot], dtype=self.tokenizer.dtype)
@@ -300,9 +300,11 @@ class _Preparation:
     # --- ready-made shards ----------------------------------------------------------------------------------------
 
     def _ready(self) -> dict[str, list[ShardFacts]]:
-        """Links shards that others made into the folder, and reads each once."""
-        theirs = self.data.path is not None
-        train, validation = corpora.shard_files(Path(str(self.data.path))) if theirs else self._download()
+        """Takes shards that others made into the folder, and reads each once."""
+        kind = CORPORA.load(self.data.corpus)
+        made = self.part / "made"
+        made.mkdir(exist_ok=True)
+        train, validation = kind.shards(self.data, made, self._told)
         chosen, have = [], 0
         for path in train:
             if self.data.train_tokens is not None and have >= self.data.train_tokens:
@@ -313,23 +315,22 @@ class _Preparation:
         for split, paths in (("train", chosen), ("validation", validation)):
             found[split] = []
             for index, path in enumerate(paths):
-                found[split].append(self._adopt(path, self.part / f"{split}_{index:06d}.bin", link=theirs))
-        if theirs and corpora.marks_of([*train, *validation]):
+                found[split].append(self._adopt(path, self.part / f"{split}_{index:06d}.bin"))
+        if kind.may_mark and marks_of([*train, *validation]):
             for split, paths in (("train", chosen), ("validation", validation)):
                 tokens = found[split]
                 found[f"{split}_marks"] = [
                     self._adopt_marks(path, self.part / f"{split}_marks_{index:06d}.bin", tokens[index].tokens)
-                    for index, path in enumerate(corpora.marks_of(paths))
+                    for index, path in enumerate(marks_of(paths))
                 ]
         return found
 
     def _adopt_marks(self, path: Path, place: Path, tokens: int) -> ShardFacts:
-        """Links a shard of marks; one a token, each 0 or 1."""
+        """Takes a shard of marks; one a token, each 0 or 1."""
         marks = self._theirs(path)
         if len(marks) != tokens:
             raise CorpusError(f"{path}: has {len(marks)} marks for the {tokens} tokens of its shard")
-        place.unlink(missing_ok=True)
-        place.symlink_to(path.resolve())
+        self._put(path, place)
         known = facts(place)
         if known.largest > 1:
             raise CorpusError(f"{path}: holds {known.largest}; a mark is 0 or 1")
@@ -341,16 +342,20 @@ class _Preparation:
         except ShardError as error:
             raise ShardError(f"{error}; fetch it again, or leave it out") from error
 
-    def _adopt(self, path: Path, place: Path, *, link: bool) -> ShardFacts:
-        self._theirs(path)
+    def _put(self, path: Path, place: Path) -> None:
+        """What lies where the user says stays there alone; what was fetched or made stays though its first place goes."""
         place.unlink(missing_ok=True)
-        if link:
+        if self.data.path is not None and not path.is_relative_to(self.part):
             place.symlink_to(path.resolve())
-        else:
-            try:
-                os.link(path.resolve(), place)
-            except OSError:
-                shutil.copyfile(path, place)
+            return
+        try:
+            os.link(path.resolve(), place)
+        except OSError:
+            shutil.copyfile(path, place)
+
+    def _adopt(self, path: Path, place: Path) -> ShardFacts:
+        self._theirs(path)
+        self._put(path, place)
         known = facts(place)
         if known.largest >= self.tokenizer.vocabulary:
             raise CorpusError(
@@ -360,29 +365,6 @@ class _Preparation:
         self._fresh += known.tokens
         self._told("reading shards")
         return known
-
-    def _download(self) -> tuple[list[Path], list[Path]]:
-        from huggingface_hub import hf_hub_download
-
-        wanted = self.data.train_tokens
-        count = READY_SHARDS if wanted is None else min(READY_SHARDS, -(-wanted // SHARD_TOKENS))
-
-        def fetch(name: str) -> Path:
-            self._told("downloading")
-            try:
-                return Path(hf_hub_download(READY_REPOSITORY, name, repo_type="dataset"))
-            except Exception as error:
-                # the hub's transfer library raises RuntimeError
-                if not from_outside(error) and not isinstance(error, RuntimeError):
-                    raise
-                raise MachineError(
-                    f"{READY_REPOSITORY}/{name} cannot be downloaded ({type(error).__name__}); run again to go on where "
-                    "it stopped, or give data.path, a folder that holds the shards"
-                ) from error
-
-        return [fetch(f"finewebedu_train_{n:06d}.bin") for n in range(1, count + 1)], [
-            fetch("finewebedu_val_000000.bin")
-        ]
 
     # --- the end --------------------------------------------------------------------------------------------------
 
@@ -421,7 +403,7 @@ class _Preparation:
         kept |= {shard["file"] for shards in known["shards"].values() for shard in shards}
         for path in self.part.iterdir():
             if path.name not in kept:
-                path.unlink()
+                _remove(path)
         folder = root / found[:16]
         try:
             os.rename(self.part, folder)
@@ -435,6 +417,13 @@ class _Preparation:
                 shutil.rmtree(folder)
                 os.rename(self.part, folder)
         return found
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def _whole(root: Path, found: str) -> bool:

@@ -72,7 +72,7 @@ def name_digest(name: str) -> bytes:
 
 
 @dataclass
-class _Counted:
+class Counted:
     """A source that goes on by counting documents."""
 
     _done: int = field(default=0, init=False)
@@ -94,7 +94,7 @@ class _Counted:
 
 
 @dataclass
-class Stdlib(_Counted):
+class Stdlib(Counted):
     """The sources of the standard library without test and idlelib, and the texts of its help topics."""
 
     def _texts(self) -> Iterator[Text]:
@@ -157,7 +157,7 @@ def listing_key(root: Path, paths: list[Path]) -> list[Any]:
 
 
 @dataclass
-class Files(_Counted):
+class Files(Counted):
     """Text of one's own: a folder or file of text files, JSON lines (also .xz, .gz) and Parquet, each with a `text`."""
 
     root: Path = Path()
@@ -267,17 +267,6 @@ class HubSpec:
 
 READERS = ("aiohttp", "datasets", "httpx", "httpx2", "huggingface_hub", "pyarrow", "requests")
 """Packages whose errors mean that a dataset could not be read; not all of them are OSErrors."""
-
-HUB: dict[str, HubSpec] = {
-    "fineweb-edu": HubSpec("HuggingFaceFW/fineweb-edu", "sample-10BT", (("train", None),)),
-    "finepdfs": HubSpec("codelion/finepdfs-100M", None, (("train", None),)),
-    "wikitext-103": HubSpec(
-        "Salesforce/wikitext",
-        "wikitext-103-raw-v1",
-        (("train", "train"), ("validation", "validation"), ("test", "heldout")),
-        articles=True,
-    ),
-}
 
 
 @dataclass

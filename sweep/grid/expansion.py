@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from ..config import SECTIONS, CellConfig, DataConfig, Plugin
-from ..data.corpora import CORPORA, Prepared
+from ..data.corpora import Prepared
+from ..data.registry import CORPORA
 from . import axes, named_corpus, settings, validate
 from .cell import Cell, canonical, data_identity, five_levels, id_of_parts, model_identity, slug_part, train_identity
 from .named_corpus import Lookup
@@ -148,9 +149,10 @@ class Expansion:
         name = corpus.value if corpus is not None else None
         known = self._prepared(name) if isinstance(name, str) and name not in CORPORA else None
         if corpus is None or known is None:
-            return _Parts(validate.section("data", layer))
+            return _Parts(validate.section("data", layer, self._plugins))
         layer = self._chain.without_below(layer, corpus)
-        return _Parts(named_corpus.with_tokenizer(validate.section("data", layer), layer, known), known=known)
+        section = validate.section("data", layer, self._plugins)
+        return _Parts(named_corpus.with_tokenizer(section, layer, known), known=known)
 
     def _fitting(self, model: Any, layer: Layer, levels: Iterable[_Level], known: Prepared) -> Any:
         """The model with room for the corpus's vocabulary, unless whoever names the corpus says how much there is."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +13,8 @@ from ...model.outline import NO_MEMORY, NO_POSITIONS
 from ...model.registry import MEMORIES, MIXERS, POSITIONS, REGULARIZERS, Registry, registering_for
 from ...model.resolve import NO_REGULARIZER
 from ..config import Plugin
-from ..errors import SweepError
+from ..data.registry import CORPORA
+from ..errors import GridError, SweepError
 
 
 class Pluggable(NamedTuple):
@@ -26,12 +28,15 @@ class Pluggable(NamedTuple):
     """Field of the hash of the plugin file that defines it, None for a part of the package."""
     absent: str | None = None
     """The name that means no part."""
+    others: bool = False
+    """Whether names mean something that are in no registry, as those of prepared corpora do."""
 
 
 PLUGGABLE = (
     Pluggable(MIXERS, "model", "attn_type", "mixer_source"),
     Pluggable(MEMORIES, "model", "memory", "memory_source", absent=NO_MEMORY),
     Pluggable(POSITIONS, "model", "positions", "position_source", absent=NO_POSITIONS),
+    Pluggable(CORPORA, "data", "corpus", "corpus_source", others=True),
     Pluggable(REGULARIZERS, "train", "regularizer", "regularizer_source", absent=NO_REGULARIZER),
 )
 
@@ -76,6 +81,23 @@ def load_plugin(path: Path, sha256: str | None = None) -> Plugin:
             del sys.modules[name]
             raise
     return Plugin(path=str(path), sha256=digest)
+
+
+def load_plugins(files: Iterable[Path]) -> tuple[Plugin, ...]:
+    """Imports the plugin files that a command line names. Raises GridError for one that cannot be loaded."""
+    found = []
+    for file in files:
+        if not file.is_file():
+            raise GridError("--plugin", None, str(file), "no such file")
+        try:
+            found.append(load_plugin(file.resolve()))
+        except PluginLeft:
+            raise
+        except Exception as error:
+            raise GridError(
+                "--plugin", None, str(file), f"cannot be loaded: {type(error).__name__}: {error}"
+            ) from error
+    return tuple(found)
 
 
 def plugin_of(registry: Registry[Any], name: str, plugins: tuple[Plugin, ...]) -> str | None:

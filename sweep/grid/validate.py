@@ -16,7 +16,8 @@ from ...model.resolve import check_model_config
 from .. import probes
 from ..config import CheckpointConfig, DataConfig, EvalConfig, Plugin, Resources, TrainConfig
 from ..data import tokenizer
-from ..data.corpora import MARKED, CorpusUnknown, Prepared
+from ..data.corpora import CorpusUnknown, Prepared
+from ..data.registry import CORPORA, every_kind
 from ..errors import GridError
 from .plugins import with_sources
 from .settings import Layer, nested
@@ -174,11 +175,12 @@ def agreement(
         if known is not None:
             has = f"corpus {known.name!r} was prepared with tokenizer {known.tokenizer} of {need} tokens"
         yield Problem(("model.vocab_size", "data.tokenizer"), f"model.vocab_size is {model.vocab_size}, but {has}")
-    if train.loss_on == "marked" and not (data.corpus in MARKED if known is None else known.marked):
+    if train.loss_on == "marked" and not (_may_mark(data.corpus) if known is None else known.marked):
+        able = ", ".join(name for name, kind in every_kind().items() if kind.may_mark)
         yield Problem(
             ("train.loss_on",),
             f"corpus {data.corpus} does not mark which tokens count; set train.loss_on to all, or name one that may: "
-            f"{', '.join(MARKED)}, with marks beside the tokens",
+            f"{able}, with marks beside the tokens",
         )
     longest = outline.longest_text(model)
     if longest is not None and longest < train.seq_len:
@@ -192,6 +194,10 @@ def agreement(
             ("train.distractor", "model.attn_type"),
             f"mixer {model.attn_type} has no distractor loss; exclude that combination, or give the mixer one",
         )
+
+
+def _may_mark(corpus: str) -> bool:
+    return corpus in CORPORA and CORPORA.load(corpus).may_mark
 
 
 def blame(merged: Layer, problem: Problem) -> GridError:

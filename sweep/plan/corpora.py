@@ -12,7 +12,7 @@ from ..config import CellConfig, DataConfig
 from ..data import corpora
 from ..data.corpora import Corpus, CorpusError
 from ..data.prepare import Tell, fingerprint, prepare
-from ..data.sources import HUB
+from ..data.registry import CORPORA
 from ..errors import MachineError
 from ..grid.cell import Cell
 from ..grid.grid import Grid
@@ -37,13 +37,13 @@ def expand(grid: Grid, root: Path, *, dry: bool = False, tell: Tell = quiet) -> 
         return corpora.prepared(name, root)
 
     def pin(data: DataConfig) -> str:
-        known = prepared(data.corpus) if data.corpus not in corpora.CORPORA else None
+        known = prepared(data.corpus) if data.corpus not in CORPORA else None
         found = known.fingerprint if known is not None else corpora.find(data, root)
         if found is not None:
             return found
         if not dry and not _remote(data):
             return prepare(data, root, tell=tell)
-        if dry and data.corpus == "stdlib" and data.heldout is None:
+        if dry and data.heldout is None and CORPORA.load(data.corpus).at_hand:
             return fingerprint(data)
         how = f"corpus {data.corpus!r} is not prepared in {root}: {_command(grid, root)}"
         if not dry:
@@ -63,8 +63,10 @@ def _command(grid: Grid, root: Path) -> str:
 
 def _remote(data: DataConfig) -> bool:
     """Whether preparing it would download."""
-    hub = data.corpus in HUB or data.corpus == "fineweb-edu-shards"
-    return (hub and data.path is None) or data.heldout in HUB
+    if CORPORA.load(data.corpus).remote(data):
+        return True
+    lender = data.heldout
+    return lender is not None and lender in CORPORA and CORPORA.load(lender).remote(DataConfig(corpus=lender))
 
 
 def check(cells: Sequence[Cell], root: Path) -> None:

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from atma_sweep.model.registry import MEMORIES, MIXERS, POSITIONS, REGULARIZERS, Registry
+from atma_sweep.sweep.data.registry import CORPORA
 from atma_sweep.sweep.probes import PROBES
 
-ALL: tuple[Registry, ...] = (MIXERS, MEMORIES, POSITIONS, REGULARIZERS, PROBES)
+ALL: tuple[Registry, ...] = (MIXERS, MEMORIES, POSITIONS, REGULARIZERS, CORPORA, PROBES)
 EVERY_MIXER = list(MIXERS)
 EVERY_MEMORY = ["none", *MEMORIES]
 EVERY_REGULARIZER = ["baseline", *REGULARIZERS]

@@ -18,8 +18,9 @@ import pytest
 import tokenizers
 from atma_sweep.sweep.commands import prepare as preparing
 from atma_sweep.sweep.data import prepare
-from atma_sweep.sweep.data.corpora import CORPORA, open_corpus
+from atma_sweep.sweep.data.corpora import open_corpus
 from atma_sweep.sweep.data.prepare import Told
+from atma_sweep.sweep.data.registry import CORPORA, every_kind
 from copies import finepdfs, fineweb_edu, prose, published_shard
 from patience import PATIENCE_S
 from prepared import document, joined, naive, parts, put, stream
@@ -279,7 +280,9 @@ def test_what_can_be_prepared(command: Command) -> None:
     assert code == 0
     assert [line.split()[0] for line in out.splitlines()] == list(CORPORA)
     rows = json.loads(command("data", "list", "--known", "--json")[1])
-    assert {row["corpus"]: row["description"] for row in rows} == CORPORA
+    assert {row["corpus"]: row["description"] for row in rows} == {
+        name: kind.description for name, kind in every_kind().items()
+    }
 
 
 @pytest.mark.parametrize(("number", "words"), [

@@ -20,7 +20,8 @@ import pytest
 import tokenizers
 from atma_sweep.sweep.config import DataConfig
 from atma_sweep.sweep.data import corpora, prepare
-from atma_sweep.sweep.data.corpora import CORPORA, PRESETS, Corpus, CorpusUnknown, entropies, open_corpus
+from atma_sweep.sweep.data.corpora import Corpus, CorpusUnknown, entropies, open_corpus
+from atma_sweep.sweep.data.registry import CORPORA, every_kind
 from atma_sweep.sweep.errors import SweepError
 from atma_sweep.sweep.grid.grid import load_grid
 from copies import prose, published_shard
@@ -204,11 +205,11 @@ def test_presets_are_what_the_shipped_grids_ask_for() -> None:
         "heldout",
         "heldout_tokens",
     )
+    presets = {name: DataConfig(corpus=name, **kind.preset) for name, kind in every_kind().items() if kind.preset}
     for data in asked:
-        assert [getattr(data, name) for name in fields] == [getattr(PRESETS[data.corpus], name) for name in fields]
+        assert [getattr(data, name) for name in fields] == [getattr(presets[data.corpus], name) for name in fields]
     assert {data.corpus for data in asked} == {"fineweb-edu-shards"}
-    assert set(PRESETS) == set(CORPORA) - {"stdlib", "files", "shards"}
-    assert all(preset.corpus == name for name, preset in PRESETS.items())
+    assert set(presets) == set(CORPORA) - {"stdlib", "files", "shards"}
 
 
 def test_a_request_is_what_decides_the_text(tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from atma_sweep.sweep.data import sources
+from atma_sweep.sweep.data.known.finepdfs import FinePDFs
+from atma_sweep.sweep.data.registry import CORPORA
 from atma_sweep.sweep.data.sources import (
-    HUB,
     CorpusError,
     Files,
     Hub,
@@ -298,7 +299,7 @@ def test_lines_before_the_first_heading_are_an_article() -> None:
 
 
 def hub(name: str, path: Path | None) -> Hub:
-    return Hub(HUB[name], path)
+    return Hub(CORPORA.load(name).spec, path)
 
 
 def test_the_sample_of_fineweb_edu_and_nothing_else(tmp_path: Path) -> None:
@@ -410,7 +411,7 @@ def test_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch, error: Ex
         return rows()
 
     monkeypatch.setattr("datasets.load_dataset", load)
-    source = Hub(HUB["finepdfs"], setting="data.heldout")
+    source = Hub(FinePDFs.spec, setting="data.heldout")
     with pytest.raises(MachineError) as caught:
         list(source.documents())
     assert str(caught.value) == (

@@ -1,0 +1,108 @@
+"""What a corpus is, before it is prepared. One of your own is a subclass, registered under a name:
+
+@register_corpus("pairs")
+class Pairs(CorpusKind):
+    description = "letters, each with its number, and questions for them"
+
+    @classmethod
+    def texts(cls, data):
+        for number in range(1000):
+            yield Text(f"pairs/{number}", ...)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ..config import DataConfig
+from .sources import Counted, Hub, HubSpec, Source, Text
+
+Told = Callable[[str], None]
+"""Called with the phase that a preparation is in, now and then."""
+
+
+class CorpusKind:
+    """Text by a name: documents that `source` gives, or token shards that `shards` gives. `data` is what a grid says."""
+
+    description: ClassVar[str]
+    """One line for `data list --known`."""
+    preset: ClassVar[Mapping[str, Any]] = {}
+    """Settings of the data section that `data prepare NAME` takes unless told otherwise."""
+    ready: ClassVar[bool] = False
+    """Whether it consists of token shards."""
+    may_mark: ClassVar[bool] = False
+    """Whether its shards may say which of their tokens count for `train.loss_on: marked` (NAME.marks.bin beside NAME.bin)."""
+    at_hand: ClassVar[bool] = False
+    """Whether it is prepared in seconds, so that even a dry run may."""
+
+    @classmethod
+    def texts(cls, data: DataConfig) -> Iterator[Text]:
+        """Its documents, in a fixed order. Where one names no split, its name decides."""
+        raise NotImplementedError(f"corpus {data.corpus} defines neither texts nor source")
+
+    @classmethod
+    def key(cls, data: DataConfig) -> Any:
+        """JSON that changes whenever its text may have changed, besides with the plugin file that defines it.
+
+        Raises CorpusError for what `data` lacks.
+        """
+        return None
+
+    @classmethod
+    def source(cls, data: DataConfig) -> Source:
+        """Its documents as something that a stopped preparation goes on with. Raises CorpusError for what `data` lacks."""
+        return Made(cls, data)
+
+    @classmethod
+    def lent(cls) -> Source | None:
+        """The long documents that it gives to probes of other corpora, which name it as data.heldout; None: it gives none."""
+        return None
+
+    @classmethod
+    def shards(cls, data: DataConfig, made: Path, told: Told) -> tuple[list[Path], list[Path]]:
+        """Training and validation shards; `made` is a folder for what has to be made or fetched."""
+        raise NotImplementedError(f"corpus {data.corpus} defines no shards")
+
+    @classmethod
+    def remote(cls, data: DataConfig) -> bool:
+        """Whether preparing it would download, which has to be asked for."""
+        return False
+
+
+@dataclass
+class Made(Counted):
+    """The texts that a kind gives."""
+
+    kind: type[CorpusKind]
+    data: DataConfig
+
+    def _texts(self) -> Iterator[Text]:
+        yield from self.kind.texts(self.data)
+
+    def key(self) -> Any:
+        """That of the kind."""
+        return self.kind.key(self.data)
+
+
+class HubCorpus(CorpusKind):
+    """A dataset of the Hugging Face hub, or of a local copy under `data.path`."""
+
+    spec: ClassVar[HubSpec]
+
+    @classmethod
+    def source(cls, data: DataConfig) -> Source:
+        """Its rows, streamed."""
+        return Hub(cls.spec, Path(data.path) if data.path else None)
+
+    @classmethod
+    def lent(cls) -> Source:
+        """The same from the hub."""
+        return Hub(cls.spec, setting="data.heldout")
+
+    @classmethod
+    def remote(cls, data: DataConfig) -> bool:
+        """Unless there is a copy."""
+        return data.path is None

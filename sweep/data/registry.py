@@ -1,0 +1,27 @@
+"""Names of corpora. A new one is one file and one line here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...model.registry import Registry
+
+if TYPE_CHECKING:
+    from .kinds import CorpusKind
+
+CORPORA: Registry[type[CorpusKind]] = Registry("corpus", __name__.rpartition(".")[0], {
+    "stdlib": "known.stdlib:StandardLibrary",
+    "files": "known.files:OwnFiles",
+    "shards": "known.shards:OwnShards",
+    "fineweb-edu": "known.fineweb_edu:FineWebEdu",
+    "fineweb-edu-shards": "known.fineweb_edu_shards:FineWebEduShards",
+    "finepdfs": "known.finepdfs:FinePDFs",
+    "wikitext-103": "known.wikitext_103:WikiText103",
+})  # fmt: skip
+
+register_corpus = CORPORA.register
+
+
+def every_kind() -> dict[str, type[CorpusKind]]:
+    """Every kind by its name."""
+    return {name: CORPORA.load(name) for name in CORPORA}

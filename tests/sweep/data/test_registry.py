@@ -1,0 +1,173 @@
+"""Corpora by name: the package's own, and those of plugin files."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from atma_sweep.model.registry import registering_for
+from atma_sweep.sweep.config import DataConfig
+from atma_sweep.sweep.data import CorpusKind, corpora, register_corpus
+from atma_sweep.sweep.data.corpora import CorpusUnknown, open_corpus
+from atma_sweep.sweep.data.prepare import prepare
+from atma_sweep.sweep.data.registry import CORPORA, every_kind
+from atma_sweep.sweep.data.shards import write_shard
+from atma_sweep.sweep.errors import GridError
+from atma_sweep.sweep.grid.cell import identity
+from atma_sweep.sweep.grid.grid import load_grid
+from atma_sweep.sweep.grid.plugins import load_plugins
+from atma_sweep.sweep.plan.corpora import expand
+from bench import Bench
+from registries import scope
+
+PLUGIN = """
+from atma_sweep.sweep.data import CorpusKind, Text, register_corpus
+
+@register_corpus("counting")
+class Counting(CorpusKind):
+    description = "numbers, counted"
+
+    @classmethod
+    def texts(cls, data):
+        for first in range(60):
+            yield Text(f"count/{first}", " ".join(str(first + step) for step in range(300)))
+"""
+
+
+@pytest.mark.parametrize("name", CORPORA)
+def test_each_says_what_it_is(name: str) -> None:
+    kind = CORPORA.load(name)
+    assert issubclass(kind, CorpusKind)
+    assert kind.description
+    DataConfig(corpus=name, **kind.preset)
+    assert kind.ready == ("shards" in vars(kind))
+    assert kind.remote(DataConfig(corpus=name)) == (kind.preset != {})
+    assert not kind.remote(DataConfig(corpus=name, path="here"))
+
+
+@contextlib.contextmanager
+def fresh() -> Iterator[None]:
+    """As a process of its own would be: plugins that it loads are forgotten at the end."""
+    with scope():
+        yield
+    for name in [name for name in sys.modules if name.startswith("atma_sweep_plugin_")]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    """A grid whose text is that of a plugin beside it."""
+    found = Bench(tmp_path)
+    found.edit(f"corpus: files, path: {found.text}", "corpus: counting")
+    (tmp_path / "micro.yaml").write_text((tmp_path / "micro.yaml").read_text() + "plugins: [count.py]\n")
+    (tmp_path / "count.py").write_text(PLUGIN)
+    return found
+
+
+def test_the_text_of_a_plugin_is_prepared_by_name_and_found_by_a_grid(bench: Bench) -> None:
+    sha = hashlib.sha256(PLUGIN.encode()).hexdigest()
+    root = bench.folder / "atma-runs" / "corpora"
+    with fresh():
+        told = json.loads(
+            bench.ask("data", "prepare", "counting", "--plugin", "count.py", "--heldout-tokens", "400", "--json")
+        )
+        assert [row["corpus"] for row in told] == ["counting"]
+        assert "numbers, counted" in bench.ask("data", "list", "--known", "--plugin", "count.py")
+    assert "counting" not in CORPORA
+    # neither list nor verify needs the plugin
+    assert "counting" in bench.ask("data", "list")
+    assert "as prepared" in bench.ask("data", "verify", "counting")
+    with fresh():
+        cells, remarks = expand(load_grid(str(bench.folder / "micro.yaml")), root, dry=True)
+    assert remarks == []
+    assert {cell.config.data.fingerprint for cell in cells} == {told[0]["fingerprint"]}
+    assert identity(cells[0].config)["data"]["corpus_source"] == sha
+    found = open_corpus(root, told[0]["fingerprint"])
+    words = [" ".join(str(first + step) for step in range(300)) for first in range(60)]
+    texts = {bytes(part.tolist()[1:]).decode() for part in found.heldout}
+    assert texts
+    assert texts <= set(words)
+    assert found.train_tokens + len(found.validation) + sum(map(len, found.heldout)) == sum(len(w) + 1 for w in words)
+
+
+def test_the_plugins_file_is_part_of_the_id_and_of_what_is_prepared(bench: Bench) -> None:
+    root = bench.folder / "atma-runs" / "corpora"
+    grid = str(bench.folder / "micro.yaml")
+    with fresh():
+        before, _ = expand(load_grid(grid), root)
+    (bench.folder / "count.py").write_text(PLUGIN.replace("range(60)", "range(61)"))
+    with fresh():
+        _, remarks = expand(load_grid(grid), root, dry=True)
+        assert "is not prepared" in remarks[0]
+        after, _ = expand(load_grid(grid), root)
+    assert not {cell.id for cell in before} & {cell.id for cell in after}
+    (bench.folder / "count.py").write_text(PLUGIN + "# the same text\n")
+    with fresh():
+        same, _ = expand(load_grid(grid), root)
+    assert {one.config.data.fingerprint for one in same} == {one.config.data.fingerprint for one in before}
+    assert not {cell.id for cell in before} & {cell.id for cell in same}
+
+
+def test_a_part_of_the_package_has_no_source(tmp_path: Path) -> None:
+    asked: list[DataConfig] = []
+    load_grid("quick").expand(lambda data: asked.append(data) or "f")  # type: ignore[func-returns-value]
+    assert {data.corpus_source for data in asked} == {None}
+    assert "plugin" not in corpora.request(asked[0])
+
+
+def test_a_plugin_may_make_shards_and_mark_them(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    train, validation = (draw.integers(0, 256, size, dtype=np.uint16) for size in (5000, 900))
+    marks = {name: (tokens < 9).astype(np.uint16) for name, tokens in (("train", train), ("val", validation))}
+    with fresh(), registering_for("a_plugin"):
+
+        @register_corpus("drawn")
+        class Drawn(CorpusKind):
+            description = "drawn numbers"
+            ready = True
+            may_mark = True
+
+            @classmethod
+            def shards(cls, data: DataConfig, made: Path, told: Any) -> tuple[list[Path], list[Path]]:
+                for name, tokens in (("train", train), ("val", validation)):
+                    write_shard(made / f"{name}.bin", tokens)
+                    write_shard(made / f"{name}.marks.bin", marks[name])
+                return [made / "train.bin"], [made / "val.bin"]
+
+        # the long documents come from elsewhere, since shards have none
+        data = DataConfig(corpus="drawn", heldout="stdlib", heldout_tokens=20_000)
+        found = open_corpus(tmp_path, prepare(data, tmp_path))
+    assert np.array_equal(found.train[0], train)
+    assert np.array_equal(found.validation, validation)
+    assert found.train_marks is not None
+    assert np.array_equal(found.train_marks[0], marks["train"])
+    assert found.folder is not None
+    assert not any(path.is_symlink() or path.is_dir() for path in found.folder.iterdir()), "it needs nothing elsewhere"
+
+
+def test_names_and_files_that_are_wrong_are_told_in_a_line(tmp_path: Path) -> None:
+    file = tmp_path / "bad.py"
+    file.write_text(PLUGIN.replace('"counting"', '"stdlib"'))
+    with fresh(), pytest.raises(GridError, match="ValueError: a corpus named 'stdlib' exists already"):
+        load_plugins([file])
+    with pytest.raises(GridError, match=r"--plugin: .*gone.py: no such file"):
+        load_plugins([tmp_path / "gone.py"])
+    with pytest.raises(CorpusUnknown, match=f"no corpus 'counting'; allowed: {', '.join(every_kind())}"):
+        corpora.find(DataConfig(corpus="counting"), tmp_path)
+
+
+@pytest.mark.slow
+def test_a_sweep_on_the_text_of_a_plugin_trains_and_is_measured_again(bench: Bench) -> None:
+    bench.launch("--only", "attn_type=nope")
+    ((cell, state),) = bench.sql("SELECT cell_id, state FROM attempt")
+    assert state == "done"
+    (bench.folder / "count.py").unlink()
+    bench.run("evaluate", str(cell), "--executor", "local", "--probe", "val")
+    assert bench.sql("SELECT kind, state FROM attempt ORDER BY id") == [("train", "done"), ("evaluate", "done")]
