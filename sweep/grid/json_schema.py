@@ -147,7 +147,7 @@ def grid_schema() -> dict[str, Any]:
             "plugins": {
                 "type": "array",
                 "items": {"type": "string"},
-                "description": "Python files beside the grid that register mixers, memories, position schemes, regularizers or probes.",
+                "description": "Python files beside the grid that register mixers, memories, position schemes, regularizers, corpora or probes.",
             },
         },
         **_closed_without_plugins(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,7 @@ from atma_sweep.sweep.plan.corpora import expand
 from bench import Bench
 from registries import scope
 
+GUIDE = Path(__file__).resolve().parents[3] / "docs" / "guide.md"
 PLUGIN = """
 from atma_sweep.sweep.data import CorpusKind, Text, register_corpus
 
@@ -161,6 +163,20 @@ def test_names_and_files_that_are_wrong_are_told_in_a_line(tmp_path: Path) -> No
         load_plugins([tmp_path / "gone.py"])
     with pytest.raises(CorpusUnknown, match=f"no corpus 'counting'; allowed: {', '.join(every_kind())}"):
         corpora.find(DataConfig(corpus="counting"), tmp_path)
+
+
+def test_the_guides_own_corpus_is_prepared(tmp_path: Path) -> None:
+    (example,) = re.findall(r"^```python\n(# pairs.py\n.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
+    file = tmp_path / "pairs.py"
+    file.write_text(example)
+    with fresh():
+        load_plugins([file])
+        found = open_corpus(tmp_path, prepare(DataConfig(corpus="pairs", heldout_tokens=900), tmp_path))
+    assert len(found.heldout) == 64
+    text = bytes(found.heldout[0].tolist()[1:]).decode()
+    half = len(text) // 2
+    assert text[:half] == text[half:]
+    assert re.fullmatch(r"([a-h]\d )+", text)
 
 
 @pytest.mark.slow
