@@ -1,6 +1,6 @@
 """The attention kernels as torch ops, so that torch.compile keeps one graph: what goes in, what comes out, the gradient.
 
-B batch, T length, H query heads, J KV heads, X head size. Units as in `attention_triton`: q scaled so that weights are
+B batch, T length, H query heads, J KV heads, X head size. Units as in `triton`: q scaled so that weights are
 2^(qk - lse), null scores in units of log 2. `window` 0 is none. `path` is "triton" or "gluon".
 """
 

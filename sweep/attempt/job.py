@@ -14,7 +14,7 @@ JOB_FILE = "job.json"
 class Job:
     """What an attempt is asked to do; a frozen copy lies in its folder as job.json.
 
-    Addresses are full ones or relative to the runs folder (see training/storage.py).
+    Addresses are full ones or relative to the runs folder (see checkpoints/storage.py).
     """
 
     attempt: int

@@ -48,7 +48,7 @@ class Kept:
     attempt: int
     """The training that the weights come from."""
     weights: str
-    """Their address, as the database has it (see training/storage.py)."""
+    """Their address, as the database has it (see checkpoints/storage.py)."""
 
 
 @dataclass(frozen=True)

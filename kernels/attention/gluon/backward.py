@@ -1,4 +1,4 @@
-"""Polar attention's gradients in Gluon, one kernel for queries and one for keys; see `attention_gluon`."""
+"""Polar attention's gradients in Gluon, one kernel for queries and one for keys; see `entry`."""
 
 from __future__ import annotations
 

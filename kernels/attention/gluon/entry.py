@@ -142,7 +142,7 @@ def polar_forward(
     q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HX: Tensor, *,
     window: int | None, floor: float, offset: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """As in `attention_triton`. Raises ValueError for a key offset, which these kernels do not know."""
+    """As in `..triton`. Raises ValueError for a key offset, which these kernels do not know."""
     _check(q, k, offset)
     return forward(q, k, v, null_TH, beta_H, v_null_HX, window=window, floor=floor)
 
@@ -151,7 +151,7 @@ def polar_backward(
     gc: Tensor, g_mag: Tensor, q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HX: Tensor,
     c: Tensor, lse: Tensor, n_eff: Tensor, inverse: Tensor, *, window: int | None, offset: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """As in `attention_triton`, whose pass over rows it shares."""
+    """As in `..triton`, whose pass over rows it shares."""
     _check(q, k, offset)
     g, add, twice, d_null, d_beta, d_v_null = polar_rows(gc, g_mag, null_TH, beta_H, v_null_HX, c, lse, n_eff, inverse)
     dq, dk, dv = gradients(q, k, v, g, lse, add, twice, window=window)

@@ -1,4 +1,4 @@
-"""Polar attention's forward in Gluon; see `attention_gluon`."""
+"""Polar attention's forward in Gluon; see `entry`."""
 
 from __future__ import annotations
 
