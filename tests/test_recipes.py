@@ -20,11 +20,17 @@ axes:
   reg_mode: [centred]
 set:
   model: {d_model: 16, n_layers: 3, n_heads: 2, n_kv_heads: 1, head_dim: 8, positions: sine}
-  data: {corpus: files, path: text, heldout_tokens: 400}
+  data: {corpus: counting, heldout_tokens: 400}
   train: {tokens: 512, seq_len: 32, batch_tokens: 128, micro_batch: 2}
   eval: {lengths: [32], documents: 2, junk_rows: 2, needle_trials: 2, validation_tokens: 256, probes: [val, weight_rms]}
 """
-WORDS = "the model reads a long row of bytes and guesses what comes next from all that it has seen so far "
+
+
+PARTS = "mixer,memory,regularizer,position scheme,probe,corpus,table,figure,executor".split(",")
+
+
+def test_every_kind_of_part_has_its_recipe() -> None:
+    assert [title.partition(" ")[2] for title in recipes.recipes()] == PARTS
 
 
 @pytest.mark.parametrize("title", list(recipes.recipes()))
@@ -41,9 +47,7 @@ def test_the_recipes_make_what_they_say(tmp_path: Path) -> None:
         for block in recipe:
             recipes.follow(block, root)
     place = tmp_path / "place"
-    (place / "text").mkdir(parents=True)
-    for number in range(12):
-        (place / "text" / f"{number}.txt").write_text(f"{number} " + WORDS * 12)
+    place.mkdir()
     (place / "new.yaml").write_text(GRID)
     environment = {key: value for key, value in os.environ.items() if key != "ATMA_DB"} | {"PYTHONPATH": str(tmp_path)}
 
