@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 from atma_sweep.cli import app
+from atma_sweep.reports.dashboard import curves as curves_module
 from atma_sweep.reports.dashboard import page as module
-from atma_sweep.reports.dashboard.page import Series, dashboard, unpacked
+from atma_sweep.reports.dashboard.curves import Series
+from atma_sweep.reports.dashboard.page import dashboard, unpacked
 from atma_sweep.reports.data import gather
 from atma_sweep.reports.stats.effects import effects
 from atma_sweep.reports.tables import make_table
@@ -238,7 +240,7 @@ def test_120_cells_with_full_curves_stay_under_8_mb_and_come_out_the_same_twice(
 
 
 def test_many_curves_are_thinned_and_the_page_is_told(empty: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CURVE_POINTS", 1000)
+    monkeypatch.setattr(curves_module, "CURVE_POINTS", 1000)
     synthetic_sweep(empty, 8, 300)
     page = Page(dashboard(empty))
     curve = page.core()["cells"][0]["curve"]

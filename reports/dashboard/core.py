@@ -1,0 +1,156 @@
+"""What a page says but for its curves: cells, numbers, attempts, origins, failures and effects, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from ... import __version__
+from ...results.store.records import Attempt, Provenance
+from ...results.store.store import Store
+from ..columns import complete_columns
+from ..data import SweepData
+from ..stats.audit import homogeneity
+from ..table import Entry, Table
+from ..tables.complete import table6
+from ..tables.effects import effects_table
+from ..tables.failures import failures
+from ..tables.provenance import provenance
+from .curves import Curve, curve_facts
+
+
+def core(store: Store, data: SweepData, attempts: Sequence[Attempt], curves: Mapping[str, Curve]) -> dict[str, Any]:
+    """Everything but effects and curves. Cells stand by their place in `cells`, attempts by id, metrics by `keys`."""
+    launched = store.revision(data.sweep, data.revision)
+    table = table6(store, data.sweep, lengths=data.also)
+    several = "Seeds" in table.columns
+    keys = sorted({key[1:] for key in data.values})
+    units = {key[1:]: value.unit for key, value in data.values.items() if value.unit}
+    origins = provenance(store, data.sweep)
+    groups = {attempt: r for r, row in enumerate(origins.entries) for _, attempt in row[0].origins}
+    known = store.provenances([attempt.id for attempt in attempts])
+    audit = homogeneity(store, data.sweep)
+    return {
+        "sweep": data.sweep,
+        "revision": data.revision,
+        "version": __version__,
+        "launched": _moment(launched.created_at),
+        "commit": launched.git_commit,
+        "dirty": launched.git_dirty,
+        "grid": launched.grid_text,
+        "done": data.done,
+        "audit": audit,
+        "notes": list(table.notes),
+        "columns": _columns(data),
+        "tables": {"mean": _rows(data, table)} | ({"each": _rows(data, table6(store, data.sweep, seeds=True, lengths=data.also))} if several else {}),
+        "keys": [_key(data, key, units.get(key, "")) for key in keys],
+        "cells": _cells(data, keys, curves),
+        "attempts": {attempt.id: _attempt(attempt, known.get(attempt.id), groups.get(attempt.id)) for attempt in attempts},
+        "origins": {"columns": origins.columns[: origins.text_columns], "rows": [r[: origins.text_columns] for r in origins.rows]},
+        "failures": _failures(failures(store, data.sweep)),
+    }  # fmt: skip
+
+
+def _moment(moment: datetime | None) -> str | None:
+    return f"{moment:%Y-%m-%d %H:%M:%S} UTC" if moment is not None else None
+
+
+def _columns(data: SweepData) -> list[dict[str, Any]]:
+    """The numbers of the complete results, as their headings."""
+    return [
+        {
+            "heading": column.heading,
+            "probe": column.probe,
+            "metric": column.metric,
+            "length": column.length,
+            "percent": column.percent,
+            "better": column.direction,
+        }
+        for column in complete_columns(data)
+    ]
+
+
+def _key(data: SweepData, key: tuple[str, str, int], unit: str) -> dict[str, Any]:
+    probe, metric, length = key
+    told = data.metric(probe, metric).definition
+    return {"probe": probe, "metric": metric, "length": length, "unit": unit, "definition": told}
+
+
+def _rows(data: SweepData, table: Table) -> dict[str, Any]:
+    place = {cell.cell_id: index for index, cell in enumerate(data.cells)}
+    words = table.text_columns
+    return {
+        "words": table.columns[:words],
+        "rows": [
+            {"words": row[:words], "cells": [place[cell] for cell in entries[0].cells], "numbers": [_number(e) for e in entries]}
+            for row, entries in zip(table.rows, table.entries, strict=True)
+        ],
+    }  # fmt: skip
+
+
+def _number(one: Entry) -> list[Any]:
+    """[printed, value, sd, seeds, best, attempt of every cell]."""
+    return [one.text, one.value, one.sd, one.seeds, one.best, [attempt for _, attempt in one.origins]]
+
+
+def _cells(data: SweepData, keys: Sequence[tuple[str, str, int]], curves: Mapping[str, Curve]) -> list[dict[str, Any]]:
+    place = {key: index for index, key in enumerate(keys)}
+    values: dict[str, list[list[Any]]] = {}
+    for v in data.values.values():
+        row = [place[(v.probe, v.metric, v.length)], v.value, v.n, v.low, v.high, v.attempt_id, v.reason]
+        values.setdefault(v.cell_id, []).append(row)
+    found = []
+    for cell in data.cells:
+        curve = curves.get(cell.cell_id)
+        found.append(
+            {
+                "id": cell.cell_id,
+                "slug": cell.slug,
+                "seed": cell.seed,
+                "state": data.word(cell),
+                "cause": cell.cause,
+                "axes": {**cell.levels, **cell.axes},
+                "values": sorted(values.get(cell.cell_id, []), key=lambda row: row[0]),
+                "curve": curve_facts(curve) if curve else None,
+            }
+        )
+    return found
+
+
+def _attempt(attempt: Attempt, known: Provenance | None, group: int | None) -> dict[str, Any]:
+    return {
+        "number": attempt.number,
+        "kind": attempt.kind,
+        "state": attempt.state,
+        "host": attempt.host,
+        "started": _moment(attempt.started_at),
+        "finished": _moment(attempt.finished_at),
+        "commit": known.git_commit if known else None,
+        "dirty": known.git_dirty if known else None,
+        "gpu": (known.gpu_name or known.device or None) if known else None,
+        "deviation": attempt.deviation,
+        "origin": group,
+    }
+
+
+def _failures(table: Table) -> dict[str, Any]:
+    tracebacks = [row["traceback"] for row in table.raw]
+    return {"columns": table.columns, "rows": table.rows, "tracebacks": tracebacks, "notes": table.notes[1:]}
+
+
+def effects_of(store: Store, data: SweepData) -> dict[str, Any]:
+    """The table of effects: words, numbers as [printed, value], and the cells of the pairs by their place in the sweep."""
+    table = effects_table(store, data.sweep, lengths=data.also)
+    place = {cell.cell_id: index for index, cell in enumerate(data.cells)}
+    words = table.text_columns
+    rows = [
+        {
+            "words": row[:words],
+            "numbers": [[one.text, one.value] for one in entries],
+            "cells": [place[cell] for cell, _ in entries[0].origins],
+            "about": [entries[1].probe, entries[1].metric, entries[1].length],
+        }
+        for row, entries in zip(table.rows, table.entries, strict=True)
+    ]
+    return {"words": table.columns[:words], "numbers": table.columns[words:], "rows": rows, "notes": table.notes[1:]}
