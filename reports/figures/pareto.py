@@ -16,6 +16,7 @@ from . import style
 from .base import Collected, collected
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 ROOM = 0.035  # of an axis, that stays free beside the outermost points
@@ -99,25 +100,8 @@ def draw(made: Collected) -> Figure:
                     fontsize=6,
                 )
         kept = here[here["front"]].sort_values("speed")
-        axes.step(kept["speed"], kept["value"], where="pre", color=style.GREY, linewidth=0.9, zorder=1)
-        axes.plot(
-            kept["speed"],
-            kept["value"],
-            linestyle="none",
-            marker="o",
-            markersize=8,
-            markerfacecolor="none",
-            markeredgecolor="#000000",
-        )
-        axes.margins(ROOM + 0.06, ROOM + 0.06)
-        share = quality.startswith("Ndl")
-        if share and here["value"].max() - here["value"].min() < 5:
-            axes.set_ylim(here["value"].min() - 5, here["value"].max() + 5)
-        axes.set_ylabel(f"{quality}, {'% (more is better)' if share else 'nats per token (less is better)'}")
-        axes.set_xlabel(
-            f"{here['speed_name'].iloc[0]}{', %' if here['speed_name'].iloc[0] == 'MFU' else ''} (more is better)"
-        )
-        axes.locator_params(axis="x", nbins=5)
+        _front(axes, kept)
+        _scale(axes, here, quality)
         numbered = [
             (str(listed.index(one["name"]) + 1), one["speed"], one["value"])
             for _, one in kept.iterrows()
@@ -134,3 +118,29 @@ def draw(made: Collected) -> Figure:
         # a configuration may be named as a mixer is
         handles[f"front: {name}"] = Line2D([], [], linestyle="none", marker=f"${place}$", color="#000000", markersize=6)
     return style.finished(figure, made.title, made.notes, handles, columns=3)
+
+
+def _front(axes: Axes, kept: pd.DataFrame) -> None:
+    """The steps of a front, and a ring around each of its points."""
+    axes.step(kept["speed"], kept["value"], where="pre", color=style.GREY, linewidth=0.9, zorder=1)
+    axes.plot(
+        kept["speed"],
+        kept["value"],
+        linestyle="none",
+        marker="o",
+        markersize=8,
+        markerfacecolor="none",
+        markeredgecolor="#000000",
+    )
+
+
+def _scale(axes: Axes, here: pd.DataFrame, quality: str) -> None:
+    """Ranges and names of both axes."""
+    axes.margins(ROOM + 0.06, ROOM + 0.06)
+    share = quality.startswith("Ndl")
+    if share and here["value"].max() - here["value"].min() < 5:
+        axes.set_ylim(here["value"].min() - 5, here["value"].max() + 5)
+    axes.set_ylabel(f"{quality}, {'% (more is better)' if share else 'nats per token (less is better)'}")
+    speed = here["speed_name"].iloc[0]
+    axes.set_xlabel(f"{speed}{', %' if speed == 'MFU' else ''} (more is better)")
+    axes.locator_params(axis="x", nbins=5)

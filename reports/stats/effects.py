@@ -1,4 +1,4 @@
-"""What the levels do: matched pairs, interactions, analysis of variance, spread, intervals and Pareto fronts.
+"""What the levels do: matched pairs, interactions, spread, intervals and Pareto fronts.
 
 A pair is two cells that agree on every axis and the seed but for the axis in question, so each effect is a mean of
 differences within the sweep. One run a cell says nothing of seeds: the spread comes from seeds where the sweep has
@@ -16,8 +16,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from scipy import stats
-from statsmodels.formula.api import ols
-from statsmodels.stats.anova import anova_lm
 
 from ...results.intervals import wilson
 from ...results.store.records import AXES
@@ -27,7 +25,7 @@ from ..numbers import Column
 from .resampling import ALPHA, Summary, holm, summaries
 
 __all__ = [
-    "Effect", "Interaction", "Spread", "accuracies", "anova", "detectable", "effects", "factors", "interactions",
+    "Effect", "Interaction", "Spread", "accuracies", "detectable", "effects", "factors", "interactions",
     "matched_pairs", "measures", "numbers_of", "origins_of", "pareto", "reference_level",
     "seed_robustness", "spread", "spreads_by_configuration",
 ]  # fmt: skip
@@ -236,64 +234,6 @@ def _of_axes(data: SweepData, column: Column, pairs: pd.DataFrame, axes: tuple[s
             about = {"measure": column, "axes": axes, "levels": (a, b), "references": references, "fours": len(part)}
             about["origins"] = origins_of(part, "", "_ref", "_b", "_ref_b")
             yield about, (part["difference"] - part["difference_b"]).to_numpy(dtype=float)
-
-
-def anova(data: SweepData, column: Column) -> tuple[pd.DataFrame, list[str]]:
-    """Type-III analysis of variance with sum contrasts: main effects and, where the design carries them, two-way
-    interactions. Returns the frame (term, df, sum_sq, F, p, partial_eta_sq) and remarks.
-
-    partial_eta_sq = SS / (SS + SS of the residual); NaN, as F and p, where the residual is zero. Raises ReportError where
-    nothing is left to estimate the error from.
-    """
-    frame = numbers_of(data, column)
-    names = [axis for axis in factors(data) if frame[axis].nunique() > 1]
-    if not names:
-        raise ReportError(
-            f"no axis varies among the cells that have {column.heading}; an analysis of variance needs one"
-        )
-    short = {axis: f"f{index}" for index, axis in enumerate(names)}
-    tidy = frame.rename(columns=short)
-    code = {axis: f"C({name}, Sum)" for axis, name in short.items()}
-    carried, remarks = [], []
-    for a, b in combinations(names, 2):
-        if (pd.crosstab(frame[a], frame[b]) == 0).any(axis=None):
-            remarks.append(f"{column.heading}: {a} x {b} is left out, since some of its combinations have no number")
-        else:
-            carried.append(f"{code[a]}:{code[b]}")
-    for terms in (carried, []):
-        model = ols(f"value ~ {' + '.join([*code.values(), *terms])}", data=tidy)
-        if np.linalg.matrix_rank(model.exog) == model.exog.shape[1] < len(tidy):
-            break
-        if terms:
-            remarks = [f"{column.heading}: the design carries no two-way interactions"]
-    else:
-        raise ReportError(
-            f"too few cells have {column.heading} ({len(tidy)}) for an analysis of variance; finish the sweep"
-        )
-    fit = model.fit()
-    table = anova_lm(fit, typ=3)
-    residual = float(table.loc["Residual", "sum_sq"])
-    total = float(((tidy["value"] - tidy["value"].mean()) ** 2).sum())
-    exact = residual <= 1e-12 * max(total, 1e-300)
-    if exact:
-        remarks.append(f"{column.heading}: the terms explain everything, so there is no residual to hold them against")
-    rows = []
-    for term, row in table.drop(index=["Intercept", "Residual"]).iterrows():
-        parts = [axis for part in str(term).split(":") for axis, name in short.items() if f"C({name}," in part]
-        square = float(row["sum_sq"])
-        rows.append(
-            {
-                "term": " x ".join(parts),
-                "df": int(row["df"]),
-                "sum_sq": square,
-                "F": math.nan if exact else float(row["F"]),
-                "p": math.nan if exact else float(row["PR(>F)"]),
-                "partial_eta_sq": math.nan if exact else square / (square + residual),
-            }
-        )
-    end = {"term": "residual", "df": int(fit.df_resid), "sum_sq": residual, "F": math.nan, "p": math.nan}
-    rows.append(end | {"partial_eta_sq": math.nan})
-    return pd.DataFrame(rows), remarks
 
 
 # --- spread ---------------------------------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ from ...results.store.store import Store
 from ..data import Lengths, ReportError, gather
 from ..layout import Line, assemble, p_value, sweep_note
 from ..numbers import rounded
-from ..stats.effects import anova, measures, numbers_of, origins_of
+from ..stats.anova import anova
+from ..stats.effects import measures, numbers_of, origins_of
 from ..table import Entry, Table
 
 

@@ -12,6 +12,11 @@ from ..layout import Line, about_cell, assemble, entry, reference_note, seed_not
 from ..numbers import GUESS, Column
 from ..table import Table
 
+UNITS = (
+    f"Val, Clean and Junk: nats per token. Ndl: needle digits right, in % (a guess: {GUESS}). MFU: by the paper's formula, in %. "
+    "Clean, Junk and Ndl at the shortest and the longest context length, in tokens."
+)
+
 
 def table6(
     store: Store,
@@ -52,8 +57,7 @@ def table6(
     grid = [line.entries for line in lines]
     notes = [
         sweep_note(data),
-        f"Val, Clean and Junk: nats per token. Ndl: needle digits right, in % (a guess: {GUESS}). MFU: by the paper's formula, in %. "
-        "Clean, Junk and Ndl at the shortest and the longest context length, in tokens.",
+        UNITS,
         *_of_plugins(data, columns),
         *seed_notes(grid, 0 if seeds else max((len(cells) for _, cells in groups), default=0)),
         *reference_note(data),

@@ -10,6 +10,7 @@ from atma_sweep.reports.data import ReportError, gather
 from atma_sweep.reports.numbers import Column
 from atma_sweep.reports.render import render
 from atma_sweep.reports.stats import effects as ef
+from atma_sweep.reports.stats.anova import anova
 from atma_sweep.reports.stats.resampling import holm
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.store.records import Measurement
@@ -89,7 +90,7 @@ class TestPublished:
 
     def test_anova_against_sums_by_hand(self, paper):
         """The design is balanced, so type III is the textbook decomposition: squares of level means about the mean."""
-        table, remarks = ef.anova(paper, NEEDLE_64K)
+        table, remarks = anova(paper, NEEDLE_64K)
         assert remarks == []
         frame = ef.numbers_of(paper, NEEDLE_64K)
         mean = frame["value"].mean()
@@ -113,7 +114,7 @@ class TestPublished:
     def test_unbalanced_anova_against_comparing_models(self, published):
         """Version 1 lacks 20 cells: a term's square is what the fit loses without its columns."""
         data = gather(published, "printed-v1")
-        table, remarks = ef.anova(data, VAL)
+        table, remarks = anova(data, VAL)
         assert remarks == ["Val: attn_type x reg_mode is left out, since some of its combinations have no number"]
         frame = ef.numbers_of(data, VAL)
         contrasts = {}
@@ -220,9 +221,9 @@ class TestOwn:
         for one in cells:
             run(store, one.id, "done", [Measurement(probe="val", metric="val_loss", value=1.0)])
         with pytest.raises(ReportError, match="too few cells"):
-            ef.anova(gather(store), VAL)
+            anova(gather(store), VAL)
         assert "too few cells have Val" in render(make_table("anova", store), "terminal")
-        table, remarks = ef.anova(gather(design), VAL)
+        table, remarks = anova(gather(design), VAL)
         assert remarks == []
         assert isinstance(table, pd.DataFrame)
 
@@ -239,6 +240,6 @@ class TestOwn:
                 "done",
                 [Measurement(probe="val", metric="val_loss", value=1.0 + index % 2 + index / 100)],
             )
-        table, _ = ef.anova(gather(store), VAL)
+        table, _ = anova(gather(store), VAL)
         assert table["term"].tolist() == [axis, "residual"]
         assert table.loc[0, "sum_sq"] == pytest.approx(6 * 0.505**2)
