@@ -14,6 +14,7 @@ import typer
 
 from . import __version__
 from .reports.commands import report, show, status
+from .results.errors import Expected
 from .results.options import Address, AsJson, Cells, Db, Runs, SweepName, print_json, runs_folder
 from .results.text import Printed, cleaned, say, sentence
 from .results.usage import OneLine
@@ -403,12 +404,6 @@ def reference(
         write(out, text)
 
 
-def _expected(error: BaseException) -> int | None:
-    """The exit code of an error that a user can mend; None for one that is a bug of ours."""
-    code = getattr(error, "exit_code", None)
-    return code if isinstance(code, int) and type(error).__module__.startswith("atma_sweep.") else None
-
-
 def _left_by(end: SystemExit) -> str | None:
     """Where foreign code, a plugin say, ended the process; None for an end of ours."""
     from traceback import walk_tb
@@ -453,11 +448,10 @@ def main(command: Callable[[], Any] = app) -> None:
         from .results.files import refusal
 
         known = refusal(error) or error
-        code = _expected(known)
-        if code is None:
+        if not isinstance(known, Expected):
             sys.excepthook = _tell_bug
             raise
-        _leave(str(known), code)
+        _leave(str(known), known.exit_code)
     except Stop as stop:
         _leave(str(stop), stop.exit_code)
     except KeyboardInterrupt:

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from ..results import metrics
+from ..results.errors import Expected
 from ..results.store.cell_status import Request, Standing, requests_of, standing
 from ..results.store.records import AXES, CellState, Source, Value, extra_axes
 from ..results.store.store import Store
@@ -24,10 +25,8 @@ Lengths = Sequence[int] | Literal["all"] | None
 """Context lengths that a report shows besides those that the grid asks for: these, every measured one, or none."""
 
 
-class ReportError(Exception):
-    """A report that cannot be made as asked; the message is one line with the remedy."""
-
-    exit_code = 2
+class ReportError(Expected):
+    """A report that cannot be made as asked."""
 
 
 @dataclass(frozen=True, kw_only=True)

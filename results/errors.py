@@ -1,12 +1,18 @@
-"""What can go wrong with the database. Each message is one line that ends with the remedy."""
+"""What a user can mend, and what of that can go wrong with the database. Each message ends with the remedy."""
 
 from __future__ import annotations
 
 
-class StoreError(Exception):
-    """Any expected trouble with the database; the command line prints the message and ends with `exit_code`."""
+class Expected(Exception):
+    """What a user can mend: the command line prints the message, one line, and ends with `exit_code`."""
 
     exit_code = 2
+    passing = False
+    """Whether it may be gone when the same is tried again."""
+
+
+class StoreError(Expected):
+    """Any expected trouble with the database."""
 
 
 class WriteRefused(StoreError):

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from ..results.errors import Expected
 from ..results.text import nearest
 
 
-class SweepError(Exception):
-    """Something a user can mend; `exit_code` is what the command line ends with."""
-
-    exit_code = 2
-    passing = False
-    """Whether it may be gone when the same is tried again."""
+class SweepError(Expected):
+    """Something about a grid, its text or its attempts."""
 
 
 class MachineError(SweepError):

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...results.errors import LostLease
+from ...results.errors import Expected, LostLease
 from ...results.store.journal import JOURNAL, JournalRecorder
 from ...results.store.recorder import Recorder
 from ...results.store.records import AttemptState, CurvePoint
@@ -120,8 +120,8 @@ def _failed(finish: Callable[..., None], error: BaseException, stop: StopFlag) -
         cause = f"stopped on request, in the midst of what then failed: {said}"
         finish("interrupted", cause=cause, exit_code=EXIT_STOPPED)
         return EXIT_STOPPED
-    failure: Failure = "infrastructure" if getattr(error, "passing", False) else classify(error)
-    code = getattr(error, "exit_code", 1) if foreseen else EXIT_MACHINE if failure == "infrastructure" else 1
+    failure: Failure = "infrastructure" if isinstance(error, Expected) and error.passing else classify(error)
+    code = error.exit_code if isinstance(error, SweepError) else EXIT_MACHINE if failure == "infrastructure" else 1
     finish("failed", cause=said, traceback=where, exit_code=code, failure=failure)
     return code
 

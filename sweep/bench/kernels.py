@@ -21,6 +21,7 @@ from .ceilings import Ceilings, Timing, ceilings, interleaved, recorded
 H, J, D = 8, 2, 128
 """Query heads, KV heads and head size of the 370M network."""
 WIDTH, VOCABULARY = 1024, 50304
+TOKENS = 16 * 2048
 NAIVE = "torch"
 """The variant that is torch's own operations one by one."""
 
@@ -182,97 +183,115 @@ def _tuple(x: Any) -> tuple[Tensor, ...]:
 
 
 def _all(device: torch.device) -> Iterator[Case]:
-    def normal(*shape: int, grad: bool = True) -> Tensor:
-        return torch.randn(shape, device=device, dtype=torch.bfloat16).requires_grad_(grad)
-
-    def qkv(b: int, t: int, grad: bool = True) -> list[Tensor]:
-        return [normal(b, t, heads, D, grad=grad) for heads in (H, J, J)]
-
-    def per_head(grad: bool = True) -> list[Tensor]:
-        made = [torch.full((H,), value, device=device) for value in (2.0, 0.5, -1.0, -1.5)]
-        return [x.requires_grad_(grad) for x in (*made, torch.zeros(H, D, device=device))]
-
-    def on(function: Callable[..., Any], backend: str, **options: Any) -> Callable[..., Any]:
-        return lambda *inputs: function(*inputs, backend=backend, **options)
-
-    polars: list[str] = [name for name in polar.available(device, torch.bfloat16, D) if name != "torch"]
-    found: dict[str, Callable[..., Any]]
+    made = _Inputs(device)
     for b, t, window, grad in (
         (16, 2048, None, True), (16, 2048, 1024, True), (1, 16384, None, True), (1, 16384, 1024, True),
         (1, 65536, None, False), (1, 65536, 1024, True),
     ):  # fmt: skip
-        size = f"B{b} T{t}" + (f" W{window}" if window else "")
-        reach = min(window or t, t)
-        pairs = b * H * (reach * (reach + 1) / 2 + (t - reach) * reach)
-        moved = 2 * b * t * D * (2 * H + 2 * J)
+        yield from _attention(made, b, t, window, grad)
+    yield _gated_delta(made)
+    yield from _convolutions(made)
+    yield _cross_entropy(made)
+    yield _polar_distractor(made)
 
-        def rival(q: Tensor, k: Tensor, v: Tensor, *_: Tensor, window: int | None = window) -> Tensor:
-            backend = "triton" if window else "cudnn"
-            return softmax.softmax_attention(q, k, v, window=window, backend=backend)
 
-        def polar_inputs(b: int = b, t: int = t, grad: bool = grad) -> list[Tensor]:
-            return [*qkv(b, t, grad), *per_head(grad)]
+class _Inputs:
+    """Random inputs on a device."""
 
-        found = {name: on(polar.polar_attention, name, window=window) for name in polars}
-        yield Case("polar", size, polar_inputs, found, 4 * D * pairs, moved, 2.5)
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
 
-        def attention_inputs(b: int = b, t: int = t, grad: bool = grad) -> list[Tensor]:
-            return qkv(b, t, grad)
+    def normal(self, *shape: int, grad: bool = True) -> Tensor:
+        return torch.randn(shape, device=self.device, dtype=torch.bfloat16).requires_grad_(grad)
 
-        name = "softmax, our kernels" if window else "softmax, cuDNN"
-        yield Case("softmax", size, attention_inputs, {name: rival}, 4 * D * pairs, moved, 2.5)
+    def qkv(self, b: int, t: int, grad: bool = True) -> list[Tensor]:
+        return [self.normal(b, t, heads, D, grad=grad) for heads in (H, J, J)]
 
-    def delta_inputs() -> list[Tensor]:
-        gates = [torch.randn(16, 2048, H, device=device) for _ in range(2)]
-        return [*qkv(16, 2048), *(x.requires_grad_() for x in gates)]
+    def per_head(self, grad: bool = True) -> list[Tensor]:
+        made = [torch.full((H,), value, device=self.device) for value in (2.0, 0.5, -1.0, -1.5)]
+        return [x.requires_grad_(grad) for x in (*made, torch.zeros(H, D, device=self.device))]
 
-    def delta(backend: str) -> Callable[..., Any]:
+
+def _on(function: Callable[..., Any], backend: str, **options: Any) -> Callable[..., Any]:
+    return lambda *inputs: function(*inputs, backend=backend, **options)
+
+
+def _attention(made: _Inputs, b: int, t: int, window: int | None, grad: bool) -> Iterator[Case]:
+    size = f"B{b} T{t}" + (f" W{window}" if window else "")
+    reach = min(window or t, t)
+    flops = 4 * D * b * H * (reach * (reach + 1) / 2 + (t - reach) * reach)
+    moved = 2 * b * t * D * (2 * H + 2 * J)
+
+    def rival(q: Tensor, k: Tensor, v: Tensor, *_: Tensor) -> Tensor:
+        return softmax.softmax_attention(q, k, v, window=window, backend="triton" if window else "cudnn")
+
+    def polar_inputs() -> list[Tensor]:
+        return [*made.qkv(b, t, grad), *made.per_head(grad)]
+
+    backends = [name for name in polar.available(made.device, torch.bfloat16, D) if name != "torch"]
+    found = {name: _on(polar.polar_attention, str(name), window=window) for name in backends}
+    yield Case("polar", size, polar_inputs, found, flops, moved, 2.5)
+    name = "softmax, our kernels" if window else "softmax, cuDNN"
+    yield Case("softmax", size, lambda: made.qkv(b, t, grad), {name: rival}, flops, moved, 2.5)
+
+
+def _gated_delta(made: _Inputs) -> Case:
+    def inputs() -> list[Tensor]:
+        gates = [torch.randn(16, 2048, H, device=made.device) for _ in range(2)]
+        return [*made.qkv(16, 2048), *(x.requires_grad_() for x in gates)]
+
+    def by(backend: str) -> Callable[..., Any]:
         def call(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, beta: Tensor) -> Any:
             log_gamma = torch.nn.functional.logsigmoid(gamma + 3.9)
             return gated_delta.gated_delta(q, k, v, log_gamma, beta.sigmoid(), backend=backend)
 
         return call
 
-    tokens = 16 * 2048
-    names = gated_delta.available(device, torch.bfloat16, D)
-    yield Case(
-        "gated_delta", "B16 T2048", delta_inputs, {name: delta(name) for name in names if name != "torch"},
-        tokens * H * D * (4 * D + 6 * 64), 2 * tokens * D * (2 * H + 2 * J), 2.5,
+    names = gated_delta.available(made.device, torch.bfloat16, D)
+    return Case(
+        "gated_delta", "B16 T2048", inputs, {name: by(name) for name in names if name != "torch"},
+        TOKENS * H * D * (4 * D + 6 * 64), 2 * TOKENS * D * (2 * H + 2 * J), 2.5,
         rival="fla" if "fla" in names else None,
     )  # fmt: skip
-    for op, function, shape, filters, moved in (
-        ("gated_conv", conv.gated_causal_conv, (16, 2048, 3 * WIDTH), (WIDTH, 3), 8 * tokens * WIDTH),
+
+
+def _convolutions(made: _Inputs) -> Iterator[Case]:
+    for op, function, shape, filters, moved, backward in (
+        ("gated_conv", conv.gated_causal_conv, (16, 2048, 3 * WIDTH), (WIDTH, 3), 8 * TOKENS * WIDTH, 1.75),
         ("canon", lambda x, w, backend: conv.canon(x, w, norm=True, backend=backend), (16, 2048, H, D), (H * D, 4),
-         4 * tokens * WIDTH),
+         4 * TOKENS * WIDTH, 1.5),
     ):  # fmt: skip
 
-        def conv_inputs(shape: tuple[int, ...] = shape, filters: tuple[int, int] = filters) -> list[Tensor]:
-            return [normal(*shape), normal(*filters)]
+        def inputs(shape: tuple[int, ...] = shape, filters: tuple[int, int] = filters) -> list[Tensor]:
+            return [made.normal(*shape), made.normal(*filters)]
 
-        found = {"triton": on(function, "triton"), "torch, compiled": on(function, "torch")}
-        yield Case(
-            op, "B16 T2048", conv_inputs, found, 0, moved, 1.75 if op == "gated_conv" else 1.5, "torch, compiled"
-        )
+        found = {"triton": _on(function, "triton"), "torch, compiled": _on(function, "torch")}
+        yield Case(op, "B16 T2048", inputs, found, 0, moved, backward, "torch, compiled")
 
-    def head_inputs() -> list[Tensor]:
-        w, b = torch.randn(VOCABULARY, WIDTH, device=device) / 32, torch.zeros(VOCABULARY, device=device)
-        targets = torch.randint(VOCABULARY, (tokens,), device=device)
-        return [normal(tokens, WIDTH), w.requires_grad_(), b.requires_grad_(), targets]
 
-    def head(backend: str) -> Callable[..., Any]:
+def _cross_entropy(made: _Inputs) -> Case:
+    def inputs() -> list[Tensor]:
+        w = torch.randn(VOCABULARY, WIDTH, device=made.device) / 32
+        b = torch.zeros(VOCABULARY, device=made.device)
+        targets = torch.randint(VOCABULARY, (TOKENS,), device=made.device)
+        return [made.normal(TOKENS, WIDTH), w.requires_grad_(), b.requires_grad_(), targets]
+
+    def by(backend: str) -> Callable[..., Any]:
         return lambda h, w, b, y: cross_entropy.linear_cross_entropy_sum(h, w, b, y, cap=15.0, backend=backend)
 
-    yield Case(
-        "cross_entropy", "32768 tokens", head_inputs, {name: head(name) for name in ("triton", "torch")},
-        2.0 * tokens * WIDTH * VOCABULARY, 0, 2.0, "torch",
+    return Case(
+        "cross_entropy", "32768 tokens", inputs, {name: by(name) for name in ("triton", "torch")},
+        2.0 * TOKENS * WIDTH * VOCABULARY, 0, 2.0, "torch",
     )  # fmt: skip
 
-    def distractor_inputs() -> list[Tensor]:
-        return [normal(16, 2048, H, D), normal(16, 2048, J, D, grad=False), *per_head()[:3]]
 
-    def distracted(q: Tensor, k: Tensor, base: Tensor, slope: Tensor, gain: Tensor, backend: str) -> Tensor:
+def _polar_distractor(made: _Inputs) -> Case:
+    def inputs() -> list[Tensor]:
+        return [made.normal(16, 2048, H, D), made.normal(16, 2048, J, D, grad=False), *made.per_head()[:3]]
+
+    def loss(q: Tensor, k: Tensor, base: Tensor, slope: Tensor, gain: Tensor, backend: str) -> Tensor:
         return polar.polar_distractor_loss(q, k, gain, base, slope, backend=backend)
 
-    found = {name: on(distracted, name) for name in ("triton", "torch")}
-    pairs = 16 * 2048 * H * 2048
-    yield Case("polar_distractor", "B16 T2048 R2048", distractor_inputs, found, 4.0 * D * pairs, 0, 0.0, "torch")
+    found = {name: _on(loss, name) for name in ("triton", "torch")}
+    flops = 4.0 * D * 16 * 2048 * H * 2048
+    return Case("polar_distractor", "B16 T2048 R2048", inputs, found, flops, 0, 0.0, "torch")

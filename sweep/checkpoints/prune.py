@@ -260,5 +260,4 @@ def bytes_of(place: storage.Place, name: str) -> int:
         files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
         return sum(file.lstat().st_size for file in files)
     assert isinstance(place, storage.Remote)
-    with place._reaching():
-        return int(place._fs.du(place._at(name)))
+    return place.bytes_of(name)

@@ -319,6 +319,11 @@ class Remote(Place):
             self._unseal(name)
             self._fs.rm(self._at(name), recursive=True)
 
+    def bytes_of(self, name: str) -> int:
+        """What a bundle or a file takes, bytes. Raises StorageError."""
+        with self._reaching():
+            return int(self._fs.du(self._at(name)))
+
     def _at(self, *names: str) -> str:
         return "/".join([self._root, *names])
 

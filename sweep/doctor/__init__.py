@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ...results.errors import StoreError
 from . import cluster, database, disk, gpus, system
-from .context import Check, Look, LookFailed, State, _Case, answer, bad
+from .context import Check, Context, Look, LookFailed, State, answer, bad
 from .disk import filesystem
 from .gpus import held_by
 from .system import compiled_folders
@@ -34,35 +34,13 @@ __all__ = [
     "held_by",
 ]
 
-LOOKS: tuple[tuple[str, Look], ...] = (
-    ("python", system._python),
-    ("platform", system._platform),
-    ("memory", system._memory),
-    ("shared memory", system._shared_memory),
-    ("open files", system._open_files),
-    ("database", database._database),
-    ("database integrity", database._sound),
-    ("database lock", database._lockable),
-    ("clock", database._clock),
-    ("clock and database", database._rows_of_the_future),
-    ("file system of database", disk._filesystem_of_database),
-    ("file system of runs", disk._filesystem_of_runs),
-    ("inodes", disk._inodes),
-    ("writing", disk._writing),
-    ("Ray", system._ray),
-    ("Ray cluster file", system._ray_cluster),
-    ("RAY_ADDRESS", system._ray_address),
-    ("Ray token", system._ray_token),
-    ("cluster", cluster._cluster),
-    ("NVIDIA driver", gpus._driver),
-    ("torch", gpus._torch),
-    ("GPUs", gpus._gpus),
-    ("Triton and fla", gpus._triton),
-    ("C compiler", system._compiler),
-    ("compiled kernels", system._compiled),
-    ("kernels", gpus._kernels),
-    ("disk space", disk._space),
-)
+_EVERY = system.LOOKS | database.LOOKS | disk.LOOKS | cluster.LOOKS | gpus.LOOKS
+LOOKS: tuple[tuple[str, Look], ...] = tuple((name, _EVERY[name]) for name in (
+    "python", "platform", "memory", "shared memory", "open files", "database", "database integrity", "database lock",
+    "clock", "clock and database", "file system of database", "file system of runs", "inodes", "writing", "Ray",
+    "Ray cluster file", "RAY_ADDRESS", "Ray token", "cluster", "NVIDIA driver", "torch", "GPUs", "Triton and fla",
+    "C compiler", "compiled kernels", "kernels", "disk space",
+))  # fmt: skip
 """Name and look, in the order of the report; a look that fails is reported under the name."""
 
 
@@ -104,15 +82,15 @@ def examine(db: str | None = None, runs: Path | None = None, address: str | None
     """
     # more threads than looks and what they ask for, since those wait for these
     with ThreadPoolExecutor(64) as pool:
-        case = _Case(db, runs, pool, address)
-        slow = {name: pool.submit(_looked, name, look, case) for name, look in LOOKS if name in SLOW}
-        quick = {name: _looked(name, look, case) for name, look in LOOKS if name not in SLOW}
+        context = Context(db, runs, pool, address)
+        slow = {name: pool.submit(_looked, name, look, context) for name, look in LOOKS if name in SLOW}
+        quick = {name: _looked(name, look, context) for name, look in LOOKS if name not in SLOW}
         return [check for name, _ in LOOKS for check in (slow[name].result() if name in slow else quick[name])]
 
 
-def _looked(name: str, look: Look, case: _Case) -> list[Check]:
+def _looked(name: str, look: Look, context: Context) -> list[Check]:
     try:
-        found = look(case)
+        found = look(context)
     except Exception as error:  # noqa: BLE001 - whatever is wrong with a machine must not end the look at it
         found = bad(_line(error))
     return [replace(check, name=check.name or name) for check in (found if isinstance(found, list) else [found])]

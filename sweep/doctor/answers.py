@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...results.store.store import open_store
-from .context import _version
+from .context import version_of
 
 
 def _about_torch() -> dict[str, Any]:
@@ -21,7 +21,7 @@ def _about_torch() -> dict[str, Any]:
 
     from ...kernels.gated_delta.gated_delta import fla_is_right
 
-    triton = _version("triton") or "0"
+    triton = version_of("triton") or "0"
     said: dict[str, Any] = {"torch": torch.__version__, "cuda": torch.version.cuda, "error": None, "gpus": []}
     try:
         torch.cuda.init()

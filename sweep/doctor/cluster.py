@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .context import Check, _Case, absent, answer, bad, ok
+from .context import Check, Context, Look, absent, answer, bad, ok
 
 CLUSTER_SECONDS = 200.0
 CLOCK_SECONDS = 2.0
 
 
-def _cluster(case: _Case) -> list[Check]:
-    if case.address is None:
+def _cluster(context: Context) -> list[Check]:
+    if context.address is None:
         return [absent("none named; --address looks at one")]
-    case.runs.mkdir(parents=True, exist_ok=True)
-    said = answer("cluster", case.address, str(case.runs), seconds=CLUSTER_SECONDS)
+    context.runs.mkdir(parents=True, exist_ok=True)
+    said = answer("cluster", context.address, str(context.runs), seconds=CLUSTER_SECONDS)
     if "error" in said:
         return [bad(said["error"])]
     nodes = said["nodes"]
@@ -24,8 +24,8 @@ def _cluster(case: _Case) -> list[Check]:
     if silent:
         first = bad(f"{told}; no answer from {', '.join(silent)}", "look at Ray's logs there, or ray stop it")
     else:
-        first = ok(f"{case.address}: {told}")
-    return [first, *_alike(nodes, said["differing"]), _seen(case, nodes), _clocks(nodes)]
+        first = ok(f"{context.address}: {told}")
+    return [first, *_alike(nodes, said["differing"]), _seen(context, nodes), _clocks(nodes)]
 
 
 def _alike(nodes: Sequence[dict[str, Any]], differing: dict[str, dict[str, list[str]]]) -> list[Check]:
@@ -41,12 +41,12 @@ def _alike(nodes: Sequence[dict[str, Any]], differing: dict[str, dict[str, list[
     return [Check("cluster versions", "ok", found)]
 
 
-def _seen(case: _Case, nodes: Sequence[dict[str, Any]]) -> Check:
+def _seen(context: Context, nodes: Sequence[dict[str, Any]]) -> Check:
     blind = [node["host"] for node in nodes if not node["sees_runs"]]
     if blind:
         remedy = "pass --runs with a folder that every node sees"
-        return Check("cluster runs folder", "bad", f"{', '.join(blind)} cannot see {case.runs}", remedy)
-    return Check("cluster runs folder", "ok", f"every node sees {case.runs}")
+        return Check("cluster runs folder", "bad", f"{', '.join(blind)} cannot see {context.runs}", remedy)
+    return Check("cluster runs folder", "ok", f"every node sees {context.runs}")
 
 
 def _clocks(nodes: Sequence[dict[str, Any]]) -> Check:
@@ -61,3 +61,9 @@ def _clocks(nodes: Sequence[dict[str, Any]]) -> Check:
 
 def _is_off(node: dict[str, Any]) -> bool:
     return abs(node["clock_ahead"]) > CLOCK_SECONDS + float(node["clock_slack"])
+
+
+LOOKS: dict[str, Look] = {
+    "cluster": _cluster,
+}
+"""By the name in the report."""

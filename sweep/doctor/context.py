@@ -66,7 +66,7 @@ class LookFailed(Exception):
     """Somebody who was asked did not answer, or not as expected; the message is one line."""
 
 
-class _Case:
+class Context:
     """What several looks share, each part asked for once; whatever takes long is asked for at once, in `pool`."""
 
     def __init__(self, db: str | None, runs: Path | None, pool: ThreadPoolExecutor, address: str | None = None) -> None:
@@ -134,7 +134,7 @@ def _ask_driver() -> list[dict[str, str]] | LookFailed | None:
     if not shutil.which("nvidia-smi"):
         return None
     try:
-        return _smi_table("--query-gpu=" + ",".join(GPU_FIELDS), GPU_FIELDS)
+        return smi_table("--query-gpu=" + ",".join(GPU_FIELDS), GPU_FIELDS)
     except LookFailed as error:
         return error
 
@@ -143,7 +143,7 @@ def _may_have_gpu() -> bool:
     return shutil.which("nvidia-smi") is not None or Path("/dev/nvidiactl").exists()
 
 
-Look = Callable[[_Case], Check | list[Check]]
+Look = Callable[[Context], Check | list[Check]]
 
 
 # --- programs that are asked ----------------------------------------------------------------------------------------
@@ -169,7 +169,8 @@ def answer(question: str, *arguments: str, seconds: float, db: str | None = None
         raise LookFailed(said[-1].strip() if said else f"it ended with exit code {run.returncode}") from None
 
 
-def _smi(*arguments: str) -> str:
+def smi(*arguments: str) -> str:
+    """What nvidia-smi says. Raises LookFailed."""
     try:
         run = subprocess.run(["nvidia-smi", *arguments], capture_output=True, text=True, timeout=SMI_SECONDS)
     except subprocess.TimeoutExpired:
@@ -182,16 +183,19 @@ def _smi(*arguments: str) -> str:
     return run.stdout
 
 
-def _smi_table(query: str, names: Sequence[str]) -> list[dict[str, str]]:
-    rows = (line.split(", ") for line in _smi(query, "--format=csv,noheader,nounits").splitlines())
+def smi_table(query: str, names: Sequence[str]) -> list[dict[str, str]]:
+    """The rows of a query of nvidia-smi, by the names of its fields. Raises LookFailed."""
+    rows = (line.split(", ") for line in smi(query, "--format=csv,noheader,nounits").splitlines())
     return [dict(zip(names, map(str.strip, row), strict=True)) for row in rows if len(row) == len(names)]
 
 
-def _number(word: str) -> int | None:
+def number_in(word: str) -> int | None:
+    """None for a word that is no number, such as [N/A]."""
     return int(word) if word.isdigit() else None
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """Of an installed package; None for one that is not."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -18,7 +18,7 @@ from ...results.store.database import plain_errors
 from ...results.store.schema import HEAD, AttemptRow, EventRow
 from ...results.store.store import Store
 from ..units import size
-from .context import LOCK_SECONDS, Check, _Case, absent, bad, ok, warn
+from .context import LOCK_SECONDS, Check, Context, Look, absent, bad, ok, warn
 
 CLOCK_S = 0.2
 JUMP_S = 0.05
@@ -33,9 +33,9 @@ def _parted(error: BaseException) -> tuple[str, str]:
     return (found, remedy) if found else (remedy, "")
 
 
-def _database(case: _Case) -> Check:
+def _database(context: Context) -> Check:
     try:
-        with case.store() as store, plain_errors(store.url):
+        with context.store() as store, plain_errors(store.url):
             count = len(store.sweeps())
             return ok(f"{store}, revision {HEAD}, {count} sweep{'' if count == 1 else 's'}, {_sizes(store)}")
     except StoreMissing as error:
@@ -57,12 +57,12 @@ def _connect(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"file:{quote(str(path))}?mode=rw", uri=True, timeout=LOCK_SECONDS, isolation_level=None)
 
 
-def _sound(case: _Case) -> Check:
-    if case.file is None:
+def _sound(context: Context) -> Check:
+    if context.file is None:
         return absent("PostgreSQL looks after its own")
-    if not case.file.exists():
+    if not context.file.exists():
         return absent("no database yet")
-    with contextlib.closing(_connect(case.file)) as connection:
+    with contextlib.closing(_connect(context.file)) as connection:
         try:
             said = [str(row[0]) for row in connection.execute("PRAGMA quick_check(3)")]
         except sqlite3.DatabaseError as error:
@@ -70,30 +70,30 @@ def _sound(case: _Case) -> Check:
     if said == ["ok"]:
         return ok("quick_check found nothing")
     found = " ".join("; ".join(said).split())[:300]
-    return bad(f"quick_check: {found}", f"copy what can be read: sqlite3 {case.file} .recover | sqlite3 NEW.db")
+    return bad(f"quick_check: {found}", f"copy what can be read: sqlite3 {context.file} .recover | sqlite3 NEW.db")
 
 
-def _lockable(case: _Case) -> Check:
+def _lockable(context: Context) -> Check:
     began = time.monotonic()
-    if case.file is None:
-        with case.store() as store:
+    if context.file is None:
+        with context.store() as store:
             store.write(lambda session: session.execute(text("SELECT 1")), patience=LOCK_SECONDS)
         return ok(f"a write transaction took {1000 * (time.monotonic() - began):.0f} ms")
-    if not case.file.exists():
+    if not context.file.exists():
         return absent("no database yet")
-    with contextlib.closing(_connect(case.file)) as connection:
+    with contextlib.closing(_connect(context.file)) as connection:
         try:
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("ROLLBACK")
         except sqlite3.DatabaseError as error:
             if "locked" not in str(error):
-                return bad(f"cannot be locked for writing: {error}", f"make {case.file} writable")
+                return bad(f"cannot be locked for writing: {error}", f"make {context.file} writable")
             what = f"another program has held it for {LOCK_SECONDS:g} s"
-            return bad(what, f"close that program; fuser {case.file} names it")
+            return bad(what, f"close that program; fuser {context.file} names it")
     return ok(f"taken and given back in {1000 * (time.monotonic() - began):.0f} ms")
 
 
-def _clock(case: _Case) -> Check:
+def _clock(context: Context) -> Check:
     wall, steady = time.time(), time.monotonic()
     time.sleep(CLOCK_S)
     drift = (time.time() - wall) - (time.monotonic() - steady)
@@ -103,9 +103,9 @@ def _clock(case: _Case) -> Check:
     return ok(found)
 
 
-def _rows_of_the_future(case: _Case) -> Check:
+def _rows_of_the_future(context: Context) -> Check:
     try:
-        with case.store() as store, store.transaction(write=False) as session:
+        with context.store() as store, store.transaction(write=False) as session:
             theirs, newest = queries.now(session), _newest(session)
             ours = datetime.now(UTC)
     except StoreError as error:
@@ -130,3 +130,13 @@ def _newest(session: Session) -> datetime | None:
         session.scalar(select(EventRow.at).order_by(EventRow.id.desc()).limit(1)),
     ]
     return max((moment for moment in times if moment is not None), default=None)
+
+
+LOOKS: dict[str, Look] = {
+    "database": _database,
+    "database integrity": _sound,
+    "database lock": _lockable,
+    "clock": _clock,
+    "clock and database": _rows_of_the_future,
+}
+"""By the name in the report."""

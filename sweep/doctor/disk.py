@@ -12,7 +12,7 @@ import psutil
 from ...results.store.database import NETWORK_FILESYSTEMS
 from ..checkpoints import storage
 from ..units import size
-from .context import Check, LookFailed, _Case, absent, bad, ok, warn
+from .context import Check, Context, Look, LookFailed, absent, bad, ok, warn
 
 SPARE_INODES = 10_000
 SLOW_S = 5.0
@@ -24,17 +24,17 @@ def _nearest(path: Path) -> Path:
     return next(folder for folder in (path, *path.parents) if folder.exists())
 
 
-def _space(case: _Case) -> Check:
-    here = f"{size(storage.free_bytes(str(case.runs)) or 0)} free in {case.runs}"
+def _space(context: Context) -> Check:
+    here = f"{size(storage.free_bytes(str(context.runs)) or 0)} free in {context.runs}"
     try:
-        needed = case.disk()
+        needed = context.disk()
     except LookFailed as error:
         return warn(f"{here}; what the sweep needs is unknown: {error}")
     if needed is None:
         return ok(f"{here}; no sweep to count for")
     if not needed["cells"]:
         return ok(f"{here}; {needed['sweep']} needs no more")
-    at_once = max(1, len(case.gpus()))
+    at_once = max(1, len(context.gpus()))
     running, kept, free = needed["disk_bytes_running"] * at_once, needed["disk_bytes_kept"], needed["disk_bytes_free"]
     want = (
         f"{needed['sweep']} has {needed['cells']} cells to train: {size(kept)} to keep, "
@@ -49,19 +49,19 @@ def _space(case: _Case) -> Check:
     return bad(found, remedy) if free < running else warn(found, remedy)
 
 
-def _inodes(case: _Case) -> Check:
-    there = os.statvfs(_nearest(case.runs))
+def _inodes(context: Context) -> Check:
+    there = os.statvfs(_nearest(context.runs))
     if not there.f_files:
         return ok("this file system does not count them")
     found = f"{there.f_favail:,} of {there.f_files:,} free"
     if there.f_favail >= SPARE_INODES:
         return ok(found)
-    remedy = f"remove small files from the disk of {case.runs}"
+    remedy = f"remove small files from the disk of {context.runs}"
     return warn(found, remedy) if there.f_favail else bad(found, remedy)
 
 
-def _writing(case: _Case) -> Check:
-    folder, began = _nearest(case.runs), time.monotonic()
+def _writing(context: Context) -> Check:
+    folder, began = _nearest(context.runs), time.monotonic()
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".atma-doctor-") as file:
             file.write(bytes(2**20))
@@ -88,23 +88,33 @@ def filesystem(path: Path) -> str:
     return found
 
 
-def _filesystem_of_database(case: _Case) -> Check:
-    if case.file is None:
+def _filesystem_of_database(context: Context) -> Check:
+    if context.file is None:
         return absent("the database is on a server")
-    kind = filesystem(case.file)
+    kind = filesystem(context.file)
     if kind in NETWORK_FILESYSTEMS:
-        return bad(f"{case.file} lies on {kind}, where SQLite corrupts", "use a local disk or PostgreSQL (--db)")
-    return _lasting(case.file, kind)
+        return bad(f"{context.file} lies on {kind}, where SQLite corrupts", "use a local disk or PostgreSQL (--db)")
+    return _lasting(context.file, kind)
 
 
-def _filesystem_of_runs(case: _Case) -> Check:
-    kind = filesystem(case.runs)
+def _filesystem_of_runs(context: Context) -> Check:
+    kind = filesystem(context.runs)
     if kind in NETWORK_FILESYSTEMS:
-        return ok(f"{case.runs} lies on {kind}, over the network: checkpoints may, a SQLite database may not")
-    return _lasting(case.runs, kind)
+        return ok(f"{context.runs} lies on {kind}, over the network: checkpoints may, a SQLite database may not")
+    return _lasting(context.runs, kind)
 
 
 def _lasting(path: Path, kind: str) -> Check:
     if kind in ("tmpfs", "ramfs"):
         return warn(f"{path} lies on {kind}, in memory", "it is gone after a reboot; name a disk")
     return ok(f"{path} lies on {kind or 'a file system of unknown type'}")
+
+
+LOOKS: dict[str, Look] = {
+    "file system of database": _filesystem_of_database,
+    "file system of runs": _filesystem_of_runs,
+    "inodes": _inodes,
+    "writing": _writing,
+    "disk space": _space,
+}
+"""By the name in the report."""

@@ -13,14 +13,14 @@ import psutil
 
 from ..machine.locks import GpuLocks
 from ..units import size
-from .context import Check, LookFailed, State, _Case, _number, _smi, _smi_table, _version, absent, bad, ok, warn
+from .context import Check, Context, Look, LookFailed, State, absent, bad, number_in, ok, smi, smi_table, version_of, warn
 
 ECC_FIELDS = ("uuid", "ecc.errors.corrected.volatile.total", "ecc.errors.uncorrected.volatile.total")
 ROW_FIELDS = ("gpu_uuid", "remapped_rows.pending", "remapped_rows.failure")
 
 
-def _driver(case: _Case) -> Check:
-    found = case.driver
+def _driver(context: Context) -> Check:
+    found = context.driver
     if isinstance(found, LookFailed):
         return bad(str(found), "load or reinstall the driver; after an update of it a reboot does")
     if found is None:
@@ -38,18 +38,18 @@ def _driver(case: _Case) -> Check:
 def _driver_cuda() -> str | None:
     """The newest CUDA that the driver can run, as nvidia-smi's heading says it."""
     try:
-        found = re.search(r"CUDA(?: UMD)? Version\s*:\s*(\d+\.\d+)", _smi())
+        found = re.search(r"CUDA(?: UMD)? Version\s*:\s*(\d+\.\d+)", smi())
     except LookFailed:
         return None
     return found[1] if found else None
 
 
-def _torch(case: _Case) -> Check:
+def _torch(context: Context) -> Check:
     try:
-        said = case.torch()
+        said = context.torch()
     except LookFailed as error:
         return bad(f"cannot be used: {error}", "install it again: pip install -c constraints.txt -e .")
-    there = case.gpus()
+    there = context.gpus()
     built = f"{said['torch']}, " + (f"CUDA {said['cuda']}" if said["cuda"] else "built for the CPU")
     if not said["cuda"]:
         if there:
@@ -78,10 +78,10 @@ def _older(one: str, other: str) -> bool:
     return [int(part) for part in one.split(".")] < [int(part) for part in other.split(".")]
 
 
-def _gpus(case: _Case) -> Check | list[Check]:
-    there = case.gpus()
-    asked = (case.pool.submit(_faults, case.pool), case.pool.submit(_users)) if there else None
-    usable = {_bare(gpu["uuid"]): gpu for gpu in case.usable()}
+def _gpus(context: Context) -> Check | list[Check]:
+    there = context.gpus()
+    asked = (context.pool.submit(_faults, context.pool), context.pool.submit(_users)) if there else None
+    usable = {_bare(gpu["uuid"]): gpu for gpu in context.usable()}
     if asked is None:
         # a container may have the devices without the program
         return [
@@ -103,7 +103,7 @@ def _gpu(
         if not float(torchs["capability"]) >= 8:
             state = "warn"
             remedies.append("below 8.0 torch's own operations are taken, which are slower")
-    total, free = (_number(row[name]) for name in ("memory.total", "memory.free"))
+    total, free = (number_in(row[name]) for name in ("memory.total", "memory.free"))
     if total is not None and free is not None:
         parts.append(f"{size(free * 2**20)} of {size(total * 2**20)} free")
     text_, broken = _fault(faults.get(uuid, {}))
@@ -126,7 +126,7 @@ def _faults(pool: ThreadPoolExecutor) -> dict[str, dict[str, str]]:
     """By uuid: error counters, those that nvidia-smi knows. Remapped rows are a query of their own."""
     found: dict[str, dict[str, str]] = {}
     queries = (("gpu", ECC_FIELDS), ("remapped-rows", ROW_FIELDS))
-    asked = [pool.submit(_smi_table, f"--query-{query}={','.join(names)}", names) for query, names in queries]
+    asked = [pool.submit(smi_table, f"--query-{query}={','.join(names)}", names) for query, names in queries]
     for (_, names), rows in zip(queries, asked, strict=True):
         with contextlib.suppress(LookFailed):
             for row in rows.result():
@@ -136,7 +136,7 @@ def _faults(pool: ThreadPoolExecutor) -> dict[str, dict[str, str]]:
 
 def _fault(row: dict[str, str]) -> tuple[str, bool]:
     """(what the error counters say, whether the GPU is to be left alone)."""
-    corrected, uncorrected = (_number(row.get(name, "")) for name in ECC_FIELDS[1:])
+    corrected, uncorrected = (number_in(row.get(name, "")) for name in ECC_FIELDS[1:])
     said, broken = [], bool(uncorrected)
     if corrected or uncorrected:
         said.append(f"{uncorrected} uncorrected and {corrected} corrected ECC errors since the driver was loaded")
@@ -154,12 +154,12 @@ def _users() -> dict[str, list[str]]:
     """By uuid: the processes that hold its memory."""
     names = ("gpu_uuid", "pid", "used_memory")
     try:
-        rows = _smi_table("--query-compute-apps=" + ",".join(names), names)
+        rows = smi_table("--query-compute-apps=" + ",".join(names), names)
     except LookFailed:
         return {}
     found: dict[str, list[str]] = {}
     for row in rows:
-        pid, held = _number(row["pid"]), _number(row["used_memory"])
+        pid, held = number_in(row["pid"]), number_in(row["used_memory"])
         who = _process(pid) if pid is not None else "an unknown process"
         amount = f", {size(held * 2**20)}" if held is not None else ""
         found.setdefault(_bare(row["gpu_uuid"]), []).append(who + amount)
@@ -189,10 +189,10 @@ def _bare(uuid: str) -> str:
 # --- kernels --------------------------------------------------------------------------------------------------------
 
 
-def _triton(case: _Case) -> Check:
-    triton, fla = _version("triton"), _version("fla-core") or _version("flash-linear-attention")
+def _triton(context: Context) -> Check:
+    triton, fla = version_of("triton"), version_of("fla-core") or version_of("flash-linear-attention")
     found = f"Triton {triton or 'not installed'}, fla {fla or 'not installed'}"
-    gpus = case.usable()
+    gpus = context.usable()
     if not gpus:
         if triton is None or fla is None:
             return absent(f"{found}; only a GPU needs them")
@@ -209,11 +209,11 @@ def _triton(case: _Case) -> Check:
     return ok(f"{found}; fla's gradients are right here")
 
 
-def _kernels(case: _Case) -> Check | list[Check]:
-    if not case.usable():
+def _kernels(context: Context) -> Check | list[Check]:
+    if not context.usable():
         return absent("no GPU: torch's own operations on the CPU")
     try:
-        chosen = case.kernels()
+        chosen = context.kernels()
     except LookFailed as error:
         return bad(f"the self-tests gave no answer: {error}", "train.kernels: torch does without them")
     return [
@@ -222,3 +222,13 @@ def _kernels(case: _Case) -> Check | list[Check]:
         else Check(f"kernel {op}", "warn", f"{backend} ({why})", "right, but slower; the reason stands before")
         for op, (backend, why) in chosen.items()
     ]
+
+
+LOOKS: dict[str, Look] = {
+    "NVIDIA driver": _driver,
+    "torch": _torch,
+    "GPUs": _gpus,
+    "Triton and fla": _triton,
+    "kernels": _kernels,
+}
+"""By the name in the report."""

@@ -18,7 +18,7 @@ import psutil
 from ..machine import hardware
 from ..scheduler import token_file
 from ..units import size
-from .context import Check, _Case, _version, absent, bad, ok, warn
+from .context import Check, Context, Look, absent, bad, ok, version_of, warn
 from .disk import _nearest
 
 GIB = 2**30
@@ -27,7 +27,7 @@ SHARED_MEMORY = GIB
 SPARE_MEMORY = 2 * GIB
 
 
-def _python(case: _Case) -> Check:
+def _python(context: Context) -> Check:
     version, found = sys.version_info[:2], platform.python_version()
     if version < (3, 11):
         return bad(found, "use Python 3.11 to 3.14")
@@ -36,7 +36,7 @@ def _python(case: _Case) -> Check:
     return ok(found)
 
 
-def _platform(case: _Case) -> Check:
+def _platform(context: Context) -> Check:
     system, cpu = platform.system(), platform.machine()
     found = f"{system} {cpu}, kernel {platform.release()}, {hardware.cores()} cores"
     if system == "Darwin":
@@ -53,7 +53,7 @@ def _platform(case: _Case) -> Check:
     return ok(found)
 
 
-def _open_files(case: _Case) -> Check:
+def _open_files(context: Context) -> Check:
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -63,7 +63,7 @@ def _open_files(case: _Case) -> Check:
     return ok(f"at most {limits}")
 
 
-def _shared_memory(case: _Case) -> Check:
+def _shared_memory(context: Context) -> Check:
     try:
         there = os.statvfs("/dev/shm")
     except OSError:
@@ -75,7 +75,7 @@ def _shared_memory(case: _Case) -> Check:
     return ok(found)
 
 
-def _memory(case: _Case) -> Check:
+def _memory(context: Context) -> Check:
     ram, swap = psutil.virtual_memory(), psutil.swap_memory()
     found = f"{size(ram.available)} of {size(ram.total)} available, swap {size(swap.used)} of {size(swap.total)} used"
     limit = _memory_limit()
@@ -95,11 +95,11 @@ def _memory_limit() -> int | None:
     return None
 
 
-def _compiler(case: _Case) -> Check:
+def _compiler(context: Context) -> Check:
     asked = os.environ.get("CC")
     found = shutil.which(asked) if asked else next(filter(None, map(shutil.which, ("gcc", "clang", "cc"))), None)
     headers = (Path(sysconfig.get_path("include")) / "Python.h").is_file()
-    needed = bool(case.gpus() or case.usable())
+    needed = bool(context.gpus() or context.usable())
     why = "Triton builds its launcher with it" if needed else "only Triton on a GPU needs one"
     if found is None:
         gone = f"CC={asked} is not there" if asked else "no gcc, clang or cc on the PATH"
@@ -118,7 +118,7 @@ def compiled_folders() -> list[Path]:
     return named if len(named) == 2 else [*named, cache]
 
 
-def _compiled(case: _Case) -> list[Check]:
+def _compiled(context: Context) -> list[Check]:
     return [_cache(folder) for folder in compiled_folders()]
 
 
@@ -140,8 +140,8 @@ def _cache(folder: Path) -> Check:
 # --- Ray ------------------------------------------------------------------------------------------------------------
 
 
-def _ray(case: _Case) -> Check:
-    spec, version = importlib.util.find_spec("ray"), _version("ray")
+def _ray(context: Context) -> Check:
+    spec, version = importlib.util.find_spec("ray"), version_of("ray")
     if spec is None or spec.origin is None:
         return warn("not installed", "pip install ray, or launch with --executor local")
     core = Path(spec.origin).parent / "core" / "src" / "ray"
@@ -156,7 +156,7 @@ def _ray(case: _Case) -> Check:
     return ok(f"{version}, complete; not started for this")
 
 
-def _ray_cluster(case: _Case) -> Check:
+def _ray_cluster(context: Context) -> Check:
     temporary = (
         os.environ.get("RAY_TMPDIR") or (os.environ.get("TMPDIR") if sys.platform == "linux" else None) or "/tmp"
     )
@@ -179,14 +179,14 @@ def _answers(address: str) -> bool:
         return False
 
 
-def _ray_address(case: _Case) -> Check:
+def _ray_address(context: Context) -> Check:
     address = os.environ.get("RAY_ADDRESS")
     if not address:
         return ok("not set")
     return warn(f"{address}; launch starts its own Ray all the same", "unset it; name a cluster with --address")
 
 
-def _ray_token(case: _Case) -> Check:
+def _ray_token(context: Context) -> Check:
     mode = os.environ.get("RAY_AUTH_MODE", "").lower()
     if os.environ.get("RAY_AUTH_TOKEN"):
         return ok(f"in RAY_AUTH_TOKEN, RAY_AUTH_MODE {mode or 'not set'}")
@@ -204,3 +204,19 @@ def _ray_token(case: _Case) -> Check:
     if mode != "token" and os.environ.get("RAY_ADDRESS"):
         return warn(f"{found}: a cluster that asks for it will refuse us", "export RAY_AUTH_MODE=token")
     return ok(found)
+
+
+LOOKS: dict[str, Look] = {
+    "python": _python,
+    "platform": _platform,
+    "memory": _memory,
+    "shared memory": _shared_memory,
+    "open files": _open_files,
+    "Ray": _ray,
+    "Ray cluster file": _ray_cluster,
+    "RAY_ADDRESS": _ray_address,
+    "Ray token": _ray_token,
+    "C compiler": _compiler,
+    "compiled kernels": _compiled,
+}
+"""By the name in the report."""

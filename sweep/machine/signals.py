@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import ClassVar
 
+from ...results.errors import Expected
 from . import processes
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Interrupted(Exception):
+class Interrupted(Expected):
     """The user or the system asked to stop; everything was saved and marked."""
 
     def __init__(self, number: int, remedy: str = "launch again to continue") -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ...results.errors import StoreAway, StoreBusy, SweepBusy
+from ...results.errors import Expected, StoreAway, StoreBusy, SweepBusy
 from ...results.store.store import Store, open_store
 from ..attempt.git import git_state
 from ..errors import SweepError
@@ -103,7 +103,7 @@ class Detached:
                 self._launch(self._open(), console, tell)
             except (Exception, SystemExit) as error:
                 # nobody is here to see it: it goes to the log and to who waits
-                code = getattr(error, "exit_code", None)
+                code = error.exit_code if isinstance(error, Expected) else None
                 tell("".join(traceback.format_exception(error)) if code is None else str(error))
                 self._end(Refused(str(error), code or 1))
                 raise

@@ -295,7 +295,7 @@ def test_devices_without_the_program(look: Any) -> None:
 
 def test_triton_and_fla(driver: Any, look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {"triton": "3.6.0", "fla-core": "0.6.0"}
-    monkeypatch.setattr(doctor.gpus, "_version", versions.get)
+    monkeypatch.setattr(doctor.gpus, "version_of", versions.get)
     found = look()
     assert said(found["Triton and fla"]) == ("ok", "Triton 3.6.0, fla 0.6.0; no GPU to use them on")
     driver(gpus=TWO, plain=PLAIN)
