@@ -13,7 +13,21 @@ import psutil
 
 from ..machine.locks import GpuLocks
 from ..units import size
-from .context import Check, Context, Look, LookFailed, State, absent, bad, number_in, ok, smi, smi_table, version_of, warn
+from .context import (
+    Check,
+    Context,
+    Look,
+    LookFailed,
+    State,
+    absent,
+    bad,
+    number_in,
+    ok,
+    smi,
+    smi_table,
+    version_of,
+    warn,
+)
 
 ECC_FIELDS = ("uuid", "ecc.errors.corrected.volatile.total", "ecc.errors.uncorrected.volatile.total")
 ROW_FIELDS = ("gpu_uuid", "remapped_rows.pending", "remapped_rows.failure")

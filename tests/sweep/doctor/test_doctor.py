@@ -21,7 +21,7 @@ import psutil
 import pytest
 from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep import doctor
-from atma_sweep.sweep.attempt import runner
+from atma_sweep.sweep.attempt import device
 from atma_sweep.sweep.doctor import Check, LookFailed, answers
 from examined import PLAIN, TWO, cuda, gpu, said
 from patience import PATIENCE_S, until
@@ -200,7 +200,7 @@ def test_every_op_of_the_network_has_its_self_test(monkeypatch: pytest.MonkeyPat
     import torch
 
     monkeypatch.setattr(answers, "_device", lambda: torch.device("cpu"))
-    monkeypatch.setattr(runner, "share_compiled", lambda device: None)
+    monkeypatch.setattr(device, "share_compiled", lambda _: None)
     found = answers._about_kernels()
     ops = [op for part in answers.TESTED_TOGETHER for op in part]
     assert sorted(found) == sorted(ops)
