@@ -20,7 +20,7 @@ axes:
   reg_mode: [centred]
 set:
   model: {d_model: 16, n_layers: 3, n_heads: 2, n_kv_heads: 1, head_dim: 8, positions: sine}
-  data: {corpus: counting, heldout_tokens: 400}
+  data: {corpus: multiples, heldout_tokens: 400}
   train: {tokens: 512, seq_len: 32, batch_tokens: 128, micro_batch: 2}
   eval: {lengths: [32], documents: 2, junk_rows: 2, needle_trials: 2, validation_tokens: 256, probes: [val, weight_rms]}
 """
