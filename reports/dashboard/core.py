@@ -43,6 +43,7 @@ def core(store: Store, data: SweepData, attempts: Sequence[Attempt], curves: Map
         "audit": audit,
         "notes": list(table.notes),
         "columns": _columns(data),
+        "charts": _charts(data),
         "tables": {"mean": _rows(data, table)} | ({"each": _rows(data, table6(store, data.sweep, seeds=True, lengths=data.also))} if several else {}),
         "keys": [_key(data, key, units.get(key, "")) for key in keys],
         "cells": _cells(data, keys, curves),
@@ -69,6 +70,28 @@ def _columns(data: SweepData) -> list[dict[str, Any]]:
         }
         for column in complete_columns(data)
     ]
+
+
+CHARTS = {
+    ("clean", "nats"): "Clean: long documents",
+    ("junk", "nats"): "Junk: across documents",
+    ("needle", "digit_accuracy"): "Needle: digits right",
+}
+"""The numbers that are drawn against the context length; after them the main ones of probes that the package does not know."""
+
+
+def _charts(data: SweepData) -> list[dict[str, Any]]:
+    """One chart a probe."""
+    titles = dict(CHARTS)
+    for probe, about in data.strange():
+        if about.heading and any(data.lengths(probe, about.name)) and probe not in {of for of, _ in titles}:
+            titles[probe, about.name] = f"{about.heading}: {about.words.partition('.')[0] or about.name}"
+    found = []
+    for (probe, name), title in titles.items():
+        about = data.metric(probe, name)
+        unit = "%" if about.percent else about.unit
+        found.append({"title": title, "probe": probe, "metric": name, "unit": unit, "percent": about.percent})
+    return found
 
 
 def _key(data: SweepData, key: tuple[str, str, int], unit: str) -> dict[str, Any]:

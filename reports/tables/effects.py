@@ -20,6 +20,13 @@ TEST_NOTE = (
 )
 
 
+def _own_units(data: SweepData) -> list[str]:
+    """The units of numbers that are neither losses nor shares: those of probes that the package does not know."""
+    strange = {(probe, about.name) for probe, about in data.strange()}
+    own = [one for one in measures(data) if (one.probe, one.metric) in strange and not one.percent]
+    return [f"In their own units: {', '.join(f'{one.heading} {one.unit}' for one in own)}."] if own else []
+
+
 def effects_table(
     store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
 ) -> Table:
@@ -38,7 +45,7 @@ def effects_table(
         )
         for one in found
     ]
-    notes = [sweep_note(data), TEST_NOTE.format(len(found))]
+    notes = [sweep_note(data), TEST_NOTE.format(len(found)), *_own_units(data)]
     notes += _limits(data, measures(data), max((one.pairs for one in found), default=1))
     if not found:
         notes.append("No two cells with numbers agree on all axes but one: there is no pair to compare yet.")
@@ -67,7 +74,7 @@ def interactions_table(
     ]
     title = f"Two-way interactions, sweep {data.sweep}, revision {data.revision}"
     numbers = ("Fours", "Mean", "Median", "Up", "Down", "Low", "High", "p sign", "p perm", "p Holm")
-    notes = [sweep_note(data), TEST_NOTE.format(len(found))]
+    notes = [sweep_note(data), TEST_NOTE.format(len(found)), *_own_units(data)]
     return assemble(data, "interactions", title, ("Measure", "First", "Second"), lines, numbers=numbers, notes=notes)
 
 

@@ -196,14 +196,8 @@ function lengthTrace(cell, chart) {
   };
 }
 
-const LENGTH_CHARTS = [
-  { title: "Clean: long documents", probe: "clean", metric: "nats", unit: "nats/token" },
-  { title: "Junk: across documents", probe: "junk", metric: "nats", unit: "nats/token" },
-  { title: "Needle: digits right", probe: "needle", metric: "digit_accuracy", unit: "%", percent: true },
-];
-
 function buildCurves() {
-  const boxes = LENGTH_CHARTS.map(({ title, probe }) =>
+  const boxes = data.charts.map(({ title, probe }) =>
     make("div", {}, make("h3", { text: title }), make("div", { class: "chart", id: `chart-${probe}`, role: "img" })),
   );
   byId("panel-curves").replaceChildren(
@@ -247,7 +241,7 @@ function missingCurves() {
 
 function numbersByLength() {
   const rows = view.picked.flatMap((cell) =>
-    LENGTH_CHARTS.flatMap((chart) =>
+    data.charts.flatMap((chart) =>
       lengthPoints(cell, chart).map((point) => [
         data.cells[cell].slug,
         chart.title,
@@ -289,7 +283,7 @@ async function drawCurves() {
   const plan = layout(view.x === "wall" ? "training seconds" : "tokens", "loss, nats/token", 420);
   plan.yaxis.range = lossRange(traces) ?? undefined;
   await chart(plotly, "chart-training", traces, plan, `Training and validation loss of ${cells.length} cells`);
-  for (const about of LENGTH_CHARTS) await drawLengths(plotly, cells, about);
+  for (const about of data.charts) await drawLengths(plotly, cells, about);
   byId("curves-hint").textContent = `Curves of ${cells.length} picked cells. Drag to zoom.`;
 }
 

@@ -111,7 +111,12 @@ def _reports_know_it(folder: Path) -> None:
     page = json.loads(unpacked(packed))
     shown = [(column["heading"], column["better"]) for column in page["columns"] if column["probe"] == "glow"]
     assert shown == [("Glow@32", 1), ("Glow@64", 1)]
+    drawn = [(chart["probe"], chart["title"], chart["unit"]) for chart in page["charts"]]
+    assert drawn[2:] == [
+        ("needle", "Needle: digits right", "%"), ("glow", "Glow: Light of all lamps together", "lux"),
+    ]  # fmt: skip
     assert {key["definition"] for key in page["keys"] if key["metric"] == "light"} == {words}
+    assert "In their own units: Glow@32 lux, Glow@64 lux." in make_table("effects", store, "micro").notes
     frame = collect(store, "micro").frame
     assert set(frame[frame["measure"] == "Glow@64"]["unit"]) == {"lux"}
     data = gather(store, "micro")
