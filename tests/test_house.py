@@ -175,6 +175,53 @@ def test_rooms_of_the_sweep_stand_on_floors() -> None:
     assert seen == set(floor)
 
 
+def test_no_file_reaches_for_what_is_private_to_another() -> None:
+    """But for one kernel that is written in several files."""
+    found, seen = [], 0
+    for file in sources():
+        if file.parent == ROOT / "kernels" / "attention" / "gluon":
+            continue
+        tree = ast.parse(file.read_text())
+        modules = set()
+        for node in ast.walk(tree):
+            for alias in node.names if isinstance(node, ast.ImportFrom) and node.level else ():
+                seen += 1
+                modules.add(alias.asname or alias.name)
+                if alias.name.startswith("_") and not alias.name.startswith("__"):
+                    found.append(f"{file.relative_to(ROOT)}:{node.lineno} {alias.name}")
+        found += [
+            f"{file.relative_to(ROOT)}:{node.lineno} {node.value.id}.{node.attr}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules
+            if node.attr.startswith("_") and not node.attr.startswith("__")
+        ]
+    assert found == []
+    assert seen > 1000
+
+
+def test_whatever_ends_a_command_with_a_code_is_expected() -> None:
+    """The command line knows an error that a user can mend by its class; whoever only has an exit code is a bug to it."""
+    classes = {
+        node.name: node
+        for file in sources()
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.ClassDef)
+    }
+
+    def expected(name: str) -> bool:
+        bases = [base.id for base in classes[name].bases if isinstance(base, ast.Name)] if name in classes else []
+        return name in ("Expected", "BaseException") or any(map(expected, bases))
+
+    coded = [
+        name
+        for name, node in classes.items()
+        for line in node.body
+        if isinstance(line, ast.Assign) and [getattr(target, "id", "") for target in line.targets] == ["exit_code"]
+    ]
+    assert len(coded) > 4
+    assert [name for name in coded if not expected(name)] == []
+
+
 def test_only_the_scheduler_imports_ray() -> None:
     users = {file.relative_to(ROOT) for file in sources() for _, parts in imports(file) if parts[0] == "ray"}
     assert {user.parent for user in users if user != Path("sweep/run/detached.py")} == {Path("sweep/scheduler")}

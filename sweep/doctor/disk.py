@@ -19,7 +19,7 @@ SLOW_S = 5.0
 """A megabyte that takes longer to write means that checkpoints stop the training for minutes."""
 
 
-def _nearest(path: Path) -> Path:
+def nearest_folder(path: Path) -> Path:
     """The path, or the folder above it that exists."""
     return next(folder for folder in (path, *path.parents) if folder.exists())
 
@@ -50,7 +50,7 @@ def _space(context: Context) -> Check:
 
 
 def _inodes(context: Context) -> Check:
-    there = os.statvfs(_nearest(context.runs))
+    there = os.statvfs(nearest_folder(context.runs))
     if not there.f_files:
         return ok("this file system does not count them")
     found = f"{there.f_favail:,} of {there.f_files:,} free"
@@ -61,7 +61,7 @@ def _inodes(context: Context) -> Check:
 
 
 def _writing(context: Context) -> Check:
-    folder, began = _nearest(context.runs), time.monotonic()
+    folder, began = nearest_folder(context.runs), time.monotonic()
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".atma-doctor-") as file:
             file.write(bytes(2**20))

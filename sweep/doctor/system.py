@@ -19,7 +19,7 @@ from ..machine import hardware
 from ..scheduler import token_file
 from ..units import size
 from .context import Check, Context, Look, absent, bad, ok, version_of, warn
-from .disk import _nearest
+from .disk import nearest_folder
 
 GIB = 2**30
 OPEN_FILES = 4096
@@ -124,7 +124,7 @@ def _compiled(context: Context) -> list[Check]:
 
 def _cache(folder: Path) -> Check:
     if not folder.is_dir():
-        above = _nearest(folder)
+        above = nearest_folder(folder)
         if not os.access(above, os.W_OK):
             return warn(f"{above} cannot be written, so every attempt compiles anew", "set XDG_CACHE_HOME")
         return absent(f"none yet in {folder}; a GPU's first attempt makes it")

@@ -86,6 +86,55 @@ def _levels(name: str, axis: axes.Axis) -> dict[str, Any]:
     return {"description": axis.doc, "type": "array", "minItems": 1, "uniqueItems": True, "items": items}
 
 
+def _properties(settings: dict[str, Any], resources: dict[str, Any]) -> dict[str, Any]:
+    rule = {
+        "type": "object",
+        "minProperties": 1,
+        "additionalProperties": {"anyOf": [SCALAR, {"type": "array", "items": SCALAR}]},
+    }
+    return {
+        "name": {
+            "type": "string",
+            "pattern": f"^(?!{RESERVED}){NAME.pattern}$",
+            "description": f"Name of the sweep in the database: {RULE}; not {RESERVED}..., the paper's numbers.",
+        },
+        "description": {"type": "string"},
+        "extends": {
+            "type": "string",
+            "description": f"A base: {', '.join(shipped('base'))}, or a file of your own beside the grid.",
+        },
+        "axes": {
+            "type": "object",
+            "description": "Factors and their levels; the cells are all combinations, the last axis fastest.",
+            "properties": {name: _levels(name, axis) for name, axis in axes.AXES.items()},
+            "patternProperties": {
+                r"^[a-z]+\..+$": {"type": "array", "minItems": 1, "description": "Any dotted config path."}
+            },
+            "additionalProperties": False,
+        },
+        "exclude": {
+            "type": "array",
+            "items": rule,
+            "description": "Drops the cells that match all keys of a rule.",
+        },
+        "include": {"type": "array", "items": rule, "description": "Adds combinations, after exclude."},
+        "seeds": {
+            "description": "How many seeds (3 means 0, 1, 2), or which.",
+            "anyOf": [
+                {"type": "integer", "minimum": 1},
+                {"type": "array", "minItems": 1, "uniqueItems": True, "items": {"type": "integer", "minimum": 0}},
+            ],
+        },
+        "set": {**settings, "description": "Settings of every cell, over those of the base."},
+        "resources": resources,
+        "plugins": {
+            "type": "array",
+            "items": {"type": "string"},
+            "description": "Python files beside the grid that register mixers, memories, position schemes, regularizers, corpora or probes.",
+        },
+    }
+
+
 def grid_schema() -> dict[str, Any]:
     """JSON Schema (draft 2020-12) of a grid file; bases are grid files without axes."""
     config = _open_numbers(CellConfig.model_json_schema())
@@ -98,58 +147,12 @@ def grid_schema() -> dict[str, Any]:
         if section:
             definitions[f"{section.title()}Config"]["properties"].pop(key)
     _add_probe_settings(definitions["EvalConfig"]["properties"])
-    rule = {
-        "type": "object",
-        "minProperties": 1,
-        "additionalProperties": {"anyOf": [SCALAR, {"type": "array", "items": SCALAR}]},
-    }
-    axis_lists = {name: _levels(name, axis) for name, axis in axes.AXES.items()}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "atma-sweep grid",
         "type": "object",
         "additionalProperties": False,
-        "properties": {
-            "name": {
-                "type": "string",
-                "pattern": f"^(?!{RESERVED}){NAME.pattern}$",
-                "description": f"Name of the sweep in the database: {RULE}; not {RESERVED}..., the paper's numbers.",
-            },
-            "description": {"type": "string"},
-            "extends": {
-                "type": "string",
-                "description": f"A base: {', '.join(shipped('base'))}, or a file of your own beside the grid.",
-            },
-            "axes": {
-                "type": "object",
-                "description": "Factors and their levels; the cells are all combinations, the last axis fastest.",
-                "properties": axis_lists,
-                "patternProperties": {
-                    r"^[a-z]+\..+$": {"type": "array", "minItems": 1, "description": "Any dotted config path."}
-                },
-                "additionalProperties": False,
-            },
-            "exclude": {
-                "type": "array",
-                "items": rule,
-                "description": "Drops the cells that match all keys of a rule.",
-            },
-            "include": {"type": "array", "items": rule, "description": "Adds combinations, after exclude."},
-            "seeds": {
-                "description": "How many seeds (3 means 0, 1, 2), or which.",
-                "anyOf": [
-                    {"type": "integer", "minimum": 1},
-                    {"type": "array", "minItems": 1, "uniqueItems": True, "items": {"type": "integer", "minimum": 0}},
-                ],
-            },
-            "set": {**_settings(config), "description": "Settings of every cell, over those of the base."},
-            "resources": definitions["Resources"],
-            "plugins": {
-                "type": "array",
-                "items": {"type": "string"},
-                "description": "Python files beside the grid that register mixers, memories, position schemes, regularizers, corpora or probes.",
-            },
-        },
+        "properties": _properties(_settings(config), definitions["Resources"]),
         **_closed_without_plugins(),
         "$defs": definitions,
     }
