@@ -139,6 +139,7 @@ def test_polar_at_its_edges(null_base: float, scale: float, floor: float, near: 
     check(ours, theirs, 2, near=near, gradient=gradient)
 
 
+@pytest.mark.thorough
 @interpreted
 @pytest.mark.parametrize("window", [0, 30])
 def test_polar_of_a_chunk_of_queries(window: int) -> None:
@@ -205,6 +206,7 @@ def test_softmax_and_its_log_sum_among_more_or_fewer_keys(queries: int, keys: in
     check(ours, run(materialised, double(args), window=window, offset=offset), 2)
 
 
+@pytest.mark.thorough
 @interpreted
 @pytest.mark.parametrize("window", [0, 30])
 def test_softmax_in_chunks_equals_the_whole(window: int) -> None:

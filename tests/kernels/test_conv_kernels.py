@@ -157,6 +157,7 @@ def surrounded(x: Tensor) -> Tensor:
 
 
 @interpreted
+@pytest.mark.thorough
 def test_nothing_beyond_the_inputs_is_used() -> None:
     for function, x, w in (
         (gated_causal_conv, normal(2, 21, 39), normal(13, 4, seed=1)),

@@ -62,6 +62,7 @@ def fits(table: Table, width: int) -> str:
     return text
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("width", shared_out(WIDTHS, lambda width: width == 80))
 def test_no_table_of_the_paper_is_wider_than_the_terminal(printed: Store, width: int) -> None:
     for name in TABLES:

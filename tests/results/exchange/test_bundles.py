@@ -147,6 +147,7 @@ BOMBS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("what", BOMBS)
 def test_what_unpacks_to_far_more_than_it_is(victim, tmp_path, what):
     """Refused before it is unpacked; even when the limits are lifted a line has its length."""

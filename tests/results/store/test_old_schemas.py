@@ -135,6 +135,7 @@ def test_it_looks_like_one_that_was_made_today(old, tmp_path):
     assert shape(old) == shape(tmp_path / "new.db")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("revision", REVISIONS)
 def test_an_old_database_on_a_server(postgres_url, revision):
     """The same rows in PostgreSQL at that revision come to this release."""

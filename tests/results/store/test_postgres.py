@@ -479,6 +479,7 @@ def test_connections_that_the_server_closed_are_opened_anew(store, running):
     other.close()
 
 
+@pytest.mark.thorough
 def test_a_server_that_restarts_is_waited_for(cells, owner):
     """A recorder and whoever asks go on after the server was away, and patience ends with one line."""
     if reason := postgres.not_ours():

@@ -79,6 +79,7 @@ def left(processes: list[psutil.Process]) -> list[psutil.Process]:
     return psutil.wait_procs(processes, timeout=PATIENCE_S)[1]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("executor", "number"),
     shared_out(

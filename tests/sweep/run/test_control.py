@@ -52,6 +52,7 @@ def test_pause_frees_the_machine_and_resume_ends_as_if_nothing_had_been(bench: B
     assert other.curves() == paused
 
 
+@pytest.mark.thorough
 def test_cancel_saves_and_stops(bench: Bench) -> None:
     bench.grid(tokens=10 * LONG)  # it is never trained to the end
     process = bench.start("launch", "micro.yaml", "--executor", "local", "--only", "attn_type=nope")

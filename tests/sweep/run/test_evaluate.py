@@ -354,6 +354,7 @@ def test_interrupt_leaves_the_training_and_its_numbers_as_they_were(desk: Desk) 
     assert json.loads(desk.run("status", "--json"))[0]["counts"] == {"done": 3, "new": 1}
 
 
+@pytest.mark.thorough
 def test_a_failed_evaluation_ends_with_1_and_shows_no_older_number(desk: Desk) -> None:
     store = desk.store()
     older = store.start_attempt(desk.cell(POLAR), kind="evaluate", owner=processes.this_process("test"), fence=0)

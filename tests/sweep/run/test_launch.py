@@ -104,6 +104,7 @@ def test_measured_numbers_reach_sql_and_the_table(launched: Bench) -> None:
     assert bench.sql("SELECT count(*) FROM example WHERE probe = 'clean' AND length = 64") == [(2 * 2,)]
 
 
+@pytest.mark.thorough
 def test_added_lengths_are_evaluated_from_kept_weights(launched: Bench) -> None:
     bench = launched
     trained = bench.curves()
@@ -118,6 +119,7 @@ def test_added_lengths_are_evaluated_from_kept_weights(launched: Bench) -> None:
     assert bench.sql("SELECT DISTINCT length FROM measurement WHERE attempt_id > 2 AND length > 0") == [(128,)]
 
 
+@pytest.mark.thorough
 def test_lost_weights_are_said_and_retrained_only_on_request(launched: Bench) -> None:
     bench = launched
     ((weights,),) = bench.sql("SELECT weights FROM attempt a JOIN cell c ON c.id = cell_id WHERE attn_type = 'nope'")
