@@ -228,7 +228,8 @@ def test_only_the_scheduler_imports_ray() -> None:
 
 
 def test_reports_ask_the_store_and_know_no_rows() -> None:
-    inside = {"results/store/schema.py", "results/store/queries.py", "results/store/database.py"}
+    names = ("schema", "queries", "attempt_queries", "database", "upgrading", "copying")
+    inside = {f"results/store/{name}.py" for name in names}
     found = {name: targets & inside for name, targets in arrows().items() if name.startswith("reports/")}
     assert {name: targets for name, targets in found.items() if targets} == {}
     assert len(found) > 20
@@ -238,7 +239,7 @@ WRITES = {"write_text", "write_bytes", "mkdir", "makedirs", "rename", "savefig",
 WRITERS = {
     "results/files.py",  # the one writer
     "results/exchange/bundles.py",  # members of a bundle that is open
-    "results/store/database.py",  # databases and their copies
+    "results/store/copying.py",  # copies of databases
     "results/exchange/import_files.py",  # into the runs folder
     "results/exchange/trackers.py",  # into a folder of files.filling
     "results/paper/__init__.py",  # a temporary database

@@ -11,7 +11,8 @@ from pathlib import Path
 from sqlalchemy.engine import URL
 
 from ..errors import StoreError, StoreMissing, WriteRefused
-from ..store.database import copy_database, file_of, make_engine, place, plain_errors, revision_of
+from ..store.copying import copy_database
+from ..store.database import file_of, make_engine, place, plain_errors, revision_of
 from ..text import is_secret
 
 

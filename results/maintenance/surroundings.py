@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from ..store.database import PART, network_filesystem
+from ..store.copying import PART
+from ..store.database import network_filesystem
 from .finding import Finding
 
 LOW_BYTES = 2**30

@@ -31,7 +31,7 @@ from sqlalchemy import insert, update
 from sqlalchemy.orm import Session
 
 from ..errors import StoreError, SweepUnknown
-from ..store import queries
+from ..store import attempt_queries, queries
 from ..store.records import AXES, CellRecord, Measurement, Owner, Provenance
 from ..store.schema import AttemptRow, MeasurementRow, ProvenanceRow, SweepRow
 from ..store.store import Store, StoreMissing, open_store
@@ -342,7 +342,7 @@ def _back_date(session: Session, name: str, moment: datetime) -> None:
 def _fill(session: Session, sheet: _Sheet, cells: Sequence[CellRecord], fence: int) -> None:
     """One finished training of the paper for each cell, with its numbers: at once, since attempt by attempt takes seconds."""
     moment = queries.now(session)
-    numbers = {cell.id: len(queries.attempts(session, cell.id)) + 1 for cell in cells}
+    numbers = {cell.id: len(attempt_queries.attempts(session, cell.id)) + 1 for cell in cells}
     rows = [_attempt(cell, numbers[cell.id], fence, moment) for cell in cells]
     made = session.scalars(insert(AttemptRow).returning(AttemptRow.id, sort_by_parameter_order=True), rows)
     ids = {cell.id: attempt for cell, attempt in zip(cells, made, strict=True)}

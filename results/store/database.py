@@ -1,24 +1,19 @@
-"""Places and connections: from `--db` to an engine; making a database; upgrading it.
+"""Places and connections: from `--db` to an engine, and what may go wrong on the way.
 
 SQLite: WAL on a local disk, every write transaction starts with BEGIN IMMEDIATE (a deferred one that reads and then
 writes fails under load, or loses updates), waits of 30 s for the lock. A commit waits for the disk only where it is asked
-to (the execution option `durable`), and then it takes all earlier ones with it. Alembic is imported only to make or upgrade.
+to (the execution option `durable`), and then it takes all earlier ones with it.
 """
 
 from __future__ import annotations
 
-import fcntl
 import importlib
 import json
 import math
 import os
 import re
-import sqlite3
-import stat
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
-from datetime import UTC, datetime
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -29,12 +24,10 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 from sqlalchemy.orm import Session
 
 from ..errors import StoreAway, StoreBusy, StoreError, StoreMissing, StoreOutdated, StoreTooNew, WriteRefused
-from ..files import sync
 from ..names import short
 from ..text import HIDDEN, is_secret, without_passwords
-from .schema import HEAD, REVISIONS, Base
+from .schema import HEAD, REVISIONS
 
-MIGRATIONS = Path(__file__).parents[1] / "migrations"
 BUSY_MS = 30_000
 NETWORK_FILESYSTEMS = frozenset(
     "9p afs beegfs ceph cifs coda fuse.ceph fuse.ceph-fuse fuse.gcsfuse fuse.glusterfs fuse.rclone fuse.s3fs fuse.sshfs "
@@ -43,8 +36,6 @@ NETWORK_FILESYSTEMS = frozenset(
 DEFAULT = "sqlite:///atma.db"
 _URLS = "use a file name, sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME"
 _ADDRESS = re.compile(r"(?i)postgres|[^/]*:[^/]*@|\w*//")
-PART = ".part"
-"""How the name of a copy ends that is not complete yet."""
 
 
 def place(url_or_path: str | Path | None = None) -> URL:
@@ -226,26 +217,6 @@ def make_engine(url: URL, *, foreign_keys: bool = True) -> Engine:
     return engine
 
 
-@contextmanager
-def making(url: URL) -> Iterator[None]:
-    """Holds the lock under which databases are made and upgraded: one process at a time in that folder.
-
-    The lock is on the folder itself, so that no lock file is left behind. PostgreSQL locks inside its transaction.
-    """
-    path = file_of(url)
-    if path is None:
-        yield
-        return
-    if not path.parent.is_dir():
-        raise StoreError(f"there is no folder {path.parent}; make it, or name another place with --db")
-    handle = os.open(path.parent, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
-
-
 def revision_of(connection: Connection) -> str | None:
     """The database's revision, None when it is empty. Raises StoreError when it holds somebody else's tables."""
     tables = set(inspect(connection).get_table_names())
@@ -311,160 +282,6 @@ def remedy_for(error: DBAPIError) -> str | None:
         return AWAY
     said = str(error.orig) if isinstance(error, OperationalError) else ""
     return next((remedy for words, remedy in _AWAY.items() if any(word in said for word in words)), None)
-
-
-def migrate(connection: Connection, *, migrations: Path = MIGRATIONS, head: str = HEAD) -> None:
-    """Runs the missing migrations inside the connection's transaction."""
-    from alembic import command
-    from alembic.config import Config
-
-    config = Config()
-    config.set_main_option("script_location", str(migrations).replace("%", "%%"))
-    config.attributes.update(connection=connection, metadata=Base.metadata)
-    command.upgrade(config, head)
-
-
-def _create(engine: Engine) -> None:
-    with engine.begin() as connection:
-        if connection.dialect.name != "sqlite":
-            connection.execute(text("SELECT pg_advisory_xact_lock(7461001)"))
-        if revision_of(connection) is None:
-            migrate(connection)
-
-
-def create_database(url: URL) -> None:
-    """Makes the database when it is missing or empty. Many processes may try at once: one does it, the others wait."""
-    with making(url), plain_errors(url):
-        engine = make_engine(url)
-        try:
-            try:
-                _create(engine)
-            except DBAPIError as error:
-                if not error.connection_invalidated:
-                    raise
-                _create(engine)  # it may have been made, and the answer lost
-        finally:
-            engine.dispose()
-
-
-def _row_counts(connection: Connection) -> dict[str, int]:
-    names = [name for name in inspect(connection).get_table_names() if name != "alembic_version"]
-    return {name: int(connection.scalar(text(f'SELECT COUNT(*) FROM "{name}"')) or 0) for name in sorted(names)}
-
-
-def copy_database(engine: Engine, source: Path, target: Path) -> None:
-    """Copies a SQLite database while others write to it: whole, checked, synced, as readable as the source, or not at all.
-
-    Raises sqlite3.Error or OSError (FileExistsError when the target is there).
-    """
-    with _empty_beside(target) as part:
-        raw = engine.raw_connection()
-        try:
-            raw.cursor().execute("VACUUM INTO ?", (str(part),))
-        finally:
-            raw.close()
-        _verified(part)
-        os.chmod(part, stat.S_IMODE(source.stat().st_mode))
-        _publish(part, target)
-
-
-@contextmanager
-def _empty_beside(target: Path) -> Iterator[Path]:
-    """An empty file beside the target that only its owner may read; gone afterwards."""
-    part = target.with_name(f".{target.name}.{os.getpid()}-{time.time_ns()}{PART}")
-    os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-    try:
-        yield part
-    finally:
-        for left in (part, part.with_name(f"{part.name}-journal")):
-            left.unlink(missing_ok=True)
-
-
-def _verified(copy: Path) -> None:
-    # immutable: a copy in the mode of a write-ahead log would otherwise grow files beside it
-    with closing(sqlite3.connect(f"{copy.as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
-        found = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
-    if found != "ok":
-        raise OSError(f"the copy is damaged ({found})")
-    sync(copy)
-
-
-def _publish(part: Path, target: Path) -> None:
-    """Gives the copy its name, unless something else has it by now."""
-    try:
-        os.link(part, target)
-    except FileExistsError:
-        raise
-    except OSError:  # a file system without hard links
-        if os.path.lexists(target):
-            raise FileExistsError(17, "it exists already", str(target)) from None
-        os.rename(part, target)
-    sync(target.parent)
-
-
-def _backup(engine: Engine, path: Path, found: str) -> Path:
-    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%fZ")
-    copy = path.with_name(f"{path.stem}.before-upgrade-from-{found}.{stamp}{path.suffix}")
-    try:
-        copy_database(engine, path, copy)
-    except (sqlite3.Error, OSError) as error:
-        raise StoreError(f"{path} cannot be backed up, and was not upgraded: {error}; make room beside it") from error
-    return copy
-
-
-def upgrade_store(
-    url_or_path: str | Path | None = None, *, migrations: Path = MIGRATIONS, head: str = HEAD
-) -> Path | None:
-    """Brings an older database to this release; nothing else ever migrates one.
-
-    All or nothing, in one transaction, with foreign keys off (a rebuilt table would else delete its children), followed
-    by a foreign-key check and a comparison of row counts. Returns the backup made beside a SQLite database before
-    anything was touched, None when there was nothing to do or for PostgreSQL (back it up with pg_dump).
-
-    Raises StoreMissing, StoreTooNew, StoreError (not ours, or the upgrade lost rows: then nothing has changed).
-    """
-    url = place(url_or_path)
-    path = file_of(url)
-    if path is not None and not path.exists():
-        raise StoreMissing(f"there is no database {path}; launch a grid first, or name the database with --db")
-    with making(url):
-        engine = make_engine(url, foreign_keys=False)
-        try:
-            with plain_errors(url), engine.begin() as connection:
-                found = revision_of(connection)
-            if found == head:
-                return None
-            if found is None or found not in REVISIONS:
-                check_revision(found, shown(url))
-            copy = _backup(engine, path, str(found)) if path is not None else None
-            with engine.begin() as connection:
-                _upgrade_checked(connection, migrations, head)
-            return copy
-        except DBAPIError as error:
-            if error.connection_invalidated:
-                raise StoreAway(
-                    f"{shown(url)} was lost during the upgrade, which is done whole or not at all; run it again"
-                ) from error
-            raise StoreError(
-                f"the upgrade of {shown(url)} failed and was undone: {error.orig}; please report this"
-            ) from error
-        finally:
-            engine.dispose()
-
-
-def _upgrade_checked(connection: Connection, migrations: Path, head: str) -> None:
-    sqlite = connection.dialect.name == "sqlite"
-    if not sqlite:
-        connection.execute(text("SELECT pg_advisory_xact_lock(7461001)"))
-    before = _row_counts(connection)
-    migrate(connection, migrations=migrations, head=head)
-    after = _row_counts(connection)
-    lost = [f"{name} {rows} -> {after.get(name, 0)}" for name, rows in before.items() if after.get(name, 0) < rows]
-    if sqlite:
-        broken = connection.execute(text("PRAGMA foreign_key_check")).fetchall()
-        lost += [f"{row[0]} refers to a missing {row[2]}" for row in broken[:3]]
-    if lost:
-        raise StoreError(f"the upgrade would lose data ({'; '.join(lost)}) and was undone; please report this")
 
 
 def upsert(session: Session, row: Any, *, key: Sequence[str], replace: bool = True) -> Any:

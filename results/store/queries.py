@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import fields
 from datetime import datetime
 from typing import Any, TypeVar
@@ -12,31 +12,22 @@ from typing import Any, TypeVar
 from sqlalchemy import String, and_, cast, func, select
 from sqlalchemy.orm import Session
 
-from ..errors import AttemptUnknown, CellAmbiguous, CellUnknown, StoreError, SweepUnknown
+from ..errors import CellAmbiguous, CellUnknown, StoreError, SweepUnknown
 from ..names import short
 from .records import (
     AXES,
-    Attempt,
     CellRecord,
     CellState,
-    CurvePoint,
-    Event,
     Key,
     Owner,
-    Provenance,
     RevisionRecord,
-    Source,
     SweepSummary,
-    Value,
 )
 from .schema import (
     AttemptRow,
     Base,
     CellRow,
-    CurvePointRow,
-    EventRow,
     MeasurementRow,
-    ProvenanceRow,
     RevisionCellRow,
     RevisionRow,
     SweepRow,
@@ -61,7 +52,7 @@ def in_parts(items: Collection[Item]) -> Iterator[list[Item]]:
         yield everything[start : start + AT_ONCE]
 
 
-def _read(session: Session, record: type[Record], query: Any) -> list[Record]:
+def read_records(session: Session, record: type[Record], query: Any) -> list[Record]:
     found = session.execute(query)
     names = tuple(found.keys())
     # a mapping of each row's own costs more than all the rest
@@ -191,7 +182,7 @@ def members(session: Session, revision_id: int) -> list[tuple[str, dict[str, str
     return [(cell, axes) for cell, axes in session.execute(query.order_by(RevisionCellRow.position))]
 
 
-def _membership(session: Session, sweep: str | None, number: int | None, orphans: bool) -> Any:
+def membership(session: Session, sweep: str | None, number: int | None, orphans: bool) -> Any:
     """Which (revision, cell) pairs a report shows: one revision's, or those that the newest one dropped."""
     owner = sweep_row(session, sweep)
     shown = revision_row(session, owner.id, number)
@@ -288,7 +279,7 @@ def cell_states(
     session: Session, sweep: str | None, number: int | None = None, *, orphans: bool = False
 ) -> list[CellState]:
     """The cells of the sweep in the grid's order, with their state (see CellState): three queries."""
-    return _states(session, _membership(session, sweep, number, orphans).subquery())
+    return _states(session, membership(session, sweep, number, orphans).subquery())
 
 
 def states(session: Session, cell_ids: Collection[str]) -> list[CellState]:
@@ -370,136 +361,3 @@ def find_cell(session: Session, asked: str, sweep: str | None = None) -> CellRec
     slugs = list(scopes[-1].values())
     near = difflib.get_close_matches(asked, slugs, 3, 0.5) or sorted(slugs)[:3]
     raise CellUnknown(f"no cell has the id or slug {asked!r}; near ones: {', '.join(near)}")
-
-
-# --- attempts and their numbers -------------------------------------------------------------------------------------
-
-
-def attempt(session: Session, attempt_id: int) -> Attempt:
-    """One attempt. Raises AttemptUnknown."""
-    found = _read(session, Attempt, select(*columns_of(AttemptRow, Attempt)).where(AttemptRow.id == attempt_id))
-    if not found:
-        raise AttemptUnknown(f"there is no attempt {attempt_id}; `atma-sweep show CELL` lists those of a cell")
-    return found[0]
-
-
-def attempts(session: Session, cell_id: str) -> list[Attempt]:
-    """Every attempt of a cell, oldest first."""
-    query = select(*columns_of(AttemptRow, Attempt)).where(AttemptRow.cell_id == cell_id).order_by(AttemptRow.id)
-    return _read(session, Attempt, query)
-
-
-def attempts_of(session: Session, cell_ids: Collection[str]) -> list[Attempt]:
-    """Every attempt of these cells, oldest first."""
-    columns = columns_of(AttemptRow, Attempt)
-    found = []
-    for part in in_parts(cell_ids):
-        found += _read(session, Attempt, select(*columns).where(AttemptRow.cell_id.in_(part)))
-    return sorted(found, key=lambda attempt: attempt.id)
-
-
-def failures(session: Session, attempt_ids: Collection[int]) -> dict[int, str]:
-    """By attempt: the class of its failure, where one was recorded."""
-    found: dict[int, str] = {}
-    for part in in_parts(attempt_ids):
-        query = select(AttemptRow.id, AttemptRow.failure).where(AttemptRow.id.in_(part))
-        found |= {attempt: str(failure) for attempt, failure in session.execute(query) if failure is not None}
-    return found
-
-
-def live_attempts(session: Session, sweep: str | None = None) -> list[Attempt]:
-    """The running attempts, oldest first: of the newest revision of a sweep, or (None) of the whole database."""
-    query = select(*columns_of(AttemptRow, Attempt)).where(AttemptRow.state == "running").order_by(AttemptRow.id)
-    if sweep is not None:
-        launched = revision_row(session, sweep_row(session, sweep).id)
-        inside = select(RevisionCellRow.cell_id).where(RevisionCellRow.revision_id == launched.id)
-        query = query.where(AttemptRow.cell_id.in_(inside))
-    return _read(session, Attempt, query)
-
-
-def values(session: Session, scope: Any) -> list[Value]:
-    """The newest value per (cell, probe, metric, length) over done attempts. `scope` selects the column cell_id."""
-    rank = func.row_number().over(
-        partition_by=(AttemptRow.cell_id, MeasurementRow.probe, MeasurementRow.metric, MeasurementRow.length),
-        order_by=MeasurementRow.attempt_id.desc(),
-    )
-    ranked = (
-        select(*columns_of(MeasurementRow, Value), AttemptRow.cell_id, rank.label("age"))
-        .join(AttemptRow, AttemptRow.id == MeasurementRow.attempt_id)
-        .where(AttemptRow.state == "done", AttemptRow.cell_id.in_(scope))
-        .subquery()
-    )
-    kept = [column for column in ranked.c if column.name != "age"]
-    return _read(
-        session,
-        Value,
-        select(*kept)
-        .where(ranked.c.age == 1)
-        .order_by(ranked.c.cell_id, ranked.c.probe, ranked.c.metric, ranked.c.length),
-    )
-
-
-def sweep_values(
-    session: Session, sweep: str | None, number: int | None = None, *, orphans: bool = False
-) -> list[Value]:
-    """`values` for the cells that `cell_states` lists."""
-    return values(session, select(_membership(session, sweep, number, orphans).subquery().c.cell_id))
-
-
-def curve(session: Session, attempt_id: int) -> list[CurvePoint]:
-    """The training curve of an attempt by step."""
-    query = select(*columns_of(CurvePointRow, CurvePoint)).where(CurvePointRow.attempt_id == attempt_id)
-    return _read(session, CurvePoint, query.order_by(CurvePointRow.step))
-
-
-def provenance(session: Session, attempt_id: int) -> Provenance | None:
-    """Where the attempt's numbers come from, None when it has not said so yet."""
-    query = select(*columns_of(ProvenanceRow, Provenance)).where(ProvenanceRow.attempt_id == attempt_id)
-    return next(iter(_read(session, Provenance, query)), None)
-
-
-def provenances(session: Session, attempt_ids: Collection[int]) -> dict[int, Provenance]:
-    """By attempt: where its numbers come from, for those that have said so."""
-    columns = columns_of(ProvenanceRow, Provenance)
-    found = {}
-    for part in in_parts(attempt_ids):
-        query = select(ProvenanceRow.attempt_id, *columns).where(ProvenanceRow.attempt_id.in_(part))
-        for row in session.execute(query):
-            values = dict(row._mapping)
-            attempt = values.pop("attempt_id")
-            found[attempt] = Provenance(**values)
-    return found
-
-
-def sources(session: Session, attempt_ids: Collection[int]) -> dict[int, Source]:
-    """By attempt: the code and the chip, for those that have said so."""
-    columns = (ProvenanceRow.git_commit, ProvenanceRow.git_dirty, ProvenanceRow.gpu_name)
-    found = {}
-    for part in in_parts(attempt_ids):
-        query = select(ProvenanceRow.attempt_id, *columns).where(ProvenanceRow.attempt_id.in_(part))
-        for attempt, commit, dirty, gpu in session.execute(query):
-            found[attempt] = Source(commit=commit, dirty=dirty, gpu=gpu)
-    return found
-
-
-def newest_event(session: Session, sweep: str, kinds: Collection[str]) -> Event | None:
-    """What happened last, of these kinds, to the sweep itself; None when nothing of the kind did."""
-    query = select(*columns_of(EventRow, Event)).where(EventRow.kind.in_(kinds))
-    query = query.where(EventRow.sweep_id == sweep_row(session, sweep).id)
-    found = _read(session, Event, query.order_by(EventRow.at.desc(), EventRow.id.desc()).limit(1))
-    return found[0] if found else None
-
-
-def events(
-    session: Session, *, sweep: str | None = None, cell_id: str | None = None, limit: int | None = None
-) -> Sequence[Event]:
-    """What happened, oldest first; with a limit the newest ones. A sweep's events include those of its cells."""
-    query = select(*columns_of(EventRow, Event)).order_by(EventRow.at.desc(), EventRow.id.desc())
-    if sweep is not None:
-        row = sweep_row(session, sweep)
-        launched = revision_row(session, row.id)
-        inside = select(RevisionCellRow.cell_id).where(RevisionCellRow.revision_id == launched.id)
-        query = query.where((EventRow.sweep_id == row.id) | EventRow.cell_id.in_(inside))
-    if cell_id is not None:
-        query = query.where(EventRow.cell_id == cell_id)
-    return _read(session, Event, query.limit(limit) if limit is not None else query)[::-1]

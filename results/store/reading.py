@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy.orm import Session
 
-from . import queries
+from . import attempt_queries, queries
 from .records import (
     Attempt,
     CellRecord,
@@ -71,11 +71,11 @@ class Reads(ABC):
 
     def values(self, sweep: str | None = None, *, revision: int | None = None, orphans: bool = False) -> list[Value]:
         """The newest value per (cell, probe, metric, length) over done attempts, for the cells of cell_states."""
-        return self.read(queries.sweep_values, sweep, revision, orphans=orphans)
+        return self.read(attempt_queries.sweep_values, sweep, revision, orphans=orphans)
 
     def measurements(self, cell_id: str) -> list[Value]:
         """The newest value per (probe, metric, length) over the cell's done attempts."""
-        return self.read(queries.values, [cell_id])
+        return self.read(attempt_queries.values, [cell_id])
 
     def cell(self, cell_id: str) -> CellRecord:
         """The cell of that id with its config. Raises CellUnknown."""
@@ -91,49 +91,49 @@ class Reads(ABC):
 
     def attempt(self, attempt_id: int) -> Attempt:
         """One attempt. Raises AttemptUnknown."""
-        return self.read(queries.attempt, attempt_id)
+        return self.read(attempt_queries.attempt, attempt_id)
 
     def attempts(self, cell_id: str) -> list[Attempt]:
         """Every attempt of a cell, oldest first."""
-        return self.read(queries.attempts, cell_id)
+        return self.read(attempt_queries.attempts, cell_id)
 
     def live_attempts(self, sweep: str | None = None) -> list[Attempt]:
         """The running attempts of a sweep's newest revision, or (None) of the whole database. Raises SweepUnknown."""
-        return self.read(queries.live_attempts, sweep)
+        return self.read(attempt_queries.live_attempts, sweep)
 
     def attempts_of(self, cell_ids: Collection[str]) -> list[Attempt]:
         """Every attempt of these cells, oldest first."""
-        return self.read(queries.attempts_of, cell_ids)
+        return self.read(attempt_queries.attempts_of, cell_ids)
 
     def failures(self, attempt_ids: Collection[int]) -> dict[int, str]:
         """By attempt: the class of its failure (cuda_oom, code, hang, ...), where one was recorded."""
-        return self.read(queries.failures, attempt_ids)
+        return self.read(attempt_queries.failures, attempt_ids)
 
     def curve(self, attempt_id: int) -> list[CurvePoint]:
         """The training curve of an attempt by step."""
-        return self.read(queries.curve, attempt_id)
+        return self.read(attempt_queries.curve, attempt_id)
 
     def provenance(self, attempt_id: int) -> Provenance | None:
         """Where an attempt's numbers come from, None when it has not said so yet."""
-        return self.read(queries.provenance, attempt_id)
+        return self.read(attempt_queries.provenance, attempt_id)
 
     def provenances(self, attempt_ids: Collection[int]) -> dict[int, Provenance]:
         """By attempt: where its numbers come from, for those that have said so."""
-        return self.read(queries.provenances, attempt_ids)
+        return self.read(attempt_queries.provenances, attempt_ids)
 
     def sources(self, attempt_ids: Collection[int]) -> dict[int, Source]:
         """The same without all that takes room: the code and the chip."""
-        return self.read(queries.sources, attempt_ids)
+        return self.read(attempt_queries.sources, attempt_ids)
 
     def newest_event(self, sweep: str, kinds: Collection[str]) -> Event | None:
         """What happened last, of these kinds, to the sweep itself. Raises SweepUnknown."""
-        return self.read(queries.newest_event, sweep, kinds)
+        return self.read(attempt_queries.newest_event, sweep, kinds)
 
     def events(
         self, *, sweep: str | None = None, cell_id: str | None = None, limit: int | None = None
     ) -> Sequence[Event]:
         """What happened, oldest first; with a limit the newest ones. Raises SweepUnknown."""
-        return self.read(queries.events, sweep=sweep, cell_id=cell_id, limit=limit)
+        return self.read(attempt_queries.events, sweep=sweep, cell_id=cell_id, limit=limit)
 
 
 class Snapshot(Reads):

@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import func, literal, select, update
 from sqlalchemy.orm import Session, aliased
 
-from . import queries
+from . import attempt_queries, queries
 from .database import storable, upsert
 from .records import AttemptState, CurvePoint, Example, Measurement, Phase, Provenance
 from .schema import AttemptRow, CurvePointRow, EventRow, ExampleRow, MeasurementRow, ProvenanceRow
@@ -147,7 +147,7 @@ class Recorder(AttemptWriter):
 
         def work(session: Session) -> None:
             if session.scalar(same) is None:
-                cell = queries.attempt(session, self.attempt_id).cell_id
+                cell = attempt_queries.attempt(session, self.attempt_id).cell_id
                 tell(session, kind, message, cell_id=cell, attempt_id=self.attempt_id)
 
         self.store.write(work, patience=self.patience)

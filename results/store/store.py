@@ -36,10 +36,9 @@ from ..errors import (
     SweepUnknown,
 )
 from ..text import without_passwords
-from . import queries, sweeps
+from . import attempt_queries, queries, sweeps
 from .database import (
     check_revision,
-    create_database,
     file_of,
     place,
     plain_errors,
@@ -47,12 +46,12 @@ from .database import (
     revision_of,
     shown,
     storable,
-    upgrade_store,
 )
 from .reading import Reads, Snapshot
 from .records import Attempt, AttemptState, CellRecord, Kind, NewRevision, Owner
 from .schema import AttemptRow, EventRow, SweepRow, UtcNow
 from .transactions import PATIENCE_S, Transactions
+from .upgrading import create_database, upgrade_store
 
 if TYPE_CHECKING:
     from .frames import Frames
@@ -240,8 +239,8 @@ class Store(Transactions, Reads):
             if sweep is not None and queries.sweep_row(session, sweep).fence != fence:
                 raise LostLease(f"sweep {sweep!r} was taken over by another supervisor; this one has to stop")
             if parent_id is not None:
-                queries.attempt(session, parent_id)
-            earlier = queries.attempts(session, queries.cell(session, cell_id).id)
+                attempt_queries.attempt(session, parent_id)
+            earlier = attempt_queries.attempts(session, queries.cell(session, cell_id).id)
             number = max((attempt.number for attempt in earlier), default=0) + 1
             moment = queries.now(session)
             row = AttemptRow(
@@ -267,7 +266,7 @@ class Store(Transactions, Reads):
             session.add(row)
             session.flush()
             tell(session, "started", f"attempt {number} ({kind}) on {owner.host}", cell_id=cell_id, attempt_id=row.id)
-            return queries.attempt(session, row.id)
+            return attempt_queries.attempt(session, row.id)
 
         try:
             return self.write(work, durable=True)

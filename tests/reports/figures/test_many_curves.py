@@ -14,7 +14,7 @@ from atma_sweep.reports.data import gather, one_reading
 from atma_sweep.reports.figures import loss as loss_figure
 from atma_sweep.reports.figures import make_figure, style
 from atma_sweep.reports.figures.files import drawn
-from atma_sweep.results.store import queries
+from atma_sweep.results.store import attempt_queries
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CurvePoint, Measurement, Owner
 from atma_sweep.results.store.store import Store
@@ -142,13 +142,13 @@ def test_a_few_curves_are_lines_of_their_own(many: Store, make: Callable[..., An
 
 def test_a_page_is_made_of_one_reading(many: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str | None] = []
-    values = queries.sweep_values
+    values = attempt_queries.sweep_values
 
     def counted(session: Any, sweep: str | None, *rest: Any, **more: Any) -> Any:
         read.append(sweep)
         return values(session, sweep, *rest, **more)
 
-    monkeypatch.setattr(queries, "sweep_values", counted)
+    monkeypatch.setattr(attempt_queries, "sweep_values", counted)
     dashboard(many)
     assert read == ["s"]
 

@@ -8,10 +8,10 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from atma_sweep.results.store import schema
-from atma_sweep.results.store.database import MIGRATIONS
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CurvePoint, Measurement, Provenance
 from atma_sweep.results.store.store import StoreError, StoreMissing, StoreTooNew, open_store, upgrade_store
+from atma_sweep.results.store.upgrading import MIGRATIONS
 from sqlalchemy import UniqueConstraint, create_engine, inspect
 
 TABLES = sorted(schema.Base.metadata.tables)

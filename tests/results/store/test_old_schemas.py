@@ -20,9 +20,10 @@ from pathlib import Path
 
 import pytest
 from atma_sweep.results.maintenance.check import check
-from atma_sweep.results.store.database import MIGRATIONS, make_engine, migrate, place
+from atma_sweep.results.store.database import make_engine, place
 from atma_sweep.results.store.schema import HEAD, REVISIONS
 from atma_sweep.results.store.store import StoreError, open_store, upgrade_store
+from atma_sweep.results.store.upgrading import MIGRATIONS, migrate
 from patience import PATIENCE_S
 from sqlalchemy import MetaData, event, insert, select
 from sqlalchemy.engine import Engine
@@ -224,7 +225,7 @@ def test_foreign_keys_that_are_on_undo_the_upgrade(old, following, monkeypatch, 
     """Should somebody lose the switch, the comparison of row counts still catches it, or SQLite does."""
     before = contents(old, columns(old))
     real = make_engine
-    monkeypatch.setattr("atma_sweep.results.store.database.make_engine", lambda url, **options: real(url))
+    monkeypatch.setattr("atma_sweep.results.store.upgrading.make_engine", lambda url, **options: real(url))
     with pytest.raises(StoreError, match=said):
         upgrade_store(old, migrations=following(*tables), head="next")
     assert contents(old, columns(old)) == before

@@ -1,0 +1,146 @@
+"""Making a database and bringing an older one to this release. Alembic is imported only then."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from sqlalchemy import Connection, Engine, inspect, text
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import DBAPIError
+
+from ..errors import StoreAway, StoreError, StoreMissing
+from .copying import copy_database
+from .database import check_revision, file_of, make_engine, place, plain_errors, revision_of, shown
+from .schema import HEAD, REVISIONS, Base
+
+MIGRATIONS = Path(__file__).parents[1] / "migrations"
+
+
+@contextmanager
+def making(url: URL) -> Iterator[None]:
+    """Holds the lock under which databases are made and upgraded: one process at a time in that folder.
+
+    The lock is on the folder itself, so that no lock file is left behind. PostgreSQL locks inside its transaction.
+    """
+    path = file_of(url)
+    if path is None:
+        yield
+        return
+    if not path.parent.is_dir():
+        raise StoreError(f"there is no folder {path.parent}; make it, or name another place with --db")
+    handle = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def migrate(connection: Connection, *, migrations: Path = MIGRATIONS, head: str = HEAD) -> None:
+    """Runs the missing migrations inside the connection's transaction."""
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(migrations).replace("%", "%%"))
+    config.attributes.update(connection=connection, metadata=Base.metadata)
+    command.upgrade(config, head)
+
+
+def _create(engine: Engine) -> None:
+    with engine.begin() as connection:
+        if connection.dialect.name != "sqlite":
+            connection.execute(text("SELECT pg_advisory_xact_lock(7461001)"))
+        if revision_of(connection) is None:
+            migrate(connection)
+
+
+def create_database(url: URL) -> None:
+    """Makes the database when it is missing or empty. Many processes may try at once: one does it, the others wait."""
+    with making(url), plain_errors(url):
+        engine = make_engine(url)
+        try:
+            try:
+                _create(engine)
+            except DBAPIError as error:
+                if not error.connection_invalidated:
+                    raise
+                _create(engine)  # it may have been made, and the answer lost
+        finally:
+            engine.dispose()
+
+
+def _row_counts(connection: Connection) -> dict[str, int]:
+    names = [name for name in inspect(connection).get_table_names() if name != "alembic_version"]
+    return {name: int(connection.scalar(text(f'SELECT COUNT(*) FROM "{name}"')) or 0) for name in sorted(names)}
+
+
+def _backup(engine: Engine, path: Path, found: str) -> Path:
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%fZ")
+    copy = path.with_name(f"{path.stem}.before-upgrade-from-{found}.{stamp}{path.suffix}")
+    try:
+        copy_database(engine, path, copy)
+    except (sqlite3.Error, OSError) as error:
+        raise StoreError(f"{path} cannot be backed up, and was not upgraded: {error}; make room beside it") from error
+    return copy
+
+
+def upgrade_store(
+    url_or_path: str | Path | None = None, *, migrations: Path = MIGRATIONS, head: str = HEAD
+) -> Path | None:
+    """Brings an older database to this release; nothing else ever migrates one.
+
+    All or nothing, in one transaction, with foreign keys off (a rebuilt table would else delete its children), followed
+    by a foreign-key check and a comparison of row counts. Returns the backup made beside a SQLite database before
+    anything was touched, None when there was nothing to do or for PostgreSQL (back it up with pg_dump).
+
+    Raises StoreMissing, StoreTooNew, StoreError (not ours, or the upgrade lost rows: then nothing has changed).
+    """
+    url = place(url_or_path)
+    path = file_of(url)
+    if path is not None and not path.exists():
+        raise StoreMissing(f"there is no database {path}; launch a grid first, or name the database with --db")
+    with making(url):
+        engine = make_engine(url, foreign_keys=False)
+        try:
+            with plain_errors(url), engine.begin() as connection:
+                found = revision_of(connection)
+            if found == head:
+                return None
+            if found is None or found not in REVISIONS:
+                check_revision(found, shown(url))
+            copy = _backup(engine, path, str(found)) if path is not None else None
+            with engine.begin() as connection:
+                _upgrade_checked(connection, migrations, head)
+            return copy
+        except DBAPIError as error:
+            if error.connection_invalidated:
+                raise StoreAway(
+                    f"{shown(url)} was lost during the upgrade, which is done whole or not at all; run it again"
+                ) from error
+            raise StoreError(
+                f"the upgrade of {shown(url)} failed and was undone: {error.orig}; please report this"
+            ) from error
+        finally:
+            engine.dispose()
+
+
+def _upgrade_checked(connection: Connection, migrations: Path, head: str) -> None:
+    sqlite = connection.dialect.name == "sqlite"
+    if not sqlite:
+        connection.execute(text("SELECT pg_advisory_xact_lock(7461001)"))
+    before = _row_counts(connection)
+    migrate(connection, migrations=migrations, head=head)
+    after = _row_counts(connection)
+    lost = [f"{name} {rows} -> {after.get(name, 0)}" for name, rows in before.items() if after.get(name, 0) < rows]
+    if sqlite:
+        broken = connection.execute(text("PRAGMA foreign_key_check")).fetchall()
+        lost += [f"{row[0]} refers to a missing {row[2]}" for row in broken[:3]]
+    if lost:
+        raise StoreError(f"the upgrade would lose data ({'; '.join(lost)}) and was undone; please report this")
