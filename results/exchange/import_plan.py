@@ -4,6 +4,9 @@ Taking a bundle in adds what is missing and changes no number that is there: cel
 they ask for, attempts by (cell, started_at, host, pid, kind, finished_at). Reports take the newest attempt by id, and ids
 follow the age: where older attempts arrive after younger ones, the ids of both are dealt anew among them, so two databases
 that take in each other's bundles show the same results whoever was first.
+
+Why ids and not times say which is newer: of one machine's attempts the later is the newer even after its clock was set
+back, and only the order of ids knows that. Numbers and folders, which people read, stay as they are.
 """
 
 from __future__ import annotations
