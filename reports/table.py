@@ -68,6 +68,8 @@ class Table:
     entries: tuple[tuple[Entry, ...], ...] = ()
     above: tuple[str, ...] = ()
     """What to know before any two rows are compared: printed between title and rows."""
+    paged: bool = False
+    """Whether LaTeX lets it run over pages however few its rows are."""
     trace: Mapping[str, Any] = field(default_factory=dict)
 
     @property

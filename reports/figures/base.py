@@ -28,7 +28,7 @@ Origins = Iterable[tuple[str, int | None]]
 class Collected:
     """A figure before it is drawn.
 
-    `frame` is tidy, its columns as the collect function says. `trace` names the figure, sweep and revision, the attempts
+    `frame` is tidy, its columns as `collect` in the figure's file says. `trace` names the figure, sweep and revision, the attempts
     of every cell, the commit and GPU of every attempt, and the SHA-256 of the frame. `about` has what the drawing needs
     besides the frame.
     """

@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 
 from ...results.store.store import Store
-from ..curves import kept
 from ..data import ReportError, gather
 from . import style
 from .base import GROUP, Collected, collected, groups_of, line_axes
@@ -59,6 +58,14 @@ def collect(store: Store, sweep: str | None = None, *, revision: int | None = No
     axes = line_axes(data)
     origins = zip(frame["cell"].drop_duplicates(), shown, strict=True)
     return collected(store, data, "loss", "Training loss", frame, origins, notes=notes, axis=axes[0] if axes else "")
+
+
+def kept(points: int, most: int) -> np.ndarray:
+    """Which of so many points are drawn, at most `most`: the first, and from the last on back every k-th."""
+    if points <= most:
+        return np.arange(points)
+    every = -(-(points - 1) // (most - 1))
+    return np.concatenate([[0], np.arange((points - 1) % every or every, points, every)])
 
 
 def smoothed(values: Sequence[float] | np.ndarray, width: int) -> np.ndarray:

@@ -38,7 +38,7 @@ def text(table: Table, *, trace: bool = True) -> str:
     notes = [rf"{{\par\smallskip\raggedright {tex_escaped(note)}\par}}" for note in table.notes]
     above = [rf"{{\raggedright {tex_escaped(note)}\par}}\smallskip" for note in table.above]
     small = [r"\begingroup\footnotesize\setlength{\tabcolsep}{3.5pt}"]
-    if table.number == "6" or len(table.rows) > MANY_ROWS:
+    if table.paged or len(table.rows) > MANY_ROWS:
         repeated = [*head, r"\endhead", r"\midrule", r"\endfoot", r"\bottomrule", r"\endlastfoot"]
         body = [rf"\begin{{longtable}}{columns}", caption + r"\\", *head, r"\endfirsthead", *repeated]
         lines = [*small, *above, *body, *_rows(table), r"\end{longtable}", *notes, r"\par\endgroup"]

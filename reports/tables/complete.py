@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from ...results.store.records import AXES
 from ...results.store.store import Store
@@ -68,7 +69,7 @@ def table6(
         "seeds": seeds,
         "lengths": {probe: list(some) for probe, some in chosen.items()} if chosen else None,
     }
-    return assemble(
+    made = assemble(
         data,
         "6",
         f"Table 6. Complete results of sweep {data.sweep}, revision {data.revision}{which}",
@@ -79,6 +80,7 @@ def table6(
         rank="column",
         options={name: value for name, value in given.items() if value},
     )
+    return replace(made, paged=True)
 
 
 def _of_plugins(data: SweepData, columns: Sequence[Column]) -> list[str]:

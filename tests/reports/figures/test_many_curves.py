@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from atma_sweep.reports.curves import kept
 from atma_sweep.reports.dashboard.page import dashboard
 from atma_sweep.reports.data import gather, one_reading
 from atma_sweep.reports.figures import loss as loss_figure
 from atma_sweep.reports.figures import make_figure, style
 from atma_sweep.reports.figures.files import drawn
+from atma_sweep.reports.figures.loss import kept
 from atma_sweep.results.store import attempt_queries
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CurvePoint, Measurement, Owner
