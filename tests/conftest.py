@@ -80,7 +80,7 @@ def collector() -> Iterator[None]:
 
 
 @pytest.fixture
-def run(
+def command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str, str]]:
     """Runs the command line in an empty folder; returns (exit code, standard output, standard error)."""
@@ -100,6 +100,12 @@ def run(
         return code, *capsys.readouterr()
 
     return call
+
+
+@pytest.fixture
+def run(command_line: Callable[..., tuple[int, str, str]]) -> Callable[..., tuple[int, str, str]]:
+    """The same under its short name, which tests of reports give to something else."""
+    return command_line
 
 
 @pytest.fixture

@@ -21,6 +21,11 @@ ME = Owner(name="launch", host=socket.gethostname(), pid=os.getpid(), started=ps
 TRAIN = {"muon_lr": 0.02, "embedding_lr": 0.3, "head_lr": 0.003125, "scalar_lr": 0.01}
 
 
+@pytest.fixture
+def run(command_line: Run) -> Run:
+    return command_line
+
+
 def cell(index: int) -> CellRecord:
     levels = dict(zip(AXES, ("polar", "baseline", "off", "on", "off"), strict=True))
     config = {"train": TRAIN | ({"optimizer": "adamw", "matrix_lr": 1e-4} if index else {})}
