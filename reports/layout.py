@@ -56,6 +56,7 @@ def entry(data: SweepData, cells: Sequence[CellState], column: Column, table: st
     numbers = [value.value for value in have if value.value is not None]
     words = [] if numbers else _words(data, cells, column, values)
     known = next((value for value in values if value is not None), None)
+    sources = {value.source for value in have}
     base = Entry(
         text="/".join(dict.fromkeys(words)) or NO_CELL,
         heading=column.heading,
@@ -64,6 +65,7 @@ def entry(data: SweepData, cells: Sequence[CellState], column: Column, table: st
         length=column.length if column.length >= 0 else None,
         direction=column.direction,
         unit=known.unit if known else None,
+        source=next(iter(sources)) if len(sources) == 1 else None,
         origins=tuple(
             (cell.cell_id, value.attempt_id if value is not None else None)
             for cell, value in zip(cells, values, strict=True)

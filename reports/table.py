@@ -34,6 +34,8 @@ class Entry:
     reason: str | None = None
     sd: float | None = None
     seeds: int = 1
+    source: str | None = None
+    """SHA-256 of the plugin whose probe gave it; None for one of the package, and where several versions did."""
     origins: tuple[tuple[str, int | None], ...] = ()
     best: bool = False
 

@@ -138,6 +138,18 @@ def test_peak_resident_grows_with_what_is_held() -> None:
     assert peak_resident() - before < 2**24
 
 
+def test_of_the_package_s_probes_only_what_differs_from_cell_to_cell_is_told(
+    network: Any, subject: Any, attempt: Attempt, store: Store
+) -> None:
+    """No source, and of all descriptions the chance level of these very digits."""
+    who = subject(network(vocab_size=264), lengths=(16,), needle_trials=2, needle_digits=2)
+    attempt(who)._probe(who)
+    asked = [digit for trial in trials(NeedleConfig(trials=2, digits=2)) for digit in trial.digits]
+    told = {key: value.description for key, value in measured(store).items() if value.description}
+    assert told == {("needle", "digit_accuracy", 16): {"chance": max(map(asked.count, asked)) / 4}}
+    assert {value.source for value in store.measurements("c" * 12)} == {None}
+
+
 # --- what did not fit ---------------------------------------------------------------------------------------------
 
 

@@ -77,7 +77,7 @@ def test_numbers_of_a_plugin_s_probe_are_kept_with_its_source_and_its_words(tmp_
     known = dict(bench.sql("SELECT DISTINCT metric, description FROM measurement WHERE probe = 'glow'"))
     assert json.loads(str(known["light"]))["chance"] == 0.5
     assert known["heat"] is None
-    _reports_know_it(tmp_path)
+    _reports_know_it(tmp_path, first)
 
     # another file measures nothing again: what is there stays, and says what it is from
     (tmp_path / "lamps.py").write_text(PLUGIN + "# brighter\n")
@@ -97,13 +97,14 @@ def test_numbers_of_a_plugin_s_probe_are_kept_with_its_source_and_its_words(tmp_
     store.close()
 
 
-def _reports_know_it(folder: Path) -> None:
+def _reports_know_it(folder: Path, source: str) -> None:
     store = open_store(folder / "atma.db")
     table = make_table("6", store, "micro")
     place = table.columns.index("Glow@32")
     assert table.columns[place : place + 3] == ("Glow@32", "Glow@64", "MFU")
     assert [row[place] for row in table.rows] == ["96.0", "97.0"]
     assert {(r, c) for r, c in table.best if c == place} == {(1, place)}, "more is better"
+    assert {row["values"][place - table.text_columns]["source"] for row in table.raw} == {source}
     words = "Light of all lamps together. More is better. A trivial answer scores 0.5 lux."
     assert f"Glow, lux: {words}" in table.notes
     assert "plugin" not in " ".join(table.above), "one version of it: nothing to know"
