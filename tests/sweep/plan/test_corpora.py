@@ -63,7 +63,7 @@ def long(count: str, have: int = 3, read: str = "clean and needle read") -> str:
 
 
 SHORT = ": lower train.seq_len or train.batch_tokens, or give it more text"
-JUNK = "probe junk asks for 4: lower eval.junk_rows or eval.lengths"
+JUNK = "probe junk asks for 4: lower eval.settings.junk.rows or eval.lengths"
 
 
 @pytest.mark.parametrize(("asked", "have", "said"), [
