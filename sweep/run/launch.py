@@ -21,7 +21,7 @@ from ..grid.grid import Grid
 from ..machine import processes
 from ..plan import corpora, disk_usage, ordering, planner
 from ..probes import requested
-from ..scheduler import source_snapshot
+from ..scheduler import journalled, source_snapshot
 from ..scheduler.base import Executor, Opening, Tell
 from ..scheduler.registry import DEFAULT, EXECUTORS, open_executor
 from . import supervisor
@@ -158,6 +158,7 @@ def carry_out(
     The executor holds the GPUs that they need until it is closed, so that attempts of these sweeps alone share them.
     Raises MachineError (also for a cell that no machine has room for), Interrupted, LostLease.
     """
+    executor = journalled.understood(executor, store, source)
     executor.admit([task.cell for _, _, share in shares for task in share])
     every = [(sweep, fence) for sweep, fence, _ in shares]
     for sweep, fence, share in shares:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...results.errors import LostLease
 from ...results.store.journal import JOURNAL, Reader
 from ...results.store.records import Attempt
 from ...results.store.store import Store
@@ -27,6 +26,7 @@ from ..plan import fit
 from . import ray_connection, source_snapshot
 from .base import Finished, Launch, Opening, Tell, device_for
 from .cluster import CLOSE_S, Agent
+from .journalled import APPLY_S, AT_ONCE, applied
 from .node_agent import LEASE_S, given_up_after
 from .ray_connection import NodeFacts, ray
 
@@ -34,9 +34,6 @@ START_S = 120.0
 """What a node gets to start its agent, an import of this package included."""
 SLOW_S = 20.0
 """After this it is asked whether it can import the package at all."""
-APPLY_S = 0.5
-AT_ONCE = 500
-"""Lines of a journal, a second or two of writing, before the supervisor looks after everything else again."""
 LOOK_S = 5.0
 AGAIN_S = 30.0
 """A node that cannot be used, as one that is cut off or lacks the runs folder, is asked again after this long."""
@@ -339,13 +336,13 @@ class ClusterExecutor:
             running = {attempt: run for attempt, run in self._running.items() if attempt not in ended}
         if time.monotonic() - self._applied > APPLY_S:
             for attempt, run in running.items():
-                if not _applied(run.reader):
+                if not applied(run.reader, AT_ONCE):
                     self._ask(run, "kill", attempt)
             self._applied = time.monotonic()
         finished = []
         for attempt, code in ended.items():
             run = self._running[attempt]
-            if _applied(run.reader) and run.reader.behind:
+            if applied(run.reader, AT_ONCE) and run.reader.behind:
                 self._news.set()
                 continue
             with self._lock:
@@ -417,12 +414,3 @@ class ClusterExecutor:
         for link in links:
             with contextlib.suppress(ray.exceptions.RayError):
                 ray.kill(link.handle)
-
-
-def _applied(reader: Reader) -> bool:
-    """Applies what has come, not too much at once; False when the attempt is nobody's or somebody else's by now."""
-    try:
-        reader.apply(AT_ONCE)
-    except LostLease:
-        return False
-    return True

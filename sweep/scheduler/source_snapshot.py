@@ -103,6 +103,16 @@ def frozen(runs: Path) -> Path:
     return runs / "source" / freeze(runs)
 
 
+def schema_of(source: Path) -> str | None:
+    """The newest revision of the database that the copy in that folder knows; None when it does not say."""
+    for place in ("results/store/schema.py", "results/schema.py"):
+        file = source / "atma_sweep" / place
+        if file.is_file():
+            known = re.search(r"^REVISIONS = \(([^)]*)\)", file.read_text(), re.MULTILINE)
+            return re.findall(r"\d+", known[1])[-1] if known else None
+    return None
+
+
 def import_path(source: Path, before: str | None) -> str:
     """PYTHONPATH of a process that runs the copy in that folder; what stood there `before` may hold everything else."""
     rest = [part for part in (before or "").split(os.pathsep) if part and part != str(source)]
