@@ -15,6 +15,7 @@ from atma_sweep.sweep.config import CellConfig
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid.cell import Cell, cell_id, identity, slug
 from atma_sweep.sweep.grid.grid import load_grid
+from atma_sweep.sweep.probes import with_settings
 from atma_sweep.sweep.training import flops
 from ruamel.yaml import YAML
 
@@ -69,7 +70,8 @@ def naive(cell: Cell) -> CellConfig:
         node[last] = value
     config = CellConfig.model_validate({**tree, "seed": cell.config.seed})
     data = config.data.model_copy(update={"fingerprint": FINGERPRINT})
-    return config.model_copy(update={"model": check_model_config(config.model), "data": data})
+    parts = {"model": check_model_config(config.model), "data": data, "eval": with_settings(config.eval)}
+    return config.model_copy(update=parts)
 
 
 def _leaves(tree: dict[str, Any], path: str = "") -> list[tuple[str, Any]]:
