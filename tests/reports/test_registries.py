@@ -23,12 +23,16 @@ from atma_sweep.reports.render import FORMATS, SUFFIXES, files_of, render
 from atma_sweep.reports.table import Table
 from atma_sweep.reports.tables import TABLES, make_table
 from atma_sweep.results.store.store import Store
+from tiers import shared_out
 from typer.testing import CliRunner
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cli.md"
 
+SLOW = ("effects", "interactions", "pareto")
+"""Ten thousand resamples of every effect, each time one is made."""
 
-@pytest.mark.parametrize("name", TABLES)
+
+@pytest.mark.parametrize("name", shared_out(TABLES, lambda name: name not in SLOW))
 def test_every_table_is_written_in_every_format_and_checked(every: Store, tmp_path: Path, name: str) -> None:
     table = make_table(name, every)
     assert table.number == name, "the name under which the trace finds it again"
@@ -42,7 +46,7 @@ def test_every_table_is_written_in_every_format_and_checked(every: Store, tmp_pa
     assert table.title in render(table, width=10_000)
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", shared_out(FIGURES, lambda name: name not in SLOW))
 def test_every_figure_is_written_in_every_format_and_checked(every: Store, tmp_path: Path, name: str) -> None:
     made = make_figure(name, every)
     assert made.name == name, "the name under which the trace finds it again"

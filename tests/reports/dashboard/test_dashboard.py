@@ -158,6 +158,7 @@ def test_thinning_keeps_the_last_point_and_stays_below_the_limit() -> None:
     assert len(Series(numbers, numbers, numbers).thinned(1900).tokens) == 1900
 
 
+@pytest.mark.thorough
 def test_effects_are_those_of_the_pairs(published: Store) -> None:
     page = Page(dashboard(published, "printed-v2"))
     shown = json.loads(unpacked(page.blocks["effects"]))

@@ -131,6 +131,7 @@ def test_every_tab_shows_its_part_and_nothing_is_asked_of_the_network(visit: Any
     assert "GPU differs: NVIDIA H200 (24 cells), NVIDIA H100 (1 cell)" in page.locator("#audit").inner_text()
 
 
+@pytest.mark.thorough
 def test_filters_keep_the_cells_that_have_the_levels(visit: Any, site: Any) -> None:
     page = visit(site[0])
     page.locator("[data-group=Reg] .level[data-level=weak] input").check()
@@ -154,6 +155,7 @@ def test_filters_keep_the_cells_that_have_the_levels(visit: Any, site: Any) -> N
     assert set(page.locator("#panel-cells tbody .n button").all_text_contents()) == {"oom"}
 
 
+@pytest.mark.thorough
 def test_sorting_is_pythons_and_what_has_no_number_stands_last(visit: Any, site: Any) -> None:
     page = visit(site[0])
     val = heading(page, "Val")
@@ -173,6 +175,7 @@ def test_sorting_is_pythons_and_what_has_no_number_stands_last(visit: Any, site:
     assert heading(page, "Val").get_attribute("aria-sort") == "none"
 
 
+@pytest.mark.thorough
 def test_search_wants_every_word(visit: Any, site: Any) -> None:
     page = visit(site[0])
     page.get_by_label("Search cells").fill("Strong  on-on-on")
@@ -218,6 +221,7 @@ def test_picked_cells_are_drawn_and_the_address_brings_the_view_back(visit: Any,
     assert other.url == address
 
 
+@pytest.mark.thorough
 def test_the_back_button_takes_one_step_back(visit: Any, site: Any) -> None:
     page = visit(site[0])
     page.locator("[data-group=Mem] .level[data-level=on] input").check()
@@ -234,6 +238,7 @@ def test_the_back_button_takes_one_step_back(visit: Any, site: Any) -> None:
     assert slugs(page) == list(site[1])
 
 
+@pytest.mark.thorough
 def test_hostile_text_is_shown_as_it_is(visit: Any, site: Any) -> None:
     page = visit(f"{site[0]}#pick={WILD}&tab=curves")
     page.wait_for_selector("#chart-needle[data-traces]")
@@ -253,6 +258,7 @@ def test_hostile_text_is_shown_as_it_is(visit: Any, site: Any) -> None:
     assert page.locator("img").count() == 0
 
 
+@pytest.mark.thorough
 def test_a_number_tells_where_it_comes_from(visit: Any, site: Any) -> None:
     page = visit(site[0])
     page.get_by_role("button", name="2.125", exact=True).click()
@@ -261,6 +267,7 @@ def test_a_number_tells_where_it_comes_from(visit: Any, site: Any) -> None:
         assert fact in told, fact
 
 
+@pytest.mark.thorough
 def test_the_keyboard_is_enough(visit: Any, site: Any) -> None:
     page = visit(site[0])
     page.keyboard.press("Tab")
@@ -299,6 +306,7 @@ def brightness(page: Any) -> float:
     return found
 
 
+@pytest.mark.thorough
 def test_light_and_dark_follow_the_system_until_the_switch_says_otherwise(visit: Any, site: Any) -> None:
     page = visit(site[0], color_scheme="dark", reduced_motion="reduce")
     assert brightness(page) < 0.2
@@ -337,6 +345,7 @@ CUT_OFF = """() => [...document.querySelectorAll('.viewport .n button, .viewport
 
 
 @pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.thorough
 def test_nothing_overlaps_or_runs_out_of_the_page(visit: Any, site: Any, width: int) -> None:
     page = visit(f"{site[0]}#pick={WILD}", width=width, height=900)
     for name in ("Cells", "Curves (1)", "Effects", "Failures", "Provenance", "Metrics"):
@@ -359,6 +368,7 @@ def test_the_complete_table_fits_a_laptop(visit: Any, published: Store, tmp_path
     assert page.evaluate(spare) == 0
 
 
+@pytest.mark.thorough
 def test_a_wider_table_keeps_the_names_in_sight(visit: Any, site: Any) -> None:
     page = visit(site[0], width=1000, height=900)
     left = "document.querySelector('#panel-cells tbody th').getBoundingClientRect().left"

@@ -72,6 +72,7 @@ def test_no_figure_has_one_either(lengths: Store) -> None:
     assert str(MEASURED) not in json.dumps(gather(lengths, "s").requested_lengths())
 
 
+@pytest.mark.thorough
 def test_on_request_a_length_joins_and_who_lacks_it_is_unmeasured(lengths: Store) -> None:
     table = make_table("1", lengths, "s", lengths=[MEASURED])
     assert [row[0] for row in table.rows] == ["128", "256", "512"]

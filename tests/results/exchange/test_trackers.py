@@ -124,6 +124,7 @@ def records(file, kind):
             whole = b""
 
 
+@pytest.mark.thorough
 class TestWandb:
     @pytest.fixture
     def read(self, filled, tmp_path):

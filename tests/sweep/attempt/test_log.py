@@ -14,6 +14,7 @@ TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ")
 NUMBER = r"[\d,.]+"
 
 
+@pytest.mark.thorough
 def test_the_log_of_a_healthy_attempt(room: Callable[..., Room], command: Callable[..., tuple[int, str, str]]) -> None:
     """Which cell, on what and how; from which step; a line a validation, one a probe, and one at the end."""
     ours = room()

@@ -180,6 +180,7 @@ def test_the_guides_own_corpus_is_prepared(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_sweep_on_the_text_of_a_plugin_trains_and_is_measured_again(bench: Bench) -> None:
     bench.launch("--only", "attn_type=nope")
     ((cell, state),) = bench.sql("SELECT cell_id, state FROM attempt")

@@ -153,6 +153,7 @@ def _sweep(store: Store, name: str, *slugs: str) -> None:
     store.record_revision(name, grid_text="", grid_file="", cells=cells)
 
 
+@pytest.mark.thorough
 def test_evaluating_again_gives_the_same_numbers_in_a_new_attempt(desk: Desk) -> None:
     """Of cells in two sweeps, each evaluated under the newest that has it."""
     _sweep(desk.store(), "second", POLAR)
@@ -250,6 +251,7 @@ def test_the_command_line_says_a_mistake_in_one_line_and_makes_no_attempt(desk: 
     assert desk.sql("SELECT count(*) FROM attempt WHERE kind = 'evaluate'") == [(0,)]
 
 
+@pytest.mark.thorough
 def test_a_length_that_nothing_can_have_is_refused_before_anything_is_written(desk: Desk) -> None:
     before = desk.db.read_bytes()
     err = desk.evaluate(POLAR, "--length", "999999999", code=2)

@@ -193,6 +193,7 @@ def test_a_cell_that_another_sweep_is_training_is_waited_for(bench: Bench) -> No
     assert bench.sql("SELECT count(*) FROM attempt") == [(1,)]
 
 
+@pytest.mark.thorough
 def test_interrupt_saves_marks_and_the_next_launch_continues(bench: Bench, long_curves: Curves) -> None:
     bench.grid(tokens=LONG)
     process = bench.start("launch", "micro.yaml", "--executor", "local", *ONE)

@@ -61,6 +61,7 @@ def digest(bench: Bench) -> str:
     return hashlib.sha256((bench.folder / "lamps.py").read_bytes()).hexdigest()
 
 
+@pytest.mark.thorough
 def test_numbers_of_a_plugin_s_probe_are_kept_with_its_source_and_its_words(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     (tmp_path / "lamps.py").write_text(PLUGIN)

@@ -57,6 +57,7 @@ def ids_of(plan: Any) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_sweep_goes_on_with_the_code_that_began_it(old: Path, tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.env.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -77,6 +78,7 @@ def test_a_sweep_goes_on_with_the_code_that_began_it(old: Path, tmp_path: Path) 
     assert bench.sql("SELECT message FROM event WHERE kind = 'code'") == [(known,)]
 
 
+@pytest.mark.thorough
 def test_the_agent_of_a_node_is_where_it_was(old: Path, tmp_path: Path) -> None:
     module, name, then = json.loads(with_code(old, tmp_path, "-c", AGENT))
     assert [module, name] == ["atma_sweep.sweep.scheduler.cluster", "Agent"]
