@@ -157,6 +157,7 @@ class Live(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(("attn_type", "memory"), [("polar", "gated_delta"), ("nope", "none")])
+@pytest.mark.thorough
 def test_65536_tokens_of_the_370m_network_take_less_than_20_gb(attn_type: str, memory: str) -> None:
     """Tensors without data: every operation runs on shapes alone, and their bytes are what they would be.
 

@@ -57,6 +57,7 @@ def test_every_figure_is_written_in_every_format_and_checked(every: Store, tmp_p
 
 
 @pytest.mark.parametrize(("listed", "maker"), [(TABLES, make_table), (FIGURES, make_figure)])
+@pytest.mark.thorough
 def test_lengths_are_for_those_that_take_them(every: Store, listed: dict[str, Listed], maker: Any) -> None:
     refused = {}
     for name in listed:

@@ -111,6 +111,7 @@ def heading(page: Any, name: str) -> Any:
     return page.locator("#panel-cells thead th", has=page.get_by_role("button", name=name, exact=True))
 
 
+@pytest.mark.thorough
 def test_every_tab_shows_its_part_and_nothing_is_asked_of_the_network(visit: Any, site: Any) -> None:
     page = visit(f"{site[0]}#pick={WILD}")
     assert page.locator("h1").text_content() == "big, revision 2"

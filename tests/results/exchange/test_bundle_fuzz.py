@@ -242,6 +242,7 @@ def test_the_bundle_itself_comes_in(victim: Victim, members: dict[str, bytes]) -
 @pytest.mark.slow
 @FUZZ
 @given(changes=st.lists(st.tuples(st.sampled_from(PLACES), st.integers(0, 3), VALUES), min_size=1, max_size=2))
+@pytest.mark.thorough
 def test_any_value_in_any_field(victim: Victim, members: dict[str, bytes], changes: list[Any]) -> None:
     evil = members
     for (table, word), row, value in changes:

@@ -32,6 +32,7 @@ GIB = 2**30
 # --- the whole ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_machine_as_it_is(tmp_path: Path) -> None:
     code = (
         "import json, sys; from atma_sweep.sweep import doctor; found = doctor.examine(); "

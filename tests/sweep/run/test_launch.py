@@ -336,6 +336,7 @@ def test_a_launch_that_is_refused_a_new_name_leaves_no_revision(bench: Bench, mo
     assert bench.sql("SELECT number, grid_text FROM revision") == [(1, other.document.text)]
 
 
+@pytest.mark.thorough
 def test_plugin_mixer_trains_and_appears_in_the_table(bench: Bench) -> None:
     (bench.folder / "my_mixer.py").write_text(PLUGIN)
     bench.grid(more="plugins: [my_mixer.py]\n")
@@ -378,6 +379,7 @@ def test_a_plugin_that_leaves_fails_its_cell_and_is_named(bench: Bench) -> None:
     assert bench.sql("SELECT state, failure FROM attempt") == [("failed", "code")]
 
 
+@pytest.mark.thorough
 def test_divergence_is_a_result_with_its_step_and_the_curve_up_to_there(bench: Bench) -> None:
     bench.edit("train: {", "train: {muon_lr: 1.0e+5, ")
     bench.edit("validate_every: 10", "validate_every: 1")
