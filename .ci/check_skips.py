@@ -1,4 +1,4 @@
-"""Fails when a test was skipped for another reason than a missing GPU, shared folder, right to mount or program of Debian,
+"""Fails when a test was skipped for another reason than a missing GPU, shared folder, right to mount, program of Debian or history,
 or when a test ran in no tier: check_skips.py SHARED COLLECTED LOG ..., the output of --collect-only and of every tier.
 """
 
@@ -21,6 +21,7 @@ for count, where, reason in re.findall(r"^SKIPPED \[(\d+)\] (\S+) (.*)$", "\n".j
             "needs Slurm",
             "needs a C compiler",
             "needs strace",
+            "this checkout does not hold commit",  # a shallow clone
         )
     ) or (reason.startswith("needs ../shared") and not shared.exists())
     print(f"skipped {count}: {where} {reason}{'' if excused else '  <-- not excused'}")

@@ -179,8 +179,8 @@ def test_the_lines_of_the_guide_work_with_every_kind_of_address(store, filled, u
     """A file, a URL, that of a server, and none at all."""
     (block,) = re.findall(r"```python\n(from atma_sweep\.results import open_store\n.*?)```", GUIDE.read_text(), re.S)
     assert 'open_store("atma.db")' in block
-    if store.path is None and address != "url":
-        pytest.skip("no file")
+    if store.path is None:
+        address = "url"  # the only one that a server has
     if store.path is not None:
         os.symlink(store.path, tmp_path / "atma.db")
     space = {"url": url}
