@@ -183,6 +183,7 @@ def test_evaluating_again_gives_the_same_numbers_in_a_new_attempt(desk: Desk) ->
     assert counts["micro"] == {"done": 3, "new": 1}
 
 
+@pytest.mark.thorough
 def test_probes_and_lengths_beyond_the_config_as_json(desk: Desk) -> None:
     out = desk.evaluate(FADE, "--probe", "clean", "--probe", "val", "--length", "48", "--length", "80", "--json")
     rows = [row for row in json.loads(out) if row["metric"] != "peak_memory"]
