@@ -11,8 +11,6 @@ PLUS_MINUS = " ± "
 """Between a mean and its standard deviation."""
 
 CODE_LENGTH = 16
-GUESS = metrics.metric("needle", "digit_accuracy").chance_text.removesuffix("%")
-"""Percent of the needle's digits that a guess gets right, for the notes of tables."""
 
 
 @dataclass(frozen=True)

@@ -87,12 +87,16 @@ METRICS: Mapping[tuple[str, str], Metric] = {
         ),
         "needle": (
             Metric("digit_accuracy", SHARE, "higher", "Needle: share of digits recalled when a record's key stands again after L tokens "
-                   "of other text, each digit judged by the most probable token. Interval: 95%, by Wilson.", "Ndl", 1, 0.1, True),
+                   "of other text, each digit judged by the most probable token. A constant answer may score more than a guess (constant_accuracy). "
+                   "Interval: 95%, by Wilson.", "Ndl", 1, 0.1, True),
             Metric("exact_accuracy", SHARE, "higher", "Needle: share of trials in which every digit was right. Interval: 95%, by Wilson.",
                    decimals=1, trials=True),
             Metric("nats", "nats/digit", "lower", "Needle: mean cross-entropy of the digits at their second place."),
             Metric("absent_nats", "nats/digit", "neither", "Needle: cross-entropy of digits that stand nowhere in the context, a "
                    "yardstick for the one above."),
+            Metric("constant_accuracy", SHARE, "neither", "Needle: share of digits that the best constant answer gets right, one and "
+                   "the same token everywhere, on the very trials that were asked: what a network may score that retrieves nothing.",
+                   decimals=1),
         ),
         "state_norm": (
             Metric("delta_norm", _NORM, words="State norm: Frobenius norm of the memory's state after L tokens of a long held-out "

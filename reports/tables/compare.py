@@ -17,6 +17,7 @@ from ..data import Lengths, ReportError, SweepData, gather
 from ..layout import DUST, Line, assemble, entry, seed_notes, sweep_note
 from ..numbers import Column, column_of, length_name, rounded, signed
 from ..stats.audit import between
+from ..stats.ceiling import needle_note
 from ..stats.effects import ALPHA, NEAR, Spread, spreads_by_configuration
 from ..table import Entry, Table
 from .printed import contradicted
@@ -164,6 +165,7 @@ def compare_table(
         "the published near-replicates explains (regularizers alone differ; 95%).",
         *seed_notes([[one.measured] for one in found], max((len(one.measured.cells) for one in found), default=0)),
         *([f"Unlike {reference}: {'; '.join(unlike)}."] if unlike else []),
+        *([needle_note(data)] if any(one.column.probe == "needle" for one in found) else []),
         *(_count_note(name, count) for name, count in counts.items()),
     ]
     flagged = {flag for one in found for flag in one.flags}

@@ -10,11 +10,12 @@ from ...results.store.store import Store
 from ..columns import AXIS_HEADINGS, complete_columns
 from ..data import Lengths, SweepData, gather
 from ..layout import Line, about_cell, assemble, entry, reference_note, seed_notes, sweep_note, word_notes
-from ..numbers import GUESS, Column
+from ..numbers import Column
+from ..stats.ceiling import needle_note
 from ..table import Table
 
 UNITS = (
-    f"Val, Clean and Junk: nats per token. Ndl: needle digits right, in % (a guess: {GUESS}). MFU: by the paper's formula, in %. "
+    "Val, Clean and Junk: nats per token. MFU: by the paper's formula, in %. "
     "Clean, Junk and Ndl at the shortest and the longest context length, in tokens."
 )
 
@@ -59,6 +60,7 @@ def table6(
     notes = [
         sweep_note(data),
         UNITS,
+        needle_note(data),
         *_of_plugins(data, columns),
         *seed_notes(grid, 0 if seeds else max((len(cells) for _, cells in groups), default=0)),
         *reference_note(data),

@@ -12,6 +12,7 @@ from ...results.store.store import Store
 from ..data import Lengths, ReportError, SweepData, gather
 from ..layout import NO_CELL, Line, assemble, derived, entry, seed_notes, sweep_note, word_notes
 from ..numbers import Column, column_of, large, length_name
+from ..stats.ceiling import needle_note
 from ..table import Entry, Table
 from .printed import facts_of
 from .recipe import NATS, NEEDLE, OURS, chosen, memories, mixers, named, plain_levels, titled
@@ -73,7 +74,7 @@ def open_weight(
         notes = [f"The published models were measured from 2K to 64K tokens, this sweep {where}: left out."]
     lines += _own_rows(data, columns) if own else []
     grid = [line.entries for line in lines]
-    about = "Clean and Junk: bits per token (published: per GPT-2 token of the text). Ndl: needle digits right, in %. "
+    about = f"Clean and Junk: bits per token (published: per GPT-2 token of the text). {needle_note(data)} "
     n = max((len(line.cells) for line in lines), default=0)
     notes = [sweep_note(data), about + "WAvg: weighted by length.", *notes, *seed_notes(grid, n), *word_notes(grid)]
     title = titled("open-weight", "Beside open-weight models", data)

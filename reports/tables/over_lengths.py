@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from ...results.store.store import Store
 from ..data import Lengths, SweepData, gather
 from ..layout import Line, assemble, entry, reference_note, seed_notes, sweep_note, word_notes
-from ..numbers import GUESS, Column, column_of, length_name
+from ..numbers import Column, column_of, length_name
+from ..stats.ceiling import needle_note
 from ..table import Table
 from .printed import contradicted
 from .recipe import NATS, NEEDLE, OURS, chosen, memories, mixers, named, ours_last, plain_levels, titled
 
-UNITS = f"clean: nats per token; needle: digits right, in % (a guess: {GUESS})."
+UNITS = "clean: nats per token."
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,13 @@ def over_lengths(data: SweepData, number: str, title: str, series: Sequence[Seri
             lines.append(Line(words=(length_name(length), *group), entries=entries, about=about))
     grid = [line.entries for line in lines]
     n = max((len(some) for found in where for some in found.values()), default=0)
-    notes = [sweep_note(data), UNITS, *seed_notes(grid, n), *reference_note(data), *word_notes(grid)]
+    notes = [
+        sweep_note(data),
+        f"{UNITS} {needle_note(data, 'needle')}",
+        *seed_notes(grid, n),
+        *reference_note(data),
+        *word_notes(grid),
+    ]
     notes += [f"{one.slug}: {one.text}." for one in contradicted(data, number)]
     if not lines:
         notes.append("There is no context length yet: nothing was measured or asked for.")

@@ -6,6 +6,7 @@ from ...results.store.store import Store
 from ..columns import AXIS_HEADINGS, qualities, speed_of
 from ..data import Lengths, gather
 from ..layout import Line, assemble, entry, seed_notes, sweep_note, word_notes
+from ..stats.ceiling import needle_note
 from ..stats.effects import pareto
 from ..table import Table
 
@@ -33,6 +34,7 @@ def pareto_table(
     title = f"Pareto fronts of quality and speed, sweep {data.sweep}, revision {data.revision}"
     headings = (*AXIS_HEADINGS, *data.extra_axes(), "Front")
     shown, n = [grid[r] for r in ranked], max((len(groups[r][1]) for r in ranked), default=0)
-    notes = [sweep_note(data), f"Speed: {speed.heading}. Fastest first.", *seed_notes(shown, n), *word_notes(shown)]
+    about = f"Speed: {speed.heading}. Fastest first. {needle_note(data)}"
+    notes = [sweep_note(data), about, *seed_notes(shown, n), *word_notes(shown)]
     numbers = [column.heading for column in (speed, loss, needle)]
     return assemble(data, "pareto", title, headings, lines, numbers=numbers, notes=notes, rank="column")

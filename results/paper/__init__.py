@@ -44,6 +44,8 @@ OPEN_WEIGHT = "printed-v2-open-weight"
 LENGTHS = (2048, 4096, 8192, 16384, 32768, 65536)
 DIGITS = 80
 """Digits behind a needle accuracy: 16 trials of 5, so every value is a multiple of 1.25%."""
+MOST_FREQUENT = 14
+"""How many of those DIGITS are a 7, the most frequent: what always answering 7 gets right at every length."""
 TOKENS, STEP_TOKENS = 996_147_200, 524_288
 PARAMETERS = {
     ("rope", "off"): 369_692_800,

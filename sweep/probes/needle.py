@@ -112,6 +112,9 @@ class Needle(OverDocuments):
 
     At the shortest of `eval.lengths` also `absent_nats`, the cross-entropy without a needle: a reference value, measured
     once, and so the one number that stands at another length when a shorter one is asked for later.
+
+    `constant_accuracy` is a fact of the trials and the tokenizer, not of the network: no accuracy at or below it shows that
+    anything was retrieved.
     """
 
     Config = NeedleConfig
@@ -145,6 +148,7 @@ class Needle(OverDocuments):
             measured, examples = self._score(length, answers(subject, prompts))
             if length == min(self.config.eval.lengths):
                 measured.append(self._absent(subject, cast, hay, length))
+            measured.append(self._constant(prompts, length))
             yield measured, examples
 
     def _absent(self, subject: Subject, cast: list[Trial], hay: list[np.ndarray], length: int) -> Measurement:
@@ -158,6 +162,12 @@ class Needle(OverDocuments):
         prompts = [prompt(t, h, length, subject.tokenizer, absent=True) for t, h in zip(cast, hay, strict=True)]
         losses = torch.cat([loss for _, loss in answers(subject, prompts)])
         return self.value("absent_nats", float(losses.double().mean()), length, n=len(losses))
+
+    def _constant(self, prompts: list[Prompt], length: int) -> Measurement:
+        """What the one token that is right most often gets, answered everywhere."""
+        asked = np.concatenate([one.tokens[one.scored] for one in prompts])
+        share = float(np.unique(asked, return_counts=True)[1].max() / len(asked))
+        return self.value("constant_accuracy", share, length, n=len(asked))
 
     def _score(self, length: int, results: list[tuple[Tensor, Tensor]]) -> Result:
         import torch

@@ -111,7 +111,7 @@ def test_a_plan_needs_no_torch_to_ask_every_probe() -> None:
 def test_the_needle_s_chance_is_that_of_the_best_constant_answer() -> None:
     """The published 16 x 5 digits: 7 stands 14 times."""
     probe = bound("needle", CellConfig())
-    assert [probe.chance(metric) for metric in probe.metrics] == [14 / 80, None, None, None]
+    assert [probe.chance(metric) for metric in probe.metrics] == [14 / 80, None, None, None, None]
 
 
 # --- of a plugin --------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from atma_sweep.sweep.probes.measure import measure
 from atma_sweep.sweep.probes.needle import NeedleConfig, Trial, prompt, trials
 
 EOT = 256
+SCORED = ("digit_accuracy", "exact_accuracy", "nats")
 TRIAL = Trial(8394266, (1, 0, 1, 9, 0))
 HAY = np.concatenate([[EOT], np.arange(100) % 26 + 97]).astype(np.uint16)
 
@@ -186,7 +187,7 @@ def test_measurements_and_examples(rule: Any, subject: Any) -> None:
     who = subject(rule(half), needle_trials=7)
     results = list(measure("needle", who, [16, 64]))
     assert [[m.metric for m in measured] for measured, _ in results] == [
-        ["digit_accuracy", "exact_accuracy", "nats", "absent_nats"], ["digit_accuracy", "exact_accuracy", "nats"],
+        [*SCORED, "absent_nats", "constant_accuracy"], [*SCORED, "constant_accuracy"],
     ]  # fmt: skip
     for (measured, examples), length in zip(results, (16, 64), strict=True):
         assert {(m.probe, m.length) for m in measured} == {("needle", length)}
@@ -198,6 +199,26 @@ def test_measurements_and_examples(rule: Any, subject: Any) -> None:
             assert np.mean([e.value for e in parts]) == pytest.approx(of.value, rel=1e-6)
         assert (digits.low, digits.high) == wilson(round(digits.value * 35), 35)
         assert (digits.unit, nats.unit, nats.low) == ("fraction", "nats/digit", None)
+
+
+def always(token: int) -> Callable[[np.ndarray], np.ndarray]:
+    """Predicts one token everywhere."""
+    return lambda row: np.full(len(row), token)
+
+
+@pytest.mark.parametrize("settings", [{"needle_trials": 16}, {"needle_trials": 5, "needle_digits": 2}])
+def test_the_constant_answer_is_what_the_best_constant_network_scores(
+    rule: Any, subject: Any, settings: dict[str, int]
+) -> None:
+    """By running all ten of them."""
+    scored, told = [], set()
+    for digit in "0123456789":
+        found = values(measure("needle", subject(rule(always(ord(digit))), **settings), [16, 64]))
+        scored.append({found["digit_accuracy", length].value for length in (16, 64)})
+        told |= {found["constant_accuracy", length].value for length in (16, 64)}
+    assert told == max(scored, key=max)
+    if not settings:
+        assert told == {14 / 80}
 
 
 def test_haystacks_are_the_heldout_documents_in_turn(rule: Any, subject: Any) -> None:
@@ -224,7 +245,7 @@ def test_too_few_long_documents_is_a_reason_and_no_number(rule: Any, subject: An
     who = subject(model, held=3, length=63)
     (short, some), (exact, _), (long, none) = measure("needle", who, [16, 63, 64])
     assert all(m.value == 1.0 for m in (*short[:2], *exact[:2]))
-    assert (len(short), len(some), len(exact)) == (4, 60, 3)
+    assert (len(short), len(some), len(exact)) == (5, 60, 4)
     (only,) = long
     assert (only.metric, only.length, only.value, only.n, none) == ("digit_accuracy", 64, None, 0, [])
     assert only.reason == "too-few-docs: 2 of 3 held-out documents have 64 tokens"
@@ -236,7 +257,7 @@ def test_the_reference_without_a_needle_needs_longer_documents(rule: Any, subjec
     pair = len(TRIAL.cue) + len(TRIAL.value)
     for length, reason in ((16 + pair, None), (15 + pair, "too-few-docs: 2 of 3 held-out documents have 64 tokens")):
         ((measured, examples),) = measure("needle", subject(rule(copier()), held=3, length=length), [16])
-        assert [m.metric for m in measured] == ["digit_accuracy", "exact_accuracy", "nats", "absent_nats"]
+        assert [m.metric for m in measured] == [*SCORED, "absent_nats", "constant_accuracy"]
         assert (measured[0].value, len(examples)) == (1.0, 60)
         assert measured[3].reason == reason
         assert (measured[3].value is None) == (reason is not None)

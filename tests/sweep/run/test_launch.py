@@ -89,7 +89,7 @@ def test_measured_numbers_reach_sql_and_the_table(launched: Bench) -> None:
     kinds = [kind for kind in kinds if kind[1] != "peak_memory"]
     assert [kind for kind in kinds if kind[0] == "clean"] == [("clean", "nats", 32), ("clean", "nats", 64)]
     needle = {kind[1] for kind in kinds if kind[0] == "needle"}
-    assert needle == {"digit_accuracy", "exact_accuracy", "nats", "absent_nats"}
+    assert needle == {"digit_accuracy", "exact_accuracy", "nats", "absent_nats", "constant_accuracy"}
     assert {kind[1] for kind in kinds if kind[0] == "val"} == {"val_loss", "val_loss_full"}
     mfu = bench.sql("SELECT DISTINCT value, reason FROM measurement WHERE metric IN ('mfu', 'mfu_paper')")
     assert mfu == [(None, "n/a: no peak FLOP/s known for the CPU")]
