@@ -26,9 +26,12 @@ def cut(window: int | None, length: int) -> int:
 @torch.library.custom_op("atma::polar_forward", mutates_args=())
 def polar_forward(
     q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HX: Tensor,
-    window: int, floor: float, offset: int, path: str,
+    window: int, floor: float, exact_floor: bool, offset: int, path: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """(c [B, T, H, X], mag [B, T, H], lse, n_eff, inverse [B, H, T])."""
+    """(c [B, T, H, X], mag [B, T, H], lse, n_eff, inverse [B, H, T]).
+
+    `exact_floor` is of the gradient alone: False takes a floored n_eff for one that the floor does not bind.
+    """
     args = (q.contiguous(), k.contiguous(), v.contiguous(), null_TH.contiguous(), beta_H, v_null_HX.contiguous())
     found: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = kernels(path).polar_forward(
         *args, window=window or None, floor=floor, offset=offset
@@ -38,7 +41,7 @@ def polar_forward(
 
 @polar_forward.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HX: Tensor,
-      window: int, floor: float, offset: int, path: str) -> tuple[Tensor, ...]:  # fmt: skip
+      window: int, floor: float, exact_floor: bool, offset: int, path: str) -> tuple[Tensor, ...]:  # fmt: skip
     b, t, h, _ = q.shape
     row = [q.new_empty(b, h, t, dtype=torch.float32) for _ in range(3)]
     return q.new_empty(q.shape), q.new_empty(b, t, h, dtype=torch.float32), *row
@@ -65,17 +68,21 @@ def _(gc: Tensor, g_mag: Tensor, q: Tensor, k: Tensor, v: Tensor, null_TH: Tenso
 
 
 def _save_polar(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, null_TH, beta_H, v_null_HX, window, _, offset, path = inputs
+    q, k, v, null_TH, beta_H, v_null_HX, window, _, exact_floor, offset, path = inputs
     c, _, lse, n_eff, inverse = output
     ctx.save_for_backward(q, k, v, null_TH, beta_H, v_null_HX, c, lse, n_eff, inverse)
-    ctx.options = window, offset, path
+    ctx.exact_floor, ctx.options = exact_floor, (window, offset, path)
     ctx.set_materialize_grads(True)
     ctx.mark_non_differentiable(lse, n_eff, inverse)
 
 
 def _polar_gradients(ctx: Any, gc: Tensor, g_mag: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    grads = polar_backward(gc, g_mag, *ctx.saved_tensors, *ctx.options)
-    return *grads, None, None, None, None
+    *kept, n_eff, inverse = ctx.saved_tensors
+    if not ctx.exact_floor:
+        # the sign is what tells the kernels that the floor binds
+        n_eff = n_eff.abs()
+    grads = polar_backward(gc, g_mag, *kept, n_eff, inverse, *ctx.options)
+    return *grads, None, None, None, None, None
 
 
 polar_forward.register_autograd(_polar_gradients, setup_context=_save_polar)

@@ -40,6 +40,7 @@ def polar_attention(
     *,
     window: int | None = None,
     n_eff_floor: float = 1e-30,
+    exact_floor: bool = True,
     query_block: int = QUERY_BLOCK,
     backend: str | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -47,7 +48,8 @@ def polar_attention(
 
     q [B, T, H, X], k and v [B, T, J, X] of one type; the parameters are raw (softplus is applied here), any float type.
     Query head h uses KV head h // (H / J). `window` counts the query's own key. `n_eff_floor` bounds Q2 from below in
-    units of the largest weight, null included. `backend` None is what `choose_backend` says. "torch" works through
+    units of the largest weight, null included; `exact_floor` False differentiates as if it never bound (docs/mechanisms.md,
+    "Polar attention"), as the published runs did. `backend` None is what `choose_backend` says. "torch" works through
     `query_block` queries at a time with the keys they can see, forward and backward, so no T x T matrix exists beyond
     that; the kernels keep none at all. Raises ValueError when shapes or types disagree.
     """
@@ -64,11 +66,11 @@ def polar_attention(
     if backend != "torch":
         q = _in_log2(q_BTHX, temp_TH)
         args = (q, k_BTJX, v_BTJX, score_null_TH * LOG2E, beta_H, v_null_HX.to(dtype))
-        c, mag, *_ = ops.polar_forward(*args, ops.cut(window, t), float(n_eff_floor), 0, backend)
+        c, mag, *_ = ops.polar_forward(*args, ops.cut(window, t), float(n_eff_floor), exact_floor, 0, backend)
         return c, mag
     q_scaled = q_BTHX.to(dtype) * (temp_TH * d**-0.5).unsqueeze(-1)
     k, v = k_BTJX.to(dtype), v_BTJX.to(dtype)
-    options = (window, float(n_eff_floor), query_block)
+    options = (window, float(n_eff_floor), exact_floor, query_block)
     c, mag = _Core.apply(q_scaled, k, v, score_null_TH, beta_H, v_null_HX.to(dtype), *options)
     return c.to(q_BTHX.dtype), mag
 
@@ -187,7 +189,7 @@ class _Core(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HX: Tensor,
-        window: int | None, floor: float, query_block: int,
+        window: int | None, floor: float, exact_floor: bool, query_block: int,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         b, t, h, d = q.shape
         j = k.shape[2]
@@ -210,6 +212,8 @@ class _Core(torch.autograd.Function):
         cap = (2 * (lse - null)).exp() / floor
         bound = n_eff > cap
         n_eff = torch.where(bound, cap, n_eff)
+        if not exact_floor:
+            bound = torch.zeros_like(bound)
         v_null = v_null_HX.reshape(j, h // j, 1, d)
         s = o.mul_(w_real.unsqueeze(-1)).addcmul_(w_null.unsqueeze(-1), v_null)
         length = torch.linalg.vector_norm(s, dim=-1)
@@ -253,7 +257,7 @@ class _Core(torch.autograd.Function):
         g_null_TH = g_null.sum(0).reshape(j * g, t).t()
         g_beta_H = (gmag * grow).sum((0, 3)).reshape(-1)
         g_v_null = (w_null.unsqueeze(-1) * gs).sum((0, 3)).reshape(j * g, d)
-        return _heads_last(dq), dk.transpose(1, 2), dv.transpose(1, 2), g_null_TH, g_beta_H, g_v_null, None, None, None
+        return _heads_last(dq), dk.transpose(1, 2), dv.transpose(1, 2), g_null_TH, g_beta_H, g_v_null, *[None] * 4
 
 
 def _blocks(t: int, window: int | None, query_block: int) -> list[tuple[int, int, int]]:

@@ -109,8 +109,13 @@ def polar_backward_reference(
     v_null_HX: Tensor,
     *,
     window: int | None = None,
+    n_eff_floor: float = 0.0,
 ) -> tuple[Tensor, ...]:
-    """Gradients of the eight inputs, in `polar_attention`'s order, by the hand-derived formulas (floors inactive)."""
+    """Gradients of the eight inputs, in `polar_attention`'s order, by the hand-derived formulas.
+
+    Where `n_eff_floor` binds these keep dm/dQ2 = -m/Q2 under the clamp and take the largest weight for a constant: not the
+    gradient of the forward, but what the published runs trained with (docs/mechanisms.md, "Polar attention").
+    """
     _, t, h, d = q_BTHX.shape
     j = k_BTJX.shape[2]
     k_BTHX, v_BTHX = expand_kv(k_BTJX, h), expand_kv(v_BTJX, h)
@@ -126,7 +131,7 @@ def polar_backward_reference(
         a, a_null = sigma * temp_H[:, None], (temp_H * null_H).expand(sigma.shape[:2])
         top = torch.maximum(a.amax(-1), a_null)
         p, p_null = torch.exp(a - top[..., None]), torch.exp(a_null - top)
-        total, square = p.sum(-1), (p**2).sum(-1)
+        total, square = p.sum(-1), (p**2).sum(-1).clamp(min=n_eff_floor)
         z, m_eff = total + p_null, total**3 / (square * (total + p_null))
         s = torch.einsum("bhs,bshd->bhd", p, v_BTHX[:, first : i + 1]) + p_null[..., None] * v_null_HX
         length = torch.linalg.vector_norm(s, dim=-1, keepdim=True)

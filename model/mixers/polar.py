@@ -26,15 +26,16 @@ class Polar(PolarOutline, Mixer):
         self.mag_beta = nn.Parameter(torch.full((heads,), config.mag_beta_init))
         self.v_null = nn.Parameter(torch.zeros(heads, model.head_dim))
         self.mu_proj = Linear(heads, model.d_model, bias=model.bias, zero=True)
-        self.n_eff_floor = config.n_eff_floor
+        self.n_eff_floor, self.exact_floor = config.n_eff_floor, config.n_eff_floor_gradient == "exact"
 
     def forward(
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, block: int = QUERY_BLOCK
     ) -> tuple[Tensor, Tensor]:
         scalars = (self.null_base, self.null_slope, self.len_gain, self.mag_beta, self.v_null)
         c_BTHX, mag_BTH = polar_attention(
-            q_BTHX, k_BTJX, v_BTJX, *scalars, window=window, n_eff_floor=self.n_eff_floor, query_block=block
-        )
+            q_BTHX, k_BTJX, v_BTJX, *scalars, window=window, n_eff_floor=self.n_eff_floor, exact_floor=self.exact_floor,
+            query_block=block,
+        )  # fmt: skip
         return c_BTHX, self.mu_proj(mag_BTH.to(q_BTHX.dtype))
 
     def evaluate(

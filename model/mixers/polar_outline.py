@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from ..config import Config, Float, ModelConfig, knob
 from ..parts import MixerConfig, MixerOutline, Shapes, attention_flops, linear
@@ -17,6 +17,11 @@ class PolarConfig(MixerConfig):
     mag_beta_init: Float = knob(-1.5, "Initial raw slope of the magnitude over ln(1 + m).", identity=-1.5)
     n_eff_floor: Float = knob(
         1e-30, "Lower bound of the sum of squared weights in n_eff; the published runs had 1e-6.", identity=1e-30, gt=0
+    )
+    n_eff_floor_gradient: Literal["exact", "unbound"] = knob(
+        "exact",
+        "Gradient where that bound holds: of the bounded n_eff, or as if it did not, as in the published runs.",
+        identity="exact",
     )
 
 

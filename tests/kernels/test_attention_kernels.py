@@ -139,6 +139,23 @@ def test_polar_at_its_edges(null_base: float, scale: float, floor: float, near: 
     check(ours, theirs, 2, near=near, gradient=gradient)
 
 
+def magnitude(*args: Tensor, **options: Any) -> Tensor:
+    return polar_attention(*args, **options)[1]
+
+
+@interpreted
+@pytest.mark.parametrize("null_base", [3.0, 6.0])
+def test_the_published_gradient_of_the_floor(null_base: float) -> None:
+    """Of the magnitude, where the floor binds: another gradient than the exact one of the same result."""
+    args = inputs(45, 2, 1)
+    args[3] = torch.full((2,), null_base).requires_grad_()
+    ours, exact = (run(magnitude, args, n_eff_floor=1e-2, exact_floor=x, backend="triton") for x in (False, True))
+    theirs = run(magnitude, double(args), n_eff_floor=1e-2, exact_floor=False, backend="torch")
+    assert torch.equal(ours[0], exact[0])
+    assert all(distance(a, b) <= 1e-4 for a, b in zip(ours, theirs, strict=True))
+    assert distance(ours[4], exact[4].double()) > 0.5  # the null takes part in the bound, so its score feels it most
+
+
 @pytest.mark.thorough
 @interpreted
 @pytest.mark.parametrize("window", [0, 30])
@@ -149,11 +166,11 @@ def test_polar_of_a_chunk_of_queries(window: int) -> None:
     beta, v_null = normal(4, seed=12).exp().requires_grad_(), normal(4, D, seed=13).requires_grad_()
 
     def whole(q: Tensor, k: Tensor, v: Tensor, null: Tensor, beta: Tensor, v_null: Tensor) -> tuple[Tensor, ...]:
-        return ops.polar_forward(q, k, v, null, beta, v_null, window, 1e-30, 0, "triton")[:2]
+        return ops.polar_forward(q, k, v, null, beta, v_null, window, 1e-30, True, 0, "triton")[:2]
 
     def chunks(q: Tensor, k: Tensor, v: Tensor, null: Tensor, beta: Tensor, v_null: Tensor) -> tuple[Tensor, ...]:
         found = [
-            ops.polar_forward(q[:, part], k, v, null[part], beta, v_null, window, 1e-30, start, "triton")[:2]
+            ops.polar_forward(q[:, part], k, v, null[part], beta, v_null, window, 1e-30, True, start, "triton")[:2]
             for start, part in ((0, slice(0, 40)), (40, slice(40, 43)), (43, slice(43, 101)))
         ]
         return torch.cat([c for c, _ in found], 1), torch.cat([mag for _, mag in found], 1)
@@ -287,11 +304,11 @@ def tiny_ops() -> dict[str, tuple[Any, tuple[Any, ...]]]:
     q, k, v = (normal(1, 5, heads, D, seed=heads).requires_grad_() for heads in (4, 2, 2))
     null, beta, v_null = normal(5, 4).requires_grad_(), normal(4).exp().requires_grad_(), normal(4, D).requires_grad_()
     polar = (q, k, v, null, beta, v_null)
-    rows = [x.detach() for x in ops.polar_forward(*polar, 3, 1e-6, 0, "triton")]
+    rows = [x.detach() for x in ops.polar_forward(*polar, 3, 1e-6, True, 0, "triton")]
     o, lse = (x.detach() for x in ops.softmax_forward(q, k, v, 3, 0, "triton"))
     flat = [x.detach() for x in polar]
     return {
-        "polar_forward": (ops.polar_forward, (*polar, 3, 1e-6, 0, "triton")),
+        "polar_forward": (ops.polar_forward, (*polar, 3, 1e-6, True, 0, "triton")),
         "polar_backward": (
             ops.polar_backward,
             (rows[0], rows[1], *flat, rows[0], *rows[2:], 3, 0, "triton"),
@@ -376,6 +393,25 @@ def test_the_naive_formula_is_the_reference() -> None:
     for window in (None, 4):
         args = double(inputs(13, 4, 2, b=2))
         check(run(naive, args, window=window), run(polar_attention_reference, args, window=window), 2, gradient=1e-10)
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("backend", ["triton", "gluon"])
+@pytest.mark.parametrize("window", [None, 150])
+def test_the_published_gradient_of_the_floor_in_bf16(backend: str, window: int | None) -> None:
+    if backend not in available("cuda", torch.bfloat16, 128, window):
+        pytest.skip(f"this GPU does not take {backend}: {choose_backend('cuda', torch.bfloat16, 128, window)}")
+    args = on_cuda(inputs(397, 4, 2, b=2, d=128))
+    args[3] = torch.full((4,), 4.0, device="cuda").requires_grad_()
+    options = {"window": window, "n_eff_floor": 1e-2, "exact_floor": False}
+    ours = run(magnitude, args, **options, backend=backend)
+    right = run(magnitude, double(args), **options, backend="torch")
+    exact = run(magnitude, double(args), window=window, n_eff_floor=1e-2, backend="torch")
+    for name, a, b in zip(NAMES[1:], ours, right, strict=True):
+        print(f"{backend} {window} {name}: {distance(a, b):.2e}")
+        assert distance(a, b) <= 2e-2, name
+    assert distance(ours[4], exact[4]) > 0.5
 
 
 @pytest.mark.gpu
