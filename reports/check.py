@@ -190,11 +190,17 @@ def _column(table: Table, index: int) -> str:
 
 def _figure_differences(content: bytes, format: str, trace: dict[str, Any], store: Store) -> list[str]:
     from .figures import make_figure
+    from .figures.look import look_of
 
-    drawn_with = trace.pop("drawn_with", None)
+    drawn_with, look = trace.pop("drawn_with", None), trace.pop("look", None)
     try:
         made = make_figure(
-            trace["figure"], store, trace["sweep"], revision=trace["revision"], lengths=trace.get("lengths")
+            trace["figure"],
+            store,
+            trace["sweep"],
+            revision=trace["revision"],
+            lengths=trace.get("lengths"),
+            options=trace.get("options"),
         )
     except (StoreError, ReportError) as error:
         return [f"its figure cannot be made any more: {error}"]
@@ -204,14 +210,19 @@ def _figure_differences(content: bytes, format: str, trace: dict[str, Any], stor
     found += _trace_differences(trace, made.trace)
     if not found and json.loads(json.dumps(made.trace)) != trace:
         found.append(OTHER_SOURCE)
-    return found or _picture_differences(content, format, made, drawn_with)
+    if found:
+        return found
+    try:
+        return _picture_differences(content, format, made, look_of(look), drawn_with)
+    except ReportError as error:
+        return [f"its figure cannot be drawn any more: {error}"]
 
 
-def _picture_differences(content: bytes, format: str, made: Any, drawn_with: Any) -> list[str]:
+def _picture_differences(content: bytes, format: str, made: Any, look: Any, drawn_with: Any) -> list[str]:
     from .figures import redraw
     from .figures.files import rendered
 
-    found = redraw.difference(content, rendered(made, format), format)
+    found = redraw.difference(content, rendered(made, format, look=look), format)
     if found is None:
         return []
     here = redraw.versions()

@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from ..listed import Listed
 
@@ -43,13 +44,19 @@ def figure_name(name: str) -> str:
 
 
 def make_figure(
-    name: str, store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
+    name: str,
+    store: Store,
+    sweep: str | None = None,
+    *,
+    revision: int | None = None,
+    lengths: Lengths = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Collected:
     """What the figure of that name or number shows of a sweep (None: the one launched last), at the context lengths that
-    the launch asked for and `lengths` besides.
+    the launch asked for and `lengths` besides. `options`: what not every figure takes (by, log), as its `collect` says.
 
-    Raises ReportError for an unknown name, for lengths where none play a part and for a figure that the data cannot
-    give, SweepUnknown, StoreError.
+    Raises ReportError for an unknown name, for lengths where none play a part, an option that the figure does not take, and a
+    figure that the data cannot give, SweepUnknown, StoreError.
     """
     from ..data import ReportError
 
@@ -57,7 +64,13 @@ def make_figure(
     line = FIGURES[found]
     if lengths and "lengths" not in line.takes:
         raise ReportError(f"figure {found} is not about context lengths; leave --length out")
+    wanted = {option: value for option, value in (options or {}).items() if value}
+    for option in wanted:
+        if option not in line.takes:
+            having = [name for name, one in FIGURES.items() if option in one.takes]
+            told = f"those that do: {', '.join(having)}" if having else "none does"
+            raise ReportError(f"figure {found} takes no --{option}; {told}")
     made: Collected = line.load(__package__).collect(
-        store, sweep, revision=revision, **line.options({"lengths": lengths})
+        store, sweep, revision=revision, **line.options({"lengths": lengths, **wanted})
     )
     return made

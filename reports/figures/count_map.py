@@ -16,6 +16,8 @@ from .base import Collected, collected
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from .look import Look
+
 BETA_INIT = math.log1p(math.exp(-1.5))
 """softplus(-1.5) = 0.2014, the slope of the count map before training (docs/mechanisms.md, "Polar attention")."""
 MOST_COUNT = 1000
@@ -60,7 +62,7 @@ def collect(store: Store, sweep: str | None = None, *, revision: int | None = No
     return collected(store, data, "count-map", "Count map of Polar attention", frame, origins, notes=[words])
 
 
-def draw(made: Collected) -> Figure:
+def draw(made: Collected, look: Look) -> Figure:
     """mag over ln(1 + m), one curve a slope."""
     from matplotlib.patches import Patch
 

@@ -15,6 +15,8 @@ from .base import Collected, collected
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from .look import Look
+
 
 def collect(
     store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
@@ -47,7 +49,7 @@ def collect(
     return collected(store, data, "effects", "Main effects", frame, origins, notes=[words], better=better_is)
 
 
-def draw(made: Collected) -> Figure:
+def draw(made: Collected, look: Look) -> Figure:
     """A panel a measure, a row a level; points with intervals."""
     from matplotlib.lines import Line2D
 

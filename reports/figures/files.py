@@ -1,6 +1,6 @@
 """A figure as SVG, PDF or PNG: the same bytes from the same data, with a trace that a program can read back.
 
-The trace is JSON in one line: in SVG and PNG the description, in PDF the subject.
+The trace is JSON in one line: in SVG and PNG the description, in PDF the subject. Words are letters in SVG and PDF, not outlines.
 """
 
 from __future__ import annotations
@@ -20,35 +20,39 @@ from ...results.text import cleaned, plain
 from ..data import ReportError
 from . import FIGURES, style
 from .base import Collected
+from .look import Look
 from .redraw import versions
 
 FORMATS = ("svg", "pdf", "png")
 PLACES = {"svg": "Description", "pdf": "Subject", "png": "Description"}
-DOTS = 200  # dots an inch of a PNG
+DOTS = 300  # dots an inch of a PNG
 TRACE = "atma-sweep-trace:"
 DESCRIPTION = "{http://purl.org/dc/elements/1.1/}description"
 PDF_ESCAPE = re.compile(rb"\\(.)", re.DOTALL)
 
 
-def trace_text(made: Collected) -> str:
-    """The trace, and what the figure is drawn with, in one line of ASCII."""
-    told = {**made.trace, "drawn_with": versions()}
+def trace_text(made: Collected, look: Look) -> str:
+    """The trace, how it looks, and what the figure is drawn with, in one line of ASCII."""
+    told = {**made.trace, "look": look.as_json(), "drawn_with": versions()}
     return f"{TRACE} {json.dumps(told, separators=(',', ':'), ensure_ascii=True, allow_nan=False)}"
 
 
-def rendered(made: Collected, format: str = "svg", *, trace: bool = True) -> bytes:
+def rendered(made: Collected, format: str = "svg", *, look: Look | None = None, trace: bool = True) -> bytes:
     """The picture as a file's content. Raises ReportError for an unknown format."""
-    return renderings(made, [format], trace=trace)[format]
+    return renderings(made, [format], look=look, trace=trace)[format]
 
 
-def renderings(made: Collected, formats: Sequence[str] = FORMATS, *, trace: bool = True) -> dict[str, bytes]:
+def renderings(
+    made: Collected, formats: Sequence[str] = FORMATS, *, look: Look | None = None, trace: bool = True
+) -> dict[str, bytes]:
     """The picture as the content of a file of each of these formats, drawn once, each with the trace unless that is unwanted.
 
-    Raises ReportError for an unknown format.
+    Raises ReportError for an unknown format, and for a font that this machine lacks.
     """
     for format in formats:
         if format not in FORMATS:
             raise ReportError(f"a figure is written as {', '.join(FORMATS)}, not {format!r}; give --out FILE.svg")
+    look = look or Look()
     told: dict[str, dict[str, Any]] = {
         "svg": {"Title": plain(made.title), "Creator": "atma-sweep", "Date": None},
         "pdf": {"Title": plain(made.title), "Creator": "atma-sweep", "CreationDate": None},
@@ -56,23 +60,30 @@ def renderings(made: Collected, formats: Sequence[str] = FORMATS, *, trace: bool
     }
     if trace:
         for format, place in PLACES.items():
-            told[format][place] = trace_text(made)
+            told[format][place] = trace_text(made, look)
     found = {}
-    with style.settings():
-        figure = drawn(made)
+    with style.settings(look):
+        figure = drawn(made, look)
         for format in formats:
             out = io.BytesIO()
             figure.savefig(out, format=format, metadata=told[format], dpi=DOTS if format == "png" else 72)
-            found[format] = out.getvalue()
+            found[format] = _with_families(out.getvalue(), look) if format == "svg" else out.getvalue()
     return found
 
 
-def drawn(made: Collected) -> Any:
-    """The matplotlib Figure, laid out for good; to be called and used inside `style.settings`."""
-    figure = FIGURES[made.name].load(str(__package__)).draw(_shown(made))
+def drawn(made: Collected, look: Look | None = None) -> Any:
+    """The matplotlib Figure, laid out for good; to be called and used inside `style.settings(look)`."""
+    figure = FIGURES[made.name].load(str(__package__)).draw(_shown(made), look or style.current())
     # once: finding the places takes longer than drawing, and so they are the same in every format
     style.settle(figure)
     return figure
+
+
+def _with_families(svg: bytes, look: Look) -> bytes:
+    """The SVG with every font of the style named, for a reader's machine that lacks the one it is drawn with."""
+    fonts = dict.fromkeys((look.family(), *look.of.fonts))
+    families = ", ".join((*(f"'{font}'" for font in fonts), look.of.beside))
+    return svg.replace(f"font-family: '{look.family()}'".encode(), f"font-family: {families}".encode())
 
 
 def _drawable(text: str) -> str:

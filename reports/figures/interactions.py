@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from .look import Look
+
 MOST_FACTORS = 6
 
 
@@ -65,7 +67,7 @@ def collect(
     )
 
 
-def draw(made: Collected) -> Figure:
+def draw(made: Collected, look: Look) -> Figure:
     """A block a measure, with a colour scale of its own; in it a heat map for every two axes, with the means written in."""
     frame, levels = made.frame, made.about["levels"]
     measures = list(dict.fromkeys(frame["measure"]))

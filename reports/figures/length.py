@@ -15,6 +15,8 @@ from .lines import averaged_over, draw_lines, length_label, lines_of, looks, onl
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from .look import Look
+
 
 def collect(
     store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
@@ -35,7 +37,7 @@ def collect(
     return collected(store, data, "length", "Loss over context length", frame, origins_in(frame), notes=notes, **about)
 
 
-def draw(made: Collected) -> Figure:
+def draw(made: Collected, look: Look) -> Figure:
     """A row for clean and one for junk, a panel a mixer, a line a group of cells."""
     frame, trained = made.frame, made.about["trained"]
     names, probes = list(dict.fromkeys(frame["panel"])), list(dict.fromkeys(frame["probe"]))

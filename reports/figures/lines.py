@@ -133,13 +133,10 @@ def draw_lines(
 
 def count_fewer(axes: Axes, means: pd.DataFrame, ink: str, scale: float = 1) -> None:
     """Writes n beside every mean that is over fewer cells than its line has elsewhere."""
-    from matplotlib.patheffects import withStroke
-
-    halo = [withStroke(linewidth=1.5, foreground="white")]
     for _, one in means[means["cells"] < means["of"]].iterrows():
         axes.annotate(
             f"n={int(one['cells'])}", (one["length"], scale * one["value"]), xytext=(0, 5), textcoords="offset points",
-            ha="center", fontsize=6, color=ink, zorder=4, path_effects=halo,
+            ha="center", fontsize=style.size("small"), color=ink, zorder=4, bbox=style.backing(),
         )  # fmt: skip
 
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from .look import Look
+
 CURVE = ("step", "tokens", "wall_s", "train_loss")
 MOST_POINTS = 80_000
 """Points of all training curves of a figure together; with more, each is thinned and the figure says so."""
@@ -90,7 +92,7 @@ def _curve_frame(
     return pd.DataFrame(columns)
 
 
-def draw(made: Collected) -> Figure:
+def draw(made: Collected, look: Look) -> Figure:
     """Two panels, against tokens and against training time; colour is the mixer, dashes the first further axis."""
     frame = made.frame
     figure = style.page(2.7)

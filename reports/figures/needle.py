@@ -13,6 +13,8 @@ from .lines import averaged_over, draw_lines, length_label, lines_of, looks, onl
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from .look import Look
+
 
 def collect(
     store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
@@ -39,7 +41,7 @@ def collect(
     )
 
 
-def draw(made: Collected) -> Figure:
+def draw(made: Collected, look: Look) -> Figure:
     """A panel a mixer, a line a group of cells."""
     frame, trained = made.frame, made.about["trained"]
     names = list(dict.fromkeys(frame["panel"]))

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from .look import Look
+
 ROOM = 0.035  # of an axis, that stays free beside the outermost points
 MOST_NAMED = 12  # points of a front that are named in the legend
 
@@ -71,7 +73,7 @@ def _word(axis: str, level: str) -> str:
     return axis if level == "on" else level
 
 
-def draw(made: Collected) -> Figure:
+def draw(made: Collected, look: Look) -> Figure:
     """A panel a quality; colour and marker are the mixer, filled with memory; the front stepped, ringed and numbered."""
     from matplotlib.lines import Line2D
 
@@ -97,7 +99,7 @@ def draw(made: Collected) -> Figure:
                     xytext=(0, -9),
                     textcoords="offset points",
                     ha="center",
-                    fontsize=6,
+                    fontsize=style.size("small"),
                 )
         kept = here[here["front"]].sort_values("speed")
         _front(axes, kept)

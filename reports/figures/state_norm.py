@@ -15,6 +15,8 @@ from .lines import count_fewer, length_label, only, over_lengths, uneven
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from .look import Look
+
 NORMS = ("delta_norm", "hebbian_norm", "delta_norm_kept", "hebbian_norm_kept")
 NORM_WORDS = {
     "delta_norm": "delta rule (the trained memory)",
@@ -64,7 +66,7 @@ def norm_means(frame: pd.DataFrame) -> pd.DataFrame:
     return means.assign(of=[int(whole[key]) for key in zip(means["panel"], means["metric"], strict=True)])
 
 
-def draw(made: Collected) -> Figure:
+def draw(made: Collected, look: Look) -> Figure:
     """A panel a mixer; delta and Hebbian writes, with the trained retention and with none; both axes in logs."""
     from matplotlib.ticker import FuncFormatter, NullLocator
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..numbers import length_name
+from .look import STYLES, Look
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,17 +31,29 @@ FAINT, GREY = "#b8b8b8", "#707070"
 PANEL = 2.0  # inches of height that a row of panels gets
 WIDTH = 7.2  # inches of a page between its margins
 MOST_TICKS = 7
-NOTE_SIZE = 6.8
+LEAST = 0.95  # inches of width that a panel gets at least, at the letters of the style `paper`
 
-SETTINGS: dict[str, Any] = {
-    "font.family": ["DejaVu Sans"],  # comes with matplotlib, so every machine draws the same
-    "font.size": 8.0,
-    "axes.titlesize": 8.5,
-    "axes.labelsize": 8.0,
-    "xtick.labelsize": 7.0,
-    "ytick.labelsize": 7.0,
-    "legend.fontsize": 7.5,
-    "figure.titlesize": 9.5,
+GOOD, BAD, NEUTRAL = "#0072B2", "#D55E00", "#f4f4f4"
+"""The two ends of every diverging map, whichever sign is the better one, and what lies between them."""
+
+LEVELS = {
+    ("attn_type", "polar"): "PoLAR",
+    ("attn_type", "nope"): "NoPE",
+    ("attn_type", "rope"): "RoPE",
+    ("attn_type", "alibi"): "ALiBi",
+    ("reg_mode", "baseline"): "no regularizer",
+    ("distractor", "on"): "with distractor loss",
+    ("distractor", "off"): "no distractor loss",
+    ("memory", "on"): "with memory",
+    ("memory", "off"): "no memory",
+    ("window", "on"): "with window",
+    ("window", "off"): "no window",
+}
+"""By axis and level: how a figure names it. What stands here not, a stranger's level, is shown as it is."""
+AXIS_WORDS = {"attn_type": "mixer", "reg_mode": "regularizer", "distractor": "distractor loss"}
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+_SHARED: dict[str, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -48,40 +61,109 @@ SETTINGS: dict[str, Any] = {
     "grid.color": "#e3e3e3",
     "grid.linewidth": 0.6,
     "axes.linewidth": 0.7,
-    "lines.linewidth": 1.5,
-    "lines.markersize": 4.0,
-    "lines.markeredgewidth": 1.0,
     "hatch.linewidth": 0.6,
     "legend.frameon": False,
     "legend.handlelength": 3.2,
     "svg.hashsalt": "atma-sweep",
-    # outlines, not letters: what we measured not to overlap is what a reader sees, whatever fonts his machine has
-    "svg.fonttype": "path",
-    # letters of an embedded font, which a reader can search and copy
+    # letters, which a reader can search, and a drawing program can edit
+    "svg.fonttype": "none",
     "pdf.fonttype": 42,
 }
 
 _alone = threading.RLock()
+_looks: list[Look] = [Look()]
 
 
 @contextlib.contextmanager
-def settings() -> Iterator[None]:
-    """Our settings inside, for one thread at a time; before and after, those of the program around us."""
+def settings(look: Look | None = None) -> Iterator[None]:
+    """The settings of a look inside, for one thread at a time; before and after, those of the program around us.
+
+    Raises ReportError for a font that this machine lacks.
+    """
     import matplotlib
 
+    look = look or Look()
     with _alone, matplotlib.rc_context():
         matplotlib.rcdefaults()
         given: Any = matplotlib.rcParams
-        given.update(SETTINGS)
-        yield
+        given.update(_settings(look))
+        _looks.append(look)
+        try:
+            yield
+        finally:
+            _looks.pop()
+
+
+def current() -> Look:
+    """The look of the `settings` around; the usual one outside of any."""
+    return _looks[-1]
+
+
+def _settings(look: Look) -> dict[str, Any]:
+    how = look.of
+    sizes = {
+        "font.family": [look.family()],
+        "font.size": how.text,
+        "axes.titlesize": how.title,
+        "axes.labelsize": how.text,
+        "xtick.labelsize": how.ticks,
+        "ytick.labelsize": how.ticks,
+        "legend.fontsize": (how.text + how.ticks) / 2,
+        "figure.titlesize": how.title + 1,
+        "lines.linewidth": how.stroke,
+        "lines.markersize": how.marker,
+        "lines.markeredgewidth": how.stroke / 1.5,
+    }
+    return _SHARED | sizes | dict(how.more) | dict(look.own)
+
+
+def size(name: str) -> float:
+    """Points of a setting such as legend.fontsize, inside `settings`; `note` and `small` are those of notes and of numbers
+    beside a point."""
+    import matplotlib
+    from matplotlib.font_manager import FontProperties
+
+    if name in ("note", "small"):
+        return current().of.note if name == "note" else max(5.0, 0.86 * size("xtick.labelsize"))
+    parameters: Any = matplotlib.rcParams
+    return float(FontProperties(size=parameters[name]).get_size_in_points())
+
+
+def stroke(points: float) -> float:
+    """The width of a line that has so many points in the style `paper`."""
+    import matplotlib
+
+    return points * float(matplotlib.rcParams["lines.linewidth"]) / STYLES["paper"].stroke
+
+
+def shown(level: str, axis: str = "attn_type") -> str:
+    """How a level is named in a figure: PoLAR, with memory; one that the package does not know as it is, after its axis where
+    it would say nothing alone."""
+    known = LEVELS.get((axis, level))
+    if known is not None:
+        return known
+    return level if axis in ("attn_type", "reg_mode") else f"{AXIS_WORDS.get(axis, axis)} {level}"
+
+
+def axis_name(axis: str) -> str:
+    """How an axis is named in a figure."""
+    return AXIS_WORDS.get(axis, axis)
+
+
+def diverging() -> Any:
+    """The colour map from BAD over NEUTRAL to GOOD: 0 is bad, 1 is good, wherever more is better or less."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("good", [BAD, NEUTRAL, GOOD])
 
 
 def page(height: float, width: float = WIDTH) -> Figure:
-    """An empty figure, inches, whose parts find their places by themselves."""
+    """An empty figure whose parts find their places by themselves: inches in the style `paper`; another look has its own
+    width, and heights in proportion to its letters."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(current().inches(width, WIDTH), height * current().scale), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
@@ -99,18 +181,39 @@ def look(first: int, second: int = 0) -> dict[str, Any]:
 
 
 def panels(figure: Figure, titles: Sequence[str], *, columns: int = 3, **sharing: Any) -> list[Axes]:
-    """One pair of axes for each title, row by row; places that are left over stay empty."""
+    """One pair of axes for each title, row by row, with a letter where there are several; places that are left over stay empty.
+
+    On a narrow page fewer than `columns` stand in a row, and the figure grows by the rows that this makes.
+    """
+    width, height = figure.get_size_inches()
     across = min(columns, max(1, len(titles)))
+    planned = math.ceil(len(titles) / across)
+    across = min(across, max(1, int(width / (LEAST * current().scale))))
     down = math.ceil(len(titles) / across)
+    figure.set_size_inches(width, height * down / max(1, planned))
     grid = figure.subplots(down, across, squeeze=False, **sharing)
     flat = list(grid.flat)
-    for axes, title in zip(flat, titles, strict=False):
-        axes.set_title(title)
+    room = max(8, int(0.85 * width / across * 72 / (0.6 * size("axes.titlesize"))))
+    for place, (axes, title) in enumerate(zip(flat, titles, strict=False)):
+        axes.set_title("\n".join(textwrap.wrap(title, room)))
+        if len(titles) > 1:
+            letter(axes, place)
     for place in range(len(titles), len(flat)):
         flat[place].set_axis_off()
         # the panel above has none below it that would carry its labels
         flat[place - across].tick_params(labelbottom=True)
     return flat[: len(titles)]
+
+
+def letter(axes: Axes, place: int) -> None:
+    """Writes the letter of the panel at this place left above it: (a), or a bold a."""
+    if not current().of.letters or place >= len(LETTERS):
+        return
+    points = size("axes.titlesize") + (1 if current().of.letters == "{}" else 0)
+    axes.annotate(
+        current().of.letters.format(LETTERS[place]), (0, 1), xycoords="axes fraction", xytext=(-2, 4),
+        textcoords="offset points", ha="right", va="baseline", fontsize=points, weight="bold",
+    )  # fmt: skip
 
 
 def rows_of(count: int, columns: int = 3) -> int:
@@ -148,11 +251,13 @@ def _times(ratio: float) -> str:
 def finished(
     figure: Figure, title: str, notes: Sequence[str], handles: Mapping[str, Any], *, columns: int = 4
 ) -> Figure:
-    """The figure with its title above, and its legend and notes below, for which it grows."""
+    """The figure with its legend below, for which it grows; where the look has titles, with the title above and the notes
+    below."""
     width, height = figure.get_size_inches()
-    head = textwrap.wrap(title, max(20, int(width * 11.5)))
-    foot = textwrap.wrap(" ".join(notes), max(30, int(width * 17.5)))
-    strip = (len(foot) * NOTE_SIZE * 1.3 + 5) / 72 if foot else 0.0
+    titled = current().title
+    head = textwrap.wrap(title, _signs(width, size("figure.titlesize"), 0.66)) if titled else []
+    foot = textwrap.wrap(" ".join(notes), _signs(width, size("note"), 0.61)) if titled else []
+    strip = (len(foot) * size("note") * 1.3 + 5) / 72 if foot else 0.0
     keys, below = None, strip
     if handles:
         across = _across(list(handles), width, columns)
@@ -161,9 +266,10 @@ def finished(
         keys.set_in_layout(False)
         renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
         below += keys.get_window_extent(renderer).height / figure.dpi + 0.04
-    height += below + 0.16 * len(head)
+    height += below + 1.2 * size("figure.titlesize") / 72 * len(head)
     figure.set_size_inches(width, height)
-    figure.suptitle("\n".join(head), x=0.06 / width, ha="left", weight="bold")
+    if head:
+        figure.suptitle("\n".join(head), x=0.06 / width, ha="left", weight="bold")
     if keys is not None:
         keys.set_bbox_to_anchor((0.5, strip / height), figure.transSubfigure)
     engine: Any = figure.get_layout_engine()
@@ -173,7 +279,7 @@ def finished(
             0.06 / width,
             3 / 72 / height,
             "\n".join(foot),
-            fontsize=NOTE_SIZE,
+            fontsize=size("note"),
             color=GREY,
             va="bottom",
             linespacing=1.25,
@@ -182,11 +288,17 @@ def finished(
     return figure
 
 
+def _signs(width: float, points: float, each: float) -> int:
+    """How many letters of that size stand in a line of a figure, each so much of the size wide."""
+    return max(20, int((width - 0.1) * 72 / (points * each)))
+
+
 def _across(labels: Sequence[str], width: float, most: int) -> int:
     """How many columns a legend gets: as many as fit, with as few places left over as that allows."""
     if not labels:
         return 1
-    fitting = max(1, min(most, len(labels), int(width / (max(map(len, labels)) * 0.062 + 0.55))))
+    each = size("legend.fontsize") / 72 * (0.595 * max(map(len, labels)) + 5.3)
+    fitting = max(1, min(most, len(labels), int(width / each)))
     return math.ceil(len(labels) / math.ceil(len(labels) / fitting))
 
 
@@ -197,7 +309,7 @@ def width_of(count: int, each: float = 2.6, columns: int = 3) -> float:
 
 def outer_labels(figure: Figure, horizontal: str, vertical: str) -> None:
     """The same words for all axes, once below and once at the left."""
-    figure.supylabel(vertical, fontsize=SETTINGS["axes.labelsize"])
+    figure.supylabel(vertical, fontsize=size("axes.labelsize"))
     bottom: dict[Any, Axes] = {}
     for axes in figure.axes:
         if axes.axison:
@@ -237,18 +349,18 @@ def spread_labels(
     figure: Figure, axes: Axes, labels: Sequence[tuple[str, float, float]], points: Sequence[tuple[float, float]]
 ) -> None:
     """Writes each text beside its point (x, y), at that of sixteen places where it meets no other text and the fewest points."""
-    from matplotlib.patheffects import withStroke
+    import matplotlib
 
     near = ((6, 4), (6, -9), (-11, 4), (-11, -9), (-2, 8), (-2, -13), (10, -2), (-15, -2))
     ways = (*near, *((2 * x, 2 * y) for x, y in near))
     figure.draw_without_rendering()
     renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
     dots = axes.transData.transform(points)
-    half = figure.dpi * SETTINGS["lines.markersize"] / 72 / 2
+    half = figure.dpi * float(matplotlib.rcParams["lines.markersize"]) / 72 / 2
     taken: list[Any] = []
     for text, x, y in labels:
-        note = axes.annotate(text, (x, y), xytext=near[0], textcoords="offset points", fontsize=7)
-        note.set_path_effects([withStroke(linewidth=2, foreground="white")])
+        note = axes.annotate(text, (x, y), xytext=near[0], textcoords="offset points", fontsize=size("xtick.labelsize"))
+        note.set_bbox(backing())
 
         def box(way: tuple[int, int], note: Any = note) -> Any:
             note.set_position(way)
@@ -260,6 +372,11 @@ def spread_labels(
             return sum(found.overlaps(other) for other in taken), padded.count_contains(dots)
 
         taken.append(box(min(ways, key=cost)))
+
+
+def backing() -> dict[str, Any]:
+    """What keeps letters readable over lines; an outline would make them drawings, which nobody can edit or search."""
+    return {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.4}
 
 
 def time_unit(seconds: float) -> tuple[str, float]:

@@ -15,6 +15,8 @@ from .base import Collected, collected, origins_in
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from .look import Look
+
 ENDS = {
     "done": "#56B4E9",
     "running": "#ffffff",
@@ -59,7 +61,7 @@ def collect(store: Store, sweep: str | None = None, *, revision: int | None = No
     return collected(store, data, "timeline", "Attempts over time", frame, origins_in(frame), notes=[words])
 
 
-def draw(made: Collected) -> Figure:
+def draw(made: Collected, look: Look) -> Figure:
     """A lane for each attempt that runs at once on a machine, a bar an attempt."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch

@@ -17,6 +17,7 @@ from atma_sweep.reports.data import ReportError, gather
 from atma_sweep.reports.figures import FIGURES, make_figure, style
 from atma_sweep.reports.figures.base import Collected, collected
 from atma_sweep.reports.figures.files import renderings, trace_in
+from atma_sweep.reports.figures.look import Look
 from atma_sweep.reports.layout import Line, assemble
 from atma_sweep.reports.listed import Listed
 from atma_sweep.reports.render import FORMATS, SUFFIXES, files_of, render
@@ -90,7 +91,7 @@ def scratch_figure(store: Store, sweep: str | None = None, *, revision: int | No
     return collected(store, data, "scratch", "Scratch", frame, [(cell.cell_id, None) for cell in data.cells])
 
 
-def draw_scratch(made: Collected) -> Any:
+def draw_scratch(made: Collected, look: Look) -> Any:
     figure = style.page(2.0)
     (axes,) = style.panels(figure, [""])
     axes.plot(made.frame["seed"])

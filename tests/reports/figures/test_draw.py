@@ -164,6 +164,7 @@ class TestFiles:
         for format, content in renderings(made, FORMATS).items():
             told = trace_in(content, format)
             assert told.pop("drawn_with") == redraw.versions()
+            assert told.pop("look") == {"style": "paper", "title": True, "font": "DejaVu Sans"}
             assert told == json.loads(json.dumps(made.trace))
 
     @pytest.mark.parametrize(
