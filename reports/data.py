@@ -14,6 +14,7 @@ from ..results.errors import Expected
 from ..results.store.cell_status import Request, Standing, requests_of, standing
 from ..results.store.records import AXES, CellState, Source, Value, extra_axes
 from ..results.store.store import Store
+from .trials import with_intervals
 
 REFERENCES = {"unigram_entropy": "unigram entropy", "bigram_entropy": "bigram entropy"}
 """Metrics of the probe `corpus` that tables give as a yardstick, in nats per token."""
@@ -31,7 +32,8 @@ class ReportError(Expected):
 
 @dataclass(frozen=True, kw_only=True)
 class SweepData:
-    """A revision of a sweep with the newest value of every (cell, probe, metric, length).
+    """A revision of a sweep with the newest value of every (cell, probe, metric, length), accuracies with the interval of
+    their trials (trials.py).
 
     `references` holds, by metric of REFERENCES, the distinct values among the cells (one, unless corpora differ).
     """
@@ -200,7 +202,7 @@ def _gathered(store: Store, sweep: str | None, revision: int | None, orphans: bo
         sweep=launched.sweep,
         revision=launched.number,
         cells=cells,
-        values=mine,
+        values=with_intervals(mine),
         references=_references(values),
         requested=requested,
         also=_also(launched.sweep, lengths, {key[3] for key in mine if key[3]}, {length for _, length in requested}),

@@ -36,8 +36,9 @@ class Metric:
     """Of a printed number; of a share in percent."""
     chance: float | None = None
     """What a trivial answer scores, in `unit`; None where there is no such thing, or it depends on the cell."""
-    trials: bool = False
-    """Whether it is the share of `n` independent answers that are right, so that Wilson's interval holds for it."""
+    trials: int = 0
+    """Of a share of `n` answers that are right: how many of them one trial gives. Trials are independent, so the interval is
+    Wilson's over `n / trials`; 1 (or True) where each answer is a trial of its own, 0 for what is no such share."""
 
     @property
     def direction(self) -> int:
@@ -88,9 +89,9 @@ METRICS: Mapping[tuple[str, str], Metric] = {
         "needle": (
             Metric("digit_accuracy", SHARE, "higher", "Needle: share of digits recalled when a record's key stands again after L tokens "
                    "of other text, each digit judged by the most probable token. A constant answer may score more than a guess (constant_accuracy). "
-                   "Interval: 95%, by Wilson.", "Ndl", 1, 0.1, True),
+                   "Interval: 95%, by Wilson over trials.", "Ndl", 1, 0.1, 5),
             Metric("exact_accuracy", SHARE, "higher", "Needle: share of trials in which every digit was right. Interval: 95%, by Wilson.",
-                   decimals=1, trials=True),
+                   decimals=1, trials=1),
             Metric("nats", "nats/digit", "lower", "Needle: mean cross-entropy of the digits at their second place."),
             Metric("absent_nats", "nats/digit", "neither", "Needle: cross-entropy of digits that stand nowhere in the context, a "
                    "yardstick for the one above."),
@@ -171,7 +172,8 @@ def described(metric: Metric) -> dict[str, Any]:
     return {name: value for name, value in asdict(metric).items() if value != getattr(plain, name)}
 
 
-_TYPES = {"words": str, "heading": str, "decimals": int, "trials": bool}
+MOST_ANSWERS = 1_000_000
+_TYPES = {"words": str, "heading": str, "decimals": int}
 
 
 def _sensible(name: str, value: Any) -> bool:
@@ -179,6 +181,8 @@ def _sensible(name: str, value: Any) -> bool:
         return isinstance(value, str) and value in DIRECTIONS
     if name == "chance":
         return isinstance(value, int | float) and not isinstance(value, bool)
+    if name == "trials":
+        return isinstance(value, int) and 0 <= value <= MOST_ANSWERS
     if name == "decimals" and not (isinstance(value, int) and 0 <= value <= 12):
         return False
     return name in _TYPES and type(value) is _TYPES[name]

@@ -10,7 +10,7 @@ from ...results.store.store import Store
 from ..data import Lengths, ReportError, gather
 from . import style
 from .base import Collected, collected, origins_in, training_lengths
-from .lines import averaged_over, draw_lines, length_label, lines_of, looks, only, over_lengths, uneven
+from .lines import averaged_over, bars, draw_lines, length_label, lines_of, looks, only, over_lengths, uneven
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,9 +31,10 @@ def collect(
             f"no cell of sweep {data.sweep} has losses over lengths; finish it, or evaluate with --probe clean --probe junk"
         )
     frame = pd.concat(known, ignore_index=True)
-    words = f"{averaged_over(data)}Clean: whole documents. Junk: the validation stream across document borders."
+    means = lines_of(frame)
+    words = f"{averaged_over(data)}{bars(means)}Clean: whole documents. Junk: the validation stream across document borders."
     about = {"trained": only(list(frame["trained"]))}
-    notes = [words, *uneven(lines_of(frame))]
+    notes = [words, *uneven(means)]
     return collected(store, data, "length", "Loss over context length", frame, origins_in(frame), notes=notes, **about)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
+from scipy.special import stdtrit
 
 from ...results import metrics
-from ...results.intervals import wilson
 from ..data import SweepData
 from ..numbers import length_name
 from . import style
@@ -22,11 +21,13 @@ if TYPE_CHECKING:
 def over_lengths(data: SweepData, trained: dict[str, int], probe: str, metric: str) -> pd.DataFrame:
     """One row a cell and context length that has the number.
 
-    Columns: cell, attempt, panel, first, second, line, probe, metric, length (tokens), trained (tokens of a training row,
-    the shortest length where the config does not say), ratio of the two, value, n, low, high.
+    Columns: cell, attempt, configuration (the levels of every axis, which seeds share), panel, first, second, line, probe,
+    metric, length (tokens), trained (tokens of a training row, the shortest length where the config does not say), ratio of
+    the two, value, n (answers or tokens), low, high (of an accuracy: the 95% interval of its trials).
     """
     lengths = data.lengths(probe, metric)
     groups = groups_of(data)
+    configurations = {cell.cell_id: ", ".join(key) for key, cells in data.configurations().items() for cell in cells}
     rows = []
     for cell in data.cells:
         base = trained.get(cell.cell_id, min((length for length in lengths if length), default=1))
@@ -35,31 +36,66 @@ def over_lengths(data: SweepData, trained: dict[str, int], probe: str, metric: s
             if not length or value is None or value.value is None:
                 continue
             about: dict[str, Any] = {"cell": cell.cell_id, "attempt": value.attempt_id, **groups[cell.cell_id]}
+            about |= {"configuration": configurations[cell.cell_id]}
             about |= {"probe": probe, "metric": metric, "length": length, "trained": base, "ratio": length / base}
             rows.append(about | {"value": value.value, "n": value.n, "low": value.low, "high": value.high})
-    columns = ["cell", "attempt", *GROUP, "probe", "metric", "length", "trained", "ratio", "value", "n", "low", "high"]
-    return pd.DataFrame(rows, columns=columns).astype({"value": float, "n": float, "low": float, "high": float})
+    columns = ["cell", "attempt", "configuration", *GROUP, "probe", "metric", "length", "trained", "ratio", "value"]
+    frame = pd.DataFrame(rows, columns=[*columns, "n", "low", "high"])
+    return frame.astype({"value": float, "n": float, "low": float, "high": float})
+
+
+BARS = {
+    "configurations": "95% t intervals between the configurations of a line, the seeds of each averaged first",
+    "seeds": "95% t intervals between the seeds of a line of one configuration",
+    "trials": "95% Wilson intervals over the trials of a line of one cell",
+}
+"""What the interval of a line is about, in the words of a note."""
+LINE = [*GROUP, "probe", "metric"]
 
 
 def lines_of(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row a line and length of `over_lengths`: value (mean over cells), cells, of (cells that the line has at any length),
-    and low and high, a 95% Wilson interval.
+    """One row a line and length of `over_lengths`: value (mean over configurations, the seeds of each averaged first), cells,
+    configurations, of (cells that the line has at any length), low and high, a 95% interval, and interval, a key of BARS or
+    nothing.
 
-    The interval is that of all answers of the line together, NaN where a count is not known. It tells how sure the mean of
-    these cells is, not how far another training of them would be off.
+    The unit is the configuration: the interval is Student's t from the spread between them, so it tells how far the mean
+    would be off for other configurations like these, and counts neither digits nor seeds as if they were independent. A
+    line of one configuration has that between its seeds; a line of one cell that cell's own, of its trials. NaN where there
+    is none. The interval of a share ends at 0 and 1.
     """
-    rows = []
-    whole = frame.groupby([*GROUP, "probe", "metric"])["cell"].nunique().to_dict()
-    for key, group in frame.groupby([*GROUP, "probe", "metric", "length"], sort=False):
-        mean, low, high = float(group["value"].mean()), math.nan, math.nan
-        trials = metrics.metric(str(group["probe"].iloc[0]), str(group["metric"].iloc[0])).trials
-        if trials and group["n"].notna().all():
-            n = int(group["n"].sum())
-            low, high = wilson(min(float((group["value"] * group["n"]).sum()), n), n)
-        names = (*GROUP, "probe", "metric", "length")
-        about = dict(zip(names, key, strict=True)) | {"value": mean, "cells": len(group)}
-        rows.append(about | {"of": int(whole[key[:-1]]), "low": low, "high": high})
-    return pd.DataFrame(rows, columns=[*GROUP, "probe", "metric", "length", "value", "cells", "of", "low", "high"])
+    keys = [*LINE, "length"]
+    columns = [*keys, "value", "cells", "configurations", "of", "low", "high", "interval"]
+    if frame.empty:
+        return pd.DataFrame(columns=columns)
+    grouped = frame.groupby([*keys, "configuration"], sort=False)
+    inner = grouped.agg(value=("value", "mean"), sd=("value", "std"), cells=("cell", "size"), low=("low", "first"), high=("high", "first"))  # fmt: skip
+    outer = inner.reset_index().groupby(keys, sort=False)
+    found = outer.agg(
+        value=("value", "mean"), between=("value", "std"), within=("sd", "first"), cells=("cells", "sum"),
+        configurations=("value", "size"), low=("low", "first"), high=("high", "first"),
+    ).reset_index()  # fmt: skip
+    several, seeds = found["configurations"] > 1, (found["configurations"] == 1) & (found["cells"] > 1)
+    n = found["configurations"].where(several, found["cells"])
+    sd = found["between"].where(several, found["within"])
+    # one value has no spread: a single degree of freedom only keeps its quantile from being undefined
+    half = stdtrit((n - 1).clip(lower=1), 0.975) * sd / n**0.5
+    spread = several | seeds
+    shares = [metrics.metric(probe, name).percent for probe, name in zip(found["probe"], found["metric"], strict=True)]
+    for side, sign in (("low", -1), ("high", 1)):
+        ends = found["value"] + sign * half
+        found[side] = found[side].where(~spread, ends.where(~pd.Series(shares), ends.clip(0, 1)))
+    found["interval"] = [
+        "configurations" if a else "seeds" if b else "trials" if c else ""
+        for a, b, c in zip(several, seeds, found["low"].notna(), strict=True)
+    ]
+    whole = frame.groupby(LINE)["cell"].nunique().rename("of").reset_index()
+    return found.merge(whole, on=LINE, how="left")[columns]
+
+
+def bars(means: pd.DataFrame) -> str:
+    """What the bars of these lines of `lines_of` are, as a sentence of a note; nothing where there are none."""
+    told = [words for kind, words in BARS.items() if (means["interval"] == kind).any()]
+    return f"Bars: {'; '.join(told)}. " if told else ""
 
 
 def uneven(means: pd.DataFrame) -> list[str]:

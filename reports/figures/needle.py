@@ -8,7 +8,7 @@ from ...results.store.store import Store
 from ..data import Lengths, ReportError, gather
 from . import style
 from .base import Collected, collected, origins_in, training_lengths
-from .lines import averaged_over, draw_lines, length_label, lines_of, looks, only, over_lengths, uneven
+from .lines import averaged_over, bars, draw_lines, length_label, lines_of, looks, only, over_lengths, uneven
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,8 +26,8 @@ def collect(
         raise ReportError(
             f"no cell of sweep {data.sweep} has needle accuracies; finish it, or evaluate with --probe needle"
         )
-    counts = "Bars: 95% Wilson intervals of all digits of a line. " if frame["n"].notna().any() else ""
-    notes = [f"{averaged_over(data)}{counts}Dotted: a guess, 10%.", *uneven(lines_of(frame))]
+    means = lines_of(frame)
+    notes = [f"{averaged_over(data)}{bars(means)}Dotted: a guess, 10%.", *uneven(means)]
     trained = only(list(frame["trained"]))
     return collected(
         store,

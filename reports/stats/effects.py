@@ -17,7 +17,6 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from ...results.intervals import wilson
 from ...results.store.records import AXES
 from ..columns import complete_columns
 from ..data import ReportError, SweepData
@@ -41,7 +40,7 @@ Untested = tuple[dict[str, Any], np.ndarray]
 
 
 def accuracies(data: SweepData) -> pd.DataFrame:
-    """Every accuracy of the sweep with its 95% interval: the recorded one, else Wilson's from the sample count.
+    """Every accuracy of the sweep with the 95% interval of its trials (trials.py); `n` counts answers.
 
     Columns: cell, attempt, probe, metric, length, value, n, low, high; shares as fractions. An accuracy without a sample
     count has no interval (NaN).
@@ -50,11 +49,10 @@ def accuracies(data: SweepData) -> pd.DataFrame:
     for value in data.values.values():
         if value.value is None or not data.metric(value.probe, value.metric).trials:
             continue
-        low, high = value.low, value.high
-        if (low is None or high is None) and value.n:
-            low, high = wilson(value.value * value.n, value.n)
         about = {"cell": value.cell_id, "attempt": value.attempt_id, "probe": value.probe, "metric": value.metric}
-        rows.append(about | {"length": value.length, "value": value.value, "n": value.n, "low": low, "high": high})
+        rows.append(
+            about | {"length": value.length, "value": value.value, "n": value.n, "low": value.low, "high": value.high}
+        )
     columns = ["cell", "attempt", "probe", "metric", "length", "value", "n", "low", "high"]
     return pd.DataFrame(rows, columns=columns).astype({"value": float, "low": float, "high": float})
 

@@ -6,13 +6,13 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...model.config import Int, knob
 from ...results import metrics
-from ...results.intervals import wilson
+from ...results.intervals import of_trials
 from ...results.metrics import Metric
 from ...results.store.records import Measurement
 from .base import OverDocuments, ProbeConfig, Result
@@ -108,7 +108,7 @@ def answers(subject: Subject, prompts: list[Prompt]) -> list[tuple[Tensor, Tenso
 
 
 class Needle(OverDocuments):
-    """Per-digit and exact accuracy with Wilson intervals, and cross-entropy, at each gap.
+    """Per-digit and exact accuracy with Wilson intervals, both over trials, and cross-entropy, at each gap.
 
     At the shortest of `eval.lengths` also `absent_nats`, the cross-entropy without a needle: a reference value, measured
     once, and so the one number that stands at another length when a shorter one is asked for later.
@@ -130,6 +130,14 @@ class Needle(OverDocuments):
             return metric.chance
         asked = Counter(digit for trial in trials(self.settings) for digit in trial.digits)
         return max(asked.values()) / asked.total()
+
+    def description(self, metric: str) -> dict[str, Any] | None:
+        """How many digits a trial has, where it is not as results/metrics.py says."""
+        told = super().description(metric) or {}
+        digits = int(self.settings.digits)
+        if metric == "digit_accuracy" and digits != self.metric(metric).trials:
+            told["trials"] = digits
+        return told or None
 
     def run(self, subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
         """An example is one digit of one trial."""
@@ -177,8 +185,9 @@ class Needle(OverDocuments):
         losses = torch.cat([loss for _, loss in results]).double()
 
         def accuracy(metric: str, hits: Tensor) -> Measurement:
-            low, high = wilson(float(hits.sum()), len(hits))
-            return self.value(metric, float(hits.double().mean()), length, n=len(hits), low=low, high=high)
+            share = float(hits.double().mean())
+            low, high = of_trials(share, len(results))
+            return self.value(metric, share, length, n=len(hits), low=low, high=high)
 
         examples = [
             self.example(metric, float(value), length, item=item, position=position)

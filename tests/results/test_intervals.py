@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from atma_sweep.results.intervals import wilson
+from atma_sweep.results.intervals import of_trials, wilson
 from statsmodels.stats.proportion import proportion_confint
 
 
@@ -41,3 +41,9 @@ def test_statsmodels_says_the_same(hits: int, n: int) -> None:
 def test_no_share_has_no_interval(hits: int, n: int) -> None:
     with pytest.raises(ValueError, match=f"{hits} of {n} is no share"):
         wilson(hits, n)
+
+
+def test_a_share_of_sixteen_trials() -> None:
+    """92.5% of 80 digits in 16 trials."""
+    assert of_trials(0.925, 16) == pytest.approx(proportion_confint(14.8, 16, method="wilson"), abs=1e-12)
+    assert [round(100 * end, 1) for end in of_trials(0.925, 16)] == [70.1, 98.5]

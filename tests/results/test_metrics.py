@@ -30,7 +30,7 @@ def test_an_unknown_metric_says_who_recorded_it_and_no_more() -> None:
 
 
 def test_a_description_comes_back_as_it_was_written() -> None:
-    mine = Metric("glow", "fraction", "higher", "Share of lamps that glow.", "Glow", 1, 0.25, True)
+    mine = Metric("glow", "fraction", "higher", "Share of lamps that glow.", "Glow", 1, 0.25, 4)
     assert metric("mine", "glow", described(mine), "fraction") == mine
     assert mine.definition == "Share of lamps that glow. More is better. A trivial answer scores 25%."
     assert described(Metric("glow", "lux")) == {}
@@ -41,7 +41,7 @@ def test_a_description_comes_back_as_it_was_written() -> None:
     "nonsense",
     [
         {"better": "sideways"}, {"better": []}, {"decimals": -1}, {"decimals": True}, {"decimals": 400}, {"words": 3},
-        {"heading": None}, {"chance": "often"}, {"chance": True}, {"trials": 1}, {"name": "other"}, {"unit": "s"}, {"what": 1},
+        {"heading": None}, {"chance": "often"}, {"chance": True}, {"trials": -1}, {"trials": 2.5}, {"name": "other"}, {"unit": "s"}, {"what": 1},
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_in_a_description_counts_as_not_said(nonsense: dict[str, object]) -> None:

@@ -4,6 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from statistics import fmean, stdev
 from typing import Any
 
 import pytest
@@ -49,22 +50,45 @@ class TestLengths:
         for key, values in found.items():
             assert sorted(values) == pytest.approx(sorted(expected[key]), abs=1e-6)
 
-    def test_a_line_is_the_mean_of_its_cells_with_their_wilson_interval(self, needles: Collected) -> None:
+    def test_a_line_is_the_mean_of_its_cells_with_the_interval_between_them(self, needles: Collected) -> None:
+        """Of the ten configurations, by hand; not of the 800 digits."""
         means = lines_of(needles.frame)
         here = (means["panel"] == "polar") & (means["line"] == "memory on, window off") & (means["length"] == 65536)
         (line,) = means[here].to_dict("records")
         logged = [
-            round(float(row["needle"]) / 1.25)
+            round(float(row["needle"]) / 1.25) / 80
             for row in paper.rows("lengths")
             if [row[name] for name in ("attn_type", "memory", "window", "length")] == ["polar", "on", "off", "65536"]
         ]
-        n, z = 80 * len(logged), 1.959963984540054
-        p = sum(logged) / n
-        middle, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-        assert (line["cells"], len(logged)) == (10, 10)
-        assert line["value"] == pytest.approx(p, abs=1e-12)
-        assert line["low"] == pytest.approx((middle - half) / (1 + z * z / n), abs=1e-12)
-        assert line["high"] == pytest.approx((middle + half) / (1 + z * z / n), abs=1e-12)
+        assert (line["cells"], line["configurations"], len(logged)) == (10, 10, 10)
+        assert line["value"] == pytest.approx(fmean(logged), abs=1e-12)
+        half = 2.262157162798 * stdev(logged) / math.sqrt(10)
+        assert (line["low"], line["high"]) == pytest.approx((fmean(logged) - half, fmean(logged) + half), abs=1e-9)
+        assert [round(100 * line[side], 1) for side in ("value", "low", "high")] == [63.0, 50.6, 75.4]
+        assert "Bars: 95% t intervals between the configurations" in needles.notes[0]
+
+    def test_a_single_cell_has_the_interval_of_its_trials(self, needles: Collected) -> None:
+        best = needles.frame[(needles.frame["value"] == 0.925) & (needles.frame["length"] == 65536)]
+        assert [round(100 * float(best[side].iloc[0]), 1) for side in ("low", "high")] == [70.1, 98.5]
+        (alone,) = lines_of(best).to_dict("records")
+        assert (alone["low"], alone["high"]) == (best["low"].iloc[0], best["high"].iloc[0])
+        assert (alone["interval"], alone["cells"]) == ("trials", 1)
+
+    def test_seeds_are_averaged_before_configurations_are_counted(self, needles: Collected) -> None:
+        """Three configurations, of which one has three seeds and another two; a line of one configuration has its seeds'."""
+        base = needles.frame[(needles.frame["panel"] == "polar") & (needles.frame["length"] == 65536)]
+        base = base[base["line"] == base["line"].iloc[0]].iloc[:6]
+        names, values = ["a", "a", "a", "b", "b", "c"], [0.1, 0.2, 0.6, 0.4, 0.6, 0.9]
+        (line,) = lines_of(base.assign(configuration=names, value=values)).to_dict("records")
+        means = [0.3, 0.5, 0.9]
+        half = 4.302652729911 * stdev(means) / math.sqrt(3)
+        assert (line["value"], line["cells"], line["configurations"]) == (pytest.approx(fmean(means)), 6, 3)
+        assert (line["low"], line["high"]) == (0, pytest.approx(min(1, fmean(means) + half)))
+        assert line["interval"] == "configurations"
+        (line,) = lines_of(base.iloc[:3].assign(configuration="a", value=values[:3])).to_dict("records")
+        half = 4.302652729911 * stdev(values[:3]) / math.sqrt(3)
+        assert (line["low"], line["high"]) == (0, pytest.approx(min(1, 0.3 + half)))
+        assert line["interval"] == "seeds"
 
     def test_losses_are_those_of_the_logs(self, published: Store) -> None:
         expected = sorted(

@@ -155,7 +155,7 @@ class TestPublished:
         found = ef.accuracies(paper)
         assert len(found) == 720
         best = found[(found["value"] == 0.925) & (found["length"] == 65536)].iloc[0]
-        assert (best["n"], round(best["low"], 4), round(best["high"], 4)) == (80, 0.8459, 0.9652)
+        assert (best["n"], round(best["low"], 4), round(best["high"], 4)) == (80, 0.7006, 0.9849)  # 16 trials
         assert ((found["low"] <= found["value"]) & (found["value"] <= found["high"])).all()
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from atma_sweep.results.intervals import wilson
 from atma_sweep.sweep.data.tokenizer import load_tokenizer
 from atma_sweep.sweep.probes.measure import measure
 from atma_sweep.sweep.probes.needle import NeedleConfig, Trial, prompt, trials
+from statsmodels.stats.proportion import proportion_confint
 
 EOT = 256
 SCORED = ("digit_accuracy", "exact_accuracy", "nats")
@@ -197,7 +197,7 @@ def test_measurements_and_examples(rule: Any, subject: Any) -> None:
             parts = [e for e in examples if e.metric == of.metric]
             assert [(e.item, e.position) for e in parts] == [(i, p) for i in range(7) for p in range(5)]
             assert np.mean([e.value for e in parts]) == pytest.approx(of.value, rel=1e-6)
-        assert (digits.low, digits.high) == wilson(round(digits.value * 35), 35)
+        assert (digits.low, digits.high) == pytest.approx(proportion_confint(7 * digits.value, 7, method="wilson"))
         assert (digits.unit, nats.unit, nats.low) == ("fraction", "nats/digit", None)
 
 

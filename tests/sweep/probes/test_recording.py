@@ -141,12 +141,12 @@ def test_peak_resident_grows_with_what_is_held() -> None:
 def test_of_the_package_s_probes_only_what_differs_from_cell_to_cell_is_told(
     network: Any, subject: Any, attempt: Attempt, store: Store
 ) -> None:
-    """No source, and of all descriptions the chance level of these very digits."""
+    """No source, and of all descriptions the chance level of these very digits and how many a trial has."""
     who = subject(network(vocab_size=264), lengths=(16,), needle_trials=2, needle_digits=2)
     attempt(who)._probe(who)
     asked = [digit for trial in trials(NeedleConfig(trials=2, digits=2)) for digit in trial.digits]
     told = {key: value.description for key, value in measured(store).items() if value.description}
-    assert told == {("needle", "digit_accuracy", 16): {"chance": max(map(asked.count, asked)) / 4}}
+    assert told == {("needle", "digit_accuracy", 16): {"chance": max(map(asked.count, asked)) / 4, "trials": 2}}
     assert {value.source for value in store.measurements("c" * 12)} == {None}
 
 
@@ -298,7 +298,9 @@ def rebuilt(found: Found, digits: dict[tuple[int, int], float], length: int) -> 
     for metric, hits in (("digit_accuracy", list(digits.values())), ("exact_accuracy", exact)):
         value = found["needle", metric, length]
         assert (value.value, value.n) == (pytest.approx(np.mean(hits), rel=1e-14), len(hits))
-        assert (value.low, value.high) == pytest.approx(wilson(sum(hits), len(hits)), rel=1e-14)
+        # the digits of a trial stand or fall together: there are as many independent answers as trials
+        interval = wilson(np.mean(hits) * len(trials), len(trials))
+        assert (value.low, value.high) == pytest.approx(interval, rel=1e-12)
     return float(np.mean(exact))
 
 
