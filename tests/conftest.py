@@ -30,6 +30,12 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_xdist_auto_num_workers() -> int | None:
+    """One worker more than cores on a small machine: a quarter of the time tests wait for processes that they started."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores + 1 if cores <= 4 and "PYTEST_XDIST_AUTO_NUM_WORKERS" not in os.environ else None
+
+
 def _asked_for(config: pytest.Config, item: pytest.Item) -> bool:
     """Whether a test of the second tier runs: who names its mark, its file or the folder of the storms means it."""
     named = {Path(argument.partition("::")[0]).resolve() for argument in config.args}

@@ -211,7 +211,7 @@ def test_interrupt_saves_marks_and_the_next_launch_continues(bench: Bench, long_
     assert bench.curves() == long_curves
 
 
-@pytest.mark.parametrize("executor", [pytest.param("local", marks=pytest.mark.thorough), "ray"])
+@pytest.mark.parametrize("executor", [pytest.param("ray", marks=pytest.mark.thorough), "local"])
 def test_sigterm_to_every_process_at_once_saves_the_cell(bench: Bench, executor: str) -> None:
     """As batch systems and service managers end a job; the launch and its wrappers pass the signal on besides."""
     bench.grid(tokens=VERY_LONG)
@@ -254,6 +254,7 @@ def test_killed_launch_on_ray_is_continued_to_the_same_curves(bench: Bench, long
     assert ("interrupted",) in bench.sql("SELECT DISTINCT state FROM attempt WHERE number = 1")
 
 
+@pytest.mark.thorough
 def test_killed_trainer_is_tried_again_within_the_launch(bench: Bench, long_curves: Curves) -> None:
     process = _kill(bench, "local", lambda _: bench.processes()[0].kill(), "--only", "attn_type=nope")
     out, _ = process.communicate(timeout=PATIENCE_S)
