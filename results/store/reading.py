@@ -16,6 +16,7 @@ from .records import (
     CellState,
     CurvePoint,
     Event,
+    Key,
     Provenance,
     RevisionRecord,
     Source,
@@ -153,3 +154,9 @@ class Snapshot(Reads):
         from .curve_arrays import curve_arrays  # numpy takes as long to import as everything else together
 
         return curve_arrays(self.session, attempt_ids, columns, having=having)
+
+    def item_means(self, attempt_ids: Collection[int], measure: Key) -> np.ndarray:
+        """See item_arrays.item_means."""
+        from .item_arrays import item_means
+
+        return item_means(self.session, attempt_ids, measure)
