@@ -24,7 +24,7 @@ def collect(
     """The effect of every level of every axis on every number of the complete results, by matched pairs.
 
     One row an effect: measure (heading), unit (that of the number, or points), axis, level, reference, pairs, mean, low, high (95%
-    bootstrap of the mean, NaN for a single pair). Accuracies and MFU are in points.
+    interval of the mean, NaN for a single pair). Accuracies and MFU are in points.
     """
     data = gather(store, sweep, revision=revision, lengths=lengths)
     columns = measures(data)
@@ -41,8 +41,8 @@ def collect(
             f"sweep {data.sweep} has no two measured cells that differ in one axis alone; measure more cells"
         )
     words = (
-        "Mean difference over matched pairs, level minus reference; bars: 95% of 10,000 bootstrap means; filled where they "
-        "leave out zero."
+        "Mean difference over matched pairs, level minus reference; bars: 95% intervals; filled where they leave out "
+        "zero."
     )
     better_is = {column.heading: column.direction for column in columns}
     frame = pd.DataFrame(rows)

@@ -21,7 +21,7 @@ from ...results.store.records import AXES
 from ..columns import complete_columns
 from ..data import ReportError, SweepData
 from ..numbers import Column
-from .resampling import ALPHA, Summary, holm, summaries
+from .resampling import ALPHA, Summary, corrected, summaries
 
 __all__ = [
     "Effect", "Interaction", "Spread", "accuracies", "detectable", "effects", "factors", "interactions",
@@ -32,8 +32,8 @@ __all__ = [
 POWER = 0.8
 NEAR = "reg_mode"
 
-Untested = tuple[dict[str, Any], np.ndarray]
-"""The fields of an effect or an interaction but for its tests, and its differences."""
+Untested = tuple[dict[str, Any], np.ndarray, float]
+"""The fields of an effect or an interaction but for its tests, its differences, and the largest number behind them."""
 
 
 # --- accuracies ---------------------------------------------------------------------------------------------------
@@ -97,8 +97,8 @@ def reference_level(levels: Sequence[str]) -> str:
 class Tested(Summary):
     """Differences in a measure, summed up and tested; in the measure's own unit, shares as fractions.
 
-    `p_holm` is the sign test's p, corrected for every test made together with this one. `origins` are the cells and
-    attempts of the differences.
+    `p_holm` is the p corrected for every test made together with this one. `origins` are the cells and attempts of the
+    differences.
     """
 
     measure: Column
@@ -173,7 +173,7 @@ def _of_axis(data: SweepData, column: Column, numbers: pd.DataFrame, axis: str, 
         for where, pairs in subsets:
             about = {"measure": column, "axis": axis, "level": level, "reference": reference, "where": where}
             about |= {"pairs": len(pairs), "origins": origins_of(pairs, "", "_ref")}
-            yield about, pairs["difference"].to_numpy(dtype=float)
+            yield about, pairs["difference"].to_numpy(dtype=float), _largest(pairs, "value", "value_ref")
 
 
 def effects(data: SweepData, columns: Sequence[Column] | None = None, *, within: bool = True) -> list[Effect]:
@@ -189,10 +189,14 @@ def effects(data: SweepData, columns: Sequence[Column] | None = None, *, within:
     return [Effect(**fields) for fields in _tested(found)]
 
 
+def _largest(frame: pd.DataFrame, *columns: str) -> float:
+    return float(frame[list(columns)].abs().to_numpy().max(initial=0.0))
+
+
 def _tested(found: Sequence[Untested]) -> Iterable[dict[str, Any]]:
-    summed = summaries([differences for _, differences in found])
-    corrected = holm([one.p_sign for one in summed])
-    for (about, _), summary, p in zip(found, summed, corrected, strict=True):
+    samples, scales = [differences for _, differences, _ in found], [scale for *_, scale in found]
+    summed = summaries(samples, scales)
+    for (about, *_), summary, p in zip(found, summed, corrected(samples, summed, scales=scales), strict=True):
         yield about | asdict(summary) | {"p_holm": p}
 
 
@@ -231,7 +235,8 @@ def _of_axes(data: SweepData, column: Column, pairs: pd.DataFrame, axes: tuple[s
                 continue
             about = {"measure": column, "axes": axes, "levels": (a, b), "references": references, "fours": len(part)}
             about["origins"] = origins_of(part, "", "_ref", "_b", "_ref_b")
-            yield about, (part["difference"] - part["difference_b"]).to_numpy(dtype=float)
+            scale = _largest(part, "value", "value_ref", "value_b", "value_ref_b")
+            yield about, (part["difference"] - part["difference_b"]).to_numpy(dtype=float), scale
 
 
 # --- spread ---------------------------------------------------------------------------------------------------------

@@ -1,157 +1,184 @@
 """Tests and intervals of matched differences, for many effects at once.
 
-Effects over the same number of pairs share their random draws, which therefore are made once, a thousand at a time, and
-are not kept: memory does not grow with the sweep. Every draw starts from RANDOM, so that tables repeat.
+The unit is a configuration: the levels of all axes but the one in question. Its seeds are no further configurations.
+docs/statistics.md has the formulas, their sources, and how often the intervals hold the truth.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
-from statsmodels.stats.multitest import multipletests
+from scipy import special
 
-__all__ = ["EXACT", "FLIPS", "RESAMPLES", "Summary", "bootstrap", "holm", "sign_flip", "sign_test", "summaries"]
+from .crossed import crossed, student
+from .flips import ALPHA, EXACT, FLIPS, LEAST, tested
+from .multiple import holm, max_t
 
-RESAMPLES = 10_000
-EXACT = 30  # pairs up to which every flip of signs is counted
-FLIPS = 20_000  # random flips beyond that
-MANY = 200  # pairs beyond which draws are made in a way that is ten times as fast for them, and slower for fewer
-CHUNK = 1_000  # draws held in memory at a time
-RANDOM = 20_260
-ALPHA = 0.05
+__all__ = [
+    "ALPHA", "EXACT", "FLIPS", "LEAST", "METHODS", "TIE", "Summary", "corrected", "holm", "sign_flip", "sign_test", "summaries",
+]  # fmt: skip
+
+TIE = 1e-9
+"""A difference of at most this share of the numbers behind it is none: what is left of a subtraction of equals."""
+METHODS = {
+    "sign-flip": f"permutation of signs over configurations, exact up to {EXACT}, and its inversion",
+    "t": f"Student's t over fewer than {LEAST} configurations",
+    "crossed": "configurations crossed with seeds, Satterthwaite",
+    "seeds": "Student's t over the seeds of the only configuration, so of no other",
+    "none": "no test: one run, or no variance to judge by",
+}
+"""How an interval and its p were made."""
 
 Differences = Sequence[float] | np.ndarray
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What matched differences come to: mean, median, how many are above and below zero, the 95% bootstrap interval of the
-    mean (NaN for fewer than two), and the p values of the sign test and of the permutation of signs."""
+    """What matched differences come to.
 
+    `n` configurations with up to `seeds` runs each; mean, median, and counts above, below and at zero are over the means of
+    configurations. `low`, `high` and `p` (of a mean of zero) belong together: the 95% interval leaves out zero if and only
+    if p < 0.05; all three are NaN by the method `none`. `p_sign` is the exact sign test's, ties left out. `method` is one of METHODS.
+    """
+
+    n: int
+    seeds: int
     mean: float
     median: float
     up: int
     down: int
+    ties: int
     low: float
     high: float
+    p: float
     p_sign: float
-    p_permutation: float
+    method: str
 
 
-def summaries(samples: Sequence[Differences]) -> list[Summary]:
-    """One summary a sample, in the order given; samples of one size are drawn for together."""
-    arrays = [np.asarray(sample, dtype=float) for sample in samples]
+def summaries(samples: Sequence[Differences], scales: Sequence[float] | None = None) -> list[Summary]:
+    """One summary a sample, in the order given.
+
+    A sample is an array [configurations], or [configurations, seeds] with NaN where a run is missing. `scales` are the
+    largest numbers, in size, that the differences of each sample were taken from: differences within TIE of them are ties. Left out,
+    the largest difference itself stands for them, which cannot tell where all are ties.
+    """
+    scales = [0.0] * len(samples) if scales is None else scales
+    tables = [_cleaned(sample, scale) for sample, scale in zip(samples, scales, strict=True)]
+    means = [_means(table, scale) for table, scale in zip(tables, scales, strict=True)]
+    found: list[tuple[str, float, float, float]] = [_by_model(table, d) for table, d in zip(tables, means, strict=True)]
     sizes: dict[int, list[int]] = {}
-    for place, d in enumerate(arrays):
-        sizes.setdefault(len(d), []).append(place)
-    found: dict[int, Summary] = {}
-    for n, places in sizes.items():
-        table = np.stack([arrays[place] for place in places], axis=1)
-        lows, highs = _intervals(table)
-        flips = _flips(table)
+    for place, (method, *_) in enumerate(found):
+        if method == "sign-flip":
+            sizes.setdefault(len(means[place]), []).append(place)
+    for places in sizes.values():
+        p, low, high = tested(np.stack([means[place] for place in places], axis=1))
         for column, place in enumerate(places):
-            d = arrays[place]
-            found[place] = Summary(
-                mean=float(d.mean()) if n else math.nan,
-                median=float(np.median(d)) if n else math.nan,
-                up=int((d > 0).sum()),
-                down=int((d < 0).sum()),
-                low=float(lows[column]),
-                high=float(highs[column]),
-                p_sign=sign_test(d),
-                p_permutation=float(flips[column]),
-            )
-    return [found[place] for place in range(len(arrays))]
+            found[place] = ("sign-flip", float(low[column]), float(high[column]), float(p[column]))
+    return [_summary(table, d, some) for table, d, some in zip(tables, means, found, strict=True)]
+
+
+def corrected(
+    samples: Sequence[Differences],
+    summed: Sequence[Summary],
+    keys: Sequence[Sequence[Hashable]] | None = None,
+    scales: Sequence[float] | None = None,
+) -> list[float]:
+    """The p values of a family, corrected for its size, in the order given; NaN where a member has none.
+
+    Westfall and Young's maxT where every member is tested by flips of signs, Holm's otherwise. `keys` name the configuration
+    of every row of each sample, as its flips are common to all members that have it; left out, rows at one place belong together where
+    all samples have the same number of them, else Holm's is used.
+    """
+    tests = [place for place, one in enumerate(summed) if one.method != "none"]
+    found = [math.nan] * len(summed)
+    flipped = tests and all(summed[place].method == "sign-flip" for place in tests)
+    if keys is None and flipped and len({len(samples[place]) for place in tests}) == 1:
+        keys = [range(len(sample)) for sample in samples]
+    if flipped and keys is not None:
+        scales = [0.0] * len(samples) if scales is None else scales
+        tables = [_cleaned(samples[place], scales[place], rows=False) for place in tests]
+        known = [np.isfinite(table).any(axis=1) for table in tables]
+        d = [_means(table[rows], scales[place]) for table, rows, place in zip(tables, known, tests, strict=True)]
+        named = [
+            [key for key, there in zip(keys[place], rows, strict=True) if there]
+            for rows, place in zip(known, tests, strict=True)
+        ]
+        p = max_t(d, named, [summed[place].p for place in tests])
+    else:
+        p = holm([summed[place].p for place in tests])
+    for place, one in zip(tests, p, strict=True):
+        found[place] = one
+    return found
 
 
 def sign_test(differences: Differences) -> float:
     """Two-sided exact sign test: probability of as uneven a split of the non-zero differences by chance. 1 without any."""
-    d = np.asarray(differences, dtype=float)
-    up, down = int((d > 0).sum()), int((d < 0).sum())
-    return float(stats.binomtest(up, up + down).pvalue) if up + down else 1.0
+    d = _cleaned(differences, 0.0)
+    return _signs_alone(int((d > 0).sum()), int((d < 0).sum()))
 
 
 def sign_flip(differences: Differences) -> float:
-    """Two-sided permutation test of the mean difference: how often random signs give one as large.
-
-    Exact up to EXACT pairs (two halves of sums, combined by binary search), from FLIPS seeded draws beyond.
-    """
-    return float(_flips(np.asarray(differences, dtype=float)[:, None])[0])
+    """Two-sided permutation test of the mean difference: how often random signs give one as large, for any number of them."""
+    return float(tested(_cleaned(differences, 0.0))[0][0])
 
 
-def bootstrap(differences: Differences) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean, 95%, from RESAMPLES seeded draws. NaN for fewer than two."""
-    low, high = _intervals(np.asarray(differences, dtype=float)[:, None])
-    return float(low[0]), float(high[0])
+def _signs_alone(up: int, down: int) -> float:
+    return min(1.0, 2 * float(special.bdtr(min(up, down), up + down, 0.5))) if up + down else 1.0
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """p values after Holm's correction for the whole family, in the order given."""
-    return [float(p) for p in multipletests(list(p_values), method="holm")[1]] if p_values else []
+def _cleaned(sample: Differences, scale: float, *, rows: bool = True) -> np.ndarray:
+    """A sample as [configurations, seeds] with ties as 0 and, with `rows`, without rows and columns that hold nothing."""
+    table = np.array(sample, dtype=float)
+    table = table[:, None] if table.ndim == 1 else table
+    there = np.isfinite(table)
+    largest = max(scale, float(np.abs(table[there]).max())) if there.any() else scale
+    table[there & (np.abs(np.where(there, table, 0.0)) <= TIE * largest)] = 0.0
+    table[~there] = math.nan
+    return table[there.any(axis=1)][:, there.any(axis=0)] if rows and not there.all() else table
 
 
-# --- tables of differences: a row a pair, a column an effect ----------------------------------------------------------
+def _means(table: np.ndarray, scale: float) -> np.ndarray:
+    """The mean of each configuration over its seeds."""
+    if table.shape[1] == 1 or not table.size:
+        return table.reshape(len(table), -1)[:, 0] if table.size else np.zeros(0)
+    there = np.isfinite(table)
+    values = np.where(there, table, 0.0)
+    d = values.sum(axis=1) / there.sum(axis=1)
+    return np.where(np.abs(d) <= TIE * max(scale, float(np.abs(values).max())), 0.0, d)
 
 
-def _flips(table: np.ndarray) -> np.ndarray:
-    n = len(table)
-    if n <= EXACT:
-        return np.array([_every_flip(column) for column in table.T])
-    seen = np.abs(table.sum(axis=0)) - 1e-9 * np.abs(table).sum(axis=0)
-    found = sum((np.abs(signs @ table) >= seen).sum(axis=0) for signs in _signs(n))
-    return np.asarray((found + 1) / (FLIPS + 1))
+def _by_model(table: np.ndarray, d: np.ndarray) -> tuple[str, float, float, float]:
+    """Method, low, high and p of a sample; NaN for `sign-flip`, which many samples do at once."""
+    several = bool((np.isfinite(table).sum(axis=1) > 1).any()) if table.size else False
+    method, found = "sign-flip", (math.nan, math.nan, math.nan)
+    if several and len(d) == 1:
+        method, found = "seeds", student(table[np.isfinite(table)])
+    elif several and (known := crossed(table)) is not None:
+        method, found = "crossed", known
+    elif len(d) < LEAST:
+        method, found = "t", student(d)
+    if method != "sign-flip" and math.isnan(found[2]):
+        method = "none"
+    return method, *found
 
 
-def _every_flip(d: np.ndarray) -> float:
-    seen = abs(float(d.sum())) - 1e-9 * float(np.abs(d).sum())
-    if seen <= 0:
-        return 1.0
-    left, right = _half_sums(d[: len(d) // 2]), np.sort(_half_sums(d[len(d) // 2 :]))
-    above = len(right) - np.searchsorted(right, seen - left, side="left")
-    below = np.searchsorted(right, -seen - left, side="right")
-    return float((above.sum() + below.sum()) / 2 ** len(d))
-
-
-def _half_sums(d: np.ndarray) -> np.ndarray:
-    sums = np.zeros(1)
-    for x in d:
-        sums = np.concatenate([sums - x, sums + x])
-    return sums
-
-
-def _intervals(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    n, effects = table.shape
-    if n < 2:
-        return np.full(effects, math.nan), np.full(effects, math.nan)
-    means = np.concatenate([weights @ table for weights in _weights(n)])
-    low, high = np.quantile(means, [ALPHA / 2, 1 - ALPHA / 2], axis=0)
-    return low, high
-
-
-def _signs(n: int) -> Iterator[np.ndarray]:
-    """FLIPS rows of n random signs, as [CHUNK, n] at a time."""
-    draw = np.random.default_rng((RANDOM, n))
-    for _ in range(FLIPS // CHUNK):
-        if n <= MANY:
-            yield draw.choice(np.array([-1.0, 1.0]), size=(CHUNK, n))
-        else:
-            bits = np.frombuffer(draw.bytes(CHUNK * ((n + 7) // 8)), dtype=np.uint8)
-            yield 1.0 - 2.0 * np.unpackbits(bits.reshape(CHUNK, -1), axis=1, count=n)
-
-
-def _weights(n: int) -> Iterator[np.ndarray]:
-    """How often each of n pairs is drawn, RESAMPLES times, as weights that sum to 1: [CHUNK, n] at a time."""
-    draw = np.random.default_rng((RANDOM, n))
-    for _ in range(RESAMPLES // CHUNK):
-        if n <= MANY:
-            yield draw.multinomial(n, np.full(n, 1 / n), size=CHUNK) / n
-        else:
-            # row r counts its draws in places r n to r n + n - 1
-            places = (
-                draw.integers(0, n, size=(CHUNK, n), dtype=np.int32) + n * np.arange(CHUNK, dtype=np.int64)[:, None]
-            )
-            yield np.bincount(places.ravel(), minlength=CHUNK * n).reshape(CHUNK, n) / n
+def _summary(table: np.ndarray, d: np.ndarray, found: tuple[str, float, float, float]) -> Summary:
+    method, low, high, p = found
+    up, down = int((d > 0).sum()), int((d < 0).sum())
+    return Summary(
+        n=len(d),
+        seeds=int(np.isfinite(table).sum(axis=1).max()) if table.size else 0,
+        mean=float(d.mean()) if len(d) else math.nan,
+        median=float(np.median(d)) if len(d) else math.nan,
+        up=up,
+        down=down,
+        ties=len(d) - up - down,
+        low=low,
+        high=high,
+        p=p,
+        p_sign=_signs_alone(up, down),
+        method=method,
+    )

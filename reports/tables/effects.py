@@ -11,12 +11,13 @@ from ..data import Lengths, SweepData, gather
 from ..layout import DUST, Line, assemble, p_value, sweep_note
 from ..numbers import Column, rounded, signed
 from ..stats.effects import Effect, Interaction, detectable, effects, interactions, measures, spread
-from ..stats.resampling import EXACT
+from ..stats.resampling import EXACT, LEAST
 from ..table import Entry, Table
 
 TEST_NOTE = (
-    "Differences in nats per token, needle and MFU in points. Low, High: 95% of 10,000 bootstrap means. p sign: exact sign test; "
-    f"p perm: permutation of signs, exact up to {EXACT}. p Holm: the sign test's, corrected for the {{}} tests of this table."
+    "Differences in nats per token, needle and MFU in points. p sign: exact sign test; p perm: permutation of signs, exact up to "
+    f"{EXACT}, below {LEAST} Student's t. Low, High: the values that p perm does not reject at 5%. p Holm: p perm, corrected for the "
+    "{} tests of this table."
 )
 
 
@@ -86,7 +87,7 @@ def _tested(one: Effect | Interaction, n: int) -> tuple[Entry, ...]:
     up, down = (
         Entry(text=str(found), heading=name, value=float(found)) for name, found in (("Up", one.up), ("Down", one.down))
     )
-    ps = {"p sign": one.p_sign, "p perm": one.p_permutation, "p Holm": one.p_holm}
+    ps = {"p sign": one.p_sign, "p perm": one.p, "p Holm": one.p_holm}
     tests = (p_value(name, p) for name, p in ps.items())
     return (replace(count, origins=one.origins), mean, median, up, down, low, high, *tests)
 

@@ -1,0 +1,72 @@
+"""The interval of a mean over configurations and seeds, where both are drawn at random and cross each other.
+
+A difference is d = mu + a(configuration) + b(seed) + e. Seeds are shared by configurations (a seed draws the same data and
+weights for all), so neither runs nor configurations alone are independent. The mean of the means of configurations has the
+variance V1 / C + max(0, g (V2 - t E)): V1 between the means of the C configurations, V2 between the seeds as an
+additive fit has them, E the residual's; t and g follow from which cells there are (balanced: 1 / C and 1 / seeds). Its degrees of
+freedom are Satterthwaite's (1946), those of V1 / C alone where seeds add nothing.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from scipy import stats
+
+__all__ = ["crossed", "student"]
+
+LEVEL = 0.95
+DUST = 1e-12  # of the largest difference: a standard error below it is none
+
+Interval = tuple[float, float, float]
+"""Low, high and p of a mean of zero; NaN where there is no variance to judge by."""
+
+
+def student(d: np.ndarray) -> Interval:
+    """Student's t of independent differences [n]."""
+    if len(d) < 2:
+        return math.nan, math.nan, math.nan
+    return _interval(float(d.mean()), float(d.var(ddof=1)) / len(d), len(d) - 1, float(np.abs(d).max()))
+
+
+def crossed(table: np.ndarray) -> Interval | None:
+    """The interval of `table` [configurations, seeds], NaN where a run is missing. None where the design does not tell
+    configurations, seeds and the rest apart: too few runs, or parts of it without a common seed."""
+    there = np.isfinite(table)
+    configurations, seeds = table.shape
+    rest = int(there.sum()) - configurations - seeds + 1
+    if configurations < 2 or seeds < 2 or rest < 1:
+        return None
+    per_configuration = there.sum(axis=1)
+    weights = there / per_configuration[:, None]
+    # seeds, configurations swept out
+    laplacian = np.diag(there.sum(axis=0).astype(float)) - there.T @ weights
+    if np.linalg.matrix_rank(laplacian) < seeds - 1:
+        return None
+    values = np.where(there, table, 0.0)
+    means = (values * weights).sum(axis=1)
+    inverse = np.linalg.pinv(laplacian)
+    of_seeds = inverse @ (np.where(there, values - means[:, None], 0.0).sum(axis=0))
+    left = np.where(there, values - means[:, None] - of_seeds + (weights @ of_seeds)[:, None], 0.0)
+    e = float((left**2).sum()) / rest
+    v1 = float(means.var(ddof=1)) / configurations
+    v2 = float(of_seeds.var(ddof=1))
+    t = float(np.trace(inverse)) / (seeds - 1)
+    g = float((weights.mean(axis=0) ** 2).sum()) - float(weights.var(axis=0, ddof=1).sum()) / configurations
+    shared = g * (v2 - t * e)
+    variance, squares = v1, v1**2 / (configurations - 1)
+    if shared > 0:
+        variance += shared
+        squares += (g * v2) ** 2 / (seeds - 1) + (g * t * e) ** 2 / rest
+    df = variance**2 / squares if squares > 0 else 1.0
+    return _interval(float(means.mean()), variance, df, float(np.abs(values).max()))
+
+
+def _interval(mean: float, variance: float, df: float, scale: float) -> Interval:
+    error = math.sqrt(variance)
+    if error <= DUST * scale:
+        return math.nan, math.nan, math.nan
+    half = float(stats.t.ppf((1 + LEVEL) / 2, df)) * error
+    p = 2 * float(stats.t.sf(abs(mean) / error, df))
+    return mean - half, mean + half, p

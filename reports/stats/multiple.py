@@ -1,0 +1,71 @@
+"""p values corrected for how many tests a family holds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from itertools import repeat
+
+import numpy as np
+from statsmodels.stats.multitest import multipletests
+
+from .flips import CHUNK, DUST, FLIPS, signs
+
+__all__ = ["holm", "max_t"]
+
+LISTED = 14  # configurations up to which every flip of a family is counted
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p values after Holm's correction for the whole family, in the order given. NaN is no test and counts for none."""
+    found = np.asarray(p_values, dtype=float)
+    known = np.isfinite(found)
+    if known.any():
+        found[known] = multipletests(found[known], method="holm")[1]
+    return [float(p) for p in found]
+
+
+def max_t(samples: Sequence[np.ndarray], keys: Sequence[Sequence[Hashable]], alone: Sequence[float]) -> list[float]:
+    """Step-down maxT p values (Westfall and Young 1993) of tests of signs, in the order given.
+
+    `samples` are differences, `keys` name the configuration of each: a flip turns all differences of a configuration, in
+    every sample, at once, so that the dependence between the tests is kept. The statistic is studentised, |sum d| / sqrt(sum d^2),
+    which is Student's t in a form whose variance is 1 under flips for every n. `alone` are the uncorrected p values: none falls below its own.
+    Every flip is counted up to LISTED configurations, FLIPS draws beyond.
+    """
+    places = {key: place for place, key in enumerate(dict.fromkeys(key for some in keys for key in some))}
+    table = np.zeros((len(places), len(samples)))
+    for column, (d, some) in enumerate(zip(samples, keys, strict=True)):
+        np.add.at(table[:, column], [places[key] for key in some], d)
+    sizes = np.sqrt([float((np.asarray(d) ** 2).sum()) for d in samples])
+    # without a difference that is not zero there is nothing to flip, and the statistic is 0
+    table /= np.where(sizes > 0, sizes, 1.0)
+    seen = np.abs(table.sum(axis=0))
+    order = np.argsort(-seen, kind="stable")
+    reached, flips = _reached(table[:, order], seen[order])
+    stepped = np.maximum.accumulate(reached / flips)
+    found = np.empty(len(samples))
+    found[order] = stepped
+    return [float(max(p, own)) for p, own in zip(found, alone, strict=True)]
+
+
+def _reached(table: np.ndarray, seen: np.ndarray) -> tuple[np.ndarray, int]:
+    """How many flips have, among a test and all less extreme ones (columns from the most extreme on), one as large as
+    seen; and of how many flips."""
+    n = len(table)
+    if n <= LISTED:
+        # a flip and its opposite are alike
+        half = 1 << max(n - 1, 0)
+        every = 1.0 - 2.0 * ((np.arange(half)[:, None] >> np.arange(n)) & 1)
+        return _count(every, table, seen), half
+    counts = sum(map(_count, signs(n), repeat(table), repeat(seen)), np.ones(len(seen)))
+    return counts, FLIPS + 1
+
+
+def _count(flips: np.ndarray, table: np.ndarray, seen: np.ndarray) -> np.ndarray:
+    total = np.zeros(len(seen))
+    for start in range(0, len(flips), CHUNK):
+        sizes = np.abs(flips[start : start + CHUNK] @ table)
+        largest = np.maximum.accumulate(sizes[:, ::-1], axis=1)[:, ::-1]
+        total += (largest >= seen - DUST * math.sqrt(len(table))).sum(axis=0)
+    return total
