@@ -17,6 +17,7 @@ from ..tables.complete import table6
 from ..tables.effects import effects_table
 from ..tables.failures import failures
 from ..tables.provenance import provenance
+from .asked import asked_of, care_of, progress_of
 from .curves import Curve, curve_facts
 
 
@@ -40,6 +41,9 @@ def core(store: Store, data: SweepData, attempts: Sequence[Attempt], curves: Map
         "dirty": launched.git_dirty,
         "grid": launched.grid_text,
         "done": data.done,
+        "asked": asked_of(store, data, launched),
+        "progress": progress_of(store, data),
+        "care": care_of(data, audit),
         "audit": audit,
         "notes": list(table.notes),
         "columns": _columns(data),

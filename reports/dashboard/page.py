@@ -1,8 +1,9 @@
 """One HTML file in which a reader who has nothing else explores a whole sweep, offline.
 
-The page is our own HTML, CSS and JavaScript (templates/) filled with data. The core (cells, numbers, attempts) is read at
-start; the effects, the plotting library and the curve of a cell are each inflated only when somebody looks at them, so a
-page of megabytes starts in a fraction of a second. Blocks are zlib in base64: nothing in them can end a script element.
+The page is our own HTML, CSS and JavaScript (templates/) filled with data. The core (cells, numbers, attempts) and the
+answer (what the first page says of them) are read at start; the effects, the plotting library and the curve of a cell are
+each inflated only when somebody looks at them, so a page of megabytes starts in a fraction of a second. Blocks are zlib in
+base64: nothing in them can end a script element.
 
 Curves are drawn by Plotly, from the wheel of that name, at report time. Measured on two busy CPU cores with Chromium:
 Plotly adds 1.96 MB to the page and takes 2 to 3 s to load when the first curve is asked for; Bokeh adds 0.47 MB and takes
@@ -26,13 +27,14 @@ from ...results.files import replacing
 from ...results.store.store import Store
 from ...results.text import html_escaped
 from ..data import Lengths, gather, one_reading
+from .answer import answer_of
 from .core import core, effects_of
 from .curves import curves_of
 
-SCRIPTS = ("view.js", "grid.js", "cells.js", "curves.js", "dashboard.js")
+SCRIPTS = (
+    "view.js", "grid.js", "cells.js", "curves.js", "pictures.js", "answer.js", "effects.js", "origins.js", "dashboard.js",
+)  # fmt: skip
 EMPTY_STYLE = ""  # a style element without text, which the plotting library fills rule by rule
-
-Block = tuple[str, str]
 
 
 def write_dashboard(store: Store, path: Path, sweep: str | None = None, *, lengths: Lengths = None) -> int:
@@ -49,24 +51,35 @@ def dashboard(store: Store, sweep: str | None = None, *, lengths: Lengths = None
     Its tables have the context lengths that the launch asked for, and `lengths` besides; its lists of numbers have all.
     Raises SweepUnknown, ReportError.
     """
+    title, blocks = blocks_of(store, sweep, lengths=lengths)
+    return page_of(title, [*blocks.items(), ("library", _library().encode())])
+
+
+def blocks_of(store: Store, sweep: str | None = None, *, lengths: Lengths = None) -> tuple[str, dict[str, bytes]]:
+    """The title of a page and its blocks by id, as the page reads them: JSON, and the bytes of curves.
+
+    `core` has cells, numbers and attempts, `answer` what the first page works out of them; a page that is open takes newer
+    ones of both by `refresh({core, answer})` of templates/dashboard.js. Raises as `dashboard` does.
+    """
     with one_reading():
         data = gather(store, sweep, lengths=lengths)
         attempts = store.attempts_of([cell.cell_id for cell in data.cells])
         curves = curves_of(store, data, attempts)
-        blocks = [
-            ("core", packed(core(store, data, attempts, curves))),
-            ("effects", packed(effects_of(store, data))),
-            ("library", _deflated(_library().encode())),
-            *((f"curve-{cell}", _deflated(curve.packed())) for cell, curve in curves.items()),
-        ]
-    return _page(f"{data.sweep}, revision {data.revision}", blocks)
+        blocks = {
+            "core": as_json(core(store, data, attempts, curves)),
+            "answer": as_json(answer_of(store, data)),
+            "effects": as_json(effects_of(store, data)),
+            **{f"curve-{cell}": curve.packed() for cell, curve in curves.items()},
+        }
+    return f"{data.sweep}, revision {data.revision}", blocks
 
 
 # --- the page -------------------------------------------------------------------------------------------------------
 
 
-def _page(title: str, blocks: Iterable[Block]) -> str:
-    script = '"use strict";\n' + "\n".join(map(_template, SCRIPTS))
+def page_of(title: str, blocks: Iterable[tuple[str, bytes]], *, more_script: str = "", connect: str = "") -> str:
+    """The page around these blocks. `more_script` joins the page's own script; `connect` is what the policy lets it fetch."""
+    script = '"use strict";\n' + "\n".join([*map(_template, SCRIPTS), more_script])
     style = _template("dashboard.css")
     policy = "; ".join(
         [
@@ -76,9 +89,12 @@ def _page(title: str, blocks: Iterable[Block]) -> str:
             "img-src data:",
             "base-uri 'none'",
             "form-action 'none'",
+            *([f"connect-src {connect}"] if connect else []),
         ]
     )
-    data = "\n".join(f'<script type="application/octet-stream" id="{name}">{text}</script>' for name, text in blocks)
+    data = "\n".join(
+        f'<script type="application/octet-stream" id="{name}">{_deflated(block)}</script>' for name, block in blocks
+    )
     return Template(_template("dashboard.html")).substitute(
         title=html_escaped(title), policy=policy, style=style, script=script, data=data
     )
@@ -102,11 +118,11 @@ def _deflated(data: bytes) -> str:
     return base64.b64encode(zlib.compress(data, 9)).decode()
 
 
-def packed(value: Any) -> str:
-    """Plain data as JSON, compressed, in letters that mean nothing to HTML."""
-    return _deflated(json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode())
+def as_json(value: Any) -> bytes:
+    """Plain data as the page reads them. Raises ValueError for a number that is not finite."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def unpacked(text: str) -> bytes:
-    """What `packed` and the curve blocks hold, as the page reads them."""
+    """What stands in a block of the page, as its script reads it."""
     return zlib.decompress(base64.b64decode(text))

@@ -165,6 +165,10 @@ function buildFilters() {
   byId("filter-groups").dataset.table = view.seeds;
 }
 
+function forgetFilters() {
+  delete byId("filter-groups").dataset.table;
+}
+
 function levelBox(group, level) {
   const input = make("input", { type: "checkbox", on: { change: () => filter(group, level, input.checked) } });
   const label = make(
@@ -256,7 +260,7 @@ function valueFacts(value) {
   if (!value) return [["Value", "none was recorded"]];
   const [key, number, n, low, high, , reason] = value;
   return [
-    ["Value, unrounded", number === null ? "none" : `${exact(number)} ${data.keys[key].unit}`],
+    ["Value, unrounded", number === null ? "none" : `${digits(number)} ${data.keys[key].unit}`],
     ["Why there is none", reason],
     ["Samples", n ?? "not recorded"],
     ["95% interval", low === null || high === null ? null : `${low} to ${high}`],
@@ -272,7 +276,7 @@ function showTrace(row, index) {
   ];
   if (row.cells.length > 1)
     whole.push(
-      ["Mean, unrounded", exact(mean)],
+      ["Mean, unrounded", digits(mean)],
       ["Standard deviation", sd],
       ["Seeds with the number", `${seeds} of ${row.cells.length}`],
     );
@@ -306,7 +310,7 @@ function showCell(cell) {
       probe,
       metric,
       length ? lengthName(length) : "",
-      value === null ? (reason ?? "") : exact(value),
+      value === null ? (reason ?? "") : digits(value),
       unit,
       n === null ? "" : String(n),
       interval,

@@ -32,8 +32,8 @@ const curves = new Map();
 
 /** The training and the validation series of a cell: {tokens, wall, loss}, from bytes grouped by their place. */
 async function curveOf(cell) {
-  if (curves.has(cell)) return curves.get(cell);
   const { id, curve } = data.cells[cell];
+  if (curves.has(id)) return curves.get(id);
   const bytes = new Uint8Array(await inflate(`curve-${id}`));
   let from = 0;
   const column = (size, count, Kind) => {
@@ -48,7 +48,7 @@ async function curveOf(cell) {
     for (let item = 1; item < count; item++) tokens[item] += tokens[item - 1];
     return { tokens, wall: column(4, count, Float32Array), loss: column(4, count, Float32Array) };
   });
-  curves.set(cell, found);
+  curves.set(id, found);
   return found;
 }
 
@@ -246,7 +246,7 @@ function numbersByLength() {
         data.cells[cell].slug,
         chart.title,
         lengthName(point.length),
-        point.value === null ? (point.reason ?? "") : exact(point.value),
+        point.value === null ? (point.reason ?? "") : digits(point.value),
         point.n === null ? "" : String(point.n),
       ]),
     ),

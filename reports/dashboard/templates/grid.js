@@ -9,28 +9,42 @@ const OVERSCAN = 12; // rows drawn above and below what is seen
 Columns are {heading, width (in characters, or as CSS), number, header (row header), sort (its name, if it sorts), cell(row)}; the
 first two stay in sight where `fixed` says so. */
 class Grid {
+  static all = [];
+
   constructor(label, { onSort = null, rowClass = () => "", fixed = false } = {}) {
     this.onSort = onSort;
     this.rowClass = rowClass;
     this.cursor = { row: 0, column: 0 };
     this.rows = [];
+    Grid.all.push(this);
     this.table = make("table", { role: "grid", "aria-label": label, class: fixed ? "fixed" : null });
     this.viewport = make(
       "div",
       { class: "viewport", role: "region", "aria-label": `${label}, scrolls`, tabindex: "-1" },
       this.table,
     );
-    this.viewport.addEventListener("scroll", () => this.frame(), { passive: true });
+    this.top = 0; // where the reader has scrolled to, which a part that is hidden does not say
+    this.viewport.addEventListener("scroll", () => this.scrolled(), { passive: true });
     this.table.addEventListener("keydown", (event) => this.move(event));
     this.table.addEventListener("focusin", (event) => this.follow(event.target));
     new ResizeObserver(() => this.frame()).observe(this.viewport);
   }
 
+  /** Forgets its rows, which are of data that are gone; its place stays for the next `show`. */
+  empty() {
+    this.keep = true;
+    this.rows = [];
+  }
+
+  /** Draws these rows; the reader stays where he was in the same table, and goes to its top in one that he ordered anew. */
   show(columns, rows, order) {
     const focused = this.table.contains(document.activeElement)
       ? document.activeElement.closest("thead th")?.cellIndex
       : undefined;
     const held = this.body?.contains(document.activeElement);
+    const same = rows.length === this.rows.length && rows.every((row, index) => row === this.rows[index]);
+    const top = this.keep || same ? this.top : 0;
+    this.keep = false;
     this.rows = rows;
     this.columns = columns;
     const widths = columns.map(({ width }) => (typeof width === "number" ? `(${width}ch + ${PADDING})` : width));
@@ -50,6 +64,8 @@ class Grid {
       column: Math.min(this.cursor.column, columns.length - 1),
     };
     this.drawn = null;
+    this.body.replaceChildren(this.gap(rows.length)); // as high as all rows, so that it can be scrolled before they exist
+    this.viewport.scrollTop = top;
     this.render();
     if (held) (this.target(this.cursor) ?? this.viewport).focus({ preventScroll: true });
     if (focused !== undefined) head.cells[focused]?.querySelector("button")?.focus();
@@ -68,6 +84,11 @@ class Grid {
       ...length.flatMap((text) => [make("wbr"), text]), // a second line where the column is narrow
     );
     return make("th", { scope: "col", class: kind, "aria-sort": direction }, button);
+  }
+
+  scrolled() {
+    this.top = this.viewport.scrollTop;
+    this.frame();
   }
 
   frame() {

@@ -6,6 +6,7 @@ const MOST_PICKED = 24; // curves at once: eight colours by three dashes
 const MOST_LISTED = 200; // rows of a plain table before the rest is asked for
 const SVG = "http://www.w3.org/2000/svg";
 const TABS = {
+  answer: "Answer",
   cells: "Cells",
   curves: "Curves",
   effects: "Effects",
@@ -37,19 +38,26 @@ function drawing(tag, attributes) {
   return element;
 }
 
-async function inflate(id) {
-  const bytes = Uint8Array.from(atob(byId(id).textContent), (sign) => sign.charCodeAt(0));
-  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).arrayBuffer();
-}
+/** The bytes of a block of the page. A page that is served sets `blocks.read` to a function that fetches it instead. */
+const blocks = {
+  read: async (id) => {
+    const bytes = Uint8Array.from(atob(byId(id).textContent), (sign) => sign.charCodeAt(0));
+    return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).arrayBuffer();
+  },
+};
+
+const inflate = (id) => blocks.read(id);
 
 async function inflateJson(id) {
   return JSON.parse(new TextDecoder().decode(await inflate(id)));
 }
 
-/** Calls `act` once however often it is asked for, and hands out the same promise. */
+/** Calls `act` once however often it is asked for, and hands out the same promise, until `forget` is called. */
 function once(act) {
   let promise = null;
-  return (...given) => (promise ??= act(...given));
+  const asked = (...given) => (promise ??= act(...given));
+  asked.forget = () => (promise = null);
+  return asked;
 }
 
 function compareText(a, b) {
@@ -65,8 +73,10 @@ function lengthName(length) {
   return String(length);
 }
 
-function exact(value) {
-  return value === null || value === undefined ? "none" : String(value);
+/** A number in seven digits, which is more than any probe resolves; `--json` gives all of them. */
+function digits(value) {
+  if (value === null || value === undefined) return "none";
+  return typeof value === "number" ? String(Number(value.toPrecision(7))) : String(value);
 }
 
 function trouble(text) {
@@ -74,14 +84,20 @@ function trouble(text) {
   byId("trouble").hidden = false;
 }
 
-function say(text) {
+/** Tells how many cells match, beside the filters. */
+function tellMatches(text) {
   byId("matches").textContent = text;
+}
+
+/** A word on what was just done, read aloud by screen readers. */
+function say(text) {
+  byId("said").textContent = text;
 }
 
 // --- the view and its address ---
 
 const START = {
-  tab: "cells",
+  tab: "answer",
   search: "",
   sort: "",
   down: false,

@@ -90,7 +90,8 @@ def visit(browser: Any) -> Iterator[Callable[..., Any]]:
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))
         page.on("request", lambda request: asked.append(request.url.partition("#")[0]))
-        page.goto(address)
+        # the table of cells, unless the address says otherwise
+        page.goto(address if "#" in address else f"{address}#tab=cells")
         page.wait_for_selector("html[data-ready]")
         return page
 
@@ -113,7 +114,7 @@ def heading(page: Any, name: str) -> Any:
 
 @pytest.mark.thorough
 def test_every_tab_shows_its_part_and_nothing_is_asked_of_the_network(visit: Any, site: Any) -> None:
-    page = visit(f"{site[0]}#pick={WILD}")
+    page = visit(f"{site[0]}#tab=cells&pick={WILD}")
     assert page.locator("h1").text_content() == "big, revision 2"
     assert "25 done, 1 oom, 1 new" in page.locator("#summary").text_content()
     assert len(slugs(page)) == COUNT
@@ -129,7 +130,8 @@ def test_every_tab_shows_its_part_and_nothing_is_asked_of_the_network(visit: Any
     assert "share of digits recalled" in page.locator("#panel-metrics").inner_text()
     page.get_by_role("tab", name="Provenance").click()
     assert page.locator("#panel-provenance .viewport").inner_text().count("c0ffeec0ffee") == 24
-    assert "GPU differs: NVIDIA H200 (24 cells), NVIDIA H100 (1 cell)" in page.locator("#audit").inner_text()
+    page.get_by_role("tab", name="Answer").click()
+    assert "GPU differs: NVIDIA H200 (24 cells), NVIDIA H100 (1 cell)" in page.locator("#care").inner_text()
 
 
 @pytest.mark.thorough
@@ -183,7 +185,7 @@ def test_search_wants_every_word(visit: Any, site: Any) -> None:
     assert slugs(page) == [slug for slug in site[1] if "strong" in slug and "on-on-on" in slug]
     assert len(slugs(page)) == 1
     page.get_by_label("Search cells").fill("no such cell")
-    assert page.get_by_role("status").first.text_content() == f"0 of {COUNT} cells match"
+    assert page.locator("#matches").text_content() == f"0 of {COUNT} cells match"
     assert slugs(page) == []
 
 
@@ -348,8 +350,8 @@ CUT_OFF = """() => [...document.querySelectorAll('.viewport .n button, .viewport
 @pytest.mark.parametrize("width", [1280, 400])
 @pytest.mark.thorough
 def test_nothing_overlaps_or_runs_out_of_the_page(visit: Any, site: Any, width: int) -> None:
-    page = visit(f"{site[0]}#pick={WILD}", width=width, height=900)
-    for name in ("Cells", "Curves (1)", "Effects", "Failures", "Provenance", "Metrics"):
+    page = visit(f"{site[0]}#tab=cells&pick={WILD}", width=width, height=900)
+    for name in ("Answer", "Cells", "Curves (1)", "Effects", "Failures", "Provenance", "Metrics"):
         page.get_by_role("tab", name=name).click()
         assert page.evaluate("document.documentElement.scrollWidth") <= width, name
         assert page.evaluate(OVERLAPS) == [], name
@@ -396,3 +398,41 @@ def test_of_thousands_of_rows_only_those_in_sight_exist(
     row.wait_for()
     assert row.text_content() == cells[place].slug
     assert page.locator("#panel-cells tbody tr").count() < 80
+
+
+REFRESHED = """async () => {
+  const core = await inflateJson("core");
+  const cell = core.cells.find((cell) => cell.slug === "not-started");
+  cell.state = "running";
+  core.progress.counts = [["done", 25], ["running", 1], ["oom", 1]];
+  core.tables.mean.rows[3].numbers[0] = ["1.234", 1.234, null, 1, false, core.tables.mean.rows[3].numbers[0][5]];
+  window.stands = document.querySelector("[data-group=Reg] .level input");
+  refresh({ core });
+}"""
+
+
+@pytest.mark.thorough
+def test_new_data_leave_the_reader_where_he_is(visit: Any, site: Any) -> None:
+    page = visit(site[0], height=700)
+    names = list(site[1])
+    page.get_by_label(f"Draw the curves of {names[2]}").check()
+    page.locator("[data-group=State] .level[data-level=done] input").check()
+    heading(page, "Mem").locator("button").click()
+    page.evaluate("document.querySelector('#panel-cells .viewport').scrollTop = 170")
+    page.wait_for_timeout(100)
+    page.locator("#panel-cells tbody th button").nth(9).focus()
+    focused = page.evaluate("document.activeElement.textContent")
+    page.evaluate("scrollTo(0, 40)")
+    seen = "[document.querySelector('#panel-cells .viewport').scrollTop, scrollY, location.hash, document.activeElement.textContent]"
+    before = page.evaluate(seen)
+    assert before[0] == 170
+    page.evaluate(REFRESHED)
+    page.wait_for_timeout(200)
+    assert page.evaluate(seen) == before
+    assert before[3] == focused
+    assert page.evaluate("window.stands.isConnected")
+    assert "1 running" in page.locator("#summary").text_content()
+    assert page.locator("#picked .chip span").text_content() == names[2]
+    assert page.get_by_role("button", name="1.234", exact=True).count() == 1
+    page.get_by_role("tab", name="Answer").click()
+    assert "1 running" in page.locator("#progress").inner_text()

@@ -1,0 +1,184 @@
+"""What came out of a sweep, for the first page: the best configurations, what every level does, and the needle over lengths."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scipy import stats
+
+from ...results.store.records import AXES, CellState
+from ...results.store.store import Store
+from ..columns import complete_columns
+from ..data import SweepData
+from ..figures.base import training_lengths
+from ..figures.lines import lines_of, only, over_lengths
+from ..layout import DUST, entry
+from ..numbers import Column, rounded, signed
+from ..stats.effects import ALPHA, Effect, effects, factors, spread
+
+RANKED = 5  # configurations that the first page names of each measure
+NEEDLE = ("needle", "digit_accuracy")
+
+
+def answer_of(store: Store, data: SweepData, found: Sequence[Effect] | None = None) -> dict[str, Any]:
+    """Best configurations, forest and needle picture; each with the reason where there is nothing to show.
+
+    `found`: effects that are worked out already, those of the main measures among them.
+    """
+    columns = main_columns(data)
+    return {
+        "best": best_of(data, columns),
+        "forest": forest_of(data, columns, found),
+        "needle": needle_of(store, data),
+    }
+
+
+def main_columns(data: SweepData) -> list[Column]:
+    """The numbers that decide: needle and clean loss at the longest length, validation loss; those that any cell has."""
+    by_probe = {
+        column.probe: column for column in complete_columns(data)
+    }  # the last of a probe is at the longest length
+    wanted = [by_probe[probe] for probe in ("needle", "val", "clean") if probe in by_probe]
+    strange = {probe for probe, _ in data.strange()}
+    wanted += [column for probe, column in by_probe.items() if probe in strange and column.direction]
+    return [column for column in wanted if any(_numbers(data, column))]
+
+
+def _numbers(data: SweepData, column: Column) -> list[float]:
+    values = (data.value(cell.cell_id, column.probe, column.metric, column.length) for cell in data.cells)
+    return [value.value for value in values if value is not None and value.value is not None]
+
+
+def about(column: Column) -> dict[str, Any]:
+    """A measure, as the page prints it."""
+    unit = "%" if column.percent else column.unit
+    return {"heading": column.heading, "unit": unit, "percent": column.percent, "better": column.direction}
+
+
+# --- the best -------------------------------------------------------------------------------------------------------
+
+
+def best_of(data: SweepData, columns: Sequence[Column]) -> dict[str, Any]:
+    """By measure the best configurations, each with a 95% interval by the spread between runs that ought to agree."""
+    groups = list(data.configurations().values())
+    measures = [about(column) | _ranking(data, groups, column) for column in columns]
+    why = None if measures else "No cell has a number yet."
+    return {"measures": measures, "why": why}
+
+
+def _ranking(data: SweepData, groups: Sequence[Sequence[CellState]], column: Column) -> dict[str, Any]:
+    entries = [(cells, entry(data, cells, column)) for cells in groups]
+    known = [(cells, one) for cells, one in entries if one.value is not None]
+    ranked = sorted(known, key=lambda pair: -column.direction * (pair[1].value or 0.0))
+    rows = []
+    for cells, one in ranked[:RANKED]:
+        low, high = _interval(data, column, cells[0], one.value or 0.0, one.seeds)
+        rows.append(
+            {
+                "cells": [cell.cell_id for cell in cells],
+                "words": _words(data, cells[0]),
+                "text": one.text,
+                "value": one.value,
+                "low": low,
+                "high": high,
+                "interval": _range_text(column, low, high),
+            }
+        )
+    return {"rows": rows, "of": len(known)}
+
+
+def _words(data: SweepData, cell: CellState) -> list[list[str]]:
+    """[axis, level] of every axis that varies."""
+    return [[axis, cell.levels[axis] if axis in AXES else cell.axes.get(axis, "-")] for axis in factors(data)]
+
+
+def _interval(
+    data: SweepData, column: Column, cell: CellState, value: float, seeds: int
+) -> tuple[float | None, float | None]:
+    """value ± t sd / sqrt(seeds), the spread that of the cell's mixer and memory; None, None where that is not known."""
+    where = {axis: cell.levels[axis] for axis in ("attn_type", "memory")}
+    known = spread(data, column, where)
+    if known is None:
+        return None, None
+    half = float(stats.t.ppf(1 - ALPHA / 2, known.df)) * known.sd / math.sqrt(max(1, seeds))
+    low, high = value - half, value + half
+    return (max(0.0, low), min(1.0, high)) if column.percent else (low, high)
+
+
+def _range_text(column: Column, low: float | None, high: float | None) -> str:
+    if low is None or high is None:
+        return ""
+    return " to ".join(rounded(round(value, DUST), column.decimals, percent=column.percent) for value in (low, high))
+
+
+# --- what the levels do -----------------------------------------------------------------------------------------------
+
+
+def forest_of(data: SweepData, columns: Sequence[Column], found: Sequence[Effect] | None = None) -> dict[str, Any]:
+    """The effects on the main measures, over the whole sweep and within every mixer."""
+    known = effects(data, columns) if found is None else found
+    keys = {(column.probe, column.metric, column.length): place for place, column in enumerate(columns)}
+    rows = []
+    for one in known:
+        measure = keys.get((one.measure.probe, one.measure.metric, one.measure.length))
+        if measure is not None:
+            rows.append(
+                {
+                    "measure": measure,
+                    "axis": one.axis,
+                    "level": one.level,
+                    "reference": one.reference,
+                    "where": one.where.partition("=")[2],
+                    "pairs": one.pairs,
+                    **effect_numbers(one),
+                }
+            )
+    why = None
+    if not rows:
+        why = (
+            "No axis varies: the sweep has one configuration."
+            if not factors(data)
+            else "No two cells with numbers agree on all axes but one: there is no pair to compare yet."
+        )
+    return {"measures": [about(column) for column in columns], "rows": rows, "why": why}
+
+
+def effect_numbers(one: Effect) -> dict[str, Any]:
+    """Mean and interval, as numbers in the unit that is printed and as text."""
+    scale = 100 if one.measure.percent else 1
+    numbers = {"mean": one.mean, "low": one.low, "high": one.high}
+    told = {name: None if math.isnan(value) else scale * value for name, value in numbers.items()}
+    text = {f"{name}_text": _difference(one.measure, value) for name, value in numbers.items()}
+    return told | text | {"sure": bool(one.p_holm < ALPHA)}
+
+
+def _difference(column: Column, value: float) -> str:
+    if math.isnan(value):
+        return "-"
+    return signed(round(value, DUST), column.decimals, percent=column.percent)
+
+
+# --- the needle over lengths ------------------------------------------------------------------------------------------
+
+
+def needle_of(store: Store, data: SweepData) -> dict[str, Any]:
+    """Means over the cells of a line at every context length, in %, with their intervals; a panel a mixer."""
+    frame = over_lengths(data, training_lengths(store, data), *NEEDLE)
+    if frame.empty:
+        return {"panels": [], "why": "No cell has needle accuracies yet."}
+    means = lines_of(frame)
+    panels: dict[str, dict[str, Any]] = {}
+    for key, line in means.groupby(["panel", "line"], sort=False):
+        panel, name = (str(part) for part in key)
+        points = [_point(row) for row in line.sort_values("length").to_dict("records")]
+        panels.setdefault(panel, {"title": panel, "lines": []})["lines"].append({"name": name, "points": points})
+    trained = only([int(length) for length in frame["trained"]])
+    return {"panels": list(panels.values()), "trained": trained, "why": None}
+
+
+def _point(row: Mapping[Any, Any]) -> list[Any]:
+    """[length, mean, low, high, cells], shares in %."""
+    value, low, high = (None if math.isnan(row[name]) else round(100 * row[name], 6) for name in ("value", "low", "high"))  # fmt: skip
+    return [int(row["length"]), value, low, high, int(row["cells"])]

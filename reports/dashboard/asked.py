@@ -1,0 +1,134 @@
+"""What was asked of a sweep, how far it is, and what to be careful about: the parts of the first page that need no statistics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
+from typing import Any
+
+from ...results.store.records import RevisionRecord
+from ...results.store.store import Store
+from ..data import SweepData
+from ..live.status import duration, source_of
+from ..live.watch import snapshot
+from ..numbers import large, length_name
+from ..stats.effects import factors
+
+AXIS_WORDS = {
+    "attn_type": "sequence mixer",
+    "reg_mode": "regularizer",
+    "distractor": "distractor",
+    "memory": "recurrent memory",
+    "window": "sliding window",
+}
+WAYS = {"optimizer": "optimizer {}", "schedule": "{} schedule", "loss_reduction": "loss as a {}", "matrix_lr": "rate {:g}", "muon_lr": "rate {:g}"}  # fmt: skip
+"""How settings of the training are told, those that all cells share."""
+
+
+def asked_of(store: Store, data: SweepData, launched: RevisionRecord) -> dict[str, Any]:
+    """The axes with their levels, and facts about model, training, evaluation and machine that hold for all cells."""
+    axes = [{"name": axis, "words": AXIS_WORDS.get(axis, axis), "levels": data.levels(axis)} for axis in factors(data)]
+    configs = list(store.configs({cell.cell_id for cell in data.cells}).values())
+    seeds = sorted({cell.seed for cell in data.cells})
+    lengths = sorted({length for some in data.asked.values() for length in some})
+    printed = source_of(launched)
+    facts = [
+        ("Cells", _cells(data, axes, len(seeds))),
+        ("Model", _model(data)),
+        ("Training", _training(data, configs)),
+        ("Recipe", _recipe(configs)),
+        ("Seeds", ", ".join(map(str, seeds)) if len(seeds) > 1 else "one run of each configuration"),
+        ("Read at", f"{', '.join(map(length_name, lengths))} tokens of context" if lengths else ""),
+        ("GPU or device", _counted(source.gpu for source in data.sources.values() if source.gpu)),
+        ("Source", f"numbers printed in {printed}; nothing of it ran here" if printed else ""),
+    ]
+    return {"axes": axes, "facts": [[name, text] for name, text in facts if text]}
+
+
+def _cells(data: SweepData, axes: Sequence[Mapping[str, Any]], seeds: int) -> str:
+    sizes = [len(axis["levels"]) for axis in axes] + ([seeds] if seeds > 1 else [])
+    count = len(data.cells)
+    if len(sizes) > 1 and prod(sizes) == count:
+        return f"{' × '.join(map(str, sizes))} = {count}, every combination"
+    return f"{count}, of {prod(sizes)} combinations" if prod(sizes) > count else str(count)
+
+
+def _model(data: SweepData) -> str:
+    sizes = sorted({v.value for k, v in data.values.items() if k[1:3] == ("throughput", "parameters") and v.value})
+    if not sizes:
+        return ""
+    ends = list(dict.fromkeys(large(size) for size in (sizes[0], sizes[-1])))
+    return f"{' to '.join(ends)} parameters"
+
+
+def _shared(configs: Sequence[Mapping[str, Any]], section: str, name: str) -> Any:
+    """The setting that all cells have in common, else None."""
+    found = {str(config.get(section, {}).get(name)): config.get(section, {}).get(name) for config in configs}
+    return next(iter(found.values())) if len(found) == 1 else None
+
+
+def _training(data: SweepData, configs: Sequence[Mapping[str, Any]]) -> str:
+    tokens = sorted({cell.tokens_total for cell in data.cells})
+    told = [f"{' to '.join(dict.fromkeys(large(t) for t in (tokens[0], tokens[-1])))} tokens each"] if tokens else []
+    corpus, tokenizer, row = (
+        _shared(configs, *path) for path in (("data", "corpus"), ("data", "tokenizer"), ("train", "seq_len"))
+    )
+    told += [f"of {corpus}"] if corpus else []
+    told += [f"({tokenizer} tokenizer)"] if tokenizer else []
+    told += [f"in rows of {length_name(int(row))}"] if row else []
+    return " ".join(told)
+
+
+def _recipe(configs: Sequence[Mapping[str, Any]]) -> str:
+    shared = {name: _shared(configs, "train", name) for name in WAYS}
+    return ", ".join(how.format(shared[name]) for name, how in WAYS.items() if shared[name] not in (None, {}))
+
+
+def _counted(words: Iterable[str]) -> str:
+    found = Counter(words)
+    if len(found) == 1:
+        return next(iter(found))
+    return ", ".join(f"{word} ({count})" for word, count in found.most_common())
+
+
+def progress_of(store: Store, data: SweepData) -> dict[str, Any]:
+    """How many cells stand where, in the order of the work, what runs, and the seconds that are left where that is known."""
+    seen = snapshot(store, data.sweep)
+    counts = Counter(data.word(cell) for cell in data.cells)
+    first = [word for word in ("done", "running", "new") if counts[word]]
+    running = [
+        {
+            "slug": row["slug"],
+            "doing": _doing(row),
+            "left": duration(row["seconds_left"]) if row["seconds_left"] is not None else None,
+        }
+        for row in seen["running"]
+    ]
+    left = seen["seconds_left"]
+    return {
+        "counts": [[word, counts[word]] for word in [*first, *sorted(counts.keys() - set(first))]],
+        "running": running,
+        "left": duration(left) if left is not None else None,
+        "runs": bool(seen["owned"]),
+    }
+
+
+def _doing(row: Mapping[str, Any]) -> str:
+    if row["kind"] != "train" or row["phase"] != "training":
+        return str(row["phase"] or "starting")
+    loss = f", loss {row['loss']:.3f}" if row["loss"] is not None else ""
+    return f"step {row['step']} of {row['steps_total'] or '?'}{loss}"
+
+
+def care_of(data: SweepData, audit: Sequence[str]) -> list[str]:
+    """What a reader must know before he compares: what differs, what is missing, and what one run cannot say."""
+    lines = [f"{line[:1].upper()}{line[1:]}." for line in audit]
+    if data.cells and max(len(cells) for cells in data.configurations().values()) < 2:
+        lines.append("One run of each configuration (n = 1): nothing here says how another seed would come out.")
+    counts = Counter(data.word(cell) for cell in data.cells)
+    lacking = {word: count for word, count in counts.items() if word != "done"}
+    if lacking:
+        told = ", ".join(f"{count} {word}" for word, count in lacking.items())
+        lines.append(f"{sum(lacking.values())} of {len(data.cells)} cells lack numbers ({told}): pairs with them are left out of effects.")  # fmt: skip
+    return lines

@@ -1,0 +1,370 @@
+// The first page: what was asked, how far it is, what came out and what to be careful about.
+
+/** Fills a part of the page again only where its data are others than before, so that what the reader opened stays. */
+const parts = new Map();
+function part(id, value, content) {
+  const now = JSON.stringify(value);
+  if (parts.get(id) === now) return;
+  parts.set(id, now);
+  byId(id).replaceChildren(...[content(value)].flat().filter((one) => one !== null));
+}
+
+function buildAnswer() {
+  const section = (id, title, tag = "section") =>
+    make(
+      tag,
+      { class: `answer part-${id}`, "aria-labelledby": `${id}-title` },
+      make("h2", { id: `${id}-title`, text: title }),
+      make("div", { id }),
+    );
+  const care = section("care", "What to be careful about");
+  care.tabIndex = -1;
+  byId("panel-answer").replaceChildren(
+    section("progress", "How far it is"),
+    section("asked", "What was asked"),
+    section("best", "The best configurations"),
+    section("forest", "What each level does"),
+    section("needle", "Needle over context length"),
+    care,
+  );
+}
+
+function drawAnswer() {
+  const { best, forest, needle } = data.answer;
+  part("progress", data.progress, progressParts);
+  part("asked", data.asked, askedParts);
+  part("best", best, bestParts);
+  part("forest", [forest, view.measure], () => forestParts(forest));
+  part("needle", needle, needleParts);
+  part("care", [...data.care, ...(data.answer.care ?? [])], careParts);
+}
+
+const plain = (text) => make("p", { class: "why", text });
+
+// --- what was asked, how far it is ---
+
+function askedParts({ axes, facts: told }) {
+  const rows = axes.map(({ name, words, levels }) => [
+    words === name && name.includes(".") ? name : `${words[0].toUpperCase()}${words.slice(1)}`,
+    make(
+      "span",
+      {},
+      ...levels.flatMap((level, index) => [index ? " · " : "", make("span", { class: "nowrap", text: level })]),
+    ),
+  ]);
+  return [facts([...rows, ...told])];
+}
+
+function progressParts({ counts, running, left, runs }) {
+  const total = counts.reduce((sum, [, count]) => sum + count, 0);
+  const bar = drawing("svg", {
+    class: "progress",
+    role: "img",
+    "aria-label": counts.map(([word, count]) => `${count} ${word}`).join(", "),
+  });
+  let from = 0;
+  for (const [word, count] of counts) {
+    bar.append(
+      drawing("rect", {
+        class: `share ${stateClass(word)}`,
+        x: percent(from / total),
+        width: percent(count / total),
+        y: 0,
+        height: "100%",
+      }),
+    );
+    from += count;
+  }
+  const words = counts.map(([word, count]) => make("li", {}, make("strong", { text: String(count) }), ` ${word}`));
+  const eta = left ? `About ${left} left at the present speed.` : runs ? "No speed is known yet." : null;
+  const rows = running.map(({ slug, doing, left }) => [slug, doing, left ? `${left} left` : ""]);
+  return [
+    bar,
+    make("ul", { class: "counts" }, ...words),
+    eta && make("p", { text: eta }),
+    rows.length ? plainTable(["Running", "Doing", "Time"], rows) : null,
+  ];
+}
+
+const stateClass = (word) => `state-${word.replaceAll(" ", "-")}`;
+
+// --- the best ---
+
+/** The levels of a configuration as people say them: a switch that is off is not named. */
+function wordsOf(words) {
+  const told = words.map(([axis, level]) => {
+    const name = axis.replace(/^.*\./, "");
+    if (level === "on") return name;
+    if (level === "off") return "";
+    return /^[-\d.]/.test(level) ? `${name} ${level}` : level;
+  });
+  return told.filter(Boolean);
+}
+
+function bestParts({ measures, why }) {
+  if (why) return [plain(why)];
+  return [make("div", { class: "rankings" }, ...measures.map(ranking))];
+}
+
+function ranking({ heading, unit, better, rows, of }) {
+  const ends = rows
+    .flatMap(({ value, low, high }) => [value, low ?? value, high ?? value])
+    .map((value) => (unit === "%" ? 100 * value : value));
+  const scaled = (value) => (value === null ? null : unit === "%" ? 100 * value : value);
+  const ticks = ticksOf(Math.min(...ends), Math.max(...ends), 3);
+  const chance = rows.some(({ chance }) => chance !== null && chance !== undefined);
+  const lines = rows.map((row) => {
+    const open = make("button", {
+      type: "button",
+      class: "words",
+      on: { click: () => showCell(data.placeOf.get(row.cells[0])) },
+    });
+    const words = wordsOf(row.words);
+    (words.length ? words : ["plain"]).forEach((word, index) =>
+      open.append(index ? ", " : "", make("span", { class: "nowrap", text: word.trim() })),
+    );
+    const picture = intervalSvg(
+      { value: scaled(row.value), low: scaled(row.low), high: scaled(row.high), kind: "plain" },
+      ticks,
+      row.interval,
+    );
+    return make(
+      "tr",
+      {},
+      make("th", { scope: "row" }, open),
+      make(
+        "td",
+        { class: "n" },
+        make("strong", { text: row.text }),
+        row.interval ? make("small", { text: row.interval }) : "",
+      ),
+      make("td", { class: "picture" }, picture),
+      chance ? make("td", { class: "n", text: row.chance === null ? "" : chanceText(row.chance) }) : null,
+    );
+  });
+  const head = [
+    "Configuration",
+    unit === "%" ? `${heading}, %` : heading,
+    "95% interval",
+    ...(chance ? ["Is the best"] : []),
+  ];
+  return make(
+    "div",
+    { class: "ranking" },
+    make("h3", { text: `${heading}: ${better < 0 ? "less" : "more"} is better` }),
+    make(
+      "table",
+      { class: "answers" },
+      make(
+        "thead",
+        {},
+        make(
+          "tr",
+          {},
+          ...head.map((text, index) =>
+            make("th", { scope: "col", text, class: ["", "n", "picture", "n"][index] || null }),
+          ),
+        ),
+      ),
+      make("tbody", {}, ...lines),
+      make(
+        "tfoot",
+        {},
+        make(
+          "tr",
+          {},
+          make("td"),
+          make("td"),
+          make("td", { class: "picture" }, axisSvg(ticks, unit)),
+          chance ? make("td") : null,
+        ),
+      ),
+    ),
+    make("p", {
+      class: "hint",
+      text:
+        rows.length < of
+          ? `The first ${rows.length} of ${of} configurations; switches that are not named are off.`
+          : "",
+    }),
+  );
+}
+
+const chanceText = (share) => (share < 0.005 ? "<1%" : share > 0.995 ? ">99%" : `${Math.round(100 * share)}%`);
+
+// --- the forest ---
+
+function forestParts({ measures, rows, why }) {
+  if (why) return [plain(why)];
+  return [
+    make(
+      "div",
+      { class: "forests" },
+      ...measures.map((measure, place) =>
+        forestOf(
+          measure,
+          rows.filter((row) => row.measure === place),
+        ),
+      ),
+    ),
+  ];
+}
+
+/** Rows over the whole sweep, and those inside every mixer where the mixers do not agree. */
+function forestRows(rows) {
+  return rows.filter(
+    (row) =>
+      !row.where ||
+      rows.some(
+        (all) =>
+          !all.where &&
+          all.mixed &&
+          all.axis === row.axis &&
+          all.level === row.level &&
+          all.reference === row.reference,
+      ),
+  );
+}
+
+function forestOf({ heading, unit, better }, all) {
+  const rows = forestRows(all);
+  const ends = rows.flatMap(({ mean, low, high }) => [mean, low, high]).filter((value) => value !== null);
+  const ticks = ticksOf(Math.min(0, ...ends), Math.max(0, ...ends));
+  let axis = null;
+  const lines = rows.flatMap((row) => {
+    const title =
+      row.axis === axis
+        ? []
+        : [make("tr", { class: "family" }, make("th", { colspan: 3, scope: "rowgroup", text: row.axis }))];
+    axis = row.axis;
+    return [...title, forestLine(row, better, ticks)];
+  });
+  return make(
+    "div",
+    { class: "forest-of" },
+    make("h3", { text: heading }),
+    rows.length
+      ? make(
+          "table",
+          { class: "answers forest" },
+          make(
+            "thead",
+            {},
+            make(
+              "tr",
+              {},
+              ...["Level against reference", "Difference, 95%", `${unit === "%" ? "Points" : unit}`].map(
+                (text, index) => make("th", { scope: "col", text, class: ["", "picture", "n"][index] || null }),
+              ),
+            ),
+          ),
+          make("tbody", {}, ...lines),
+          make(
+            "tfoot",
+            {},
+            make(
+              "tr",
+              {},
+              make("td"),
+              make("td", { class: "picture" }, axisSvg(ticks, `${better < 0 ? "less" : "more"} is better`)),
+              make("td"),
+            ),
+          ),
+        )
+      : plain("There is no pair to compare."),
+  );
+}
+
+function forestLine(row, better, ticks) {
+  const good = row.mean === null || !better ? "plain" : row.mean * better > 0 ? "good" : "bad";
+  const label = `${row.mean_text}, 95% ${row.low_text} to ${row.high_text}${row.sure ? ", sure" : ""}`;
+  return make(
+    "tr",
+    { class: [row.where ? "within" : "", row.mixed ? "mixed" : ""].join(" ").trim() || null },
+    make(
+      "th",
+      { scope: "row" },
+      row.where ? `in ${row.where}` : `${row.level} \u2212 ${row.reference}`,
+      make("small", { text: `${row.pairs} pairs` }),
+    ),
+    make(
+      "td",
+      { class: "picture" },
+      intervalSvg({ value: row.mean, low: row.low, high: row.high, kind: good, sure: row.sure, zero: 0 }, ticks, label),
+    ),
+    make(
+      "td",
+      { class: "n" },
+      make("strong", { class: row.sure ? good : null, text: row.mean_text }),
+      row.low === null ? "" : make("small", { text: `${row.low_text} to ${row.high_text}` }),
+    ),
+  );
+}
+
+// --- needle ---
+
+function needleParts({ panels, trained, ceiling, why }) {
+  if (why) return [plain(why)];
+  const lengths = [
+    ...new Set(panels.flatMap(({ lines }) => lines.flatMap(({ points }) => points.map(([length]) => length)))),
+  ].sort((a, b) => a - b);
+  const names = [...new Set(panels.flatMap(({ lines }) => lines.map(({ name }) => name)))];
+  const boxes = panels.map(({ title, lines }) =>
+    linesPanel({
+      title,
+      lines: lines.map((line) => ({ ...line, index: names.indexOf(line.name) })),
+      lengths,
+      ticks: [0, 25, 50, 75, 100],
+      trained,
+      level: ceiling ?? null,
+      unit: "digits recalled, %",
+    }),
+  );
+  const references = [];
+  if (ceiling?.length) references.push([`the best constant answer, ${ceilingText(ceiling)}`, "level"]);
+  if (trained !== null && lengths.includes(trained))
+    references.push([`trained on rows of ${lengthName(trained)}`, "trained"]);
+  return [
+    make(
+      "div",
+      {
+        class: "panels",
+        role: "img",
+        "aria-label": "Needle accuracy over context length; the numbers are in the table below",
+      },
+      ...boxes,
+    ),
+    legend(
+      names.map((name, index) => [name, index]),
+      references,
+    ),
+    make("details", {}, make("summary", { text: "These numbers as a table" }), needleTable(panels, lengths)),
+  ];
+}
+
+function ceilingText(ceiling) {
+  const [low, high] = [Math.min(...ceiling.map(([, share]) => share)), Math.max(...ceiling.map(([, share]) => share))];
+  return low === high ? `${digits(low)}%` : `${digits(low)} to ${digits(high)}%`;
+}
+
+function needleTable(panels, lengths) {
+  const told = (points, length) => {
+    const point = points.find(([at]) => at === length);
+    if (!point) return "";
+    const [, value, low, high] = point.map((one, index) => (index && index < 4 && one !== null ? one.toFixed(1) : one));
+    return low === null ? value : `${value} [${low}, ${high}]`;
+  };
+  return plainTable(
+    ["Mixer", "Line", ...lengths.map(lengthName)],
+    panels.flatMap(({ title, lines }) =>
+      lines.map(({ name, points }) => [title, name, ...lengths.map((length) => told(points, length))]),
+    ),
+  );
+}
+
+// --- care ---
+
+function careParts(lines) {
+  if (!lines.length) return [plain("Nothing differs between the cells but their axes, and none is missing.")];
+  return [make("ul", {}, ...lines.map((text) => make("li", { text })))];
+}

@@ -1,0 +1,110 @@
+// Failures, provenance and metrics.
+
+function buildFailures() {
+  const { columns, rows, tracebacks, notes } = data.failures;
+  const lines = rows.map((row, index) => [
+    ...row,
+    tracebacks[index]
+      ? make("button", {
+          type: "button",
+          text: "Show",
+          "aria-label": `Traceback of ${row[0]}`,
+          on: { click: () => openSheet(row[0], [make("pre", { text: tracebacks[index] })]) },
+        })
+      : "none",
+  ]);
+  byId("panel-failures").replaceChildren(
+    ...notes.map((text) => make("p", { text })),
+    rows.length ? plainTable([...columns, "Traceback"], lines) : "",
+  );
+}
+
+const originGrid = new Grid("Where the numbers of each cell come from");
+
+function letter(index) {
+  return index < 26 ? String.fromCharCode(65 + index) : letter(Math.floor(index / 26) - 1) + letter(index % 26);
+}
+
+function buildProvenance() {
+  const { columns, rows } = data.origins;
+  byId("panel-provenance").replaceChildren(
+    make("h2", { text: "What differs between the cells" }),
+    auditList(),
+    make("h2", { text: "Code, machine and software" }),
+    rows.length
+      ? plainTable(
+          ["Origin", ...columns],
+          rows.map((row, index) => [letter(index), ...row]),
+        )
+      : make("p", { text: "No cell has a number yet, or none said where it comes from." }),
+    make("h2", { text: "Cell by cell" }),
+    originGrid.viewport,
+    make("h2", { text: "The grid" }),
+    facts([
+      ["Launched", data.launched],
+      ["Commit", commitText(data)],
+    ]),
+    make(
+      "details",
+      {},
+      make("summary", { text: "The grid file as it was launched" }),
+      make("pre", { text: data.grid }),
+    ),
+  );
+}
+
+function auditList() {
+  const lines = data.audit.length ? data.audit : ["Nothing differs between the cells but their axes."];
+  return make("ul", {}, ...lines.map((text) => make("li", { text })));
+}
+
+/** One row an attempt with numbers, in the order of the cells that are shown. */
+function drawProvenance() {
+  const cells = [...new Set(sorted(matching()).flatMap((row) => row.cells))];
+  const rows = cells.flatMap((cell) => {
+    const ids = [...new Set(data.cells[cell].values.map((value) => value[5]))];
+    return (ids.length ? ids : [null]).map((id) => ({ cell, id, ...(data.attempts[id] ?? {}) }));
+  });
+  const text = (read) => (row) => (row.id === null ? "" : (read(row) ?? "not recorded"));
+  const columns = [
+    ["Cell", (row) => data.cells[row.cell].slug, 36],
+    ["Attempt", (row) => (row.id === null ? "no number yet" : String(row.id)), 16],
+    ["Origin", text((row) => (row.origin === null ? null : letter(row.origin))), 14],
+    ["Commit", text((row) => row.commit && row.commit.slice(0, 12) + (row.dirty ? " with changes" : "")), 28],
+    ["GPU or device", text((row) => row.gpu), 28],
+    ["Host", text((row) => row.host), 18],
+    ["Finished", text((row) => row.finished), 26],
+  ].map(([heading, cell, width], index) => ({
+    heading,
+    cell,
+    width: Math.min(width, widest(heading, rows.map(cell))),
+    header: index === 0,
+  }));
+  originGrid.show(columns, rows);
+}
+
+function buildMetrics() {
+  const seen = new Map();
+  for (const { probe, metric, unit, definition, length } of data.keys) {
+    const name = `${probe}.${metric}`;
+    if (!seen.has(name)) seen.set(name, { unit, definition, lengths: [] });
+    if (length) seen.get(name).lengths.push(lengthName(length));
+  }
+  const headings = (name) =>
+    data.columns.filter((column) => `${column.probe}.${column.metric}` === name).map((column) => column.heading);
+  const parts = [...seen].flatMap(([name, { unit, definition, lengths }]) => {
+    const told = [
+      definition,
+      unit && `Unit: ${unit}.`,
+      lengths.length && `At context lengths ${lengths.join(", ")}.`,
+      headings(name).length && `Shown as ${headings(name).join(", ")}.`,
+    ];
+    return [make("dt", { text: name }), make("dd", { text: told.filter(Boolean).join(" ") })];
+  });
+  byId("panel-metrics").replaceChildren(
+    make("p", {
+      text: "Losses are nats per token, accuracies and utilisation fractions, printed in %. The curves hold losses and times to seven digits; every other number is exact.",
+    }),
+    make("dl", {}, ...parts),
+  );
+}
