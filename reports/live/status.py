@@ -205,7 +205,8 @@ class CellSheet:
             )
             lines.append(f"  {section}: {values}")
         if self.source is not None:
-            lines.append(f"attempts and curve: none here; these are numbers printed in {self.source}")
+            lines.append(f"attempts: none here; these are numbers of {self.source}, as printed and as logged")
+            lines += self._curve_lines() if self.curve else []
         else:
             lines += [*self._attempt_lines(), *self._curve_lines()]
         numbers = {attempt.id: attempt.number for attempt in self.attempts}

@@ -13,7 +13,7 @@ from sqlalchemy import String, and_, cast, func, select
 from sqlalchemy.orm import Session
 
 from ..errors import CellAmbiguous, CellUnknown, StoreError, SweepUnknown
-from ..names import short
+from ..names import PUBLISHED, short
 from .records import (
     AXES,
     CellRecord,
@@ -87,6 +87,10 @@ def sweep_row(session: Session, name: str | None) -> SweepRow:
     """The sweep of that name, or the default one. Raises SweepUnknown."""
     name = default_sweep(session) if name is None else name
     found = session.scalar(select(SweepRow).where(SweepRow.name == name))
+    if found is None and name in PUBLISHED:
+        raise SweepUnknown(
+            f"{name} holds the paper's numbers, and this database does not: only report, show, status and export take it"
+        )
     if found is None:
         known = list(session.scalars(select(SweepRow.name)))
         near = difflib.get_close_matches(name, known, 3, 0.4) or sorted(known)[:5]
@@ -344,6 +348,8 @@ def find_cell(session: Session, asked: str, sweep: str | None = None) -> CellRec
 
     Raises CellUnknown with the nearest slugs, CellAmbiguous with the candidates.
     """
+    if sweep is not None:
+        sweep_row(session, sweep)  # raises SweepUnknown
     everywhere = {row[0]: row[1] for row in session.execute(select(CellRow.id, CellRow.slug))}
     if not everywhere:
         raise CellUnknown("the database holds no cell yet; launch a grid first")

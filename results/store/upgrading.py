@@ -76,6 +76,21 @@ def create_database(url: URL) -> None:
             engine.dispose()
 
 
+def create_scratch(file: Path) -> None:
+    """Makes a new database that goes with the process that made it: the same tables, from the models, in a tenth of the time.
+
+    It lacks the view `results`, which is for people with an SQL shell, and a power cut may take it.
+    """
+    engine = make_engine(place(file))
+    try:
+        with engine.begin() as connection:
+            Base.metadata.create_all(connection, checkfirst=False)
+            connection.execute(text("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)"))
+            connection.execute(text("INSERT INTO alembic_version VALUES (:head)"), {"head": HEAD})
+    finally:
+        engine.dispose()
+
+
 def _row_counts(connection: Connection) -> dict[str, int]:
     names = [name for name in inspect(connection).get_table_names() if name != "alembic_version"]
     return {name: int(connection.scalar(text(f'SELECT COUNT(*) FROM "{name}"')) or 0) for name in sorted(names)}

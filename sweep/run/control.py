@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ...results.errors import SweepUnknown
 from ...results.store.store import Store
 from ..errors import SweepError
 from ..machine import processes
@@ -63,9 +62,7 @@ def ask(store: Store, wish: Wish, sweep: str | None = None, cells: Sequence[str]
     if cells and wish != "retry":
         raise SweepError(f"{wish} takes a whole sweep, not cells")
     name = sweep or store.default_sweep()
-    found = next((one for one in store.sweeps() if one.name == name), None)
-    if found is None:
-        raise SweepUnknown(f"there is no sweep {name!r}; atma-sweep status lists them")
+    found = store.sweep(name)
     chosen: tuple[str, ...] = ()
     if wish == "retry":
         failed = {state.cell_id for state in store.cell_states(name) if state.state == "failed"}

@@ -107,7 +107,7 @@ def test_status_show_and_export_know_the_printed_sweeps(
     ]
     code, out, _ = run("show", "polar-baseline-d0-m1-w0-s0", "--sweep", "printed-v1")
     assert code == 0
-    assert "attempts and curve: none here; these are numbers printed in arXiv:2606.25156v1" in out.splitlines()
+    assert "attempts: none here; these are numbers of arXiv:2606.25156v1, as printed and as logged" in out.splitlines()
     assert "(attempt" not in out
     code, out, _ = run("export", "--sweep", "printed-v2", "--to", "csv", "--what", "cells")
     assert (code, out) == (0, "printed-v2-cells.csv: 120 rows of cells of sweep printed-v2\n")

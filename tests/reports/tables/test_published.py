@@ -5,7 +5,6 @@ import io
 import json
 import os
 from collections import Counter
-from typing import Any
 
 import pytest
 from atma_sweep.reports.data import gather
@@ -14,6 +13,7 @@ from atma_sweep.reports.tables import make_table
 from atma_sweep.reports.tables.printed import contradicted
 from atma_sweep.results import paper
 from atma_sweep.results.errors import StoreError, SweepReadOnly
+from atma_sweep.results.paper.sheets import sheet
 from atma_sweep.results.store.records import Owner
 from atma_sweep.results.store.store import Store, SweepUnknown, open_store
 
@@ -213,26 +213,16 @@ class TestLoading:
         assert make_table("6", store, "printed-v2").trace["sweep"] == "printed-v2"
         assert paper.with_published(store, "printed-v1") is not store
 
-    def test_it_goes_on_after_an_interruption(self, tmp_path, monkeypatch):
+    def test_it_goes_on_after_a_loader_of_an_older_release_was_interrupted(self, tmp_path):
+        """That went step by step: the sweep open, its first cell with an attempt that never ended."""
         store = open_store(tmp_path / "half.db", create=True)
-        fill = paper._fill
-
-        def dies(session: Any, sheet: Any, cells: Any, fence: int) -> None:
-            fill(session, sheet, cells, fence)
-            if sheet.name == "printed-v1":
-                raise KeyboardInterrupt
-
-        monkeypatch.setattr(paper, "_fill", dies)
-        monkeypatch.setattr(paper, "LEASE_S", 0.0)
-        with pytest.raises(KeyboardInterrupt):
-            paper.load_published(store)
-        first = store.cell_states("printed-v1")[0]
-        assert first.state == "new"
-        # what a loader that went cell by cell left behind
-        store.start_attempt(first.cell_id, owner=Owner(name="published", host="paper", pid=0, started=0.0), fence=1)
-        monkeypatch.setattr(paper, "_fill", fill)
-        assert paper.load_published(store) == ["printed-v1", "printed-v2"]
-        assert [one.state for one in store.attempts(first.cell_id)] == ["interrupted", "done"]
+        cells = sheet("printed-v1").cells
+        store.record_revision("printed-v1", grid_text="# older", grid_file="results/paper", cells=cells)
+        owner = Owner(name="published", host="paper", pid=0, started=0.0)
+        store.start_attempt(cells[0].id, owner=owner, fence=1)
+        assert paper.with_published(store, "printed-v1") is not store
+        assert paper.load_published(store, ["printed-v1", "printed-v2"]) == ["printed-v1", "printed-v2"]
+        assert [one.state for one in store.attempts(cells[0].id)] == ["interrupted", "done"]
         assert gather(store, "printed-v1").done == 100
         table = make_table("6", store, "printed-v1")
         assert [list(row) for row in table.rows] == [list(row.values()) for row in paper.rows("complete-v1")]

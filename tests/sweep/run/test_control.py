@@ -66,4 +66,4 @@ def test_cancel_saves_and_stops(bench: Bench) -> None:
     assert bench.sql("SELECT request FROM sweep") == [(None,)]
     for wish in ("cancel", "pause", "resume", "retry"):
         assert f"nobody runs sweep micro, so there is nothing to {wish}" in bench.run(wish)
-    assert "no sweep 'nano'" in bench.run("cancel", "--sweep", "nano", code=2)
+    assert "no sweep is named 'nano'" in bench.run("cancel", "--sweep", "nano", code=2)

@@ -1,0 +1,150 @@
+"""Published sweeps into a database: each in one transaction, so that it is there whole or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
+
+from sqlalchemy import insert, select, update
+from sqlalchemy.orm import Session
+
+from ..errors import StoreError
+from ..store import attempt_queries, queries, sweeps
+from ..store.records import CellRecord, NewRevision, Provenance
+from ..store.schema import AttemptRow, CurvePointRow, MeasurementRow, ProvenanceRow, RevisionRow, SweepRow
+from ..store.store import Store
+from .sheets import EDITION, OPEN_WEIGHT, SOURCE, STEP_TOKENS, SWEEPS, Sheet, options_of, sheet
+
+GRID_FILE = "results/paper"
+OWNER = "published"
+NAMES = (OPEN_WEIGHT, *SWEEPS)
+"""Every published sweep, in the order in which a list shows them, last first."""
+
+
+def load_published(store: Store, names: Collection[str] = NAMES) -> list[str]:
+    """Adds the published sweeps that the database lacks, or holds as an older release had them; returns their names.
+
+    Safe to call again, by several processes at once, and after an interruption. They never become the default sweep of a
+    database that has another. Numbers of an older release stay with the attempts that they were stored for; reports take
+    the newest. Raises StoreError when a sweep of one's own has such a name.
+    """
+    return [
+        name for name in NAMES if name in names and not holds(store, name) and store.write(partial(_load, name=name))
+    ]
+
+
+def holds(store: Store, name: str) -> bool:
+    """Whether the database has a published sweep as this release has it.
+
+    Raises StoreError when a sweep of one's own has its name, from a time when it could.
+    """
+    return store.read(_held, name)
+
+
+def _held(session: Session, name: str) -> bool:
+    found = session.execute(
+        select(SweepRow.read_only, RevisionRow.grid_file, RevisionRow.options)
+        .join(RevisionRow, RevisionRow.sweep_id == SweepRow.id)
+        .where(SweepRow.name == name)
+        .order_by(RevisionRow.number.desc())
+        .limit(1)
+    ).one_or_none()
+    if found is None:
+        return False
+    if found.grid_file != GRID_FILE:
+        raise StoreError(
+            f"a sweep of your own is named {name!r}, as the paper's numbers are: export it, import it with --name into a "
+            "new database, and use that"
+        )
+    return bool(found.read_only and found.options == options_of(name))
+
+
+def _load(session: Session, name: str) -> bool:
+    """Whether there was anything to do: another process may have done it meanwhile."""
+    session.execute(select(SweepRow.id).where(SweepRow.name == name).with_for_update())
+    if _held(session, name):
+        return False
+    given = sheet(name)
+    session.execute(update(SweepRow).where(SweepRow.name == name).values(read_only=False))
+    row = sweeps.opened(session, name)
+    text = f"# the numbers printed in {SOURCE}{given.version}\n"
+    revision = NewRevision(grid_text=text, grid_file=GRID_FILE, options=options_of(name), cells=given.cells)
+    sweeps.record(session, row, revision)
+    _fill(session, given)
+    # before every launch, so that the default sweep stays the one that was launched last
+    row.launched_at = datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=NAMES.index(name))
+    row.read_only = True
+    return True
+
+
+def _fill(session: Session, given: Sheet) -> None:
+    """One finished training of the paper for each cell, with its numbers, after those of an older release."""
+    moment = queries.now(session)
+    earlier = attempt_queries.attempts_of(session, [cell.id for cell in given.cells])
+    # what a loader of an older release, which went step by step, left behind
+    dead = update(AttemptRow).where(AttemptRow.id.in_([one.id for one in earlier if one.state == "running"]))
+    cause = "loading the published numbers was interrupted"
+    session.execute(dead.values(state="interrupted", finished_at=moment, cause=cause, failure="preempted"))
+    numbers = {one.cell_id: one.number + 1 for one in earlier}
+    attempts = [_attempt(given, cell, numbers.get(cell.id, 1), moment) for cell in given.cells]
+    made = session.scalars(insert(AttemptRow).returning(AttemptRow.id, sort_by_parameter_order=True), attempts)
+    ids = dict(zip([cell.id for cell in given.cells], made, strict=True))
+    _insert(session, ProvenanceRow, [_of(ids[cell.id], _provenance(given, cell)) for cell in given.cells])
+    values = [_of(ids[cell], one) | {"created_at": moment} for cell, found in given.values.items() for one in found]
+    _insert(session, MeasurementRow, values)
+    _insert(session, CurvePointRow, [_of(ids[cell], one) for cell, points in given.curves.items() for one in points])
+
+
+def _insert(session: Session, table: Any, rows: Sequence[dict[str, Any]]) -> None:
+    # by the table, not the model: no object is made for each of thousands of rows
+    if rows:
+        session.execute(insert(table.__table__), rows)
+
+
+def _of(attempt: int, record: Any) -> dict[str, Any]:
+    return {"attempt_id": attempt} | vars(record)
+
+
+def _attempt(given: Sheet, cell: CellRecord, number: int, moment: datetime) -> dict[str, Any]:
+    curve = given.curves.get(cell.id)
+    steps = cell.tokens // STEP_TOKENS if cell.tokens else None
+    return {
+        "cell_id": cell.id,
+        "number": number,
+        "kind": "train",
+        "state": "done",
+        "fence": 0,
+        "owner": OWNER,
+        "host": "paper",
+        "pid": 0,
+        "pid_started": 0.0,
+        "started_at": moment,
+        "heartbeat_at": moment,
+        "finished_at": moment,
+        "step": steps or 0,
+        "steps_total": steps,
+        "tokens_per_s": curve[-1].tokens_per_s if curve else None,
+        "phase": "probing" if steps else "starting",
+        "run_dir": f"{cell.id}/{number}",
+    }
+
+
+def _provenance(given: Sheet, cell: CellRecord) -> Provenance:
+    own = bool(cell.tokens)
+    torch = given.torch.get(cell.id)
+    source = {"source": SOURCE, "version": given.version, "edition": EDITION, "seed": "none was set"}
+    return Provenance(
+        config=cell.config,
+        seed=0,
+        packages={"torch": torch} if torch else {},
+        host="paper",
+        device="cuda" if own else "",
+        gpu_name="NVIDIA L4" if own else None,
+        gpu_count=1 if own else 0,
+        dtype="bfloat16" if own else "",
+        tokenizer="gpt2" if own else "",
+        corpus="fineweb-edu" if own else "",
+        extra={"published": source},
+    )

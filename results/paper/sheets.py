@@ -1,0 +1,268 @@
+"""The shipped CSVs as records: each published sweep as one sheet of cells, numbers and curves."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from ..names import PUBLISHED, RESERVED
+from ..store.records import AXES, CellRecord, CurvePoint, Measurement
+
+FOLDER = Path(__file__).parent
+VERSIONS = ("v1", "v2")
+SWEEPS, OPEN_WEIGHT = PUBLISHED[:2], PUBLISHED[2]
+"""Those of our own models, and the companion of the open-weight ones."""
+LENGTHS = (2048, 4096, 8192, 16384, 32768, 65536)
+DIGITS = 80
+"""Digits behind a needle accuracy: 16 trials of 5, so every value is a multiple of 1.25%."""
+MOST_FREQUENT = 14
+"""How many of those DIGITS are a 7, the most frequent: what always answering 7 gets right at every length."""
+TOKENS, STEP_TOKENS = 996_147_200, 524_288
+PARAMETERS = {
+    ("rope", "off"): 369_692_800,
+    ("rope", "on"): 378_155_200,
+    ("nope", "off"): 369_717_376,
+    ("nope", "on"): 378_179_776,
+    ("polar", "off"): 369_758_464,
+    ("polar", "on"): 378_220_864,
+}
+"""By mixer and memory: all parameters of the published models, both vocabulary matrices included."""
+SOURCE = "arXiv:2606.25156"
+EDITION = 2
+"""Of what is made of the files here; one more with every change, so that a database that holds older numbers gets the new."""
+COMPLETE = {
+    "val_loss": ("val", "val_loss", 0),
+    "clean_2k": ("clean", "nats", 2048),
+    "clean_64k": ("clean", "nats", 65536),
+    "junk_2k": ("junk", "nats", 2048),
+    "junk_64k": ("junk", "nats", 65536),
+    "needle_2k": ("needle", "digit_accuracy", 2048),
+    "needle_64k": ("needle", "digit_accuracy", 65536),
+    "mfu": ("throughput", "mfu_paper", 0),
+}
+SMALL = {
+    "clean": ("clean", "nats"),
+    "needle": ("needle", "digit_accuracy"),
+    "step_seconds": ("throughput", "step_seconds"),
+    "mfu": ("throughput", "mfu_paper"),
+    "mfu_drop": ("throughput", "mfu_drop"),
+}
+UNITS = {
+    "val_loss": "nats/token",
+    "nats": "nats/token",
+    "bits": "bits/token",
+    "step_seconds": "s",
+    "train_seconds": "s",
+}
+SWITCHES = ("distractor", "memory", "window")
+
+Key = tuple[str, ...]
+"""The levels of a published cell, in the order of AXES."""
+
+
+def rows(name: str) -> list[dict[str, str]]:
+    """A shipped CSV (`complete-v2`, `lengths`, `small-v1`, `open-weight`, ...) as text, one mapping a row."""
+    with (FOLDER / f"{name}.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A sweep to be stored: its cells in order and, by cell, the numbers, the curve and the release of torch."""
+
+    name: str
+    cells: Sequence[CellRecord]
+    values: Mapping[str, Sequence[Measurement]]
+    version: str
+    curves: Mapping[str, Sequence[CurvePoint]] = field(default_factory=dict)
+    torch: Mapping[str, str] = field(default_factory=dict)
+
+
+def options_of(name: str) -> dict[str, Any]:
+    """What the revision of a published sweep says of itself, by which a database that holds it as it is here is known."""
+    lengths = [] if name == OPEN_WEIGHT else LENGTHS
+    requested = [[probe, length] for probe in ("clean", "junk", "needle") for length in lengths]
+    version = "v2" if name == OPEN_WEIGHT else name.removeprefix(RESERVED)
+    first = [["val", 0]] if requested else []
+    return {"requested": [*first, *requested], "source": SOURCE, "version": version, "edition": EDITION}
+
+
+def sheet(name: str) -> Sheet:
+    """The published sweep of that name."""
+    return _open_weight() if name == OPEN_WEIGHT else _complete(name.removeprefix(RESERVED))
+
+
+def _fraction(text: str) -> float:
+    """A printed percentage as the fraction whose shortest decimal has the same digits."""
+    return float(Decimal(text) / 100)
+
+
+def _number(metric: str, text: str) -> float:
+    return float(text) if metric in UNITS else _fraction(text)
+
+
+def _measured(probe: str, metric: str, length: int, text: str) -> Measurement:
+    return Measurement(
+        probe=probe, metric=metric, length=length, value=_number(metric, text), unit=UNITS.get(metric, "fraction")
+    )
+
+
+def _as_printed(table: str, probe: str, metric: str, length: int, text: str) -> Measurement:
+    value, unit = _number(metric, text), UNITS.get(metric, "fraction")
+    return Measurement(probe=f"table-{table}", metric=f"{probe}.{metric}", length=length, value=value, unit=unit)
+
+
+def _slug(levels: Mapping[str, str]) -> str:
+    bits = {"off": "0", "on": "1"}
+    switches = "-".join(f"{axis[0]}{bits[levels[axis]]}" for axis in SWITCHES)
+    return f"{levels['attn_type']}-{levels['reg_mode']}-{switches}-s0"
+
+
+def _id(sweep: str, slug: str) -> str:
+    # the text that is hashed is no canonical JSON, so no cell of a grid can have the id
+    return hashlib.sha256(f"{sweep}/{slug}".encode()).hexdigest()[:12]
+
+
+def is_published_cell(cell: str, slug: str) -> bool:
+    """Whether a cell is one of the published ones, whose ids are those of their names: nobody knows their whole config."""
+    return any(cell == _id(sweep, slug) for sweep in PUBLISHED)
+
+
+def _cell(sweep: str, slug: str, levels: Mapping[str, str], config: Mapping[str, Any], tokens: int) -> CellRecord:
+    return CellRecord(id=_id(sweep, slug), slug=slug, seed=0, levels=levels, config=config, axes=levels, tokens=tokens)
+
+
+def _config(levels: Mapping[str, str]) -> dict[str, Any]:
+    """What is known of the recipe, under the names that a cell of a grid uses."""
+    on = {axis: level == "on" for axis, level in levels.items()}
+    memory = "gated_delta" if on["memory"] else "none"
+    return {
+        "model": {"attn_type": levels["attn_type"], "memory": memory, "window": on["window"]},
+        "data": {"corpus": "fineweb-edu", "tokenizer": "gpt2"},
+        "train": {
+            "tokens": TOKENS,
+            "seq_len": 2048,
+            "batch_tokens": STEP_TOKENS,
+            "micro_batch": 4,
+            "schedule": "linear",
+            "loss_reduction": "sum",
+            "regularizer": levels["reg_mode"],
+            "distractor": on["distractor"],
+        },
+        "eval": {"lengths": list(LENGTHS), "needle_trials": 16, "needle_digits": 5, "documents": 16, "junk_rows": 16},
+        "seed": 0,
+    }
+
+
+def _key(row: Mapping[str, str]) -> Key:
+    return tuple(row[axis] for axis in AXES)
+
+
+def _by_cell(name: str) -> dict[Key, list[dict[str, str]]]:
+    found: dict[Key, list[dict[str, str]]] = defaultdict(list)
+    for row in rows(name):
+        found[_key(row)].append(row)
+    return found
+
+
+def _complete(version: str) -> Sheet:
+    name = f"{RESERVED}{version}"
+    lengths, small, curves = _by_cell("lengths"), _by_cell(f"small-{version}"), _by_cell("curves")
+    runs = {_key(row): row for row in rows("runs")}
+    keys, cells, values = [], [], {}
+    for row in rows(f"complete-{version}"):
+        levels, key = {axis: row[axis] for axis in AXES}, _key(row)
+        cell = _cell(name, _slug(levels), levels, _config(levels), TOKENS)
+        keys.append(key)
+        cells.append(cell)
+        found = [_measured(*COMPLETE["val_loss"], row["val_loss"])]
+        found += [_as_printed("6", *COMPLETE[column], row[column]) for column in COMPLETE]
+        for logged in lengths[key]:
+            found += _logged(logged)
+        for printed in small[key]:
+            probe, metric = SMALL[printed["column"]]
+            length = int(printed["length"])
+            found.append(_as_printed(printed["table"], probe, metric, length, printed["printed"]))
+            if metric == "step_seconds":
+                found.append(_measured(probe, metric, 0, printed["logged"] or printed["printed"]))
+        values[cell.id] = found + _of_run(levels, runs[key])
+    by_id = {cell.id: key for cell, key in zip(cells, keys, strict=True)}
+    return Sheet(
+        name=name,
+        cells=cells,
+        values=values,
+        version=version,
+        curves={cell: [_point(row) for row in curves[key]] for cell, key in by_id.items()},
+        torch={cell: runs[key]["torch"] for cell, key in by_id.items()},
+    )
+
+
+def _of_run(levels: Mapping[str, str], run: Mapping[str, str]) -> list[Measurement]:
+    """What the log of a training says besides its losses; the digits that stand nowhere followed a context of 2K."""
+    size = PARAMETERS[levels["attn_type"], levels["memory"]]
+    return [
+        _measured("throughput", "mfu_paper", 0, run["mfu"]),
+        _measured("throughput", "train_seconds", 0, run["train_seconds"]),
+        Measurement(probe="throughput", metric="parameters", value=float(size), unit="parameters"),
+        _per_digit("absent_nats", LENGTHS[0], run["absent_nats"]),
+    ]
+
+
+def _point(row: Mapping[str, str]) -> CurvePoint:
+    """A point of a training curve; of the training loss itself the logs keep nothing."""
+    step = int(row["step"])
+    speed = float(row["tokens_per_s"]) if row["tokens_per_s"] else None
+    return CurvePoint(
+        step=step,
+        tokens=step * STEP_TOKENS,
+        wall_s=float(row["wall_s"]),
+        train_loss=None,
+        val_loss=float(row["val_loss"]),
+        tokens_per_s=speed,
+    )
+
+
+def _per_digit(metric: str, length: int, text: str) -> Measurement:
+    return Measurement(probe="needle", metric=metric, length=length, value=float(text), unit="nats/digit", n=DIGITS)
+
+
+def _logged(row: Mapping[str, str]) -> list[Measurement]:
+    length = int(row["length"])
+    hits = round(float(row["needle"]) * DIGITS / 100)  # the logs averaged in single precision
+    return [
+        _measured("clean", "nats", length, row["clean"]),
+        _measured("junk", "nats", length, row["junk"]),
+        Measurement(
+            probe="needle", metric="digit_accuracy", length=length, value=hits / DIGITS, unit="fraction", n=DIGITS
+        ),
+        _per_digit("nats", length, row["needle_nats"]),
+    ]
+
+
+def _open_weight() -> Sheet:
+    budgets = {row["model"]: row for row in rows("budgets")}
+    names = list(dict.fromkeys([*(row["model"] for row in rows("open-weight")), *budgets]))
+    measured = {row["model"]: row for row in rows("open-weight")}
+    cells, values = [], {}
+    for name in names:
+        known = {"model": name, "params": measured.get(name, budgets.get(name, {}))["params"]}
+        known |= {key: text for key, text in budgets.get(name, {}).items() if key != "model"}
+        levels = dict.fromkeys(AXES, "-") | {"attn_type": name}
+        cell = _cell(OPEN_WEIGHT, name, levels, {"published": known}, 0)
+        cells.append(cell)
+        row = measured.get(name, {})
+        found = []
+        for column, text in row.items():
+            probe, _, which = column.partition("_")
+            if probe in ("clean", "junk", "needle"):
+                metric = "digit_accuracy" if probe == "needle" else "bits"
+                one = _measured(probe, metric, {"2k": 2048, "64k": 65536, "wavg": 0}[which], text)
+                found.append(one)
+        values[cell.id] = found
+    return Sheet(OPEN_WEIGHT, cells, values, "v2")

@@ -1,0 +1,142 @@
+"""What the published logs say, as the sweeps hold it: against the logs' own figures, and against what the paper prints of them."""
+
+import csv
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from atma_sweep.results import paper
+from atma_sweep.results.store.records import AXES, Provenance
+from atma_sweep.results.store.store import Store
+
+STEPS = [*range(0, 1876, 125), 1900]
+CELLS = {"printed-v1": 100, "printed-v2": 120}
+Levels = tuple[str, ...]
+
+
+@pytest.fixture(scope="module")
+def published() -> Store:
+    return paper.open_published()
+
+
+@pytest.fixture(scope="module", params=list(CELLS))
+def sweep(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def cells(published: Store, sweep: str) -> dict[str, Levels]:
+    """By cell, its levels."""
+    return {cell.cell_id: tuple(cell.levels[axis] for axis in AXES) for cell in published.cell_states(sweep)}
+
+
+@pytest.fixture(scope="module")
+def numbers(published: Store, sweep: str, cells: dict[str, Levels]) -> dict[tuple[Levels, str, str, int], float]:
+    """By (levels, probe, metric, length): the number."""
+    found = {(cells[v.cell_id], v.probe, v.metric, v.length): v.value for v in published.values(sweep)}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def logged(shared: Path, name: str) -> Iterator[tuple[Levels, dict[str, str]]]:
+    with (shared / "paper" / f"{name}.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            yield tuple(row[axis] for axis in AXES), row
+
+
+def single(number: str | float | None) -> np.float32:
+    assert number is not None
+    return np.float32(float(number))
+
+
+def points(published: Store, cell: str) -> list[tuple[int, int, float, float | None, float | None, float | None]]:
+    (attempt,) = published.attempts(cell)
+    assert attempt.steps_total == attempt.step == 1900
+    return [(p.step, p.tokens, p.wall_s, p.train_loss, p.val_loss, p.tokens_per_s) for p in published.curve(attempt.id)]
+
+
+def test_curves_are_those_of_the_logs(published: Store, cells: dict[str, Levels], shared: Path) -> None:
+    rows = {(levels, int(row["step"])): row for levels, row in logged(shared, "logged-curves")}
+    assert len(rows) == 2040
+    for cell, levels in cells.items():
+        found = points(published, cell)
+        assert [point[0] for point in found] == STEPS
+        for step, tokens, wall_s, train, val, speed in found:
+            row = rows[levels, step]
+            assert (tokens, wall_s, train) == (step * 524_288, float(row["wall_s"]), None)
+            assert single(val) == single(row["val_loss"])
+            assert (speed or 0.0) == float(row["tokens_per_s"])
+
+
+def test_numbers_of_a_run_are_those_of_the_logs(
+    published: Store, cells: dict[str, Levels], numbers: dict[tuple[Levels, str, str, int], float], shared: Path
+) -> None:
+    rows = dict(logged(shared, "logged-extra"))
+    for levels in cells.values():
+        row = rows[levels]
+        for length in (2048, 4096, 8192, 16384, 32768, 65536):
+            assert single(numbers[levels, "needle", "nats", length]) == single(row[f"needle_nats_{length}"])
+        assert single(numbers[levels, "needle", "absent_nats", 2048]) == single(row["needle_absent_nats"])
+        assert numbers[levels, "throughput", "train_seconds", 0] == float(row["train_seconds"])
+        assert numbers[levels, "throughput", "mfu_paper", 0] == pytest.approx(float(row["mfu_percent"]) / 100, abs=1e-9)
+        assert numbers[levels, "throughput", "parameters", 0] == int(row["parameters"])
+        assert int(row["parameters"]) == paper.PARAMETERS[levels[0], levels[3]]
+    attempts = [published.attempts(cell)[-1].id for cell in cells]
+    told: dict[int, Provenance] = published.provenances(attempts)
+    releases = {levels: row["torch"] for levels, row in rows.items()}
+    for cell, attempt in zip(cells, attempts, strict=True):
+        assert told[attempt].packages == {"torch": releases[cells[cell]]}
+        assert told[attempt].host == "paper"
+
+
+def test_every_cell_has_all_of_it(
+    published: Store, sweep: str, cells: dict[str, Levels], numbers: dict[tuple[Levels, str, str, int], float]
+) -> None:
+    assert len(cells) == CELLS[sweep]
+    counted = [(key[1], key[2]) for key in numbers if not key[1].startswith("table-")]
+    assert {key: counted.count(key) / len(cells) for key in set(counted) if key[1] != "step_seconds"} == {
+        ("val", "val_loss"): 1, ("clean", "nats"): 6, ("junk", "nats"): 6, ("needle", "digit_accuracy"): 6, ("needle", "nats"): 6,
+        ("needle", "absent_nats"): 1, ("throughput", "mfu_paper"): 1, ("throughput", "train_seconds"): 1,
+        ("throughput", "parameters"): 1,
+    }  # fmt: skip
+    assert sum(len(points(published, cell)) for cell in cells) == 17 * len(cells)
+
+
+def test_what_is_printed_is_the_log_rounded(
+    published: Store, cells: dict[str, Levels], numbers: dict[tuple[Levels, str, str, int], float]
+) -> None:
+    """Three decimals of the last validation loss, one of the MFU in percent; the curve ends with the training."""
+    for cell, levels in cells.items():
+        last = points(published, cell)[-1]
+        assert numbers[levels, "val", "val_loss", 0] == numbers[levels, "table-6", "val.val_loss", 0]
+        assert last[4] == pytest.approx(numbers[levels, "val", "val_loss", 0], abs=0.0005 + 1e-9)
+        assert last[2] == numbers[levels, "throughput", "train_seconds", 0]
+        printed = numbers[levels, "table-6", "throughput.mfu_paper", 0]
+        assert numbers[levels, "throughput", "mfu_paper", 0] == pytest.approx(printed, abs=0.0005 + 1e-9)
+
+
+def test_a_curve_agrees_with_itself(published: Store, cells: dict[str, Levels]) -> None:
+    """The speed at a point is that since the point before; the time grows; an untrained model is as good as guessing."""
+    for cell in cells:
+        found = points(published, cell)
+        assert found[0][:4] == (0, 0, 0.0, None)
+        assert found[0][4] == pytest.approx(np.log(50304), abs=1e-4)
+        assert found[0][5] is None
+        for before, after in pairwise(found):
+            speed = (after[1] - before[1]) / (after[2] - before[2])
+            assert after[5] == pytest.approx(speed, abs=0.07)
+
+
+def test_both_versions_say_the_same_of_a_cell(published: Store) -> None:
+    def told(sweep: str) -> dict[tuple[str, str, str, int], float | None]:
+        slugs = {cell.cell_id: cell.slug for cell in published.cell_states(sweep)}
+        return {
+            (slugs[v.cell_id], v.probe, v.metric, v.length): v.value
+            for v in published.values(sweep)
+            if not v.probe.startswith("table-") and v.metric != "step_seconds"
+        }
+
+    first, second = told("printed-v1"), told("printed-v2")
+    assert first == {key: second[key] for key in first}
+    assert len(first) == 100 * 29
