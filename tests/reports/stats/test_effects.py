@@ -146,8 +146,8 @@ class TestPublished:
         table = make_table("pareto", published, "printed-v2")
         assert table.columns[-3:] == ("MFU", "Val", "Ndl@64K")
         fronts = {row[-3:]: row[5] for row in table.rows}
-        assert ("41.5", "3.224", "1.3") in fronts  # the fastest of all is on both
-        assert fronts["41.5", "3.224", "1.3"] == "Val and Ndl@64K"
+        assert ("41.6", "3.224", "1.3") in fronts  # the fastest of all, 41.55 in its log, is on both
+        assert fronts["41.6", "3.224", "1.3"] == "Val and Ndl@64K"
         assert fronts["35.6", "3.169", "92.5"] == "Ndl@64K"
         assert fronts["36.8", "3.140", "16.3"] == "Val"
 
