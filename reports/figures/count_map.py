@@ -8,19 +8,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from ...results.paper import is_published
 from ...results.store.store import Store
 from ..data import ReportError, gather
+from ..stats.initial import BETA, magnitude
 from . import style
 from .base import Collected, collected
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from .look import Look
 
-BETA_INIT = math.log1p(math.exp(-1.5))
-"""softplus(-1.5) = 0.2014, the slope of the count map before training (docs/mechanisms.md, "Polar attention")."""
 MOST_COUNT = 1000
+BAND = "#dfe9f2"
+GUIDES = {"∝ m": 1.0, "∝ √m": 0.5}
+"""What sums of m keys would come to: of keys that agree, and of keys that have nothing to do with each other."""
 
 
 def collect(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Collected:
@@ -34,7 +38,7 @@ def collect(store: Store, sweep: str | None = None, *, revision: int | None = No
     if not polar:
         raise ReportError(f"sweep {data.sweep} has no polar cell, and only those have a count map")
     curves: list[dict[str, Any]] = [
-        {"source": "init", "cell": None, "attempt": None, "beta": BETA_INIT, "lowest": math.nan, "highest": math.nan}
+        {"source": "init", "cell": None, "attempt": None, "beta": BETA, "lowest": math.nan, "highest": math.nan}
     ]
     for cell in polar:
         found = [
@@ -47,51 +51,87 @@ def collect(store: Store, sweep: str | None = None, *, revision: int | None = No
             curves.append(about | {"beta": mean, "lowest": lowest, "highest": highest})
     m = np.unique(np.concatenate([np.arange(0, 10), np.geomspace(10, MOST_COUNT, 60).round()]))
     rows = [
-        curve | {"m": float(one), "mag": math.tanh(curve["beta"] * math.log1p(one))} for curve in curves for one in m
+        curve | {"m": float(one), "mag": mag}
+        for curve in curves
+        for one, mag in zip(m, magnitude(m, curve["beta"]).tolist(), strict=True)
     ]
     frame = pd.DataFrame(rows)
     learned = len(curves) - 1
-    words = "mag = tanh(β ln(1 + m)), β = softplus(mag_beta); β starts at softplus(-1.5) = 0.201. "
-    words += (
-        f"Learned: mean over all heads of {learned} cells; shaded: from the flattest to the steepest head of any."
-        if learned
-        else "No learned β is stored: evaluate a polar cell with --probe count_map."
+    words = (
+        f"mag = tanh(β ln(1 + m)), β = softplus(mag_beta); β starts at softplus(-1.5) = {BETA:.3f}. Grey: what a sum of keys "
+        "would grow like that agree (m), or have nothing to do with each other (√m). "
     )
+    if learned:
+        words += (
+            f"Learned: mean over all heads of {learned} cells; shaded: from the flattest to the steepest head of any."
+        )
+    elif is_published(data.sweep):
+        words += "Drawn from the formula: no weights of the published networks are at hand."
+    else:
+        words += "No learned β is stored: evaluate a polar cell with --probe count_map."
     origins: list[tuple[str, int | None]] = [(str(curve["cell"]), int(curve["attempt"])) for curve in curves[1:]]
     origins = origins or [(cell.cell_id, None) for cell in polar]
     return collected(store, data, "count-map", "Count map of Polar attention", frame, origins, notes=[words])
 
 
 def draw(made: Collected, look: Look) -> Figure:
-    """mag over ln(1 + m), one curve a slope."""
+    """mag over ln(1 + m), one curve a slope, named at its end; guides for sums of m keys."""
     from matplotlib.patches import Patch
 
     frame = made.frame
-    figure = style.page(3.1, 5.4)
+    figure = style.page(2.5, 4.6)
     (axes,) = style.panels(figure, [""])
-    handles: dict[str, Any] = {}
     init = frame[frame["source"] == "init"]
-    x = np.log1p(init["m"].to_numpy(dtype=float))
+    counts = init["m"].to_numpy(dtype=float)
+    x = np.log1p(counts)
+    handles: dict[str, Any] = {}
     learned = [curve for name, curve in frame.groupby("source", sort=False) if name != "init"]
     if learned:
-        slopes = [(curve["lowest"].iloc[0], curve["highest"].iloc[0]) for curve in learned]
-        low, high = min(low for low, _ in slopes), max(high for _, high in slopes)
-        axes.fill_between(x, np.tanh(low * x), np.tanh(high * x), color="#dfe9f2", linewidth=0, zorder=1)
-        handles[f"learned, single heads: β {low:.3f} to {high:.3f}"] = Patch(facecolor="#dfe9f2", edgecolor=style.GREY)
-    (handles[f"at the start: β {init['beta'].iloc[0]:.3f}"],) = axes.plot(x, init["mag"], color="#000000", zorder=4)
+        ends = [(curve["lowest"].iloc[0], curve["highest"].iloc[0]) for curve in learned]
+        slopes = [pair for pair in ends if not any(map(math.isnan, pair))]
+        if slopes:
+            low, high = min(low for low, _ in slopes), max(high for _, high in slopes)
+            axes.fill_between(x, magnitude(counts, low), magnitude(counts, high), color=BAND, linewidth=0, zorder=1)
+            handles[f"learned, single heads: β {low:.3f} to {high:.3f}"] = Patch(facecolor=BAND, edgecolor=style.GREY)
+    start = f"at the start: β {init['beta'].iloc[0]:.3f}"
+    (line,) = axes.plot(x, init["mag"], color="#000000", zorder=4)
+    if learned:
+        handles[start] = line
+    else:
+        axes.annotate(
+            start, (x[-1], init["mag"].iloc[-1]), xytext=(-3, -22), textcoords="offset points", ha="right", va="top",
+            fontsize=style.size("legend.fontsize"),
+        )  # fmt: skip
+    several = len(learned) > len(style.INKS)
     for place, curve in enumerate(learned):
         how = style.look(place) | {"linestyle": style.DASHES[1 + place % 3], "markevery": 12 + place % 5}
-        if len(learned) > len(style.INKS):
-            how = {"color": style.INKS[0], "linewidth": 0.7, "alpha": 0.6}
+        if several:
+            how = {"color": style.INKS[0], "linewidth": style.stroke(0.7), "alpha": 0.6}
         (line,) = axes.plot(np.log1p(curve["m"]), curve["mag"], zorder=3, **how)
-        several = len(learned) > len(style.INKS)
-        handles[
-            f"learned, {len(learned)} cells" if several else f"{curve['source'].iloc[0]}: β {curve['beta'].iloc[0]:.3f}"
-        ] = line
+        name = f"learned, {len(learned)} cells" if several else _named(curve)
+        handles[name] = line
     shown = [0, 1, 3, 10, 30, 100, 300, MOST_COUNT]
     axes.set_xticks([math.log1p(m) for m in shown], [str(m) for m in shown])
     axes.set_xlim(0, math.log1p(MOST_COUNT))
     axes.set_ylim(0, 1)
-    axes.set_xlabel("m, keys that share the weight alike (drawn as ln(1 + m))")
-    axes.set_ylabel("mag")
+    for words, power in GUIDES.items():
+        _guide(axes, words, power, float(magnitude(1.0, init["beta"].iloc[0])))
+    axes.set_xlabel("keys that share the weight alike, m")
+    axes.set_ylabel("what they come to, mag")
     return style.finished(figure, made.title, made.notes, handles, columns=2)
+
+
+def _named(curve: pd.DataFrame) -> str:
+    return f"{curve['source'].iloc[0]}: β {curve['beta'].iloc[0]:.3f}"
+
+
+def _guide(axes: Axes, words: str, power: float, first: float) -> None:
+    """A grey line of that power of m through the first key's magnitude, named where it leaves the picture."""
+    m = np.geomspace(1, MOST_COUNT, 200)
+    heights = first * m**power
+    inside = heights <= 1
+    axes.plot(np.log1p(m[inside]), heights[inside], color=style.FAINT, linestyle=style.DASHES[1], zorder=2)
+    axes.annotate(
+        words, (math.log1p(m[inside][-1]), 1.0), xytext=(0, 2), textcoords="offset points", ha="center", va="bottom",
+        fontsize=style.size("small"), color=style.GREY, annotation_clip=False,
+    )  # fmt: skip

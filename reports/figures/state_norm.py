@@ -2,46 +2,86 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 
+from ...results.paper import is_published
 from ...results.store.store import Store
-from ..data import Lengths, ReportError, gather
+from ..data import Lengths, ReportError, SweepData, gather
+from ..stats.initial import HEAD_SIZE, state_norms
 from . import style
 from .base import Collected, collected, origins_in, training_lengths
+from .labels import at_ends
 from .lines import count_fewer, length_label, only, over_lengths, uneven
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from .look import Look
 
 NORMS = ("delta_norm", "hebbian_norm", "delta_norm_kept", "hebbian_norm_kept")
 NORM_WORDS = {
-    "delta_norm": "delta rule (the trained memory)",
+    "delta_norm": "delta rule (the memory)",
     "hebbian_norm": "Hebbian writes",
     "delta_norm_kept": "delta rule, γ = 1",
     "hebbian_norm_kept": "Hebbian writes, γ = 1",
 }
+GUIDES = {"∝ N": 1.0, "∝ √N": 0.5}
+"""How a state grows that forgets nothing: of one write that comes again and again, and of independent writes."""
+SHORTEST, LONGEST = 64, 65536  # tokens over which the start of a network is drawn
+START = "before training"
+LEAST_RANGE = 4.0  # ratio of the highest and the lowest norm that an axis shows: three ticks in steps of two
 
 
 def collect(
     store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
 ) -> Collected:
-    """Norm of the memory's state over context lengths; the frame is that of `over_lengths`, metrics of NORMS in turn."""
+    """Norm of the memory's state over context lengths; the frame is that of `over_lengths`, metrics of NORMS in turn.
+
+    Of the published sweeps, whose weights nobody has: what the memory does before training, by `state_norms`, without cells.
+    """
     data = gather(store, sweep, revision=revision, lengths=lengths)
     trained = training_lengths(store, data)
     parts = [over_lengths(data, trained, "state_norm", metric) for metric in NORMS]
     known = [part for part in parts if not part.empty]
-    if not known:
+    if known:
+        return _measured(store, data, pd.concat(known, ignore_index=True))
+    remembering = [cell for cell in data.cells if cell.levels["memory"] == "on"]
+    if not is_published(data.sweep) or not remembering:
         raise ReportError(
             f"no cell of sweep {data.sweep} has norms of its memory's state; evaluate cells with memory: --probe state_norm"
         )
-    frame = pd.concat(known, ignore_index=True)
+    words = (
+        f"By the formulas of the memory, for independent keys and values in heads of {HEAD_SIZE} and gates as the published networks "
+        "start, γ about 0.98 and β about 0.5; no weights of the trained networks are at hand. Hebbian: the same writes without "
+        "erasing. γ = 1: nothing decays. "
+    )
+    frame = _started(min(trained.values(), default=2048))
+    return collected(
+        store,
+        data,
+        "state-norm",
+        "State of the memory before training",
+        frame,
+        [(cell.cell_id, None) for cell in remembering],
+        notes=[words + GUIDE_WORDS],
+        trained=None,
+    )
+
+
+GUIDE_WORDS = (
+    "Grey: growth as N, of one write again and again, and as √N, of independent writes, where nothing is forgotten."
+)
+
+
+def _measured(store: Store, data: SweepData, frame: pd.DataFrame) -> Collected:
     words = (
         "Mean Frobenius norm over documents, layers, heads and cells. Delta: the trained memory. Hebbian: its keys, values and "
-        "gates, written without erasing. γ = 1: nothing decays."
+        "gates, written without erasing. γ = 1: nothing decays. "
     )
     about = {"trained": only(list(frame["trained"]))}
     return collected(
@@ -51,9 +91,23 @@ def collect(
         "State of the memory over context length",
         frame,
         origins_in(frame),
-        notes=[words, *uneven(norm_means(frame))],
+        notes=[words + GUIDE_WORDS, *uneven(norm_means(frame))],
         **about,
     )
+
+
+def _started(trained: int) -> pd.DataFrame:
+    """The norms before training, as `over_lengths` has them, of no cell."""
+    lengths = [2**power for power in range(SHORTEST.bit_length() - 1, LONGEST.bit_length())]
+    rows: list[dict[str, Any]] = []
+    for metric in NORMS:
+        norms = state_norms(lengths, erases=metric.startswith("delta"), keeps=metric.endswith("_kept"))
+        about = {"cell": None, "attempt": None, "panel": START, "probe": "state_norm", "metric": metric}
+        rows += [
+            about | {"length": length, "trained": trained, "ratio": length / trained, "value": value}
+            for length, value in zip(lengths, norms.tolist(), strict=True)
+        ]
+    return pd.DataFrame(rows)
 
 
 def norm_means(frame: pd.DataFrame) -> pd.DataFrame:
@@ -67,37 +121,78 @@ def norm_means(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(made: Collected, look: Look) -> Figure:
-    """A panel a mixer; delta and Hebbian writes, with the trained retention and with none; both axes in logs."""
-    from matplotlib.ticker import FuncFormatter, NullLocator
-
+    """A panel a mixer; delta and Hebbian writes, with the trained retention and with none; both axes in logs, with guides."""
     frame, trained = made.frame, made.about["trained"]
     means = norm_means(frame)
     names = list(dict.fromkeys(frame["panel"]))
-    figure = style.page(2.4 * style.rows_of(len(names)) + 0.35, style.width_of(len(names)))
+    single = len(names) == 1
+    figure = style.page(2.2 * style.rows_of(len(names)) + 0.35, style.width_of(len(names)) if len(names) > 1 else 4.6)
+    titles = ["" if single else style.shown(name) for name in names]
     handles: dict[str, Any] = {}
-    for axes, name in zip(style.panels(figure, names, sharex=True, sharey=True), names, strict=True):
-        here = frame[frame["panel"] == name]
-        for place, metric in enumerate(NORMS):
-            part = here[here["metric"] == metric]
-            how = style.look(place % 2, place // 2)
-            for _, cell in part.groupby("cell", sort=False):
-                if part["cell"].nunique() > 1:
-                    axes.plot(
-                        cell["length"],
-                        cell["value"],
-                        color=how["color"],
-                        linestyle=how["linestyle"],
-                        linewidth=0.5,
-                        alpha=0.35,
-                    )
-            mean = means[(means["panel"] == name) & (means["metric"] == metric)].sort_values("length")
-            if len(mean):
-                (handles[NORM_WORDS[metric]],) = axes.plot(mean["length"], mean["value"], **how)
-                count_fewer(axes, mean, how["color"])
+    grid = style.panels(figure, titles, sharex=True, sharey=True)
+    for axes, name in zip(grid, names, strict=True):
+        _lines(axes, frame[frame["panel"] == name], means[means["panel"] == name], handles)
         style.length_axis(axes, list(frame["length"]), trained)
-        axes.set_yscale("log", base=2)
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
-        axes.yaxis.set_minor_locator(NullLocator())
+        _heights(axes, frame["value"])
+    for axes, name in zip(grid, names, strict=True):
+        _guides(axes, means[means["panel"] == name])
     style.outer_labels(figure, length_label(trained), "norm of the state")
-    ordered = {word: handles[word] for word in NORM_WORDS.values() if word in handles}
+    if single:
+        last = means[means["length"] == means["length"].max()]
+        ends = [
+            (NORM_WORDS[row["metric"]], row["value"], handles[row["metric"]].get_color()) for _, row in last.iterrows()
+        ]
+        if set(last["metric"]) == set(means["metric"]):
+            at_ends(grid[0], ends, size=style.size("small"))
+            handles = {}
+    ordered = {NORM_WORDS[metric]: handles[metric] for metric in NORMS if metric in handles}
     return style.finished(figure, made.title, made.notes, ordered)
+
+
+def _lines(axes: Axes, here: pd.DataFrame, means: pd.DataFrame, handles: dict[str, Any]) -> None:
+    """The means of every metric, thick, over thin lines of single cells."""
+    for place, metric in enumerate(NORMS):
+        part = here[here["metric"] == metric]
+        how = style.look(place % 2, place // 2)
+        if part["cell"].nunique() > 1:
+            thin = {name: how[name] for name in ("color", "linestyle")}
+            for _, cell in part.groupby("cell", sort=False):
+                axes.plot(cell["length"], cell["value"], linewidth=style.stroke(0.5), alpha=0.35, **thin)
+        mean = means[means["metric"] == metric].sort_values("length")
+        if len(mean):
+            (handles[metric],) = axes.plot(mean["length"], mean["value"], zorder=3, **how)
+            count_fewer(axes, mean, how["color"])
+
+
+def _heights(axes: Axes, values: pd.Series) -> None:
+    """A vertical axis in steps of two that holds all values, and three ticks at least."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    above = values[values > 0]
+    low, high = (float(above.min()), float(above.max())) if len(above) else (1.0, 1.0)
+    wider = max(1.0, math.sqrt(LEAST_RANGE * high / low) / (high / low)) if high / low < LEAST_RANGE else 1.0
+    axes.set_yscale("log", base=2)
+    axes.set_ylim(low / wider / 1.3, high * wider * 1.3)
+    axes.yaxis.set_major_locator(LogLocator(base=2, numticks=6))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+    axes.yaxis.set_minor_locator(NullLocator())
+
+
+def _guides(axes: Axes, means: pd.DataFrame) -> None:
+    """Grey lines that grow as N and as its root from the first point of what neither decays nor is erased, named at their ends."""
+    kept = means[means["metric"] == NORMS[-1]]
+    lengths = np.sort(means["length"].unique().astype(float))
+    start = (kept if len(kept) else means).sort_values("length").iloc[0]
+    if len(lengths) < 2 or start["value"] <= 0:
+        return
+    low, high = axes.get_ylim()
+    for words, power in GUIDES.items():
+        x = np.geomspace(start["length"], lengths[-1], 100)
+        y = start["value"] * (x / start["length"]) ** power
+        seen = y <= high
+        axes.plot(x[seen], y[seen], color=style.FAINT, alpha=0.6, linewidth=style.stroke(4), zorder=1)
+        axes.annotate(
+            words, (x[seen][-1], y[seen][-1]), xytext=(-4, 2) if seen.all() else (-4, -2), textcoords="offset points",
+            ha="right", va="bottom" if seen.all() else "top", fontsize=style.size("small"), color=style.GREY,
+        )  # fmt: skip
+    axes.set_ylim(low, high)

@@ -13,6 +13,7 @@ from atma_sweep.reports.figures import FIGURES, make_figure
 from atma_sweep.reports.figures.base import Collected, digest
 from atma_sweep.reports.figures.lines import lines_of
 from atma_sweep.reports.figures.loss import smoothed
+from atma_sweep.reports.stats.initial import state_norms
 from atma_sweep.reports.table import Table
 from atma_sweep.results import paper
 from atma_sweep.results.store.recorder import Recorder
@@ -122,6 +123,18 @@ class TestDiagnostics:
         assert (at[0], max(at)) == (0.0, 1000)
         # docs/mechanisms.md, "Polar attention"
         assert [round(at[1], 4), round(at[1000], 4)] == [0.1387, 0.8835]
+
+    def test_state_norms_of_a_printed_sweep_are_those_before_training(self, published: Store) -> None:
+        made = make_figure("2b", published, "printed-v2")
+        for row in rows(made):
+            formula = state_norms(
+                [row["length"]], erases="delta" in row["metric"], keeps=row["metric"].endswith("_kept")
+            )
+            assert row["value"] == formula[0]
+        assert len(rows(made)) == 4 * 11
+        remembering = [cell.cell_id for cell in published.cell_states("printed-v2") if cell.levels["memory"] == "on"]
+        assert sorted(made.trace["cells"]) == sorted(remembering)
+        assert "no weights of the trained networks are at hand" in made.notes[0]
 
     def test_learned_slopes_join(self, store: Store, make: Any, run: Callable[..., None]) -> None:
         cell, _ = make
@@ -261,10 +274,6 @@ class TestLeftOut:
     @pytest.mark.parametrize(
         ("name", "why"),
         [
-            (
-                "state-norm",
-                "no cell of sweep printed-v2 has norms of its memory's state; evaluate .* --probe state_norm",
-            ),
             ("loss", "no training curve of sweep printed-v2 is stored"),
             ("timeline", "no attempt of sweep printed-v2 ran here"),
         ],
@@ -272,6 +281,10 @@ class TestLeftOut:
     def test_a_printed_sweep_has_no_training(self, published: Store, name: str, why: str) -> None:
         with pytest.raises(ReportError, match=why):
             make_figure(name, published, "printed-v2")
+
+    def test_a_sweep_without_norms_is_told_how_to_get_them(self, store: Store) -> None:
+        with pytest.raises(ReportError, match=r"no cell of sweep quick has norms .* evaluate .* --probe state_norm"):
+            make_figure("state-norm", store)
 
     @pytest.mark.parametrize("name", FIGURES)
     def test_a_sweep_that_nobody_started_says_why_in_one_line(self, empty: Store, make: Any, name: str) -> None:

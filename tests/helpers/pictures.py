@@ -1,0 +1,38 @@
+"""What is to be seen in a drawn figure: its words, and whether any lie over each other or beyond the edge."""
+
+from collections.abc import Iterator
+from itertools import combinations
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.text import Text
+
+
+def words_of(figure: Any) -> Iterator[tuple[str, Any]]:
+    """Every text that is to be seen, with its box in dots."""
+    renderer = figure.canvas.get_renderer()
+    hidden = {text for axes in figure.findobj(Axes) if not axes.axison for text in axes.findobj(Text)}
+    for axis in figure.findobj(Axis):
+        low, high = sorted(axis.get_view_interval())
+        slack = 1e-6 * (high - low)
+        for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks()):
+            if not low - slack <= tick.get_loc() <= high + slack:
+                hidden |= {tick.label1, tick.label2}
+    for text in figure.findobj(Text):
+        if text.get_visible() and text.get_text().strip() and text not in hidden:
+            yield text.get_text(), text.get_window_extent(renderer)
+
+
+def check_words(figure: Any) -> int:
+    """Raises where two texts meet or one is cut off; returns how many there are."""
+    found = list(words_of(figure))
+    width, height = figure.bbox.width, figure.bbox.height
+    for text, box in found:
+        assert -1 <= box.x0 <= box.x1 <= width + 1, f"{text!r} is cut off"
+        assert -1 <= box.y0 <= box.y1 <= height + 1, f"{text!r} is cut off"
+    for (one, a), (other, b) in combinations(found, 2):
+        across = min(a.x1, b.x1) - max(a.x0, b.x0)
+        down = min(a.y1, b.y1) - max(a.y0, b.y0)
+        assert across <= 1 or down <= 1, f"{one!r} meets {other!r}"
+    return len(found)

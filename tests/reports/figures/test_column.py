@@ -1,0 +1,141 @@
+"""Figures at the width of a journal's column: no words over words, three ticks at least, marks where the numbers are."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+from atma_sweep.reports.figures import make_figure, style
+from atma_sweep.reports.figures.base import Collected
+from atma_sweep.reports.figures.files import drawn
+from atma_sweep.reports.figures.look import Look
+from atma_sweep.reports.figures.timeline import distinct
+from atma_sweep.results.store.records import Owner
+from atma_sweep.results.store.schema import AttemptRow
+from atma_sweep.results.store.store import Store
+from pictures import check_words
+from sqlalchemy import update
+
+COLUMN = Look(style="nature", width_mm=89.0, title=False)
+PRINTED = ("count-map", "state-norm")
+START = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
+
+
+def figure_of(made: Collected, look: Look = COLUMN) -> Any:
+    with style.settings(look):
+        return drawn(made, look)
+
+
+def ticks_of(axis: Any) -> list[float]:
+    """Where the ticks of an axis stand that are seen."""
+    low, high = sorted(axis.get_view_interval())
+    slack = 1e-9 * (high - low)
+    return [tick for tick in axis.get_ticklocs() if low - slack <= tick <= high + slack]
+
+
+def numeric(figure: Any) -> Iterator[Any]:
+    """Every axis whose ticks are numbers."""
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            if axes.axison and axis.get_visible() and len(axis.get_ticklocs()) and not _worded(axis):
+                yield axis
+
+
+def _worded(axis: Any) -> bool:
+    return any(any(sign.isalpha() for sign in label.get_text().strip("KM")) for label in axis.get_ticklabels())
+
+
+def check_column(figure: Any) -> None:
+    """Raises where words meet or are cut off, and where an axis has fewer than three ticks."""
+    check_words(figure)
+    assert figure.get_figwidth() == pytest.approx(89 / 25.4)
+    for axis in numeric(figure):
+        assert len(ticks_of(axis)) >= 3, [label.get_text() for label in axis.get_ticklabels()]
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_a_printed_sweep_fits_a_column(published: Store, name: str) -> None:
+    check_column(figure_of(make_figure(name, published, "printed-v2")))
+
+
+@pytest.mark.parametrize("name", ["count-map", "state-norm", "timeline"])
+def test_a_small_sweep_fits_a_column(every: Store, name: str) -> None:
+    check_column(figure_of(make_figure(name, every)))
+
+
+class TestStart:
+    def test_guides_grow_as_the_count_and_as_its_root(self, published: Store) -> None:
+        axes = figure_of(make_figure("state-norm", published, "printed-v2")).axes[0]
+        guides = [line for line in axes.lines if line.get_color() == style.FAINT]
+        slopes = [float(np.polyfit(np.log(line.get_xdata()), np.log(line.get_ydata()), 1)[0]) for line in guides]
+        assert slopes == pytest.approx([1.0, 0.5])
+        assert {"∝ N", "∝ √N"} <= {text.get_text() for text in axes.texts}
+
+    def test_the_map_stays_below_both_of_its_guides_in_the_end(self, published: Store) -> None:
+        axes = figure_of(make_figure("count-map", published, "printed-v2")).axes[0]
+        guides = [line for line in axes.lines if line.get_color() == style.FAINT]
+        slopes = [
+            float(np.polyfit(np.log(np.expm1(line.get_xdata())), np.log(line.get_ydata()), 1)[0]) for line in guides
+        ]
+        assert slopes == pytest.approx([1.0, 0.5])
+        assert {"∝ m", "∝ √m"} <= {text.get_text() for text in axes.texts}
+        (curve,) = (line for line in axes.lines if line.get_color() == "#000000")
+        assert max(curve.get_ydata()) == pytest.approx(np.tanh(np.log1p(np.exp(-1.5)) * np.log(1001)))
+
+
+def follow(store: Store, make: Any, count: int, *, name: str = "", states: dict[int, str]) -> None:
+    """A sweep `times` of so many cells, an hour each, one after the other on one host; `states` ends some otherwise."""
+    cell, _ = make
+    cells = [replace(cell(i), slug=f"{name}{i}-s0") for i in range(count)]
+    store.record_revision("times", grid_text="x", grid_file="x.yaml", cells=cells)
+    for i, one in enumerate(cells):
+        attempt = store.start_attempt(one.id, owner=Owner(name="a", host="h", pid=1, started=0.0), fence=1)
+        state = states.get(i, "done")
+        store.finish_attempt(attempt.id, 1, state, **({"failure": "cuda_oom"} if state == "failed" else {}))
+        times = {"started_at": START + timedelta(hours=i), "finished_at": START + timedelta(hours=i + 1)}
+
+        def move(session: Any, which: int = attempt.id, times: dict[str, Any] = times) -> None:
+            session.execute(update(AttemptRow).where(AttemptRow.id == which).values(**times))
+
+        store.write(move)
+
+
+class TestTimeline:
+    def test_every_bar_has_its_cells_name_in_it(self, empty: Store, make: Any) -> None:
+        follow(empty, make, 4, states={})
+        made = make_figure("timeline", empty, "times")
+        axes = figure_of(made).axes[0]
+        renderer = axes.figure.canvas.get_renderer()
+        names = {text.get_text(): text.get_window_extent(renderer) for text in axes.texts}
+        assert list(names) == list(made.frame["name"]) == ["0", "1", "2", "3"]
+        for bar, box in zip(axes.patches, names.values(), strict=True):
+            seen = bar.get_window_extent(renderer)
+            assert seen.x0 <= box.x0 <= box.x1 <= seen.x1
+            assert seen.y0 <= box.y0 <= box.y1 <= seen.y1
+
+    def test_what_has_no_room_is_numbered_and_the_number_told(self, empty: Store, make: Any) -> None:
+        follow(empty, make, 20, name="mixer_", states={7: "failed", 11: "diverged"})
+        made = make_figure("timeline", empty, "times")
+        figure = figure_of(made)
+        check_column(figure)
+        words = [text.get_text() for text in figure.axes[0].texts]
+        key = "   ".join(words[-1].split("\n")).split("   ")
+        expected = [f"{i + 1} {name}" for i, name in enumerate(made.frame["name"])]
+        expected[7] += " (cuda_oom)"
+        assert key == expected
+        assert words[:-1] == [str(i + 1) for i in range(20)]
+        crosses = [line for line in figure.axes[0].lines if line.get_marker() == "X"]
+        assert [list(line.get_xdata()) for line in crosses] == [[8.0, 12.0]]
+
+    def test_of_many_cells_those_that_failed_are_told(self, empty: Store, make: Any) -> None:
+        follow(empty, make, 45, name="mixer_", states={7: "failed"})
+        figure = figure_of(make_figure("timeline", empty, "times"))
+        assert [text.get_text() for text in figure.axes[0].texts][-1] == "8 mixer_7 (cuda_oom)"
+
+    def test_a_name_is_what_not_all_slugs_share(self) -> None:
+        slugs = ["polar-weak-d0-m1-s0", "nope-weak-d0-m0-s0"]
+        assert distinct(slugs) == {slugs[0]: "polar-m1", slugs[1]: "nope-m0"}
+        assert distinct(["polar-a"]) == {"polar-a": "polar-a"}
+        assert distinct(["a-b", "a-b-c"]) == {"a-b": "a-b", "a-b-c": "a-b-c"}
