@@ -12,6 +12,7 @@ from ..results.errors import StoreError
 from ..results.store.store import Store
 from .data import ReportError
 from .render import SUFFIXES, WRITERS, render, trace_file
+from .render.csv import trace_beside
 from .table import Table
 from .tables import make_table
 
@@ -147,7 +148,7 @@ def check_file(path: str | Path, store: Store, *, known: dict[str, Any] | None =
     except (StoreError, ReportError, TypeError) as error:
         return [f"{path.name}: its table cannot be made any more: {error}"]
     fresh = render(table, format)
-    if fresh == text and (format != "csv" or json.loads(json.dumps(table.trace)) == trace):
+    if fresh == text and (format != "csv" or json.loads(trace_beside(table)) == trace):
         return []
     return [f"{path.name}: {line}" for line in _differences(text, fresh, format, trace, table)]
 

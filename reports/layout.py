@@ -7,12 +7,12 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from decimal import Decimal, InvalidOperation
-from typing import Any, Literal
+from typing import Any
 
 from ..results.store.records import CellState, Source, Value
 from .data import REFERENCES, SweepData
 from .numbers import PLUS_MINUS, Column, reason_code, rounded
+from .ranking import Place, Rank, notes_of, ranked
 from .table import Entry, Table
 
 NO_CELL = "no cell"
@@ -23,7 +23,6 @@ NOTHING = "-"
 """Printed where there is nothing to say."""
 SMALL_P = 1e-4
 DUST = 12  # decimals that a computed number is held to before it is rounded half up
-Rank = Literal["column", "row", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,39 +144,6 @@ def _counted(parts: Sequence[Entry]) -> str:
     return f" (n={fewest})" if fewest == most else f" (n={fewest} to {most})"
 
 
-def _leading_number(text: str) -> Decimal | None:
-    try:
-        return Decimal(text.split(" ", 1)[0])
-    except InvalidOperation:
-        return None
-
-
-def _best_of(rivals: Sequence[Entry]) -> list[bool]:
-    """Which of them is the best as printed, ties included; none where all are alike, or alone."""
-    numbers = [_leading_number(rival.text) if rival.value is not None else None for rival in rivals]
-    known = [number for number in numbers if number is not None]
-    direction = rivals[0].direction if rivals else 0
-    if not direction or len(set(known)) < 2:
-        return [False] * len(rivals)
-    best = max(known) if direction > 0 else min(known)
-    return [number == best for number in numbers]
-
-
-def mark_best(grid: Sequence[Sequence[Entry]], rank: Rank) -> tuple[tuple[Entry, ...], ...]:
-    """The entries with `best` set: down each column, or along each row among those of one probe, metric and length."""
-    groups: dict[Any, list[tuple[int, int]]] = {}
-    for r, row in enumerate(grid):
-        for c, one in enumerate(row):
-            key = c if rank == "column" else (r, one.probe, one.metric, one.length)
-            groups.setdefault(key, []).append((r, c))
-    found = [list(row) for row in grid]
-    if rank != "none":
-        for places in groups.values():
-            for (r, c), best in zip(places, _best_of([grid[r][c] for r, c in places]), strict=True):
-                found[r][c] = replace(grid[r][c], best=best)
-    return tuple(tuple(row) for row in found)
-
-
 def sources_of(attempts: Iterable[int], sources: Mapping[int, Source]) -> list[dict[str, Any]]:
     """The attempts by the commit and the GPU that they ran on."""
     groups: dict[Source, list[int]] = {}
@@ -211,11 +177,17 @@ def assemble(
     numbers: Sequence[str] = (),
     notes: Sequence[str] = (),
     rank: Rank = "none",
+    unlisted: Sequence[Sequence[Entry]] = (),
     options: Mapping[str, Any] | None = None,
     sources: Mapping[int, Source] | None = None,
 ) -> Table:
-    """The table of these lines: `headings` above the words, `numbers` above the entries."""
-    grid = mark_best([line.entries for line in lines], rank)
+    """The table of these lines: `headings` above the words, `numbers` above the entries.
+
+    With `rank` the best numbers stand in bold, and in the notes how probable it is that they are, held against `unlisted`
+    rows too.
+    """
+    grid, contests = ranked(data, [line.entries for line in lines], rank, unlisted)
+    notes = [*notes, *notes_of(contests, rank, _names(lines, grid, rank), [" ".join(line.words) for line in lines])]
     sources = data.sources if sources is None else sources
     origins = [
         [*line.origins, *(origin for one in row for origin in one.origins)]
@@ -253,6 +225,17 @@ def assemble(
         entries=grid,
         trace=trace,
     )
+
+
+def _names(lines: Sequence[Line], grid: Sequence[Sequence[Entry]], rank: Rank) -> dict[Place, str]:
+    """What the notes call a number: down a column its configuration, along a row its heading and the row."""
+    found = {}
+    for r, (line, row) in enumerate(zip(lines, grid, strict=True)):
+        cell = line.cells[0] if line.cells else None
+        name = cell.slug.removesuffix(f"-s{cell.seed}") if cell else " ".join(line.words)
+        for c, one in enumerate(row):
+            found[r, c] = name if rank == "column" else one.heading
+    return found
 
 
 def about_cell(data: SweepData, cell: CellState) -> dict[str, Any]:

@@ -38,6 +38,8 @@ class Entry:
     """SHA-256 of the plugin whose probe gave it; None for one of the package, and where several versions did."""
     origins: tuple[tuple[str, int | None], ...] = ()
     best: bool = False
+    p_best: float | None = None
+    """How probable it is that none that it is held against is better; None where that is not known."""
 
     @property
     def cells(self) -> tuple[str, ...]:

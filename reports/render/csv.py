@@ -18,8 +18,12 @@ def text(table: Table, *, trace: bool = True) -> str:
 
 
 def trace_beside(table: Table) -> str:
-    """What the file beside it holds."""
-    return json.dumps(table.trace, indent=1, allow_nan=False) + "\n"
+    """What the file beside it holds: the trace, and by column how probable it is that each row's number is the best."""
+    columns = zip(table.columns[table.text_columns :], zip(*table.entries, strict=True), strict=False)
+    chances = {heading: [one.p_best for one in column] for heading, column in columns}
+    known = {heading: some for heading, some in chances.items() if any(p is not None for p in some)}
+    told = {**table.trace, "p_best": known} if known else table.trace
+    return json.dumps(told, indent=1, allow_nan=False) + "\n"
 
 
 def rows(written: str) -> list[list[str]]:

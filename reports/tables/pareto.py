@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from ...results.store.store import Store
 from ..columns import AXIS_HEADINGS, qualities, speed_of
-from ..data import Lengths, gather
-from ..layout import Line, assemble, entry, seed_notes, sweep_note, word_notes
+from ..data import Lengths, SweepData, gather
+from ..layout import NOTHING, Line, assemble, entry, seed_notes, sweep_note, word_notes
+from ..numbers import Column
+from ..ranking import chance_text
 from ..stats.ceiling import needle_note
 from ..stats.effects import pareto
-from ..table import Table
+from ..stats.membership import Configuration, front_probabilities
+from ..table import Entry, Table
+
+LIKELY = 0.25  # a probability to be on a front that is told of a configuration off it
+NAMED = 3  # of those, in the notes
 
 
 def pareto_table(
@@ -20,21 +28,72 @@ def pareto_table(
     speed, (loss, needle) = speed_of(data, "Tokens/s"), qualities(data)
     groups = list(data.configurations().items())
     grid = [[entry(data, cells, column) for column in (speed, loss, needle)] for _, cells in groups]
-    fronts: dict[int, list[str]] = {}
-    for index, quality in enumerate((loss, needle), start=1):
-        known = [r for r, row in enumerate(grid) if row[0].value is not None and row[index].value is not None]
-        points = [(grid[r][0].value or 0.0, grid[r][index].value or 0.0) for r in known]
-        for r, kept in zip(known, pareto(points, (1, quality.direction)), strict=True):
-            if kept:
-                fronts.setdefault(r, []).append(quality.heading)
+    fronts = _fronts(grid, (loss, needle))
+    chances = [front_probabilities(data, speed, quality) for quality in (loss, needle)]
     ranked = sorted(fronts, key=lambda r: -(grid[r][0].value or 0.0))
-    lines = [
-        Line(words=(*groups[r][0], " and ".join(fronts[r])), entries=tuple(grid[r]), cells=groups[r][1]) for r in ranked
-    ]
+    probable = [f"P(front) {quality.heading}" for quality in (loss, needle)]
+    lines = []
+    for r in ranked:
+        key, cells = groups[r]
+        on = tuple(_chance(name, found.get(key)) for name, found in zip(probable, chances, strict=True))
+        words = (*key, " and ".join(fronts[r]))
+        lines.append(Line(words=words, entries=(*grid[r], *on), cells=cells))
     title = f"Pareto fronts of quality and speed, sweep {data.sweep}, revision {data.revision}"
     headings = (*AXIS_HEADINGS, *data.extra_axes(), "Front")
     shown, n = [grid[r] for r in ranked], max((len(groups[r][1]) for r in ranked), default=0)
     about = f"Speed: {speed.heading}. Fastest first. {needle_note(data)}"
     notes = [sweep_note(data), about, *seed_notes(shown, n), *word_notes(shown)]
-    numbers = [column.heading for column in (speed, loss, needle)]
-    return assemble(data, "pareto", title, headings, lines, numbers=numbers, notes=notes, rank="column")
+    notes += _front_notes(data, (loss, needle), chances, fronts)
+    numbers = [*(column.heading for column in (speed, loss, needle)), *probable]
+    others = [(*row, *map(_chance, probable)) for r, row in enumerate(grid) if r not in fronts]
+    return assemble(
+        data, "pareto", title, headings, lines, numbers=numbers, notes=notes, rank="column", unlisted=others
+    )
+
+
+def _fronts(grid: Sequence[Sequence[Entry]], qualities: Sequence[Column]) -> dict[int, list[str]]:
+    """By row that is on a front: the headings of the qualities; a row's first number is the speed, the qualities follow."""
+    found: dict[int, list[str]] = {}
+    for index, quality in enumerate(qualities, start=1):
+        known = [r for r, row in enumerate(grid) if row[0].value is not None and row[index].value is not None]
+        points = [(grid[r][0].value or 0.0, grid[r][index].value or 0.0) for r in known]
+        for r, kept in zip(known, pareto(points, (1, quality.direction)), strict=True):
+            if kept:
+                found.setdefault(r, []).append(quality.heading)
+    return found
+
+
+def _chance(heading: str, p: float | None = None) -> Entry:
+    return Entry(text=NOTHING if p is None else chance_text(p), heading=heading, value=p)
+
+
+def _front_notes(
+    data: SweepData,
+    qualities: Sequence[Column],
+    chances: Sequence[Mapping[Configuration, float]],
+    fronts: Mapping[int, list[str]],
+) -> list[str]:
+    """What a probability to be on a front means, and who is likely to be on one that the numbers alone leave off it."""
+    unknown = [quality.heading for quality, found in zip(qualities, chances, strict=True) if not found]
+    notes = []
+    if any(chances):
+        notes.append(
+            "P(front): how probable it is that no other is as good in both and better in one, by the spread between runs."
+        )
+    if unknown:
+        notes.append(f"P(front) is not known of {' and '.join(unknown)}: no spread between runs.")
+    groups = list(data.configurations().items())
+    for quality, found in zip(qualities, chances, strict=True):
+        likely = [
+            (p, cells[0].slug.removesuffix(f"-s{cells[0].seed}"))
+            for r, (key, cells) in enumerate(groups)
+            if (p := found.get(key, 0.0)) >= LIKELY and quality.heading not in fronts.get(r, ())
+        ]
+        if likely:
+            ranked = sorted(likely, key=lambda one: (-one[0], one[1]))
+            told = ", ".join(f"{name} {chance_text(p)}" for p, name in ranked[:NAMED])
+            more = f", and {len(ranked) - NAMED} more" if len(ranked) > NAMED else ""
+            notes.append(
+                f"Off the front of {quality.heading} as measured, but on it with P(front) of {LIKELY} or more: {told}{more}."
+            )
+    return notes

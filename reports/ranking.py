@@ -1,0 +1,232 @@
+"""The best number of a column or a row in bold, and how probable it is that it is the best."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal, InvalidOperation
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..results.store.records import CellState
+from .data import SweepData
+from .numbers import Column, rounded
+from .table import Entry
+
+if TYPE_CHECKING:
+    from .stats.effects import Spread
+    from .stats.membership import Rival, Stratum
+
+Rank = Literal["column", "row", "none"]
+Grid = tuple[tuple[Entry, ...], ...]
+Place = tuple[int, int]
+NAMED = 2  # of several numbers that print as the same best one
+
+
+@dataclass(frozen=True)
+class Luck:
+    """How far above their mean the best of so many runs lies by chance alone, where the spread is widest: `amount` in the metric's
+    own unit, `weight` as a part of what lies between the worst and the best number."""
+
+    runs: int
+    sds: float
+    amount: float
+    stratum: Stratum
+    weight: float
+    share: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contest:
+    """Numbers that are held against each other, by their places in the grid; `kinds` says where the spread comes from."""
+
+    heading: str
+    best: tuple[Place, ...]
+    chances: Mapping[Place, float]
+    kinds: tuple[str, ...] = ()
+    seeds: int = 1
+    luck: Luck | None = None
+
+
+def ranked(
+    data: SweepData, grid: Sequence[Sequence[Entry]], rank: Rank, unlisted: Sequence[Sequence[Entry]] = ()
+) -> tuple[Grid, list[Contest]]:
+    """The entries with `best` and `p_best` set: down each column, or along each row among those of one probe, metric and length.
+
+    `unlisted` are rows that stand in no table but may be better.
+    """
+    found = [list(row) for row in grid]
+    if rank == "none":
+        return tuple(map(tuple, found)), []
+    groups: dict[Any, list[Place]] = {}
+    for r, row in enumerate(found):
+        for c, one in enumerate(row):
+            key = c if rank == "column" else (r, one.probe, one.metric, one.length)
+            groups.setdefault(key, []).append((r, c))
+    known = _Spreads(data)
+    contests = []
+    for places in groups.values():
+        others = [row[places[0][1]] for row in unlisted] if rank == "column" else []
+        contest = _contest(known, {place: found[place[0]][place[1]] for place in places}, others)
+        for place in places:
+            r, c = place
+            found[r][c] = replace(found[r][c], best=place in contest.best, p_best=contest.chances.get(place))
+        if contest.best:
+            contests.append(contest)
+    return tuple(map(tuple, found)), contests
+
+
+def _contest(known: _Spreads, shown: Mapping[Place, Entry], others: Sequence[Entry]) -> Contest:
+    from .stats.membership import best
+
+    entries = list(shown.values())
+    numbered = [one for one in (*entries, *others) if one.value is not None]
+    top = tuple(place for place, wins in zip(shown, _best_of(entries), strict=True) if wins)
+    heading = entries[0].heading
+    rivals = known.rivals(numbered) if len(numbered) > 1 and entries[0].direction else None
+    if rivals is None:
+        return Contest(heading=heading, best=top, chances={})
+    # those that are shown come first
+    chances = best(rivals, entries[0].direction).tolist()
+    places = [place for place, one in shown.items() if one.value is not None]
+    return Contest(
+        heading=heading,
+        best=top,
+        chances=dict(zip(places, chances[: len(places)], strict=True)),
+        kinds=known.kinds(numbered),
+        seeds=max(one.seeds for one in numbered),
+        luck=known.luck(numbered),
+    )
+
+
+class _Spreads:
+    """The spreads of a sweep by number and stratum, each worked out once."""
+
+    def __init__(self, data: SweepData) -> None:
+        self._data = data
+        self._cells: Mapping[str, CellState] = {cell.cell_id: cell for cell in data.cells}
+        self._known: dict[tuple[str, str, int], Mapping[Stratum, Spread] | None] = {}
+
+    def _of(self, one: Entry) -> tuple[Stratum, Spread] | None:
+        from .stats.membership import spreads_by_stratum, stratum_of
+
+        key = (one.probe, one.metric, one.length or 0)
+        if key not in self._known:
+            column = Column(one.heading, one.probe, one.metric, 0, length=one.length or 0)
+            self._known[key] = spreads_by_stratum(self._data, column)
+        spreads, cell = self._known[key], self._cells.get(one.cells[0]) if one.cells else None
+        return (stratum_of(cell), spreads[stratum_of(cell)]) if spreads and cell else None
+
+    def rivals(self, entries: Sequence[Entry]) -> list[Rival] | None:
+        """The numbers with their spread, those of other sweeps with none; None where no spread is known."""
+        found = [self._of(one) for one in entries]
+        if not any(found):
+            return None
+        return [self._rival(one, told) for one, told in zip(entries, found, strict=True)]
+
+    def _rival(self, one: Entry, told: tuple[Stratum, Spread] | None) -> Rival:
+        from .stats.membership import Rival
+
+        if told is None:
+            return Rival(self._value(one), 0.0)
+        share = self._data.metric(one.probe, one.metric).percent
+        return Rival(self._value(one), told[1].sd, told[1].df, told[0], max(one.seeds, 1), share)
+
+    def luck(self, entries: Sequence[Entry]) -> Luck | None:
+        """Of the widest spread between near-replicates: they are what the best is chosen from."""
+        from .stats.membership import luck
+
+        spreads = [(told[1].sd, told) for one in entries if (told := self._of(one)) and told[1].kind != "seeds"]
+        values = [self._value(one) for one in entries]
+        if not spreads or max(values) <= min(values):
+            return None
+        sd, (stratum, found) = max(spreads, key=lambda one: one[0])
+        runs = round(found.df / found.groups) + 1
+        sds = luck(runs)
+        share = self._data.metric(entries[0].probe, entries[0].metric).percent
+        return Luck(runs, sds, sds * sd, stratum, sds * sd / (max(values) - min(values)), share)
+
+    def _value(self, one: Entry) -> float:
+        """As measured: what a table prints has fewer digits."""
+        values = [self._data.value(cell, one.probe, one.metric, one.length or 0) for cell in one.cells]
+        known = [value.value for value in values if value is not None and value.value is not None]
+        return fmean(known) if known else one.value or 0.0
+
+    def kinds(self, entries: Sequence[Entry]) -> tuple[str, ...]:
+        return tuple(sorted({told[1].kind for one in entries if (told := self._of(one))}))
+
+
+def _leading_number(text: str) -> Decimal | None:
+    try:
+        return Decimal(text.split(" ", 1)[0])
+    except InvalidOperation:
+        return None
+
+
+def _best_of(rivals: Sequence[Entry]) -> list[bool]:
+    """Which of them is the best as printed, ties included; none where all are alike, or alone."""
+    numbers = [_leading_number(rival.text) if rival.value is not None else None for rival in rivals]
+    known = [number for number in numbers if number is not None]
+    direction = rivals[0].direction if rivals else 0
+    if not direction or len(set(known)) < 2:
+        return [False] * len(rivals)
+    best = max(known) if direction > 0 else min(known)
+    return [number == best for number in numbers]
+
+
+def notes_of(contests: Sequence[Contest], rank: Rank, names: Mapping[Place, str], rows: Sequence[str]) -> list[str]:
+    """What bold is worth: of every best number whose it is, and how probable it is that no other is better.
+
+    `names` say whose a number is, `rows` what a row is about.
+    """
+    known = [contest for contest in contests if contest.kinds]
+    silent = dict.fromkeys(contest.heading for contest in contests if not contest.kinds)
+    found = []
+    if known:
+        kinds = " and ".join(sorted({kind for one in known for kind in one.kinds}))
+        n = max(one.seeds for one in known)
+        how = f" of being the best ({'n = 1' if n < 2 else f'up to n = {n}'}, spread of {kinds})"
+        parts: dict[str, list[str]] = {}
+        for one in known:
+            about = f"of {one.heading}" if rank == "column" else f"at {rows[one.best[0][0]]}"
+            words = f"probability {_chance(one)}{how}" if one is known[0] else _chance(one)
+            parts.setdefault(about, []).append(f"{_whose(one, names)}, {words}")
+        told = (f"{about}: {', '.join(some)}" for about, some in parts.items())
+        found.append(f"Best {'; '.join(told)}.")
+        if rank == "column" and (most := max((one for one in known if one.luck), key=_weight, default=None)):
+            found.append(_luck_note(most))
+    if silent:
+        found.append(
+            f"How probable it is that a bold number is the best is not known of {', '.join(silent)}: no spread between runs."
+        )
+    return found
+
+
+def _weight(one: Contest) -> float:
+    return one.luck.weight if one.luck else 0.0
+
+
+def _luck_note(one: Contest) -> str:
+    assert one.luck is not None
+    amount = f"{100 * one.luck.amount:.1f} points" if one.luck.share else f"{one.luck.amount:.3f}"
+    where = ", ".join(f"{axis} {level}" for axis, level in zip(("attn_type", "memory"), one.luck.stratum, strict=True))
+    return (
+        f"By chance alone the best of {one.luck.runs} near-replicates lies {one.luck.sds:.2f} sd above their mean: "
+        f"in {one.heading} {amount} ({where})."
+    )
+
+
+def _whose(one: Contest, names: Mapping[Place, str]) -> str:
+    more = f" and {len(one.best) - NAMED} more" if len(one.best) > NAMED else ""
+    return ", ".join(names[place] for place in one.best[:NAMED]) + more
+
+
+def _chance(one: Contest) -> str:
+    """Of the best number; of several that print alike, of the most probable one."""
+    most = chance_text(max(one.chances.get(place, 0.0) for place in one.best))
+    return f"at most {most} each" if len(one.best) > 1 else most
+
+
+def chance_text(p: float) -> str:
+    """A probability in two decimals, never as certain as 0 or 1 where it was drawn."""
+    return "<0.01" if p < 0.005 else ">0.99" if p >= 0.995 else rounded(p, 2)
