@@ -99,6 +99,12 @@ METRICS: Mapping[tuple[str, str], Metric] = {
                    "the same token everywhere, on the very trials that were asked: what a network may score that retrieves nothing.",
                    decimals=1),
         ),
+        "same_tail": (
+            Metric("nats", _LOSS, "lower", "Loss on the same last tokens of each long held-out document, read after L tokens of it: what "
+                   "more context is worth, while the text that is scored stays the same. Full attention.", "Tail"),
+            Metric("end", "tokens", words="Place of the last token that the loss above scores: lengths compare where it is the same.",
+                   decimals=0),
+        ),
         "state_norm": (
             Metric("delta_norm", _NORM, words="State norm: Frobenius norm of the memory's state after L tokens of a long held-out "
                    "document, as the trained network leaves it; mean over documents, layers with a memory and heads."),

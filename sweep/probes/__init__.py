@@ -18,6 +18,7 @@ PROBES: Registry[type[Probe]] = Registry("probe", __name__, {
     "clean": "perplexity:Clean",
     "junk": "perplexity:Junk",
     "needle": "needle:Needle",
+    "same_tail": "same_tail:SameTail",
     "state_norm": "state_norm:StateNorm",
     "count_map": "count_map:CountMap",
 }, reserved=("throughput", "corpus"))  # fmt: skip
@@ -69,7 +70,8 @@ def with_settings(config: EvalConfig) -> EvalConfig:
     """
     found = dict(config.settings)
     for name in dict.fromkeys((*config.probes, *config.settings)):
-        told = PROBES.load(name).Config.model_validate(found.get(name, {})).model_dump(mode="json")
+        probe = PROBES.load(name)
+        told = probe.settled(probe.Config.model_validate(found.get(name, {})), config).model_dump(mode="json")
         if told:
             found[name] = told
     return config.model_copy(update={"settings": found})

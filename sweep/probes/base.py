@@ -11,7 +11,7 @@ from ...model.config import Config
 from ...results import metrics
 from ...results.metrics import Metric
 from ...results.store.records import Example, Measurement
-from ..config import CellConfig
+from ..config import CellConfig, EvalConfig
 
 if TYPE_CHECKING:
     from ..data.corpora import Corpus
@@ -44,6 +44,11 @@ class Probe(ABC):
         """Raises pydantic's ValidationError when a setting of the probe is wrong."""
         self.name, self.config = name, config
         self.settings = self.Config.model_validate(config.eval.settings.get(name, {}))
+
+    @classmethod
+    def settled(cls, settings: Any, config: EvalConfig) -> Any:
+        """The settings as a launch writes them down; a probe whose defaults follow from the grid's section fills them in."""
+        return settings
 
     # --- known beforehand -----------------------------------------------------------------------------------------
 

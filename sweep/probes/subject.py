@@ -65,12 +65,18 @@ class Subject:
         return self.model.features(tokens_BT.to(self.device), full_context=full_context, chunk=chunk).hidden_BTD
 
     @torch.no_grad()
-    def losses(self, inputs_BT: Tensor, targets_BT: Tensor, *, full_context: bool = True) -> Tensor:
-        """Cross-entropy of every target, nats, float32 [B, T] on the CPU (float64 for a float64 network)."""
+    def losses(
+        self, inputs_BT: Tensor, targets_BT: Tensor, *, full_context: bool = True, last: int | None = None
+    ) -> Tensor:
+        """Cross-entropy of every target, or of the `last` ones of each row, nats, float32 [B, T] on the CPU (float64 for a
+        float64 network)."""
         parts = []
         for rows in self.batches(*inputs_BT.shape):
             hidden_BTD = self.features(inputs_BT[rows], full_context=full_context)
             targets = targets_BT[rows].to(self.device)
+            if last is not None:
+                # only these go through the head, which is most of the memory
+                hidden_BTD, targets = hidden_BTD[:, -last:], targets[:, -last:]
             parts.append(self.model.token_losses(hidden_BTD, targets, chunk=self.config.eval.chunk_tokens).cpu())
         return torch.cat(parts)
 

@@ -130,20 +130,18 @@ def _check_probes(key: str, names: Sequence[str]) -> None:
 
 def _asking(cell: Cell, probes: Sequence[str], lengths: Sequence[int]) -> Cell:
     """The cell with the probes and lengths that are to be measured; its id does not depend on them."""
-    asked: dict[str, Any] = {}
-    if probes:
-        asked["probes"] = tuple(dict.fromkeys(probes))
-    if lengths:
-        asked["lengths"] = tuple(sorted(set(lengths)))
+    asked: dict[str, Any] = {"probes": tuple(dict.fromkeys(probes))} if probes else {}
     config = cell.config.model_copy(update={"eval": cell.config.eval.model_copy(update=asked)})
     _check_probes(f"eval.probes of cell {cell.id}", config.eval.probes)
     try:
+        # settings that follow from the lengths follow from those of the grid
         known = with_settings(config.eval)
     except ValidationError as error:
         wrong = error.errors(include_url=False)[0]["msg"]
         told = f"{wrong}; launch its grid again, which stores them anew"
         raise GridError(f"settings of the probes of cell {cell.id}", None, "", told) from error
-    return replace(cell, config=config.model_copy(update={"eval": known}))
+    further = {"lengths": tuple(sorted(set(lengths)))} if lengths else {}
+    return replace(cell, config=config.model_copy(update={"eval": known.model_copy(update=further)}))
 
 
 def run(

@@ -249,7 +249,7 @@ CASES: dict[str, tuple[str, str]] = {
     ),
     "probe": (
         "set:\n  eval:\n    probes: [val, nedle]\n",
-        "5: set.eval.probes: no such name 'nedle'; allowed: val, clean, junk, needle, state_norm, count_map; did you mean 'needle'?",
+        "5: set.eval.probes: no such name 'nedle'; allowed: val, clean, junk, needle, same_tail, state_norm, count_map; did you mean 'needle'?",
     ),
     "plugin-missing": (
         "plugins: [clahs.py]\n",

@@ -219,13 +219,15 @@ def test_probes_and_lengths_beyond_the_config_as_json(desk: Desk) -> None:
             [POLAR],
             {"probes": ["cleen"]},
             GridError,
-            "allowed: val, clean, junk, needle, state_norm, count_map; did you mean 'clean'?",
+            "allowed: val, clean, junk, needle, same_tail, state_norm, count_map; did you mean 'clean'?",
         ),
         ([POLAR], {"probes": ["val"], "lengths": [64]}, GridError, "val has no context length; leave --length out"),
         ([POLAR], {"lengths": [64, 1]}, GridError, "--length: 1: a context length is 2 tokens or more"),
         ([POLAR], {"lengths": [-5]}, GridError, "--length: -5: a context length is 2 tokens or more"),
         ([POLAR, NOPE], {"lengths": [999_999_999]}, GridError, "the longest length by probe, in tokens: clean "),
         ([POLAR], {"probes": ["junk"], "lengths": [999_999_999]}, GridError, "by probe, in tokens: junk "),
+        # its end follows from the lengths of the grid, not from those asked for now
+        ([POLAR], {"probes": ["same_tail"], "lengths": [999_999_999]}, GridError, "in tokens: same_tail 64"),
         (
             [POLAR],
             {"probes": ["state_norm"], "lengths": [64]},
