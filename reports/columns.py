@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from .data import SweepData
+from .data import WEIGHTED, SweepData
 from .numbers import Column, column_of, length_name
 
 AXIS_HEADINGS = ("Type", "Reg", "Dist", "Mem", "Win")
+Over = Callable[[SweepData, Mapping[str, Sequence[int]], Column], list[Column]]
 NO_LENGTHS = [(-1, "shortest"), (-1, "longest")]
 
 
@@ -19,15 +20,27 @@ def ends(data: SweepData, lengths: Mapping[str, Sequence[int]], one: Column) -> 
     return [replace(one, heading=f"{one.heading}@{name}", length=length) for length, name in named]
 
 
-def complete_columns(data: SweepData, lengths: Mapping[str, Sequence[int]] | None = None) -> list[Column]:
+def every(data: SweepData, lengths: Mapping[str, Sequence[int]], one: Column) -> list[Column]:
+    """The column at every context length and, where there are several, averaged over them, each weighted by itself."""
+    known = sorted(lengths.get(one.probe, ())) or data.lengths(one.probe, one.metric)
+    found = [replace(one, heading=f"{one.heading}@{length_name(length)}", length=length) for length in known]
+    if len(known) > 1:
+        found.append(replace(one, heading=f"{one.heading} avg", metric=one.metric + WEIGHTED))
+    return found
+
+
+def complete_columns(
+    data: SweepData, lengths: Mapping[str, Sequence[int]] | None = None, over: Over = ends
+) -> list[Column]:
     """The eight numbers of the complete results, five where there is one context length; before MFU those of probes that the
     package does not know, where their metric has a heading."""
+    # `over` says at which lengths a number that has them is shown
     asked = data.requested_lengths() if lengths is None else lengths
     columns = [
         column_of("val", "val_loss"),
-        *ends(data, asked, column_of("clean", "nats")),
-        *ends(data, asked, column_of("junk", "nats")),
-        *ends(data, asked, column_of("needle", "digit_accuracy")),
+        *over(data, asked, column_of("clean", "nats")),
+        *over(data, asked, column_of("junk", "nats")),
+        *over(data, asked, column_of("needle", "digit_accuracy")),
         column_of("throughput", "mfu_paper"),
     ]
     taken = {column.heading.partition("@")[0] for column in columns}
@@ -36,7 +49,7 @@ def complete_columns(data: SweepData, lengths: Mapping[str, Sequence[int]] | Non
         if about.heading:
             one = column_of(probe, about, f"{probe}.{about.name}" if about.heading in taken else about.heading)
             taken.add(one.heading)
-            further += ends(data, asked, one) if any(data.lengths(probe, about.name)) else [one]
+            further += over(data, asked, one) if any(data.lengths(probe, about.name)) else [one]
     return [*columns[:-1], *further, columns[-1]]
 
 

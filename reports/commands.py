@@ -29,9 +29,6 @@ def status(
 ) -> None:
     """Show where sweeps stand: counts, running cells with their speed and time left, failures with their cause.
 
-    The numbers of the paper are always there, as sweeps printed-v1, printed-v2 and printed-v2-open-weight: for this
-    command, show, export and report.
-
     \b
     Example:
       atma-sweep status

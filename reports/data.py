@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -10,6 +11,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from ..results import metrics
+from ..results.contrasts import Contrast, contrasts_of
 from ..results.errors import Expected
 from ..results.store.cell_status import Request, Standing, requests_of, standing
 from ..results.store.records import AXES, CellState, Source, Value, extra_axes
@@ -20,6 +22,8 @@ REFERENCES = {"unigram_entropy": "unigram entropy", "bigram_entropy": "bigram en
 """Metrics of the probe `corpus` that tables give as a yardstick, in nats per token."""
 PRINTED = "table-"
 """Beginning of the probes that hold a published number as a numbered table prints it, such as `table-2`."""
+WEIGHTED = "_weighted"
+"""End of a metric's name that stands for its mean over all context lengths, each weighted by itself."""
 
 
 Lengths = Sequence[int] | Literal["all"] | None
@@ -54,6 +58,10 @@ class SweepData:
     """Context lengths that are shown besides those that the launch asked for."""
     failures: Mapping[int, str] = field(default_factory=dict)
     """By attempt, the class of its failure, where one was recorded (cuda_oom, code, hang, ...)."""
+    contrasts: tuple[Contrast, ...] = ()
+    """The differences that the grid was launched to see."""
+    configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By cell: its complete frozen config."""
 
     @property
     def done(self) -> int:
@@ -128,9 +136,44 @@ class SweepData:
         return sorted(found, key=lambda one: (one[0], one[1].name))
 
     def value(self, cell: str, probe: str, metric: str, length: int, table: str | None = None) -> Value | None:
-        """The newest value; with `table`, first the number as that table of the paper prints it."""
+        """The newest value; with `table`, first the number as that table of the paper prints it. A metric whose name ends
+        in WEIGHTED is worked out."""
+        if metric.endswith(WEIGHTED):
+            return self._average(cell, probe, metric)
         printed = self.printed.get((cell, table, probe, metric, length)) if table else None
         return printed or self.values.get((cell, probe, metric, length))
+
+    def _average(self, cell: str, probe: str, metric: str) -> Value | None:
+        """The mean over the lengths that the launch asked for; where one lacks a number, the reason for that; None where one was not
+        measured."""
+        base = metric.removesuffix(WEIGHTED)
+        found = [self.values.get((cell, probe, base, length)) for length in self.averaged(probe, base)]
+        have = [value for value in found if value is not None]
+        if not have or len(have) < len(found):
+            return None
+        if lacking := next((value for value in have if value.value is None), None):
+            return replace(lacking, metric=metric, length=0)
+        mean = weighted({value.length: value.value for value in have if value.value is not None})
+        newest = max(have, key=lambda value: value.attempt_id)
+        return replace(newest, metric=metric, length=0, value=mean, n=None, low=None, high=None, description=None)
+
+    def averaged(self, probe: str, metric: str) -> Sequence[int]:
+        """The context lengths that an average of a metric is over: those that the launch asked for, shortest first."""
+        found = self._averaged.get((probe, metric))
+        if found is None:
+            asked = sorted(self.asked.get(probe, ()))
+            found = asked or [length for length in self.lengths(probe, metric) if length]
+            self._averaged[probe, metric] = found
+        return found
+
+    @cached_property
+    def _averaged(self) -> dict[tuple[str, str], list[int]]:
+        return {}
+
+
+def weighted(values: Mapping[int, float]) -> float:
+    """Mean over lengths weighted by length: sum of L x value over sum of L (docs/mechanisms.md, "Losses")."""
+    return math.fsum(length * value for length, value in values.items()) / sum(values)
 
 
 def _metric(probe: str, name: str, values: Sequence[Value]) -> metrics.Metric:
@@ -189,6 +232,7 @@ def _gathered(store: Store, sweep: str | None, revision: int | None, orphans: bo
         cells = seen.cell_states(launched.sweep, revision=launched.number, orphans=orphans)
         values = seen.values(launched.sweep, revision=launched.number, orphans=orphans)
         sources = seen.sources({value.attempt_id for value in values})
+        configs = seen.configs([cell.cell_id for cell in cells])
         failures = seen.failures([c.attempt_id for c in cells if c.state == "failed" and c.attempt_id is not None])
     mine, printed = {}, {}
     for value in values:
@@ -209,6 +253,8 @@ def _gathered(store: Store, sweep: str | None, revision: int | None, orphans: bo
         printed=printed,
         sources=sources,
         failures=failures,
+        contrasts=contrasts_of(launched.options),
+        configs=configs,
     )
 
 

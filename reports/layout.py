@@ -14,11 +14,10 @@ from .data import REFERENCES, SweepData
 from .numbers import PLUS_MINUS, Column, reason_code, rounded
 from .ranking import Place, Rank, notes_of, ranked
 from .table import Entry, Table
+from .words import UNMEASURED, word_of
 
 NO_CELL = "no cell"
 """Printed where a table asks for a combination of levels that the sweep does not list."""
-UNMEASURED = "unmeasured"
-"""Printed where a cell lacks what its grid does not ask for either."""
 NOTHING = "-"
 """Printed where there is nothing to say."""
 SMALL_P = 1e-4
@@ -35,13 +34,6 @@ class Line:
     cells: Sequence[CellState] = ()
     origins: tuple[tuple[str, int | None], ...] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
-
-
-def word_for(standing: str, value: Value | None) -> str:
-    """What is printed instead of a number: the code of the recorded reason, else where the cell stands."""
-    if value is None:
-        return "needs-eval" if standing == "done" else standing
-    return reason_code(value.reason or "n/a")
 
 
 def entry(data: SweepData, cells: Sequence[CellState], column: Column, table: str | None = None) -> Entry:
@@ -87,10 +79,7 @@ def entry(data: SweepData, cells: Sequence[CellState], column: Column, table: st
 
 def _words(data: SweepData, cells: Sequence[CellState], column: Column, values: Sequence[Value | None]) -> list[str]:
     """What stands for the number that no cell has, cell by cell."""
-    words = [word_for(data.word(cell), value) for cell, value in zip(cells, values, strict=True)]
-    if column.length > 0 and not data.asks(column.probe, column.length):
-        return [UNMEASURED if word == "needs-eval" else word for word in words]
-    return words
+    return [word_of(data, cell, column, value) for cell, value in zip(cells, values, strict=True)]
 
 
 def derived(

@@ -23,15 +23,26 @@ def with_intervals(values: Mapping[Place, Value]) -> dict[Place, Value]:
     return {place: _with_interval(value, values) for place, value in values.items()}
 
 
-def _with_interval(value: Value, values: Mapping[Place, Value]) -> Value:
+def trials_of(value: Value, values: Mapping[Place, Value]) -> int | None:
+    """How many independent trials are behind an accuracy; None for what is none, and where no count was recorded."""
     if value.value is None or not value.n or value.unit not in (metrics.SHARE, ""):
-        return value
+        return None
     answers = metrics.metric(value.probe, value.metric, value.description, value.unit).trials
-    if not answers or not 0 <= value.value <= 1 or (answers == 1 and value.low is not None and value.high is not None):
-        return value
-    trials = max(1, round(value.n / answers))
+    if not answers or not 0 <= value.value <= 1:
+        return None
     if (value.probe, value.metric) == DIGITS:
         exact = values.get((value.cell_id, *TRIALS, value.length))
-        trials = exact.n if exact is not None and exact.n and exact.attempt_id == value.attempt_id else trials
+        if exact is not None and exact.n and exact.attempt_id == value.attempt_id:
+            return exact.n
+    return max(1, round(value.n / answers))
+
+
+def _with_interval(value: Value, values: Mapping[Place, Value]) -> Value:
+    trials = trials_of(value, values)
+    if trials is None or value.value is None:
+        return value
+    # each answer was a trial of its own
+    if trials == value.n and value.low is not None and value.high is not None:
+        return value
     low, high = of_trials(value.value, trials)
     return replace(value, low=low, high=high)

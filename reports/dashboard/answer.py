@@ -151,7 +151,7 @@ def effect_numbers(one: Effect) -> dict[str, Any]:
     numbers = {"mean": one.mean, "low": one.low, "high": one.high}
     told = {name: None if math.isnan(value) else scale * value for name, value in numbers.items()}
     text = {f"{name}_text": _difference(one.measure, value) for name, value in numbers.items()}
-    return told | text | {"sure": bool(one.p_holm < ALPHA)}
+    return told | text | {"sure": one.sure}
 
 
 def _difference(column: Column, value: float) -> str:

@@ -8,7 +8,7 @@ import pandas as pd
 
 from ...results.store.store import Store
 from ..data import Lengths, ReportError, gather
-from ..stats.effects import effects, measures
+from ..stats.effects import effects, main_measures
 from . import style
 from .base import Collected, collected
 
@@ -27,7 +27,7 @@ def collect(
     interval of the mean, NaN for a single pair). Accuracies and MFU are in points.
     """
     data = gather(store, sweep, revision=revision, lengths=lengths)
-    columns = measures(data)
+    columns = main_measures(data)
     rows: list[dict[str, Any]] = []
     origins: list[tuple[str, int | None]] = []
     for one in effects(data, columns, within=False):

@@ -1,15 +1,16 @@
-"""What the levels do: matched pairs, interactions, spread, intervals and Pareto fronts.
+"""What the levels do, alone and together: mean differences over matched pairs, fours and eights, with their tests.
 
-A pair is two cells that agree on every axis and the seed but for the axis in question, so each effect is a mean of
-differences within the sweep. One run a cell says nothing of seeds: the spread comes from seeds where the sweep has
-several, else from near-replicates (cells that differ in their regularizer alone, whose weight is nearly nothing).
+The unit is the *configuration*: the levels of all other axes. Its seeds are one observation each of it, never configurations
+of their own, and an interval is about the configurations that the grid lists and others like them. The tests made together, a
+family, are those of one number and one axis; the contrasts that the grid declares are one family of their own.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
@@ -17,23 +18,38 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from ...results.store.records import AXES
-from ..columns import complete_columns
-from ..data import ReportError, SweepData
-from ..numbers import Column
-from .resampling import ALPHA, Summary, corrected, summaries
+from ...results.contrasts import Contrast
+from ..data import WEIGHTED, SweepData
+from ..numbers import Column, column_of, length_name
+from .design import (
+    LOSS_DECIMALS,
+    Contrasted,
+    Numbers,
+    combined,
+    factors,
+    level_pairs,
+    main_measures,
+    matched_pairs,
+    measures,
+    numbers_of,
+    origins_of,
+    reference_level,
+)
+from .design import within as standing
+from .resampling import ALPHA, Summary, corrected, holm, summaries
+from .spread import NEAR, Spread, detectable, seed_robustness, spread, spreads_by_configuration
 
 __all__ = [
-    "Effect", "Interaction", "Spread", "accuracies", "detectable", "effects", "factors", "interactions",
-    "matched_pairs", "measures", "numbers_of", "origins_of", "pareto", "reference_level",
-    "seed_robustness", "spread", "spreads_by_configuration",
+    "ALPHA", "CONFIRMATORY", "NEAR", "Effect", "Interaction", "Spread", "accuracies", "contrasts", "detectable", "effects", "factors",
+    "interactions", "main_measures", "matched_pairs", "measures", "numbers_of", "origins_of", "pareto",
+    "reference_level", "seed_robustness", "spread", "spreads_by_configuration",
 ]  # fmt: skip
 
-POWER = 0.8
-NEAR = "reg_mode"
-
-Untested = tuple[dict[str, Any], np.ndarray, float]
-"""The fields of an effect or an interaction but for its tests, its differences, and the largest number behind them."""
+STRATA = ("attn_type", "memory")
+"""A row over the whole sweep averages these, the first always told apart, the second where it makes a difference."""
+CONFIRMATORY = "declared contrasts"
+NONE = "none"
+"""Method of a row without a single pair."""
 
 
 # --- accuracies ---------------------------------------------------------------------------------------------------
@@ -57,246 +73,370 @@ def accuracies(data: SweepData) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns).astype({"value": float, "low": float, "high": float})
 
 
-# --- the design -----------------------------------------------------------------------------------------------------
-
-
-def measures(data: SweepData, *, at_least: int = 2) -> list[Column]:
-    """The numbers of the complete results that at least so many cells have, a decimal more than is printed of losses."""
-    found = []
-    for column in complete_columns(data):
-        count = sum((cell.cell_id, column.probe, column.metric, column.length) in data.values for cell in data.cells)
-        if count >= at_least and numbers_of(data, column).shape[0] >= at_least:
-            found.append(replace(column, decimals=column.decimals if column.percent else 3))
-    return list({(c.probe, c.metric, c.length): c for c in found}.values())
-
-
-def factors(data: SweepData) -> list[str]:
-    """The axes that vary, the five first; the seed is none of them."""
-    return [axis for axis in AXES if len(data.levels(axis)) > 1] + data.extra_axes()
-
-
-def numbers_of(data: SweepData, column: Column) -> pd.DataFrame:
-    """One row a cell that has the number: cell, attempt, seed, every axis, value."""
-    axes = (*AXES, *data.extra_axes())
-    rows = []
-    for cell in data.cells:
-        value = data.value(cell.cell_id, column.probe, column.metric, column.length)
-        if value is not None and value.value is not None:
-            row: dict[str, Any] = {"cell": cell.cell_id, "attempt": value.attempt_id, "seed": cell.seed}
-            row |= {axis: cell.levels[axis] if axis in AXES else cell.axes.get(axis, "-") for axis in axes}
-            rows.append(row | {"value": value.value})
-    return pd.DataFrame(rows, columns=["cell", "attempt", "seed", *axes, "value"])
-
-
-def reference_level(levels: Sequence[str]) -> str:
-    """The level that the others are held against: off, baseline, else the grid's first."""
-    return next((word for word in ("off", "baseline") if word in levels), levels[0])
+# --- what a row says ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tested(Summary):
     """Differences in a measure, summed up and tested; in the measure's own unit, shares as fractions.
 
-    `p_holm` is the p corrected for every test made together with this one. `origins` are the cells and attempts of the
-    differences.
+    `p_corrected` is p after the correction for its `family`, the tests made together. `expected` is how many differences the grid
+    lists, `missing` why runs of them are not there (the words of tables), and `worst` the mean with every diverged run at the
+    worst value possible (of a loss: the worst measured); NaN where none diverged. `i2` is the share of the variation between
+    strata that is more than chance and `p_heterogeneity` tests it; both NaN where a row averages no strata. `where` names a
+    subset (`attn_type=polar, memory=on`) or is empty for the whole sweep; `origins` are the cells and attempts.
     """
 
     measure: Column
-    p_holm: float
+    where: str
+    p_corrected: float
+    family: str
+    confirmatory: bool = False
+    expected: int
+    missing: Mapping[str, int]
+    worst: float
+    i2: float
+    p_heterogeneity: float
     origins: tuple[tuple[str, int | None], ...]
+
+    @property
+    def sure(self) -> bool:
+        """Whether it differs from zero, after the correction for its family."""
+        return self.p_corrected < ALPHA
+
+    @property
+    def mixed(self) -> bool:
+        """Whether it averages strata that differ, so that it speaks of none of them."""
+        return self.p_heterogeneity < ALPHA
 
 
 @dataclass(frozen=True, kw_only=True)
 class Effect(Tested):
-    """The difference that a level makes, over matched pairs. `where` names a subset (`attn_type=polar`) or is empty for the
-    whole sweep."""
+    """The difference that a level makes against another of its axis, over matched pairs of configurations."""
 
     axis: str
     level: str
     reference: str
-    where: str
     pairs: int
+    margin: float | None = None
+    """Of a declared contrast: the difference that would not matter."""
+    p_equivalence: float = math.nan
+    """Of the difference lying within the margin (two one-sided tests), corrected for all that have one."""
 
-
-def _matched(frame: pd.DataFrame, axis: str, reference: str, keys: Sequence[str], end: str) -> pd.DataFrame:
-    """Every row at another level of an axis beside the row at `reference` that agrees on all keys, whose columns get `end`."""
-    there = frame[frame[axis] != reference]
-    here = frame[frame[axis] == reference].drop(columns=axis)
-    return there.merge(here, on=list(keys), suffixes=("", end))
-
-
-def _pairs(data: SweepData, numbers: pd.DataFrame, axis: str) -> pd.DataFrame:
-    """The pairs of all levels of an axis with its reference, in the order of the cells."""
-    keys = [name for name in (*AXES, *data.extra_axes(), "seed") if name != axis]
-    pairs = _matched(numbers, axis, reference_level(data.levels(axis)), keys, "_ref")
-    return pairs.assign(difference=pairs["value"] - pairs["value_ref"])
-
-
-def matched_pairs(
-    data: SweepData, column: Column, axis: str, level: str, where: Mapping[str, str] | None = None
-) -> pd.DataFrame:
-    """The pairs of cells at `level` and at the reference level of an axis that agree on all other axes and the seed.
-
-    Columns: every axis and seed, value and value_ref, difference (level minus reference), cell, cell_ref and their
-    attempts. `where` keeps only cells at those levels. A cell without a partner, or without the number, is left out.
-    """
-    pairs = _pairs(data, numbers_of(data, column), axis)
-    for name, wanted in {**(where or {}), axis: level}.items():
-        pairs = pairs[pairs[name] == wanted]
-    return pairs.reset_index(drop=True)
-
-
-def origins_of(frame: pd.DataFrame, *suffixes: str) -> tuple[tuple[str, int | None], ...]:
-    """The (cell, attempt) pairs of a frame of pairs or fours, whose columns `cell` and `attempt` end in these."""
-    return tuple(
-        (str(cell), int(attempt))
-        for end in suffixes
-        for cell, attempt in zip(frame[f"cell{end}"].tolist(), frame[f"attempt{end}"].tolist(), strict=True)
-    )
-
-
-def _levels_of(frame: pd.DataFrame, name: str) -> dict[str, pd.DataFrame]:
-    return {str(level): part for level, part in frame.groupby(name, sort=False)}
-
-
-def _of_axis(data: SweepData, column: Column, numbers: pd.DataFrame, axis: str, within: bool) -> Iterator[Untested]:
-    """The effects of an axis: every level over the whole sweep and, with `within`, in every mixer."""
-    reference = reference_level(data.levels(axis))
-    mixers = data.levels("attn_type") if within and axis != "attn_type" else []
-    by_level = _levels_of(_pairs(data, numbers, axis), axis)
-    for level in data.levels(axis):
-        if level not in by_level:
-            continue
-        by_mixer = _levels_of(by_level[level], "attn_type") if len(mixers) > 1 else {}
-        subsets = [("", by_level[level])]
-        subsets += [(f"attn_type={mixer}", by_mixer[mixer]) for mixer in mixers if mixer in by_mixer]
-        for where, pairs in subsets:
-            about = {"measure": column, "axis": axis, "level": level, "reference": reference, "where": where}
-            about |= {"pairs": len(pairs), "origins": origins_of(pairs, "", "_ref")}
-            yield about, pairs["difference"].to_numpy(dtype=float), _largest(pairs, "value", "value_ref")
-
-
-def effects(data: SweepData, columns: Sequence[Column] | None = None, *, within: bool = True) -> list[Effect]:
-    """The effect of every level of every axis on every measure: over the whole sweep, and `within` every mixer.
-
-    Holm's correction is over the whole list. Levels without a single pair are left out.
-    """
-    found: list[Untested] = []
-    for column in measures(data) if columns is None else columns:
-        numbers = numbers_of(data, column)
-        for axis in factors(data):
-            found += _of_axis(data, column, numbers, axis, within)
-    return [Effect(**fields) for fields in _tested(found)]
-
-
-def _largest(frame: pd.DataFrame, *columns: str) -> float:
-    return float(frame[list(columns)].abs().to_numpy().max(initial=0.0))
-
-
-def _tested(found: Sequence[Untested]) -> Iterable[dict[str, Any]]:
-    samples, scales = [differences for _, differences, _ in found], [scale for *_, scale in found]
-    summed = summaries(samples, scales)
-    for (about, *_), summary, p in zip(found, summed, corrected(samples, summed, scales=scales), strict=True):
-        yield about | asdict(summary) | {"p_holm": p}
+    @property
+    def verdict(self) -> str:
+        """What a declared contrast came to."""
+        if not self.pairs:
+            return "no pairs"
+        same = self.p_equivalence < ALPHA
+        if self.sure:
+            return "differs, within the margin" if same else "differs"
+        return "equivalent" if same else "not shown"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interaction(Tested):
-    """How much more a level does at a level of a second axis than at that axis's reference: differences of differences
-    over matched fours of cells."""
+    """How much more a level does at a level of a second axis than at that axis's reference, for three axes how much more of
+    that at a level of the third: differences of differences over matched fours, or eights."""
 
-    axes: tuple[str, str]
-    levels: tuple[str, str]
-    references: tuple[str, str]
+    axes: tuple[str, ...]
+    levels: tuple[str, ...]
+    references: tuple[str, ...]
     fours: int
 
 
+# --- the rows ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class _Row:
+    """A row before its tests: its fields, its differences [configuration] or [configuration, seed], and those as they are
+    before strata are given equal weights."""
+
+    place: int
+    fields: dict[str, Any]
+    sample: np.ndarray
+    plain: np.ndarray
+    keys: Sequence[Hashable] = ()
+    """The configuration of every difference: rows that share some are tested with common flips of signs."""
+    scale: float = 0.0
+    """The largest number behind the differences, beside which their dust is small."""
+    about: dict[str, Any] = field(default_factory=dict)
+
+
+def effects(data: SweepData, columns: Sequence[Column] | None = None, *, within: bool = True) -> list[Effect]:
+    """What the levels of every axis do to every measure, against each other: first the declared contrasts, then, exploratory and
+    measure by measure, over the whole sweep and `within` its strata. What has not a single pair is left out."""
+    chosen = measures(data) if columns is None else columns
+    shown = {(one.probe, one.metric, one.length) for one in chosen}
+    declared = [
+        one
+        for one in contrasts(data)
+        if (one.measure.probe, one.measure.metric, one.measure.length) in shown and (within or not one.where)
+    ]
+    taken = {_what(one.measure, one.axis, one.level, one.reference, one.where) for one in declared}
+    numbers = Numbers(data, chosen)
+    rows = [
+        row
+        for axis in factors(data)
+        for pair in level_pairs(data, axis)
+        for row in _rows(numbers, {axis: pair}, _strata(data, [axis]) if within else [], _strata(data, [axis]))
+    ]
+    rows = [row for row in rows if _what(row.fields["measure"], *_single(row), row.fields["where"]) not in taken]
+    found = _tested(sorted(rows, key=lambda row: row.place))
+    return declared + [_effect(row, about) for row, about in found]
+
+
+def _single(row: _Row) -> tuple[str, str, str]:
+    ((axis, (level, reference)),) = row.about["levels"].items()
+    return axis, level, reference
+
+
+def _what(column: Column, axis: str, level: str, reference: str, where: str) -> tuple[Any, ...]:
+    """The same for a difference and for its opposite."""
+    return column.probe, column.metric, column.length, axis, frozenset((level, reference)), where
+
+
+def _effect(row: _Row, about: Mapping[str, Any], **more: Any) -> Effect:
+    axis, level, reference = _single(row)
+    return Effect(**about, axis=axis, level=level, reference=reference, pairs=about["n"], **more)
+
+
 def interactions(data: SweepData, columns: Sequence[Column] | None = None) -> list[Interaction]:
-    """Every two-way interaction on every measure; Holm's correction is over the whole list."""
-    found: list[Untested] = []
-    for column in measures(data) if columns is None else columns:
-        numbers = numbers_of(data, column)
-        pairs = {axis: _pairs(data, numbers, axis) for axis in factors(data)}
-        for axes in combinations(factors(data), 2):
-            found += _of_axes(data, column, pairs[axes[0]], axes)
-    return [Interaction(**fields) for fields in _tested(found)]
-
-
-def _of_axes(data: SweepData, column: Column, pairs: pd.DataFrame, axes: tuple[str, str]) -> Iterator[Untested]:
-    """The interactions of two axes; `pairs` are those of the first."""
-    first, second = axes
-    references = (reference_level(data.levels(first)), reference_level(data.levels(second)))
-    keys = [name for name in (*AXES, *data.extra_axes(), "seed") if name != second]
-    fours = _matched(pairs, second, references[1], keys, "_b")
-    by_levels = dict(iter(fours.groupby([first, second], sort=False)))
-    for a in data.levels(first):
-        for b in data.levels(second):
-            if (part := by_levels.get((a, b))) is None:
-                continue
-            about = {"measure": column, "axes": axes, "levels": (a, b), "references": references, "fours": len(part)}
-            about["origins"] = origins_of(part, "", "_ref", "_b", "_ref_b")
-            scale = _largest(part, "value", "value_ref", "value_b", "value_ref_b")
-            yield about, (part["difference"] - part["difference_b"]).to_numpy(dtype=float), scale
-
-
-# --- spread ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Spread:
-    """How much a number varies between runs that ought to agree: pooled standard deviation, its degrees of freedom, and
-    the groups it comes from. `kind` is `seeds` or `near-replicates`."""
-
-    kind: str
-    sd: float
-    df: int
-    groups: int
-
-
-def spread(data: SweepData, column: Column, where: Mapping[str, str] | None = None) -> Spread | None:
-    """The spread of a number: between seeds where the sweep has several, else between cells that differ in their
-    regularizer alone. `where` keeps only cells at those levels. None where there is no such group."""
-    frame = numbers_of(data, column)
-    for name, wanted in (where or {}).items():
-        frame = frame[frame[name] == wanted]
-    axes = [*AXES, *data.extra_axes()]
-    for kind, keys in (("seeds", axes), ("near-replicates", [axis for axis in (*axes, "seed") if axis != NEAR])):
-        groups = frame.groupby(keys)["value"]
-        sizes = groups.size()
-        df = int((sizes - 1).sum())
-        if df:
-            # a group of one is its own mean and adds nothing
-            squares = float(((frame["value"] - groups.transform("mean")) ** 2).sum())
-            return Spread(kind, math.sqrt(squares / df), df, int((sizes > 1).sum()))
-    return None
-
-
-def spreads_by_configuration(data: SweepData, column: Column) -> dict[tuple[str, ...], Spread]:
-    """The spread of every configuration on its own, by its levels of AXES without the regularizer: between all its cells,
-    which differ in their regularizer and their seed alone."""
-    frame = numbers_of(data, column)
-    found = {}
-    for key, group in frame.groupby([axis for axis in AXES if axis != NEAR])["value"]:
-        if len(group) > 1:
-            found[tuple(map(str, key))] = Spread("near-replicates", float(group.std()), len(group) - 1, 1)
-    return found
-
-
-def detectable(found: Spread, pairs: int) -> float:
-    """The smallest true difference that a mean over so many pairs shows with 80% power at a two-sided 5%:
-    (t(0.975) + t(0.8)) sd sqrt(2 / pairs), t with the spread's degrees of freedom."""
-    t = float(stats.t.ppf(1 - ALPHA / 2, found.df) + stats.t.ppf(POWER, found.df))
-    return t * found.sd * math.sqrt(2 / pairs)
-
-
-def seed_robustness(data: SweepData, column: Column) -> Spread:
-    """The spread between seeds. Raises ReportError where every configuration has one run: then nothing can be said."""
-    found = spread(data, column)
-    if found is None or found.kind != "seeds":
-        raise ReportError(
-            f"every configuration of sweep {data.sweep} has one run (n = 1): nothing can be said of seeds; launch it with seeds: 3"
+    """Every two-way interaction on every main measure, over the whole sweep and within every mixer, and every three-way one."""
+    numbers = Numbers(data, main_measures(data) if columns is None else columns)
+    rows: list[_Row] = []
+    for count in (2, 3):
+        for axes in combinations(factors(data), count):
+            strata = _strata(data, axes)
+            pairs = {axis: level_pairs(data, axis, every=count == 2) for axis in axes}
+            for levels in combined(pairs):
+                main = all(levels[axis] in level_pairs(data, axis, every=False) for axis in axes)
+                rows += _rows(numbers, levels, strata[:1] if count == 2 and main else [], strata)
+    return [
+        Interaction(
+            **about,
+            axes=tuple(row.about["levels"]),
+            levels=tuple(level for level, _ in row.about["levels"].values()),
+            references=tuple(reference for _, reference in row.about["levels"].values()),
+            fours=about["n"],
         )
-    return found
+        for row, about in _tested(sorted(rows, key=lambda row: (row.place, len(row.about["levels"]))))
+    ]
+
+
+def contrasts(data: SweepData) -> list[Effect]:
+    """The contrasts that the grid declares, in its order and corrected together; one without a single pair too, so that it is
+    not forgotten."""
+    if not data.contrasts:
+        return []
+    columns = [contrast_column(data, one) for one in data.contrasts]
+    numbers = Numbers(data, columns)
+    rows, empty = [], {}
+    for place, one in enumerate(data.contrasts):
+        row = _declared(numbers, place, one, columns[place])
+        if len(row.sample):
+            rows.append(row)
+        else:
+            empty[place] = row
+    found = {row.place: (row, about) for row, about in _tested(rows)}
+    equal = _equivalences([found[place][0] for place in sorted(found)])
+    for place, row in empty.items():
+        nothing = Summary(
+            n=0, seeds=0, mean=math.nan, median=math.nan, up=0, down=0, ties=0, low=math.nan, high=math.nan,
+            p=math.nan, p_sign=math.nan, method=NONE,
+        )  # fmt: skip
+        unknown = {"i2": math.nan, "p_heterogeneity": math.nan, "p_corrected": math.nan}
+        found[place] = row, row.fields | vars(nothing) | unknown
+    return [
+        _effect(row, about, margin=row.about["margin"], p_equivalence=equal.get(place, math.nan))
+        for place, (row, about) in sorted(found.items())
+    ]
+
+
+def contrast_column(data: SweepData, one: Contrast) -> Column:
+    """The column of the number that a contrast is about."""
+    known = data.metric(one.probe, one.metric)
+    heading = known.heading or f"{one.probe}.{one.metric}"
+    base = column_of(one.probe, known, heading, length=one.length or 0)
+    base = base if base.percent else replace(base, decimals=LOSS_DECIMALS)
+    if one.length is None:
+        return replace(base, heading=f"{heading} avg", metric=one.metric + WEIGHTED)
+    return replace(base, heading=f"{heading}@{length_name(one.length)}") if one.length else base
+
+
+def _declared(numbers: Numbers, place: int, one: Contrast, column: Column) -> _Row:
+    reference = reference_level(numbers.data.levels(one.axis) or [""]) if one.reference is None else one.reference
+    levels = {one.axis: (one.level, reference)}
+    known = one.axis in numbers.axes
+    # an axis that another grid of this sweep had: none of its pairs is here
+    made = numbers.contrasted(levels if known else {STRATA[0]: ("", "")})
+    kept = standing(made.levels, one.within, len(made.corners)) & known
+    strata = [axis for axis in _strata(numbers.data, [one.axis]) if known and axis not in one.within]
+    row = _row(numbers, made, kept, place, strata[0] if strata else None)
+    row.fields |= {"measure": column, "where": _where(one.within), "family": CONFIRMATORY, "confirmatory": True}
+    row.about |= {"levels": levels, "margin": one.margin}
+    return row
+
+
+def _strata(data: SweepData, axes: Iterable[str]) -> list[str]:
+    return [axis for axis in STRATA if axis not in axes and len(data.levels(axis)) > 1]
+
+
+def _where(levels: Mapping[str, str]) -> str:
+    return ", ".join(f"{axis}={level}" for axis, level in levels.items())
+
+
+def _rows(
+    numbers: Numbers, levels: Mapping[str, tuple[str, str]], split: Sequence[str], strata: Sequence[str]
+) -> Iterator[_Row]:
+    """The rows of these levels for every measure: over the whole sweep, within the levels of the first axis of `split`, and
+    within those of the next wherever they differ. A row says how far the levels of the next of `strata` differ."""
+    made = numbers.contrasted(levels)
+    for place, column in enumerate(numbers.columns):
+        family = f"{column.heading}: {' x '.join(levels)}"
+        subsets: list[dict[str, str]] = [{}]
+        for where in subsets:
+            kept = standing(made.levels, where, len(made.corners))
+            left = [axis for axis in strata if axis not in where]
+            row = _row(numbers, made, kept, place, left[0] if left else None)
+            if not len(row.sample):
+                continue
+            row.fields |= {"measure": column, "where": _where(where), "family": family}
+            row.about["levels"] = levels
+            yield row
+            if left and left[0] in split and (left[0] == STRATA[0] or row.fields["p_heterogeneity"] < ALPHA):
+                subsets += [where | {left[0]: level} for level in numbers.data.levels(left[0])]
+
+
+def _row(numbers: Numbers, made: Contrasted, kept: np.ndarray, place: int, axis: str | None) -> _Row:
+    """The differences of these configurations in one measure, those of an axis's strata with equal weights."""
+    every = made.differences[kept, :, place]
+    have = ~np.isnan(every)
+    there = have.any(axis=1)
+    sample = every[there]
+    strata = made.levels[axis][kept][there] if axis is not None else None
+    means = _means(sample)
+    parts = [means[strata == level] for level in dict.fromkeys(strata.tolist())] if strata is not None else []
+    weights = _weights(strata, parts) if strata is not None else np.ones(len(sample))
+    listed = (made.corners[kept] >= 0).all(axis=-1)
+    corners = made.corners[kept]
+    i2, p = heterogeneity(parts)
+    fields = {
+        "expected": int(listed.any(axis=1).sum()),
+        "missing": _missing(numbers, corners[listed & ~have], place),
+        "worst": _worst(numbers, made, kept, place, axis),
+        "origins": numbers.origins(corners[have].T.reshape(-1), place),
+        "i2": i2,
+        "p_heterogeneity": p,
+    }
+    alone = have.sum(axis=1).max(initial=0) <= 1
+    return _Row(
+        place=place,
+        fields=fields,
+        sample=means * weights if alone else sample * weights[:, None],
+        plain=means,
+        keys=[(made.axes, key) for key in np.flatnonzero(kept)[there].tolist()],
+        scale=numbers.scales[place],
+    )
+
+
+def _means(sample: np.ndarray) -> np.ndarray:
+    """Of every configuration over its seeds, [configuration]; each has at least one."""
+    if sample.shape[1] == 1:
+        return sample[:, 0]
+    counts = (~np.isnan(sample)).sum(axis=1)
+    return np.asarray(np.nansum(sample, axis=1) / np.maximum(counts, 1))
+
+
+def _weights(strata: np.ndarray, parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Factors by which the mean over all configurations becomes the mean of the strata's means."""
+    sizes = {level: len(part) for level, part in zip(dict.fromkeys(strata.tolist()), parts, strict=True)}
+    return np.array([len(strata) / (len(sizes) * sizes[level]) for level in strata.tolist()])
+
+
+def _missing(numbers: Numbers, corners: np.ndarray, place: int) -> dict[str, int]:
+    """Why these runs, [run, corner], have no difference: the word of the first cell that lacks its number, counted."""
+    found: Counter[str] = Counter()
+    for run in corners:
+        cell = next(cell for cell in run.tolist() if math.isnan(numbers.values[cell, place]))
+        found[numbers.word(cell, place)] += 1
+    return dict(found)
+
+
+def _worst(numbers: Numbers, made: Contrasted, kept: np.ndarray, place: int, axis: str | None) -> float:
+    """The mean with diverged cells at the worst value possible; NaN where none of these diverged."""
+    filled = numbers.filled[:, place]
+    corners = made.corners[kept]
+    listed = (corners >= 0).all(axis=-1, keepdims=True)
+    if not (numbers.diverged[corners, place] & listed).any():
+        return math.nan
+    values = np.where(listed, filled[corners], np.nan) @ made.signs
+    there = ~np.isnan(values).all(axis=1)
+    means = _means(values[there])
+    if axis is None or not len(means):
+        return float(means.mean()) if len(means) else math.nan
+    strata = made.levels[axis][kept][there]
+    return float(np.mean([means[strata == level].mean() for level in dict.fromkeys(strata.tolist())]))
+
+
+def heterogeneity(strata: Sequence[np.ndarray]) -> tuple[float, float]:
+    """I2 and p of the hypothesis that strata have one mean: Brown and Forsythe's F, which needs no equal variances, with
+    Mehrotra's degrees of freedom. I2 = (F - 1) / F, at least 0. NaN for fewer than two strata, and for strata of one."""
+    if len(strata) < 2 or min(len(part) for part in strata) < 2:
+        return math.nan, math.nan
+    n = np.array([len(part) for part in strata], dtype=float)
+    means = np.array([part.mean() for part in strata])
+    variances = np.array([part.var(ddof=1) for part in strata])
+    share = n / n.sum()
+    between = float((n * (means - (share * means).sum()) ** 2).sum())
+    inside = (1 - share) * variances
+    dust = 1e-18 * max(float(np.abs(part).max()) for part in strata) ** 2
+    if inside.sum() <= dust:
+        return (1.0, 0.0) if between > dust else (0.0, 1.0)
+    f = between / float(inside.sum())
+    below = float((inside.sum() ** 2) / (inside**2 / (n - 1)).sum())
+    squares = variances**2
+    above = float(inside.sum() ** 2 / ((share * variances).sum() ** 2 + (squares * (1 - 2 * share)).sum()))
+    return max(0.0, 1 - 1 / f) if f > 0 else 0.0, float(stats.f.sf(f, above, below))
+
+
+def _tested(rows: Sequence[_Row]) -> Iterator[tuple[_Row, dict[str, Any]]]:
+    """Every row with the fields of its Effect or Interaction that all have."""
+    samples = [row.sample for row in rows]
+    scales = [row.scale for row in rows]
+    summed = summaries(samples, scales)
+    families: dict[str, list[int]] = {}
+    for place, row in enumerate(rows):
+        families.setdefault(row.fields["family"], []).append(place)
+    ps = [math.nan] * len(rows)
+    for places in families.values():
+        keys = [rows[i].keys for i in places]
+        together = corrected(
+            [samples[i] for i in places], [summed[i] for i in places], keys, [scales[i] for i in places]
+        )
+        for i, p in zip(places, together, strict=True):
+            ps[i] = p
+    for row, summary, p in zip(rows, summed, ps, strict=True):
+        # the median is that of the differences as they are, whatever the weights of strata
+        yield row, row.fields | vars(summary) | {"median": float(np.median(row.plain)), "p_corrected": p}
+
+
+def _equivalences(rows: Sequence[_Row]) -> dict[int, float]:
+    """By row with a margin: p of the two one-sided tests that the mean lies within it, after Holm's correction.
+
+    Each side is half of the two-sided test of the differences shifted by the margin, whichever test that is.
+    """
+    asked = [row for row in rows if row.about["margin"] is not None]
+    scales = [row.scale for row in asked]
+    below = summaries([row.sample + row.about["margin"] for row in asked], scales)
+    above = summaries([row.sample - row.about["margin"] for row in asked], scales)
+    raw = [max(_one_sided(a.p, a.mean), _one_sided(b.p, -b.mean)) for a, b in zip(below, above, strict=True)]
+    return dict(zip((row.place for row in asked), holm(raw), strict=True))
+
+
+def _one_sided(p: float, mean: float) -> float:
+    return p / 2 if mean > 0 else 1 - p / 2
 
 
 # --- quality against speed ------------------------------------------------------------------------------------------

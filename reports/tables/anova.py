@@ -9,7 +9,7 @@ from ..data import Lengths, ReportError, gather
 from ..layout import Line, assemble, p_value, sweep_note
 from ..numbers import rounded
 from ..stats.anova import anova
-from ..stats.effects import measures, numbers_of, origins_of
+from ..stats.effects import main_measures, numbers_of, origins_of
 from ..table import Entry, Table
 
 
@@ -19,7 +19,7 @@ def anova_table(
     """Type-III analysis of variance of every number of the complete results, with partial eta squared."""
     data = gather(store, sweep, revision=revision, lengths=lengths)
     lines, remarks = [], []
-    for column in measures(data):
+    for column in main_measures(data):
         frame = numbers_of(data, column)
         try:
             table, told = anova(data, column)

@@ -1,24 +1,209 @@
-"""The tables `effects` and `interactions`: what every level does, alone and beside another, by matched pairs."""
+"""The tables `effects`, `interactions` and `contrasts`: what the levels do, alone and together, by matched pairs."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
 from ...results.store.store import Store
+from ..columns import qualities
 from ..data import Lengths, SweepData, gather
-from ..layout import DUST, Line, assemble, p_value, sweep_note
+from ..layout import DUST, NOTHING, Line, assemble, p_value, sweep_note
 from ..numbers import Column, rounded, signed
-from ..stats.effects import Effect, Interaction, detectable, effects, interactions, measures, spread
-from ..stats.resampling import EXACT, LEAST
+from ..stats.effects import Effect, Interaction, Tested, contrasts, effects, interactions, main_measures, measures
+from ..stats.resampling import METHODS
+from ..stats.spread import detectable, spreads
 from ..table import Entry, Table
 
-TEST_NOTE = (
-    "Differences in nats per token, needle and MFU in points. p sign: exact sign test; p perm: permutation of signs, exact up to "
-    f"{EXACT}, below {LEAST} Student's t. Low, High: the values that p perm does not reject at 5%. p Holm: p perm, corrected for the "
-    "{} tests of this table."
+UNITS = "Differences in nats per token, needle and MFU in points; n is configurations, never runs: the seeds of one are one observation."
+TESTS = (
+    "Low, High and p belong together ({}): what configurations like these would come to. p corr: p after the correction for "
+    "its family, the tests of one number and one axis{}. p sign: exact sign test."
 )
+STRATA_NOTE = (
+    "A row over several mixers (or memories) gives each the same weight. I2: share of the differences between them that is more "
+    "than chance, p het: its test (Brown and Forsythe); ~ marks rows where p het < 0.05: they speak of none of their mixers."
+)
+NUMBERS = ("Mean", "Median", "Up", "Down", "Low", "High", "p", "p corr", "p sign", "I2", "p het")
+WORST = "Worst"
+MIXED = " ~"
+
+
+def effects_table(
+    store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
+) -> Table:
+    """The effect of every level on every number at every length, by matched pairs; declared contrasts first."""
+    data = gather(store, sweep, revision=revision, lengths=lengths)
+    found = effects(data)
+    lines = [
+        Line(
+            words=(
+                one.measure.heading,
+                one.axis + (" (declared)" if one.confirmatory else ""),
+                f"{one.level} - {one.reference}",
+                _within(one),
+            ),
+            entries=_numbers(one, found),
+            about=_about(one),
+        )
+        for one in found
+    ]
+    notes = [sweep_note(data), UNITS, *_tests(data, found), STRATA_NOTE, *_own_units(data), *_missing(data, found)]
+    notes += _limits(data, [one for one in main_measures(data) if _told(data, one)], found)
+    if not found:
+        notes.append("No two cells with numbers agree on all axes but one: there is no pair to compare yet.")
+    title = f"Effects of levels by matched pairs, sweep {data.sweep}, revision {data.revision}"
+    headings = ("Measure", "Axis", "Levels", "Within")
+    return assemble(data, "effects", title, headings, lines, numbers=("Pairs", *_headings(found)), notes=notes)
+
+
+def interactions_table(
+    store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
+) -> Table:
+    """Two-way and three-way interactions by differences of differences over matched fours and eights of cells."""
+    data = gather(store, sweep, revision=revision, lengths=lengths)
+    found = interactions(data)
+    lines = [
+        Line(words=(one.measure.heading, *_sides(one), _within(one)), entries=_numbers(one, found), about=_about(one))
+        for one in found
+    ]
+    title = f"Interactions, sweep {data.sweep}, revision {data.revision}"
+    notes = [sweep_note(data), UNITS, *_tests(data, found), STRATA_NOTE, *_own_units(data), *_missing(data, found)]
+    notes.append(
+        "Fours: configurations with all corners of a difference of differences; where a third axis is named, eights."
+    )
+    if not found:
+        notes.append("No four cells with numbers agree on all axes but two: there is no interaction to see yet.")
+    headings = ("Measure", "First", "Second", "Third", "Within")
+    return assemble(data, "interactions", title, headings, lines, numbers=("Fours", *_headings(found)), notes=notes)
+
+
+def contrasts_table(
+    store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
+) -> Table:
+    """The contrasts that the grid declares: the confirmatory family, with what each came to."""
+    data = gather(store, sweep, revision=revision, lengths=lengths)
+    found = contrasts(data)
+    lines = []
+    for one in found:
+        verdict = Entry(text=one.verdict, heading="Verdict")
+        margin = Entry(text=NOTHING, heading="Margin")
+        if one.margin is not None:
+            text = rounded(one.margin, one.measure.decimals, percent=one.measure.percent)
+            margin = replace(margin, text=text, value=one.margin)
+        amounts = {"Mean": one.mean, "Low": one.low, "High": one.high}
+        entries = (
+            _count(one),
+            *(_difference(one.measure, name, value) for name, value in amounts.items()),
+            p_value("p", one.p),
+            p_value("p corr", one.p_corrected),
+            margin,
+            p_value("p equiv", one.p_equivalence),
+            verdict,
+        )
+        words = (one.measure.heading, one.axis, f"{one.level} - {one.reference}", _within(one))
+        lines.append(Line(words=words, entries=entries, about=_about(one)))
+    notes = [sweep_note(data)]
+    if found:
+        notes += [
+            UNITS,
+            "Declared in the grid before the launch, corrected together (p corr) as one family; everything else that a report tests "
+            "is exploratory.",
+            "Margin: the difference that the grid says would not matter; p equiv: two one-sided tests that the mean lies within "
+            "it, after Holm's correction. Verdict at 5%: not shown is neither a difference nor its absence.",
+            *_missing(data, found),
+        ]
+    else:
+        notes.append(
+            "The grid declares no contrasts, so every test of this sweep is exploratory; `contrasts:` in a grid declares them "
+            "(docs/guide.md)."
+        )
+    title = f"Declared contrasts, sweep {data.sweep}, revision {data.revision}"
+    numbers = ("Pairs", "Mean", "Low", "High", "p", "p corr", "Margin", "p equiv", "Verdict")
+    headings = ("Measure", "Axis", "Levels", "Within")
+    return assemble(data, "contrasts", title, headings, lines, numbers=numbers, notes=notes)
+
+
+# --- words --------------------------------------------------------------------------------------------------------
+
+
+def _within(one: Tested) -> str:
+    """all; polar; polar, memory on: with a mark where it averages strata that differ."""
+    parts = [part.split("=", 1) for part in one.where.split(", ")] if one.where else []
+    told = ", ".join(level if axis == "attn_type" else f"{axis} {level}" for axis, level in parts) or "all"
+    return told + (MIXED if one.mixed else "")
+
+
+def _sides(one: Interaction) -> list[str]:
+    told = [f"{a}: {x} - {r}" for a, x, r in zip(one.axes, one.levels, one.references, strict=True)]
+    return [*told, *[NOTHING] * (3 - len(told))]
+
+
+def _about(one: Tested) -> dict[str, object]:
+    return {
+        "family": one.family,
+        "confirmatory": one.confirmatory,
+        "method": one.method,
+        "expected": one.expected,
+        "missing": dict(one.missing),
+        "where": one.where,
+    }
+
+
+# --- numbers --------------------------------------------------------------------------------------------------------
+
+
+def _headings(found: Sequence[Tested]) -> tuple[str, ...]:
+    return (*NUMBERS, WORST) if _any_worst(found) else NUMBERS
+
+
+def _any_worst(found: Sequence[Tested]) -> bool:
+    return any(not math.isnan(one.worst) for one in found)
+
+
+def _count(one: Effect | Interaction) -> Entry:
+    """How many pairs there are, of how many; it says which cells and attempts the whole row comes from."""
+    n = one.pairs if isinstance(one, Effect) else one.fours
+    text = str(n) if n == one.expected else f"{n} of {one.expected}"
+    heading = "Pairs" if isinstance(one, Effect) else "Fours"
+    return Entry(text=text, heading=heading, value=float(n), origins=one.origins)
+
+
+def _numbers(one: Effect | Interaction, found: Sequence[Tested]) -> tuple[Entry, ...]:
+    amounts = {"Mean": one.mean, "Median": one.median, "Low": one.low, "High": one.high, WORST: one.worst}
+    told = {name: _difference(one.measure, name, value) for name, value in amounts.items()}
+    told |= {name: Entry(text=str(n), heading=name, value=float(n)) for name, n in (("Up", one.up), ("Down", one.down))}
+    ps = {"p": one.p, "p corr": one.p_corrected, "p sign": one.p_sign, "p het": one.p_heterogeneity}
+    told |= {name: p_value(name, p) for name, p in ps.items()}
+    told["I2"] = Entry(text=NOTHING, heading="I2")
+    if not math.isnan(one.i2):
+        told["I2"] = Entry(text=rounded(round(one.i2, DUST), 2), heading="I2", value=one.i2)
+    return (_count(one), *(told[name] for name in _headings(found)))
+
+
+def _difference(column: Column, name: str, value: float) -> Entry:
+    base = Entry(text=NOTHING, heading=name, probe=column.probe, metric=column.metric, length=column.length)
+    if math.isnan(value):
+        return base
+    return replace(base, text=signed(round(value, DUST), column.decimals, percent=column.percent), value=value)
+
+
+# --- notes ----------------------------------------------------------------------------------------------------------
+
+
+def _tests(data: SweepData, found: Sequence[Tested]) -> list[str]:
+    """How the tests were made, and which of them were asked for before the launch."""
+    if not found:
+        return []
+    methods = [METHODS[name] for name in METHODS if any(one.method == name for one in found)]
+    declared = sum(one.confirmatory for one in found)
+    families = len({one.family for one in found})
+    notes = [TESTS.format("; ".join(methods), f" ({families} families)")]
+    if declared:
+        return [*notes, f"The first {declared} rows are contrasts that the grid declares; all others are exploratory."]
+    return [*notes, "The grid declares no contrasts: every row is exploratory."]
 
 
 def _own_units(data: SweepData) -> list[str]:
@@ -28,99 +213,63 @@ def _own_units(data: SweepData) -> list[str]:
     return [f"In their own units: {', '.join(f'{one.heading} {one.unit}' for one in own)}."] if own else []
 
 
-def effects_table(
-    store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
-) -> Table:
-    """The effect of every level on every number of the complete results, by matched pairs."""
-    data = gather(store, sweep, revision=revision, lengths=lengths)
-    found = effects(data)
-    lines = [
-        Line(
-            words=(
-                one.measure.heading,
-                one.axis,
-                f"{one.level} - {one.reference}",
-                one.where.partition("=")[2] or "all",
-            ),
-            entries=_tested(one, one.pairs),
+def _missing(data: SweepData, found: Sequence[Tested]) -> list[str]:
+    """Why pairs that the grid lists are not there, and what diverged runs could make of the means."""
+    counted: Counter[str] = Counter()
+    for one in found:
+        counted.update(one.missing)
+    notes = []
+    if counted:
+        told = ", ".join(f"{word} {n}" for word, n in counted.most_common())
+        lacking = sum(bool(one.missing) for one in found)
+        notes.append(
+            f"{lacking} of {len(found)} rows lack runs that the grid lists (Pairs: found of expected); by the first cell without "
+            f"its number, over all rows: {told}."
         )
-        for one in found
-    ]
-    notes = [sweep_note(data), TEST_NOTE.format(len(found)), *_own_units(data)]
-    notes += _limits(data, measures(data), max((one.pairs for one in found), default=1))
-    if not found:
-        notes.append("No two cells with numbers agree on all axes but one: there is no pair to compare yet.")
-    title = f"Effects of levels by matched pairs, sweep {data.sweep}, revision {data.revision}"
-    numbers = ("Pairs", "Mean", "Median", "Up", "Down", "Low", "High", "p sign", "p perm", "p Holm")
-    return assemble(
-        data, "effects", title, ("Measure", "Axis", "Levels", "Within"), lines, numbers=numbers, notes=notes
-    )
-
-
-def interactions_table(
-    store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
-) -> Table:
-    """Two-way interactions by differences of differences over matched fours of cells."""
-    data = gather(store, sweep, revision=revision, lengths=lengths)
-    found = interactions(data)
-    lines = [
-        Line(
-            words=(
-                one.measure.heading,
-                *(f"{a}: {x} - {r}" for a, x, r in zip(one.axes, one.levels, one.references, strict=True)),
-            ),
-            entries=_tested(one, one.fours),
+    if _any_worst(found):
+        notes.append(
+            f"{WORST}: the mean with every diverged run at the worst value possible, 0% or 100% of a share; of a loss no bound is "
+            "known, and the worst that any cell of the sweep measured stands for it."
         )
-        for one in found
-    ]
-    title = f"Two-way interactions, sweep {data.sweep}, revision {data.revision}"
-    numbers = ("Fours", "Mean", "Median", "Up", "Down", "Low", "High", "p sign", "p perm", "p Holm")
-    notes = [sweep_note(data), TEST_NOTE.format(len(found)), *_own_units(data)]
-    return assemble(data, "interactions", title, ("Measure", "First", "Second"), lines, numbers=numbers, notes=notes)
+    return notes
 
 
-def _tested(one: Effect | Interaction, n: int) -> tuple[Entry, ...]:
-    """The ten numbers of an effect or an interaction; the first says which cells and attempts all of them come from."""
-    count = Entry(text=str(n), heading="Pairs" if isinstance(one, Effect) else "Fours", value=float(n))
-    amounts = {"Mean": one.mean, "Median": one.median, "Low": one.low, "High": one.high}
-    mean, median, low, high = (_difference(one.measure, name, value) for name, value in amounts.items())
-    up, down = (
-        Entry(text=str(found), heading=name, value=float(found)) for name, found in (("Up", one.up), ("Down", one.down))
-    )
-    ps = {"p sign": one.p_sign, "p perm": one.p, "p Holm": one.p_holm}
-    tests = (p_value(name, p) for name, p in ps.items())
-    return (replace(count, origins=one.origins), mean, median, up, down, low, high, *tests)
+def _told(data: SweepData, column: Column) -> bool:
+    """Whether the notes tell what can be seen in a number: in the two qualities, since there is a table of the rest."""
+    told = {(one.probe, one.metric, one.length) for one in qualities(data)}
+    return (column.probe, column.metric, column.length) in told
 
 
-def _difference(column: Column, name: str, value: float) -> Entry:
-    base = Entry(text="-", heading=name, probe=column.probe, metric=column.metric, length=column.length)
-    if math.isnan(value):
-        return base
-    return replace(base, text=signed(round(value, DUST), column.decimals, percent=column.percent), value=value)
-
-
-def _limits(data: SweepData, columns: Sequence[Column], pairs: int) -> list[str]:
-    """Notes on what the design can and cannot see."""
+def _limits(data: SweepData, columns: Sequence[Column], found: Sequence[Effect]) -> list[str]:
+    """Notes on what the design can and cannot see, stratum by stratum."""
     notes = []
     if max((len(cells) for cells in data.configurations().values()), default=1) < 2:
         notes.append("One run a configuration (n = 1): these numbers say nothing of seeds.")
-    known = [(column, found) for column in columns if (found := spread(data, column)) is not None]
-    if known:
-        kind = known[0][1].kind
-        told = [
-            f"{column.heading} {_amount(column, detectable(found, 1))} and {_amount(column, detectable(found, max(pairs, 1)))} "
-            f"(sd {_amount(column, found.sd)})"
-            for column, found in known
+    strata = len(data.levels("attn_type")) > 1
+    pairs = max((one.pairs for one in found if not strata or "attn_type=" in one.where), default=1)
+    known = [(column, spreads(data, column)) for column in columns]
+    told = []
+    for column, by_stratum in known:
+        parts = [
+            f"{_stratum(key)} {_amount(column, detectable(one, 1))} and {_amount(column, detectable(one, max(pairs, 1)))}"
+            for key, one in by_stratum.items()
         ]
+        told += [f"{column.heading} {', '.join(parts)}"] if parts else []
+    if told:
+        kind = next(one.kind for _, by_stratum in known for one in by_stratum.values())
         notes.append(
-            f"By the spread between {kind}, the smallest difference that this design shows with 80% power, of one pair and of "
-            f"{max(pairs, 1)}: {'; '.join(told)}."
+            f"By the spread between {kind} of the same mixer and memory, the smallest difference that is seen with 80% power, of "
+            f"one pair and of {max(pairs, 1)}: {'; '.join(told)}. Table power has more."
         )
     else:
         notes.append(
             "The sweep has neither seeds nor near-replicates, so how large a difference it can see is not known."
         )
     return notes
+
+
+def _stratum(key: tuple[str, ...]) -> str:
+    return key[0] + (" + memory" if key[1] == "on" else f" + {key[1]}" if key[1] != "off" else "")
 
 
 def _amount(column: Column, value: float) -> str:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from ...results import paper
 from ...results.store.records import CellState
 from ...results.store.store import Store
-from ..data import Lengths, ReportError, SweepData, gather
+from ..data import Lengths, ReportError, SweepData, gather, weighted
 from ..layout import NO_CELL, Line, assemble, derived, entry, seed_notes, sweep_note, word_notes
 from ..numbers import Column, column_of, large, length_name
 from ..stats.ceiling import needle_note
@@ -27,11 +27,6 @@ def _bits(probe: str, length: int, name: str) -> Column:
     if probe == "needle":
         return column_of(probe, "digit_accuracy", f"Ndl {name}", length=length)
     return column_of(probe, "bits", f"{probe.capitalize()} {name}", length=length)
-
-
-def weighted(values: dict[int, float]) -> float:
-    """Mean over lengths weighted by length: sum of L x value over sum of L (docs/mechanisms.md, "Losses")."""
-    return math.fsum(length * value for length, value in values.items()) / sum(values)
 
 
 def _own_entry(data: SweepData, cells: Sequence[CellState], column: Column, lengths: Sequence[int]) -> Entry:

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...results.contrasts import Contrast
 from ...results.names import short, why_not
 from ..config import Plugin
 from ..errors import GridError
-from . import axes, settings
+from . import axes, contrasts, settings
 from .axes import level_text
 from .cell import Cell
 from .expansion import Combination, Expansion, Fingerprint
@@ -23,7 +24,19 @@ from .settings import Layer, Setting
 from .yaml_source import Document, TooManyValues, load, value_of
 
 GRIDS = Path(__file__).resolve().parents[2] / "grids"
-GRID_KEYS = ("name", "description", "extends", "axes", "exclude", "include", "seeds", "set", "resources", "plugins")
+GRID_KEYS = (
+    "name",
+    "description",
+    "extends",
+    "axes",
+    "exclude",
+    "include",
+    "seeds",
+    "set",
+    "resources",
+    "plugins",
+    "contrasts",
+)
 BASE_KEYS = ("description", "extends", "set", "resources")
 MOST_CELLS = 20_000
 """Of a grid, unless `--cells` allows more: planning takes about a quarter of a millisecond a cell."""
@@ -47,6 +60,8 @@ class Grid:
     """base chain, then `set` and `resources`; axis levels come after."""
     command_line: Layer = field(default_factory=dict)
     plugins: tuple[Plugin, ...] = ()
+    contrasts: tuple[Contrast, ...] = ()
+    """The differences that the sweep is launched to see; part of no cell."""
 
     def expand(self, fingerprint: Fingerprint, prepared: Lookup = lambda name: None) -> list[Cell]:
         """All cells in grid order: axes in the order written, the last one fastest, seeds innermost.
@@ -74,6 +89,9 @@ class Grid:
             raise GridError(
                 self.document.path, self.document.line("exclude"), "exclude", "drops every cell; nothing is left to run"
             )
+        # whoever asks for other lengths on the command line tries something out
+        if not any(path.startswith(contrasts.EVALUATION) for path in self.command_line):
+            contrasts.check_lengths(self.document, self.contrasts, cells)
         return cells
 
     def _same(self, first: Cell, second: Cell, line: int | None) -> GridError:
@@ -163,6 +181,7 @@ def load_grid(
     plugins = tuple(_plugins(document))
     layers = _layers(document)
     found_axes = _axes(document)
+    included = _include(document)
     title = _text(document, "name")
     if not title:
         raise GridError(path, 1, "name", "is missing; give the sweep a name")
@@ -178,11 +197,12 @@ def load_grid(
         document=document,
         axes=found_axes,
         exclude=_exclude(document, found_axes),
-        include=_include(document),
+        include=included,
         seeds=_seeds(document),
         layers=layers,
         command_line=_command_line(sets),
         plugins=plugins,
+        contrasts=contrasts.read(document, _section(document, contrasts.KEY, list), _all_levels(found_axes, included)),
     )
     grid.check_size(MOST_CELLS if most is None else most)
     return grid
@@ -326,6 +346,17 @@ def _include(document: Document) -> list[tuple[dict[str, list[Any]], int]]:
             for level in levels:
                 _check_level(document, name, level, "include", index, name)
         found.append((rule, document.line("include", index)))
+    return found
+
+
+def _all_levels(
+    crossed: Mapping[str, list[Any]], included: Sequence[tuple[Mapping[str, list[Any]], int]]
+) -> dict[str, list[Any]]:
+    """Every level that a cell of the grid may stand at, by axis."""
+    found = {name: list(levels) for name, levels in crossed.items()}
+    for rule, _ in included:
+        for name, levels in rule.items():
+            found.setdefault(name, []).extend(levels)
     return found
 
 

@@ -125,6 +125,11 @@ def _properties(settings: dict[str, Any], resources: dict[str, Any]) -> dict[str
                 {"type": "array", "minItems": 1, "uniqueItems": True, "items": {"type": "integer", "minimum": 0}},
             ],
         },
+        "contrasts": {
+            "type": "array",
+            "items": _contrast(),
+            "description": "The differences that the sweep is launched to see: tested and corrected together; all else is exploratory.",
+        },
         "set": {**settings, "description": "Settings of every cell, over those of the base."},
         "resources": resources,
         "plugins": {
@@ -133,6 +138,27 @@ def _properties(settings: dict[str, Any], resources: dict[str, Any]) -> dict[str
             "description": "Python files beside the grid that register mixers, memories, position schemes, regularizers, corpora or probes.",
         },
     }
+
+
+def _contrast() -> dict[str, Any]:
+    told = {
+        "measure": "What is compared: probe.metric, probe.metric@LENGTH, or probe.metric@avg for the length-weighted average.",
+        "axis": "An axis of this grid.",
+        "level": "The level that is held against the reference.",
+        "reference": "The level that it is held against; by default off, baseline, else the axis's first.",
+        "margin": "The difference that would not matter, in the measure's own unit (0.05 of an accuracy is 5 points).",
+    }
+    properties: dict[str, Any] = {name: {"description": words, **SCALAR} for name, words in told.items()}
+    properties["measure"] |= {"type": "string", "pattern": r"^[a-z][a-z0-9_]*\.[^@]+(@([0-9]+|avg))?$"}
+    properties["axis"]["type"] = "string"
+    properties["margin"] |= {"type": ["number", "string"], "pattern": NUMBER, "exclusiveMinimum": 0}
+    properties["within"] = {
+        "description": "Axis to level: only cells that stand there.",
+        "type": "object",
+        "additionalProperties": SCALAR,
+    }
+    needed = ["measure", "axis", "level"]
+    return {"type": "object", "properties": properties, "required": needed, "additionalProperties": False}
 
 
 def grid_schema() -> dict[str, Any]:

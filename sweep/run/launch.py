@@ -9,6 +9,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ...results import contrasts
 from ...results.errors import SweepBusy, SweepUnknown
 from ...results.store.cell_status import standing
 from ...results.store.records import NewRevision
@@ -183,6 +184,8 @@ def claim(request: Request, store: Store, owner: processes.Owner) -> int:
         options={
             "requested": [list(pair) for pair in wanted],
             "set": {path: setting.value for path, setting in grid.command_line.items()},
+            # absent where there is none, so that a sweep of before they existed is relaunched as the same revision
+            **({contrasts.OPTION: contrasts.as_options(grid.contrasts)} if grid.contrasts else {}),
         },
         commit=commit,
         dirty=dirty,

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from fractions import Fraction
 
 import numpy as np
 import pandas as pd
@@ -11,13 +12,22 @@ from atma_sweep.reports.numbers import Column
 from atma_sweep.reports.render import render
 from atma_sweep.reports.stats import effects as ef
 from atma_sweep.reports.stats.anova import anova
-from atma_sweep.reports.stats.resampling import holm
+from atma_sweep.reports.stats.resampling import corrected, summaries
 from atma_sweep.reports.tables import make_table
-from atma_sweep.results.store.records import Measurement
+from atma_sweep.results.paper import rows
+from atma_sweep.results.store.records import AXES, Measurement
 from scipy import stats
+from statsmodels.stats.oneway import anova_oneway
 
+MIXERS = ("polar", "nope", "rope")
 NEEDLE_64K = Column("Ndl@64K", "needle", "digit_accuracy", 1, percent=True, length=65536)
 VAL = Column("Val", "val", "val_loss", 3)
+
+
+def matched(frame: pd.DataFrame, axis: str, level: str, reference: str) -> pd.DataFrame:
+    keys = [name for name in (*AXES, "seed") if name != axis]
+    sides = [frame[frame[axis] == word].set_index(keys)["value"] for word in (level, reference)]
+    return (sides[0] - sides[1]).dropna().rename("difference").reset_index()
 
 
 @pytest.fixture(scope="module")
@@ -55,32 +65,111 @@ class TestPublished:
         assert "n = 1" in " ".join(table.notes)
         assert "printed-v2" in table.title
 
-    def test_pairs_by_another_way(self, paper):
-        """Every main effect on the validation loss, from a plain dictionary."""
-        values = {
-            tuple(cell.levels.values()): paper.values[(cell.cell_id, "val", "val_loss", 0)].value
-            for cell in paper.cells
-        }
-        axes = list(paper.cells[0].levels)
-        for found in ef.effects(paper, [VAL]):
-            place = axes.index(found.axis)
-            mixer = found.where.removeprefix("attn_type=")
-            differences = []
-            for key, value in values.items():
-                other = (*key[:place], found.reference, *key[place + 1 :])
-                if key[place] == found.level and (not mixer or key[0] == mixer):
-                    differences.append(value - values[other])
-            assert (found.pairs, found.mean, found.median) == pytest.approx(
-                (len(differences), np.mean(differences), np.median(differences))
+    def test_every_effect_by_exact_fractions(self, paper):
+        """From the printed numbers alone, by plain dictionaries: every pair of levels, over the sweep and in its strata."""
+        values = {tuple(row[axis] for axis in AXES): Fraction(row["val_loss"]) for row in rows("complete-v2")}
+        found = ef.effects(paper, [VAL])
+        assert {(one.axis, one.level, one.reference) for one in found} == {
+            ("attn_type", "nope", "polar"), ("attn_type", "rope", "polar"), ("attn_type", "rope", "nope"),
+            *(("reg_mode", b, a) for a, b in itertools.combinations(("baseline", "weak", "strong", "discrete", "zipfian"), 2)),
+            *((axis, "on", "off") for axis in ("distractor", "memory", "window")),
+        }  # fmt: skip
+        assert {one.where for one in found if one.axis == "window"} >= {"", *(f"attn_type={m}" for m in MIXERS)}
+        for one in found:
+            place = AXES.index(one.axis)
+            at = dict(part.split("=") for part in one.where.split(", ") if part)
+            differences = [
+                value - values[(*key[:place], one.reference, *key[place + 1 :])]
+                for key, value in values.items()
+                if key[place] == one.level and all(key[AXES.index(axis)] == level for axis, level in at.items())
+            ]
+            assert (one.pairs, one.expected, one.missing) == (len(differences), len(differences), {})
+            assert one.mean == pytest.approx(float(sum(differences) / len(differences)), abs=1e-12)
+            assert (one.up, one.down) == (sum(d > 0 for d in differences), sum(d < 0 for d in differences))
+
+    def test_strata_weigh_equally(self, published):
+        """Version 1 lacks 20 cells of rope: its mean over the sweep is that of its mixers, not that of their mix."""
+        memory = {
+            version: next(
+                one
+                for one in ef.effects(gather(published, f"printed-{version}"), [NEEDLE_64K])
+                if (one.axis, one.where) == ("memory", "")
             )
+            for version in ("v1", "v2")
+        }
+        values = {tuple(row[axis] for axis in AXES): Fraction(row["needle_64k"]) for row in rows("complete-v1")}
+        means = []
+        for mixer in MIXERS:
+            on = {key: value for key, value in values.items() if key[0] == mixer and key[3] == "on"}
+            off = {key: (*key[:3], "off", key[4]) for key in on}
+            found = [value - values[off[key]] for key, value in on.items() if off[key] in values]
+            means.append(sum(found) / len(found))
+        assert 100 * memory["v1"].mean == pytest.approx(float(sum(means) / 3), abs=0.02), "printed to 0.1"
+        assert f"{100 * memory['v1'].mean:.1f}" == f"{100 * memory['v2'].mean:.1f}" == "17.4"
+
+    def test_families(self, paper):
+        found = ef.effects(paper, [VAL, NEEDLE_64K])
+        assert {one.family for one in found if one.axis == "memory"} == {
+            f"{one.measure.heading}: memory" for one in found
+        }
+        assert not any(one.confirmatory for one in found)
+        assert all(one.p_corrected >= one.p - 1e-12 for one in found)
+        (nope,) = [
+            one
+            for one in found
+            if (one.measure.heading, one.axis, one.level, one.reference, one.where)
+            == ("Ndl@64K", "attn_type", "nope", "polar", "")
+        ]
+        assert nope.p < 1e-4
+        assert nope.sure, "as printed before: Holm on the sign test over all axes and measures, 0.0945"
+
+    def test_heterogeneity_is_brown_and_forsythe_s(self, paper):
+        """statsmodels has the test; strata without any variance are among these."""
+        shown = 0
+        for one in ef.effects(paper, [VAL, NEEDLE_64K]):
+            frame = ef.numbers_of(paper, one.measure)
+            if one.where or one.axis == "attn_type":
+                continue
+            pairs = matched(frame, one.axis, one.level, one.reference)
+            strata = [part["difference"].to_numpy() for _, part in pairs.groupby("attn_type")]
+            if all(np.ptp(part) < 1e-12 for part in strata):
+                continue
+            with np.errstate(all="ignore"):
+                known = anova_oneway(strata, use_var="bf")
+            assert one.p_heterogeneity == pytest.approx(known.pvalue, rel=1e-6), one.axis
+            assert one.i2 == pytest.approx(max(0.0, 1 - 1 / known.statistic))
+            assert one.mixed == (known.pvalue < 0.05)
+            shown += 1
+        assert shown > 20
+        (memory,) = [one for one in ef.effects(paper, [NEEDLE_64K]) if (one.axis, one.where) == ("memory", "")]
+        assert memory.mixed, "polar +47.8, nope +4.6, rope 0.0"
+
+    def test_measures_are_all_lengths_and_their_weighted_average(self, paper, published):
+        headings = [one.heading for one in ef.measures(paper)]
+        assert [one for one in headings if one.startswith("Ndl")] == [
+            "Ndl@2K", "Ndl@4K", "Ndl@8K", "Ndl@16K", "Ndl@32K", "Ndl@64K", "Ndl avg",
+        ]  # fmt: skip
+        assert [one.heading for one in ef.main_measures(paper)] == [
+            "Val", "Clean@2K", "Clean@64K", "Junk@2K", "Junk@64K", "Ndl@2K", "Ndl@64K", "MFU",
+        ]  # fmt: skip
+        (average,) = [one for one in ef.measures(paper) if one.heading == "Ndl avg"]
+        assert (average.metric, average.length) == ("digit_accuracy_weighted", 0)
+        cells = {tuple(cell.levels.values()): cell.cell_id for cell in paper.cells}
+        for key in {tuple(row[axis] for axis in AXES) for row in rows("lengths")} & cells.keys():
+            logged = [row for row in rows("lengths") if tuple(row[axis] for axis in AXES) == key]
+            hits = {int(row["length"]): round(float(row["needle"]) * 80 / 100) for row in logged}
+            exact = Fraction(sum(length * n for length, n in hits.items()), 80 * sum(hits))
+            value = paper.value(cells[key], "needle", "digit_accuracy_weighted", 0)
+            assert value.value == pytest.approx(float(exact))
+        best = paper.value(cells["polar", "baseline", "off", "on", "off"], "needle", "digit_accuracy_weighted", 0)
+        assert f"{100 * best.value:.2f}" == "94.15", "the paper: 94%"
 
     def test_the_near_replicates(self, paper):
         near = {"attn_type": "polar", "memory": "on", "distractor": "off", "window": "off"}
         found = ef.spread(paper, NEEDLE_64K, near)
-        assert (found.kind, found.df, found.groups) == ("near-replicates", 4, 1)
-        numbers = [0.925, 0.5125, 0.525, 0.7375, 0.6375]  # docs/mechanisms.md, "Decisions", unrounded
+        assert (found.kind, found.df, found.groups) == ("near-replicates", 3, 1)
+        numbers = [0.925, 0.5125, 0.7375, 0.6375]  # docs/mechanisms.md, "Decisions", unrounded, without strong
         assert found.sd == pytest.approx(np.std(numbers, ddof=1))
-        assert f"{100 * found.sd:.1f}" == "17.1"
         assert ef.spreads_by_configuration(paper, NEEDLE_64K)["polar", "off", "on", "off"] == found
 
     def test_the_distractor_hurts_less_than_its_error(self, paper):
@@ -144,8 +233,8 @@ class TestPublished:
 
     def test_the_pareto_front_holds_the_fastest_and_the_best(self, published):
         table = make_table("pareto", published, "printed-v2")
-        assert table.columns[-3:] == ("MFU", "Val", "Ndl@64K")
-        fronts = {row[-3:]: row[5] for row in table.rows}
+        assert table.columns[5:9] == ("Front", "MFU", "Val", "Ndl@64K")
+        fronts = {row[6:9]: row[5] for row in table.rows}
         assert ("41.6", "3.224", "1.3") in fronts  # the fastest of all, 41.55 in its log, is on both
         assert fronts["41.6", "3.224", "1.3"] == "Val and Ndl@64K"
         assert fronts["35.6", "3.169", "92.5"] == "Ndl@64K"
@@ -184,16 +273,26 @@ class TestOwn:
     def test_effects_by_hand(self, design):
         found = {(one.axis, one.where): one for one in ef.effects(gather(design))}
         memory = found["memory", ""]
-        assert (memory.level, memory.reference, memory.pairs, memory.up, memory.down) == ("on", "off", 3, 0, 3)
-        assert (memory.mean, memory.median) == pytest.approx((-3.5 / 3, -1.0))
+        # configurations are the pairs: polar -1 and -1, nope -1.5; its second seed is missing
+        assert (memory.level, memory.reference, memory.pairs, memory.up, memory.down) == ("on", "off", 2, 0, 2)
+        assert (memory.mean, memory.median) == pytest.approx((-1.25, -1.25))
+        assert (memory.seeds, memory.expected, memory.missing) == (2, 2, {"new": 1})
+        assert len(memory.origins) == 6
         assert found["memory", "attn_type=nope"].pairs == 1
         assert math.isnan(found["memory", "attn_type=nope"].low)
-        assert found["attn_type", ""].mean == pytest.approx((1 + 1 + 0.5) / 3)
-        family = [one.p for one in ef.effects(gather(design))]
-        assert [one.p_holm for one in ef.effects(gather(design))] == pytest.approx(holm(family), nan_ok=True)
+        assert found["attn_type", ""].mean == pytest.approx((1 + 0.5) / 2)
+
+    def test_families_are_corrected_together(self, design):
+        found = [one for one in ef.effects(gather(design)) if one.axis == "memory"]
+        polar, nope = np.array([[-1.0, -1.0]]), np.array([[-1.5, np.nan]])
+        samples = [np.concatenate([polar, nope]), polar, nope[:, 0]]
+        known = corrected(samples, summaries(samples, [5.2] * 3))
+        assert [one.where for one in found] == ["", "attn_type=polar", "attn_type=nope"]
+        assert [one.p_corrected for one in found] == pytest.approx(known, nan_ok=True)
 
     def test_interaction_by_hand(self, design):
         (found,) = ef.interactions(gather(design))
+        assert found.expected == 1
         assert (found.axes, found.levels, found.references) == (
             ("attn_type", "memory"),
             ("nope", "on"),
@@ -209,7 +308,7 @@ class TestOwn:
         assert (found.kind, found.df, found.groups) == ("seeds", 3, 3)
         assert found.sd == pytest.approx(0.2 / math.sqrt(2))
         t = stats.t.ppf(0.975, 3) + stats.t.ppf(0.8, 3)
-        assert ef.detectable(found, 3) == pytest.approx(t * found.sd * math.sqrt(2 / 3))
+        assert ef.detectable(found, 1) == pytest.approx(t * found.sd * math.sqrt(2))
         notes = " ".join(make_table("effects", design).notes)
         assert "n = 1" not in notes
         assert "spread between seeds" in notes

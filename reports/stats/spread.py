@@ -1,0 +1,169 @@
+"""How much a number varies between runs that ought to agree, stratum by stratum, and the differences that can be seen beside it.
+
+The spread comes from seeds where the sweep has several; else, for some sweeps, from *near-replicates*: cells that differ in
+their regularizer alone. They are near only where its weight is nearly nothing: beside a loss that is summed over the
+micro-batch (train.loss_reduction: sum), in every mode but `strong`; and never for speed, which it does cost.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from ...results.store.records import AXES
+from ..data import WEIGHTED, ReportError, SweepData
+from ..numbers import Column
+from ..trials import trials_of
+from .design import numbers_of
+from .resampling import ALPHA
+
+__all__ = [
+    "NEAR",
+    "POWER",
+    "STRATA",
+    "Spread",
+    "detectable",
+    "factor",
+    "seed_robustness",
+    "spread",
+    "spreads",
+    "spreads_by_configuration",
+]
+
+POWER = 0.8
+NEAR = "reg_mode"
+TREATMENT = "strong"
+"""The mode whose weight is not nearly nothing."""
+STRATA = ("attn_type", "memory")
+SPEED = "throughput"
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Pooled standard deviation of a number between runs that ought to agree, its degrees of freedom, and the groups it comes
+    from. `kind` is `seeds` or `near-replicates`. `floor` is the least that an accuracy varies, by its trials alone: 0 for
+    other numbers."""
+
+    kind: str
+    sd: float
+    df: int
+    groups: int
+    floor: float = 0.0
+
+    @property
+    def used(self) -> float:
+        """The standard deviation to plan and judge with: not below the floor."""
+        return max(self.sd, self.floor)
+
+
+def spread(data: SweepData, column: Column, where: Mapping[str, str] | None = None) -> Spread | None:
+    """The spread of a number: between seeds where the sweep has several, else between near-replicates. `where` keeps only cells
+    at those levels. None where there is no such group."""
+    frame = numbers_of(data, column)
+    for name, wanted in (where or {}).items():
+        frame = frame[frame[name] == wanted]
+    return _pooled(data, column, frame)
+
+
+def spreads(data: SweepData, column: Column) -> dict[tuple[str, ...], Spread]:
+    """The spread within every stratum that has one, by its levels of STRATA: what varies much in one may stand still in another."""
+    frame = numbers_of(data, column)
+    found = {}
+    for key, part in frame.groupby(list(STRATA), sort=False):
+        if (one := _pooled(data, column, part)) is not None:
+            found[tuple(map(str, key))] = one
+    return found
+
+
+def spreads_by_configuration(data: SweepData, column: Column) -> dict[tuple[str, ...], Spread]:
+    """The spread of every configuration on its own, by its levels of AXES without the regularizer."""
+    frame = numbers_of(data, column)
+    found = {}
+    for key, part in frame.groupby([axis for axis in AXES if axis != NEAR]):
+        if (one := _pooled(data, column, part)) is not None:
+            found[tuple(map(str, key))] = one
+    return found
+
+
+def _pooled(data: SweepData, column: Column, frame: pd.DataFrame) -> Spread | None:
+    axes = [*AXES, *data.extra_axes()]
+    near = frame[[_near(data, column, cell) for cell in frame["cell"]]]
+    kinds = (("seeds", frame, axes), ("near-replicates", near, [axis for axis in (*axes, "seed") if axis != NEAR]))
+    for kind, some, keys in kinds:
+        groups = some.groupby(keys)["value"]
+        sizes = groups.size()
+        df = int((sizes - 1).sum())
+        if df > 0:
+            # a group of one is its own mean and adds nothing
+            squares = float(((some["value"] - groups.transform("mean")) ** 2).sum())
+            return Spread(kind, math.sqrt(squares / df), df, int((sizes > 1).sum()), _floor(data, column, frame))
+    return None
+
+
+def _near(data: SweepData, column: Column, cell: str) -> bool:
+    """Whether the regularizer of this cell is nearly nothing to the number."""
+    train = data.configs.get(cell, {}).get("train", {})
+    weak = train.get("loss_reduction") == "sum" and train.get("regularizer") != TREATMENT
+    return weak and column.probe != SPEED
+
+
+def _floor(data: SweepData, column: Column, frame: pd.DataFrame) -> float:
+    """Standard deviation of an accuracy that its trials alone explain, at the mean of these cells by Jeffreys: also where no
+    trial of any of them was right. 0 for what is no accuracy."""
+    base = column.metric.removesuffix(WEIGHTED)
+    if not len(frame) or not data.metric(column.probe, base).trials:
+        return 0.0
+    lengths = data.averaged(column.probe, base) if column.metric != base else [column.length]
+    variance = 0.0
+    for length in lengths:
+        known = [value for cell in frame["cell"] if (value := data.value(cell, column.probe, base, length)) is not None]
+        sizes = [(value.value or 0.0, n) for value in known if (n := trials_of(value, data.values))]
+        if not sizes:
+            return 0.0
+        every = sum(n for _, n in sizes)
+        share = (sum(share * n for share, n in sizes) + 0.5) / (every + 1)
+        weight = length / sum(lengths) if len(lengths) > 1 else 1.0
+        variance += weight**2 * share * (1 - share) / (every / len(sizes))
+    return math.sqrt(variance)
+
+
+def detectable(found: Spread, pairs: int) -> float:
+    """The smallest true difference that a mean over so many pairs shows with 80% power at a two-sided 5%, the standard deviation
+    being known with the spread's degrees of freedom only: `factor` times it."""
+    return factor(pairs, found.df) * found.used
+
+
+@cache
+def factor(pairs: int, df: int) -> float:
+    """How many standard deviations of a run a mean over so many pairs must differ by, to be seen with 80% power at a two-sided 5%.
+
+    The test is Student's with pairs - 1 degrees of freedom; its power is averaged over what a spread of `df` degrees of freedom
+    leaves open (Julious and Owen, 2006): sqrt(2 / pairs) times the 80% quantile of the non-central t with `df` degrees of
+    freedom about the test's threshold. One pair has no spread of its own and is held against the sweep's:
+    sqrt(2) (t(0.975) + t(0.8)), t with `df`.
+    """
+    return float(factors(np.array([pairs]), np.array([df]))[0])
+
+
+def factors(pairs: np.ndarray, df: np.ndarray) -> np.ndarray:
+    """`factor` of many at once."""
+    threshold = stats.t.ppf(1 - ALPHA / 2, np.maximum(pairs - 1, 1))
+    alone = stats.t.ppf(1 - ALPHA / 2, df) + stats.t.ppf(POWER, df)
+    several = stats.nct.ppf(POWER, df, threshold)
+    return np.asarray(np.where(pairs > 1, several, alone) * np.sqrt(2 / pairs))
+
+
+def seed_robustness(data: SweepData, column: Column) -> Spread:
+    """The spread between seeds. Raises ReportError where every configuration has one run: then nothing can be said."""
+    found = spread(data, column)
+    if found is None or found.kind != "seeds":
+        raise ReportError(
+            f"every configuration of sweep {data.sweep} has one run (n = 1): nothing can be said of seeds; launch it with seeds: 3"
+        )
+    return found

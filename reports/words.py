@@ -1,0 +1,24 @@
+"""The words that stand where a cell has no number."""
+
+from __future__ import annotations
+
+from ..results.store.records import CellState, Value
+from .data import SweepData
+from .numbers import Column, reason_code
+
+UNMEASURED = "unmeasured"
+"""Printed where a cell lacks what its grid does not ask for either."""
+
+
+def word_for(standing: str, value: Value | None) -> str:
+    """What is printed instead of a number: the code of the recorded reason, else where the cell stands."""
+    if value is None:
+        return "needs-eval" if standing == "done" else standing
+    return reason_code(value.reason or "n/a")
+
+
+def word_of(data: SweepData, cell: CellState, column: Column, value: Value | None) -> str:
+    """What stands for a number that a cell does not have."""
+    word = word_for(data.word(cell), value)
+    unasked = column.length > 0 and not data.asks(column.probe, column.length)
+    return UNMEASURED if word == "needs-eval" and unasked else word
