@@ -13,11 +13,14 @@ from ...results.store.store import Store
 from ..columns import complete_columns
 from ..data import SweepData
 from ..figures.base import training_lengths
-from ..figures.lines import lines_of, only, over_lengths
+from ..figures.lines import BARS, lines_of, only, over_lengths
+from ..figures.style import axis_name, shown
 from ..layout import DUST, entry
 from ..numbers import Column, rounded, signed
+from ..stats.ceiling import ceiling, yardstick
 from ..stats.effects import ALPHA, Effect, effects, factors, spread
 
+PLAIN = ("off", "baseline")
 RANKED = 5  # configurations that the first page names of each measure
 NEEDLE = ("needle", "digit_accuracy")
 
@@ -89,9 +92,10 @@ def _ranking(data: SweepData, groups: Sequence[Sequence[CellState]], column: Col
     return {"rows": rows, "of": len(known)}
 
 
-def _words(data: SweepData, cell: CellState) -> list[list[str]]:
-    """[axis, level] of every axis that varies."""
-    return [[axis, cell.levels[axis] if axis in AXES else cell.axes.get(axis, "-")] for axis in factors(data)]
+def _words(data: SweepData, cell: CellState) -> list[str]:
+    """The levels of every axis that varies, as figures name them; what is off or plain is not named."""
+    levels = [(axis, cell.levels[axis] if axis in AXES else cell.axes.get(axis, "-")) for axis in factors(data)]
+    return [shown(level, axis) for axis, level in levels if level not in PLAIN] or ["plain"]
 
 
 def _interval(
@@ -127,10 +131,10 @@ def forest_of(data: SweepData, columns: Sequence[Column], found: Sequence[Effect
             rows.append(
                 {
                     "measure": measure,
-                    "axis": one.axis,
-                    "level": one.level,
-                    "reference": one.reference,
-                    "where": one.where.partition("=")[2],
+                    "axis": axis_name(one.axis),
+                    "level": shown(one.level, one.axis),
+                    "reference": shown(one.reference, one.axis),
+                    "where": _within(one.where),
                     "pairs": one.pairs,
                     **effect_numbers(one),
                 }
@@ -143,6 +147,12 @@ def forest_of(data: SweepData, columns: Sequence[Column], found: Sequence[Effect
             else "No two cells with numbers agree on all axes but one: there is no pair to compare yet."
         )
     return {"measures": [about(column) for column in columns], "rows": rows, "why": why}
+
+
+def _within(where: str) -> str:
+    """The stratum of an effect in words; nothing for the whole sweep."""
+    parts = (part.partition("=") for part in where.split(",") if part)
+    return ", ".join(shown(level.strip(), axis.strip()) for axis, _, level in parts)
 
 
 def effect_numbers(one: Effect) -> dict[str, Any]:
@@ -173,9 +183,19 @@ def needle_of(store: Store, data: SweepData) -> dict[str, Any]:
     for key, line in means.groupby(["panel", "line"], sort=False):
         panel, name = (str(part) for part in key)
         points = [_point(row) for row in line.sort_values("length").to_dict("records")]
-        panels.setdefault(panel, {"title": panel, "lines": []})["lines"].append({"name": name, "points": points})
+        panels.setdefault(panel, {"title": shown(panel), "lines": []})["lines"].append({"name": name, "points": points})
     trained = only([int(length) for length in frame["trained"]])
-    return {"panels": list(panels.values()), "trained": trained, "why": None}
+    lengths = sorted({int(length) for length in frame["length"]})
+    ceilings = [[length, 100 * share] for length in lengths if (share := ceiling(data, length)) is not None]
+    told = [note for note in dict.fromkeys(BARS.get(str(kind), "") for kind in means["interval"]) if note]
+    return {
+        "panels": list(panels.values()),
+        "trained": trained,
+        "ceiling": ceilings,
+        "note": f"Points: means over the cells of a line. Bars: {'; '.join(told)}." if told else "",
+        "yardstick": yardstick(data, lengths),
+        "why": None,
+    }
 
 
 def _point(row: Mapping[Any, Any]) -> list[Any]:

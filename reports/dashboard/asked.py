@@ -10,25 +10,22 @@ from typing import Any
 from ...results.store.records import RevisionRecord
 from ...results.store.store import Store
 from ..data import SweepData
+from ..figures.style import axis_name, shown
 from ..live.status import duration, source_of
 from ..live.watch import snapshot
 from ..numbers import large, length_name
 from ..stats.effects import factors
 
-AXIS_WORDS = {
-    "attn_type": "sequence mixer",
-    "reg_mode": "regularizer",
-    "distractor": "distractor",
-    "memory": "recurrent memory",
-    "window": "sliding window",
-}
 WAYS = {"optimizer": "optimizer {}", "schedule": "{} schedule", "loss_reduction": "loss as a {}", "matrix_lr": "rate {:g}", "muon_lr": "rate {:g}"}  # fmt: skip
 """How settings of the training are told, those that all cells share."""
 
 
 def asked_of(store: Store, data: SweepData, launched: RevisionRecord) -> dict[str, Any]:
     """The axes with their levels, and facts about model, training, evaluation and machine that hold for all cells."""
-    axes = [{"name": axis, "words": AXIS_WORDS.get(axis, axis), "levels": data.levels(axis)} for axis in factors(data)]
+    axes = [
+        {"name": axis, "words": axis_name(axis), "levels": [shown(level, axis) for level in data.levels(axis)]}
+        for axis in factors(data)
+    ]
     configs = list(store.configs({cell.cell_id for cell in data.cells}).values())
     seeds = sorted({cell.seed for cell in data.cells})
     lengths = sorted({length for some in data.asked.values() for length in some})

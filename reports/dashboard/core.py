@@ -11,6 +11,7 @@ from ...results.store.records import Attempt, Provenance
 from ...results.store.store import Store
 from ..columns import complete_columns
 from ..data import SweepData
+from ..live.status import source_of
 from ..stats.audit import homogeneity
 from ..table import Entry, Table
 from ..tables.complete import table6
@@ -37,6 +38,7 @@ def core(store: Store, data: SweepData, attempts: Sequence[Attempt], curves: Map
         "revision": data.revision,
         "version": __version__,
         "launched": _moment(launched.created_at),
+        "printed": source_of(launched),
         "commit": launched.git_commit,
         "dirty": launched.git_dirty,
         "grid": launched.grid_text,

@@ -22,10 +22,10 @@ function buildAnswer() {
   byId("panel-answer").replaceChildren(
     section("progress", "How far it is"),
     section("asked", "What was asked"),
+    care,
     section("best", "The best configurations"),
     section("forest", "What each level does"),
     section("needle", "Needle over context length"),
-    care,
   );
 }
 
@@ -45,7 +45,7 @@ const plain = (text) => make("p", { class: "why", text });
 
 function askedParts({ axes, facts: told }) {
   const rows = axes.map(({ name, words, levels }) => [
-    words === name && name.includes(".") ? name : `${words[0].toUpperCase()}${words.slice(1)}`,
+    words.includes(".") ? words : `${words[0].toUpperCase()}${words.slice(1)}`,
     make(
       "span",
       {},
@@ -90,17 +90,6 @@ const stateClass = (word) => `state-${word.replaceAll(" ", "-")}`;
 
 // --- the best ---
 
-/** The levels of a configuration as people say them: a switch that is off is not named. */
-function wordsOf(words) {
-  const told = words.map(([axis, level]) => {
-    const name = axis.replace(/^.*\./, "");
-    if (level === "on") return name;
-    if (level === "off") return "";
-    return /^[-\d.]/.test(level) ? `${name} ${level}` : level;
-  });
-  return told.filter(Boolean);
-}
-
 function bestParts({ measures, why }) {
   if (why) return [plain(why)];
   return [make("div", { class: "rankings" }, ...measures.map(ranking))];
@@ -119,15 +108,12 @@ function ranking({ heading, unit, better, rows, of }) {
       class: "words",
       on: { click: () => showCell(data.placeOf.get(row.cells[0])) },
     });
-    const words = wordsOf(row.words);
-    (words.length ? words : ["plain"]).forEach((word, index) =>
-      open.append(index ? ", " : "", make("span", { class: "nowrap", text: word.trim() })),
-    );
-    const picture = intervalSvg(
-      { value: scaled(row.value), low: scaled(row.low), high: scaled(row.high), kind: "plain" },
-      ticks,
-      row.interval,
-    );
+    row.words.forEach((word, index) => {
+      const more = index < row.words.length - 1 ? "," : "";
+      open.append(make("span", { class: "nowrap", text: word + more }), more ? " " : "");
+    });
+    const spot = { value: scaled(row.value), low: scaled(row.low), high: scaled(row.high), kind: "plain" };
+    const picture = intervalSvg(spot, ticks, row.interval);
     return make(
       "tr",
       {},
@@ -182,10 +168,7 @@ function ranking({ heading, unit, better, rows, of }) {
     ),
     make("p", {
       class: "hint",
-      text:
-        rows.length < of
-          ? `The first ${rows.length} of ${of} configurations; switches that are not named are off.`
-          : "",
+      text: rows.length < of ? `The first ${rows.length} of ${of} configurations; what is not named is off.` : "",
     }),
   );
 }
@@ -230,14 +213,12 @@ function forestOf({ heading, unit, better }, all) {
   const rows = forestRows(all);
   const ends = rows.flatMap(({ mean, low, high }) => [mean, low, high]).filter((value) => value !== null);
   const ticks = ticksOf(Math.min(0, ...ends), Math.max(0, ...ends));
-  let axis = null;
+  let family = null;
   const lines = rows.flatMap((row) => {
-    const title =
-      row.axis === axis
-        ? []
-        : [make("tr", { class: "family" }, make("th", { colspan: 3, scope: "rowgroup", text: row.axis }))];
-    axis = row.axis;
-    return [...title, forestLine(row, better, ticks)];
+    const text = `${row.axis}, against ${row.reference}`;
+    const title = text === family ? [] : [make("th", { colspan: 3, scope: "rowgroup", text })];
+    family = text;
+    return [...title.map((heading) => make("tr", { class: "family" }, heading)), forestLine(row, better, ticks)];
   });
   return make(
     "div",
@@ -253,8 +234,8 @@ function forestOf({ heading, unit, better }, all) {
             make(
               "tr",
               {},
-              ...["Level against reference", "Difference, 95%", `${unit === "%" ? "Points" : unit}`].map(
-                (text, index) => make("th", { scope: "col", text, class: ["", "picture", "n"][index] || null }),
+              ...["Level", "Difference, 95%", `${unit === "%" ? "Points" : unit}`].map((text, index) =>
+                make("th", { scope: "col", text, class: ["", "picture", "n"][index] || null }),
               ),
             ),
           ),
@@ -284,7 +265,7 @@ function forestLine(row, better, ticks) {
     make(
       "th",
       { scope: "row" },
-      row.where ? `in ${row.where}` : `${row.level} \u2212 ${row.reference}`,
+      row.where ? `in ${row.where}` : row.level,
       make("small", { text: `${row.pairs} pairs` }),
     ),
     make(
@@ -303,7 +284,7 @@ function forestLine(row, better, ticks) {
 
 // --- needle ---
 
-function needleParts({ panels, trained, ceiling, why }) {
+function needleParts({ panels, trained, ceiling, note, yardstick, why }) {
   if (why) return [plain(why)];
   const lengths = [
     ...new Set(panels.flatMap(({ lines }) => lines.flatMap(({ points }) => points.map(([length]) => length)))),
@@ -338,6 +319,7 @@ function needleParts({ panels, trained, ceiling, why }) {
       names.map((name, index) => [name, index]),
       references,
     ),
+    make("p", { class: "hint", text: `${note} In %: ${yardstick}.`.trim() }),
     make("details", {}, make("summary", { text: "These numbers as a table" }), needleTable(panels, lengths)),
   ];
 }

@@ -4,6 +4,7 @@ const cellGrid = new Grid("Cells and their numbers", {
   onSort: sortBy,
   rowClass: (row) => (row.cells.every((cell) => view.picked.includes(cell)) ? "chosen" : ""),
   fixed: true,
+  lines: true,
 });
 
 function sortBy(name) {
@@ -75,24 +76,62 @@ function cellColumns(table, best) {
     number: true,
     width: table.numberWidths[index],
     cell: (row) => numberButton(row, index, best),
+    shade: (row) => heat(row, index, table.heat[index]),
   }));
   const name = (row) =>
     make("button", {
       type: "button",
+      class: "name",
       text: rowName(row),
       title: rowName(row),
       on: { click: () => showCell(row.cells[0]) },
     });
+  const box = { heading: "Pick", width: "2.9rem", cell: pickBox };
+  const names = { heading: "Cell", sort: "Cell", width: table.nameWidth, header: true, cell: name };
+  // on a phone the numbers stay: a name says its levels, and a number that is missing says the state
+  if (phone.matches) return [{ ...names, width: Math.min(table.nameWidth, 14) }, ...mainFirst(numbers), box];
   return [
-    { heading: "Pick", width: "2.9rem", cell: pickBox },
-    { heading: "Cell", sort: "Cell", width: table.nameWidth, header: true, cell: name },
+    box,
+    names,
     ...words,
     { heading: "State", sort: "State", width: table.stateWidth, cell: stateText },
     ...numbers,
   ];
 }
 
+/** The shade of a number between the ends of its column: four steps of good and four of poor around the middle. */
+function heat(row, index, ends) {
+  const value = row.numbers[index][1];
+  if (!ends || value === null) return null;
+  const [poor, good] = ends;
+  const share = Math.min(1, Math.max(0, (value - poor) / (good - poor))); // 1 where it is good, whichever sign that has
+  const step = Math.min(4, Math.ceil(Math.abs(share - 0.5) * 8));
+  return step ? `heat-${share > 0.5 ? "good" : "poor"}-${step}` : null;
+}
+
+/** By column: the poor and the good end of its shading, outliers of a twentieth at each end left out. */
+function heatEnds(rows) {
+  return data.columns.map((column, index) => {
+    const values = rows.map((row) => row.numbers[index][1]).filter((value) => value !== null);
+    values.sort((a, b) => a - b);
+    const at = (share) => values[Math.round(share * (values.length - 1))];
+    if (!column.better || values.length < 3 || at(0.05) === at(0.95)) return null;
+    return column.better > 0 ? [at(0.05), at(0.95)] : [at(0.95), at(0.05)];
+  });
+}
+
+/** The needle at its longest length, the others at theirs, then the rest. */
+function mainFirst(numbers) {
+  const longest = (index) => data.columns.findLastIndex((one) => one.probe === data.columns[index].probe) === index;
+  const rank = (index) => (data.columns[index].probe === "needle" ? 0 : 1) + (longest(index) ? 0 : 2);
+  return numbers
+    .map((column, index) => [rank(index), column])
+    .sort((a, b) => a[0] - b[0])
+    .map(([, column]) => column);
+}
+
 function measureWidths(table) {
+  table.heat = heatEnds(table.rows);
   table.widths = table.words.map((word, index) =>
     widest(
       word,
@@ -127,7 +166,7 @@ function buildCells() {
     ? radios("Several seeds as", "seeds", { mean: "mean ± sd", each: "one row a seed" })
     : null;
   const hint =
-    "Press a number for where it comes from, a name for all of the cell; tick cells to draw their curves. Green and bold: the best of the rows shown.";
+    "Press a number for where it comes from, a name for all of the cell; tick cells to draw their curves. Blue is good, orange poor, within the column; bold: the best of the rows shown.";
   byId("panel-cells").replaceChildren(
     make("div", { class: "bar" }, seeds, make("p", { class: "hint", text: hint })),
     cellGrid.viewport,
@@ -260,10 +299,10 @@ function valueFacts(value) {
   if (!value) return [["Value", "none was recorded"]];
   const [key, number, n, low, high, , reason] = value;
   return [
-    ["Value, unrounded", number === null ? "none" : `${digits(number)} ${data.keys[key].unit}`],
+    ["Value", number === null ? "none" : `${digits(number)} ${data.keys[key].unit}`],
     ["Why there is none", reason],
     ["Samples", n ?? "not recorded"],
-    ["95% interval", low === null || high === null ? null : `${low} to ${high}`],
+    ["95% interval", low === null || high === null ? null : `${digits(low)} to ${digits(high)}`],
   ];
 }
 
@@ -276,8 +315,8 @@ function showTrace(row, index) {
   ];
   if (row.cells.length > 1)
     whole.push(
-      ["Mean, unrounded", digits(mean)],
-      ["Standard deviation", sd],
+      ["Mean", digits(mean)],
+      ["Standard deviation", sd === null ? null : digits(sd)],
       ["Seeds with the number", `${seeds} of ${row.cells.length}`],
     );
   const parts = row.cells.flatMap((cell, place) => {
@@ -305,7 +344,7 @@ function showCell(cell) {
     .join(", ");
   const rows = values.map(([key, value, n, low, high, attempt, reason]) => {
     const { probe, metric, length, unit } = data.keys[key];
-    const interval = low === null || high === null ? "" : `${low} to ${high}`;
+    const interval = low === null || high === null ? "" : `${digits(low)} to ${digits(high)}`;
     return [
       probe,
       metric,

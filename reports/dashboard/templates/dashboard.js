@@ -86,7 +86,8 @@ function draw() {
 
 function buildHead() {
   byId("title").textContent = `${data.sweep}, revision ${data.revision}`;
-  byId("summary").textContent = `${data.cells.length} cells: ${stateCounts()}. Launched ${data.launched}.`;
+  const origin = data.printed ? `Numbers printed in ${data.printed}` : `Launched ${data.launched}`;
+  byId("summary").textContent = `${data.cells.length} cells: ${stateCounts()}. ${origin}.`;
   const careful = data.care.length;
   byId("careful").textContent =
     careful === 1 ? "One thing to be careful about" : `${careful} things to be careful about`;
@@ -133,6 +134,7 @@ function listen() {
   byId("sheet").addEventListener("click", (event) => event.target === byId("sheet") && byId("sheet").close());
   addEventListener("popstate", restore);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  phone.addEventListener("change", draw);
 }
 
 // --- data, and data that change ---

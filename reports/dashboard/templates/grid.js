@@ -1,17 +1,20 @@
 // A table of any length.
 
 const ROW_HEIGHT = 32; // pixels of a table row, its border included
+const NARROW_HEIGHT = 46; // of one on a phone, where names take several lines
+const phone = matchMedia("(max-width: 600px)");
 const PADDING = "0.8rem"; // of a cell and of the button in it, both sides together
 const OVERSCAN = 12; // rows drawn above and below what is seen
 
 /** A table of which only the rows in sight exist. One stop for Tab; arrows, Home, End and Page keys move inside.
 
-Columns are {heading, width (in characters, or as CSS), number, header (row header), sort (its name, if it sorts), cell(row)}; the
-first two stay in sight where `fixed` says so. */
+Columns are {heading, width (in characters, or as CSS), number, header (row header), sort (its name, if it sorts), cell(row), shade(row) (a class)}; the
+first two stay in sight where `fixed` says so, and rows are higher on a phone where `lines` does. */
 class Grid {
   static all = [];
 
-  constructor(label, { onSort = null, rowClass = () => "", fixed = false } = {}) {
+  constructor(label, { onSort = null, rowClass = () => "", fixed = false, lines = false } = {}) {
+    this.lines = lines;
     this.onSort = onSort;
     this.rowClass = rowClass;
     this.cursor = { row: 0, column: 0 };
@@ -45,6 +48,8 @@ class Grid {
     const same = rows.length === this.rows.length && rows.every((row, index) => row === this.rows[index]);
     const top = this.keep || same ? this.top : 0;
     this.keep = false;
+    this.height = phone.matches && this.lines ? NARROW_HEIGHT : ROW_HEIGHT;
+    this.viewport.classList.toggle("narrow", this.height === NARROW_HEIGHT);
     this.rows = rows;
     this.columns = columns;
     const widths = columns.map(({ width }) => (typeof width === "number" ? `(${width}ch + ${PADDING})` : width));
@@ -101,8 +106,8 @@ class Grid {
 
   render() {
     const height = window.innerHeight; // the table is never taller, and its own height follows from what is drawn
-    const first = Math.max(0, Math.floor(this.viewport.scrollTop / ROW_HEIGHT) - OVERSCAN);
-    const last = Math.min(this.rows.length, first + Math.ceil(height / ROW_HEIGHT) + 2 * OVERSCAN);
+    const first = Math.max(0, Math.floor(this.viewport.scrollTop / this.height) - OVERSCAN);
+    const last = Math.min(this.rows.length, first + Math.ceil(height / this.height) + 2 * OVERSCAN);
     if (this.drawn?.[0] === first && this.drawn?.[1] === last) return;
     const holds = this.body.contains(document.activeElement);
     this.drawn = [first, last];
@@ -114,7 +119,7 @@ class Grid {
 
   gap(rows) {
     const cell = make("td", { colspan: this.columns.length });
-    cell.style.height = `${rows * ROW_HEIGHT}px`;
+    cell.style.height = `${rows * this.height}px`;
     return make("tr", { class: "gap", "aria-hidden": "true", hidden: rows === 0 }, cell);
   }
 
@@ -124,7 +129,7 @@ class Grid {
       const content = column.cell(row);
       const cell = make(column.header ? "th" : "td", {
         scope: column.header ? "row" : null,
-        class: column.number ? "n" : null,
+        class: [column.number ? "n" : "", column.shade?.(row) ?? ""].join(" ").trim() || null,
       });
       if (content instanceof Node) cell.append(content);
       else {
@@ -145,7 +150,7 @@ class Grid {
   setStop() {
     this.stop?.setAttribute("tabindex", "-1");
     const [first] = this.drawn;
-    const seen = Math.ceil(this.viewport.scrollTop / ROW_HEIGHT);
+    const seen = Math.ceil(this.viewport.scrollTop / this.height);
     this.stop =
       this.target(this.cursor) ??
       this.target({ row: Math.max(first, Math.min(seen, this.rows.length - 1)), column: this.cursor.column });
@@ -161,7 +166,7 @@ class Grid {
 
   move(event) {
     if (!event.target.closest("tbody") || event.altKey || event.metaKey) return;
-    const page = Math.max(1, Math.floor(this.viewport.clientHeight / ROW_HEIGHT) - 2);
+    const page = Math.max(1, Math.floor(this.viewport.clientHeight / this.height) - 2);
     const steps = {
       ArrowUp: [-1, 0],
       ArrowDown: [1, 0],
@@ -189,8 +194,8 @@ class Grid {
 
   /** Scrolls so that the cursor's row stands below the heading, and draws it. */
   reveal() {
-    const top = this.cursor.row * ROW_HEIGHT;
-    const height = this.viewport.clientHeight - this.table.tHead.offsetHeight - ROW_HEIGHT;
+    const top = this.cursor.row * this.height;
+    const height = this.viewport.clientHeight - this.table.tHead.offsetHeight - this.height;
     if (top < this.viewport.scrollTop) this.viewport.scrollTop = top;
     else if (top > this.viewport.scrollTop + height) this.viewport.scrollTop = top - height;
     this.render();

@@ -40,10 +40,7 @@ function buildProvenance() {
     make("h2", { text: "Cell by cell" }),
     originGrid.viewport,
     make("h2", { text: "The grid" }),
-    facts([
-      ["Launched", data.launched],
-      ["Commit", commitText(data)],
-    ]),
+    facts([data.printed ? ["Printed in", data.printed] : ["Launched", data.launched], ["Commit", commitText(data)]]),
     make(
       "details",
       {},
@@ -103,7 +100,7 @@ function buildMetrics() {
   });
   byId("panel-metrics").replaceChildren(
     make("p", {
-      text: "Losses are nats per token, accuracies and utilisation fractions, printed in %. The curves hold losses and times to seven digits; every other number is exact.",
+      text: "Losses are nats per token, accuracies and utilisation fractions, printed in %. Numbers are shown to seven digits; `report --table 6 --json` has them in full.",
     }),
     make("dl", {}, ...parts),
   );

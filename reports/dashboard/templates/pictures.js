@@ -47,7 +47,9 @@ function intervalSvg({ value, low, high, kind = "", sure = true, zero = null }, 
 function axisSvg(ticks, words) {
   const at = placing(ticks);
   const picture = drawing("svg", { class: "axis", "aria-hidden": "true" });
-  for (const tick of ticks) {
+  // every other number where there are many, zero among them
+  const from = ticks.length > 4 ? Math.max(0, ticks.indexOf(0)) % 2 : 0;
+  for (const tick of ticks.filter((_, index) => ticks.length < 5 || index % 2 === from)) {
     const text = drawing("text", { x: percent(at(tick)), y: 12, "text-anchor": "middle" });
     text.textContent = tickText(tick);
     picture.append(text);

@@ -9,7 +9,6 @@ import math
 import re
 import struct
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -28,47 +27,12 @@ from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CurvePoint, Provenance
 from atma_sweep.results.store.schema import AttemptRow
 from atma_sweep.results.store.store import Store, open_store
+from pages import Page
 from statsmodels.stats.proportion import proportion_confint
 from synthetic import OWNER, synthetic_sweep
 from typer.testing import CliRunner
 
 HOSTILE = "</script><script>window.broken=1</script><!--<img src=x onerror=window.broken=1>&lt;b&gt; $title ${policy}"
-
-
-class Page(HTMLParser):
-    """Script blocks and style sheets by id or place, the policy, and the tags in their order."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.blocks: dict[str, str] = {}
-        self.scripts: list[str] = []
-        self.styles: list[str] = []
-        self.tags: list[str] = []
-        self.policy = ""
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        self.tags.append(tag)
-        self._open = (tag, given.get("id"))
-        if given.get("http-equiv") == "Content-Security-Policy":
-            self.policy = given["content"] or ""
-
-    def handle_data(self, data: str) -> None:
-        tag, name = getattr(self, "_open", ("", None))
-        if tag == "script" and name:
-            self.blocks[name] = self.blocks.get(name, "") + data
-        elif tag == "script":
-            self.scripts.append(data)
-        elif tag == "style":
-            self.styles.append(data)
-
-    def handle_endtag(self, tag: str) -> None:
-        self._open = ("", None)
-
-    def core(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(unpacked(self.blocks["core"]))
-        return found
 
 
 def read_series(data: bytes, count: int) -> tuple[Series, bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,9 +11,11 @@ from typing import Any
 
 import pytest
 from atma_sweep.reports.dashboard import page as module
+from atma_sweep.reports.figures import style
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import AXES, CellRecord, CurvePoint, Measurement, Provenance
 from atma_sweep.results.store.store import Store, open_store
+from pages import Page
 from synthetic import OWNER, synthetic_sweep
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs Chromium (and playwright)")
@@ -436,3 +439,73 @@ def test_new_data_leave_the_reader_where_he_is(visit: Any, site: Any) -> None:
     assert page.get_by_role("button", name="1.234", exact=True).count() == 1
     page.get_by_role("tab", name="Answer").click()
     assert "1 running" in page.locator("#progress").inner_text()
+
+
+@pytest.mark.thorough
+def test_on_a_phone_the_numbers_stay_in_sight(visit: Any, published: Store, tmp_path: Path) -> None:
+    module.write_dashboard(published, tmp_path / "page.html", "printed-v2")
+    page = visit((tmp_path / "page.html").as_uri(), width=390, height=800)
+    seen = """() => [...document.querySelectorAll('#panel-cells thead th')]
+      .filter(e => e.getBoundingClientRect().right <= innerWidth).map(e => e.textContent.trim())"""
+    assert page.evaluate(seen)[:4] == ["Cell", "Ndl@64K", "Val", "Clean@64K"]
+    best = page.locator("#panel-cells tr", has_text="polar-baseline-d0-m1-w0-s0").locator("td").first
+    assert (best.inner_text(), best.get_attribute("class")) == ("92.5", "n heat-good-4")
+    shaded = best.evaluate("e => getComputedStyle(e).backgroundColor")
+    assert shaded != page.evaluate("getComputedStyle(document.body).backgroundColor")
+
+
+@pytest.mark.thorough
+def test_the_shading_is_good_in_one_colour_whichever_sign_is_better(
+    visit: Any, published: Store, tmp_path: Path
+) -> None:
+    module.write_dashboard(published, tmp_path / "page.html", "printed-v2")
+    page = visit((tmp_path / "page.html").as_uri(), height=6000)
+    core = Page((tmp_path / "page.html").read_text()).core()
+    rows = core["tables"]["mean"]["rows"]
+    for index, column in enumerate(core["columns"]):
+        values = [row["numbers"][index][1] * column["better"] for row in rows]
+        best, worst = values.index(max(values)), values.index(min(values))
+        for place, kind in ((best, "heat-good-4"), (worst, "heat-poor-4")):
+            cell = page.locator(f"#panel-cells tr[aria-rowindex='{place + 2}'] td.n").nth(index)
+            assert kind in cell.get_attribute("class"), (column["heading"], kind)
+    css = (Path(module.__file__).parent / "templates" / "dashboard.css").read_text()
+    for name, color in (("good", style.GOOD), ("poor", style.BAD)):
+        assert f"--{name}: light-dark({color.lower()}," in css
+
+
+def luminance(color: str) -> float:
+    """Relative luminance by WCAG 2 of `rgb(r, g, b)` or `color(srgb r g b)`."""
+    parts = [float(part) for part in re.findall(r"[\d.]+", color.replace("srgb", ""))[:3]]
+    shares = parts if "srgb" in color else [part / 255 for part in parts]
+    linear = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.thorough
+def test_words_can_be_read_on_every_shade(visit: Any, site: Any, scheme: str) -> None:
+    page = visit(site[0], color_scheme=scheme)
+    colors = page.evaluate(
+        """() => ['good-1', 'good-2', 'good-3', 'good-4', 'poor-1', 'poor-2', 'poor-3', 'poor-4'].map((kind) => {
+          const cell = document.querySelector('#panel-cells tbody td.n');
+          cell.className = `n heat-${kind}`;
+          const style = getComputedStyle(cell);
+          return [style.backgroundColor, style.color];
+        })"""
+    )
+    assert len({shade for shade, _ in colors}) == 8
+    for shade, ink in colors:
+        light, dark = sorted((luminance(shade), luminance(ink)), reverse=True)
+        assert (light + 0.05) / (dark + 0.05) >= 7, (shade, ink)
+
+
+@pytest.mark.thorough
+def test_no_number_is_longer_than_seven_digits(visit: Any, site: Any) -> None:
+    page = visit(site[0])
+    page.locator("#panel-cells tbody th button").first.click()
+    told = page.get_by_role("dialog").inner_text()
+    page.keyboard.press("Escape")
+    page.locator("#panel-cells tbody .n button").first.click()
+    told += page.get_by_role("dialog").inner_text()
+    assert re.search(r"\d\.\d{3,}", told)
+    assert not re.search(r"\d\.\d{8,}", told)
