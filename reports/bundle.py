@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ..results import paper
 from ..results.errors import StoreError
 from ..results.files import make_folder, write
 from ..results.store.store import Store
-from ..results.text import html_escaped, markdown_escaped
+from ..results.text import html_escaped, markdown_escaped, tex_escaped
 from .dashboard.page import write_dashboard
 from .data import Lengths, ReportError, gather
 from .figures import FIGURES, figure_name, make_figure
 from .figures.base import Collected
 from .figures.files import FORMATS, renderings
+from .figures.look import Look, highlighted
 from .render import SUFFIXES, files_of
 from .render.latex import PREAMBLE
 from .table import Table
@@ -55,17 +57,24 @@ def write_all(
     seeds: bool = False,
     figures: Sequence[str] = tuple(FIGURES),
     lengths: Lengths = None,
+    look: Look | None = None,
+    highlight: Sequence[str] = (),
+    options: Mapping[str, Any] | None = None,
 ) -> Written:
     """Writes every table of the sweep in these formats and these figures as SVG, PDF and PNG, with index.md and index.html;
     with "tex" appendix.tex, a LaTeX document of them all, with "html" the dashboard. What cannot be made is named in the
-    index with the reason. Files are replaced. `lengths` are shown beside the context lengths that the launch asked for.
+    index with the reason. Files are replaced. `lengths` are shown beside the context lengths that the launch asked for. Every figure
+    has the `look` (None: that of a paper, without titles, which captions say), and of `options` (by, log) those that it takes;
+    `highlight` names cells that stand out.
 
     Raises ReportError (an unknown format), SweepUnknown, StoreError and WriteRefused (the folder, or a file in it).
     """
     unknown = [format for format in formats if format not in FILES]
     if unknown:
         raise ReportError(f"--all writes files of {', '.join(FILES)}, not {', '.join(unknown)}")
-    name = gather(store, sweep, lengths=lengths).sweep
+    data = gather(store, sweep, lengths=lengths)
+    name = data.sweep
+    look = highlighted(look or Look(title=False), data, highlight)
     make_folder(out)
     written = Written()
     tables: dict[str, Table] = {}
@@ -81,7 +90,7 @@ def write_all(
         for format in formats:
             for path, text in files_of(tables[number], out / f"{file_name(number)}{FILES[format]}", format).items():
                 _write(path, text, written)
-    pictures = _write_figures(store, name, figures, out, written, lengths)
+    pictures = _write_figures(store, name, figures, out, written, {"lengths": lengths, **(options or {})}, look)
     if "tex" in formats:
         _write(out / "appendix.tex", _document(tables, pictures), written)
     if "html" in formats:
@@ -93,17 +102,25 @@ def write_all(
 
 
 def _write_figures(
-    store: Store, sweep: str, names: Sequence[str], out: Path, written: Written, lengths: Lengths
+    store: Store,
+    sweep: str,
+    names: Sequence[str],
+    out: Path,
+    written: Written,
+    wanted: Mapping[str, Any],
+    look: Look,
 ) -> dict[str, Collected]:
     found = {}
     for name in names:
+        options = FIGURES[figure_name(name)].options(wanted)
         try:
-            made = make_figure(name, store, sweep, **FIGURES[figure_name(name)].options({"lengths": lengths}))
+            made = make_figure(name, store, sweep, lengths=options.pop("lengths", None), options=options)
+            contents = renderings(made, FORMATS, look=look)
         except (ReportError, StoreError) as error:
             written.left_out[f"figure {name}"] = str(error)
             continue
         found[made.name] = made
-        for format, content in renderings(made, FORMATS).items():
+        for format, content in contents.items():
             _write(out / f"figure-{made.name}.{format}", content, written)
     return found
 
@@ -115,12 +132,7 @@ def _write(path: Path, content: str | bytes, written: Written) -> None:
 
 def _document(tables: dict[str, Table], pictures: dict[str, Collected]) -> str:
     parts = [rf"\input{{{file_name(number)}}}" for number in tables]
-    # as large as drawn, unless the page is smaller
-    size = r"[max width=\linewidth,max totalheight=\textheight]"
-    parts += [
-        rf"\begin{{figure}}[htbp]\centering\includegraphics{size}{{figure-{name}.pdf}}\end{{figure}}"
-        for name in pictures
-    ]
+    parts += [figure_float(made) for made in pictures.values()]
     body = "\n\\clearpage\n".join(parts)
     head = [
         "% run pdflatex twice: long tables learn the widths of their columns in the first run",
@@ -130,6 +142,21 @@ def _document(tables: dict[str, Table], pictures: dict[str, Collected]) -> str:
     ]
     head.append(PREAMBLE)
     return "\n".join([*head, r"\begin{document}", body, r"\end{document}"]) + "\n"
+
+
+def figure_float(made: Collected) -> str:
+    """The figure as a float of LaTeX, from its PDF, with the notes as its caption, and the label fig:NAME."""
+    # as large as drawn, unless the page is smaller
+    size = r"[max width=\linewidth,max totalheight=0.85\textheight]"
+    title, notes = tex_escaped(f"{made.title}."), tex_escaped(" ".join(made.notes))
+    lines = [
+        r"\begin{figure}[htbp]\centering",
+        rf"\includegraphics{size}{{figure-{made.name}.pdf}}",
+        rf"\caption[{{{tex_escaped(made.title)}}}]{{\textbf{{{title}}}{' ' + notes if notes else ''}}}",
+        rf"\label{{fig:{made.name}}}",
+        r"\end{figure}",
+    ]
+    return "\n".join(lines)
 
 
 def _rows(table: Table) -> str:
@@ -176,7 +203,8 @@ def _index_html(
         words = html_escaped(picture.title)
         notes = html_escaped(" ".join(picture.notes))
         shown.append(
-            f'<figure><img src="figure-{number}.png" alt="{words}. {notes}"><figcaption>{words}: {links}</figcaption></figure>'
+            f'<figure><img src="figure-{number}.png" alt="{words}. {notes}">'
+            f"<figcaption><b>{words}.</b> {notes} {links}</figcaption></figure>"
         )
     title = f"Tables and figures of sweep {html_escaped(name)}"
     return (

@@ -146,6 +146,37 @@ Dashboard = Annotated[
 ]
 
 
+StyleName = Annotated[
+    str | None,
+    typer.Option(
+        "--style",
+        metavar="NAME|FILE.mplstyle",
+        help="How figures look: paper, nature, neurips, screen, or a style file of matplotlib's.",
+    ),
+]
+Width = Annotated[
+    str | None, typer.Option("--width", metavar="LENGTH", help="How wide figures are: 89mm, 8.9cm, 3.5in or 252pt.")
+]
+Title = Annotated[
+    bool | None,
+    typer.Option(
+        "--title/--no-title",
+        help="Whether title and notes stand in the figure; not with --all and styles of journals, whose captions say them.",
+        show_default=False,
+    ),
+]
+Highlight = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--highlight",
+        metavar="CELL",
+        help="Cell to stand out in a figure, by slug, beginning of an id, or levels (polar,memory=on); repeatable.",
+    ),
+]
+By = Annotated[str | None, typer.Option("--by", metavar="AXIS", help="Axis that colours the lines of a figure (loss).")]
+Log = Annotated[bool, typer.Option("--log", help="Logarithmic axes (figure loss).")]
+
+
 def report(
     table: TableName = None,
     figure: FigureName = None,
@@ -159,6 +190,12 @@ def report(
     length: Length = None,
     trace: Trace = True,
     dashboard: Dashboard = None,
+    style: StyleName = None,
+    width: Width = None,
+    title: Title = None,
+    highlight: Highlight = None,
+    by: By = None,
+    log: Log = False,
     db: Db = None,
     as_json: AsJson = False,
 ) -> None:
@@ -175,6 +212,7 @@ def report(
     Example:
       atma-sweep report --table 6
       atma-sweep report --figure needle --sweep printed-v2 --out needle.svg
+      atma-sweep report --figure needle --sweep printed-v2 --style nature --width 89mm --out needle.pdf
       atma-sweep report --compare printed-v2
       atma-sweep report --dashboard quick.html
       atma-sweep report --all --out appendix
@@ -196,6 +234,12 @@ def report(
         seeds=seeds,
         lengths=lengths_of(length or []),
         trace=trace,
+        style=style,
+        width=width,
+        title=title,
+        highlight=tuple(highlight or ()),
+        by=by,
+        log=log,
         as_json=as_json,
     )
     if not carry_out(asked):

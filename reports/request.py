@@ -6,7 +6,7 @@ import functools
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -17,11 +17,15 @@ from ..results.paper import SWEEPS, open_with_published
 from ..results.store.store import Store
 from ..results.terminal import terminal_width
 from ..results.text import choice, cleaned, say
-from .data import Lengths, ReportError
-from .figures import make_figure
+from .data import Lengths, ReportError, gather
+from .figures import FIGURES, make_figure
+from .figures.look import Look, highlighted, wanted
 from .render import SUFFIXES, files_of, render, trace_file
 from .table import Table
 from .tables import TABLES, make_table
+
+if TYPE_CHECKING:
+    from .figures.base import Collected
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +46,12 @@ class Request:
     lengths: Lengths = None
     trace: bool = True
     as_json: bool = False
+    style: str | None = None
+    width: str | None = None
+    title: bool | None = None
+    highlight: tuple[str, ...] = ()
+    by: str | None = None
+    log: bool = False
 
     def __post_init__(self) -> None:
         if not (self.table or self.figure or self.compare or self.all or self.check or self.dashboard):
@@ -49,6 +59,17 @@ class Request:
                 "say what to report: --table 6, --figure needle, --dashboard FILE.html, --compare printed-v2, "
                 "--all --out FOLDER or --check FILE"
             )
+        of_figures = {
+            "style": self.style,
+            "width": self.width,
+            "highlight": self.highlight,
+            "by": self.by,
+            "log": self.log,
+        }
+        of_figures["title" if self.title else "no-title"] = self.title is not None
+        given = [name for name, value in of_figures.items() if value]
+        if given and not (self.figure or self.all):
+            raise ReportError(f"--{given[0]} is about figures; give --figure NAME or --all with it")
 
 
 def lengths_of(words: list[str]) -> Lengths:
@@ -110,7 +131,16 @@ def _write_all(asked: Request, store: Store) -> None:
         raise ReportError("--all writes many files; say where with --out FOLDER")
     reference = asked.compare or SWEEPS[-1]
     written = write_all(
-        store, asked.sweep, out=asked.out, reference=reference, seeds=asked.seeds, lengths=asked.lengths
+        store,
+        asked.sweep,
+        out=asked.out,
+        reference=reference,
+        seeds=asked.seeds,
+        lengths=asked.lengths,
+        # beside a caption, a title would say it twice
+        look=wanted(asked.style, asked.width, bool(asked.title)),
+        highlight=asked.highlight,
+        options={"by": asked.by, "log": asked.log},
     )
     for name, why in written.left_out.items():
         say(f"left out {name}: {why}", err=True)
@@ -118,6 +148,7 @@ def _write_all(asked: Request, store: Store) -> None:
 
 
 def _write_figure(asked: Request, store: Store, name: str) -> None:
+    from .figures.base import caption
     from .figures.files import FORMATS, rendered
 
     if asked.table or asked.compare:
@@ -126,21 +157,37 @@ def _write_figure(asked: Request, store: Store, name: str) -> None:
     format = format_of(asked.out, "json" if asked.as_json else asked.format, endings, "svg")
     if format not in FORMATS and not asked.as_json:
         raise ReportError(f"a figure is written as {', '.join(FORMATS)}, not {format!r}; {choice(format, FORMATS)}")
-    make = functools.partial(make_figure, name, store, asked.sweep, lengths=asked.lengths)
+    look = wanted(asked.style, asked.width, asked.title)
+
+    def make() -> tuple[Collected, Look]:
+        made = make_figure(name, store, asked.sweep, lengths=asked.lengths, options={"by": asked.by, "log": asked.log})
+        if not asked.highlight:
+            return made, look
+        if "highlight" not in FIGURES[made.name].takes:
+            having = ", ".join(name for name, line in FIGURES.items() if "highlight" in line.takes)
+            raise ReportError(f"figure {made.name} shows no single cells to --highlight; those that do: {having}")
+        return made, highlighted(look, gather(store, made.trace["sweep"]), asked.highlight)
+
     out = asked.out
     if out is None:
-        made = make()
+        made, look = make()
         if asked.as_json:
             print_json(made.as_json())
             return
         out = Path(f"{file_name(made.trace['sweep'])}-{made.name}.{format}")
-        write(out, rendered(made, format, trace=asked.trace))
+        write(out, rendered(made, format, look=look, trace=asked.trace))
     else:
         # opened first, as of a table
         with replacing(out) as stream:
-            made = make()
-            content = as_text(made.as_json()).encode() if asked.as_json else rendered(made, format, trace=asked.trace)
+            made, look = make()
+            content = (
+                as_text(made.as_json()).encode()
+                if asked.as_json
+                else rendered(made, format, look=look, trace=asked.trace)
+            )
             stream.write(content)
+    if not look.title and not asked.as_json:
+        say(f"caption: {caption(made)}", err=True)
     say(f"wrote {told(out)}", err=True)
 
 

@@ -57,6 +57,15 @@ _TEX = {
     "—": r"\textemdash{}",
     "²": r"\texttwosuperior{}",
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    **{
+        sign: rf"\ensuremath{{\{name}}}"
+        for sign, name in zip(
+            "βγδηλμσ√≤≥∞",
+            ("beta", "gamma", "delta", "eta", "lambda", "mu", "sigma", "surd", "le", "ge", "infty"),
+            strict=True,
+        )
+    },
+    "−": r"\ensuremath{-}",
 }
 
 

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from .base import Collected
 
 FIGURES: dict[str, Listed] = {
-    "needle": Listed("needle", "needle accuracy over context length", number="1"),
+    "needle": Listed("needle", "needle accuracy over context length", number="1", takes=("lengths", "highlight")),
     "count-map": Listed("count_map", "what m keys of one weight come to in Polar attention", number="2a", takes=()),
     "state-norm": Listed("state_norm", "size of the memory's state over context length", number="2b"),
-    "length": Listed("length", "clean and junk loss over context length"),
-    "loss": Listed("loss", "training loss over tokens and time", takes=()),
+    "length": Listed("length", "clean and junk loss over context length", takes=("lengths", "highlight")),
+    "loss": Listed("loss", "validation and training loss over tokens", takes=("by", "log", "highlight")),
     "effects": Listed("effects", "what every level does, with intervals"),
     "interactions": Listed("interactions", "means by two axes"),
-    "pareto": Listed("pareto", "quality against speed"),
+    "pareto": Listed("pareto", "quality against speed", takes=("lengths", "highlight")),
     "timeline": Listed("timeline", "which machine ran what when", takes=()),
 }
 """By name: the file, what the figure shows, its number in the paper, and whether context lengths play a part in it."""

@@ -46,6 +46,11 @@ class Collected:
         return {"figure": self.name, "title": self.title, "notes": list(self.notes), "trace": self.trace, "rows": rows}
 
 
+def caption(made: Collected) -> str:
+    """What a page says of the figure below it: its title and notes as sentences."""
+    return " ".join([f"{made.title}.", *made.notes])
+
+
 def digest(frame: pd.DataFrame) -> str:
     """SHA-256 of the frame as CSV, floats to ten digits: another machine may differ in the last bits of a mean."""
     return hashlib.sha256(frame.to_csv(index=False, float_format="%.10g").encode()).hexdigest()
@@ -60,9 +65,10 @@ def collected(
     origins: Origins,
     *,
     notes: Iterable[str] = (),
+    options: Mapping[str, Any] | None = None,
     **about: Any,
 ) -> Collected:
-    """The figure of this frame, whose numbers come from these (cell, attempt) pairs."""
+    """The figure of this frame, whose numbers come from these (cell, attempt) pairs; `options` are those of `make_figure`."""
     cells: dict[str, set[int]] = {}
     for cell, attempt in origins:
         cells.setdefault(cell, set()).update(() if attempt is None else (attempt,))
@@ -76,6 +82,7 @@ def collected(
         "sources": sources_of(attempts, told),
         "data": digest(frame),
     } | ({"lengths": list(data.also)} if data.also else {})
+    trace |= {"options": dict(options)} if options else {}
     which = f"{title}, sweep {data.sweep}, revision {data.revision}"
     return Collected(name=name, title=which, frame=frame, notes=tuple(notes), trace=trace, about=about)
 

@@ -33,9 +33,11 @@ def collect(
     frame = pd.concat(known, ignore_index=True)
     means = lines_of(frame)
     words = f"{averaged_over(data)}{bars(means)}Clean: whole documents. Junk: the validation stream across document borders."
-    about = {"trained": only(list(frame["trained"]))}
+    trained_at = only(list(frame["trained"]))
     notes = [words, *uneven(means)]
-    return collected(store, data, "length", "Loss over context length", frame, origins_in(frame), notes=notes, **about)
+    return collected(
+        store, data, "length", "Loss over context length", frame, origins_in(frame), notes=notes, trained=trained_at
+    )
 
 
 def draw(made: Collected, look: Look) -> Figure:

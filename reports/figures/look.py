@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -213,7 +213,7 @@ def checked(name: str, value: Any) -> Any:
     return taken
 
 
-def highlighted(look: Look, data: SweepData, words: list[str]) -> Look:
+def highlighted(look: Look, data: SweepData, words: Sequence[str]) -> Look:
     """The look with these cells standing out: each word a slug, the beginning of an id, or levels such as polar,memory=on.
 
     Raises ReportError for a word that no cell of the sweep fits.
