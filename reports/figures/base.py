@@ -13,6 +13,7 @@ from ...results.store.records import AXES, CellState
 from ...results.store.store import Store
 from ..data import SweepData
 from ..layout import sources_of
+from . import style
 
 LINE_AXES = ("memory", "window")
 """The axes that tell lines apart first, where they vary; further ones follow, these last:"""
@@ -108,6 +109,19 @@ def groups_of(data: SweepData) -> dict[str, dict[str, str]]:
         first, second = [*levels, "", ""][:2]
         panel = cell.levels["attn_type"]
         found[cell.cell_id] = {"panel": panel, "first": first, "second": second, "line": words or "all cells"}
+    return found
+
+
+def names_of(data: SweepData, without: Iterable[str] = ()) -> dict[str, str]:
+    """By cell: its levels in words but for those of the axes `without`, which its place in the picture says; of an axis that
+    is off, nothing."""
+    seeds = len({cell.seed for cell in data.cells}) > 1
+    axes = [axis for axis in (*AXES, *data.extra_axes()) if axis not in set(without) and len(data.levels(axis)) > 1]
+    found = {}
+    for cell in data.cells:
+        levels = [(axis, level(cell, axis)) for axis in axes]
+        words = [style.shown(one, axis) for axis, one in levels if one not in ("off", "-")]
+        found[cell.cell_id] = ", ".join([*words, *([f"seed {cell.seed}"] if seeds else [])])
     return found
 
 

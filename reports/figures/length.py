@@ -9,8 +9,9 @@ import pandas as pd
 from ...results.store.store import Store
 from ..data import Lengths, ReportError, gather
 from . import style
-from .base import Collected, collected, origins_in, training_lengths
-from .lines import averaged_over, bars, draw_lines, length_label, lines_of, looks, only, over_lengths, uneven
+from .base import Collected, collected, line_axes, names_of, origins_in, training_lengths
+from .curves import draw_lines, looks, mark_beyond, mark_trained, robust_range
+from .lines import averaged_over, bars, length_label, lines_of, only, over_lengths, uneven
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,36 +34,52 @@ def collect(
     frame = pd.concat(known, ignore_index=True)
     means = lines_of(frame)
     words = f"{averaged_over(data)}{bars(means)}Clean: whole documents. Junk: the validation stream across document borders."
-    trained_at = only(list(frame["trained"]))
     notes = [words, *uneven(means)]
+    beyond = {
+        str(probe): int((part.groupby("cell")["value"].max() > limits(part, means)[1]).sum())
+        for probe, part in frame.groupby("probe", sort=False)
+    }
+    if any(beyond.values()):
+        told = ", ".join(f"{count} of {probe}" for probe, count in beyond.items() if count)
+        notes.append(f"Lines that leave the axes ({told}): an arrow says what they reach.")
+    axes = line_axes(data)
     return collected(
-        store, data, "length", "Loss over context length", frame, origins_in(frame), notes=notes, trained=trained_at
-    )
+        store, data, "length", "Loss over context length", frame, origins_in(frame), notes=notes,
+        trained=only(list(frame["trained"])), axes=axes, names=names_of(data, without=("attn_type", *axes)),
+    )  # fmt: skip
+
+
+def limits(part: pd.DataFrame, means: pd.DataFrame) -> tuple[float, float]:
+    """The vertical range of the panels of one probe: outliers among its cells do not flatten the rest."""
+    mine = means[means["probe"] == part["probe"].iloc[0]]
+    return robust_range(list(part["value"]), list(mine["value"]))
 
 
 def draw(made: Collected, look: Look) -> Figure:
     """A row for clean and one for junk, a panel a mixer, a line a group of cells."""
     frame, trained = made.frame, made.about["trained"]
     names, probes = list(dict.fromkeys(frame["panel"])), list(dict.fromkeys(frame["probe"]))
-    columns = min(3, len(names))
-    blocks = [names[start : start + columns] for start in range(0, len(names), columns)]
-    figure = style.page(style.PANEL * len(probes) * len(blocks) + 0.35, style.width_of(len(names)))
-    grid = figure.subplots(len(probes) * len(blocks), columns, squeeze=False, sharex=True)
-    means, found = lines_of(frame), looks(frame)
+    figure = style.page(style.PANEL * len(probes) + 0.35, style.width_of(len(names)))
+    titles = [f"{style.shown(name)}, {probe}" for probe in probes for name in names]
+    columns = style.columns_of(figure, len(names))
+    if columns < len(names):
+        # a row would hold panels of both probes: each probe gets rows of its own
+        titles = [f"{style.shown(name)}, {probe}" for name in names for probe in probes]
+    order = [(name, probe) for probe in probes for name in names]
+    if columns < len(names):
+        order = [(name, probe) for name in names for probe in probes]
+    group = style.panels(figure, titles, columns=columns if columns == len(names) else len(probes), sharex=True)
+    means, found = lines_of(frame), looks(frame, made.about["axes"])
+    named = {cell: made.about["names"].get(cell, "") or "this cell" for cell in look.highlight}
     handles: dict[str, Any] = {}
-    shown: dict[str, list[Any]] = {}
-    for b, block in enumerate(blocks):
-        for p, probe in enumerate(probes):
-            row = grid[b * len(probes) + p]
-            for axes in row[len(block) :]:
-                axes.set_axis_off()
-            for axes, name in zip(row, block, strict=False):
-                here, mean = (some[(some["panel"] == name) & (some["probe"] == probe)] for some in (frame, means))
-                handles |= draw_lines(axes, here, mean, found, 1)
-                axes.set_title(f"{name}, {probe}")
-                style.length_axis(axes, list(frame["length"]), trained)
-                shown.setdefault(probe, []).append(axes)
-    for alike in shown.values():
-        style.same_height(alike)
+    for place, (axes, (name, probe)) in enumerate(zip(group, order, strict=True)):
+        part = frame[frame["probe"] == probe]
+        here, mean = (some[(some["panel"] == name) & (some["probe"] == probe)] for some in (frame, means))
+        handles |= draw_lines(axes, here, mean, found, 1, named=named)
+        style.length_axis(axes, list(frame["length"]), trained, room=0.9)
+        axes.set_ylim(*limits(part, means))
+        mark_trained(axes, trained, word=place == len(group) - 1)
+        mark_beyond(axes, here, 1)
     style.outer_labels(figure, length_label(trained), "loss, nats per token")
-    return style.finished(figure, made.title, made.notes, {name: handles[name] for name in found if name in handles})
+    words = [one["label"] for one in found.values()]
+    return style.finished(figure, made.title, made.notes, {word: handles[word] for word in words if word in handles})

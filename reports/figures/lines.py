@@ -121,52 +121,6 @@ def only(values: Sequence[int]) -> int | None:
     return found.pop() if len(found) == 1 else None
 
 
-def looks(frame: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """By line, in the frame's order: how it is drawn."""
-    firsts = list(dict.fromkeys(frame["first"]))
-    seconds = list(dict.fromkeys(frame["second"]))
-    lines = frame.drop_duplicates("line")
-    # levels in an order of their own, so that "off" looks alike in every figure
-    firsts, seconds = sorted(firsts, key=style.off_first), sorted(seconds, key=style.off_first)
-    return {
-        str(row["line"]): style.look(firsts.index(row["first"]), seconds.index(row["second"]))
-        for _, row in sorted(
-            lines.iterrows(), key=lambda pair: (firsts.index(pair[1]["first"]), seconds.index(pair[1]["second"]))
-        )
-    }
-
-
-def draw_lines(
-    axes: Axes, cells: pd.DataFrame, means: pd.DataFrame, found: dict[str, dict[str, Any]], scale: float
-) -> dict[str, Any]:
-    """Draws the cells thin and the means of their lines thick; returns a handle by line."""
-    handles: dict[str, Any] = {}
-    for name, how in found.items():
-        line = means[means["line"] == name].sort_values("length")
-        if line.empty:
-            continue
-        if (line["cells"] > 1).any():
-            for _, cell in cells[cells["line"] == name].groupby("cell", sort=False):
-                one = cell.sort_values("length")
-                axes.plot(
-                    one["length"],
-                    scale * one["value"],
-                    color=how["color"],
-                    linestyle=how["linestyle"],
-                    linewidth=0.5,
-                    alpha=0.3,
-                )
-        (handles[name],) = axes.plot(line["length"], scale * line["value"], zorder=3, **how)
-        count_fewer(axes, line, how["color"], scale)
-        if line["low"].notna().any():
-            below, above = line["value"] - line["low"], line["high"] - line["value"]
-            axes.errorbar(
-                line["length"], scale * line["value"], yerr=[scale * below.clip(0), scale * above.clip(0)],
-                fmt="none", ecolor=how["color"], elinewidth=0.8, capsize=1.8, capthick=0.8, zorder=2,
-            )  # fmt: skip
-    return handles
-
-
 def count_fewer(axes: Axes, means: pd.DataFrame, ink: str, scale: float = 1) -> None:
     """Writes n beside every mean that is over fewer cells than its line has elsewhere."""
     for _, one in means[means["cells"] < means["of"]].iterrows():

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
+
 from ...results.store.store import Store
-from ..data import Lengths, ReportError, gather
+from ..data import Lengths, ReportError, SweepData, gather
+from ..numbers import length_name, rounded
+from ..stats.ceiling import ceiling
 from . import style
-from .base import Collected, collected, origins_in, training_lengths
-from .lines import averaged_over, bars, draw_lines, length_label, lines_of, looks, only, over_lengths, uneven
+from .base import Collected, collected, line_axes, names_of, origins_in, training_lengths
+from .curves import draw_lines, looks, mark_level, mark_trained
+from .lines import averaged_over, bars, length_label, lines_of, only, over_lengths, uneven
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from .look import Look
+
+HEADROOM = 132  # percent at the top of the axes: room for words above the best line
 
 
 def collect(
@@ -27,31 +35,81 @@ def collect(
             f"no cell of sweep {data.sweep} has needle accuracies; finish it, or evaluate with --probe needle"
         )
     means = lines_of(frame)
-    notes = [f"{averaged_over(data)}{bars(means)}Dotted: a guess, 10%.", *uneven(means)]
-    trained = only(list(frame["trained"]))
+    axes = line_axes(data)
+    ceilings = {length: ceiling(data, length) for length in sorted(set(frame["length"]))}
+    known = {length: value for length, value in ceilings.items() if value is not None}
+    best = _best(frame)
+    notes = [f"{averaged_over(data)}{bars(means)}{_ceiling_note(known)}", *_best_note(frame, best, data)]
+    if frame["line"].nunique() > 1:
+        notes.append("Marks stand a little aside of their length, so that none hides another.")
     return collected(
-        store,
-        data,
-        "needle",
-        "Needle accuracy over context length",
-        frame,
-        origins_in(frame),
-        notes=notes,
-        trained=trained,
-    )
+        store, data, "needle", "Needle accuracy over context length", frame, origins_in(frame),
+        notes=[*notes, *uneven(means)], trained=only(list(frame["trained"])), axes=axes, ceilings=known, best=best,
+        names=names_of(data, without=("attn_type", *axes)),
+    )  # fmt: skip
+
+
+def _best(frame: pd.DataFrame) -> str | None:
+    """The cell with the highest accuracy at the longest length; None where no single one has it."""
+    ends = frame[frame["length"] == frame["length"].max()]
+    top = ends[ends["value"] == ends["value"].max()]
+    return str(top["cell"].iloc[0]) if len(top) == 1 and len(ends) > 1 else None
+
+
+def _best_note(frame: pd.DataFrame, best: str | None, data: SweepData) -> list[str]:
+    if best is None:
+        return []
+    ends = frame[frame["length"] == frame["length"].max()]
+    slug = next(cell.slug for cell in data.cells if cell.cell_id == best)
+    return [
+        f"Best cell at {length_name(int(ends['length'].iloc[0]))}: {slug}, the highest of {len(ends)} single runs, "
+        "which luck raises."
+    ]
+
+
+def _ceiling_note(known: Mapping[int, float]) -> str:
+    if not known:
+        return "What the best constant answer scores is not recorded."
+    told = sorted({rounded(value, 1, percent=True) for value in known.values()}, key=float)
+    ends = f"{told[0]}%" if len(told) == 1 else f"{told[0]} to {told[-1]}%"
+    return f"Dotted: the best constant answer on these trials, always the same digit, {ends}."
 
 
 def draw(made: Collected, look: Look) -> Figure:
-    """A panel a mixer, a line a group of cells."""
-    frame, trained = made.frame, made.about["trained"]
+    """A panel a mixer, a line a group of cells, the best cell and the highlighted ones by themselves."""
+    frame, trained, ceilings = made.frame, made.about["trained"], made.about["ceilings"]
     names = list(dict.fromkeys(frame["panel"]))
     figure = style.page(style.PANEL * style.rows_of(len(names)) + 0.35, style.width_of(len(names)))
-    means, found = lines_of(frame), looks(frame)
+    means, found = lines_of(frame), looks(frame, made.about["axes"])
+    named = _named(made, look)
     handles: dict[str, Any] = {}
-    for axes, name in zip(style.panels(figure, names, sharex=True, sharey=True), names, strict=True):
-        handles |= draw_lines(axes, frame[frame["panel"] == name], means[means["panel"] == name], found, 100)
-        axes.axhline(10, color=style.GREY, linestyle=":", linewidth=0.9, zorder=1)
-        axes.set_ylim(-4, 104)
-        style.length_axis(axes, list(frame["length"]), trained)
+    group = style.panels(figure, [style.shown(name) for name in names], sharex=True, sharey=True)
+    for place, (axes, name) in enumerate(zip(group, names, strict=True)):
+        here, mean = (some[some["panel"] == name] for some in (frame, means))
+        handles |= draw_lines(axes, here, mean, found, 100, named=named)
+        style.length_axis(axes, list(frame["length"]), trained, room=0.9)
+        mark_trained(axes, trained, word=place == 0)
+        axes.set_yticks(range(0, 101, 20 if look.scale >= 0.8 else 25))
+        axes.set_ylim(-5, HEADROOM)
+        axes.spines["left"].set_bounds(0, 100)
+    levels = {rounded(value, 1, percent=True): 100 * value for value in ceilings.values()}
+    if levels:
+        highest = max(levels, key=float)
+        mark_level(group, levels[highest], f"constant answer\n{highest}%")
     style.outer_labels(figure, length_label(trained), "digits recalled, %")
-    return style.finished(figure, made.title, made.notes, {name: handles[name] for name in found if name in handles})
+    words = [one["label"] for one in found.values()]
+    return style.finished(figure, made.title, made.notes, {word: handles[word] for word in words if word in handles})
+
+
+def _named(made: Collected, look: Look) -> dict[str, str]:
+    """The cells that are drawn by themselves, with their words: the best, or those that are to stand out."""
+    wanted = look.highlight or ((made.about["best"],) if made.about["best"] else ())
+    ends = made.frame.sort_values("length").drop_duplicates("cell", keep="last").set_index("cell")["value"]
+    found = {}
+    for cell in wanted:
+        if cell in ends.index:
+            first = "best cell" if cell == made.about["best"] else made.about["names"][cell] or "this cell"
+            second = made.about["names"][cell] if cell == made.about["best"] else ""
+            number = f"{rounded(ends[cell], 1, percent=True)}%"
+            found[cell] = f"{first}: {number}" + (f"\n{second}" if second else "")
+    return found

@@ -10,7 +10,8 @@ import contextlib
 import math
 import textwrap
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..numbers import length_name
@@ -180,15 +181,33 @@ def look(first: int, second: int = 0) -> dict[str, Any]:
     }
 
 
+TWINS = (("#0072B2", "#56B4E9"), ("#D55E00", "#E69F00"), ("#000000", "#8c8c8c"), ("#009E73", "#6fcfb0"))
+"""Colours of lines that two axes tell apart: one of the pair by the second axis, the pair by the first."""
+
+
+def line_look(first: int, second: int, seconds: int) -> dict[str, Any]:
+    """How a line of two axes is drawn, of which the second has so many levels: its colour, its mark and its dashes are its own
+    as long as there are enough of them."""
+    place = first * seconds + second
+    fits = seconds <= 2 and first < len(TWINS)
+    ink = TWINS[first][second] if fits else INKS[place % len(INKS)]
+    return {
+        "color": ink,
+        "linestyle": DASHES[place % len(DASHES)],
+        "marker": MARKERS[place % len(MARKERS)],
+        "markerfacecolor": "white" if second % 2 else ink,
+        "markeredgecolor": ink,
+    }
+
+
 def panels(figure: Figure, titles: Sequence[str], *, columns: int = 3, **sharing: Any) -> list[Axes]:
     """One pair of axes for each title, row by row, with a letter where there are several; places that are left over stay empty.
 
     On a narrow page fewer than `columns` stand in a row, and the figure grows by the rows that this makes.
     """
     width, height = figure.get_size_inches()
-    across = min(columns, max(1, len(titles)))
-    planned = math.ceil(len(titles) / across)
-    across = min(across, max(1, int(width / (LEAST * current().scale))))
+    planned = rows_of(len(titles), columns)
+    across = columns_of(figure, len(titles), columns)
     down = math.ceil(len(titles) / across)
     figure.set_size_inches(width, height * down / max(1, planned))
     grid = figure.subplots(down, across, squeeze=False, **sharing)
@@ -216,6 +235,12 @@ def letter(axes: Axes, place: int) -> None:
     )  # fmt: skip
 
 
+def columns_of(figure: Figure, count: int, most: int = 3) -> int:
+    """How many of so many panels stand side by side in a figure, each as wide as it needs at least."""
+    fitting = int(figure.get_size_inches()[0] / (LEAST * current().scale))
+    return max(1, min(most, max(1, count), fitting))
+
+
 def rows_of(count: int, columns: int = 3) -> int:
     """How many rows so many panels take."""
     return math.ceil(count / min(columns, max(1, count)))
@@ -227,21 +252,34 @@ def thinned(values: Sequence[int], most: int = MOST_TICKS) -> list[int]:
     return sorted(values)[::-1][::step][::-1] if values else []
 
 
-def length_axis(axes: Axes, lengths: Sequence[int], trained: int | None = None) -> None:
-    """A horizontal axis of context lengths in steps of two; with `trained`, as multiples of that length above them."""
+def length_axis(axes: Axes, lengths: Sequence[int], trained: int | None = None, *, room: float = 0.25) -> None:
+    """A horizontal axis of context lengths in steps of two, which begins and ends `room` octaves beside them; with `trained`,
+    as multiples of that length above them."""
     from matplotlib.ticker import FixedLocator, NullLocator
 
-    shown = thinned(sorted(set(lengths)))
+    every = sorted(set(lengths))
+
+    def name(length: int) -> str:
+        return length_name(length) if trained is None else f"{_times(length / trained)}\n{length_name(length)}"
+
     axes.set_xscale("log", base=2)
-    if len(set(lengths)) == 1:
-        axes.set_xlim(shown[0] / 2, shown[0] * 2)
+    if every:
+        wide = 1.0 if len(every) == 1 else room
+        axes.set_xlim(every[0] / 2**wide, every[-1] * 2**wide)
+    shown = thinned(every, min(MOST_TICKS, _fitting(axes, [name(length) for length in every])))
     axes.xaxis.set_major_locator(FixedLocator(shown))
-    axes.xaxis.set_minor_locator(NullLocator())
-    labels = [
-        length_name(length) if trained is None else f"{_times(length / trained)}\n{length_name(length)}"
-        for length in shown
-    ]
-    axes.set_xticklabels(labels)
+    axes.xaxis.set_minor_locator(FixedLocator(every) if len(shown) < len(every) else NullLocator())
+    axes.xaxis.set_minor_formatter("")
+    axes.set_xticklabels([name(length) for length in shown])
+
+
+def _fitting(axes: Axes, labels: Sequence[str]) -> int:
+    """How many of these labels stand below the axes side by side, by a rough measure."""
+    figure, place = axes.figure, axes.get_subplotspec()
+    columns = place.get_gridspec().ncols if place is not None else 1
+    width = 72 * figure.get_size_inches()[0] / columns  # type: ignore[union-attr]
+    longest = max((len(line) for label in labels for line in label.split("\n")), default=1)
+    return max(1, int((0.86 * width - 12) / (size("xtick.labelsize") * (0.64 * longest + 0.5))))
 
 
 def _times(ratio: float) -> str:
@@ -323,10 +361,20 @@ def outer_labels(figure: Figure, horizontal: str, vertical: str) -> None:
         bottom[sorted(bottom)[0]].set_xlabel(horizontal, loc="left")
 
 
+_later: weakref.WeakKeyDictionary[Figure, list[Callable[[], None]]] = weakref.WeakKeyDictionary()
+
+
+def after_layout(figure: Figure, act: Callable[[], None]) -> None:
+    """Has this done once every axes has found its place: for words that look for room among what is drawn."""
+    _later.setdefault(figure, []).append(act)
+
+
 def settle(figure: Figure) -> None:
     """Lays the figure out for good, and puts the words beside all axes at the middle of the axes, not of the page."""
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
+    for act in _later.pop(figure, []):
+        act()
     words = getattr(figure, "_supylabel", None)
     if words is not None:
         boxes = [axes.get_position() for axes in figure.axes if axes.axison]

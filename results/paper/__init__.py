@@ -61,7 +61,7 @@ def _temporary(names: Collection[str]) -> Store:
         create_scratch(file)
         store = open_store(file)
         weakref.finalize(store, shutil.rmtree, folder, ignore_errors=True)
-        load_published(store, names)
+        load_published(store, names, alone=True)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -106,5 +106,5 @@ def _scratch() -> Store:
 def _shared(sweep: str) -> Store:
     """The temporary database of this process, in which a sweep is put when it is first asked for."""
     store = _scratch()
-    load_published(store, [sweep])
+    load_published(store, [sweep], alone=True)
     return store

@@ -19,19 +19,24 @@ from .sheets import EDITION, OPEN_WEIGHT, SOURCE, STEP_TOKENS, SWEEPS, Sheet, op
 
 GRID_FILE = "results/paper"
 OWNER = "published"
+APART = 1000  # ids from the first attempt of one sweep to that of the next, in a database of published sweeps alone
 NAMES = (OPEN_WEIGHT, *SWEEPS)
 """Every published sweep, in the order in which a list shows them, last first."""
 
 
-def load_published(store: Store, names: Collection[str] = NAMES) -> list[str]:
+def load_published(store: Store, names: Collection[str] = NAMES, *, alone: bool = False) -> list[str]:
     """Adds the published sweeps that the database lacks, or holds as an older release had them; returns their names.
+
+    `alone`: the database holds nothing but published sweeps, and the attempts of each get the same ids whichever came first.
 
     Safe to call again, by several processes at once, and after an interruption. They never become the default sweep of a
     database that has another. Numbers of an older release stay with the attempts that they were stored for; reports take
     the newest. Raises StoreError when a sweep of one's own has such a name.
     """
     return [
-        name for name in NAMES if name in names and not holds(store, name) and store.write(partial(_load, name=name))
+        name
+        for name in NAMES
+        if name in names and not holds(store, name) and store.write(partial(_load, name=name, alone=alone))
     ]
 
 
@@ -61,7 +66,7 @@ def _held(session: Session, name: str) -> bool:
     return bool(found.read_only and found.options == options_of(name))
 
 
-def _load(session: Session, name: str) -> bool:
+def _load(session: Session, name: str, alone: bool) -> bool:
     """Whether there was anything to do: another process may have done it meanwhile."""
     session.execute(select(SweepRow.id).where(SweepRow.name == name).with_for_update())
     if _held(session, name):
@@ -72,15 +77,16 @@ def _load(session: Session, name: str) -> bool:
     text = f"# the numbers printed in {SOURCE}{given.version}\n"
     revision = NewRevision(grid_text=text, grid_file=GRID_FILE, options=options_of(name), cells=given.cells)
     sweeps.record(session, row, revision)
-    _fill(session, given)
+    _fill(session, given, 1 + APART * NAMES.index(name) if alone else None)
     # before every launch, so that the default sweep stays the one that was launched last
     row.launched_at = datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=NAMES.index(name))
     row.read_only = True
     return True
 
 
-def _fill(session: Session, given: Sheet) -> None:
-    """One finished training of the paper for each cell, with its numbers, after those of an older release."""
+def _fill(session: Session, given: Sheet, first: int | None) -> None:
+    """One finished training of the paper for each cell, with its numbers, after those of an older release; their ids begin at
+    `first`, where that is given."""
     moment = queries.now(session)
     earlier = attempt_queries.attempts_of(session, [cell.id for cell in given.cells])
     # what a loader of an older release, which went step by step, left behind
@@ -89,6 +95,8 @@ def _fill(session: Session, given: Sheet) -> None:
     session.execute(dead.values(state="interrupted", finished_at=moment, cause=cause, failure="preempted"))
     numbers = {one.cell_id: one.number + 1 for one in earlier}
     attempts = [_attempt(given, cell, numbers.get(cell.id, 1), moment) for cell in given.cells]
+    if first is not None:
+        attempts = [one | {"id": first + place} for place, one in enumerate(attempts)]
     made = session.scalars(insert(AttemptRow).returning(AttemptRow.id, sort_by_parameter_order=True), attempts)
     ids = dict(zip([cell.id for cell in given.cells], made, strict=True))
     _insert(session, ProvenanceRow, [_of(ids[cell.id], _provenance(given, cell)) for cell in given.cells])

@@ -119,3 +119,14 @@ def test_a_temporary_database_has_the_tables_of_any_other(tmp_path: Path) -> Non
     made = paper.open_with_published(tmp_path / "none.db", "printed-v2-open-weight")
     assert schema(made) == schema(whole)
     assert "printed-v2-open-weight" in [summary.name for summary in made.sweeps()]
+
+
+def test_attempts_have_the_same_ids_whichever_sweep_is_read_first() -> None:
+    """So that a file's trace, which names them, holds for `report --check` in another process."""
+    found = []
+    for names in (("printed-v2",), ("printed-v1", "printed-v2")):
+        store = paper._temporary(())
+        for name in names:
+            loading.load_published(store, [name], alone=True)
+        found.append({cell.slug: cell.attempt_id for cell in store.cell_states("printed-v2")})
+    assert found[0] == found[1] == {cell.slug: cell.attempt_id for cell in paper.open_published().cell_states("printed-v2")}
