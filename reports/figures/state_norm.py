@@ -92,7 +92,7 @@ def _measured(store: Store, data: SweepData, frame: pd.DataFrame) -> Collected:
         frame,
         origins_in(frame),
         notes=[words + GUIDE_WORDS, *uneven(norm_means(frame))],
-        **about,
+        trained=about["trained"],
     )
 
 
