@@ -205,7 +205,9 @@ def report(
 
     Figures: {figures}.
 
-    The numbers of the paper are always there, as sweeps printed-v1 and printed-v2.
+    The numbers of the paper are always there, as sweeps printed-v1, printed-v2 and printed-v2-open-weight: for this
+    command, show, export and report.
+
     Exit code 1: --check found a file that says something else than the database.
 
     \b

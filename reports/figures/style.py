@@ -32,6 +32,7 @@ FAINT, GREY = "#b8b8b8", "#707070"
 PANEL = 2.0  # inches of height that a row of panels gets
 WIDTH = 7.2  # inches of a page between its margins
 MOST_TICKS = 7
+PLACES = 9  # decimals of a place, as parts of the figure's size
 LEAST = 0.95  # inches of width that a panel gets at least, at the letters of the style `paper`
 
 GOOD, BAD, NEUTRAL = "#0072B2", "#D55E00", "#f4f4f4"
@@ -373,12 +374,25 @@ def settle(figure: Figure) -> None:
     """Lays the figure out for good, and puts the words beside all axes at the middle of the axes, not of the page."""
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
+    _snap(figure)
     for act in _later.pop(figure, []):
         act()
     words = getattr(figure, "_supylabel", None)
     if words is not None:
         boxes = [axes.get_position() for axes in figure.axes if axes.axison]
         words.set_y((min(box.y0 for box in boxes) + max(box.y1 for box in boxes)) / 2)
+
+
+def _snap(figure: Figure) -> None:
+    """Rounds every place: the layout's solver adds in an order of its own, so that last digits vary, of which ids are made."""
+    for part in figure.subfigs:
+        box = part.bbox_relative
+        box.p0, box.p1 = box.p0.round(PLACES), box.p1.round(PLACES)
+        _snap(part)  # type: ignore[arg-type]
+    for axes in figure.get_axes():
+        if axes.figure is figure:
+            x, y, width, height = (round(one, PLACES) for one in axes.get_position(original=True).bounds)
+            axes.set_position((x, y, width, height))
 
 
 def same_height(group: Sequence[Axes]) -> None:

@@ -129,4 +129,8 @@ def test_attempts_have_the_same_ids_whichever_sweep_is_read_first() -> None:
         for name in names:
             loading.load_published(store, [name], alone=True)
         found.append({cell.slug: cell.attempt_id for cell in store.cell_states("printed-v2")})
-    assert found[0] == found[1] == {cell.slug: cell.attempt_id for cell in paper.open_published().cell_states("printed-v2")}
+    assert (
+        found[0]
+        == found[1]
+        == {cell.slug: cell.attempt_id for cell in paper.open_published().cell_states("printed-v2")}
+    )

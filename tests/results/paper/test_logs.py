@@ -1,6 +1,7 @@
 """What the published logs say, as the sweeps hold it: against the logs' own figures, and against what the paper prints of them."""
 
 import csv
+import hashlib
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -8,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from atma_sweep.results import paper
+from atma_sweep.results.names import PUBLISHED
+from atma_sweep.results.paper import sheets
 from atma_sweep.results.store.records import AXES, Provenance
 from atma_sweep.results.store.store import Store
 
@@ -140,3 +143,19 @@ def test_both_versions_say_the_same_of_a_cell(published: Store) -> None:
     first, second = told("printed-v1"), told("printed-v2")
     assert first == {key: second[key] for key in first}
     assert len(first) == 100 * 29
+
+
+def test_the_complete_table_rounds_the_logs_as_binary_numbers_fall() -> None:
+    """So an MFU of 41.55 is printed as 41.5; docs/recipes.md says so."""
+    runs = {tuple(row[axis] for axis in AXES): row for row in paper.rows("runs")}
+    last = {tuple(row[axis] for axis in AXES): row for row in paper.rows("curves")}
+    printed = {tuple(row[axis] for axis in AXES): row for row in paper.rows("complete-v2")}
+    assert {key: (row["val_loss"], row["mfu"]) for key, row in printed.items()} == {
+        key: (f"{float(last[key]['val_loss']):.3f}", f"{float(runs[key]['mfu']):.1f}") for key in runs
+    }
+
+
+def test_a_change_of_the_numbers_is_another_edition() -> None:
+    """Databases that hold older numbers are known by it: where this fails, raise EDITION and write both down here."""
+    made = [(one.name, one.cells, one.values, one.curves, one.torch) for one in map(sheets.sheet, PUBLISHED)]
+    assert (sheets.EDITION, hashlib.sha256(repr(made).encode()).hexdigest()[:16]) == (2, "dbb0622e8acceaa5")
