@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+from scipy import special
 
 from ...results.contrasts import Contrast
 from ..data import WEIGHTED, SweepData
@@ -398,7 +398,7 @@ def heterogeneity(strata: Sequence[np.ndarray]) -> tuple[float, float]:
     below = float((inside.sum() ** 2) / (inside**2 / (n - 1)).sum())
     squares = variances**2
     above = float(inside.sum() ** 2 / ((share * variances).sum() ** 2 + (squares * (1 - 2 * share)).sum()))
-    return max(0.0, 1 - 1 / f) if f > 0 else 0.0, float(stats.f.sf(f, above, below))
+    return max(0.0, 1 - 1 / f) if f > 0 else 0.0, float(special.fdtrc(above, below, f))
 
 
 def _tested(rows: Sequence[_Row]) -> Iterator[tuple[_Row, dict[str, Any]]]:

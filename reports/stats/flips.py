@@ -167,6 +167,7 @@ def _end_by_halves(d: np.ndarray) -> float:
         low, high = low - 2 * (high - low), low
     while above(high) < 0:
         low, high = high, high + 2 * (high - low)
-    root = float(optimize.toms748(above, low, high, xtol=FINE * spread, rtol=1e-13))
+    # brentq, which is compiled: half the time of toms748, whose fewer steps are Python's
+    root = float(optimize.brentq(above, low, high, xtol=FINE * spread, rtol=1e-13))
     # on the side that the test does not reject
     return root if above(root) > 0 else root + 2 * FINE * spread

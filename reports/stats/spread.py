@@ -93,7 +93,8 @@ def spreads_by_configuration(data: SweepData, column: Column) -> dict[tuple[str,
 
 def _pooled(data: SweepData, column: Column, frame: pd.DataFrame) -> Spread | None:
     axes = [*AXES, *data.extra_axes()]
-    near = frame[[_near(data, column, cell) for cell in frame["cell"]]]
+    # an array, since an empty list would choose no columns
+    near = frame[np.array([_near(data, column, cell) for cell in frame["cell"]], dtype=bool)]
     kinds = (("seeds", frame, axes), ("near-replicates", near, [axis for axis in (*axes, "seed") if axis != NEAR]))
     for kind, some, keys in kinds:
         groups = some.groupby(keys)["value"]
@@ -148,10 +149,10 @@ def factor(pairs: int, df: int) -> float:
     freedom about the test's threshold. One pair has no spread of its own and is held against the sweep's:
     sqrt(2) (t(0.975) + t(0.8)), t with `df`.
     """
-    return float(factors(np.array([pairs]), np.array([df]))[0])
+    return float(factors_of(np.array([pairs]), np.array([df]))[0])
 
 
-def factors(pairs: np.ndarray, df: np.ndarray) -> np.ndarray:
+def factors_of(pairs: np.ndarray, df: np.ndarray) -> np.ndarray:
     """`factor` of many at once."""
     threshold = stats.t.ppf(1 - ALPHA / 2, np.maximum(pairs - 1, 1))
     alone = stats.t.ppf(1 - ALPHA / 2, df) + stats.t.ppf(POWER, df)

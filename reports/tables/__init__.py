@@ -27,6 +27,7 @@ TABLES: dict[str, Listed] = {
     "effects": Listed("effects:effects_table", "effect of every level, by matched pairs"),
     "interactions": Listed("effects:interactions_table", "two-way and three-way interactions"),
     "contrasts": Listed("effects:contrasts_table", "the contrasts that the grid declares"),
+    "power": Listed("power:power_table", "pairs that a difference takes to be seen"),
     "anova": Listed("anova:anova_table", "type-III analysis of variance"),
     "pareto": Listed("pareto:pareto_table", "quality against speed"),
     "failures": Listed("failures:failures", "attempts that did not finish", takes=(), compares=False),

@@ -1,0 +1,69 @@
+"""The table `power`: how many pairs a difference takes to be seen, by mixer and memory."""
+
+from __future__ import annotations
+
+import math
+
+from ...results.store.store import Store
+from ..data import Lengths, gather
+from ..layout import NOTHING, Line, assemble, sweep_note
+from ..numbers import Column, rounded
+from ..stats.power import MOST, NATS, POINTS, Plan, plans
+from ..table import Entry, Table
+
+HEADINGS = tuple(f"{100 * points:g} pt / {nats:g}" for points, nats in zip(POINTS, NATS, strict=True))
+NOTES = (
+    "sd: between runs that ought to agree, of the same mixer and memory, pooled; Floor: the least that the trials of an accuracy make "
+    "it vary (binomial, by Jeffreys), which counts where it is larger. df: degrees of freedom of the sd.",
+    "1 pair, n pairs: the smallest difference that is seen with 80% power at a two-sided 5%, by one pair held against the sd, and by "
+    "Student's t over the most pairs that the grid lists for two levels of an axis (Pairs).",
+    "{}: pairs that a difference of so many points (of losses: nats per token) takes. They allow for what df leaves open of the sd "
+    "(Julious and Owen, 2006), and take the effect to be the same in every pair: one that differs takes more.",
+)
+
+
+def power_table(
+    store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
+) -> Table:
+    """The pairs needed to see a difference, and the smallest difference that the sweep's own pairs show, by mixer and memory."""
+    data = gather(store, sweep, revision=revision, lengths=lengths)
+    found = plans(data)
+    lines = [
+        Line(words=(one.measure.heading, *one.stratum), entries=_entries(one), origins=one.origins) for one in found
+    ]
+    notes = [sweep_note(data)]
+    if found:
+        kinds = " and ".join(dict.fromkeys(one.spread.kind for one in found))
+        notes += [f"Spread between {kinds}.", *(note.format(", ".join(HEADINGS)) for note in NOTES)]
+    else:
+        notes.append(
+            "The sweep has neither seeds nor near-replicates, so how large a difference it can see is not known; `seeds: 3` in its "
+            "grid tells."
+        )
+    title = f"Pairs that a difference takes, sweep {data.sweep}, revision {data.revision}"
+    numbers = ("sd", "Floor", "df", "Pairs", "1 pair", "n pairs", *HEADINGS)
+    return assemble(data, "power", title, ("Measure", "Type", "Mem"), lines, numbers=numbers, notes=notes)
+
+
+def _entries(one: Plan) -> tuple[Entry, ...]:
+    amounts = {"sd": one.spread.sd, "Floor": one.spread.floor, "1 pair": one.one, "n pairs": one.all}
+    told = {name: _amount(one.measure, name, value) for name, value in amounts.items()}
+    if not one.spread.floor:
+        told["Floor"] = Entry(text=NOTHING, heading="Floor")
+    counts = {"df": one.spread.df, "Pairs": one.pairs}
+    told |= {name: Entry(text=str(n), heading=name, value=float(n)) for name, n in counts.items()}
+    needed = dict.fromkeys(HEADINGS, None) | dict(zip(HEADINGS, one.needed, strict=False))
+    for name, n in needed.items():
+        if not one.differences or not one.spread.used:
+            told[name] = Entry(text=NOTHING, heading=name)
+        else:
+            text = f">{MOST}" if n is None else str(n)
+            told[name] = Entry(text=text, heading=name, value=None if n is None else float(n))
+    return tuple(told[name] for name in ("sd", "Floor", "df", "Pairs", "1 pair", "n pairs", *HEADINGS))
+
+
+def _amount(column: Column, name: str, value: float) -> Entry:
+    if math.isnan(value):
+        return Entry(text=NOTHING, heading=name)
+    text = rounded(value, column.decimals, percent=column.percent)
+    return Entry(text=text, heading=name, probe=column.probe, metric=column.metric, length=column.length, value=value)

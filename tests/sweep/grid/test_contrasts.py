@@ -1,0 +1,181 @@
+"""Declared contrasts: what a grid may say, where they are kept, and that they change no cell."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from atma_sweep.reports.data import gather
+from atma_sweep.results.contrasts import Contrast, as_options, contrasts_of
+from atma_sweep.results.exchange.exporting import export_sweep
+from atma_sweep.results.exchange.importing import import_bundle
+from atma_sweep.results.store.store import Store, open_store
+from atma_sweep.sweep.errors import GridError
+from atma_sweep.sweep.grid.grid import load_grid
+from atma_sweep.sweep.grid.json_schema import grid_schema
+from atma_sweep.sweep.machine.processes import this_process
+from atma_sweep.sweep.run.launch import Request, claim
+from jsonschema import Draft202012Validator
+from ruamel.yaml import YAML
+
+Write = Callable[..., Path]
+HEAD = "name: g\nextends: micro\naxes: {attn_type: [polar, nope], memory: [off, on]}\n"
+GOOD = """contrasts:
+  - {measure: needle.digit_accuracy@1024, axis: memory, level: on, within: {attn_type: polar}, margin: 0.05}
+  - {measure: clean.nats@avg, axis: attn_type, level: nope, reference: polar}
+  - {measure: val.val_loss, axis: memory, level: gated_delta}
+"""
+NEEDLE = Contrast(
+    probe="needle", metric="digit_accuracy", length=1024, axis="memory", level="on", within={"attn_type": "polar"}, margin=0.05
+)  # fmt: skip
+CLEAN = Contrast(probe="clean", metric="nats", length=None, axis="attn_type", level="nope", reference="polar")
+VAL = Contrast(probe="val", metric="val_loss", length=0, axis="memory", level="on")
+
+WRONG = {
+    "no list": ("contrasts: memory\n", "4: contrasts: must be a list, got 'memory'"),
+    "no mapping": ("contrasts: [memory]\n", "4: contrasts[0]: must map measure, axis, level and more, got 'memory'"),
+    "key": (
+        "contrasts:\n  - {measure: val.val_loss, axis: memory, level: on, marjin: 1}\n",
+        "5: contrasts[0].marjin: no such key; allowed: measure, axis, level, reference, within, margin; did you mean 'margin'?",
+    ),
+    "lacking": ("contrasts: [{axis: memory, level: on}]\n", "4: contrasts[0]: lacks measure; a contrast needs measure, axis, level"),
+    "axis": (
+        "contrasts:\n  - {measure: val.val_loss, axis: memori, level: on}\n",
+        "5: contrasts[0].axis: not an axis of this grid; allowed: attn_type, memory; did you mean 'memory'?",
+    ),
+    "level": (
+        "contrasts:\n  - {measure: val.val_loss, axis: attn_type, level: rope}\n",
+        "5: contrasts[0].level: no level 'rope' of attn_type in this grid; allowed: polar, nope; did you mean 'nope'?",
+    ),
+    "itself": (
+        "contrasts:\n  - {measure: val.val_loss, axis: memory, level: on, reference: gated_delta}\n",
+        "5: contrasts[0].reference: is the level on itself; a contrast needs two",
+    ),
+    "within": (
+        "contrasts:\n  - {measure: val.val_loss, axis: memory, level: on, within: {memory: on}}\n",
+        "5: contrasts[0].within.memory: is the axis of the contrast itself",
+    ),
+    "probe": (
+        "contrasts:\n  - {measure: neadle.digit_accuracy@1024, axis: memory, level: on}\n",
+        "no probe 'neadle'; allowed: val, clean, junk, needle,",
+    ),
+    "metric": (
+        "contrasts:\n  - {measure: clean.nat@1024, axis: memory, level: on}\n",
+        "5: contrasts[0].measure: the probe clean has no metric 'nat'; allowed: nats, bits",
+    ),
+    "no length": (
+        "contrasts:\n  - {measure: clean.nats, axis: memory, level: on}\n",
+        "5: contrasts[0].measure: needs a context length: clean.nats@65536, or clean.nats@avg",
+    ),
+    "length": (
+        "contrasts:\n  - {measure: val.val_loss@1024, axis: memory, level: on}\n",
+        "5: contrasts[0].measure: has no context length: val.val_loss",
+    ),
+    "another length": (
+        "contrasts:\n  - {measure: clean.nats@1025, axis: memory, level: on}\n",
+        "5: contrasts[0].measure: no cell is evaluated at clean.nats@1025 (eval.lengths); "
+        "allowed: clean.nats@128, clean.nats@256, clean.nats@512, clean.nats@1024",
+    ),
+    "not run": (
+        "set: {eval: {probes: [val]}}\ncontrasts:\n  - {measure: clean.nats@1024, axis: memory, level: on}\n",
+        "6: contrasts[0].measure: no cell runs the probe clean (eval.probes); allowed: val",
+    ),
+    "margin": (
+        "contrasts:\n  - {measure: val.val_loss, axis: memory, level: on, margin: 0}\n",
+        "5: contrasts[0].margin: must be a number above 0, in the unit of the measure (0.05 is 5 points), got 0",
+    ),
+    "twice": (
+        "contrasts:\n" + 2 * "  - {measure: val.val_loss, axis: memory, level: on}\n",
+        "6: contrasts[1]: given twice; keep one of them",
+    ),
+}  # fmt: skip
+
+
+def fake(data: object) -> str:
+    return "f" * 64
+
+
+def test_they_are_read(write: Write) -> None:
+    assert load_grid(write(HEAD + GOOD)).contrasts == (NEEDLE, CLEAN, VAL)
+    assert [one.measure for one in (NEEDLE, CLEAN, VAL)] == [
+        "needle.digit_accuracy@1024",
+        "clean.nats@avg",
+        "val.val_loss",
+    ]
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_mistake_is_one_line(write: Write, name: str) -> None:
+    text, told = WRONG[name]
+    with pytest.raises(GridError) as wrong:
+        load_grid(write(HEAD + text)).expand(fake)
+    assert told in str(wrong.value)
+    assert "\n" not in str(wrong.value)
+
+
+def test_levels_of_include_count(write: Write) -> None:
+    text = (
+        "include: [{attn_type: rope, memory: on}]\ncontrasts: [{measure: val.val_loss, axis: attn_type, level: rope}]\n"
+    )
+    assert load_grid(write(HEAD + text)).contrasts[0].level == "rope"
+
+
+def test_other_lengths_may_be_tried_on_the_command_line(write: Write) -> None:
+    grid = load_grid(write(HEAD + GOOD), sets=["eval.lengths=[64]"], rename="h")
+    assert len(grid.expand(fake)) == 4
+
+
+def test_they_are_part_of_no_cell(write: Write) -> None:
+    bare, declared = (load_grid(write(HEAD + text)).expand(fake) for text in ("", GOOD))
+    assert [(cell.id, cell.config) for cell in declared] == [(cell.id, cell.config) for cell in bare]
+
+
+def test_the_schema_knows_them(write: Write) -> None:
+    schema = Draft202012Validator(grid_schema())
+    yaml = YAML(typ="safe", pure=True)
+    assert list(schema.iter_errors(yaml.load(HEAD + GOOD))) == []
+    for name in ("key", "no list", "lacking", "margin"):
+        assert list(schema.iter_errors(yaml.load(HEAD + WRONG[name][0]))), name
+
+
+def test_options_are_read_back_and_strange_ones_are_left_out() -> None:
+    told = json.loads(json.dumps({"contrasts": as_options((NEEDLE, CLEAN, VAL))}))
+    assert contrasts_of(told) == (NEEDLE, CLEAN, VAL)
+    good = told["contrasts"][0]
+    bad = [1, {}, good | {"length": "x"}, good | {"within": [1]}, good | {"margin": "x"}, good | {"axis": None}]
+    assert contrasts_of({"contrasts": [*bad, good]}) == (NEEDLE,)
+    assert contrasts_of({"contrasts": 3}) == contrasts_of({}) == contrasts_of(None) == ()
+
+
+def test_a_launch_keeps_them_with_its_revision_and_a_bundle_takes_them_along(write: Write, tmp_path: Path) -> None:
+    grid = load_grid(write(HEAD + GOOD))
+    asked = Request(grid=grid, cells=grid.expand(fake), runs=tmp_path)
+    store = open_store(tmp_path / "a.db", create=True)
+    for fence in (1, 2):
+        assert claim(asked, store, this_process("launch")) == fence
+        store.release_sweep("g", fence)
+        assert store.revision("g").number == 1, "the same launch again is the same revision"
+    assert declared(store) == (NEEDLE, CLEAN, VAL)
+    export_sweep(store, "g", tmp_path / "g.zip")
+    other = open_store(tmp_path / "b.db", create=True)
+    import_bundle(other, tmp_path / "g.zip")
+    assert declared(other) == (NEEDLE, CLEAN, VAL)
+    for one in (store, other):
+        one.close()
+
+
+def test_a_grid_without_them_stores_what_it_always_did(write: Write, tmp_path: Path) -> None:
+    grid = load_grid(write(HEAD))
+    store = open_store(tmp_path / "a.db", create=True)
+    claim(Request(grid=grid, cells=grid.expand(fake), runs=tmp_path), store, this_process("launch"))
+    assert set(store.revision("g").options) == {"requested", "set"}
+    assert declared(store) == ()
+    store.close()
+
+
+def declared(store: Store) -> tuple[Contrast, ...]:
+    found = gather(store, "g").contrasts
+    assert contrasts_of(store.revision("g").options) == found
+    return found
