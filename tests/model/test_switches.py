@@ -72,6 +72,10 @@ def other(field: FieldInfo) -> Any:
     return value if value != field.default else 2 * value
 
 
+OF_GRADIENTS: dict[str, dict[str, Any]] = {"n_eff_floor_gradient": {"n_eff_floor": 0.3}}
+"""Setting that acts on gradients alone -> what makes it act."""
+
+
 @pytest.mark.parametrize(
     ("attn_type", "setting"),
     [(name, setting) for name in MIXERS for setting in MIXERS.outline(name).Config.model_fields],
@@ -81,10 +85,16 @@ def test_every_setting_of_every_mixer_acts(
 ) -> None:
     options = {"attn_type": attn_type, "window": True}
     aux = auxiliary(distractor=has_distractor(attn_type))
-    changed = {setting: other(MIXERS.outline(attn_type).Config.model_fields[setting])}
-    with torch.no_grad():
-        losses = [loss_of(awake(**options, mixers=m), tokens, aux) for m in ({}, {attn_type: changed})]
-    assert differ(losses), changed
+    beside = OF_GRADIENTS.get(setting, {})
+    changed = beside | {setting: other(MIXERS.outline(attn_type).Config.model_fields[setting])}
+    losses, slopes = [], []
+    for mixer in (beside, changed):
+        model = awake(**options, mixers={attn_type: mixer})
+        losses.append(loss_of(model, tokens, aux))
+        gradients = torch.autograd.grad(losses[-1], list(model.parameters()), allow_unused=True)
+        slopes.append(sum(g.abs().sum() for g in gradients if g is not None))
+    assert differ(slopes if beside else [loss.detach() for loss in losses]), changed
+    assert losses[0] == losses[1] or not beside
 
 
 CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
