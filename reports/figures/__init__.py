@@ -23,7 +23,7 @@ FIGURES: dict[str, Listed] = {
     "length": Listed("length", "clean and junk loss over context length", takes=("lengths", "highlight")),
     "loss": Listed("loss", "validation and training loss over tokens", takes=("by", "log", "highlight")),
     "effects": Listed("effects", "what every level does, with intervals"),
-    "interactions": Listed("interactions", "means by two axes"),
+    "interactions": Listed("interactions", "what two levels do together"),
     "pareto": Listed("pareto", "quality against speed", takes=("lengths", "highlight")),
     "timeline": Listed("timeline", "which machine ran what when", takes=()),
 }

@@ -4,90 +4,163 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 
 from ...results.store.store import Store
-from ..data import Lengths, ReportError, gather
-from ..stats.effects import effects, main_measures
+from ..data import Lengths, ReportError, SweepData, gather
+from ..numbers import Column
+from ..stats.effects import contrasts, effects, measures, reference_level
 from . import style
 from .base import Collected, collected
+from .forest import ROW, against, draw_rows, draw_strata, fields_of, frame_axes, head_panel, keys
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from .look import Look
 
+MOST_LEVELS = 3
+"""Of an axis whose levels are all held against each other; of a longer one the rows against its reference are drawn."""
+MOST_MEASURES = 3
+STRATUM_MARKERS = ("^", "v", "D", "s", "P", "X", "<", ">")
+
+
+def shown_measures(data: SweepData) -> list[Column]:
+    """Validation loss, and the clean loss and the needle at the longest length and at those that are asked for besides; where a
+    sweep has none of these, the first of its numbers."""
+    known = measures(data)
+    found = [column for column in known if column.metric == "val_loss"]
+    for probe, metric in (("clean", "nats"), ("needle", "digit_accuracy")):
+        some = [column for column in known if (column.probe, column.metric) == (probe, metric) and column.length]
+        asked = [column for column in some if column.length not in data.also] or some
+        found += [*asked[-1:], *(column for column in some if column.length in data.also and column not in asked[-1:])]
+    return found or known[:MOST_MEASURES]
+
 
 def collect(
     store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
 ) -> Collected:
-    """The effect of every level of every axis on every number of the complete results, by matched pairs.
+    """The effect of every level of every axis on the main numbers, by matched pairs of configurations.
 
-    One row an effect: measure (heading), unit (that of the number, or points), axis, level, reference, pairs, mean, low, high (95%
-    interval of the mean, NaN for a single pair). Accuracies and MFU are in points.
+    One row an effect: axis, level, reference, pairs, and what `forest.fields_of` says. `where` is empty over the whole sweep; rows
+    within a stratum stand behind it. Confirmatory rows are the contrasts that the grid declares. Axes of more than three levels
+    have the rows against their reference alone.
     """
     data = gather(store, sweep, revision=revision, lengths=lengths)
-    columns = main_measures(data)
+    chosen = shown_measures(data)
     rows: list[dict[str, Any]] = []
     origins: list[tuple[str, int | None]] = []
-    for one in effects(data, columns, within=False):
-        scale, unit = (100, "points") if one.measure.percent else (1, one.measure.unit)
-        about: dict[str, Any] = {"measure": one.measure.heading, "unit": unit, "axis": one.axis, "level": one.level}
-        about |= {"reference": one.reference, "pairs": one.pairs}
-        rows.append(about | {"mean": scale * one.mean, "low": scale * one.low, "high": scale * one.high})
+    for one in effects(data, chosen):
+        levels = data.levels(one.axis)
+        if not one.pairs or not (
+            one.confirmatory or len(levels) <= MOST_LEVELS or one.reference == reference_level(levels)
+        ):
+            continue
+        about: dict[str, Any] = {"axis": one.axis, "level": one.level, "reference": one.reference, "pairs": one.pairs}
+        rows.append(about | fields_of(one))
         origins += one.origins
-    if not rows:
+    if not any(row["where"] == "" or row["confirmatory"] for row in rows):
         raise ReportError(
             f"sweep {data.sweep} has no two measured cells that differ in one axis alone; measure more cells"
         )
-    words = (
-        "Mean difference over matched pairs, level minus reference; bars: 95% intervals; filled where they leave out "
-        "zero."
-    )
-    better_is = {column.heading: column.direction for column in columns}
-    frame = pd.DataFrame(rows)
-    return collected(store, data, "effects", "Main effects", frame, origins, notes=[words], better=better_is)
+    headings = {column.heading for column in chosen}
+    elsewhere = sum(one.measure.heading not in headings for one in contrasts(data))
+    notes = [
+        "Mean difference over matched pairs of configurations with its 95% interval. Filled: differs from zero after the correction for "
+        "all tests of its number and axis (p < 0.05). Better is right; the axis of a loss runs backwards. Pale: an average over "
+        "strata that differ, which small marks show one by one. Other numbers: --length, and --table effects.",
+    ]
+    if any(row["confirmatory"] for row in rows):
+        notes.append("*: a contrast that the grid declares, corrected with the other declared ones.")
+    if elsewhere:
+        notes.append(f"{elsewhere} declared contrasts are about other numbers: --table effects.")
+    return collected(store, data, "effects", "What each level does", pd.DataFrame(rows), origins, notes=notes)
 
 
 def draw(made: Collected, look: Look) -> Figure:
-    """A panel a measure, a row a level; points with intervals."""
+    """A panel a number, a row a level, the declared contrasts on top; axes apart."""
+    frame = made.frame
+    whole = frame[(frame["where"] == "") | frame["confirmatory"]]
+    titles = list(dict.fromkeys(frame["measure"]))
+    places = _places(whole)
+    bottom = max(places.values()) + 0.7
+    figure = style.page(ROW * bottom + 1.0, 7.2 if len(titles) > 3 else 5.2)
+    grid = figure.subplots(1, len(titles), sharey=True, squeeze=False)[0]
+    parts = frame[(frame["where"] != "") & ~frame["confirmatory"]]
+    markers = _markers(parts, whole)
+    for place, (axes, title) in enumerate(zip(grid, titles, strict=True)):
+        here = whole[whole["measure"] == title]
+        style.letter(axes, place)
+        head_panel(axes, str(here["words"].iloc[0]), wrapped=True)
+        draw_rows(axes, here, [places[_key(row)] for _, row in here.iterrows()])
+        mixed = {_key(row) for _, row in here[here["mixed"]].iterrows()}
+        inner = parts[(parts["measure"] == title) & parts["where"].isin(list(markers))]
+        inner = inner[np.array([_key(row) in mixed for _, row in inner.iterrows()], dtype=bool)]
+        draw_strata(axes, inner, [places[_key(row)] + 0.42 for _, row in inner.iterrows()], markers)
+        frame_axes(axes, pd.concat([here, inner]) if len(inner) else here)
+        axes.tick_params(axis="y", length=0)
+        axes.spines["left"].set_visible(False)
+    _labels(grid[0], places, bottom)
+    return style.finished(figure, made.title, made.notes, keys(whole) | _strata_keys(markers), columns=3)
+
+
+Key = tuple[bool, str, str, str, str]
+
+
+def _key(row: Any) -> Key:
+    """The row of the picture that a row of the frame belongs to."""
+    declared = bool(row["confirmatory"])
+    return declared, row["axis"], row["level"], row["reference"], row["where"] if declared else ""
+
+
+def _places(whole: pd.DataFrame) -> dict[Key, float]:
+    """Heights of the rows: declared ones first, a gap between axes."""
+    found: dict[Key, float] = {}
+    y, last = 0.0, None
+    ordered = sorted(dict.fromkeys(_key(row) for _, row in whole.iterrows()), key=lambda key: not key[0])
+    for key in ordered:
+        family = "declared" if key[0] else key[1]
+        y += 0.0 if last is None else 1.0 if family == last else 1.45
+        found[key], last = y, family
+    return found
+
+
+def _markers(parts: pd.DataFrame, whole: pd.DataFrame) -> dict[str, str]:
+    """By `where` of the strata whose rows averages are mixed: their marks."""
+    mixed = {(row["measure"], _key(row)) for _, row in whole[whole["mixed"]].iterrows()}
+    wheres = [
+        row["where"] for _, row in parts.iterrows() if (row["measure"], _key(row)) in mixed and "," not in row["where"]
+    ]
+    return dict(zip(dict.fromkeys(wheres), STRATUM_MARKERS, strict=False))
+
+
+def _labels(axes: Any, places: dict[Key, float], bottom: float) -> None:
+    """The rows' names left of the first panel."""
+    words = []
+    for declared, axis, level, reference, where in places:
+        text = against(axis, level, reference)
+        inside = ", ".join(
+            style.shown(part.partition("=")[2], part.partition("=")[0]) for part in where.split(", ") if part
+        )
+        words.append((f"{text} ({inside})" if inside else text) + (" *" if declared else ""))
+    axes.set_yticks(list(places.values()), words)
+    axes.set_ylim(bottom, -0.7)
+
+
+def _strata_keys(markers: dict[str, str]) -> dict[str, Any]:
     from matplotlib.lines import Line2D
 
-    frame = made.frame
-    names = list(dict.fromkeys(frame["measure"]))
-    keys = list(dict.fromkeys(zip(frame["axis"], frame["level"], frame["reference"], strict=True)))
-    figure = style.page((0.2 * len(keys) + 0.75) * style.rows_of(len(names), 4))
-    for axes, name in zip(style.panels(figure, names, columns=4, sharey=True), names, strict=True):
-        here = frame[frame["measure"] == name]
-        for _, one in here.iterrows():
-            y = keys.index((one["axis"], one["level"], one["reference"]))
-            known = not pd.isna(one["low"])
-            sure = known and (one["low"] > 0 or one["high"] < 0)
-            ink = style.INKS[0] if known else style.GREY
-            if known:
-                axes.hlines(y, one["low"], one["high"], color=ink, linewidth=1.4)
-            axes.plot(
-                one["mean"],
-                y,
-                marker="o",
-                color=ink,
-                markerfacecolor=ink if sure else "white",
-                linestyle="none",
-                zorder=3,
-            )
-        axes.axvline(0, color="#000000", linewidth=0.7, zorder=1)
-        sign = {1: "more is better", -1: "less is better", 0: ""}[made.about["better"][name]]
-        axes.set_xlabel("\n".join(filter(None, (here["unit"].iloc[0], sign))))
-        axes.locator_params(axis="x", nbins=3)
-        axes.margins(x=0.08)
-        axes.set_yticks(range(len(keys)), [f"{axis}: {level} - {reference}" for axis, level, reference in keys])
-        axes.set_ylim(len(keys) - 0.5, -0.5)
-    handles = {
-        "interval leaves out zero": Line2D([], [], color=style.INKS[0], marker="o"),
-        "interval holds zero": Line2D([], [], color=style.INKS[0], marker="o", markerfacecolor="white"),
-    }
-    if frame["low"].isna().any():
-        handles["one pair, no interval"] = Line2D(
-            [], [], color=style.GREY, marker="o", markerfacecolor="white", linestyle="none"
+    found = {}
+    for where, marker in markers.items():
+        axis, _, level = where.partition("=")
+        found[style.shown(level, axis)] = Line2D(
+            [],
+            [],
+            linestyle="none",
+            marker=marker,
+            color=style.GREY,
+            markersize=style.stroke(3.0),
+            markerfacecolor="white",
         )
-    return style.finished(figure, made.title, made.notes, handles)
+    return found

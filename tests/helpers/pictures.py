@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from itertools import combinations
 from typing import Any
 
+import pytest
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.text import Text
@@ -36,3 +37,30 @@ def check_words(figure: Any) -> int:
         down = min(a.y1, b.y1) - max(a.y0, b.y0)
         assert across <= 1 or down <= 1, f"{one!r} meets {other!r}"
     return len(found)
+
+
+def ticks_of(axis: Any) -> list[float]:
+    """Where the ticks of an axis stand that are seen."""
+    low, high = sorted(axis.get_view_interval())
+    slack = 1e-9 * (high - low)
+    return [tick for tick in axis.get_ticklocs() if low - slack <= tick <= high + slack]
+
+
+def numeric(figure: Any) -> Iterator[Any]:
+    """Every axis whose ticks are numbers."""
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            if axes.axison and axis.get_visible() and len(axis.get_ticklocs()) and not _worded(axis):
+                yield axis
+
+
+def _worded(axis: Any) -> bool:
+    return any(any(sign.isalpha() for sign in label.get_text().strip("KM")) for label in axis.get_ticklabels())
+
+
+def check_column(figure: Any) -> None:
+    """Raises where words meet or are cut off, and where an axis has fewer than three ticks."""
+    check_words(figure)
+    assert figure.get_figwidth() == pytest.approx(89 / 25.4)
+    for axis in numeric(figure):
+        assert len(ticks_of(axis)) >= 3, [label.get_text() for label in axis.get_ticklabels()]

@@ -14,7 +14,6 @@ from atma_sweep.reports.figures.base import Collected, digest
 from atma_sweep.reports.figures.lines import lines_of
 from atma_sweep.reports.figures.loss import smoothed
 from atma_sweep.reports.stats.initial import state_norms
-from atma_sweep.reports.table import Table
 from atma_sweep.results import paper
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CurvePoint, Measurement, Owner, Provenance
@@ -221,38 +220,6 @@ class TestTraining:
 
 
 class TestComparisons:
-    def test_effects_are_those_of_the_table(self, published: Store, published_effects: Table) -> None:
-        expected = {}
-        for row, entries in zip(published_effects.rows, published_effects.entries, strict=True):
-            if row[3] == "all":
-                numbers = {entry.heading: entry for entry in entries}
-                expected[row[0], row[1], row[2]] = [
-                    numbers[name].value for name in ("Pairs", "Mean", "Low", "High")
-                ] + [100 if "Ndl" in row[0] or row[0] == "MFU" else 1]
-        found = rows(make_figure("effects", published, "printed-v2"))
-        assert len(found) == len(expected) == 72
-        for row in found:
-            pairs, mean, low, high, scale = expected[
-                row["measure"], row["axis"], f"{row['level']} - {row['reference']}"
-            ]
-            assert row["pairs"] == pairs
-            assert [row["mean"], row["low"], row["high"]] == pytest.approx(
-                [scale * x for x in (mean, low, high)], abs=1e-9
-            )
-
-    def test_means_by_two_axes(self, published: Store) -> None:
-        found = rows(make_figure("interactions", published, "printed-v2"))
-        assert len({(row["row_axis"], row["column_axis"]) for row in found}) == 10
-        printed = paper.rows("complete-v2")
-        for row in found:
-            if row["measure"] == "Val":
-                some = [
-                    float(one["val_loss"])
-                    for one in printed
-                    if (one[row["row_axis"]], one[row["column_axis"]]) == (row["row"], row["column"])
-                ]
-                assert (row["mean"], row["cells"]) == (pytest.approx(sum(some) / len(some), abs=1e-12), len(some))
-
     def test_the_front_is_what_no_other_beats(self, published: Store) -> None:
         found = rows(make_figure("pareto", published, "printed-v2"))
         logged = {tuple(row[axis] for axis in AXES): row for row in paper.rows("runs")}

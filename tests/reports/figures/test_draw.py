@@ -22,10 +22,9 @@ from atma_sweep.reports.figures.base import Collected
 from atma_sweep.reports.figures.files import FORMATS, drawn, renderings, trace_in
 from atma_sweep.reports.figures.lines import lines_of
 from atma_sweep.results.errors import StoreError
-from atma_sweep.results.store.recorder import Recorder
-from atma_sweep.results.store.records import Measurement, Owner
+from atma_sweep.results.store.records import Measurement
 from atma_sweep.results.store.store import Store
-from pictures import check_words, words_of
+from pictures import check_words
 from tiers import every_nth
 from typer.testing import CliRunner
 
@@ -281,18 +280,3 @@ def test_a_folder_says_which_figure_is_left_out(published: Store, tmp_path: Path
     written = write_all(published, "printed-v1", out=tmp_path, formats=[], figures=("loss",))
     assert written.left_out["figure loss"] == "no training curve of sweep printed-v1 is stored"
     assert "figure loss left out: no training curve" in (tmp_path / "index.html").read_text()
-
-
-def test_means_are_rounded_as_in_the_tables(empty: Store, make: Any) -> None:
-    cell, _ = make
-    cells = [cell(i + 1, attn_type=kind, memory=memory) for i, (kind, memory) in enumerate(LEVELS[:4])]
-    empty.record_revision("halves", grid_text="x", grid_file="x.yaml", cells=cells)
-    for one in cells:
-        attempt = empty.start_attempt(one.id, owner=Owner(name="a", host="h", pid=1, started=0.0), fence=1)
-        Recorder(empty, attempt.id, 1).measurements(
-            [Measurement(probe="needle", metric="digit_accuracy", length=64, value=0.0125, n=80)]
-        )
-        empty.finish_attempt(attempt.id, 1, "done")
-    words = [text for text, _ in words_of(figure_of(make_figure("interactions", empty)))]
-    assert words.count("1.3") == 4
-    assert "1.2" not in words
