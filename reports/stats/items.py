@@ -1,21 +1,32 @@
-"""Which documents, rows and trials each network got right: the items that probes store beside their numbers.
+"""Which documents, rows and trials each network got right, and what the levels do to them: tests item by item.
 
-Every network is asked the same items, so two of them can be held against each other item by item.
+Every network is asked the same items, so two of them can be held against each other item by item. What such a test is about
+are other items like these, answered by these very networks; with several seeds also other seeds. Of other configurations it
+says nothing: that is what the effects of stats/effects.py are about.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from ...results.store.records import Key
+from ...results.store.records import AXES, CellState, Key
 from ...results.store.store import Store
 from ..data import ReportError, SweepData
+from ..numbers import Column, column_of, length_name
+from .effects import factors, reference_level
+from .resampling import ALPHA, Summary, corrected, summaries
 
-__all__ = ["Items", "answers", "items_of"]
+__all__ = ["ItemEffect", "Items", "answers", "item_effects", "item_measures", "items_of", "mcnemar", "versus"]
+
+MOST_LEVELS = 6
+"""Of an axis whose levels are all held against each other; those of a longer one are held against the reference alone."""
 
 ANSWERS = ("cell", "attempt", "configuration", "seed", "length", "trial", "value", "exact")
 
@@ -94,3 +105,200 @@ def answers(
             f"sweep {data.sweep} has no items of probe {probe}: they are stored by evaluations of one's own, and no printed number has them"
         )
     return pd.concat(parts).sort_values(["place", "length", "trial"], ignore_index=True).drop(columns="place")
+
+
+# --- tests ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ItemEffect(Summary):
+    """What a level does to a measure item by item; the fields of Summary with items in place of configurations.
+
+    `n` counts items. The differences of an item are averaged over `pairs` of configurations that differ in the axis alone, and
+    crossed with seeds where there are several. `gained` and `lost` count the (pair, seed, trial)s that are right in every
+    digit at this level alone and at the reference alone, and `p_mcnemar` is mcnemar's; None and NaN where nothing is right or
+    wrong. `p_corrected` is p after the correction for its `family`. `where` is empty or names a mixer (`attn_type=polar`).
+    """
+
+    measure: Column
+    axis: str
+    level: str
+    reference: str
+    where: str
+    pairs: int
+    gained: int | None
+    lost: int | None
+    p_mcnemar: float
+    family: str
+    p_corrected: float = math.nan
+    origins: tuple[tuple[str, int | None], ...]
+
+    @property
+    def sure(self) -> bool:
+        """Whether it differs from zero, after the correction for its family."""
+        return self.p_corrected < ALPHA
+
+
+def mcnemar(net: np.ndarray) -> float:
+    """Exact two-sided McNemar test, trials as clusters: net [trials] is on how many more pairs a trial is gained than lost.
+
+    If a level does nothing, each trial's net gain is as likely to be a loss of that size: p is the share of the 2^trials ways
+    to turn them whose sum is at least as large. For one pair (net -1, 0 or 1) that is McNemar's exact test.
+    """
+    sizes = np.abs(net[net != 0]).astype(np.int64)
+    reach = int(sizes.sum())
+    ways = np.zeros(2 * reach + 1)
+    ways[reach] = 1.0
+    for size in sizes:
+        # no sum so far is further from 0 than the sizes before it, so that nothing comes round the ends
+        ways = (np.roll(ways, size) + np.roll(ways, -size)) / 2
+    at_least = abs(int(net.sum()))
+    sums = np.abs(np.arange(-reach, reach + 1))
+    return min(1.0, float(ways[sums >= at_least].sum()))
+
+
+def item_measures(data: SweepData) -> list[Column]:
+    """The numbers that may have items: those with a better and a worse side, at the context lengths that are shown."""
+    found = []
+    for probe, metric in dict.fromkeys(key[1:3] for key in data.values):
+        about = data.metric(probe, metric)
+        heading = about.heading or f"{probe} {metric}"
+        for length in data.lengths(probe, metric) if about.direction else ():
+            name = f"{heading}@{length_name(length)}" if length else heading
+            one = column_of(probe, about, name, length=length)
+            found.append(one if one.percent else replace(one, decimals=max(one.decimals, 4)))
+    return sorted(found, key=lambda one: (one.probe, one.metric, one.length))
+
+
+def item_effects(store: Store, data: SweepData, columns: Sequence[Column] | None = None) -> list[ItemEffect]:
+    """What the levels of every axis do to every measure, item by item: over the whole sweep and in every mixer.
+
+    Levels without a pair of cells that have the same items are left out. Corrected inside (measure, axis).
+    """
+    chosen = {(one.probe, one.metric, one.length): one for one in (item_measures(data) if columns is None else columns)}
+    mixers = data.levels("attn_type")
+    contrasts = []
+    for axis in factors(data):
+        placed = _Placed(data, axis)
+        subsets = ["", *(mixers if axis != "attn_type" and len(mixers) > 1 else ())]
+        contrasts += [
+            (axis, level, reference, mixer, corners)
+            for level, reference in _level_pairs(data.levels(axis))
+            for mixer in subsets
+            if len(corners := placed.corners(level, reference, mixer))
+        ]
+    found: list[ItemEffect] = []
+    for items in items_of(store, data, list(chosen)):
+        column = chosen[items.measure]
+        rows: list[Row] = []
+        for axis, level, reference, mixer, corners in contrasts:
+            about = {"measure": column, "axis": axis, "level": level, "reference": reference}
+            about |= {"where": f"attn_type={mixer}" if mixer else "", "family": f"{column.heading}: {axis}"}
+            if (row := _row(data, items, corners, about)) is not None:
+                rows.append(row)
+        found += _tested(rows, items)
+    return found
+
+
+def versus(
+    store: Store, data: SweepData, first: Sequence[CellState], second: Sequence[CellState], columns: Sequence[Column]
+) -> list[ItemEffect]:
+    """Two configurations item by item, `first` minus `second`, seed by seed; a row for every measure in which both have items.
+
+    Each p is corrected for the measures asked for.
+    """
+    place = {cell.cell_id: row for row, cell in enumerate(data.cells)}
+    mine, theirs = ({cell.seed: place[cell.cell_id] for cell in some} for some in (first, second))
+    seeds = sorted(mine.keys() & theirs.keys())
+    corners = np.array([[[mine[seed], theirs[seed]] for seed in seeds]], dtype=np.int64).reshape(1, -1, 2)
+    words = [", ".join(dict.fromkeys(cell.slug.rsplit("-s", 1)[0] for cell in some)) for some in (first, second)]
+    about = {"axis": "configuration", "level": words[0], "reference": words[1], "where": "", "family": "configurations"}
+    chosen = {(one.probe, one.metric, one.length): one for one in columns}
+    rows: list[Row] = []
+    scales: list[float] = []
+    for items in items_of(store, data, list(chosen)) if seeds else ():
+        row = _row(data, items, corners, about | {"measure": chosen[items.measure]})
+        if row is not None:
+            rows.append(row)
+            scales.append(_scale(items))
+    return _summed(rows, scales)
+
+
+Row = tuple[dict[str, Any], np.ndarray]
+"""The fields of an ItemEffect but for its tests, and its differences [items, seeds]."""
+
+
+def _row(data: SweepData, items: Items, corners: np.ndarray, about: dict[str, Any]) -> Row | None:
+    """The differences at these corners [pairs, seeds, 2] (cells, -1 for none), where any item is known on both sides."""
+    listed: np.ndarray = np.all(corners >= 0, axis=2)
+    # [pairs, seeds, items]
+    d = np.where(listed[..., None], items.mean[corners[..., 0]] - items.mean[corners[..., 1]], np.nan)
+    known = ~np.isnan(d)
+    have: np.ndarray = np.any(known, axis=2)
+    if not have.any():
+        return None
+    counts = known.sum(axis=0)
+    sample = np.where(counts, np.where(known, d, 0.0).sum(axis=0) / np.maximum(counts, 1), np.nan).T
+    found: dict[str, Any] = {"gained": None, "lost": None, "p_mcnemar": math.nan}
+    if data.metric(*items.measure[:2]).trials:
+        right = items.least == 1
+        level, reference = right[corners[..., 0]], right[corners[..., 1]]
+        gained, lost = (known & level & ~reference).sum(axis=(0, 1)), (known & reference & ~level).sum(axis=(0, 1))
+        found = {"gained": int(gained.sum()), "lost": int(lost.sum()), "p_mcnemar": mcnemar(gained - lost)}
+    cells = [data.cells[row] for row in corners[have].T.ravel().tolist()]
+    origins = tuple((cell.cell_id, data.values[(cell.cell_id, *items.measure)].attempt_id) for cell in cells)
+    return about | found | {"pairs": int(np.any(have, axis=1).sum()), "origins": origins}, sample
+
+
+def _tested(rows: Sequence[Row], items: Items) -> list[ItemEffect]:
+    """With their tests, corrected axis by axis."""
+    families: dict[str, list[Row]] = {}
+    for row in rows:
+        families.setdefault(row[0]["axis"], []).append(row)
+    return [one for some in families.values() for one in _summed(some, [_scale(items)] * len(some))]
+
+
+def _scale(items: Items) -> float:
+    return float(np.nanmax(np.abs(items.mean)))
+
+
+def _summed(rows: Sequence[Row], scales: Sequence[float]) -> list[ItemEffect]:
+    samples = [sample for _, sample in rows]
+    summed = summaries(samples, scales)
+    p_values = corrected(samples, summed, scales=scales)
+    return [
+        ItemEffect(**about, **asdict(one), p_corrected=p)
+        for (about, _), one, p in zip(rows, summed, p_values, strict=True)
+    ]
+
+
+def _level_pairs(levels: Sequence[str]) -> list[tuple[str, str]]:
+    """(level, reference): every level against the reference level, then the others against each other."""
+    first = reference_level(levels)
+    rest = [level for level in levels if level != first]
+    others = [(b, a) for a, b in combinations(rest, 2)] if len(levels) <= MOST_LEVELS else []
+    return [(level, first) for level in rest] + others
+
+
+class _Placed:
+    """Which cell stands where: [configuration of the other axes, level of the axis, seed], -1 for none."""
+
+    def __init__(self, data: SweepData, axis: str) -> None:
+        axes = [*AXES, *data.extra_axes()]
+        words = [[cell.levels[one] if one in AXES else cell.axes.get(one, "-") for one in axes] for cell in data.cells]
+        mine, mixer = axes.index(axis), axes.index("attn_type")
+        rest = {tuple(row[:mine] + row[mine + 1 :]): row[mixer] for row in words}
+        configurations = {key: place for place, key in enumerate(rest)}
+        seeds = {seed: place for place, seed in enumerate(sorted({cell.seed for cell in data.cells}))}
+        self.levels = {level: place for place, level in enumerate(dict.fromkeys(row[mine] for row in words))}
+        self.mixers = np.array(list(rest.values()), dtype=object)
+        self.places = np.full((len(rest), len(self.levels), len(seeds)), -1)
+        for place, (row, cell) in enumerate(zip(words, data.cells, strict=True)):
+            key = configurations[tuple(row[:mine] + row[mine + 1 :])]
+            self.places[key, self.levels[row[mine]], seeds[cell.seed]] = place
+
+    def corners(self, level: str, reference: str, mixer: str) -> np.ndarray:
+        """[pairs, seeds, 2]: the cells of configurations that have both in any seed; of a mixer, or ("") of all."""
+        found = np.stack([self.places[:, self.levels[level]], self.places[:, self.levels[reference]]], axis=-1)
+        kept: np.ndarray = np.any(np.all(found >= 0, axis=-1), axis=1)
+        return np.asarray(found[kept & ((self.mixers == mixer) if mixer else True)])

@@ -28,6 +28,7 @@ TABLES: dict[str, Listed] = {
     "interactions": Listed("effects:interactions_table", "two-way and three-way interactions"),
     "contrasts": Listed("effects:contrasts_table", "the contrasts that the grid declares"),
     "power": Listed("power:power_table", "pairs that a difference takes to be seen"),
+    "items": Listed("items:items_table", "effects by document, row and trial"),
     "anova": Listed("anova:anova_table", "type-III analysis of variance"),
     "pareto": Listed("pareto:pareto_table", "quality against speed"),
     "failures": Listed("failures:failures", "attempts that did not finish", takes=(), compares=False),

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 from atma_sweep.reports.data import ReportError, SweepData, gather
-from atma_sweep.reports.stats.items import answers, items_of
+from atma_sweep.reports.stats.items import answers, item_effects, item_measures, items_of, mcnemar, versus
+from atma_sweep.reports.tables import make_table
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CellRecord, Example, Measurement, Owner
 from atma_sweep.results.store.store import Store
+from statsmodels.stats import contingency_tables
 
 ME = Owner(name="ada", host="here", pid=1, started=0.0)
 NEEDLE = ("needle", "digit_accuracy", 64)
@@ -25,7 +29,16 @@ def record(store: Store, cell: CellRecord, measured: dict[tuple[str, str, int], 
         table = np.asarray(values, dtype=float).reshape(len(values), -1)
         unit = "fraction" if metric == "digit_accuracy" else "nats/token"
         about: dict[str, Any] = {"probe": probe, "metric": metric, "length": length}
-        recorder.measurements([Measurement(**about, value=float(np.nanmean(table)), unit=unit, n=table.size)])
+        recorder.measurements(
+            [
+                Measurement(
+                    **about,
+                    value=float(table[~np.isnan(table)].mean()) if not np.isnan(table).all() else 0.0,
+                    unit=unit,
+                    n=table.size,
+                )
+            ]
+        )
         recorder.examples(
             [
                 Example(**about, item=item, position=position, value=None if np.isnan(value) else float(value))
@@ -100,3 +113,143 @@ class TestReading:
     def test_without_items_it_says_so(self, published: Store) -> None:
         with pytest.raises(ReportError, match="printed-v2 has no items of probe needle"):
             answers(published, gather(published, "printed-v2"))
+
+
+def by_trial(hits: np.ndarray) -> dict[Any, np.ndarray]:
+    return {NEEDLE: hits}
+
+
+class TestEffects:
+    def test_one_pair_by_hand(self, empty: Store, sweep: Callable[..., SweepData]) -> None:
+        """Memory on and off, 16 trials of 5 digits: the mean over trials, its permutation by brute force, McNemar by statsmodels."""
+        draw = np.random.default_rng(3)
+        off, on = ((draw.random((16, 5)) < share).astype(float) for share in (0.8, 0.97))
+        data = sweep([({"memory": "off"}, 0, by_trial(off)), ({"memory": "on"}, 0, by_trial(on))])
+        (one,) = item_effects(empty, data)
+        d = (on - off).mean(1)
+        assert (one.axis, one.level, one.reference, one.n, one.pairs, one.seeds) == ("memory", "on", "off", 16, 1, 1)
+        assert one.mean == pytest.approx(d.mean(), abs=1e-12)
+        sums = np.array(list(product((-1, 1), repeat=16))) @ d
+        assert one.p == pytest.approx(float((np.abs(sums) >= abs(d.sum()) - 1e-9).mean()), abs=1e-12)
+        assert (one.low > 0 or one.high < 0) == (one.p < 0.05)
+        both = on.all(1), off.all(1)
+        table = [[int((a & b).sum()) for b in (both[1], ~both[1])] for a in (both[0], ~both[0])]
+        assert (one.gained, one.lost) == (table[0][1], table[1][0])
+        assert one.p_mcnemar == pytest.approx(contingency_tables.mcnemar(table, exact=True).pvalue, abs=1e-12)
+        assert one.p_corrected == one.p, "a family of one"
+        assert [cell for cell, _ in one.origins] == ["000000000002", "000000000001"]
+
+    def test_every_pair_of_levels_and_every_mixer_from_a_dictionary(self, empty: Store, sweep: Any) -> None:
+        """Mixers, memory and window: every row against loops over plain dictionaries."""
+        draw = np.random.default_rng(5)
+        known = {
+            key: draw.normal(3, 1, 7)
+            for key in product(("polar", "nope", "rope"), ("off", "on"), ("off", "on"))
+            if key != ("rope", "on", "on")
+        }
+        clean = ("clean", "nats", 64)
+        axes = ("attn_type", "memory", "window")
+        cells = [(dict(zip(axes, key, strict=True)), 0, {clean: values}) for key, values in known.items()]
+        found = {(one.axis, one.level, one.reference, one.where): one for one in item_effects(empty, sweep(cells))}
+        assert len(found) == 3 + 2 * 4
+        for (axis, level, reference, where), one in found.items():
+            place, mixer = axes.index(axis), where.removeprefix("attn_type=")
+            pairs = [
+                values - known[other]
+                for key, values in known.items()
+                if key[place] == level
+                and (other := (*key[:place], reference, *key[place + 1 :])) in known
+                and (not mixer or key[0] == mixer)
+            ]
+            d = np.mean(pairs, axis=0)
+            assert (one.pairs, one.n, one.mean) == (len(pairs), 7, pytest.approx(d.mean(), abs=1e-12))
+            assert (one.up, one.down) == (int((d > 0).sum()), int((d < 0).sum()))
+            assert (one.gained, one.lost, str(one.p_mcnemar)) == (None, None, "nan")
+            assert one.family == f"Clean@64: {axis}"
+        assert ("attn_type", "rope", "nope", "") in found
+
+    def test_seeds_are_crossed_with_items(self, empty: Store, sweep: Any) -> None:
+        """Seeds that shift all items alike are no news of the level: the interval knows it, the pooled one would not."""
+        draw = np.random.default_rng(11)
+        items, shifts = draw.normal(0, 0.02, 12), (-0.3, 0.05, 0.25)
+        cells = [
+            (
+                {"memory": memory},
+                seed,
+                {("clean", "nats", 64): 3 + (memory == "on") * (shifts[seed] + items + draw.normal(0, 0.01, 12))},
+            )
+            for memory in ("off", "on")
+            for seed in range(3)
+        ]
+        (one,) = item_effects(empty, sweep(cells))
+        assert (one.method, one.n, one.seeds, one.pairs) == ("crossed", 12, 3, 1)
+        # three seeds of standard deviation s: t with two degrees of freedom and s / sqrt(3), as good as
+        half = 4.302652729911 * np.std([np.mean(shifts) - s for s in shifts], ddof=1) / np.sqrt(3)
+        assert one.high - one.low == pytest.approx(2 * half, rel=0.05)
+        assert one.p > 0.5
+
+    def test_only_items_that_both_cells_have(self, empty: Store, sweep: Any, hits: np.ndarray) -> None:
+        data = sweep([({"memory": "off"}, 0, by_trial(hits[0])), ({"memory": "on"}, 0, by_trial(hits[1][:3]))])
+        (one,) = item_effects(empty, data)
+        assert (one.n, one.mean) == (3, pytest.approx((hits[1][:3] - hits[0][:3]).mean()))
+        assert one.method == "t"
+
+    def test_two_configurations_seed_by_seed(self, empty: Store, sweep: Any, hits: np.ndarray) -> None:
+        """Seeds that only one of them has are left out; axes may differ in several."""
+        cells = [({"memory": "off"}, seed, by_trial(hits[seed])) for seed in range(3)]
+        cells += [({"attn_type": "nope"}, seed, by_trial(hits[3 + seed])) for seed in range(2)]
+        data = sweep(cells)
+        (one,) = versus(empty, data, data.cells[:3], data.cells[3:], item_measures(data))
+        d = (hits[:2] - hits[3:5]).mean((0, 2))
+        assert (one.n, one.seeds, one.mean) == (4, 2, pytest.approx(d.mean()))
+        assert versus(empty, data, data.cells[:1], data.cells[4:], item_measures(data)) == []
+
+
+class TestMcNemar:
+    @pytest.mark.parametrize(("gained", "lost"), [(0, 0), (1, 0), (5, 1), (3, 3), (0, 9), (16, 0), (10, 4)])
+    def test_of_one_pair_statsmodels_says_the_same(self, gained: int, lost: int) -> None:
+        net = np.array([1] * gained + [-1] * lost + [0] * 3)
+        table = [[4, gained], [lost, 2]]
+        assert mcnemar(net) == pytest.approx(contingency_tables.mcnemar(table, exact=True).pvalue, abs=1e-12)
+
+    @pytest.mark.parametrize("net", [[3, -1, 2, 0, 5], [4], [-2, -2, -2, 1], [7, 7, -7, 1, 1, 1, 1, -3, 2]])
+    def test_of_several_pairs_by_brute_force(self, net: list[int]) -> None:
+        sums = [sum(s * n for s, n in zip(turn, net, strict=True)) for turn in product((-1, 1), repeat=len(net))]
+        assert mcnemar(np.array(net)) == pytest.approx(np.mean([abs(s) >= abs(sum(net)) for s in sums]), abs=1e-12)
+
+
+class TestTable:
+    def test_it_prints_what_was_found(self, empty: Store, sweep: Any, hits: np.ndarray) -> None:
+        sweep([({"memory": "off"}, 0, by_trial(hits[0])), ({"memory": "on"}, 0, by_trial(hits[1]))])
+        table = make_table("items", empty, "own")
+        (row,) = table.rows
+        gained = int((hits[1].all(1) & ~hits[0].all(1)).sum())
+        assert row[:6] == ("Ndl@64", "memory", "on - off", "all", "4", "1")
+        assert row[6].lstrip("+-") == f"{abs(100 * (hits[1] - hits[0]).mean()):.1f}"
+        assert row[11] == str(gained)
+        assert "a guess: 10" in " ".join(table.notes)
+        assert "other items like these" in " ".join(table.notes)
+
+    def test_printed_numbers_have_no_items_and_it_says_why(self, published: Store) -> None:
+        table = make_table("items", published, "printed-v2")
+        assert table.rows == ()
+        assert "printed numbers have none" in table.notes[-1]
+
+    @pytest.mark.parametrize(
+        "cells",
+        [
+            [({}, 0, by_trial(np.ones((4, 5))))],
+            [({"memory": m}, 0, None) for m in ("off", "on")],
+            [({"memory": m}, 0, by_trial(np.ones((4, 5)))) for m in ("off", "on")],
+            [({"memory": m}, 0, by_trial(np.ones((1, 5)))) for m in ("off", "on")],
+            [({"memory": m}, s, by_trial(np.full((3, 5), s == 1))) for m, s in (("off", 0), ("on", 0), ("on", 1), ("off", 2))],
+            [({"memory": m}, 0, by_trial(np.full((3, 5), np.nan))) for m in ("off", "on")],
+        ],
+        ids=["one cell", "not measured", "constant", "one item", "seeds missing", "items without values"],
+    )  # fmt: skip
+    def test_bad_input_is_a_table_all_the_same(self, empty: Store, sweep: Any, cells: Any) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            sweep(cells)
+            table = make_table("items", empty, "own")
+        assert table.rows or "No item of a probe" in table.notes[-1]

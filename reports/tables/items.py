@@ -1,0 +1,100 @@
+"""The table `items`: what the levels do document by document, row by row and trial by trial."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from ...results.store.store import Store
+from ..data import Lengths, SweepData, gather
+from ..layout import DUST, NOTHING, Line, assemble, p_value, sweep_note
+from ..numbers import signed
+from ..stats.ceiling import needle_note
+from ..stats.items import ItemEffect, item_effects
+from ..table import Entry, Table
+
+ABOUT = (
+    "Mean: difference of the levels over items, averaged over the pairs of configurations that differ in the axis alone; losses in "
+    "nats, needle digits in points. Items: documents (Clean, Tail), rows (Junk) or trials (Ndl), the same ones for every network."
+)
+METHODS = {
+    "sign-flip": "permutation of signs over items, exact up to 30, and its inversion",
+    "t": "Student's t over fewer than 6 items",
+    "crossed": "items crossed with seeds, Satterthwaite",
+    "seeds": "Student's t over the seeds of the only item",
+    "none": "no test: one item, or no variance to judge by",
+}
+TESTS = (
+    "Low, High and p belong together ({}): what other items like these would come to with these very networks{}; table effects is "
+    "about other configurations. p corr: p after the correction for the tests of one number and one axis. Every row is exploratory."
+)
+MCNEMAR = (
+    "Gained and Lost: trials with every digit right at the first level alone and at the second alone, summed over pairs and seeds; "
+    "p McN: McNemar's test, exact, trials as clusters where there are several pairs; not corrected."
+)
+NOTHING_STORED = (
+    "No item of a probe is stored for two cells of this sweep that agree on all axes but one: evaluations of one's own store them, "
+    "printed numbers have none."
+)
+NUMBERS = ("Items", "Pairs", "Mean", "Low", "High", "p", "p corr", "Gained", "Lost", "p McN")
+
+
+def items_table(
+    store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
+) -> Table:
+    """The effect of every level on every number that has items, at every context length, tested over the items."""
+    data = gather(store, sweep, revision=revision, lengths=lengths)
+    found = item_effects(store, data)
+    lines = [
+        Line(
+            words=(
+                one.measure.heading,
+                one.axis,
+                f"{one.level} - {one.reference}",
+                one.where.partition("=")[2] or "all",
+            ),
+            entries=_numbers(one),
+            about={"family": one.family, "method": one.method, "seeds": one.seeds, "where": one.where},
+        )
+        for one in found
+    ]
+    title = f"Effects of levels item by item, sweep {data.sweep}, revision {data.revision}"
+    headings = ("Measure", "Axis", "Levels", "Within")
+    return assemble(data, "items", title, headings, lines, numbers=NUMBERS, notes=_notes(data, found))
+
+
+def _notes(data: SweepData, found: list[ItemEffect]) -> list[str]:
+    if not found:
+        return [sweep_note(data), NOTHING_STORED]
+    methods = "; ".join(words for name, words in METHODS.items() if any(one.method == name for one in found))
+    crossed = any(one.method == "crossed" for one in found)
+    notes = [sweep_note(data), ABOUT, TESTS.format(methods, " and other seeds" if crossed else "")]
+    if any(one.gained is not None for one in found):
+        notes += [MCNEMAR, needle_note(data)]
+    return notes
+
+
+def _numbers(one: ItemEffect) -> tuple[Entry, ...]:
+    told = {
+        name: _difference(one, name, value)
+        for name, value in (("Mean", one.mean), ("Low", one.low), ("High", one.high))
+    }
+    told["Items"] = Entry(text=str(one.n), heading="Items", value=float(one.n), origins=one.origins)
+    counts = {"Pairs": one.pairs, "Gained": one.gained, "Lost": one.lost}
+    told |= {name: _count(name, n) for name, n in counts.items()}
+    told |= {
+        name: p_value(name, p) for name, p in (("p", one.p), ("p corr", one.p_corrected), ("p McN", one.p_mcnemar))
+    }
+    return tuple(told[name] for name in NUMBERS)
+
+
+def _count(name: str, n: int | None) -> Entry:
+    return Entry(text=NOTHING, heading=name) if n is None else Entry(text=str(n), heading=name, value=float(n))
+
+
+def _difference(one: ItemEffect, name: str, value: float) -> Entry:
+    column = one.measure
+    base = Entry(text=NOTHING, heading=name, probe=column.probe, metric=column.metric, length=column.length)
+    if math.isnan(value):
+        return base
+    return replace(base, text=signed(round(value, DUST), column.decimals, percent=column.percent), value=value)
