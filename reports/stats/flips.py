@@ -20,7 +20,7 @@ __all__ = ["ALPHA", "EXACT", "FLIPS", "LEAST", "signs", "tested"]
 ALPHA = 0.05
 LEAST = 6  # differences below which no split of signs reaches 5%
 EXACT = 30  # differences up to which every flip of signs is counted
-LISTED = 14  # differences up to which all flips are written down; beyond, two halves of them are combined
+LISTED = 16  # differences up to which all flips are written down; beyond, two halves of them are combined
 FLIPS = 20_000  # random flips beyond EXACT
 CHUNK = 1_000  # draws held in memory at a time
 SAMPLES = 64  # samples worked on at a time
@@ -45,7 +45,9 @@ def tested(table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         high = np.array([-_end_by_halves(-d) for d in table.T])
     else:
         method = _listed if n <= LISTED else _drawn
-        parts = [method(table[:, start : start + SAMPLES]) for start in range(0, samples, SAMPLES)]
+        # as many numbers at a time, whatever n is
+        step = min(SAMPLES, (1 << LISTED + 4) >> n) if n <= LISTED else SAMPLES
+        parts = [method(table[:, start : start + step]) for start in range(0, samples, step)]
         p, low, high = (np.concatenate(some) for some in zip(*parts, strict=True))
     # a sum that is zero but for its last bits counts as reached; so must the end of the interval that it makes
     held = p >= ALPHA

@@ -10,23 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import combinations
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from ...results.store.records import AXES, CellState, Key
+from ...results.store.records import CellState, Key
 from ...results.store.store import Store
 from ..data import ReportError, SweepData
 from ..numbers import Column, column_of, length_name
-from .effects import factors, reference_level
+from .design import Numbers, factors, level_pairs, within
 from .resampling import ALPHA, Summary, corrected, summaries
 
 __all__ = ["ItemEffect", "Items", "answers", "item_effects", "item_measures", "items_of", "mcnemar", "versus"]
-
-MOST_LEVELS = 6
-"""Of an axis whose levels are all held against each other; those of a longer one are held against the reference alone."""
 
 ANSWERS = ("cell", "attempt", "configuration", "seed", "length", "trial", "value", "exact")
 
@@ -177,16 +173,16 @@ def item_effects(store: Store, data: SweepData, columns: Sequence[Column] | None
     """
     chosen = {(one.probe, one.metric, one.length): one for one in (item_measures(data) if columns is None else columns)}
     mixers = data.levels("attn_type")
-    contrasts = []
+    numbers, contrasts = Numbers(data, []), []
     for axis in factors(data):
-        placed = _Placed(data, axis)
         subsets = ["", *(mixers if axis != "attn_type" and len(mixers) > 1 else ())]
-        contrasts += [
-            (axis, level, reference, mixer, corners)
-            for level, reference in _level_pairs(data.levels(axis))
-            for mixer in subsets
-            if len(corners := placed.corners(level, reference, mixer))
-        ]
+        for level, reference in level_pairs(data, axis):
+            made = numbers.contrasted({axis: (level, reference)})
+            there: np.ndarray = np.any(np.all(made.corners >= 0, axis=-1), axis=1)
+            for mixer in subsets:
+                kept = there & within(made.levels, {"attn_type": mixer} if mixer else {}, len(there))
+                if kept.any():
+                    contrasts.append((axis, level, reference, mixer, made.corners[kept]))
     found: list[ItemEffect] = []
     for items in items_of(store, data, list(chosen)):
         column = chosen[items.measure]
@@ -270,35 +266,3 @@ def _summed(rows: Sequence[Row], scales: Sequence[float]) -> list[ItemEffect]:
         ItemEffect(**about, **asdict(one), p_corrected=p)
         for (about, _), one, p in zip(rows, summed, p_values, strict=True)
     ]
-
-
-def _level_pairs(levels: Sequence[str]) -> list[tuple[str, str]]:
-    """(level, reference): every level against the reference level, then the others against each other."""
-    first = reference_level(levels)
-    rest = [level for level in levels if level != first]
-    others = [(b, a) for a, b in combinations(rest, 2)] if len(levels) <= MOST_LEVELS else []
-    return [(level, first) for level in rest] + others
-
-
-class _Placed:
-    """Which cell stands where: [configuration of the other axes, level of the axis, seed], -1 for none."""
-
-    def __init__(self, data: SweepData, axis: str) -> None:
-        axes = [*AXES, *data.extra_axes()]
-        words = [[cell.levels[one] if one in AXES else cell.axes.get(one, "-") for one in axes] for cell in data.cells]
-        mine, mixer = axes.index(axis), axes.index("attn_type")
-        rest = {tuple(row[:mine] + row[mine + 1 :]): row[mixer] for row in words}
-        configurations = {key: place for place, key in enumerate(rest)}
-        seeds = {seed: place for place, seed in enumerate(sorted({cell.seed for cell in data.cells}))}
-        self.levels = {level: place for place, level in enumerate(dict.fromkeys(row[mine] for row in words))}
-        self.mixers = np.array(list(rest.values()), dtype=object)
-        self.places = np.full((len(rest), len(self.levels), len(seeds)), -1)
-        for place, (row, cell) in enumerate(zip(words, data.cells, strict=True)):
-            key = configurations[tuple(row[:mine] + row[mine + 1 :])]
-            self.places[key, self.levels[row[mine]], seeds[cell.seed]] = place
-
-    def corners(self, level: str, reference: str, mixer: str) -> np.ndarray:
-        """[pairs, seeds, 2]: the cells of configurations that have both in any seed; of a mixer, or ("") of all."""
-        found = np.stack([self.places[:, self.levels[level]], self.places[:, self.levels[reference]]], axis=-1)
-        kept: np.ndarray = np.any(np.all(found >= 0, axis=-1), axis=1)
-        return np.asarray(found[kept & ((self.mixers == mixer) if mixer else True)])
