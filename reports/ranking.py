@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
@@ -9,13 +10,13 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..results.store.records import CellState
-from .data import SweepData
+from .data import WEIGHTED, SweepData
 from .numbers import Column, rounded
 from .table import Entry
 
 if TYPE_CHECKING:
-    from .stats.effects import Spread
     from .stats.membership import Rival, Stratum
+    from .stats.spread import Spread
 
 Rank = Literal["column", "row", "none"]
 Grid = tuple[tuple[Entry, ...], ...]
@@ -105,17 +106,19 @@ class _Spreads:
     def __init__(self, data: SweepData) -> None:
         self._data = data
         self._cells: Mapping[str, CellState] = {cell.cell_id: cell for cell in data.cells}
-        self._known: dict[tuple[str, str, int], Mapping[Stratum, Spread] | None] = {}
+        self._known: dict[Column, Mapping[Stratum, Spread]] = {}
 
     def _of(self, one: Entry) -> tuple[Stratum, Spread] | None:
         from .stats.membership import spreads_by_stratum, stratum_of
 
-        key = (one.probe, one.metric, one.length or 0)
-        if key not in self._known:
-            column = Column(one.heading, one.probe, one.metric, 0, length=one.length or 0)
-            self._known[key] = spreads_by_stratum(self._data, column)
-        spreads, cell = self._known[key], self._cells.get(one.cells[0]) if one.cells else None
-        return (stratum_of(cell), spreads[stratum_of(cell)]) if spreads and cell else None
+        column, scale = _behind(one)
+        if column not in self._known:
+            self._known[column] = spreads_by_stratum(self._data, column)
+        spreads, cell = self._known[column], self._cells.get(one.cells[0]) if one.cells else None
+        if not spreads or cell is None:
+            return None
+        found = spreads[stratum_of(cell)]
+        return stratum_of(cell), replace(found, sd=scale * found.sd, floor=scale * found.floor)
 
     def rivals(self, entries: Sequence[Entry]) -> list[Rival] | None:
         """The numbers with their spread, those of other sweeps with none; None where no spread is known."""
@@ -130,17 +133,17 @@ class _Spreads:
         if told is None:
             return Rival(self._value(one), 0.0)
         share = self._data.metric(one.probe, one.metric).percent
-        return Rival(self._value(one), told[1].sd, told[1].df, told[0], max(one.seeds, 1), share)
+        return Rival(self._value(one), told[1].used, told[1].df, told[0], max(one.seeds, 1), share)
 
     def luck(self, entries: Sequence[Entry]) -> Luck | None:
         """Of the widest spread between near-replicates: they are what the best is chosen from."""
         from .stats.membership import luck
 
-        spreads = [(told[1].sd, told) for one in entries if (told := self._of(one)) and told[1].kind != "seeds"]
+        spreads = [(told[1].used, told) for one in entries if (told := self._of(one)) and told[1].kind != "seeds"]
         values = [self._value(one) for one in entries]
         if not spreads or max(values) <= min(values):
             return None
-        sd, (stratum, found) = max(spreads, key=lambda one: one[0])
+        sd, (stratum, found) = max(spreads, key=lambda pair: pair[0])
         runs = round(found.df / found.groups) + 1
         sds = luck(runs)
         share = self._data.metric(entries[0].probe, entries[0].metric).percent
@@ -148,12 +151,20 @@ class _Spreads:
 
     def _value(self, one: Entry) -> float:
         """As measured: what a table prints has fewer digits."""
-        values = [self._data.value(cell, one.probe, one.metric, one.length or 0) for cell in one.cells]
+        column, scale = _behind(one)
+        values = [self._data.value(cell, column.probe, column.metric, column.length) for cell in one.cells]
         known = [value.value for value in values if value is not None and value.value is not None]
-        return fmean(known) if known else one.value or 0.0
+        return scale * fmean(known) if known else one.value or 0.0
 
     def kinds(self, entries: Sequence[Entry]) -> tuple[str, ...]:
         return tuple(sorted({told[1].kind for one in entries if (told := self._of(one))}))
+
+
+def _behind(one: Entry) -> tuple[Column, float]:
+    """The stored number that an entry is of, and what it is times: bits are nats, and an average over lengths has none."""
+    metric, scale = ("nats", 1 / math.log(2)) if one.metric == "bits" else (one.metric, 1.0)
+    average = not one.length and one.probe in ("clean", "junk", "needle")
+    return Column("", one.probe, metric + WEIGHTED if average else metric, 0, length=one.length or 0), scale
 
 
 def _leading_number(text: str) -> Decimal | None:

@@ -71,40 +71,6 @@ def homogeneity(store: Store, sweep: str | None = None, *, revision: int | None 
     return lines + _unrecorded(by_cell, paper)
 
 
-def between(store: Store, data: SweepData, other_store: Store, other: SweepData) -> list[str]:
-    """What two sweeps do not share: GPU, precision, corpus, tokenizer, and every setting of training and evaluation that
-    both recorded. What one of them did not record is passed over."""
-    mine, theirs = _behind(store, data), _behind(other_store, other)
-    lines = []
-    for name in ("GPU", "precision", "tokenizer"):
-        left, right = ({str(FACTS[name](p)) for p in some if FACTS[name](p) is not None} for some in (mine, theirs))
-        lines += _unlike(name, left, right)
-    lines += _unlike("corpus", {p.corpus for p in mine if p.corpus}, {p.corpus for p in theirs if p.corpus})
-    left_settings, right_settings = _all_settings(mine), _all_settings(theirs)
-    for path in sorted(left_settings.keys() & right_settings.keys()):
-        if path.startswith(("train.", "eval.")):
-            lines += _unlike(path, left_settings[path], right_settings[path])
-    return lines
-
-
-def _behind(store: Store, data: SweepData) -> list[Provenance]:
-    return list(store.provenances({value.attempt_id for value in data.values.values()}).values())
-
-
-def _all_settings(known: Sequence[Provenance]) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = defaultdict(set)
-    for one in known:
-        for path, value in flat(one.config).items():
-            found[path].add(value)
-    return found
-
-
-def _unlike(name: str, left: set[str], right: set[str]) -> list[str]:
-    if not left or not right or left & right:
-        return []
-    return [f"{name} {' / '.join(sorted(left)[:SHOWN])} instead of {' / '.join(sorted(right)[:SHOWN])}"]
-
-
 def _groups(pairs: Iterable[tuple[str, object]]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = defaultdict(set)
     for cell, value in pairs:

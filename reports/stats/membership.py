@@ -9,18 +9,16 @@ RANDOM, so that tables repeat.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from ...results.store.records import CellState
-    from ..data import SweepData
-    from ..numbers import Column
-    from .effects import Spread
+from ...results.store.records import CellState
+from ..data import SweepData
+from ..numbers import Column
+from .spread import STRATA, Spread, spread, spreads
 
 RANDOM = 20_261
 DRAWS = 10_000
@@ -32,7 +30,6 @@ Configuration = tuple[str, ...]
 """Levels of the five AXES, then of the extra axes, as `SweepData.configurations` has them."""
 Stratum = tuple[str, ...]
 """Levels of STRATA."""
-STRATA = ("attn_type", "memory")
 
 
 @dataclass(frozen=True)
@@ -93,7 +90,7 @@ def best_probabilities(data: SweepData, column: Column) -> dict[Configuration, f
     """By configuration that has the number, how probable it is that no other is better in it. Empty where neither more nor less
     is better, or where no stratum has seeds or near-replicates that tell the spread."""
     found = rivals(data, column)
-    if not column.direction or found is None:
+    if not column.direction or not found:
         return {}
     return dict(zip(found, best(list(found.values()), column.direction).tolist(), strict=True))
 
@@ -102,7 +99,7 @@ def front_probabilities(data: SweepData, speed: Column, quality: Column) -> dict
     """By configuration that has both numbers, how probable it is that it is on the front of speed and quality. A speed whose
     spread is not known is taken as measured; empty where that of the quality is not."""
     good = rivals(data, quality)
-    if good is None:
+    if not good:
         return {}
     fast = rivals(data, speed) or {key: Rival(value, 0.0) for key, (value, _) in means(data, speed).items()}
     both = [key for key in good if key in fast]
@@ -121,17 +118,17 @@ def means(data: SweepData, column: Column) -> dict[Configuration, tuple[float, i
     return found
 
 
-def rivals(data: SweepData, column: Column) -> dict[Configuration, Rival] | None:
-    """By configuration that has the number, the number with the spread of its stratum; None where no spread is known."""
+def rivals(data: SweepData, column: Column) -> dict[Configuration, Rival]:
+    """By configuration that has the number, the number with the spread of its stratum; empty where no spread is known."""
     spreads = spreads_by_stratum(data, column)
-    if spreads is None:
-        return None
+    if not spreads:
+        return {}
     groups = data.configurations()
     found = {}
     for key, (value, seeds) in means(data, column).items():
         stratum = stratum_of(groups[key][0])
         known = spreads[stratum]
-        found[key] = Rival(value, known.sd, known.df, stratum, seeds, column.percent)
+        found[key] = Rival(value, known.used, known.df, stratum, seeds, column.percent)
     return found
 
 
@@ -140,16 +137,15 @@ def stratum_of(cell: CellState) -> Stratum:
     return tuple(cell.levels[axis] for axis in STRATA)
 
 
-def spreads_by_stratum(data: SweepData, column: Column) -> Mapping[Stratum, Spread] | None:
-    """The spread of a number in every stratum; one that has neither seeds nor near-replicates gets that of all together. None
+def spreads_by_stratum(data: SweepData, column: Column) -> dict[Stratum, Spread]:
+    """The spread of a number in every stratum; one that has neither seeds nor near-replicates gets that of all together. Empty
     where no stratum has any."""
-    from .effects import spread
-
-    pooled = spread(data, column)
-    if pooled is None:
-        return None
+    found = spreads(data, column)
     strata = dict.fromkeys(map(stratum_of, data.cells))
-    return {one: spread(data, column, dict(zip(STRATA, one, strict=True))) or pooled for one in strata}
+    if not found or not strata.keys() - found.keys():
+        return found
+    pooled = spread(data, column)
+    return {one: found.get(one, pooled) for one in strata} if pooled is not None else found
 
 
 def luck(runs: int) -> float:

@@ -59,4 +59,4 @@ def make_table(number: str | int, store: Store, sweep: str | None = None, **opti
     if not line.compares:
         return made
     audit = homogeneity(store, made.trace["sweep"], revision=made.trace["revision"])
-    return replace(made, above=(f"Before comparing: {'; '.join(audit)}.",) if audit else ())
+    return replace(made, above=(*made.above, *([f"Before comparing: {'; '.join(audit)}."] if audit else [])))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from scipy import stats
@@ -16,9 +16,11 @@ from ..columns import AXIS_HEADINGS
 from ..data import Lengths, ReportError, SweepData, gather
 from ..layout import DUST, Line, assemble, entry, seed_notes, sweep_note
 from ..numbers import Column, column_of, length_name, rounded, signed
-from ..stats.audit import between
 from ..stats.ceiling import needle_note
-from ..stats.effects import ALPHA, NEAR, Spread, spreads_by_configuration
+from ..stats.comparable import Difference, Side, differences
+from ..stats.membership import spreads_by_stratum, stratum_of
+from ..stats.resampling import ALPHA
+from ..stats.spread import Spread
 from ..table import Entry, Table
 from .printed import contradicted
 
@@ -29,6 +31,7 @@ COLUMNS = (
     column_of("needle", "digit_accuracy"),
     column_of("throughput", "mfu_paper"),
 )
+SHOWN = 8  # differences named in the line above the table
 WITHIN, BEYOND, UNKNOWN = "within", "beyond", "-"
 
 
@@ -37,7 +40,7 @@ class Comparison:
     """One number on both sides, in its own unit (shares as fractions).
 
     `limit` is the largest difference that the known spread explains, `verdict` within, beyond, or - where there is nothing
-    to judge by. `flags` says where the paper prints another number than its authors' logs give.
+    to judge by, or what must not be judged. `flags` says where the paper prints another number than its authors' logs give.
     """
 
     levels: tuple[str, ...]
@@ -51,42 +54,61 @@ class Comparison:
     flags: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """The numbers that two sweeps have in common, what their cells do not share, and what one of them did not record."""
+
+    numbers: Sequence[Comparison]
+    differences: Sequence[Difference]
+    unrecorded: Sequence[str]
+
+
 def compare(
     store: Store, sweep: str | None = None, reference: str = paper.SWEEPS[1], *, revision: int | None = None
 ) -> list[Comparison]:
     """Every number that both sweeps have, by the five axes, cells with further axes that vary left out of the match.
 
-    The published side is the authors' log where there is one, else the printed number. The limit is
-    t(0.975, df) sd sqrt(1 + 1/k) for the mean of k seeds against one run, with the standard deviation between the
-    published near-replicates of that configuration (docs/mechanisms.md, "Decisions"), and never less than half a printed digit.
+    The published side is the authors' log where there is one, else the printed number. The limit is t(0.975, df) sd
+    sqrt(1/k + 1/m) for the means of k and m seeds, with the spread between runs of that mixer and memory in the reference
+    (of one's own where it has none), an accuracy's never below what its trials alone explain, and never less than a printed
+    digit. A number that the sweeps' differences touch is not judged (stats/comparable.py).
     Raises SweepUnknown, ReportError (nothing in common).
     """
-    return _compare(gather(store, sweep, revision=revision), gather(paper.with_published(store, reference), reference))
+    data = gather(store, sweep, revision=revision)
+    home = paper.with_published(store, reference)
+    return list(compared(Side(store, data), Side(home, gather(home, reference))).numbers)
 
 
-def _compare(data: SweepData, published: SweepData) -> list[Comparison]:
-    mine = _by_levels(data)
-    theirs = _by_levels(published)
+def compared(mine: Side, theirs: Side) -> Compared:
+    """Both sweeps side by side. Raises ReportError where they have nothing in common."""
+    data, published = mine.data, theirs.data
+    groups, others = _by_levels(data), _by_levels(published)
+    pairs = [(groups[levels], cells) for levels, cells in others.items() if levels in groups]
+    unlike, unrecorded = differences(mine, theirs, pairs)
     flags = {(one.cell, one.probe, one.metric, one.length): one.text for one in contradicted(published)}
     columns = _columns(data, published)
-    spreads = {column: spreads_by_configuration(published, column) for column in columns}
+    judged = {column: not any(one.touches(column.probe) for one in unlike) for column in columns}
+    spreads = {column: _spreads(data, published, column) if judged[column] else {} for column in columns}
     found = []
-    for levels, cells in theirs.items():
-        near = tuple(level for axis, level in zip(AXES, levels, strict=True) if axis != NEAR)
-        for column in columns if levels in mine else ():
-            right, left = entry(published, cells, column), entry(data, mine[levels], column)
+    for levels, cells in others.items():
+        for column in columns if levels in groups else ():
+            right, left = entry(published, cells, column), entry(data, groups[levels], column)
             if right.value is None or (left.value is None and not _asked(data, column)):
                 continue
             keys = [(cell.cell_id, column.probe, column.metric, column.length) for cell in cells]
             told = [flags[key] for key in keys if key in flags]
-            found.append(_judge(levels, column, left, right, spreads[column].get(near), told))
-    extra = data.extra_axes()
+            found.append(_judge(levels, column, left, right, spreads[column].get(stratum_of(cells[0])), told))
+    extra = [*data.extra_axes(), *published.extra_axes()]
     if not found:
-        why = f" (further axes vary: {', '.join(extra)})" if extra else ""
+        why = f" (further axes vary: {', '.join(dict.fromkeys(extra))})" if extra else ""
         raise ReportError(
             f"sweeps {data.sweep} and {published.sweep} have no number of a common configuration{why}; compare others with --sweep"
         )
-    return found
+    return Compared(numbers=found, differences=unlike, unrecorded=unrecorded)
+
+
+def _spreads(data: SweepData, published: SweepData, column: Column) -> Mapping[tuple[str, ...], Spread]:
+    return {**spreads_by_stratum(data, column), **spreads_by_stratum(published, column)}
 
 
 def _by_levels(data: SweepData) -> dict[tuple[str, ...], list[CellState]]:
@@ -113,14 +135,14 @@ def _columns(data: SweepData, published: SweepData) -> list[Column]:
 
 
 def _judge(
-    levels: tuple[str, ...], column: Column, left: Entry, right: Entry, near: Spread | None, flags: Sequence[str]
+    levels: tuple[str, ...], column: Column, left: Entry, right: Entry, spread: Spread | None, flags: Sequence[str]
 ) -> Comparison:
     difference = left.value - right.value if left.value is not None and right.value is not None else None
     limit = None
-    if near is not None:
-        t = float(stats.t.ppf(1 - ALPHA / 2, near.df))
-        half = 0.5 * 10.0**-column.decimals / (100 if column.percent else 1)
-        limit = max(t * near.sd * math.sqrt(1 + 1 / max(left.seeds, 1)), half)
+    if spread is not None:
+        t = float(stats.t.ppf(1 - ALPHA / 2, spread.df))
+        digit = 10.0**-column.decimals / (100 if column.percent else 1)
+        limit = max(t * spread.used * math.sqrt(1 / max(left.seeds, 1) + 1 / max(right.seeds, 1)), digit)
     verdict = UNKNOWN
     if difference is not None and limit is not None:
         verdict = WITHIN if abs(difference) <= limit * (1 + 1e-9) else BEYOND
@@ -130,7 +152,7 @@ def _judge(
         measured=left,
         published=right,
         difference=difference,
-        spread=near,
+        spread=spread,
         limit=limit,
         verdict=verdict,
         flags=tuple(flags),
@@ -153,20 +175,20 @@ def compare_table(
     data = gather(store, sweep, revision=revision, lengths=lengths)
     home = paper.with_published(store, reference)
     published = gather(home, reference)
-    found = _compare(data, published)
+    both = compared(Side(store, data), Side(home, published))
+    found = list(both.numbers)
     if table is not None:
         found = _in_table(found, published, table)
-    unlike = between(store, data, home, published)
     lines = [_line(one) for one in found]
-    counts = {name: Counter(one.verdict for one in found if one.column.heading == name) for name in _names(found)}
     notes = [
         sweep_note(data),
         f"Published: {reference}, the authors' logs where there are any. Limit: the largest difference that the spread between "
-        "the published near-replicates explains (regularizers alone differ; 95%).",
+        "runs of the same mixer and memory explains (95%), at least a printed digit and what the trials of an accuracy explain.",
         *seed_notes([[one.measured] for one in found], max((len(one.measured.cells) for one in found), default=0)),
-        *([f"Unlike {reference}: {'; '.join(unlike)}."] if unlike else []),
-        *([needle_note(data)] if any(one.column.probe == "needle" for one in found) else []),
-        *(_count_note(name, count) for name, count in counts.items()),
+        *([needle_note(published)] if any(one.column.probe == "needle" for one in found) else []),
+        *([f"Unlike {reference}: {'; '.join(one.text for one in both.differences)}."] if both.differences else []),
+        *(f"{one[0].upper()}{one[1:]}." for one in both.unrecorded),
+        *(_count_note(name, [one for one in found if one.column.heading == name]) for name in _names(found)),
     ]
     flagged = {flag for one in found for flag in one.flags}
     if flagged:
@@ -175,7 +197,23 @@ def compare_table(
     headings = (*AXIS_HEADINGS, "Measure", "Verdict", "Beware")
     numbers = ("Measured", "Published", "Difference", "Limit")
     options = {"reference": reference} | ({"table": table} if table is not None else {})
-    return assemble(data, "compare", title, headings, lines, numbers=numbers, notes=notes, options=options)
+    made = assemble(data, "compare", title, headings, lines, numbers=numbers, notes=notes, options=options)
+    return replace(made, above=_refused(both.differences, found))
+
+
+def _refused(unlike: Sequence[Difference], found: Sequence[Comparison]) -> tuple[str, ...]:
+    """One line for what is not judged, and why."""
+    whole = [one.text for one in unlike if one.probes is None]
+    if whole:
+        more = f"; and {len(whole) - SHOWN} more below" if len(whole) > SHOWN else ""
+        return (f"Not judged, since the sweeps are not of one kind: {'; '.join(whole[:SHOWN])}{more}.",)
+    parts = []
+    for probe in dict.fromkeys(one.column.probe for one in found):
+        why = [one.text for one in unlike if one.touches(probe)]
+        if why:
+            names = dict.fromkeys(one.column.heading.partition("@")[0] for one in found if one.column.probe == probe)
+            parts.append(f"{', '.join(names)} ({'; '.join(why)})")
+    return (f"Not judged: {'; '.join(parts)}.",) if parts else ()
 
 
 def _in_table(found: Sequence[Comparison], published: SweepData, table: str) -> list[Comparison]:
@@ -196,9 +234,13 @@ def _names(found: Sequence[Comparison]) -> list[str]:
     return list(dict.fromkeys(one.column.heading for one in found))
 
 
-def _count_note(name: str, count: Counter[str]) -> str:
-    told = f"{count[WITHIN]} within the known spread, {count[BEYOND]} beyond"
-    return f"{name}: {told}" + (f", {count[UNKNOWN]} not to be judged." if count[UNKNOWN] else ".")
+def _count_note(name: str, some: Sequence[Comparison]) -> str:
+    count = Counter(one.verdict for one in some)
+    judged = count[WITHIN] + count[BEYOND]
+    if not judged:
+        return f"{name}: not judged."
+    told = f"{count[WITHIN]} within the known spread, {count[BEYOND]} beyond, where chance alone puts {rounded(ALPHA * judged, 1)}"
+    return f"{name}: {told}" + (f"; {count[UNKNOWN]} not judged." if count[UNKNOWN] else ".")
 
 
 def _line(one: Comparison) -> Line:

@@ -5,13 +5,15 @@ import time
 from dataclasses import replace
 
 import pytest
-from atma_sweep.reports.data import ReportError
+from atma_sweep.cli import app
+from atma_sweep.reports.data import ReportError, gather
 from atma_sweep.reports.stats.audit import homogeneity
 from atma_sweep.reports.tables import make_table
 from atma_sweep.reports.tables.compare import compare
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import Measurement, Owner, Provenance
 from scipy import stats
+from typer.testing import CliRunner
 
 SAME = Provenance(
     config={"train": {"micro_batch": 4, "schedule": "cosine"}, "model": {"memory": "none"}},
@@ -54,22 +56,96 @@ def val(value: float) -> list[Measurement]:
     return [Measurement(probe="val", metric="val_loss", value=value)]
 
 
+LIKE = replace(
+    SAME, config={"train": {"micro_batch": 4, "schedule": "linear", "loss_reduction": "sum"}}, corpus_fingerprint=""
+)
+"""An attempt that shares with the published ones whatever they recorded, but for the GPU."""
+BYTES = replace(
+    SAME,
+    tokenizer="bytes",
+    corpus="stdlib",
+    config={
+        "train": {"tokens": 200_000, "micro_batch": 8, "schedule": "cosine", "loss_reduction": "mean"},
+        "model": {"d_model": 64, "attn_type": "polar", "memory": "gated_delta", "window": False},
+        "eval": {"documents": 2, "needle_trials": 4},
+    },
+)
+
+
+def spread_of(group: list[list[float]]) -> tuple[float, int]:
+    """Pooled standard deviation of these groups, by hand, and its degrees of freedom."""
+    squares = sum((x - sum(some) / len(some)) ** 2 for some in group for x in some)
+    df = sum(len(some) - 1 for some in group)
+    return math.sqrt(squares / df), df
+
+
+@pytest.fixture(scope="module")
+def printed(published):
+    """By levels and length: the published validation losses (0) and needle accuracies."""
+    data = gather(published, "printed-v2")
+    keys = [("val", "val_loss", 0), *(("needle", "digit_accuracy", length) for length in (2048, 65536))]
+    return {
+        (*cell.levels.values(), key[2]): data.value(cell.cell_id, *key).value for cell in data.cells for key in keys
+    }
+
+
+def near(printed, mixer: str, memory: str, length: int) -> list[list[float]]:
+    """The groups of near-replicates of a mixer and memory: all regularizers but `strong`."""
+    return [
+        [
+            printed[mixer, mode, distractor, memory, window, length]
+            for mode in ("baseline", "weak", "discrete", "zipfian")
+        ]
+        for distractor in ("off", "on")
+        for window in ("off", "on")
+    ]
+
+
 class TestCompare:
-    def test_within_and_beyond_by_hand(self, measure, make):
+    def test_within_and_beyond_by_hand(self, measure, make, printed):
         cell, _ = make
         cells = [cell(0), cell(1, attn_type="nope"), cell(2, attn_type="wall")]
-        store = measure("mine", cells, [val(3.180), val(3.5), val(1.0)])
+        store = measure("mine", cells, [val(3.180), val(3.5), val(1.0)], [LIKE] * 3)
         found = {one.levels[0]: one for one in compare(store, "mine")}
         assert set(found) == {"polar", "nope"}
         polar = found["polar"]
         assert (polar.measured.value, polar.published.value) == (3.180, 3.169)
         assert polar.difference == pytest.approx(0.011)
-        # the printed losses of polar with memory over the five regularizers
-        near = [3.169, 3.179, 3.172, 3.184, 3.171]
-        sd = math.sqrt(sum((x - sum(near) / 5) ** 2 for x in near) / 4)
-        assert polar.spread.sd == pytest.approx(sd)
-        assert polar.limit == pytest.approx(stats.t.ppf(0.975, 4) * sd * math.sqrt(2))
+        sd, df = spread_of(near(printed, "polar", "on", 0))
+        assert (polar.spread.sd, polar.spread.df) == (pytest.approx(sd), df)
+        assert polar.limit == pytest.approx(stats.t.ppf(0.975, df) * sd * math.sqrt(2))
         assert (polar.verdict, found["nope"].verdict) == ("within", "beyond")
+
+    def test_the_two_versions_judge_each_other_with_sane_limits(self, published, printed):
+        found = compare(published, "printed-v1", "printed-v2")
+        logged = [one for one in found if one.column.probe in ("clean", "junk", "needle")]
+        assert len(logged) == 100 * 18
+        assert {one.difference for one in logged} == {0.0}
+        assert {one.verdict for one in found if one.column.probe != "throughput"} == {"within"}
+        # speed costs no two regularizers the same, and there are no seeds
+        assert {(one.verdict, one.limit) for one in found if one.column.probe == "throughput"} == {("-", None)}
+        limits = {(one.levels[0], one.levels[3]): one.limit for one in found if one.column.heading == "Ndl@64K"}
+        sd, df = spread_of(near(printed, "polar", "on", 65536))
+        assert limits["polar", "on"] == pytest.approx(stats.t.ppf(0.975, df) * sd * math.sqrt(2))
+        assert 0.4 < limits["polar", "on"] < 0.7, "one in a hundred needs more than half of the scale, not all of it"
+        # no rope cell has a digit right: by Jeffreys half a hit in the 16 trials of each of 17 or 20 cells
+        rate = 0.5 / (20 * 16 + 1)
+        floor = stats.t.ppf(0.975, df) * math.sqrt(rate * (1 - rate) / 16) * math.sqrt(2)
+        assert limits["rope", "on"] == pytest.approx(floor)
+        assert min(one.limit for one in logged if one.column.probe == "needle") > 1 / 80
+
+    def test_never_less_than_a_printed_digit(self, measure, make, empty):
+        """Seeds that agree to the last digit do not make a difference of one digit a finding."""
+        cell, _ = make
+        cells = [cell(10 * i + seed, attn_type=kind, seed=seed) for i, kind in enumerate(("polar", "nope")) for seed in (0, 1)]  # fmt: skip
+        first = measure("first", cells, [val(3.0)] * 4, [LIKE] * 4)
+        second = measure("second", [cell(50), cell(51, attn_type="nope")], [val(3.001), val(3.0011)], [LIKE] * 2)
+        assert first is second
+        found = compare(second, "second", "first")
+        assert [(one.limit, one.verdict) for one in found] == [
+            (pytest.approx(0.001), "within"),
+            (pytest.approx(0.001), "beyond"),
+        ]
 
     def test_the_four_contradictions_are_flagged_and_the_log_is_compared(self, published):
         found = [one for one in compare(published, "printed-v1", "printed-v2") if one.flags]
@@ -78,23 +154,32 @@ class TestCompare:
             for length, value in (("4K", "2.577"), ("8K", "2.440"), ("16K", "2.281"), ("32K", "2.139"))
         ]
         assert found[0].flags == ("Table 2 prints 2.45, the log gives 2.58 at 4K",)
-        assert {one.verdict for one in compare(published, "printed-v1", "printed-v2")} == {"within"}
 
     def test_the_table(self, measure, make):
         cell, _ = make
         needle = Measurement(probe="needle", metric="digit_accuracy", length=65536, value=0.9625, n=80)
-        store = measure("mine", [cell(0)], [[*val(3.180), needle]])
+        speed = Measurement(probe="throughput", metric="mfu_paper", value=0.5)
+        store = measure("mine", [cell(0)], [[*val(3.180), needle, speed]], [LIKE])
         table = make_table("compare", store, "mine")
         assert [row[5:] for row in table.rows] == [
             ("Val", "within", "-", "3.180", "3.169", "+0.011", table.rows[0][-1]),
             ("Ndl@64K", "within", "-", "96.3", "92.5", "+3.8", table.rows[1][-1]),
+            ("MFU", "-", "-", "50.0", "35.6", "+14.4", "-"),
         ]
-        notes = " ".join(table.notes)
-        assert "Unlike printed-v2: GPU NVIDIA H200 instead of NVIDIA L4" in notes
-        assert "train.schedule cosine instead of linear" in notes
-        assert "micro_batch" not in notes
-        assert "Val: 1 within the known spread, 0 beyond." in notes
+        assert table.above[0] == "Not judged: MFU (GPU NVIDIA H200 instead of NVIDIA L4)."
+        assert "Unlike printed-v2: GPU NVIDIA H200 instead of NVIDIA L4." in table.notes
+        assert "Val: 1 within the known spread, 0 beyond, where chance alone puts 0.1." in table.notes
+        assert "MFU: not judged." in table.notes
+        # what one side alone says is no difference, and is not passed over
+        (lacking,) = [note for note in table.notes if note.startswith("Not recorded of mine: ")]
+        assert lacking.startswith("Not recorded of mine: parameters, train.tokens, train.batch_tokens, train.distractor, ")
         assert [source["attempts"] for source in table.trace["sources"]] == [[1]]
+
+    def test_chance_alone(self, published, monkeypatch):
+        """With limits at 95%, twenty judged numbers are expected to give one beyond."""
+        table = make_table("compare", published, "printed-v1", reference="printed-v2", table="2")
+        notes = [note for note in table.notes if "chance alone" in note]
+        assert notes[0] == "Clean@2K: 3 within the known spread, 0 beyond, where chance alone puts 0.2."
 
     def test_the_numbers_of_one_table(self, published):
         second = make_table("compare", published, "printed-v1", reference="printed-v2", table="2")
@@ -111,12 +196,72 @@ class TestCompare:
         with pytest.raises(ReportError, match="no number of a common configuration"):
             compare(store, "mine")
 
-    def test_seeds_are_averaged_and_tighten_the_limit(self, measure, make):
+    def test_several_seeds_against_one_published_run(self, measure, make, printed):
         cell, _ = make
-        store = measure("mine", [cell(0, seed=0), cell(1, seed=1)], [val(3.17), val(3.19)])
+        store = measure("mine", [cell(0, seed=0), cell(1, seed=1)], [val(3.17), val(3.19)], [LIKE] * 2)
         (one,) = compare(store, "mine")
         assert one.measured.value == pytest.approx(3.18)
-        assert one.limit == pytest.approx(stats.t.ppf(0.975, 4) * one.spread.sd * math.sqrt(1 + 1 / 2))
+        sd, df = spread_of(near(printed, "polar", "on", 0))
+        assert one.limit == pytest.approx(stats.t.ppf(0.975, df) * sd * math.sqrt(1 + 1 / 2))
+
+
+class TestRefusal:
+    """Numbers of another text, network or recipe stand side by side, and nobody is told that they agree or not."""
+
+    def test_a_small_model_of_bytes_is_not_judged(self, measure, make):
+        cell, _ = make
+        needle = Measurement(probe="needle", metric="digit_accuracy", length=65536, value=0.9, n=20)
+        size = Measurement(probe="throughput", metric="parameters", value=530_000)
+        store = measure("mine", [cell(0)], [[*val(1.5), needle, size]], [BYTES])
+        table = make_table("compare", store, "mine")
+        assert [(row[5], row[6], row[8], row[9], row[10], row[11]) for row in table.rows] == [
+            ("Val", "-", "1.500", "3.169", "-1.669", "-"),
+            ("Ndl@64K", "-", "90.0", "92.5", "-2.5", "-"),
+        ]
+        (line,) = [line for line in table.above if line.startswith("Not judged")]
+        assert (
+            line.startswith(
+                "Not judged, since the sweeps are not of one kind: tokenizer bytes instead of gpt2; corpus stdlib "
+                "ffffffffffff instead of fineweb-edu; parameters 530K instead of 378M; train.tokens 200000 instead of 996147200; "
+            )
+            or "corpus stdlib instead of fineweb-edu" in line
+        )
+        for said in ("train.loss_reduction mean instead of sum", "train.schedule cosine instead of linear"):
+            assert said in line
+        assert "\n" not in line
+        notes = " ".join(table.notes)
+        assert "eval.documents 2 instead of 16" in notes
+        assert "model.memory" not in notes, "the level of an axis is matched"
+        assert "Not recorded of printed-v2: model.d_model." in table.notes
+        assert {one.limit for one in compare(store, "mine")} == {None}
+
+    def test_settings_of_the_network_are_differences(self, measure, make):
+        cell, _ = make
+        wide, narrow = (
+            {"train": {"schedule": "linear"}, "model": {"d_model": d, "attn_type": "polar"}} for d in (128, 64)
+        )
+        measure("wide", [cell(0), cell(1, seed=1)], [val(3.0), val(3.1)], [replace(LIKE, config=wide)] * 2)
+        store = measure("narrow", [cell(2)], [val(3.0)], [replace(LIKE, config=narrow)])
+        table = make_table("compare", store, "narrow", reference="wide")
+        assert table.above[0] == "Not judged, since the sweeps are not of one kind: model.d_model 64 instead of 128."
+
+    def test_what_changes_one_probe_spoils_that_alone(self, measure, make):
+        cell, _ = make
+        needle = Measurement(probe="needle", metric="digit_accuracy", length=65536, value=0.9, n=40)
+        config = LIKE.config | {"eval": {"needle_trials": 8, "chunk_tokens": 7, "validate_every": 5}}
+        store = measure("mine", [cell(0)], [[*val(3.180), needle]], [replace(LIKE, config=config)])
+        table = make_table("compare", store, "mine")
+        assert [row[6] for row in table.rows] == ["within", "-"]
+        assert table.above[0] == "Not judged: Ndl (eval.needle_trials 8 instead of 16)."
+
+    def test_the_command_shows_it_and_ends_well(self, measure, make, tmp_path):
+        cell, _ = make
+        measure("mine", [cell(0)], [val(1.5)], [BYTES]).close()
+        db = str(tmp_path / "empty.db")
+        found = CliRunner().invoke(app, ["report", "--compare", "printed-v2", "--sweep", "mine", "--db", db])
+        assert found.exit_code == 0
+        assert "Not judged, since the sweeps are not of one kind: tokenizer bytes instead of gpt2" in found.stdout
+        assert "1.500" in found.stdout
 
 
 class TestHomogeneity:
