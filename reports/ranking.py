@@ -26,8 +26,8 @@ NAMED = 2  # of several numbers that print as the same best one
 
 @dataclass(frozen=True)
 class Luck:
-    """How far above their mean the best of so many runs lies by chance alone, where the spread is widest: `amount` in the metric's
-    own unit, `weight` as a part of what lies between the worst and the best number."""
+    """How far above their mean the best of so many near-replicates of the best one's stratum lies by chance alone: `amount` in the
+    metric's own unit, `weight` as a part of what lies between the worst and the best number."""
 
     runs: int
     sds: float
@@ -96,7 +96,7 @@ def _contest(known: _Spreads, shown: Mapping[Place, Entry], others: Sequence[Ent
         chances=dict(zip(places, chances[: len(places)], strict=True)),
         kinds=known.kinds(numbered),
         seeds=max(one.seeds for one in numbered),
-        luck=known.luck(numbered),
+        luck=known.luck([shown[place] for place in top], numbered),
     )
 
 
@@ -135,11 +135,11 @@ class _Spreads:
         share = self._data.metric(one.probe, one.metric).percent
         return Rival(self._value(one), told[1].used, told[1].df, told[0], max(one.seeds, 1), share)
 
-    def luck(self, entries: Sequence[Entry]) -> Luck | None:
-        """Of the widest spread between near-replicates: they are what the best is chosen from."""
+    def luck(self, best: Sequence[Entry], entries: Sequence[Entry]) -> Luck | None:
+        """Of the near-replicates in the stratum of the best numbers: they are what those are chosen from."""
         from .stats.membership import luck
 
-        spreads = [(told[1].used, told) for one in entries if (told := self._of(one)) and told[1].kind != "seeds"]
+        spreads = [(told[1].used, told) for one in best if (told := self._of(one)) and told[1].kind != "seeds"]
         values = [self._value(one) for one in entries]
         if not spreads or max(values) <= min(values):
             return None
@@ -204,8 +204,9 @@ def notes_of(contests: Sequence[Contest], rank: Rank, names: Mapping[Place, str]
             parts.setdefault(about, []).append(f"{_whose(one, names)}, {words}")
         told = (f"{about}: {', '.join(some)}" for about, some in parts.items())
         found.append(f"Best {'; '.join(told)}.")
-        if rank == "column" and (most := max((one for one in known if one.luck), key=_weight, default=None)):
-            found.append(_luck_note(most))
+        lucky = sorted((one for one in known if one.luck), key=_weight, reverse=True)[:NAMED]
+        if rank == "column" and lucky:
+            found.append(_luck_note(lucky))
     if silent:
         found.append(
             f"How probable it is that a bold number is the best is not known of {', '.join(silent)}: no spread between runs."
@@ -217,14 +218,20 @@ def _weight(one: Contest) -> float:
     return one.luck.weight if one.luck else 0.0
 
 
-def _luck_note(one: Contest) -> str:
-    assert one.luck is not None
-    amount = f"{100 * one.luck.amount:.1f} points" if one.luck.share else f"{one.luck.amount:.3f}"
-    where = ", ".join(f"{axis} {level}" for axis, level in zip(("attn_type", "memory"), one.luck.stratum, strict=True))
-    return (
-        f"By chance alone the best of {one.luck.runs} near-replicates lies {one.luck.sds:.2f} sd above their mean: "
-        f"in {one.heading} {amount} ({where})."
-    )
+def _luck_note(lucky: Sequence[Contest]) -> str:
+    """Where chance makes most of what lies between the worst and the best number."""
+    from .stats.spread import STRATA
+
+    told: dict[str, list[str]] = {}
+    for one in lucky:
+        luck = one.luck
+        assert luck is not None
+        amount = f"{100 * luck.amount:.1f} points" if luck.share else f"{luck.amount:.3f}"
+        where = ", ".join(f"{axis} {level}" for axis, level in zip(STRATA, luck.stratum, strict=True))
+        how = f"the best of {luck.runs} near-replicates lies {luck.sds:.2f} sd above their mean"
+        told.setdefault(how, []).append(f"{amount} in {one.heading} ({where})")
+    parts = [f"{how}: {', '.join(some)}" for how, some in told.items()]
+    return f"By chance alone {'; '.join(parts)}."
 
 
 def _whose(one: Contest, names: Mapping[Place, str]) -> str:

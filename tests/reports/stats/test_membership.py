@@ -48,7 +48,7 @@ class TestBest:
     @pytest.mark.parametrize("runs", [2, 5, 20])
     def test_luck_is_the_expected_largest_of_normals(self, runs):
         expected = integrate.quad(lambda x: runs * x * stats.norm.pdf(x) * stats.norm.cdf(x) ** (runs - 1), -9, 9)[0]
-        assert luck(runs) == pytest.approx(expected, abs=0.008)
+        assert luck(runs) == pytest.approx(expected, abs=1e-4)
         assert runs != 5 or f"{luck(5):.2f}" == "1.16"
 
     def test_normals_of_their_own_spread(self):
@@ -158,8 +158,15 @@ class TestTables:
         assert "of being the best (n = 1, spread of near-replicates)" in note
         assert f"of Ndl@64K: polar-baseline-d0-m1-w0, {max(found.values()):.2f}" in note
         (chance,) = [note for note in table.notes if note.startswith("By chance alone")]
-        assert "the best of 5 near-replicates lies 1.16 sd above their mean: in Ndl@64K " in chance
-        assert chance.endswith(" points (attn_type polar, memory on).")
+        # four modes of the regularizer are near; the expected largest of four normal draws is 1.029
+        assert "the best of 4 near-replicates lies 1.03 sd above their mean: " in chance
+        groups = {}
+        for cell in paper.cells:
+            attn, mode, distractor, memory, window = cell.levels.values()
+            if (attn, memory) == ("polar", "on") and mode != "strong":
+                groups.setdefault((distractor, window), []).append(paper.value(cell.cell_id, *NDL).value)
+        sd = math.sqrt(np.mean([np.var(group, ddof=1) for group in groups.values()]))
+        assert f"{102.9 * sd:.1f} points in Ndl@64K (attn_type polar, memory on)" in chance
 
     def test_json_and_what_lies_beside_csv_carry_it(self, complete):
         values = [value for row in json.loads(render(complete, "json")) for value in row["values"]]
