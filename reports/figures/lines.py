@@ -88,7 +88,7 @@ def lines_of(frame: pd.DataFrame) -> pd.DataFrame:
         "configurations" if a else "seeds" if b else "trials" if c else ""
         for a, b, c in zip(several, seeds, found["low"].notna(), strict=True)
     ]
-    whole = frame.groupby(LINE)["cell"].nunique().rename("of").reset_index()
+    whole = frame.groupby(LINE)["cell"].nunique().reset_index(name="of")
     return found.merge(whole, on=LINE, how="left")[columns]
 
 

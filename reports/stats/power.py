@@ -10,7 +10,7 @@ import numpy as np
 from ..data import SweepData
 from ..numbers import Column
 from .design import Numbers, factors, level_pairs, main_measures, numbers_of, origins_of, within
-from .spread import STRATA, Spread, detectable, factors_of, spreads
+from .spread import POWER, STRATA, Spread, detectable, power_of, spreads
 
 __all__ = ["MOST", "NATS", "POINTS", "Plan", "pairs_needed", "plans"]
 
@@ -75,10 +75,11 @@ def pairs_needed(sd: np.ndarray, df: np.ndarray, difference: np.ndarray) -> np.n
     By halving, since the test's own degrees of freedom grow with the pairs, and what they show falls with each.
     """
     low, high = np.ones(len(sd), dtype=int), np.full(len(sd), MOST + 1)
+    with np.errstate(divide="ignore"):
+        ratios = difference / sd
     while len(sd) and (high - low > 1).any():
-        middle = (low + high) // 2
-        middle = np.where(high - low > 1, middle, high)
-        seen = factors_of(middle, df) * sd <= difference
+        middle = np.where(high - low > 1, (low + high) // 2, high)
+        seen = power_of(middle, df, ratios) >= POWER
         low, high = np.where(seen, low, middle), np.where(seen, middle, high)
         low = np.minimum(low, high - 1)
     return high

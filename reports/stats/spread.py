@@ -14,7 +14,7 @@ from functools import cache
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+from scipy import special
 
 from ...results.store.records import AXES
 from ..data import WEIGHTED, ReportError, SweepData
@@ -42,6 +42,11 @@ TREATMENT = "strong"
 """The mode whose weight is not nearly nothing."""
 STRATA = ("attn_type", "memory")
 SPEED = "throughput"
+FINE = 1e-6
+"""How closely a factor is found, of itself."""
+NODES, WEIGHTS = (x / 2 for x in np.polynomial.legendre.leggauss(32))
+NODES = NODES + 0.5
+"""Points of (0, 1) and their weights, by Gauss and Legendre."""
 
 
 @dataclass(frozen=True)
@@ -144,20 +149,43 @@ def detectable(found: Spread, pairs: int) -> float:
 def factor(pairs: int, df: int) -> float:
     """How many standard deviations of a run a mean over so many pairs must differ by, to be seen with 80% power at a two-sided 5%.
 
-    The test is Student's with pairs - 1 degrees of freedom; its power is averaged over what a spread of `df` degrees of freedom
-    leaves open (Julious and Owen, 2006): sqrt(2 / pairs) times the 80% quantile of the non-central t with `df` degrees of
-    freedom about the test's threshold. One pair has no spread of its own and is held against the sweep's:
-    sqrt(2) (t(0.975) + t(0.8)), t with `df`.
+    The standard deviation is known with `df` degrees of freedom only; the power is averaged over what that leaves open
+    (`power_of`). One pair has no spread of its own and is held against the sweep's: sqrt(2) (t(0.975) + t(0.8)), t with `df`.
     """
-    return float(factors_of(np.array([pairs]), np.array([df]))[0])
+    if pairs < 2:
+        return float((special.stdtrit(df, 1 - ALPHA / 2) + special.stdtrit(df, POWER)) * math.sqrt(2))
+    need, have = _needed(np.array([pairs])), _roots(np.array([df])) * math.sqrt(pairs / 2)
+    low, high = 0.0, 1.0
+    while _shown(need, high * have)[0] < POWER:
+        low, high = high, 2 * high
+    while high - low > FINE * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if _shown(need, middle * have)[0] >= POWER else (middle, high)
+    return high
 
 
-def factors_of(pairs: np.ndarray, df: np.ndarray) -> np.ndarray:
-    """`factor` of many at once."""
-    threshold = stats.t.ppf(1 - ALPHA / 2, np.maximum(pairs - 1, 1))
-    alone = stats.t.ppf(1 - ALPHA / 2, df) + stats.t.ppf(POWER, df)
-    several = stats.nct.ppf(POWER, df, threshold)
-    return np.asarray(np.where(pairs > 1, several, alone) * np.sqrt(2 / pairs))
+def power_of(pairs: np.ndarray, df: np.ndarray, ratios: np.ndarray) -> np.ndarray:
+    """The power of Student's t over so many pairs, two or more, at a two-sided 5%, for a difference of `ratios` times a
+    standard deviation that is known with `df` degrees of freedom.
+
+    The pairs' own estimate is V of the true one, that of `df` W of it: the difference is seen where
+    Z + sqrt(pairs / 2) ratio W > t(0.975; pairs - 1) V. Given V and W that is a normal distribution's; over both it is averaged.
+    """
+    return _shown(_needed(pairs), _roots(df) * (np.sqrt(pairs / 2) * ratios)[:, None])
+
+
+def _shown(need: np.ndarray, have: np.ndarray) -> np.ndarray:
+    return np.asarray(special.ndtr(have[:, None, :] - need[:, :, None]) @ WEIGHTS @ WEIGHTS)
+
+
+def _needed(pairs: np.ndarray) -> np.ndarray:
+    """t(0.975; pairs - 1) V at NODES: [pairs, node]."""
+    return np.asarray(_roots(pairs - 1) * special.stdtrit(pairs - 1, 1 - ALPHA / 2)[:, None])
+
+
+def _roots(df: np.ndarray) -> np.ndarray:
+    """sqrt(chi2 / df) at NODES: [df, node]."""
+    return np.asarray(np.sqrt(special.chdtri(df[:, None], 1 - NODES) / df[:, None]))
 
 
 def seed_robustness(data: SweepData, column: Column) -> Spread:

@@ -18,7 +18,7 @@ NOTES = (
     "1 pair, n pairs: the smallest difference that is seen with 80% power at a two-sided 5%, by one pair held against the sd, and by "
     "Student's t over the most pairs that the grid lists for two levels of an axis (Pairs).",
     "{}: pairs that a difference of so many points (of losses: nats per token) takes. They allow for what df leaves open of the sd "
-    "(Julious and Owen, 2006), and take the effect to be the same in every pair: one that differs takes more.",
+    "and for the pairs' own estimate of it, and take the effect to be the same in every pair: one that differs takes more.",
 )
 
 
