@@ -18,7 +18,8 @@ from ..figures.style import axis_name, shown
 from ..layout import DUST, entry
 from ..numbers import Column, rounded, signed
 from ..stats.ceiling import ceiling, yardstick
-from ..stats.effects import ALPHA, Effect, effects, factors, spread
+from ..stats.effects import ALPHA, Effect, effects, factors, reference_level, spread
+from ..stats.membership import Rival, best_probabilities, means, rivals
 
 PLAIN = ("off", "baseline")
 RANKED = 5  # configurations that the first page names of each measure
@@ -28,13 +29,15 @@ NEEDLE = ("needle", "digit_accuracy")
 def answer_of(store: Store, data: SweepData, found: Sequence[Effect] | None = None) -> dict[str, Any]:
     """Best configurations, forest and needle picture; each with the reason where there is nothing to show.
 
-    `found`: effects that are worked out already, those of the main measures among them.
+    `found`: effects that are worked out already, those of the main measures among them; None: they are worked out here.
     """
     columns = main_columns(data)
+    forest = forest_of(data, columns, found)
     return {
         "best": best_of(data, columns),
-        "forest": forest_of(data, columns, found),
+        "forest": forest,
         "needle": needle_of(store, data),
+        "care": mixed_in(forest),
     }
 
 
@@ -65,50 +68,56 @@ def about(column: Column) -> dict[str, Any]:
 
 def best_of(data: SweepData, columns: Sequence[Column]) -> dict[str, Any]:
     """By measure the best configurations, each with a 95% interval by the spread between runs that ought to agree."""
-    groups = list(data.configurations().values())
+    groups = data.configurations()
     measures = [about(column) | _ranking(data, groups, column) for column in columns]
     why = None if measures else "No cell has a number yet."
     return {"measures": measures, "why": why}
 
 
-def _ranking(data: SweepData, groups: Sequence[Sequence[CellState]], column: Column) -> dict[str, Any]:
-    entries = [(cells, entry(data, cells, column)) for cells in groups]
-    known = [(cells, one) for cells, one in entries if one.value is not None]
-    ranked = sorted(known, key=lambda pair: -column.direction * (pair[1].value or 0.0))
+def _ranking(data: SweepData, groups: Mapping[tuple[str, ...], Sequence[CellState]], column: Column) -> dict[str, Any]:
+    found = means(data, column)
+    against = rivals(data, column) or {}
+    chances = best_probabilities(data, column)
+    ranked = sorted(found, key=lambda key: -column.direction * found[key][0])[:RANKED]
     rows = []
-    for cells, one in ranked[:RANKED]:
-        low, high = _interval(data, column, cells[0], one.value or 0.0, one.seeds)
+    for key in ranked:
+        value, cells = found[key][0], groups[key]
+        low, high = interval(against[key]) if key in against else (None, None)
         rows.append(
             {
                 "cells": [cell.cell_id for cell in cells],
                 "words": _words(data, cells[0]),
-                "text": one.text,
-                "value": one.value,
+                "text": entry(data, cells, column).text,
+                "value": value,
                 "low": low,
                 "high": high,
                 "interval": _range_text(column, low, high),
+                "chance": chances.get(key),
             }
         )
-    return {"rows": rows, "of": len(known)}
+    known = spread(data, column)
+    how = {
+        None: "Neither seeds nor near-replicates tell how far a number would come out again: no interval.",
+        "seeds": "Intervals and probabilities: from the spread between the seeds of the same mixer and memory.",
+    }
+    near = "Intervals and probabilities: from the spread between near-replicates (regularizers alone differ) of the same mixer and memory."
+    return {"rows": rows, "of": len(found), "how": how.get(known.kind if known else None, near)}
+
+
+def interval(rival: Rival) -> tuple[float | None, float | None]:
+    """95% by the spread of its stratum: value ± t sd / sqrt(seeds), within 0 and 1 for a share; None where sd is not known."""
+    if not math.isfinite(rival.sd) or not rival.sd:
+        return None, None
+    t = float(stats.t.ppf(1 - ALPHA / 2, rival.df)) if math.isfinite(rival.df) else float(stats.norm.ppf(1 - ALPHA / 2))
+    half = t * rival.sd / math.sqrt(max(1, rival.seeds))
+    low, high = rival.value - half, rival.value + half
+    return (max(0.0, low), min(1.0, high)) if rival.share else (low, high)
 
 
 def _words(data: SweepData, cell: CellState) -> list[str]:
     """The levels of every axis that varies, as figures name them; what is off or plain is not named."""
     levels = [(axis, cell.levels[axis] if axis in AXES else cell.axes.get(axis, "-")) for axis in factors(data)]
     return [shown(level, axis) for axis, level in levels if level not in PLAIN] or ["plain"]
-
-
-def _interval(
-    data: SweepData, column: Column, cell: CellState, value: float, seeds: int
-) -> tuple[float | None, float | None]:
-    """value ± t sd / sqrt(seeds), the spread that of the cell's mixer and memory; None, None where that is not known."""
-    where = {axis: cell.levels[axis] for axis in ("attn_type", "memory")}
-    known = spread(data, column, where)
-    if known is None:
-        return None, None
-    half = float(stats.t.ppf(1 - ALPHA / 2, known.df)) * known.sd / math.sqrt(max(1, seeds))
-    low, high = value - half, value + half
-    return (max(0.0, low), min(1.0, high)) if column.percent else (low, high)
 
 
 def _range_text(column: Column, low: float | None, high: float | None) -> str:
@@ -127,7 +136,9 @@ def forest_of(data: SweepData, columns: Sequence[Column], found: Sequence[Effect
     rows = []
     for one in known:
         measure = keys.get((one.measure.probe, one.measure.metric, one.measure.length))
-        if measure is not None:
+        # of levels that are neither plain nor mixers, the page of effects has the differences among each other
+        told = one.axis == "attn_type" or one.reference == reference_level(data.levels(one.axis)) or one.confirmatory
+        if measure is not None and told:
             rows.append(
                 {
                     "measure": measure,
@@ -155,13 +166,27 @@ def _within(where: str) -> str:
     return ", ".join(shown(level.strip(), axis.strip()) for axis, _, level in parts)
 
 
+def mixed_in(forest: Mapping[str, Any]) -> list[str]:
+    """What to be careful about: rows over the whole sweep that average worlds that differ."""
+    told: dict[str, list[str]] = {}
+    for row in forest["rows"]:
+        if row["mixed"] and not row["where"]:
+            heading = forest["measures"][row["measure"]]["heading"]
+            told.setdefault(heading, []).append(f"{row['level']} against {row['reference']} (I2 {row['i2']:.0%})")
+    return [
+        f"{heading}: mixers do not agree on {'; '.join(rows)}: the average speaks of none of them, look at each."
+        for heading, rows in told.items()
+    ]
+
+
 def effect_numbers(one: Effect) -> dict[str, Any]:
     """Mean and interval, as numbers in the unit that is printed and as text."""
     scale = 100 if one.measure.percent else 1
     numbers = {"mean": one.mean, "low": one.low, "high": one.high}
     told = {name: None if math.isnan(value) else scale * value for name, value in numbers.items()}
     text = {f"{name}_text": _difference(one.measure, value) for name, value in numbers.items()}
-    return told | text | {"sure": one.sure}
+    i2 = None if math.isnan(one.i2) else round(one.i2, 4)
+    return told | text | {"sure": one.sure, "mixed": one.mixed, "i2": i2, "declared": one.confirmatory}
 
 
 def _difference(column: Column, value: float) -> str:

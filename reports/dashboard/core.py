@@ -1,4 +1,4 @@
-"""What a page says but for its curves: cells, numbers, attempts, origins, failures and effects, as plain data."""
+"""The core of a page: cells, numbers, attempts, origins and failures, as plain data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from ..live.status import source_of
 from ..stats.audit import homogeneity
 from ..table import Entry, Table
 from ..tables.complete import table6
-from ..tables.effects import effects_table
 from ..tables.failures import failures
 from ..tables.provenance import provenance
 from .asked import asked_of, care_of, progress_of
@@ -23,7 +22,7 @@ from .curves import Curve, curve_facts
 
 
 def core(store: Store, data: SweepData, attempts: Sequence[Attempt], curves: Mapping[str, Curve]) -> dict[str, Any]:
-    """Everything but effects and curves. Cells stand by their place in `cells`, attempts by id, metrics by `keys`."""
+    """Everything but what is worked out of the numbers, and curves. Cells stand by their place in `cells`, attempts by id, metrics by `keys`."""
     launched = store.revision(data.sweep, data.revision)
     table = table6(store, data.sweep, lengths=data.also)
     several = "Seeds" in table.columns
@@ -166,20 +165,3 @@ def _attempt(attempt: Attempt, known: Provenance | None, group: int | None) -> d
 def _failures(table: Table) -> dict[str, Any]:
     tracebacks = [row["traceback"] for row in table.raw]
     return {"columns": table.columns, "rows": table.rows, "tracebacks": tracebacks, "notes": table.notes[1:]}
-
-
-def effects_of(store: Store, data: SweepData) -> dict[str, Any]:
-    """The table of effects: words, numbers as [printed, value], and the cells of the pairs by their place in the sweep."""
-    table = effects_table(store, data.sweep, lengths=data.also)
-    place = {cell.cell_id: index for index, cell in enumerate(data.cells)}
-    words = table.text_columns
-    rows = [
-        {
-            "words": row[:words],
-            "numbers": [[one.text, one.value] for one in entries],
-            "cells": [place[cell] for cell, _ in entries[0].origins],
-            "about": [entries[1].probe, entries[1].metric, entries[1].length],
-        }
-        for row, entries in zip(table.rows, table.entries, strict=True)
-    ]
-    return {"words": table.columns[:words], "numbers": table.columns[words:], "rows": rows, "notes": table.notes[1:]}

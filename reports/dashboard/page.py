@@ -27,9 +27,11 @@ from ...results.files import replacing
 from ...results.store.store import Store
 from ...results.text import html_escaped
 from ..data import Lengths, gather, one_reading
+from ..stats.effects import effects
 from .answer import answer_of
-from .core import core, effects_of
+from .core import core
 from .curves import curves_of
+from .effects import effects_of
 
 SCRIPTS = (
     "view.js", "grid.js", "cells.js", "curves.js", "pictures.js", "answer.js", "effects.js", "origins.js", "dashboard.js",
@@ -65,10 +67,11 @@ def blocks_of(store: Store, sweep: str | None = None, *, lengths: Lengths = None
         data = gather(store, sweep, lengths=lengths)
         attempts = store.attempts_of([cell.cell_id for cell in data.cells])
         curves = curves_of(store, data, attempts)
+        found = effects(data)
         blocks = {
             "core": as_json(core(store, data, attempts, curves)),
-            "answer": as_json(answer_of(store, data)),
-            "effects": as_json(effects_of(store, data)),
+            "answer": as_json(answer_of(store, data, found)),
+            "effects": as_json(effects_of(data, found)),
             **{f"curve-{cell}": curve.packed() for cell, curve in curves.items()},
         }
     return f"{data.sweep}, revision {data.revision}", blocks

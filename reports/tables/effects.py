@@ -36,7 +36,11 @@ def effects_table(
 ) -> Table:
     """The effect of every level on every number at every length, by matched pairs; declared contrasts first."""
     data = gather(store, sweep, revision=revision, lengths=lengths)
-    found = effects(data)
+    return table_of_effects(data, effects(data))
+
+
+def table_of_effects(data: SweepData, found: Sequence[Effect]) -> Table:
+    """The table of effects that are worked out already, a row each."""
     lines = [
         Line(
             words=(

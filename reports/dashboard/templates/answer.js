@@ -95,7 +95,7 @@ function bestParts({ measures, why }) {
   return [make("div", { class: "rankings" }, ...measures.map(ranking))];
 }
 
-function ranking({ heading, unit, better, rows, of }) {
+function ranking({ heading, unit, better, rows, of, how }) {
   const ends = rows
     .flatMap(({ value, low, high }) => [value, low ?? value, high ?? value])
     .map((value) => (unit === "%" ? 100 * value : value));
@@ -125,7 +125,7 @@ function ranking({ heading, unit, better, rows, of }) {
         row.interval ? make("small", { text: row.interval }) : "",
       ),
       make("td", { class: "picture" }, picture),
-      chance ? make("td", { class: "n", text: row.chance === null ? "" : chanceText(row.chance) }) : null,
+      chance ? make("td", { class: "n chance", text: row.chance === null ? "" : chanceText(row.chance) }) : null,
     );
   });
   const head = [
@@ -148,7 +148,7 @@ function ranking({ heading, unit, better, rows, of }) {
           "tr",
           {},
           ...head.map((text, index) =>
-            make("th", { scope: "col", text, class: ["", "n", "picture", "n"][index] || null }),
+            make("th", { scope: "col", text, class: ["", "n", "picture", "n chance"][index] || null }),
           ),
         ),
       ),
@@ -168,7 +168,7 @@ function ranking({ heading, unit, better, rows, of }) {
     ),
     make("p", {
       class: "hint",
-      text: rows.length < of ? `The first ${rows.length} of ${of} configurations; what is not named is off.` : "",
+      text: `${rows.length < of ? `The first ${rows.length} of ${of} configurations; what` : "What"} is not named is off. ${how}`,
     }),
   );
 }
@@ -193,20 +193,11 @@ function forestParts({ measures, rows, why }) {
   ];
 }
 
-/** Rows over the whole sweep, and those inside every mixer where the mixers do not agree. */
+/** Rows over the whole sweep, and those inside every mixer (or with every memory) where these do not agree. */
 function forestRows(rows) {
-  return rows.filter(
-    (row) =>
-      !row.where ||
-      rows.some(
-        (all) =>
-          !all.where &&
-          all.mixed &&
-          all.axis === row.axis &&
-          all.level === row.level &&
-          all.reference === row.reference,
-      ),
-  );
+  const same = (row) => (all) =>
+    !all.where && all.mixed && all.axis === row.axis && all.level === row.level && all.reference === row.reference;
+  return rows.filter((row) => !row.where || (!row.where.includes(",") && rows.some(same(row))));
 }
 
 function forestOf({ heading, unit, better }, all) {
@@ -262,12 +253,7 @@ function forestLine(row, better, ticks) {
   return make(
     "tr",
     { class: [row.where ? "within" : "", row.mixed ? "mixed" : ""].join(" ").trim() || null },
-    make(
-      "th",
-      { scope: "row" },
-      row.where ? `in ${row.where}` : row.level,
-      make("small", { text: `${row.pairs} pairs` }),
-    ),
+    make("th", { scope: "row" }, row.where || row.level, make("small", { text: `${row.pairs} pairs` })),
     make(
       "td",
       { class: "picture" },

@@ -88,7 +88,7 @@ function buildHead() {
   byId("title").textContent = `${data.sweep}, revision ${data.revision}`;
   const origin = data.printed ? `Numbers printed in ${data.printed}` : `Launched ${data.launched}`;
   byId("summary").textContent = `${data.cells.length} cells: ${stateCounts()}. ${origin}.`;
-  const careful = data.care.length;
+  const careful = data.care.length + (data.answer.care ?? []).length;
   byId("careful").textContent =
     careful === 1 ? "One thing to be careful about" : `${careful} things to be careful about`;
   byId("careful").hidden = !careful;
@@ -149,7 +149,16 @@ function take(core, answer) {
 }
 
 const BUILD = {
-  head: [buildHead, (d) => [d.sweep, d.revision, d.launched, d.care.length, d.cells.map((cell) => cell.state)]],
+  head: [
+    buildHead,
+    (d) => [
+      d.sweep,
+      d.revision,
+      d.launched,
+      d.care.length + (d.answer.care ?? []).length,
+      d.cells.map((cell) => cell.state),
+    ],
+  ],
   tabs: [buildTabs, () => Object.keys(TABS)],
   answer: [buildAnswer, () => 0],
   cells: [buildCells, (d) => [d.notes, Object.keys(d.tables)]],

@@ -1,110 +1,129 @@
-// What every level does: a table of all effects, read when somebody looks at it.
+// What every level does: a table of all effects, read when somebody looks at it, filtered by measure, axis and stratum.
 
-const FIRST = ["Pairs", "Mean", "Low", "High", "p Holm"]; // numbers of an effect that stand before the others
-const effectGrid = new Grid("Effects of levels");
+const FIRST = ["Pairs", "Mean", "Low", "High", "p corr"]; // numbers of an effect that stand before the others
+const effectGrid = new Grid("Effects of levels", { lines: true, rowClass: (row) => (row.mixed ? "mixed" : "") });
 const effects = once(() => inflateJson("effects"));
+const EVERY = "every";
 
-/** The mean difference with its interval, on a scale that all rows share; the line in the middle is no difference. */
-function intervalPicture(mean, low, high, most) {
-  const x = (value) => 100 + (95 * value) / most;
-  const picture = drawing("svg", { viewBox: "0 0 200 24", preserveAspectRatio: "none", "aria-hidden": "true" });
-  picture.append(
-    drawing("line", {
-      x1: 100,
-      x2: 100,
-      y1: 0,
-      y2: 24,
-      stroke: "currentColor",
-      "stroke-opacity": 0.35,
-      "vector-effect": "non-scaling-stroke",
-    }),
+/** The rows that are asked for, and what there is to ask for; what the address asks for and is not there counts as the first. */
+function chosenEffects({ measures, rows }) {
+  const headings = measures.map(({ heading }) => heading);
+  const heading = headings.includes(view.measure) ? view.measure : headings[mainMeasure(measures)];
+  const ofMeasure = rows.filter((row) => row.measure === headings.indexOf(heading));
+  const axes = [...new Set(ofMeasure.map((row) => row.axis))];
+  const axis = axes.includes(view.axis) ? view.axis : EVERY;
+  const strata = [...new Set(ofMeasure.map(stratumOf))];
+  const within = view.within === EVERY || strata.includes(view.within) ? view.within : strata[0];
+  const chosen = ofMeasure.filter(
+    (row) => (axis === EVERY || row.axis === axis) && (within === EVERY || stratumOf(row) === within),
   );
-  if (low !== null && high !== null)
-    picture.append(
-      drawing("line", {
-        x1: x(low),
-        x2: x(high),
-        y1: 12,
-        y2: 12,
-        stroke: "currentColor",
-        "stroke-width": 2,
-        "vector-effect": "non-scaling-stroke",
-      }),
-    );
-  if (mean !== null)
-    picture.append(drawing("rect", { x: x(mean) - 1.5, y: 6, width: 3, height: 12, fill: "currentColor" }));
-  return picture;
+  return { heading, headings, axis, axes, strata, within, chosen };
 }
+
+/** The place of the needle at its longest length, else the first. */
+function mainMeasure(measures) {
+  const main = data.answer.forest.measures[0]?.heading;
+  return Math.max(
+    0,
+    measures.findIndex(({ heading }) => heading === main),
+  );
+}
+
+const stratumOf = (row) => row.words[2].replace(" ~", "");
 
 async function drawEffects() {
   const all = await effects();
   if (view.tab !== "effects") return;
-  const measures = [...new Set(all.rows.map((row) => row.words[0]))];
-  const measure = measures.includes(view.measure) ? view.measure : measures[0];
-  const ofMeasure = all.rows.filter((row) => row.words[0] === measure);
-  const subsets = [...new Set(ofMeasure.map((row) => row.words[3]))];
-  const rows = ofMeasure.filter(
-    (row) => view.within === "every" || row.words[3] === (subsets.includes(view.within) ? view.within : "all"),
-  );
-  options("effect-measure", measures, measure);
-  options("effect-within", [...subsets, ...(subsets.length > 1 ? ["every"] : [])], view.within);
-  const [mean, low, high] = ["Mean", "Low", "High"].map((name) => all.numbers.indexOf(name));
-  const most = Math.max(
-    1e-300,
-    ...rows.flatMap((row) => [mean, low, high].map((place) => Math.abs(row.numbers[place][1] ?? 0))),
-  );
-  const words = all.words
-    .map((heading, index) => ({
+  byId("effects-all").hidden = !all.rows.length;
+  byId("effect-notes").replaceChildren(...all.notes.map((text) => make("p", { text })));
+  if (!all.rows.length) return;
+  const { heading, headings, axis, axes, strata, within, chosen } = chosenEffects(all);
+  options("effect-measure", headings, heading);
+  options("effect-axis", [EVERY, ...axes], axis);
+  options("effect-within", [...strata, ...(strata.length > 1 ? [EVERY] : [])], within);
+  effectGrid.show(effectColumns(all, chosen), chosen);
+}
+
+function effectColumns(all, rows) {
+  const measure = all.measures[rows[0]?.measure ?? 0];
+  const ends = rows.flatMap(({ spot }) => spot).filter((value) => value !== null);
+  const ticks = ticksOf(Math.min(0, ...ends), Math.max(0, ...ends));
+  const words = all.words.map((heading, index) => ({
+    heading,
+    header: index === 1,
+    width: widest(
       heading,
-      header: index === 2,
-      width: widest(
-        heading,
-        rows.map((row) => row.words[index]),
-        34,
-      ),
-      cell: (row) => row.words[index],
-    }))
-    .slice(1);
+      rows.map((row) => row.words[index]),
+      34,
+    ),
+    cell: (row) => row.words[index],
+  }));
   const numbers = all.numbers.map((heading, index) => ({
     heading,
     number: true,
     width: widest(
       heading,
-      rows.map((row) => row.numbers[index][0]),
+      rows.map((row) => row.numbers[index]),
+      40,
+      700, // the sure ones are bold
     ),
     cell: (row) => effectButton(row, index),
   }));
   const rank = ({ heading }) => (FIRST.includes(heading) ? FIRST.indexOf(heading) : FIRST.length);
   numbers.sort((a, b) => rank(a) - rank(b));
+  const unit = measure.unit === "%" ? "points" : measure.unit;
   const picture = {
-    heading: "Mean and 95% interval",
-    width: 14,
-    cell: (row) => intervalPicture(row.numbers[mean][1], row.numbers[low][1], row.numbers[high][1], most),
+    heading: `${tickText(ticks[0])} to ${tickText(ticks[ticks.length - 1])} ${unit}`,
+    title: "Mean and 95% interval; filled where it is sure after the correction",
+    width: 18,
+    cell: (row) => effectPicture(row, measure, ticks, all.numbers),
   };
-  effectGrid.show([...words, picture, ...numbers], rows);
-  byId("effect-notes").replaceChildren(...all.notes.map((text) => make("p", { text })));
+  if (!phone.matches) return [...words, picture, ...numbers];
+  const named = (heading) => numbers.find((column) => column.heading === heading);
+  const short = { heading: "Effect", header: true, width: 16, cell: (row) => `${row.words[0]}: ${row.words[1]}` };
+  const first = [short, named("Mean"), { ...picture, width: 10 }];
+  return [...first, ...numbers.filter((column) => column.heading !== "Mean"), words[2]];
+}
+
+function effectPicture({ spot, sure, numbers }, measure, ticks, headings) {
+  const [value, low, high] = spot;
+  const kind = !measure.better || value === null ? "plain" : value * measure.better > 0 ? "good" : "bad";
+  const told = ["Mean", "Low", "High"].map((name) => numbers[headings.indexOf(name)]);
+  return intervalSvg(
+    { value, low, high, kind, sure, zero: 0 },
+    ticks,
+    `${told[0]}, 95% ${told[1]} to ${told[2]}${sure ? ", sure" : ""}`,
+  );
 }
 
 function effectButton(row, index) {
   return make("button", {
     type: "button",
-    text: row.numbers[index][0],
+    class: row.sure ? "sure" : null,
+    text: row.numbers[index],
     on: { click: () => effects().then((all) => showEffect(all, row)) },
   });
 }
 
 /** Every pair behind an effect: cells at the level in the first half, at the reference in the second. */
 function showEffect(all, row) {
-  const [probe, metric, length] = row.about;
-  const half = row.cells.length / 2;
-  const pairs = row.cells.slice(0, half).map((cell, index) => [cell, row.cells[half + index]]);
+  const measure = all.measures[row.measure];
+  const cells = all.pairs[row.pairs];
+  const half = cells.length / 2;
+  const pairs = cells.slice(0, half).map((cell, index) => [cell, cells[half + index]]);
   const shown = (cell) => {
-    const value = valueOf(cell, { probe, metric, length });
+    if (measure.values) return [data.cells[cell].slug, digits(measure.values[cell]), "several"];
+    const value = valueOf(cell, measure);
     return [data.cells[cell].slug, digits(value?.[1]), `${value?.[5] ?? "none"}`];
   };
-  const numbers = all.numbers.map((heading, index) => [heading, row.numbers[index][0]]);
-  openSheet(`${row.words[0]}: ${row.words[1]}, ${row.words[2]}`, [
-    facts([["Within", row.words[3]], ...numbers, ["Measures", definitionOf({ probe, metric })]]),
+  openSheet(`${measure.heading}: ${row.words[0]}, ${row.words[1]}`, [
+    facts([
+      ["Within", row.words[2]],
+      ...all.numbers.map((heading, index) => [heading, row.numbers[index]]),
+      ["Family of tests", row.family],
+      ["Runs that are missing", row.missing],
+      ["Measures", definitionOf(measure)],
+    ]),
     make("h3", { text: "The pairs" }),
     plainTable(
       ["Cell", "Value", "Attempt", "Held against", "Value", "Attempt"],
@@ -123,17 +142,22 @@ function buildEffects() {
   const select = (id, name, text) =>
     make("label", {}, text, make("select", { id, on: { change: (event) => change({ [name]: event.target.value }) } }));
   byId("panel-effects").replaceChildren(
-    make("p", {
-      class: "hint",
-      text: "What a level does, by pairs of cells that agree on everything else. The whole sweep counts here, whatever is filtered. Press a number for its pairs.",
-    }),
     make(
       "div",
-      { class: "bar" },
-      select("effect-measure", "measure", "Measure"),
-      select("effect-within", "within", "Within"),
+      { id: "effects-all" },
+      make("p", {
+        class: "hint",
+        text: "What a level does, by pairs of configurations that agree on everything else. Filled and bold: sure, after the correction for its family. The whole sweep counts here, whatever is filtered. Press a number for its pairs.",
+      }),
+      make(
+        "div",
+        { class: "bar" },
+        select("effect-measure", "measure", "Measure"),
+        select("effect-axis", "axis", "Axis"),
+        select("effect-within", "within", "Within"),
+      ),
+      effectGrid.viewport,
     ),
-    effectGrid.viewport,
     make("div", { class: "notes", id: "effect-notes" }),
   );
 }

@@ -107,6 +107,7 @@ const START = {
   x: "tokens",
   theme: "auto",
   measure: "",
+  axis: "",
   within: "all",
 };
 let view = structuredClone(START);
@@ -114,7 +115,7 @@ let data = null;
 
 function addressOf(view) {
   const given = new URLSearchParams();
-  for (const name of ["tab", "search", "sort", "seeds", "x", "theme", "measure", "within"]) {
+  for (const name of ["tab", "search", "sort", "seeds", "x", "theme", "measure", "axis", "within"]) {
     if (view[name] !== START[name]) given.set(name, view[name]);
   }
   if (view.down) given.set("order", "down");
@@ -127,7 +128,7 @@ function addressOf(view) {
 function viewOf(address) {
   const given = new URLSearchParams(address.replace(/^#/, ""));
   const found = structuredClone(START);
-  for (const name of ["search", "sort", "measure", "within"]) found[name] = given.get(name) ?? START[name];
+  for (const name of ["search", "sort", "measure", "axis", "within"]) found[name] = given.get(name) ?? START[name];
   const among = {
     tab: Object.keys(TABS),
     seeds: Object.keys(data.tables),

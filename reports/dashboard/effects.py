@@ -1,0 +1,62 @@
+"""The effects of a page: the table of all of them, with the pairs behind each, as plain data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ..data import WEIGHTED, SweepData
+from ..numbers import Column
+from ..stats.effects import Effect
+from ..tables.effects import table_of_effects
+from .answer import about
+
+
+def effects_of(data: SweepData, found: Sequence[Effect]) -> dict[str, Any]:
+    """The table of effects. A row: `measure` by its place, `axis`, `words` and printed numbers, `spot` (mean, low and high in
+    the unit that is printed), whether it is sure, or averages what differs, its family, and the place of its pairs.
+
+    Pairs are lists of cells by their place in the sweep, the levels first, then their references; many rows share one.
+    """
+    table = table_of_effects(data, found)
+    place = {cell.cell_id: index for index, cell in enumerate(data.cells)}
+    measures: dict[tuple[str, str, int], int] = {}
+    pairs: dict[tuple[int, ...], int] = {}
+    rows = []
+    for one, row in zip(found, table.rows, strict=True):
+        column = one.measure
+        cells = tuple(place[cell] for cell, _ in one.origins)
+        scale = 100 if column.percent else 1
+        rows.append(
+            {
+                "measure": measures.setdefault((column.probe, column.metric, column.length), len(measures)),
+                "axis": one.axis,
+                "words": row[1 : table.text_columns],
+                "numbers": row[table.text_columns :],
+                "spot": [None if math.isnan(v) else round(scale * v, 9) for v in (one.mean, one.low, one.high)],
+                "sure": one.sure,
+                "mixed": one.mixed,
+                "family": one.family,
+                "missing": ", ".join(f"{word} {count}" for word, count in one.missing.items()),
+                "pairs": pairs.setdefault(cells, len(pairs)),
+            }
+        )
+    columns = {(one.measure.probe, one.measure.metric, one.measure.length): one.measure for one in found}
+    keys = {key: {"probe": key[0], "metric": key[1], "length": key[2]} for key in measures}
+    return {
+        "measures": [about(columns[key]) | keys[key] | _averages(data, columns[key]) for key in measures],
+        "words": table.columns[1 : table.text_columns],
+        "numbers": table.columns[table.text_columns :],
+        "rows": rows,
+        "pairs": [list(cells) for cells in pairs],
+        "notes": table.notes[1:],
+    }
+
+
+def _averages(data: SweepData, column: Column) -> dict[str, Any]:
+    """By cell, a number that no attempt recorded: a mean over lengths."""
+    if not column.metric.endswith(WEIGHTED):
+        return {}
+    values = (data.value(cell.cell_id, column.probe, column.metric, column.length) for cell in data.cells)
+    return {"values": [value.value if value is not None else None for value in values]}
