@@ -130,19 +130,18 @@ def test_thinning_keeps_the_last_point_and_stays_below_the_limit() -> None:
 @pytest.mark.thorough
 def test_effects_are_those_of_the_pairs(published: Store) -> None:
     page = Page(dashboard(published, "printed-v2"))
-    shown = json.loads(unpacked(page.blocks["effects"]))
+    shown = page.block("effects")
     data = gather(published, "printed-v2")
     truth = effects(data)
     assert len(shown["rows"]) == len(truth) > 200
     for row, one in zip(shown["rows"], truth, strict=True):
-        numbers = dict(zip(shown["numbers"], row["numbers"], strict=True))
-        assert [numbers[name][1] for name in ("Pairs", "Mean", "Low", "High")] == [
-            one.pairs,
-            one.mean,
-            one.low,
-            one.high,
-        ]
-        assert [data.cells[cell].cell_id for cell in row["cells"]] == [cell for cell, _ in one.origins]
+        scale = 100 if one.measure.percent else 1
+        assert dict(zip(shown["numbers"], row["numbers"], strict=True))["Pairs"] == str(one.pairs)
+        assert row["spot"] == [None if math.isnan(v) else round(scale * v, 9) for v in (one.mean, one.low, one.high)]
+        assert (row["sure"], row["family"]) == (one.p_corrected < 0.05, one.family)
+        measure = shown["measures"][row["measure"]]
+        assert (measure["probe"], measure["metric"], measure["length"]) == (one.measure.probe, one.measure.metric, one.measure.length)  # fmt: skip
+        assert [data.cells[cell].cell_id for cell in shown["pairs"][row["pairs"]]] == [cell for cell, _ in one.origins]
 
 
 def test_several_seeds_are_means_and_rows_of_their_own(empty: Store) -> None:

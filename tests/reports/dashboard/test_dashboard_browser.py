@@ -127,7 +127,9 @@ def test_every_tab_shows_its_part_and_nothing_is_asked_of_the_network(visit: Any
     page.get_by_role("tab", name="Effects").click()
     page.locator("#panel-effects tbody th").first.wait_for()
     shown = page.locator("#panel-effects thead th").all_text_contents()
-    assert shown[:5] == ["Axis", "Levels", "Within", "Mean and 95% interval", "Pairs"]
+    assert shown[:3] == ["Axis", "Levels", "Within"]
+    assert re.fullmatch(r"\u2212?\d+ to \d+ points", shown[3])  # the ends of the picture's axis, and their unit
+    assert shown[4:9] == ["Pairs", "Mean", "Low", "High", "p corr"]
     assert page.locator("#panel-effects tbody th").all_text_contents().count("on - off") == 3
     page.get_by_role("tab", name="Metrics").click()
     assert "share of digits recalled" in page.locator("#panel-metrics").inner_text()
@@ -388,7 +390,7 @@ def test_a_wider_table_keeps_the_names_in_sight(visit: Any, site: Any) -> None:
 def test_of_thousands_of_rows_only_those_in_sight_exist(
     visit: Any, blank: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "effects_of", lambda store, data: {})  # seconds of statistics that this is not about
+    monkeypatch.setattr(module, "effects", lambda data: [])  # seconds of statistics that this is not about
     store = open_store(shutil.copy(blank, tmp_path / "big.db"))
     cells = synthetic_sweep(store, 1000, 1)
     module.write_dashboard(store, tmp_path / "page.html")
