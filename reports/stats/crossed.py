@@ -10,9 +10,10 @@ freedom are Satterthwaite's (1946), those of V1 / C alone where seeds add nothin
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 __all__ = ["crossed", "student"]
 
@@ -38,15 +39,11 @@ def crossed(table: np.ndarray) -> Interval | None:
     rest = int(there.sum()) - configurations - seeds + 1
     if configurations < 2 or seeds < 2 or rest < 1:
         return None
-    per_configuration = there.sum(axis=1)
-    weights = there / per_configuration[:, None]
-    # seeds, configurations swept out
-    laplacian = np.diag(there.sum(axis=0).astype(float)) - there.T @ weights
-    if np.linalg.matrix_rank(laplacian) < seeds - 1:
+    weights = there / there.sum(axis=1, keepdims=True)
+    if (inverse := _of_seeds(there.tobytes(), seeds)) is None:
         return None
     values = np.where(there, table, 0.0)
     means = (values * weights).sum(axis=1)
-    inverse = np.linalg.pinv(laplacian)
     of_seeds = inverse @ (np.where(there, values - means[:, None], 0.0).sum(axis=0))
     left = np.where(there, values - means[:, None] - of_seeds + (weights @ of_seeds)[:, None], 0.0)
     e = float((left**2).sum()) / rest
@@ -63,10 +60,19 @@ def crossed(table: np.ndarray) -> Interval | None:
     return _interval(float(means.mean()), variance, df, float(np.abs(values).max()))
 
 
+@lru_cache(maxsize=256)
+def _of_seeds(there: bytes, seeds: int) -> np.ndarray | None:
+    """From sums of a seed to its least-squares effect beside configurations: the inverse of the normal equations with
+    configurations swept out, by which runs there are. None where no configuration ties some seeds to the others."""
+    table = np.frombuffer(there, dtype=bool).reshape(-1, seeds)
+    normal = np.diag(table.sum(axis=0).astype(float)) - table.T @ (table / table.sum(axis=1, keepdims=True))
+    return np.linalg.pinv(normal) if np.linalg.matrix_rank(normal) == seeds - 1 else None
+
+
 def _interval(mean: float, variance: float, df: float, scale: float) -> Interval:
     error = math.sqrt(variance)
     if error <= DUST * scale:
         return math.nan, math.nan, math.nan
-    half = float(stats.t.ppf((1 + LEVEL) / 2, df)) * error
-    p = 2 * float(stats.t.sf(abs(mean) / error, df))
+    half = float(special.stdtrit(df, (1 + LEVEL) / 2)) * error
+    p = 2 * float(special.stdtr(df, -abs(mean) / error))
     return mean - half, mean + half, p

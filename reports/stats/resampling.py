@@ -14,7 +14,7 @@ import numpy as np
 from scipy import special
 
 from .crossed import crossed, student
-from .flips import ALPHA, EXACT, FLIPS, LEAST, tested
+from .flips import ALPHA, EXACT, FLIPS, LEAST, rejected, tested
 from .multiple import holm, max_t
 
 __all__ = [
@@ -122,7 +122,7 @@ def sign_test(differences: Differences) -> float:
 
 def sign_flip(differences: Differences) -> float:
     """Two-sided permutation test of the mean difference: how often random signs give one as large, for any number of them."""
-    return float(tested(_cleaned(differences, 0.0))[0][0])
+    return float(rejected(_cleaned(differences, 0.0))[0])
 
 
 def _signs_alone(up: int, down: int) -> float:

@@ -1,0 +1,196 @@
+"""How often the 95% intervals of matched differences hold the truth, and how often their p are wrong about a zero, by simulation.
+
+`python -m atma_sweep.reports.stats.coverage` prints the tables of docs/statistics.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .flips import ALPHA, rejected
+from .resampling import Summary, corrected, summaries
+
+__all__ = ["FAMILIES", "SETTINGS", "Family", "Setting", "covered", "family_wise", "main"]
+
+CONFIGURATIONS = (5, 8, 12, 20)
+DRAWS = 4_000
+RESAMPLES = 1_000  # of the percentile bootstrap beside it
+BOUNDS = (0.93, 0.97)
+HOLES = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """How differences come about: every run's noise has sd 1; effects differ between configurations by `heterogeneity`,
+    a seed moves all configurations by `shock`, both as standard deviations. `skew` is the skewness of the noise.
+    With `holes`, HOLES of the runs are missing. Of a setting that is not `claimed`, 95% is not promised: intervals are too
+    wide where seeds add nothing to configurations that all agree, and too narrow where differences are skewed."""
+
+    name: str
+    seeds: int = 1
+    heterogeneity: float = 0.0
+    shock: float = 0.0
+    skew: float = 0.0
+    holes: bool = False
+    claimed: bool = True
+
+    def draw(self, random: np.random.Generator, configurations: int) -> np.ndarray:
+        """Differences [configurations, seeds] whose true mean is 0."""
+        size = (configurations, self.seeds)
+        if self.skew:
+            shape = 4 / self.skew**2
+            found = (random.gamma(shape, size=size) - shape) / np.sqrt(shape)
+        else:
+            found = random.normal(size=size)
+        found = found + self.heterogeneity * random.normal(size=(configurations, 1))
+        found = found + self.shock * random.normal(size=(1, self.seeds))
+        if self.holes:
+            found[random.random(size) < HOLES] = np.nan
+        return np.asarray(found)
+
+
+SETTINGS = (
+    Setting(name="one run, normal"),
+    Setting(name="one run, effects differ by 2 sd", heterogeneity=2.0),
+    *(
+        setting
+        for seeds in (3, 5)
+        for setting in (
+            Setting(name=f"{seeds} seeds, noise alone (wide)", seeds=seeds, claimed=False),
+            Setting(name=f"{seeds} seeds, effects differ by 2 sd", seeds=seeds, heterogeneity=2.0),
+            Setting(name=f"{seeds} seeds, a shock of 0.5 sd a seed", seeds=seeds, shock=0.5),
+            Setting(name=f"{seeds} seeds, both", seeds=seeds, heterogeneity=2.0, shock=0.5),
+            Setting(name=f"{seeds} seeds, both, every tenth run missing", seeds=seeds, heterogeneity=2.0, shock=0.5, holes=True),
+        )
+    ),
+    Setting(name="one run, skewness 1 (narrow)", skew=1.0, claimed=False),
+    Setting(name="one run, skewness 2, exponential (narrow)", skew=2.0, claimed=False),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Covered:
+    """Of a setting: the share of intervals that hold the truth and of p below 5%, now and with every run as a pair of its
+    own: percentile bootstrap, and permutation of signs."""
+
+    now: float
+    wrong: float
+    bootstrap: float
+    wrong_as_pairs: float
+
+
+def covered(setting: Setting, configurations: int, *, draws: int = DRAWS, seed: int = 0) -> Covered:
+    """Simulates so many samples of a setting."""
+    random = np.random.default_rng((seed, configurations, SETTINGS.index(setting)))
+    samples = [setting.draw(random, configurations) for _ in range(draws)]
+    found = [one for one in summaries(samples) if one.method != "none"]
+    low, high = _bootstrap(samples, random)
+    return Covered(
+        now=_share([one.low <= 0 <= one.high for one in found]),
+        wrong=_share([one.p < ALPHA for one in found]),
+        bootstrap=float(((low <= 0) & (high >= 0)).mean()),
+        wrong_as_pairs=_share([p < ALPHA for p in _as_pairs(samples)]),
+    )
+
+
+def _share(found: Sequence[bool]) -> float:
+    return float(np.mean(found))
+
+
+def _runs(samples: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+    """The samples that have as many runs, together: [runs, samples]."""
+    by_size: dict[int, list[np.ndarray]] = {}
+    for sample in samples:
+        runs = sample[np.isfinite(sample)]
+        by_size.setdefault(len(runs), []).append(runs)
+    for some in by_size.values():
+        yield np.stack(some, axis=1)
+
+
+def _bootstrap(samples: Sequence[np.ndarray], random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    ends = []
+    for table in _runs(samples):
+        weights = random.multinomial(len(table), np.full(len(table), 1 / len(table)), size=RESAMPLES) / len(table)
+        ends.append(np.quantile(weights @ table, [ALPHA / 2, 1 - ALPHA / 2], axis=0))
+    low, high = np.concatenate(ends, axis=1)
+    return low, high
+
+
+def _as_pairs(samples: Sequence[np.ndarray]) -> list[float]:
+    return [float(p) for table in _runs(samples) for p in rejected(table)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """Tests that are corrected together: `members` levels against one reference, whose noise they share (correlation one
+    half), `real` of them with an effect of 1.5 sd."""
+
+    name: str
+    members: int
+    real: int = 0
+    seeds: int = 1
+
+
+FAMILIES = (
+    Family(name="4 levels, none does anything", members=4),
+    Family(name="4 levels, one does", members=4, real=1),
+    Family(name="12 levels, none does anything", members=12),
+    Family(name="12 levels, four do", members=12, real=4),
+    Family(name="4 levels, 3 seeds, none does anything", members=4, seeds=3),
+)
+
+
+def family_wise(family: Family, configurations: int, *, draws: int = DRAWS, seed: int = 0) -> tuple[float, float]:
+    """The share of families in which at least one level that does nothing has p below 5%: corrected, and not."""
+    random = np.random.default_rng((seed, configurations, len(SETTINGS) + FAMILIES.index(family)))
+    size = (draws, configurations, family.seeds)
+    reference = random.normal(size=size)
+    levels = [random.normal(size=size) + (1.5 * 2**0.5 if place < family.real else 0.0) for place in range(family.members)]  # fmt: skip
+    samples = [[level[draw] - reference[draw] for level in levels] for draw in range(draws)]
+    flat = summaries([sample for some in samples for sample in some])
+    together = [flat[start : start + family.members] for start in range(0, len(flat), family.members)]
+    wrong = [
+        any(p < ALPHA for p in corrected(some, summed)[family.real :])
+        for some, summed in zip(samples, together, strict=True)
+    ]
+    return _share(wrong), _share([_any(summed[family.real :]) for summed in together])
+
+
+def _any(summed: Sequence[Summary]) -> bool:
+    return any(one.p < ALPHA for one in summed)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints both tables as markdown. 1 where a setting that 95% is claimed for lies outside of BOUNDS."""
+    parser = argparse.ArgumentParser(prog="python -m atma_sweep.reports.stats.coverage", description=__doc__)
+    parser.add_argument("--draws", type=int, default=DRAWS, help=f"samples a row (default {DRAWS})")
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args(arguments)
+    if asked.draws < 1 or asked.seed < 0:
+        parser.error("--draws is at least 1, --seed at least 0")
+    print(
+        "| Differences | Configurations | Holds the truth | p < 0.05 of a zero | Bootstrap, runs as pairs | Its p < 0.05 |"
+    )
+    print("|---|---|---|---|---|---|")
+    outside = 0
+    for setting in SETTINGS:
+        for n in CONFIGURATIONS:
+            found = covered(setting, n, draws=asked.draws, seed=asked.seed)
+            outside += setting.claimed and not BOUNDS[0] <= found.now <= BOUNDS[1]
+            told = (found.now, found.wrong, found.bootstrap, found.wrong_as_pairs)
+            name = setting.name if setting.claimed else f"not claimed: {setting.name}"
+            print(f"| {name} | {n} | {' | '.join(f'{100 * share:.1f}' for share in told)} |", flush=True)
+    print("\n| Family | Configurations | Any wrong, corrected | Any wrong, uncorrected |\n|---|---|---|---|")
+    for family in FAMILIES:
+        for n in CONFIGURATIONS:
+            shares = family_wise(family, n, draws=max(asked.draws // 4, 1), seed=asked.seed)
+            print(f"| {family.name} | {n} | {' | '.join(f'{100 * share:.1f}' for share in shares)} |", flush=True)
+    return 1 if outside else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
