@@ -3,72 +3,225 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from statsmodels.formula.api import ols
-from statsmodels.stats.anova import anova_lm
+from scipy import stats
 
 from ..data import ReportError, SweepData
 from ..numbers import Column
-from .effects import factors, numbers_of
+from .effects import NEAR, STRATA, factors, numbers_of
+from .permuted import Fit, fit
+
+__all__ = ["COLUMNS", "Analysis", "analyses", "anova"]
+
+COLUMNS = ("term", "df", "sum_sq", "F", "p", "p_permuted", "p_robust", "omega_sq", "partial_eta_sq")
+SHAPIRO = (3, 5_000)  # residuals that Shapiro's test is made for
+DOUBT = 0.05
+FEW_DF = 5  # of a residual, below which F tells little
+
+Terms = dict[tuple[str, ...], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """The analysis of one measure: `frame` with COLUMNS (shares as fractions), the rows it was made from, what to know of it."""
+
+    column: Column
+    frame: pd.DataFrame
+    numbers: pd.DataFrame
+    remarks: tuple[str, ...]
+    permutations: int = 0
 
 
 def anova(data: SweepData, column: Column) -> tuple[pd.DataFrame, list[str]]:
-    """Type-III analysis of variance with sum contrasts: main effects and, where the design carries them, two-way
-    interactions. Returns the frame (term, df, sum_sq, F, p, partial_eta_sq) and remarks.
+    """The analysis of one measure and its remarks. Raises ReportError where there is none to be made."""
+    (found,) = analyses(data, [column])
+    if found.frame.empty:
+        raise ReportError(found.remarks[0])
+    return found.frame, [f"{column.heading}: {remark}" for remark in found.remarks]
 
-    partial_eta_sq = SS / (SS + SS of the residual); NaN, as F and p, where the residual is zero. Raises ReportError where
-    nothing is left to estimate the error from.
+
+def analyses(data: SweepData, columns: Sequence[Column]) -> list[Analysis]:
+    """Type-III analyses of variance with sum contrasts: main effects and, where the design carries them, two- and three-way
+    interactions.
+
+    `omega_sq` = (SS - df MS_res) / (SS_total + MS_res), `partial_eta_sq` = SS / (SS + SS_res); p as Fit has them. Where
+    configurations have several runs, the residual is split into the lack of fit and the pure error between runs. A frame is empty where
+    nothing can be worked out: the first remark says why.
     """
-    frame = numbers_of(data, column)
-    names = [axis for axis in factors(data) if frame[axis].nunique() > 1]
-    if not names:
-        raise ReportError(
-            f"no axis varies among the cells that have {column.heading}; an analysis of variance needs one"
-        )
-    # names that a formula can hold
-    short = {axis: f"f{index}" for index, axis in enumerate(names)}
-    model, remarks = _model(frame, short, column.heading)
-    fit = model.fit()
-    table = anova_lm(fit, typ=3)
-    residual = float(table.loc["Residual", "sum_sq"])
-    total = float(((frame["value"] - frame["value"].mean()) ** 2).sum())
-    exact = residual <= 1e-12 * max(total, 1e-300)
-    if exact:
-        remarks.append(f"{column.heading}: the terms explain everything, so there is no residual to hold them against")
+    numbers = [numbers_of(data, column) for column in columns]
+    alike: dict[tuple[str, ...], list[int]] = {}
+    found: dict[int, Analysis] = {}
+    for place, frame in enumerate(numbers):
+        if (reason := _nothing(data, columns[place], frame)) is not None:
+            found[place] = Analysis(columns[place], pd.DataFrame(columns=list(COLUMNS)), frame, (reason,))
+        else:
+            alike.setdefault(tuple(frame["cell"]), []).append(place)
+    for places in alike.values():
+        frame = numbers[places[0]]
+        terms, remarks = _terms(frame, [axis for axis in factors(data) if frame[axis].nunique() > 1])
+        if not terms:
+            for place in places:
+                reason = f"too few cells have {columns[place].heading} ({len(frame)}) for an analysis of variance; finish the sweep"
+                found[place] = Analysis(columns[place], pd.DataFrame(columns=list(COLUMNS)), frame, (reason,))
+            continue
+        fitted = fit(terms, np.stack([numbers[place]["value"].to_numpy(dtype=float) for place in places], axis=1))
+        names = [name for (name, *more) in terms if not more]
+        for measure, place in enumerate(places):
+            table, told = _table(terms, fitted, measure, numbers[place], names)
+            checked = (*remarks, *told, *_checks(fitted, measure, numbers[place], names))
+            found[place] = Analysis(columns[place], table, numbers[place], checked, fitted.permutations)
+    return [found[place] for place in range(len(columns))]
+
+
+def _nothing(data: SweepData, column: Column, frame: pd.DataFrame) -> str | None:
+    """Why a measure has no analysis, where that can be seen without one."""
+    if frame.empty:
+        return f"no cell has {column.heading}"
+    if not any(frame[axis].nunique() > 1 for axis in factors(data)):
+        return f"no axis varies among the cells that have {column.heading}; an analysis of variance needs one"
+    values = frame["value"].to_numpy(dtype=float)
+    if np.ptp(values) <= 1e-12 * np.abs(values).max():
+        return f"{column.heading} is the same in all {len(frame)} cells; there is no variance to analyse"
+    return None
+
+
+# --- the model ----------------------------------------------------------------------------------------------------
+
+
+def _terms(frame: pd.DataFrame, names: Sequence[str]) -> tuple[Terms, list[str]]:
+    """The columns of the largest model that the design carries, by term, and what it leaves out; none where even the main
+    effects leave nothing over."""
+    main = {(name,): _contrasts(frame[name]) for name in names}
+    whole: list[Terms] = []
+    remarks = []
+    for order in (2, 3):
+        found: Terms = {}
+        missing = []
+        for term in combinations(names, order):
+            if len(frame.groupby(list(term)).size()) < math.prod(frame[name].nunique() for name in term):
+                missing.append(" x ".join(term))
+            else:
+                found[term] = _product([main[name,] for name in term])
+        whole.append(found)
+        if missing:
+            are = "is" if len(missing) == 1 else "are"
+            some = "some of its" if len(missing) == 1 else "some of their"
+            remarks.append(f"{', '.join(missing)} {are} left out, since {some} combinations have no number")
+    for orders in ((2, 3), (2,), ()):
+        terms = main | {name: columns for order in orders for name, columns in whole[order - 2].items()}
+        design = np.concatenate([np.ones((len(frame), 1)), *terms.values()], axis=1)
+        if design.shape[1] < len(frame) and np.linalg.matrix_rank(design) == design.shape[1]:
+            if orders == ():
+                told = ["the design carries no interactions"] if whole[0] else remarks[:1]
+            elif orders == (2,):
+                told = remarks[: bool(remarks) and len(whole[0]) < math.comb(len(names), 2)]
+                told += ["three-way terms stay in the residual"] if whole[1] else remarks[len(told) :]
+            else:
+                told = remarks
+            return terms, told
+    return {}, []
+
+
+def _contrasts(levels: pd.Series) -> np.ndarray:
+    """Sum contrasts of an axis: [N, levels - 1], the last level -1 in all of them."""
+    codes, known = pd.factorize(levels)
+    return np.concatenate([np.eye(len(known) - 1), np.full((1, len(known) - 1), -1.0)])[codes]
+
+
+def _product(parts: Sequence[np.ndarray]) -> np.ndarray:
+    found = parts[0]
+    for part in parts[1:]:
+        found = np.einsum("ni,nj->nij", found, part).reshape(len(found), -1)
+    return found
+
+
+def _table(
+    terms: Terms, fitted: Fit, measure: int, numbers: pd.DataFrame, names: Sequence[str]
+) -> tuple[pd.DataFrame, list[str]]:
+    """The rows of a measure, and what to know of them."""
+    residual, df = float(fitted.residual[measure]), fitted.residual_df
+    values = numbers["value"].to_numpy(dtype=float)
+    total = float(((values - values.mean()) ** 2).sum())
+    exact = residual == 0
     rows = []
-    for term, row in table.drop(index=["Intercept", "Residual"]).iterrows():
-        parts = [axis for part in str(term).split(":") for axis, name in short.items() if f"C({name}," in part]
-        square = float(row["sum_sq"])
-        about = {"term": " x ".join(parts), "df": int(row["df"]), "sum_sq": square}
-        if exact:
-            rows.append(about | {"F": math.nan, "p": math.nan, "partial_eta_sq": math.nan})
-        else:
-            known = {"F": float(row["F"]), "p": float(row["PR(>F)"])}
-            rows.append(about | known | {"partial_eta_sq": square / (square + residual)})
-    end = {"term": "residual", "df": int(fit.df_resid), "sum_sq": residual, "F": math.nan, "p": math.nan}
-    rows.append(end | {"partial_eta_sq": math.nan})
-    return pd.DataFrame(rows), remarks
+    for place, term in enumerate(terms):
+        square, own = float(fitted.squares[place, measure]), int(fitted.dfs[place])
+        row: dict[str, Any] = {
+            "term": " x ".join(term),
+            "df": own,
+            "sum_sq": square,
+            "F": float(fitted.f[place, measure]),
+        }
+        row |= {name: float(getattr(fitted, name)[place, measure]) for name in ("p", "p_permuted", "p_robust")}
+        error = residual / df
+        row["omega_sq"] = math.nan if exact else (square - own * error) / (total + error)
+        row["partial_eta_sq"] = math.nan if exact else square / (square + residual)
+        rows.append(row)
+    rows.append({"term": "residual", "df": df, "sum_sq": residual})
+    groups = numbers.groupby(list(names))["value"]
+    pure_df = len(numbers) - groups.ngroups
+    if not exact and 0 < pure_df < df:
+        pure = float(((numbers["value"] - groups.transform("mean")) ** 2).sum())
+        lack: dict[str, Any] = {"term": "lack of fit", "df": df - pure_df, "sum_sq": max(residual - pure, 0.0)}
+        if pure > 1e-12 * total:
+            lack["F"] = (lack["sum_sq"] / lack["df"]) / (pure / pure_df)
+            lack["p"] = float(stats.f.sf(lack["F"], lack["df"], pure_df))
+        rows += [lack, {"term": "pure error", "df": pure_df, "sum_sq": pure}]
+    remarks = ["the terms explain everything, so there is no residual to hold them against"] if exact else []
+    if not exact and df < FEW_DF:
+        remarks.append(f"{df} degrees of freedom are left over; F tells little")
+    return pd.DataFrame(rows, columns=list(COLUMNS)), remarks
 
 
-def _model(frame: pd.DataFrame, short: Mapping[str, str], heading: str) -> tuple[Any, list[str]]:
-    """The largest model that the design carries, with every axis under its short name, and what it leaves out."""
-    tidy = frame.rename(columns=short)
-    code = {axis: f"C({name}, Sum)" for axis, name in short.items()}
-    carried, remarks = [], []
-    for a, b in combinations(short, 2):
-        if (pd.crosstab(frame[a], frame[b]) == 0).any(axis=None):
-            remarks.append(f"{heading}: {a} x {b} is left out, since some of its combinations have no number")
-        else:
-            carried.append(f"{code[a]}:{code[b]}")
-    for terms in (carried, []):
-        model = ols(f"value ~ {' + '.join([*code.values(), *terms])}", data=tidy)
-        if np.linalg.matrix_rank(model.exog) == model.exog.shape[1] < len(tidy):
-            return model, remarks
-        if terms:
-            remarks = [f"{heading}: the design carries no two-way interactions"]
-    raise ReportError(f"too few cells have {heading} ({len(tidy)}) for an analysis of variance; finish the sweep")
+# --- what the F test takes for granted ------------------------------------------------------------------------------
+
+
+def _checks(fitted: Fit, measure: int, numbers: pd.DataFrame, names: Sequence[str]) -> list[str]:
+    """Where the residuals are not what an F test is made for: normal, and of one spread."""
+    # as large as errors are, not as what the model leaves of them
+    left = fitted.residuals[:, measure] * math.sqrt(len(numbers) / fitted.residual_df)
+    if fitted.residual[measure] == 0:
+        return []
+    told, robust = [], "p perm"
+    if SHAPIRO[0] <= len(left) <= SHAPIRO[1] and (p := float(stats.shapiro(left).pvalue)) < DOUBT:
+        told.append(f"the residuals are not normal (Shapiro p {_p(p)})")
+    strata = [name for name in STRATA if name in names] or list(names[:2])
+    groups = [part.to_numpy() for _, part in pd.Series(left).groupby([numbers[name].to_numpy() for name in strata])]
+    groups = [part for part in groups if len(part) > 1]
+    if len(groups) > 1 and (found := _levene(groups)) is not None and found < DOUBT:
+        robust = "p HC3"
+        spreads = sorted(float(part.std(ddof=1)) for part in groups)
+        told.append(
+            f"their spread differs by {' and '.join(strata)} (Levene p {_p(found)}, sd {spreads[0]:.3g} to {spreads[-1]:.3g})"
+        )
+    same = [name for name in names if name != NEAR]
+    values = numbers.groupby(same)["value"] if same else None
+    if values is not None and NEAR in names:
+        sizes, ranges = values.size(), values.max() - values.min()
+        several = int((sizes > 1).sum())
+        flat = int(((sizes > 1) & (ranges <= 1e-12 * numbers["value"].abs().max())).sum())
+        if flat:
+            robust = "p HC3"
+            told.append(f"{flat} of {several} groups that differ in {NEAR} alone have no variance at all")
+    return [f"{'; '.join(told)}: go by {robust}"] if told else []
+
+
+def _levene(groups: Sequence[np.ndarray]) -> float | None:
+    """Levene's test about medians; None where no group varies."""
+    if max(float(np.ptp(np.abs(part - np.median(part)))) for part in groups) == 0:
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        found = float(stats.levene(*groups, center="median").pvalue)
+    return found if math.isfinite(found) else None
+
+
+def _p(p: float) -> str:
+    return f"{p:.0e}".replace("e-0", "e-") if p < 1e-3 else f"{p:.3f}"

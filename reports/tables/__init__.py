@@ -30,6 +30,7 @@ TABLES: dict[str, Listed] = {
     "power": Listed("power:power_table", "pairs that a difference takes to be seen"),
     "items": Listed("items:items_table", "effects by document, row and trial"),
     "anova": Listed("anova:anova_table", "type-III analysis of variance"),
+    "needle-model": Listed("needle_model:needle_model_table", "binomial model of the needle, in trials"),
     "pareto": Listed("pareto:pareto_table", "quality against speed"),
     "failures": Listed("failures:failures", "attempts that did not finish", takes=(), compares=False),
     "provenance": Listed("provenance:provenance", "where the numbers come from", takes=(), compares=False),

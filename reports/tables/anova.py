@@ -3,50 +3,60 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from ...results.store.store import Store
-from ..data import Lengths, ReportError, gather
+from ..data import Lengths, gather
 from ..layout import Line, assemble, p_value, sweep_note
 from ..numbers import rounded
-from ..stats.anova import anova
-from ..stats.effects import main_measures, numbers_of, origins_of
+from ..stats.anova import analyses
+from ..stats.effects import main_measures, origins_of
 from ..table import Entry, Table
+
+HEADINGS = {"df": "df", "sum_sq": "Sum sq", "F": "F", "p": "p", "p_permuted": "p perm", "p_robust": "p HC3", "omega_sq": "Omega sq", "partial_eta_sq": "Partial eta sq"}  # fmt: skip
+DECIMALS = {"df": 0, "sum_sq": 6, "F": 2, "omega_sq": 3, "partial_eta_sq": 3, "deviance": 2, "odds_ratio": 3, "low": 3, "high": 3}  # fmt: skip
+NOTE = (
+    "Sum contrasts; shares as fractions. p: F test. p perm: {} permutations of the residuals without the term (Freedman and Lane), which residuals of any "
+    "shape bear. p HC3: Wald test that bears unequal spread. No p is corrected for their number. Omega squared: (SS - df MSE) / (total SS + MSE); partial eta "
+    "squared: SS / (SS + residual SS). Runs are the unit: whether an effect holds over configurations and seeds, the table "
+    "effects says."
+)
 
 
 def anova_table(
     store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
 ) -> Table:
-    """Type-III analysis of variance of every number of the complete results, with partial eta squared."""
+    """Type-III analysis of variance of every number of the complete results: F, permutation p, effect sizes, and where the
+    residuals are not what an F test is made for."""
     data = gather(store, sweep, revision=revision, lengths=lengths)
-    lines, remarks = [], []
-    for column in main_measures(data):
-        frame = numbers_of(data, column)
-        try:
-            table, told = anova(data, column)
-        except ReportError as error:
-            remarks.append(str(error))
-            continue
-        remarks += told
-        origins = origins_of(frame, "")
-        for row in table.to_dict("records"):
-            entries = [
-                Entry(text=str(row["df"]), heading="df", value=float(row["df"]), origins=origins),
-                *(_statistic(name, heading, row[name]) for name, heading in (("sum_sq", "Sum sq"), ("F", "F"))),
-                p_value("p", row["p"]),
-                _statistic("partial_eta_sq", "Partial eta sq", row["partial_eta_sq"]),
-            ]
-            lines.append(Line(words=(column.heading, str(row["term"])), entries=tuple(entries)))
+    found = analyses(data, main_measures(data))
+    lines = []
+    for one in found:
+        origins = origins_of(one.numbers, "")
+        for row in one.frame.to_dict("records"):
+            entries = [statistic(name, heading, row[name]) for name, heading in HEADINGS.items()]
+            lines.append(Line(words=(one.column.heading, str(row["term"])), entries=tuple(entries), origins=origins))
     title = f"Type-III analysis of variance, sweep {data.sweep}, revision {data.revision}"
-    numbers = ("df", "Sum sq", "F", "p", "Partial eta sq")
-    notes = [
-        sweep_note(data),
-        "Sum contrasts; shares as fractions. Partial eta squared: SS / (SS + residual SS).",
-        *(f"{r}." for r in remarks),
-    ]
-    return assemble(data, "anova", title, ("Measure", "Term"), lines, numbers=numbers, notes=notes)
+    times = sorted({one.permutations for one in found if one.permutations})
+    notes = [sweep_note(data), *([NOTE.format(" or ".join(map(str, times)))] if times else [])]
+    notes += said((one.column.heading, one.remarks) for one in found)
+    if not found:
+        notes.append("No number of the complete results is known of two cells; there is nothing to analyse yet.")
+    return assemble(data, "anova", title, ("Measure", "Term"), lines, numbers=tuple(HEADINGS.values()), notes=notes)
 
 
-def _statistic(name: str, heading: str, value: float) -> Entry:
-    decimals = {"sum_sq": 6, "F": 2, "partial_eta_sq": 3}[name]
-    text = "-" if math.isnan(value) or math.isinf(value) else rounded(value, decimals)
-    return Entry(text=text, heading=heading, value=value if math.isfinite(value) else None)
+def statistic(name: str, heading: str, value: float) -> Entry:
+    """The entry of a number of a model; NaN where there is none."""
+    if name.startswith("p") and name != "partial_eta_sq":
+        return p_value(heading, value)
+    text = "-" if math.isnan(value) or math.isinf(value) else rounded(value, DECIMALS[name])
+    return Entry(text=text, heading=heading, value=float(value) if math.isfinite(value) else None)
+
+
+def said(remarks: Iterable[tuple[str, Iterable[str]]]) -> list[str]:
+    """One line for every remark, with all headings that it is about."""
+    about: dict[str, list[str]] = {}
+    for heading, some in remarks:
+        for remark in some:
+            about.setdefault(remark, []).append(heading)
+    return [f"{', '.join(headings)}: {remark}." for remark, headings in about.items()]

@@ -9,9 +9,7 @@ import pandas as pd
 import pytest
 from atma_sweep.reports.data import ReportError, gather
 from atma_sweep.reports.numbers import Column
-from atma_sweep.reports.render import render
 from atma_sweep.reports.stats import effects as ef
-from atma_sweep.reports.stats.anova import anova
 from atma_sweep.reports.stats.resampling import corrected, summaries
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.paper import rows
@@ -177,56 +175,6 @@ class TestPublished:
         error = pairs["difference"].std() / math.sqrt(len(pairs))
         assert (len(pairs), f"{100 * pairs['difference'].mean():.1f}", f"{100 * error:.1f}") == (10, "-6.0", "8.3")
 
-    def test_anova_against_sums_by_hand(self, paper):
-        """The design is balanced, so type III is the textbook decomposition: squares of level means about the mean."""
-        table, remarks = anova(paper, NEEDLE_64K)
-        assert remarks == []
-        frame = ef.numbers_of(paper, NEEDLE_64K)
-        mean = frame["value"].mean()
-        rows = table.set_index("term")
-        for axis in ("attn_type", "reg_mode", "distractor", "memory", "window"):
-            levels = frame.groupby(axis)["value"]
-            assert rows.loc[axis, "sum_sq"] == pytest.approx((levels.count() * (levels.mean() - mean) ** 2).sum())
-        cells = frame.groupby(["attn_type", "memory"])["value"]
-        joint = (cells.count() * (cells.mean() - mean) ** 2).sum()
-        both = rows.loc["attn_type x memory", "sum_sq"]
-        assert both == pytest.approx(joint - rows.loc["attn_type", "sum_sq"] - rows.loc["memory", "sum_sq"])
-        assert rows["sum_sq"].sum() == pytest.approx(((frame["value"] - mean) ** 2).sum())
-        assert rows.loc["residual", "df"] == 81
-        residual = rows.loc["residual", "sum_sq"]
-        assert rows.loc["memory", "partial_eta_sq"] == pytest.approx(
-            rows.loc["memory", "sum_sq"] / (rows.loc["memory", "sum_sq"] + residual)
-        )
-        f = rows.loc["memory", "sum_sq"] / (residual / 81)
-        assert rows.loc["memory", ["F", "p"]].tolist() == pytest.approx([f, stats.f.sf(f, 1, 81)])
-
-    def test_unbalanced_anova_against_comparing_models(self, published):
-        """Version 1 lacks 20 cells: a term's square is what the fit loses without its columns."""
-        data = gather(published, "printed-v1")
-        table, remarks = anova(data, VAL)
-        assert remarks == ["Val: attn_type x reg_mode is left out, since some of its combinations have no number"]
-        frame = ef.numbers_of(data, VAL)
-        contrasts = {}
-        for axis in ("attn_type", "reg_mode", "distractor", "memory", "window"):
-            levels = sorted(frame[axis].unique())
-            contrasts[axis] = np.stack(
-                [(frame[axis] == level).astype(float) - (frame[axis] == levels[-1]) for level in levels[:-1]], axis=1
-            )
-        terms = {(axis,): columns for axis, columns in contrasts.items()}
-        for a, b in list(itertools.combinations(contrasts, 2))[1:]:
-            terms[a, b] = np.einsum("ni,nj->nij", contrasts[a], contrasts[b]).reshape(len(frame), -1)
-
-        def residual(without: tuple[str, ...] | None) -> float:
-            columns = [np.ones((len(frame), 1)), *(c for name, c in terms.items() if name != without)]
-            x = np.concatenate(columns, axis=1)
-            fit = np.linalg.lstsq(x, frame["value"].to_numpy(), rcond=None)[0]
-            return float(((frame["value"].to_numpy() - x @ fit) ** 2).sum())
-
-        full = residual(None)
-        found = table.set_index("term")["sum_sq"]
-        for name in terms:
-            assert found[" x ".join(name)] == pytest.approx(residual(name) - full, rel=1e-6, abs=1e-12)
-
     def test_it_refuses_to_speak_of_seeds(self, paper):
         with pytest.raises(ReportError, match="nothing can be said of seeds"):
             ef.seed_robustness(paper, VAL)
@@ -312,33 +260,3 @@ class TestOwn:
         notes = " ".join(make_table("effects", design).notes)
         assert "n = 1" not in notes
         assert "spread between seeds" in notes
-
-    def test_too_small_a_design_is_refused(self, design, store, make, run):
-        cell, _ = make
-        cells = [cell(20), cell(21, memory="off")]
-        store.record_revision("two", grid_text="x", grid_file="x", cells=cells)
-        for one in cells:
-            run(store, one.id, "done", [Measurement(probe="val", metric="val_loss", value=1.0)])
-        with pytest.raises(ReportError, match="too few cells"):
-            anova(gather(store), VAL)
-        assert "too few cells have Val" in render(make_table("anova", store), "terminal")
-        table, remarks = anova(gather(design), VAL)
-        assert remarks == []
-        assert isinstance(table, pd.DataFrame)
-
-    def test_hostile_axis_names_do_not_reach_the_formula(self, empty, make, run):
-        cell, _ = make
-        store = empty
-        axis = "__import__('os').getcwd() + C("
-        cells = [cell(i, axes={axis: str(i % 2)}, seed=i // 2) for i in range(6)]
-        store.record_revision("names", grid_text="x", grid_file="x", cells=cells)
-        for index, one in enumerate(cells):
-            run(
-                store,
-                one.id,
-                "done",
-                [Measurement(probe="val", metric="val_loss", value=1.0 + index % 2 + index / 100)],
-            )
-        table, _ = anova(gather(store), VAL)
-        assert table["term"].tolist() == [axis, "residual"]
-        assert table.loc[0, "sum_sq"] == pytest.approx(6 * 0.505**2)

@@ -1,0 +1,249 @@
+"""The analysis of variance against statsmodels, against every permutation, and on designs that carry none."""
+
+import itertools
+import math
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+import statsmodels.formula.api as smf
+from atma_sweep.reports.data import ReportError, gather
+from atma_sweep.reports.numbers import Column
+from atma_sweep.reports.render import render
+from atma_sweep.reports.stats import effects as ef
+from atma_sweep.reports.stats import permuted
+from atma_sweep.reports.stats.anova import analyses, anova
+from atma_sweep.reports.tables import make_table
+from atma_sweep.results.store.records import Measurement
+from scipy import stats
+from statsmodels.stats.anova import anova_lm
+
+NEEDLE_64K = Column("Ndl@64K", "needle", "digit_accuracy", 1, percent=True, length=65536)
+VAL = Column("Val", "val", "val_loss", 3)
+FIVE = ("attn_type", "reg_mode", "distractor", "memory", "window")
+
+
+def by_statsmodels(frame: pd.DataFrame, terms: list[tuple[str, ...]]) -> pd.DataFrame:
+    formula = " + ".join(":".join(f"C({name}, Sum)" for name in term) for term in terms)
+    table = anova_lm(smf.ols(f"value ~ {formula}", data=frame).fit(), typ=3)
+    table.index = ["intercept", *(" x ".join(term) for term in terms), "residual"]
+    return table
+
+
+class TestPublished:
+    @pytest.mark.parametrize("column", [VAL, NEEDLE_64K])
+    def test_a_whole_design_against_statsmodels(self, published, column):
+        data = gather(published, "printed-v2")
+        table, _ = anova(data, column)
+        terms = [term for order in (1, 2, 3) for term in itertools.combinations(FIVE, order)]
+        expected = by_statsmodels(ef.numbers_of(data, column), terms)
+        rows = table.set_index("term")
+        assert rows.index.tolist() == expected.index.tolist()[1:]
+        assert rows.loc["residual", "df"] == 38
+        for name in rows.index:
+            assert rows.loc[name, "sum_sq"] == pytest.approx(expected.loc[name, "sum_sq"], rel=1e-6, abs=1e-12)
+            assert rows.loc[name, "df"] == expected.loc[name, "df"]
+            known = expected.loc[name, ["F", "PR(>F)"]].tolist()
+            assert rows.loc[name, ["F", "p"]].tolist() == pytest.approx(known, rel=1e-5, abs=1e-12, nan_ok=True)
+
+    def test_a_design_with_holes_against_statsmodels(self, published):
+        data = gather(published, "printed-v1")
+        table, remarks = anova(data, VAL)
+        assert remarks[0] == "Val: attn_type x reg_mode is left out, since some of its combinations have no number"
+        assert "attn_type x reg_mode x window are left out" in remarks[1]
+        terms = [
+            term
+            for order in (1, 2, 3)
+            for term in itertools.combinations(FIVE, order)
+            if not {"attn_type", "reg_mode"} <= set(term)
+        ]
+        expected = by_statsmodels(ef.numbers_of(data, VAL), terms)["sum_sq"]
+        found = table.set_index("term")["sum_sq"]
+        assert found.index.tolist() == expected.index.tolist()[1:]
+        assert found.tolist() == pytest.approx(expected.tolist()[1:], rel=1e-6, abs=1e-12)
+
+    def test_sizes_of_effects_by_hand(self, published):
+        data = gather(published, "printed-v2")
+        rows = anova(data, NEEDLE_64K)[0].set_index("term")
+        values = ef.numbers_of(data, NEEDLE_64K)["value"]
+        total, residual = ((values - values.mean()) ** 2).sum(), rows.loc["residual", "sum_sq"]
+        assert rows["sum_sq"].sum() == pytest.approx(total)
+        for name, df in (("memory", 1), ("attn_type x memory x window", 2)):
+            square, error = rows.loc[name, "sum_sq"], residual / 38
+            assert rows.loc[name, "omega_sq"] == pytest.approx((square - df * error) / (total + error))
+            assert rows.loc[name, "partial_eta_sq"] == pytest.approx(square / (square + residual))
+
+    def test_it_says_that_the_needle_is_not_what_an_f_test_is_made_for(self, published):
+        data = gather(published, "printed-v2")
+        (said,) = anova(data, NEEDLE_64K)[1]
+        assert "not normal (Shapiro p" in said
+        assert "spread differs by attn_type and memory (Levene p" in said
+        # rope without and with memory, and others that are at 0 whatever the regularizer
+        frame = ef.numbers_of(data, NEEDLE_64K).groupby(["attn_type", "distractor", "memory", "window"])["value"]
+        flat = int((frame.nunique() == 1).sum())
+        assert flat == 8
+        assert f"{flat} of 24 groups that differ in reg_mode alone have no variance at all" in said
+
+    @pytest.mark.thorough
+    def test_many_measures_are_what_each_is_alone(self, published):
+        data = gather(published, "printed-v2")
+        both = analyses(data, [VAL, NEEDLE_64K])
+        for one, column in zip(both, (VAL, NEEDLE_64K), strict=True):
+            alone = anova(data, column)[0]
+            pd.testing.assert_frame_equal(one.frame, alone, rtol=1e-9)
+
+
+class TestModel:
+    def test_permutations_against_all_of_them(self):
+        """Freedman and Lane's recipe step by step: fit without the term, permute what is left, add it back, fit again."""
+        draw = np.random.default_rng(1)
+        a = np.array([1.0, 1, 1, -1, -1, -1, -1])
+        b = np.array([1.0, -1, 1, -1, 1, -1, -1])
+        y = 0.9 * a + 0.5 * b + draw.exponential(1, 7)
+        one = np.ones(7)
+
+        def f(values: np.ndarray) -> float:
+            full, less = (np.stack(some, axis=1) for some in ((one, a, b), (one, b)))
+            errors = [((values - x @ np.linalg.lstsq(x, values, rcond=None)[0]) ** 2).sum() for x in (full, less)]
+            return float((errors[1] - errors[0]) / errors[0])
+
+        less = np.stack((one, b), axis=1)
+        fitted = less @ np.linalg.lstsq(less, y, rcond=None)[0]
+        left = y - fitted
+        shares = [f(fitted + left[list(order)]) >= f(y) - 1e-9 for order in itertools.permutations(range(7))]
+        found = permuted.fit({("a",): a[:, None], ("b",): b[:, None]}, y[:, None])
+        assert found.p_permuted[0, 0] == pytest.approx(np.mean(shares), abs=0.03)
+        assert found.permutations == permuted.MOST
+
+    def test_robust_p_against_statsmodels(self):
+        draw = np.random.default_rng(3)
+        frame = pd.DataFrame(list(itertools.product("abc", "xy", range(5))), columns=["u", "v", "rep"])
+        frame["value"] = draw.normal(0, 1, 30) * np.where(frame["u"] == "a", 4, 0.5) + (frame["u"] == "b")
+        fitted = smf.ols("value ~ C(u, Sum) + C(v, Sum)", data=frame).fit(cov_type="HC3", use_t=True)
+        expected = fitted.wald_test_terms(scalar=True).table["pvalue"]
+        u = np.array([[1.0, 0], [0, 1], [-1, -1]])[pd.factorize(frame["u"])[0]]
+        v = np.array([[1.0], [-1]])[pd.factorize(frame["v"])[0]]
+        found = permuted.fit({("u",): u, ("v",): v}, frame[["value"]].to_numpy())
+        assert found.p_robust[:, 0].tolist() == pytest.approx(expected.tolist()[1:])
+
+    def test_permuted_p_keep_their_level(self):
+        """Of 300 measures in which nothing happens, with exponential noise."""
+        draw = np.random.default_rng(9)
+        x = np.tile([1.0, -1.0], 12)
+        found = permuted.fit({("x",): x[:, None]}, draw.exponential(1, (24, 300)))
+        assert (found.p_permuted < 0.05).mean() == pytest.approx(0.05, abs=0.035)
+
+    def test_large_designs_get_fewer_permutations(self):
+        assert permuted.permutations_for(120, 82, 200) == permuted.MOST
+        assert permuted.permutations_for(4_000, 300, 500) == permuted.LEAST
+
+
+@pytest.fixture
+def sweep(empty, make, run):
+    """Records a sweep of these (levels, seed, value) and gives its data and store; None is a run that diverged."""
+
+    def made(rows, measure=("val", "val_loss", 0)):
+        cell, _ = make
+        cells = [cell(place, seed=seed, **levels) for place, (levels, seed, _) in enumerate(rows)]
+        empty.record_revision("own", grid_text="x", grid_file="x", cells=cells)
+        probe, metric, length = measure
+        for one, (*_, value) in zip(cells, rows, strict=True):
+            found = [] if value is None else [Measurement(probe=probe, metric=metric, length=length, value=value, n=80)]
+            run(empty, one.id, "diverged" if value is None else "done", found)
+        return empty
+
+    return made
+
+
+class TestOwn:
+    def test_the_residual_is_split_where_there_are_seeds(self, sweep):
+        draw = np.random.default_rng(2)
+        rows = [
+            (
+                {"memory": m, "window": w, "attn_type": t},
+                seed,
+                float(draw.normal(m == "on", 0.3) + (t == "rope") * (w == "on")),
+            )
+            for m, w, t, seed in itertools.product(("off", "on"), ("off", "on"), ("polar", "nope", "rope"), range(2))
+        ]
+        data = gather(sweep(rows[:-1]))
+        rows_found = anova(data, VAL)[0].set_index("term")
+        frame = ef.numbers_of(data, VAL)
+        groups = frame.groupby(["memory", "window", "attn_type"])["value"]
+        assert rows_found.loc["residual", "df"] == 11
+        # the model with all three axes together is saturated: what is left over is between seeds alone
+        assert rows_found.loc["residual", "sum_sq"] == pytest.approx(
+            ((frame["value"] - groups.transform("mean")) ** 2).sum()
+        )
+        assert "lack of fit" not in rows_found.index
+        # without one configuration the three-way term cannot be, and is the lack of fit
+        data = gather(sweep([row for row in rows if row[0] != {"memory": "on", "window": "on", "attn_type": "rope"}]))
+        rows_found = anova(data, VAL)[0].set_index("term")
+        frame = ef.numbers_of(data, VAL)
+        groups = frame.groupby(["memory", "window", "attn_type"])["value"]
+        pure = ((frame["value"] - groups.transform("mean")) ** 2).sum()
+        lack = rows_found.loc["residual", "sum_sq"] - pure
+        assert rows_found.loc["pure error", ["df", "sum_sq"]].tolist() == pytest.approx([11, pure])
+        df = rows_found.loc["residual", "df"] - 11
+        assert rows_found.loc["lack of fit", ["df", "sum_sq"]].tolist() == pytest.approx([df, lack])
+        f = (lack / df) / (pure / 11)
+        assert rows_found.loc["lack of fit", ["F", "p"]].tolist() == pytest.approx([f, stats.f.sf(f, df, 11)])
+
+    def test_hostile_axis_names_are_words_like_others(self, empty, make, run):
+        cell, _ = make
+        axis = "__import__('os').getcwd() + C("
+        cells = [cell(i, axes={axis: str(i % 2)}, seed=i // 2) for i in range(6)]
+        empty.record_revision("names", grid_text="x", grid_file="x", cells=cells)
+        for index, one in enumerate(cells):
+            value = 1.0 + index % 2 + index / 100
+            run(empty, one.id, "done", [Measurement(probe="val", metric="val_loss", value=value)])
+        table, _ = anova(gather(empty), VAL)
+        assert table["term"].tolist() == [axis, "residual"]
+        assert table.loc[0, "sum_sq"] == pytest.approx(6 * 0.505**2)
+
+
+class TestNothing:
+    """Each says why there is nothing, without a word on stderr."""
+
+    def printed(self, store) -> str:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            return " ".join(render(make_table("anova", store), "terminal").split())
+
+    def test_a_single_cell(self, sweep):
+        store = sweep([({}, 0, 1.0)])
+        assert "nothing to analyse" in self.printed(store)
+        with pytest.raises(ReportError, match="no axis varies among the cells that have Val"):
+            anova(gather(store), VAL)
+
+    def test_two_cells(self, sweep):
+        store = sweep([({"memory": "on"}, 0, 1.0), ({"memory": "off"}, 0, 2.0)])
+        with pytest.raises(ReportError, match="too few cells"):
+            anova(gather(store), VAL)
+        assert "too few cells have Val (2)" in self.printed(store)
+
+    def test_a_constant_measure(self, sweep):
+        store = sweep([({"memory": m}, seed, 1.5) for m in ("off", "on") for seed in range(3)])
+        assert "Val is the same in all 6 cells" in self.printed(store)
+
+    def test_no_residual(self, sweep):
+        store = sweep([({"memory": m}, seed, 1.0 + (m == "on")) for m in ("off", "on") for seed in range(3)])
+        assert "the terms explain everything" in self.printed(store)
+        row = anova(gather(store), VAL)[0].iloc[0]
+        assert all(math.isnan(row[name]) for name in ("F", "p", "p_permuted", "p_robust", "omega_sq"))
+
+    def test_all_diverged(self, sweep):
+        store = sweep([({"memory": m}, seed, None) for m in ("off", "on") for seed in range(3)])
+        assert "nothing to analyse" in self.printed(store)
+
+    def test_seeds_missing_here_and_there(self, sweep):
+        rows = [({"memory": m, "window": w}, seed, 1.0 + seed / 7 + (m == "on")) for m in ("off", "on") for w in ("off", "on") for seed in range(3)]  # fmt: skip
+        rows = [
+            (levels, seed, None if place in (1, 5, 6) else value) for place, (levels, seed, value) in enumerate(rows)
+        ]
+        assert "memory x window" in self.printed(sweep(rows))
+
+    def test_one_group_without_variance_and_few_rows(self, sweep):
+        rows = [({"memory": m, "window": w}, seed, 2.0 if m == "off" else 1.0 + seed) for m in ("off", "on") for w in ("off", "on") for seed in range(2)]  # fmt: skip
+        assert "degrees of freedom are left over" in self.printed(sweep(rows))

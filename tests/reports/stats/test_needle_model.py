@@ -1,0 +1,114 @@
+"""The binomial model of the needle against the formulas, and where odds are infinite."""
+
+import itertools
+import math
+import warnings
+
+import numpy as np
+import pytest
+from atma_sweep.reports.data import gather
+from atma_sweep.reports.render import render
+from atma_sweep.reports.stats import needle_model as nm
+from atma_sweep.reports.tables import make_table
+from atma_sweep.results.store.records import Measurement
+from scipy import stats
+
+
+@pytest.fixture
+def needle(empty, make, run):
+    """A sweep of (levels, seed, right digits of 80)."""
+
+    def made(rows):
+        cell, _ = make
+        cells = [cell(place, seed=seed, **levels) for place, (levels, seed, _) in enumerate(rows)]
+        empty.record_revision("own", grid_text="x", grid_file="x", cells=cells)
+        for one, (*_, hits) in zip(cells, rows, strict=True):
+            value = None if hits is None else hits / 80
+            reason = "oom: none free" if hits is None else None
+            found = [Measurement(probe="needle", metric="digit_accuracy", length=128, value=value, n=80, reason=reason)]
+            run(empty, one.id, "done", found)
+        return empty
+
+    return made
+
+
+def model(store):
+    data = gather(store)
+    (column,) = nm.needle_columns(data)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return nm.needle_model(data, column)
+
+
+def test_two_groups_by_hand(needle):
+    off, on = [20, 32, 24, 28], [60, 44, 52, 64]
+    found = model(
+        needle([({"memory": m}, seed, x) for m, some in (("off", off), ("on", on)) for seed, x in enumerate(some)])
+    )
+    shares = [np.mean(some) / 80 for some in (off, on)]
+    # 16 trials a cell, not 80 digits
+    chi2 = sum(16 * (x / 80 - p) ** 2 / (p * (1 - p)) for some, p in zip((off, on), shares, strict=True) for x in some)
+    scale = chi2 / 6
+    assert found.scale == pytest.approx(scale)
+    term, _, level = found.frame.to_dict("records")
+    log_odds = math.log(shares[1] / (1 - shares[1])) - math.log(shares[0] / (1 - shares[0]))
+    error = math.sqrt(scale * sum(1 / (64 * p * (1 - p)) for p in shares))
+    t = stats.t.ppf(0.975, 6)
+    assert level["term"] == "memory: on / off"
+    expected = [math.exp(log_odds + side * t * error) for side in (0, -1, 1)]
+    assert [level[name] for name in ("odds_ratio", "low", "high")] == pytest.approx(expected)
+    assert level["p"] == pytest.approx(2 * stats.t.sf(log_odds / error, 6))
+    middle = sum(shares) / 2
+    deviance = 2 * sum(64 * (p * math.log(p / middle) + (1 - p) * math.log((1 - p) / (1 - middle))) for p in shares)
+    assert (term["term"], term["df"], term["deviance"]) == ("memory", 1, pytest.approx(deviance))
+    assert term["p"] == pytest.approx(stats.f.sf(deviance / scale, 1, 6))
+
+
+def test_the_published_needle(published):
+    data = gather(published, "printed-v2")
+    column = next(one for one in nm.needle_columns(data) if one.length == 65536)
+    found = nm.needle_model(data, column)
+    assert "attn_type=rope: no digit right in 40 cells" in found.remarks[0]
+    assert len(found.numbers) == 80
+    rows = found.frame.set_index("term")
+    assert rows.loc["memory: on / off", "low"] > 1
+    assert rows.loc["reg_mode", "p"] > 0.5
+    assert found.scale > 1
+
+
+def test_groups_at_zero_are_named_and_left_out(needle):
+    draw = np.random.default_rng(0)
+    rows = [
+        ({"attn_type": t, "memory": m}, seed, 0 if t == "rope" and m == "off" else int(draw.integers(20, 60)))
+        for t, m, seed in itertools.product(("polar", "rope"), ("off", "on"), range(3))
+    ]
+    found = model(needle(rows))
+    assert "attn_type=rope, memory=off: no digit right in 3 cells" in found.remarks[0]
+    assert len(found.numbers) == 9
+
+
+@pytest.mark.parametrize(
+    ("rows", "why"),
+    [
+        ([({"memory": m}, s, 0) for m in ("off", "on") for s in range(2)], "no axis varies among what is left"),
+        ([({"memory": m}, s, 80) for m in ("off", "on") for s in range(2)], "every digit right"),
+        ([({"memory": "on"}, 0, 40)], "no axis varies"),
+        ([({"memory": m}, 0, 30) for m in ("off", "on")], "leave nothing over"),
+        ([({"memory": m}, s, 30) for m in ("off", "on") for s in range(3)], "the same in all 6 cells"),
+        ([({"memory": m}, 0, None) for m in ("off", "on")], "no cell has an accuracy"),
+        ([({"memory": "on", "window": w}, s, 30 + s if s else None) for w in ("off", "on") for s in range(3)], "window"),
+    ],
+)  # fmt: skip
+def test_it_says_why_there_is_nothing(needle, rows, why):
+    store = needle(rows)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert why in " ".join(render(make_table("needle-model", store), "terminal").split())
+
+
+def test_a_sweep_without_a_needle(store, empty, make, run):
+    cell, _ = make
+    one = cell(1)
+    empty.record_revision("own", grid_text="x", grid_file="x", cells=[one])
+    run(empty, one.id, "done", [Measurement(probe="val", metric="val_loss", value=1.0)])
+    assert "nothing to model" in " ".join(render(make_table("needle-model", empty), "terminal").split())
