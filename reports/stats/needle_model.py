@@ -43,7 +43,11 @@ class NeedleModel:
 def needle_columns(data: SweepData) -> list[Column]:
     """The needle's share of right digits at every length that is shown."""
     lengths = data.lengths("needle", "digit_accuracy")
-    return [column_of("needle", "digit_accuracy", f"Ndl@{length_name(length)}", length=length) for length in lengths]
+    return [
+        column_of("needle", "digit_accuracy", f"Ndl@{length_name(length)}", length=length)
+        for length in lengths
+        if length
+    ]
 
 
 def needle_model(data: SweepData, column: Column) -> NeedleModel:

@@ -93,7 +93,7 @@ def test_groups_at_zero_are_named_and_left_out(needle):
         ([({"memory": m}, s, 0) for m in ("off", "on") for s in range(2)], "no axis varies among what is left"),
         ([({"memory": m}, s, 80) for m in ("off", "on") for s in range(2)], "every digit right"),
         ([({"memory": "on"}, 0, 40)], "no axis varies"),
-        ([({"memory": m}, 0, 30) for m in ("off", "on")], "leave nothing over"),
+        ([({"memory": "off"}, 0, 30), ({"memory": "on"}, 0, 40)], "leave nothing over"),
         ([({"memory": m}, s, 30) for m in ("off", "on") for s in range(3)], "the same in all 6 cells"),
         ([({"memory": m}, 0, None) for m in ("off", "on")], "no cell has an accuracy"),
         ([({"memory": "on", "window": w}, s, 30 + s if s else None) for w in ("off", "on") for s in range(3)], "window"),
