@@ -94,7 +94,7 @@ def carry_out(asked: Request) -> bool:
         _write_all(asked, store)
     elif asked.figure:
         _write_figure(asked, store, asked.figure)
-    elif asked.table or asked.compare:
+    elif asked.table or (asked.compare and asked.dashboard is None):
         _write_table(asked, store)
     return True
 
@@ -118,7 +118,7 @@ def _write_dashboard(asked: Request, store: Store, file: Path) -> None:
     from .dashboard.page import write_dashboard
 
     format_of(file, None, {".html": "html", ".htm": "html"}, "html", option="")
-    size = write_dashboard(store, file, asked.sweep, lengths=asked.lengths)
+    size = write_dashboard(store, file, asked.sweep, lengths=asked.lengths, compare=asked.compare)
     if asked.as_json:
         print_json({"file": str(file), "bytes": size}, err=is_standard(file))
     say(f"wrote {told(file)} ({size / 1e6:.1f} MB); open it in a browser, no network needed", err=True)

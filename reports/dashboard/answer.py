@@ -95,13 +95,18 @@ def _ranking(data: SweepData, groups: Mapping[tuple[str, ...], Sequence[CellStat
                 "chance": chances.get(key),
             }
         )
+    tied = sum(value == found[ranked[0]][0] for value, _ in found.values())
+    if 1 < len(found) == tied:
+        told = f"All {tied} configurations have the same number, {rows[0]['text']}: none is the best."
+        return {"rows": [], "of": tied, "how": told}
+    shared = f"{tied} configurations share the first place. " if tied > 1 else ""
     known = spread(data, column)
     how = {
         None: "Neither seeds nor near-replicates tell how far a number would come out again: no interval.",
         "seeds": "Intervals and probabilities: from the spread between the seeds of the same mixer and memory.",
     }
     near = "Intervals and probabilities: from the spread between near-replicates (regularizers alone differ) of the same mixer and memory."
-    return {"rows": rows, "of": len(found), "how": how.get(known.kind if known else None, near)}
+    return {"rows": rows, "of": len(found), "how": shared + how.get(known.kind if known else None, near)}
 
 
 def interval(rival: Rival) -> tuple[float | None, float | None]:

@@ -79,7 +79,9 @@ def _training(data: SweepData, configs: Sequence[Mapping[str, Any]]) -> str:
 
 def _recipe(configs: Sequence[Mapping[str, Any]]) -> str:
     shared = {name: _shared(configs, "train", name) for name in WAYS}
-    return ", ".join(how.format(shared[name]) for name, how in WAYS.items() if shared[name] not in (None, {}))
+    idle = "muon_lr" if shared["optimizer"] == "adamw" else "matrix_lr"
+    known = [name for name in WAYS if shared[name] not in (None, {}) and name != idle]
+    return ", ".join(WAYS[name].format(shared[name]) for name in known)
 
 
 def _counted(words: Iterable[str]) -> str:

@@ -29,35 +29,42 @@ from ...results.text import html_escaped
 from ..data import Lengths, gather, one_reading
 from ..stats.effects import effects
 from .answer import answer_of
+from .beside import beside_of, summary_of
 from .core import core
 from .curves import curves_of
 from .effects import effects_of
 
 SCRIPTS = (
-    "view.js", "grid.js", "cells.js", "curves.js", "pictures.js", "answer.js", "effects.js", "origins.js", "dashboard.js",
+    "view.js", "grid.js", "cells.js", "curves.js", "pictures.js", "answer.js", "effects.js",
+    "beside.js", "origins.js", "dashboard.js",
 )  # fmt: skip
 EMPTY_STYLE = ""  # a style element without text, which the plotting library fills rule by rule
 
 
-def write_dashboard(store: Store, path: Path, sweep: str | None = None, *, lengths: Lengths = None) -> int:
+def write_dashboard(
+    store: Store, path: Path, sweep: str | None = None, *, lengths: Lengths = None, compare: str | None = None
+) -> int:
     """Writes the page and returns its size in bytes. Raises SweepUnknown, StoreError, ReportError, WriteRefused."""
     with replacing(path, "--dashboard") as stream:
-        page = dashboard(store, sweep, lengths=lengths).encode()
+        page = dashboard(store, sweep, lengths=lengths, compare=compare).encode()
         stream.write(page)
     return len(page)
 
 
-def dashboard(store: Store, sweep: str | None = None, *, lengths: Lengths = None) -> str:
+def dashboard(store: Store, sweep: str | None = None, *, lengths: Lengths = None, compare: str | None = None) -> str:
     """The page of a sweep (None: the one launched last); the same database gives the same text.
 
     Its tables have the context lengths that the launch asked for, and `lengths` besides; its lists of numbers have all.
+    `compare` puts another sweep beside it, of the same database or a published one.
     Raises SweepUnknown, ReportError.
     """
-    title, blocks = blocks_of(store, sweep, lengths=lengths)
+    title, blocks = blocks_of(store, sweep, lengths=lengths, compare=compare)
     return page_of(title, [*blocks.items(), ("library", _library().encode())])
 
 
-def blocks_of(store: Store, sweep: str | None = None, *, lengths: Lengths = None) -> tuple[str, dict[str, bytes]]:
+def blocks_of(
+    store: Store, sweep: str | None = None, *, lengths: Lengths = None, compare: str | None = None
+) -> tuple[str, dict[str, bytes]]:
     """The title of a page and its blocks by id, as the page reads them: JSON, and the bytes of curves.
 
     `core` has cells, numbers and attempts, `answer` what the first page works out of them; a page that is open takes newer
@@ -68,10 +75,13 @@ def blocks_of(store: Store, sweep: str | None = None, *, lengths: Lengths = None
         attempts = store.attempts_of([cell.cell_id for cell in data.cells])
         curves = curves_of(store, data, attempts)
         found = effects(data)
+        beside = beside_of(store, data, compare) if compare is not None else None
+        answer = answer_of(store, data, found) | ({"beside": summary_of(beside)} if beside is not None else {})
         blocks = {
             "core": as_json(core(store, data, attempts, curves)),
-            "answer": as_json(answer_of(store, data, found)),
+            "answer": as_json(answer),
             "effects": as_json(effects_of(data, found)),
+            **({"beside": as_json(beside)} if beside is not None else {}),
             **{f"curve-{cell}": curve.packed() for cell, curve in curves.items()},
         }
     return f"{data.sweep}, revision {data.revision}", blocks

@@ -198,10 +198,10 @@ def compare_table(
     numbers = ("Measured", "Published", "Difference", "Limit")
     options = {"reference": reference} | ({"table": table} if table is not None else {})
     made = assemble(data, "compare", title, headings, lines, numbers=numbers, notes=notes, options=options)
-    return replace(made, above=_refused(both.differences, found))
+    return replace(made, above=refused(both.differences, found))
 
 
-def _refused(unlike: Sequence[Difference], found: Sequence[Comparison]) -> tuple[str, ...]:
+def refused(unlike: Sequence[Difference], found: Sequence[Comparison]) -> tuple[str, ...]:
     """One line for what is not judged, and why."""
     whole = [one.text for one in unlike if one.probes is None]
     if whole:

@@ -10,6 +10,7 @@ function part(id, value, content) {
 }
 
 function buildAnswer() {
+  parts.clear();
   const section = (id, title, tag = "section") =>
     make(
       tag,
@@ -23,6 +24,7 @@ function buildAnswer() {
     section("progress", "How far it is"),
     section("asked", "What was asked"),
     care,
+    ...(data.answer.beside ? [section("beside-told", `Beside ${data.answer.beside.reference}`)] : []),
     section("best", "The best configurations"),
     section("forest", "What each level does"),
     section("needle", "Needle over context length"),
@@ -33,6 +35,7 @@ function drawAnswer() {
   const { best, forest, needle } = data.answer;
   part("progress", data.progress, progressParts);
   part("asked", data.asked, askedParts);
+  if (data.answer.beside) part("beside-told", data.answer.beside, besideParts);
   part("best", best, bestParts);
   part("forest", [forest, view.measure], () => forestParts(forest));
   part("needle", needle, needleParts);
@@ -96,6 +99,7 @@ function bestParts({ measures, why }) {
 }
 
 function ranking({ heading, unit, better, rows, of, how }) {
+  if (!rows.length) return make("div", { class: "ranking" }, make("h3", { text: heading }), plain(how));
   const ends = rows
     .flatMap(({ value, low, high }) => [value, low ?? value, high ?? value])
     .map((value) => (unit === "%" ? 100 * value : value));

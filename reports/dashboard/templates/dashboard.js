@@ -4,13 +4,13 @@
 // that effects and curves are fetched too. Nothing of the reader's place is lost: tab, filters, picked cells, order, scroll.
 
 function buildTabs() {
-  const tabs = Object.entries(TABS).map(([name, text]) =>
+  const tabs = tabsNow().map((name) =>
     make("button", {
       type: "button",
       role: "tab",
       id: `tab-${name}`,
       "aria-controls": `panel-${name}`,
-      text,
+      text: TABS[name],
       on: { click: () => change({ tab: name }) },
     }),
   );
@@ -18,7 +18,7 @@ function buildTabs() {
 }
 
 function moveTab(event) {
-  const names = Object.keys(TABS);
+  const names = tabsNow();
   const place = names.indexOf(view.tab);
   const to = { ArrowRight: place + 1, ArrowLeft: place - 1, Home: 0, End: names.length - 1 }[event.key];
   if (to === undefined) return;
@@ -28,7 +28,7 @@ function moveTab(event) {
 }
 
 function drawTabs() {
-  for (const name of Object.keys(TABS)) {
+  for (const name of tabsNow()) {
     const chosen = name === view.tab;
     byId(`tab-${name}`).setAttribute("aria-selected", chosen);
     byId(`tab-${name}`).tabIndex = chosen ? 0 : -1;
@@ -68,6 +68,7 @@ const DRAW = {
   cells: drawCells,
   curves: drawCurves,
   effects: drawEffects,
+  beside: drawBeside,
   provenance: drawProvenance,
 };
 const FILTERED = ["cells", "provenance"]; // tabs that search and filters are about
@@ -159,8 +160,8 @@ const BUILD = {
       d.cells.map((cell) => cell.state),
     ],
   ],
-  tabs: [buildTabs, () => Object.keys(TABS)],
-  answer: [buildAnswer, () => 0],
+  tabs: [buildTabs, tabsNow],
+  answer: [buildAnswer, (d) => Boolean(d.answer.beside)],
   cells: [buildCells, (d) => [d.notes, Object.keys(d.tables)]],
   filters: [
     forgetFilters,
@@ -168,6 +169,7 @@ const BUILD = {
   ],
   curves: [buildCurves, (d) => d.charts],
   effects: [buildEffects, () => 0],
+  beside: [buildBeside, (d) => Boolean(d.answer.beside)],
   failures: [buildFailures, (d) => d.failures],
   provenance: [buildProvenance, (d) => [d.audit, d.origins, d.grid, d.launched]],
   metrics: [buildMetrics, (d) => d.keys],
@@ -193,6 +195,7 @@ function refresh({ core, answer = data.answer }) {
   view.picked = ids.map((id) => data.placeOf.get(id)).filter((cell) => cell !== undefined);
   for (const cell of data.cells) if (before.get(cell.id) !== JSON.stringify(cell.curve)) curves.delete(cell.id);
   effects.forget();
+  beside.forget();
   build();
   draw();
   scrollTo({ left: seen[0], top: seen[1], behavior: "instant" });

@@ -47,9 +47,10 @@ function intervalSvg({ value, low, high, kind = "", sure = true, zero = null }, 
 function axisSvg(ticks, words) {
   const at = placing(ticks);
   const picture = drawing("svg", { class: "axis", "aria-hidden": "true" });
-  // every other number where there are many, zero among them
-  const from = ticks.length > 4 ? Math.max(0, ticks.indexOf(0)) % 2 : 0;
-  for (const tick of ticks.filter((_, index) => ticks.length < 5 || index % 2 === from)) {
+  // every other number where there are many or long ones, zero among them
+  const every = ticks.length > 4 || ticks.map(tickText).join("").length > 12 ? 2 : 1;
+  const from = Math.max(0, ticks.indexOf(0)) % every;
+  for (const tick of ticks.filter((_, index) => index % every === from)) {
     const text = drawing("text", { x: percent(at(tick)), y: 12, "text-anchor": "middle" });
     text.textContent = tickText(tick);
     picture.append(text);
@@ -147,8 +148,8 @@ function drawLine(plot, index, points, x, y, count) {
   plot.append(group);
 }
 
-/** What each line is, and the reference lines: [name, index] and [name, class]. */
-function legend(lines, references) {
+/** What each line is, the reference lines and the marks: [name, index], [name, class] and [name, class]. */
+function legend(lines, references, spots = []) {
   const entry = (picture, name) => make("li", {}, picture, make("span", { text: name }));
   const strokes = lines.map(([name, index]) => {
     const picture = drawing("svg", { width: 30, height: 14, "aria-hidden": "true" });
@@ -162,5 +163,10 @@ function legend(lines, references) {
     picture.append(drawing("line", { class: kind, x1: 0, x2: 30, y1: 7, y2: 7 }));
     return entry(picture, name);
   });
-  return make("ul", { class: "legend" }, ...strokes, ...levels);
+  const marks = spots.map(([name, kind]) => {
+    const picture = drawing("svg", { width: 14, height: 14, "aria-hidden": "true" });
+    picture.append(drawing("circle", { class: `spot ${kind}`, cx: 7, cy: 7, r: 3.6 }));
+    return entry(picture, name);
+  });
+  return make("ul", { class: "legend" }, ...strokes, ...levels, ...marks);
 }

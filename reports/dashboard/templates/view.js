@@ -10,10 +10,14 @@ const TABS = {
   cells: "Cells",
   curves: "Curves",
   effects: "Effects",
+  beside: "Compare",
   failures: "Failures",
   provenance: "Provenance",
   metrics: "Metrics",
 };
+
+/** The tabs of this page: one that has no sweep beside its own has none for it. */
+const tabsNow = () => Object.keys(TABS).filter((name) => name !== "beside" || data.answer.beside);
 
 // --- small helpers ---
 
@@ -109,13 +113,27 @@ const START = {
   measure: "",
   axis: "",
   within: "all",
+  number: "",
+  verdict: "",
 };
 let view = structuredClone(START);
 let data = null;
 
 function addressOf(view) {
   const given = new URLSearchParams();
-  for (const name of ["tab", "search", "sort", "seeds", "x", "theme", "measure", "axis", "within"]) {
+  for (const name of [
+    "tab",
+    "search",
+    "sort",
+    "seeds",
+    "x",
+    "theme",
+    "measure",
+    "axis",
+    "within",
+    "number",
+    "verdict",
+  ]) {
     if (view[name] !== START[name]) given.set(name, view[name]);
   }
   if (view.down) given.set("order", "down");
@@ -128,9 +146,10 @@ function addressOf(view) {
 function viewOf(address) {
   const given = new URLSearchParams(address.replace(/^#/, ""));
   const found = structuredClone(START);
-  for (const name of ["search", "sort", "measure", "axis", "within"]) found[name] = given.get(name) ?? START[name];
+  for (const name of ["search", "sort", "measure", "axis", "within", "number", "verdict"])
+    found[name] = given.get(name) ?? START[name];
   const among = {
-    tab: Object.keys(TABS),
+    tab: tabsNow(),
     seeds: Object.keys(data.tables),
     x: ["tokens", "wall"],
     theme: ["auto", "light", "dark"],

@@ -19,12 +19,12 @@ from atma_sweep.reports.dashboard import curves as curves_module
 from atma_sweep.reports.dashboard import page as module
 from atma_sweep.reports.dashboard.curves import Series
 from atma_sweep.reports.dashboard.page import dashboard, unpacked
-from atma_sweep.reports.data import gather
+from atma_sweep.reports.data import ReportError, gather
 from atma_sweep.reports.stats.effects import effects
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.errors import SweepUnknown
 from atma_sweep.results.store.recorder import Recorder
-from atma_sweep.results.store.records import CurvePoint, Provenance
+from atma_sweep.results.store.records import AXES, CurvePoint, Provenance
 from atma_sweep.results.store.schema import AttemptRow
 from atma_sweep.results.store.store import Store, open_store
 from pages import Page
@@ -233,3 +233,58 @@ def test_the_command_writes_the_file_and_says_where(curved: Store, tmp_path: Pat
     assert path.stat().st_size == json.loads(done.stdout)["bytes"] > 1e6
     with pytest.raises(SweepUnknown):
         dashboard(curved, "nothing of that name")
+
+
+def test_another_sweep_stands_beside_it_as_the_table_of_both_says(published: Store) -> None:
+    page = Page(dashboard(published, "printed-v1", compare="printed-v2"))
+    shown, told = page.block("beside"), page.block("answer")["beside"]
+    table = make_table("compare", published, "printed-v1", reference="printed-v2")
+    headings = [measure["heading"] for measure in shown["measures"]]
+    lines = [
+        (
+            *row["words"],
+            headings[row["measure"]],
+            {"not judged": "-"}.get(row["verdict"], row["verdict"]),
+            *row["texts"],
+        )
+        for row in shown["rows"]
+    ]
+    assert lines == [(*row[:7], *row[8:]) for row in table.rows]
+    assert len(lines) == 2000
+    # both are read from the same logs, which say no speed of near-replicates
+    counts = {measure["heading"]: (measure["beyond"], measure["unknown"]) for measure in shown["measures"]}
+    assert set(counts.values()) == {(0, 0), (0, 100)}
+    assert (
+        told["lines"][0] == "Val: 0 of 100 numbers differ by more than the known spread, where chance alone puts 5.0."
+    )
+    assert told["lines"][-1] == "MFU: 100 numbers matched, none judged."
+    core = page.core()
+    for row in shown["rows"][:50]:
+        (cell,) = (core["cells"][place] for place in row["cells"])
+        assert [cell["axes"][axis] for axis in AXES] == row["words"]
+    both = shown["effects"]["rows"][0]
+    assert (both["here"]["level"], both["here"]["pairs"], both["there"]["pairs"]) == ("NoPE", 40, 40)
+
+
+def test_what_cannot_be_compared_is_said_and_not_judged(empty: Store, make: tuple[Callable[..., Any], Any]) -> None:
+    build, numbers = make
+    for number, (sweep, tokenizer) in enumerate([("bytes", "byte"), ("pieces", "gpt2")]):
+        cell = build(number + 1)
+        empty.record_revision(sweep, grid_text="x", grid_file="x", cells=[cell])
+        attempt = empty.start_attempt(cell.id, owner=OWNER, fence=1)
+        recorder = Recorder(empty, attempt.id, 1)
+        recorder.provenance(Provenance(config={}, seed=0, tokenizer=tokenizer))
+        recorder.measurements(numbers(1.5 + number))
+        empty.finish_attempt(attempt.id, 1, "done")
+    empty.record_revision("others", grid_text="x", grid_file="x", cells=[build(9, attn_type="rope")])
+    page = Page(dashboard(empty, "bytes", compare="pieces"))
+    told = page.block("answer")["beside"]["lines"]
+    assert told[0] == "Not judged, since the sweeps are not of one kind: tokenizer byte instead of gpt2."
+    assert {row["verdict"] for row in page.block("beside")["rows"]} == {"not judged"}
+    nothing = Page(dashboard(empty, "bytes", compare="others")).block("answer")["beside"]
+    assert nothing["why"] == "Sweeps bytes and others have no number of a common configuration."
+    assert "beside" not in Page(dashboard(empty, "bytes")).blocks
+    with pytest.raises(ReportError, match="name another one"):
+        dashboard(empty, "bytes", compare="bytes")
+    with pytest.raises(SweepUnknown):
+        dashboard(empty, "bytes", compare="nothing of that name")
