@@ -13,6 +13,7 @@ from ..results.store.records import CellState, Source, Value
 from .data import REFERENCES, SweepData
 from .numbers import PLUS_MINUS, Column, reason_code, rounded
 from .ranking import Place, Rank, notes_of, ranked
+from .stats.ceiling import about_needle, below_note, needle_note, yardstick
 from .table import Entry, Table
 from .words import UNMEASURED, word_of
 
@@ -173,8 +174,10 @@ def assemble(
     """The table of these lines: `headings` above the words, `numbers` above the entries.
 
     With `rank` the best numbers stand in bold, and in the notes how probable it is that they are, held against `unlisted`
-    rows too.
+    rows too. Where a number is a needle accuracy, or a difference of some, the notes say what a constant answer scores.
     """
+    if about_needle(one for line in lines for one in line.entries) and yardstick(data) not in " ".join(notes):
+        notes = [*notes, " ".join(filter(None, (needle_note(data), below_note(data))))]
     grid, contests = ranked(data, [line.entries for line in lines], rank, unlisted)
     notes = [*notes, *notes_of(contests, rank, _names(lines, grid, rank), [" ".join(line.words) for line in lines])]
     sources = data.sources if sources is None else sources

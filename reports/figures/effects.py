@@ -10,6 +10,7 @@ import pandas as pd
 from ...results.store.store import Store
 from ..data import Lengths, ReportError, SweepData, gather
 from ..numbers import Column
+from ..stats.ceiling import needle_words
 from ..stats.effects import contrasts, effects, measures, reference_level
 from . import style
 from .base import Collected, collected
@@ -71,6 +72,8 @@ def collect(
         "all tests of its number and axis (p < 0.05). Better is right; the axis of a loss runs backwards. Pale: an average over "
         "strata that differ, which small marks show one by one. Other numbers: --length, and --table effects.",
     ]
+    if any(column.probe == "needle" for column in chosen):
+        notes.append(needle_words(data))
     if any(row["confirmatory"] for row in rows):
         notes.append("*: a contrast that the grid declares, corrected with the other declared ones.")
     if elsewhere:

@@ -9,6 +9,7 @@ import pandas as pd
 from ...results.store.store import Store
 from ..columns import qualities
 from ..data import Lengths, ReportError, gather
+from ..stats.ceiling import needle_words
 from ..stats.effects import factors, interactions
 from . import style
 from .base import Collected, collected
@@ -61,6 +62,8 @@ def collect(
         "together beyond the sum of each alone. Filled: differs from zero after the correction for all tests of its number and axes "
         "(p < 0.05). Better is right; the axis of a loss runs backwards. Pale: an average over strata that differ."
     ]
+    if any(name.startswith("Ndl") for name in frame["measure"]):
+        notes.append(needle_words(data))
     if most > MOST_ROWS:
         notes.append(f"The {MOST_ROWS} largest of {most}; all, and those of three axes: --table effects.")
     return collected(store, data, "interactions", "What two levels do together", frame, origins, notes=notes)

@@ -11,6 +11,8 @@ from ...results.store.store import Store
 from ..columns import qualities, speed_of
 from ..data import Lengths, ReportError, gather
 from ..layout import entry
+from ..numbers import rounded
+from ..stats.ceiling import ceiling, needle_words
 from ..stats.effects import pareto
 from . import style
 from .base import Collected, collected
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from .look import Look
 
 ROOM = 0.035  # of an axis, that stays free beside the outermost points
+CONSTANT: dict[str, Any] = {"color": "#000000", "linestyle": (0, (1, 1.2)), "linewidth": 0.9, "zorder": 1.5}
 MOST_NAMED = 12  # points of a front that are named in the legend
 
 
@@ -63,7 +66,15 @@ def collect(
     frame = pd.DataFrame(rows)
     words_ = "One point a configuration. Ringed and numbered: on the front, where no other is as good in both and better in one."
     notes = [words_, *(["n=k: a mean over k seeds, fewer than the configuration has."] if fewer else [])]
-    return collected(store, data, "pareto", "Quality against speed", frame, origins, notes=notes, fewer=fewer)
+    shown = {quality.heading: quality for quality in qualities(data) if quality.probe == "needle"}
+    needle = {one: shown[one].length for one in dict.fromkeys(frame["quality"]) if one in shown}
+    if needle:
+        notes.append(needle_words(data, needle.values()))
+    constant = {one: level for one, length in needle.items() if (level := ceiling(data, length)) is not None}
+    return collected(
+        store, data, "pareto", "Quality against speed", frame, origins, notes=notes, fewer=fewer,
+        constant=constant,
+    )  # fmt: skip
 
 
 def _word(axis: str, level: str) -> str:
@@ -104,6 +115,8 @@ def draw(made: Collected, look: Look) -> Figure:
         kept = here[here["front"]].sort_values("speed")
         _front(axes, kept)
         _scale(axes, here, quality)
+        if (level := made.about["constant"].get(quality)) is not None:
+            axes.axhline(100 * level, **CONSTANT)
         numbered = [
             (str(listed.index(one["name"]) + 1), one["speed"], one["value"])
             for _, one in kept.iterrows()
@@ -116,6 +129,8 @@ def draw(made: Collected, look: Look) -> Figure:
             if ((frame["attn_type"] == kind) & (frame["memory"] == memory)).any():
                 how = style.look(place, 1 if second == 0 and len(memories) > 1 else 0) | {"linestyle": "none"}
                 handles[f"{kind}, memory {memory}" if len(memories) > 1 else kind] = Line2D([], [], **how)
+    for level in made.about["constant"].values():
+        handles[f"constant answer {rounded(level, 1, percent=True)}%"] = Line2D([], [], **CONSTANT)
     for place, name in enumerate(listed, start=1):
         # a configuration may be named as a mixer is
         handles[f"front: {name}"] = Line2D([], [], linestyle="none", marker=f"${place}$", color="#000000", markersize=6)

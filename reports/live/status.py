@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
@@ -11,6 +11,8 @@ from typing import Any
 from ...results.store.cell_status import Standing, requests_of, standing
 from ...results.store.records import Attempt, CellRecord, CellState, CurvePoint, RevisionRecord, SweepSummary, Value
 from ...results.store.store import Store
+from ..stats.ceiling import ACCURACY, ceilings
+from ..trials import with_intervals
 
 CURVE_LINES = 12
 RATES = ("embedding_lr", "head_lr", "scalar_lr")
@@ -210,9 +212,11 @@ class CellSheet:
         else:
             lines += [*self._attempt_lines(), *self._curve_lines()]
         numbers = {attempt.id: attempt.number for attempt in self.attempts}
+        constant = ceilings(self.values, self.source is not None)
         lines.append("measurements:" if self.values else "measurements: none yet")
         lines += [
-            f"  {_measured(value)}" + (f" (attempt {numbers[value.attempt_id]})" if self.source is None else "")
+            f"  {_measured(value, constant)}"
+            + (f" (attempt {numbers[value.attempt_id]})" if self.source is None else "")
             for value in self.values
         ]
         return "\n".join(lines)
@@ -253,14 +257,18 @@ class CellSheet:
         return lines
 
 
-def _measured(value: Value) -> str:
+def _measured(value: Value, constant: Mapping[int, float]) -> str:
+    """A line; a needle accuracy beside what the best constant answer scores on these trials."""
     at = f" at {value.length}" if value.length else ""
     if value.value is None:
         return f"{value.probe} {value.metric}{at}: {value.reason}"
     interval = f" [{value.low:.4g}, {value.high:.4g}]" if value.low is not None and value.high is not None else ""
     sample = f", n={value.n}" if value.n else ""
     plugin = f", plugin {value.source[:12]}" if value.source else ""
-    return f"{value.probe} {value.metric}{at}: {value.value:.6g}{interval} {value.unit}{sample}{plugin}"
+    of_needle = (value.probe, value.metric) == ACCURACY or value.metric == ".".join(ACCURACY)
+    level = constant.get(value.length) if of_needle else None
+    beside = f"; the same digit everywhere: {level:.4g}" if level is not None else ""
+    return f"{value.probe} {value.metric}{at}: {value.value:.6g}{interval} {value.unit}{sample}{plugin}{beside}"
 
 
 def cell_sheet(store: Store, asked: str, sweep: str | None = None) -> CellSheet:
@@ -271,7 +279,9 @@ def cell_sheet(store: Store, asked: str, sweep: str | None = None) -> CellSheet:
     finished = [attempt for attempt in trainings if attempt.state == "done"]
     newest = (finished or trainings)[-1:] or []
     curve = store.curve(newest[0].id) if newest else []
-    return CellSheet(cell, attempts, curve, store.measurements(cell.id), _printed_in(store, attempts))
+    values = {(value.cell_id, value.probe, value.metric, value.length): value for value in store.measurements(cell.id)}
+    # with the intervals that a report prints
+    return CellSheet(cell, attempts, curve, list(with_intervals(values).values()), _printed_in(store, attempts))
 
 
 def _printed_in(store: Store, attempts: Sequence[Attempt]) -> str | None:

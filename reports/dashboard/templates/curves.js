@@ -197,8 +197,14 @@ function lengthTrace(cell, chart) {
 }
 
 function buildCurves() {
-  const boxes = data.charts.map(({ title, probe }) =>
-    make("div", {}, make("h3", { text: title }), make("div", { class: "chart", id: `chart-${probe}`, role: "img" })),
+  const boxes = data.charts.map(({ title, probe, hint }) =>
+    make(
+      "div",
+      {},
+      make("h3", { text: title }),
+      make("div", { class: "chart", id: `chart-${probe}`, role: "img" }),
+      hint ? make("p", { class: "hint", text: hint }) : "",
+    ),
   );
   byId("panel-curves").replaceChildren(
     make("p", { id: "curves-hint", class: "hint", role: "status" }),

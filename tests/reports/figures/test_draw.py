@@ -104,6 +104,12 @@ class TestLegends:
         front = list(dict.fromkeys(made.frame[made.frame["front"]].sort_values("speed", ascending=False)["name"]))
         assert found == [*mixers, *(f"front: {name}" for name in front)]
 
+    def test_the_best_constant_answer_is_a_line_among_the_needles(self, published: Store) -> None:
+        figure = figure_of(make_figure("pareto", published, "printed-v2"))
+        assert "constant answer 17.5%" in legend_of(figure)
+        flat = [sum(list(line.get_ydata()) == [17.5, 17.5] for line in axes.lines) for axes in figure.axes]
+        assert flat == [0, 1]
+
     def test_curves_and_writes_are_named(self, every: Store) -> None:
         assert legend_of(figure_of(make_figure("loss", every))) == [
             f"{kind}, memory {memory}" for kind, memory in LEVELS

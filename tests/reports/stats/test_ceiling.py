@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import product
 
 import pytest
 from atma_sweep.reports.data import gather
-from atma_sweep.reports.stats.ceiling import ceiling, needle_note, yardstick
-from atma_sweep.reports.tables import make_table
+from atma_sweep.reports.figures import make_figure
+from atma_sweep.reports.live.status import cell_sheet
+from atma_sweep.reports.stats.ceiling import about_needle, below_note, ceiling, needle_note, yardstick
+from atma_sweep.reports.tables import TABLES, make_table
 from atma_sweep.results import paper
 from atma_sweep.results.store.records import Measurement
 from atma_sweep.sweep.probes.needle import NeedleConfig, trials
+from statsmodels.stats.proportion import proportion_confint
 
 
 @pytest.fixture
@@ -43,10 +47,69 @@ def test_the_published_one_is_that_of_the_digits_which_its_seed_draws(published)
         assert [ceiling(data, length) for length in (0, *paper.LENGTHS)] == pytest.approx([0.175] * 7)
 
 
-@pytest.mark.parametrize("table", ["1", "2", "3", "6", "open-weight", "pareto"])
-def test_every_table_of_needle_numbers_names_it_beside_a_guess(table, published):
-    notes = " ".join(make_table(table, published, "printed-v2").notes)
+@pytest.fixture
+def six(empty, make, run):
+    """Three mixers with and without memory, two seeds: tables have something to say of their needles."""
+    cell, numbers = make
+    levels = list(product(("polar", "nope", "rope"), ("off", "on"), (0, 1)))
+    cells = [cell(i + 1, attn_type=a, memory=m, seed=seed) for i, (a, m, seed) in enumerate(levels)]
+    empty.record_revision("own", grid_text="x", grid_file="x.yaml", cells=cells)
+    for index, record in enumerate(cells):
+        found = [one for one in numbers(3.0 + index / 7) if one.probe != "needle" and one.value is not None]
+        for length in (128, 2048):
+            about = {"probe": "needle", "length": length, "unit": "fraction", "n": 9}
+            found.append(Measurement(metric="digit_accuracy", value=index / 12, **about))
+            found.append(Measurement(metric="constant_accuracy", value=4 / 9, **about))
+        found.append(Measurement(probe="throughput", metric="mfu_paper", value=0.3 + index / 100, unit="fraction"))
+        run(empty, record.id, "done", found)
+    return empty
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, one in TABLES.items() if name not in ("failures", "provenance", "budgets")]
+)
+def test_every_table_of_needle_numbers_or_their_differences_names_that_of_its_own_trials(name, six):
+    table = make_table(name, six, "own")
+    if about_needle(one for row in table.entries for one in row):
+        assert "the same digit everywhere: 44.4; a guess: 10" in " ".join(table.notes)
+    else:
+        assert name in {"4", "5", "contrasts", "items", "anova"}, "these have no needle number here"
+
+
+@pytest.mark.parametrize("name", ["1", "2", "3", "6", "open-weight", "pareto"])
+def test_published_tables_name_the_published_one(name, published):
+    notes = " ".join(make_table(name, published, "printed-v2").notes)
     assert "needle digits right, in % (the same digit everywhere: 17.5; a guess: 10)" in notes
+
+
+def test_effects_say_how_many_cells_are_told_apart_by_luck(published, published_effects):
+    """63 of the 120 cells at 64K have no digit right, 32 have some and at most 14 of 80."""
+    found = below_note(gather(published, "printed-v2"))
+    assert "95 of 120 at 64K" in found
+    assert found in " ".join(published_effects.notes)
+
+
+@pytest.mark.parametrize("name", ["needle", "pareto", "effects", "interactions"])
+def test_every_figure_of_needle_numbers_says_it(name, six):
+    made = make_figure(name, six, "own")
+    assert "44.4" in " ".join(made.notes)
+
+
+def test_a_cell_is_shown_with_it(six, published):
+    (line,) = (
+        line for line in cell_sheet(six, "000000000003", "own").text().splitlines() if "digit_accuracy at 128" in line
+    )
+    # nine digits are two trials
+    low, high = proportion_confint(2 / 6, 2, method="wilson")
+    text = f"  needle digit_accuracy at 128: 0.166667 [{low:.4g}, {high:.4g}] fraction, n=9"
+    assert line == f"{text}; the same digit everywhere: 0.4444 (attempt 1)"
+    printed = [
+        line
+        for line in cell_sheet(published, "polar-baseline-d0-m1-w0-s0", "printed-v2").text().splitlines()
+        if "digit_accuracy" in line
+    ]
+    assert len(printed) > 12
+    assert all(line.endswith("; the same digit everywhere: 0.175") for line in printed)
 
 
 def test_what_was_measured_counts_at_its_length(told):
