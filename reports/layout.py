@@ -176,7 +176,8 @@ def assemble(
     With `rank` the best numbers stand in bold, and in the notes how probable it is that they are, held against `unlisted`
     rows too. Where a number is a needle accuracy, or a difference of some, the notes say what a constant answer scores.
     """
-    if about_needle(one for line in lines for one in line.entries) and yardstick(data) not in " ".join(notes):
+    words = (word for line in lines for word in line.words)
+    if about_needle((one for line in lines for one in line.entries), words) and yardstick(data) not in " ".join(notes):
         notes = [*notes, " ".join(filter(None, (needle_note(data), below_note(data))))]
     grid, contests = ranked(data, [line.entries for line in lines], rank, unlisted)
     notes = [*notes, *notes_of(contests, rank, _names(lines, grid, rank), [" ".join(line.words) for line in lines])]

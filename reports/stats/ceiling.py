@@ -72,8 +72,11 @@ def needle_words(data: SweepData, lengths: Iterable[int] | None = None) -> str:
     return f"Needle digits right, in %: {yardstick(data, lengths)}."
 
 
-def about_needle(entries: Iterable[Entry]) -> bool:
-    """Whether any of these is a needle accuracy, or worked out from some."""
+def about_needle(entries: Iterable[Entry], words: Iterable[str] = ()) -> bool:
+    """Whether any of these is a needle accuracy or worked out from some, or any of the words a heading of it (Ndl@64K)."""
+    heading = metrics.metric(*ACCURACY).heading
+    if any(word.partition("@")[0].partition(" ")[0] == heading for word in words):
+        return True
     return any((one.probe, (one.metric or "").removesuffix(WEIGHTED)) == ACCURACY for one in entries)
 
 
