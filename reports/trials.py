@@ -1,17 +1,19 @@
-"""The interval of an accuracy: of its trials, which are independent, never of the answers inside a trial, which are not."""
+"""The trials behind an accuracy: its interval is theirs, never that of the answers inside a trial, which are not independent; and
+what an answer scores there that is the same everywhere."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from ..results import metrics
+from ..results import metrics, paper
 from ..results.intervals import of_trials
 from ..results.store.records import Value
 
 Place = tuple[str, str, str, int]
 """(cell, probe, metric, length)."""
 DIGITS, TRIALS = ("needle", "digit_accuracy"), ("needle", "exact_accuracy")
+CONSTANT = ("needle", "constant_accuracy")
 
 
 def with_intervals(values: Mapping[Place, Value]) -> dict[Place, Value]:
@@ -46,3 +48,21 @@ def _with_interval(value: Value, values: Mapping[Place, Value]) -> Value:
         return value
     low, high = of_trials(value.value, trials)
     return replace(value, low=low, high=high)
+
+
+def ceilings(values: Iterable[Value], published: bool) -> dict[int, float]:
+    """By context length, what the best constant answer scores on the needle's trials, of the numbers of one cell or several;
+    `published`: they are the paper's."""
+    measured: dict[int, list[float]] = {}
+    described: dict[int, list[float]] = {}
+    for value in values:
+        told = value.description or {}
+        if (value.probe, value.metric) == CONSTANT and value.value is not None:
+            measured.setdefault(value.length, []).append(value.value)
+        elif (value.probe, value.metric) == DIGITS and value.value is not None:
+            # before it was a number of its own, it stood beside the accuracy as what a trivial answer scores
+            shares = [metrics.metric(*DIGITS, told).chance or 0.0] if "chance" in told else []
+            described.setdefault(value.length, []).extend(shares)
+    fallback = [paper.MOST_FREQUENT / paper.DIGITS] if published else []
+    known = {length: measured.get(length) or described.get(length) or fallback for length in measured | described}
+    return {length: max(shares) for length, shares in known.items() if shares}

@@ -14,11 +14,12 @@ from ..columns import complete_columns
 from ..data import SweepData
 from ..live.status import source_of
 from ..stats.audit import homogeneity
-from ..stats.ceiling import ACCURACY, ceiling, needle_words
+from ..stats.ceiling import ceiling, needle_words
 from ..table import Entry, Table
 from ..tables.complete import table6
 from ..tables.failures import failures
 from ..tables.provenance import provenance
+from ..trials import DIGITS
 from .asked import asked_of, care_of, progress_of
 from .curves import Curve, curve_facts
 
@@ -82,7 +83,7 @@ def _columns(data: SweepData) -> list[dict[str, Any]]:
 CHARTS = {
     ("clean", "nats"): "Clean: long documents",
     ("junk", "nats"): "Junk: across documents",
-    ACCURACY: "Needle: digits right",
+    DIGITS: "Needle: digits right",
 }
 """The numbers that are drawn against the context length; after them the main ones of probes that the package does not know."""
 
@@ -98,14 +99,14 @@ def _charts(data: SweepData) -> list[dict[str, Any]]:
         about = data.metric(probe, name)
         unit = "%" if about.percent else about.unit
         chart = {"title": title, "probe": probe, "metric": name, "unit": unit, "percent": about.percent}
-        found.append(chart | ({"hint": needle_words(data)} if (probe, name) == ACCURACY else {}))
+        found.append(chart | ({"hint": needle_words(data)} if (probe, name) == DIGITS else {}))
     return found
 
 
 def _key(data: SweepData, key: tuple[str, str, int], unit: str) -> dict[str, Any]:
     probe, metric, length = key
     about = data.metric(probe, metric)
-    if (probe, metric) == ACCURACY:
+    if (probe, metric) == DIGITS:
         # what the very trials allow, rather than a guess of a digit
         about = replace(about, chance=ceiling(data, length) or about.chance)
     told = about.definition

@@ -11,8 +11,7 @@ from typing import Any
 from ...results.store.cell_status import Standing, requests_of, standing
 from ...results.store.records import Attempt, CellRecord, CellState, CurvePoint, RevisionRecord, SweepSummary, Value
 from ...results.store.store import Store
-from ..stats.ceiling import ACCURACY, ceilings
-from ..trials import with_intervals
+from ..trials import DIGITS, ceilings, with_intervals
 
 CURVE_LINES = 12
 RATES = ("embedding_lr", "head_lr", "scalar_lr")
@@ -265,7 +264,7 @@ def _measured(value: Value, constant: Mapping[int, float]) -> str:
     interval = f" [{value.low:.4g}, {value.high:.4g}]" if value.low is not None and value.high is not None else ""
     sample = f", n={value.n}" if value.n else ""
     plugin = f", plugin {value.source[:12]}" if value.source else ""
-    of_needle = (value.probe, value.metric) == ACCURACY or value.metric == ".".join(ACCURACY)
+    of_needle = (value.probe, value.metric) == DIGITS or value.metric == ".".join(DIGITS)
     level = constant.get(value.length) if of_needle else None
     beside = f"; the same digit everywhere: {level:.4g}" if level is not None else ""
     return f"{value.probe} {value.metric}{at}: {value.value:.6g}{interval} {value.unit}{sample}{plugin}{beside}"

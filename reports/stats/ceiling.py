@@ -6,16 +6,13 @@ from collections import Counter
 from collections.abc import Iterable
 
 from ...results import metrics, paper
-from ...results.store.records import Value
 from ..data import WEIGHTED, SweepData
 from ..numbers import length_name, rounded
 from ..table import Entry
+from ..trials import CONSTANT, DIGITS, ceilings
 
-__all__ = ["ACCURACY", "about_needle", "below_note", "ceiling", "ceilings", "needle_note", "needle_words", "yardstick"]
+__all__ = ["about_needle", "below_note", "ceiling", "needle_note", "needle_words", "yardstick"]
 
-ACCURACY = ("needle", "digit_accuracy")
-"""The number whose yardstick this is."""
-MEASURED = ("needle", "constant_accuracy")
 DUST = 1e-9
 
 
@@ -27,33 +24,16 @@ def ceiling(data: SweepData, length: int) -> float | None:
     None where it was not recorded.
     """
     if not length:
-        known = {one: found for one in data.lengths(*ACCURACY) if one and (found := ceiling(data, one)) is not None}
+        known = {one: found for one in data.lengths(*DIGITS) if one and (found := ceiling(data, one)) is not None}
         return sum(one * found for one, found in known.items()) / sum(known) if known else None
-    values = (data.values.get((cell.cell_id, *key, length)) for cell in data.cells for key in (MEASURED, ACCURACY))
+    values = (data.values.get((cell.cell_id, *key, length)) for cell in data.cells for key in (CONSTANT, DIGITS))
     return ceilings((value for value in values if value is not None), data.sweep in paper.SWEEPS).get(length)
-
-
-def ceilings(values: Iterable[Value], published: bool) -> dict[int, float]:
-    """By context length, of these numbers of one cell or several; `published`: they are the paper's."""
-    measured: dict[int, list[float]] = {}
-    described: dict[int, list[float]] = {}
-    for value in values:
-        told = value.description or {}
-        if (value.probe, value.metric) == MEASURED and value.value is not None:
-            measured.setdefault(value.length, []).append(value.value)
-        elif (value.probe, value.metric) == ACCURACY and value.value is not None:
-            # before it was a number of its own, it stood beside the accuracy as what a trivial answer scores
-            shares = [metrics.metric(*ACCURACY, told).chance or 0.0] if "chance" in told else []
-            described.setdefault(value.length, []).extend(shares)
-    fallback = [paper.MOST_FREQUENT / paper.DIGITS] if published else []
-    known = {length: measured.get(length) or described.get(length) or fallback for length in measured | described}
-    return {length: max(shares) for length, shares in known.items() if shares}
 
 
 def yardstick(data: SweepData, lengths: Iterable[int] | None = None) -> str:
     """In a few words, in percent: what a guess scores, and always the same digit at these lengths (None: all that are shown)."""
-    guess = metrics.metric(*ACCURACY).chance_text.removesuffix("%")
-    wanted = [length for length in (data.lengths(*ACCURACY) if lengths is None else lengths) if length]
+    guess = metrics.metric(*DIGITS).chance_text.removesuffix("%")
+    wanted = [length for length in (data.lengths(*DIGITS) if lengths is None else lengths) if length]
     found = sorted(
         {rounded(one, 1, percent=True) for length in wanted if (one := ceiling(data, length)) is not None}, key=float
     )
@@ -74,19 +54,19 @@ def needle_words(data: SweepData, lengths: Iterable[int] | None = None) -> str:
 
 def about_needle(entries: Iterable[Entry], words: Iterable[str] = ()) -> bool:
     """Whether any of these is a needle accuracy or worked out from some, or any of the words a heading of it (Ndl@64K)."""
-    heading = metrics.metric(*ACCURACY).heading
+    heading = metrics.metric(*DIGITS).heading
     if any(word.partition("@")[0].partition(" ")[0] == heading for word in words):
         return True
-    return any((one.probe, (one.metric or "").removesuffix(WEIGHTED)) == ACCURACY for one in entries)
+    return any((one.probe, (one.metric or "").removesuffix(WEIGHTED)) == DIGITS for one in entries)
 
 
 def below_note(data: SweepData) -> str:
     """How many cells score no more than the best constant answer, length by length: what tells those apart is luck."""
     counts: Counter[int] = Counter()
     cells: Counter[int] = Counter()
-    for length in filter(None, data.lengths(*ACCURACY)):
+    for length in filter(None, data.lengths(*DIGITS)):
         level = ceiling(data, length)
-        values = (data.values.get((cell.cell_id, *ACCURACY, length)) for cell in data.cells)
+        values = (data.values.get((cell.cell_id, *DIGITS, length)) for cell in data.cells)
         shares = [value.value for value in values if value is not None and value.value is not None]
         if level is not None and shares:
             cells[length], counts[length] = len(shares), sum(share <= level + DUST for share in shares)
