@@ -102,7 +102,12 @@ def _draw_named(
         axes.plot(end["length"], scale * end["value"], marker=".", color="#000000", zorder=3.6)
         words.append((float(end["length"]), scale * float(end["value"]), named[str(cell)]))
     if words:
-        style.after_layout(axes.figure, lambda: _end_words(axes, words))  # type: ignore[arg-type]
+        end_words(axes, words)
+
+
+def end_words(axes: Axes, words: Sequence[tuple[float, float, str]]) -> None:
+    """Has each text written near the end (x, y) of its line, once the layout is done."""
+    style.after_layout(axes.figure, lambda: _end_words(axes, words))  # type: ignore[arg-type]
 
 
 def _end_words(axes: Axes, words: Iterable[tuple[float, float, str]]) -> None:

@@ -1,4 +1,4 @@
-"""The figure `loss`: training loss over tokens and time."""
+"""The figure `loss`: validation loss over tokens, with the training loss behind it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from ...results.store.records import AXES
 from ...results.store.store import Store
-from ..data import ReportError, gather
+from ...results.text import choice
+from ..data import ReportError, SweepData, gather
+from ..numbers import rounded
 from . import style
-from .base import GROUP, Collected, collected, groups_of, line_axes
+from .base import Collected, collected, level, line_axes, names_of
+from .curves import end_words, robust_range
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,23 +23,30 @@ if TYPE_CHECKING:
 
     from .look import Look
 
-CURVE = ("step", "tokens", "wall_s", "train_loss")
+CURVE = ("step", "tokens", "wall_s", "train_loss", "val_loss")
+TRAIN, VAL = CURVE.index("train_loss"), CURVE.index("val_loss")
 MOST_POINTS = 80_000
-"""Points of all training curves of a figure together; with more, each is thinned and the figure says so."""
+"""Points of all curves of a figure together; with more, each is thinned and the figure says so."""
 FEWEST_POINTS = 40  # that a curve keeps however many cells there are: it is smoothed over a 40th anyway
-SMOOTHED = 40  # points of a curve that a running mean leaves apart
-MANY = 12  # curves in one picture, from which on they are thin
-MARKED = 25  # curves of one look that carry markers
+SMOOTHED = 40  # parts of a curve: the training loss is smoothed over the points of one
+GRID = 120  # points of a group's mean, where its curves were not measured at the same tokens
+LAST = 0.5  # of the tokens, that the second panel shows
+UNITS = (("billions", 1e9), ("millions", 1e6), ("thousands", 1e3))
 
 
-def collect(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Collected:
-    """Training loss (nats per token) against tokens and training seconds.
+def collect(
+    store: Store, sweep: str | None = None, *, revision: int | None = None, by: str | None = None, log: bool = False
+) -> Collected:
+    """Validation and training loss (nats per token) against tokens, from the first point on.
 
-    One row a point of the curve of each cell's newest training: cell, attempt, panel, first, second, line, step, tokens,
-    wall_s, train_loss, smoothed (running mean over a 40th of the points). Of a sweep with more than MOST_POINTS points in
-    all, every k-th point of a curve, smoothed over all of them, so that neither time nor memory grows with its length.
+    One row a point of the curve of each cell's newest training: cell, attempt, configuration, first, second (levels of the axes that
+    tell lines apart: `by`, or the mixer and the first further axis), step, tokens, wall_s, train_loss, smoothed (exponential
+    mean whose span is a 40th of the points), val_loss (NaN between validations). Of a sweep with more than MOST_POINTS points
+    in all, every k-th point of a curve and its validations, smoothed over all points, so that neither time nor memory grows
+    with its length. `log` asks for logarithmic axes.
     """
     data = gather(store, sweep, revision=revision)
+    axes = _axes(data, by)
     newest = {}
     for cell in data.cells:
         attempt = cell.trained_attempt_id or (cell.attempt_id if cell.kind == "train" else None)
@@ -44,22 +55,52 @@ def collect(store: Store, sweep: str | None = None, *, revision: int | None = No
     most = max(FEWEST_POINTS, MOST_POINTS // max(1, len(newest)))
     parts: list[np.ndarray] = []
     shown: list[int] = []
-    longest, widest = 0, 1
+    longest, widest = 0, 0
     with store.snapshot() as seen:
-        for attempt, points in seen.curve_arrays(newest, CURVE, having=["train_loss"]):
-            width = max(1, len(points) // SMOOTHED)
-            longest, widest = max(longest, len(points)), max(widest, width)
-            kept_here = kept(len(points), most)
-            parts.append(np.column_stack([points[kept_here], smoothed(points[:, 3], width)[kept_here]]))
+        for attempt, every in seen.curve_arrays(newest, CURVE):
+            points = every[~np.isnan(every[:, TRAIN]) | ~np.isnan(every[:, VAL])]
+            if not len(points):
+                continue
+            steps = int((~np.isnan(points[:, TRAIN])).sum())
+            width = max(1, steps // SMOOTHED)
+            longest, widest = max(longest, len(points)), max(widest, width if steps else 0)
+            kept_here = _kept(points, most)
+            parts.append(np.column_stack([points[kept_here], smoothed(points[:, TRAIN], width)[kept_here]]))
             shown.append(attempt)
     if not parts:
-        raise ReportError(f"no training curve of sweep {data.sweep} is stored")
-    frame = _curve_frame(parts, [newest[attempt].cell_id for attempt in shown], shown, groups_of(data))
-    words = f"One line a cell. Smoothing: {f'running mean over {widest} points' if widest > 1 else 'none'}."
-    notes = [words, *([f"Drawn: at most {most} of up to {longest:,} points a line."] if longest > most else [])]
-    axes = line_axes(data)
-    origins = zip(frame["cell"].drop_duplicates(), shown, strict=True)
-    return collected(store, data, "loss", "Training loss", frame, origins, notes=notes, axis=axes[0] if axes else "")
+        raise ReportError(f"no training curve of sweep {data.sweep} is stored; launch it, or wait for its first steps")
+    frame = _frame(data, parts, [newest[attempt] for attempt in shown], shown, axes)
+    notes = _notes(frame, widest, longest, most, log)
+    names = names_of(data, without=axes)
+    options = {"by": by, "log": log}
+    return collected(
+        store, data, "loss", "Loss over training", frame, zip(frame["cell"].drop_duplicates(), shown, strict=True),
+        notes=notes, options={name: value for name, value in options.items() if value}, axes=axes, names=names, log=log,
+    )  # fmt: skip
+
+
+def _axes(data: SweepData, by: str | None) -> tuple[str, ...]:
+    """The axes that tell lines apart. Raises ReportError for one that is none, or stands still."""
+    vary = [axis for axis in (*AXES, *data.extra_axes()) if len(data.levels(axis)) > 1]
+    if by is not None and by not in vary:
+        if by in AXES or any(by in cell.axes for cell in data.cells):
+            raise ReportError(
+                f"--by {by}: all cells of sweep {data.sweep} stand at one level of it; {choice(by, vary)}"
+            )
+        raise ReportError(f"--by {by[:60]}: sweep {data.sweep} has no such axis; {choice(by, vary)}")
+    if by is not None:
+        return (by,)
+    return tuple(axis for axis in ("attn_type", *line_axes(data)[:1]) if axis in vary)
+
+
+def _kept(points: np.ndarray, most: int) -> np.ndarray:
+    """Which points are drawn: of many every k-th, and every validation, or every k-th of those."""
+    if len(points) <= most:
+        return np.arange(len(points))
+    validated = np.flatnonzero(~np.isnan(points[:, VAL]))
+    trained = np.flatnonzero(~np.isnan(points[:, TRAIN]))
+    chosen = [which[kept(len(which), most // 2)] for which in (validated, trained) if len(which)]
+    return np.unique(np.concatenate(chosen))
 
 
 def kept(points: int, most: int) -> np.ndarray:
@@ -71,93 +112,198 @@ def kept(points: int, most: int) -> np.ndarray:
 
 
 def smoothed(values: Sequence[float] | np.ndarray, width: int) -> np.ndarray:
-    """Running mean over `width` neighbours, centred, over fewer at the ends; a width of 1 changes nothing."""
-    return pd.Series(values, dtype=float).rolling(width, center=True, min_periods=1).mean().to_numpy()
+    """Exponential mean of span `width` (weights fall by 1 - 2 / (width + 1) a point), of what came before alone, so that no
+    point knows the future; NaN where there is no value. A width of 1 changes nothing."""
+    given = pd.Series(values, dtype=float)
+    return given.ewm(span=width, ignore_na=True).mean().where(given.notna()).to_numpy()
 
 
-def _curve_frame(
-    parts: Sequence[np.ndarray], cells: Sequence[str], attempts: Sequence[int], groups: dict[str, dict[str, str]]
+def _frame(
+    data: SweepData, parts: Sequence[np.ndarray], cells: Sequence[Any], attempts: Sequence[int], axes: Sequence[str]
 ) -> pd.DataFrame:
     """Points of CURVE and `smoothed`, a part an attempt, as one frame that says whose each is."""
     counts = [len(part) for part in parts]
-    columns: dict[str, Any] = {
-        "cell": np.repeat(np.array(cells, dtype=object), counts),
-        "attempt": np.repeat(attempts, counts),
+    configuration = {one.cell_id: ", ".join(key) for key, some in data.configurations().items() for one in some}
+    levels = [[level(cell, axis) for axis in axes] + ["", ""] for cell in cells]
+    told = {
+        "cell": [cell.cell_id for cell in cells],
+        "attempt": list(attempts),
+        "configuration": [configuration[cell.cell_id] for cell in cells],
+        "first": [one[0] for one in levels],
+        "second": [one[1] for one in levels],
     }
-    for name in GROUP:
-        columns[name] = np.repeat(np.array([groups[cell][name] for cell in cells], dtype=object), counts)
+    columns: dict[str, Any] = {
+        name: np.repeat(np.array(values, dtype=None if name == "attempt" else object), counts)
+        for name, values in told.items()
+    }
     numbers = np.concatenate(parts)
-    for place, name in enumerate((*CURVE, "smoothed")):
+    for place, name in enumerate((*CURVE[:TRAIN], "train_loss", "val_loss", "smoothed")):
         columns[name] = numbers[:, place].astype(np.int64) if name in ("step", "tokens") else numbers[:, place]
     return pd.DataFrame(columns)
 
 
+def _notes(frame: pd.DataFrame, width: int, longest: int, most: int, log: bool) -> list[str]:
+    validated, trained = frame["val_loss"].notna().any(), frame["train_loss"].notna().any()
+    notes = []
+    if validated:
+        groups = frame.groupby(["first", "second"])["configuration"].nunique()
+        of = "configurations" if (groups > 1).any() else "seeds"
+        notes.append(
+            f"Lines: mean validation loss. Bands: one standard deviation between {of}, to either side. Thin: single cells."
+        )
+    else:
+        notes.append("No validation loss is stored.")
+    if trained:
+        how = (
+            f"smoothed by an exponential mean of span {width} points" if width > 1 else "not smoothed, of so few points"
+        )
+        notes.append(f"{'Dotted and faint' if validated else 'Lines'}: training loss, {how}.")
+    if longest > most:
+        notes.append(f"Drawn: at most {most} of up to {longest:,} points a curve.")
+    if log:
+        notes.append("Logarithmic axes leave out what was measured before the first token.")
+    return notes
+
+
+def group_means(frame: pd.DataFrame, column: str) -> pd.DataFrame:
+    """One row a group (first, second) and tokens: value (mean over configurations, the seeds of each averaged first), sd (between
+    configurations, or the seeds where there is one), cells. Curves that were not measured at the same tokens are read
+    between their points; each counts as far as it reaches."""
+    rows = []
+    known = frame[frame[column].notna()]
+    for (first, second), group in known.groupby(["first", "second"], sort=False):
+        curves = {
+            (one["configuration"].iloc[0], cell): (one["tokens"].to_numpy(dtype=float), one[column].to_numpy())
+            for cell, one in group.groupby("cell", sort=False)
+        }
+        grid = np.unique(np.concatenate([tokens for tokens, _ in curves.values()]))
+        if any(len(tokens) != len(grid) for tokens, _ in curves.values()) and len(grid) > GRID:
+            grid = np.linspace(grid[0], grid[-1], GRID)
+        table = pd.DataFrame(
+            {key: np.interp(grid, *curve, left=np.nan, right=np.nan) for key, curve in curves.items()}, index=grid
+        )
+        each = table.T.groupby([one for one, _ in curves]).mean().T
+        spread = each.std(axis=1) if each.shape[1] > 1 else table.std(axis=1)
+        told = {"first": first, "second": second, "tokens": grid, "value": each.mean(axis=1).to_numpy()}
+        rows.append(pd.DataFrame(told | {"sd": spread.to_numpy(), "cells": table.notna().sum(axis=1).to_numpy()}))
+    return (
+        pd.concat(rows, ignore_index=True)
+        if rows
+        else pd.DataFrame(columns=["first", "second", "tokens", "value", "sd", "cells"])
+    )
+
+
 def draw(made: Collected, look: Look) -> Figure:
-    """Two panels, against tokens and against training time; colour is the mixer, dashes the first further axis."""
+    """The whole training, and its last half closer; a line a group, in the order of their last loss."""
     frame = made.frame
-    figure = style.page(2.7)
-    unit, size = style.time_unit(float(frame["wall_s"].max()))
-    draw = _many_curves if frame["cell"].nunique() > MANY else _few_curves
-    handles: dict[str, Any] = {}
-    for axes, (column, scale) in zip(
-        style.panels(figure, ["", ""], columns=2, sharey=True), (("tokens", 1e6), ("wall_s", size)), strict=True
-    ):
-        for (kind, first), handle in draw(axes, frame, column, scale).items():
-            handles.setdefault(f"{kind}, {made.about['axis']} {first}" if first else kind, handle)
-        axes.set_xlabel("tokens, millions" if column == "tokens" else f"training time, {unit}")
-    figure.axes[0].set_ylabel("training loss, nats per token")
-    return style.finished(figure, made.title, made.notes, handles)
+    column = "val_loss" if frame["val_loss"].notna().any() else "smoothed"
+    means, behind = group_means(frame, column), group_means(frame, "smoothed")
+    unit, scale = next((one for one in UNITS if frame["tokens"].max() >= one[1]), ("", 1.0))
+    found = looks(frame, made.about["axes"])
+    handles = _handles(means, found)
+    end = float(frame["tokens"].max())
+    figure = style.page(2.5)
+    group = style.panels(figure, ["whole training", "its last half"] if end else [""], columns=2)
+    for place, axes in enumerate(group):
+        begin = 0.0 if place == 0 else (1 - LAST) * end
+        _draw_cells(axes, frame, column, found, scale, named=look.highlight)
+        if column == "val_loss":
+            _draw_behind(axes, behind, found, scale)
+        _draw_means(axes, means, found, scale)
+        named = {cell: made.about["names"].get(cell, "") or "this cell" for cell in look.highlight}
+        _draw_named(axes, frame, column, scale, named, words=place == len(group) - 1)
+        if place:
+            axes.set_xlim((begin - 0.02 * (end - begin)) / scale, (end + 0.04 * (end - begin)) / scale)
+            later = frame[(frame["tokens"] >= begin) & frame[column].notna()]
+            if len(later):
+                axes.set_ylim(*robust_range(list(later[column]), list(means[means["tokens"] >= begin]["value"])))
+        elif made.about["log"]:
+            axes.set_xscale("log")
+            axes.set_yscale("log")
+            style.plain_log_ticks(axes)
+        axes.set_xlabel(f"tokens{', ' + unit if unit else ''}")
+    words = "validation loss, nats per token" if column == "val_loss" else "training loss, smoothed, nats per token"
+    style.vertical_label(figure, words)
+    return style.finished(figure, made.title, made.notes, handles, columns=3)
 
 
-def _curve_looks(frame: pd.DataFrame) -> dict[tuple[str, str], dict[str, Any]]:
-    """By mixer and level of the first further axis: how its curves are drawn."""
-    found = list(frame[["panel", "first"]].drop_duplicates().itertuples(index=False, name=None))
-    types = list(dict.fromkeys(kind for kind, _ in found))
-    firsts = sorted(dict.fromkeys(first for _, first in found), key=style.off_first)
-    return {(kind, first): style.look(types.index(kind), firsts.index(first)) for kind, first in found}
+def looks(frame: pd.DataFrame, axes: Sequence[str]) -> dict[tuple[str, str], dict[str, Any]]:
+    """By group: how it is drawn, with its words (`label`): colour by the first axis, dashes by the second."""
+    groups = list(frame[["first", "second"]].drop_duplicates().itertuples(index=False, name=None))
+    firsts, seconds = (list(dict.fromkeys(one)) for one in zip(*groups, strict=True))
+    seconds = sorted(seconds, key=lambda one: -style.off_first(one))
+    found = {}
+    for first, second in groups:
+        words = [style.shown(one, axis) for one, axis in zip((first, second), axes, strict=False)]
+        how = style.look(firsts.index(first), seconds.index(second))
+        found[first, second] = {**how, "label": ", ".join(words) or "all cells"}
+    return found
 
 
-def _few_curves(axes: Axes, frame: pd.DataFrame, column: str, scale: float) -> dict[tuple[str, str], Any]:
-    """Every curve as a line of its own; a handle by mixer and first axis."""
-    looks = _curve_looks(frame)
-    types = list(dict.fromkeys(kind for kind, _ in looks))
-    handles: dict[tuple[str, str], Any] = {}
-    for _, cell in frame.groupby("cell", sort=False):
-        kind, first = cell["panel"].iloc[0], cell["first"].iloc[0]
-        every = (types.index(kind), max(1, len(cell) // 6))
-        how = looks[kind, first] | {"markevery": every, "linewidth": 1.0}
-        (line,) = axes.plot(cell[column] / scale, cell["smoothed"], **how)
-        handles.setdefault((kind, first), line)
-    return handles
-
-
-def _many_curves(axes: Axes, frame: pd.DataFrame, column: str, scale: float) -> dict[tuple[str, str], Any]:
-    """Curves that look alike drawn together, which takes a hundredth of the time; a handle by mixer and first axis."""
-    from matplotlib.collections import LineCollection
+def _handles(means: pd.DataFrame, found: dict[tuple[str, str], dict[str, Any]]) -> dict[str, Any]:
+    """For the legend: a line a group with its last mean loss, lowest first."""
     from matplotlib.lines import Line2D
 
-    looks = _curve_looks(frame)
-    types = list(dict.fromkeys(kind for kind, _ in looks))
-    points = np.column_stack([frame[column].to_numpy() / scale, frame["smoothed"].to_numpy()])
-    begins = np.flatnonzero(~frame["cell"].duplicated().to_numpy())
-    curves: dict[tuple[str, str], list[Any]] = {}
-    for begin, curve in zip(begins, np.split(points, begins[1:]), strict=True):
-        curves.setdefault((frame["panel"].iloc[begin], frame["first"].iloc[begin]), []).append(curve)
-    handles: dict[tuple[str, str], Any] = {}
-    for (kind, first), how in looks.items():
-        thin = {"linewidth": 0.6, "alpha": 0.6}
-        alike = curves[kind, first]
-        lines = LineCollection(alike, colors=how["color"], linestyles=[how["linestyle"]], linewidths=0.6, alpha=0.6)
-        axes.add_collection(lines, autolim=True)
-        marked = np.concatenate(
-            [curve[types.index(kind) :: max(1, len(curve) // 6)] for curve in alike[:: _share(alike)]]
-        )
-        axes.plot(marked[:, 0], marked[:, 1], **(how | thin | {"linestyle": "none", "markersize": 2.5}))
-        handles[kind, first] = Line2D([], [], **(how | thin | {"markersize": 2.5}))
-    axes.autoscale_view()
+    ends = {
+        (first, second): one.iloc[-1]["value"]
+        for (first, second), one in means.groupby(["first", "second"], sort=False)
+    }
+    handles = {}
+    for key in sorted(ends, key=ends.__getitem__):
+        how = {name: value for name, value in found[key].items() if name != "label"}
+        handles[f"{found[key]['label']}: {rounded(ends[key], 3)}"] = Line2D([], [], **how)
     return handles
 
 
-def _share(alike: Sequence[Any]) -> int:
-    """Which of so many curves carry markers: each, or every k-th where the markers would hide the lines."""
-    return max(1, len(alike) // MARKED)
+def _draw_means(axes: Axes, means: pd.DataFrame, found: dict[tuple[str, str], dict[str, Any]], scale: float) -> None:
+    # the lowest on top
+    ends = means.groupby(["first", "second"], sort=False)["value"].last()
+    for place, key in enumerate(sorted(found, key=lambda key: -ends.get(key, 0.0))):
+        how = found[key]
+        line = means[(means["first"] == key[0]) & (means["second"] == key[1])]
+        x, y, sd = line["tokens"] / scale, line["value"], line["sd"].fillna(0)
+        if (sd > 0).any():
+            axes.fill_between(x, y - sd, y + sd, color=how["color"], alpha=0.16, linewidth=0, zorder=2)
+        every = max(1, len(line) // 6)
+        drawn = {name: value for name, value in how.items() if name != "label"}
+        axes.plot(x, y, **drawn, markevery=(place % every, every), zorder=3, linewidth=style.stroke(1.2))
+
+
+def _draw_cells(
+    axes: Axes, frame: pd.DataFrame, column: str, found: dict[tuple[str, str], dict[str, Any]], scale: float, *,
+    named: Sequence[str],
+) -> None:  # fmt: skip
+    """Every cell's own curve, thin; those of a group together, which takes a hundredth of the time."""
+    from matplotlib.collections import LineCollection
+
+    known = frame[frame[column].notna()]
+    for (first, second), group in known.groupby(["first", "second"], sort=False):
+        curves = [
+            one[["tokens", column]].to_numpy(dtype=float) / (scale, 1) for _, one in group.groupby("cell", sort=False)
+        ]
+        thin = {"linewidths": style.stroke(0.4), "alpha": 0.15 if named else 0.3, "zorder": 1.5}
+        axes.add_collection(
+            LineCollection(curves, colors=found[str(first), str(second)]["color"], **thin), autolim=True
+        )
+    axes.autoscale_view()
+
+
+def _draw_behind(axes: Axes, behind: pd.DataFrame, found: dict[tuple[str, str], dict[str, Any]], scale: float) -> None:
+    """The smoothed training loss of every group, dotted and faint."""
+    for (first, second), line in behind.groupby(["first", "second"], sort=False):
+        how = {"color": found[str(first), str(second)]["color"], "linestyle": (0, (1, 1.5)), "alpha": 0.55}
+        axes.plot(line["tokens"] / scale, line["value"], **how, linewidth=style.stroke(0.8), zorder=1)
+
+
+def _draw_named(
+    axes: Axes, frame: pd.DataFrame, column: str, scale: float, named: dict[str, str], *, words: bool
+) -> None:
+    """The curves that are to stand out, with their words where they end."""
+    told = []
+    for cell, label in named.items():
+        one = frame[(frame["cell"] == cell) & frame[column].notna()]
+        if len(one):
+            axes.plot(one["tokens"] / scale, one[column], color="#000000", linewidth=style.stroke(1.1), zorder=3.5)
+            told.append((float(one["tokens"].iloc[-1]) / scale, float(one[column].iloc[-1]), label))
+    if words and told:
+        end_words(axes, told)

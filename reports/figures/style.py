@@ -283,6 +283,16 @@ def _fitting(axes: Axes, labels: Sequence[str]) -> int:
     return max(1, int((0.86 * width - 12) / (size("xtick.labelsize") * (0.64 * longest + 0.5))))
 
 
+def plain_log_ticks(axes: Axes) -> None:
+    """Ticks of logarithmic axes as plain numbers, at 1, 2 and 5."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    for axis, most in ((axes.xaxis, 5), (axes.yaxis, 8)):
+        axis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5), numticks=most))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
 def _times(ratio: float) -> str:
     return f"{ratio:g}×" if ratio >= 1 and float(ratio).is_integer() else f"{ratio:.2g}×"
 
@@ -348,7 +358,7 @@ def width_of(count: int, each: float = 2.6, columns: int = 3) -> float:
 
 def outer_labels(figure: Figure, horizontal: str, vertical: str) -> None:
     """The same words for all axes, once below and once at the left."""
-    figure.supylabel(vertical, fontsize=size("axes.labelsize"))
+    vertical_label(figure, vertical)
     bottom: dict[Any, Axes] = {}
     for axes in figure.axes:
         if axes.axison:
@@ -360,6 +370,11 @@ def outer_labels(figure: Figure, horizontal: str, vertical: str) -> None:
         middle.set_xlabel(horizontal)
     else:
         bottom[sorted(bottom)[0]].set_xlabel(horizontal, loc="left")
+
+
+def vertical_label(figure: Figure, words: str) -> None:
+    """The same words for all axes, at the left."""
+    figure.supylabel(words, fontsize=size("axes.labelsize"))
 
 
 _later: weakref.WeakKeyDictionary[Figure, list[Callable[[], None]]] = weakref.WeakKeyDictionary()

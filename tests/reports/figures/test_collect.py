@@ -184,10 +184,10 @@ class TestTraining:
         found = rows(made)
         assert [(row["tokens"], row["wall_s"]) for row in found] == [(10 * s, s / 2) for s in range(1, 121)]
         assert {row["attempt"] for row in found} == {attempt.id}
-        # 120 points are smoothed over 3
-        assert found[0]["smoothed"] == pytest.approx((1000 + 500) / 2)
-        assert found[49]["smoothed"] == pytest.approx((1000 / 49 + 1000 / 50 + 1000 / 51) / 3)
-        assert "running mean over 3 points" in made.notes[0]
+        # 120 points are smoothed over a span of 3: each weighs half of the next
+        assert found[0]["smoothed"] == 1000
+        assert found[2]["smoothed"] == pytest.approx((1000 / 4 + 500 / 2 + 1000 / 3) / (1 / 4 + 1 / 2 + 1))
+        assert "exponential mean of span 3 points" in made.notes[1]
 
     def test_a_width_of_one_changes_nothing(self) -> None:
         assert smoothed([3.0, 1.0, 2.0], 1).tolist() == [3.0, 1.0, 2.0]

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from atma_sweep.reports.dashboard.page import dashboard
-from atma_sweep.reports.data import gather, one_reading
+from atma_sweep.reports.data import ReportError, gather, one_reading
 from atma_sweep.reports.figures import loss as loss_figure
 from atma_sweep.reports.figures import make_figure, style
 from atma_sweep.reports.figures.files import drawn
 from atma_sweep.reports.figures.loss import kept
+from atma_sweep.results import paper
 from atma_sweep.results.store import attempt_queries
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CurvePoint, Measurement, Owner
@@ -85,59 +85,139 @@ def plain(number: float) -> float | None:
 
 def test_the_figure_of_a_large_sweep_is_thinned_and_says_so(many: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = make_figure("loss", many, "s")
+    # of 90 steps nine have no training loss, of which none has a validation
     assert len(whole.frame) == 14 * 81
     assert not any("Drawn" in note for note in whole.notes)
     monkeypatch.setattr(loss_figure, "MOST_POINTS", 14 * 20)
     monkeypatch.setattr(loss_figure, "FEWEST_POINTS", 5)
     thin = make_figure("loss", many, "s")
-    assert thin.notes[1] == "Drawn: at most 20 of up to 81 points a line."
+    assert thin.notes[-1] == "Drawn: at most 20 of up to 81 points a curve."
     assert list(thin.frame.columns) == list(whole.frame.columns)
     assert thin.frame.dtypes.astype(str).to_dict() == whole.frame.dtypes.astype(str).to_dict()
     whole_rows = {(row["cell"], row["step"]): row for row in whole.as_json()["rows"]}
     for cell, rows in thin.frame.groupby("cell"):
-        assert 10 < len(rows) <= 20
+        assert 5 < len(rows) <= 20
         assert rows["step"].min() == 0
         assert rows["step"].max() == 88
+        assert set(rows[rows["val_loss"].notna()]["step"]) == {0, 30, 60}, (
+            "no validation is left out for a training loss"
+        )
         for row in rows.to_dict("records"):
-            assert row == whole_rows[cell, row["step"]], "smoothed over all points, not over those that are left"
+            expected = whole_rows[cell, row["step"]]
+            assert {name: None if value != value else value for name, value in row.items()} == expected, (
+                "smoothed over all"
+            )
     assert set(thin.trace["cells"]) == set(whole.trace["cells"])
 
 
-def test_smoothing_is_a_running_mean(many: Store) -> None:
-    frame = make_figure("loss", many, "s").frame
-    one = frame[frame["cell"] == f"{3:012x}"].reset_index()
-    width = max(1, len(one) // loss_figure.SMOOTHED)
-    assert width == 2
-    values = [loss_at(3, step) for step in one["step"]]
-    expected = [sum(values[max(0, i - 1) : i + 1]) / len(values[max(0, i - 1) : i + 1]) for i in range(len(values))]
+def test_smoothing_is_an_exponential_mean_of_what_came_before(many: Store) -> None:
+    made = make_figure("loss", many, "s")
+    one = made.frame[made.frame["cell"] == f"{3:012x}"].reset_index()
+    assert "smoothed by an exponential mean of span 2 points" in " ".join(made.notes)
+    # by hand: of a span of 2, the weight of each earlier point is a third of that of the next
+    sum_, weight, expected = 0.0, 0.0, []
+    for step in one["step"]:
+        sum_, weight = sum_ / 3 + loss_at(3, step), weight / 3 + 1
+        expected.append(sum_ / weight)
     assert list(one["smoothed"]) == pytest.approx(expected, abs=1e-12)
 
 
-def test_many_curves_are_drawn_together_each_with_all_its_points(many: Store) -> None:
-    from matplotlib.collections import LineCollection
+def test_a_groups_line_is_the_mean_of_its_configurations_and_its_band_their_spread(empty: Store, make: Any) -> None:
+    cell, _ = make
+    losses = {("weak", 0): 4.0, ("weak", 1): 2.0, ("strong", 0): 1.0}
+    cells = [cell(i, seed=seed, reg_mode=mode) for i, (mode, seed) in enumerate(losses)]
+    curves(
+        empty, "seeds", cells, {one.id: {0: 10.0, 5: value} for one, value in zip(cells, losses.values(), strict=True)}
+    )
+    means = loss_figure.group_means(make_figure("loss", empty, "seeds").frame, "val_loss")
+    by_mode = {(row["first"], row["tokens"]): row for row in means.to_dict("records")}
+    # one axis varies besides the seed, so that every mode is a line: of weak the spread is that of its seeds
+    assert by_mode["weak", 50]["value"] == pytest.approx(3.0)
+    assert by_mode["weak", 50]["sd"] == pytest.approx(math.sqrt(2))
+    assert by_mode["strong", 50]["value"] == 1.0
+    assert math.isnan(by_mode["strong", 50]["sd"])
+    frame = make_figure("loss", empty, "seeds").frame.assign(first="", second="")
+    (end,) = loss_figure.group_means(frame, "val_loss").query("tokens == 50").to_dict("records")
+    # the two seeds of weak count once: (3 + 1) / 2, not (4 + 2 + 1) / 3
+    assert (end["value"], end["sd"], end["cells"]) == (pytest.approx(2.0), pytest.approx(math.sqrt(2)), 3)
 
-    made = make_figure("loss", many, "s")
+
+def curves(store: Store, name: str, cells: list[Any], losses: dict[str, dict[int, float]], train: bool = False) -> None:
+    store.record_revision(name, grid_text="x", grid_file="x", cells=cells)
+    for one in cells:
+        attempt = store.start_attempt(one.id, owner=ME, fence=1)
+        points = [
+            CurvePoint(step=step, tokens=10 * step, wall_s=float(step), train_loss=value if train else None, val_loss=None if train else value)
+            for step, value in losses[one.id].items()
+        ]  # fmt: skip
+        Recorder(store, attempt.id, 1).curve(points)
+        store.finish_attempt(attempt.id, 1, "done")
+
+
+def test_curves_that_were_measured_elsewhere_are_read_between_their_points(empty: Store, make: Any) -> None:
+    cell, _ = make
+    cells = [cell(0, seed=0), cell(1, seed=1)]
+    curves(empty, "s", cells, {cells[0].id: {0: 8.0, 10: 4.0}, cells[1].id: {0: 8.0, 5: 2.0}})
+    means = loss_figure.group_means(make_figure("loss", empty, "s").frame, "val_loss")
+    found = {row["tokens"]: (row["value"], row["cells"]) for row in means.to_dict("records")}
+    # at 50 tokens the first is at 6; the second ends there
+    assert found == {0: (8.0, 2), 50: (pytest.approx(4.0), 2), 100: (4.0, 1)}
+
+
+def test_without_validation_the_smoothed_training_loss_is_drawn_and_said(empty: Store, make: Any) -> None:
+    cell, _ = make
+    curves(empty, "s", [cell(0)], {cell(0).id: {1: 9.0, 2: 8.0}}, train=True)
+    made = make_figure("loss", empty, "s")
+    assert made.notes == ("No validation loss is stored.", "Lines: training loss, not smoothed, of so few points.")
     with style.settings():
-        figure = drawn(made)
-    for axes, column, scale in zip(figure.axes[:2], ("tokens", "wall_s"), (1e6, 1.0), strict=True):
-        collections = [one for one in axes.collections if isinstance(one, LineCollection)]
-        assert len(collections) == 2, "one a mixer"
-        found = sorted(tuple(map(tuple, segment)) for one in collections for segment in one.get_segments())
-        expected = sorted(
-            tuple(zip(rows[column] / scale, rows["smoothed"], strict=True)) for _, rows in made.frame.groupby("cell")
-        )
-        assert len(found) == 14
-        assert np.allclose(np.array(found), np.array(expected))
-        low, high = axes.get_ylim()
-        assert low < made.frame["smoothed"].min() < made.frame["smoothed"].max() < high
+        assert drawn(made).get_supylabel() == "training loss, smoothed, nats per token"
 
 
-def test_a_few_curves_are_lines_of_their_own(many: Store, make: Callable[..., Any]) -> None:
-    cells = [many.cell(f"{index:012x}") for index in range(3)]
-    many.record_revision("few", grid_text="x", grid_file="x", cells=cells)
+def test_lines_are_coloured_by_the_axis_of_choice(published: Store) -> None:
+    made = make_figure("loss", published, "printed-v2", options={"by": "memory"})
+    assert made.trace["options"] == {"by": "memory"}
+    means = loss_figure.group_means(made.frame, "val_loss")
+    expected: dict[tuple[str, int], list[float]] = {}
+    for row in paper.rows("curves"):
+        expected.setdefault((row["memory"], int(row["step"])), []).append(float(row["val_loss"]))
+    steps = dict(zip(made.frame["tokens"], made.frame["step"], strict=True))
+    found = {(row["first"], steps[row["tokens"]]): row for row in means.to_dict("records")}
+    assert found.keys() == expected.keys()
+    for key, values in expected.items():
+        assert found[key]["value"] == pytest.approx(np.mean(values), abs=1e-6)
+        assert found[key]["sd"] == pytest.approx(np.std(values, ddof=1), abs=1e-6)
     with style.settings():
-        figure = drawn(make_figure("loss", many, "few"))
-    assert [len(axes.lines) for axes in figure.axes[:2]] == [3, 3]
+        words = [text.get_text() for text in drawn(made).legends[0].get_texts()]
+    assert words == ["with memory: 3.160", "no memory: 3.240"]
+
+
+@pytest.mark.parametrize(
+    ("by", "why"),
+    [
+        ("windwo", "sweep s has no such axis; .*did you mean window|no such axis"),
+        ("window", "all cells of sweep s stand at one level of it"),
+    ],
+)
+def test_an_axis_that_tells_nothing_apart_is_one_line(many: Store, by: str, why: str) -> None:
+    with pytest.raises(ReportError, match=why) as error:
+        make_figure("loss", many, "s", options={"by": by})
+    assert "\n" not in str(error.value)
+
+
+def test_logarithmic_axes_on_request(many: Store) -> None:
+    made = make_figure("loss", many, "s", options={"log": True})
+    with style.settings():
+        first, second = drawn(made).axes[:2]
+    assert [first.get_xscale(), first.get_yscale(), second.get_yscale()] == ["log", "log", "linear"]
+    assert "Logarithmic axes leave out" in made.notes[-1]
+
+
+def test_the_second_panel_shows_the_last_half_closer(published: Store) -> None:
+    with style.settings():
+        whole, last = drawn(make_figure("loss", published, "printed-v2")).axes[:2]
+    assert whole.get_ylim()[1] > 10 > 3.8 > last.get_ylim()[1] > 3.34
+    assert last.get_xlim()[0] == pytest.approx(0.5 * 996.1, rel=0.05)
+    assert whole.get_xlim()[0] < 0 < whole.get_xlim()[1]
 
 
 def test_a_page_is_made_of_one_reading(many: Store, monkeypatch: pytest.MonkeyPatch) -> None:
