@@ -214,7 +214,7 @@ def report(
     Example:
       atma-sweep report --table 6
       atma-sweep report --figure needle --sweep printed-v2 --out needle.svg
-      atma-sweep report --figure needle --sweep printed-v2 --style nature --width 89mm --out needle.pdf
+      atma-sweep report --figure loss --style nature --width 89mm
       atma-sweep report --compare printed-v2
       atma-sweep report --dashboard quick.html
       atma-sweep report --all --out appendix

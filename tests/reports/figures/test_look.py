@@ -268,7 +268,7 @@ def test_the_folder_has_one_style_and_captions(every: Store, tmp_path: Path) -> 
     document = (tmp_path / "appendix.tex").read_text()
     assert r"\label{fig:length}" in document
     made = make_figure("length", every)
-    assert rf"\caption[{made.title}]{{\textbf{{{made.title}.}} {made.notes[0].strip()}" in document
+    assert rf"\caption[{{{made.title}}}]{{\textbf{{{made.title}.}} {made.notes[0].strip()}" in document
     page = (tmp_path / "index.html").read_text()
     assert f"<figcaption><b>{made.title}.</b> {made.notes[0]}" in page
     assert check_file(tmp_path / "figure-length.svg", every) == []

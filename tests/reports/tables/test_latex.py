@@ -78,7 +78,7 @@ class TestCompiled:
     def test_the_whole_appendix(self, store, tmp_path):
         write_all(store, "quick", out=tmp_path, formats=["tex"])
         text = compiled(tmp_path, document=(tmp_path / "appendix.tex").read_text())
-        assert "Two-way interactions" in text
+        assert "Interactions, sweep quick" in text
         assert "128.7 ZF" in text
 
 
