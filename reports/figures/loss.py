@@ -240,15 +240,17 @@ def looks(frame: pd.DataFrame, axes: Sequence[str]) -> dict[tuple[str, str], dic
     return found
 
 
+def _ends(means: pd.DataFrame) -> dict[tuple[str, str], float]:
+    """By group: its last mean."""
+    last = means.drop_duplicates(["first", "second"], keep="last")
+    return {(str(one["first"]), str(one["second"])): float(one["value"]) for one in last.to_dict("records")}
+
+
 def _handles(means: pd.DataFrame, found: dict[tuple[str, str], dict[str, Any]]) -> dict[str, Any]:
     """For the legend: a line a group with its last mean loss, lowest first."""
     from matplotlib.lines import Line2D
 
-    ends = {
-        (first, second): one.iloc[-1]["value"]
-        for (first, second), one in means.groupby(["first", "second"], sort=False)
-    }
-    handles = {}
+    ends, handles = _ends(means), {}
     for key in sorted(ends, key=ends.__getitem__):
         how = {name: value for name, value in found[key].items() if name != "label"}
         handles[f"{found[key]['label']}: {rounded(ends[key], 3)}"] = Line2D([], [], **how)
@@ -257,7 +259,7 @@ def _handles(means: pd.DataFrame, found: dict[tuple[str, str], dict[str, Any]]) 
 
 def _draw_means(axes: Axes, means: pd.DataFrame, found: dict[tuple[str, str], dict[str, Any]], scale: float) -> None:
     # the lowest on top
-    ends = means.groupby(["first", "second"], sort=False)["value"].last()
+    ends = _ends(means)
     for place, key in enumerate(sorted(found, key=lambda key: -ends.get(key, 0.0))):
         how = found[key]
         line = means[(means["first"] == key[0]) & (means["second"] == key[1])]
