@@ -55,6 +55,7 @@ def write_all(
     formats: Sequence[str] = tuple(FILES),
     reference: str = paper.SWEEPS[1],
     seeds: bool = False,
+    all_rows: bool = False,
     figures: Sequence[str] = tuple(FIGURES),
     lengths: Lengths = None,
     look: Look | None = None,
@@ -78,7 +79,7 @@ def write_all(
     make_folder(out)
     written = Written()
     tables: dict[str, Table] = {}
-    wanted = {"reference": reference, "seeds": seeds, "lengths": lengths}
+    wanted = {"reference": reference, "seeds": seeds, "all_rows": all_rows, "lengths": lengths}
     for number, line in TABLES.items():
         if number == "compare" and name == reference:
             continue

@@ -20,6 +20,11 @@ def ends(data: SweepData, lengths: Mapping[str, Sequence[int]], one: Column) -> 
     return [replace(one, heading=f"{one.heading}@{name}", length=length) for length, name in named]
 
 
+def longest(data: SweepData, lengths: Mapping[str, Sequence[int]], one: Column) -> list[Column]:
+    """The column at the longest context length alone."""
+    return ends(data, lengths, one)[-1:]
+
+
 def every(data: SweepData, lengths: Mapping[str, Sequence[int]], one: Column) -> list[Column]:
     """The column at every context length and, where there are several, averaged over them, each weighted by itself."""
     known = sorted(lengths.get(one.probe, ())) or data.lengths(one.probe, one.metric)

@@ -126,6 +126,12 @@ All = Annotated[
     typer.Option("--all", help="Write all tables, figures and the dashboard, with an index, into the folder --out."),
 ]
 Seeds = Annotated[bool, typer.Option("--seeds", help="List every seed instead of mean and deviation (table 6).")]
+AllRows = Annotated[
+    bool,
+    typer.Option(
+        "--all-rows", help="Tables effects and interactions: every length, pair of levels and stratum, sure or not."
+    ),
+]
 Length = Annotated[
     list[str] | None,
     typer.Option(
@@ -187,6 +193,7 @@ def report(
     check: Check = None,
     all_: All = False,
     seeds: Seeds = False,
+    all_rows: AllRows = False,
     length: Length = None,
     trace: Trace = True,
     dashboard: Dashboard = None,
@@ -234,6 +241,7 @@ def report(
         format=format_,
         out=out,
         seeds=seeds,
+        all_rows=all_rows,
         lengths=lengths_of(length or []),
         trace=trace,
         style=style,

@@ -43,6 +43,7 @@ class Request:
     format: str | None = None
     out: Path | None = None
     seeds: bool = False
+    all_rows: bool = False
     lengths: Lengths = None
     trace: bool = True
     as_json: bool = False
@@ -67,9 +68,17 @@ class Request:
             "log": self.log,
         }
         of_figures["title" if self.title else "no-title"] = self.title is not None
+        if self.all_rows and not self.all and (self.table or "").lower() not in (having := _with_all_rows()):
+            raise ReportError(
+                f"--all-rows is about the tables {' and '.join(having)}; give --table {having[0]} with it"
+            )
         given = [name for name, value in of_figures.items() if value]
         if given and not (self.figure or self.all):
             raise ReportError(f"--{given[0]} is about figures; give --figure NAME or --all with it")
+
+
+def _with_all_rows() -> list[str]:
+    return [name for name, line in TABLES.items() if "all_rows" in line.takes]
 
 
 def lengths_of(words: list[str]) -> Lengths:
@@ -136,6 +145,7 @@ def _write_all(asked: Request, store: Store) -> None:
         out=asked.out,
         reference=reference,
         seeds=asked.seeds,
+        all_rows=asked.all_rows,
         lengths=asked.lengths,
         # beside a caption, a title would say it twice
         look=wanted(asked.style, asked.width, bool(asked.title)),
@@ -214,7 +224,12 @@ def _table(asked: Request, store: Store) -> Table:
     """The table that is asked for: by --table, or that of --compare, which keeps what --table prints."""
     name = "compare" if asked.compare else str(asked.table)
     kept = asked.table if asked.table != "compare" else None
-    wanted = {"seeds": asked.seeds, "reference": asked.compare, "table": kept if asked.compare else None}
+    wanted = {
+        "seeds": asked.seeds,
+        "all_rows": asked.all_rows,
+        "reference": asked.compare,
+        "table": kept if asked.compare else None,
+    }
     line = TABLES.get(name.lower())
     options = line.options(wanted) if line else {}
     return make_table(name, store, asked.sweep, **options, **({"lengths": asked.lengths} if asked.lengths else {}))

@@ -16,13 +16,13 @@ import numpy as np
 import pandas as pd
 
 from ...results.store.records import AXES
-from ..columns import complete_columns, ends, every
+from ..columns import complete_columns, ends, every, longest
 from ..data import SweepData
 from ..numbers import Column
 from ..words import word_of
 
 __all__ = [
-    "Contrasted", "Numbers", "factors", "level_pairs", "main_measures", "matched_pairs", "measures", "numbers_of", "origins_of",
+    "Contrasted", "Numbers", "factors", "first_measures", "level_pairs", "main_measures", "matched_pairs", "measures", "numbers_of", "origins_of",
     "reference_level",
 ]  # fmt: skip
 
@@ -30,8 +30,8 @@ MOST_LEVELS = 6
 """Of an axis whose levels are all held against each other; those of a longer one are held against the reference alone."""
 LOSS_DECIMALS = 3
 NO_LEVEL = "-"
-DIVERGED = "diverged"
 """Of an axis that a cell does not have."""
+DIVERGED = "diverged"
 
 
 def measures(data: SweepData, *, at_least: int = 2) -> list[Column]:
@@ -43,6 +43,11 @@ def measures(data: SweepData, *, at_least: int = 2) -> list[Column]:
 def main_measures(data: SweepData, *, at_least: int = 2) -> list[Column]:
     """As `measures`, at the shortest and the longest context length alone."""
     return _known(data, complete_columns(data, over=ends), at_least)
+
+
+def first_measures(data: SweepData, *, at_least: int = 2) -> list[Column]:
+    """As `measures`, at the longest context length alone: what a reader asks of first."""
+    return _known(data, complete_columns(data, over=longest), at_least)
 
 
 def _known(data: SweepData, columns: Sequence[Column], at_least: int) -> list[Column]:

@@ -27,6 +27,7 @@ from .design import (
     Numbers,
     combined,
     factors,
+    first_measures,
     level_pairs,
     main_measures,
     matched_pairs,
@@ -41,7 +42,7 @@ from .spread import NEAR, Spread, detectable, seed_robustness, spread, spreads_b
 
 __all__ = [
     "ALPHA", "CONFIRMATORY", "NEAR", "Effect", "Interaction", "Spread", "accuracies", "contrasts", "detectable", "effects", "factors",
-    "interactions", "main_measures", "matched_pairs", "measures", "numbers_of", "origins_of", "pareto",
+    "first_measures", "interactions", "main_measures", "matched_pairs", "measures", "numbers_of", "origins_of", "pareto",
     "reference_level", "seed_robustness", "spread", "spreads_by_configuration",
 ]  # fmt: skip
 
@@ -203,13 +204,14 @@ def _effect(row: _Row, about: Mapping[str, Any], **more: Any) -> Effect:
 
 
 def interactions(data: SweepData, columns: Sequence[Column] | None = None) -> list[Interaction]:
-    """Every two-way interaction on every main measure, over the whole sweep and within every mixer, and every three-way one."""
+    """Every two-way interaction on every main measure, over the whole sweep and within every mixer, and every three-way one: for
+    the mixers between all of them, for other axes against the reference."""
     numbers = Numbers(data, main_measures(data) if columns is None else columns)
     rows: list[_Row] = []
     for count in (2, 3):
         for axes in combinations(factors(data), count):
             strata = _strata(data, axes)
-            pairs = {axis: level_pairs(data, axis, every=count == 2) for axis in axes}
+            pairs = {axis: level_pairs(data, axis, every=count == 2 or axis == STRATA[0]) for axis in axes}
             for levels in combined(pairs):
                 main = all(levels[axis] in level_pairs(data, axis, every=False) for axis in axes)
                 rows += _rows(numbers, levels, strata[:1] if count == 2 and main else [], strata)

@@ -24,8 +24,12 @@ TABLES: dict[str, Listed] = {
     "6": Listed("complete:table6", "complete results", takes=("lengths", "seeds", "orphans")),
     "open-weight": Listed("open_weight:open_weight", "beside open-weight models, bits per token"),
     "budgets": Listed("budgets:budgets", "training budgets", takes=(), compares=False),
-    "effects": Listed("effects:effects_table", "effect of every level, by matched pairs"),
-    "interactions": Listed("effects:interactions_table", "two-way and three-way interactions"),
+    "effects": Listed(
+        "effects:effects_table", "effect of every level, by matched pairs", takes=("lengths", "all_rows")
+    ),
+    "interactions": Listed(
+        "effects:interactions_table", "two-way and three-way interactions", takes=("lengths", "all_rows")
+    ),
     "contrasts": Listed("effects:contrasts_table", "the contrasts that the grid declares"),
     "power": Listed("power:power_table", "pairs that a difference takes to be seen"),
     "items": Listed("items:items_table", "effects by document, row and trial"),

@@ -12,35 +12,58 @@ from ..columns import qualities
 from ..data import Lengths, SweepData, gather
 from ..layout import DUST, NOTHING, Line, assemble, p_value, sweep_note
 from ..numbers import Column, rounded, signed
-from ..stats.effects import Effect, Interaction, Tested, contrasts, effects, interactions, main_measures, measures
+from ..stats.effects import (
+    Effect,
+    Interaction,
+    Tested,
+    contrasts,
+    effects,
+    first_measures,
+    interactions,
+    main_measures,
+    measures,
+)
 from ..stats.resampling import METHODS
 from ..stats.spread import detectable, spreads
 from ..table import Entry, Table
+from .first import NEAR, first_columns, first_effects, first_interactions
 
 UNITS = "Differences in nats per token, needle and MFU in points; n is configurations, never runs: the seeds of one are one observation."
 TESTS = (
     "Low, High and p belong together ({}): what configurations like these would come to. p corr: p after the correction for "
-    "its family, the tests of one number and one axis{}. p sign: exact sign test."
+    "its family, the tests of one number and one axis ({} families); sure: below 0.05."
 )
+SIGNS = " p sign: exact sign test."
 STRATA_NOTE = (
     "A row over several mixers (or memories) gives each the same weight. I2: share of the differences between them that is more "
     "than chance, p het: its test (Brown and Forsythe); ~ marks rows where p het < 0.05: they speak of none of their mixers."
 )
-NUMBERS = ("Mean", "Median", "Up", "Down", "Low", "High", "p", "p corr", "p sign", "I2", "p het")
+FIRST = ("Mean", "Low", "High", "p", "p corr", "I2", "p het", "Up", "Down")
+FURTHER = ("Median", "p sign")
+ALL_ROWS = "--all-rows"
 WORST = "Worst"
 MIXED = " ~"
 
 
 def effects_table(
-    store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
+    store: Store,
+    sweep: str | None = None,
+    *,
+    revision: int | None = None,
+    lengths: Lengths = None,
+    all_rows: bool = False,
 ) -> Table:
-    """The effect of every level on every number at every length, by matched pairs; declared contrasts first."""
+    """The effects of levels by matched pairs, declared contrasts first: those that are sure and those over the whole sweep, at the
+    longest length; with `all_rows` every one, on every number at every length."""
     data = gather(store, sweep, revision=revision, lengths=lengths)
-    return table_of_effects(data, effects(data))
+    every = effects(data, None if all_rows else first_columns(data))
+    return table_of_effects(data, every, None if all_rows else first_effects(data, every))
 
 
-def table_of_effects(data: SweepData, found: Sequence[Effect]) -> Table:
-    """The table of effects that are worked out already, a row each."""
+def table_of_effects(data: SweepData, every: Sequence[Effect], first: Sequence[Effect] | None = None) -> Table:
+    """The table of effects that are worked out already, a row each, or of those that come first."""
+    found = every if first is None else first
+    headings = _headings(found, first is None)
     lines = [
         Line(
             words=(
@@ -49,39 +72,70 @@ def table_of_effects(data: SweepData, found: Sequence[Effect]) -> Table:
                 f"{one.level} - {one.reference}",
                 _within(one),
             ),
-            entries=_numbers(one, found),
+            entries=_numbers(one, headings),
             about=_about(one),
         )
         for one in found
     ]
-    notes = [sweep_note(data), UNITS, *_tests(data, found), STRATA_NOTE, *_own_units(data), *_missing(data, found)]
+    notes = [sweep_note(data), UNITS, *_tests(every, first is None), *_declared(found), STRATA_NOTE, *_own_units(data)]
+    notes += _missing(found)
+    if first is not None and every:
+        notes.append(
+            "Shown are, at the longest context length, what is sure and every level against the reference over the whole sweep, with "
+            f"mixers where they differ; {_further(len(every) - len(found))} there, the other lengths and all pairs of levels: {ALL_ROWS}."
+        )
     notes += _limits(data, [one for one in main_measures(data) if _told(data, one)], found)
     if not found:
         notes.append("No two cells with numbers agree on all axes but one: there is no pair to compare yet.")
     title = f"Effects of levels by matched pairs, sweep {data.sweep}, revision {data.revision}"
-    headings = ("Measure", "Axis", "Levels", "Within")
-    return assemble(data, "effects", title, headings, lines, numbers=("Pairs", *_headings(found)), notes=notes)
+    words, numbers = ("Measure", "Axis", "Levels", "Within"), ("Pairs", *headings)
+    options = {"all_rows": True} if first is None else {}
+    return assemble(data, "effects", title, words, lines, numbers=numbers, notes=notes, options=options)
 
 
 def interactions_table(
-    store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
+    store: Store,
+    sweep: str | None = None,
+    *,
+    revision: int | None = None,
+    lengths: Lengths = None,
+    all_rows: bool = False,
 ) -> Table:
-    """Two-way and three-way interactions by differences of differences over matched fours and eights of cells."""
+    """Two-way and three-way interactions by differences of differences over matched fours and eights of cells: those that are
+    sure, and the nearest of every family; with `all_rows` every one, at the shortest length too."""
     data = gather(store, sweep, revision=revision, lengths=lengths)
-    found = interactions(data)
+    every = interactions(data, None if all_rows else first_measures(data))
+    found = every if all_rows else first_interactions(every)
+    headings = _headings(found, all_rows)
     lines = [
-        Line(words=(one.measure.heading, *_sides(one), _within(one)), entries=_numbers(one, found), about=_about(one))
+        Line(
+            words=(one.measure.heading, *_sides(one), _within(one)), entries=_numbers(one, headings), about=_about(one)
+        )
         for one in found
     ]
     title = f"Interactions, sweep {data.sweep}, revision {data.revision}"
-    notes = [sweep_note(data), UNITS, *_tests(data, found), STRATA_NOTE, *_own_units(data), *_missing(data, found)]
+    notes = [sweep_note(data), UNITS, *_tests(every, all_rows), STRATA_NOTE, *_own_units(data), *_missing(found)]
     notes.append(
         "Fours: configurations with all corners of a difference of differences; where a third axis is named, eights."
     )
+    if not all_rows and every:
+        notes.append(
+            "Shown are, at the longest context length, the interactions that are sure, over the whole sweep and in its mixers, and of "
+            f"axes without one the nearest (p corr below {NEAR:g}); families by their smallest p corr. {_further(len(every) - len(found))}: {ALL_ROWS}."
+        )
     if not found:
         notes.append("No four cells with numbers agree on all axes but two: there is no interaction to see yet.")
-    headings = ("Measure", "First", "Second", "Third", "Within")
-    return assemble(data, "interactions", title, headings, lines, numbers=("Fours", *_headings(found)), notes=notes)
+    words, numbers = ("Measure", "First", "Second", "Third", "Within"), ("Fours", *headings)
+    return assemble(
+        data,
+        "interactions",
+        title,
+        words,
+        lines,
+        numbers=numbers,
+        notes=notes,
+        options={"all_rows": True} if all_rows else {},
+    )
 
 
 def contrasts_table(
@@ -117,7 +171,7 @@ def contrasts_table(
             "is exploratory.",
             "Margin: the difference that the grid says would not matter; p equiv: two one-sided tests that the mean lies within "
             "it, after Holm's correction. Verdict at 5%: not shown is neither a difference nor its absence.",
-            *_missing(data, found),
+            *_missing(found),
         ]
     else:
         notes.append(
@@ -159,8 +213,8 @@ def _about(one: Tested) -> dict[str, object]:
 # --- numbers --------------------------------------------------------------------------------------------------------
 
 
-def _headings(found: Sequence[Tested]) -> tuple[str, ...]:
-    return (*NUMBERS, WORST) if _any_worst(found) else NUMBERS
+def _headings(found: Sequence[Tested], all_rows: bool) -> tuple[str, ...]:
+    return (*FIRST, *(FURTHER if all_rows else ()), *([WORST] if _any_worst(found) else []))
 
 
 def _any_worst(found: Sequence[Tested]) -> bool:
@@ -175,7 +229,7 @@ def _count(one: Effect | Interaction) -> Entry:
     return Entry(text=text, heading=heading, value=float(n), origins=one.origins)
 
 
-def _numbers(one: Effect | Interaction, found: Sequence[Tested]) -> tuple[Entry, ...]:
+def _numbers(one: Effect | Interaction, headings: Sequence[str]) -> tuple[Entry, ...]:
     amounts = {"Mean": one.mean, "Median": one.median, "Low": one.low, "High": one.high, WORST: one.worst}
     told = {name: _difference(one.measure, name, value) for name, value in amounts.items()}
     told |= {name: Entry(text=str(n), heading=name, value=float(n)) for name, n in (("Up", one.up), ("Down", one.down))}
@@ -184,7 +238,7 @@ def _numbers(one: Effect | Interaction, found: Sequence[Tested]) -> tuple[Entry,
     told["I2"] = Entry(text=NOTHING, heading="I2")
     if not math.isnan(one.i2):
         told["I2"] = Entry(text=rounded(round(one.i2, DUST), 2), heading="I2", value=one.i2)
-    return (_count(one), *(told[name] for name in _headings(found)))
+    return (_count(one), *(told[name] for name in headings))
 
 
 def _difference(column: Column, name: str, value: float) -> Entry:
@@ -197,17 +251,24 @@ def _difference(column: Column, name: str, value: float) -> Entry:
 # --- notes ----------------------------------------------------------------------------------------------------------
 
 
-def _tests(data: SweepData, found: Sequence[Tested]) -> list[str]:
-    """How the tests were made, and which of them were asked for before the launch."""
-    if not found:
+def _tests(made: Sequence[Tested], signs: bool) -> list[str]:
+    """How the tests were made."""
+    if not made:
         return []
-    methods = [METHODS[name] for name in METHODS if any(one.method == name for one in found)]
+    methods = [METHODS[name] for name in METHODS if any(one.method == name for one in made)]
+    return [TESTS.format("; ".join(methods), len({one.family for one in made})) + (SIGNS if signs else "")]
+
+
+def _declared(found: Sequence[Tested]) -> list[str]:
+    """Which tests were asked for before the launch."""
     declared = sum(one.confirmatory for one in found)
-    families = len({one.family for one in found})
-    notes = [TESTS.format("; ".join(methods), f" ({families} families)")]
     if declared:
-        return [*notes, f"The first {declared} rows are contrasts that the grid declares; all others are exploratory."]
-    return [*notes, "The grid declares no contrasts: every row is exploratory."]
+        return [f"The first {declared} rows are contrasts that the grid declares; all others are exploratory."]
+    return ["The grid declares no contrasts: every row is exploratory."] if found else []
+
+
+def _further(n: int) -> str:
+    return f"{n or 'no'} further row{'' if n == 1 else 's'}"
 
 
 def _own_units(data: SweepData) -> list[str]:
@@ -217,7 +278,7 @@ def _own_units(data: SweepData) -> list[str]:
     return [f"In their own units: {', '.join(f'{one.heading} {one.unit}' for one in own)}."] if own else []
 
 
-def _missing(data: SweepData, found: Sequence[Tested]) -> list[str]:
+def _missing(found: Sequence[Tested]) -> list[str]:
     """Why pairs that the grid lists are not there, and what diverged runs could make of the means."""
     counted: Counter[str] = Counter()
     for one in found:

@@ -1,0 +1,139 @@
+"""The tables of effects and interactions: what a reader sees first, and what is left for --all-rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from atma_sweep.cli import app
+from atma_sweep.reports.check import check_file
+from atma_sweep.reports.data import ReportError, gather
+from atma_sweep.reports.render import files_of
+from atma_sweep.reports.stats.effects import Effect, Interaction, effects, interactions, measures
+from atma_sweep.reports.table import Table
+from atma_sweep.reports.tables import make_table
+from atma_sweep.results.paper import rows
+from atma_sweep.results.store.store import Store
+from typer.testing import CliRunner
+
+FIRST = ("Val", "Clean@64K", "Junk@64K", "Ndl@64K", "MFU")
+MIXERS = ("polar", "nope", "rope")
+
+
+def within(one: Effect | Interaction) -> str:
+    parts = [part.split("=") for part in one.where.split(", ") if part]
+    told = ", ".join(level if axis == "attn_type" else f"{axis} {level}" for axis, level in parts) or "all"
+    return told + " ~" * (one.p_heterogeneity < 0.05)
+
+
+def printed(table: Table) -> dict[tuple[str, ...], dict[str, str]]:
+    """By its words, the printed numbers of every row; no row stands twice."""
+    found = {row[: table.text_columns]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
+    assert len(found) == len(table.rows)
+    return found
+
+
+@pytest.fixture(scope="module")
+def interacting(published: Store) -> Table:
+    return make_table("interactions", published, "printed-v2")
+
+
+class TestFirst:
+    def test_no_effect_that_is_sure_is_left_out(self, published: Store, published_effects: Table) -> None:
+        shown = printed(published_effects)
+        assert list(dict.fromkeys(row[0] for row in published_effects.rows)) == list(FIRST)
+        assert len(shown) < 150, "of the 1,484 that there are: what is read in one go"
+        data = gather(published, "printed-v2")
+        columns = {one.heading: one for one in measures(data)}
+        sure = 0
+        for one in effects(data, [columns[name] for name in FIRST]):
+            key = (one.measure.heading, one.axis, f"{one.level} - {one.reference}", within(one))
+            over_all = not one.where and one.reference in ("off", "baseline", "polar")
+            assert key in shown or not (one.p_corrected < 0.05 or over_all)
+            sure += one.p_corrected < 0.05
+            if key in shown:
+                assert (shown[key]["p corr"] == "<0.0001") == (one.p_corrected < 1e-4), "of the whole family"
+        assert sum(float(row["p corr"].strip("<")) < 0.05 for row in shown.values()) == sure > 50
+
+    def test_mixers_stand_below_what_they_differ_in(self, published_effects: Table) -> None:
+        shown = printed(published_effects)
+        words = [row[3] for row in published_effects.rows if row[:3] == ("Ndl@64K", "memory", "on - off")]
+        assert words == ["all ~", "polar", "nope", "rope"]
+        assert [shown["Ndl@64K", "memory", "on - off", mixer]["Mean"] for mixer in MIXERS] == ["+47.8", "+4.6", "0.0"]
+        words = [row[3] for row in published_effects.rows if row[:3] == ("Ndl@64K", "distractor", "on - off")]
+        assert words == ["all"]
+
+    def test_interactions_that_are_sure_come_first(self, published: Store, interacting: Table) -> None:
+        assert len(interacting.rows) < 110
+        data = gather(published, "printed-v2")
+        shown = printed(interacting)
+        columns = {one.heading: one for one in measures(data)}
+        for one in interactions(data, [columns[name] for name in ("Ndl@64K",)]):
+            sides = [f"{a}: {x} - {r}" for a, x, r in zip(one.axes, one.levels, one.references, strict=True)]
+            key = (one.measure.heading, *sides, *["-"] * (3 - len(sides)), within(one))
+            assert key in shown or not one.p_corrected < 0.05
+        for heading in FIRST:
+            blocks: dict[str, list[float]] = {}
+            for row, raw in zip(interacting.rows, interacting.raw, strict=True):
+                if row[0] == heading:
+                    p = dict(zip(interacting.columns, row, strict=True))["p corr"]
+                    blocks.setdefault(raw["family"], []).append(float(p.strip("<")))
+            best = [min(ps) for ps in blocks.values()]
+            assert best == sorted(best)
+
+    def test_the_rest_is_asked_for_and_can_be_checked(self, every: Store, tmp_path: Path) -> None:
+        first, whole = make_table("effects", every), make_table("effects", every, all_rows=True)
+        assert {"Median", "p sign"} == {*whole.columns} - {*first.columns}
+        assert {row[0] for row in first.rows} < {row[0] for row in whole.rows}
+        assert not any("--all-rows" in note for note in whole.notes)
+        assert any("--all-rows" in note for note in first.notes)
+        for path, text in files_of(whole, tmp_path / "x.csv", "csv").items():
+            path.write_text(text)
+        assert check_file(tmp_path / "x.csv", every) == []
+        trace = json.loads(next(tmp_path.glob("*.json")).read_text())
+        assert trace["options"] == {"all_rows": True}
+
+    def test_only_tables_of_effects_have_more(self) -> None:
+        found = CliRunner().invoke(app, ["report", "--table", "6", "--all-rows"])
+        assert isinstance(found.exception, ReportError)
+        assert "give --table effects with it" in str(found.exception)
+
+
+def test_memory_and_window_between_mixers(published: Store) -> None:
+    """The paper's Table 3: how much more the window hurts with memory, on polar than on the others; from the printed numbers."""
+    axes = ("attn_type", "reg_mode", "distractor", "memory", "window")
+    values = {
+        tuple(row[axis] for axis in axes): float(row["needle"])
+        for row in rows("lengths")
+        if row["length"] == "65536"
+    }  # fmt: skip
+    inside = {
+        mixer: [
+            sum(
+                (1 if memory == window else -1) * values[mixer, reg, distractor, memory, window]
+                for memory in ("off", "on")
+                for window in ("off", "on")
+            )
+            for reg in ("baseline", "weak", "strong", "discrete", "zipfian")
+            for distractor in ("off", "on")
+        ]
+        for mixer in MIXERS
+    }
+    data = gather(published, "printed-v2")
+    needle = next(one for one in measures(data) if one.heading == "Ndl@64K")
+    found = {
+        (one.levels[0] if len(one.axes) == 3 else "", one.references[0] if len(one.axes) == 3 else "", one.where): one
+        for one in interactions(data, [needle])
+        if one.axes in (("memory", "window"), ("attn_type", "memory", "window"))
+    }
+    assert len(found) == 4 + 3, "over all and in three mixers; and between every two of them"
+    for mixer in MIXERS:
+        one = found["", "", f"attn_type={mixer}"]
+        assert (one.fours, 100 * one.mean) == (10, pytest.approx(sum(inside[mixer]) / 10, abs=0.03))
+    for level, reference in (("nope", "polar"), ("rope", "polar"), ("rope", "nope")):
+        one = found[level, reference, ""]
+        between = [a - b for a, b in zip(inside[level], inside[reference], strict=True)]
+        assert (one.fours, 100 * one.mean) == (10, pytest.approx(sum(between) / 10, abs=0.05))
+        assert 100 * one.low <= sum(between) / 10 <= 100 * one.high
+        assert one.family == "Ndl@64K: attn_type x memory x window"
