@@ -185,12 +185,29 @@ def _drawn(
             drawn.add_column(Text(_folded(headings[c], wide)), justify=side, width=wide, overflow="fold")  # type: ignore[arg-type]
         else:
             drawn.add_column(Text(headings[c]), justify=side, no_wrap=True)  # type: ignore[arg-type]
-    for r, row in enumerate(rows):
-        drawn.add_row(*(Text(row[c], "bold" if (r, c) in bold else "") for c in fitted.columns))
+    for some in _together(rows, fitted):
+        pieces = ([(rows[r][c], "bold" if (r, c) in bold else "") for r in some] for c in fitted.columns)
+        drawn.add_row(*(Text("\n").join(Text(*piece) for piece in column) for column in pieces))
     out = io.StringIO()
     colors = "standard" if color else None
     Console(file=out, width=WIDE, color_system=colors, force_terminal=color, highlight=False).print(drawn)  # type: ignore[arg-type]
     return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+def _together(rows: Sequence[Sequence[str]], fitted: Fitted) -> list[list[int]]:
+    """Rows that are drawn as one of several lines, since none of their texts takes more than one line: one by
+    one, thousands take seconds."""
+    widths = fitted.widths or (WIDE,) * len(fitted.columns)
+    found: list[list[int]] = []
+    joined = False
+    for r, row in enumerate(rows):
+        one = all("\n" not in row[c] and _cells(row[c]) <= wide for c, wide in zip(fitted.columns, widths, strict=True))
+        if one and joined:
+            found[-1].append(r)
+        else:
+            found.append([r])
+        joined = one
+    return found
 
 
 def _blocks(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[str]:

@@ -8,19 +8,20 @@ micro-batch (train.loss_reduction: sum), in every mode but `strong`; and never f
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from statistics import fmean
+from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 from scipy import special
 
-from ...results.store.records import AXES
+from ...results.store.records import AXES, CellState, Value
 from ..data import WEIGHTED, ReportError, SweepData
 from ..numbers import Column
 from ..trials import trials_of
-from .design import numbers_of
+from .design import NO_LEVEL
 from .resampling import ALPHA
 
 __all__ = [
@@ -70,65 +71,83 @@ class Spread:
 def spread(data: SweepData, column: Column, where: Mapping[str, str] | None = None) -> Spread | None:
     """The spread of a number: between seeds where the sweep has several, else between near-replicates. `where` keeps only cells
     at those levels. None where there is no such group."""
-    frame = numbers_of(data, column)
-    for name, wanted in (where or {}).items():
-        frame = frame[frame[name] == wanted]
-    return _pooled(data, column, frame)
+    wanted = (where or {}).items()
+    some = [one for one in _known(data, column) if all(_level(one.cell, axis) == level for axis, level in wanted)]
+    return _pooled(data, column, some)
 
 
 def spreads(data: SweepData, column: Column) -> dict[tuple[str, ...], Spread]:
     """The spread within every stratum that has one, by its levels of STRATA: what varies much in one may stand still in another."""
-    frame = numbers_of(data, column)
-    found = {}
-    for key, part in frame.groupby(list(STRATA), sort=False):
-        if (one := _pooled(data, column, part)) is not None:
-            found[tuple(map(str, key))] = one
-    return found
+    return _by(data, column, STRATA)
 
 
 def spreads_by_configuration(data: SweepData, column: Column) -> dict[tuple[str, ...], Spread]:
     """The spread of every configuration on its own, by its levels of AXES without the regularizer."""
-    frame = numbers_of(data, column)
-    found = {}
-    for key, part in frame.groupby([axis for axis in AXES if axis != NEAR]):
-        if (one := _pooled(data, column, part)) is not None:
-            found[tuple(map(str, key))] = one
-    return found
+    return _by(data, column, [axis for axis in AXES if axis != NEAR])
 
 
-def _pooled(data: SweepData, column: Column, frame: pd.DataFrame) -> Spread | None:
+def _by(data: SweepData, column: Column, axes: Sequence[str]) -> dict[tuple[str, ...], Spread]:
+    parts: dict[tuple[str, ...], list[_Number]] = {}
+    for one in _known(data, column):
+        parts.setdefault(tuple(one.cell.levels[axis] for axis in axes), []).append(one)
+    found = {key: _pooled(data, column, part) for key, part in parts.items()}
+    return {key: one for key, one in found.items() if one is not None}
+
+
+class _Number(NamedTuple):
+    cell: CellState
+    given: Value
+    value: float
+
+
+def _known(data: SweepData, column: Column) -> list[_Number]:
+    found = ((cell, data.value(cell.cell_id, column.probe, column.metric, column.length)) for cell in data.cells)
+    return [_Number(cell, given, given.value) for cell, given in found if given is not None and given.value is not None]
+
+
+def _level(cell: CellState, axis: str) -> str:
+    return cell.levels[axis] if axis in AXES else cell.axes.get(axis, NO_LEVEL)
+
+
+def _pooled(data: SweepData, column: Column, some: Sequence[_Number]) -> Spread | None:
     axes = [*AXES, *data.extra_axes()]
-    # an array, since an empty list would choose no columns
-    near = frame[np.array([_near(data, column, cell) for cell in frame["cell"]], dtype=bool)]
-    kinds = (("seeds", frame, axes), ("near-replicates", near, [axis for axis in (*axes, "seed") if axis != NEAR]))
-    for kind, some, keys in kinds:
-        groups = some.groupby(keys)["value"]
-        sizes = groups.size()
-        df = int((sizes - 1).sum())
+    near = [one for one in some if _near(data, column, one.cell)]
+    kinds = (("seeds", some, axes, False), ("near-replicates", near, [axis for axis in axes if axis != NEAR], True))
+    for kind, numbers, keys, with_seed in kinds:
+        groups: dict[tuple[str, ...], list[float]] = {}
+        for one in numbers:
+            seed = (str(one.cell.seed),) if with_seed else ()
+            groups.setdefault((*(_level(one.cell, axis) for axis in keys), *seed), []).append(one.value)
+        df = sum(len(group) - 1 for group in groups.values())
         if df > 0:
             # a group of one is its own mean and adds nothing
-            squares = float(((some["value"] - groups.transform("mean")) ** 2).sum())
-            return Spread(kind, math.sqrt(squares / df), df, int((sizes > 1).sum()), _floor(data, column, frame))
+            squares = math.fsum(
+                (value - mean) ** 2 for group in groups.values() for mean in [fmean(group)] for value in group
+            )
+            several = sum(len(group) > 1 for group in groups.values())
+            return Spread(kind, math.sqrt(squares / df), df, several, _floor(data, column, some))
     return None
 
 
-def _near(data: SweepData, column: Column, cell: str) -> bool:
+def _near(data: SweepData, column: Column, cell: CellState) -> bool:
     """Whether the regularizer of this cell is nearly nothing to the number."""
-    train = data.configs.get(cell, {}).get("train", {})
+    train = data.configs.get(cell.cell_id, {}).get("train", {})
     weak = train.get("loss_reduction") == "sum" and train.get("regularizer") != TREATMENT
     return weak and column.probe != SPEED
 
 
-def _floor(data: SweepData, column: Column, frame: pd.DataFrame) -> float:
+def _floor(data: SweepData, column: Column, some: Sequence[_Number]) -> float:
     """Standard deviation of an accuracy that its trials alone explain, at the mean of these cells by Jeffreys: also where no
     trial of any of them was right. 0 for what is no accuracy."""
     base = column.metric.removesuffix(WEIGHTED)
-    if not len(frame) or not data.metric(column.probe, base).trials:
+    if not some or not data.metric(column.probe, base).trials:
         return 0.0
-    lengths = data.averaged(column.probe, base) if column.metric != base else [column.length]
+    averaged = column.metric != base
+    lengths = data.averaged(column.probe, base) if averaged else [column.length]
     variance = 0.0
     for length in lengths:
-        known = [value for cell in frame["cell"] if (value := data.value(cell, column.probe, base, length)) is not None]
+        given = (data.value(one.cell.cell_id, column.probe, base, length) if averaged else one.given for one in some)
+        known = [value for value in given if value is not None]
         sizes = [(value.value or 0.0, n) for value in known if (n := trials_of(value, data.values))]
         if not sizes:
             return 0.0
