@@ -10,6 +10,8 @@ from typing import Any
 
 GAPS = (2, 1)
 """Columns of the terminal between two columns of a table: the first that fits, and the last where columns are hidden."""
+WHOLE_GAP = 3
+"""As that, where there is room for all."""
 LABEL_GAP = 2
 WIDEST_WORD = 20
 """A longer word may be broken where the terminal is too narrow for it."""
@@ -170,6 +172,42 @@ def _drawn(
     bold: frozenset[tuple[int, int]],
     color: bool,
 ) -> list[str]:
+    """Rich draws the head and the rows that are folded; the others, which may be thousands, are only padded: Rich takes a
+    millisecond a text."""
+    widths = fitted.widths or tuple(max(map(_cells, [headings[c], *(row[c] for row in rows)])) for c in fitted.columns)
+    gap, edge = (" " * fitted.gap, "") if fitted.widths else (" " * WHOLE_GAP, " ")
+    found = _rich(headings, [], words, fitted, widths, color)
+    # a table that is not squeezed ends in an empty line
+    foot = [] if fitted.widths else [found.pop()]
+    for r, row in enumerate(rows):
+        texts = [row[c] for c in fitted.columns]
+        if all(_cells(text) <= wide and "\n" not in text for text, wide in zip(texts, widths, strict=True)):
+            padded = [
+                _padded(text, wide, c < words, color and (r, c) in bold)
+                for c, text, wide in zip(fitted.columns, texts, widths, strict=True)
+            ]
+            found.append((edge + gap.join(padded)).rstrip())
+        else:
+            signs = [(text, "bold" if (r, c) in bold else "") for c, text in zip(fitted.columns, texts, strict=True)]
+            found += _rich(None, signs, words, fitted, widths, color)
+    return [*found, *foot]
+
+
+def _padded(text: str, wide: int, left: bool, bold: bool) -> str:
+    blank = " " * (wide - _cells(text))
+    shown = f"\x1b[1m{text}\x1b[0m" if bold and text else text
+    return shown + blank if left else blank + shown
+
+
+def _rich(
+    headings: Sequence[str] | None,
+    row: Sequence[tuple[str, str]],
+    words: int,
+    fitted: Fitted,
+    widths: Sequence[int],
+    color: bool,
+) -> list[str]:
+    """The head of a table, or one row of texts with their styles."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -177,37 +215,17 @@ def _drawn(
 
     # a border is one sign wide, so that padding makes up the rest of the gap
     close: dict[str, Any] = {"show_edge": False, "padding": (0, fitted.gap - 1, 0, 0)} if fitted.widths else {}
-    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, **close)
-    for place, c in enumerate(fitted.columns):
-        side = "left" if c < words else "right"
-        if fitted.widths:
-            wide = fitted.widths[place]
-            drawn.add_column(Text(_folded(headings[c], wide)), justify=side, width=wide, overflow="fold")  # type: ignore[arg-type]
-        else:
-            drawn.add_column(Text(headings[c]), justify=side, no_wrap=True)  # type: ignore[arg-type]
-    for some in _together(rows, fitted):
-        pieces = ([(rows[r][c], "bold" if (r, c) in bold else "") for r in some] for c in fitted.columns)
-        drawn.add_row(*(Text("\n").join(Text(*piece) for piece in column) for column in pieces))
+    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=headings is not None, **close)
+    for c, wide in zip(fitted.columns, widths, strict=True):
+        heading = headings[c] if headings is not None else ""
+        head = Text(_folded(heading, wide) if fitted.widths else heading)
+        drawn.add_column(head, justify="left" if c < words else "right", width=wide, overflow="fold")
+    if row:
+        drawn.add_row(*(Text(text, style) for text, style in row))
     out = io.StringIO()
     colors = "standard" if color else None
     Console(file=out, width=WIDE, color_system=colors, force_terminal=color, highlight=False).print(drawn)  # type: ignore[arg-type]
     return [line.rstrip() for line in out.getvalue().splitlines()]
-
-
-def _together(rows: Sequence[Sequence[str]], fitted: Fitted) -> list[list[int]]:
-    """Rows that are drawn as one of several lines, since none of their texts takes more than one line: one by
-    one, thousands take seconds."""
-    widths = fitted.widths or (WIDE,) * len(fitted.columns)
-    found: list[list[int]] = []
-    joined = False
-    for r, row in enumerate(rows):
-        one = all("\n" not in row[c] and _cells(row[c]) <= wide for c, wide in zip(fitted.columns, widths, strict=True))
-        if one and joined:
-            found[-1].append(r)
-        else:
-            found.append([r])
-        joined = one
-    return found
 
 
 def _blocks(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[str]:

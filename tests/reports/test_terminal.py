@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import pty
 import re
@@ -23,7 +24,10 @@ from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import Measurement, Owner, Provenance
 from atma_sweep.results.store.store import Store
 from patience import PATIENCE_S
+from rich import box
 from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table as RichTable
 from tiers import shared_out
 
 WIDTHS = (60, 80, 120, 200)
@@ -122,6 +126,35 @@ def test_any_text_fits(signs: str) -> None:
         for rows in ([[signs, "b", "1.25"]], [[signs, "b", "1.25"], ["a", signs, signs]] * 9):
             for line in terminal.lines(["First", signs or "Second", "Third"], rows, words, 60):
                 assert cell_len(line) <= 60
+
+
+def test_rows_stand_where_rich_puts_them(printed: Store) -> None:
+    """Rich draws the head alone; what is padded beside it is held against a table that is drawn by Rich altogether."""
+    table = make_table("3", printed, "printed-v2")
+    rows = [*table.rows, ["64K 漢字", *table.rows[0][1:]]]
+    whole = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
+    for place, heading in enumerate(table.columns):
+        whole.add_column(heading, justify="left" if place < table.text_columns else "right")
+    for row in rows:
+        whole.add_row(*row)
+    out = io.StringIO()
+    Console(file=out, width=1000).print(whole)
+    expected = [line.rstrip() for line in out.getvalue().splitlines()]
+    assert terminal.lines(table.columns, rows, table.text_columns, None) == expected
+    bold = terminal.lines(table.columns, rows, table.text_columns, None, bold=table.best, color=True)
+    assert [re.sub(r"\x1b\[\d*m", "", line) for line in bold] == expected
+    marked = {text for line in bold for text in re.findall(r"\x1b\[1m(.*?)\x1b\[0m", line)}
+    assert marked >= {table.rows[r][c] for r, c in table.best}
+
+
+def test_a_folded_row_stands_among_the_others() -> None:
+    rows = [["a", "1.25"], ["word " * 8, "2.5"], ["b", "10.0"]]
+    assert terminal.lines(["Name", "Number"], rows, 1, 32)[2:] == [
+        "a" + " " * 25 + "  1.25",
+        "word word word word word" + "     2.5",
+        "word word word",
+        "b" + " " * 25 + "  10.0",
+    ]
 
 
 def seen(arguments: list[str], folder: Path, width: int) -> str:
