@@ -25,6 +25,7 @@ from pathlib import Path
 from ..names import PUBLISHED
 from ..store.records import AXES
 from ..store.store import Store, StoreMissing, open_store
+from ..store.transactions import PATIENCE_S
 from ..store.upgrading import create_scratch
 from .loading import NAMES, OWNER, holds, load_published
 from .sheets import DIGITS, LENGTHS, MOST_FREQUENT, OPEN_WEIGHT, PARAMETERS, SWEEPS, VERSIONS, is_published_cell, rows
@@ -80,16 +81,19 @@ def with_published(store: Store, sweep: str) -> Store:
     return store
 
 
-def open_with_published(db: str | Path | None, sweep: str | None) -> Store:
+def open_with_published(
+    db: str | Path | None, sweep: str | None, *, patience: float = PATIENCE_S, read_only: bool = False
+) -> Store:
     """The database; when a published sweep is asked for that it lacks, or there is no database, a temporary one with those.
 
-    Raises as open_store does.
+    Opened, and raises, as open_store does.
     """
-    if sweep is None or not is_published(sweep):
-        return open_store(db)
     try:
-        return with_published(open_store(db), sweep)
+        store = open_store(db, patience=patience, read_only=read_only)
+        return store if sweep is None or not is_published(sweep) else with_published(store, sweep)
     except StoreMissing:
+        if sweep is None or not is_published(sweep):
+            raise
         return _shared(sweep)
 
 

@@ -121,6 +121,25 @@ def sources(session: Session, attempt_ids: Collection[int]) -> dict[int, Source]
     return found
 
 
+def mark(session: Session, sweep: str) -> str:
+    """Another text after whatever happened that a report of the sweep may show: few queries, of which none reads its numbers.
+
+    It may change, too, for what happened to another sweep of the database. Raises SweepUnknown.
+    """
+    row = sweep_row(session, sweep)
+    launched = revision_row(session, row.id)
+    inside = select(RevisionCellRow.cell_id).where(RevisionCellRow.revision_id == launched.id)
+    columns: list[Any] = [func.count(AttemptRow.id), func.max(AttemptRow.id), func.sum(AttemptRow.step)]
+    columns += [func.count(AttemptRow.finished_at), func.count(AttemptRow.weights)]
+    attempts = session.execute(select(*columns).where(AttemptRow.cell_id.in_(inside))).one()
+    # ids of the whole database, from its indexes: to count a sweep's own numbers would take as long as reading them
+    newest = [session.scalar(select(func.max(column))) for column in (MeasurementRow.id, EventRow.id)]
+    alive = select(AttemptRow.id).where(AttemptRow.cell_id.in_(inside), AttemptRow.state == "running")
+    last = select(CurvePointRow.attempt_id, func.max(CurvePointRow.step)).where(CurvePointRow.attempt_id.in_(alive))
+    curves = session.execute(last.group_by(CurvePointRow.attempt_id).order_by(CurvePointRow.attempt_id)).all()
+    return repr((launched.id, row.owner, row.request, tuple(attempts), newest, [tuple(one) for one in curves]))
+
+
 def newest_event(session: Session, sweep: str, kinds: Collection[str]) -> Event | None:
     """What happened last, of these kinds, to the sweep itself; None when nothing of the kind did."""
     query = select(*columns_of(EventRow, Event)).where(EventRow.kind.in_(kinds))

@@ -166,8 +166,10 @@ _LIVELY = {
 """So that a connection into nothing is noticed within a minute or so; an URL that says otherwise is obeyed."""
 
 
-def make_engine(url: URL, *, foreign_keys: bool = True) -> Engine:
+def make_engine(url: URL, *, foreign_keys: bool = True, read_only: bool = False) -> Engine:
     """An engine with the pragmas of this module. Usable after a fork: the child opens its own connections.
+
+    `read_only`: the database itself refuses whatever would change it, whoever asks.
 
     Raises StoreError when the PostgreSQL driver is not installed.
     """
@@ -183,6 +185,8 @@ def make_engine(url: URL, *, foreign_keys: bool = True) -> Engine:
     def _connected(connection: Any, record: Any) -> None:
         if not sqlite:
             connection.execute(f"SET lock_timeout = {BUSY_MS}")
+            if read_only:
+                connection.execute("SET default_transaction_read_only = on")
             connection.commit()
             return
         connection.isolation_level = None  # we begin ourselves, below
@@ -192,6 +196,8 @@ def make_engine(url: URL, *, foreign_keys: bool = True) -> Engine:
             cursor.execute("PRAGMA journal_mode=WAL")
         cursor.execute(f"PRAGMA synchronous={_SYNC[False]}")
         cursor.execute(f"PRAGMA foreign_keys={'ON' if foreign_keys else 'OFF'}")
+        if read_only:
+            cursor.execute("PRAGMA query_only=ON")
         cursor.close()
 
     @event.listens_for(engine, "begin")

@@ -89,7 +89,7 @@ def sweep_row(session: Session, name: str | None) -> SweepRow:
     found = session.scalar(select(SweepRow).where(SweepRow.name == name))
     if found is None and name in PUBLISHED:
         raise SweepUnknown(
-            f"{name} holds the paper's numbers, and this database does not: only report, show, status and export take it"
+            f"{name} holds the paper's numbers; it is not in this database, and only report, dashboard, show, status and export know it"
         )
     if found is None:
         known = list(session.scalars(select(SweepRow.name)))

@@ -126,6 +126,10 @@ class Reads(ABC):
         """The same without all that takes room: the code and the chip."""
         return self.read(attempt_queries.sources, attempt_ids)
 
+    def mark(self, sweep: str) -> str:
+        """Another text after whatever happened that a report of the sweep may show. Raises SweepUnknown."""
+        return self.read(attempt_queries.mark, sweep)
+
     def newest_event(self, sweep: str, kinds: Collection[str]) -> Event | None:
         """What happened last, of these kinds, to the sweep itself. Raises SweepUnknown."""
         return self.read(attempt_queries.newest_event, sweep, kinds)

@@ -78,11 +78,18 @@ __all__ = [
 IsAlive = Callable[[Owner], bool | None]
 
 
-def open_store(url_or_path: str | Path | None = None, *, create: bool = False, patience: float = PATIENCE_S) -> Store:
+def open_store(
+    url_or_path: str | Path | None = None,
+    *,
+    create: bool = False,
+    patience: float = PATIENCE_S,
+    read_only: bool = False,
+) -> Store:
     """The database at the given place: a URL, a file, or None for ATMA_DB, else atma.db in the working folder.
 
     `create` makes a missing or empty one; many processes may do so at once. `patience`: seconds that a write waits for
-    a locked database. An existing database is never migrated here.
+    a locked database. `read_only`: no connection of this store can change anything. An existing database is never
+    migrated here.
 
     Raises StoreMissing, StoreOutdated, StoreTooNew, StoreBusy, and StoreError for a file that is no database of ours,
     for SQLite on a network file system and for a URL that we do not understand.
@@ -97,7 +104,7 @@ def open_store(url_or_path: str | Path | None = None, *, create: bool = False, p
         refuse_network(path)
     if create and (path is None or not path.exists() or path.stat().st_size == 0):
         create_database(url)
-    store = Store(url_or_path if path is None else path, patience=patience)
+    store = Store(url_or_path if path is None else path, patience=patience, read_only=read_only)
     try:
         with plain_errors(url), store.transaction(write=False) as session:
             found = revision_of(session.connection())

@@ -40,11 +40,13 @@ class _Unsettled(Exception):
 class Transactions:
     """A database and the connections to it; pickles as its address."""
 
-    def __init__(self, url_or_path: str | Path | None = None, *, patience: float = PATIENCE_S) -> None:
+    def __init__(
+        self, url_or_path: str | Path | None = None, *, patience: float = PATIENCE_S, read_only: bool = False
+    ) -> None:
         self.url = place(url_or_path)
         self.path = file_of(self.url)
-        self.patience = patience
-        self._engine = make_engine(self.url)
+        self.patience, self.read_only = patience, read_only
+        self._engine = make_engine(self.url, read_only=read_only)
         self._reader = self._engine.execution_options(begin="BEGIN")
         self._durable = self._engine.execution_options(durable=True)
         self._silent: dict[bool, float] = {}
@@ -52,7 +54,8 @@ class Transactions:
         self._answered = 0.0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(type(self), self.url.render_as_string(hide_password=False), patience=self.patience), ()
+        made = partial(type(self), patience=self.patience, read_only=self.read_only)
+        return made, (self.url.render_as_string(hide_password=False),)
 
     def __str__(self) -> str:
         return shown(self.url)
