@@ -13,7 +13,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from . import __version__
-from .reports.commands import report, show, status
+from .reports.commands import dashboard, report, show, status
 from .results.errors import Expected
 from .results.options import Address, AsJson, Cells, Db, Runs, SweepName, print_json, runs_folder
 from .results.text import Printed, cleaned, say, sentence
@@ -355,6 +355,7 @@ def retry(
 
 app.command()(show)
 app.command()(report)
+app.command()(dashboard)
 app.command()(export)
 app.command("import")(import_)
 

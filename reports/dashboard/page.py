@@ -59,7 +59,7 @@ def dashboard(store: Store, sweep: str | None = None, *, lengths: Lengths = None
     Raises SweepUnknown, ReportError.
     """
     title, blocks = blocks_of(store, sweep, lengths=lengths, compare=compare)
-    return page_of(title, [*blocks.items(), ("library", _library().encode())])
+    return page_of(title, [*blocks.items(), ("library", library().encode())])
 
 
 def blocks_of(
@@ -97,7 +97,7 @@ def page_of(title: str, blocks: Iterable[tuple[str, bytes]], *, more_script: str
     policy = "; ".join(
         [
             "default-src 'none'",
-            f"script-src {_hash(script)} {_hash(_library())}",
+            f"script-src {_hash(script)} {_hash(library())}",
             f"style-src {_hash(style)} {_hash(EMPTY_STYLE)}",
             "img-src data:",
             "base-uri 'none'",
@@ -117,7 +117,7 @@ def _template(name: str) -> str:
     return resources.files(__package__).joinpath("templates", name).read_text(encoding="utf-8")
 
 
-def _library() -> str:
+def library() -> str:
     from plotly.offline import get_plotlyjs
 
     return str(get_plotlyjs())

@@ -28,6 +28,7 @@ NOT_HERE = {
     "report --check": "reads what that writes",
     "data prepare": "reads a whole corpus",
     "bench": "takes minutes or a GPU",
+    "dashboard": "serves until Ctrl-C",
 }
 """By how an example begins: why it is not run here. `launch --dry-run` is."""
 

@@ -1,0 +1,113 @@
+"""What a page of a sweep is made of, made anew when the database has something new, and not more often than it can bear."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from sqlalchemy.exc import DBAPIError
+
+from ...results.errors import Expected
+from ...results.store.store import Store
+from ...results.text import plain
+from ..dashboard.page import blocks_of
+
+LOOK_S = 1.0
+"""The database is asked for changes once in this time, however many pages ask."""
+REST = 4.0
+"""Making blocks is followed by a rest of so many times what it took, so that it never takes more than a fifth of a core."""
+KEPT = 2
+"""A page that asks for a curve may be of the state before."""
+
+Blocks = tuple[str, Mapping[str, bytes]]
+
+
+@dataclass(frozen=True)
+class Build:
+    """The blocks of a page as they were at one moment; `version` counts from 1."""
+
+    version: int
+    title: str
+    blocks: Mapping[str, bytes]
+    at: datetime
+
+
+class Newest:
+    """The newest state of a sweep, for threads: `look` never waits for it to be made, that happens in a thread of its own."""
+
+    def __init__(self, store: Store, sweep: str, make: Callable[[Store, str], Blocks] = blocks_of) -> None:
+        """Reads it once. Raises SweepUnknown, StoreError, ReportError."""
+        self._store, self._sweep, self._make = store, sweep, make
+        self._lock = threading.Lock()
+        self._builds: deque[Build] = deque(maxlen=KEPT)
+        self._trouble: str | None = None
+        self._making: threading.Thread | None = None
+        self._looked = self._rested = 0.0
+        self._mark = store.mark(sweep)
+        self._build(self._mark)
+
+    @property
+    def build(self) -> Build:
+        """The newest that there is."""
+        return self._builds[-1]
+
+    def of(self, version: int) -> Build | None:
+        """The state of that version, while it is kept."""
+        return next((build for build in list(self._builds) if build.version == version), None)
+
+    def look(self) -> dict[str, object]:
+        """The newest version and what is wrong with the database, if anything; a newer one is made meanwhile where there is
+        something new."""
+        with self._lock:
+            now = time.monotonic()
+            if self._making is None and now >= self._rested and now - self._looked >= LOOK_S:
+                self._looked = now
+                self._start_if_new()
+            build = self.build
+        return {"version": build.version, "at": build.at.isoformat(timespec="seconds"), "trouble": self._trouble}
+
+    def _start_if_new(self) -> None:
+        try:
+            mark = self._store.mark(self._sweep)
+        except (Expected, DBAPIError) as error:
+            self._trouble = _said(error)
+            return
+        if mark == self._mark:
+            self._trouble = None
+            return
+        self._making = threading.Thread(target=self._again, args=(mark,), name="page", daemon=True)
+        self._making.start()
+
+    def _again(self, mark: str) -> None:
+        began = time.monotonic()
+        try:
+            self._build(mark)
+            self._trouble = None
+        except (Expected, DBAPIError) as error:
+            self._trouble = _said(error)
+        finally:
+            ended = time.monotonic()
+            self._rested = ended + REST * (ended - began)
+            self._making = None
+
+    def _build(self, mark: str) -> None:
+        title, blocks = self._make(self._store, self._sweep)
+        version = self._builds[-1].version + 1 if self._builds else 1
+        self._builds.append(Build(version, title, blocks, datetime.now(UTC)))
+        self._mark = mark
+
+
+def _said(error: Exception) -> str:
+    words = str(error.orig) if isinstance(error, DBAPIError) else str(error)
+    return plain(words.splitlines()[0] if words else type(error).__name__)
+
+
+def joined(build: Build, names: tuple[str, ...] = ("core", "answer")) -> bytes:
+    """Blocks that are JSON as one object, with the version; not parsed again, since they are long."""
+    head = json.dumps({"version": build.version})[:-1].encode()
+    return head + b"".join(b',"%s":%s' % (name.encode(), build.blocks[name]) for name in names) + b"}"

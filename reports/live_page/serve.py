@@ -1,0 +1,154 @@
+"""`atma-sweep dashboard`: the page of a sweep on 127.0.0.1, until Ctrl-C."""
+
+from __future__ import annotations
+
+import errno
+import html
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import webbrowser
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from ...results.errors import Expected
+from ...results.paper import open_with_published
+from .app import app_of
+from .newest import Newest
+
+LOOPBACK = "127.0.0.1"
+PATIENCE_S = 10.0
+"""A page is rather told that the database is locked than kept waiting."""
+
+
+class PortTaken(Expected):
+    """The port cannot be had."""
+
+    exit_code = 3
+
+
+def serve(
+    sweep: str | None, db: str | None, *, port: int = 0, browser: bool = True, tell: Callable[[str], None] = print
+) -> None:
+    """Serves the page of a sweep (None: the one launched last), and gives its address to `tell`; returns after Ctrl-C.
+
+    Another request to stop reaches its handler once the server has ended. The database is opened for reading alone. `port`
+    0 is any that is free. Raises PortTaken, SweepUnknown, StoreError, ReportError, all before the address is told.
+    """
+    with listening(port) as ears:
+        store = open_with_published(db, sweep, patience=PATIENCE_S, read_only=True)
+        newest = Newest(store, sweep or store.default_sweep())
+        bound, token = ears.getsockname()[1], secrets.token_urlsafe(32)
+        address = f"http://{LOOPBACK}:{bound}/{token}/"
+        server = Server(config_of(app_of(newest, port=bound, token=token)))
+        with ended_by_signals(server):
+            tell(address)
+            with opened(address if browser else None) as note:
+                if note:
+                    print(note, file=sys.stderr)
+                server.run(sockets=[ears])
+
+
+class Server(uvicorn.Server):
+    """Leaves signals to `ended_by_signals`."""
+
+    def capture_signals(self) -> nullcontext[None]:  # type: ignore[override]
+        """None of them."""
+        return nullcontext()
+
+
+@contextmanager
+def ended_by_signals(server: uvicorn.Server) -> Iterator[None]:
+    """Ctrl-C, SIGTERM and SIGHUP end the server; the handlers that were there before hear of the latter two afterwards.
+
+    A handler that raises must not be called while the server runs: asyncio swallows what is raised inside a callback.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+
+    def end(number: int, frame: FrameType | None) -> None:
+        server.force_exit = bool(came)
+        server.should_exit = True
+        came.append(number)
+
+    heard = [signal.SIGINT, *(number for number in (signal.SIGTERM, signal.SIGHUP) if _matters(number))]
+    before = {number: signal.signal(number, end) for number in heard}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if came and came[0] != signal.SIGINT:
+        signal.raise_signal(came[0])
+
+
+def _matters(number: int) -> bool:
+    return signal.getsignal(number) is not signal.SIG_IGN  # nohup ignores SIGHUP
+
+
+def config_of(app: Callable[..., Any]) -> uvicorn.Config:
+    """A server that says nothing but where its own code fails, and does not wait for a page that is open when it ends."""
+    logging.getLogger("uvicorn.error").addFilter(_is_failure)
+    return uvicorn.Config(
+        app,
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_graceful_shutdown=1,
+    )
+
+
+def _is_failure(record: logging.LogRecord) -> bool:
+    return record.exc_info is not None
+
+
+@contextmanager
+def listening(port: int) -> Iterator[socket.socket]:
+    """A socket of the loopback that listens already, so that a browser may come before the server runs. Raises PortTaken."""
+    ears = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        ears.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            ears.bind((LOOPBACK, port))
+            ears.listen(64)
+        except OSError as error:
+            what = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be had: {error.strerror}"
+            raise PortTaken(f"port {port} of {LOOPBACK} {what}; name another with --port, or leave it out") from error
+        yield ears
+    finally:
+        ears.close()
+
+
+@contextmanager
+def opened(address: str | None) -> Iterator[str | None]:
+    """Opens the address in the browser, if there is one to see; gives a note where there is not.
+
+    The browser gets the name of a file that leads there and that only its user can read: arguments of a program can be
+    read by everybody on the machine, and the token is in the address.
+    """
+    if address is None:
+        yield None
+        return
+    if sys.platform == "linux" and not any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))):
+        yield "no browser to open here; open the address yourself"
+        return
+    with tempfile.TemporaryDirectory(prefix="atma-page-") as folder:  # mode 0700
+        file = Path(folder) / "open.html"
+        file.write_text(f'<meta http-equiv="refresh" content="0;url={html.escape(address)}">', encoding="utf-8")
+        yield None if webbrowser.open(file.as_uri()) else "no browser could be opened; open the address yourself"
