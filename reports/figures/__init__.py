@@ -24,6 +24,9 @@ FIGURES: dict[str, Listed] = {
     "loss": Listed("loss", "validation and training loss over tokens", takes=("by", "log", "highlight")),
     "effects": Listed("effects", "what every level does, with intervals"),
     "interactions": Listed("interactions", "what two levels do together"),
+    "power": Listed("power", "how small a difference so many pairs show"),
+    "seeds": Listed("seeds", "how far runs that ought to agree lie apart"),
+    "items": Listed("items", "who answers which trial of the needle"),
     "pareto": Listed("pareto", "quality against speed", takes=("lengths", "highlight")),
     "timeline": Listed("timeline", "which machine ran what when", takes=()),
 }

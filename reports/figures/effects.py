@@ -8,13 +8,23 @@ import numpy as np
 import pandas as pd
 
 from ...results.store.store import Store
-from ..data import Lengths, ReportError, SweepData, gather
-from ..numbers import Column
+from ..data import Lengths, ReportError, gather
 from ..stats.ceiling import needle_words
-from ..stats.effects import contrasts, effects, measures, reference_level
+from ..stats.effects import contrasts, effects, reference_level
 from . import style
 from .base import Collected, collected
-from .forest import ROW, against, draw_rows, draw_strata, fields_of, frame_axes, head_panel, keys
+from .forest import (
+    ROW,
+    against,
+    draw_rows,
+    draw_strata,
+    fields_of,
+    frame_axes,
+    head_panel,
+    keys,
+    lacking,
+    shown_measures,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,20 +33,7 @@ if TYPE_CHECKING:
 
 MOST_LEVELS = 3
 """Of an axis whose levels are all held against each other; of a longer one the rows against its reference are drawn."""
-MOST_MEASURES = 3
 STRATUM_MARKERS = ("^", "v", "D", "s", "P", "X", "<", ">")
-
-
-def shown_measures(data: SweepData) -> list[Column]:
-    """Validation loss, and the clean loss and the needle at the longest length and at those that are asked for besides; where a
-    sweep has none of these, the first of its numbers."""
-    known = measures(data)
-    found = [column for column in known if column.metric == "val_loss"]
-    for probe, metric in (("clean", "nats"), ("needle", "digit_accuracy")):
-        some = [column for column in known if (column.probe, column.metric) == (probe, metric) and column.length]
-        asked = [column for column in some if column.length not in data.also] or some
-        found += [*asked[-1:], *(column for column in some if column.length in data.also and column not in asked[-1:])]
-    return found or known[:MOST_MEASURES]
 
 
 def collect(
@@ -76,6 +73,7 @@ def collect(
         notes.append(needle_words(data))
     if any(row["confirmatory"] for row in rows):
         notes.append("*: a contrast that the grid declares, corrected with the other declared ones.")
+    notes += lacking(rows, "pairs")
     if elsewhere:
         notes.append(f"{elsewhere} declared contrasts are about other numbers: --table effects.")
     return collected(store, data, "effects", "What each level does", pd.DataFrame(rows), origins, notes=notes)
@@ -89,12 +87,11 @@ def draw(made: Collected, look: Look) -> Figure:
     places = _places(whole)
     bottom = max(places.values()) + 0.7
     figure = style.page(ROW * bottom + 1.0, 7.2 if len(titles) > 3 else 5.2)
-    grid = figure.subplots(1, len(titles), sharey=True, squeeze=False)[0]
+    grid = style.stacked(figure, len(titles), narrow=3, wide=4, sharey=True)
     parts = frame[(frame["where"] != "") & ~frame["confirmatory"]]
     markers = _markers(parts, whole)
-    for place, (axes, title) in enumerate(zip(grid, titles, strict=True)):
+    for axes, title in zip(grid, titles, strict=True):
         here = whole[whole["measure"] == title]
-        style.letter(axes, place)
         head_panel(axes, str(here["words"].iloc[0]), wrapped=True)
         draw_rows(axes, here, [places[_key(row)] for _, row in here.iterrows()])
         mixed = {_key(row) for _, row in here[here["mixed"]].iterrows()}

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..data import SweepData
 from ..numbers import Column, length_name
-from ..stats.effects import Tested
+from ..stats.effects import Tested, measures
 from . import style
 
 if TYPE_CHECKING:
@@ -27,9 +28,22 @@ WORDS = {
     "needle.digit_accuracy": "needle",
 }
 LEAST_TICKS = 3
+MOST_MEASURES = 3
 SLACK = 0.12  # of its range that an axis grows by for a round number
 ROW = 0.15  # inches of height that a row gets in the style `paper`
 BETTER, WORSE, OPEN = "better", "worse", "not sure"
+
+
+def shown_measures(data: SweepData) -> list[Column]:
+    """Validation loss, and the clean loss and the needle at the longest length and at those that are asked for besides; where a
+    sweep has none of these, the first of its numbers."""
+    known = measures(data)
+    found = [column for column in known if column.metric == "val_loss"]
+    for probe, metric in (("clean", "nats"), ("needle", "digit_accuracy")):
+        some = [column for column in known if (column.probe, column.metric) == (probe, metric) and column.length]
+        asked = [column for column in some if column.length not in data.also] or some
+        found += [*asked[-1:], *(column for column in some if column.length in data.also and column not in asked[-1:])]
+    return found or known[:MOST_MEASURES]
 
 
 def measure_words(column: Column) -> str:
@@ -49,6 +63,12 @@ def fields_of(one: Tested) -> dict[str, Any]:
     about |= {"mean": scale * one.mean, "low": scale * one.low, "high": scale * one.high, "p": one.p_corrected}
     about |= {"sure": one.sure, "i2": one.i2, "mixed": one.mixed, "confirmatory": one.confirmatory}
     return about
+
+
+def lacking(rows: Sequence[Mapping[str, Any]], what: str) -> list[str]:
+    """The note on differences without an interval, where there are any."""
+    none = any(math.isnan(row["low"]) for row in rows)
+    return [f"Without a bar: too few {what} for an interval."] if none else []
 
 
 def against(axis: str, level: str, reference: str) -> str:

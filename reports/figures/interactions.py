@@ -13,7 +13,7 @@ from ..stats.ceiling import needle_words
 from ..stats.effects import factors, interactions
 from . import style
 from .base import Collected, collected
-from .forest import ROW, against, draw_rows, fields_of, frame_axes, head_panel, keys
+from .forest import ROW, against, draw_rows, fields_of, frame_axes, head_panel, keys, lacking
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from .look import Look
 
 MOST_ROWS = 10
-NARROW = 5.0  # inches of width below which panels stand over each other
 
 
 def collect(
@@ -64,8 +63,9 @@ def collect(
     ]
     if any(name.startswith("Ndl") for name in frame["measure"]):
         notes.append(needle_words(data))
+    notes += lacking(rows, "fours")
     if most > MOST_ROWS:
-        notes.append(f"The {MOST_ROWS} largest of {most}; all, and those of three axes: --table effects.")
+        notes.append(f"The {MOST_ROWS} largest of {most}; all, and those of three axes: --table interactions.")
     return collected(store, data, "interactions", "What two levels do together", frame, origins, notes=notes)
 
 
@@ -80,13 +80,7 @@ def draw(made: Collected, look: Look) -> Figure:
     parts = {str(name): rows.head(MOST_ROWS) for name, rows in frame.groupby("measure", sort=False)}
     tall = max(len(rows) for rows in parts.values())
     figure = style.page(ROW * tall + 0.9)
-    width, height = figure.get_size_inches()
-    across = 1 if width < NARROW else len(parts)
-    down = -(-len(parts) // across)
-    figure.set_size_inches(width, height * down)
-    grid = figure.subplots(down, across, squeeze=False)
-    for place, (axes, rows) in enumerate(zip(grid.flat, parts.values(), strict=True)):
-        style.letter(axes, place)
+    for axes, rows in zip(style.stacked(figure, len(parts)), parts.values(), strict=True):
         head_panel(axes, str(rows["words"].iloc[0]))
         heights = list(range(len(rows)))
         draw_rows(axes, rows, heights)

@@ -33,6 +33,7 @@ PANEL = 2.0  # inches of height that a row of panels gets
 WIDTH = 7.2  # inches of a page between its margins
 MOST_TICKS = 7
 PLACES = 9  # decimals of a place, as parts of the figure's size
+NARROW = 5.0  # inches of width below which panels stand over each other
 LEAST = 0.95  # inches of width that a panel gets at least, at the letters of the style `paper`
 
 GOOD, BAD, NEUTRAL = "#0072B2", "#D55E00", "#f4f4f4"
@@ -223,6 +224,22 @@ def panels(figure: Figure, titles: Sequence[str], *, columns: int = 3, **sharing
         # the panel above has none below it that would carry its labels
         flat[place - across].tick_params(labelbottom=True)
     return flat[: len(titles)]
+
+
+def stacked(figure: Figure, count: int, *, narrow: int = 1, wide: int = 2, **sharing: Any) -> list[Axes]:
+    """Axes of so many panels, each with its letter: `wide` of them side by side, on a narrow page `narrow`; the figure grows by
+    the rows that this makes."""
+    width, height = figure.get_size_inches()
+    across = min(count, narrow if width < NARROW else wide)
+    down = -(-count // across)
+    figure.set_size_inches(width, height * down)
+    grid = list(figure.subplots(down, across, squeeze=False, **sharing).flat)
+    for place, axes in enumerate(grid):
+        if place >= count:
+            axes.set_axis_off()
+        elif count > 1:
+            letter(axes, place)
+    return grid[:count]
 
 
 def letter(axes: Axes, place: int) -> None:

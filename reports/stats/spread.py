@@ -28,9 +28,11 @@ __all__ = [
     "NEAR",
     "POWER",
     "STRATA",
+    "Replicate",
     "Spread",
     "detectable",
     "factor",
+    "replicates",
     "seed_robustness",
     "spread",
     "spreads",
@@ -68,6 +70,16 @@ class Spread:
         return max(self.sd, self.floor)
 
 
+class Replicate(NamedTuple):
+    """A run that ought to agree with those of the same `group`, and how far it lies from their mean."""
+
+    cell: CellState
+    attempt: int
+    group: int
+    value: float
+    difference: float
+
+
 def spread(data: SweepData, column: Column, where: Mapping[str, str] | None = None) -> Spread | None:
     """The spread of a number: between seeds where the sweep has several, else between near-replicates. `where` keeps only cells
     at those levels. None where there is no such group."""
@@ -87,11 +99,15 @@ def spreads_by_configuration(data: SweepData, column: Column) -> dict[tuple[str,
 
 
 def _by(data: SweepData, column: Column, axes: Sequence[str]) -> dict[tuple[str, ...], Spread]:
+    found = {key: _pooled(data, column, part) for key, part in _parts(data, column, axes).items()}
+    return {key: one for key, one in found.items() if one is not None}
+
+
+def _parts(data: SweepData, column: Column, axes: Sequence[str]) -> dict[tuple[str, ...], list[_Number]]:
     parts: dict[tuple[str, ...], list[_Number]] = {}
     for one in _known(data, column):
         parts.setdefault(tuple(one.cell.levels[axis] for axis in axes), []).append(one)
-    found = {key: _pooled(data, column, part) for key, part in parts.items()}
-    return {key: one for key, one in found.items() if one is not None}
+    return parts
 
 
 class _Number(NamedTuple):
@@ -109,24 +125,48 @@ def _level(cell: CellState, axis: str) -> str:
     return cell.levels[axis] if axis in AXES else cell.axes.get(axis, NO_LEVEL)
 
 
+def replicates(data: SweepData, column: Column) -> dict[tuple[str, ...], tuple[Spread, list[Replicate]]]:
+    """Within every stratum that has a spread, by its levels of STRATA: the spread, and the runs that it comes from."""
+    found = {}
+    for key, part in _parts(data, column, STRATA).items():
+        spread = _pooled(data, column, part)
+        if spread is not None:
+            groups = (group for group in _grouped(data, column, part)[1] if len(group) > 1)
+            found[key] = spread, [
+                Replicate(one.cell, one.given.attempt_id, place, one.value, one.value - mean)
+                for place, group in enumerate(groups)
+                for mean in [fmean(one.value for one in group)]
+                for one in group
+            ]
+    return found
+
+
 def _pooled(data: SweepData, column: Column, some: Sequence[_Number]) -> Spread | None:
+    kind, groups = _grouped(data, column, some)
+    df = sum(len(group) - 1 for group in groups)
+    if not df:
+        return None
+    # a group of one is its own mean and adds nothing
+    squares = math.fsum(
+        (one.value - mean) ** 2 for group in groups for mean in [fmean(one.value for one in group)] for one in group
+    )
+    several = sum(len(group) > 1 for group in groups)
+    return Spread(kind, math.sqrt(squares / df), df, several, _floor(data, column, some))
+
+
+def _grouped(data: SweepData, column: Column, some: Sequence[_Number]) -> tuple[str, list[list[_Number]]]:
+    """The runs that ought to agree, and what makes them so: seeds where any configuration has several."""
     axes = [*AXES, *data.extra_axes()]
     near = [one for one in some if _near(data, column, one.cell)]
     kinds = (("seeds", some, axes, False), ("near-replicates", near, [axis for axis in axes if axis != NEAR], True))
     for kind, numbers, keys, with_seed in kinds:
-        groups: dict[tuple[str, ...], list[float]] = {}
+        groups: dict[tuple[str, ...], list[_Number]] = {}
         for one in numbers:
             seed = (str(one.cell.seed),) if with_seed else ()
-            groups.setdefault((*(_level(one.cell, axis) for axis in keys), *seed), []).append(one.value)
-        df = sum(len(group) - 1 for group in groups.values())
-        if df > 0:
-            # a group of one is its own mean and adds nothing
-            squares = math.fsum(
-                (value - mean) ** 2 for group in groups.values() for mean in [fmean(group)] for value in group
-            )
-            several = sum(len(group) > 1 for group in groups.values())
-            return Spread(kind, math.sqrt(squares / df), df, several, _floor(data, column, some))
-    return None
+            groups.setdefault((*(_level(one.cell, axis) for axis in keys), *seed), []).append(one)
+        if any(len(group) > 1 for group in groups.values()):
+            break
+    return kind, list(groups.values())
 
 
 def _near(data: SweepData, column: Column, cell: CellState) -> bool:

@@ -28,7 +28,7 @@ from pictures import check_words
 from tiers import every_nth
 from typer.testing import CliRunner
 
-PRINTED = ("needle", "count-map", "length", "effects", "interactions", "pareto")
+PRINTED = ("needle", "count-map", "length", "effects", "interactions", "pareto", "power", "seeds")
 LEVELS = [(kind, memory) for kind in ("polar", "nope", "a-mixer-of-a-long-name") for memory in ("off", "on")]
 
 
@@ -48,8 +48,8 @@ class TestReadable:
         assert check_words(figure_of(make_figure(name, published, "printed-v2"))) > 10
 
     @pytest.mark.parametrize("name", every_nth(FIGURES, 3))
-    def test_no_words_meet_in_one_of_six(self, every: Store, name: str) -> None:
-        assert check_words(figure_of(make_figure(name, every))) > 5
+    def test_no_words_meet_in_one_of_six(self, shown: Callable[[str], Store], name: str) -> None:
+        assert check_words(figure_of(make_figure(name, shown(name)))) > 5
 
     @pytest.mark.parametrize("name", ["needle", "length", "pareto"])
     def test_no_words_meet_for_one_cell(self, empty: Store, make: Any, run: Callable[..., None], name: str) -> None:

@@ -1,0 +1,229 @@
+"""The figures of noise: what pairs can show, how far runs that ought to agree lie apart, who answers which trial."""
+
+import math
+from collections import defaultdict
+from dataclasses import replace
+from statistics import mean
+from typing import Any
+from xml.etree import ElementTree
+
+import matplotlib.colors as colors
+import numpy as np
+import pytest
+from atma_sweep.reports.data import ReportError
+from atma_sweep.reports.figures import make_figure, style
+from atma_sweep.reports.figures.base import Collected
+from atma_sweep.reports.figures.files import drawn, rendered
+from atma_sweep.reports.figures.look import Look
+from atma_sweep.reports.tables import make_table
+from atma_sweep.results import paper
+from atma_sweep.results.store.records import Measurement
+from atma_sweep.results.store.store import Store
+from pictures import check_column
+from scipy import stats
+
+COLUMN = Look(style="nature", width_mm=89.0, title=False)
+NEEDLE = ("Ndl@64K", "polar", "on")
+
+
+def figure_of(made: Collected, look: Look = COLUMN) -> Any:
+    with style.settings(look):
+        return drawn(made, look)
+
+
+@pytest.fixture(scope="module")
+def power(published: Store) -> Collected:
+    return make_figure("power", published, "printed-v2")
+
+
+@pytest.fixture(scope="module")
+def seeds(published: Store) -> Collected:
+    return make_figure("seeds", published, "printed-v2")
+
+
+def near_replicates() -> dict[tuple[str, ...], list[float]]:
+    """By mixer, memory, distractor and window: the printed needle accuracies at 64K, in points, of all modes but strong."""
+    found = defaultdict(list)
+    for row in paper.rows("complete-v2"):
+        if row["reg_mode"] != "strong":
+            key = tuple(row[axis] for axis in ("attn_type", "memory", "distractor", "window"))
+            digits = round(0.8 * float(row["needle_64k"]))  # of 80
+            found[key].append(digits / 0.8)
+    return found
+
+
+def of(frame: Any, measure: str, kind: str, memory: str) -> Any:
+    return frame[(frame["measure"] == measure) & (frame["attn_type"] == kind) & (frame["memory"] == memory)]
+
+
+class TestPower:
+    def test_what_is_drawn_is_seen_four_times_of_five(self, power: Collected) -> None:
+        row = of(power.frame, *NEEDLE).set_index("pairs").loc[10]
+        assert row["design"] == 10, "distractor on against off: five modes, with and without a window"
+        rng = np.random.default_rng(5)
+        # the truth as the spread leaves it open: what was measured is W of it
+        sigma = row["sd"] / np.sqrt(rng.chisquare(row["df"], 40_000) / row["df"])
+        differences = rng.normal(row["detectable"], math.sqrt(2) * sigma[:, None], (40_000, 10))
+        t = differences.mean(1) / (differences.std(1, ddof=1) / math.sqrt(10))
+        assert np.mean(t > stats.t.ppf(0.975, 9)) == pytest.approx(0.8, abs=0.008)
+
+    def test_it_says_what_the_table_says(self, power: Collected, published: Store) -> None:
+        table = make_table("power", published, "printed-v2")
+        for measure in ("Val", "Ndl@64K"):
+            for row in table.rows:
+                cells = dict(zip(table.columns, row, strict=True))
+                if cells["Measure"] != measure:
+                    continue
+                line = of(power.frame, measure, cells["Type"], cells["Mem"]).set_index("pairs")["detectable"]
+                needed = int(cells["10 pt / 0.02"])
+                points = 10 if measure == "Ndl@64K" else 0.02
+                assert all((line[pairs] <= points) == (pairs >= needed) for pairs in line.index)
+
+    def test_lines_rings_and_names_are_those_of_the_frame(self, power: Collected) -> None:
+        figure = figure_of(power)
+        check_column(figure)
+        assert [axes.get_title() for axes in figure.axes] == ["validation loss", "needle, 64K"]
+        for axes, measure in zip(figure.axes, ("Val", "Ndl@64K"), strict=True):
+            here = power.frame[power.frame["measure"] == measure]
+            drawn_lines = {tuple(line.get_ydata()) for line in axes.lines if line.get_linestyle() != "None"}
+            assert drawn_lines == {tuple(line["detectable"]) for _, line in here.groupby("stratum")}
+            assert len(drawn_lines) == 5 + (measure == "Val"), "nothing of rope moves at 64K, with or without memory"
+            rings = [line for line in axes.lines if line.get_marker() == "o"]
+            assert {float(line.get_xdata()[0]) for line in rings} == {10.0}
+            words = {text.get_text() for text in axes.texts}
+            assert {"PoLAR, with memory", "RoPE, no memory"} <= words
+        assert "28 points\nwith 10 pairs" in words
+
+    def test_a_number_that_never_moves_is_left_out(self, replicated: Store) -> None:
+        made = make_figure("power", replicated)
+        assert set(made.frame["measure"]) == {"Val", "Ndl@128"}
+        check_column(figure_of(made))
+
+
+class TestSeeds:
+    def test_runs_are_those_that_ought_to_agree(self, seeds: Collected) -> None:
+        for kind in ("polar", "nope", "rope"):
+            for memory in ("off", "on"):
+                groups = [values for key, values in near_replicates().items() if key[:2] == (kind, memory)]
+                assert [len(values) for values in groups] == [4] * 4
+                expected = sorted(value - mean(values) for values in groups for value in values)
+                here = of(seeds.frame, "Ndl@64K", kind, memory)
+                assert sorted(here["difference"]) == pytest.approx(expected, abs=1e-9)
+                (sd,) = set(here["sd"])
+                assert sd == pytest.approx(math.sqrt(sum(d * d for d in expected) / 12), abs=1e-9)
+                assert set(here["kind"]) == {"near-replicates"}
+
+    def test_an_accuracy_moves_at_least_as_its_trials_do(self, seeds: Collected) -> None:
+        rope = of(seeds.frame, "Ndl@64K", "rope", "on")
+        assert set(rope["sd"]) == {0.0}
+        share = 0.5 / (20 * 16 + 1)  # Jeffreys: none of 16 trials in any of 20 cells
+        assert rope["floor"].tolist() == pytest.approx([100 * math.sqrt(share * (1 - share) / 16)] * 16)
+        axes = figure_of(seeds).axes[1]
+        bands = [band.get_paths()[0].get_extents() for band in axes.collections if len(band.get_facecolor())]
+        widths = [(band.x1 - band.x0) / 2 for band in bands]
+        used = seeds.frame[seeds.frame["measure"] == "Ndl@64K"].drop_duplicates("place").sort_values("place")
+        assert widths == pytest.approx(np.maximum(used["sd"], used["floor"]).tolist())
+        assert [text.get_text() for text in axes.texts if "±" in text.get_text()][1] == "±19"
+
+    def test_seeds_come_before_near_replicates(self, replicated: Store) -> None:
+        made = make_figure("seeds", replicated)
+        val = made.frame[made.frame["measure"] == "Val"]
+        assert set(made.frame["kind"]) == {"seeds"}
+        for memory, apart in (("off", 0.01), ("on", 0.02)):
+            here = val[(val["memory"] == memory) & (val["attn_type"] == "nope")]
+            assert here["difference"].tolist() == pytest.approx([-apart, 0, apart])
+            assert here["sd"].tolist() == pytest.approx([apart] * 3)
+        figure = figure_of(made)
+        check_column(figure)
+        names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+        assert names == ["PoLAR, no memory", "PoLAR, with memory", "NoPE, no memory", "NoPE, with memory"]
+        marks = [line for line in figure.axes[0].lines if line.get_linestyle() == "None"]
+        assert sorted(x for line in marks for x in line.get_xdata()) == pytest.approx(sorted(val["difference"]))
+
+    def test_a_column_holds_the_published_ones(self, seeds: Collected) -> None:
+        check_column(figure_of(seeds))
+
+
+class TestItems:
+    def test_the_best_stand_on_top_and_the_easy_at_the_left(self, replicated: Store) -> None:
+        made = make_figure("items", replicated)
+        frame = made.frame
+        assert set(frame["length"]) == {128}
+        # polar: 8 of 20 digits with memory, 5 without; nope: 5 (4 of 15 for the seed that lacks a trial) and 3
+        strata = frame.drop_duplicates("stratum").sort_values("row")["stratum"].tolist()
+        assert strata == ["PoLAR, with memory", "NoPE, with memory", "PoLAR, no memory", "NoPE, no memory"]
+        right = frame.groupby("trial")["value"].mean()
+        columns = frame.drop_duplicates("column").set_index("column")["trial"]
+        assert list(columns[range(4)]) == list(right.sort_values(ascending=False).index) == [2, 3, 0, 1]
+
+    def test_the_picture_is_the_frame(self, replicated: Store) -> None:
+        made = make_figure("items", replicated)
+        figure = figure_of(made)
+        check_column(figure)
+        (axes,) = figure.axes
+        table = np.ma.concatenate([image.get_array() for image in axes.images])
+        assert table.shape == (12, 4)
+        expected = made.frame.pivot(index="row", columns="column", values="value").to_numpy()
+        assert np.ma.filled(table, np.nan) == pytest.approx(expected, nan_ok=True)
+        assert int(np.ma.count_masked(table)) == 1, "the trial that nobody asked of one seed"
+        assert made.frame["value"].max() == 1.0
+        assert colors.same_color(axes.images[0].cmap(1.0), style.GOOD)
+        words = [legend.get_text() for legend in figure.legends[0].get_texts()]
+        assert words == ["none", "half", "all digits right", "no answer"]
+        labels = [label.get_text() for label in axes.get_yticklabels()]
+        assert labels[0] == "PoLAR, with memory, seed 0"
+        means = [text.get_text() for text in axes.texts]
+        assert means[0] == "40.0"
+        assert [tick.get_text() for tick in axes.get_xticklabels()] == ["2", "3", "0", "1"]
+
+    def test_other_lengths_are_maps_of_the_same_order(self, replicated: Store) -> None:
+        made = make_figure("items", replicated, lengths="all")
+        assert set(made.frame["length"]) == {64, 128}
+        places = made.frame.groupby("cell")["row"].nunique()
+        assert set(places) == {1}
+        assert len(figure_of(made).axes) == 2
+
+    def test_printed_numbers_have_no_trials(self, published: Store) -> None:
+        with pytest.raises(ReportError, match="sweep printed-v2 has no trials of the needle") as error:
+            make_figure("items", published, "printed-v2")
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.filterwarnings("error")
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("name", "why"),
+        [("power", "no configuration was run twice"), ("seeds", "was run twice"), ("items", "no trials of the needle")],
+    )
+    def test_one_run_each_says_why_in_one_line(self, every: Store, name: str, why: str) -> None:
+        with pytest.raises(ReportError, match=why) as error:
+            make_figure(name, every)
+        assert "\n" not in str(error.value)
+
+    def test_replicates_that_all_agree(self, empty: Store, make: Any, run: Any) -> None:
+        cell, _ = make
+        empty.record_revision("same", grid_text="x", grid_file="x.yaml", cells=[cell(i, seed=i) for i in range(3)])
+        for i in range(3):
+            run(empty, cell(i).id, "done", [Measurement(probe="val", metric="val_loss", value=3.0, unit="nats/token")])
+        with pytest.raises(ReportError, match="no number varies between runs that ought to agree"):
+            make_figure("power", empty)
+        made = make_figure("seeds", empty)
+        assert set(made.frame["difference"]) == {0.0}
+        check_column(figure_of(made))
+
+    def test_all_diverged(self, empty: Store, make: Any, run: Any) -> None:
+        cell, _ = make
+        empty.record_revision("lost", grid_text="x", grid_file="x.yaml", cells=[cell(i, seed=i) for i in range(3)])
+        for i in range(3):
+            run(empty, cell(i).id, "diverged", [])
+        for name in ("power", "seeds", "items"):
+            with pytest.raises(ReportError, match="sweep lost"):
+                make_figure(name, empty)
+
+    @pytest.mark.parametrize("name", ["power", "seeds", "items"])
+    def test_names_that_steer_are_words(self, replicated: Store, name: str) -> None:
+        made = make_figure(name, replicated)
+        frame = made.frame.replace({"polar": "$x$ <b>\x1b[31m", "PoLAR, with memory": "$x$ <b>\x1b[31m, with memory"})
+        content = rendered(replace(made, frame=frame), "svg")
+        assert b"\x1b" not in content
+        assert "$x$ <b>" in "".join(ElementTree.fromstring(content).itertext())
