@@ -40,10 +40,9 @@ def collect(
 ) -> Collected:
     """Runs that ought to agree, within every stratum: seeds of one configuration, or else near-replicates (stats/spread.py).
 
-    One row a run and number: measure (heading), words, unit, attn_type, memory, stratum (in words), place (of the
-    stratum), group (runs of one number
-    ought to agree), kind, cell, attempt, seed, name, value, difference (from the mean of the group), sd (between runs of the
-    stratum), floor (that the trials of an accuracy alone make), df. Shares in points.
+    One row a run and number: measure (heading), words, unit, attn_type, memory, stratum (in words), place (of the stratum), group
+    (runs of one number ought to agree), kind, cell, attempt, seed, name, value, difference (from the mean of the group), sd
+    (between runs of the stratum), floor (that the trials of an accuracy alone make), df. Shares in points.
     """
     data = gather(store, sweep, revision=revision, lengths=lengths)
     names = names_of(data)
