@@ -132,12 +132,15 @@ def replicates(data: SweepData, column: Column) -> dict[tuple[str, ...], tuple[S
         spread = _pooled(data, column, part)
         if spread is not None:
             groups = (group for group in _grouped(data, column, part)[1] if len(group) > 1)
-            found[key] = spread, [
-                Replicate(one.cell, one.given.attempt_id, place, one.value, one.value - mean)
-                for place, group in enumerate(groups)
-                for mean in [fmean(one.value for one in group)]
-                for one in group
-            ]
+            found[key] = (
+                spread,
+                [
+                    Replicate(one.cell, one.given.attempt_id, place, one.value, one.value - mean)
+                    for place, group in enumerate(groups)
+                    for mean in [fmean(one.value for one in group)]
+                    for one in group
+                ],
+            )
     return found
 
 
