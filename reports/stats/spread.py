@@ -158,7 +158,7 @@ def _pooled(data: SweepData, column: Column, some: Sequence[_Number]) -> Spread 
 
 
 def _grouped(data: SweepData, column: Column, some: Sequence[_Number]) -> tuple[str, list[list[_Number]]]:
-    """The runs that ought to agree, and what makes them so: seeds where any configuration has several."""
+    """The runs that ought to agree, and what makes them so: seeds where any configuration has several; none where no two do."""
     axes = [*AXES, *data.extra_axes()]
     near = [one for one in some if _near(data, column, one.cell)]
     kinds = (("seeds", some, axes, False), ("near-replicates", near, [axis for axis in axes if axis != NEAR], True))
@@ -168,8 +168,8 @@ def _grouped(data: SweepData, column: Column, some: Sequence[_Number]) -> tuple[
             seed = (str(one.cell.seed),) if with_seed else ()
             groups.setdefault((*(_level(one.cell, axis) for axis in keys), *seed), []).append(one)
         if any(len(group) > 1 for group in groups.values()):
-            break
-    return kind, list(groups.values())
+            return kind, list(groups.values())
+    return "", []
 
 
 def _near(data: SweepData, column: Column, cell: CellState) -> bool:
