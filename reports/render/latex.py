@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,7 +15,11 @@ from .trace import TRACE, trace_in_comment, trace_text
 MANY_ROWS = 40  # a LaTeX table with more goes over pages
 WIDEST_COLUMN = 5  # centimetres of LaTeX that a column of sentences gets
 SENTENCE = 40  # characters that make a column of words one of sentences
-PACKAGES = "booktabs,longtable,array,siunitx"
+NARROW = 24  # characters of a word among numbers, or of a heading, beyond which it takes several lines
+PIECE = 12  # characters, after which a word of more than NARROW may break
+SIGN, APART = 4.4, 7.0  # points that a character takes in \\footnotesize, and that keep columns apart
+SIZES = (("scriptsize", 7 / 8), ("tiny", 5 / 8))  # of letters smaller than \\footnotesize
+PACKAGES = "booktabs,longtable,array,siunitx,adjustbox"
 PREAMBLE = "\n".join(
     [
         r"\usepackage[T1]{fontenc}",
@@ -24,29 +29,84 @@ PREAMBLE = "\n".join(
     ]
 )
 """What a LaTeX document needs before it can take our tables."""
+FITTED = r"\begin{adjustbox}{max width=\linewidth}"
+"""A table on one page is made as small as its widest row asks for."""
 NUMBER = re.compile(r"([+-]?)(\d+)(?:\.(\d+))?")
 SPREAD = re.compile(rf"({NUMBER.pattern}){PLUS_MINUS}(\d+(?:\.\d+)?)")
 AMPERSANDS = re.compile(r"(?<!\\)&")
 
 
 def text(table: Table, *, trace: bool = True) -> str:
-    head = [r"\toprule", " & ".join("{" + tex_escaped(text) + "}" for text in table.columns) + r" \\", r"\midrule"]
+    headings = _headings(table)
+    head = [r"\toprule", " & ".join(map(_stacked, headings)) + r" \\", r"\midrule"]
     columns = "{@{}" + "".join(_columns(table)) + "@{}}"
     # LaTeX counts tables by itself
-    title = table.title.removeprefix(f"Table {table.number}. ")
-    caption = rf"\caption{{{tex_escaped(title)}}}\label{{tab:{re.sub(r'[^a-z0-9-]', '', table.number)}}}"
-    notes = [rf"{{\par\smallskip\raggedright {tex_escaped(note)}\par}}" for note in table.notes]
-    above = [rf"{{\raggedright {tex_escaped(note)}\par}}\smallskip" for note in table.above]
+    title = breakable(table.title.removeprefix(f"Table {table.number}. "))
+    caption = rf"\caption{{{title}}}\label{{tab:{re.sub(r'[^a-z0-9-]', '', table.number)}}}"
+    notes = [rf"{{\par\smallskip\raggedright {breakable(note)}\par}}" for note in table.notes]
+    above = [rf"{{\raggedright {breakable(note)}\par}}\smallskip" for note in table.above]
     small = [r"\begingroup\footnotesize\setlength{\tabcolsep}{3.5pt}"]
     if table.paged or len(table.rows) > MANY_ROWS:
         repeated = [*head, r"\endhead", r"\midrule", r"\endfoot", r"\bottomrule", r"\endlastfoot"]
         body = [rf"\begin{{longtable}}{columns}", caption + r"\\", *head, r"\endfirsthead", *repeated]
-        lines = [*small, *above, *body, *_rows(table), r"\end{longtable}", *notes, r"\par\endgroup"]
+        lines = [*small, *above, _sized(table, headings), *body, *_rows(table), r"\end{longtable}", *notes]
+        lines.append(r"\par\endgroup")
     else:
-        body = [r"\begin{table}[htbp]\centering", *small, caption, *above, rf"\begin{{tabular}}{columns}", *head]
-        lines = [*body, *_rows(table), r"\bottomrule", r"\end{tabular}", *notes, r"\par\endgroup", r"\end{table}"]
+        body = [
+            r"\begin{table}[htbp]\centering",
+            *small,
+            caption,
+            *above,
+            FITTED,
+            rf"\begin{{tabular}}{columns}",
+            *head,
+        ]
+        end = [r"\bottomrule", r"\end{tabular}", r"\end{adjustbox}"]
+        lines = [*body, *_rows(table), *end, *notes, r"\par\endgroup", r"\end{table}"]
     needs = [f"% needs {line}" for line in PREAMBLE.splitlines()]
     return "\n".join([*needs, *lines, *([f"% {TRACE} {trace_text(table)}"] if trace else [])]) + "\n"
+
+
+def breakable(text: str) -> str:
+    """For LaTeX, which may break a word of more than NARROW signs: a stranger's level may have no other place for it."""
+
+    def pieces(word: str) -> str:
+        cut = [word[place : place + PIECE] for place in range(0, len(word), PIECE)]
+        return r"\hspace{0pt}".join(map(tex_escaped, cut)) if len(word) > NARROW else tex_escaped(word)
+
+    return " ".join(map(pieces, text.split(" ")))
+
+
+def _headings(table: Table) -> list[list[str]]:
+    """By column, the lines of its heading: not much wider than what stands below."""
+    found = []
+    for index, heading in enumerate(table.columns):
+        below = max((len(row[index]) for row in table.rows), default=0)
+        found.append(textwrap.wrap(heading, min(NARROW, max(PIECE, below))) or [""])
+    return found
+
+
+def _stacked(lines: list[str]) -> str:
+    # braces keep a leading bracket from reading as an argument of the \\ before it
+    words = r"\\".join("{" + tex_escaped(line) + "}" for line in lines) if len(lines) > 1 else tex_escaped(lines[0])
+    return "{" + (rf"\shortstack{{{words}}}" if len(lines) > 1 else words) + "}"
+
+
+def _sized(table: Table, headings: list[list[str]]) -> str:
+    """Smaller letters where a table over pages, which no box can hold, would be wider than the line: about how wide it is, by the
+    signs of its columns."""
+    width = 0.0
+    for index, lines in enumerate(headings):
+        longest = max((len(row[index]) for row in table.rows), default=0)
+        sentence = index < table.text_columns and longest >= SENTENCE
+        signs = max(
+            *map(len, lines), 0 if sentence else min(longest, NARROW) if index >= table.text_columns else longest
+        )
+        width += max(signs * SIGN, WIDEST_COLUMN * 28.5 if sentence else 0) + APART
+    words = ""
+    for (size, _), share in zip(SIZES, (1.0, SIZES[0][1]), strict=True):
+        words += rf"\ifdim{width * share:.0f}pt>\linewidth\{size}\fi"
+    return words
 
 
 def _columns(table: Table) -> list[str]:
@@ -86,7 +146,7 @@ def _rows(table: Table) -> list[str]:
 
     def line(r: int, row: tuple[str, ...]) -> str:
         # braces keep a leading bracket from reading as an argument of the \\ before it
-        words = ["{" + tex_escaped(text) + "}" for text in row[: table.text_columns]]
+        words = ["{" + breakable(text) + "}" for text in row[: table.text_columns]]
         numbers = [_number(text, (r, c) in best) for c, text in enumerate(row) if c >= table.text_columns]
         return " & ".join([*words, *numbers]) + r" \\"
 
@@ -99,7 +159,9 @@ def _number(text: str, best: bool) -> str:
     # siunitx leaves out a spread of zero, which is a statement too: written as words
     if NUMBER.fullmatch(text) or (spread and spread[SPREAD.groups].strip("0.")):
         return (r"\bfseries " if best else "") + text.replace(PLUS_MINUS, " +- ")
-    return "{" + (r"\bfseries " if best else "") + tex_escaped(text) + "}"
+    words = (r"\bfseries " if best else "") + breakable(text)
+    # a sentence among numbers takes several lines
+    return rf"{{\parbox[t]{{2.6cm}}{{\raggedright {words}}}}}" if len(text) > NARROW else "{" + words + "}"
 
 
 def rows(written: str) -> list[list[str]]:
