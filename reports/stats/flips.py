@@ -9,11 +9,11 @@ size and for every run.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 
 import numpy as np
-from scipy import optimize, special
+from scipy import special
 
 __all__ = ["ALPHA", "EXACT", "FLIPS", "LEAST", "rejected", "signs", "tested"]
 
@@ -179,7 +179,24 @@ def _end_by_halves(d: np.ndarray) -> float:
         low, high = low - 2 * (high - low), low
     while above(high) < 0:
         low, high = high, high + 2 * (high - low)
-    # brentq, which is compiled: half the time of toms748, whose fewer steps are Python's
-    root = float(optimize.brentq(above, low, high, xtol=FINE * spread, rtol=1e-13))
-    # on the side that the test does not reject
-    return root if above(root) > 0 else root + 2 * FINE * spread
+    return _crossing(above, low, high, FINE * spread)
+
+
+def _crossing(above: Callable[[float], float], low: float, high: float, width: float) -> float:
+    """Where a rising function goes from 0 or less at `low` to more at `high`: a point above 0, at most `width` beyond the crossing.
+
+    Regula falsi, the end that stays halved in weight (Dowell and Jarratt, BIT 11, 1971). Not scipy.optimize's: its import takes longer than a
+    hundred ends, and every table would pay for it.
+    """
+    below, over, side = above(low), above(high), 0
+    while high - low > width:
+        inside = low + (high - low) * below / (below - over)
+        # half a width off the nearer end, so that the bracket closes from both sides
+        inside = min(max(inside, low + width / 2), high - width / 2)
+        value = above(inside)
+        if value > 0:
+            high, over, below = inside, value, below / 2 if side > 0 else below
+        else:
+            low, below, over = inside, value, over / 2 if side < 0 else over
+        side = 1 if value > 0 else -1
+    return high

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import statsmodels.api as sm
 from scipy import special
+from statsmodels.genmod.families import Binomial
+from statsmodels.genmod.generalized_linear_model import GLM
 from statsmodels.tools.sm_exceptions import ConvergenceWarning, PerfectSeparationWarning
 
 from ..data import SweepData
@@ -165,7 +166,7 @@ def _fit(kept: pd.DataFrame, terms: Terms) -> Any | None:
         warnings.simplefilter("error", ConvergenceWarning)
         warnings.simplefilter("ignore", RuntimeWarning)
         try:
-            fitted = sm.GLM(both, design, family=sm.families.Binomial()).fit()
+            fitted = GLM(both, design, family=Binomial()).fit()
         except (PerfectSeparationWarning, ConvergenceWarning):
             return None
     return fitted if np.abs(design @ fitted.params).max() < FAR else None
