@@ -196,7 +196,7 @@ def _checks(fitted: Fit, measure: int, numbers: pd.DataFrame, names: Sequence[st
     groups = [part.to_numpy() for _, part in pd.Series(left).groupby([numbers[name].to_numpy() for name in strata])]
     groups = [part for part in groups if len(part) > 1]
     if len(groups) > 1 and (found := _levene(groups)) is not None and found < DOUBT:
-        robust = "p HC3"
+        robust = "p Box"
         spreads = sorted(float(part.std(ddof=1)) for part in groups)
         told.append(
             f"their spread differs by {' and '.join(strata)} (Levene p {_p(found)}, sd {spreads[0]:.3g} to {spreads[-1]:.3g})"
@@ -208,7 +208,7 @@ def _checks(fitted: Fit, measure: int, numbers: pd.DataFrame, names: Sequence[st
         several = int((sizes > 1).sum())
         flat = int(((sizes > 1) & (ranges <= 1e-12 * numbers["value"].abs().max())).sum())
         if flat:
-            robust = "p HC3"
+            robust = "p Box"
             told.append(f"{flat} of {several} groups that differ in {NEAR} alone have no variance at all")
     return [f"{'; '.join(told)}: go by {robust}"] if told else []
 

@@ -13,11 +13,11 @@ from ..stats.anova import analyses
 from ..stats.effects import main_measures, origins_of
 from ..table import Entry, Table
 
-HEADINGS = {"df": "df", "sum_sq": "Sum sq", "F": "F", "p": "p", "p_permuted": "p perm", "p_robust": "p HC3", "omega_sq": "Omega sq", "partial_eta_sq": "Partial eta sq"}  # fmt: skip
+HEADINGS = {"df": "df", "sum_sq": "Sum sq", "F": "F", "p": "p", "p_permuted": "p perm", "p_robust": "p Box", "omega_sq": "Omega sq", "partial_eta_sq": "Partial eta sq"}  # fmt: skip
 DECIMALS = {"df": 0, "sum_sq": 6, "F": 2, "omega_sq": 3, "partial_eta_sq": 3, "deviance": 2, "odds_ratio": 3, "low": 3, "high": 3}  # fmt: skip
 NOTE = (
     "Sum contrasts; shares as fractions. p: F test. p perm: {} permutations of the residuals without the term (Freedman and Lane), which residuals of any "
-    "shape bear. p HC3: Wald test that bears unequal spread. No p is corrected for their number. Omega squared: (SS - df MSE) / (total SS + MSE); partial eta "
+    "shape bear. p Box: F whose degrees of freedom bear unequal spread. No p is corrected for their number. Omega squared: (SS - df MSE) / (total SS + MSE); partial eta "
     "squared: SS / (SS + residual SS). Runs are the unit: whether an effect holds over configurations and seeds, the table "
     "effects says."
 )

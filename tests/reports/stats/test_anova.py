@@ -6,6 +6,7 @@ import warnings
 
 import numpy as np
 import pandas as pd
+import patsy
 import pytest
 import statsmodels.formula.api as smf
 from atma_sweep.reports.data import ReportError, gather
@@ -29,6 +30,15 @@ def by_statsmodels(frame: pd.DataFrame, terms: list[tuple[str, ...]]) -> pd.Data
     table = anova_lm(smf.ols(f"value ~ {formula}", data=frame).fit(), typ=3)
     table.index = ["intercept", *(" x ".join(term) for term in terms), "residual"]
     return table
+
+
+def contrasts(levels: pd.Series) -> np.ndarray:
+    """Sum contrasts: [N, levels - 1]."""
+    return np.asarray(patsy.dmatrix("C(levels, Sum)", {"levels": levels}))[:, 1:]
+
+
+def crossed_columns(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return (a[:, :, None] * b[:, None, :]).reshape(len(a), -1)
 
 
 class TestPublished:
@@ -85,6 +95,28 @@ class TestPublished:
         assert flat == 8
         assert f"{flat} of 24 groups that differ in reg_mode alone have no variance at all" in said
 
+    def test_what_two_axes_at_a_time_leave_over(self, published):
+        """Numbers worked out apart from this code: the residuals of the model without three-way terms, and two of those."""
+        frame = ef.numbers_of(gather(published, "printed-v2"), NEEDLE_64K)
+        y = frame[["value"]].to_numpy()
+        main = {name: contrasts(frame[name]) for name in FIVE}
+        terms = {(name,): some for name, some in main.items()}
+        for a, b in itertools.combinations(FIVE, 2):
+            terms[a, b] = crossed_columns(main[a], main[b])
+        found = permuted.fit(terms, y)
+        left, strata = found.residuals[:, 0], frame.reset_index().groupby(["attn_type", "memory"]).indices
+        assert found.residual_df == 81
+        assert stats.shapiro(left).pvalue == pytest.approx(3.2e-6, rel=0.1, abs=0)
+        raw = [y[rows, 0] for rows in strata.values()]
+        assert stats.levene(*raw).pvalue == pytest.approx(5e-20, rel=0.1, abs=0)
+        spread = {key: 100 * float(left[rows].std(ddof=1)) for key, rows in strata.items()}
+        assert (spread["polar", "on"], spread["rope", "on"]) == pytest.approx((17.0, 4.0), abs=0.05)
+        for third in ("distractor", "window"):
+            terms["attn_type", "memory", third] = crossed_columns(terms["attn_type", "memory"], main[third])
+        more = permuted.fit(terms, y)
+        f = (found.residual[0] - more.residual[0]) / 4 / (more.residual[0] / 77)
+        assert (f, stats.f.sf(f, 4, 77)) == pytest.approx((2.67, 0.038), abs=0.005)
+
     @pytest.mark.thorough
     def test_many_measures_are_what_each_is_alone(self, published):
         data = gather(published, "printed-v2")
@@ -116,16 +148,54 @@ class TestModel:
         assert found.p_permuted[0, 0] == pytest.approx(np.mean(shares), abs=0.03)
         assert found.permutations == permuted.MOST
 
-    def test_robust_p_against_statsmodels(self):
+    def test_robust_p_by_definition(self):
+        """F over HC2's expectation, with Box's degrees of freedom from the matrices themselves; of one degree of freedom the
+        statistic is the square of statsmodels' t with HC2."""
         draw = np.random.default_rng(3)
-        frame = pd.DataFrame(list(itertools.product("abc", "xy", range(5))), columns=["u", "v", "rep"])
-        frame["value"] = draw.normal(0, 1, 30) * np.where(frame["u"] == "a", 4, 0.5) + (frame["u"] == "b")
-        fitted = smf.ols("value ~ C(u, Sum) + C(v, Sum)", data=frame).fit(cov_type="HC3", use_t=True)
-        expected = fitted.wald_test_terms(scalar=True).table["pvalue"]
+        frame = pd.DataFrame(list(itertools.product("abc", "xy", range(5))), columns=["u", "v", "rep"]).iloc[:-2]
+        frame["value"] = draw.normal(0, 1, 28) * np.where(frame["u"] == "a", 4, 0.5) + (frame["u"] == "b")
         u = np.array([[1.0, 0], [0, 1], [-1, -1]])[pd.factorize(frame["u"])[0]]
         v = np.array([[1.0], [-1]])[pd.factorize(frame["v"])[0]]
         found = permuted.fit({("u",): u, ("v",): v}, frame[["value"]].to_numpy())
-        assert found.p_robust[:, 0].tolist() == pytest.approx(expected.tolist()[1:])
+        one, y = np.ones((28, 1)), frame["value"].to_numpy()
+
+        def hat(*parts: np.ndarray) -> np.ndarray:
+            x = np.concatenate(parts, axis=1)
+            return x @ np.linalg.inv(x.T @ x) @ x.T
+
+        residual = np.eye(28) - hat(one, u, v)
+        variances = np.diag((residual @ y) ** 2 / np.diag(residual))
+
+        def freedom(p: np.ndarray) -> float:
+            # of a normal error, the fourth power is three times the square of its variance
+            twice = np.trace(p @ variances @ p @ variances) - 2 / 3 * np.trace(np.diag(np.diag(p) ** 2) @ variances**2)
+            return float(np.trace(p @ variances) ** 2 / twice)
+
+        fitted = smf.ols("value ~ C(u, Sum) + C(v, Sum)", data=frame).fit(cov_type="HC2", use_t=True)
+        for place, less in enumerate((hat(one, v), hat(one, u))):
+            term = hat(one, u, v) - less
+            f = y @ term @ y / np.trace(term @ variances)
+            if place == 1:
+                assert f == pytest.approx(fitted.tvalues.iloc[-1] ** 2)
+            above = min(max(freedom(term), 1), 2 - place)
+            assert found.p_robust[place, 0] == pytest.approx(stats.f.sf(f, above, min(freedom(residual), 24)))
+
+    def test_robust_p_keep_their_level_where_spreads_differ(self, published, monkeypatch):
+        """The design of the published sweep, two and three axes together, with spreads as unlike as those of its needle."""
+        frame = ef.numbers_of(gather(published, "printed-v2"), VAL)
+        names = ("attn_type", "distractor", "memory", "window")
+        terms = {(name,): contrasts(frame[name]) for name in names}
+        for some in itertools.chain(itertools.combinations(names, 2), itertools.combinations(names, 3)):
+            terms[some] = crossed_columns(terms[some[:-1]], terms[some[-1:]])
+        unlike = {("polar", "on"): 17.0, ("polar", "off"): 4, ("nope", "on"): 7, ("nope", "off"): 2}
+        sd = [unlike.get(key, 0.1) for key in zip(frame["attn_type"], frame["memory"], strict=True)]
+        noise = np.random.default_rng(0).normal(size=(120, 400))
+        monkeypatch.setattr(permuted, "permutations_for", lambda *_: 1)
+        for spread, most in ((np.array(sd)[:, None], 0.085), (1.0, 0.06)):
+            found = permuted.fit(terms, noise * spread)
+            wrong = (found.p_robust < 0.05).mean(axis=1)
+            assert wrong.mean() == pytest.approx(0.05, abs=0.015)
+            assert wrong.max() < most + 2.5 * math.sqrt(0.05 * 0.95 / 400)
 
     def test_permuted_p_keep_their_level(self):
         """Of 300 measures in which nothing happens, with exponential noise."""
