@@ -15,11 +15,12 @@ from ..data import SweepData
 from ..figures.base import training_lengths
 from ..figures.lines import BARS, lines_of, only, over_lengths
 from ..figures.style import axis_name, shown
-from ..layout import DUST, entry
+from ..layout import DUST, entry, p_value
 from ..numbers import Column, rounded, signed
 from ..stats.ceiling import ceiling, yardstick
-from ..stats.effects import ALPHA, Effect, effects, factors, reference_level, spread
+from ..stats.effects import ALPHA, Effect, contrasts, effects, factors, reference_level, spread
 from ..stats.membership import Rival, best_probabilities, means, rivals
+from .care import careful
 
 PLAIN = ("off", "baseline")
 RANKED = 5  # configurations that the first page names of each measure
@@ -33,11 +34,13 @@ def answer_of(store: Store, data: SweepData, found: Sequence[Effect] | None = No
     """
     columns = main_columns(data)
     forest = forest_of(data, columns, found)
+    best = best_of(data, columns)
     return {
-        "best": best_of(data, columns),
+        "best": best,
+        "declared": declared_of(data),
         "forest": forest,
         "needle": needle_of(store, data),
-        "care": mixed_in(forest),
+        "care": careful(data, columns, best, forest),
     }
 
 
@@ -97,7 +100,8 @@ def _ranking(data: SweepData, groups: Mapping[tuple[str, ...], Sequence[CellStat
         )
     tied = sum(value == found[ranked[0]][0] for value, _ in found.values())
     if 1 < len(found) == tied:
-        told = f"All {tied} configurations have the same number, {rows[0]['text']}: none is the best."
+        same = rounded(round(found[ranked[0]][0], DUST), column.decimals, percent=column.percent)
+        told = f"All {tied} configurations have the same number, {same}: none is the best."
         return {"rows": [], "of": tied, "how": told}
     shared = f"{tied} configurations share the first place. " if tied > 1 else ""
     known = spread(data, column)
@@ -165,23 +169,34 @@ def forest_of(data: SweepData, columns: Sequence[Column], found: Sequence[Effect
     return {"measures": [about(column) for column in columns], "rows": rows, "why": why}
 
 
+def declared_of(data: SweepData) -> list[list[str]]:
+    """The contrasts that the grid was launched to see: measure, difference, interval, corrected p, pairs, what it came to."""
+    rows = []
+    for one in contrasts(data):
+        where = _within(one.where)
+        what = f"{axis_name(one.axis)}: {shown(one.level, one.axis)} against {shown(one.reference, one.axis)}"
+        mean, low, high = (_difference(one.measure, value) for value in (one.mean, one.low, one.high))
+        unit = "points" if one.measure.percent else one.measure.unit
+        p = "-" if math.isnan(one.p_corrected) else p_value("p", one.p_corrected).text
+        pairs = f"{one.pairs} of {one.expected}"
+        rows.append(
+            [
+                one.measure.heading,
+                what + (f", {where}" if where else ""),
+                f"{mean} {unit}",
+                f"{low} to {high}",
+                p,
+                pairs,
+                one.verdict,
+            ]
+        )
+    return rows
+
+
 def _within(where: str) -> str:
     """The stratum of an effect in words; nothing for the whole sweep."""
     parts = (part.partition("=") for part in where.split(",") if part)
     return ", ".join(shown(level.strip(), axis.strip()) for axis, _, level in parts)
-
-
-def mixed_in(forest: Mapping[str, Any]) -> list[str]:
-    """What to be careful about: rows over the whole sweep that average worlds that differ."""
-    told: dict[str, list[str]] = {}
-    for row in forest["rows"]:
-        if row["mixed"] and not row["where"]:
-            heading = forest["measures"][row["measure"]]["heading"]
-            told.setdefault(heading, []).append(f"{row['level']} against {row['reference']} (I2 {row['i2']:.0%})")
-    return [
-        f"{heading}: mixers do not agree on {'; '.join(rows)}: the average speaks of none of them, look at each."
-        for heading, rows in told.items()
-    ]
 
 
 def effect_numbers(one: Effect) -> dict[str, Any]:
@@ -191,7 +206,8 @@ def effect_numbers(one: Effect) -> dict[str, Any]:
     told = {name: None if math.isnan(value) else scale * value for name, value in numbers.items()}
     text = {f"{name}_text": _difference(one.measure, value) for name, value in numbers.items()}
     i2 = None if math.isnan(one.i2) else round(one.i2, 4)
-    return told | text | {"sure": one.sure, "mixed": one.mixed, "i2": i2, "declared": one.confirmatory}
+    worst = None if math.isnan(one.worst) else _difference(one.measure, one.worst)
+    return told | text | {"sure": one.sure, "mixed": one.mixed, "i2": i2, "declared": one.confirmatory, "worst": worst}
 
 
 def _difference(column: Column, value: float) -> str:

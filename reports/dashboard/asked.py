@@ -118,16 +118,3 @@ def _doing(row: Mapping[str, Any]) -> str:
         return str(row["phase"] or "starting")
     loss = f", loss {row['loss']:.3f}" if row["loss"] is not None else ""
     return f"step {row['step']} of {row['steps_total'] or '?'}{loss}"
-
-
-def care_of(data: SweepData, audit: Sequence[str]) -> list[str]:
-    """What a reader must know before he compares: what differs, what is missing, and what one run cannot say."""
-    lines = [f"{line[:1].upper()}{line[1:]}." for line in audit]
-    if data.cells and max(len(cells) for cells in data.configurations().values()) < 2:
-        lines.append("One run of each configuration (n = 1): nothing here says how another seed would come out.")
-    counts = Counter(data.word(cell) for cell in data.cells)
-    lacking = {word: count for word, count in counts.items() if word != "done"}
-    if lacking:
-        told = ", ".join(f"{count} {word}" for word, count in lacking.items())
-        lines.append(f"{sum(lacking.values())} of {len(data.cells)} cells lack numbers ({told}): pairs with them are left out of effects.")  # fmt: skip
-    return lines

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from ... import __version__
+from ...results.paper import OWNER
 from ...results.store.records import Attempt, Provenance
 from ...results.store.store import Store
 from ..columns import complete_columns
@@ -20,13 +21,15 @@ from ..tables.complete import table6
 from ..tables.failures import failures
 from ..tables.provenance import provenance
 from ..trials import DIGITS
-from .asked import asked_of, care_of, progress_of
+from .asked import asked_of, progress_of
+from .care import care_of
 from .curves import Curve, curve_facts
 
 
 def core(store: Store, data: SweepData, attempts: Sequence[Attempt], curves: Mapping[str, Curve]) -> dict[str, Any]:
     """Everything but what is worked out of the numbers, and curves. Cells stand by their place in `cells`, attempts by id, metrics by `keys`."""
     launched = store.revision(data.sweep, data.revision)
+    printed = source_of(launched)
     table = table6(store, data.sweep, lengths=data.also)
     several = "Seeds" in table.columns
     keys = sorted({key[1:] for key in data.values})
@@ -35,19 +38,20 @@ def core(store: Store, data: SweepData, attempts: Sequence[Attempt], curves: Map
     groups = {attempt: r for r, row in enumerate(origins.entries) for _, attempt in row[0].origins}
     known = store.provenances([attempt.id for attempt in attempts])
     audit = homogeneity(store, data.sweep)
+    progress = progress_of(store, data)
     return {
         "sweep": data.sweep,
         "revision": data.revision,
         "version": __version__,
-        "launched": _moment(launched.created_at),
-        "printed": source_of(launched),
+        "launched": None if printed else _moment(launched.created_at),
+        "printed": printed,
         "commit": launched.git_commit,
         "dirty": launched.git_dirty,
         "grid": launched.grid_text,
         "done": data.done,
         "asked": asked_of(store, data, launched),
-        "progress": progress_of(store, data),
-        "care": care_of(data, audit),
+        "progress": progress,
+        "care": care_of(data, audit, running=progress["runs"]),
         "audit": audit,
         "notes": list(table.notes),
         "columns": _columns(data),
@@ -155,13 +159,17 @@ def _cells(data: SweepData, keys: Sequence[tuple[str, str, int]], curves: Mappin
 
 
 def _attempt(attempt: Attempt, known: Provenance | None, group: int | None) -> dict[str, Any]:
+    ran = (
+        attempt.owner != OWNER
+    )  # the moment at which a published number came into this database says nothing of its run
     return {
+        "printed": not ran,
         "number": attempt.number,
         "kind": attempt.kind,
         "state": attempt.state,
-        "host": attempt.host,
-        "started": _moment(attempt.started_at),
-        "finished": _moment(attempt.finished_at),
+        "host": attempt.host if ran else None,
+        "started": _moment(attempt.started_at) if ran else None,
+        "finished": _moment(attempt.finished_at) if ran else None,
         "commit": known.git_commit if known else None,
         "dirty": known.git_dirty if known else None,
         "gpu": (known.gpu_name or known.device or None) if known else None,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ CURVE_POINTS = 240_000
 """Points of all training curves together; with more, each is thinned and the page says so."""
 COLUMNS = ("tokens", "wall_s", "train_loss", "val_loss")
 FEWEST = 100  # points that a curve keeps however many cells there are
+IN_ALL = 64  # points of a line in the picture of all validation losses
 
 
 @dataclass(frozen=True)
@@ -91,3 +93,19 @@ def curve_facts(curve: Curve) -> dict[str, Any]:
     """`kept`: the points of the training and of the validation series that the block holds; `points`: of the database."""
     kept = [len(series.tokens) for series in (curve.train, curve.val)]
     return {"attempt": curve.attempt, "points": curve.points, "kept": kept, "all": list(curve.all)}
+
+
+def losses_of(data: SweepData, curves: Mapping[str, Curve]) -> dict[str, Any]:
+    """The validation losses of all cells over training, thinned: `lines` [cell by its place, grid, losses in nats per token in
+    five digits, null where not finite]; a grid is the tokens at which they were read, which most cells share."""
+    grids: dict[tuple[float, ...], int] = {}
+    lines = []
+    for place, cell in enumerate(data.cells):
+        curve = curves.get(cell.cell_id)
+        if curve is None or not len(curve.val.tokens):
+            continue
+        val = curve.val.thinned(IN_ALL)
+        grid = grids.setdefault(tuple(val.tokens.tolist()), len(grids))
+        found = [float(f"{loss:.5g}") if math.isfinite(loss) else None for loss in val.loss.tolist()]
+        lines.append([place, grid, found])
+    return {"grids": [list(map(int, grid)) for grid in grids], "lines": lines}

@@ -31,11 +31,11 @@ from ..stats.effects import effects
 from .answer import answer_of
 from .beside import beside_of, summary_of
 from .core import core
-from .curves import curves_of
+from .curves import curves_of, losses_of
 from .effects import effects_of
 
 SCRIPTS = (
-    "view.js", "grid.js", "cells.js", "curves.js", "pictures.js", "answer.js", "effects.js",
+    "view.js", "grid.js", "cells.js", "curves.js", "losses.js", "pictures.js", "answer.js", "effects.js",
     "beside.js", "origins.js", "dashboard.js",
 )  # fmt: skip
 EMPTY_STYLE = ""  # a style element without text, which the plotting library fills rule by rule
@@ -81,6 +81,7 @@ def blocks_of(
             "core": as_json(core(store, data, attempts, curves)),
             "answer": as_json(answer),
             "effects": as_json(effects_of(data, found)),
+            "losses": as_json(losses_of(data, curves)),
             **({"beside": as_json(beside)} if beside is not None else {}),
             **{f"curve-{cell}": curve.packed() for cell, curve in curves.items()},
         }

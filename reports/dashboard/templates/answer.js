@@ -26,17 +26,19 @@ function buildAnswer() {
     care,
     ...(data.answer.beside ? [section("beside-told", `Beside ${data.answer.beside.reference}`)] : []),
     section("best", "The best configurations"),
+    ...(data.answer.declared.length ? [section("declared", "What the grid was launched to see")] : []),
     section("forest", "What each level does"),
     section("needle", "Needle over context length"),
   );
 }
 
 function drawAnswer() {
-  const { best, forest, needle } = data.answer;
+  const { best, declared, forest, needle } = data.answer;
   part("progress", data.progress, progressParts);
   part("asked", data.asked, askedParts);
   if (data.answer.beside) part("beside-told", data.answer.beside, besideParts);
   part("best", best, bestParts);
+  if (declared.length) part("declared", declared, declaredParts);
   part("forest", [forest, view.measure], () => forestParts(forest));
   part("needle", needle, needleParts);
   part("care", [...data.care, ...(data.answer.care ?? [])], careParts);
@@ -178,6 +180,18 @@ function ranking({ heading, unit, better, rows, of, how }) {
 }
 
 const chanceText = (share) => (share < 0.005 ? "<1%" : share > 0.995 ? ">99%" : `${Math.round(100 * share)}%`);
+
+// --- declared contrasts ---
+
+function declaredParts(rows) {
+  return [
+    plainTable(["Measure", "Contrast", "Difference", "95% interval", "p, corrected", "Pairs", "It came to"], rows),
+    make("p", {
+      class: "hint",
+      text: "Declared in the grid before the launch and corrected together; everything else on this page is exploratory.",
+    }),
+  ];
+}
 
 // --- the forest ---
 

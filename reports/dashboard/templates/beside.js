@@ -35,15 +35,13 @@ function besideAll(all) {
     make("h2", { text: `Numbers that ${data.sweep} and ${all.reference} both have` }),
     besideCounts(all),
     make("div", { class: "squares" }, ...longest(all.measures).map((place) => square(all, all.measures[place], place))),
-    legend(
-      [],
-      [],
-      [
+    legend([], [], {
+      spots: [
         ["differs by no more than the known spread", "within"],
         ["differs by more", "beyond"],
         ["not judged", "open"],
       ],
-    ),
+    }),
     make("h2", { text: "What each level does in both" }),
     besideEffects(all),
     make("h2", { text: "Needle over context length, in both" }),

@@ -285,7 +285,12 @@ function attemptFacts(id) {
   const attempt = data.attempts[id];
   if (!attempt) return [["Attempt", "none: this cell has no number here"]];
   return [
-    ["Attempt", `${id} (number ${attempt.number} of its cell, ${attempt.kind}, ${attempt.state})`],
+    [
+      "Attempt",
+      attempt.printed
+        ? `${id}, which stands for the authors' run: nothing ran here`
+        : `${id} (number ${attempt.number} of its cell, ${attempt.kind}, ${attempt.state})`,
+    ],
     ["Commit", commitText(attempt)],
     ["GPU or device", attempt.gpu ?? "not recorded"],
     ["Host", attempt.host],

@@ -218,7 +218,7 @@ function buildCurves() {
         radios("Against", "x", { tokens: "tokens", wall: "wall time" }),
         make("p", {
           class: "hint",
-          text: "Thin: training loss. Thick with points: validation loss. The first twentieth of training may lie above the picture; double-click to see all.",
+          text: "Thin, where it was kept: training loss. Thick with points: validation loss. The first twentieth of training may lie above the picture; double-click to see all.",
         }),
       ),
       make("div", { class: "chart", id: "chart-training", role: "img" }),
@@ -227,7 +227,9 @@ function buildCurves() {
       make("div", { class: "charts" }, ...boxes),
       make("div", { id: "curves-numbers" }),
     ),
+    make("div", { id: "all-losses" }),
   );
+  buildLosses();
 }
 
 function missingCurves() {
@@ -272,7 +274,8 @@ async function drawCurves() {
   byId("curves-all").hidden = !view.picked.length;
   byId("curves-hint").textContent = view.picked.length
     ? "Loading the curves."
-    : "No cell is picked: tick some under Cells.";
+    : "All cells; to see some of them alone, with their training loss and their numbers over context length, tick them under Cells.";
+  await drawLosses();
   if (!view.picked.length) return;
   byId("curves-missing").textContent = missingCurves();
   byId("curves-numbers").replaceChildren(numbersByLength());

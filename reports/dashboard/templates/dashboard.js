@@ -161,7 +161,7 @@ const BUILD = {
     ],
   ],
   tabs: [buildTabs, tabsNow],
-  answer: [buildAnswer, (d) => Boolean(d.answer.beside)],
+  answer: [buildAnswer, (d) => [Boolean(d.answer.beside), d.answer.declared.length > 0]],
   cells: [buildCells, (d) => [d.notes, Object.keys(d.tables)]],
   filters: [
     forgetFilters,
@@ -196,6 +196,7 @@ function refresh({ core, answer = data.answer }) {
   for (const cell of data.cells) if (before.get(cell.id) !== JSON.stringify(cell.curve)) curves.delete(cell.id);
   effects.forget();
   beside.forget();
+  losses.forget();
   build();
   draw();
   scrollTo({ left: seen[0], top: seen[1], behavior: "instant" });

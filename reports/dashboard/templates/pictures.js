@@ -149,12 +149,13 @@ function drawLine(plot, index, points, x, y, count) {
 }
 
 /** What each line is, the reference lines and the marks: [name, index], [name, class] and [name, class]. */
-function legend(lines, references, spots = []) {
+function legend(lines, references, { spots = [], marked = true } = {}) {
   const entry = (picture, name) => make("li", {}, picture, make("span", { text: name }));
   const strokes = lines.map(([name, index]) => {
     const picture = drawing("svg", { width: 30, height: 14, "aria-hidden": "true" });
     const group = drawing("g", { class: `line c${index % 8} d${Math.floor(index / MARKS.length) % 3}` });
-    group.append(drawing("line", { class: "stroke", x1: 0, x2: 30, y1: 7, y2: 7 }), markSvg(index, 15, 7));
+    group.append(drawing("line", { class: "stroke", x1: 0, x2: 30, y1: 7, y2: 7 }));
+    if (marked) group.append(markSvg(index, 15, 7));
     picture.append(group);
     return entry(picture, name);
   });

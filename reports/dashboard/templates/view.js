@@ -115,6 +115,7 @@ const START = {
   within: "all",
   number: "",
   verdict: "",
+  color: "",
 };
 let view = structuredClone(START);
 let data = null;
@@ -146,7 +147,7 @@ function addressOf(view) {
 function viewOf(address) {
   const given = new URLSearchParams(address.replace(/^#/, ""));
   const found = structuredClone(START);
-  for (const name of ["search", "sort", "measure", "axis", "within", "number", "verdict"])
+  for (const name of ["search", "sort", "measure", "axis", "within", "number", "verdict", "color"])
     found[name] = given.get(name) ?? START[name];
   const among = {
     tab: tabsNow(),

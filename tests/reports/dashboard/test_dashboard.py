@@ -23,6 +23,7 @@ from atma_sweep.reports.data import ReportError, gather
 from atma_sweep.reports.stats.effects import effects
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.errors import SweepUnknown
+from atma_sweep.results.paper.sheets import STEP_TOKENS, rows
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import AXES, CurvePoint, Provenance
 from atma_sweep.results.store.schema import AttemptRow
@@ -298,3 +299,66 @@ def test_what_cannot_be_compared_is_said_and_not_judged(empty: Store, make: tupl
         dashboard(empty, "bytes", compare="bytes")
     with pytest.raises(SweepUnknown):
         dashboard(empty, "bytes", compare="nothing of that name")
+
+
+def test_all_validation_losses_are_those_that_were_logged(published: Store) -> None:
+    page = Page(dashboard(published, "printed-v2"))
+    shown, cells = page.block("losses"), page.core()["cells"]
+    logged: dict[tuple[str, ...], list[tuple[float, float]]] = {}
+    for row in rows("curves"):
+        point = (int(row["step"]) * STEP_TOKENS, float(f"{np.float32(row['val_loss']):.5g}"))
+        logged.setdefault(tuple(row[axis] for axis in AXES), []).append(point)
+    found = {
+        tuple(cells[place]["axes"][axis] for axis in AXES): list(zip(shown["grids"][grid], losses, strict=True))
+        for place, grid, losses in shown["lines"]
+    }
+    assert len(found) == 120
+    assert len(shown["grids"]) == 1  # all were read at the same tokens
+    assert found == logged
+
+
+def test_what_to_be_careful_about_is_of_this_sweep(published: Store) -> None:
+    page = Page(dashboard(published, "printed-v2"))
+    told = [*page.core()["care"], *page.block("answer")["care"]]
+    values = [round(80 * float(row["needle"]) / 100) for row in rows("lengths") if row["length"] == "65536"]
+    below = sum(digits <= 14 for digits in values)
+    assert f"Ndl@64K: {below} of 120 cells get no more than the best constant answer (17.5%): differences between them are not of retrieval." in told  # fmt: skip
+    assert sum("weak, discrete, zipfian weigh about a millionth" in line for line in told) == 1
+    assert sum("(n = 1)" in line for line in told) == 1
+    assert "the probability that it is: Ndl@64K 37%" in " ".join(told)
+
+
+def test_diverged_runs_and_uneven_seeds_are_named_with_what_they_could_do(
+    empty: Store, make: tuple[Callable[..., Any], Any], run: Callable[..., None]
+) -> None:
+    build, numbers = make
+    cells = []
+    for index in range(12):
+        cells.append(build(index, memory=("off", "on")[index % 2], reg_mode=("weak", "strong", "baseline")[index // 4], window=("off", "on")[index // 2 % 2]))  # fmt: skip
+    cells.append(build(20, seed=1, memory="off", reg_mode="weak"))
+    empty.record_revision("some", grid_text="x", grid_file="x", cells=cells)
+    for index, one in enumerate(cells):
+        if index == 3:
+            run(empty, one.id, "diverged", [])
+        else:
+            run(empty, one.id, "done", numbers(2 + index / 10))
+    page = Page(dashboard(empty))
+    told = " ".join([*page.core()["care"], *page.block("answer")["care"]])
+    assert "11 of 12 configurations have one run, the others up to 2 seeds" in told
+    assert "1 of 13 cells lack numbers (1 diverged)" in told
+    assert "With the worst number in their place: " in told
+    assert "millionth" not in told
+    # every cell answered alike
+    best = {measure["heading"]: measure for measure in page.block("answer")["best"]["measures"]}
+    assert best["Ndl@64K"]["how"] == "All 11 configurations have the same number, 96.3: none is the best."
+    assert best["Ndl@64K"]["rows"] == []
+
+
+def test_a_page_of_printed_numbers_does_not_say_when_they_were_read_in(published: Store) -> None:
+    page = Page(dashboard(published, "printed-v2"))
+    core = page.core()
+    assert (core["launched"], core["printed"]) == (None, "arXiv:2606.25156v2")
+    told = list(core["attempts"].values())
+    assert {(one["printed"], one["host"], one["started"], one["finished"]) for one in told} == {
+        (True, None, None, None)
+    }

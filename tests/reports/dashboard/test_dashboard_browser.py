@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import re
 import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,6 @@ from atma_sweep.results.store.store import Store, open_store
 from pages import Page
 from synthetic import OWNER, synthetic_sweep
 
-playwright = pytest.importorskip("playwright.sync_api", reason="needs Chromium (and playwright)")
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 HOSTILE = "<img src=x onerror=window.broken=1></script><script>window.broken=1</script>"
 FAILED, WILD, FRESH = "f00000000001", "f00000000002", "f00000000003"
 COUNT = 27
@@ -68,42 +64,6 @@ def site(tmp_path_factory: pytest.TempPathFactory, blank: Path) -> tuple[str, di
         rows[record.slug] = {"cell": record.id, "levels": record.levels, "loss": loss}
     module.write_dashboard(store, folder / "page.html")
     return (folder / "page.html").as_uri(), rows
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if CHROMIUM is None:
-        pytest.skip("needs Chromium")
-    with playwright.sync_playwright() as running:
-        opened = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
-
-
-@pytest.fixture
-def visit(browser: Any) -> Iterator[Callable[..., Any]]:
-    """Opens an address in a page of its own; at the end, nothing was said on the console and nothing was asked for."""
-    contexts, said, asked = [], [], []
-
-    def go(address: str, *, width: int = 1280, height: int = 1700, **options: Any) -> Any:
-        context = browser.new_context(viewport={"width": width, "height": height}, **options)
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(60_000)
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("request", lambda request: asked.append(request.url.partition("#")[0]))
-        # the table of cells, unless the address says otherwise
-        page.goto(address if "#" in address else f"{address}#tab=cells")
-        page.wait_for_selector("html[data-ready]")
-        return page
-
-    yield go
-    for context in contexts:
-        context.close()
-    assert said == []
-    assert {url.split(":")[0] for url in asked} == {"file"}
-    assert len(set(asked)) == 1
 
 
 def slugs(page: Any) -> list[str]:
