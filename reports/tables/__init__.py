@@ -38,6 +38,7 @@ TABLES: dict[str, Listed] = {
     "pareto": Listed("pareto:pareto_table", "quality against speed"),
     "failures": Listed("failures:failures", "attempts that did not finish", takes=(), compares=False),
     "provenance": Listed("provenance:provenance", "where the numbers come from", takes=(), compares=False),
+    "claims": Listed("claims:claims_table", "sentences of the paper against the numbers"),
     "compare": Listed("compare:compare_table", "measured beside published", takes=("lengths", "reference", "table")),
 }
 """By number or name: the function, what the table shows, the options that it takes, and whether it compares numbers."""
