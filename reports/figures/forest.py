@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -119,8 +120,8 @@ def head_panel(axes: Axes, words: str, *, wrapped: bool = False) -> None:
     axes.set_title(words, pad=1.5 * style.size("small") + 4)
 
 
-def frame_axes(axes: Axes, rows: pd.DataFrame) -> None:
-    """Zero, the side that is better, at least three ticks, and the unit below."""
+def frame_axes(axes: Axes, rows: pd.DataFrame, side: str = BETTER) -> None:
+    """Zero, the side that is better (in these words), at least three ticks, and the unit below."""
     ends = rows[["mean", "low", "high"]].to_numpy(dtype=float)
     low, high = min(0.0, float(np.nanmin(ends))), max(0.0, float(np.nanmax(ends)))
     room = 0.07 * (high - low) or 1.0
@@ -130,14 +131,24 @@ def frame_axes(axes: Axes, rows: pd.DataFrame) -> None:
     low, high = min(low, ticks[0]), max(high, ticks[-1])
     axes.set_xlim(*((high, low) if better < 0 else (low, high)))
     axes.set_xticks(ticks, [f"{tick:g}".replace("-", "−") for tick in ticks])
+    style.after_layout(axes.figure, lambda: thin_labels(axes))  # type: ignore[arg-type]
     axes.axvline(0, color="#000000", linewidth=style.stroke(0.7), zorder=1)
     axes.grid(axis="y", visible=False)
     axes.set_xlabel(str(rows["unit"].iloc[0]))
     if better:
         axes.annotate(
-            "better →", (1, 1), xycoords="axes fraction", xytext=(0, 1.5), textcoords="offset points", ha="right",
+            f"{side} →", (1, 1), xycoords="axes fraction", xytext=(0, 1.5), textcoords="offset points", ha="right",
             va="bottom", fontsize=style.size("small"), color=style.GOOD,
         )  # fmt: skip
+
+
+def thin_labels(axes: Axes) -> None:
+    """Where the numbers below an axis would meet, leaves out every second one, zero never."""
+    ticks, labels = list(axes.get_xticks()), axes.get_xticklabels()
+    ends = sorted((box.x0, box.x1) for box in (label.get_window_extent() for label in labels))
+    if any(after[0] - before[1] < 0.3 * style.size("xtick.labelsize") for before, after in pairwise(ends)):
+        zero = ticks.index(0.0)
+        axes.set_xticks(ticks, [one.get_text() if (i - zero) % 2 == 0 else "" for i, one in enumerate(labels)])
 
 
 def three_ticks(low: float, high: float) -> list[float]:
@@ -154,13 +165,13 @@ def three_ticks(low: float, high: float) -> list[float]:
     raise AssertionError("a hundredth of the range fits into it three times")
 
 
-def keys(rows: pd.DataFrame) -> dict[str, Any]:
-    """What the marks mean, as far as they occur."""
+def keys(rows: pd.DataFrame, sides: tuple[str, str] = (BETTER, WORSE)) -> dict[str, Any]:
+    """What the marks mean, in these words, as far as they occur."""
     from matplotlib.lines import Line2D
 
     inks = [ink_of(row) for _, row in rows.iterrows()]
     found: dict[str, Any] = {}
-    for words, ink in ((BETTER, style.GOOD), (WORSE, style.BAD)):
+    for words, ink in zip(sides, (style.GOOD, style.BAD), strict=True):
         if ink in inks:
             found[words] = Line2D([], [], color=ink, marker="o")
     if not rows["sure"].all():

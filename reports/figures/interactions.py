@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .look import Look
 
 MOST_ROWS = 10
+SIDES = ("better together", "worse together")
 
 
 def collect(
@@ -84,9 +85,9 @@ def draw(made: Collected, look: Look) -> Figure:
         head_panel(axes, str(rows["words"].iloc[0]))
         heights = list(range(len(rows)))
         draw_rows(axes, rows, heights)
-        frame_axes(axes, rows)
+        frame_axes(axes, rows, SIDES[0])
         axes.set_yticks(heights, list(rows["words_row"]))
         axes.set_ylim(tall - 0.4, -0.7)
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
-    return style.finished(figure, made.title, made.notes, keys(pd.concat(list(parts.values()))))
+    return style.finished(figure, made.title, made.notes, keys(pd.concat(list(parts.values())), SIDES))

@@ -50,7 +50,7 @@ def collect(
     ceilings = {one for length in set(frame["length"]) if (one := ceiling(data, int(length))) is not None}
     notes = [
         f"Share of a trial's digits that a cell gets right at {', '.join(told)}; cells of a mixer with or without memory together, the "
-        "best on top; trials that more cells answer at the left. At the right: the mean of a cell, or of such cells, in %."
+        "best on top; trials that more cells answer at the left. At the right: the mean of a cell, or of such cells."
     ]
     having = frame["cell"].nunique()
     if having < len(data.cells):
@@ -105,14 +105,16 @@ def draw(made: Collected, look: Look) -> Figure:
     places = _heights(cells)
     lengths = list(dict.fromkeys(frame["length"]))
     named = len(cells) <= NAMED
-    each = 0.15 if named else max(0.02, 0.15 * NAMED / len(cells))
+    each = 0.15 if named else max(0.02, 0.11 * NAMED / len(cells))
     figure = style.page(min(TALLEST, each * (max(places) + 1) + 0.75), style.WIDTH if len(lengths) > 1 else 4.8)
     missing = False
-    for axes, length in zip(style.stacked(figure, len(lengths)), lengths, strict=True):
+    grid = style.stacked(figure, len(lengths), sharey=True)
+    for axes, length in zip(grid, lengths, strict=True):
         here = frame[frame["length"] == length]
         missing |= _map(axes, here, cells, places)
-        _names(axes, here, cells, places, named=named)
+        _means(axes, here, cells, places, named=named)
         axes.set_title(f"needle, {length_name(int(length))}")
+    _names(grid[0], cells, places, named=named)
     colours = {"none": NONE, "half": _colours()(0.5), "all digits right": ALL} | (
         {"no answer": MISSING} if missing else {}
     )
@@ -162,17 +164,22 @@ def _map(axes: Axes, here: pd.DataFrame, cells: pd.DataFrame, places: list[float
     return bool(np.isnan(table).any())
 
 
-def _names(axes: Axes, here: pd.DataFrame, cells: pd.DataFrame, places: list[float], *, named: bool) -> None:
-    """Names left of the rows, means right of them: of every cell, or of the cells of a mixer with or without memory."""
+def _means(axes: Axes, here: pd.DataFrame, cells: pd.DataFrame, places: list[float], *, named: bool) -> None:
+    """Means right of the rows: of every cell, or of the cells of a mixer with or without memory."""
     height = dict(zip(cells["cell"], places, strict=True))
     groups = here.assign(y=here["cell"].map(height)).groupby("cell" if named else "stratum", sort=False)
-    told = groups.agg(y=("y", "mean"), value=("value", "mean"), name=("name", "first"), stratum=("stratum", "first"))
-    words = []
-    for _, row in told.iterrows():
-        words.append(", ".join(filter(None, (row["stratum"], row["name"]))) if named else row["stratum"])
-    axes.set_yticks(told["y"].to_list(), words)
-    for y, value in zip(told["y"], told["value"], strict=True):
+    for _, row in groups.agg(y=("y", "mean"), value=("value", "mean")).iterrows():
         axes.annotate(
-            rounded(value, 1, percent=True), (1, y), xycoords=("axes fraction", "data"), xytext=(4, 0),
-            textcoords="offset points", va="center", fontsize=style.size("small"), annotation_clip=False,
+            rounded(row["value"], 1, percent=True) + "%", (1, row["y"]), xycoords=("axes fraction", "data"),
+            xytext=(4, 0), textcoords="offset points", va="center", fontsize=style.size("small"), annotation_clip=False,
         )  # fmt: skip
+
+
+def _names(axes: Axes, cells: pd.DataFrame, places: list[float], *, named: bool) -> None:
+    """Names left of the rows: of every cell, or of the mixers with or without memory."""
+    if named:
+        words = [", ".join(filter(None, names)) for names in zip(cells["stratum"], cells["name"], strict=True)]
+        axes.set_yticks(places, words)
+    else:
+        middles = cells.assign(y=places).groupby("stratum", sort=False)["y"].mean()
+        axes.set_yticks(middles.to_list(), list(middles.index))

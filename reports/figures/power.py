@@ -57,8 +57,7 @@ def collect(
     kinds = " and ".join(dict.fromkeys(plan.spread.kind for plan in moving))
     notes = [
         "The smallest true difference that a mean over so many matched pairs shows with 80% power at a two-sided 5% (Student's t), "
-        f"from the spread between {kinds} of the same mixer and memory, and of an accuracy at least that of its trials. "
-        "Ringed: the pairs that the grid has.",
+        f"from the spread between {kinds} of the same mixer and memory, and of an accuracy at least that of its trials."
     ]
     if len(moving) < len(found):
         still = [f"{p.measure.heading} ({words_of(data, p.stratum)})" for p in found if p.spread.used <= 0]

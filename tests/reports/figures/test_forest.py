@@ -1,11 +1,13 @@
 """Effects and interactions as drawn: the numbers are those of pairs counted by hand, the marks stand where they say."""
 
+from dataclasses import replace
 from itertools import product
 from statistics import mean
 from typing import Any
 
 import matplotlib.colors as colors
 import numpy as np
+import pandas as pd
 import pytest
 from atma_sweep.reports.data import ReportError, gather
 from atma_sweep.reports.figures import make_figure, style
@@ -116,6 +118,21 @@ def test_three_ticks_at_least_and_never_many(low: float, high: float) -> None:
     assert np.diff(ticks) == pytest.approx([ticks[1] - ticks[0]] * (len(ticks) - 1))
 
 
+def test_numbers_that_would_meet_are_left_out_but_zero(grid: Store) -> None:
+    made = make_figure("effects", grid)
+    frame = made.frame[(made.frame["where"] == "") & (made.frame["measure"] == "Val")]
+    # from 0.05 to -0.1 in steps of 0.05: four numbers in a third of a column
+    frame = frame.assign(mean=-0.02, low=-0.09, high=0.045, mixed=False)
+    parts = [frame.assign(measure=name, words=name) for name in ("a", "b", "c")]
+    figure = figure_of(replace(made, frame=pd.concat(parts)))
+    for axes in figure.axes:
+        assert axes.get_xticks().tolist() == [-0.1, -0.05, 0.0, 0.05]
+        assert [label.get_text() for label in axes.get_xticklabels()] == ["−0.1", "", "0", ""]
+    check_column(figure)
+    wide = figure_of(replace(made, frame=parts[0]), Look())
+    assert [label.get_text() for label in wide.axes[0].get_xticklabels()] == ["−0.1", "−0.05", "0", "0.05"]
+
+
 def test_a_difference_in_words() -> None:
     assert against("attn_type", "nope", "polar") == "NoPE − PoLAR"
     assert against("memory", "on", "off") == "memory"
@@ -219,6 +236,16 @@ class TestPrinted:
         for _, row in printed["interactions"].frame.iterrows():
             words = (tuple(row[name].split(" x ")) for name in ("axes", "levels", "references"))
             assert row["p"] == both[row["measure"], *words, ""].p_corrected
+
+    def test_a_mark_is_filled_by_the_corrected_p_alone(self, printed: dict[str, Collected]) -> None:
+        frame = printed["effects"].frame
+        whole = frame[frame["where"] == ""]
+        leaving = (whole["low"] > 0) | (whole["high"] < 0)
+        assert (len(whole), int(leaving.sum()), int(whole["sure"].sum())) == (30, 14, 12)
+        assert leaving[whole["sure"]].all()
+        assert sum(filled(axes) for axes in figure_of(printed["effects"]).axes) == 12
+        both = printed["interactions"].frame
+        assert (len(both), int(both["sure"].sum())) == (144, 9)
 
     def test_a_column_holds_them(self, printed: dict[str, Collected]) -> None:
         for made in printed.values():

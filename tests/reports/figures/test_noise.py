@@ -173,7 +173,7 @@ class TestItems:
         labels = [label.get_text() for label in axes.get_yticklabels()]
         assert labels[0] == "PoLAR, with memory, seed 0"
         means = [text.get_text() for text in axes.texts]
-        assert means[0] == "40.0"
+        assert means[0] == "40.0%"
         assert [tick.get_text() for tick in axes.get_xticklabels()] == ["2", "3", "0", "1"]
 
     def test_other_lengths_are_maps_of_the_same_order(self, replicated: Store) -> None:
