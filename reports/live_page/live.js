@@ -1,9 +1,11 @@
 // A page that is served: it asks now and then whether there is something new, and takes it over where the reader is.
 
 const ASK_MS = 2000;
-const ASK_AFTER_TROUBLE_MS = 10000;
+const MOST_MS = 15000; // where nothing happens
+const MOST_AFTER_TROUBLE_MS = 60000;
+const PATIENCE_MS = 90000; // the server itself waits for its database no longer
 
-const live = { version: 0, first: 0, timer: null, note: null };
+const live = { version: 0, first: 0, wait: ASK_MS, timer: null, note: null };
 const embedded = blocks.read;
 
 /** Where data are asked for: below the address of the page, without what stands after #. */
@@ -11,21 +13,42 @@ function serverAddress(path) {
   return new URL(path, location.origin + location.pathname);
 }
 
+async function request(path) {
+  const signal = AbortSignal.timeout(PATIENCE_MS);
+  try {
+    return await fetch(serverAddress(path), { cache: "no-store", credentials: "omit", redirect: "error", signal });
+  } catch (error) {
+    throw new Error(error.name === "TimeoutError" ? "the server does not answer" : "the server has ended");
+  }
+}
+
 async function asked(path) {
-  const answer = await fetch(serverAddress(path), { cache: "no-store", credentials: "omit", redirect: "error" });
+  const answer = await request(path);
   if (!answer.ok) throw new Error(`${answer.status} ${(await answer.text()).trim()}`);
   return answer;
 }
 
+const told = (async () => {
+  const { version } = JSON.parse(new TextDecoder().decode(await embedded("live")));
+  live.version = live.first = version;
+})();
+
 /** What stands in the page is of its first state, but for the library, which is always the same. */
 blocks.read = async (id) => {
-  const here = byId(id) && (live.version === live.first || id === "library");
-  return here ? embedded(id) : (await asked(`${live.version}/${id}`)).arrayBuffer();
+  await told;
+  const { version } = live;
+  if (byId(id) && (version === live.first || id === "library")) return embedded(id);
+  const answer = await request(`${version}/${id}`);
+  if (answer.ok) return answer.arrayBuffer();
+  if (answer.status === 404) await takeNewer();
+  // whoever asked for a state that is gone is not answered: what is shown was drawn anew from the newer one
+  if (version !== live.version) return new Promise(() => {});
+  throw new Error(`the server has no ${id}`);
 };
 
 function tellLive(text, { bad = false } = {}) {
   if (!live.note) {
-    live.note = make("p", { id: "live", role: "status", "aria-live": "off" });
+    live.note = make("p", { id: "live-note", role: "status", "aria-live": "off" });
     byId("summary").after(live.note);
   }
   live.note.textContent = text;
@@ -33,7 +56,9 @@ function tellLive(text, { bad = false } = {}) {
 }
 
 function clock(moment) {
-  return new Date(moment).toLocaleTimeString([], { hour12: false });
+  const then = new Date(moment);
+  const today = then.toDateString() === new Date().toDateString();
+  return today ? then.toLocaleTimeString([], { hour12: false }) : then.toLocaleString([], { hour12: false });
 }
 
 /** The words of the file, which says that it asks nothing of the network, are not true of this page. */
@@ -43,34 +68,45 @@ function tellFooter() {
 
 async function takeNewer() {
   const { version, ...newer } = await (await asked("data")).json();
+  if (version <= live.version) return; // overtaken by another answer
   live.version = version;
   refresh(newer);
+  document.documentElement.dataset.version = version;
   tellFooter();
+}
+
+/** Asks, tells what came of it, and gives how long to wait before asking again. */
+async function look() {
+  try {
+    const state = await (await asked("state")).json();
+    const newer = state.version !== live.version;
+    if (newer) await takeNewer();
+    if (state.trouble) tellLive(`The database does not answer: ${state.trouble}`, { bad: true });
+    else tellLive(`Live; the numbers are those of ${clock(state.at)}.`);
+    return newer ? ASK_MS : Math.min(Math.max(live.wait, ASK_MS) * 1.2, MOST_MS);
+  } catch (error) {
+    const more = "The page shows what it had; atma-sweep dashboard starts anew.";
+    tellLive(`Not live any more: ${error.message}. ${more}`, { bad: true });
+    return Math.min(live.wait * 2, MOST_AFTER_TROUBLE_MS);
+  }
 }
 
 async function ask() {
   clearTimeout(live.timer);
-  let wait = ASK_MS;
-  try {
-    const state = await (await asked("state")).json();
-    if (state.version !== live.version) await takeNewer();
-    document.documentElement.dataset.version = live.version;
-    if (state.trouble) tellLive(`The database does not answer: ${state.trouble}`, { bad: true });
-    else tellLive(`Live; the numbers are those of ${clock(state.at)}.`);
-  } catch (error) {
-    wait = ASK_AFTER_TROUBLE_MS;
-    const why = error instanceof TypeError ? "the server has ended" : error.message;
-    tellLive(`Not live any more: ${why}. The page shows what it had; atma-sweep dashboard starts anew.`, { bad: true });
-  }
+  live.wait = await look();
+  clearTimeout(live.timer);
   // a page that nobody looks at asks for nothing
-  if (!document.hidden) live.timer = setTimeout(ask, wait);
+  if (!document.hidden) live.timer = setTimeout(ask, live.wait);
 }
 
 async function goLive() {
-  const told = JSON.parse(new TextDecoder().decode(await embedded("live")));
-  live.version = live.first = told.version;
+  await told;
   tellFooter();
-  document.addEventListener("visibilitychange", () => document.hidden || ask());
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden) return;
+    live.wait = ASK_MS;
+    ask();
+  });
   await ask();
 }
 

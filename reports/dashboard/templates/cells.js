@@ -170,8 +170,12 @@ function buildCells() {
   byId("panel-cells").replaceChildren(
     make("div", { class: "bar" }, seeds, make("p", { class: "hint", text: hint })),
     cellGrid.viewport,
-    make("div", { class: "notes" }, ...data.notes.map((text) => make("p", { text }))),
+    make("div", { class: "notes", id: "cell-notes" }),
   );
+}
+
+function buildNotes() {
+  byId("cell-notes").replaceChildren(...data.notes.map((text) => make("p", { text })));
 }
 
 /** A group of radio buttons for one entry of the view. */

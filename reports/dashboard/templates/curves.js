@@ -97,6 +97,7 @@ function layout(xTitle, yTitle, height, more = {}) {
   });
   return {
     height,
+    uirevision: `${xTitle} ${view.picked.map((cell) => data.cells[cell].id)}`, // newer points leave the reader's zoom
     margin: { l: 56, r: 12, t: 12, b: 44 },
     showlegend: false,
     hovermode: "closest",
@@ -261,7 +262,7 @@ function numbersByLength() {
   );
   return make(
     "details",
-    {},
+    { open: byId("curves-numbers").querySelector("details")?.open },
     make("summary", { text: "These numbers as a table, with the reason where there is none" }),
     plainTable(["Cell", "Measure", "Length", "Value", "Samples"], rows),
   );

@@ -162,7 +162,8 @@ const BUILD = {
   ],
   tabs: [buildTabs, tabsNow],
   answer: [buildAnswer, (d) => [Boolean(d.answer.beside), d.answer.declared.length > 0]],
-  cells: [buildCells, (d) => [d.notes, Object.keys(d.tables)]],
+  cells: [buildCells, (d) => Object.keys(d.tables)],
+  notes: [buildNotes, (d) => d.notes],
   filters: [
     forgetFilters,
     (d) => Object.values(d.tables).map(({ words, rows }) => [words, rows.map((row) => row.words)]),
@@ -185,11 +186,20 @@ function build() {
   }
 }
 
+/** The folded parts by where they stand and what their heading says: most are made anew with newer data. */
+const folds = () =>
+  [...document.querySelectorAll("details:has(> summary)")].map((fold) => [
+    `${fold.parentElement.closest("[id]")?.id} ${fold.querySelector("summary").textContent}`,
+    fold,
+  ]);
+
 /** Shows newer data of the sweep, or those of another one; without an answer, the one before stands on. */
 function refresh({ core, answer = data.answer }) {
   const ids = view.picked.map((cell) => data.cells[cell].id);
   const before = new Map(data.cells.map((cell) => [cell.id, JSON.stringify(cell.curve)]));
   const seen = [scrollX, scrollY];
+  const open = new Map(folds().map(([name, fold]) => [name, fold.open]));
+  byId("trouble").hidden = true;
   Grid.all.forEach((grid) => grid.empty());
   take(core, answer);
   view.picked = ids.map((id) => data.placeOf.get(id)).filter((cell) => cell !== undefined);
@@ -199,6 +209,7 @@ function refresh({ core, answer = data.answer }) {
   losses.forget();
   build();
   draw();
+  for (const [name, fold] of folds()) fold.open = open.get(name) ?? fold.open;
   scrollTo({ left: seen[0], top: seen[1], behavior: "instant" });
 }
 

@@ -1,0 +1,247 @@
+"""The served page in a real browser: numbers come while it is open, and the reader stays where he is."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.records import AXES, CellRecord, Measurement
+from atma_sweep.results.store.store import Store, open_store
+from patience import until
+from serving import Site, serving
+from synthetic import OWNER, synthetic_sweep
+
+playwright = pytest.importorskip("playwright.sync_api", reason="needs Chromium (and playwright)")
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+LATE = "f00000000001"
+COUNT = 24
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    if CHROMIUM is None:
+        pytest.skip("needs Chromium")
+    with playwright.sync_playwright() as running:
+        opened = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def store(blank: Path, tmp_path: Path) -> Store:
+    """24 finished cells and one that was never started."""
+    store = open_store(shutil.copy(blank, tmp_path / "atma.db"))
+    cells = synthetic_sweep(store, COUNT, 20)
+    words = dict(zip(AXES, ("rope", "baseline", "off", "off", "off"), strict=True))
+    axes = words | {"train.lr": "0", "seed": "0"}
+    late = CellRecord(id=LATE, slug="comes-late", seed=0, levels=words, config={}, axes=axes, tokens=1)
+    store.record_revision("big", grid_text="axes: {a: 1}\n", grid_file="big.yaml", cells=[*cells, late])
+    return store
+
+
+@pytest.fixture
+def site(store: Store) -> Iterator[Site]:
+    assert store.path is not None
+    with serving(open_store(store.path, read_only=True), "big") as found:
+        yield found
+
+
+class Visit:
+    """A page in a context of its own, with what it said on the console and every address that it asked for."""
+
+    def __init__(self, browser: Any, address: str, *, width: int = 1280, height: int = 700) -> None:
+        self.context = browser.new_context(viewport={"width": width, "height": height})
+        self.page = self.context.new_page()
+        self.said: list[str] = []
+        self.asked: list[str] = []
+        self.page.set_default_timeout(60_000)
+        self.page.on("console", lambda message: self.said.append(message.text))
+        self.page.on("pageerror", lambda error: self.said.append(str(error)))
+        self.page.on("request", lambda request: self.asked.append(request.url.partition("#")[0]))
+        self.page.goto(address)
+        self.page.wait_for_selector("#live-note")
+
+    def version(self, number: int) -> None:
+        """Waits until the page shows this state."""
+        self.page.wait_for_selector(f"html[data-version='{number}']")
+
+    def count(self, path: str) -> int:
+        return sum(url.endswith(path) for url in self.asked)
+
+
+@pytest.fixture
+def visit(browser: Any) -> Iterator[Callable[..., Visit]]:
+    visits: list[Visit] = []
+
+    def go(address: str, **options: Any) -> Visit:
+        visits.append(Visit(browser, address, **options))
+        return visits[-1]
+
+    yield go
+    for one in visits:
+        one.context.close()
+
+
+def finish(store: Store, loss: float) -> None:
+    """The late cell runs, and is done."""
+    attempt = store.start_attempt(LATE, owner=OWNER, fence=1)
+    loss_row = Measurement(probe="val", metric="val_loss", value=loss, unit="nats/token", n=777)
+    Recorder(store, attempt.id, 1).measurements([loss_row])
+    store.finish_attempt(attempt.id, 1, "done")
+
+
+SEEN = """() => [scrollY, document.querySelector("#panel-cells .viewport").scrollTop, location.hash,
+  document.activeElement.textContent, document.querySelector("#filters").open]"""
+
+
+def test_a_cell_that_finishes_appears_and_the_reader_stays_where_he_is(
+    visit: Callable[..., Visit], site: Site, store: Store
+) -> None:
+    seen = visit(f"{site.address}#tab=cells")
+    page = seen.page
+    assert page.get_by_role("button", name="1.234", exact=True).count() == 0
+    page.evaluate("window.stands = 7")
+    page.locator("[data-group=State] .level[data-level=done] input").check()
+    assert page.locator("#matches").text_content() == f"{COUNT} of {COUNT + 1} cells match"
+    page.evaluate("document.querySelector('#panel-cells .viewport').scrollTop = 170")
+    page.locator("#panel-cells tbody th button").nth(9).focus()
+    page.evaluate("scrollTo(0, 40)")
+    page.wait_for_timeout(100)
+    before = page.evaluate(SEEN)
+    assert before[1] == 170
+    finish(store, 1.234)
+    seen.version(2)
+    assert page.locator("#matches").text_content() == f"{COUNT + 1} of {COUNT + 1} cells match"
+    assert page.evaluate(SEEN) == before
+    page.evaluate("document.querySelector('#panel-cells .viewport').scrollTop = 1e6")
+    page.get_by_role("button", name="1.234", exact=True).wait_for()
+    assert page.evaluate("window.stands") == 7, "the page was loaded anew"
+    assert f"{COUNT + 1} done" in page.locator("#summary").text_content()
+    assert page.locator("#live-note").text_content().startswith("Live; the numbers are those of ")
+    assert page.locator("#footer").text_content().startswith("Served by atma-sweep ")
+    assert (seen.said, seen.count("/data")) == ([], 1)
+    assert {url.split("/")[2] for url in seen.asked} == {f"127.0.0.1:{site.port}"}
+
+
+@pytest.mark.thorough
+def test_what_is_open_and_enlarged_stays_so(visit: Callable[..., Visit], site: Site, store: Store) -> None:
+    cell = store.cell_states("big")[0].cell_id
+    seen = visit(f"{site.address}#tab=curves&pick={cell}")
+    page = seen.page
+    page.wait_for_selector("#chart-training[data-traces]")
+    page.locator("#panel-curves summary").click()
+    page.evaluate("Plotly.relayout('chart-training', {'xaxis.range': [2, 5]})")
+    page.get_by_role("tab", name="Answer").click()
+    page.locator("#panel-answer summary").first.click()
+    finish(store, 1.234)
+    seen.version(2)
+    assert page.locator("#panel-answer details").first.get_attribute("open") is not None
+    page.get_by_role("tab", name="Curves").click()
+    page.wait_for_function("() => document.querySelector('#curves-hint').textContent.startsWith('Curves of 1')")
+    store.add_event("told", "something happened", sweep="big")
+    seen.version(3)
+    page.wait_for_function("() => document.querySelector('#curves-hint').textContent.startsWith('Curves of 1')")
+    assert page.evaluate("document.querySelector('#chart-training').layout.xaxis.range") == [2, 5]
+    assert page.locator("#panel-curves details").get_attribute("open") is not None
+    assert seen.said == []
+    assert seen.count(f"/3/curve-{cell}") == 0, "a curve that did not change is not asked for again"
+
+
+@pytest.mark.thorough
+def test_a_state_that_the_server_keeps_no_more_is_left_for_the_newest(
+    visit: Callable[..., Visit], site: Site, store: Store
+) -> None:
+    """As after a sleep: the page is at 1, the server at 4."""
+    seen = visit(f"{site.address}#tab=cells")
+    page = seen.page
+    hide(page, True)
+    for version in (2, 3, 4):
+        finish(store, 1.0 + version / 10) if version == 2 else store.add_event("told", str(version), sweep="big")
+
+        def made(version: int = version) -> bool:
+            return site.newest.look()["version"] == version
+
+        until(made)
+    page.evaluate("live.first = 0")
+    page.get_by_role("tab", name="Effects").click()
+    seen.version(4)
+    page.locator("#panel-effects tbody th").first.wait_for()
+    assert page.locator("#trouble").is_hidden()
+    assert seen.count("/4/effects") == 1
+
+
+def hide(page: Any, hidden: bool) -> None:
+    """As when another tab is before it, or the lid is closed."""
+    page.evaluate(
+        """(hidden) => {
+          Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+          document.dispatchEvent(new Event("visibilitychange"));
+        }""",
+        hidden,
+    )
+
+
+@pytest.mark.thorough
+def test_a_page_that_nobody_looks_at_asks_for_nothing_and_then_at_once(
+    visit: Callable[..., Visit], site: Site, store: Store
+) -> None:
+    seen = visit(site.address)
+    page = seen.page
+    hide(page, True)
+    page.wait_for_timeout(3000)  # what was on its way
+    asked = seen.count("/state")
+    page.wait_for_timeout(6000)
+    assert seen.count("/state") == asked
+    finish(store, 1.234)
+    until(lambda: site.newest.look()["version"] == 2)
+    hide(page, False)
+    seen.version(2)
+
+
+@pytest.mark.thorough
+def test_where_nothing_happens_it_asks_ever_less(visit: Callable[..., Visit], site: Site) -> None:
+    page = visit(site.address).page
+    waits = [page.evaluate("live.wait")]
+    for _ in range(3):
+        before = waits[-1]
+        page.wait_for_function("(before) => live.wait !== before", arg=before)
+        waits.append(page.evaluate("live.wait"))
+    assert waits == sorted(waits)
+    assert page.evaluate("[ASK_MS, MOST_MS]") == [2000, 15000]
+
+
+def test_when_the_server_ends_the_page_says_so_and_keeps_what_it_has(visit: Callable[..., Visit], store: Store) -> None:
+    assert store.path is not None
+    with serving(open_store(store.path, read_only=True), "big") as site:
+        seen = visit(site.address)
+    page = seen.page
+    page.wait_for_function("() => document.querySelector('#live-note').textContent.startsWith('Not live any more')")
+    assert "the server has ended" in page.locator("#live-note").text_content()
+    page.get_by_role("tab", name="Effects").click()
+    page.locator("#panel-effects tbody th").first.wait_for()
+    assert page.locator("#trouble").is_hidden()
+    assert all("ERR_CONNECTION_REFUSED" in text or "ERR_CONNECTION_RESET" in text for text in seen.said)
+
+
+@pytest.mark.thorough
+def test_another_page_can_neither_read_nor_frame_it(browser: Any, site: Site, tmp_path: Path) -> None:
+    """A page of another origin that has learnt the whole address."""
+    context = browser.new_context()
+    page = context.new_page()
+    html = f'<iframe id="f" src="{site.address}"></iframe><script src="{site.address}data"></script>'
+    context.route("http://elsewhere.test/*", lambda route: route.fulfill(body=html, content_type="text/html"))
+    page.goto("http://elsewhere.test/")
+    read = """async (url) => { try { return (await fetch(url)).status } catch (error) { return error.name } }"""
+    assert page.evaluate(read, f"{site.address}data") == "TypeError"
+    assert (
+        page.evaluate(read.replace("fetch(url)", "fetch(url, { mode: 'no-cors' })"), f"{site.address}data")
+        == "TypeError"
+    )
+    frame = page.frames[1]
+    assert "Answer" not in frame.content()
+    context.close()
