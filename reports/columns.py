@@ -37,14 +37,15 @@ def every(data: SweepData, lengths: Mapping[str, Sequence[int]], one: Column) ->
 def complete_columns(
     data: SweepData, lengths: Mapping[str, Sequence[int]] | None = None, over: Over = ends
 ) -> list[Column]:
-    """The eight numbers of the complete results, five where there is one context length; before MFU those of probes that the
-    package does not know, where their metric has a heading."""
+    """The eight numbers of the complete results, five where there is one context length; after the junk loss that of the same last
+    tokens, where the grid asks for it; before MFU those of probes that the package does not know, where their metric has a heading."""
     # `over` says at which lengths a number that has them is shown
     asked = data.requested_lengths() if lengths is None else lengths
     columns = [
         column_of("val", "val_loss"),
         *over(data, asked, column_of("clean", "nats")),
         *over(data, asked, column_of("junk", "nats")),
+        *(over(data, asked, column_of("same_tail", "nats")) if data.lengths("same_tail", "nats") else ()),
         *over(data, asked, column_of("needle", "digit_accuracy")),
         column_of("throughput", "mfu_paper"),
     ]

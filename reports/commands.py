@@ -164,7 +164,7 @@ Length = Annotated[
     typer.Option(
         "--length",
         metavar="TOKENS|all",
-        help="Also show this context length, which the grid does not ask for; repeatable.",
+        help="Also show this context length, which the grid does not ask for; repeatable. all: every length and probe measured.",
     ),
 ]
 Trace = Annotated[

@@ -27,7 +27,8 @@ WEIGHTED = "_weighted"
 
 
 Lengths = Sequence[int] | Literal["all"] | None
-"""Context lengths that a report shows besides those that the grid asks for: these, every measured one, or none."""
+"""Context lengths that a report shows besides those that the grid asks for: these, or none; all: every measured one, and every
+probe."""
 
 
 class ReportError(Expected):
@@ -56,6 +57,8 @@ class SweepData:
 
     also: tuple[int, ...] = ()
     """Context lengths that are shown besides those that the launch asked for."""
+    everything: bool = False
+    """Whether also probes are shown that the launch did not ask for."""
     failures: Mapping[int, str] = field(default_factory=dict)
     """By attempt, the class of its failure, where one was recorded (cuda_oom, code, hang, ...)."""
     contrasts: tuple[Contrast, ...] = ()
@@ -87,6 +90,28 @@ class SweepData:
         """Whether the launch asked for that; of a probe that it did not ask for at all, whatever was measured counts."""
         return length in self.asked.get(probe, (length,))
 
+    @property
+    def beyond(self) -> Lengths:
+        """What is shown besides what the launch asked for, as `gather` takes it."""
+        return "all" if self.everything else self.also
+
+    @cached_property
+    def _probes(self) -> frozenset[str]:
+        return frozenset(probe for probe, _ in self.requested)
+
+    def shows(self, probe: str) -> bool:
+        """Whether tables show numbers of a probe: columns come from the grid, so that a later evaluation changes none."""
+        return self.everything or not self._probes or probe in self._probes or probe in metrics.OF_TRAINING
+
+    @cached_property
+    def shown(self) -> Mapping[tuple[str, str, str, int], Value]:
+        """`values` without those of probes and lengths that are not shown."""
+        return {
+            key: value
+            for key, value in self.values.items()
+            if self.shows(key[1]) and (not key[3] or key[3] in self.also or self.asks(key[1], key[3]))
+        }
+
     def requested_lengths(self) -> dict[str, list[int]]:
         """The context lengths that are shown of the probes that the launch asked for, shortest first."""
         measured = {(key[1], key[3]) for key in self.values}
@@ -95,8 +120,11 @@ class SweepData:
             for probe, lengths in sorted(self.asked.items())
         }
 
-    def lengths(self, probe: str, metric: str) -> list[int]:
-        """The context lengths that are shown and at which any cell has a value or a reason, shortest first."""
+    def lengths(self, probe: str, metric: str, *, unasked: bool = False) -> list[int]:
+        """The context lengths that are shown and at which any cell has a value or a reason, shortest first; `unasked`: also
+        of a probe that the launch did not ask for."""
+        if not unasked and not self.shows(probe):
+            return []
         measured = {key[3] for key in self.values if key[1:3] == (probe, metric)}
         return sorted(length for length in measured if not length or length in self.also or self.asks(probe, length))
 
@@ -131,8 +159,9 @@ class SweepData:
         return self._described.get((probe, name)) or metrics.metric(probe, name)
 
     def strange(self) -> list[tuple[str, metrics.Metric]]:
-        """The metrics that the package does not know, each with its probe, in the order of their names."""
-        found = [(key[0], about) for key, about in self._described.items() if metrics.known(*key) is None]
+        """The metrics that are shown and that the package does not know, each with its probe, in the order of their names."""
+        described = {key: about for key, about in self._described.items() if self.shows(key[0])}
+        found = [(key[0], about) for key, about in described.items() if metrics.known(*key) is None]
         return sorted(found, key=lambda one: (one[0], one[1].name))
 
     def value(self, cell: str, probe: str, metric: str, length: int, table: str | None = None) -> Value | None:
@@ -140,6 +169,8 @@ class SweepData:
         in WEIGHTED is worked out."""
         if metric.endswith(WEIGHTED):
             return self._average(cell, probe, metric)
+        if not self.shows(probe):
+            return None
         printed = self.printed.get((cell, table, probe, metric, length)) if table else None
         return printed or self.values.get((cell, probe, metric, length))
 
@@ -206,9 +237,8 @@ def gather(
         # the same revision by whichever name it is asked for
         for named in (sweep, data.sweep):
             for number in (revision, data.revision):
-                held[(store, named, number, orphans, asked[-1])] = held[(store, named, number, orphans, data.also)] = (
-                    data
-                )
+                for beyond in (asked[-1], data.beyond):
+                    held[(store, named, number, orphans, beyond)] = data
     return held[asked]
 
 
@@ -242,6 +272,7 @@ def _gathered(store: Store, sweep: str | None, revision: int | None, orphans: bo
         else:
             mine[(value.cell_id, value.probe, value.metric, value.length)] = value
     requested = requests_of(launched.options)
+    probes = {probe for probe, _ in requested}
     return SweepData(
         sweep=launched.sweep,
         revision=launched.number,
@@ -249,6 +280,7 @@ def _gathered(store: Store, sweep: str | None, revision: int | None, orphans: bo
         values=with_intervals(mine),
         references=_references(values),
         requested=requested,
+        everything=lengths == "all" and any(key[1] not in probes | {*metrics.OF_TRAINING} for key in mine),
         also=_also(launched.sweep, lengths, {key[3] for key in mine if key[3]}, {length for _, length in requested}),
         printed=printed,
         sources=sources,

@@ -196,7 +196,8 @@ def assemble(
         "table": number,
         "sweep": data.sweep,
         "revision": data.revision,
-        "options": dict(options or {}) | ({"lengths": list(data.also)} if data.also else {}),
+        "options": dict(options or {})
+        | ({"lengths": "all" if data.everything else list(data.also)} if data.beyond else {}),
     }
     known = sources_of((attempt for found in cells.values() for attempt in found), sources)
     by_cell = {name: sorted(found) for name, found in cells.items()}
@@ -237,7 +238,8 @@ def about_cell(data: SweepData, cell: CellState) -> dict[str, Any]:
         "axes": dict(cell.axes),
         "state": cell.state,
         "standing": data.standing(cell),
-        "attempt_id": cell.attempt_id,
+        # the training, which an evaluation beyond the grid leaves as it is
+        "attempt_id": cell.trained_attempt_id or cell.attempt_id,
     }
     return {"cell": cell.cell_id, "slug": cell.slug, "seed": cell.seed} | dict(cell.levels) | state
 
@@ -268,7 +270,7 @@ def word_notes(grid: Iterable[Sequence[Entry]]) -> list[str]:
     if any(one.text == NO_CELL for one in entries):
         notes.append(f"{NO_CELL}: the sweep does not list that combination.")
     if any(one.text == UNMEASURED for one in entries):
-        notes.append(f"{UNMEASURED}: the grid does not ask for that length; evaluate --length measures it.")
+        notes.append(f"{UNMEASURED}: the grid does not ask for it; evaluate measures it, and report --length shows it.")
     if any(not one.reason and one.text not in (NO_CELL, NOTHING, UNMEASURED) for one in entries):
         notes.append("A word in place of a number is the state of a cell that has none yet.")
     return notes

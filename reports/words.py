@@ -20,5 +20,5 @@ def word_for(standing: str, value: Value | None) -> str:
 def word_of(data: SweepData, cell: CellState, column: Column, value: Value | None) -> str:
     """What stands for a number that a cell does not have."""
     word = word_for(data.word(cell), value)
-    unasked = column.length > 0 and not data.asks(column.probe, column.length)
+    unasked = not data.shows(column.probe) or (column.length > 0 and not data.asks(column.probe, column.length))
     return UNMEASURED if word == "needs-eval" and unasked else word

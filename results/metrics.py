@@ -67,6 +67,8 @@ class Metric:
 _LOSS = "nats/token"
 _NORM = "frobenius"
 
+OF_TRAINING = ("throughput", "corpus")
+"""What stands in place of a probe where a training records a number by itself."""
 METRICS: Mapping[tuple[str, str], Metric] = {
     (probe, metric.name): metric
     for probe, metrics in {

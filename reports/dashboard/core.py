@@ -30,14 +30,14 @@ def core(store: Store, data: SweepData, attempts: Sequence[Attempt], curves: Map
     """Everything but what is worked out of the numbers, and curves. Cells stand by their place in `cells`, attempts by id, metrics by `keys`."""
     launched = store.revision(data.sweep, data.revision)
     printed = source_of(launched)
-    table = table6(store, data.sweep, lengths=data.also)
+    table = table6(store, data.sweep, lengths=data.beyond)
     several = "Seeds" in table.columns
     keys = sorted({key[1:] for key in data.values})
     units = {key[1:]: value.unit for key, value in data.values.items() if value.unit}
     origins = provenance(store, data.sweep)
     groups = {attempt: r for r, row in enumerate(origins.entries) for _, attempt in row[0].origins}
     known = store.provenances([attempt.id for attempt in attempts])
-    audit = homogeneity(store, data.sweep)
+    audit = homogeneity(store, data.sweep, lengths=data.beyond)
     progress = progress_of(store, data)
     return {
         "sweep": data.sweep,
@@ -56,7 +56,7 @@ def core(store: Store, data: SweepData, attempts: Sequence[Attempt], curves: Map
         "notes": list(table.notes),
         "columns": _columns(data),
         "charts": _charts(data),
-        "tables": {"mean": _rows(data, table)} | ({"each": _rows(data, table6(store, data.sweep, seeds=True, lengths=data.also))} if several else {}),
+        "tables": {"mean": _rows(data, table)} | ({"each": _rows(data, table6(store, data.sweep, seeds=True, lengths=data.beyond))} if several else {}),
         "keys": [_key(data, key, units.get(key, "")) for key in keys],
         "cells": _cells(data, keys, curves),
         "attempts": {attempt.id: _attempt(attempt, known.get(attempt.id), groups.get(attempt.id)) for attempt in attempts},
@@ -84,6 +84,7 @@ def _columns(data: SweepData) -> list[dict[str, Any]]:
     ]
 
 
+SAME_TAIL = ("same_tail", "nats")
 CHARTS = {
     ("clean", "nats"): "Clean: long documents",
     ("junk", "nats"): "Junk: across documents",
@@ -95,6 +96,8 @@ CHARTS = {
 def _charts(data: SweepData) -> list[dict[str, Any]]:
     """One chart a probe."""
     titles = dict(CHARTS)
+    if data.lengths(*SAME_TAIL):
+        titles[SAME_TAIL] = "The same last tokens at every length"
     for probe, about in data.strange():
         if about.heading and any(data.lengths(probe, about.name)) and probe not in {of for of, _ in titles}:
             titles[probe, about.name] = f"{about.heading}: {about.words.partition('.')[0] or about.name}"

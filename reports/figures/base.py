@@ -82,7 +82,7 @@ def collected(
         "cells": {cell: sorted(found) for cell, found in cells.items()},
         "sources": sources_of(attempts, told),
         "data": digest(frame),
-    } | ({"lengths": list(data.also)} if data.also else {})
+    } | ({"lengths": "all" if data.everything else list(data.also)} if data.beyond else {})
     trace |= {"options": dict(options)} if options else {}
     which = f"{title}, sweep {data.sweep}, revision {data.revision}"
     return Collected(name=name, title=which, frame=frame, notes=tuple(notes), trace=trace, about=about)

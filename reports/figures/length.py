@@ -1,4 +1,4 @@
-"""The figure `length`: clean and junk loss over context length."""
+"""The figure `length`: clean and junk loss over context length, and that of the same last tokens where the grid asks for it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,19 @@ if TYPE_CHECKING:
     from .look import Look
 
 
+PROBES = ("clean", "junk", "same_tail")
+WORDS = {"same_tail": "same last tokens"}
+
+
 def collect(
     store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
 ) -> Collected:
-    """Clean and junk loss (nats per token) over context lengths; the frame is that of `over_lengths`, probes in turn."""
+    """The losses (nats per token) over context lengths; the frame is that of `over_lengths`, PROBES in turn, the last one where the
+    grid asks for it."""
     data = gather(store, sweep, revision=revision, lengths=lengths)
     trained = training_lengths(store, data)
-    parts = [over_lengths(data, trained, probe, "nats") for probe in ("clean", "junk")]
+    parts = [over_lengths(data, trained, probe, "nats") for probe in PROBES[:2]]
+    parts += [over_lengths(data, trained, probe, "nats") for probe in PROBES[2:] if data.shows(probe)]
     known = [part for part in parts if not part.empty]
     if not known:
         raise ReportError(
@@ -34,13 +40,15 @@ def collect(
     frame = pd.concat(known, ignore_index=True)
     means = lines_of(frame)
     words = f"{averaged_over(data)}{bars(means)}Clean: whole documents. Junk: the validation stream across document borders."
+    if (frame["probe"] == PROBES[2]).any():
+        words += " Same last tokens: what more context is worth, since what is scored stays the same."
     notes = [words, *uneven(means)]
     beyond = {
         str(probe): int((part.groupby("cell")["value"].max() > limits(part, means)[1]).sum())
         for probe, part in frame.groupby("probe", sort=False)
     }
     if any(beyond.values()):
-        told = ", ".join(f"{count} of {probe}" for probe, count in beyond.items() if count)
+        told = ", ".join(f"{count} of {WORDS.get(probe, probe)}" for probe, count in beyond.items() if count)
         notes.append(f"Lines that leave the axes ({told}): an arrow says what they reach.")
     axes = line_axes(data)
     return collected(
@@ -60,11 +68,12 @@ def draw(made: Collected, look: Look) -> Figure:
     frame, trained = made.frame, made.about["trained"]
     names, probes = list(dict.fromkeys(frame["panel"])), list(dict.fromkeys(frame["probe"]))
     figure = style.page(style.PANEL * len(probes) + 0.35, style.width_of(len(names)))
-    titles = [f"{style.shown(name)}, {probe}" for probe in probes for name in names]
+    said = [WORDS.get(probe, probe) for probe in probes]
+    titles = [f"{style.shown(name)}, {probe}" for probe in said for name in names]
     columns = style.columns_of(figure, len(names))
     if columns < len(names):
         # a row would hold panels of both probes: each probe gets rows of its own
-        titles = [f"{style.shown(name)}, {probe}" for name in names for probe in probes]
+        titles = [f"{style.shown(name)}, {probe}" for name in names for probe in said]
     order = [(name, probe) for probe in probes for name in names]
     if columns < len(names):
         order = [(name, probe) for name in names for probe in probes]

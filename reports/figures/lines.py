@@ -25,7 +25,7 @@ def over_lengths(data: SweepData, trained: dict[str, int], probe: str, metric: s
     metric, length (tokens), trained (tokens of a training row, the shortest length where the config does not say), ratio of
     the two, value, n (answers or tokens), low, high (of an accuracy: the 95% interval of its trials).
     """
-    lengths = data.lengths(probe, metric)
+    lengths = data.lengths(probe, metric, unasked=True)
     groups = groups_of(data)
     configurations = {cell.cell_id: ", ".join(key) for key, cells in data.configurations().items() for cell in cells}
     rows = []

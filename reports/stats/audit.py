@@ -10,7 +10,7 @@ from typing import Any
 from ...results.paper import OWNER
 from ...results.store.records import Attempt, CellState, Provenance
 from ...results.store.store import Store
-from ..data import SweepData, gather
+from ..data import Lengths, SweepData, gather
 
 SHOWN = 3  # different values named before the rest is counted
 OUTSIDE = (
@@ -41,16 +41,18 @@ FACTS: Mapping[str, Callable[[Provenance], object]] = {
 }
 
 
-def homogeneity(store: Store, sweep: str | None = None, *, revision: int | None = None) -> list[str]:
-    """One line for everything that differs between the cells with results: GPU, software, recipe, precision, micro-batch,
+def homogeneity(
+    store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
+) -> list[str]:
+    """One line for everything that differs between the cells with numbers that are shown: GPU, software, recipe, precision, micro-batch,
     kernels, plugins of probes, restarts, shared GPUs, co-tenancy; and one for what was not recorded. Empty when all is the same.
 
     A setting that follows the level of one axis is what the sweep is about and is not named, but for the micro-batch.
     Raises SweepUnknown.
     """
-    data = gather(store, sweep, revision=revision)
+    data = gather(store, sweep, revision=revision, lengths=lengths)
     behind: dict[str, set[int]] = defaultdict(set)
-    for (cell, *_), value in data.values.items():
+    for (cell, *_), value in data.shown.items():
         behind[cell].add(value.attempt_id)
     known = store.provenances({attempt for found in behind.values() for attempt in found})
     cells = {cell.cell_id: cell for cell in data.cells}
@@ -112,7 +114,7 @@ def _kernels(by_cell: Mapping[str, Sequence[Provenance]]) -> list[str]:
 def _probes(data: SweepData) -> list[str]:
     """Probes whose numbers come from different versions of their plugin: nothing is measured again because a file changed."""
     behind: dict[str, list[tuple[str, object]]] = defaultdict(list)
-    for (cell, probe, *_), value in data.values.items():
+    for (cell, probe, *_), value in data.shown.items():
         if value.source is not None:
             behind[probe].append((cell, value.source[:12]))
     found = {probe: _groups(pairs) for probe, pairs in sorted(behind.items())}

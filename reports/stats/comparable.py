@@ -78,7 +78,7 @@ class Side:
     def provenances(self) -> dict[str, list[Provenance]]:
         """By cell, those of the attempts that its numbers come from."""
         behind: dict[str, set[int]] = defaultdict(set)
-        for (cell, *_), value in self.data.values.items():
+        for (cell, *_), value in self.data.shown.items():
             behind[cell].add(value.attempt_id)
         known = self.store.provenances({attempt for found in behind.values() for attempt in found})
         return {cell: [known[one] for one in sorted(found) if one in known] for cell, found in behind.items()}

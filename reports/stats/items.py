@@ -156,7 +156,7 @@ def mcnemar(net: np.ndarray) -> float:
 def item_measures(data: SweepData) -> list[Column]:
     """The numbers that may have items: those with a better and a worse side, at the context lengths that are shown."""
     found = []
-    for probe, metric in dict.fromkeys(key[1:3] for key in data.values):
+    for probe, metric in dict.fromkeys(key[1:3] for key in data.shown):
         about = data.metric(probe, metric)
         heading = about.heading or f"{probe} {metric}"
         for length in data.lengths(probe, metric) if about.direction else ():

@@ -64,5 +64,12 @@ def make_table(number: str | int, store: Store, sweep: str | None = None, **opti
     made: Table = line.load(__package__)(store, sweep, **options)
     if not line.compares:
         return made
-    audit = homogeneity(store, made.trace["sweep"], revision=made.trace["revision"])
+    lengths = made.trace["options"].get("lengths")
+    # lengths by probe, which the complete results take, are none besides
+    audit = homogeneity(
+        store,
+        made.trace["sweep"],
+        revision=made.trace["revision"],
+        lengths=None if isinstance(lengths, dict) else lengths,
+    )
     return replace(made, above=(*made.above, *([f"Before comparing: {'; '.join(audit)}."] if audit else [])))

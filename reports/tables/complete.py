@@ -18,6 +18,7 @@ UNITS = (
     "Val, Clean and Junk: nats per token. MFU: by the paper's formula, in %. "
     "Clean, Junk and Ndl at the shortest and the longest context length, in tokens."
 )
+TAIL = "Tail: loss on the same last tokens of the Clean documents at every length, read after so many tokens."
 
 
 def table6(
@@ -61,6 +62,7 @@ def table6(
         sweep_note(data),
         UNITS,
         needle_note(data),
+        *([TAIL] if any(column.probe == "same_tail" for column in columns) else []),
         *_of_plugins(data, columns),
         *seed_notes(grid, 0 if seeds else max((len(cells) for _, cells in groups), default=0)),
         *reference_note(data),

@@ -18,7 +18,7 @@ PACKAGES = ("torch", "triton", "fla-core", "numpy")
 def provenance(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Table:
     """Where the numbers come from: a row for every combination of code, machine and software, with its cells."""
     data = gather(store, sweep, revision=revision)
-    pairs = {(key[0], value.attempt_id) for key, value in data.values.items()}
+    pairs = {(key[0], value.attempt_id) for key, value in data.shown.items()}
     known = store.provenances({attempt for _, attempt in pairs})
     groups: dict[tuple[str, ...], list[tuple[str, int]]] = defaultdict(list)
     for cell, attempt in sorted(pairs, key=lambda pair: pair[1]):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ...model.registry import Registry
-from ...results.metrics import Metric
+from ...results.metrics import OF_TRAINING, Metric
 from ..config import CellConfig, EvalConfig
 from .base import Probe, ProbeConfig
 
@@ -21,7 +21,7 @@ PROBES: Registry[type[Probe]] = Registry("probe", __name__, {
     "same_tail": "same_tail:SameTail",
     "state_norm": "state_norm:StateNorm",
     "count_map": "count_map:CountMap",
-}, reserved=("throughput", "corpus"))  # fmt: skip
+}, reserved=OF_TRAINING)  # fmt: skip
 
 Registered = TypeVar("Registered", bound=type[Probe])
 _NAME = re.compile("[a-z][a-z0-9_]*")

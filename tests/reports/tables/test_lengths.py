@@ -15,11 +15,26 @@ from atma_sweep.reports.figures import FIGURES, make_figure
 from atma_sweep.reports.figures.files import rendered
 from atma_sweep.reports.render import render
 from atma_sweep.reports.tables import TABLES, make_table
-from atma_sweep.results.store.records import Measurement
+from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.records import Measurement, Owner, Provenance
 from atma_sweep.results.store.store import Store
 
 ASKED = [[probe, length] for probe in ("clean", "junk", "needle") for length in (128, 256)]
 STRANGER, MEASURED = 999_999_999, 512
+
+
+@pytest.fixture
+def record_evaluation() -> Callable[..., None]:
+    """record_evaluation(store, cell, measurements): an attempt that trains nothing, of another code and GPU."""
+
+    def record(store: Store, cell: str, measured: list[Measurement]) -> None:
+        attempt = store.start_attempt(cell, owner=Owner(name="ada", host="there", pid=1, started=0.0), fence=1, kind="evaluate")  # fmt: skip
+        recorder = Recorder(store, attempt.id, 1)
+        recorder.provenance(Provenance(config={}, seed=0, git_commit=cell * 3, gpu_name="NVIDIA H200"))
+        recorder.measurements(measured)
+        store.finish_attempt(attempt.id, 1, "done")
+
+    return record
 
 
 def values(length: int, value: float | None) -> list[Measurement]:
@@ -77,7 +92,9 @@ def test_on_request_a_length_joins_and_who_lacks_it_is_unmeasured(lengths: Store
     table = make_table("1", lengths, "s", lengths=[MEASURED])
     assert [row[0] for row in table.rows] == ["128", "256", "512"]
     assert set(table.rows[2][1:]) == {"unmeasured", "0.75", "75"}
-    assert "unmeasured: the grid does not ask for that length; evaluate --length measures it." in table.notes
+    assert (
+        "unmeasured: the grid does not ask for it; evaluate measures it, and report --length shows it." in table.notes
+    )
     assert make_table("6", lengths, "s", lengths=[MEASURED]).columns[6:8] == ("Clean@128", "Clean@512")
     whole = make_table("1", lengths, "s", lengths="all")
     assert [row[0] for row in whole.rows] == ["128", "256", "512", str(STRANGER)]
@@ -87,6 +104,46 @@ def test_on_request_a_length_joins_and_who_lacks_it_is_unmeasured(lengths: Store
     for name in [name for name, line in TABLES.items() if "lengths" in line.takes and name != "compare"]:
         assert make_table(name, lengths, "s", lengths=[MEASURED]).trace["options"]["lengths"] == [MEASURED], name
     assert len(dashboard(lengths, "s", lengths=[MEASURED])) != len(dashboard(lengths, "s"))
+
+
+def glow(value: float) -> Measurement:
+    """A number of a probe that only a plugin has."""
+    told = {"heading": "Glow", "better": "higher"}
+    return Measurement(probe="glow", metric="light", length=64, value=value, unit="lux", n=1, description=told)
+
+
+def beyond(index: int) -> list[Measurement]:
+    """What an evaluation may add: another length, probes that the grid does not ask for, known ones and one of a plugin."""
+    tail = [Measurement(probe="same_tail", metric="nats", length=n, value=2.5 - index, unit="nats/token", n=9) for n in (128, 256)]  # fmt: skip
+    val = [Measurement(probe="val", metric="val_loss", value=3.5 - index, unit="nats/token", n=9)]
+    return [*values(MEASURED, 0.75), *tail, *val, glow(96.0 + index)]
+
+
+def shown(store: Store, name: str, **more: Any) -> str:
+    return render(make_table(name, store, "s", **more), "json") + render(make_table(name, store, "s", **more), "md")
+
+
+def test_an_evaluation_beyond_the_grid_changes_no_byte_of_any_table(
+    lengths: Store, record_evaluation: Callable[..., None], tmp_path: Path
+) -> None:
+    """Not even what stands above and below it: other code measured what is not shown."""
+    names = [name for name in TABLES if name not in ("failures", "compare")]
+    before = {name: shown(lengths, name) for name in names}
+    pictures = {name: make_figure(name, lengths, "s").as_json() for name in ("needle", "length", "effects")}
+    for index in range(2):
+        record_evaluation(lengths, f"{index:012x}", beyond(index))
+    assert [name for name in names if shown(lengths, name) != before[name]] == []
+    assert [name for name, told in pictures.items() if make_figure(name, lengths, "s").as_json() != told] == []
+    whole = make_table("6", lengths, "s", lengths="all")
+    assert {f"Clean@{STRANGER}", "Tail@128", "Tail@256", "Glow@64"} <= set(whole.columns)
+    row = dict(zip(whole.columns, whole.rows[1], strict=True))
+    assert (row["Val"], row["Tail@256"], row["Glow@64"]) == ("2.500", "1.500", "97.000")
+    assert any("code differs" in line for line in whole.above)
+    assert set(make_figure("length", lengths, "s", lengths="all").frame["probe"]) == {"clean", "junk", "same_tail"}
+    file = tmp_path / "whole.md"
+    file.write_text(render(whole, "md"))
+    assert check_file(file, lengths) == []
+    assert "Clean@512" in make_table("6", lengths, "s", lengths=[MEASURED]).columns
 
 
 def test_what_was_written_on_request_is_checked_with_it(lengths: Store, tmp_path: Path) -> None:
