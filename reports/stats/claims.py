@@ -197,7 +197,7 @@ def _judged(differences: Sequence[float], direction: int) -> tuple[str, dict[str
     error = float(d.std(ddof=1)) / math.sqrt(len(d))
     reach = float(special.stdtrit(len(d) - 1, 1 - ALPHA / 2)) * error
     low, high = summed.mean - reach, summed.mean + reach
-    tests = (summed.p < ALPHA, bool(low > 0 or high < 0))
+    tests = (summed.p < ALPHA, bool(error > 0 and (low > 0 or high < 0)))
     if summed.mean * direction > 0:
         verdict = TRUE if all(tests) else WEAK if any(tests) else NOT_SHOWN
     else:
@@ -206,6 +206,10 @@ def _judged(differences: Sequence[float], direction: int) -> tuple[str, dict[str
         "pairs": float(len(d)), "mean": summed.mean, "error": error, "up": float(summed.up), "down": float(summed.down),
         "low": summed.low, "high": summed.high, "p": summed.p, "t_low": low, "t_high": high,
     }  # fmt: skip
+    numbers = {name: value for name, value in numbers.items() if not math.isnan(value)}
+    if "p" not in numbers:
+        # nothing varies
+        return verdict, numbers, f"{_signed(summed.mean)} points in every one of {len(d)} pairs"
     told = (
         f"{_signed(summed.mean)} ± {_points(error)} points over {len(d)} pairs ({summed.up} up, {summed.down} down), "
         f"95% [{_points(summed.low)}, {_points(summed.high)}], by Student's t [{_points(low)}, {_points(high)}]"

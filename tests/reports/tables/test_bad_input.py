@@ -1,0 +1,135 @@
+"""Every table of a sweep that gives it nothing to say: it says why, and nothing goes wrong on the way."""
+
+import itertools
+import re
+import shutil
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from atma_sweep.reports.data import ReportError
+from atma_sweep.reports.render import render
+from atma_sweep.reports.table import Table
+from atma_sweep.reports.tables import TABLES, make_table
+from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.records import AXES, CellRecord, Measurement, Owner
+from atma_sweep.results.store.store import Store, open_store
+from tiers import every_nth
+
+LENGTHS = (128, 256)
+REASON = re.compile(r"\bno\b|\bnot\b|\bnone\b|nothing|\b0\b|neither|needs|lack|every attempt", re.IGNORECASE)
+"""What is in a note that says why there is nothing."""
+FORMATS = ("terminal", "md", "csv", "tex", "html", "json")
+TRAIN = {"loss_reduction": "sum", "seq_len": 128, "schedule": "linear", "tokens": 10, "batch_tokens": 5}
+
+
+def numbers(value: float) -> list[Measurement]:
+    """Every number that tables are made of; the higher `value`, the worse."""
+    found = [
+        Measurement(probe="val", metric="val_loss", value=value, unit="nats/token"),
+        Measurement(probe="throughput", metric="tokens_per_s", value=1000 / value),
+        Measurement(probe="throughput", metric="mfu_paper", value=0.3 / value),
+        Measurement(probe="throughput", metric="parameters", value=1000.0),
+        Measurement(probe="throughput", metric="train_seconds", value=7.0 * value),
+    ]
+    for length in LENGTHS:
+        share = round(40 * min(1.0, 1 / value)) / 40
+        found += [
+            Measurement(probe="clean", metric="nats", length=length, value=value + 1 / length, unit="nats/token"),
+            Measurement(probe="junk", metric="nats", length=length, value=value + 2 / length, unit="nats/token"),
+            Measurement(probe="needle", metric="digit_accuracy", length=length, value=share, n=40, unit="fraction"),
+            Measurement(probe="needle", metric="exact_accuracy", length=length, value=share, n=8, unit="fraction"),
+        ]
+    return found
+
+
+def one_cell() -> Iterator[tuple[tuple[str, ...], int, float | None]]:
+    yield ("polar", "baseline", "off", "on", "off"), 0, 2.0
+
+
+def no_pairs() -> Iterator[tuple[tuple[str, ...], int, float | None]]:
+    yield ("polar", "baseline", "off", "on", "off"), 0, 2.0
+    yield ("nope", "weak", "on", "off", "on"), 1, 2.5
+
+
+def factorial(seeds: int = 1) -> Iterator[tuple[tuple[str, ...], int]]:
+    for mixer, mode, memory in itertools.product(("polar", "nope"), ("baseline", "weak"), ("off", "on")):
+        for seed in range(seeds):
+            yield (mixer, mode, "off", memory, "off"), seed
+
+
+def all_diverged() -> Iterator[tuple[tuple[str, ...], int, float | None]]:
+    for levels, seed in factorial():
+        yield levels, seed, None
+
+
+def holes() -> Iterator[tuple[tuple[str, ...], int, float | None]]:
+    """Seeds that diverged here and there; one configuration lost all of them, one has one."""
+    for index, (levels, seed) in enumerate(factorial(3)):
+        yield levels, seed, None if index % 5 == 3 or index < 3 or index in (6, 7) else 2 + (index * 7 % 11) / 10
+
+
+def constant() -> Iterator[tuple[tuple[str, ...], int, float | None]]:
+    for levels, seed in factorial(2):
+        yield levels, seed, 2.0
+
+
+SWEEPS = {
+    "one-cell": one_cell,
+    "no-pairs": no_pairs,
+    "all-diverged": all_diverged,
+    "holes": holes,
+    "constant": constant,
+}
+
+
+@pytest.fixture(scope="module")
+def bad(blank: Path) -> Store:
+    store = open_store(Path(shutil.copy(blank, blank.with_name("bad.db"))))
+    owner = Owner(name="ada", host="here", pid=1, started=0.0)
+    requested = {"requested": [[probe, length] for probe in ("clean", "junk", "needle") for length in LENGTHS]}
+    for place, (name, listed) in enumerate(SWEEPS.items()):
+        cells, values = [], []
+        for index, (levels, seed, value) in enumerate(listed()):
+            words = dict(zip(AXES, levels, strict=True))
+            config = {"train": TRAIN | {"regularizer": words["reg_mode"]}, "model": {"attn_type": words["attn_type"]}}
+            slug = f"{'-'.join(levels)}-s{seed}"
+            cells.append(CellRecord(id=f"{place * 100 + index:012x}", slug=slug, seed=seed, levels=words, config=config, axes={}, tokens=10))  # fmt: skip
+            values.append(value)
+        store.record_revision(name, grid_text="x", grid_file="x", cells=cells, options=requested)
+        for cell, value in zip(cells, values, strict=True):
+            attempt = store.start_attempt(cell.id, owner=owner, fence=1)
+            if value is not None:
+                Recorder(store, attempt.id, 1).measurements(numbers(value))
+            store.finish_attempt(attempt.id, 1, "diverged" if value is None else "done")
+    return store
+
+
+# those of every run go through all sweeps in turn
+@pytest.mark.parametrize(("name", "sweep"), every_nth(list(itertools.product(TABLES, SWEEPS)), 7))
+def test_a_table_says_why_it_has_nothing(bad: Store, name: str, sweep: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        table = made(bad, name, sweep)
+        if table is None:
+            return
+        texts = {format: render(table, format) for format in FORMATS}
+    assert capfd.readouterr().err == ""
+    for row in table.rows:
+        assert all(row), "nothing is left blank"
+        assert not any(re.search(r"\b(nan|none|inf)\b", text, re.IGNORECASE) for text in row[1:]), row
+    if not table.rows:
+        assert any(REASON.search(note) for note in table.notes), table.notes
+    assert all(note in " ".join(texts["terminal"].split()) for note in table.notes)
+
+
+def made(store: Store, name: str, sweep: str) -> Table | None:
+    """The table; None where it was refused in one line, as only that is which has nothing to be held against."""
+    try:
+        return make_table(name, store, sweep)
+    except ReportError as error:
+        text = str(error)
+    assert name == "compare", text
+    assert re.fullmatch(r"sweeps .* have no number of a common configuration; .*", text)
+    return None
