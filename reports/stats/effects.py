@@ -41,7 +41,7 @@ from .resampling import ALPHA, Summary, corrected, holm, summaries
 from .spread import NEAR, Spread, detectable, seed_robustness, spread, spreads_by_configuration
 
 __all__ = [
-    "ALPHA", "CONFIRMATORY", "NEAR", "Effect", "Interaction", "Spread", "accuracies", "contrasts", "detectable", "effects", "factors",
+    "ALPHA", "CONFIRMATORY", "EQUIVALENT", "NEAR", "Effect", "Interaction", "Spread", "accuracies", "contrasts", "detectable", "effects", "factors",
     "first_measures", "interactions", "main_measures", "matched_pairs", "measures", "numbers_of", "origins_of", "pareto",
     "reference_level", "seed_robustness", "spread", "spreads_by_configuration",
 ]  # fmt: skip
@@ -49,6 +49,7 @@ __all__ = [
 STRATA = ("attn_type", "memory")
 """A row over the whole sweep averages these, the first always told apart, the second where it makes a difference."""
 CONFIRMATORY = "declared contrasts"
+EQUIVALENT = "equivalent"
 NONE = "none"
 """Method of a row without a single pair."""
 
@@ -132,7 +133,7 @@ class Effect(Tested):
         same = self.p_equivalence < ALPHA
         if self.sure:
             return "differs, within the margin" if same else "differs"
-        return "equivalent" if same else "not shown"
+        return EQUIVALENT if same else "not shown"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,8 +271,8 @@ def contrast_column(data: SweepData, one: Contrast) -> Column:
 def _declared(numbers: Numbers, place: int, one: Contrast, column: Column) -> _Row:
     reference = reference_level(numbers.data.levels(one.axis) or [""]) if one.reference is None else one.reference
     levels = {one.axis: (one.level, reference)}
-    known = one.axis in numbers.axes
-    # an axis that another grid of this sweep had: none of its pairs is here
+    # an axis that another grid of this sweep had, or that is left with one level: none of its pairs is here
+    known = one.axis in numbers.axes and one.level != reference
     made = numbers.contrasted(levels if known else {STRATA[0]: ("", "")})
     kept = standing(made.levels, one.within, len(made.corners)) & known
     strata = [axis for axis in _strata(numbers.data, [one.axis]) if known and axis not in one.within]

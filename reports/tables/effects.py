@@ -13,6 +13,7 @@ from ..data import Lengths, SweepData, gather
 from ..layout import DUST, NOTHING, Line, assemble, p_value, sweep_note
 from ..numbers import Column, rounded, signed
 from ..stats.effects import (
+    EQUIVALENT,
     Effect,
     Interaction,
     Tested,
@@ -85,7 +86,7 @@ def table_of_effects(data: SweepData, every: Sequence[Effect], first: Sequence[E
             f"mixers where they differ; {_further(len(every) - len(found))} there, the other lengths and all pairs of levels: {ALL_ROWS}."
         )
     notes += _limits(data, [one for one in main_measures(data) if _told(data, one)], found)
-    if not found:
+    if not any(one.pairs for one in found):
         notes.append("No two cells with numbers agree on all axes but one: there is no pair to compare yet.")
     title = f"Effects of levels by matched pairs, sweep {data.sweep}, revision {data.revision}"
     words, numbers = ("Measure", "Axis", "Levels", "Within"), ("Pairs", *headings)
@@ -123,8 +124,10 @@ def interactions_table(
             "Shown are, at the longest context length, the interactions that are sure, over the whole sweep and in its mixers, and of "
             f"axes without one the nearest (p corr below {NEAR:g}); families by their smallest p corr. {_further(len(every) - len(found))}: {ALL_ROWS}."
         )
-    if not found:
+    if not every:
         notes.append("No four cells with numbers agree on all axes but two: there is no interaction to see yet.")
+    elif not found:
+        notes.append("None came near.")
     words, numbers = ("Measure", "First", "Second", "Third", "Within"), ("Fours", *headings)
     return assemble(
         data,
@@ -146,7 +149,7 @@ def contrasts_table(
     found = contrasts(data)
     lines = []
     for one in found:
-        verdict = Entry(text=one.verdict, heading="Verdict")
+        verdict = Entry(text=_verdict(one), heading="Verdict")
         margin = Entry(text=NOTHING, heading="Margin")
         if one.margin is not None:
             text = rounded(one.margin, one.measure.decimals, percent=one.measure.percent)
@@ -182,6 +185,15 @@ def contrasts_table(
     numbers = ("Pairs", "Mean", "Low", "High", "p", "p corr", "Margin", "p equiv", "Verdict")
     headings = ("Measure", "Axis", "Levels", "Within")
     return assemble(data, "contrasts", title, headings, lines, numbers=numbers, notes=notes)
+
+
+def _verdict(one: Effect) -> str:
+    if one.margin is None or one.verdict != EQUIVALENT:
+        return one.verdict
+    unit = "points" if one.measure.percent else one.measure.unit.partition("/")[0]
+    return (
+        f"{EQUIVALENT} within {rounded(one.margin, one.measure.decimals, percent=one.measure.percent)} {unit}".strip()
+    )
 
 
 # --- words --------------------------------------------------------------------------------------------------------

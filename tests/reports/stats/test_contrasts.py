@@ -1,0 +1,151 @@
+"""Declared contrasts, their equivalence within a margin, and what missing and diverged cells do, by plain arithmetic."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from atma_sweep.reports.data import SweepData, gather
+from atma_sweep.reports.stats.effects import Effect, contrasts, effects
+from atma_sweep.reports.tables import make_table
+from atma_sweep.results.contrasts import Contrast, as_options
+from atma_sweep.results.paper import rows
+from atma_sweep.results.store.records import Measurement
+from atma_sweep.results.store.store import Store
+from statsmodels.stats.weightstats import ttost_paired
+
+AXES = ("attn_type", "reg_mode", "distractor", "memory", "window")
+NEEDLE = Contrast(probe="needle", metric="digit_accuracy", length=65536, axis="memory", level="on")
+
+
+@pytest.fixture(scope="module")
+def paper(published: Store) -> SweepData:
+    return gather(published, "printed-v2")
+
+
+def by_hand(one: Contrast) -> list[float]:
+    """The differences of a contrast on needle accuracy at 64K, from the printed hits of 80."""
+    found = {
+        tuple(row[axis] for axis in AXES): round(float(row["needle"]) * 0.8) / 80
+        for row in rows("lengths")
+        if row["length"] == "65536"
+    }
+    place, reference = AXES.index(one.axis), one.reference or "off"
+    return [
+        value - found[(*key[:place], reference, *key[place + 1 :])]
+        for key, value in found.items()
+        if key[place] == one.level and all(key[AXES.index(axis)] == level for axis, level in one.within.items())
+    ]
+
+
+def outside(d: np.ndarray, margin: float) -> float:
+    """p of a mean beyond the margin, on the likelier side, by every flip of signs."""
+    signs = np.array(list(itertools.product((1, -1), repeat=len(d))))
+    return max(float((signs @ some >= some.sum() - 1e-12).mean()) for some in (margin + d, margin - d))
+
+
+def test_a_contrast_is_equivalent_differs_or_shows_nothing(paper: SweepData) -> None:
+    asked = (
+        replace(NEEDLE, within={"attn_type": "polar"}, margin=0.05),
+        replace(NEEDLE, within={"attn_type": "rope"}, margin=0.05),
+        replace(NEEDLE, axis="distractor", within={"attn_type": "polar", "memory": "on"}, margin=0.1),
+        replace(NEEDLE, axis="reg_mode", level="weak", reference="baseline", within={"attn_type": "nope", "memory": "off"}, margin=0.1),
+        replace(NEEDLE, axis="window"),
+    )  # fmt: skip
+    found = contrasts(replace(paper, contrasts=asked))
+    assert [one.verdict for one in found] == ["differs", "equivalent", "not shown", "not shown", "not shown"]
+    assert {(one.family, one.confirmatory) for one in found} == {("declared contrasts", True)}
+    for one, declared in zip(found, asked, strict=True):
+        d = by_hand(declared)
+        assert (one.pairs, one.mean) == (len(d), pytest.approx(np.mean(d), abs=1e-9))
+    raw = [
+        1.0,  # 47.8 points are not within 5
+        2.0**-20,  # twenty differences of zero
+        outside(np.array(by_hand(asked[2])), 0.1),
+        # four pairs: Student's t
+        float(ttost_paired(np.array(by_hand(asked[3])), np.zeros(4), -0.1, 0.1)[0]),
+    ]
+    order = np.argsort(raw)
+    holm = np.empty(4)
+    holm[order] = np.minimum(1, np.maximum.accumulate(np.array(raw)[order] * [4, 3, 2, 1]))
+    assert [one.p_equivalence for one in found[1:4]] == pytest.approx(holm[1:].tolist(), rel=1e-9)
+    assert found[0].p_equivalence > 0.999
+    assert math.isnan(found[4].p_equivalence)
+
+
+def test_they_are_corrected_for_each_other_alone(paper: SweepData) -> None:
+    """One declared test needs no correction, though its axis is a family of four otherwise."""
+    polar = {"attn_type": "polar", "memory": "on"}
+    asked = replace(NEEDLE, axis="window", within=polar)
+    (alone,) = contrasts(replace(paper, contrasts=(asked,)))
+    both = contrasts(replace(paper, contrasts=(asked, replace(NEEDLE, within={"attn_type": "polar"}))))
+    assert alone.p_corrected == alone.p < both[0].p_corrected
+    assert both[1].p_corrected < 1e-4
+    found = effects(replace(paper, contrasts=(asked,)), [alone.measure])
+    assert found[0] == alone
+    assert [one for one in found if (one.axis, one.where) == (alone.axis, alone.where)] == [alone], "once, as declared"
+
+
+def test_what_has_no_pairs_is_not_forgotten(paper: SweepData) -> None:
+    lost = replace(NEEDLE, axis="train.lr", level="1", reference="2")
+    nobody = replace(NEEDLE, within={"attn_type": "fox"})
+    found = contrasts(replace(paper, contrasts=(lost, NEEDLE, nobody)))
+    assert [(one.pairs, one.verdict) for one in found] == [(0, "no pairs"), (60, "differs"), (0, "no pairs")]
+    assert [one.axis for one in effects(replace(paper, contrasts=(lost,)), [found[0].measure])[:1]] == ["train.lr"]
+
+
+@pytest.fixture
+def holed(empty: Store, make: Any, run: Callable[..., None]) -> Store:
+    """Four pairs of memory on and off; of the cells with memory one diverged and one has not begun."""
+    cell, _ = make
+    modes = ("baseline", "weak", "strong", "zipfian")
+    cells = [cell(i, reg_mode=modes[i % 4], memory="on" if i < 4 else "off") for i in range(8)]
+    declared = [Contrast(probe="val", metric="val_loss", length=0, axis="memory", level="on", margin=10.0)]
+    empty.record_revision(
+        "s", grid_text="x", grid_file="x", cells=cells, options={"contrasts": as_options(tuple(declared))}
+    )
+    hits, losses = (0.8, 0.6, 0, 0, 0.1, 0.2, 0.3, 0.4), (2.0, 2.5, 0, 0, 3.0, 3.25, 2.75, 3.5)
+    for place, one in enumerate(cells):
+        about = {"probe": "needle", "metric": "digit_accuracy", "length": 128, "n": 80}
+        known = [
+            Measurement(**about, value=hits[place]),
+            Measurement(probe="val", metric="val_loss", value=losses[place]),
+        ]
+        if place != 3:
+            run(empty, one.id, "diverged" if place == 2 else "done", [] if place == 2 else known)
+    return empty
+
+
+def of(found: list[Effect], heading: str) -> Effect:
+    (one,) = [one for one in found if one.measure.heading == heading and one.axis == "memory"]
+    return one
+
+
+def test_missing_cells_are_counted_and_bounded(holed: Store) -> None:
+    found = effects(gather(holed))
+    needle, val = of(found, "Ndl@128"), of(found, "Val")
+    for one in (needle, val):
+        assert (one.pairs, one.expected, one.missing) == (2, 4, {"diverged": 1, "new": 1})
+    assert needle.mean == pytest.approx((0.7 + 0.4) / 2)
+    assert needle.worst == pytest.approx((0.7 + 0.4 + (0 - 0.3)) / 3), "the diverged one finds nothing"
+    assert val.mean == pytest.approx((-1 - 0.75) / 2)
+    assert val.worst == pytest.approx((-1 - 0.75 + (3.5 - 2.75)) / 3), "the diverged one at the worst loss measured"
+    table = make_table("effects", holed)
+    shown = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows if row[1].startswith("memory")}
+    assert [shown["Ndl@128"][name] for name in ("Pairs", "Mean", "Worst")] == ["2 of 4", "+55.0", "+26.7"]
+    assert any("diverged" in note and "new" in note for note in table.notes)
+    assert shown["Val"]["Axis"] == "memory (declared)"
+
+
+def test_the_table_of_contrasts(holed: Store) -> None:
+    table = make_table("contrasts", holed)
+    (row,) = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    known = ttost_paired(np.array([2.0, 2.5]), np.array([3.0, 3.25]), -10, 10)[0]
+    assert (row["Pairs"], row["Mean"], row["Margin"]) == ("2 of 4", "-0.875", "10.000")
+    assert float(row["p equiv"]) == pytest.approx(known, abs=5e-5)
+    assert row["Verdict"] == "equivalent within 10.000 nats"
