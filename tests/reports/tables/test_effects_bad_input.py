@@ -28,7 +28,7 @@ def tables(empty: Store, make: Any, run: Callable[..., None]) -> Callable[..., d
 
     def made(levels: list[dict[str, Any]], value: Value, state: str = "done") -> dict[str, Table]:
         cells: list[CellRecord] = [cell(place, **words) for place, words in enumerate(levels)]
-        options = {"contrasts": as_options(tuple(DECLARED)), "requested": [["needle", 128]]}
+        options = {"contrasts": as_options(tuple(DECLARED)), "requested": [["val", 0], ["needle", 128]]}
         empty.record_revision("s", grid_text="x", grid_file="x", cells=cells, options=options)
         for place, one in enumerate(cells):
             number = value(place)
