@@ -79,33 +79,6 @@ def show(
         say(cleaned(sheet).text())
 
 
-def dashboard(
-    sweep: SweepName = None,
-    port: Annotated[
-        int, typer.Option("--port", metavar="N", min=0, max=65535, help="Port to listen at; 0 is any that is free.")
-    ] = 0,
-    no_open: Annotated[bool, typer.Option("--no-open", help="Print the address, open no browser.")] = False,
-    db: Db = None,
-) -> None:
-    """Serve the page of a sweep to this machine alone and open it in the browser; it follows the sweep. Ctrl-C ends it.
-
-    The address holds a password that is drawn anew each time. Nothing can be changed through it.
-
-    \b
-    Example:
-      atma-sweep dashboard
-      atma-sweep dashboard --sweep quick --port 8000 --no-open
-    """
-    from .live_page.serve import serve
-
-    def tell(address: str) -> None:
-        say(address)
-        say("the page follows the sweep while this runs; Ctrl-C ends it", err=True)
-
-    serve(sweep, db, port=port, browser=not no_open, tell=tell)
-    say("ended: the page is served no more", err=True)
-
-
 TableName = Annotated[
     str | None,
     typer.Option(
@@ -210,6 +183,35 @@ By = Annotated[str | None, typer.Option("--by", metavar="AXIS", help="Axis that 
 Log = Annotated[bool, typer.Option("--log", help="Logarithmic axes (figure loss).")]
 
 
+def dashboard(
+    sweep: SweepName = None,
+    port: Annotated[
+        int, typer.Option("--port", metavar="N", min=0, max=65535, help="Port to listen at; 0 is any that is free.")
+    ] = 0,
+    compare: Compare = None,
+    no_open: Annotated[bool, typer.Option("--no-open", help="Print the address, open no browser.")] = False,
+    db: Db = None,
+) -> None:
+    """Serve the page of a sweep to this machine alone and open it in the browser; it follows the sweep. Ctrl-C ends it.
+
+    The address holds a password that is drawn anew each time. Nothing can be changed through it.
+
+    \b
+    Example:
+      atma-sweep dashboard
+      atma-sweep dashboard --sweep quick --compare printed-v2
+      atma-sweep dashboard --port 8000 --no-open
+    """
+    from .live_page.serve import serve
+
+    def tell(address: str) -> None:
+        say(address)
+        say("the page follows the sweep while this runs; Ctrl-C ends it", err=True)
+
+    serve(sweep, db, compare=compare, port=port, browser=not no_open, tell=tell)
+    say("ended: the page is served no more", err=True)
+
+
 def report(
     table: TableName = None,
     figure: FigureName = None,
@@ -240,7 +242,7 @@ def report(
     Figures: {figures}.
 
     The numbers of the paper are always there, as sweeps printed-v1, printed-v2 and printed-v2-open-weight: for this
-    command, show, export and report.
+    command, dashboard, show, status and export.
 
     Exit code 1: --check found a file that says something else than the database.
 

@@ -15,6 +15,7 @@ import threading
 import webbrowser
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,6 +24,7 @@ import uvicorn
 
 from ...results.errors import Expected
 from ...results.paper import open_with_published
+from ..dashboard.page import blocks_of
 from .app import app_of
 from .newest import Newest
 
@@ -38,16 +40,23 @@ class PortTaken(Expected):
 
 
 def serve(
-    sweep: str | None, db: str | None, *, port: int = 0, browser: bool = True, tell: Callable[[str], None] = print
+    sweep: str | None,
+    db: str | None,
+    *,
+    compare: str | None = None,
+    port: int = 0,
+    browser: bool = True,
+    tell: Callable[[str], None] = print,
 ) -> None:
     """Serves the page of a sweep (None: the one launched last), and gives its address to `tell`; returns after Ctrl-C.
 
-    Another request to stop reaches its handler once the server has ended. The database is opened for reading alone. `port`
-    0 is any that is free. Raises PortTaken, SweepUnknown, StoreError, ReportError, all before the address is told.
+    `compare` puts another sweep beside it; `port` 0 is any that is free. The database is opened for reading alone. Another
+    request to stop than Ctrl-C reaches its handler once the server has ended. Raises PortTaken, SweepUnknown, StoreError,
+    ReportError, all before the address is told.
     """
     with listening(port) as ears:
         store = open_with_published(db, sweep, patience=PATIENCE_S, read_only=True)
-        newest = Newest(store, sweep or store.default_sweep())
+        newest = Newest(store, sweep or store.default_sweep(), partial(blocks_of, compare=compare))
         bound, token = ears.getsockname()[1], secrets.token_urlsafe(32)
         address = f"http://{LOOPBACK}:{bound}/{token}/"
         server = Server(config_of(app_of(newest, port=bound, token=token)))

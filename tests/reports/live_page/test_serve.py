@@ -137,8 +137,8 @@ def test_without_a_screen_no_open_takes_over_the_terminal(monkeypatch: pytest.Mo
         assert note == "no browser to open here; open the address yourself"
 
 
-def test_it_runs_beside_other_threads(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Off the main thread, where no signal is heard: for whoever starts it from a notebook."""
+def test_it_runs_beside_other_threads_and_another_sweep(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Off the main thread, where no signal is heard: for whoever starts it from a notebook; with the paper's numbers beside."""
     told = threading.Event()
     addresses: list[str] = []
     servers: list[module.Server] = []
@@ -155,11 +155,15 @@ def test_it_runs_beside_other_threads(folder: Path, monkeypatch: pytest.MonkeyPa
         told.set()
 
     thread = threading.Thread(
-        target=module.serve, args=(None, str(folder / "atma.db")), kwargs={"browser": False, "tell": tell}
+        target=module.serve,
+        args=(None, str(folder / "atma.db")),
+        kwargs={"compare": "printed-v2", "browser": False, "tell": tell},
     )
     thread.start()
     assert told.wait(PATIENCE_S)
-    assert b"big, revision 1" in urllib.request.urlopen(addresses[0], timeout=PATIENCE_S).read()
+    page = urllib.request.urlopen(addresses[0], timeout=PATIENCE_S).read()
+    assert b"big, revision 1" in page
+    assert b'id="beside"' in page
     servers[0].should_exit = True
     thread.join(PATIENCE_S)
     assert not thread.is_alive()
