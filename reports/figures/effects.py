@@ -47,6 +47,10 @@ def collect(
     """
     data = gather(store, sweep, revision=revision, lengths=lengths)
     chosen = shown_measures(data)
+    if not chosen:
+        raise ReportError(
+            f"no two cells of sweep {data.sweep} have a number to compare; finish it, or evaluate its cells"
+        )
     rows: list[dict[str, Any]] = []
     origins: list[tuple[str, int | None]] = []
     for one in effects(data, chosen):

@@ -30,6 +30,17 @@ def apart(places: Sequence[float], least: float) -> list[float]:
     return found
 
 
+def within(places: Sequence[float], least: float, lowest: float, highest: float) -> list[float]:
+    """Places that lie apart, moved between the two bounds where that leaves them apart: upwards first."""
+    order = sorted(range(len(places)), key=lambda i: (places[i], i))
+    found = list(places)
+    for rank, i in enumerate(order):
+        found[i] = max(found[i], lowest + rank * least)
+    for rank, i in enumerate(reversed(order)):
+        found[i] = min(found[i], highest - rank * least)
+    return found
+
+
 def _bottom(block: Sequence[Any], least: float) -> float:
     return float(block[0] - least * (len(block[1]) - 1) / 2)
 
@@ -48,7 +59,8 @@ def at_ends(axes: Axes, labels: Sequence[tuple[str, float, Any]], *, size: float
     dots = [float(axes.transData.transform((axes.get_xlim()[1], y))[1]) for _, y, _ in labels]
     lowest, highest = axes.bbox.y0, axes.bbox.y1
     to_points = 72 / figure.dpi
-    moved = apart([min(max(place, lowest), highest) for place in dots], AIR * size * figure.dpi / 72)
+    least = AIR * size * figure.dpi / 72
+    moved = within(apart([min(max(place, lowest), highest) for place in dots], least), least, lowest, highest)
     for (text, y, ink), place, wanted in zip(labels, dots, moved, strict=True):
         axes.annotate(
             text,

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 FEWEST, MOST = 3, 256
 """Pairs over which the curves go: two pairs have a t that shows nothing."""
 PAIRS = (3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+MOST_NAMED = 10
+"""Strata of a number up to which each has its name at the end of its line; of more, those of most and of least noise have."""
 WHOLE = 100.0  # points: no share differs by more
 
 
@@ -40,10 +42,12 @@ def collect(
     found = plans(data, planned_measures(data))
     moving = [plan for plan in found if plan.spread.used > 0]
     if not moving:
-        why = "no number varies between runs that ought to agree" if found else "no configuration was run twice"
-        raise ReportError(
-            f"{why} in sweep {data.sweep}, so how large a difference it can see is not known; launch it with seeds: 3"
+        why = (
+            f"no number of sweep {data.sweep} varies between runs that ought to agree"
+            if found
+            else f"no configuration of sweep {data.sweep} has two runs with a validation loss or needle accuracies"
         )
+        raise ReportError(f"{why}, so how large a difference it can see is not known; launch it with seeds: 3")
     order = in_order(data, {plan.stratum for plan in moving})
     ranked = sorted(moving, key=lambda plan: order.index(plan.stratum))
     columns = list(dict.fromkeys(plan.measure.heading for plan in moving))
@@ -59,6 +63,10 @@ def collect(
         "The smallest true difference that a mean over so many matched pairs shows with 80% power at a two-sided 5% (Student's t), "
         f"from the spread between {kinds} of the same mixer and memory, and of an accuracy at least that of its trials."
     ]
+    if max(sum(plan.measure.heading == name for plan in moving) for name in columns) > MOST_NAMED:
+        notes.append(
+            f"Named: the {MOST_NAMED // 2} of most and the {MOST_NAMED // 2} of least noise; all of them: --table power."
+        )
     if len(moving) < len(found):
         still = [f"{p.measure.heading} ({words_of(data, p.stratum)})" for p in found if p.spread.used <= 0]
         notes.append(f"Left out, since replicates never differ: {', '.join(still)}.")
@@ -85,28 +93,41 @@ def draw(made: Collected, look: Look) -> Figure:
     figure = style.page(2.5, style.WIDTH if len(titles) > 1 else 4.6)
     found = looks(strata_of(frame))
     grid = style.stacked(figure, len(titles))
+    named = {title: _named(frame[frame["measure"] == title]) for title in titles}
     for axes, title in zip(grid, titles, strict=True):
-        _panel(axes, frame[frame["measure"] == title], found)
+        _panel(axes, frame[frame["measure"] == title], found, set(named[title]["stratum"]))
     from matplotlib.lines import Line2D
 
     key = Line2D([], [], linestyle="none", marker="o", color=style.GREY, markerfacecolor="white")
     rings = {"the pairs that this grid has": key} if (frame["pairs"] == frame["design"]).any() else {}
     finished = style.finished(figure, made.title, made.notes, rings)
     for axes, title in zip(grid, titles, strict=True):
-        ends = frame[(frame["measure"] == title) & (frame["pairs"] == MOST)]
         names = [
             (row["stratum"], row["detectable"], found[row["attn_type"], row["memory"]]["color"])
-            for _, row in ends.iterrows()
+            for _, row in named[title].iterrows()
         ]
         at_ends(axes, names, size=style.size("small"))
     return finished
 
 
-def _panel(axes: Axes, here: pd.DataFrame, found: dict[Stratum, dict[str, Any]]) -> None:
+def _named(here: pd.DataFrame) -> pd.DataFrame:
+    """The ends of the lines that are named."""
+    ends = here[here["pairs"] == MOST]
+    if len(ends) <= MOST_NAMED:
+        return ends
+    ranked = ends.sort_values("detectable", kind="stable")
+    return pd.concat([ranked.head(MOST_NAMED // 2), ranked.tail(MOST_NAMED // 2)])
+
+
+def _panel(axes: Axes, here: pd.DataFrame, found: dict[Stratum, dict[str, Any]], named: set[str]) -> None:
+    """The lines of a number, the named ones over the others, which are thin and grey."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
     unit = str(here["unit"].iloc[0])
     for _, line in here.groupby("stratum", sort=False):
+        if line["stratum"].iloc[0] not in named:
+            axes.plot(line["pairs"], line["detectable"], color=style.FAINT, linewidth=style.stroke(0.6), zorder=2)
+            continue
         how = found[line["attn_type"].iloc[0], line["memory"].iloc[0]]
         axes.plot(line["pairs"], line["detectable"], color=how["color"], linestyle=how["linestyle"], zorder=3)
         ring = line[line["pairs"] == line["design"]]

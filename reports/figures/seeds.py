@@ -56,8 +56,8 @@ def collect(
                 rows += [row | {"place": place} for row in _rows(data, column, stratum, *one[stratum], names)]
     if not rows:
         raise ReportError(
-            f"no configuration of sweep {data.sweep} was run twice, so nothing can be said of how far runs that ought to agree lie "
-            "apart; launch it with seeds: 3"
+            f"no configuration of sweep {data.sweep} has two runs with a validation loss or needle accuracies, so how far runs that "
+            "ought to agree lie apart is not known; launch it with seeds: 3"
         )
     frame = pd.DataFrame(rows)
     kinds = " and ".join(KINDS[kind] for kind in dict.fromkeys(frame["kind"]))
@@ -91,7 +91,7 @@ def draw(made: Collected, look: Look) -> Figure:
     order = strata_of(frame)
     found = looks(order)
     lines = frame.groupby(["measure", "attn_type", "memory"])["group"].nunique().clip(upper=MOST_LINES).max()
-    figure = style.page(min(TALLEST, len(order) * (0.09 + EACH * int(lines)) + 0.75))
+    figure = style.page(min(TALLEST, len(order) * (0.09 + EACH * int(lines)) + 1.0))
     grid = style.stacked(figure, len(titles), narrow=2, wide=3, sharey=True)
     for axes, title in zip(grid, titles, strict=True):
         _panel(axes, frame[frame["measure"] == title], order, found)

@@ -150,11 +150,9 @@ def _pooled(data: SweepData, column: Column, some: Sequence[_Number]) -> Spread 
     if not df:
         return None
     # a group of one is its own mean and adds nothing
-    squares = math.fsum(
-        (one.value - mean) ** 2 for group in groups for mean in [fmean(one.value for one in group)] for one in group
-    )
+    apart = (one.value - mean for group in groups for mean in [fmean(one.value for one in group)] for one in group)
     several = sum(len(group) > 1 for group in groups)
-    return Spread(kind, math.sqrt(squares / df), df, several, _floor(data, column, some))
+    return Spread(kind, math.hypot(*apart) / math.sqrt(df), df, several, _floor(data, column, some))
 
 
 def _grouped(data: SweepData, column: Column, some: Sequence[_Number]) -> tuple[str, list[list[_Number]]]:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from atma_sweep.reports.figures.labels import apart
+from atma_sweep.reports.figures.labels import apart, within
 from scipy.optimize import minimize
 
 
@@ -24,3 +24,9 @@ def test_labels_move_as_little_as_keeps_them_apart(seed: int) -> None:
 def test_labels_that_are_apart_stay() -> None:
     assert apart([3.0, 1.0, 2.0], 0.5) == [3.0, 1.0, 2.0]
     assert apart([], 1.0) == []
+
+
+def test_labels_stay_between_their_bounds() -> None:
+    assert within([-2.0, 0.0, 2.0, 9.0], 2.0, 0.0, 10.0) == [0.0, 2.0, 4.0, 9.0]
+    assert within([6.0, 12.0, 10.0], 2.0, 0.0, 10.0) == [6.0, 10.0, 8.0]
+    assert within([3.0, 5.0], 2.0, 0.0, 10.0) == [3.0, 5.0]

@@ -193,7 +193,7 @@ class TestItems:
 class TestBadInput:
     @pytest.mark.parametrize(
         ("name", "why"),
-        [("power", "no configuration was run twice"), ("seeds", "was run twice"), ("items", "no trials of the needle")],
+        [("power", "has two runs with a"), ("seeds", "has two runs with a"), ("items", "no trials of the needle")],
     )
     def test_one_run_each_says_why_in_one_line(self, every: Store, name: str, why: str) -> None:
         with pytest.raises(ReportError, match=why) as error:
@@ -205,11 +205,32 @@ class TestBadInput:
         empty.record_revision("same", grid_text="x", grid_file="x.yaml", cells=[cell(i, seed=i) for i in range(3)])
         for i in range(3):
             run(empty, cell(i).id, "done", [Measurement(probe="val", metric="val_loss", value=3.0, unit="nats/token")])
-        with pytest.raises(ReportError, match="no number varies between runs that ought to agree"):
+        with pytest.raises(ReportError, match="no number of sweep same varies between runs"):
             make_figure("power", empty)
         made = make_figure("seeds", empty)
         assert set(made.frame["difference"]) == {0.0}
         check_column(figure_of(made))
+
+    def test_two_strata_and_forty_fit_a_column(self, empty: Store, make: Any, run: Any) -> None:
+        cell, _ = make
+        mixers = [f"mixer-of-number-{k}" for k in range(20)]
+        levels = [(kind, memory, seed) for kind in mixers for memory in ("off", "on") for seed in (0, 1)]
+        for name, some in (("few", levels[:4]), ("many", levels)):
+            cells = [cell(i, attn_type=kind, memory=memory, seed=seed) for i, (kind, memory, seed) in enumerate(some)]
+            empty.record_revision(name, grid_text="x", grid_file="x.yaml", cells=cells)
+        for one in cells:
+            loss = 3 + 0.01 * one.seed * (1 + int(one.id, 16) // 2)
+            run(empty, one.id, "done", [Measurement(probe="val", metric="val_loss", value=loss, unit="nats/token")])
+        for sweep in ("few", "many"):
+            for name in ("power", "seeds"):
+                check_column(figure_of(make_figure(name, empty, sweep)))
+        made = make_figure("power", empty, "many")
+        words = [text.get_text() for text in figure_of(made).axes[0].texts]
+        assert sum("mixer" in word for word in words) == 10
+        assert {"mixer-of-number-0, no memory", "mixer-of-number-19, with memory"} <= set(words), (
+            "of least and most noise"
+        )
+        assert any("5 of most" in note for note in made.notes)
 
     def test_all_diverged(self, empty: Store, make: Any, run: Any) -> None:
         cell, _ = make
