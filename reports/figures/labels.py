@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from . import style
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -74,3 +76,46 @@ def at_ends(axes: Axes, labels: Sequence[tuple[str, float, Any]], *, size: float
             fontsize=size,
             annotation_clip=False,
         )
+
+
+OFFSETS = (0.0, 4.0, -4.0, 9.0, -9.0, 15.0, -15.0, 22.0, -22.0, 30.0, -30.0, 40.0, -40.0)
+"""Points that a text may stand above or below the middle of what it names."""
+
+
+def beside_points(
+    axes: Axes, labels: Sequence[tuple[float, float, str]], points: Sequence[tuple[float, float]]
+) -> None:
+    """Writes each (x, y, text) right or left of its point, where it meets no other text, stays inside the axes and hides the fewest
+    of the `points`; from far away with a thin line to the point. The layout must be done."""
+    from matplotlib.text import Text
+
+    renderer = axes.figure.canvas.get_renderer()  # type: ignore[attr-defined]
+    dots = axes.transData.transform(list(points)) if points else []
+    inside = axes.get_window_extent(renderer)
+    taken = [text.get_window_extent(renderer) for text in axes.texts]
+    for x, y, text in sorted(labels, key=lambda one: -one[1]):
+        note = axes.annotate(
+            text, (x, y), xytext=(6, 0), textcoords="offset points", va="center", fontsize=style.size("small"), zorder=6,
+            bbox=style.backing(), arrowprops={"arrowstyle": "-", "linewidth": 0.4, "shrinkA": 0, "shrinkB": 4, "color": style.GREY},
+        )  # fmt: skip
+        line = note.arrow_patch
+        costs = {}
+        for side, aside in (("left", 7.0), ("right", -7.0), ("left", 18.0), ("right", -18.0)):
+            for up in OFFSETS:
+                note.set_position((aside, up))
+                note.set_ha(side)
+                note.update_positions(renderer)
+                box = Text.get_window_extent(note, renderer)
+                outside = not (
+                    inside.x0 <= box.x0 and box.x1 <= inside.x1 and inside.y0 <= box.y0 and box.y1 <= inside.y1
+                )
+                met = sum(box.overlaps(other) for other in taken)
+                hidden = box.expanded(1.02, 1.2).count_contains(dots) if len(dots) else 0
+                costs[side, aside, up] = 1000 * outside + 400 * met + 6 * hidden + abs(up) / 3 + abs(aside) / 5
+        side, aside, up = min(costs, key=costs.__getitem__)
+        note.set_ha(side)
+        note.set_position((aside, up))
+        note.update_positions(renderer)
+        if line is not None:
+            line.set_visible(abs(up) > 4 or abs(aside) > 7)
+        taken.append(Text.get_window_extent(note, renderer))

@@ -236,6 +236,26 @@ class TestComparisons:
                 )
                 assert one["front"] == (not beaten)
 
+    def test_bars_and_probabilities_of_the_front_are_those_of_the_spread_between_runs(self, published: Store) -> None:
+        found = rows(make_figure("pareto", published, "printed-v2"))
+        # by hand: the pooled deviation of the four near-replicates without the strong mode, of polar with memory
+        groups = defaultdict(list)
+        for row in paper.rows("complete-v2"):
+            if (row["attn_type"], row["memory"]) == ("polar", "on") and row["reg_mode"] != "strong":
+                groups[row["distractor"], row["window"]].append(float(row["val_loss"]))
+        squares = sum((value - fmean(values)) ** 2 for values in groups.values() for value in values)
+        sd = math.sqrt(squares / sum(len(values) - 1 for values in groups.values()))
+        mine = [one for one in found if (one["attn_type"], one["memory"], one["quality"]) == ("polar", "on", "Val")]
+        assert [one["sd"] for one in mine] == pytest.approx([sd] * 20, abs=1e-6)
+        assert {one["speed_sd"] for one in found} == {None}, "a regularizer changes the speed"
+        for quality in ("Val", "Ndl@64K"):
+            points = [one for one in found if one["quality"] == quality]
+            # the fastest of all is on the front whatever its quality, as speeds are taken as measured
+            fastest = max(points, key=lambda one: one["speed"])
+            assert fastest["p_front"] == 1.0
+            # a front has at least a point in every draw
+            assert sum(one["p_front"] for one in points) >= 1
+
 
 class TestLeftOut:
     def test_no_machine_of_ours_ran_a_printed_sweep(self, published: Store) -> None:

@@ -97,12 +97,16 @@ class TestLegends:
         ends = ["done (6)", "running (1)", "interrupted (1)", "failed (1)", "diverged (1)"]
         assert found == [*ends, "failed or diverged here"]
 
-    def test_mixers_and_front_are_named(self, every: Store) -> None:
+    def test_mixers_are_named_below_and_the_front_beside_its_points(self, every: Store) -> None:
         made = make_figure("pareto", every)
-        found = legend_of(figure_of(made))
-        mixers = [f"{kind}, memory {memory}" for kind, memory in LEVELS]
-        front = list(dict.fromkeys(made.frame[made.frame["front"]].sort_values("speed", ascending=False)["name"]))
-        assert found == [*mixers, *(f"front: {name}" for name in front)]
+        figure = figure_of(made)
+        mixers = [f"{style.shown(kind)}, {style.shown(memory, 'memory')}" for kind, memory in LEVELS]
+        assert legend_of(figure) == mixers
+        for axes, quality in zip(figure.axes, dict.fromkeys(made.frame["quality"]), strict=True):
+            front = made.frame[(made.frame["quality"] == quality) & made.frame["front"]]
+            points = {text.xy for text in axes.texts if hasattr(text, "xy") and text.arrow_patch is not None}
+            named = front[(front["rest"] != "") | front["p_front"].notna()]
+            assert points == set(zip(named["speed"], named["value"], strict=True))
 
     def test_the_best_constant_answer_is_a_line_among_the_needles(self, published: Store) -> None:
         figure = figure_of(make_figure("pareto", published, "printed-v2"))
