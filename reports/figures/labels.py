@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from . import style
 
@@ -78,6 +78,10 @@ def at_ends(axes: Axes, labels: Sequence[tuple[str, float, Any]], *, size: float
         )
 
 
+SIDES: tuple[tuple[Literal["left", "right"], float], ...] = (
+    ("left", 7.0), ("right", -7.0), ("left", 18.0), ("right", -18.0),
+)  # fmt: skip
+"""How a text stands beside what it names: which of its ends is near, and how many points aside."""
 OFFSETS = (0.0, 4.0, -4.0, 9.0, -9.0, 15.0, -15.0, 22.0, -22.0, 30.0, -30.0, 40.0, -40.0)
 """Points that a text may stand above or below the middle of what it names."""
 
@@ -90,7 +94,7 @@ def beside_points(
     from matplotlib.text import Text
 
     renderer = axes.figure.canvas.get_renderer()  # type: ignore[attr-defined]
-    dots = axes.transData.transform(list(points)) if points else []
+    dots: Any = axes.transData.transform(list(points)) if points else []
     inside = axes.get_window_extent(renderer)
     taken = [text.get_window_extent(renderer) for text in axes.texts]
     for x, y, text in sorted(labels, key=lambda one: -one[1]):
@@ -100,10 +104,10 @@ def beside_points(
         )  # fmt: skip
         line = note.arrow_patch
         costs = {}
-        for side, aside in (("left", 7.0), ("right", -7.0), ("left", 18.0), ("right", -18.0)):
+        for side, aside in SIDES:
             for up in OFFSETS:
                 note.set_position((aside, up))
-                note.set_ha(side)
+                note.set_horizontalalignment(side)
                 note.update_positions(renderer)
                 box = Text.get_window_extent(note, renderer)
                 outside = not (
@@ -113,7 +117,7 @@ def beside_points(
                 hidden = box.expanded(1.02, 1.2).count_contains(dots) if len(dots) else 0
                 costs[side, aside, up] = 1000 * outside + 400 * met + 6 * hidden + abs(up) / 3 + abs(aside) / 5
         side, aside, up = min(costs, key=costs.__getitem__)
-        note.set_ha(side)
+        note.set_horizontalalignment(side)
         note.set_position((aside, up))
         note.update_positions(renderer)
         if line is not None:

@@ -40,7 +40,7 @@ def collect(
     """Validation and training loss (nats per token) against tokens, from the first point on.
 
     One row a point of the curve of each cell's newest training: cell, attempt, configuration, first, second (levels of the axes that
-    tell lines apart: `by`, or the mixer and the first further axis), step, tokens, wall_s, train_loss, smoothed (exponential
+    tell lines apart: `by`, or the mixer and the first further axis), diverged (the cell's state, which no mean takes in), step, tokens, wall_s, train_loss, smoothed (exponential
     mean whose span is a 40th of the points), val_loss (NaN between validations). Of a sweep with more than MOST_POINTS points
     in all, every k-th point of a curve and its validations, smoothed over all points, so that neither time nor memory grows
     with its length. `log` asks for logarithmic axes.
@@ -131,9 +131,10 @@ def _frame(
         "configuration": [configuration[cell.cell_id] for cell in cells],
         "first": [one[0] for one in levels],
         "second": [one[1] for one in levels],
+        "diverged": [cell.state == "diverged" for cell in cells],
     }
     columns: dict[str, Any] = {
-        name: np.repeat(np.array(values, dtype=None if name == "attempt" else object), counts)
+        name: np.repeat(np.array(values, dtype=None if name in ("attempt", "diverged") else object), counts)
         for name, values in told.items()
     }
     numbers = np.concatenate(parts)
@@ -158,6 +159,9 @@ def _notes(frame: pd.DataFrame, width: int, longest: int, most: int, log: bool) 
             f"smoothed by an exponential mean of span {width} points" if width > 1 else "not smoothed, of so few points"
         )
         notes.append(f"{'Dotted and faint' if validated else 'Lines'}: training loss, {how}.")
+    diverged = frame[frame["diverged"]]["cell"].nunique()
+    if diverged:
+        notes.append(f"{diverged} diverged and stand in no mean.")
     if longest > most:
         notes.append(f"Drawn: at most {most} of up to {longest:,} points a curve.")
     if log:
@@ -197,10 +201,11 @@ def draw(made: Collected, look: Look) -> Figure:
     """The whole training, and its last half closer; a line a group, in the order of their last loss."""
     frame = made.frame
     column = "val_loss" if frame["val_loss"].notna().any() else "smoothed"
-    means, behind = group_means(frame, column), group_means(frame, "smoothed")
+    sound = frame[~frame["diverged"]]
+    means, behind = group_means(sound, column), group_means(sound, "smoothed")
     unit, scale = next((one for one in UNITS if frame["tokens"].max() >= one[1]), ("", 1.0))
     found = looks(frame, made.about["axes"])
-    handles = _handles(means, found)
+    handles, top = _handles(means, found), _top(frame, column)
     end = float(frame["tokens"].max())
     figure = style.page(2.5)
     group = style.panels(figure, ["whole training", "its last half"] if end else [""], columns=2)
@@ -212,9 +217,11 @@ def draw(made: Collected, look: Look) -> Figure:
         _draw_means(axes, means, found, scale)
         named = {cell: made.about["names"].get(cell, "") or "this cell" for cell in look.highlight}
         _draw_named(axes, frame, column, scale, named, words=place == len(group) - 1)
+        if top is not None:
+            axes.set_ylim(0, top)
         if place:
             axes.set_xlim((begin - 0.02 * (end - begin)) / scale, (end + 0.04 * (end - begin)) / scale)
-            later = frame[(frame["tokens"] >= begin) & frame[column].notna()]
+            later = sound[(sound["tokens"] >= begin) & sound[column].notna()]
             if len(later):
                 axes.set_ylim(*robust_range(list(later[column]), list(means[means["tokens"] >= begin]["value"])))
         elif made.about["log"]:
@@ -225,6 +232,17 @@ def draw(made: Collected, look: Look) -> Figure:
     words = "validation loss, nats per token" if column == "val_loss" else "training loss, smoothed, nats per token"
     style.vertical_label(figure, words)
     return style.finished(figure, made.title, made.notes, handles, columns=3)
+
+
+def _top(frame: pd.DataFrame, column: str) -> float | None:
+    """Where an axis ends that cells which diverged would flatten: a tenth above the other losses, or above where all began; None
+    where nothing diverged."""
+    known = frame[frame[column].notna()]
+    if not known["diverged"].any():
+        return None
+    sound = known[~known["diverged"]]
+    values = sound[column] if len(sound) else known.drop_duplicates("cell")[column]
+    return 1.1 * float(values.max())
 
 
 def looks(frame: pd.DataFrame, axes: Sequence[str]) -> dict[tuple[str, str], dict[str, Any]]:
@@ -254,6 +272,10 @@ def _handles(means: pd.DataFrame, found: dict[tuple[str, str], dict[str, Any]]) 
     for key in sorted(ends, key=ends.__getitem__):
         how = {name: value for name, value in found[key].items() if name != "label"}
         handles[f"{found[key]['label']}: {rounded(ends[key], 3)}"] = Line2D([], [], **how)
+    for key in (one for one in found if one not in ends):
+        handles[f"{found[key]['label']}: diverged"] = Line2D(
+            [], [], color=found[key]["color"], linewidth=style.stroke(0.4)
+        )
     return handles
 
 

@@ -163,15 +163,11 @@ def draw(made: Collected, look: Look) -> Figure:
         named = kept.sort_values("p_front", ascending=False, kind="stable").head(MOST_NAMED)
         lacking = here[[(quality, name) in made.about["fewer"] for name in here["name"]]]
         told = pd.concat([marked, named, lacking]).drop_duplicates("slug")
-        words = [
-            (
-                float(one["speed"]),
-                float(one["value"]),
-                _label(one, several, made.about["fewer"].get((quality, one["name"]))),
-            )
-            for one in told.to_dict("records")
-        ]
-        _name_later(axes, [one for one in words if one[2]], here)
+        alike: dict[tuple[float, float], list[str]] = {}
+        for one in told.to_dict("records"):
+            words = _label(one, several, made.about["fewer"].get((quality, one["name"])))
+            alike.setdefault((float(one["speed"]), float(one["value"])), []).append(words)
+        _name_later(axes, [(*point, _together(some)) for point, some in alike.items() if any(some)], here)
     handles: dict[str, Any] = {
         how["label"]: Line2D([], [], **{name: value for name, value in how.items() if name != "label"})
         for how in looks.values()
@@ -186,6 +182,11 @@ def _label(one: Mapping[Any, Any], several: bool, fewer: str | None) -> str:
     chance = "" if math.isnan(one["p_front"]) or not one["front"] else chance_text(one["p_front"])
     words = str(one["rest"]) if several else ""
     return " ".join(filter(None, (words, chance, fewer)))
+
+
+def _together(words: Sequence[str]) -> str:
+    """What stands beside a point that several configurations share."""
+    return words[0] if len(words) == 1 else f"{words[0]} and {len(words) - 1} more"
 
 
 def _looks(frame: pd.DataFrame) -> dict[tuple[str, str], dict[str, Any]]:
@@ -211,7 +212,7 @@ def _draw_points(axes: Axes, here: pd.DataFrame, looks: Mapping[tuple[str, str],
         drawn = {name: value for name, value in how.items() if name != "label"}
         axes.plot(mine["speed"], mine["value"], **drawn, zorder=2.5)
         for front, part in mine.groupby("front", sort=False):
-            faint = {"alpha": 0.9 if front else 0.25, "elinewidth": style.stroke(0.9 if front else 0.6)}
+            faint: dict[str, Any] = {"alpha": 0.9 if front else 0.25, "elinewidth": style.stroke(0.9 if front else 0.6)}
             for axis, ends in _bars(part).items():
                 axes.errorbar(
                     part["speed"], part["value"], **{axis: ends}, fmt="none", ecolor=drawn["color"], zorder=2, **faint

@@ -169,7 +169,10 @@ def _heights(axes: Axes, values: pd.Series) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     above = values[values > 0]
-    low, high = (float(above.min()), float(above.max())) if len(above) else (1.0, 1.0)
+    if above.empty:
+        # zeros have no place on a logarithmic axis
+        return
+    low, high = float(above.min()), float(above.max())
     wider = max(1.0, math.sqrt(LEAST_RANGE * high / low) / (high / low)) if high / low < LEAST_RANGE else 1.0
     axes.set_yscale("log", base=2)
     axes.set_ylim(low / wider / 1.3, high * wider * 1.3)

@@ -1,0 +1,172 @@
+"""A sweep that gives a figure little or nothing: a picture without a warning, or one line that says why there is none."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from atma_sweep.reports.data import ReportError
+from atma_sweep.reports.figures import FIGURES, make_figure, style
+from atma_sweep.reports.figures.files import drawn, rendered
+from atma_sweep.reports.figures.look import wanted
+from atma_sweep.reports.figures.state_norm import NORMS
+from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.records import AXES, CellRecord, CurvePoint, Example, Measurement, Owner
+from atma_sweep.results.store.store import Store, open_store
+from tiers import shared_out
+
+ME = Owner(name="ada", host="here", pid=1, started=0.0)
+LENGTHS = (128, 256)
+
+
+def cell(
+    sweep: int, index: int, kind: str = "polar", memory: str = "on", seed: int = 0, mode: str = "baseline"
+) -> CellRecord:
+    levels = dict(zip(AXES, (kind, mode, "off", memory, "off"), strict=True))
+    config = {"train": {"seq_len": 128, "loss_reduction": "sum", "regularizer": mode}}
+    return CellRecord(
+        id=f"{sweep:06x}{index:06x}", slug=f"{kind}-{memory}-{index}", seed=seed, levels=levels, config=config, axes={}, tokens=100
+    )  # fmt: skip
+
+
+def numbers(loss: float, share: float, speed: float) -> list[Measurement]:
+    found = [
+        Measurement(probe="val", metric="val_loss", value=loss, unit="nats/token", n=11),
+        Measurement(probe="throughput", metric="tokens_per_s", value=speed),
+    ]
+    for length in LENGTHS:
+        found.append(
+            Measurement(probe="needle", metric="digit_accuracy", length=length, value=share, unit="fraction", n=20)
+        )
+        for probe in ("clean", "junk"):
+            found.append(Measurement(probe=probe, metric="nats", length=length, value=loss, unit="nats/token", n=9))
+        for metric in NORMS:
+            found.append(Measurement(probe="state_norm", metric=metric, length=length, value=share))
+    return found
+
+
+def ran(
+    store: Store, one: CellRecord, state: str = "done", loss: float = 3.0, share: float = 0.5, speed: float = 9e4
+) -> None:
+    """An attempt with a curve, numbers and the digits of four trials; one that diverged has its curve alone."""
+    attempt = store.start_attempt(one.id, owner=ME, fence=1)
+    recorder = Recorder(store, attempt.id, 1)
+    steps = [(0, 11.0), (5, (11.0 + loss) / 2), (10, loss)]
+    recorder.curve(
+        [
+            CurvePoint(step=step, tokens=10 * step, wall_s=float(step), train_loss=value, val_loss=value)
+            for step, value in steps
+        ]
+    )
+    if state == "done":
+        recorder.measurements(numbers(loss, share, speed))
+        right = round(20 * share)
+        for length in LENGTHS:
+            recorder.examples(
+                [
+                    Example(
+                        probe="needle", metric="digit_accuracy", length=length, item=place // 5, position=place % 5,
+                        value=float(place < right),
+                    )
+                    for place in range(20)
+                ]
+            )  # fmt: skip
+    store.finish_attempt(attempt.id, 1, state)
+
+
+Run = dict[str, Any] | None
+"""What `ran` is told of a cell; None for one that never started."""
+
+
+def crossed() -> list[tuple[str, str]]:
+    return [(kind, memory) for kind in ("polar", "nope") for memory in ("on", "off")]
+
+
+def one_cell() -> list[tuple[CellRecord, Run]]:
+    return [(cell(1, 0), {})]
+
+
+def no_pairs() -> list[tuple[CellRecord, Run]]:
+    """No two cells differ in a single axis."""
+    return [(cell(2, 0), {}), (cell(2, 1, "nope", "off"), {"loss": 4.0, "share": 0.25})]
+
+
+def all_diverged() -> list[tuple[CellRecord, Run]]:
+    return [(cell(3, i, *levels), {"state": "diverged", "loss": 1e30}) for i, levels in enumerate(crossed())]
+
+
+def seeds_missing() -> list[tuple[CellRecord, Run]]:
+    """Three seeds of each; of one configuration two never ran, of another one diverged."""
+    every = [cell(4, 12 * i + seed, *levels, seed) for i, levels in enumerate(crossed()) for seed in range(3)]
+    runs: list[Run] = [{"loss": 3 + 0.1 * i, "share": i / 20, "speed": 9e4 + i} for i in range(12)]
+    runs[1] = runs[2] = None
+    runs[5] = {"state": "diverged", "loss": 1e30}
+    return list(zip(every, runs, strict=True))
+
+
+def constant() -> list[tuple[CellRecord, Run]]:
+    """Every number of every cell is the same, and no digit is right."""
+    levels = [(*levels, mode) for levels in crossed() for mode in ("baseline", "weak", "zipfian")]
+    return [(cell(5, i, kind, memory, mode=mode), {"share": 0.0}) for i, (kind, memory, mode) in enumerate(levels)]
+
+
+CASES: dict[str, Callable[[], list[tuple[CellRecord, Run]]]] = {
+    "one-cell": one_cell, "no-pairs": no_pairs, "all-diverged": all_diverged, "seeds-missing": seeds_missing, "constant": constant,
+}  # fmt: skip
+ALONE = ("one-cell", "no-pairs", "all-diverged")
+NOTHING: dict[str, tuple[str, ...]] = {
+    "state-norm": ("all-diverged",), "needle": ("all-diverged",), "length": ("all-diverged",), "items": ("all-diverged",),
+    "pareto": ("all-diverged",), "effects": ALONE, "interactions": ALONE, "power": ALONE, "seeds": ALONE,
+}  # fmt: skip
+"""By figure the cases that give it nothing; every other case is a picture."""
+PAIRS = [(figure, case) for figure in FIGURES for case in CASES]
+FIRST = {(figure, list(CASES)[place % len(CASES)]) for place, figure in enumerate(FIGURES)}
+"""Of each figure one case, in turn: what the first tier takes."""
+
+
+@pytest.fixture(scope="module")
+def poor(tmp_path_factory: pytest.TempPathFactory, blank: Path) -> Store:
+    """A sweep for each of CASES, of its name."""
+    store = open_store(shutil.copy(blank, tmp_path_factory.mktemp("poor") / "poor.db"))
+    for name, listed in CASES.items():
+        store.record_revision(name, grid_text="x", grid_file="x.yaml", cells=[one for one, _ in listed()])
+        for one, how in listed():
+            if how is not None:
+                ran(store, one, **how)
+    return store
+
+
+@pytest.mark.parametrize(("figure", "case"), shared_out(PAIRS, lambda pair: pair in FIRST))
+def test_a_picture_without_a_warning_or_one_line_that_says_why(
+    poor: Store, figure: str, case: str, capfd: Any, caplog: Any
+) -> None:
+    with warnings.catch_warnings(), caplog.at_level(logging.WARNING):
+        warnings.simplefilter("error")
+        if case in NOTHING.get(figure, ()):
+            with pytest.raises(ReportError, match=rf"^[^\n]*sweep {case}\b[^\n]*$"):
+                make_figure(figure, poor, case)
+        else:
+            picture = rendered(make_figure(figure, poor, case), look=wanted("nature", "89mm"))
+            assert picture.startswith(b"<?xml")
+    assert not caplog.records
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_loss_that_diverged_flattens_no_other(poor: Store) -> None:
+    made = make_figure("loss", poor, "seeds-missing")
+    assert "1 diverged and stand in no mean." in made.notes
+    with style.settings():
+        figure = drawn(made)
+    assert [axes.get_ylim()[1] < 13 for axes in figure.axes] == [True, True]
+    told = {text.get_text() for text in figure.legends[0].get_texts()}
+    # polar without memory: seeds 0 and 1 of three, at 3.3 and 3.4
+    assert "PoLAR, no memory: 3.350" in told
+    with style.settings():
+        every = drawn(make_figure("loss", poor, "all-diverged"))
+    assert every.axes[0].get_ylim()[1] == pytest.approx(1.1 * 11)
+    assert all(text.get_text().endswith(": diverged") for text in every.legends[0].get_texts())
