@@ -13,7 +13,7 @@ from ..results.files import make_folder, write
 from ..results.store.store import Store
 from ..results.text import html_escaped, markdown_escaped, tex_escaped
 from .dashboard.page import write_dashboard
-from .data import Lengths, ReportError, gather
+from .data import Lengths, ReportError, gather, one_reading
 from .figures import FIGURES, figure_name, make_figure
 from .figures.base import Collected
 from .figures.files import FORMATS, renderings
@@ -47,6 +47,7 @@ def file_name(name: str) -> str:
     return f"table-{name}" if name.isdigit() else name
 
 
+@one_reading()
 def write_all(
     store: Store,
     sweep: str | None = None,

@@ -153,9 +153,12 @@ def csv_cell(text: str) -> str:
 
 def json_safe(text: str) -> str:
     """JSON for a terminal: the same value, with what steers a terminal written as \\uXXXX."""
-    if text.isprintable():
-        return text
-    return "".join(sign if sign in "\n" or sign.isprintable() else _code(sign) for sign in text)
+    # line by line, since nearly all are printable as a whole
+    return "\n".join(line if line.isprintable() else _coded(line) for line in text.split("\n"))
+
+
+def _coded(line: str) -> str:
+    return "".join(sign if sign.isprintable() else _code(sign) for sign in line)
 
 
 def _code(sign: str) -> str:

@@ -10,16 +10,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations, product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from ...results.store.records import AXES
 from ..columns import complete_columns, ends, every, longest
 from ..data import SweepData
 from ..numbers import Column
 from ..words import word_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = [
     "Contrasted", "Numbers", "factors", "first_measures", "level_pairs", "main_measures", "matched_pairs", "measures", "numbers_of", "origins_of",
@@ -81,6 +83,8 @@ def level_pairs(data: SweepData, axis: str, *, every: bool = True) -> list[tuple
 
 def numbers_of(data: SweepData, column: Column) -> pd.DataFrame:
     """One row a cell that has the number: cell, attempt, seed, every axis, value."""
+    import pandas as pd  # most tables do without it, and reading it in takes half a second
+
     axes = (*AXES, *data.extra_axes())
     rows = []
     for cell in data.cells:

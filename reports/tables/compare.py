@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from scipy import stats
+from scipy import special
 
 from ...results import paper
 from ...results.store.records import AXES, CellState
@@ -140,7 +140,7 @@ def _judge(
     difference = left.value - right.value if left.value is not None and right.value is not None else None
     limit = None
     if spread is not None:
-        t = float(stats.t.ppf(1 - ALPHA / 2, spread.df))
+        t = float(special.stdtrit(spread.df, 1 - ALPHA / 2))
         digit = 10.0**-column.decimals / (100 if column.percent else 1)
         limit = max(t * spread.used * math.sqrt(1 / max(left.seeds, 1) + 1 / max(right.seeds, 1)), digit)
     verdict = UNKNOWN

@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from atma_sweep.cli import app
+from atma_sweep.reports import data
 from atma_sweep.reports.bundle import write_all
 from atma_sweep.reports.check import check_file, files_in
 from atma_sweep.reports.data import ReportError
@@ -120,3 +121,13 @@ def test_a_folder_that_lost_its_tables(folder: Path, store, tmp_path: Path) -> N
     assert left == tmp_path / "table-6.csv"
     with pytest.raises(ReportError, match="cannot read"):
         check_file(left, store)
+
+
+def test_a_sweep_is_read_once_for_the_whole_folder(store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cell that finishes meanwhile would be in some of the files alone."""
+    read = data._gathered
+    asked: list[str] = []
+    monkeypatch.setattr(data, "_gathered", lambda *given: (asked.append(given[1]), read(*given))[1])
+    write_all(store, "quick", out=tmp_path / "all", formats=("csv",), figures=("needle",))
+    # the published ones are read besides, to compare with
+    assert [name for name in asked if name in (None, "quick")] == ["quick"]
