@@ -36,12 +36,13 @@ BETTER, WORSE, OPEN = "better", "worse", "not sure"
 
 
 def shown_measures(data: SweepData) -> list[Column]:
-    """Validation loss, and the clean loss and the needle at the longest length and at those that are asked for besides; where a
-    sweep has none of these, the first of its numbers."""
+    """Validation loss, and the clean loss, the needle and numbers of probes that the package does not know, at the longest length
+    and at those that are asked for besides; where a sweep has none of these, the first of its numbers."""
     known = measures(data)
     found = [column for column in known if column.metric == "val_loss"]
-    for probe, metric in (("clean", "nats"), ("needle", "digit_accuracy")):
-        some = [column for column in known if (column.probe, column.metric) == (probe, metric) and column.length]
+    own = ((probe, about.name) for probe, about in data.strange())
+    for probe, metric in (("clean", "nats"), ("needle", "digit_accuracy"), *own):
+        some = [column for column in known if (column.probe, column.metric) == (probe, metric)]
         asked = [column for column in some if column.length not in data.also] or some
         found += [*asked[-1:], *(column for column in some if column.length in data.also and column not in asked[-1:])]
     return found or known[:MOST_MEASURES]
