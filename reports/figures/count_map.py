@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
 from ...results.paper import is_published
+from ...results.store.records import AXES
 from ...results.store.store import Store
-from ..data import ReportError, gather
+from ..data import ReportError, SweepData, gather
 from ..stats.initial import BETA, magnitude
 from . import style
-from .base import Collected, collected
+from .base import Collected, collected, level
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,7 +73,22 @@ def collect(store: Store, sweep: str | None = None, *, revision: int | None = No
         words += "No learned β is stored: evaluate a polar cell with --probe count_map."
     origins: list[tuple[str, int | None]] = [(str(curve["cell"]), int(curve["attempt"])) for curve in curves[1:]]
     origins = origins or [(cell.cell_id, None) for cell in polar]
-    return collected(store, data, "count-map", "Count map of Polar attention", frame, origins, notes=[words])
+    names = _names(data, {str(curve["cell"]) for curve in curves[1:]})
+    return collected(
+        store, data, "count-map", "Count map of Polar attention", frame, origins, notes=[words], names=names
+    )
+
+
+def _names(data: SweepData, cells: set[str]) -> dict[str, str]:
+    """By cell: the levels in which these cells differ, in words; of one alone its slug."""
+    shown = [cell for cell in data.cells if cell.cell_id in cells]
+    axes = [axis for axis in (*AXES, *data.extra_axes()) if len({level(cell, axis) for cell in shown}) > 1]
+    seeds = len({cell.seed for cell in shown}) > 1
+    found = {}
+    for cell in shown:
+        words = [style.shown(level(cell, axis), axis) for axis in axes]
+        found[cell.cell_id] = ", ".join([*words, *([f"seed {cell.seed}"] if seeds else [])]) or cell.slug
+    return found
 
 
 def draw(made: Collected, look: Look) -> Figure:
@@ -108,7 +125,7 @@ def draw(made: Collected, look: Look) -> Figure:
         if several:
             how = {"color": style.INKS[0], "linewidth": style.stroke(0.7), "alpha": 0.6}
         (line,) = axes.plot(np.log1p(curve["m"]), curve["mag"], zorder=3, **how)
-        name = f"learned, {len(learned)} cells" if several else _named(curve)
+        name = f"learned, {len(learned)} cells" if several else _named(curve, made.about["names"])
         handles[name] = line
     shown = [0, 1, 3, 10, 30, 100, 300, MOST_COUNT]
     axes.set_xticks([math.log1p(m) for m in shown], [str(m) for m in shown])
@@ -121,8 +138,8 @@ def draw(made: Collected, look: Look) -> Figure:
     return style.finished(figure, made.title, made.notes, handles, columns=2)
 
 
-def _named(curve: pd.DataFrame) -> str:
-    return f"{curve['source'].iloc[0]}: β {curve['beta'].iloc[0]:.3f}"
+def _named(curve: pd.DataFrame, names: Mapping[str, str]) -> str:
+    return f"{names[curve['cell'].iloc[0]]}: β {curve['beta'].iloc[0]:.3f}"
 
 
 def _guide(axes: Axes, words: str, power: float, first: float) -> None:

@@ -194,8 +194,13 @@ def _guides(axes: Axes, means: pd.DataFrame) -> None:
         y = start["value"] * (x / start["length"]) ** power
         seen = y <= high
         axes.plot(x[seen], y[seen], color=style.FAINT, alpha=0.6, linewidth=style.stroke(4), zorder=1)
+        # the steeper one is named above its line, at the end; the other below its own, from the middle on
+        steep = power == max(GUIDES.values())
+        place = int(np.flatnonzero(seen)[-1]) if steep else len(x) // 2
+        offset = (-4, 2) if seen.all() else (-10, -2)
         axes.annotate(
-            words, (x[seen][-1], y[seen][-1]), xytext=(-4, 2) if seen.all() else (-4, -2), textcoords="offset points",
-            ha="right", va="bottom" if seen.all() else "top", fontsize=style.size("small"), color=style.GREY,
+            words, (x[place], y[place]), xytext=offset if steep else (4, -4), textcoords="offset points",
+            ha="right" if steep else "left", va="bottom" if steep and seen.all() else "top", fontsize=style.size("small"),
+            color=style.GREY,
         )  # fmt: skip
     axes.set_ylim(low, high)

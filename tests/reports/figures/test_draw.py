@@ -127,7 +127,7 @@ class TestLegends:
         assert [one.endswith(": diverged") for one in found] == [one in gone for one in order]
         assert len(legend_of(figure_of(make_figure("state-norm", every)))) == 4
         slopes = legend_of(figure_of(make_figure("count-map", every)))
-        assert slopes[1:] == ["at the start: β 0.201", "slug-1: β 0.200", "slug-2: β 0.220"]
+        assert slopes[1:] == ["at the start: β 0.201", "no memory: β 0.200", "with memory: β 0.220"]
 
     def test_drawn_lines_are_the_numbers_of_the_frame(self, published: Store) -> None:
         made = make_figure("needle", published, "printed-v2")
