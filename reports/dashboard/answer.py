@@ -126,7 +126,9 @@ def interval(rival: Rival) -> tuple[float | None, float | None]:
 def _words(data: SweepData, cell: CellState) -> list[str]:
     """The levels of every axis that varies, as figures name them; what is off or plain is not named."""
     levels = [(axis, cell.levels[axis] if axis in AXES else cell.axes.get(axis, "-")) for axis in factors(data)]
-    return [shown(level, axis) for axis, level in levels if level not in PLAIN] or ["plain"]
+    return [shown(level, axis) for axis, level in levels if level not in PLAIN] or [
+        "plain" if levels else "the only configuration"
+    ]
 
 
 def _range_text(column: Column, low: float | None, high: float | None) -> str:

@@ -106,7 +106,10 @@ function ranking({ heading, unit, better, rows, of, how }) {
     .flatMap(({ value, low, high }) => [value, low ?? value, high ?? value])
     .map((value) => (unit === "%" ? 100 * value : value));
   const scaled = (value) => (value === null ? null : unit === "%" ? 100 * value : value);
-  const ticks = ticksOf(Math.min(...ends), Math.max(...ends), 3);
+  const round = ticksOf(Math.min(...ends), Math.max(...ends), 3);
+  // a share ends at 0 and 100, and a single number has no width of its own
+  const whole = unit === "%" && (round.at(-1) > 100 || round[0] < 0 || Math.min(...ends) === Math.max(...ends));
+  const ticks = whole ? [0, 50, 100] : round;
   const chance = rows.some(({ chance }) => chance !== null && chance !== undefined);
   const lines = rows.map((row) => {
     const open = make("button", {

@@ -136,6 +136,8 @@ function listen() {
   addEventListener("popstate", restore);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
   phone.addEventListener("change", draw);
+  addEventListener("beforeprint", () => Grid.print(true));
+  addEventListener("afterprint", () => Grid.print(false));
 }
 
 // --- data, and data that change ---

@@ -12,6 +12,12 @@ Columns are {heading, width (in characters, or as CSS), number, header (row head
 first two stay in sight where `fixed` says so, and rows are higher on a phone where `lines` does. */
 class Grid {
   static all = [];
+  static printing = false; // on paper there is no scrolling: every row is drawn
+
+  static print(printing) {
+    Grid.printing = printing;
+    for (const grid of Grid.all) if (grid.body) grid.render();
+  }
 
   constructor(label, { onSort = null, rowClass = () => "", fixed = false, lines = false } = {}) {
     this.lines = lines;
@@ -106,8 +112,10 @@ class Grid {
 
   render() {
     const height = window.innerHeight; // the table is never taller, and its own height follows from what is drawn
-    const first = Math.max(0, Math.floor(this.viewport.scrollTop / this.height) - OVERSCAN);
-    const last = Math.min(this.rows.length, first + Math.ceil(height / this.height) + 2 * OVERSCAN);
+    const first = Grid.printing ? 0 : Math.max(0, Math.floor(this.viewport.scrollTop / this.height) - OVERSCAN);
+    const last = Grid.printing
+      ? this.rows.length
+      : Math.min(this.rows.length, first + Math.ceil(height / this.height) + 2 * OVERSCAN);
     if (this.drawn?.[0] === first && this.drawn?.[1] === last) return;
     const holds = this.body.contains(document.activeElement);
     this.drawn = [first, last];

@@ -63,7 +63,10 @@ function lossParts(all, levels) {
   const end = Math.max(...spans.map(([tokens]) => tokens));
   const late = spans.filter(([tokens, loss]) => loss !== null && tokens >= end / 10).map(([, loss]) => loss);
   const seen = late.length ? late : spans.map(([, loss]) => loss).filter((loss) => loss !== null);
-  const ticks = [ticksOf(0, end, 4).filter((tick) => tick <= 1.02 * end), ticksOf(Math.min(...seen), Math.max(...seen), 4)];
+  const ticks = [
+    ticksOf(0, end, 4).filter((tick) => tick <= 1.02 * end),
+    ticksOf(Math.min(...seen), Math.max(...seen), 4),
+  ];
   const cut = spans.some(([, loss]) => loss !== null && loss > ticks[1][ticks[1].length - 1]);
   const single = all.lines.length === 1 ? "The line is" : "Thin lines are";
   const means = groups.some(({ mean }) => mean) ? ", thick ones means over the cells of a level" : "";
@@ -85,7 +88,7 @@ function lossParts(all, levels) {
 function lossPicture(all, groups, [across, up], end) {
   const [x, y] = [placing([0, Math.max(end, ...across)]), placing(up)];
   const plot = drawing("svg", {
-    class: "plot losses",
+    class: `plot losses ${all.lines.length > 300 ? "many" : ""}`,
     height: LOSS_HEIGHT,
     role: "img",
     "aria-label": `Validation loss over training tokens of ${all.lines.length} cells; the last ones are in the table below`,

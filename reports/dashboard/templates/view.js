@@ -253,7 +253,9 @@ function bestOf(rows) {
       .filter((row) => row.numbers[index][1] !== null)
       .map((row) => parseFloat(row.numbers[index][0]));
     if (new Set(numbers).size < 2) return null;
-    return numbers.reduce((best, number) => (column.better > 0 ? Math.max(best, number) : Math.min(best, number)));
+    const best = numbers.reduce((one, other) => (column.better > 0 ? Math.max(one, other) : Math.min(one, other)));
+    // what half of the rows reach distinguishes none of them
+    return numbers.filter((number) => number === best).length > numbers.length / 2 ? null : best;
   });
 }
 

@@ -471,3 +471,50 @@ def test_no_number_is_longer_than_seven_digits(visit: Any, site: Any) -> None:
     told += page.get_by_role("dialog").inner_text()
     assert re.search(r"\d\.\d{3,}", told)
     assert not re.search(r"\d\.\d{8,}", told)
+
+
+@pytest.mark.thorough
+def test_curves_of_all_and_the_sweep_beside_it_are_drawn(visit: Any, published: Store, tmp_path: Path) -> None:
+    module.write_dashboard(published, tmp_path / "page.html", "printed-v1", compare="printed-v2")
+    page = visit((tmp_path / "page.html").as_uri() + "#tab=curves", width=390)
+    page.locator("#loss-picture .course.thick").first.wait_for(state="attached")
+    assert page.locator("#loss-picture .course").count() == 100 + 3
+    assert page.locator("#loss-picture .unit").text_content() == "validation loss, nats/token"
+    page.locator("#loss-axis").select_option("memory")
+    page.wait_for_function("document.querySelectorAll('#loss-picture .thick').length === 2")
+    page.get_by_role("tab", name="Compare").click()
+    page.locator("#beside-all .squares circle").first.wait_for()
+    assert page.locator("#beside-all .squares figure figcaption").all_text_contents() == [
+        "Val, nats/token",
+        "Clean@64K, nats/token",
+        "Junk@64K, nats/token",
+        "Ndl@64K, %",
+        "MFU, %",
+    ]
+    page.locator("#beside-measure").select_option("MFU")
+    page.wait_for_function("document.getElementById('beside-all').innerText.includes('not judged')")
+    page.locator("#beside-verdict").select_option("beyond")
+    page.wait_for_function("document.querySelectorAll('#beside-all .viewport tbody th').length === 0")
+    # the address brings this view back
+    other = visit(page.url)
+    other.locator("#beside-verdict").wait_for()
+    assert other.locator("#beside-measure").input_value() == "MFU"
+    assert other.locator("#beside-verdict").input_value() == "beyond"
+    for width in (390, 768, 1280):
+        other.set_viewport_size({"width": width, "height": 900})
+        assert other.evaluate("document.documentElement.scrollWidth") <= width
+    assert other.evaluate(OVERLAPS) == []
+
+
+@pytest.mark.thorough
+def test_on_paper_stand_all_rows_and_no_switches(visit: Any, published: Store, tmp_path: Path) -> None:
+    module.write_dashboard(published, tmp_path / "page.html", "printed-v2")
+    page = visit((tmp_path / "page.html").as_uri(), height=900)
+    assert page.locator("#panel-cells tbody tr").count() < 100
+    page.emulate_media(media="print")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert len(slugs(page)) == 120
+    for part in (".tools", "aside", "#tabs", "#careful"):
+        assert page.locator(part).is_hidden(), part
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.locator("#panel-cells tbody tr").count() < 100
