@@ -130,13 +130,22 @@ class SweepData:
 
     def levels(self, axis: str) -> list[str]:
         """The levels of an axis, in the order of the cells."""
-        if axis in AXES:
-            return list(dict.fromkeys(cell.levels[axis] for cell in self.cells))
-        return list(dict.fromkeys(cell.axes[axis] for cell in self.cells if axis in cell.axes))
+        if axis not in self._levels:
+            named = (cell.levels if axis in AXES else cell.axes for cell in self.cells)
+            self._levels[axis] = tuple(dict.fromkeys(levels[axis] for levels in named if axis in levels))
+        return list(self._levels[axis])
+
+    @cached_property
+    def _levels(self) -> dict[str, tuple[str, ...]]:
+        return {}
 
     def extra_axes(self) -> list[str]:
         """The axes beyond the five AXES (and the seed) whose level differs between cells, in the grid's order."""
-        return extra_axes(self.cells)
+        return list(self._extra_axes)
+
+    @cached_property
+    def _extra_axes(self) -> tuple[str, ...]:
+        return tuple(extra_axes(self.cells))
 
     def configurations(self) -> dict[tuple[str, ...], list[CellState]]:
         """Cells that differ in nothing but their seed, by (levels of AXES, then of the extra axes)."""
