@@ -29,6 +29,8 @@ CSS = (
     "img{max-width:100%;height:auto}figure{margin:2rem 0}figcaption{color:#585b66}"
 )
 DASHBOARD = "dashboard.html"
+MANY_ROWS = 200
+"""A table of more goes to the end of the appendix."""
 UNTRACED = ("index.md", "index.html", "appendix.tex", DASHBOARD)
 """What lies in the folder besides tables and figures."""
 FILES = {format: suffix for suffix, format in SUFFIXES.items()}
@@ -133,17 +135,23 @@ def _write(path: Path, content: str | bytes, written: Written) -> None:
 
 
 def _document(tables: dict[str, Table], pictures: dict[str, Collected]) -> str:
-    parts = [rf"\input{{{file_name(number)}}}" for number in tables]
+    # what goes over many pages stands behind what is looked at first
+    short = [number for number, table in tables.items() if len(table.rows) <= MANY_ROWS]
+    parts = [rf"\input{{{file_name(number)}}}" for number in short]
     parts += [figure_float(made) for made in pictures.values()]
+    parts += [rf"\input{{{file_name(number)}}}" for number in tables if number not in short]
     body = "\n\\clearpage\n".join(parts)
     head = [
         "% run pdflatex twice: long tables learn the widths of their columns in the first run",
         "\\documentclass{article}",
         r"\usepackage[margin=15mm,landscape]{geometry}",
         r"\usepackage[export]{adjustbox}",
+        # letters that stay sharp, where the machine has them
+        r"\IfFileExists{lmodern.sty}{\usepackage{lmodern}}{}",
     ]
     head.append(PREAMBLE)
-    return "\n".join([*head, r"\begin{document}", body, r"\end{document}"]) + "\n"
+    lists = r"\listoftables\listoffigures\clearpage"
+    return "\n".join([*head, r"\begin{document}", lists, body, r"\end{document}"]) + "\n"
 
 
 def figure_float(made: Collected) -> str:

@@ -80,12 +80,15 @@ def draw_lines(
 
 
 def _draw_cells(axes: Axes, cells: pd.DataFrame, how: Mapping[str, Any], scale: float, *, faint: bool) -> None:
-    for _, cell in cells.groupby("cell", sort=False):
-        one = cell.sort_values("length")
-        axes.plot(
-            one["length"], scale * one["value"], color=how["color"], linestyle="-", linewidth=style.stroke(0.5),
-            alpha=0.22 if faint else 0.3, zorder=1,
-        )  # fmt: skip
+    from matplotlib.collections import LineCollection
+
+    # those of a line together, which takes a hundredth of the time
+    each = [
+        one.sort_values("length")[["length", "value"]].to_numpy(dtype=float) * (1, scale)
+        for _, one in cells.groupby("cell", sort=False)
+    ]
+    thin = {"linewidths": style.stroke(0.5), "alpha": 0.22 if faint else 0.3, "zorder": 1}
+    axes.add_collection(LineCollection(each, colors=how["color"], **thin))
 
 
 def _draw_named(

@@ -80,6 +80,8 @@ class TestCompiled:
         text = compiled(tmp_path, document=(tmp_path / "appendix.tex").read_text())
         assert "Interactions, sweep quick" in text
         assert "128.7 ZF" in text
+        log = (tmp_path / "document.log").read_text(errors="replace")
+        assert not re.findall(r"Overfull .hbox .* in alignment", log), "no table is wider than the page"
 
 
 def test_number_columns_are_those_of_siunitx(published_effects):
@@ -87,6 +89,18 @@ def test_number_columns_are_those_of_siunitx(published_effects):
     spec = re.search(r"\\begin\{longtable\}\{@\{\}(.*)@\{\}\}", text)
     assert spec is not None
     assert spec[1].startswith("llllS[table-format=2.0]S[table-format=+2.3, print-implicit-plus]")
+
+
+def test_a_wide_table_over_pages_gets_smaller_letters(published):
+    """By its width in points at the size of footnotes and the next smaller one, against the line of whatever document it is in."""
+    found = re.findall(
+        r"\\ifdim(\d+)pt>\\linewidth\\(\w+)\\fi", render(make_table("6", published, "printed-v2"), "tex")
+    )
+    (full, first), (smaller, second) = found
+    assert (first, second) == ("scriptsize", "tiny")
+    assert float(smaller) == pytest.approx(float(full) * 7 / 8, abs=1)
+    # 13 columns of at most 10 signs
+    assert 300 < float(full) < 13 * (10 * 4.4 + 7)
 
 
 def test_escapes_leave_no_sign_that_pdflatex_lacks():
