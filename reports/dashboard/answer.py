@@ -17,7 +17,7 @@ from ..figures.lines import BARS, lines_of, only, over_lengths
 from ..figures.style import axis_name, shown
 from ..layout import DUST, entry, p_value
 from ..numbers import Column, rounded, signed
-from ..stats.ceiling import ceiling, yardstick
+from ..stats.ceiling import ceiling, needle_words, yardstick
 from ..stats.effects import ALPHA, Effect, contrasts, effects, factors, reference_level, spread
 from ..stats.membership import Rival, best_probabilities, means, rivals
 from .care import careful
@@ -110,7 +110,8 @@ def _ranking(data: SweepData, groups: Mapping[tuple[str, ...], Sequence[CellStat
         "seeds": "Intervals and probabilities: from the spread between the seeds of the same mixer and memory.",
     }
     near = "Intervals and probabilities: from the spread between near-replicates (regularizers alone differ) of the same mixer and memory."
-    return {"rows": rows, "of": len(found), "how": shared + how.get(known.kind if known else None, near)}
+    constant = f" {needle_words(data)}" if (column.probe, column.metric) == NEEDLE else ""
+    return {"rows": rows, "of": len(found), "how": shared + how.get(known.kind if known else None, near) + constant}
 
 
 def interval(rival: Rival) -> tuple[float | None, float | None]:

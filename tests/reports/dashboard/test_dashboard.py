@@ -72,13 +72,16 @@ def curved(store: Store) -> Store:
 
 
 def test_a_needle_number_is_explained_by_what_a_constant_answer_scores(published: Store) -> None:
-    core = Page(dashboard(published, "printed-v2")).core()
+    page = Page(dashboard(published, "printed-v2"))
+    core = page.core()
     told = {key["definition"] for key in core["keys"] if (key["probe"], key["metric"]) == ("needle", "digit_accuracy")}
     assert all(words.endswith("A trivial answer scores 17.5%.") for words in told)
     assert told
     assert [chart["hint"] for chart in core["charts"] if chart["probe"] == "needle"] == [
         "Needle digits right, in %: the same digit everywhere: 17.5; a guess: 10."
     ]
+    how = {one["heading"]: one["how"] for one in page.block("answer")["best"]["measures"]}
+    assert [heading for heading, words in how.items() if "the same digit everywhere: 17.5" in words] == ["Ndl@64K"]
 
 
 def test_numbers_are_those_of_table_6_and_of_the_store(curved: Store) -> None:
