@@ -81,7 +81,7 @@ async function look() {
     const state = await (await asked("state")).json();
     const newer = state.version !== live.version;
     if (newer) await takeNewer();
-    if (state.trouble) tellLive(`The database does not answer: ${state.trouble}`, { bad: true });
+    if (state.trouble) tellLive(`The numbers are those of ${clock(state.at)}: ${state.trouble}.`, { bad: true });
     else tellLive(`Live; the numbers are those of ${clock(state.at)}.`);
     return newer ? ASK_MS : Math.min(Math.max(live.wait, ASK_MS) * 1.2, MOST_MS);
   } catch (error) {

@@ -104,7 +104,8 @@ class Newest:
 
 def _said(error: Exception) -> str:
     words = str(error.orig) if isinstance(error, DBAPIError) else str(error)
-    return plain(words.splitlines()[0] if words else type(error).__name__)
+    first = words.splitlines()[0] if words else type(error).__name__
+    return plain(first.removesuffix(" and launch again"))  # which is said to whoever writes
 
 
 def joined(build: Build, names: tuple[str, ...] = ("core", "answer")) -> bytes:

@@ -215,6 +215,7 @@ def test_where_nothing_happens_it_asks_ever_less(visit: Callable[..., Visit], si
     assert page.evaluate("[ASK_MS, MOST_MS]") == [2000, 15000]
 
 
+@pytest.mark.thorough
 def test_when_the_server_ends_the_page_says_so_and_keeps_what_it_has(visit: Callable[..., Visit], store: Store) -> None:
     assert store.path is not None
     with serving(open_store(store.path, read_only=True), "big") as site:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -20,9 +21,9 @@ from synthetic import OWNER, synthetic_sweep
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(blank: Path, tmp_path: Path) -> Store:
     """Four cells, done."""
-    store = open_store(tmp_path / "atma.db", create=True)
+    store = open_store(shutil.copy(blank, tmp_path / "atma.db"))
     synthetic_sweep(store, 4, 5)
     return store
 
@@ -128,7 +129,7 @@ def test_it_rests_four_times_as_long_as_it_took(store: Store, clock: Clock) -> N
 def test_trouble_is_told_and_passes(store: Store, clock: Clock) -> None:
     make = Maker(clock)
     newest = Newest(store, "big", make)
-    make.error = StoreBusy("atma.db stays locked\x1b[2J by another program")
+    make.error = StoreBusy("atma.db stays locked\x1b[2J by another program; close it and launch again")
     changed(store)
     clock.now += 2
     newest.look()
@@ -136,7 +137,7 @@ def test_trouble_is_told_and_passes(store: Store, clock: Clock) -> None:
     assert newest.look() == {
         "version": 1,
         "at": newest.look()["at"],
-        "trouble": "atma.db stays locked\ufffd[2J by another program",
+        "trouble": "atma.db stays locked\ufffd[2J by another program; close it",
     }
     make.error = None
     clock.now += 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -24,8 +25,8 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    store = open_store(tmp_path / "atma.db", create=True)
+def folder(blank: Path, tmp_path: Path) -> Path:
+    store = open_store(shutil.copy(blank, tmp_path / "atma.db"))
     synthetic_sweep(store, 2, 5)
     store.close()
     return tmp_path
@@ -137,6 +138,7 @@ def test_without_a_screen_no_open_takes_over_the_terminal(monkeypatch: pytest.Mo
         assert note == "no browser to open here; open the address yourself"
 
 
+@pytest.mark.thorough
 def test_it_runs_beside_other_threads_and_another_sweep(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Off the main thread, where no signal is heard: for whoever starts it from a notebook; with the paper's numbers beside."""
     told = threading.Event()
