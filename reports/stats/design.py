@@ -161,7 +161,14 @@ class Numbers:
         seeds = sorted({cell.seed for cell in self.cells})
         self._seeds = np.array([seeds.index(cell.seed) for cell in self.cells], dtype=int)
         self._words: dict[tuple[int, int], str] = {}
+        self._levels: dict[str, list[str]] = {}
         self._places: dict[tuple[str, ...], tuple[np.ndarray, dict[str, np.ndarray]]] = {}
+
+    def levels(self, axis: str) -> list[str]:
+        """Those of the sweep, kept: over thousands of rows they are asked for again and again."""
+        if axis not in self._levels:
+            self._levels[axis] = self.data.levels(axis)
+        return self._levels[axis]
 
     @cached_property
     def _codes(self) -> dict[str, tuple[list[str], np.ndarray]]:

@@ -213,8 +213,9 @@ def interactions(data: SweepData, columns: Sequence[Column] | None = None) -> li
         for axes in combinations(factors(data), count):
             strata = _strata(data, axes)
             pairs = {axis: level_pairs(data, axis, every=count == 2 or axis == STRATA[0]) for axis in axes}
+            against = {axis: level_pairs(data, axis, every=False) for axis in axes}
             for levels in combined(pairs):
-                main = all(levels[axis] in level_pairs(data, axis, every=False) for axis in axes)
+                main = all(levels[axis] in against[axis] for axis in axes)
                 rows += _rows(numbers, levels, strata[:1] if count == 2 and main else [], strata)
     return [
         Interaction(
@@ -309,7 +310,7 @@ def _rows(
             row.about["levels"] = levels
             yield row
             if left and left[0] in split and (left[0] == STRATA[0] or row.fields["p_heterogeneity"] < ALPHA):
-                subsets += [where | {left[0]: level} for level in numbers.data.levels(left[0])]
+                subsets += [where | {left[0]: level} for level in numbers.levels(left[0])]
 
 
 def _row(numbers: Numbers, made: Contrasted, kept: np.ndarray, place: int, axis: str | None) -> _Row:
