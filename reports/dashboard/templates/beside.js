@@ -16,6 +16,7 @@ function besideParts({ lines, why }) {
 
 function buildBeside() {
   if (!data.answer.beside) return;
+  parts.delete("beside-all");
   byId("panel-beside").replaceChildren(make("div", { id: "beside-all" }));
 }
 

@@ -4,6 +4,7 @@ const losses = once(() => inflateJson("losses"));
 const LOSS_HEIGHT = 320;
 
 function buildLosses() {
+  parts.delete("loss-picture"); // what was drawn goes with what it was drawn in
   const select = make("select", { id: "loss-axis", on: { change: (event) => change({ color: event.target.value }) } });
   byId("all-losses").replaceChildren(
     make("h2", { text: "Validation loss of all cells" }),

@@ -482,6 +482,9 @@ def test_curves_of_all_and_the_sweep_beside_it_are_drawn(visit: Any, published: 
     assert page.locator("#loss-picture .unit").text_content() == "validation loss, nats/token"
     page.locator("#loss-axis").select_option("memory")
     page.wait_for_function("document.querySelectorAll('#loss-picture .thick').length === 2")
+    # parts that newer data build anew are drawn anew
+    page.evaluate("async () => { const core = await inflateJson('core'); core.charts.pop(); refresh({ core }); }")
+    page.wait_for_function("document.querySelectorAll('#loss-picture .thick').length === 2")
     page.get_by_role("tab", name="Compare").click()
     page.locator("#beside-all .squares circle").first.wait_for()
     assert page.locator("#beside-all .squares figure figcaption").all_text_contents() == [
