@@ -152,7 +152,7 @@ class TestHighlight:
         assert "those that do: needle, length, loss, pareto" in str(found.exception)
 
     def test_it_changes_the_picture(self, every: Store) -> None:
-        for name in ("needle", "length"):
+        for name in ("needle", "length", "loss", "pareto"):
             made = make_figure(name, every)
             look = highlighted(Look(), gather(every), ["slug-3"])
             assert rendered(made, look=look, trace=False) != rendered(made, trace=False), name
