@@ -23,6 +23,7 @@ from typing import Any
 import uvicorn
 
 from ...results.errors import Expected
+from ...results.files import write
 from ...results.paper import open_with_published
 from ..dashboard.page import blocks_of
 from .app import app_of
@@ -159,5 +160,5 @@ def opened(address: str | None) -> Iterator[str | None]:
         return
     with tempfile.TemporaryDirectory(prefix="atma-page-") as folder:  # mode 0700
         file = Path(folder) / "open.html"
-        file.write_text(f'<meta http-equiv="refresh" content="0;url={html.escape(address)}">', encoding="utf-8")
+        write(file, f'<meta http-equiv="refresh" content="0;url={html.escape(address)}">')
         yield None if webbrowser.open(file.as_uri()) else "no browser could be opened; open the address yourself"
