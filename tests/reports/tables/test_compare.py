@@ -221,12 +221,9 @@ class TestRefusal:
             ("Ndl@64K", "-", "90.0", "92.5", "-2.5", "-"),
         ]
         (line,) = [line for line in table.above if line.startswith("Not judged")]
-        assert (
-            line.startswith(
-                "Not judged, since the sweeps are not of one kind: tokenizer bytes instead of gpt2; corpus stdlib "
-                "ffffffffffff instead of fineweb-edu; parameters 530K instead of 378M; train.tokens 200000 instead of 996147200; "
-            )
-            or "corpus stdlib instead of fineweb-edu" in line
+        assert line.startswith(
+            "Not judged, since the sweeps are not of one kind: tokenizer bytes instead of gpt2; corpus stdlib instead of "
+            "fineweb-edu; parameters 530K instead of 378M; train.tokens 200000 instead of 996147200; "
         )
         for said in ("train.loss_reduction mean instead of sum", "train.schedule cosine instead of linear"):
             assert said in line
