@@ -15,7 +15,7 @@ from functools import cache
 import numpy as np
 from scipy import special
 
-__all__ = ["ALPHA", "EXACT", "FLIPS", "LEAST", "rejected", "signs", "tested"]
+__all__ = ["ALPHA", "EXACT", "FLIPS", "LEAST", "crossing", "rejected", "signs", "tested"]
 
 ALPHA = 0.05
 LEAST = 6  # differences below which no split of signs reaches 5%
@@ -183,16 +183,17 @@ def _end_by_halves(d: np.ndarray) -> float:
         low, high = low - 2 * (high - low), low
     while above(high) < 0:
         low, high = high, high + 2 * (high - low)
-    return _crossing(above, low, high, FINE * spread)
+    return crossing(above, low, high, FINE * spread)
 
 
-def _crossing(above: Callable[[float], float], low: float, high: float, width: float) -> float:
+def crossing(above: Callable[[float], float], low: float, high: float, width: float) -> float:
     """Where a rising function goes from 0 or less at `low` to more at `high`: a point above 0, at most `width` beyond the crossing.
 
     Regula falsi, the end that stays halved in weight (Dowell and Jarratt, BIT 11, 1971). Not scipy.optimize's: its import takes longer than a
     hundred ends, and every table would pay for it.
     """
     below, over, side = above(low), above(high), 0
+    width = max(width, 8 * math.ulp(max(abs(low), abs(high))))
     while high - low > width:
         inside = low + (high - low) * below / (below - over)
         # half a width off the nearer end, so that the bracket closes from both sides

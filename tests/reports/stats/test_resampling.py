@@ -236,22 +236,50 @@ def exact_p(found):
 
 
 class TestSeeds:
-    def test_balanced_against_the_textbook(self):
-        """Cornfield and Tukey's mean squares, by hand."""
-        draw = np.random.default_rng(2)
-        d = draw.normal(0.4, 1, (6, 3)) + draw.normal(0, 2, (6, 1)) + draw.normal(0, 1.5, (1, 3))
+    @pytest.mark.parametrize("seeds", [2, 3, 5])
+    def test_balanced_against_the_textbook(self, seeds):
+        """Cornfield and Tukey's mean squares and Satterthwaite's t by hand, the generalized p from a million draws."""
+        draw = np.random.default_rng(seeds)
+        d = draw.normal(0.4, 1, (6, seeds)) + draw.normal(0, 1, (6, 1)) + draw.normal(0, 1.5, (1, seeds))
         rows, columns, mean = d.mean(axis=1), d.mean(axis=0), d.mean()
-        a, b = 3 * rows.var(ddof=1), 6 * columns.var(ddof=1)
-        e = ((d - rows[:, None] - columns + mean) ** 2).sum() / 10
+        a, b = seeds * rows.var(ddof=1), 6 * columns.var(ddof=1)
+        rest = 5 * (seeds - 1)
+        e = ((d - rows[:, None] - columns + mean) ** 2).sum() / rest
         assert b > e
-        variance = (a + b - e) / 18
-        df = (a + b - e) ** 2 / (a**2 / 5 + b**2 / 2 + e**2 / 10)
+        variance = (a + b - e) / (6 * seeds)
+        df = (a + b - e) ** 2 / (a**2 / 5 + b**2 / (seeds - 1) + e**2 / rest)
+        ones, others = 5 * a / draw.chisquare(5, 10**6), (seeds - 1) * b / draw.chisquare(seeds - 1, 10**6)
+        spread = np.sqrt((ones + np.maximum(0, others - e)) / (6 * seeds))
+
+        def p(distance: float) -> float:
+            known, generalized = (
+                2 * stats.t.sf(distance / math.sqrt(variance), df),
+                2 * stats.norm.sf(distance / spread),
+            )
+            return known + (generalized.mean() - known) / (2 * seeds - 3)
+
         (found,) = rs.summaries([d])
-        assert (found.method, found.n, found.seeds) == ("crossed", 6, 3)
+        assert (found.method, found.n, found.seeds) == ("crossed", 6, seeds)
         assert found.mean == pytest.approx(mean)
-        half = stats.t.ppf(0.975, df) * math.sqrt(variance)
-        assert (found.low, found.high) == pytest.approx((mean - half, mean + half))
-        assert found.p == pytest.approx(2 * stats.t.sf(abs(mean) / math.sqrt(variance), df))
+        assert found.p == pytest.approx(p(abs(mean)), abs=0.002)
+        half = (found.high - found.low) / 2
+        assert (found.low + found.high) / 2 == pytest.approx(mean)
+        assert p(half) == pytest.approx(0.05, abs=0.002)
+
+    def test_two_seeds_do_not_hide_what_they_share(self):
+        """By Satterthwaite alone, 12% of such intervals miss the truth: two seeds often agree by chance."""
+        draw = np.random.default_rng(3)
+        samples = [draw.normal(size=(8, 2)) + draw.normal(size=(1, 2)) for _ in range(400)]
+        assert np.mean([one.p < 0.05 for one in rs.summaries(samples)]) < 0.06
+
+    def test_estimates_that_nearly_cancel_leave_a_finite_interval(self):
+        """Seeds that differ as much as chance has it, and configurations that hardly do: of 0.002 degrees of freedom, by Satterthwaite."""
+        e = np.random.default_rng(0).normal(size=(5, 3))
+        e = e - e.mean(axis=1, keepdims=True) - e.mean(axis=0) + e.mean()
+        b = np.array([-1.0, 0, 1]) * math.sqrt(1.001 * (e**2).sum() / 8 / 5)
+        (found,) = rs.summaries([e + b + 0.001 * np.arange(5)[:, None]])
+        assert found.method == "crossed"
+        assert 0 < found.high - found.low < 10
 
     def test_missing_runs_against_expected_squares(self):
         """Over many draws from known variances, the variance of the mean is what is estimated on average, but for what is
