@@ -38,7 +38,7 @@ from .design import (
 )
 from .design import within as standing
 from .resampling import ALPHA, Summary, corrected, holm, summaries
-from .spread import NEAR, Spread, detectable, seed_robustness, spread, spreads_by_configuration
+from .spread import NEAR, STRATA, Spread, detectable, seed_robustness, spread, spreads_by_configuration
 
 __all__ = [
     "ALPHA", "CONFIRMATORY", "EQUIVALENT", "NEAR", "Effect", "Interaction", "Spread", "accuracies", "contrasts", "detectable", "effects", "factors",
@@ -46,8 +46,6 @@ __all__ = [
     "reference_level", "seed_robustness", "spread", "spreads_by_configuration",
 ]  # fmt: skip
 
-STRATA = ("attn_type", "memory")
-"""A row over the whole sweep averages these, the first always told apart, the second where it makes a difference."""
 CONFIRMATORY = "declared contrasts"
 EQUIVALENT = "equivalent"
 NONE = "none"
@@ -284,6 +282,7 @@ def _declared(numbers: Numbers, place: int, one: Contrast, column: Column) -> _R
 
 
 def _strata(data: SweepData, axes: Iterable[str]) -> list[str]:
+    """What a row over the whole sweep averages: the first always told apart, the second where it makes a difference."""
     return [axis for axis in STRATA if axis not in axes and len(data.levels(axis)) > 1]
 
 

@@ -14,11 +14,11 @@ import numpy as np
 from scipy import special
 
 from .crossed import crossed, student
-from .flips import ALPHA, EXACT, FLIPS, LEAST, rejected, tested
+from .flips import ALPHA, EXACT, FLIPS, LEAST, tested
 from .multiple import holm, max_t
 
 __all__ = [
-    "ALPHA", "EXACT", "FLIPS", "LEAST", "METHODS", "TIE", "Summary", "corrected", "holm", "sign_flip", "sign_test", "summaries",
+    "ALPHA", "EXACT", "FLIPS", "LEAST", "METHODS", "TIE", "Summary", "corrected", "holm", "summaries",
 ]  # fmt: skip
 
 TIE = 1e-9
@@ -26,7 +26,7 @@ TIE = 1e-9
 METHODS = {
     "sign-flip": f"permutation of signs over configurations, exact up to {EXACT}, and its inversion",
     "t": f"Student's t over fewer than {LEAST} configurations",
-    "crossed": "configurations crossed with seeds, Satterthwaite",
+    "crossed": "configurations crossed with seeds, Satterthwaite's and a generalized p",
     "seeds": "Student's t over the seeds of the only configuration, so of no other",
     "none": "no test: one run, or no variance to judge by",
 }
@@ -112,17 +112,6 @@ def corrected(
     for place, one in zip(tests, p, strict=True):
         found[place] = one
     return found
-
-
-def sign_test(differences: Differences) -> float:
-    """Two-sided exact sign test: probability of as uneven a split of the non-zero differences by chance. 1 without any."""
-    d = _cleaned(differences, 0.0)
-    return _signs_alone(int((d > 0).sum()), int((d < 0).sum()))
-
-
-def sign_flip(differences: Differences) -> float:
-    """Two-sided permutation test of the mean difference: how often random signs give one as large, for any number of them."""
-    return float(rejected(_cleaned(differences, 0.0))[0])
 
 
 def _signs_alone(up: int, down: int) -> float:
