@@ -20,7 +20,7 @@ ABOUT = (
 METHODS = {
     "sign-flip": "permutation of signs over items, exact up to 30, and its inversion",
     "t": "Student's t over fewer than 6 items",
-    "crossed": "items crossed with seeds, Satterthwaite",
+    "crossed": "items crossed with seeds, Satterthwaite's and a generalized p",
     "seeds": "Student's t over the seeds of the only item",
     "none": "no test: one item, or no variance to judge by",
 }
