@@ -82,7 +82,8 @@ def _headings(table: Table) -> list[list[str]]:
     found = []
     for index, heading in enumerate(table.columns):
         below = max((len(row[index]) for row in table.rows), default=0)
-        found.append(textwrap.wrap(heading, min(NARROW, max(PIECE, below))) or [""])
+        word = max(map(len, heading.split()), default=0)
+        found.append(textwrap.wrap(heading, min(NARROW, max(PIECE, below, word))) or [""])
     return found
 
 

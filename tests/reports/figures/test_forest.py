@@ -145,7 +145,7 @@ class TestBadInput:
         cell, numbers = make
         empty.record_revision("one", grid_text="x", grid_file="x.yaml", cells=[cell(1)])
         run(empty, cell(1).id, "done", numbers(2.5))
-        for name, why in (("effects", "no two measured cells"), ("interactions", "fewer than two axes")):
+        for name, why in (("effects", "no two cells"), ("interactions", "fewer than two axes")):
             with pytest.raises(ReportError, match=why) as error:
                 make_figure(name, empty)
             assert "\n" not in str(error.value)

@@ -225,7 +225,7 @@ class TestHostileText:
         text = render(table6(hostile), "tex")
         rest = re.sub(r"\\(text\w+\{\}|[&%$#_{}])", "", tex_escaped(HOSTILE))
         assert not re.search(r"[\\&%$#_{}~^<>|\x1b\n]", rest)
-        assert tex_escaped(HOSTILE) in text
+        assert tex_escaped(HOSTILE) in text.replace(r"\hspace{0pt}", "")  # where a long word may break
         *rows, trace = text.splitlines()
         assert trace.startswith("% ")
         assert not any(r"\input" in line for line in rows)
