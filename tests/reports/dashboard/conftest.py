@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from atma_sweep.reports.dashboard.page import write_dashboard
+from atma_sweep.results.paper import open_published
+from once import once
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.fixture(scope="session")
+def printed_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of printed-v2, alone in a folder; to be read, never changed."""
+
+    def make(folder: Path) -> None:
+        write_dashboard(open_published(), folder / "page.html", "printed-v2")
+
+    return once(tmp_path_factory, "printed-page", make) / "page.html"
 
 
 @pytest.fixture(scope="module")

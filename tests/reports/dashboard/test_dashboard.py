@@ -71,8 +71,8 @@ def curved(store: Store) -> Store:
     return store
 
 
-def test_a_needle_number_is_explained_by_what_a_constant_answer_scores(published: Store) -> None:
-    page = Page(dashboard(published, "printed-v2"))
+def test_a_needle_number_is_explained_by_what_a_constant_answer_scores(printed_page: Path) -> None:
+    page = Page(printed_page.read_text())
     core = page.core()
     told = {key["definition"] for key in core["keys"] if (key["probe"], key["metric"]) == ("needle", "digit_accuracy")}
     assert all(words.endswith("A trivial answer scores 17.5%.") for words in told)
@@ -142,8 +142,8 @@ def test_thinning_keeps_the_last_point_and_stays_below_the_limit() -> None:
 
 
 @pytest.mark.thorough
-def test_effects_are_those_of_the_pairs(published: Store) -> None:
-    page = Page(dashboard(published, "printed-v2"))
+def test_effects_are_those_of_the_pairs(published: Store, printed_page: Path) -> None:
+    page = Page(printed_page.read_text())
     shown = page.block("effects")
     data = gather(published, "printed-v2")
     truth = effects(data)
@@ -249,6 +249,7 @@ def test_the_command_writes_the_file_and_says_where(curved: Store, tmp_path: Pat
         dashboard(curved, "nothing of that name")
 
 
+@pytest.mark.thorough
 def test_another_sweep_stands_beside_it_as_the_table_of_both_says(published: Store) -> None:
     page = Page(dashboard(published, "printed-v1", compare="printed-v2"))
     shown, told = page.block("beside"), page.block("answer")["beside"]
@@ -304,8 +305,8 @@ def test_what_cannot_be_compared_is_said_and_not_judged(empty: Store, make: tupl
         dashboard(empty, "bytes", compare="nothing of that name")
 
 
-def test_all_validation_losses_are_those_that_were_logged(published: Store) -> None:
-    page = Page(dashboard(published, "printed-v2"))
+def test_all_validation_losses_are_those_that_were_logged(printed_page: Path) -> None:
+    page = Page(printed_page.read_text())
     shown, cells = page.block("losses"), page.core()["cells"]
     logged: dict[tuple[str, ...], list[tuple[float, float]]] = {}
     for row in rows("curves"):
@@ -320,8 +321,8 @@ def test_all_validation_losses_are_those_that_were_logged(published: Store) -> N
     assert found == logged
 
 
-def test_what_to_be_careful_about_is_of_this_sweep(published: Store) -> None:
-    page = Page(dashboard(published, "printed-v2"))
+def test_what_to_be_careful_about_is_of_this_sweep(printed_page: Path) -> None:
+    page = Page(printed_page.read_text())
     told = [*page.core()["care"], *page.block("answer")["care"]]
     values = [round(80 * float(row["needle"]) / 100) for row in rows("lengths") if row["length"] == "65536"]
     below = sum(digits <= 14 for digits in values)
@@ -357,8 +358,8 @@ def test_diverged_runs_and_uneven_seeds_are_named_with_what_they_could_do(
     assert best["Ndl@64K"]["rows"] == []
 
 
-def test_a_page_of_printed_numbers_does_not_say_when_they_were_read_in(published: Store) -> None:
-    page = Page(dashboard(published, "printed-v2"))
+def test_a_page_of_printed_numbers_does_not_say_when_they_were_read_in(printed_page: Path) -> None:
+    page = Page(printed_page.read_text())
     core = page.core()
     assert (core["launched"], core["printed"]) == (None, "arXiv:2606.25156v2")
     told = list(core["attempts"].values())

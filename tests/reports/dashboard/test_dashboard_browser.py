@@ -324,9 +324,8 @@ def test_nothing_overlaps_or_runs_out_of_the_page(visit: Any, site: Any, width: 
 
 
 @pytest.mark.thorough
-def test_the_complete_table_fits_a_laptop(visit: Any, published: Store, tmp_path: Path) -> None:
-    module.write_dashboard(published, tmp_path / "page.html", "printed-v2")
-    page = visit((tmp_path / "page.html").as_uri(), width=1280, height=900)
+def test_the_complete_table_fits_a_laptop(visit: Any, printed_page: Path) -> None:
+    page = visit(printed_page.as_uri(), width=1280, height=900)
     assert page.locator("#panel-cells thead th").count() == 16
     spare = "(e => e.clientWidth - e.scrollWidth)(document.querySelector('#panel-cells .viewport'))"
     assert page.evaluate(spare) == 0
@@ -404,9 +403,8 @@ def test_new_data_leave_the_reader_where_he_is(visit: Any, site: Any) -> None:
 
 
 @pytest.mark.thorough
-def test_on_a_phone_the_numbers_stay_in_sight(visit: Any, published: Store, tmp_path: Path) -> None:
-    module.write_dashboard(published, tmp_path / "page.html", "printed-v2")
-    page = visit((tmp_path / "page.html").as_uri(), width=390, height=800)
+def test_on_a_phone_the_numbers_stay_in_sight(visit: Any, printed_page: Path) -> None:
+    page = visit(printed_page.as_uri(), width=390, height=800)
     seen = """() => [...document.querySelectorAll('#panel-cells thead th')]
       .filter(e => e.getBoundingClientRect().right <= innerWidth).map(e => e.textContent.trim())"""
     assert page.evaluate(seen)[:4] == ["Cell", "Ndl@64K", "Val", "Clean@64K"]
@@ -417,12 +415,9 @@ def test_on_a_phone_the_numbers_stay_in_sight(visit: Any, published: Store, tmp_
 
 
 @pytest.mark.thorough
-def test_the_shading_is_good_in_one_colour_whichever_sign_is_better(
-    visit: Any, published: Store, tmp_path: Path
-) -> None:
-    module.write_dashboard(published, tmp_path / "page.html", "printed-v2")
-    page = visit((tmp_path / "page.html").as_uri(), height=6000)
-    core = Page((tmp_path / "page.html").read_text()).core()
+def test_the_shading_is_good_in_one_colour_whichever_sign_is_better(visit: Any, printed_page: Path) -> None:
+    page = visit(printed_page.as_uri(), height=6000)
+    core = Page(printed_page.read_text()).core()
     rows = core["tables"]["mean"]["rows"]
     for index, column in enumerate(core["columns"]):
         values = [row["numbers"][index][1] * column["better"] for row in rows]
@@ -510,9 +505,8 @@ def test_curves_of_all_and_the_sweep_beside_it_are_drawn(visit: Any, published: 
 
 
 @pytest.mark.thorough
-def test_on_paper_stand_all_rows_and_no_switches(visit: Any, published: Store, tmp_path: Path) -> None:
-    module.write_dashboard(published, tmp_path / "page.html", "printed-v2")
-    page = visit((tmp_path / "page.html").as_uri(), height=900)
+def test_on_paper_stand_all_rows_and_no_switches(visit: Any, printed_page: Path) -> None:
+    page = visit(printed_page.as_uri(), height=900)
     assert page.locator("#panel-cells tbody tr").count() < 100
     page.emulate_media(media="print")
     page.evaluate("dispatchEvent(new Event('beforeprint'))")

@@ -262,6 +262,7 @@ def test_an_option_that_a_figure_does_not_take(every: Store, tmp_path: Path, mon
     assert str(found.exception) == "figure needle takes no --by; those that do: loss"
 
 
+@pytest.mark.thorough
 def test_the_folder_has_one_style_and_captions(every: Store, tmp_path: Path) -> None:
     write_all(every, out=tmp_path, formats=["tex"], figures=("length",), look=wanted("nature", title=False))
     assert width_of((tmp_path / "figure-length.svg").read_bytes(), "svg") == pytest.approx(89, abs=0.1)

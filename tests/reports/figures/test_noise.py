@@ -57,6 +57,7 @@ def of(frame: Any, measure: str, kind: str, memory: str) -> Any:
 
 
 class TestPower:
+    @pytest.mark.thorough
     def test_what_is_drawn_is_seen_four_times_of_five(self, power: Collected) -> None:
         row = of(power.frame, *NEEDLE).set_index("pairs").loc[10]
         assert row["design"] == 10, "distractor on against off: five modes, with and without a window"
