@@ -142,7 +142,7 @@ class Reads(ABC):
 
 
 class Snapshot(Reads):
-    """The database as it was when the transaction of this session began; made by Store.snapshot and usable until it ends."""
+    """The database as it was when its transaction began; made by Store.snapshot and usable until it ends."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
