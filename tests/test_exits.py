@@ -24,7 +24,7 @@ from tiers import every_nth
 
 EVIL = "\x1b[31m\x1b]0;owned\x07\x9b2J\u202eevil\u2066\x00\x08\n  fake line\r$x$ $\\frac{"
 STEERING = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
-MEMORIES = (("on", "on"), ("off", "on"), ("=1+1EVIL", "off"), ("@x", "off"), ("on", "off"))
+MEMORIES = (("on", "on"), ("off", "on"), ("=1+1EVIL", "off"), ("@x", "off"), ("on", "off"), ("off", "off"))
 Run = Callable[..., tuple[int, str, str]]
 
 

@@ -148,6 +148,6 @@ def test_killed_at_random_steps_every_cell_comes_to_the_same_numbers(
     assert len({tuple(curve) for curve in expected.curves.values()}) == len(SLUGS), "no two cells are alike"
     assert found.numbers == expected.numbers
     # val twice, clean at two lengths, needle with three metrics at two lengths and one without a needle
-    assert len(expected.numbers) == len(SLUGS) * (2 + 2 + 2 * 3 + 1)
+    assert len(expected.numbers) == len(SLUGS) * (2 + 2 + 2 * 4 + 1)
     assert found.items == expected.items
     assert len(expected.items) > 0
