@@ -207,10 +207,10 @@ def notes_of(contests: Sequence[Contest], rank: Rank, names: Mapping[Place, str]
         lucky = sorted((one for one in known if one.luck), key=_weight, reverse=True)[:NAMED]
         if rank == "column" and lucky:
             found.append(_luck_note(lucky))
-    if silent:
-        found.append(
-            f"How probable it is that a bold number is the best is not known of {', '.join(silent)}: no spread between runs."
-        )
+    if silent and known:
+        found.append(f"How probable that is of {', '.join(silent)} is not known: no spread between runs.")
+    elif silent:
+        found.append("How probable a bold number is the best is not known: nothing tells how far runs lie apart.")
     return found
 
 

@@ -110,6 +110,7 @@ def test_one_graph_gives_the_eager_numbers(
     assert counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.thorough
 def test_one_graph_with_every_switch_of_the_surround(wake: Callable[[Backbone], None]) -> None:
     """And dropout and labels of other steps are no reason to compile again."""
     switches: dict[str, Any] = {

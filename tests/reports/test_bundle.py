@@ -105,6 +105,7 @@ def test_a_csv_without_its_trace_is_told_what_is_missing(store, tmp_path: Path) 
         check_file(path, store)
 
 
+@pytest.mark.thorough
 def test_a_table_without_its_trace_leaves_no_older_one_beside_it(filled: Path, tmp_path: Path) -> None:
     words = ["report", "--table", "6", "--out", str(tmp_path / "x.csv"), "--db", str(filled)]
     assert CliRunner().invoke(app, words).exit_code == 0

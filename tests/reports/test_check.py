@@ -41,7 +41,7 @@ def drawn(store, tmp_path):
 
 
 class TestFigures:
-    @pytest.mark.parametrize("format", PICTURES)
+    @pytest.mark.parametrize("format", every_nth(PICTURES, 3))
     def test_a_changed_number_is_told(self, store, run, make, drawn, format):
         _, numbers = make
         path = drawn(format=format)
@@ -53,7 +53,7 @@ class TestFigures:
         )
         assert [line for line in others if line.startswith(f"{path.name}: cell {4:012x}: the file's numbers come from")]
 
-    @pytest.mark.parametrize("name", every_nth(["needle", "effects", "loss", "timeline"], 2))
+    @pytest.mark.parametrize("name", every_nth(["needle", "effects", "length", "timeline"], 2))
     def test_what_the_figure_does_not_show_does_not_matter(self, store, run, make, drawn, name):
         path = drawn(name=name)
         run(store, f"{4:012x}", "done", [Measurement(probe="clean", metric="nats", length=777, value=1.0)])
@@ -66,6 +66,7 @@ class TestFigures:
         run(store, f"{2:012x}", "done", [more])
         assert "no longer those of the database" in check_file(path, store)[0]
 
+    @pytest.mark.thorough
     def test_an_older_revision_is_drawn_again(self, store, make, drawn):
         cell, _ = make
         path = drawn()
@@ -78,6 +79,7 @@ class TestFigures:
         (line,) = check_file(path, store)
         assert "not the code or the GPU" in line
 
+    @pytest.mark.thorough
     def test_what_carries_no_trace_is_refused(self, store, drawn, tmp_path):
         path = tmp_path / "bare.svg"
         path.write_bytes(rendered(make_figure("length", store, "quick"), "svg", trace=False))
@@ -185,6 +187,7 @@ def test_what_is_no_table_of_ours(store, written, tmp_path):
     assert "cannot be made any more" in check_file(other, store)[0]
 
 
+@pytest.mark.thorough
 def test_published_tables(published, tmp_path):
     for name in ("2", "6", "open-weight", "budgets"):
         path = tmp_path / f"{name}.tex"

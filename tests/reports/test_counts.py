@@ -86,6 +86,7 @@ def test_seconds_of_a_step_keep_deviation_and_count(three_seeds: Store) -> None:
     assert row["Step s"] == "1.05 ± 0.07 (n=2)"
 
 
+@pytest.mark.thorough
 def test_figures_mark_means_over_fewer_cells(three_seeds: Store) -> None:
     for name in ("needle", "length"):
         made = make_figure(name, three_seeds, "s")
@@ -96,6 +97,7 @@ def test_figures_mark_means_over_fewer_cells(three_seeds: Store) -> None:
     assert texts(pareto, ">0.99 n=2") == 2
 
 
+@pytest.mark.thorough
 def test_figures_of_whole_lines_say_nothing(published: Store) -> None:
     for name in ("needle", "length", "pareto", "interactions"):
         assert not any("fewer" in note for note in make_figure(name, published, "printed-v2").notes), name

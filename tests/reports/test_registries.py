@@ -104,6 +104,7 @@ def draw_scratch(made: Collected, look: Look) -> Any:
     return style.finished(figure, made.title, made.notes, {})
 
 
+@pytest.mark.thorough
 def test_a_table_and_a_figure_more_are_a_file_and_a_line_each(
     every: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,6 +95,7 @@ def squeezed(text: str) -> dict[str, int]:
     return {word: words.count(word) for word in words}
 
 
+@pytest.mark.thorough
 def test_what_is_left_out_or_folded_is_named(printed: Store) -> None:
     table = make_table("6", printed, "printed-v2")
     narrow = " ".join(fits(table, 60).split())
@@ -106,6 +107,7 @@ def test_what_is_left_out_or_folded_is_named(printed: Store) -> None:
     assert max(map(cell_len, lines)) <= 60
 
 
+@pytest.mark.thorough
 def test_a_row_that_no_table_holds_becomes_a_block(printed: Store) -> None:
     lines = fits(make_table("provenance", printed, "printed-v2"), 60).splitlines()
     assert "GPU        NVIDIA L4" in lines

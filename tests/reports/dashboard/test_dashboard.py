@@ -71,6 +71,7 @@ def curved(store: Store) -> Store:
     return store
 
 
+@pytest.mark.thorough
 def test_a_needle_number_is_explained_by_what_a_constant_answer_scores(printed_page: Path) -> None:
     page = Page(printed_page.read_text())
     core = page.core()
@@ -305,6 +306,7 @@ def test_what_cannot_be_compared_is_said_and_not_judged(empty: Store, make: tupl
         dashboard(empty, "bytes", compare="nothing of that name")
 
 
+@pytest.mark.thorough
 def test_all_validation_losses_are_those_that_were_logged(printed_page: Path) -> None:
     page = Page(printed_page.read_text())
     shown, cells = page.block("losses"), page.core()["cells"]
@@ -321,6 +323,7 @@ def test_all_validation_losses_are_those_that_were_logged(printed_page: Path) ->
     assert found == logged
 
 
+@pytest.mark.thorough
 def test_what_to_be_careful_about_is_of_this_sweep(printed_page: Path) -> None:
     page = Page(printed_page.read_text())
     told = [*page.core()["care"], *page.block("answer")["care"]]
@@ -332,6 +335,7 @@ def test_what_to_be_careful_about_is_of_this_sweep(printed_page: Path) -> None:
     assert "the probability that it is: Ndl@64K 37%" in " ".join(told)
 
 
+@pytest.mark.thorough
 def test_diverged_runs_and_uneven_seeds_are_named_with_what_they_could_do(
     empty: Store, make: tuple[Callable[..., Any], Any], run: Callable[..., None]
 ) -> None:
@@ -358,6 +362,7 @@ def test_diverged_runs_and_uneven_seeds_are_named_with_what_they_could_do(
     assert best["Ndl@64K"]["rows"] == []
 
 
+@pytest.mark.thorough
 def test_a_page_of_printed_numbers_does_not_say_when_they_were_read_in(printed_page: Path) -> None:
     page = Page(printed_page.read_text())
     core = page.core()

@@ -154,6 +154,7 @@ def test_search_wants_every_word(visit: Any, site: Any) -> None:
     assert slugs(page) == []
 
 
+@pytest.mark.thorough
 def test_picked_cells_are_drawn_and_the_address_brings_the_view_back(visit: Any, site: Any) -> None:
     page = visit(site[0])
     names = list(site[1])

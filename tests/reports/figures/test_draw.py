@@ -92,6 +92,7 @@ class TestLegends:
         assert legend_of(figure_of(made)) == words
         assert len(set(made.frame["line"])) == 4
 
+    @pytest.mark.thorough
     def test_every_end_is_named_with_its_count(self, every: Store) -> None:
         found = legend_of(figure_of(make_figure("timeline", every)))
         ends = ["done (6)", "running (1)", "interrupted (1)", "failed (1)", "diverged (1)"]
@@ -108,12 +109,14 @@ class TestLegends:
             named = front[(front["rest"] != "") | front["p_front"].notna()]
             assert points == set(zip(named["speed"], named["value"], strict=True))
 
+    @pytest.mark.thorough
     def test_the_best_constant_answer_is_a_line_among_the_needles(self, published: Store) -> None:
         figure = figure_of(make_figure("pareto", published, "printed-v2"))
         assert "constant answer 17.5%" in legend_of(figure)
         flat = [sum(list(line.get_ydata()) == [17.5, 17.5] for line in axes.lines) for axes in figure.axes]
         assert flat == [0, 1]
 
+    @pytest.mark.thorough
     def test_curves_and_writes_are_named(self, every: Store) -> None:
         made = make_figure("loss", every)
         gone = {(row["first"], row["second"]) for row in made.frame[made.frame["diverged"]].to_dict("records")}
@@ -129,6 +132,7 @@ class TestLegends:
         slopes = legend_of(figure_of(make_figure("count-map", every)))
         assert slopes[1:] == ["at the start: β 0.201", "no memory: β 0.200", "with memory: β 0.220"]
 
+    @pytest.mark.thorough
     def test_drawn_lines_are_the_numbers_of_the_frame(self, published: Store) -> None:
         made = make_figure("needle", published, "printed-v2")
         means = lines_of(made.frame)
@@ -145,6 +149,7 @@ class TestLegends:
 
 
 class TestFiles:
+    @pytest.mark.thorough
     def test_traces_read_back_from_every_format(self, every: Store) -> None:
         made = make_figure("loss", every)
         for format, content in renderings(made, FORMATS).items():
@@ -181,11 +186,13 @@ class TestFiles:
         for format, content in here.items():
             assert (tmp_path / f"x.{format}").read_bytes() == content, format
 
+    @pytest.mark.thorough
     def test_global_settings_are_left_alone(self, every: Store) -> None:
         before = dict(matplotlib.rcParams)
         renderings(make_figure("length", every), ["svg"])
         assert dict(matplotlib.rcParams) == before
 
+    @pytest.mark.thorough
     def test_matplotlib_waits_until_something_is_drawn(self) -> None:
         code = (
             "import sys\n"
@@ -227,6 +234,7 @@ class TestCommand:
         assert (found.exit_code, found.stderr) == (0, "wrote all-needle.svg\n")
         assert trace_in((tmp_path / "all-needle.svg").read_bytes(), "svg")["sweep"] == "all"
 
+    @pytest.mark.thorough
     def test_a_name_from_before_there_was_a_rule_stays_in_the_folder(
         self, every: Store, tmp_path: Path, monkeypatch: Any
     ) -> None:
@@ -246,6 +254,7 @@ class TestCommand:
         assert names == ["x-0274b718-length.svg", "x-0274b718-measurements.csv"]
         assert [path.name for path in tmp_path.iterdir() if not path.name.startswith("empty.db")] == ["inner"]
 
+    @pytest.mark.thorough
     def test_the_ending_says_the_format(self, every: Store, tmp_path: Path, monkeypatch: Any) -> None:
         monkeypatch.chdir(tmp_path)
         assert self.run("--figure", "loss", "--db", "empty.db", "--out", "loss.pdf").exit_code == 0
@@ -280,6 +289,7 @@ class TestCommand:
         assert why in str(found.exception)
 
 
+@pytest.mark.thorough
 def test_a_folder_of_everything(every: Store, tmp_path: Path) -> None:
     out = tmp_path / "all"
     written = write_all(every, out=out, formats=["md", "tex"], figures=("needle", "timeline"))

@@ -58,6 +58,7 @@ def filled(axes: Any) -> int:
 
 
 class TestSmall:
+    @pytest.mark.thorough
     def test_rows_marks_and_columns_agree(self, grid: Store) -> None:
         made = make_figure("effects", grid)
         figure = figure_of(made)

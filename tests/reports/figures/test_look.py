@@ -19,6 +19,7 @@ from atma_sweep.reports.figures.look import STYLES, Look, highlighted, look_of, 
 from atma_sweep.results.store.store import Store
 from hypothesis import given
 from hypothesis import strategies as st
+from tiers import every_nth
 from typer.testing import CliRunner
 
 MM = 72 / 25.4  # points
@@ -60,7 +61,7 @@ class TestWidth:
 
     @pytest.mark.parametrize(
         ("name", "width", "mm"),
-        [("nature", None, 89), ("nature", "183mm", 183), ("neurips", None, 139.7), ("paper", "89mm", 89)],
+        every_nth([("nature", None, 89), ("nature", "183mm", 183), ("neurips", None, 139.7), ("paper", "89mm", 89)], 4),
     )
     def test_files_are_as_wide_as_asked_to_a_tenth_of_a_millimetre(
         self, every: Store, name: str, width: str | None, mm: float
@@ -81,7 +82,7 @@ class TestLetters:
         assert not re.search(r'<use xlink:href="#(?!m[0-9a-f]{10})', svg)
 
     @pytest.mark.skipif(shutil.which("pdffonts") is None, reason="needs pdffonts: apt-get install poppler-utils")
-    @pytest.mark.parametrize("name", ["nature", "neurips"])
+    @pytest.mark.parametrize("name", every_nth(["nature", "neurips"], 2))
     def test_fonts_are_inside_the_pdf(self, every: Store, tmp_path: Path, name: str) -> None:
         (tmp_path / "x.pdf").write_bytes(rendered(make_figure("length", every), "pdf", look=wanted(name)))
         told = subprocess.run(["pdffonts", tmp_path / "x.pdf"], capture_output=True, text=True, check=True).stdout
@@ -93,12 +94,14 @@ class TestLetters:
         if name == "neurips":
             assert "STIXGeneral" in told
 
+    @pytest.mark.thorough
     def test_sizes_of_nature_are_five_to_eight_points(self, every: Store) -> None:
         svg = rendered(make_figure("needle", every), look=wanted("nature")).decode()
         sizes = {float(size) for size in re.findall(r"<text [^>]*?(?:font-size: |font: (?:\w+ )?)([\d.]+)px", svg)}
         assert sizes
         assert all(5 <= size <= 7 for size in sizes - {8.0}), "eight is that of the panels' letters"
 
+    @pytest.mark.thorough
     def test_screen_is_larger_than_paper(self, every: Store) -> None:
         made = make_figure("needle", every)
         paper, screen = (rendered(made, look=wanted(name)) for name in ("paper", "screen"))
@@ -151,6 +154,7 @@ class TestHighlight:
         assert isinstance(found.exception, ReportError)
         assert "those that do: needle, length, loss, pareto" in str(found.exception)
 
+    @pytest.mark.thorough
     def test_it_changes_the_picture(self, every: Store) -> None:
         for name in ("needle", "length", "loss", "pareto"):
             made = make_figure(name, every)
@@ -212,6 +216,7 @@ class TestTrace:
         with pytest.raises(ReportError, match=r"^its look cannot be read[^\n]*draw the figure again$"):
             look_of(told)
 
+    @pytest.mark.thorough
     def test_check_draws_it_again_as_it_was(self, every: Store, tmp_path: Path, monkeypatch: Any) -> None:
         monkeypatch.chdir(tmp_path)
         words = (
@@ -237,6 +242,7 @@ class TestTrace:
         (line,) = check_file("z.svg", every)
         assert "its figure cannot be drawn any more: the font No such" in line
 
+    @pytest.mark.thorough
     def test_no_title_means_none(self, every: Store) -> None:
         made = make_figure("length", every)
         bare, titled = (rendered(made, look=Look(title=on), trace=False).decode() for on in (False, True))

@@ -204,6 +204,7 @@ def test_an_axis_that_tells_nothing_apart_is_one_line(many: Store, by: str, why:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.thorough
 def test_logarithmic_axes_on_request(many: Store) -> None:
     made = make_figure("loss", many, "s", options={"log": True})
     with style.settings():
@@ -212,6 +213,7 @@ def test_logarithmic_axes_on_request(many: Store) -> None:
     assert "Logarithmic axes leave out" in made.notes[-1]
 
 
+@pytest.mark.thorough
 def test_the_second_panel_shows_the_last_half_closer(published: Store) -> None:
     with style.settings():
         whole, last = drawn(make_figure("loss", published, "printed-v2")).axes[:2]
@@ -220,6 +222,7 @@ def test_the_second_panel_shows_the_last_half_closer(published: Store) -> None:
     assert whole.get_xlim()[0] < 0 < whole.get_xlim()[1]
 
 
+@pytest.mark.thorough
 def test_a_page_is_made_of_one_reading(many: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str | None] = []
     values = attempt_queries.sweep_values

@@ -68,6 +68,7 @@ class TestPower:
         t = differences.mean(1) / (differences.std(1, ddof=1) / math.sqrt(10))
         assert np.mean(t > stats.t.ppf(0.975, 9)) == pytest.approx(0.8, abs=0.008)
 
+    @pytest.mark.thorough
     def test_it_says_what_the_table_says(self, power: Collected, published: Store) -> None:
         table = make_table("power", published, "printed-v2")
         for measure in ("Val", "Ndl@64K"):
@@ -80,6 +81,7 @@ class TestPower:
                 points = 10 if measure == "Ndl@64K" else 0.02
                 assert all((line[pairs] <= points) == (pairs >= needed) for pairs in line.index)
 
+    @pytest.mark.thorough
     def test_lines_rings_and_names_are_those_of_the_frame(self, power: Collected) -> None:
         figure = figure_of(power)
         check_column(figure)
@@ -126,6 +128,7 @@ class TestSeeds:
         assert widths == pytest.approx(np.maximum(used["sd"], used["floor"]).tolist())
         assert [text.get_text() for text in axes.texts if "±" in text.get_text()][1] == "±19"
 
+    @pytest.mark.thorough
     def test_seeds_come_before_near_replicates(self, replicated: Store) -> None:
         made = make_figure("seeds", replicated)
         val = made.frame[made.frame["measure"] == "Val"]
@@ -177,6 +180,7 @@ class TestItems:
         assert means[0] == "40.0%"
         assert [tick.get_text() for tick in axes.get_xticklabels()] == ["2", "3", "0", "1"]
 
+    @pytest.mark.thorough
     def test_other_lengths_are_maps_of_the_same_order(self, replicated: Store) -> None:
         made = make_figure("items", replicated, lengths="all")
         assert set(made.frame["length"]) == {64, 128}
@@ -212,6 +216,7 @@ class TestBadInput:
         assert set(made.frame["difference"]) == {0.0}
         check_column(figure_of(made))
 
+    @pytest.mark.thorough
     def test_two_strata_and_forty_fit_a_column(self, empty: Store, make: Any, run: Any) -> None:
         cell, _ = make
         mixers = [f"mixer-of-number-{k}" for k in range(20)]

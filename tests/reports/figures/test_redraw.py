@@ -113,6 +113,7 @@ def repainted(png: bytes) -> bytes:
     return out.getvalue()
 
 
+@pytest.mark.thorough
 def test_dust_of_the_layouts_solver_changes_no_byte(
     pictures: dict[str, bytes], filled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,6 +132,7 @@ def test_dust_of_the_layouts_solver_changes_no_byte(
     assert {format: content == again[format] for format, content in pictures.items()} == dict.fromkeys(FORMATS, True)
 
 
+@pytest.mark.thorough
 def test_another_matplotlib_is_said(pictures: dict[str, bytes], problems: Any) -> None:
     here = trace_in(pictures["svg"], "svg")["drawn_with"]
     assert here == redraw.versions()

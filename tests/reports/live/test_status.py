@@ -47,6 +47,7 @@ def store(tmp_path: Path) -> Store:
     return made
 
 
+@pytest.mark.thorough
 def test_status_says_that_a_sweep_is_paused_by_whom_and_since_when(run: Run, store: Store) -> None:
     assert "pause" not in run("status")[1]
     assert json.loads(run("status", "--json")[1])[0]["paused"] is None

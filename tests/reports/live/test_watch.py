@@ -248,6 +248,7 @@ def test_never_higher_or_wider_than_the_terminal(tmp_path: Path, running: int, f
         assert any("slug-" in line for line in lines) or not running + failed
 
 
+@pytest.mark.thorough
 def test_a_screen_shows_everything_where_there_is_room(tmp_path: Path) -> None:
     found = busy(tmp_path, 3, 2)
     lines = [line.rstrip() for line in drawn(found, 150, 40).splitlines()]
@@ -261,6 +262,7 @@ def test_a_screen_shows_everything_where_there_is_room(tmp_path: Path) -> None:
     assert lines[7].endswith("…")
 
 
+@pytest.mark.thorough
 def test_a_small_screen_says_how_many_it_leaves_out(tmp_path: Path) -> None:
     lines = [line.rstrip() for line in drawn(busy(tmp_path, 40, 30), 100, 12).splitlines()]
     assert len(lines) == 12
@@ -286,6 +288,7 @@ def watched(store: Store, *, terminal: bool = False, **options: Any) -> str:
     return str(console.file.getvalue())  # type: ignore[attr-defined]
 
 
+@pytest.mark.thorough
 def test_plain_text_again_and_again(sweep: Sweep) -> None:
     sweep.attempt(0, step=40, rate=30.0)
     blocks = watched(sweep.store, rounds=3).split("\n\n")

@@ -19,6 +19,7 @@ from atma_sweep.reports.tables import make_table
 from atma_sweep.results.store.records import Measurement
 from scipy import stats
 from statsmodels.stats.anova import anova_lm
+from tiers import every_nth
 
 NEEDLE_64K = Column("Ndl@64K", "needle", "digit_accuracy", 1, percent=True, length=65536)
 VAL = Column("Val", "val", "val_loss", 3)
@@ -42,7 +43,7 @@ def crossed_columns(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 class TestPublished:
-    @pytest.mark.parametrize("column", [VAL, NEEDLE_64K])
+    @pytest.mark.parametrize("column", every_nth([VAL, NEEDLE_64K], 2))
     def test_a_whole_design_against_statsmodels(self, published, column):
         data = gather(published, "printed-v2")
         table, _ = anova(data, column)
@@ -57,6 +58,7 @@ class TestPublished:
             known = expected.loc[name, ["F", "PR(>F)"]].tolist()
             assert rows.loc[name, ["F", "p"]].tolist() == pytest.approx(known, rel=1e-5, abs=1e-12, nan_ok=True)
 
+    @pytest.mark.thorough
     def test_a_design_with_holes_against_statsmodels(self, published):
         data = gather(published, "printed-v1")
         table, remarks = anova(data, VAL)
@@ -73,6 +75,7 @@ class TestPublished:
         assert found.index.tolist() == expected.index.tolist()[1:]
         assert found.tolist() == pytest.approx(expected.tolist()[1:], rel=1e-6, abs=1e-12)
 
+    @pytest.mark.thorough
     def test_sizes_of_effects_by_hand(self, published):
         data = gather(published, "printed-v2")
         rows = anova(data, NEEDLE_64K)[0].set_index("term")
@@ -95,6 +98,7 @@ class TestPublished:
         assert flat == 8
         assert f"{flat} of 24 groups that differ in reg_mode alone have no variance at all" in said
 
+    @pytest.mark.thorough
     def test_what_two_axes_at_a_time_leave_over(self, published):
         """Numbers worked out apart from this code: the residuals of the model without three-way terms, and two of those."""
         frame = ef.numbers_of(gather(published, "printed-v2"), NEEDLE_64K)
@@ -227,6 +231,7 @@ def sweep(empty, make, run):
 
 
 class TestOwn:
+    @pytest.mark.thorough
     def test_the_residual_is_split_where_there_are_seeds(self, sweep):
         draw = np.random.default_rng(2)
         rows = [

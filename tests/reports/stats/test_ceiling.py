@@ -83,6 +83,7 @@ def test_published_tables_name_the_published_one(name, published):
     assert "needle digits right, in % (the same digit everywhere: 17.5; a guess: 10)" in notes
 
 
+@pytest.mark.thorough
 def test_effects_say_how_many_cells_are_told_apart_by_luck(published, published_effects):
     """63 of the 120 cells at 64K have no digit right, 32 have some and at most 14 of 80."""
     found = below_note(gather(published, "printed-v2"))

@@ -142,6 +142,7 @@ def test_missing_cells_are_counted_and_bounded(holed: Store) -> None:
     assert shown["Val"]["Axis"] == "memory (declared)"
 
 
+@pytest.mark.thorough
 def test_the_table_of_contrasts(holed: Store) -> None:
     table = make_table("contrasts", holed)
     (row,) = [dict(zip(table.columns, row, strict=True)) for row in table.rows]

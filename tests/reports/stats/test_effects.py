@@ -85,6 +85,7 @@ class TestPublished:
             assert one.mean == pytest.approx(float(sum(differences) / len(differences)), abs=1e-12)
             assert (one.up, one.down) == (sum(d > 0 for d in differences), sum(d < 0 for d in differences))
 
+    @pytest.mark.thorough
     def test_strata_weigh_equally(self, published):
         """Version 1 lacks 20 cells of rope: its mean over the sweep is that of its mixers, not that of their mix."""
         memory = {
@@ -121,6 +122,7 @@ class TestPublished:
         assert nope.p < 1e-4
         assert nope.sure, "as printed before: Holm on the sign test over all axes and measures, 0.0945"
 
+    @pytest.mark.thorough
     def test_heterogeneity_is_brown_and_forsythe_s(self, paper):
         """statsmodels has the test; strata without any variance are among these."""
         shown = 0

@@ -54,6 +54,7 @@ def test_the_fewest_by_counting_up(ratio: float, df: int) -> None:
     assert found == next(n for n in range(2, 10_000) if factor(n, df) <= ratio)
 
 
+@pytest.mark.thorough
 def test_the_published_sweep(published: Store) -> None:
     found = {(one.measure.heading, *one.stratum): one for one in plans(gather(published, "printed-v2"))}
     polar = found["Ndl@64K", "polar", "on"]

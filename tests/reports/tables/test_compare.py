@@ -301,6 +301,7 @@ class TestHomogeneity:
         lines = self.audit(measure, make, SAME, other, SAME, other)
         assert lines == ["train.micro_batch differs: 2 (2 cells), 4 (2 cells)"]
 
+    @pytest.mark.thorough
     def test_a_recipe_that_follows_no_axis_is_named(self, measure, make):
         other = replace(SAME, config={"train": {"micro_batch": 4, "schedule": "linear"}, "model": {"memory": "none"}})
         assert self.audit(measure, make, SAME, SAME, SAME, other) == [

@@ -64,6 +64,7 @@ class TestFirst:
         words = [row[3] for row in published_effects.rows if row[:3] == ("Ndl@64K", "distractor", "on - off")]
         assert words == ["all"]
 
+    @pytest.mark.thorough
     def test_interactions_that_are_sure_come_first(self, published: Store, interacting: Table) -> None:
         assert len(interacting.rows) < 110
         data = gather(published, "printed-v2")

@@ -56,6 +56,7 @@ class TestCompiled:
         # the headings stand again on every page
         assert sum(line[:2] == ["Type", "Reg"] for line in lines) == text.count("\f") > 1
 
+    @pytest.mark.thorough
     def test_words_seeds_and_hostile_names(self, tmp_path, empty, make, run, store):
         cell, _ = make
         other = empty

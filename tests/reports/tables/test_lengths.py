@@ -61,6 +61,7 @@ def lengths(empty: Store, make: tuple[Callable[..., Any], Any], run: Callable[..
     return empty
 
 
+@pytest.mark.thorough
 def test_no_table_has_a_length_that_nobody_asked_for(lengths: Store) -> None:
     for name in TABLES:
         if name == "compare":

@@ -133,6 +133,7 @@ class TestShippedFiles:
                 compared += 1
         assert compared == 120 * 6 * 3
 
+    @pytest.mark.thorough
     def test_contradictions_are_those_that_are_known(self, published, tables):
         known = {
             (row["table"][:2], row["row"], row["printed"])
@@ -213,6 +214,7 @@ class TestLoading:
         assert make_table("6", store, "printed-v2").trace["sweep"] == "printed-v2"
         assert paper.with_published(store, "printed-v1") is not store
 
+    @pytest.mark.thorough
     def test_it_goes_on_after_a_loader_of_an_older_release_was_interrupted(self, tmp_path):
         """That went step by step: the sweep open, its first cell with an attempt that never ended."""
         store = open_store(tmp_path / "half.db", create=True)
