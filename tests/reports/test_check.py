@@ -53,7 +53,7 @@ class TestFigures:
         )
         assert [line for line in others if line.startswith(f"{path.name}: cell {4:012x}: the file's numbers come from")]
 
-    @pytest.mark.parametrize("name", every_nth(["needle", "effects", "length", "timeline"], 2))
+    @pytest.mark.parametrize("name", every_nth(["needle", "effects", "timeline"], 2))
     def test_what_the_figure_does_not_show_does_not_matter(self, store, run, make, drawn, name):
         path = drawn(name=name)
         run(store, f"{4:012x}", "done", [Measurement(probe="clean", metric="nats", length=777, value=1.0)])
