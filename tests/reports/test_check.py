@@ -60,6 +60,7 @@ class TestFigures:
         # a further attempt is a bar of its own in the timeline alone
         assert bool(check_file(path, store)) == (name == "timeline")
 
+    @pytest.mark.thorough
     def test_a_new_cell_is_told(self, store, run, drawn):
         path = drawn("needle")
         more = Measurement(probe="needle", metric="digit_accuracy", length=128, value=0.5, n=80)

@@ -66,6 +66,7 @@ def test_a_mean_of_the_complete_results_says_that_a_seed_lacks_the_number(three_
     assert "(n=k) where only k of them have the number" in render(table, "md")
 
 
+@pytest.mark.thorough
 def test_numbers_worked_out_of_such_means_say_it_too(three_seeds: Store) -> None:
     beside = make_table("open-weight", three_seeds, "s")
     row = dict(zip(beside.columns, beside.rows[-1], strict=True))

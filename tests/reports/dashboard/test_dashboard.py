@@ -159,6 +159,7 @@ def test_effects_are_those_of_the_pairs(published: Store, printed_page: Path) ->
         assert [data.cells[cell].cell_id for cell in shown["pairs"][row["pairs"]]] == [cell for cell, _ in one.origins]
 
 
+@pytest.mark.thorough
 def test_several_seeds_are_means_and_rows_of_their_own(empty: Store) -> None:
     synthetic_sweep(empty, 6, 1, seeds=3)
     core = Page(dashboard(empty)).core()
@@ -240,6 +241,7 @@ def test_a_sweep_without_a_number_has_a_page(empty: Store, make: tuple[Callable[
     assert [number[0] for number in core["tables"]["mean"]["rows"][0]["numbers"]] == ["new"] * 8
 
 
+@pytest.mark.thorough
 def test_the_command_writes_the_file_and_says_where(curved: Store, tmp_path: Path) -> None:
     path = tmp_path / "quick.html"
     database = str(tmp_path / "test.db")

@@ -157,6 +157,7 @@ def test_a_picture_without_a_warning_or_one_line_that_says_why(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.thorough
 def test_a_loss_that_diverged_flattens_no_other(poor: Store) -> None:
     made = make_figure("loss", poor, "seeds-missing")
     assert "1 diverged and stand in no mean." in made.notes

@@ -37,6 +37,7 @@ def needles(published: Store) -> Collected:
 
 
 class TestLengths:
+    @pytest.mark.thorough
     def test_every_needle_accuracy_is_that_of_the_logs(self, needles: Collected) -> None:
         expected = defaultdict(list)
         for row in paper.rows("lengths"):

@@ -101,6 +101,7 @@ class TestTimeline:
         crosses = [line for line in figure.axes[0].lines if line.get_marker() == "X"]
         assert [list(line.get_xdata()) for line in crosses] == [[8.0, 12.0]]
 
+    @pytest.mark.thorough
     def test_of_many_cells_those_that_failed_are_told(self, empty: Store, make: Any) -> None:
         follow(empty, make, 45, name="mixer_", states={7: "failed"})
         figure = figure_of(make_figure("timeline", empty, "times"))

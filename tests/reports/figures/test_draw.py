@@ -98,6 +98,7 @@ class TestLegends:
         ends = ["done (6)", "running (1)", "interrupted (1)", "failed (1)", "diverged (1)"]
         assert found == [*ends, "failed or diverged here"]
 
+    @pytest.mark.thorough
     def test_mixers_are_named_below_and_the_front_beside_its_points(self, every: Store) -> None:
         made = make_figure("pareto", every)
         figure = figure_of(made)
@@ -228,6 +229,7 @@ class TestCommand:
     def run(self, *words: str) -> Any:
         return CliRunner().invoke(app, ["report", *words])
 
+    @pytest.mark.thorough
     def test_without_out_it_lies_beside_and_is_told(self, every: Store, tmp_path: Path, monkeypatch: Any) -> None:
         monkeypatch.chdir(tmp_path)
         found = self.run("--figure", "1", "--db", "empty.db")

@@ -97,6 +97,7 @@ class TestSmall:
                 seen.add(expected)
         assert seen == {style.GREY, style.GOOD, style.BAD}
 
+    @pytest.mark.thorough
     def test_the_interaction_itself_the_largest_first(self, grid: Store) -> None:
         made = make_figure("interactions", grid)
         figure = figure_of(made)
@@ -119,6 +120,7 @@ def test_three_ticks_at_least_and_never_many(low: float, high: float) -> None:
     assert np.diff(ticks) == pytest.approx([ticks[1] - ticks[0]] * (len(ticks) - 1))
 
 
+@pytest.mark.thorough
 def test_numbers_that_would_meet_are_left_out_but_zero(grid: Store) -> None:
     made = make_figure("effects", grid)
     frame = made.frame[(made.frame["where"] == "") & (made.frame["measure"] == "Val")]

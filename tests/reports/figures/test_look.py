@@ -72,6 +72,7 @@ class TestWidth:
 
 
 class TestLetters:
+    @pytest.mark.thorough
     def test_words_are_text_in_svg(self, every: Store) -> None:
         svg = rendered(make_figure("pareto", every), look=wanted("nature")).decode()
         words = re.findall(r"<text [^>]*>([^<]+)</text>", svg)

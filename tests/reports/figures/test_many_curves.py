@@ -83,6 +83,7 @@ def plain(number: float) -> float | None:
     return None if math.isnan(number) else float(number)
 
 
+@pytest.mark.thorough
 def test_the_figure_of_a_large_sweep_is_thinned_and_says_so(many: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = make_figure("loss", many, "s")
     # of 90 steps nine have no training loss, of which none has a validation
@@ -110,6 +111,7 @@ def test_the_figure_of_a_large_sweep_is_thinned_and_says_so(many: Store, monkeyp
     assert set(thin.trace["cells"]) == set(whole.trace["cells"])
 
 
+@pytest.mark.thorough
 def test_smoothing_is_an_exponential_mean_of_what_came_before(many: Store) -> None:
     made = make_figure("loss", many, "s")
     one = made.frame[made.frame["cell"] == f"{3:012x}"].reset_index()
@@ -236,6 +238,7 @@ def test_a_page_is_made_of_one_reading(many: Store, monkeypatch: pytest.MonkeyPa
     assert read == ["s"]
 
 
+@pytest.mark.thorough
 def test_one_reading_is_of_one_moment_and_ends(many: Store) -> None:
     def measure(value: float) -> None:
         attempt = many.start_attempt(f"{0:012x}", kind="evaluate", owner=ME, fence=1)

@@ -97,6 +97,7 @@ class TestPower:
             assert {"PoLAR, with memory", "RoPE, no memory"} <= words
         assert "28 points\nwith 10 pairs" in words
 
+    @pytest.mark.thorough
     def test_a_number_that_never_moves_is_left_out(self, replicated: Store) -> None:
         made = make_figure("power", replicated)
         assert set(made.frame["measure"]) == {"Val", "Ndl@128"}
@@ -160,6 +161,7 @@ class TestItems:
         columns = frame.drop_duplicates("column").set_index("column")["trial"]
         assert list(columns[range(4)]) == list(right.sort_values(ascending=False).index) == [2, 3, 0, 1]
 
+    @pytest.mark.thorough
     def test_the_picture_is_the_frame(self, replicated: Store) -> None:
         made = make_figure("items", replicated)
         figure = figure_of(made)

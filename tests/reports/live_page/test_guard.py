@@ -26,6 +26,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield found
 
 
+@pytest.mark.thorough
 def test_the_page_and_its_data(site: Site) -> None:
     status, headers, body = site.ask(f"/{TOKEN}/")
     page = body.decode()

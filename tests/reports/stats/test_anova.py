@@ -87,6 +87,7 @@ class TestPublished:
             assert rows.loc[name, "omega_sq"] == pytest.approx((square - df * error) / (total + error))
             assert rows.loc[name, "partial_eta_sq"] == pytest.approx(square / (square + residual))
 
+    @pytest.mark.thorough
     def test_it_says_that_the_needle_is_not_what_an_f_test_is_made_for(self, published):
         data = gather(published, "printed-v2")
         (said,) = anova(data, NEEDLE_64K)[1]
@@ -131,6 +132,7 @@ class TestPublished:
 
 
 class TestModel:
+    @pytest.mark.thorough
     def test_permutations_against_all_of_them(self):
         """Freedman and Lane's recipe step by step: fit without the term, permute what is left, add it back, fit again."""
         draw = np.random.default_rng(1)
@@ -184,6 +186,7 @@ class TestModel:
             above = min(max(freedom(term), 1), 2 - place)
             assert found.p_robust[place, 0] == pytest.approx(stats.f.sf(f, above, min(freedom(residual), 24)))
 
+    @pytest.mark.thorough
     def test_robust_p_keep_their_level_where_spreads_differ(self, published, monkeypatch):
         """The design of the published sweep, two and three axes together, with spreads as unlike as those of its needle."""
         frame = ef.numbers_of(gather(published, "printed-v2"), VAL)
@@ -308,6 +311,7 @@ class TestNothing:
         row = anova(gather(store), VAL)[0].iloc[0]
         assert all(math.isnan(row[name]) for name in ("F", "p", "p_permuted", "p_robust", "omega_sq"))
 
+    @pytest.mark.thorough
     def test_all_diverged(self, sweep):
         store = sweep([({"memory": m}, seed, None) for m in ("off", "on") for seed in range(3)])
         assert "nothing to analyse" in self.printed(store)

@@ -31,6 +31,7 @@ def test_a_setting_outside_of_the_bounds_is_an_exit_code(capsys, monkeypatch):
     capsys.readouterr()
 
 
+@pytest.mark.thorough
 def test_where_it_went_wrong_before():
     """Five seeds as pairs, and shocks of a seed that all configurations share: coverage 65% and 27% false positives."""
     differ = cv.covered(named("5 seeds, effects differ by 2 sd"), 8, draws=300)

@@ -106,6 +106,7 @@ class TestPublished:
         assert 100 * memory["v1"].mean == pytest.approx(float(sum(means) / 3), abs=0.02), "printed to 0.1"
         assert f"{100 * memory['v1'].mean:.1f}" == f"{100 * memory['v2'].mean:.1f}" == "17.4"
 
+    @pytest.mark.thorough
     def test_families(self, paper):
         found = ef.effects(paper, [VAL, NEEDLE_64K])
         assert {one.family for one in found if one.axis == "memory"} == {
@@ -144,6 +145,7 @@ class TestPublished:
         (memory,) = [one for one in ef.effects(paper, [NEEDLE_64K]) if (one.axis, one.where) == ("memory", "")]
         assert memory.mixed, "polar +47.8, nope +4.6, rope 0.0"
 
+    @pytest.mark.thorough
     def test_measures_are_all_lengths_and_their_weighted_average(self, paper, published):
         headings = [one.heading for one in ef.measures(paper)]
         assert [one for one in headings if one.startswith("Ndl")] == [
@@ -181,6 +183,7 @@ class TestPublished:
         with pytest.raises(ReportError, match="nothing can be said of seeds"):
             ef.seed_robustness(paper, VAL)
 
+    @pytest.mark.thorough
     def test_the_pareto_front_holds_the_fastest_and_the_best(self, published):
         table = make_table("pareto", published, "printed-v2")
         assert table.columns[5:9] == ("Front", "MFU", "Val", "Ndl@64K")

@@ -51,6 +51,7 @@ class TestBest:
         assert luck(runs) == pytest.approx(expected, abs=1e-4)
         assert runs != 5 or f"{luck(5):.2f}" == "1.16"
 
+    @pytest.mark.thorough
     def test_normals_of_their_own_spread(self):
         values, sds = [1.0, 1.5, 2.0, 2.2], [1.0, 0.5, 0.7, 0.2]
         found = best([Rival(v, s) for v, s in zip(values, sds, strict=True)], 1)
@@ -125,6 +126,7 @@ class TestSweep:
         assert top == ("polar", "baseline", "off", "on", "off")
         assert 0.2 < found[top] < 0.5
 
+    @pytest.mark.thorough
     def test_the_front(self, paper):
         speed, (loss, needle) = speed_of(paper, "x"), qualities(paper)
         for quality in (loss, needle):
@@ -149,6 +151,7 @@ def filled_data(empty, make, run):
 
 
 class TestTables:
+    @pytest.mark.thorough
     def test_complete_results_name_the_best_with_its_probability(self, complete, paper):
         table = complete
         found = best_probabilities(paper, column(paper, *NDL))

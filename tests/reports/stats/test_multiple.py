@@ -83,6 +83,7 @@ def test_copies_of_a_test_cost_nothing():
     assert rs.corrected([d] * 10, rs.summaries([d] * 10)) == pytest.approx([alone.p] * 10)
 
 
+@pytest.mark.thorough
 def test_holm_where_not_all_flip():
     draw = np.random.default_rng(9)
     samples = [draw.normal(1, 1, 8), draw.normal(1, 1, 5), draw.normal(1, 1, (5, 3)), np.array([1.0])]

@@ -244,6 +244,7 @@ class TestRefusal:
         table = make_table("compare", store, "narrow", reference="wide")
         assert table.above[0] == "Not judged, since the sweeps are not of one kind: model.d_model 64 instead of 128."
 
+    @pytest.mark.thorough
     def test_what_changes_one_probe_spoils_that_alone(self, measure, make):
         cell, _ = make
         needle = Measurement(probe="needle", metric="digit_accuracy", length=65536, value=0.9, n=40)

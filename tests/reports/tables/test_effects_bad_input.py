@@ -96,6 +96,7 @@ def test_a_constant_metric(tables: Any) -> None:
     assert {row[-1] for row in found["contrasts"].rows} == {"not shown"}, "four pairs without variance have no test"
 
 
+@pytest.mark.thorough
 def test_seeds_missing_here_and_there(tables: Any) -> None:
     """Every third run is not there, and one configuration has none at all."""
     found = tables(

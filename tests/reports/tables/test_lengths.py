@@ -147,6 +147,7 @@ def test_an_evaluation_beyond_the_grid_changes_no_byte_of_any_table(
     assert "Clean@512" in make_table("6", lengths, "s", lengths=[MEASURED]).columns
 
 
+@pytest.mark.thorough
 def test_what_was_written_on_request_is_checked_with_it(lengths: Store, tmp_path: Path) -> None:
     for name, written in (
         ("t.md", render(make_table("1", lengths, "s", lengths="all"), "md").encode()),
@@ -165,6 +166,7 @@ def test_a_probe_that_the_grid_does_not_ask_for_shows_what_was_measured(
     assert set(make_figure("state-norm", lengths, "s").frame["length"]) == {64}
 
 
+@pytest.mark.thorough
 def test_what_cannot_be_shown_is_said(lengths: Store) -> None:
     with pytest.raises(
         ReportError, match=r"--length 4096: no cell of sweep s is measured there; .*: 128, 256, 512, 999999999"

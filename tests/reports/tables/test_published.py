@@ -87,6 +87,7 @@ class TestSmallTables:
         ]
         assert rows_of(published, "open-weight", "printed-v2") == expected
 
+    @pytest.mark.thorough
     def test_our_rows_of_the_open_weight_table_follow_from_the_logs(self, published):
         """Sum of L x value over sum of L, nats over ln 2, worked out for the six mixers and memories."""
         from atma_sweep.reports.tables import open_weight
@@ -186,6 +187,7 @@ class TestLoading:
         assert {value.n for value in values} == {80}
         assert all((value.value * 80).is_integer() for value in values)
 
+    @pytest.mark.thorough
     def test_own_sweeps_stay_the_default_and_keep_their_cells(self, tmp_path, make):
         cell, _ = make
         store = open_store(tmp_path / "mine.db", create=True)

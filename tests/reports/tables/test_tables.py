@@ -362,6 +362,7 @@ def test_tidy_frame_has_a_row_for_every_number(store):
     assert set(words["Mode"]) == {"baseline", "weak"}
 
 
+@pytest.mark.thorough
 def test_every_table_of_an_unfinished_sweep_can_be_made(store):
     for name in TABLES:
         if name not in ("compare", "open-weight", "budgets"):
