@@ -1,4 +1,4 @@
-"""Fails when a wheel lacks a module, YAML file, schema, template or migration of the checkout, or holds anything else."""
+"""Fails when a wheel lacks a module, script, YAML file, schema, template or migration of the checkout, or holds anything else."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ wanted = {
     for name in tracked
     if not name.startswith(outside)
     and (
-        name.endswith((".py", ".typed"))
+        name.endswith((".py", ".typed", ".js"))
         or name.startswith(("grids/", "results/paper/", "reports/dashboard/templates/"))
     )
 }

@@ -7,7 +7,8 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -33,6 +34,7 @@ NEVER = {
 }
 
 
+@cache
 def sources() -> list[Path]:
     files = [ROOT / "cli.py"]
     for room in ROOMS[1:]:
@@ -40,18 +42,31 @@ def sources() -> list[Path]:
     return files
 
 
-def imports(file: Path) -> Iterator[tuple[int, tuple[str, ...]]]:
+@cache
+def tree(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
+
+
+@cache
+def nodes(file: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(tree(file)))
+
+
+@cache
+def imports(file: Path) -> tuple[tuple[int, tuple[str, ...]], ...]:
     """(line, absolute dotted name as parts) of every import; the package's own names start with atma_sweep."""
+    found: list[tuple[int, tuple[str, ...]]] = []
     package = ("atma_sweep", *file.relative_to(ROOT).parent.parts)
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in nodes(file):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield node.lineno, tuple(alias.name.split("."))
+                found.append((node.lineno, tuple(alias.name.split("."))))
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else ()
             module = tuple(node.module.split(".")) if node.module else ()
             for alias in node.names:
-                yield node.lineno, (*base, *module, alias.name)
+                found.append((node.lineno, (*base, *module, alias.name)))
+    return tuple(found)
 
 
 def room_of(file: Path) -> str:
@@ -102,6 +117,7 @@ def found_in(parts: tuple[str, ...]) -> Path:
     return ROOT / "__init__.py"
 
 
+@cache
 def arrows() -> dict[str, set[str]]:
     """File -> the files that it imports, be it lazily, for its types alone or by the name in a list."""
     found: dict[str, set[str]] = {}
@@ -136,7 +152,7 @@ def circle(graph: Mapping[str, set[str]]) -> list[str]:
 
 def listed(file: Path) -> set[Path]:
     """The files that a list of tables or figures names, which are imported when one is made."""
-    calls = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
+    calls = [node for node in nodes(file) if isinstance(node, ast.Call)]
     made = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "Listed"]
     places = [call.args[0].value for call in made if isinstance(call.args[0], ast.Constant)]
     return {file.with_name(f"{str(place).partition(':')[0]}.py") for place in places}
@@ -181,9 +197,8 @@ def test_no_file_reaches_for_what_is_private_to_another() -> None:
     for file in sources():
         if file.parent == ROOT / "kernels" / "attention" / "gluon":
             continue
-        tree = ast.parse(file.read_text())
         modules = set()
-        for node in ast.walk(tree):
+        for node in nodes(file):
             for alias in node.names if isinstance(node, ast.ImportFrom) and node.level else ():
                 seen += 1
                 modules.add(alias.asname or alias.name)
@@ -191,7 +206,7 @@ def test_no_file_reaches_for_what_is_private_to_another() -> None:
                     found.append(f"{file.relative_to(ROOT)}:{node.lineno} {alias.name}")
         found += [
             f"{file.relative_to(ROOT)}:{node.lineno} {node.value.id}.{node.attr}"
-            for node in ast.walk(tree)
+            for node in nodes(file)
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules
             if node.attr.startswith("_") and not node.attr.startswith("__")
         ]
@@ -201,12 +216,7 @@ def test_no_file_reaches_for_what_is_private_to_another() -> None:
 
 def test_whatever_ends_a_command_with_a_code_is_expected() -> None:
     """The command line knows an error that a user can mend by its class; whoever only has an exit code is a bug to it."""
-    classes = {
-        node.name: node
-        for file in sources()
-        for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.ClassDef)
-    }
+    classes = {node.name: node for file in sources() for node in nodes(file) if isinstance(node, ast.ClassDef)}
 
     def expected(name: str) -> bool:
         bases = [base.id for base in classes[name].bases if isinstance(base, ast.Name)] if name in classes else []
@@ -254,7 +264,7 @@ def test_what_people_ask_for_is_written_by_one_writer() -> None:
     for file in sources():
         name = str(file.relative_to(ROOT))
         if room_of(file) in ("cli", "reports", "results") or name.endswith("_commands.py"):
-            found |= {name for node in ast.walk(ast.parse(file.read_text())) if _writes(node)}
+            found |= {name for node in nodes(file) if _writes(node)}
     assert found - WRITERS == set()
     assert "results/files.py" in found
 
@@ -278,11 +288,10 @@ SUFFIX = re.compile(r"_?[a-z][A-Za-z0-9_]*_([A-Z]{1,6})")
 @pytest.mark.parametrize("room", ["model", "kernels"])
 def test_a_letter_of_a_shape_has_one_meaning(room: str) -> None:
     """The one that kernels/shapes.py gives; a file that explains letters of its suffixes gives them no other."""
-    legend = dict(re.findall(r"^([A-Z]) (.+)$", ast.get_docstring(ast.parse(SHAPES.read_text())) or "", re.MULTILINE))
+    legend = dict(re.findall(r"^([A-Z]) (.+)$", ast.get_docstring(tree(SHAPES)) or "", re.MULTILINE))
     wrong = []
     for file in sorted((ROOT / room).rglob("*.py")):
-        tree = ast.parse(file.read_text())
-        names = {getattr(node, "id", None) or getattr(node, "arg", None) or "" for node in ast.walk(tree)}
+        names = {getattr(node, "id", None) or getattr(node, "arg", None) or "" for node in nodes(file)}
         used = {letter for name in names if (found := SUFFIX.fullmatch(name)) for letter in found[1]}
         wrong += [
             f"{file.relative_to(ROOT)}: {letter} is not in {SHAPES.name}" for letter in sorted(used - legend.keys())
@@ -290,7 +299,7 @@ def test_a_letter_of_a_shape_has_one_meaning(room: str) -> None:
         said = dict(
             re.findall(
                 r"\b([A-Z]) (?:model |head |KV |query )?(width|size|heads|taps|vocabulary)\b",
-                ast.get_docstring(tree) or "",
+                ast.get_docstring(tree(file)) or "",
             )
         )
         wrong += [
@@ -300,7 +309,7 @@ def test_a_letter_of_a_shape_has_one_meaning(room: str) -> None:
 
 
 def test_inside_the_package_imports_are_relative() -> None:
-    assert [f for f in sources() for node in ast.walk(ast.parse(f.read_text())) if _absolute(node)] == []
+    assert [f for f in sources() for node in nodes(f) if _absolute(node)] == []
 
 
 def _absolute(node: ast.AST) -> bool:

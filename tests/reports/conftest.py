@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import AXES, CellRecord, CurvePoint, Example, Measurement, Owner
 from atma_sweep.results.store.store import Store, open_store
 
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ME = Owner(name="ada", host="here", pid=1, started=0.0)
 
 
@@ -48,6 +49,17 @@ def record(store: Store, cell_id: str, state: str, measurements: list[Measuremen
     Recorder(store, attempt.id, 1).measurements(measurements)
     if state != "running":
         store.finish_attempt(attempt.id, 1, state)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs Chromium (and playwright)")
+    if CHROMIUM is None:
+        pytest.skip("needs Chromium")
+    with playwright.sync_playwright() as running:
+        opened = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,6 @@ import pytest
 from atma_sweep.reports.dashboard.page import write_dashboard
 from atma_sweep.results.paper import open_published
 from once import once
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 @pytest.fixture(scope="session")
@@ -23,17 +20,6 @@ def printed_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_dashboard(open_published(), folder / "page.html", "printed-v2")
 
     return once(tmp_path_factory, "printed-page", make) / "page.html"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs Chromium (and playwright)")
-    if CHROMIUM is None:
-        pytest.skip("needs Chromium")
-    with playwright.sync_playwright() as running:
-        opened = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 @pytest.fixture

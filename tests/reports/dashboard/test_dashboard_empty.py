@@ -101,7 +101,7 @@ def test_a_part_that_is_empty_says_why(
     for name in ("Cells", "Curves", "Effects", "Compare", "Failures", "Provenance", "Metrics", "Answer"):
         page.get_by_role("tab", name=name).click()
         panel = page.locator("[role=tabpanel]:visible")
-        page.wait_for_timeout(150)
+        page.wait_for_timeout(50)
         assert panel.inner_text().strip(), name
     page.get_by_role("tab", name="Cells").click()
     page.locator("#panel-cells tbody th button").first.click()
@@ -110,5 +110,5 @@ def test_a_part_that_is_empty_says_why(
     page.locator("#panel-cells tbody input").first.check()
     page.get_by_role("tab", name=re.compile(r"^Curves \(")).click()
     page.wait_for_selector("#chart-training[data-traces], #curves-hint")
-    page.wait_for_timeout(1500)
+    page.wait_for_timeout(300)
     assert page.locator("#trouble").is_hidden()

@@ -15,21 +15,8 @@ from patience import until
 from serving import Site, serving
 from synthetic import OWNER, synthetic_sweep
 
-playwright = pytest.importorskip("playwright.sync_api", reason="needs Chromium (and playwright)")
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 LATE = "f00000000001"
 COUNT = 24
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if CHROMIUM is None:
-        pytest.skip("needs Chromium")
-    with playwright.sync_playwright() as running:
-        opened = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ from here import here
 from once import once
 from patience import PATIENCE_S, until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 README = (Path(__file__).resolve().parents[3] / "README.md").read_text()
 PLUGIN = re.findall(r"^```python\n(# my_mixer.py\n.*?)^```$", README, re.MULTILINE | re.DOTALL)[0]
 GUIDE = (Path(__file__).resolve().parents[3] / "docs" / "guide.md").read_text()
@@ -153,7 +153,6 @@ def _sweep(store: Store, name: str, *slugs: str) -> None:
     store.record_revision(name, grid_text="", grid_file="", cells=cells)
 
 
-@pytest.mark.thorough
 def test_evaluating_again_gives_the_same_numbers_in_a_new_attempt(desk: Desk) -> None:
     """Of cells in two sweeps, each evaluated under the newest that has it."""
     _sweep(desk.store(), "second", POLAR)
@@ -183,7 +182,6 @@ def test_evaluating_again_gives_the_same_numbers_in_a_new_attempt(desk: Desk) ->
     assert counts["micro"] == {"done": 3, "new": 1}
 
 
-@pytest.mark.thorough
 def test_probes_and_lengths_beyond_the_config_as_json(desk: Desk) -> None:
     out = desk.evaluate(FADE, "--probe", "clean", "--probe", "val", "--length", "48", "--length", "80", "--json")
     rows = [row for row in json.loads(out) if row["metric"] != "peak_memory"]
@@ -254,7 +252,6 @@ def test_the_command_line_says_a_mistake_in_one_line_and_makes_no_attempt(desk: 
     assert desk.sql("SELECT count(*) FROM attempt WHERE kind = 'evaluate'") == [(0,)]
 
 
-@pytest.mark.thorough
 def test_a_length_that_nothing_can_have_is_refused_before_anything_is_written(desk: Desk) -> None:
     before = desk.db.read_bytes()
     err = desk.evaluate(POLAR, "--length", "999999999", code=2)
@@ -329,7 +326,6 @@ def test_the_newest_sweep_that_has_a_cell_is_the_one_claimed(desk: Desk) -> None
 CHILD = "SELECT pid FROM attempt JOIN sweep s WHERE attempt.state = 'running' AND pid != s.owner_pid"
 
 
-@pytest.mark.thorough
 def test_a_killed_evaluation_is_tried_again(desk: Desk) -> None:
     started = desk.start("evaluate", POLAR, "--executor", "local", "--json")
     psutil.Process(desk.wait(CHILD)[0]).send_signal(signal.SIGKILL)
@@ -345,7 +341,6 @@ def test_a_killed_evaluation_is_tried_again(desk: Desk) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.thorough
 def test_interrupt_leaves_the_training_and_its_numbers_as_they_were(desk: Desk) -> None:
     before = desk.state()
     started = desk.start("evaluate", POLAR, "--executor", "local")
@@ -359,7 +354,6 @@ def test_interrupt_leaves_the_training_and_its_numbers_as_they_were(desk: Desk) 
     assert json.loads(desk.run("status", "--json"))[0]["counts"] == {"done": 3, "new": 1}
 
 
-@pytest.mark.thorough
 def test_a_failed_evaluation_ends_with_1_and_shows_no_older_number(desk: Desk) -> None:
     store = desk.store()
     older = store.start_attempt(desk.cell(POLAR), kind="evaluate", owner=processes.this_process("test"), fence=0)

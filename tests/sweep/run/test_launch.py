@@ -211,7 +211,8 @@ def test_interrupt_saves_marks_and_the_next_launch_continues(bench: Bench, long_
     assert bench.curves() == long_curves
 
 
-@pytest.mark.parametrize("executor", [pytest.param("ray", marks=pytest.mark.thorough), "local"])
+@pytest.mark.thorough
+@pytest.mark.parametrize("executor", ["ray", "local"])
 def test_sigterm_to_every_process_at_once_saves_the_cell(bench: Bench, executor: str) -> None:
     """As batch systems and service managers end a job; the launch and its wrappers pass the signal on besides."""
     bench.grid(tokens=VERY_LONG)
