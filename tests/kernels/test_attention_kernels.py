@@ -412,9 +412,9 @@ def test_the_published_gradient_of_the_floor_in_bf16(backend: str, window: int |
         print(f"{backend} {window} {name}: {distance(a, b):.2e}")
         # a head's scalars are sums of what cancels
         assert distance(a, b) <= (2e-2 if a.ndim > 1 else 0.15), name
-    # a hundred times further from the exact gradient of the null than from the published one
-    assert distance(ours[4], exact[4]) > 100 * distance(ours[4], right[4])
-    assert distance(ours[4], exact[4]) > 0.3
+    # far from the exact gradient, where rounding is not in the way: queries and keys, of which no sum is taken
+    for index in (1, 2):
+        assert distance(ours[index], exact[index]) > max(0.3, 20 * distance(ours[index], right[index]))
 
 
 @pytest.mark.gpu
