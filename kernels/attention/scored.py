@@ -1,0 +1,114 @@
+"""Causal attention whose logits are any function of the pair: the plain torch path of the mixers that bend their scores.
+
+B batch, T length, H query heads, J KV heads, G = H / J, X head size, M queries of a block, S the keys in its reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from ..norms import statistics_dtype
+from ..shapes import QUERY_BLOCK, check_qkv, check_window, visible_mask
+
+
+class Span(NamedTuple):
+    """A block of queries and the keys in its reach."""
+
+    start: int
+    stop: int
+    """Queries start <= i < stop."""
+    first: int
+    """Keys first <= j < stop."""
+    seen_MS: Tensor
+    """bool: causal, and within the window."""
+
+    @property
+    def queries(self) -> slice:
+        return slice(self.start, self.stop)
+
+    @property
+    def keys(self) -> slice:
+        return slice(self.first, self.stop)
+
+    @property
+    def distance_MS(self) -> Tensor:
+        """i - j, int64; below 0 for keys that are not seen."""
+        device = self.seen_MS.device
+        i_M = torch.arange(self.start, self.stop, device=device)
+        return i_M[:, None] - torch.arange(self.first, self.stop, device=device)
+
+
+Logits = Callable[[Span], Tensor]
+"""Span -> [B, H, M, S] of the statistics' type; -inf hides a key beyond those that the span hides."""
+
+
+def scored_attention(
+    v_BTJX: Tensor, heads: int, logits: Logits, *, window: int | None = None, query_block: int | None = None
+) -> Tensor:
+    """softmax over the keys i - window < j <= i of `logits`, times v: [B, T, H, X] of v's type.
+
+    A row without any key gives 0. Blocks of `query_block` queries (None: 1024) are computed again in the backward, so
+    no T x T matrix is kept; softmax and sums are float32 (float64 for float64).
+    """
+    check_window(window)
+    t, block = v_BTJX.shape[1], query_block or QUERY_BLOCK
+    dtype = statistics_dtype(v_BTJX.dtype)
+    v_BJTX = v_BTJX.to(dtype).transpose(1, 2)
+
+    def rows(span: Span) -> Tensor:
+        return _weighted(logits(span).masked_fill(~span.seen_MS, -torch.inf), v_BJTX[:, :, span.keys], heads)
+
+    spans = [span_of(start, min(start + block, t), window, v_BTJX.device) for start in range(0, t, block)]
+    if len(spans) == 1 or not torch.is_grad_enabled():
+        found = [rows(span) for span in spans]
+    else:
+        found = [checkpoint(rows, span, use_reentrant=False) for span in spans]
+    return torch.cat(found, 2).transpose(1, 2).to(v_BTJX.dtype)
+
+
+def span_of(start: int, stop: int, window: int | None, device: torch.device) -> Span:
+    """The queries start <= i < stop and what they see."""
+    first = 0 if window is None else max(0, start - window + 1)
+    return Span(start, stop, first, visible_mask(start, stop, first, window, device))
+
+
+def dot_scores(q_BTHX: Tensor, k_BTJX: Tensor, span: Span, scale: float | None = None) -> Tensor:
+    """scale q kᵀ [B, H, M, S] in the statistics' type; `scale` None is 1/sqrt(X)."""
+    dtype = statistics_dtype(q_BTHX.dtype)
+    scale = q_BTHX.shape[-1] ** -0.5 if scale is None else scale
+    q = q_BTHX[:, span.queries].to(dtype).unflatten(2, (k_BTJX.shape[2], -1))
+    k = k_BTJX[:, span.keys].to(dtype)
+    return torch.einsum("bmjgx,bsjx->bjgms", q, k).flatten(1, 2) * scale
+
+
+def scored_reference(
+    q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, pair: Callable[[int, int], Tensor], *, window: int | None = None
+) -> Tensor:
+    """The same one query and one key at a time: `pair(i, j)` is their logit [B, H], -inf for a key that is not seen."""
+    _, t, h, j, _ = check_qkv(q_BTHX, k_BTJX, v_BTJX)
+    v_BTHX = v_BTJX.repeat_interleave(h // j, 2)
+    rows = []
+    for i in range(t):
+        first = 0 if window is None else max(0, i + 1 - window)
+        logit_SBH = torch.stack([pair(i, s) for s in range(first, i + 1)])
+        weight_SBH = torch.exp(logit_SBH - logit_SBH.amax(0).clamp(min=-1e300))
+        total_BH = weight_SBH.sum(0)
+        y_BHX = torch.einsum("sbh,bshx->bhx", weight_SBH, v_BTHX[:, first : i + 1])
+        rows.append(y_BHX / torch.where(total_BH > 0, total_BH, 1.0)[..., None])
+    return torch.stack(rows, 1)
+
+
+def _weighted(logits_BHMS: Tensor, v_BJSX: Tensor, heads: int) -> Tensor:
+    """[B, H, M, X]; rows of -inf alone give 0, and no gradient."""
+    top_BHM1 = logits_BHMS.detach().amax(-1, keepdim=True)
+    top_BHM1 = torch.where(top_BHM1.isinf(), 0.0, top_BHM1)
+    weight_BHMS = torch.exp(logits_BHMS - top_BHM1)
+    total_BHM1 = weight_BHMS.sum(-1, keepdim=True)
+    share = weight_BHMS / torch.where(total_BHM1 > 0, total_BHM1, 1.0)
+    groups = share.unflatten(1, (v_BJSX.shape[1], -1))
+    return torch.einsum("bjgms,bjsx->bjgmx", groups, v_BJSX).flatten(1, 2)
