@@ -112,6 +112,8 @@ MIXERS: Registry[type[Mixer]] = Registry("mixer", _HERE, {
     "polar": ("mixers.polar:Polar", "mixers.polar_outline:PolarOutline"),
     "nope": ("mixers.softmax:NoPE", "mixers.softmax_outline:NoPEOutline"),
     "rope": ("mixers.softmax:RoPE", "mixers.softmax_outline:RoPEOutline"),
+    "tra": ("mixers.tra:TRA", "mixers.tra_outline:TRAOutline"),
+    "fox": ("mixers.fox:FoX", "mixers.fox_outline:FoXOutline"),
 })  # fmt: skip
 MEMORIES: Registry[type[Memory]] = Registry("memory", _HERE, {
     "gated_delta": ("memory.gated_delta:GatedDelta", "memory.gated_delta_outline:GatedDeltaOutline"),

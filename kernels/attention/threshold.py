@@ -118,16 +118,14 @@ def _rows_without(
     q_BTHX: Tensor, k_BTJX: Tensor, scale: float | None, window: int | None, block: int | None
 ) -> Tensor:
     """bool [B, T, H, 1]: rows in which no key survives."""
-    one = torch.ones_like(k_BTJX[..., :1]).detach()
+
+    def kept(span: Span) -> Tensor:
+        scores, keep = survivors(q_BTHX, k_BTJX, span, scale)
+        return torch.where(keep, torch.zeros_like(scores), -torch.inf)
+
     with torch.no_grad():
-        total = scored_attention(
-            one,
-            q_BTHX.shape[2],
-            lambda span: torch.where(survivors(q_BTHX, k_BTJX, span, scale)[1], 0.0, -torch.inf),
-            window=window,
-            query_block=block,
-        )
-    return total == 0
+        ones = torch.ones_like(k_BTJX[..., :1])
+        return scored_attention(ones, q_BTHX.shape[2], kept, window=window, query_block=block) == 0
 
 
 def _mean_seen(v_BTJX: Tensor, window: int | None) -> Tensor:

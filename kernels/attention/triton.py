@@ -48,6 +48,14 @@ def _visible(p_M, n_S, TK, window, WINDOWED: tl.constexpr):
 
 
 @triton.jit
+def _forgotten(hi_ptr, lo_ptr, row, n, from_hi, from_lo, T):
+    """F at the anchor less F at n, where F = hi + lo: the two parts apart, so that nothing is lost where F is large."""
+    hi = tl.load(hi_ptr + row + n, mask=n < T, other=0.0)
+    lo = tl.load(lo_ptr + row + n, mask=n < T, other=0.0)
+    return (from_hi - hi) + (from_lo - lo)
+
+
+@triton.jit
 def _log1p(x):
     return tl.where(x < 1e-3, x * (1.0 - x * (0.5 - x * 0.33333334)), tl.log(1.0 + x))
 
@@ -62,13 +70,15 @@ def _tanh(x):
 
 @triton.jit
 def _forward_keys(
-    acc, top, total, square, q, p_M, k_desc, v_desc, b, j, start, stop, TK, window,
+    acc, top, total, square, q, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, start, stop, TK, window,
     BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
-    POLAR: tl.constexpr,
+    POLAR: tl.constexpr, FORGETS: tl.constexpr,
 ):  # fmt: skip
     for n in tl.range(start, stop, BN):
         k = k_desc.load([b, n, j * X]).reshape(BN, X)
         s = tl.dot(q, k.T, input_precision=PRECISION)
+        if FORGETS:
+            s += _forgotten(hi_ptr, lo_ptr, row, n + tl.arange(0, BN), from_hi, from_lo, TK)[None, :]
         if MASKED:
             s = tl.where(_visible(p_M, n + tl.arange(0, BN), TK, window, WINDOWED), s, _HIDDEN)
         higher = tl.maximum(top, tl.max(s, 1))
@@ -86,9 +96,9 @@ def _forward_keys(
 @triton.jit
 def _forward(
     q_desc, k_desc, v_desc, c_desc, null_ptr, v_null_ptr, beta_ptr, floor_ptr, mag_ptr, lse_ptr, n_eff_ptr, inverse_ptr,
-    TQ, TK, offset, window,
+    hi_ptr, lo_ptr, TQ, TK, offset, window,
     H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    WINDOWED: tl.constexpr, PRECISION: tl.constexpr, POLAR: tl.constexpr,
+    WINDOWED: tl.constexpr, PRECISION: tl.constexpr, POLAR: tl.constexpr, FORGETS: tl.constexpr,
 ):  # fmt: skip
     # the longest rows first
     m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
@@ -110,20 +120,28 @@ def _forward(
         whole_from = tl.maximum(first, tl.cdiv(tl.maximum(0, offset + m0 + BM - window), BN) * BN)
         whole_from = tl.minimum(whole_from, tl.cdiv(end, BN) * BN)
     whole_to = tl.maximum(whole_from, tl.minimum(offset + m0 + 1, TK) // BN * BN)
+    row = (b * H + h) * TK
+    from_hi = 0.0
+    from_lo = 0.0
+    if FORGETS:  # F counts from the tile's first query
+        from_hi = tl.load(hi_ptr + row + m0)
+        from_lo = tl.load(lo_ptr + row + m0)
     if WINDOWED:
         acc, top, total, square = _forward_keys(
-            acc, top, total, square, q, p_M, k_desc, v_desc, b, j, first, whole_from, TK, window,
-            BN, X, True, WINDOWED, PRECISION, POLAR)  # fmt: skip
+            acc, top, total, square, q, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, first, whole_from, TK, window,
+            BN, X, True, WINDOWED, PRECISION, POLAR, FORGETS)  # fmt: skip
     acc, top, total, square = _forward_keys(
-        acc, top, total, square, q, p_M, k_desc, v_desc, b, j, whole_from, whole_to, TK, window,
-        BN, X, False, WINDOWED, PRECISION, POLAR)  # fmt: skip
+        acc, top, total, square, q, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, whole_from, whole_to, TK, window,
+        BN, X, False, WINDOWED, PRECISION, POLAR, FORGETS)  # fmt: skip
     acc, top, total, square = _forward_keys(
-        acc, top, total, square, q, p_M, k_desc, v_desc, b, j, whole_to, end, TK, window,
-        BN, X, True, WINDOWED, PRECISION, POLAR)  # fmt: skip
+        acc, top, total, square, q, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, whole_to, end, TK, window,
+        BN, X, True, WINDOWED, PRECISION, POLAR, FORGETS)  # fmt: skip
 
     inside = i_M < TQ
     at = (b * H + h) * TQ + i_M
     lse = top + tl.log2(total)
+    if FORGETS:  # from here on of the row itself
+        lse -= _forgotten(hi_ptr, lo_ptr, row, i_M, from_hi, from_lo, TK)
     tl.store(lse_ptr + at, lse, mask=inside)
     if POLAR:
         null = tl.load(null_ptr + i_M * H + h, mask=inside, other=0.0)
@@ -202,14 +220,18 @@ def _rows(
 
 @triton.jit
 def _dq_keys(
-    dq, q, g, lse, add, twice, p_M, k_desc, v_desc, b, j, start, stop, TK, window,
+    dq, q, g, lse, add, twice, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, start, stop, TK, window,
     BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
+    FORGETS: tl.constexpr,
 ):  # fmt: skip
     for n in tl.range(start, stop, BN):
         k = k_desc.load([b, n, j * X]).reshape(BN, X)
         v = v_desc.load([b, n, j * X]).reshape(BN, X)
         # the accumulator starts at -lse: one subtraction an element less
-        p = tl.exp2(tl.dot(q, k.T, tl.broadcast_to(-lse[:, None], [q.shape[0], BN]), input_precision=PRECISION))
+        s = tl.dot(q, k.T, tl.broadcast_to(-lse[:, None], [q.shape[0], BN]), input_precision=PRECISION)
+        if FORGETS:
+            s += _forgotten(hi_ptr, lo_ptr, row, n + tl.arange(0, BN), from_hi, from_lo, TK)[None, :]
+        p = tl.exp2(s)
         if MASKED:
             p = tl.where(_visible(p_M, n + tl.arange(0, BN), TK, window, WINDOWED), p, 0.0)
         dp = tl.dot(g, v.T, tl.broadcast_to(add[:, None], [q.shape[0], BN]), input_precision=PRECISION)
@@ -220,9 +242,9 @@ def _dq_keys(
 
 @triton.jit
 def _dq(
-    q_desc, k_desc, v_desc, g_desc, dq_desc, lse_ptr, add_ptr, twice_ptr, TQ, TK, offset, window,
+    q_desc, k_desc, v_desc, g_desc, dq_desc, lse_ptr, add_ptr, twice_ptr, hi_ptr, lo_ptr, TQ, TK, offset, window,
     H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
+    WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FORGETS: tl.constexpr,
 ):  # fmt: skip
     m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     b = tl.program_id(1) // H
@@ -245,22 +267,29 @@ def _dq(
         whole_from = tl.maximum(first, tl.cdiv(tl.maximum(0, offset + m0 + BM - window), BN) * BN)
         whole_from = tl.minimum(whole_from, tl.cdiv(end, BN) * BN)
     whole_to = tl.maximum(whole_from, tl.minimum(offset + m0 + 1, TK) // BN * BN)
+    row = (b * H + h) * TK
+    from_hi = 0.0
+    from_lo = 0.0
+    if FORGETS:
+        from_hi = tl.load(hi_ptr + row + m0)
+        from_lo = tl.load(lo_ptr + row + m0)
+        lse += _forgotten(hi_ptr, lo_ptr, row, i_M, from_hi, from_lo, TK)
     dq = tl.zeros([BM, X], tl.float32)
     if WINDOWED:
-        dq = _dq_keys(dq, q, g, lse, add, twice, p_M, k_desc, v_desc, b, j, first, whole_from, TK, window,
-                      BN, X, True, WINDOWED, PRECISION)  # fmt: skip
-    dq = _dq_keys(dq, q, g, lse, add, twice, p_M, k_desc, v_desc, b, j, whole_from, whole_to, TK, window,
-                  BN, X, False, WINDOWED, PRECISION)  # fmt: skip
-    dq = _dq_keys(dq, q, g, lse, add, twice, p_M, k_desc, v_desc, b, j, whole_to, end, TK, window,
-                  BN, X, True, WINDOWED, PRECISION)  # fmt: skip
+        dq = _dq_keys(dq, q, g, lse, add, twice, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, first, whole_from, TK, window,
+                      BN, X, True, WINDOWED, PRECISION, FORGETS)  # fmt: skip
+    dq = _dq_keys(dq, q, g, lse, add, twice, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, whole_from, whole_to, TK, window,
+                  BN, X, False, WINDOWED, PRECISION, FORGETS)  # fmt: skip
+    dq = _dq_keys(dq, q, g, lse, add, twice, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, whole_to, end, TK, window,
+                  BN, X, True, WINDOWED, PRECISION, FORGETS)  # fmt: skip
     dq_desc.store([b, m0, h * X], (dq * _LN2).to(dq_desc.dtype).reshape(1, BM, X))
 
 
 @triton.jit
 def _dkv_queries(
-    dk, dv, k, v, n_S, q_desc, g_desc, lse_ptr, add_ptr, twice_ptr, b, h, start, stop, TQ, TK, offset, window,
-    H: tl.constexpr, BM: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    dk, dv, df, k, v, n_S, q_desc, g_desc, lse_ptr, add_ptr, twice_ptr, hi_ptr, lo_ptr, b, h, start, stop, TQ, TK, offset,
+    window, H: tl.constexpr, BM: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr,
+    PRECISION: tl.constexpr, FORGETS: tl.constexpr,
 ):  # fmt: skip
     for m in tl.range(start, stop, BM):
         i_M = m + tl.arange(0, BM)
@@ -268,7 +297,15 @@ def _dkv_queries(
         at = (b * H + h) * TQ + i_M
         q = q_desc.load([b, m, h * X]).reshape(BM, X)
         lse = tl.load(lse_ptr + at, mask=inside, other=-_HIDDEN)
-        p_SM = tl.exp2(tl.dot(k, q.T, tl.broadcast_to(-lse[None, :], [k.shape[0], BM]), input_precision=PRECISION))
+        row = (b * H + h) * TK
+        if FORGETS:
+            from_hi = tl.load(hi_ptr + row + m)
+            from_lo = tl.load(lo_ptr + row + m)
+            lse += _forgotten(hi_ptr, lo_ptr, row, i_M, from_hi, from_lo, TK)
+        s_SM = tl.dot(k, q.T, tl.broadcast_to(-lse[None, :], [k.shape[0], BM]), input_precision=PRECISION)
+        if FORGETS:
+            s_SM += _forgotten(hi_ptr, lo_ptr, row, n_S, from_hi, from_lo, TK)[:, None]
+        p_SM = tl.exp2(s_SM)
         if MASKED:
             p_SM = tl.where(_visible(offset + i_M, n_S, TK, window, WINDOWED).T, p_SM, 0.0)
         g = g_desc.load([b, m, h * X]).reshape(BM, X)
@@ -278,14 +315,16 @@ def _dkv_queries(
         dp_SM = tl.dot(v, g.T, tl.broadcast_to(add[None, :], [k.shape[0], BM]), input_precision=PRECISION)
         da = p_SM * (dp_SM + twice[None, :] * p_SM)
         dk = tl.dot(da.to(q.dtype), q, dk, input_precision=PRECISION)
-    return dk, dv
+        if FORGETS:
+            df -= tl.sum(da, 1)
+    return dk, dv, df
 
 
 @triton.jit
 def _dkv(
-    q_desc, k_desc, v_desc, g_desc, dk_desc, dv_desc, lse_ptr, add_ptr, twice_ptr, TQ, TK, offset, window,
-    H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
+    q_desc, k_desc, v_desc, g_desc, dk_desc, dv_desc, lse_ptr, add_ptr, twice_ptr, hi_ptr, lo_ptr, df_ptr, TQ, TK, offset,
+    window, H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FORGETS: tl.constexpr,
 ):  # fmt: skip
     n0 = tl.program_id(0) * BN
     b = tl.program_id(1) // (H // G)
@@ -307,13 +346,16 @@ def _dkv(
     whole_to = tl.maximum(whole_from, tl.minimum(whole_to, tl.cdiv(end, BM) * BM))
     for g in tl.range(0, G):
         h = j * G + g
-        dk, dv = _dkv_queries(dk, dv, k, v, n_S, q_desc, g_desc, lse_ptr, add_ptr, twice_ptr, b, h,
-                              first, whole_from, TQ, TK, offset, window, H, BM, X, True, WINDOWED, PRECISION)  # fmt: skip
-        dk, dv = _dkv_queries(dk, dv, k, v, n_S, q_desc, g_desc, lse_ptr, add_ptr, twice_ptr, b, h,
-                              whole_from, whole_to, TQ, TK, offset, window, H, BM, X, False, WINDOWED, PRECISION)  # fmt: skip
+        df = tl.zeros([BN], tl.float32)
+        dk, dv, df = _dkv_queries(dk, dv, df, k, v, n_S, q_desc, g_desc, lse_ptr, add_ptr, twice_ptr, hi_ptr, lo_ptr, b, h,
+                              first, whole_from, TQ, TK, offset, window, H, BM, X, True, WINDOWED, PRECISION, FORGETS)  # fmt: skip
+        dk, dv, df = _dkv_queries(dk, dv, df, k, v, n_S, q_desc, g_desc, lse_ptr, add_ptr, twice_ptr, hi_ptr, lo_ptr, b, h,
+                              whole_from, whole_to, TQ, TK, offset, window, H, BM, X, False, WINDOWED, PRECISION, FORGETS)  # fmt: skip
         if WINDOWED:
-            dk, dv = _dkv_queries(dk, dv, k, v, n_S, q_desc, g_desc, lse_ptr, add_ptr, twice_ptr, b, h,
-                                  whole_to, end, TQ, TK, offset, window, H, BM, X, True, WINDOWED, PRECISION)  # fmt: skip
+            dk, dv, df = _dkv_queries(dk, dv, df, k, v, n_S, q_desc, g_desc, lse_ptr, add_ptr, twice_ptr, hi_ptr, lo_ptr, b, h,
+                                  whole_to, end, TQ, TK, offset, window, H, BM, X, True, WINDOWED, PRECISION, FORGETS)  # fmt: skip
+        if FORGETS:
+            tl.store(df_ptr + (b * H + h) * TK + n_S, df * _LN2, mask=n_S < TK)
     dk_desc.store([b, n0, j * X], (dk * _LN2).to(dk_desc.dtype).reshape(1, BN, X))
     dv_desc.store([b, n0, j * X], dv.to(dv_desc.dtype).reshape(1, BN, X))
 
@@ -349,28 +391,47 @@ def polar_forward(
     mag = torch.empty(b, t, h, device=q.device, dtype=torch.float32)
     lse, n_eff, inverse = (torch.empty(b, h, t, device=q.device, dtype=torch.float32) for _ in range(3))
     floor_ = torch.full((), floor, device=q.device)
-    _launch_forward(q, k, v, c, (null_TH, v_null_HX, beta_H, floor_, mag, lse, n_eff, inverse), window, offset, True)
+    rest = (null_TH, v_null_HX, beta_H, floor_, mag, lse, n_eff, inverse)
+    _launch_forward(q, k, v, c, rest, window, offset, polar=True)
     return c, mag, lse, n_eff, inverse
 
 
-def softmax_forward(q: Tensor, k: Tensor, v: Tensor, *, window: int | None, offset: int = 0) -> tuple[Tensor, Tensor]:
-    """(o [B, T, H, X] in q's type, lse [B, H, T] float32 in units of log 2); inputs contiguous."""
+def softmax_forward(
+    q: Tensor, k: Tensor, v: Tensor, *, window: int | None, offset: int = 0, forgotten_BHT: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """(o [B, T, H, X] in q's type, lse [B, H, T] float32 in units of log 2); inputs contiguous.
+
+    `forgotten` F, float64 in units of log 2, adds F_i - F_j to the score of query i and key j; then the offset is 0.
+    """
     b, t, h, _ = q.shape
     o = torch.empty_like(q)
     lse = torch.empty(b, h, t, device=q.device, dtype=torch.float32)
-    _launch_forward(q, k, v, o, (lse,) * 8, window, offset, False)
+    _launch_forward(q, k, v, o, (lse,) * 8, window, offset, polar=False, forgotten=_halves(forgotten_BHT))
     return o, lse
 
 
+Halves = tuple[Tensor, Tensor]
+
+
+def _halves(forgotten_BHT: Tensor | None) -> Halves | None:
+    """Two float32 numbers whose sum is the float64 one."""
+    if forgotten_BHT is None:
+        return None
+    high = forgotten_BHT.float()
+    return high.contiguous(), (forgotten_BHT - high).float().contiguous()
+
+
 def _launch_forward(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, rest: tuple[Tensor, ...], window: int | None, offset: int, polar: bool
-) -> None:
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, rest: tuple[Tensor, ...], window: int | None, offset: int, *,
+    polar: bool, forgotten: Halves | None = None,
+) -> None:  # fmt: skip
     (b, t, h, d), (tk, j) = q.shape, k.shape[1:3]
     bm, bn, warps, stages = tiles_for("forward", tk, d, q.dtype)
     _forward[(triton.cdiv(t, bm), b * h)](
         _flat(q, bm, d), _flat(k, bn, d), _flat(v, bn, d), _flat(out, bm, d), *rest,
-        t, tk, offset, window or 0, H=h, G=h // j, X=d, BM=bm, BN=bn,
-        WINDOWED=window is not None, PRECISION=_precision(q.dtype), POLAR=polar, num_warps=warps, num_stages=stages,
+        *(forgotten or rest[-2:]), t, tk, offset, window or 0, H=h, G=h // j, X=d, BM=bm, BN=bn,
+        WINDOWED=window is not None, PRECISION=_precision(q.dtype), POLAR=polar, FORGETS=forgotten is not None,
+        num_warps=warps, num_stages=stages,
     )  # fmt: skip
 
 
@@ -380,7 +441,7 @@ def polar_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of (q', k, v, null_TH, beta_H, v_null_HX) from those of c and mag; null_TH in units of log 2."""
     g, add, twice, d_null, d_beta, d_v_null = polar_rows(gc, g_mag, null_TH, beta_H, v_null_HX, c, lse, n_eff, inverse)
-    dq, dk, dv = weights_backward(q, k, v, g, lse, add, twice, window=window, offset=offset)
+    dq, dk, dv, _ = weights_backward(q, k, v, g, lse, add, twice, window=window, offset=offset)
     return dq, dk, dv, d_null, d_beta, d_v_null
 
 
@@ -407,32 +468,53 @@ def softmax_backward(
     window: int | None, offset: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of (q', k, v) from those of o and of lse (in units of log 2)."""
-    add = (g_lse * LOG2E - (g_o.float() * o.float()).sum(-1).transpose(1, 2)).contiguous()
-    return weights_backward(q, k, v, g_o, lse, add, torch.zeros_like(lse), window=window, offset=offset)
+    add = (g_lse * LOG2E - _along(g_o, o)).contiguous()
+    return weights_backward(q, k, v, g_o, lse, add, torch.zeros_like(lse), window=window, offset=offset)[:3]
+
+
+def forgetting_backward(
+    g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, forgotten_BHT: Tensor, o: Tensor, lse: Tensor, *, window: int | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of (q', k, v, F). A row's own F adds the same to all of its scores, so only keys have a gradient of it."""
+    dq, dk, dv, df = weights_backward(
+        q, k, v, g_o, lse, -_along(g_o, o).contiguous(), torch.zeros_like(lse), window=window, forgotten_BHT=forgotten_BHT
+    )
+    return dq, dk, dv, df.double()
+
+
+def _along(g_o: Tensor, o: Tensor) -> Tensor:
+    """[B, H, T]"""
+    return (g_o.float() * o.float()).sum(-1).transpose(1, 2)
 
 
 def weights_backward(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, lse: Tensor, add: Tensor, twice: Tensor, *,
-    window: int | None, offset: int = 0,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of (q', k, v) where da = P (g.v + add + twice P) and dv = sum P g; add and twice float32 [B, H, T]."""
+    window: int | None, offset: int = 0, forgotten_BHT: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of (q', k, v, F) where da = P (g.v + add + twice P) and dv = sum P g; add and twice float32 [B, H, T].
+
+    The last is unwritten without F.
+    """
     (b, t, h, d), (tk, j) = q.shape, k.shape[1:3]
+    forgets = forgotten_BHT is not None
+    halves = _halves(forgotten_BHT) or (lse, lse)
+    df = torch.empty(lse.shape if forgets else (1,), device=q.device)
     shared: dict[str, Any] = {
-        "H": h, "G": h // j, "X": d, "WINDOWED": window is not None, "PRECISION": _precision(q.dtype)
+        "H": h, "G": h // j, "X": d, "WINDOWED": window is not None, "PRECISION": _precision(q.dtype), "FORGETS": forgets,
     }  # fmt: skip
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     sizes = (t, tk, offset, window or 0)
     bm, bn, warps, stages = tiles_for("dkv", tk, d, q.dtype)
     _dkv[(triton.cdiv(tk, bn), b * j)](
         _flat(q, bm, d), _flat(k, bn, d), _flat(v, bn, d), _flat(g, bm, d), _flat(dk, bn, d), _flat(dv, bn, d),
-        lse, add, twice, *sizes, BM=bm, BN=bn, num_warps=warps, num_stages=stages, **shared,
+        lse, add, twice, *halves, df, *sizes, BM=bm, BN=bn, num_warps=warps, num_stages=stages, **shared,
     )  # fmt: skip
     bm, bn, warps, stages = tiles_for("dq", tk, d, q.dtype)
     _dq[(triton.cdiv(t, bm), b * h)](
         _flat(q, bm, d), _flat(k, bn, d), _flat(v, bn, d), _flat(g, bm, d), _flat(dq, bm, d),
-        lse, add, twice, *sizes, BM=bm, BN=bn, num_warps=warps, num_stages=stages, **shared,
+        lse, add, twice, *halves, *sizes, BM=bm, BN=bn, num_warps=warps, num_stages=stages, **shared,
     )  # fmt: skip
-    return dq, dk, dv
+    return dq, dk, dv, df
 
 
 def _flat(x: Tensor, rows: int, d: int) -> TensorDescriptor:

@@ -1,0 +1,81 @@
+"""Forgetting attention: softmax whose scores fade with every gate between key and query (docs/mechanisms.md, "Forgetting attention").
+
+B batch, T length, H query heads, J KV heads, X head size, M queries of a block, S the keys in its reach.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+from torch import Tensor
+
+from ..choice import Choice, attention_choice, constant, worst
+from ..shapes import check_qkv, check_window
+from . import ops
+from .scored import Span, dot_scores, scored_attention
+from .softmax import _in_log2
+
+LOG2E = math.log2(math.e)
+
+
+def forgetting_attention(
+    q_BTHX: Tensor,
+    k_BTJX: Tensor,
+    v_BTJX: Tensor,
+    log_gate_BTH: Tensor,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    query_block: int | None = None,
+    backend: str | None = None,
+) -> Tensor:
+    """softmax of scale q·k_j + sum of log_gate over j < u <= i, over the keys i - window < j <= i, times v.
+
+    q [B, T, H, X], k and v [B, T, J, X] of one type; log_gate <= 0 of any float type, [B, T, H] or [1, T, H] for all rows
+    of a batch. Returns [B, T, H, X] of q's type. The sums are kept in float64, so that they differ rightly where they are
+    large. `scale` None is 1/sqrt(X), `backend` None what `choose_backend` says. Raises ValueError when shapes or types
+    disagree.
+    """
+    b, t, h, _, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
+    check_window(window)
+    if log_gate_BTH.shape not in ((b, t, h), (1, t, h)):
+        raise ValueError(f"q has shape {tuple(q_BTHX.shape)}, but log_gate {tuple(log_gate_BTH.shape)}")
+    f_BHT = log_gate_BTH.transpose(1, 2).double().cumsum(-1)
+    backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d).backend
+    if backend == "triton":
+        f_BHT = (f_BHT * LOG2E).expand(b, h, t)
+        q = _in_log2(q_BTHX, scale)
+        y: Tensor = ops.forgetting_forward(q, k_BTJX, v_BTJX, f_BHT, ops.cut(window, t))[0]
+        return y
+
+    def logits(span: Span) -> Tensor:
+        fade_BHMS = f_BHT[:, :, span.queries, None] - f_BHT[:, :, None, span.keys]
+        scores = dot_scores(q_BTHX, k_BTJX, span, scale)
+        # hidden pairs would grow, and may overflow
+        return scores + torch.where(span.seen_MS, fade_BHMS, 0.0).to(scores.dtype)
+
+    return scored_attention(v_BTJX, h, logits, window=window, query_block=query_block)
+
+
+@constant
+def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int) -> Choice:
+    """What `forgetting_attention` takes for such tensors."""
+    return attention_choice("forgetting attention", torch.device(device), dtype, head_dim, _error)
+
+
+@functools.cache
+def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str) -> float:
+    """Largest relative error of the result and of its gradients, against "torch" in float32."""
+    draw = torch.Generator().manual_seed(0)
+    made = [torch.randn(1, 131, heads, head_dim, generator=draw).to(device, dtype) for heads in (2, 1, 1)]
+    made.append(-torch.rand(1, 131, 2, generator=draw).to(device) / 8)
+    found = []
+    for name, kind in ((backend, dtype), ("torch", torch.float32)):
+        args = [x.detach().to(kind if x.ndim == 4 else x.dtype).requires_grad_() for x in made]
+        with torch.enable_grad():
+            y = forgetting_attention(*args, window=70, backend=name)
+            found.append([y, *torch.autograd.grad((y.float() * made[0].float()).sum(), args)])
+    return worst(*found)
+

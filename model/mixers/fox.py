@@ -1,0 +1,44 @@
+"""Forgetting attention as a mixer (docs/mechanisms.md, "Forgetting attention")."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ...kernels.attention.forgetting import choose_backend, forgetting_attention
+from ...kernels.shapes import query_block
+from ..bases import Mixer
+from ..config import ModelConfig
+from .fox_outline import FoXConfig, FoXOutline
+from .gates import Gate
+
+
+class FoX(FoXOutline, Mixer):
+    """Every token gives each head a share of what lies before it that is kept."""
+
+    reads_input: ClassVar[bool] = True
+    config: FoXConfig
+
+    def __init__(self, model: ModelConfig, config: FoXConfig) -> None:
+        super().__init__(model, config)
+        self.gate = Gate(model.d_model, model.n_heads, std=config.gate_std, bias=config.gate_bias)
+        self.size = model.head_dim
+
+    def forward(
+        self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, x_BTD: Tensor,
+        block: int | None = None,
+    ) -> Tensor:  # fmt: skip
+        return forgetting_attention(
+            q_BTHX, k_BTJX, v_BTJX, self.gate(x_BTD), scale=self.config.scale, window=window, query_block=block
+        )
+
+    def evaluate(
+        self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, chunk: int, x_BTD: Tensor
+    ) -> Tensor:
+        block = query_block(chunk, *q_BTHX.shape[:2])
+        return self.forward(q_BTHX, k_BTJX, v_BTJX, window=window, x_BTD=x_BTD, block=block)
+
+    def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
+        return {"forgetting": str(choose_backend(device, dtype, self.size))}

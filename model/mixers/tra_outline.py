@@ -1,0 +1,42 @@
+"""What is known of threshold relative attention before it is built."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from ..config import Config, Float, ModelConfig, knob
+from ..parts import MixerConfig, MixerOutline, Shapes, attention_flops, linear
+
+
+class TRAConfig(MixerConfig):
+    """The authors' network has canon and output_gate off, `residual: normed` and `init: llama` around it."""
+
+    scale: Float | None = knob(None, "Factor of the scores; none is 1 / sqrt(head_dim).", identity=None)
+    empty: Literal["zero", "uniform"] = knob(
+        "zero", "What a query reads that no key survives for: nothing, or the mean of the values it sees.", identity="zero"
+    )
+    tie_gate: Literal["head", "shared"] = knob(
+        "head", "A gate for each head, or one for all heads of a token.", identity="head"
+    )
+    gate_bias: Float | None = knob(
+        None, "Initial bias of the gates' logits; none is drawn as that of any projection.", identity=None
+    )
+
+
+class TRAOutline(MixerOutline):
+    """The gates' projection."""
+
+    Config: ClassVar[type[Config]] = TRAConfig
+
+    @classmethod
+    def gates(cls, model: ModelConfig, config: TRAConfig) -> int:
+        """Gates of a token."""
+        return model.n_heads if config.tie_gate == "head" else 1
+
+    @classmethod
+    def shapes(cls, model: ModelConfig, config: TRAConfig) -> Shapes:
+        return linear("gate", model.d_model, cls.gates(model, config))
+
+    @classmethod
+    def forward_flops(cls, model: ModelConfig, config: TRAConfig, keys: float) -> float:
+        return attention_flops(model, keys) + 2.0 * model.d_model * cls.gates(model, config)
