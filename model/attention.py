@@ -25,9 +25,10 @@ class Attention(Mix):
     Without `output_gate` out starts with W_o(y), without `qk_norm` q and k are what their projections give.
     """
 
-    def __init__(self, model: ModelConfig) -> None:
+    def __init__(self, model: ModelConfig, layer: int = 0) -> None:
         super().__init__()
         mixer = MIXERS.load(model.attn_type)(model, mixer_settings(model))
+        mixer.layer = layer
         has_memory = model.memory != NO_MEMORY
         memory = MEMORIES.load(model.memory)(model, memory_settings(model)) if has_memory else None
         self.heads, self.kv_heads, self.size = model.n_heads, model.n_kv_heads, model.head_dim

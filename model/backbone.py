@@ -94,7 +94,7 @@ class Block(nn.Module):
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.norm1 = RMSNorm(config.d_model, config.norm_eps)
-        self.mix: Mix = Attention(config) if config.is_global(layer) else GatedConv(config)
+        self.mix: Mix = Attention(config, layer) if config.is_global(layer) else GatedConv(config)
         self.norm2 = RMSNorm(config.d_model, config.norm_eps)
         self.mlp = MLP(config.d_model, config.mlp_ratio, config.mlp, bias=config.bias)
         self.normed = config.residual == "normed"

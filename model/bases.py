@@ -54,6 +54,9 @@ class Mixer(MixerOutline, nn.Module):
     reads_input: ClassVar[bool] = False
     """Whether `forward` and `evaluate` also take `x_BTD`, the block's normed input, as a memory does: for gates of one's own."""
 
+    layer: int = 0
+    """The block it stands in, counted from 0; set after `__init__`."""
+
     def __init__(self, model: ModelConfig, config: MixerConfig) -> None:
         super().__init__()
         self.config = config

@@ -113,6 +113,11 @@ MIXERS: Registry[type[Mixer]] = Registry("mixer", _HERE, {
     "nope": ("mixers.softmax:NoPE", "mixers.softmax_outline:NoPEOutline"),
     "rope": ("mixers.softmax:RoPE", "mixers.softmax_outline:RoPEOutline"),
     "tra": ("mixers.tra:TRA", "mixers.tra_outline:TRAOutline"),
+    "alibi": ("mixers.biased:ALiBi", "mixers.biased_outline:ALiBiOutline"),
+    "rel": ("mixers.biased:Rel", "mixers.biased_outline:RelOutline"),
+    "cope": ("mixers.biased:CoPE", "mixers.biased_outline:CoPEOutline"),
+    "diff": ("mixers.diff:Diff", "mixers.diff_outline:DiffOutline"),
+    "ssmax": ("mixers.ssmax:SSMax", "mixers.ssmax_outline:SSMaxOutline"),
     "fox": ("mixers.fox:FoX", "mixers.fox_outline:FoXOutline"),
 })  # fmt: skip
 MEMORIES: Registry[type[Memory]] = Registry("memory", _HERE, {

@@ -78,4 +78,3 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
             y = forgetting_attention(*args, window=70, backend=name)
             found.append([y, *torch.autograd.grad((y.float() * made[0].float()).sum(), args)])
     return worst(*found)
-

@@ -36,7 +36,7 @@ class Span(NamedTuple):
         return slice(self.first, self.stop)
 
     @property
-    def distance_MS(self) -> Tensor:
+    def distance(self) -> Tensor:
         """i - j, int64; below 0 for keys that are not seen."""
         device = self.seen_MS.device
         i_M = torch.arange(self.start, self.stop, device=device)

@@ -114,9 +114,7 @@ def _logits(q_BTHX: Tensor, k_BTJX: Tensor, decay_BTH: Tensor, span: Span, scale
     return torch.where(keep, scores + distances(keep).to(scores.dtype) * decay_BHM1, -torch.inf)
 
 
-def _rows_without(
-    q_BTHX: Tensor, k_BTJX: Tensor, scale: float | None, window: int | None, block: int | None
-) -> Tensor:
+def _rows_without(q_BTHX: Tensor, k_BTJX: Tensor, scale: float | None, window: int | None, block: int | None) -> Tensor:
     """bool [B, T, H, 1]: rows in which no key survives."""
 
     def kept(span: Span) -> Tensor:

@@ -14,9 +14,7 @@ def _kernels() -> Any:
 
 
 @torch.library.custom_op("atma::threshold_forward", mutates_args=())
-def threshold_forward(
-    q: Tensor, k: Tensor, v: Tensor, decay_BHT: Tensor, window: int
-) -> tuple[Tensor, Tensor]:
+def threshold_forward(q: Tensor, k: Tensor, v: Tensor, decay_BHT: Tensor, window: int) -> tuple[Tensor, Tensor]:
     """(o [B, T, H, X], lse [B, H, T] float32 in units of log 2, -inf where nothing survives); `window` 0 is none."""
     args = (x.contiguous() for x in (q, k, v, decay_BHT))
     found: tuple[Tensor, Tensor] = _kernels().forward(*args, window=window or None)

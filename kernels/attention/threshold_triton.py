@@ -77,7 +77,7 @@ def _forward_keys(
     """The tiles stop - 1, ..., start."""
     for step in tl.range(0, stop - start):
         n = (stop - 1 - step) * BN
-        k, s, keep, local = _survivors(q, k_desc, p_M, b, j, n, T, window, upper, BN, X, MASKED, WINDOWED, PRECISION)
+        _, s, keep, local = _survivors(q, k_desc, p_M, b, j, n, T, window, upper, BN, X, MASKED, WINDOWED, PRECISION)
         a = tl.where(keep, s + (count[:, None] + local) * decay[:, None], float("-inf"))
         count += tl.sum(keep.to(tl.float32), 1)
         higher = tl.maximum(top, tl.max(a, 1))

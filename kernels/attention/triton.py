@@ -477,7 +477,15 @@ def forgetting_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of (q', k, v, F). A row's own F adds the same to all of its scores, so only keys have a gradient of it."""
     dq, dk, dv, df = weights_backward(
-        q, k, v, g_o, lse, -_along(g_o, o).contiguous(), torch.zeros_like(lse), window=window, forgotten_BHT=forgotten_BHT
+        q,
+        k,
+        v,
+        g_o,
+        lse,
+        -_along(g_o, o).contiguous(),
+        torch.zeros_like(lse),
+        window=window,
+        forgotten_BHT=forgotten_BHT,
     )
     return dq, dk, dv, df.double()
 

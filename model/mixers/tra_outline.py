@@ -13,7 +13,9 @@ class TRAConfig(MixerConfig):
 
     scale: Float | None = knob(None, "Factor of the scores; none is 1 / sqrt(head_dim).", identity=None)
     empty: Literal["zero", "uniform"] = knob(
-        "zero", "What a query reads that no key survives for: nothing, or the mean of the values it sees.", identity="zero"
+        "zero",
+        "What a query reads that no key survives for: nothing, or the mean of the values it sees.",
+        identity="zero",
     )
     tie_gate: Literal["head", "shared"] = knob(
         "head", "A gate for each head, or one for all heads of a token.", identity="head"

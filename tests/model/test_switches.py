@@ -74,6 +74,8 @@ def other(field: FieldInfo) -> Any:
 
 OF_GRADIENTS: dict[str, dict[str, Any]] = {"n_eff_floor_gradient": {"n_eff_floor": 0.3}}
 """Setting that acts on gradients alone -> what makes it act."""
+WITHIN_A_SHORT_TEXT = {"positions": 2, "buckets": 2}
+"""Setting -> a value that eleven tokens feel."""
 
 
 @pytest.mark.parametrize(
@@ -86,7 +88,8 @@ def test_every_setting_of_every_mixer_acts(
     options = {"attn_type": attn_type, "window": True}
     aux = auxiliary(distractor=has_distractor(attn_type))
     beside = OF_GRADIENTS.get(setting, {})
-    changed = beside | {setting: other(MIXERS.outline(attn_type).Config.model_fields[setting])}
+    value = other(MIXERS.outline(attn_type).Config.model_fields[setting])
+    changed = beside | {setting: WITHIN_A_SHORT_TEXT.get(setting, value)}
     losses, slopes = [], []
     for mixer in (beside, changed):
         model = awake(**options, mixers={attn_type: mixer})

@@ -1,0 +1,44 @@
+"""Scalable softmax as a mixer (docs/mechanisms.md, "Scalable softmax")."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ...kernels.attention.softmax import softmax_attention, softmax_distractor_loss
+from ...kernels.norms import statistics_dtype
+from ..config import ModelConfig
+from .softmax import NoPE
+from .ssmax_outline import SSMaxConfig, SSMaxOutline
+
+
+class SSMax(SSMaxOutline, NoPE):
+    """Scores times s ln n, n being the keys that the query sees: the more keys, the sharper."""
+
+    config: SSMaxConfig
+
+    def __init__(self, model: ModelConfig, config: SSMaxConfig) -> None:
+        super().__init__(model, config)
+        self.sharpness = nn.Parameter(torch.full((model.n_heads,), config.sharpness))
+
+    def forward(
+        self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, block: int | None = None
+    ) -> Tensor:
+        q = self._sharpened(q_BTHX, window)
+        return softmax_attention(q, k_BTJX, v_BTJX, scale=self.config.scale, window=window, query_block=block)
+
+    def distractor_loss(
+        self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, k_r_BRJX: Tensor, v_r_BRJX: Tensor, y_BTHX: Tensor, *,
+        window: int | None,
+    ) -> Tensor:  # fmt: skip
+        q = self._sharpened(q_BTHX, window)
+        window = window if self.config.distractor_window else None
+        return softmax_distractor_loss(
+            q, k_BTJX, v_BTJX, k_r_BRJX, v_r_BRJX, y_BTHX, scale=self.config.scale, window=window
+        )
+
+    def _sharpened(self, q_BTHX: Tensor, window: int | None) -> Tensor:
+        dtype, t = statistics_dtype(q_BTHX.dtype), q_BTHX.shape[1]
+        seen_T = torch.arange(1, t + 1, device=q_BTHX.device).clamp(max=window or t)
+        factor_TH = seen_T.to(dtype).log()[:, None] * self.sharpness.to(dtype)
+        return (q_BTHX.to(dtype) * factor_TH[..., None]).to(q_BTHX.dtype)
