@@ -84,7 +84,7 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
     # scores of one size and random sign, so that no rounding changes who survives
     axis_X = 0.35 * torch.randn(head_dim, generator=draw)
     q, k = (torch.randn(1, t, heads, 1, generator=draw).sign() * axis_X for heads in (2, 1))
-    k, v = k + 0.03 * torch.randn(k.shape, generator=draw), torch.randn(k.shape, generator=draw)
+    k, v = k + 0.2 * torch.randn(k.shape, generator=draw), torch.randn(k.shape, generator=draw)
     gate = -torch.rand(1, t, 2, generator=draw)
     made = [x.to(device, dtype) for x in (q, k, v)] + [gate.to(device)]
     found = []

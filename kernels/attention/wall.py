@@ -1,0 +1,153 @@
+"""Wall attention: every channel of a score fades with its own gates between key and query (docs/mechanisms.md, "Wall attention").
+
+B batch, T length, H query heads, J KV heads, Y gate heads (H or J), X head size, M queries of a block, S the keys in reach.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..choice import Choice, attention_choice, constant, worst
+from ..norms import statistics_dtype
+from ..shapes import check_qkv, check_window, expand_kv
+from .ops import cut
+from .scored import Span, scored_attention
+
+LOG2E = math.log2(math.e)
+DIRECT = 32
+"""Queries whose scores with each other are worked out channel by channel."""
+STEEPEST = 1.19
+"""Largest fall of a log gate that the kernels hold: 64 of them stay within 2^110."""
+
+
+def wall_attention(
+    q_BTHX: Tensor,
+    k_BTJX: Tensor,
+    v_BTJX: Tensor,
+    log_gate_BTYX: Tensor,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    query_block: int | None = None,
+    backend: str | None = None,
+) -> Tensor:
+    """softmax of scale sum_x q_ix k_jx exp(sum of log_gate_x over j < u <= i), over the keys i - window < j <= i, times v.
+
+    q [B, T, H, X], k and v [B, T, J, X] of one type; log_gate <= 0 of any float type has a head for each of q's, or for each
+    of k's. Returns [B, T, H, X] of q's type. `scale` None is 1/sqrt(X), `backend` None what `choose_backend` says; the
+    kernels take gates of at least -1.19. Raises ValueError when shapes or types disagree.
+    """
+    b, t, h, j, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
+    check_window(window)
+    y = log_gate_BTYX.shape[2] if log_gate_BTYX.ndim == 4 else 0
+    if log_gate_BTYX.shape != (b, t, y, d) or y not in (h, j):
+        raise ValueError(f"q has shape {tuple(q_BTHX.shape)}, but log_gate {tuple(log_gate_BTYX.shape)}")
+    scale = d**-0.5 if scale is None else scale
+    dtype = statistics_dtype(q_BTHX.dtype)
+    backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d).backend
+    if backend == "triton":
+        q = (q_BTHX.to(dtype) * (scale * LOG2E)).to(q_BTHX.dtype)
+        f = (log_gate_BTYX.to(dtype) * LOG2E).contiguous()
+        result: Tensor = _forward(q.contiguous(), k_BTJX.contiguous(), v_BTJX.contiguous(), f, cut(window, t))[0]
+        return result
+    q, k = q_BTHX.to(dtype) * scale, expand_kv(k_BTJX.to(dtype), h)
+    p_BTHX = expand_kv(log_gate_BTYX.to(dtype).cumsum(1), h)
+    return scored_attention(v_BTJX, h, lambda span: _logits(q, k, p_BTHX, span), window=window, query_block=query_block)
+
+
+@constant
+def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int) -> Choice:
+    """What `wall_attention` takes for such tensors."""
+    return attention_choice("wall attention", torch.device(device), dtype, head_dim, _error)
+
+
+@functools.cache
+def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str) -> float:
+    """Largest relative error of the result and of its gradients, against "torch" in float32."""
+    draw = torch.Generator().manual_seed(0)
+    made = [torch.randn(1, 131, heads, head_dim, generator=draw).to(device, dtype) for heads in (2, 1, 1)]
+    made.append((-torch.rand(1, 131, 2, head_dim, generator=draw) / 4).to(device))
+    found = []
+    for name, kind in ((backend, dtype), ("torch", torch.float32)):
+        args = [x.detach().to(kind).requires_grad_() for x in made[:3]] + [made[3].detach().requires_grad_()]
+        with torch.enable_grad():
+            y = wall_attention(*args, window=70, backend=name)
+            found.append([y, *torch.autograd.grad((y.float() * made[0].float()).sum(), args)])
+    return worst(*found)
+
+
+def _logits(q_BTHX: Tensor, k_BTHX: Tensor, p_BTHX: Tensor, span: Span) -> Tensor:
+    """[B, H, M, S]; what a span hides may be any finite number."""
+    rows = []
+    for start in range(span.start, span.stop, DIRECT):
+        stop = min(start + DIRECT, span.stop)
+        q, p = q_BTHX[:, start:stop], p_BTHX[:, start:stop]
+        anchor = p_BTHX[:, start : start + 1]
+        # both exponents are at most 0 before the anchor
+        before = k_BTHX[:, span.first : start] * torch.exp(anchor - p_BTHX[:, span.first : start])
+        left = torch.einsum("bmhx,bshx->bhms", q * torch.exp(p - anchor), before)
+        seen = torch.ones(stop - start, stop - start, dtype=torch.bool, device=q.device).tril()
+        fade = torch.where(seen[:, :, None, None], p[:, :, None] - p[:, None], 0.0).exp()
+        right = torch.einsum("bmhx,bshx,bmshx->bhms", q, k_BTHX[:, start:stop], fade)
+        rest = right.new_zeros(*right.shape[:3], span.stop - stop)
+        rows.append(torch.cat([left, right, rest], -1))
+    return torch.cat(rows, 2)
+
+
+def _kernels() -> Any:
+    return importlib.import_module(".wall_triton", __package__)
+
+
+@torch.library.custom_op("atma::wall_forward", mutates_args=())
+def _forward(q: Tensor, k: Tensor, v: Tensor, f: Tensor, window: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """(o, lse, q', k', E) of wall_triton.forward; only o has a gradient."""
+    found: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = _kernels().forward(q, k, v, f, window=window or None)
+    return found
+
+
+@_forward.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, f: Tensor, window: int) -> tuple[Tensor, ...]:
+    (b, t, h, d), y = q.shape, f.shape[2]
+    blocks = -(-t // 64)
+    return (
+        q.new_empty(q.shape), q.new_empty(b, h, t, dtype=torch.float32), q.new_empty(q.shape), k.new_empty(b, t, y, d),
+        q.new_empty(b, y, blocks + 1, d, dtype=torch.float64),
+    )  # fmt: skip
+
+
+@torch.library.custom_op("atma::wall_backward", mutates_args=())
+def _backward(
+    g_o: Tensor, q_: Tensor, k_: Tensor, v: Tensor, f: Tensor, o: Tensor, lse: Tensor, before: Tensor, window: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v and f, of their types."""
+    dq, dk, dv, df = _kernels().backward(g_o.contiguous(), q_, k_, v, f, o, lse, before, window=window or None)
+    if dk.shape[2] != v.shape[2]:
+        dk, dv = (x.unflatten(2, (v.shape[2], -1)).sum(3) for x in (dk, dv))
+    return dq.to(q_.dtype), dk.to(v.dtype), dv.to(v.dtype), df
+
+
+@_backward.register_fake
+def _(g_o: Tensor, q_: Tensor, k_: Tensor, v: Tensor, f: Tensor, o: Tensor, lse: Tensor, before: Tensor, window: int
+      ) -> tuple[Tensor, ...]:  # fmt: skip
+    return q_.new_empty(q_.shape), v.new_empty(v.shape), v.new_empty(v.shape), f.new_empty(f.shape)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    _, _, v, f, ctx.window = inputs
+    o, lse, q_, k_, before = output
+    ctx.save_for_backward(q_, k_, v, f, o, lse, before)
+    ctx.mark_non_differentiable(lse, q_, k_, before)
+    ctx.set_materialize_grads(True)
+
+
+def _gradients(ctx: Any, g_o: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    return *_backward(g_o, *ctx.saved_tensors, ctx.window), None
+
+
+_forward.register_autograd(_gradients, setup_context=_save)
