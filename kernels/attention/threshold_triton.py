@@ -291,7 +291,7 @@ def tiles_for(kernel: str, d: int, dtype: torch.dtype) -> Tiles:
     """Fixed by the sizes, so that every process rounds alike. The keys of a tile are the same in every kernel."""
     if dtype == torch.float32 or d > 128:
         return Tiles(32, 32, 4, 1)
-    return {"forward": Tiles(128, 64, 8, 3), "dq": Tiles(128, 64, 8, 2), "dkv": Tiles(64, 64, 4, 2)}[kernel]
+    return {"forward": Tiles(64, 64, 4, 2), "dq": Tiles(64, 64, 4, 2), "dkv": Tiles(128, 64, 8, 2)}[kernel]
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, decay_BHT: Tensor, *, window: int | None) -> tuple[Tensor, Tensor]:

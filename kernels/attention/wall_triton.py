@@ -299,7 +299,7 @@ def tiles_for(kernel: str, d: int, dtype: torch.dtype) -> Tiles:
     """Keys in tiles of one block, queries of the forward and of dq in tiles of one or two."""
     if dtype == torch.float32 or d > 128:
         return {"forward": Tiles(64, BLOCK, 4, 1), "dq": Tiles(64, BLOCK, 4, 1), "dkv": Tiles(32, BLOCK, 4, 1)}[kernel]
-    return {"forward": Tiles(128, BLOCK, 8, 3), "dq": Tiles(128, BLOCK, 8, 2), "dkv": Tiles(64, BLOCK, 4, 2)}[kernel]
+    return {"forward": Tiles(64, BLOCK, 4, 3), "dq": Tiles(64, BLOCK, 4, 2), "dkv": Tiles(64, BLOCK, 4, 2)}[kernel]
 
 
 def forward(
