@@ -20,7 +20,7 @@ E channels of [b | c | u], 3 C
 K directions of a sketch
 F pairs that a rotary embedding turns, X / 2
 M queries of a tile or a block
-P parts that add up to one tensor
+P parts that add up to one tensor; heads that have gates of their own
 """
 
 from __future__ import annotations

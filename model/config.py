@@ -93,7 +93,11 @@ class ModelConfig(Config):
     output_gate: Flag = knob(
         True, "Multiply what a head reads by a gate that its token gives, before the output projection.", identity=True
     )
-    bias: Flag = knob(True, "Projections have a bias, those of mixer, memory and head included.", identity=True)
+    bias: Flag = knob(
+        True,
+        "Projections have a bias, those of mixer, memory and head included; a gate of a mixer keeps its own.",
+        identity=True,
+    )
     norm_eps: Float = knob(1e-6, "Epsilon of the weighted RMS norms.", identity=1e-6, gt=0)
     residual: Literal["pre-norm", "normed"] = knob(
         "pre-norm",

@@ -98,3 +98,8 @@ class PositionOutline(Outline):
 def linear(name: str, inputs: int, outputs: int, *, bias: bool = True) -> Shapes:
     """A projection, with its bias if it has one."""
     return {f"{name}.weight": (outputs, inputs)} | ({f"{name}.bias": (outputs,)} if bias else {})
+
+
+def gate(name: str, inputs: int, outputs: int) -> Shapes:
+    """Gates that a mixer reads from its block's input."""
+    return {f"{name}.weight": (outputs, inputs), f"{name}.offset": (outputs,)}

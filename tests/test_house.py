@@ -359,7 +359,7 @@ from atma_sweep.model.registry import MEMORIES, MIXERS, REGULARIZERS
 from atma_sweep.sweep.config import TrainConfig
 from atma_sweep.sweep.training.optimizers import Optimizers
 
-size = dict(d_model=16, n_layers=3, n_heads=2, n_kv_heads=1, head_dim=8, vocab_size=29, window_size=3)
+size = dict(d_model=16, n_layers=3, n_heads=4, n_kv_heads=2, head_dim=8, vocab_size=29, window_size=3)
 tokens = torch.arange(24).reshape(2, 12)
 for attn_type, memory, regularizer in product(MIXERS, ("none", *MEMORIES), REGULARIZERS):
     model = build(ModelConfig(attn_type=attn_type, memory=memory, **size), seed=0)

@@ -15,7 +15,7 @@ from ..choice import Choice, attention_choice, constant, worst
 from ..shapes import check_qkv, check_window
 from . import ops
 from .scored import Span, dot_scores, scored_attention
-from .softmax import _in_log2
+from .softmax import in_log2
 
 LOG2E = math.log2(math.e)
 
@@ -46,7 +46,7 @@ def forgetting_attention(
     backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d).backend
     if backend == "triton":
         f_BHT = (f_BHT * LOG2E).expand(b, h, t)
-        q = _in_log2(q_BTHX, scale)
+        q = in_log2(q_BTHX, scale)
         y: Tensor = ops.forgetting_forward(q, k_BTJX, v_BTJX, f_BHT, ops.cut(window, t))[0]
         return y
 

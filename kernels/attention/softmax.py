@@ -44,7 +44,7 @@ def softmax_attention(
     full = window is None or window >= t
     backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d, windowed=not full).backend
     if backend == "triton":
-        q = _in_log2(q_BTHX, scale)
+        q = in_log2(q_BTHX, scale)
         return ops.softmax_forward(q, k_BTJX, v_BTJX, ops.cut(window, t), 0, backend)[0]
     q_BHTX = q_BTHX.transpose(1, 2)
     if backend == "cudnn" and full:
@@ -110,7 +110,7 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
     return worst(*found)
 
 
-def _in_log2(q_BTHX: Tensor, scale: float | None) -> Tensor:
+def in_log2(q_BTHX: Tensor, scale: float | None) -> Tensor:
     """q scaled for the kernels, rounded once."""
     factor = LOG2E * (q_BTHX.shape[-1] ** -0.5 if scale is None else scale)
     return (q_BTHX.to(statistics_dtype(q_BTHX.dtype)) * factor).to(q_BTHX.dtype)
@@ -159,7 +159,7 @@ def softmax_distractor_loss(
     if r == 0:
         return torch.zeros((), dtype=dtype, device=q_BTHX.device)
     if (backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d, windowed=True).backend) == "triton":
-        q = _in_log2(q_BTHX, scale)
+        q = in_log2(q_BTHX, scale)
         _, clean_BHT = ops.softmax_forward(q, k_BTJX, v_BTJX, ops.cut(window, t), 0, "triton")
         drawn_BTHX, drawn_BHT = ops.softmax_forward(q, k_r_BRJX, v_r_BRJX, 0, r, "triton")
         share_BTH1 = torch.sigmoid((drawn_BHT - clean_BHT) / LOG2E).transpose(1, 2).unsqueeze(-1)

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .triton import LN2, Tiles, _flat, _precision
+from .triton import LN2, Tiles, flat, precision
 
 STRETCH = 4096
 """Keys whose counts are kept at a time."""
@@ -301,7 +301,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, decay_BHT: Tensor, *, window: int |
     lse = torch.empty(b, h, t, device=q.device, dtype=torch.float32)
     bm, bn, warps, stages = tiles_for("forward", d, q.dtype)
     _forward[(triton.cdiv(t, bm), b * h)](
-        _flat(q, bm, d), _flat(k, bn, d), _flat(v, bn, d), _flat(o, bm, d), decay_BHT, lse, t, window or 0,
+        flat(q, bm, d), flat(k, bn, d), flat(v, bn, d), flat(o, bm, d), decay_BHT, lse, t, window or 0,
         BM=bm, BN=bn, num_warps=warps, num_stages=stages, **_shared(q, h // j, window),
     )  # fmt: skip
     return o, lse
@@ -320,7 +320,7 @@ def backward(
     tiles, stretch, stride = triton.cdiv(t, bn), STRETCH // bn, b * h * t
     counts = torch.empty(min(tiles, stretch), b, h, t, device=q.device, dtype=torch.float32)
     _dq[(triton.cdiv(t, bm), b * h)](
-        _flat(q, bm, d), _flat(k, bn, d), _flat(v, bn, d), _flat(g_o, bm, d), _flat(dq, bm, d),
+        flat(q, bm, d), flat(k, bn, d), flat(v, bn, d), flat(g_o, bm, d), flat(dq, bm, d),
         decay_BHT, lse, delta, d_decay, counts, t, window or 0, stride,
         BM=bm, BN=bn, KEPT=tiles <= stretch, num_warps=warps, num_stages=stages, **shared,
     )  # fmt: skip
@@ -330,12 +330,12 @@ def backward(
         if tiles > stretch:
             bm, bn, warps, stages = tiles_for("dq", d, q.dtype)
             _count[(triton.cdiv(t, bm), b * h)](
-                _flat(q, bm, d), _flat(k, bn, d), count, counts, t, window or 0, low, high, stride,
+                flat(q, bm, d), flat(k, bn, d), count, counts, t, window or 0, low, high, stride,
                 BM=bm, BN=bn, num_warps=warps, num_stages=stages, **shared,
             )  # fmt: skip
         bm, bn, warps, stages = tiles_for("dkv", d, q.dtype)
         _dkv[(high - low, b * j)](
-            _flat(q, bm, d), _flat(k, bn, d), _flat(v, bn, d), _flat(g_o, bm, d), _flat(dk, bn, d), _flat(dv, bn, d),
+            flat(q, bm, d), flat(k, bn, d), flat(v, bn, d), flat(g_o, bm, d), flat(dk, bn, d), flat(dv, bn, d),
             decay_BHT, lse, delta, counts, t, window or 0, low, stride,
             BM=bm, BN=bn, num_warps=warps, num_stages=stages, **shared,
         )  # fmt: skip
@@ -344,5 +344,5 @@ def backward(
 
 def _shared(q: Tensor, groups: int, window: int | None) -> dict[str, Any]:
     return {
-        "H": q.shape[2], "G": groups, "X": q.shape[3], "WINDOWED": window is not None, "PRECISION": _precision(q.dtype)
+        "H": q.shape[2], "G": groups, "X": q.shape[3], "WINDOWED": window is not None, "PRECISION": precision(q.dtype)
     }  # fmt: skip

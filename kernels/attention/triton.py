@@ -39,7 +39,7 @@ _HIDDEN = tl.constexpr(HIDDEN)
 
 
 @triton.jit
-def _visible(p_M, n_S, TK, window, WINDOWED: tl.constexpr):
+def visible(p_M, n_S, TK, window, WINDOWED: tl.constexpr):
     # queries may stand behind the last key
     seen = n_S[None, :] <= tl.minimum(p_M, TK - 1)[:, None]
     if WINDOWED:
@@ -80,7 +80,7 @@ def _forward_keys(
         if FORGETS:
             s += _forgotten(hi_ptr, lo_ptr, row, n + tl.arange(0, BN), from_hi, from_lo, TK)[None, :]
         if MASKED:
-            s = tl.where(_visible(p_M, n + tl.arange(0, BN), TK, window, WINDOWED), s, _HIDDEN)
+            s = tl.where(visible(p_M, n + tl.arange(0, BN), TK, window, WINDOWED), s, _HIDDEN)
         higher = tl.maximum(top, tl.max(s, 1))
         shrink = tl.exp2(top - higher)
         p = tl.exp2(s - higher[:, None])
@@ -233,7 +233,7 @@ def _dq_keys(
             s += _forgotten(hi_ptr, lo_ptr, row, n + tl.arange(0, BN), from_hi, from_lo, TK)[None, :]
         p = tl.exp2(s)
         if MASKED:
-            p = tl.where(_visible(p_M, n + tl.arange(0, BN), TK, window, WINDOWED), p, 0.0)
+            p = tl.where(visible(p_M, n + tl.arange(0, BN), TK, window, WINDOWED), p, 0.0)
         dp = tl.dot(g, v.T, tl.broadcast_to(add[:, None], [q.shape[0], BN]), input_precision=PRECISION)
         da = p * (dp + twice[:, None] * p)
         dq = tl.dot(da.to(k.dtype), k, dq, input_precision=PRECISION)
@@ -307,7 +307,7 @@ def _dkv_queries(
             s_SM += _forgotten(hi_ptr, lo_ptr, row, n_S, from_hi, from_lo, TK)[:, None]
         p_SM = tl.exp2(s_SM)
         if MASKED:
-            p_SM = tl.where(_visible(offset + i_M, n_S, TK, window, WINDOWED).T, p_SM, 0.0)
+            p_SM = tl.where(visible(offset + i_M, n_S, TK, window, WINDOWED).T, p_SM, 0.0)
         g = g_desc.load([b, m, h * X]).reshape(BM, X)
         dv = tl.dot(p_SM.to(g.dtype), g, dv, input_precision=PRECISION)
         add = tl.load(add_ptr + at, mask=inside, other=0.0)
@@ -428,9 +428,9 @@ def _launch_forward(
     (b, t, h, d), (tk, j) = q.shape, k.shape[1:3]
     bm, bn, warps, stages = tiles_for("forward", tk, d, q.dtype)
     _forward[(triton.cdiv(t, bm), b * h)](
-        _flat(q, bm, d), _flat(k, bn, d), _flat(v, bn, d), _flat(out, bm, d), *rest,
+        flat(q, bm, d), flat(k, bn, d), flat(v, bn, d), flat(out, bm, d), *rest,
         *(forgotten or rest[-2:]), t, tk, offset, window or 0, H=h, G=h // j, X=d, BM=bm, BN=bn,
-        WINDOWED=window is not None, PRECISION=_precision(q.dtype), POLAR=polar, FORGETS=forgotten is not None,
+        WINDOWED=window is not None, PRECISION=precision(q.dtype), POLAR=polar, FORGETS=forgotten is not None,
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
 
@@ -508,27 +508,27 @@ def weights_backward(
     halves = _halves(forgotten_BHT) or (lse, lse)
     df = torch.empty(lse.shape if forgets else (1,), device=q.device)
     shared: dict[str, Any] = {
-        "H": h, "G": h // j, "X": d, "WINDOWED": window is not None, "PRECISION": _precision(q.dtype), "FORGETS": forgets,
+        "H": h, "G": h // j, "X": d, "WINDOWED": window is not None, "PRECISION": precision(q.dtype), "FORGETS": forgets,
     }  # fmt: skip
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     sizes = (t, tk, offset, window or 0)
     bm, bn, warps, stages = tiles_for("dkv", tk, d, q.dtype)
     _dkv[(triton.cdiv(tk, bn), b * j)](
-        _flat(q, bm, d), _flat(k, bn, d), _flat(v, bn, d), _flat(g, bm, d), _flat(dk, bn, d), _flat(dv, bn, d),
+        flat(q, bm, d), flat(k, bn, d), flat(v, bn, d), flat(g, bm, d), flat(dk, bn, d), flat(dv, bn, d),
         lse, add, twice, *halves, df, *sizes, BM=bm, BN=bn, num_warps=warps, num_stages=stages, **shared,
     )  # fmt: skip
     bm, bn, warps, stages = tiles_for("dq", tk, d, q.dtype)
     _dq[(triton.cdiv(t, bm), b * h)](
-        _flat(q, bm, d), _flat(k, bn, d), _flat(v, bn, d), _flat(g, bm, d), _flat(dq, bm, d),
+        flat(q, bm, d), flat(k, bn, d), flat(v, bn, d), flat(g, bm, d), flat(dq, bm, d),
         lse, add, twice, *halves, *sizes, BM=bm, BN=bn, num_warps=warps, num_stages=stages, **shared,
     )  # fmt: skip
     return dq, dk, dv, df
 
 
-def _flat(x: Tensor, rows: int, d: int) -> TensorDescriptor:
+def flat(x: Tensor, rows: int, d: int) -> TensorDescriptor:
     """[B, T, H, X] as [B, T, H * X], read and written in blocks of `rows` positions of one head."""
     return TensorDescriptor.from_tensor(x.view(*x.shape[:2], -1), [1, rows, d])
 
 
-def _precision(dtype: torch.dtype) -> str:
+def precision(dtype: torch.dtype) -> str:
     return "ieee" if dtype == torch.float32 else "tf32"

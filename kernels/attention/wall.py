@@ -1,6 +1,6 @@
 """Wall attention: every channel of a score fades with its own gates between key and query (docs/mechanisms.md, "Wall attention").
 
-B batch, T length, H query heads, J KV heads, Y gate heads (H or J), X head size, M queries of a block, S the keys in reach.
+B batch, T length, H query heads, J KV heads, P gate heads (H or J), X head size, M queries of a block, S the keys in reach.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def wall_attention(
     q_BTHX: Tensor,
     k_BTJX: Tensor,
     v_BTJX: Tensor,
-    log_gate_BTYX: Tensor,
+    log_gate_BTPX: Tensor,
     *,
     scale: float | None = None,
     window: int | None = None,
@@ -45,19 +45,19 @@ def wall_attention(
     """
     b, t, h, j, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
     check_window(window)
-    y = log_gate_BTYX.shape[2] if log_gate_BTYX.ndim == 4 else 0
-    if log_gate_BTYX.shape != (b, t, y, d) or y not in (h, j):
-        raise ValueError(f"q has shape {tuple(q_BTHX.shape)}, but log_gate {tuple(log_gate_BTYX.shape)}")
+    y = log_gate_BTPX.shape[2] if log_gate_BTPX.ndim == 4 else 0
+    if log_gate_BTPX.shape != (b, t, y, d) or y not in (h, j):
+        raise ValueError(f"q has shape {tuple(q_BTHX.shape)}, but log_gate {tuple(log_gate_BTPX.shape)}")
     scale = d**-0.5 if scale is None else scale
     dtype = statistics_dtype(q_BTHX.dtype)
     backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d).backend
     if backend == "triton":
         q = (q_BTHX.to(dtype) * (scale * LOG2E)).to(q_BTHX.dtype)
-        f = (log_gate_BTYX.to(dtype) * LOG2E).contiguous()
+        f = (log_gate_BTPX.to(dtype) * LOG2E).contiguous()
         result: Tensor = _forward(q.contiguous(), k_BTJX.contiguous(), v_BTJX.contiguous(), f, cut(window, t))[0]
         return result
     q, k = q_BTHX.to(dtype) * scale, expand_kv(k_BTJX.to(dtype), h)
-    p_BTHX = expand_kv(log_gate_BTYX.to(dtype).cumsum(1), h)
+    p_BTHX = expand_kv(log_gate_BTPX.to(dtype).cumsum(1), h)
     return scored_attention(v_BTJX, h, lambda span: _logits(q, k, p_BTHX, span), window=window, query_block=query_block)
 
 

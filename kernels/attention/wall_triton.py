@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .triton import HIDDEN, LN2, Tiles, _flat, _precision, _visible
+from .triton import HIDDEN, LN2, Tiles, flat, precision, visible
 
 BLOCK = 64
 """Tokens whose gates one exponent sums at most."""
@@ -116,7 +116,7 @@ def _forward_keys(
         rate = _between(hi_ptr, lo_ptr, row, middle, n // BN + 1, N, X)
         s = tl.dot((q * rate[None, :]).to(k.dtype), k.T, input_precision=PRECISION)
         if MASKED:
-            s = tl.where(_visible(p_M, n + tl.arange(0, BN), T, window, WINDOWED), s, _HIDDEN)
+            s = tl.where(visible(p_M, n + tl.arange(0, BN), T, window, WINDOWED), s, _HIDDEN)
         higher = tl.maximum(top, tl.max(s, 1))
         shrink = tl.exp2(top - higher)
         p = tl.exp2(s - higher[:, None])
@@ -186,7 +186,7 @@ def _dq_keys(
         rate = _between(hi_ptr, lo_ptr, row, middle, n // BN + 1, N, X)
         s = tl.dot((q * rate[None, :]).to(k.dtype), k.T, input_precision=PRECISION) - lse[:, None]
         if MASKED:
-            s = tl.where(_visible(p_M, n + tl.arange(0, BN), T, window, WINDOWED), s, _HIDDEN)
+            s = tl.where(visible(p_M, n + tl.arange(0, BN), T, window, WINDOWED), s, _HIDDEN)
         p = tl.exp2(s)
         da = p * (tl.dot(g, v.T, input_precision=PRECISION) + add[:, None])
         dq += tl.dot(da.to(k.dtype), k, input_precision=PRECISION) * rate[None, :]
@@ -244,7 +244,7 @@ def _dkv_queries(
         faded = (q * _between(hi_ptr, lo_ptr, row, middle, after, N, X)[None, :]).to(k.dtype)
         s_SM = tl.dot(k, faded.T, input_precision=PRECISION) - lse[None, :]
         if MASKED:
-            s_SM = tl.where(_visible(i_M, n_S, T, window, WINDOWED).T, s_SM, _HIDDEN)
+            s_SM = tl.where(visible(i_M, n_S, T, window, WINDOWED).T, s_SM, _HIDDEN)
         p_SM = tl.exp2(s_SM)
         dv = tl.dot(p_SM.to(g.dtype), g, dv, input_precision=PRECISION)
         da = p_SM * (tl.dot(v, g.T, input_precision=PRECISION) + add[None, :])
@@ -319,7 +319,7 @@ def forward(
     o = torch.empty_like(q)
     lse = torch.empty(b, h, t, device=q.device, dtype=torch.float32)
     _forward[(triton.cdiv(t, bm), b * h)](
-        _flat(q_, bm, d), _flat(k_, bn, d), _flat(v, bn, d), _flat(o, bm, d), *_halves(before), lse, t, window or 0, n,
+        flat(q_, bm, d), flat(k_, bn, d), flat(v, bn, d), flat(o, bm, d), *_halves(before), lse, t, window or 0, n,
         BM=bm, BN=bn, num_warps=warps, num_stages=stages, **_shared(q, j, y, window),
     )  # fmt: skip
     return o, lse, q_, k_, before
@@ -339,12 +339,12 @@ def backward(
     tile = tiles_for("forward", d, q_.dtype).rows
     bm, bn, warps, stages = tiles_for("dkv", d, q_.dtype)
     _dkv[(n, b * y)](
-        _flat(q_, bm, d), _flat(k_, bn, d), _flat(v, bn, d), _flat(g_o, bm, d), dk, dv, *halves, lse, add, t, window or 0, n,
+        flat(q_, bm, d), flat(k_, bn, d), flat(v, bn, d), flat(g_o, bm, d), dk, dv, *halves, lse, add, t, window or 0, n,
         BM=bm, BN=bn, TILE=tile, num_warps=warps, num_stages=stages, **shared,
     )  # fmt: skip
     bm, bn, warps, stages = tiles_for("dq", d, q_.dtype)
     _dq[(triton.cdiv(t, bm), b * h)](
-        _flat(q_, bm, d), _flat(k_, bn, d), _flat(v, bn, d), _flat(g_o, bm, d), dq, *halves, lse, add, t, window or 0, n,
+        flat(q_, bm, d), flat(k_, bn, d), flat(v, bn, d), flat(g_o, bm, d), dq, *halves, lse, add, t, window or 0, n,
         BM=bm, BN=bn, num_warps=warps, num_stages=stages, **shared,
     )  # fmt: skip
     rest = torch.empty(b, y, n, d, device=q_.device, dtype=torch.float32)
@@ -359,7 +359,7 @@ def backward(
 def _shared(q: Tensor, kv_heads: int, gate_heads: int, window: int | None) -> dict[str, Any]:
     return {
         "H": q.shape[2], "J": kv_heads, "Y": gate_heads, "X": q.shape[3], "WINDOWED": window is not None,
-        "PRECISION": _precision(q.dtype),
+        "PRECISION": precision(q.dtype),
     }  # fmt: skip
 
 

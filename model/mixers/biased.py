@@ -69,13 +69,13 @@ class Rel(RelOutline, _InBlocks):
 
     def __init__(self, model: ModelConfig, config: RelConfig) -> None:
         super().__init__(model, config)
-        self.bias = nn.Parameter(torch.zeros(model.n_heads * self.numbers(config)))
+        self.table = nn.Parameter(torch.zeros(model.n_heads * self.numbers(config)))
 
     def forward(
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, block: int | None = None
     ) -> Tensor:
         heads = q_BTHX.shape[2]
-        bias_HR = self.bias.view(heads, -1)
+        bias_HR = self.table.view(heads, -1)
 
         def logits(span: Span) -> Tensor:
             scores = dot_scores(q_BTHX, k_BTJX, span, self.config.scale)

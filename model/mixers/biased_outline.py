@@ -63,7 +63,7 @@ class RelOutline(MixerOutline):
 
     @classmethod
     def shapes(cls, model: ModelConfig, config: RelConfig) -> Shapes:
-        return {"bias": (model.n_heads * cls.numbers(config),)}
+        return {"table": (model.n_heads * cls.numbers(config),)}
 
     @classmethod
     def forward_flops(cls, model: ModelConfig, config: RelConfig, keys: float) -> float:

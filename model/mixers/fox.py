@@ -23,7 +23,7 @@ class FoX(FoXOutline, Mixer):
 
     def __init__(self, model: ModelConfig, config: FoXConfig) -> None:
         super().__init__(model, config)
-        self.gate = Gate(model.d_model, model.n_heads, std=config.gate_std, bias=config.gate_bias)
+        self.gate = Gate(model.d_model, model.n_heads, std=config.gate_std, offset=config.gate_bias)
         self.size = model.head_dim
 
     def forward(

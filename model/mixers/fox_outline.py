@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from ..config import Config, Float, ModelConfig, knob
-from ..parts import MixerConfig, MixerOutline, Shapes, attention_flops, linear
+from ..parts import MixerConfig, MixerOutline, Shapes, attention_flops, gate
 
 
 class FoXConfig(MixerConfig):
@@ -23,7 +23,7 @@ class FoXOutline(MixerOutline):
 
     @classmethod
     def shapes(cls, model: ModelConfig, config: FoXConfig) -> Shapes:
-        return linear("gate", model.d_model, model.n_heads)
+        return gate("gate", model.d_model, model.n_heads)
 
     @classmethod
     def forward_flops(cls, model: ModelConfig, config: FoXConfig, keys: float) -> float:

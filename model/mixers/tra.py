@@ -26,11 +26,11 @@ class TRA(TRAOutline, Mixer):
         gates = self.gates(model, config)
         # uniform(-1/sqrt(D), 1/sqrt(D)) for both, as torch's own Linear starts
         bound = model.d_model**-0.5
-        self.gate = Gate(model.d_model, gates, std=0.0, bias=0.0 if config.gate_bias is None else config.gate_bias)
+        self.gate = Gate(model.d_model, gates, std=0.0, offset=0.0 if config.gate_bias is None else config.gate_bias)
         with torch.no_grad():
             self.gate.weight.uniform_(-bound, bound)
             if config.gate_bias is None:
-                self.gate.bias.uniform_(-bound, bound)
+                self.gate.offset.uniform_(-bound, bound)
         self.size = model.head_dim
 
     def forward(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from ..config import Config, Float, ModelConfig, knob
-from ..parts import MixerConfig, MixerOutline, Shapes, attention_flops, linear
+from ..parts import MixerConfig, MixerOutline, Shapes, attention_flops, gate
 
 
 class TRAConfig(MixerConfig):
@@ -37,7 +37,7 @@ class TRAOutline(MixerOutline):
 
     @classmethod
     def shapes(cls, model: ModelConfig, config: TRAConfig) -> Shapes:
-        return linear("gate", model.d_model, cls.gates(model, config))
+        return gate("gate", model.d_model, cls.gates(model, config))
 
     @classmethod
     def forward_flops(cls, model: ModelConfig, config: TRAConfig, keys: float) -> float:

@@ -21,7 +21,7 @@ from registries import EVERY_MEMORY, EVERY_MIXER
 from torch import nn
 
 ODD: dict[str, Any] = {
-    "d_model": 24, "n_layers": 7, "n_heads": 6, "n_kv_heads": 3, "head_dim": 8, "vocab_size": 29, "window_size": 3,
+    "d_model": 24, "n_layers": 7, "n_heads": 12, "n_kv_heads": 6, "head_dim": 8, "vocab_size": 29, "window_size": 3,
     "mlp_ratio": 3, "conv_taps": 5, "canon_taps": 2, "attn_every": 3, "attn_offset": 1,
 }  # fmt: skip
 """No two sizes alike, so that one taken for another is seen."""
@@ -122,4 +122,4 @@ def test_a_mixer_of_ones_own_may_say_its_shapes() -> None:
     config = complete(attn_type="mine")
     found = network_shapes(config)
     assert found == {name: tuple(one.shape) for name, one in built(config).named_parameters()}
-    assert math.prod(found["blocks.1.mix.mixer.slope"]) == 42
+    assert math.prod(found["blocks.1.mix.mixer.slope"]) == 7 * 12

@@ -204,7 +204,7 @@ CASES: dict[str, tuple[str, str]] = {
     "mixer-name": (
         "set:\n  model:\n    mixers:\n      rop: {base: 3}\n",
         "6: set.model.mixers.rop.base: no such setting under model.mixers; "
-        "allowed: model.mixers.nope, model.mixers.polar, model.mixers.rope; did you mean 'model.mixers.rope'?",
+        f"allowed: {', '.join(sorted(f'model.mixers.{name}' for name in MIXERS))}; did you mean 'model.mixers.rope'?",
     ),
     "computed-field": (
         "set:\n  data.fingerprint: abc\n",
