@@ -107,6 +107,11 @@ METRICS: Mapping[tuple[str, str], Metric] = {
             Metric("end", "tokens", words="Place of the last token that the loss above scores: lengths compare where it is the same.",
                    decimals=0),
         ),
+        "position_nll": (
+            Metric("nats", _LOSS, "lower", "Loss over position: mean cross-entropy over the first L tokens of each long held-out document, "
+                   "which is the clean loss; its items are the means over runs of tokens at one place in the document. Full attention."),
+            Metric("end_nats", _LOSS, "lower", "Loss over position: mean cross-entropy over the last run of those tokens."),
+        ),
         "state_norm": (
             Metric("delta_norm", _NORM, words="State norm: Frobenius norm of the memory's state after L tokens of a long held-out "
                    "document, as the trained network leaves it; mean over documents, layers with a memory and heads."),

@@ -21,6 +21,7 @@ PROBES: Registry[type[Probe]] = Registry("probe", __name__, {
     "same_tail": "same_tail:SameTail",
     "state_norm": "state_norm:StateNorm",
     "count_map": "count_map:CountMap",
+    "position_nll": "position_nll:PositionNll",
 }, reserved=OF_TRAINING)  # fmt: skip
 
 Registered = TypeVar("Registered", bound=type[Probe])

@@ -43,6 +43,17 @@ def stream_loss(subject: Subject, *, full_context: bool) -> tuple[float, int]:
     return float(losses.double().mean()), losses.numel()
 
 
+def document_losses(subject: Subject, length: int) -> Tensor | str:
+    """Losses of the first `length` targets of each of the documents [documents, length], or why there are none."""
+    import torch
+
+    reason = subject.beyond(length) or subject.lacking(length + 1)
+    if reason is not None:
+        return reason
+    rows = torch.from_numpy(np.stack([d[: length + 1] for d in subject.documents]).astype(np.int64))
+    return subject.losses(rows[:, :-1], rows[:, 1:])
+
+
 def _by_row(probe: Probe, length: int, losses_BT: Tensor) -> Result:
     means = losses_BT.double().mean(1)
     rows = [probe.example("nats", float(mean), length, item=item) for item, mean in enumerate(means)]
@@ -89,15 +100,9 @@ class Clean(OverDocuments):
 
     def run(self, subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
         """An example is the mean of one document."""
-        import torch
-
         for length in lengths:
-            reason = subject.beyond(length) or subject.lacking(length + 1)
-            if reason is not None:
-                yield [self.missing(reason, length)], []
-                continue
-            rows = torch.from_numpy(np.stack([d[: length + 1] for d in subject.documents]).astype(np.int64))
-            yield _by_row(self, length, subject.losses(rows[:, :-1], rows[:, 1:]))
+            losses = document_losses(subject, length)
+            yield ([self.missing(losses, length)], []) if isinstance(losses, str) else _by_row(self, length, losses)
 
 
 class JunkConfig(ProbeConfig):

@@ -11,6 +11,7 @@ from atma_sweep.model.registry import MEMORIES, MIXERS, POSITIONS
 from atma_sweep.sweep.config import TrainConfig
 from atma_sweep.sweep.errors import GridError, nearest
 from atma_sweep.sweep.grid.grid import load_grid
+from atma_sweep.sweep.probes import PROBES
 
 Write = Callable[..., Path]
 HEAD = "name: g\nextends: micro\n"
@@ -249,7 +250,7 @@ CASES: dict[str, tuple[str, str]] = {
     ),
     "probe": (
         "set:\n  eval:\n    probes: [val, nedle]\n",
-        "5: set.eval.probes: no such name 'nedle'; allowed: val, clean, junk, needle, same_tail, state_norm, count_map; did you mean 'needle'?",
+        f"5: set.eval.probes: no such name 'nedle'; allowed: {', '.join(PROBES)}; did you mean 'needle'?",
     ),
     "plugin-missing": (
         "plugins: [clahs.py]\n",

@@ -31,6 +31,7 @@ from atma_sweep.sweep.config import Resources
 from atma_sweep.sweep.data.corpora import CorpusError, open_corpus
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.machine import processes
+from atma_sweep.sweep.probes import PROBES
 from atma_sweep.sweep.run import evaluate, supervisor
 from atma_sweep.sweep.scheduler.base import Finished, Launch, OnThisMachine
 from here import here
@@ -217,7 +218,7 @@ def test_probes_and_lengths_beyond_the_config_as_json(desk: Desk) -> None:
             [POLAR],
             {"probes": ["cleen"]},
             GridError,
-            "allowed: val, clean, junk, needle, same_tail, state_norm, count_map; did you mean 'clean'?",
+            f"allowed: {', '.join(PROBES)}; did you mean 'clean'?",
         ),
         ([POLAR], {"probes": ["val"], "lengths": [64]}, GridError, "val has no context length; leave --length out"),
         ([POLAR], {"lengths": [64, 1]}, GridError, "--length: 1: a context length is 2 tokens or more"),
