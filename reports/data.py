@@ -16,6 +16,7 @@ from ..results.errors import Expected
 from ..results.store.cell_status import Request, Standing, requests_of, standing
 from ..results.store.records import AXES, CellState, Source, Value, extra_axes
 from ..results.store.store import Store
+from .numbers import Column
 from .trials import with_intervals
 
 REFERENCES = {"unigram_entropy": "unigram entropy", "bigram_entropy": "bigram entropy"}
@@ -24,6 +25,8 @@ PRINTED = "table-"
 """Beginning of the probes that hold a published number as a numbered table prints it, such as `table-2`."""
 WEIGHTED = "_weighted"
 """End of a metric's name that stands for its mean over all context lengths, each weighted by itself."""
+NO_LEVEL = "-"
+"""Of an axis that a cell does not have."""
 
 
 Lengths = Sequence[int] | Literal["all"] | None
@@ -33,6 +36,11 @@ probe."""
 
 class ReportError(Expected):
     """A report that cannot be made as asked."""
+
+
+def level_of(cell: CellState, axis: str) -> str:
+    """The level of an axis at which a cell stands: of one of AXES, or of one that the grid has besides."""
+    return cell.levels[axis] if axis in AXES else cell.axes.get(axis, NO_LEVEL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,11 +157,10 @@ class SweepData:
 
     def configurations(self) -> dict[tuple[str, ...], list[CellState]]:
         """Cells that differ in nothing but their seed, by (levels of AXES, then of the extra axes)."""
-        extra = self.extra_axes()
+        axes = (*AXES, *self.extra_axes())
         found: dict[tuple[str, ...], list[CellState]] = {}
         for cell in self.cells:
-            key = (*(cell.levels[axis] for axis in AXES), *(cell.axes.get(axis, "-") for axis in extra))
-            found.setdefault(key, []).append(cell)
+            found.setdefault(tuple(level_of(cell, axis) for axis in axes), []).append(cell)
         return found
 
     @cached_property
@@ -182,6 +189,15 @@ class SweepData:
             return None
         printed = self.printed.get((cell, table, probe, metric, length)) if table else None
         return printed or self.values.get((cell, probe, metric, length))
+
+    def given(self, cell: CellState, column: Column, table: str | None = None) -> Value | None:
+        """What a cell has in a column, as `value` finds it."""
+        return self.value(cell.cell_id, *column.key, table)
+
+    def numbers(self, cells: Iterable[CellState], column: Column) -> list[float]:
+        """The numbers of a column, of those of these cells that have one."""
+        found = (self.given(cell, column) for cell in cells)
+        return [value.value for value in found if value is not None and value.value is not None]
 
     def _average(self, cell: str, probe: str, metric: str) -> Value | None:
         """The mean over the lengths that the launch asked for; where one lacks a number, the reason for that; None where one was not

@@ -43,7 +43,7 @@ def entry(data: SweepData, cells: Sequence[CellState], column: Column, table: st
     With `table`, a published number stands as that table of the paper prints it. A mean over fewer cells than there are
     says how many; nothing is left blank.
     """
-    values = [data.value(cell.cell_id, column.probe, column.metric, column.length, table) for cell in cells]
+    values = [data.given(cell, column, table) for cell in cells]
     have = [value for value in values if value is not None and value.value is not None]
     numbers = [value.value for value in have if value.value is not None]
     words = [] if numbers else _words(data, cells, column, values)

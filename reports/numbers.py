@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal, localcontext
 
 from ..results import metrics
+from ..results.store.records import Key
 
 PLUS_MINUS = " ± "
 """Between a mean and its standard deviation."""
@@ -26,6 +27,11 @@ class Column:
     direction: int = 0
     """-1 where less is better, 1 where more is, 0 where neither."""
     unit: str = ""
+
+    @property
+    def key(self) -> Key:
+        """What it is about, as in the database: (probe, metric, length)."""
+        return self.probe, self.metric, self.length
 
 
 def column_of(

@@ -152,7 +152,7 @@ class _Spreads:
     def _value(self, one: Entry) -> float:
         """As measured: what a table prints has fewer digits."""
         column, scale = _behind(one)
-        values = [self._data.value(cell, column.probe, column.metric, column.length) for cell in one.cells]
+        values = [self._data.value(cell, *column.key) for cell in one.cells]
         known = [value.value for value in values if value is not None and value.value is not None]
         return scale * fmean(known) if known else one.value or 0.0
 

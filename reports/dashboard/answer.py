@@ -8,10 +8,10 @@ from typing import Any
 
 from scipy import stats
 
-from ...results.store.records import AXES, CellState
+from ...results.store.records import CellState
 from ...results.store.store import Store
 from ..columns import complete_columns
-from ..data import SweepData
+from ..data import SweepData, level_of
 from ..figures.base import training_lengths
 from ..figures.lines import BARS, lines_of, only, over_lengths
 from ..figures.style import axis_name, shown
@@ -52,12 +52,7 @@ def main_columns(data: SweepData) -> list[Column]:
     wanted = [by_probe[probe] for probe in ("needle", "val", "clean") if probe in by_probe]
     strange = {probe for probe, _ in data.strange()}
     wanted += [column for probe, column in by_probe.items() if probe in strange and column.direction]
-    return [column for column in wanted if any(_numbers(data, column))]
-
-
-def _numbers(data: SweepData, column: Column) -> list[float]:
-    values = (data.value(cell.cell_id, column.probe, column.metric, column.length) for cell in data.cells)
-    return [value.value for value in values if value is not None and value.value is not None]
+    return [column for column in wanted if any(data.numbers(data.cells, column))]
 
 
 def about(column: Column) -> dict[str, Any]:
@@ -126,7 +121,7 @@ def interval(rival: Rival) -> tuple[float | None, float | None]:
 
 def _words(data: SweepData, cell: CellState) -> list[str]:
     """The levels of every axis that varies, as figures name them; what is off or plain is not named."""
-    levels = [(axis, cell.levels[axis] if axis in AXES else cell.axes.get(axis, "-")) for axis in factors(data)]
+    levels = [(axis, level_of(cell, axis)) for axis in factors(data)]
     return [shown(level, axis) for axis, level in levels if level not in PLAIN] or [
         "plain" if levels else "the only configuration"
     ]
@@ -144,10 +139,10 @@ def _range_text(column: Column, low: float | None, high: float | None) -> str:
 def forest_of(data: SweepData, columns: Sequence[Column], found: Sequence[Effect] | None = None) -> dict[str, Any]:
     """The effects on the main measures, over the whole sweep and within every mixer."""
     known = effects(data, columns) if found is None else found
-    keys = {(column.probe, column.metric, column.length): place for place, column in enumerate(columns)}
+    keys = {column.key: place for place, column in enumerate(columns)}
     rows = []
     for one in known:
-        measure = keys.get((one.measure.probe, one.measure.metric, one.measure.length))
+        measure = keys.get(one.measure.key)
         # of levels that are neither plain nor mixers, the page of effects has the differences among each other
         told = one.axis == "attn_type" or one.reference == reference_level(data.levels(one.axis)) or one.confirmatory
         if measure is not None and told:

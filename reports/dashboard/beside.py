@@ -101,8 +101,8 @@ def _row(one: Comparison, measure: int, place: Mapping[str, int]) -> dict[str, A
 
 def _effects(data: SweepData, theirs: SweepData) -> dict[str, Any]:
     """What each level does in both, by rows that both have."""
-    known = {(c.probe, c.metric, c.length) for c in main_columns(theirs)}
-    columns = [column for column in main_columns(data) if (column.probe, column.metric, column.length) in known]
+    known = {column.key for column in main_columns(theirs)}
+    columns = [column for column in main_columns(data) if column.key in known]
     mine, other = (forest_of(one, columns)["rows"] for one in (data, theirs))
 
     def key(row: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -78,8 +78,7 @@ def careful(
 def _retrieved(data: SweepData, column: Column) -> Iterator[str]:
     """How many cells answer the needle no better than the best constant answer does."""
     level = ceiling(data, column.length)
-    values = [data.value(cell.cell_id, column.probe, column.metric, column.length) for cell in data.cells]
-    known = [value.value for value in values if value is not None and value.value is not None]
+    known = data.numbers(data.cells, column)
     below = sum(value <= level + DUST for value in known) if level is not None else 0
     if level is None or not below:
         return

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from ...results.store.records import Key
 from ..data import WEIGHTED, SweepData
 from ..numbers import Column
 from ..stats.effects import Effect
@@ -21,7 +22,7 @@ def effects_of(data: SweepData, found: Sequence[Effect]) -> dict[str, Any]:
     """
     table = table_of_effects(data, found)
     place = {cell.cell_id: index for index, cell in enumerate(data.cells)}
-    measures: dict[tuple[str, str, int], int] = {}
+    measures: dict[Key, int] = {}
     pairs: dict[tuple[int, ...], int] = {}
     rows = []
     for one, row in zip(found, table.rows, strict=True):
@@ -30,7 +31,7 @@ def effects_of(data: SweepData, found: Sequence[Effect]) -> dict[str, Any]:
         scale = 100 if column.percent else 1
         rows.append(
             {
-                "measure": measures.setdefault((column.probe, column.metric, column.length), len(measures)),
+                "measure": measures.setdefault(column.key, len(measures)),
                 "axis": one.axis,
                 "words": row[1 : table.text_columns],
                 "numbers": row[table.text_columns :],
@@ -42,7 +43,7 @@ def effects_of(data: SweepData, found: Sequence[Effect]) -> dict[str, Any]:
                 "pairs": pairs.setdefault(cells, len(pairs)),
             }
         )
-    columns = {(one.measure.probe, one.measure.metric, one.measure.length): one.measure for one in found}
+    columns = {one.measure.key: one.measure for one in found}
     keys = {key: {"probe": key[0], "metric": key[1], "length": key[2]} for key in measures}
     return {
         "measures": [about(columns[key]) | keys[key] | _averages(data, columns[key]) for key in measures],
@@ -58,5 +59,5 @@ def _averages(data: SweepData, column: Column) -> dict[str, Any]:
     """By cell, a number that no attempt recorded: a mean over lengths."""
     if not column.metric.endswith(WEIGHTED):
         return {}
-    values = (data.value(cell.cell_id, column.probe, column.metric, column.length) for cell in data.cells)
+    values = (data.given(cell, column) for cell in data.cells)
     return {"values": [value.value if value is not None else None for value in values]}

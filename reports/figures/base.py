@@ -9,9 +9,9 @@ from typing import Any
 
 import pandas as pd
 
-from ...results.store.records import AXES, CellState
+from ...results.store.records import AXES
 from ...results.store.store import Store
-from ..data import SweepData
+from ..data import SweepData, level_of
 from ..layout import sources_of
 from . import style
 
@@ -94,17 +94,12 @@ def line_axes(data: SweepData) -> tuple[str, ...]:
     return tuple(axis for axis in ranked if len(data.levels(axis)) > 1)[:2]
 
 
-def level(cell: CellState, axis: str) -> str:
-    """The level of an axis at which a cell stands."""
-    return str(cell.levels[axis]) if axis in AXES else str(cell.axes.get(axis, "-"))
-
-
 def groups_of(data: SweepData) -> dict[str, dict[str, str]]:
     """By cell: its panel (attn_type), and the levels `first` and `second` and the words `line` of its line."""
     axes = line_axes(data)
     found = {}
     for cell in data.cells:
-        levels = [level(cell, axis) for axis in axes]
+        levels = [level_of(cell, axis) for axis in axes]
         words = ", ".join(f"{axis} {one}" for axis, one in zip(axes, levels, strict=True))
         first, second = [*levels, "", ""][:2]
         panel = cell.levels["attn_type"]
@@ -119,7 +114,7 @@ def names_of(data: SweepData, without: Iterable[str] = ()) -> dict[str, str]:
     axes = [axis for axis in (*AXES, *data.extra_axes()) if axis not in set(without) and len(data.levels(axis)) > 1]
     found = {}
     for cell in data.cells:
-        levels = [(axis, level(cell, axis)) for axis in axes]
+        levels = [(axis, level_of(cell, axis)) for axis in axes]
         words = [style.shown(one, axis) for axis, one in levels if one not in ("off", "-")]
         found[cell.cell_id] = ", ".join([*words, *([f"seed {cell.seed}"] if seeds else [])])
     return found

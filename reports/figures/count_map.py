@@ -12,10 +12,10 @@ import pandas as pd
 from ...results.paper import is_published
 from ...results.store.records import AXES
 from ...results.store.store import Store
-from ..data import ReportError, SweepData, gather
+from ..data import ReportError, SweepData, gather, level_of
 from ..stats.initial import BETA, magnitude
 from . import style
-from .base import Collected, collected, level
+from .base import Collected, collected
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -82,11 +82,11 @@ def collect(store: Store, sweep: str | None = None, *, revision: int | None = No
 def _names(data: SweepData, cells: set[str]) -> dict[str, str]:
     """By cell: the levels in which these cells differ, in words; of one alone its slug."""
     shown = [cell for cell in data.cells if cell.cell_id in cells]
-    axes = [axis for axis in (*AXES, *data.extra_axes()) if len({level(cell, axis) for cell in shown}) > 1]
+    axes = [axis for axis in (*AXES, *data.extra_axes()) if len({level_of(cell, axis) for cell in shown}) > 1]
     seeds = len({cell.seed for cell in shown}) > 1
     found = {}
     for cell in shown:
-        words = [style.shown(level(cell, axis), axis) for axis in axes]
+        words = [style.shown(level_of(cell, axis), axis) for axis in axes]
         found[cell.cell_id] = ", ".join([*words, *([f"seed {cell.seed}"] if seeds else [])]) or cell.slug
     return found
 

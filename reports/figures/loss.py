@@ -11,10 +11,10 @@ import pandas as pd
 from ...results.store.records import AXES
 from ...results.store.store import Store
 from ...results.text import choice
-from ..data import ReportError, SweepData, gather
+from ..data import ReportError, SweepData, gather, level_of
 from ..numbers import rounded
 from . import style
-from .base import Collected, collected, level, line_axes, names_of
+from .base import Collected, collected, line_axes, names_of
 from .curves import end_words, robust_range
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def _frame(
     """Points of CURVE and `smoothed`, a part an attempt, as one frame that says whose each is."""
     counts = [len(part) for part in parts]
     configuration = {one.cell_id: ", ".join(key) for key, some in data.configurations().items() for one in some}
-    levels = [[level(cell, axis) for axis in axes] + ["", ""] for cell in cells]
+    levels = [[level_of(cell, axis) for axis in axes] + ["", ""] for cell in cells]
     told = {
         "cell": [cell.cell_id for cell in cells],
         "attempt": list(attempts),

@@ -16,7 +16,7 @@ import numpy as np
 
 from ...results.store.records import AXES
 from ..columns import complete_columns, ends, every, longest
-from ..data import SweepData
+from ..data import SweepData, level_of
 from ..numbers import Column
 from ..words import word_of
 
@@ -31,8 +31,6 @@ __all__ = [
 MOST_LEVELS = 6
 """Of an axis whose levels are all held against each other; those of a longer one are held against the reference alone."""
 LOSS_DECIMALS = 3
-NO_LEVEL = "-"
-"""Of an axis that a cell does not have."""
 DIVERGED = "diverged"
 
 
@@ -55,10 +53,8 @@ def first_measures(data: SweepData, *, at_least: int = 2) -> list[Column]:
 def _known(data: SweepData, columns: Sequence[Column], at_least: int) -> list[Column]:
     found = {}
     for column in columns:
-        have = (data.value(cell.cell_id, column.probe, column.metric, column.length) for cell in data.cells)
-        if sum(value is not None and value.value is not None for value in have) >= at_least:
-            precise = replace(column, decimals=column.decimals if column.percent else LOSS_DECIMALS)
-            found[column.probe, column.metric, column.length] = precise
+        if len(data.numbers(data.cells, column)) >= at_least:
+            found[column.key] = replace(column, decimals=column.decimals if column.percent else LOSS_DECIMALS)
     return list(found.values())
 
 
@@ -88,10 +84,10 @@ def numbers_of(data: SweepData, column: Column) -> pd.DataFrame:
     axes = (*AXES, *data.extra_axes())
     rows = []
     for cell in data.cells:
-        value = data.value(cell.cell_id, column.probe, column.metric, column.length)
+        value = data.given(cell, column)
         if value is not None and value.value is not None:
             row: dict[str, Any] = {"cell": cell.cell_id, "attempt": value.attempt_id, "seed": cell.seed}
-            row |= {axis: cell.levels[axis] if axis in AXES else cell.axes.get(axis, NO_LEVEL) for axis in axes}
+            row |= {axis: level_of(cell, axis) for axis in axes}
             rows.append(row | {"value": value.value})
     return pd.DataFrame(rows, columns=["cell", "attempt", "seed", *axes, "value"])
 
@@ -147,9 +143,7 @@ class Numbers:
     def __init__(self, data: SweepData, columns: Sequence[Column]) -> None:
         self.data, self.columns, self.cells = data, list(columns), list(data.cells)
         self.axes = [*AXES, *data.extra_axes()]
-        found = [
-            [data.value(cell.cell_id, one.probe, one.metric, one.length) for one in self.columns] for cell in self.cells
-        ]
+        found = [[data.given(cell, one) for one in self.columns] for cell in self.cells]
         shape = (len(self.cells), len(self.columns))
         known = [[np.nan if v is None or v.value is None else v.value for v in row] for row in found]
         self.values = np.array(known, dtype=float).reshape(shape)
@@ -161,21 +155,14 @@ class Numbers:
         seeds = sorted({cell.seed for cell in self.cells})
         self._seeds = np.array([seeds.index(cell.seed) for cell in self.cells], dtype=int)
         self._words: dict[tuple[int, int], str] = {}
-        self._levels: dict[str, list[str]] = {}
         self._places: dict[tuple[str, ...], tuple[np.ndarray, dict[str, np.ndarray]]] = {}
-
-    def levels(self, axis: str) -> list[str]:
-        """Those of the sweep, kept: over thousands of rows they are asked for again and again."""
-        if axis not in self._levels:
-            self._levels[axis] = self.data.levels(axis)
-        return self._levels[axis]
 
     @cached_property
     def _codes(self) -> dict[str, tuple[list[str], np.ndarray]]:
         """By axis: its levels, and which of them each cell stands at."""
         found = {}
         for axis in self.axes:
-            words = [c.levels[axis] if axis in AXES else c.axes.get(axis, NO_LEVEL) for c in self.cells]
+            words = [level_of(cell, axis) for cell in self.cells]
             names = list(dict.fromkeys(words))
             place = {name: index for index, name in enumerate(names)}
             found[axis] = names, np.array([place[word] for word in words], dtype=int)

@@ -168,12 +168,8 @@ def effects(data: SweepData, columns: Sequence[Column] | None = None, *, within:
     """What the levels of every axis do to every measure, against each other: first the declared contrasts, then, exploratory and
     measure by measure, over the whole sweep and `within` its strata. What has not a single pair is left out."""
     chosen = measures(data) if columns is None else columns
-    shown = {(one.probe, one.metric, one.length) for one in chosen}
-    declared = [
-        one
-        for one in contrasts(data)
-        if (one.measure.probe, one.measure.metric, one.measure.length) in shown and (within or not one.where)
-    ]
+    shown = {one.key for one in chosen}
+    declared = [one for one in contrasts(data) if one.measure.key in shown and (within or not one.where)]
     taken = {_what(one.measure, one.axis, one.level, one.reference, one.where) for one in declared}
     numbers = Numbers(data, chosen)
     rows = [
@@ -194,7 +190,7 @@ def _single(row: _Row) -> tuple[str, str, str]:
 
 def _what(column: Column, axis: str, level: str, reference: str, where: str) -> tuple[Any, ...]:
     """The same for a difference and for its opposite."""
-    return column.probe, column.metric, column.length, axis, frozenset((level, reference)), where
+    return *column.key, axis, frozenset((level, reference)), where
 
 
 def _effect(row: _Row, about: Mapping[str, Any], **more: Any) -> Effect:
@@ -309,7 +305,7 @@ def _rows(
             row.about["levels"] = levels
             yield row
             if left and left[0] in split and (left[0] == STRATA[0] or row.fields["p_heterogeneity"] < ALPHA):
-                subsets += [where | {left[0]: level} for level in numbers.levels(left[0])]
+                subsets += [where | {left[0]: level} for level in numbers.data.levels(left[0])]
 
 
 def _row(numbers: Numbers, made: Contrasted, kept: np.ndarray, place: int, axis: str | None) -> _Row:

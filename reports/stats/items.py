@@ -163,7 +163,7 @@ def item_measures(data: SweepData) -> list[Column]:
             name = f"{heading}@{length_name(length)}" if length else heading
             one = column_of(probe, about, name, length=length)
             found.append(one if one.percent else replace(one, decimals=max(one.decimals, 4)))
-    return sorted(found, key=lambda one: (one.probe, one.metric, one.length))
+    return sorted(found, key=lambda one: one.key)
 
 
 def item_effects(store: Store, data: SweepData, columns: Sequence[Column] | None = None) -> list[ItemEffect]:
@@ -171,7 +171,7 @@ def item_effects(store: Store, data: SweepData, columns: Sequence[Column] | None
 
     Levels without a pair of cells that have the same items are left out. Corrected inside (measure, axis).
     """
-    chosen = {(one.probe, one.metric, one.length): one for one in (item_measures(data) if columns is None else columns)}
+    chosen = {one.key: one for one in (item_measures(data) if columns is None else columns)}
     mixers = data.levels("attn_type")
     numbers, contrasts = Numbers(data, []), []
     for axis in factors(data):

@@ -112,9 +112,7 @@ def means(data: SweepData, column: Column) -> dict[Configuration, tuple[float, i
     """By configuration that has the number, its mean over seeds and how many they are."""
     found = {}
     for key, cells in data.configurations().items():
-        values = (data.value(cell.cell_id, column.probe, column.metric, column.length) for cell in cells)
-        known = [value.value for value in values if value is not None and value.value is not None]
-        if known:
+        if known := data.numbers(cells, column):
             found[key] = (fmean(known), len(known))
     return found
 

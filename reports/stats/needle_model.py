@@ -92,7 +92,7 @@ def needle_model(data: SweepData, column: Column) -> NeedleModel:
 
 def _trials(data: SweepData, column: Column) -> dict[str, float]:
     digits = data.metric(column.probe, column.metric).trials or 1
-    values = {c.cell_id: data.value(c.cell_id, column.probe, column.metric, column.length) for c in data.cells}
+    values = {cell.cell_id: data.given(cell, column) for cell in data.cells}
     return {cell: (value.n or 0) / digits for cell, value in values.items() if value is not None}
 
 

@@ -18,10 +18,9 @@ import numpy as np
 from scipy import special
 
 from ...results.store.records import AXES, CellState, Value
-from ..data import WEIGHTED, ReportError, SweepData
+from ..data import WEIGHTED, ReportError, SweepData, level_of
 from ..numbers import Column
 from ..trials import trials_of
-from .design import NO_LEVEL
 from .resampling import ALPHA
 
 __all__ = [
@@ -84,7 +83,7 @@ def spread(data: SweepData, column: Column, where: Mapping[str, str] | None = No
     """The spread of a number: between seeds where the sweep has several, else between near-replicates. `where` keeps only cells
     at those levels. None where there is no such group."""
     wanted = (where or {}).items()
-    some = [one for one in _known(data, column) if all(_level(one.cell, axis) == level for axis, level in wanted)]
+    some = [one for one in _known(data, column) if all(level_of(one.cell, axis) == level for axis, level in wanted)]
     return _pooled(data, column, some)
 
 
@@ -117,12 +116,8 @@ class _Number(NamedTuple):
 
 
 def _known(data: SweepData, column: Column) -> list[_Number]:
-    found = ((cell, data.value(cell.cell_id, column.probe, column.metric, column.length)) for cell in data.cells)
+    found = ((cell, data.given(cell, column)) for cell in data.cells)
     return [_Number(cell, given, given.value) for cell, given in found if given is not None and given.value is not None]
-
-
-def _level(cell: CellState, axis: str) -> str:
-    return cell.levels[axis] if axis in AXES else cell.axes.get(axis, NO_LEVEL)
 
 
 def replicates(data: SweepData, column: Column) -> dict[tuple[str, ...], tuple[Spread, list[Replicate]]]:
@@ -164,7 +159,7 @@ def _grouped(data: SweepData, column: Column, some: Sequence[_Number]) -> tuple[
         groups: dict[tuple[str, ...], list[_Number]] = {}
         for one in numbers:
             seed = (str(one.cell.seed),) if with_seed else ()
-            groups.setdefault((*(_level(one.cell, axis) for axis in keys), *seed), []).append(one)
+            groups.setdefault((*(level_of(one.cell, axis) for axis in keys), *seed), []).append(one)
         if any(len(group) > 1 for group in groups.values()):
             return kind, list(groups.values())
     return "", []

@@ -95,7 +95,7 @@ def compared(mine: Side, theirs: Side) -> Compared:
             right, left = entry(published, cells, column), entry(data, groups[levels], column)
             if right.value is None or (left.value is None and not _asked(data, column)):
                 continue
-            keys = [(cell.cell_id, column.probe, column.metric, column.length) for cell in cells]
+            keys = [(cell.cell_id, *column.key) for cell in cells]
             told = [flags[key] for key in keys if key in flags]
             found.append(_judge(levels, column, left, right, spreads[column].get(stratum_of(cells[0])), told))
     extra = [*data.extra_axes(), *published.extra_axes()]
@@ -224,8 +224,7 @@ def _in_table(found: Sequence[Comparison], published: SweepData, table: str) -> 
         )
 
     def inside(one: Comparison) -> bool:
-        what = (one.column.probe, one.column.metric, one.column.length)
-        return any((cell, *what) in printed for cell in one.published.cells)
+        return any((cell, *one.column.key) in printed for cell in one.published.cells)
 
     return [one for one in found if inside(one)]
 

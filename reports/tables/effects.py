@@ -313,8 +313,7 @@ def _missing(found: Sequence[Tested]) -> list[str]:
 
 def _told(data: SweepData, column: Column) -> bool:
     """Whether the notes tell what can be seen in a number: in the two qualities, since there is a table of the rest."""
-    told = {(one.probe, one.metric, one.length) for one in qualities(data)}
-    return (column.probe, column.metric, column.length) in told
+    return column.key in {one.key for one in qualities(data)}
 
 
 def _limits(data: SweepData, columns: Sequence[Column], found: Sequence[Effect]) -> list[str]:

@@ -17,19 +17,19 @@ NEAR = 0.5
 def first_columns(data: SweepData) -> list[Column]:
     """Every number at its longest context length, and those that declared contrasts are about."""
     declared = [one.measure for one in contrasts(data)]
-    return list({(one.probe, one.metric, one.length): one for one in [*declared, *first_measures(data)]}.values())
+    return list({one.key: one for one in [*declared, *first_measures(data)]}.values())
 
 
 def first_effects(data: SweepData, found: Sequence[Effect]) -> list[Effect]:
     """The declared contrasts; of the others all that are sure, and besides every level against the reference over the whole
     sweep, with its strata where they differ."""
-    first = _at_first(data)
+    first = {one.key for one in first_measures(data)}
     apart = {(one.measure.heading, *_levels(one)) for one in found if not one.where and one.mixed}
 
     def kept(one: Effect) -> bool:
-        if one.confirmatory or (one.sure and _place(one.measure) in first):
+        if one.confirmatory or (one.sure and one.measure.key in first):
             return True
-        if _place(one.measure) not in first or one.reference != reference_level(data.levels(one.axis)):
+        if one.measure.key not in first or one.reference != reference_level(data.levels(one.axis)):
             return False
         return not one.where or (one.where.count("=") == 1 and (one.measure.heading, *_levels(one)) in apart)
 
@@ -49,14 +49,6 @@ def first_interactions(found: Sequence[Interaction]) -> list[Interaction]:
         kept = [one for one in rows if _levels(one) in told] or [nearest] * (_p(nearest) < NEAR)
         order.setdefault(nearest.measure.heading, []).append((_p(nearest), kept))
     return [one for blocks in order.values() for _, kept in sorted(blocks, key=lambda block: block[0]) for one in kept]
-
-
-def _at_first(data: SweepData) -> set[tuple[str, str, int]]:
-    return {_place(one) for one in first_measures(data)}
-
-
-def _place(column: Column) -> tuple[str, str, int]:
-    return column.probe, column.metric, column.length
 
 
 def _levels(one: Tested) -> tuple[object, ...]:
