@@ -35,13 +35,15 @@ def wall_attention(
     scale: float | None = None,
     window: int | None = None,
     query_block: int | None = None,
+    steepest: float | None = None,
     backend: str | None = None,
 ) -> Tensor:
     """softmax of scale sum_x q_ix k_jx exp(sum of log_gate_x over j < u <= i), over the keys i - window < j <= i, times v.
 
     q [B, T, H, X], k and v [B, T, J, X] of one type; log_gate <= 0 of any float type has a head for each of q's, or for each
-    of k's. Returns [B, T, H, X] of q's type. `scale` None is 1/sqrt(X), `backend` None what `choose_backend` says; the
-    kernels take gates of at least -1.19. Raises ValueError when shapes or types disagree.
+    of k's. Returns [B, T, H, X] of q's type. `scale` None is 1/sqrt(X), `backend` None what `choose_backend` says. No
+    log_gate lies below -`steepest` (None: nothing is known of them); the kernels take gates of at least -1.19. The sums are
+    kept in float64. Raises ValueError when shapes or types disagree.
     """
     b, t, h, j, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
     check_window(window)
@@ -50,20 +52,25 @@ def wall_attention(
         raise ValueError(f"q has shape {tuple(q_BTHX.shape)}, but log_gate {tuple(log_gate_BTPX.shape)}")
     scale = d**-0.5 if scale is None else scale
     dtype = statistics_dtype(q_BTHX.dtype)
-    backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d).backend
+    backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d, steepest).backend
     if backend == "triton":
         q = (q_BTHX.to(dtype) * (scale * LOG2E)).to(q_BTHX.dtype)
         f = (log_gate_BTPX.to(dtype) * LOG2E).contiguous()
         result: Tensor = _forward(q.contiguous(), k_BTJX.contiguous(), v_BTJX.contiguous(), f, cut(window, t))[0]
         return result
-    q, k = q_BTHX.to(dtype) * scale, expand_kv(k_BTJX.to(dtype), h)
-    p_BTHX = expand_kv(log_gate_BTPX.to(dtype).cumsum(1), h)
-    return scored_attention(v_BTJX, h, lambda span: _logits(q, k, p_BTHX, span), window=window, query_block=query_block)
+    q, k = q_BTHX.to(dtype) * scale, k_BTJX.to(dtype)
+    p_BTPX = log_gate_BTPX.double().cumsum(1)
+    return scored_attention(v_BTJX, h, lambda span: _logits(q, k, p_BTPX, span), window=window, query_block=query_block)
 
 
 @constant
-def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int) -> Choice:
-    """What `wall_attention` takes for such tensors."""
+def choose_backend(
+    device: torch.device | str, dtype: torch.dtype, head_dim: int, steepest: float | None = None
+) -> Choice:
+    """What `wall_attention` takes for such tensors, whose log gates are at least -`steepest`."""
+    if steepest is None or steepest > STEEPEST:
+        said = "no limit" if steepest is None else f"the limit {steepest:g}"
+        return Choice("torch", f"the kernels take gates that fall by at most {STEEPEST} a token, these have {said}")
     return attention_choice("wall attention", torch.device(device), dtype, head_dim, _error)
 
 
@@ -82,22 +89,39 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
     return worst(*found)
 
 
-def _logits(q_BTHX: Tensor, k_BTHX: Tensor, p_BTHX: Tensor, span: Span) -> Tensor:
+def _logits(q_BTHX: Tensor, k_BTJX: Tensor, p_BTPX: Tensor, span: Span) -> Tensor:
     """[B, H, M, S]; what a span hides may be any finite number."""
-    rows = []
+    far = _before(q_BTHX, k_BTJX, p_BTPX, span.start, span.stop, span.first)
+    near = []
     for start in range(span.start, span.stop, DIRECT):
         stop = min(start + DIRECT, span.stop)
-        q, p = q_BTHX[:, start:stop], p_BTHX[:, start:stop]
-        anchor = p_BTHX[:, start : start + 1]
-        # both exponents are at most 0 before the anchor
-        before = k_BTHX[:, span.first : start] * torch.exp(anchor - p_BTHX[:, span.first : start])
-        left = torch.einsum("bmhx,bshx->bhms", q * torch.exp(p - anchor), before)
-        seen = torch.ones(stop - start, stop - start, dtype=torch.bool, device=q.device).tril()
-        fade = torch.where(seen[:, :, None, None], p[:, :, None] - p[:, None], 0.0).exp()
-        right = torch.einsum("bmhx,bshx,bmshx->bhms", q, k_BTHX[:, start:stop], fade)
-        rest = right.new_zeros(*right.shape[:3], span.stop - stop)
-        rows.append(torch.cat([left, right, rest], -1))
-    return torch.cat(rows, 2)
+        left = _before(q_BTHX, k_BTJX, p_BTPX, start, stop, span.start)
+        right = _among(q_BTHX[:, start:stop], k_BTJX[:, start:stop], p_BTPX[:, start:stop])
+        near.append(torch.cat([left, right, right.new_zeros(*right.shape[:3], span.stop - stop)], -1))
+    return torch.cat([far, torch.cat(near, 2)], -1)
+
+
+def _before(q_BTHX: Tensor, k_BTJX: Tensor, p_BTPX: Tensor, start: int, stop: int, first: int) -> Tensor:
+    """Scores of the queries start <= i < stop with the keys first <= j < start: both exponents are at most 0."""
+    anchor = p_BTPX[:, start : start + 1]
+    dtype, heads = q_BTHX.dtype, q_BTHX.shape[2]
+    grown = torch.exp((p_BTPX[:, start:stop] - anchor).to(dtype))
+    faded = torch.exp((anchor - p_BTPX[:, first:start]).to(dtype))
+    q = q_BTHX[:, start:stop] * expand_kv(grown, heads)
+    # gates of KV heads need no keys of query heads
+    k = expand_kv(k_BTJX[:, first:start], p_BTPX.shape[2]) * faded
+    return torch.einsum("bmpgx,bspx->bpgms", q.unflatten(2, (k.shape[2], -1)), k).flatten(1, 2)
+
+
+def _among(q_BMHX: Tensor, k_BMJX: Tensor, p_BMPX: Tensor) -> Tensor:
+    """Scores of a few queries with their own keys, channel by channel."""
+    seen = torch.ones(q_BMHX.shape[1], q_BMHX.shape[1], dtype=torch.bool, device=q_BMHX.device).tril()
+    fall = (p_BMPX[:, :, None] - p_BMPX[:, None]).to(q_BMHX.dtype)
+    # hidden pairs would grow, and infinity times 0 is no number
+    fade = torch.where(seen[:, :, None, None], fall, 0.0).exp()
+    k = expand_kv(k_BMJX, p_BMPX.shape[2])
+    q = q_BMHX.unflatten(2, (k.shape[2], -1))
+    return torch.einsum("bmpgx,bspx,bmspx->bpgms", q, k, fade).flatten(1, 2)
 
 
 def _kernels() -> Any:

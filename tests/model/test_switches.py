@@ -74,8 +74,10 @@ def other(field: FieldInfo) -> Any:
 
 OF_GRADIENTS: dict[str, dict[str, Any]] = {"n_eff_floor_gradient": {"n_eff_floor": 0.3}}
 """Setting that acts on gradients alone -> what makes it act."""
-WITHIN_A_SHORT_TEXT = {"positions": 2, "buckets": 2}
-"""Setting -> a value that eleven tokens feel."""
+WITHIN_A_SHORT_TEXT = {"positions": 2, "buckets": 2, "subdim": 3}
+"""Setting -> a value that eleven tokens, or heads of eight channels, feel."""
+ONLY_BESIDE: dict[tuple[str, str], dict[str, Any]] = {("wall", "base"): {"rotary": "full"}}
+"""Mixer and setting -> what must be set beside it, or it says nothing."""
 
 
 @pytest.mark.parametrize(
@@ -92,7 +94,7 @@ def test_every_setting_of_every_mixer_acts(
     changed = beside | {setting: WITHIN_A_SHORT_TEXT.get(setting, value)}
     losses, slopes = [], []
     for mixer in (beside, changed):
-        model = awake(**options, mixers={attn_type: mixer})
+        model = awake(**options, mixers={attn_type: ONLY_BESIDE.get((attn_type, setting), {}) | mixer})
         losses.append(loss_of(model, tokens, aux))
         gradients = torch.autograd.grad(losses[-1], list(model.parameters()), allow_unused=True)
         slopes.append(sum(g.abs().sum() for g in gradients if g is not None))

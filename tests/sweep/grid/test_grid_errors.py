@@ -244,6 +244,10 @@ CASES: dict[str, tuple[str, str]] = {
         "5: set.train.tokens: tokens (1000) is less than one step of batch_tokens (1024)",
     ),
     "heads": ("set:\n  model.n_heads: 3\n", "4: set.model.n_heads: n_kv_heads (2) must divide n_heads (3)"),
+    "more-gates-than-channels": (
+        "set:\n  attn_type: wall\n  model.mixers.wall.subdim: 99\n",
+        "5: set.model.mixers.wall.subdim: subdim (99) must be at most model.head_dim (20)",
+    ),
     "lengths": (
         "set:\n  eval.lengths: [8, 4]\n",
         "4: set.eval.lengths: lengths must rise and start at 2 or more, got [8, 4]",
