@@ -11,9 +11,13 @@ from ..model import registry
 from ..model.config import Config, Flag, Float, Int, ModelConfig, knob
 
 
-def aside(default: Any, doc: str, **limits: Any) -> Any:
-    """A field that never enters a cell's id: a name, a path, or something that cannot change a trained weight."""
-    return Field(default, description=doc, json_schema_extra={"outside": True}, **limits)
+def aside(default: Any, doc: str, *, identity: Any = ..., **limits: Any) -> Any:
+    """A field that never enters a cell's id: a name, a path, or something that cannot change a trained weight.
+
+    `identity`, for one that is newer than databases: what every older config implicitly had, as for `knob`.
+    """
+    extra = {"outside": True} | ({} if identity is ... else {"identity": identity})
+    return Field(default, description=doc, json_schema_extra=extra, **limits)
 
 
 class DataConfig(Config):
@@ -22,7 +26,7 @@ class DataConfig(Config):
     corpus: str = aside(
         "stdlib",
         "Name of the corpus: stdlib; files or shards under `path`; fineweb-edu, fineweb-edu-shards, finepdfs or "
-        "wikitext-103 of the Hugging Face hub; or one that `data prepare --name` made on this machine.",
+        "wikitext-103 of the Hugging Face hub; flipflop; or one that `data prepare --name` made on this machine.",
     )
     corpus_source: str | None = knob(None, "SHA-256 of the plugin file that defines the corpus.", identity=None)
     path: str | None = aside(
@@ -53,6 +57,12 @@ class DataConfig(Config):
         "Each shard gives whole optimizer steps and its rest is left out, as in the published runs.",
         identity=False,
     )
+    settings: dict[str, dict[str, Any]] = aside(
+        {}, "Settings by corpus name; the fingerprint follows from them.", identity={}
+    )
+
+    def __hash__(self) -> int:
+        return hash(self.model_dump_json())
 
 
 MUON_FIELDS = ("muon_lr", "muon_momentum", "muon_weight_decay", "muon_iterations")

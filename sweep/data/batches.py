@@ -15,6 +15,7 @@ from torch import Tensor
 from ..config import CellConfig
 from ..errors import SweepError
 from .corpora import UNMARKED, Corpus
+from .rows import Stream, pieces
 
 
 class DataError(SweepError):
@@ -37,13 +38,13 @@ class Batches:
     the published runs (docs/mechanisms.md, "Training"). Raises DataError when nothing is left.
     """
 
-    shards: Sequence[np.ndarray]
+    shards: Sequence[Stream]
     seq_len: int
     rows_per_step: int
     seed: int
     shuffle: bool
     whole_steps: bool = False
-    marks: Sequence[np.ndarray] | None = None
+    marks: Sequence[Stream] | None = None
     """For each shard which of its tokens count as targets, 0 or 1; None: all."""
     _ends: np.ndarray = field(init=False, repr=False)
     """Rows up to the end of each shard."""
@@ -72,15 +73,18 @@ class Batches:
         epoch, position = divmod(index, self.rows)
         return int(_permutation(self.rows, self.seed, epoch)[position]) if self.shuffle else position
 
-    def _cut(self, streams: Sequence[np.ndarray], row: int) -> np.ndarray:
-        """A row of one stream in shards, its last target included."""
+    def _place(self, row: int) -> tuple[int, int]:
+        """The shard of a row, and where in it the row begins."""
         shard = int(np.searchsorted(self._ends, row, side="right"))
-        start = (row - (int(self._ends[shard - 1]) if shard else 0)) * self.seq_len
-        return streams[shard][start : start + self.seq_len + 1]
+        return shard, (row - (int(self._ends[shard - 1]) if shard else 0)) * self.seq_len
 
-    def _rows_of_step(self, streams: Sequence[np.ndarray], step: int) -> np.ndarray:
+    def _rows_of_step(self, streams: Sequence[Stream], step: int) -> np.ndarray:
+        """The rows of a step out of streams in shards, the last target of each included."""
         first = step * self.rows_per_step
-        return np.stack([self._cut(streams, self.row(index)) for index in range(first, first + self.rows_per_step)])
+        places = [self._place(self.row(index)) for index in range(first, first + self.rows_per_step)]
+        if len(streams) == 1:
+            return pieces(streams[0], [start for _, start in places], self.seq_len + 1)
+        return np.concatenate([pieces(streams[shard], [start], self.seq_len + 1) for shard, start in places])
 
     def step(self, step: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets of one optimizer step, each int64 [rows_per_step, seq_len], on the CPU."""
@@ -154,7 +158,7 @@ def training_batches(config: CellConfig, corpus: Corpus) -> Batches:
     return Batches(corpus.train, train.seq_len, rows, config.seed, data.shuffle, data.whole_steps, marks)
 
 
-def stream_rows(tokens: np.ndarray, seq_len: int, rows: int, start: int = 0) -> tuple[Tensor, Tensor]:
+def stream_rows(tokens: Stream, seq_len: int, rows: int, start: int = 0) -> tuple[Tensor, Tensor]:
     """`rows` consecutive rows from row `start` of a stream: inputs and targets, int64 [rows, seq_len].
 
     Raises DataError when the stream is too short.

@@ -20,8 +20,10 @@ import numpy as np
 from ...results.names import is_name
 from ..config import DataConfig
 from ..errors import nearest
+from . import computed
 from . import tokenizer as tokenizers
 from .registry import CORPORA, every_kind
+from .rows import Stream, Streams
 from .shards import PIECE, ShardError, facts, open_shard
 from .sources import CorpusError, Files, Source
 from .tokenizer import Tokenizer
@@ -55,13 +57,14 @@ class Corpus:
 
     `train` and `validation` are streams of documents, each led by the end-of-text token; `heldout` are whole documents,
     led by it too, in the order in which probes take them. All uint16, or uint32 for a large vocabulary.
+    The rows of some corpora are worked out as they are read: nothing of those lies on a disk.
     """
 
     fingerprint: str
     tokenizer: str
-    train: list[np.ndarray]
+    train: Sequence[Stream]
     """Shards, in order; a row of training never crosses from one to the next."""
-    validation: np.ndarray
+    validation: Stream
     heldout: list[np.ndarray]
     heldout_names: list[str]
     unigram_entropy: float
@@ -72,10 +75,12 @@ class Corpus:
     """Largest token id of any split."""
     folder: Path | None = None
     tokenizer_facts: dict[str, Any] | None = None
-    train_marks: list[np.ndarray] | None = None
+    train_marks: Sequence[Stream] | None = None
     """For each training shard which of its tokens count as targets, 0 or 1; None when the corpus does not say."""
-    validation_marks: np.ndarray | None = None
+    validation_marks: Stream | None = None
     """The same of the validation split; both or neither."""
+    expected_share: float | None = None
+    """Share of the training tokens that are marked, where it is known without reading them."""
 
     @property
     def train_tokens(self) -> int:
@@ -85,9 +90,11 @@ class Corpus:
     @property
     def marked_share(self) -> float:
         """Share of the training tokens that are marked; 1 when the corpus marks none."""
+        if self.expected_share is not None:
+            return self.expected_share
         if self.train_marks is None:
             return 1.0
-        return sum(float(marks.sum(dtype=np.int64)) for marks in self.train_marks) / self.train_tokens
+        return sum(float(marks[:].sum(dtype=np.int64)) for marks in self.train_marks) / self.train_tokens
 
     def load_tokenizer(self) -> Tokenizer:
         """The tokenizer that made the corpus, from the copy that lies with it."""
@@ -100,9 +107,9 @@ class Corpus:
 
 
 def source_of(data: DataConfig) -> Source | None:
-    """The documents that a config names; None for ready-made shards. Raises CorpusError when the path is missing."""
+    """The documents that a config names; None for shards and for rows. Raises CorpusError when the path is missing."""
     kind = CORPORA.load(data.corpus)
-    return None if kind.ready else kind.source(data)
+    return None if kind.ready or kind.tokenizer else kind.source(data)
 
 
 def _trained_on(heldout: str, data: DataConfig) -> bool:
@@ -136,8 +143,11 @@ def heldout_source(data: DataConfig) -> Source | None:
 
 def request(data: DataConfig) -> dict[str, Any]:
     """What decides a prepared corpus, as JSON: the config's fields, and the state of the files that it names."""
+    kind = CORPORA.load(data.corpus)
+    if kind.tokenizer is not None:
+        return computed.request(data, kind)
     source, heldout = source_of(data), heldout_source(data)
-    key = source.key() if source is not None else CORPORA.load(data.corpus).key(data)
+    key = source.key() if source is not None else kind.key(data)
     plugin = {"plugin": data.corpus_source} if data.corpus_source is not None else {}
     return {
         "layout": LAYOUT,
@@ -160,7 +170,8 @@ def request_id(asked: dict[str, Any]) -> str:
 
 def provisional(data: DataConfig) -> str:
     """What stands for the fingerprint of a corpus that is not prepared; another for everything asked differently."""
-    unsaid = {"corpus_source"} if data.corpus_source is None else None
+    # what is newer than databases, where it says nothing
+    unsaid = {name for name in ("corpus_source", "settings") if not getattr(data, name)}
     return f"unprepared:{hashlib.sha256(data.model_dump_json(exclude=unsaid).encode()).hexdigest()}"
 
 
@@ -228,6 +239,15 @@ def prepared(name: str, root: Path) -> Prepared | None:
     )
 
 
+def with_own_tokens(name: str) -> Prepared | None:
+    """The same of a known corpus whose rows are worked out, which brings its tokens too; None for any other."""
+    kind = CORPORA.load(name)
+    if kind.tokenizer is None:
+        return None
+    vocabulary = tokenizers.load_tokenizer(kind.tokenizer).vocabulary
+    return Prepared(name, "", kind.tokenizer, kind.tokenizer, None, None, vocabulary, kind.may_mark)
+
+
 def names(root: Path) -> dict[str, str]:
     """Name -> fingerprint of what was prepared under a name."""
     found = {path.stem: _pointer(path, root) for path in sorted((root / "names").glob("*.json"))}
@@ -254,9 +274,13 @@ def write_json(path: Path, value: Any) -> None:
 def fingerprint_of(facts_: dict[str, Any]) -> str:
     """SHA-256 (hex) over the hashes of every split, the held-out documents' names and ends, and the tokenizer's name.
 
-    Marks count where there are any. Borders between shards count, because no row of training crosses one.
+    Marks count where there are any. Borders between shards count, because no row of training crosses one. Of rows that are
+    worked out their settings count, and the hashes of the first ones.
     """
     kept = {name: facts_[name] for name in ("layout", "tokenizer", "heldout_names", "heldout_ends")}
+    if computed.KEY in facts_:
+        kept[computed.KEY] = facts_[computed.KEY]
+        return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
     for split in ("train", "validation", "heldout", *(name for name in MARK_SPLITS if name in facts_["shards"])):
         hashes = [shard["sha256"] for shard in facts_["shards"][split]]
         kept[split] = hashes[0] if len(hashes) == 1 else hashes
@@ -296,10 +320,17 @@ def open_corpus(root: Path, fingerprint: str) -> Corpus:
         raise CorpusError(
             f"{folder}: the fingerprint does not follow from the manifest; {_AGAIN.format(folder=folder)}"
         )
+    about = {
+        "fingerprint": fingerprint,
+        "tokenizer": known["tokenizer"],
+        "folder": folder,
+        "tokenizer_facts": known["tokenizer_file"],
+    }
+    if computed.KEY in known:
+        return _computed(computed.opened(known), about)
     splits = {split: [_shard(folder, shard) for shard in shards] for split, shards in known["shards"].items()}
     return Corpus(
-        fingerprint=fingerprint,
-        tokenizer=known["tokenizer"],
+        **about,
         train=splits["train"],
         validation=_joined(splits["validation"]),
         heldout=cut(_joined(splits["heldout"]), known["heldout_ends"]),
@@ -307,10 +338,25 @@ def open_corpus(root: Path, fingerprint: str) -> Corpus:
         unigram_entropy=known["unigram_entropy"],
         bigram_entropy=known["bigram_entropy"],
         largest=max(shard["largest"] for shards in known["shards"].values() for shard in shards),
-        folder=folder,
-        tokenizer_facts=known["tokenizer_file"],
         train_marks=splits.get("train_marks"),
         validation_marks=_joined(splits["validation_marks"]) if "validation_marks" in splits else None,
+    )
+
+
+def _computed(streams: Streams, about: dict[str, Any]) -> Corpus:
+    """A corpus whose rows are worked out; it has no long documents."""
+    return Corpus(
+        **about,
+        train=[streams.train],
+        validation=streams.validation,
+        heldout=[],
+        heldout_names=[],
+        unigram_entropy=streams.unigram_entropy,
+        bigram_entropy=streams.bigram_entropy,
+        largest=streams.largest,
+        train_marks=None if streams.train_marks is None else [streams.train_marks],
+        validation_marks=streams.validation_marks,
+        expected_share=None if streams.train_marks is None else streams.marked_share,
     )
 
 
@@ -369,7 +415,7 @@ def verify(folder: Path) -> list[str]:
         known = manifest(folder)
     except CorpusError as error:
         return [str(error)]
-    wrong = []
+    wrong = computed.differences(known, folder) if computed.KEY in known else []
     for shards in known["shards"].values():
         for shard in shards:
             try:
@@ -409,7 +455,7 @@ def listing(root: Path, only: Sequence[str] | None = None) -> list[dict[str, Any
         if only is not None and folder.name not in {fingerprint[:16] for fingerprint in only}:
             continue
         known = manifest(folder)
-        tokens = {
+        tokens = computed.tokens(known) | {
             split: sum(shard["tokens"] for shard in shards)
             for split, shards in known["shards"].items()
             if split not in MARK_SPLITS

@@ -17,15 +17,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ...model.config import Config
 from ..config import DataConfig
+from .rows import Streams
 from .sources import Counted, Hub, HubSpec, Source, Text
 
 Told = Callable[[str], None]
 """Called with the phase that a preparation is in, now and then."""
 
 
+class CorpusConfig(Config):
+    """Settings of a corpus; add fields with `knob`. They are written under data.settings.NAME."""
+
+
 class CorpusKind:
-    """Text by a name: documents that `source` gives, or token shards that `shards` gives. `data` is what a grid says."""
+    """Text by a name: documents that `source` gives, token shards that `shards` gives, or rows that `streams` works out.
+
+    `data` is what a grid says.
+    """
+
+    Config: ClassVar[type[Config]] = CorpusConfig
+    """Settings of its own, for one whose rows are worked out."""
 
     description: ClassVar[str]
     """One line for `data list --known`."""
@@ -35,6 +47,8 @@ class CorpusKind:
     """Whether it consists of token shards."""
     may_mark: ClassVar[bool] = False
     """Whether its shards may say which of their tokens count for `train.loss_on: marked` (NAME.marks.bin beside NAME.bin)."""
+    tokenizer: ClassVar[str | None] = None
+    """That of a corpus whose rows are worked out (`streams`), so that no text is tokenised; None for every other."""
     at_hand: ClassVar[bool] = False
     """Whether it is prepared in seconds, so that even a dry run may."""
 
@@ -65,6 +79,16 @@ class CorpusKind:
     def shards(cls, data: DataConfig, made: Path, told: Told) -> tuple[list[Path], list[Path]]:
         """Training and validation shards; `made` is a folder for what has to be made or fetched."""
         raise NotImplementedError(f"corpus {data.corpus} defines no shards")
+
+    @classmethod
+    def streams(cls, settings: Any) -> Streams:
+        """Its splits, for one with a `tokenizer` of its own; nothing of them is kept on a disk. `settings` are its `Config`."""
+        raise NotImplementedError(f"corpus kind {cls.__name__} defines no streams")
+
+    @classmethod
+    def row_length(cls, settings: Any) -> int | None:
+        """Tokens that a row of training must have; None, the default: any number."""
+        return None
 
     @classmethod
     def remote(cls, data: DataConfig) -> bool:

@@ -21,7 +21,7 @@ from ...results.files import refusing
 from ...results.names import RULE, is_name, short
 from ..config import DataConfig
 from ..machine.hardware import cores
-from . import corpora
+from . import computed, corpora
 from . import tokenizer as tokenizers
 from .corpora import CorpusError
 from .ready import marks_of
@@ -72,6 +72,10 @@ def prepare(
     CorpusError, ShardError, TokenizerError for text, shards and files that cannot be used, MachineError when a
     download fails, WriteRefused when the machine does not let it be written.
     """
+    kind = CORPORA.load(data.corpus) if data.corpus in CORPORA else None
+    worked_out = kind is not None and kind.tokenizer is not None
+    if name is not None and worked_out:
+        raise CorpusError(f"--name: corpus {data.corpus} is worked out as it is read; a grid names it as it is")
     if name is not None and (name in CORPORA or not is_name(name)):
         raise CorpusError(f"--name: {short(name)} must be {RULE}; and not the name of a known corpus")
     with refusing(root, "use"):
@@ -81,7 +85,9 @@ def prepare(
             key = corpora.request_id(asked)
             with _lock(root / f"{key}.lock"):
                 found = corpora.find(data, root)
-                found = found or _Preparation(data, asked, root / f"{key}.part", tell, threads).run(root)
+                if found is None:
+                    work = _Preparation(data, asked, root / f"{key}.part", tell, threads)
+                    found = work.declare(root) if worked_out else work.run(root)
                 corpora.point(root, "requests", key, found, request=asked)
         if name is not None:
             corpora.point(root, "names", name, found)
@@ -144,6 +150,11 @@ class _Preparation:
         shards["heldout"] = self._heldout(sort=lender is None)
         self._check(shards)
         return self._commit(root, shards)
+
+    def declare(self, root: Path) -> str:
+        """Says what the rows of a corpus are that is worked out as it is read; there is nothing to prepare but that."""
+        self.part.mkdir(parents=True, exist_ok=True)
+        return self._seal(root, computed.facts(self.asked, self.part))
 
     # --- from documents -------------------------------------------------------------------------------------------
 
@@ -388,9 +399,11 @@ class _Preparation:
             "unigram_entropy": unigram,
             "bigram_entropy": bigram,
             "documents": self._state["documents"],
-            "request": self.asked,
-            "prepared_at": datetime.now(UTC).isoformat(timespec="seconds"),
         }
+        return self._seal(root, known)
+
+    def _seal(self, root: Path, known: dict[str, Any]) -> str:
+        known |= {"request": self.asked, "prepared_at": datetime.now(UTC).isoformat(timespec="seconds")}
         known["fingerprint"] = corpora.fingerprint_of(known)
         # from here on the corpus is whole, and what is left is to say so
         corpora.write_json(self.part / "manifest.json", corpora.sealed(known))

@@ -17,6 +17,7 @@ CORPORA: Registry[type[CorpusKind]] = Registry("corpus", __name__.rpartition("."
     "fineweb-edu-shards": "known.fineweb_edu_shards:FineWebEduShards",
     "finepdfs": "known.finepdfs:FinePDFs",
     "wikitext-103": "known.wikitext_103:WikiText103",
+    "flipflop": "known.flipflop:FlipFlop",
 })  # fmt: skip
 
 register_corpus = CORPORA.register

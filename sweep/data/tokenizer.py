@@ -88,6 +88,37 @@ class Bytes:
         return None
 
 
+FLIPFLOP = "wri01"
+
+
+class FlipFlopLetters:
+    """The five letters of flip-flop, each a token, and a sixth token that pads and is in no row."""
+
+    name = "flipflop"
+    vocabulary = 6
+    eot = 5
+    dtype = np.uint16
+
+    def encode(self, text: str) -> TokenArray:
+        """Token ids of `text`, uint16. Raises TokenizerError for a letter that is none of the five."""
+        strange = next((letter for letter in text if letter not in FLIPFLOP), None)
+        if strange is not None:
+            raise TokenizerError(f"tokenizer flipflop knows the letters {FLIPFLOP} alone, got {strange!r}")
+        return np.array([FLIPFLOP.index(letter) for letter in text], dtype=np.uint16)
+
+    def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[TokenArray]:
+        """The same for many texts."""
+        return [self.encode(text) for text in texts]
+
+    def token_bytes(self, token: int) -> bytes:
+        """The letter of a token; empty for `eot`."""
+        return b"" if token == self.eot else FLIPFLOP[token].encode()
+
+    def save(self, folder: Path) -> str | None:
+        """Nothing is needed."""
+        return None
+
+
 class GPT2:
     """GPT-2's byte-pair encoding through tiktoken: from a given file, else from its cache, else downloaded."""
 
@@ -256,6 +287,7 @@ TOKENIZERS: dict[str, TokenizerSpec] = {
     "bytes": TokenizerSpec(Bytes.vocabulary, lambda file, end: Bytes()),
     "gpt2": TokenizerSpec(GPT2.vocabulary, lambda file, end: GPT2(file)),
     "json": TokenizerSpec(None, _json),
+    "flipflop": TokenizerSpec(FlipFlopLetters.vocabulary, lambda file, end: FlipFlopLetters()),
 }
 
 

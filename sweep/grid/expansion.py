@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from ..config import SECTIONS, CellConfig, DataConfig, Plugin
+from ..data import corpora
 from ..data.corpora import Prepared
 from ..data.registry import CORPORA
 from . import axes, named_corpus, settings, validate
@@ -147,7 +148,9 @@ class Expansion:
     def _data(self, layer: Layer) -> _Parts:
         corpus = layer.get("data.corpus")
         name = corpus.value if corpus is not None else None
-        known = self._prepared(name) if isinstance(name, str) and name not in CORPORA else None
+        known = None
+        if isinstance(name, str):
+            known = corpora.with_own_tokens(name) if name in CORPORA else self._prepared(name)
         if corpus is None or known is None:
             return _Parts(validate.section("data", layer, self._plugins))
         layer = self._chain.without_below(layer, corpus)

@@ -6,6 +6,7 @@ from typing import Any
 
 from ...results.names import NAME, RESERVED, RULE
 from ..config import FORMER, CellConfig
+from ..data.registry import every_kind
 from ..probes import PROBES
 from . import axes
 from .grid import shipped
@@ -79,6 +80,11 @@ def _add_probe_settings(section: dict[str, Any]) -> None:
     for former, (probe, field) in FORMER.items():
         told = {"description": f"The former name of settings.{probe}.{field}."}
         section[former] = known[probe]["properties"][field] | told
+
+
+def _add_corpus_settings(section: dict[str, Any]) -> None:
+    known = {name: _open_numbers(kind.Config.model_json_schema()) for name, kind in every_kind().items()}
+    section["settings"]["properties"] = {name: schema for name, schema in known.items() if schema.get("properties")}
 
 
 def _levels(name: str, axis: axes.Axis) -> dict[str, Any]:
@@ -173,6 +179,7 @@ def grid_schema() -> dict[str, Any]:
         if section:
             definitions[f"{section.title()}Config"]["properties"].pop(key)
     _add_probe_settings(definitions["EvalConfig"]["properties"])
+    _add_corpus_settings(definitions["DataConfig"]["properties"])
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "atma-sweep grid",

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from ...model import registry
 from ...results.names import short
 from ..config import FORMER, CellConfig
+from ..data.registry import CORPORA
 from ..errors import GridError
 from ..probes import PROBES
 from . import axes
@@ -27,7 +28,11 @@ COMPUTED = {
     "seed": "is given by the grid's key seeds, for example seeds: [0, 1]",
 }
 """Fields that no grid sets, and what to do instead."""
-_OF_PARTS = {**{("model", field): parts for field, parts in registry.SETTINGS.items()}, ("eval", "settings"): PROBES}
+_OF_PARTS = {
+    **{("model", field): parts for field, parts in registry.SETTINGS.items()},
+    ("eval", "settings"): PROBES,
+    ("data", "settings"): CORPORA,
+}
 """Section and field that hold settings by the name of a part -> the parts."""
 _FORMER = {f"eval.{name}": f"eval.settings.{probe}.{field}" for name, (probe, field) in FORMER.items()}
 

@@ -71,6 +71,8 @@ def section(name: str, layer: Layer, plugins: tuple[Plugin, ...] = ()) -> Any:
             raise Invalid(_model_problem(layer, error)) from error
     if isinstance(config, EvalConfig):
         config = _with_probe_settings(config)
+    if isinstance(config, DataConfig):
+        config = _with_corpus_settings(config)
     config = with_sources(name, config, plugins)
     for problem in _infinite(name, config):
         raise Invalid(problem)
@@ -86,6 +88,24 @@ def _with_probe_settings(config: EvalConfig) -> EvalConfig:
             path = ".".join(["eval.settings", name, *map(str, first["loc"])])
             raise Invalid(_problem(path, first)) from error
     return probes.with_settings(config)
+
+
+def _with_corpus_settings(config: DataConfig) -> DataConfig:
+    """With the settings of its own corpus filled in, and none of others."""
+    found = {}
+    for name, given in config.settings.items():
+        try:
+            told = CORPORA.load(name).Config.model_validate(given)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            path = ".".join(["data.settings", name, *map(str, first["loc"])])
+            raise Invalid(_problem(path, first)) from error
+        found[name] = told.model_dump(mode="json")
+    own = CORPORA.load(config.corpus).Config if config.corpus in CORPORA else None
+    if own is None or not own.model_fields:
+        return config.model_copy(update={"settings": {}})
+    settings = found.get(config.corpus) or own().model_dump(mode="json")
+    return config.model_copy(update={"settings": {config.corpus: settings}})
 
 
 def pinned(data: DataConfig, fingerprint: Callable[[DataConfig], str]) -> str:
@@ -180,7 +200,14 @@ def agreement(
         yield Problem(
             ("train.loss_on",),
             f"corpus {data.corpus} does not mark which tokens count; set train.loss_on to all, or name one that may: "
-            f"{able}, with marks beside the tokens",
+            f"{able}",
+        )
+    whole = _row_length(data)
+    if whole is not None and whole != train.seq_len:
+        yield Problem(
+            (f"data.settings.{data.corpus}.length", "train.seq_len"),
+            f"train.seq_len is {train.seq_len}, but the rows of corpus {data.corpus} have {whole} tokens "
+            f"(data.settings.{data.corpus}.length); make them the same",
         )
     longest = outline.longest_text(model)
     if longest is not None and longest < train.seq_len:
@@ -194,6 +221,13 @@ def agreement(
             ("train.distractor", "model.attn_type"),
             f"mixer {model.attn_type} has no distractor loss; exclude that combination, or give the mixer one",
         )
+
+
+def _row_length(data: DataConfig) -> int | None:
+    if data.corpus not in CORPORA:
+        return None
+    kind = CORPORA.load(data.corpus)
+    return kind.row_length(kind.Config.model_validate(data.settings.get(data.corpus, {})))
 
 
 def _may_mark(corpus: str) -> bool:

@@ -96,7 +96,7 @@ CASES: dict[str, tuple[str, str]] = {
     "no-marks": (
         "set:\n  train.loss_on: marked\n",
         "4: set.train.loss_on: corpus stdlib does not mark which tokens count; set train.loss_on to all, or name one "
-        "that may: shards, with marks beside the tokens",
+        "that may: shards, flipflop",
     ),
     "literal-as-axis": (
         "axes:\n  train.schedule: [cosine, cosin]\n",
@@ -109,7 +109,7 @@ CASES: dict[str, tuple[str, str]] = {
     "section-as-value": (
         "set:\n  data: 3\n",
         "4: set.data: is a section, not a value; allowed: data.corpus, data.path, "
-        "data.tokenizer, data.tokenizer_file, data.end_of_text, data.train_tokens, data.heldout, data.heldout_tokens, data.shuffle, data.whole_steps",
+        "data.tokenizer, data.tokenizer_file, data.end_of_text, data.train_tokens, data.heldout, data.heldout_tokens, data.shuffle, data.whole_steps, data.settings",
     ),
     "empty-section": ("set:\n  train: {}\n", "4: set.train: is empty; remove it or give it a value"),
     "set-is-a-list": ("set: [1]\n", "3: set: must be a mapping, got [1]"),
@@ -229,7 +229,7 @@ CASES: dict[str, tuple[str, str]] = {
     ),
     "tokenizer": (
         "set:\n  data:\n    tokenizer: gtp2\n",
-        "5: set.data.tokenizer: no such name 'gtp2'; allowed: bytes, gpt2, json; did you mean 'gpt2'?",
+        "5: set.data.tokenizer: no such name 'gtp2'; allowed: bytes, gpt2, json, flipflop; did you mean 'gpt2'?",
     ),
     "batch-does-not-divide": (
         "set:\n  train:\n    batch_tokens: 1000\n",

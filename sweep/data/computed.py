@@ -1,0 +1,109 @@
+"""Corpora whose rows are worked out as they are read: what a folder of prepared corpora says of one, a manifest alone."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from ..config import DataConfig
+from . import tokenizer as tokenizers
+from .kinds import CorpusKind
+from .registry import CORPORA
+from .rows import Rows, Streams
+from .sources import CorpusError
+
+LAYOUT = 1
+"""Enters the fingerprint, as that of other corpora does."""
+KEY = "computed"
+"""The part of a manifest that says so."""
+CHECKED = 64
+"""Rows at the beginning of each split whose tokens enter the fingerprint, so that it follows what is read and not only settings."""
+UNUSED = ("path", "train_tokens", "heldout", "tokenizer_file", "end_of_text")
+
+
+def request(data: DataConfig, kind: type[CorpusKind]) -> dict[str, Any]:
+    """What decides the rows, as JSON. Raises CorpusError for settings that they do not have."""
+    for name in UNUSED:
+        if getattr(data, name) is not None:
+            raise CorpusError(
+                f"data.{name}: corpus {data.corpus} is worked out as it is read, from data.settings.{data.corpus}; leave it out"
+            )
+    if data.tokenizer not in ("bytes", kind.tokenizer):  # the default cannot be told from what was said
+        raise CorpusError(f"data.tokenizer: corpus {data.corpus} has tokens of its own; leave it out")
+    settings = kind.Config.model_validate(data.settings.get(data.corpus, {})).model_dump(mode="json")
+    plugin = {"plugin": data.corpus_source} if data.corpus_source is not None else {}
+    unused = {"path": None, "heldout": None}
+    return {
+        "layout": LAYOUT,
+        "corpus": data.corpus,
+        **unused,
+        "tokenizer": kind.tokenizer,
+        "settings": settings,
+        **plugin,
+    }
+
+
+def facts(asked: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The manifest of what `request` asked for, as far as other corpora have the same."""
+    kind = CORPORA.load(asked["corpus"])
+    found = kind.streams(kind.Config.model_validate(asked["settings"]))
+    tokenizer = tokenizers.load_tokenizer(str(kind.tokenizer))
+    return {
+        "layout": LAYOUT,
+        "tokenizer": tokenizer.name,
+        "tokenizer_file": tokenizers.describe(tokenizer, folder),
+        "shards": {},
+        "heldout_names": [],
+        "heldout_ends": [],
+        "unigram_entropy": found.unigram_entropy,
+        "bigram_entropy": found.bigram_entropy,
+        "documents": found.train.rows + found.validation.rows,
+        KEY: {"corpus": asked["corpus"], "settings": asked["settings"], "splits": _splits(found)},
+    }
+
+
+def _splits(found: Streams) -> dict[str, Any]:
+    """Tokens of each split, and the hash of its first rows."""
+    rows = {"train": found.train, "validation": found.validation}
+    if found.train_marks is not None and found.validation_marks is not None:
+        rows |= {"train_marks": found.train_marks, "validation_marks": found.validation_marks}
+    return {split: {"tokens": len(some), "first_rows": _digest(some)} for split, some in rows.items()}
+
+
+def _digest(rows: Rows) -> str:
+    tokens = rows[: CHECKED * rows.length]
+    return hashlib.sha256(tokens.astype("<u2").tobytes()).hexdigest()
+
+
+def opened(known: dict[str, Any]) -> Streams:
+    """The rows of which a manifest speaks. Raises CorpusError when this version has no such corpus."""
+    told = known[KEY]
+    if told["corpus"] not in CORPORA:
+        raise CorpusError(
+            f"corpus {told['corpus']!r} is worked out by a plugin, which is not loaded; name it with --plugin"
+        )
+    kind = CORPORA.load(told["corpus"])
+    return kind.streams(kind.Config.model_validate(told["settings"]))
+
+
+def differences(known: dict[str, Any], folder: Path) -> list[str]:
+    """One line for each split whose first rows are not those of which the fingerprint was taken."""
+    try:
+        found = _splits(opened(known))
+    except CorpusError as error:
+        return [str(error)]
+    splits = known[KEY]["splits"]
+    return [
+        f"{folder}: the rows of {name} are others than those of its preparation"
+        for name in splits
+        if splits[name] != found.get(name)
+    ]
+
+
+def tokens(known: dict[str, Any]) -> dict[str, int]:
+    """Tokens by split, as a list of corpora shows them; nothing for a corpus of shards."""
+    splits = known.get(KEY, {}).get("splits", {})
+    return {name: splits[name]["tokens"] for name in ("train", "validation") if splits} | (
+        {"heldout": 0} if splits else {}
+    )

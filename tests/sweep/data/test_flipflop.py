@@ -1,0 +1,261 @@
+"""The corpus flipflop: rows that are worked out when they are read, against a slow automaton."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from atma_sweep.sweep.config import DataConfig
+from atma_sweep.sweep.data import corpora
+from atma_sweep.sweep.data.batches import Batches, stream_rows
+from atma_sweep.sweep.data.known.flipflop import FlipFlopRows, Marks, coin_flips
+from atma_sweep.sweep.data.tokenizer import TokenizerError, load_tokenizer
+from atma_sweep.sweep.errors import GridError
+from atma_sweep.sweep.grid.cell import Cell
+from prepared import made, told
+
+LETTERS = "wri01"
+GOLDEN = {"train": "72296698be1e2e33", "validation": "dfe1c3f2cc5dec4a"}
+SMALL = {"length": 12, "train_rows": 50, "validation_rows": 7}
+
+
+def rows(
+    count: int = 50, length: int = 12, *, ignore: float = 0.8, seed: int = 0, split: str = "train"
+) -> FlipFlopRows:
+    return FlipFlopRows(count, length, ignore=ignore, seed=seed, split=split)
+
+
+def text(tokens: Any) -> str:
+    return "".join(LETTERS[token] for token in tokens)
+
+
+def by_hand(number: int, length: int, ignore: float, seed: int, split: str) -> str:
+    """A row, pair by pair, from a generator of its own that jumps to where the row begins."""
+    key = int.from_bytes(hashlib.sha256(f"flipflop/{seed}/{split}".encode()).digest()[:16], "big")
+    pairs = length // 2
+    raw = np.random.Philox(key=key).advance(number * ((pairs + 3) // 4)).random_raw(pairs).tolist()  # type: ignore[union-attr]
+    said, kept = "", ""
+    for place, drawn in enumerate(raw):
+        share, bit = (drawn >> 11) / 2**53, str(drawn & 1)
+        instruction = "i" if share < ignore else "w" if share < (1 + ignore) / 2 else "r"
+        instruction = {0: "w", pairs - 1: "r"}.get(place, instruction)
+        kept = bit if instruction == "w" else kept
+        said += instruction + (kept if instruction == "r" else bit)
+    return said
+
+
+@pytest.mark.parametrize(("length", "ignore", "seed", "split"), [
+    (512, 0.8, 0, "train"), (512, 0.98, 3, "sparse"), (4, 0.1, 0, "dense"), (22, 0.1, 0, "train"), (8, 1.0, 0, "x"),
+])  # fmt: skip
+def test_rows_against_a_slow_automaton(length: int, ignore: float, seed: int, split: str) -> None:
+    source = rows(10**9, length, ignore=ignore, seed=seed, split=split)
+    numbers = np.array([0, 1, 2, 77, 78, 5, 10**9])
+    assert [text(row) for row in source.made(numbers)] == [
+        by_hand(int(n), length, ignore, seed, split) for n in numbers
+    ]
+
+
+def test_the_bytes_of_the_shipped_splits_stay() -> None:
+    """Or else every number that was trained on them is of other text."""
+    found = {
+        split: hashlib.sha256(rows(10**6, 512, split=split)[: 512 * 8].astype("<u2").tobytes()).hexdigest()[:16]
+        for split in ("train", "validation")
+    }
+    assert found == GOLDEN
+    assert rows(seed=1).made(np.arange(9)).tolist() != rows().made(np.arange(9)).tolist()
+
+
+@pytest.mark.parametrize("ignore", [0.8, 0.98, 0.1])
+def test_shares_are_those_asked_for(ignore: float) -> None:
+    """Within three standard errors: instructions between the forced ends, bits, and reads a row."""
+    found = rows(2000, 512, ignore=ignore).made(np.arange(2000))
+    inside, bits = found[:, 2:-2:2], found[:, 1::2]
+    for letter, share in (("i", ignore), ("w", (1 - ignore) / 2), ("r", (1 - ignore) / 2)):
+        seen = float((inside == LETTERS.index(letter)).mean())
+        assert abs(seen - share) < 3 * (share * (1 - share) / inside.size) ** 0.5, letter
+    # the bits that are read repeat others, so a row is what varies by itself
+    ones = (bits == LETTERS.index("1")).mean(1)
+    assert abs(float(ones.mean()) - 0.5) < 3 * float(ones.std()) / 2000**0.5
+    reads = (found[:, 0::2] == LETTERS.index("r")).sum(1)
+    expected = 1 + 254 * (1 - ignore) / 2
+    assert abs(float(reads.mean()) - expected) < 3 * float(reads.std()) / 2000**0.5
+    binomial = sum(
+        math.comb(254, k) * p**k * (1 - p) ** (254 - k) * 0.5 ** (k + 1) for p in [(1 - ignore) / 2] for k in range(255)
+    )
+    assert coin_flips(512, ignore) == pytest.approx(binomial, rel=1e-9)
+
+
+def test_only_who_remembers_the_write_is_right() -> None:
+    """An automaton is right at every marked bit, and whoever copies the last bit is not."""
+    found, marks = rows(200, 64).made(np.arange(200)), Marks(rows(200, 64)).made(np.arange(200))
+    right = {"automaton": [], "copier": []}  # type: dict[str, list[bool]]
+    for row, marked in zip(found, marks, strict=True):
+        said, kept = text(row), ""
+        assert [place for place in range(64) if place % 2 and said[place - 1] == "r"] == np.flatnonzero(marked).tolist()
+        for place in range(1, 64, 2):
+            if said[place - 1] == "r":
+                right["automaton"].append(said[place] == kept)
+                right["copier"].append(said[place] == said[place - 2])
+            elif said[place - 1] == "w":
+                kept = said[place]
+    assert all(right["automaton"])
+    assert 0.5 < np.mean(right["copier"]) < 0.7
+
+
+@pytest.mark.parametrize("of", [lambda one: one, Marks])
+def test_a_stream_reads_like_the_array_that_it_stands_for(of: Callable[[FlipFlopRows], Any]) -> None:
+    stream = of(rows())
+    whole = np.concatenate([stream.made(np.arange(50)).ravel(), [stream.first]])
+    assert len(stream) == len(whole) == 601
+    for part in (
+        slice(None),
+        slice(0, 13),
+        slice(5, 30),
+        slice(588, 601),
+        slice(601, 700),
+        slice(3, 3),
+        slice(-1, None),
+    ):
+        assert stream[part].tolist() == whole[part].tolist(), part
+    starts = np.array([0, 7, 588, 24, 24])
+    assert stream.pieces(starts, 13).tolist() == [whole[start : start + 13].tolist() for start in starts]
+    assert stream.pieces(starts, 2).dtype == np.uint16
+    with pytest.raises(ValueError, match="forwards"):
+        stream[::2]
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_row_of_training_is_one_whole_row_however_it_is_read(shuffle: bool) -> None:
+    def batches(rows_per_step: int) -> Batches:
+        return Batches([rows()], 12, rows_per_step, 5, shuffle, marks=[Marks(rows())])
+
+    assert batches(4).rows == 50, "every row, the last one too"
+    fours = torch.cat([batches(4).step(step)[0] for step in range(25)])
+    assert torch.equal(fours, torch.cat([batches(10).step(step)[0] for step in range(10)])), "two passes"
+    assert sorted(map(tuple, fours[:50].tolist())) == sorted(map(tuple, rows().made(np.arange(50)).tolist()))
+    late, whole = batches(4), batches(4)
+    for step in range(9):
+        whole.step(step)
+    for step in (9, 3):
+        assert all(map(torch.equal, late.step(step), whole.step(step))), "as one that goes on in the middle"
+        inputs, targets = late.step(step)
+        marked = late.marked(step)
+        assert marked is not None
+        assert torch.equal(marked, inputs == LETTERS.index("r")), "what comes after r"
+        assert torch.equal(targets[:, :-1], inputs[:, 1:])
+
+
+# --- as a prepared corpus -----------------------------------------------------------------------------------------
+
+
+def small(**settings: Any) -> DataConfig:
+    return DataConfig(corpus="flipflop", settings={"flipflop": SMALL | settings})
+
+
+def test_it_is_there_without_a_token_on_the_disk(tmp_path: Path) -> None:
+    found = made(small(), tmp_path)
+    assert found.folder is not None
+    assert [path.name for path in found.folder.iterdir()] == ["manifest.json"]
+    assert found.train[0][:].tolist() == rows(50)[:].tolist()
+    assert found.validation[:].tolist() == rows(7, split="validation")[:].tolist()
+    assert found.train_marks is not None
+    assert found.train_marks[0][:].tolist() == Marks(rows(50))[:].tolist()
+    assert (found.train_tokens, found.heldout, found.largest) == (601, [], 4)
+    assert stream_rows(found.validation, 12, 7)[0].shape == (7, 12)
+    tokenizer = found.load_tokenizer()
+    assert text(tokenizer.encode("w1r1")) == "w1r1"
+    assert b"".join(tokenizer.token_bytes(token) for token in range(6)) == LETTERS.encode()
+    with pytest.raises(TokenizerError, match="letters wri01 alone, got 'x'"):
+        tokenizer.encode("wx")
+    assert load_tokenizer("flipflop").vocabulary == 6
+    (row,) = corpora.listing(tmp_path)
+    assert (row["train_tokens"], row["validation_tokens"], row["heldout_tokens"]) == (601, 85, 0)
+    assert corpora.verify(found.folder) == []
+
+
+def test_what_is_expected_is_what_is_counted(tmp_path: Path) -> None:
+    found = made(small(length=32, train_rows=4000, ignore=0.3), tmp_path)
+    unigram, bigram = corpora.entropies([found.train[0][:]], 6)
+    assert bigram is not None
+    assert (found.unigram_entropy, found.bigram_entropy) == (
+        pytest.approx(unigram, abs=2e-3),
+        pytest.approx(bigram, abs=2e-3),
+    )
+    assert found.train_marks is not None
+    assert found.marked_share == pytest.approx(float(found.train_marks[0][:].mean()), abs=2e-3)
+
+
+def test_the_fingerprint_follows_the_settings_and_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes: list[dict[str, Any]] = [
+        {},
+        {"seed": 1},
+        {"ignore": 0.7},
+        {"train_rows": 51},
+        {"validation_rows": 8},
+        {"length": 14},
+    ]
+    found = [made(small(**change), tmp_path) for change in changes]
+    assert len({one.fingerprint for one in found}) == 6
+    assert made(small(), tmp_path / "elsewhere").fingerprint == found[0].fingerprint
+    monkeypatch.setattr("atma_sweep.sweep.data.known.flipflop.NAME", "flopflip")
+    folder = found[0].folder
+    assert folder is not None
+    assert corpora.verify(folder) == [
+        f"{folder}: the rows of {split} are others than those of its preparation; remove {folder} and prepare the corpus again"
+        for split in ("train", "validation", "train_marks", "validation_marks")
+    ]
+    facts = json.loads((folder / "manifest.json").read_text())
+    facts["computed"]["corpus"] = "gone"
+    (folder / "manifest.json").write_text(
+        json.dumps(corpora.sealed(facts | {"fingerprint": corpora.fingerprint_of(facts)}))
+    )
+    assert "worked out by a plugin, which is not loaded" in corpora.verify(folder)[0]
+
+
+def test_settings_that_it_does_not_have_are_refused(tmp_path: Path) -> None:
+    for field, value in (
+        ("path", "x"),
+        ("train_tokens", 5),
+        ("heldout", "stdlib"),
+        ("tokenizer_file", "x"),
+        ("end_of_text", "x"),
+    ):
+        assert told(small().model_copy(update={field: value}), tmp_path) == (
+            f"data.{field}: corpus flipflop is worked out as it is read, from data.settings.flipflop; leave it out"
+        )
+    assert "has tokens of its own" in told(small().model_copy(update={"tokenizer": "gpt2"}), tmp_path)
+    assert told(small(), tmp_path, name="mine") == (
+        "--name: corpus flipflop is worked out as it is read; a grid names it as it is"
+    )
+
+
+def test_a_grid_names_it_and_its_tokens_come_along(cells: Callable[..., list[Cell]]) -> None:
+    (cell,) = cells(
+        "set:\n  data: {corpus: flipflop, settings.flipflop.seed: 2}\n  train: {seq_len: 512, micro_batch: 2, loss_on: marked}\n"
+    )
+    data = cell.config.data
+    assert (data.tokenizer, data.settings["flipflop"]["seed"]) == ("flipflop", 2)
+    assert data.settings["flipflop"]["length"] == 512
+    assert hash(data) == hash(data.model_copy())
+    (plain,) = cells("set:\n  data.settings.flipflop.seed: 2\n")
+    assert plain.config.data.settings == {}, "of another corpus"
+
+
+@pytest.mark.parametrize(("said", "message"), [
+    ("data: {corpus: flipflop}\n", "train.seq_len is 128, but the rows of corpus flipflop have 512 tokens "
+     "(data.settings.flipflop.length); make them the same"),
+    ("data: {corpus: flipflop, settings.flipflop.length: 13}\n", "must be a multiple of 2, got 13"),
+    ("data: {corpus: flipflop, settings.flipflop.size: 13}\n", "no such setting under data.settings.flipflop"),
+    ("data: {corpus: flipflop, tokenizer: gpt2}\n", "but the grid asks for gpt2"),
+])  # fmt: skip
+def test_a_grid_that_asks_for_what_cannot_be(cells: Callable[..., list[Cell]], said: str, message: str) -> None:
+    with pytest.raises(GridError) as caught:
+        cells(f"set:\n  {said}")
+    assert message in str(caught.value)
