@@ -223,6 +223,11 @@ class SweepData:
         return found
 
     @cached_property
+    def over_lengths(self) -> frozenset[tuple[str, str]]:
+        """The (probe, metric) that are measured at context lengths: a number of these that has none is an average over them."""
+        return frozenset((key[1], key[2]) for key in self.values if key[3])
+
+    @cached_property
     def _averaged(self) -> dict[tuple[str, str], list[int]]:
         return {}
 

@@ -111,7 +111,7 @@ class _Spreads:
     def _of(self, one: Entry) -> tuple[Stratum, Spread] | None:
         from .stats.membership import spreads_by_stratum, stratum_of
 
-        column, scale = _behind(one)
+        column, scale = _behind(self._data, one)
         if column not in self._known:
             self._known[column] = spreads_by_stratum(self._data, column)
         spreads, cell = self._known[column], self._cells.get(one.cells[0]) if one.cells else None
@@ -151,7 +151,7 @@ class _Spreads:
 
     def _value(self, one: Entry) -> float:
         """As measured: what a table prints has fewer digits."""
-        column, scale = _behind(one)
+        column, scale = _behind(self._data, one)
         values = [self._data.value(cell, *column.key) for cell in one.cells]
         known = [value.value for value in values if value is not None and value.value is not None]
         return scale * fmean(known) if known else one.value or 0.0
@@ -160,10 +160,11 @@ class _Spreads:
         return tuple(sorted({told[1].kind for one in entries if (told := self._of(one))}))
 
 
-def _behind(one: Entry) -> tuple[Column, float]:
-    """The stored number that an entry is of, and what it is times: bits are nats, and an average over lengths has none."""
+def _behind(data: SweepData, one: Entry) -> tuple[Column, float]:
+    """The stored number that an entry is of, and what it is times: bits are nats, and what has no length, of
+    a metric that is measured at some, is the average over them."""
     metric, scale = ("nats", 1 / math.log(2)) if one.metric == "bits" else (one.metric, 1.0)
-    average = not one.length and one.probe in ("clean", "junk", "needle")
+    average = not one.length and (one.probe, metric) in data.over_lengths
     return Column("", one.probe, metric + WEIGHTED if average else metric, 0, length=one.length or 0), scale
 
 

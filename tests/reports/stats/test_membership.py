@@ -3,16 +3,21 @@
 import itertools
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from atma_sweep.reports.columns import complete_columns, qualities, speed_of
-from atma_sweep.reports.data import gather
+from atma_sweep.reports.data import WEIGHTED, gather
+from atma_sweep.reports.layout import derived, entry
+from atma_sweep.reports.numbers import column_of
+from atma_sweep.reports.ranking import ranked
 from atma_sweep.reports.render import render
 from atma_sweep.reports.render.csv import trace_beside
 from atma_sweep.reports.stats.effects import pareto
 from atma_sweep.reports.stats.membership import Rival, best, best_probabilities, front, front_probabilities, luck
 from atma_sweep.reports.tables import make_table
+from atma_sweep.results.store.records import Measurement
 from scipy import integrate, stats
 
 CLOSE = 0.015  # four standard errors of a share of 10,000 draws
@@ -207,6 +212,25 @@ class TestTables:
         first, second = (s / math.sqrt(3) * draw.standard_t(2, 200_000) for s in sds)
         expected = np.mean(1.1 + first < 1.2 + second)
         assert table.entries[0][0].p_best == pytest.approx(expected, abs=CLOSE)
+
+    def test_an_average_over_lengths_is_ranked_by_the_spread_of_averages(self, empty, make, run):
+        """Whichever probe it is of, as long as the probe measures at lengths."""
+        cell, _ = make
+        cells = [cell(10 * place + seed, attn_type=kind, seed=seed) for place, kind in enumerate(("polar", "nope")) for seed in range(3)]  # fmt: skip
+        empty.record_revision("tails", grid_text="x", grid_file="x", cells=cells)
+        for one, value in zip(cells, (1.0, 1.1, 1.2, 1.15, 1.3, 1.15), strict=True):
+            found = [Measurement(probe="same_tail", metric="nats", length=64 * k, value=value / k, unit="nats/token") for k in (1, 2)]  # fmt: skip
+            run(empty, one.id, "done", found)
+        data = gather(empty, "tails")
+        tail = column_of("same_tail", "nats")
+        parts = [[entry(data, cells, replace(tail, length=length)) for length in (64, 128)] for cells in data.configurations().values()]  # fmt: skip
+        rows = [
+            [replace(derived(data, tail, (some[0].value + 2 * some[1].value) / 3, some), seeds=3)] for some in parts
+        ]
+        grid, _ = ranked(data, rows, "column")
+        expected = best_probabilities(data, replace(tail, metric="nats" + WEIGHTED))
+        assert 0.5 < grid[0][0].p_best < 1
+        assert [row[0].p_best for row in grid] == list(expected.values())
 
     @pytest.mark.thorough
     def test_the_front_has_its_probabilities(self, published):
