@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ...results.store.records import CellState, Key
+from ...results.store.records import Key
 from ...results.store.store import Store
 from ..data import ReportError, SweepData
 from ..numbers import Column, column_of, length_name
 from .design import Numbers, factors, level_pairs, within
 from .resampling import ALPHA, Summary, corrected, summaries
 
-__all__ = ["ItemEffect", "Items", "answers", "item_effects", "item_measures", "items_of", "mcnemar", "versus"]
+__all__ = ["ItemEffect", "Items", "answers", "item_effects", "item_measures", "items_of", "mcnemar"]
 
 ANSWERS = ("cell", "attempt", "configuration", "seed", "length", "trial", "value", "exact")
 
@@ -196,30 +196,6 @@ def item_effects(store: Store, data: SweepData, columns: Sequence[Column] | None
     return found
 
 
-def versus(
-    store: Store, data: SweepData, first: Sequence[CellState], second: Sequence[CellState], columns: Sequence[Column]
-) -> list[ItemEffect]:
-    """Two configurations item by item, `first` minus `second`, seed by seed; a row for every measure in which both have items.
-
-    Each p is corrected for the measures asked for.
-    """
-    place = {cell.cell_id: row for row, cell in enumerate(data.cells)}
-    mine, theirs = ({cell.seed: place[cell.cell_id] for cell in some} for some in (first, second))
-    seeds = sorted(mine.keys() & theirs.keys())
-    corners = np.array([[[mine[seed], theirs[seed]] for seed in seeds]], dtype=np.int64).reshape(1, -1, 2)
-    words = [", ".join(dict.fromkeys(cell.slug.rsplit("-s", 1)[0] for cell in some)) for some in (first, second)]
-    about = {"axis": "configuration", "level": words[0], "reference": words[1], "where": "", "family": "configurations"}
-    chosen = {(one.probe, one.metric, one.length): one for one in columns}
-    rows: list[Row] = []
-    scales: list[float] = []
-    for items in items_of(store, data, list(chosen)) if seeds else ():
-        row = _row(data, items, corners, about | {"measure": chosen[items.measure]})
-        if row is not None:
-            rows.append(row)
-            scales.append(_scale(items))
-    return _summed(rows, scales)
-
-
 Row = tuple[dict[str, Any], np.ndarray]
 """The fields of an ItemEffect but for its tests, and its differences [items, seeds]."""
 
@@ -251,15 +227,12 @@ def _tested(rows: Sequence[Row], items: Items) -> list[ItemEffect]:
     families: dict[str, list[Row]] = {}
     for row in rows:
         families.setdefault(row[0]["axis"], []).append(row)
-    return [one for some in families.values() for one in _summed(some, [_scale(items)] * len(some))]
+    return [one for some in families.values() for one in _summed(some, float(np.nanmax(np.abs(items.mean))))]
 
 
-def _scale(items: Items) -> float:
-    return float(np.nanmax(np.abs(items.mean)))
-
-
-def _summed(rows: Sequence[Row], scales: Sequence[float]) -> list[ItemEffect]:
-    samples = [sample for _, sample in rows]
+def _summed(rows: Sequence[Row], scale: float) -> list[ItemEffect]:
+    """With their tests, corrected together; beside the largest number, `scale`, the dust of differences is small."""
+    samples, scales = [sample for _, sample in rows], [scale] * len(rows)
     summed = summaries(samples, scales)
     p_values = corrected(samples, summed, scales=scales)
     return [

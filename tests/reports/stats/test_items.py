@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from atma_sweep.reports.data import ReportError, SweepData, gather
-from atma_sweep.reports.stats.items import answers, item_effects, item_measures, items_of, mcnemar, versus
+from atma_sweep.reports.stats.items import answers, item_effects, items_of, mcnemar
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CellRecord, Example, Measurement, Owner
@@ -194,15 +194,16 @@ class TestEffects:
         assert (one.n, one.mean) == (3, pytest.approx((hits[1][:3] - hits[0][:3]).mean()))
         assert one.method == "t"
 
-    def test_two_configurations_seed_by_seed(self, empty: Store, sweep: Any, hits: np.ndarray) -> None:
-        """Seeds that only one of them has are left out; axes may differ in several."""
-        cells = [({"memory": "off"}, seed, by_trial(hits[seed])) for seed in range(3)]
-        cells += [({"attn_type": "nope"}, seed, by_trial(hits[3 + seed])) for seed in range(2)]
-        data = sweep(cells)
-        (one,) = versus(empty, data, data.cells[:3], data.cells[3:], item_measures(data))
+    def test_seeds_that_one_level_alone_has_are_left_out(self, empty: Store, sweep: Any, hits: np.ndarray) -> None:
+        cells = [({"memory": "on"}, seed, by_trial(hits[seed])) for seed in range(3)]
+        cells += [({"memory": "off"}, seed, by_trial(hits[3 + seed])) for seed in range(2)]
+        (one,) = item_effects(empty, sweep(cells))
         d = (hits[:2] - hits[3:5]).mean((0, 2))
         assert (one.n, one.seeds, one.mean) == (4, 2, pytest.approx(d.mean()))
-        assert versus(empty, data, data.cells[:1], data.cells[4:], item_measures(data)) == []
+
+    def test_levels_that_share_no_seed_have_no_row(self, empty: Store, sweep: Any, hits: np.ndarray) -> None:
+        cells = [({"memory": "on"}, 0, by_trial(hits[0])), ({"memory": "off"}, 1, by_trial(hits[4]))]
+        assert item_effects(empty, sweep(cells)) == []
 
 
 class TestMcNemar:
