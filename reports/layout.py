@@ -11,7 +11,7 @@ from typing import Any
 
 from ..results.store.records import CellState, Source, Value
 from .data import REFERENCES, SweepData
-from .numbers import PLUS_MINUS, Column, reason_code, rounded
+from .numbers import PLUS_MINUS, Column, reason_code, rounded, signed
 from .ranking import Place, Rank, notes_of, ranked
 from .stats.ceiling import about_needle, below_note, needle_note, yardstick
 from .table import Entry, Table
@@ -124,6 +124,14 @@ def p_value(heading: str, p: float) -> Entry:
     if math.isnan(p):
         return Entry(text=NOTHING, heading=heading)
     return Entry(text=f"<{SMALL_P:.4f}" if p < SMALL_P else rounded(p, 4), heading=heading, value=p)
+
+
+def difference(column: Column, heading: str, value: float | None) -> Entry:
+    """The entry of a difference in a column's number, with its sign; None or NaN where there is none."""
+    base = Entry(text=NOTHING, heading=heading, probe=column.probe, metric=column.metric, length=column.length)
+    if value is None or math.isnan(value):
+        return base
+    return replace(base, text=signed(round(value, DUST), column.decimals, percent=column.percent), value=value)
 
 
 def _counted(parts: Sequence[Entry]) -> str:

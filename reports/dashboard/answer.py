@@ -15,8 +15,8 @@ from ..data import SweepData, level_of
 from ..figures.base import training_lengths
 from ..figures.lines import BARS, lines_of, only, over_lengths
 from ..figures.style import axis_name, shown
-from ..layout import DUST, entry, p_value
-from ..numbers import Column, rounded, signed
+from ..layout import DUST, difference, entry, p_value
+from ..numbers import Column, rounded
 from ..stats.ceiling import ceiling, needle_words, yardstick
 from ..stats.effects import ALPHA, Effect, contrasts, effects, factors, reference_level, spread
 from ..stats.membership import Rival, best_probabilities, means, rivals
@@ -173,7 +173,7 @@ def declared_of(data: SweepData) -> list[list[str]]:
     for one in contrasts(data):
         where = _within(one.where)
         what = f"{axis_name(one.axis)}: {shown(one.level, one.axis)} against {shown(one.reference, one.axis)}"
-        mean, low, high = (_difference(one.measure, value) for value in (one.mean, one.low, one.high))
+        mean, low, high = (difference(one.measure, "", value).text for value in (one.mean, one.low, one.high))
         unit = "points" if one.measure.percent else one.measure.unit
         p = "-" if math.isnan(one.p_corrected) else p_value("p", one.p_corrected).text
         pairs = f"{one.pairs} of {one.expected}"
@@ -202,16 +202,10 @@ def effect_numbers(one: Effect) -> dict[str, Any]:
     scale = 100 if one.measure.percent else 1
     numbers = {"mean": one.mean, "low": one.low, "high": one.high}
     told = {name: None if math.isnan(value) else scale * value for name, value in numbers.items()}
-    text = {f"{name}_text": _difference(one.measure, value) for name, value in numbers.items()}
+    text = {f"{name}_text": difference(one.measure, "", value).text for name, value in numbers.items()}
     i2 = None if math.isnan(one.i2) else round(one.i2, 4)
-    worst = None if math.isnan(one.worst) else _difference(one.measure, one.worst)
+    worst = None if math.isnan(one.worst) else difference(one.measure, "", one.worst).text
     return told | text | {"sure": one.sure, "mixed": one.mixed, "i2": i2, "declared": one.confirmatory, "worst": worst}
-
-
-def _difference(column: Column, value: float) -> str:
-    if math.isnan(value):
-        return "-"
-    return signed(round(value, DUST), column.decimals, percent=column.percent)
 
 
 # --- the needle over lengths ------------------------------------------------------------------------------------------

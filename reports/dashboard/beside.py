@@ -11,9 +11,9 @@ from ...results import paper
 from ...results.store.store import Store
 from ..columns import AXIS_HEADINGS
 from ..data import ReportError, SweepData, gather
-from ..layout import DUST
+from ..layout import difference
 from ..live.status import source_of
-from ..numbers import rounded, signed
+from ..numbers import rounded
 from ..stats.comparable import Side
 from ..stats.resampling import ALPHA
 from ..tables.compare import BEYOND, UNKNOWN, WITHIN, Comparison, compared, refused
@@ -86,13 +86,12 @@ def _counted(some: Sequence[Comparison]) -> dict[str, Any]:
 
 def _row(one: Comparison, measure: int, place: Mapping[str, int]) -> dict[str, Any]:
     column, scale = one.column, 100 if one.column.percent else 1
-    difference = "-" if one.difference is None else signed(round(one.difference, DUST), column.decimals, percent=column.percent)  # fmt: skip
     limit = "-" if one.limit is None else rounded(one.limit, column.decimals, percent=column.percent)
     return {
         "measure": measure,
         "words": list(one.levels),
         "cells": [place[cell] for cell in one.measured.cells],
-        "texts": [one.measured.text, one.published.text, difference, limit],
+        "texts": [one.measured.text, one.published.text, difference(column, "", one.difference).text, limit],
         "numbers": [None if value is None else round(scale * value, 9) for value in (one.measured.value, one.published.value)],
         "verdict": {WITHIN: "within", BEYOND: "beyond"}.get(one.verdict, "not judged"),
         "beware": list(one.flags),

@@ -51,12 +51,9 @@ def homogeneity(
     Raises SweepUnknown.
     """
     data = gather(store, sweep, revision=revision, lengths=lengths)
-    behind: dict[str, set[int]] = defaultdict(set)
-    for (cell, *_), value in data.shown.items():
-        behind[cell].add(value.attempt_id)
-    known = store.provenances({attempt for found in behind.values() for attempt in found})
+    used = {value.attempt_id for value in data.shown.values()}
     cells = {cell.cell_id: cell for cell in data.cells}
-    by_cell = {cell: [known[a] for a in sorted(found) if a in known] for cell, found in behind.items()}
+    by_cell = provenances_of(store, data)
     attempts = store.attempts_of(cells)
     paper = bool(attempts) and all(attempt.owner == OWNER for attempt in attempts)
     lines = [line for name, fact in FACTS.items() if (line := _differs(name, by_cell, fact))]
@@ -65,12 +62,20 @@ def homogeneity(
     lines += _probes(data)
     lines += _settings(data, {cell: found[-1].config for cell, found in by_cell.items() if found})
     if not paper:
-        used = {attempt for found in behind.values() for attempt in found}
         lines += _deviations([attempt for attempt in attempts if attempt.id in used])
         lines += _restarts(attempts, cells)
         lines += _sharing(by_cell)
         lines += _together([attempt for attempt in attempts if attempt.id in used])
     return lines + _unrecorded(by_cell, paper)
+
+
+def provenances_of(store: Store, data: SweepData) -> dict[str, list[Provenance]]:
+    """By cell with numbers that are shown: what is known of the attempts that these come from, the oldest first."""
+    behind: dict[str, set[int]] = defaultdict(set)
+    for (cell, *_), value in data.shown.items():
+        behind[cell].add(value.attempt_id)
+    known = store.provenances({attempt for found in behind.values() for attempt in found})
+    return {cell: [known[one] for one in sorted(found) if one in known] for cell, found in behind.items()}
 
 
 def _groups(pairs: Iterable[tuple[str, object]]) -> dict[str, set[str]]:

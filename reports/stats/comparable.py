@@ -15,25 +15,15 @@ from ...results.store.records import CellState, Provenance
 from ...results.store.store import Store
 from ..data import SweepData
 from ..numbers import large
-from .audit import FACTS, flat
+from .audit import FACTS, OUTSIDE, SHOWN, flat, provenances_of
 
-SHOWN = 3  # different values named before the rest is counted
 NAMED = 8  # settings that one side did not record, by name
 SAME_SIZE = 0.005  # part of the parameters that does not make another size
 IDLE = (
-    "seed",
-    "resources.",
-    "checkpoint.",
-    "plugins",
-    "published",
-    "data.corpus",  # the text is told by its fingerprint or, without one, by its name
-    "data.fingerprint",
-    "data.tokenizer",
+    *OUTSIDE,  # the text is told by its fingerprint or, without one, by its name
     "data.path",
     "data.end_of_text",
     "data.train_tokens",
-    "eval.probes",
-    "eval.lengths",
     "eval.validate_every",
     "eval.chunk_tokens",
     "train.compile",
@@ -77,11 +67,7 @@ class Side:
     @cached_property
     def provenances(self) -> dict[str, list[Provenance]]:
         """By cell, those of the attempts that its numbers come from."""
-        behind: dict[str, set[int]] = defaultdict(set)
-        for (cell, *_), value in self.data.shown.items():
-            behind[cell].add(value.attempt_id)
-        known = self.store.provenances({attempt for found in behind.values() for attempt in found})
-        return {cell: [known[one] for one in sorted(found) if one in known] for cell, found in behind.items()}
+        return provenances_of(self.store, self.data)
 
     def of(self, cells: Sequence[CellState]) -> list[Provenance]:
         """Those of some cells."""

@@ -14,8 +14,8 @@ from ...results.store.records import AXES, CellState
 from ...results.store.store import Store
 from ..columns import AXIS_HEADINGS
 from ..data import Lengths, ReportError, SweepData, gather
-from ..layout import DUST, Line, assemble, entry, seed_notes, sweep_note
-from ..numbers import Column, column_of, length_name, rounded, signed
+from ..layout import Line, assemble, difference, entry, seed_notes, sweep_note
+from ..numbers import Column, column_of, length_name, rounded
 from ..stats.ceiling import needle_note
 from ..stats.comparable import Difference, Side, differences
 from ..stats.membership import spreads_by_stratum, stratum_of
@@ -244,17 +244,14 @@ def _count_note(name: str, some: Sequence[Comparison]) -> str:
 
 def _line(one: Comparison) -> Line:
     column = one.column
-    text = (
-        "-" if one.difference is None else signed(round(one.difference, DUST), column.decimals, percent=column.percent)
-    )
+    base = difference(column, "Difference", one.difference)
     limit = "-" if one.limit is None else rounded(one.limit, column.decimals, percent=column.percent)
-    base = Entry(text=text, heading="Difference", probe=column.probe, metric=column.metric, length=column.length)
     # the published attempts may be those of another database: their cells alone have a name that holds everywhere
     origins = tuple((cell, None) for cell in one.published.cells)
     entries = (
         replace(one.measured, heading="Measured"),
         replace(one.published, heading="Published", origins=origins),
-        replace(base, value=one.difference),
+        base,
         replace(base, text=limit, heading="Limit", value=one.limit),
     )
     words = (*one.levels, column.heading, one.verdict, "; ".join(one.flags) or "-")

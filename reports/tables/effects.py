@@ -10,8 +10,8 @@ from dataclasses import replace
 from ...results.store.store import Store
 from ..columns import qualities
 from ..data import Lengths, SweepData, gather
-from ..layout import DUST, NOTHING, Line, assemble, p_value, sweep_note
-from ..numbers import Column, rounded, signed
+from ..layout import DUST, NOTHING, Line, assemble, difference, p_value, sweep_note
+from ..numbers import Column, rounded
 from ..stats.effects import (
     EQUIVALENT,
     Effect,
@@ -157,7 +157,7 @@ def contrasts_table(
         amounts = {"Mean": one.mean, "Low": one.low, "High": one.high}
         entries = (
             _count(one),
-            *(_difference(one.measure, name, value) for name, value in amounts.items()),
+            *(difference(one.measure, name, value) for name, value in amounts.items()),
             p_value("p", one.p),
             p_value("p corr", one.p_corrected),
             margin,
@@ -243,7 +243,7 @@ def _count(one: Effect | Interaction) -> Entry:
 
 def _numbers(one: Effect | Interaction, headings: Sequence[str]) -> tuple[Entry, ...]:
     amounts = {"Mean": one.mean, "Median": one.median, "Low": one.low, "High": one.high, WORST: one.worst}
-    told = {name: _difference(one.measure, name, value) for name, value in amounts.items()}
+    told = {name: difference(one.measure, name, value) for name, value in amounts.items()}
     told |= {name: Entry(text=str(n), heading=name, value=float(n)) for name, n in (("Up", one.up), ("Down", one.down))}
     ps = {"p": one.p, "p corr": one.p_corrected, "p sign": one.p_sign, "p het": one.p_heterogeneity}
     told |= {name: p_value(name, p) for name, p in ps.items()}
@@ -251,13 +251,6 @@ def _numbers(one: Effect | Interaction, headings: Sequence[str]) -> tuple[Entry,
     if not math.isnan(one.i2):
         told["I2"] = Entry(text=rounded(round(one.i2, DUST), 2), heading="I2", value=one.i2)
     return (_count(one), *(told[name] for name in headings))
-
-
-def _difference(column: Column, name: str, value: float) -> Entry:
-    base = Entry(text=NOTHING, heading=name, probe=column.probe, metric=column.metric, length=column.length)
-    if math.isnan(value):
-        return base
-    return replace(base, text=signed(round(value, DUST), column.decimals, percent=column.percent), value=value)
 
 
 # --- notes ----------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..data import SweepData
 from ..numbers import Column
-from ..stats.effects import Effect, Interaction, Tested, contrasts, first_measures, reference_level
+from ..stats.effects import Effect, Interaction, Tested, contrast_column, first_measures, reference_level
 
 __all__ = ["NEAR", "first_columns", "first_effects", "first_interactions"]
 
@@ -16,7 +16,7 @@ NEAR = 0.5
 
 def first_columns(data: SweepData) -> list[Column]:
     """Every number at its longest context length, and those that declared contrasts are about."""
-    declared = [one.measure for one in contrasts(data)]
+    declared = [contrast_column(data, one) for one in data.contrasts]
     return list({one.key: one for one in [*declared, *first_measures(data)]}.values())
 
 

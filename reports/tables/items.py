@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
-
 from ...results.store.store import Store
 from ..data import Lengths, SweepData, gather
-from ..layout import DUST, NOTHING, Line, assemble, p_value, sweep_note
-from ..numbers import signed
+from ..layout import NOTHING, Line, assemble, difference, p_value, sweep_note
 from ..stats.ceiling import needle_note
 from ..stats.items import ItemEffect, item_effects
 from ..table import Entry, Table
@@ -76,7 +72,7 @@ def _notes(data: SweepData, found: list[ItemEffect]) -> list[str]:
 
 def _numbers(one: ItemEffect) -> tuple[Entry, ...]:
     told = {
-        name: _difference(one, name, value)
+        name: difference(one.measure, name, value)
         for name, value in (("Mean", one.mean), ("Low", one.low), ("High", one.high))
     }
     told["Items"] = Entry(text=str(one.n), heading="Items", value=float(one.n), origins=one.origins)
@@ -90,11 +86,3 @@ def _numbers(one: ItemEffect) -> tuple[Entry, ...]:
 
 def _count(name: str, n: int | None) -> Entry:
     return Entry(text=NOTHING, heading=name) if n is None else Entry(text=str(n), heading=name, value=float(n))
-
-
-def _difference(one: ItemEffect, name: str, value: float) -> Entry:
-    column = one.measure
-    base = Entry(text=NOTHING, heading=name, probe=column.probe, metric=column.metric, length=column.length)
-    if math.isnan(value):
-        return base
-    return replace(base, text=signed(round(value, DUST), column.decimals, percent=column.percent), value=value)
