@@ -111,6 +111,7 @@ METRICS: Mapping[tuple[str, str], Metric] = {
             Metric("nats", _LOSS, "lower", "Loss over position: mean cross-entropy over the first L tokens of each long held-out document, "
                    "which is the clean loss; its items are the means over runs of tokens at one place in the document. Full attention."),
             Metric("end_nats", _LOSS, "lower", "Loss over position: mean cross-entropy over the last run of those tokens."),
+            Metric("bin", "tokens", words="Loss over position: tokens of one run.", decimals=0),
         ),
         "state_norm": (
             Metric("delta_norm", _NORM, words="State norm: Frobenius norm of the memory's state after L tokens of a long held-out "

@@ -21,6 +21,7 @@ FIGURES: dict[str, Listed] = {
     "count-map": Listed("count_map", "what m keys of one weight come to in Polar attention", number="2a", takes=()),
     "state-norm": Listed("state_norm", "size of the memory's state over context length", number="2b"),
     "length": Listed("length", "clean and junk loss over context length", takes=("lengths", "highlight")),
+    "position-nll": Listed("probes.position_nll", "loss by place in the document", takes=("lengths", "highlight")),
     "loss": Listed("loss", "validation and training loss over tokens", takes=("by", "log", "highlight")),
     "effects": Listed("effects", "what every level does, with intervals"),
     "interactions": Listed("interactions", "what two levels do together"),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 APART = 0.2  # octaves between the marks of two lines, at most
 JUST = 0.06  # of the robust range, within which a value beside it is still shown
+MARKED = 6  # marks of a line of many points, about
 MOST_TOLD = 3  # values of outliers told one by one
 SPREAD = 0.66  # octaves that the marks of all lines together take at one length
 
@@ -51,8 +52,10 @@ def draw_lines(
     scale: float,
     *,
     named: Mapping[str, str] | None = None,
+    banded: bool = False,
 ) -> dict[str, Any]:
-    """Draws the cells thin and the means of their lines thick, those in `named` in between with these words at their end.
+    """Draws the cells thin and the means of their lines thick, those in `named` in between with these words at their end;
+    intervals as bars, or `banded`, for lines of so many points that bars and marks would hide them.
 
     Returns a handle by words of a legend. What leaves the range of the axes is for the caller to say.
     """
@@ -65,10 +68,16 @@ def draw_lines(
             continue
         if (line["cells"] > 1).any():
             _draw_cells(axes, cells[cells["line"] == name], how, scale, faint=bool(named))
-        aside = line["length"] * 2.0 ** look["aside"]
+        if banded:
+            how["markevery"] = max(1, len(line) // MARKED)
+        aside = line["length"] * (1.0 if banded else 2.0 ** look["aside"])
         (handles[look["label"]],) = axes.plot(aside, scale * line["value"], zorder=3, **how)
         count_fewer(axes, line, how["color"], scale)
         if line["low"].notna().any():
+            if banded:
+                low, high = (scale * line[side].astype(float) for side in ("low", "high"))
+                axes.fill_between(aside, low, high, color=how["color"], alpha=0.2, linewidth=0, zorder=2)
+                continue
             below, above = line["value"] - line["low"], line["high"] - line["value"]
             axes.errorbar(
                 aside, scale * line["value"], yerr=[scale * below.clip(0), scale * above.clip(0)], fmt="none",

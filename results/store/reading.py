@@ -164,3 +164,15 @@ class Snapshot(Reads):
         from .item_arrays import item_means
 
         return item_means(self.session, attempt_ids, measure)
+
+    def item_places(self, attempt_ids: Collection[int], measure: Key) -> np.ndarray:
+        """See item_arrays.item_places."""
+        from .item_arrays import item_places
+
+        return item_places(self.session, attempt_ids, measure)
+
+    def item_details(self, attempt_ids: Collection[int], measure: Key) -> list[tuple[int, int, int, Any]]:
+        """See item_arrays.item_details."""
+        from .item_arrays import item_details
+
+        return item_details(self.session, attempt_ids, measure)

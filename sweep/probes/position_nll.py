@@ -41,6 +41,7 @@ class PositionNll(OverDocuments):
             found = [
                 self.value("nats", float(losses.double().mean(1).mean()), length, n=losses.numel()),
                 self.value("end_nats", float(bins[-1].mean()), length, n=bins[-1].numel()),
+                self.value("bin", float(self.settings.bin), length),
             ]
             means = [part.mean(1) for part in bins]
             yield (

@@ -3,9 +3,11 @@
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import probed as probed_data
 import pytest
 from atma_sweep.reports.table import Table
 from atma_sweep.reports.tables import make_table
@@ -164,8 +166,33 @@ def replicated(tmp_path: Path, blank: Path) -> Store:
 
 @pytest.fixture
 def shown(request: pytest.FixtureRequest) -> Callable[[str], Store]:
-    """The store in which the figure of that name has something to show: `every`, or `replicated` for what is about replicates."""
-    return lambda name: request.getfixturevalue("replicated" if name in ("power", "seeds", "items") else "every")
+    """The store in which the figure of that name has something to show: `every`, `replicated` for what is about replicates,
+    `probed` for the items of single probes."""
+
+    def store_of(name: str) -> Store:
+        rest = "replicated" if name in ("power", "seeds", "items") else "every"
+        found: Store = request.getfixturevalue("probed" if name in probed_data.FIGURES else rest)
+        return found
+
+    return store_of
+
+
+@pytest.fixture
+def probed(tmp_path: Path, blank: Path, make: Any) -> Store:
+    """A sweep `probed` of four cells, trained at 64 tokens, with the items of the probes that have figures of their own."""
+    store = open_store(shutil.copy(blank, tmp_path / "probed.db"))
+    cell, _ = make
+    levels = [(kind, seed) for kind in ("fox", "nope") for seed in (0, 1)]
+    cells = [
+        replace(cell(i + 1, attn_type=kind, seed=seed), config={"train": {"seq_len": 64}})
+        for i, (kind, seed) in enumerate(levels)
+    ]
+    store.record_revision("probed", grid_text="x", grid_file="x.yaml", cells=cells)
+    for i, one in enumerate(cells):
+        attempt = store.start_attempt(one.id, owner=ME, fence=1)
+        probed_data.probe_items(Recorder(store, attempt.id, 1), 3 + i / 10, i / 4, lengths=(64, 128))
+        store.finish_attempt(attempt.id, 1, "done")
+    return store
 
 
 @pytest.fixture

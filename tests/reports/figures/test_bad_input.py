@@ -18,6 +18,8 @@ from atma_sweep.reports.figures.state_norm import NORMS
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import AXES, CellRecord, CurvePoint, Example, Measurement, Owner
 from atma_sweep.results.store.store import Store, open_store
+from probed import FIGURES as PROBED
+from probed import probe_items
 from tiers import shared_out
 
 ME = Owner(name="ada", host="here", pid=1, started=0.0)
@@ -65,6 +67,7 @@ def ran(
     )
     if state == "done":
         recorder.measurements(numbers(loss, share, speed))
+        probe_items(recorder, loss, share)
         right = round(20 * share)
         for length in LENGTHS:
             recorder.examples(
@@ -121,7 +124,7 @@ CASES: dict[str, Callable[[], list[tuple[CellRecord, Run]]]] = {
 ALONE = ("one-cell", "no-pairs", "all-diverged")
 NOTHING: dict[str, tuple[str, ...]] = {
     "state-norm": ("all-diverged",), "needle": ("all-diverged",), "length": ("all-diverged",), "items": ("all-diverged",),
-    "pareto": ("all-diverged",), "effects": ALONE, "interactions": ALONE, "power": ALONE, "seeds": ALONE,
+    "pareto": ("all-diverged",), **dict.fromkeys(PROBED, ("all-diverged",)), "effects": ALONE, "interactions": ALONE, "power": ALONE, "seeds": ALONE,
 }  # fmt: skip
 """By figure the cases that give it nothing; every other case is a picture."""
 PAIRS = [(figure, case) for figure in FIGURES for case in CASES]

@@ -20,8 +20,11 @@ def test_the_bins_weighted_by_their_tokens_are_the_clean_loss(
 ) -> None:
     model = network(awake=True, vocab_size=264, attn_type="polar", memory="gated_delta", window=True).eval()
     who = subject(model, lengths=(length,), settings={"position_nll": {"bin": size}})
-    ((clean, *_), documents), ((nats, end), bins) = (next(measure(p, who, [length])) for p in ("clean", "position_nll"))
+    ((clean, *_), documents), ((nats, end, run), bins) = (
+        next(measure(p, who, [length])) for p in ("clean", "position_nll")
+    )
     assert (nats.value, nats.n) == (clean.value, clean.n), "to the last bit"
+    assert run.value == size
     sizes = [min(size, length - start) for start in range(0, length, size)]
     assert [(e.item, e.position) for e in bins] == [(item, place) for place in range(len(sizes)) for item in range(3)]
     of = np.array([e.value for e in bins]).reshape(len(sizes), 3)
@@ -49,7 +52,7 @@ def test_a_rule_that_fails_from_a_place_on_is_seen_there(rule: Any, subject: Mak
     """It copies what comes next up to token 32, and then says what never comes."""
     model = rule(lambda row: np.where(np.arange(len(row)) < 32, np.roll(row, -1), 0))
     who = subject(model, settings={"position_nll": {"bin": 16}})
-    ((_, end), examples) = next(measure("position_nll", who, [64]))
+    ((_, end, _), examples) = next(measure("position_nll", who, [64]))
     at = [np.mean([e.value for e in examples if e.position == place]) for place in range(4)]
     assert max(at[:2]) < 1e-3
     assert min(at[2:]) > 19
@@ -60,6 +63,7 @@ def test_a_rule_that_fails_from_a_place_on_is_seen_there(rule: Any, subject: Mak
 def test_what_cannot_be_measured_says_why(network: Any, subject: Make) -> None:
     ((missing, examples),) = measure("position_nll", subject(network(vocab_size=264).eval()), [303])
     assert [(m.metric, m.value, m.reason) for m in missing] == [
-        (metric, None, "too-few-docs: 0 of 3 held-out documents have 304 tokens") for metric in ("nats", "end_nats")
+        (metric, None, "too-few-docs: 0 of 3 held-out documents have 304 tokens")
+        for metric in ("nats", "end_nats", "bin")
     ]
     assert examples == []

@@ -1,0 +1,164 @@
+"""The figure `position-nll`: loss by place in the document."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from scipy.special import stdtrit
+
+from ....results.store.store import Store
+from ...data import Lengths, ReportError, SweepData, gather
+from .. import style
+from ..base import Collected, collected, groups_of, line_axes, names_of, origins_in, training_lengths
+from ..curves import draw_lines, looks, mark_beyond, mark_trained, robust_range
+from ..lines import BARS, averaged_over, lines_of, only
+from .places import longest, places
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from ..look import Look
+
+PROBE, METRIC = "position_nll", "nats"
+TOGETHER = 8
+"""Points of an octave: runs of tokens are drawn one by one where there are fewer, as means of their tokens where there are more."""
+ONE_PANEL = 8
+"""Lines that stand in one panel, side by side, instead of a panel for each mixer."""
+BANDS = BARS | {"trials": "95% t intervals over the documents of a line of one cell"}
+
+
+def collect(
+    store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
+) -> Collected:
+    """Loss (nats per token) by place in the document, of each cell at the longest context length that it is measured at.
+
+    One row a cell and place: cell, attempt, configuration, panel, first, second, line, probe, metric, length (the middle of
+    the place, in tokens from the start), start, stop, trained, value, n (documents), low and high (95% t interval over them).
+    """
+    data = gather(store, sweep, revision=revision, lengths=lengths)
+    trained = training_lengths(store, data)
+    frame = _frame(store, data, trained)
+    if frame.empty:
+        raise ReportError(f"no cell of sweep {data.sweep} has losses by position; evaluate with --probe {PROBE}")
+    frame, axes = _grouped(data, frame)
+    means = whole_lines(frame)
+    bands = [words for kind, words in BANDS.items() if (means["interval"] == kind).any()]
+    told = f"Band: {'; '.join(bands)}. " if bands else ""
+    notes = [
+        f"{averaged_over(data)}{told}Full attention, one reading of each document; beyond {TOGETHER} points an octave a point is the "
+        "mean over the runs of tokens about it."
+    ]
+    leaving = int((frame.groupby("cell")["value"].max() > limits(frame, means)[1]).sum())
+    if leaving:
+        notes.append(f"Lines that leave the axes ({leaving}): an arrow says what they reach.")
+    return collected(
+        store, data, "position-nll", "Loss by place in the document", frame, origins_in(frame), notes=notes,
+        trained=only(list(frame["trained"])), axes=axes, names=names_of(data, without=("attn_type", *axes)),
+    )  # fmt: skip
+
+
+def _frame(store: Store, data: SweepData, trained: dict[str, int]) -> pd.DataFrame:
+    """The rows of `collect` without what they are drawn as."""
+    ends = longest(data, PROBE, METRIC)
+    parts = []
+    for length in sorted(set(ends.values())):
+        found = places(store, data, (PROBE, METRIC, length))
+        found = found[found["cell"].map(ends) == length]
+        sizes = {cell: data.values.get((cell, PROBE, "bin", length)) for cell in set(found["cell"])}
+        known = {cell: int(one.value) for cell, one in sizes.items() if one is not None and one.value}
+        found = found[found["cell"].isin(list(known))]
+        size = found["cell"].map(known)
+        start = found["position"] * size
+        stop = np.minimum(start + size, length)
+        point = np.floor(TOGETHER * np.log2(found["position"] + 1)).astype(int)
+        parts.append(found.assign(start=start, stop=stop, point=point, end=length))
+    if not parts:
+        return pd.DataFrame()
+    frame = _over_documents(pd.concat(parts, ignore_index=True))
+    about = [cell.cell_id for cell in data.cells]
+    configurations = {cell.cell_id: ", ".join(key) for key, cells in data.configurations().items() for cell in cells}
+    return frame.assign(
+        configuration=frame["cell"].map(configurations),
+        probe=PROBE,
+        metric=METRIC,
+        length=(frame["start"] + frame["stop"]) / 2,
+        trained=[trained.get(cell, 0) for cell in frame["cell"]],
+        place=[about.index(cell) for cell in frame["cell"]],
+    ).sort_values(["place", "start"], ignore_index=True).drop(columns="place")  # fmt: skip
+
+
+def _over_documents(frame: pd.DataFrame) -> pd.DataFrame:
+    """A row a cell and point: the mean over its tokens in each document, and over documents with their interval."""
+    tokens = frame["stop"] - frame["start"]
+    weighted = frame.assign(tokens=tokens, sum=tokens * frame["value"])
+    each = weighted.groupby(["cell", "attempt", "point", "item"], sort=False).agg(
+        start=("start", "min"), stop=("stop", "max"), tokens=("tokens", "sum"), sum=("sum", "sum")
+    )
+    each = each.assign(value=each["sum"] / each["tokens"]).reset_index()
+    found = each.groupby(["cell", "attempt", "point"], sort=False).agg(
+        start=("start", "min"), stop=("stop", "max"), value=("value", "mean"), sd=("value", "std"), n=("item", "size")
+    )
+    found = found.reset_index()
+    half = stdtrit((found["n"] - 1).clip(lower=1), 0.975) * found["sd"] / found["n"] ** 0.5
+    return found.assign(low=found["value"] - half, high=found["value"] + half).drop(columns=["point", "sd"])
+
+
+def _grouped(data: SweepData, frame: pd.DataFrame) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    """The rows with what they are drawn as, and the axes of it: few lines in one panel, else a panel for each mixer."""
+    groups, axes = groups_of(data), line_axes(data)
+    drawn = {cell: groups[cell] for cell in dict.fromkeys(frame["cell"])}
+    if len(axes) < 2 and len({(one["panel"], one["line"]) for one in drawn.values()}) <= ONE_PANEL:
+        axes = ("attn_type", *axes)
+        drawn = {
+            cell: {"panel": "", "first": one["panel"], "second": one["first"], "line": f"{one['panel']}, {one['line']}"}
+            for cell, one in drawn.items()
+        }
+    told = {name: [drawn[cell][name] for cell in frame["cell"]] for name in ("panel", "first", "second", "line")}
+    return frame.assign(**told), axes
+
+
+def whole_lines(frame: pd.DataFrame) -> pd.DataFrame:
+    """The means of `lines_of` where all cells of their line have a number: a line ends where the first of them does."""
+    means = lines_of(frame)
+    return means[means["cells"] == means["of"]]
+
+
+def limits(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[float, float]:
+    """The vertical range: outliers among the cells do not flatten the rest."""
+    return robust_range(list(frame["value"]), list(means["value"]))
+
+
+def draw(made: Collected, look: Look) -> Figure:
+    """All lines in one panel, or a panel a mixer; the training length marked."""
+    frame, trained = made.frame, made.about["trained"] or None
+    names = list(dict.fromkeys(frame["panel"]))
+    one = len(names) == 1
+    figure = style.page(
+        (2.6 if one else style.PANEL * style.rows_of(len(names))) + 0.35, 4.8 if one else style.width_of(len(names))
+    )
+    group = style.panels(figure, [style.shown(name) if name else "" for name in names], sharex=True, sharey=True)
+    means, found = whole_lines(frame), looks(frame, made.about["axes"])
+    named = {cell: made.about["names"].get(cell, "") or "this cell" for cell in look.highlight}
+    handles: dict[str, Any] = {}
+    for place, (axes, name) in enumerate(zip(group, names, strict=True)):
+        here, mean = (some[some["panel"] == name] for some in (frame, means))
+        handles |= draw_lines(axes, here, mean, found, 1, named=named, banded=True)
+        style.length_axis(axes, _ticks(frame), trained, room=0.1)
+        axes.set_xlim(float(frame["length"].min()) / 2**0.25, float(frame["stop"].max()) * 2**0.25)
+        axes.set_ylim(*limits(frame, means))
+        mark_trained(axes, trained, word=place == len(group) - 1)
+        mark_beyond(axes, here, 1)
+    style.outer_labels(
+        figure, "place in the document, tokens" + (", × training length" if trained else ""), "loss, nats per token"
+    )
+    words = [one["label"] for one in found.values()]
+    return style.finished(figure, made.title, made.notes, {word: handles[word] for word in words if word in handles})
+
+
+def _ticks(frame: pd.DataFrame) -> list[int]:
+    """Halvings of the longest document down to the first place."""
+    end, first = int(frame["stop"].max()), float(frame["length"].min())
+    return [end // 2**power for power in range(int(math.log2(end / max(1.0, first))) + 1)]

@@ -1,0 +1,37 @@
+"""What the probes that have figures of their own would find, made up: for tests of reports, which train nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.records import Example, Measurement
+
+FIGURES = ("position-nll",)
+"""The figures of `probe_items`."""
+
+
+def probe_items(recorder: Recorder, loss: float, share: float = 0.5, *, lengths: tuple[int, ...] = (128, 256)) -> None:
+    """Numbers and items of these probes at these lengths: a network of that loss, which is right in that share of trials."""
+    for length in lengths:
+        _position_nll(recorder, length, loss)
+
+
+def _numbers(recorder: Recorder, probe: str, length: int, n: int, **values: float) -> None:
+    recorder.measurements(
+        [Measurement(probe=probe, metric=name, length=length, value=value, n=n) for name, value in values.items()]
+    )
+
+
+def _position_nll(recorder: Recorder, length: int, loss: float, run: int = 16, documents: int = 3) -> None:
+    """A loss that falls with the place, documents apart by 0.1; the last run is shorter where `run` does not divide `length`."""
+    about: dict[str, Any] = {"probe": "position_nll", "metric": "nats", "length": length}
+    places = range(-(-length // run))
+    recorder.examples(
+        [
+            Example(**about, item=item, position=place, value=loss + 1 / (place + 1) + item / 10)
+            for item in range(documents)
+            for place in places
+        ]
+    )
+    _numbers(recorder, "position_nll", length, documents, nats=loss, end_nats=loss, bin=float(run))

@@ -1,0 +1,105 @@
+"""The figures of single probes: their numbers against the items that they come from, and how they are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from atma_sweep.reports.data import gather
+from atma_sweep.reports.figures import make_figure, style
+from atma_sweep.reports.figures.base import Collected
+from atma_sweep.reports.figures.files import drawn
+from atma_sweep.reports.figures.look import Look, highlighted
+from atma_sweep.reports.figures.probes.position_nll import whole_lines
+from atma_sweep.results.store.records import Example, Measurement
+from atma_sweep.results.store.store import Store
+from pictures import check_column
+from probed import FIGURES
+
+COLUMN = Look(style="nature", width_mm=89.0, title=False)
+Run = Callable[..., Any]
+
+
+def figure_of(made: Collected, look: Look = COLUMN) -> Any:
+    with style.settings(look):
+        return drawn(made, look)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_small_sweep_fits_a_column(probed: Store, name: str) -> None:
+    check_column(figure_of(make_figure(name, probed)))
+
+
+class TestPosition:
+    def test_points_are_means_of_their_tokens_and_add_up_to_the_loss(self, empty: Store, make: Any) -> None:
+        """700 tokens in runs of 16, the last of 12: from the ninth run on several make a point."""
+        cell, _ = make
+        empty.record_revision("s", grid_text="x", grid_file="x.yaml", cells=[cell(1)])
+        losses = np.random.default_rng(0).normal(3, 1, (3, 44))
+        record(empty, cell(1).id, 700, losses, 16)
+        frame = make_figure("position-nll", empty).frame
+        sizes = np.full(44, 16.0)
+        sizes[-1] = 12
+        assert (frame["stop"] - frame["start"]).sum() == 700
+        assert list(frame["start"])[1:] == list(frame["stop"])[:-1]
+        assert 8 < len(frame) < 44
+        for _, point in frame.iterrows():
+            runs = slice(int(point["start"]) // 16, -(-int(point["stop"]) // 16))
+            each = (losses[:, runs] * sizes[runs]).sum(1) / sizes[runs].sum()
+            assert point["value"] == pytest.approx(each.mean())
+            # Student's t of three documents
+            assert point["high"] - point["value"] == pytest.approx(4.302652729911275 * each.std(ddof=1) / 3**0.5)
+        whole = (frame["value"] * (frame["stop"] - frame["start"])).sum() / 700
+        assert whole == pytest.approx((losses * sizes).sum() / (3 * 700))
+
+    def test_each_cell_at_its_longest_length_and_a_line_ends_with_the_first_of_them(
+        self, empty: Store, make: Any
+    ) -> None:
+        cell, _ = make
+        cells = [cell(seed + 1, seed=seed) for seed in (0, 1)]
+        empty.record_revision("s", grid_text="x", grid_file="x.yaml", cells=cells)
+        for one, length in zip(cells, (64, 128), strict=True):
+            record(empty, one.id, length, np.full((2, length // 16), 2.0 + one.seed), 16)
+        frame = make_figure("position-nll", empty).frame
+        assert frame.groupby("cell")["stop"].max().to_dict() == {cells[0].id: 64, cells[1].id: 128}
+        means = whole_lines(frame)
+        assert set(means["value"]) == {2.5}
+        assert means["length"].max() < 64
+
+    def test_few_lines_share_a_panel_and_many_have_one_for_each_mixer(
+        self, empty: Store, make: Any, probed: Store
+    ) -> None:
+        assert set(make_figure("position-nll", probed).frame["panel"]) == {""}
+        cell, _ = make
+        levels = [(m, r, w) for m in ("nope", "fox") for r in ("off", "on") for w in ("off", "on")]
+        cells = [cell(i + 20, attn_type=m, memory=r, window=w) for i, (m, r, w) in enumerate(levels)]
+        empty.record_revision("many", grid_text="x", grid_file="x.yaml", cells=cells)
+        for i, one in enumerate(cells):
+            record(empty, one.id, 64, np.full((2, 4), 2.0 + i), 16)
+        assert set(make_figure("position-nll", empty, "many").frame["panel"]) == {"nope", "fox"}
+
+    def test_a_highlighted_cell_is_named_at_its_end(self, probed: Store) -> None:
+        look = highlighted(COLUMN, gather(probed), ["fox,seed=1"])
+        (axes, *_) = figure_of(make_figure("position-nll", probed), look).axes
+        assert "seed 1" in {text.get_text() for text in axes.texts}
+
+
+def record(store: Store, cell_id: str, length: int, losses: np.ndarray, run: int) -> None:
+    """A done attempt of the probe position_nll with these losses [documents, runs]."""
+    from atma_sweep.results.store.recorder import Recorder
+    from atma_sweep.results.store.records import Owner
+
+    attempt = store.start_attempt(cell_id, owner=Owner(name="ada", host="here", pid=1, started=0.0), fence=1)
+    recorder, about = Recorder(store, attempt.id, 1), {"probe": "position_nll", "length": length}
+    recorder.examples(
+        [
+            Example(**about, metric="nats", item=item, position=place, value=float(loss))
+            for item, row in enumerate(losses)
+            for place, loss in enumerate(row)
+        ]
+    )
+    values = {"nats": float(losses.mean()), "bin": float(run)}
+    recorder.measurements([Measurement(**about, metric=name, value=value) for name, value in values.items()])
+    store.finish_attempt(attempt.id, 1, "done")
