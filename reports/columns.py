@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from ..results.metrics import METRICS
 from .data import WEIGHTED, SweepData
 from .numbers import Column, column_of, length_name
 
 AXIS_HEADINGS = ("Type", "Reg", "Dist", "Mem", "Win")
+STANDING = ("val", "clean", "junk", "same_tail", "needle", "throughput")
+"""Probes and parts of a training whose columns the complete results name one by one."""
 Over = Callable[[SweepData, Mapping[str, Sequence[int]], Column], list[Column]]
 NO_LENGTHS = [(-1, "shortest"), (-1, "longest")]
 
@@ -38,7 +41,7 @@ def complete_columns(
     data: SweepData, lengths: Mapping[str, Sequence[int]] | None = None, over: Over = ends
 ) -> list[Column]:
     """The eight numbers of the complete results, five where there is one context length; after the junk loss that of the same last
-    tokens, where the grid asks for it; before MFU those of probes that the package does not know, where their metric has a heading."""
+    tokens, where the grid asks for it; before MFU those of further probes, where they were measured and their metric has a heading."""
     # `over` says at which lengths a number that has them is shown
     asked = data.requested_lengths() if lengths is None else lengths
     columns = [
@@ -51,7 +54,12 @@ def complete_columns(
     ]
     taken = {column.heading.partition("@")[0] for column in columns}
     further: list[Column] = []
-    for probe, about in data.strange():
+    more = [
+        (probe, about)
+        for (probe, _), about in METRICS.items()
+        if probe not in STANDING and data.lengths(probe, about.name)
+    ]
+    for probe, about in [*more, *data.strange()]:
         if about.heading:
             one = column_of(probe, about, f"{probe}.{about.name}" if about.heading in taken else about.heading)
             taken.add(one.heading)

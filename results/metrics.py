@@ -64,6 +64,53 @@ class Metric:
         return " ".join(filter(None, (self.words, IN_WORDS[self.better], trivial)))
 
 
+def _flip_flops() -> tuple[Metric, ...]:
+    """Of the probe flipflop: the same four numbers of each of its three splits."""
+    splits = {
+        "iid": "like those of training",
+        "sparse": "with few writes and reads",
+        "dense": "with many writes and reads",
+    }
+    told = [(split, f"the sequences {words} ({split})") for split, words in splits.items()]
+    exact = (
+        Metric(
+            f"exact_{split}",
+            SHARE,
+            "higher",
+            f"Flip-flop: share of {which} in which every bit that is read is the one that was "
+            "written last. Interval: 95%, by Wilson over sequences.",
+            f"FF {split}",
+            2,
+            trials=1,
+        )
+        for split, which in told
+    )
+    error = (
+        Metric(
+            f"error_{split}",
+            SHARE,
+            "lower",
+            f"Flip-flop: share of the bits read in {which} that are said wrong.",
+            chance=0.5,
+        )
+        for split, which in told
+    )
+    reads = (
+        Metric(f"reads_{split}", "reads", words=f"Flip-flop: bits that are read in {which}, together.", decimals=0)
+        for split, which in told
+    )
+    coins = (
+        Metric(
+            f"coin_{split}",
+            SHARE,
+            words=f"Flip-flop: share of {which} that fair coins would say without an error, worked out "
+            "from the reads of these very sequences.",
+        )
+        for split, which in told
+    )
+    return (*exact, *error, *reads, *coins)  # fmt: skip
+
+
 _LOSS = "nats/token"
 _NORM = "frobenius"
 
@@ -127,6 +174,7 @@ METRICS: Mapping[tuple[str, str], Metric] = {
             Metric("beta_lowest", "1", words="Count map: the lowest slope among the heads."),
             Metric("beta_highest", "1", words="Count map: the highest slope among the heads."),
         ),
+        "flipflop": _flip_flops(),
         "throughput": (
             Metric("tokens_per_s", "tokens/s", "higher", "Training speed over the last validation interval, validation left out.", decimals=0),
             Metric("mfu_paper", SHARE, "higher", "Model FLOPs utilisation by the paper's formula: FLOPs that the formula counts for a "

@@ -22,6 +22,7 @@ PROBES: Registry[type[Probe]] = Registry("probe", __name__, {
     "state_norm": "state_norm:StateNorm",
     "count_map": "count_map:CountMap",
     "position_nll": "position_nll:PositionNll",
+    "flipflop": "flipflop:FlipFlop",
 }, reserved=OF_TRAINING)  # fmt: skip
 
 Registered = TypeVar("Registered", bound=type[Probe])

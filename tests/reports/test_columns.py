@@ -60,3 +60,12 @@ def test_the_newest_description_counts_and_a_chance_that_differs_is_not_told() -
     )
     other = value(cell="c", attempt=3, description=LIGHT | {"chance": 0.5})
     assert sweep(new, old, other).metric("glow", "light").chance is None
+
+
+def test_a_probe_of_the_package_that_was_asked_for_beside_the_usual_ones_has_its_columns() -> None:
+    flips = [
+        Value(probe="flipflop", metric=f"{kind}_dense", length=0, cell_id="a", attempt_id=1, unit="fraction", value=0.5)
+        for kind in ("exact", "error")
+    ]
+    assert headings(sweep(value(), *flips)) == ["FF dense", "Glow", "MFU"]
+    assert complete_columns(sweep(*flips))[7].percent

@@ -24,7 +24,8 @@ def who(network: Any, subject: Callable[..., Subject]) -> Callable[..., Subject]
 
     def make(**settings: Any) -> Subject:
         model = network(awake=True, vocab_size=264, attn_type="polar", memory="gated_delta", window=True).eval()
-        return subject(model, **({"lengths": (16, 32)} | settings))
+        small = {"lengths": (16, 32), "settings": {"flipflop": {"iid": 4, "sparse": 5, "dense": 3, "length": 16}}}
+        return subject(model, **(small | settings))
 
     return make
 

@@ -1,0 +1,133 @@
+"""Flip-flop: is every bit that a row reads the one that was written last? (docs/mechanisms.md, "Flip-flop")"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from ...model.config import Float, Int, knob
+from ...results import metrics
+from ...results.intervals import of_trials
+from ...results.metrics import Metric
+from ...results.store.records import Example, Measurement
+from ..data.known.flipflop import FlipFlopRows, coin_flips, marks_of, settings_of
+from ..data.tokenizer import FLIPFLOP
+from .base import Probe, ProbeConfig, Result
+
+if TYPE_CHECKING:
+    from .subject import Subject
+
+
+class FlipFlopProbeConfig(ProbeConfig):
+    """Settings of the probe flipflop. Length, seed and the probability of i in the split iid are those of the corpus."""
+
+    iid: Int = knob(16_000, "Sequences like those of training: the first rows of the validation split.", ge=1)
+    sparse: Int = knob(160_000, "Sequences in which bits are seldom written or read.", ge=1)
+    dense: Int = knob(4_000, "Sequences in which bits are often written and read.", ge=1)
+    ignore_sparse: Float = knob(0.98, "Probability of i in the split sparse; w and r share the rest.", ge=0, le=1)
+    ignore_dense: Float = knob(0.1, "Probability of i in the split dense.", ge=0, le=1)
+    length: Int = knob(0, "Tokens of a sequence, an even number; 0: that of the corpus.", ge=0, multiple_of=2)
+    items: Int = knob(
+        1_000,
+        "Sequences of each split, the first ones, whose outcome is kept one by one; all of them are scored.",
+        ge=0,
+    )
+
+
+class _Split(NamedTuple):
+    rows: FlipFlopRows
+    ignore: float
+
+
+class _Score(NamedTuple):
+    """Of every sequence of a split, int64 [sequences]: its reads, and how many of them were answered wrong."""
+
+    reads: np.ndarray
+    wrong: np.ndarray
+
+
+class FlipFlop(Probe):
+    """Of each split the share of sequences whose reads are all right, the share of wrong reads, reads, and what coins score.
+
+    A read is right when the bit has the largest logit of the whole vocabulary, the text before it being given.
+    """
+
+    Config = FlipFlopProbeConfig
+    metrics = metrics.of_probe("flipflop")
+
+    @property
+    def _length(self) -> int:
+        return int(self.settings.length or settings_of(self.config.data).length)
+
+    def _split(self, name: str) -> _Split:
+        """The rows of a split; those of iid are the corpus's validation split."""
+        corpus = settings_of(self.config.data)
+        ignore = corpus.ignore if name == "iid" else float(getattr(self.settings, f"ignore_{name}"))
+        split = "validation" if name == "iid" else name
+        count = int(getattr(self.settings, name))
+        return _Split(FlipFlopRows(count, self._length, ignore=ignore, seed=corpus.seed, split=split), ignore)
+
+    def tokens(self, length: int) -> int:
+        """All sequences of all splits."""
+        return self._length * int(self.settings.iid + self.settings.sparse + self.settings.dense)
+
+    def chance(self, metric: Metric) -> float | None:
+        """What fair coins get, as far as it is known beforehand."""
+        kind, _, split = metric.name.partition("_")
+        return coin_flips(self._length, self._split(split).ignore) if kind == "exact" else metric.chance
+
+    def run(self, subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
+        """An example is whether one sequence was right throughout."""
+        reason = subject.beyond(self._length - 1) or self._speechless(subject)
+        for length in lengths:
+            if reason is not None:
+                yield [self.missing(reason, length)], []
+                continue
+            scores = {name: self._scored(subject, self._split(name).rows) for name in ("iid", "sparse", "dense")}
+            measured = [self._measured(metric.name, scores, length) for metric in self.metrics]
+            yield measured, [one for name in scores for one in self._examples(name, scores[name], length)]
+
+    def _speechless(self, subject: Subject) -> str | None:
+        if all(len(subject.tokenizer.encode(letter)) == 1 for letter in FLIPFLOP):
+            return None
+        return f"n/a: tokenizer {subject.tokenizer.name} has no token for each of the letters {' '.join(FLIPFLOP)}"
+
+    def _scored(self, subject: Subject, rows: FlipFlopRows) -> _Score:
+        import torch
+
+        letters = np.concatenate([subject.tokenizer.encode(letter) for letter in FLIPFLOP]).astype(np.int64)
+        reads, wrong = np.zeros(rows.rows, np.int64), np.zeros(rows.rows, np.int64)
+        for part in subject.batches(rows.rows, rows.length):
+            numbers = np.arange(rows.rows)[part]
+            made = rows.made(numbers)
+            marks = torch.from_numpy(marks_of(made).astype(bool))
+            tokens = torch.from_numpy(letters[made])
+            # the bit is said at the token before it, and nothing is said after the last
+            places = marks[:, 1:].flatten().nonzero().squeeze(1)
+            hidden = subject.features(tokens[:, :-1]).flatten(0, 1)
+            said = subject.model.logits(hidden[places.to(hidden.device)]).argmax(-1).cpu()
+            missed = (said != tokens[:, 1:].flatten()[places]).numpy()
+            reads[part] = marks.sum(1).numpy()
+            wrong[part] = np.bincount(places.numpy() // (rows.length - 1), weights=missed, minlength=len(numbers))
+        return _Score(reads, wrong)
+
+    def _measured(self, metric: str, scores: dict[str, _Score], length: int) -> Measurement:
+        kind, _, split = metric.partition("_")
+        reads, wrong = scores[split]
+        sequences, judged = len(reads), int(reads.sum())
+        if kind == "exact":
+            share = float((wrong == 0).mean())
+            low, high = of_trials(share, sequences)
+            return self.value(metric, share, length, n=sequences, low=low, high=high)
+        if kind == "error":
+            return self.value(metric, int(wrong.sum()) / judged, length, n=judged)
+        if kind == "reads":
+            return self.value(metric, float(judged), length, n=sequences)
+        return self.value(metric, float((0.5**reads).mean()), length, n=sequences)
+
+    def _examples(self, split: str, score: _Score, length: int) -> Iterator[Example]:
+        kept = int(self.settings.items)
+        for item, wrong in enumerate(score.wrong[:kept]):
+            yield self.example(f"exact_{split}", float(wrong == 0), length, item=item)
