@@ -16,6 +16,7 @@ from atma_sweep.kernels.attention import ops
 from atma_sweep.kernels.attention.polar import available, choose_backend, polar_attention, polar_distractor_loss
 from atma_sweep.kernels.attention.polar_reference import polar_attention_reference
 from atma_sweep.kernels.attention.softmax import softmax_attention, softmax_attention_reference, softmax_distractor_loss
+from graded import check, distance, double, normal, run, surrounded
 from tiers import every_nth, shared_out
 from torch import Tensor
 from torch.nn import functional
@@ -41,39 +42,11 @@ def unwritten_memory_is_nan() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    """Float32 numbers, so that float64 starts from the same ones."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
 def inputs(t: int, h: int, j: int, *, b: int = 1, d: int = D, scale: float = 1.0) -> list[Tensor]:
     shapes = [(b, t, h, d), (b, t, j, d), (b, t, j, d), (h,), (h,), (h,), (h,), (h, d)]
     made = [normal(*shape, seed=seed) for seed, shape in enumerate(shapes)]
     made[0] *= scale
     return [x.requires_grad_() for x in made]
-
-
-def double(args: list[Tensor]) -> list[Tensor]:
-    return [x.detach().double().requires_grad_() for x in args]
-
-
-def run(function: Callable[..., Any], args: list[Tensor], **options: Any) -> list[Tensor]:
-    """Results, then the gradients of a fixed random weighting of them."""
-    found = function(*args, **options)
-    results = list(found) if isinstance(found, tuple) else [found]
-    # weights that bf16 holds exactly, so that what is compared has the same gradient coming in
-    weights = [normal(*x.shape, seed=90 + i).bfloat16().to(x) for i, x in enumerate(results)]
-    return [x.detach() for x in results] + list(torch.autograd.grad(results, args, weights))
-
-
-def check(
-    ours: list[Tensor], theirs: list[Tensor], results: int, *, near: float = 2e-6, gradient: float = 2e-5
-) -> None:
-    """Results absolutely, or relative to their largest above 1; gradients relative to their largest, at least 0.2."""
-    for index, (a, b) in enumerate(zip(ours, theirs, strict=True)):
-        off, top = (a.double() - b).abs().max().item(), b.abs().max().item()
-        assert a.shape == b.shape
-        assert off <= (near * max(1.0, top) if index < results else gradient * max(0.2, top)), (index, off, top)
 
 
 # --- polar --------------------------------------------------------------------------------------------------------
@@ -90,13 +63,6 @@ def test_polar_is_near_float64(t: int, h: int, j: int, window: int | None) -> No
         theirs = run(polar_attention, double(args), window=window, backend="torch")
     assert ours[1].dtype == torch.float32
     check(ours, theirs, 2)
-
-
-def surrounded(x: Tensor) -> Tensor:
-    """The same contiguous numbers with NaN before and behind."""
-    buffer = torch.full((x.shape[0] + 2, *x.shape[1:]), torch.nan)
-    buffer[1:-1] = x.detach()
-    return buffer[1:-1].requires_grad_()
 
 
 @interpreted
@@ -382,11 +348,6 @@ def naive(
 def on_cuda(args: list[Tensor]) -> list[Tensor]:
     """What belongs to tokens in bf16, what belongs to heads in float32."""
     return [x.detach().cuda().to(torch.bfloat16 if x.ndim == 4 else x.dtype).requires_grad_() for x in args]
-
-
-def distance(a: Tensor, b: Tensor) -> float:
-    """In the norm, relative to b's; absolute where b is zero."""
-    return float((a.double() - b).norm() / (b.norm() if b.norm() > 1e-9 else 1.0))
 
 
 def test_the_naive_formula_is_the_reference() -> None:

@@ -1,0 +1,50 @@
+"""Tensors to try an attention with, its results and gradients, and how near two such lists are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    """Float32 numbers, so that float64 starts from the same ones."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def double(args: list[Tensor]) -> list[Tensor]:
+    """The same numbers in float64."""
+    return [x.detach().double().requires_grad_() for x in args]
+
+
+def run(function: Callable[..., Any], args: list[Tensor], **options: Any) -> list[Tensor]:
+    """Results, then the gradients of a fixed random weighting of them."""
+    found = function(*args, **options)
+    results = list(found) if isinstance(found, tuple) else [found]
+    # weights that bf16 holds exactly, so that what is compared has the same gradient coming in
+    weights = [normal(*x.shape, seed=90 + i).bfloat16().to(x) for i, x in enumerate(results)]
+    return [x.detach() for x in results] + list(torch.autograd.grad(results, args, weights))
+
+
+def check(
+    ours: list[Tensor], theirs: list[Tensor], results: int, *, near: float = 2e-6, gradient: float = 2e-5
+) -> None:
+    """Results absolutely, or relative to their largest above 1; gradients relative to their largest, at least 0.2."""
+    for index, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        off, top = (a.double() - b).abs().max().item(), b.abs().max().item()
+        assert a.shape == b.shape
+        assert off <= (near * max(1.0, top) if index < results else gradient * max(0.2, top)), (index, off, top)
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    """In the norm, relative to b's; absolute where b is zero."""
+    return float((a.double() - b).norm() / (b.norm() if b.norm() > 1e-9 else 1.0))
+
+
+def surrounded(x: Tensor) -> Tensor:
+    """The same contiguous numbers with NaN before and behind."""
+    buffer = torch.full((x.shape[0] + 2, *x.shape[1:]), torch.nan)
+    buffer[1:-1] = x.detach()
+    return buffer[1:-1].requires_grad_()

@@ -1,0 +1,193 @@
+"""Forgetting attention: the formula against a loop over pairs, its identities, and the Triton kernels."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import torch
+from atma_sweep.kernels.attention import ops
+from atma_sweep.kernels.attention.forgetting import choose_backend, forgetting_attention
+from atma_sweep.kernels.attention.softmax import softmax_attention_reference
+from graded import check, distance, double, normal, run, surrounded
+from tiers import every_nth
+from torch import Tensor
+
+D = 16
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered")
+interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the kernels are compiled, see below")
+
+
+@pytest.fixture(autouse=True)
+def unwritten_memory_is_nan() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def inputs(t: int, h: int, j: int, *, b: int = 1, d: int = D) -> list[Tensor]:
+    """q, k, v and gates of which some nearly close."""
+    made = [normal(b, t, heads, d, seed=seed) for seed, heads in enumerate((h, j, j))]
+    made.append(torch.nn.functional.logsigmoid(2 * normal(b, t, h, seed=3)))
+    return [x.requires_grad_() for x in made]
+
+
+def naive(
+    q: Tensor, k: Tensor, v: Tensor, f: Tensor, *, scale: float | None = None, window: int | None = None
+) -> Tensor:
+    """Pair by pair: every gate after the key's, up to the query's own, is added to their score."""
+    t, h, d = q.shape[1:]
+    k, v = (x.repeat_interleave(h // x.shape[2], 2) for x in (k, v))
+    rows = []
+    for i in range(t):
+        keys = range(max(0, i + 1 - (window or t)), i + 1)
+        scores = [
+            (q[:, i] * k[:, j]).sum(-1) * (d**-0.5 if scale is None else scale) + f[:, j + 1 : i + 1].sum(1)
+            for j in keys
+        ]
+        weights = torch.stack(scores, 1).softmax(1)
+        rows.append(torch.einsum("bsh,bshx->bhx", weights, v[:, keys.start : i + 1]))
+    return torch.stack(rows, 1)
+
+
+@pytest.mark.parametrize(("window", "scale", "block"), [(None, None, 1024), (1, 0.4, 5), (4, None, 5), (32, 0.4, 3)])
+def test_it_is_the_loop_over_pairs(window: int | None, scale: float | None, block: int) -> None:
+    args = double(inputs(13, 4, 2, b=2, d=5))
+    ours = run(forgetting_attention, args, scale=scale, window=window, query_block=block)
+    check(ours, run(naive, args, scale=scale, window=window), 1, near=1e-13, gradient=1e-12)
+
+
+def test_gradients_are_those_of_finite_differences() -> None:
+    args = double(inputs(5, 2, 1, d=2))
+    assert torch.autograd.gradcheck(lambda *x: forgetting_attention(*x, window=4, query_block=2), args)
+
+
+def test_open_gates_are_softmax() -> None:
+    q, k, v, f = double(inputs(29, 4, 2))
+    ours = forgetting_attention(q, k, v, 0 * f, window=9)
+    assert (ours - softmax_attention_reference(q, k, v, window=9)).abs().max() <= 1e-12
+
+
+def test_constant_gates_are_a_slope_over_the_distance() -> None:
+    q, k, v, _ = double(inputs(29, 4, 2))
+    gate_H = torch.tensor([0.9, 0.5, 0.2, 0.99], dtype=torch.float64)
+    ours = forgetting_attention(q, k, v, gate_H.log().expand(1, 29, 4))
+    distance_TT = torch.arange(29.0, dtype=torch.float64)[:, None] - torch.arange(29.0, dtype=torch.float64)
+    scores = torch.einsum("bthx,bshx->bhts", q, k.repeat_interleave(2, 2)) / D**0.5
+    scores = scores - (-gate_H.log())[:, None, None] * distance_TT
+    weights = scores.masked_fill(distance_TT < 0, -torch.inf).softmax(-1)
+    assert (ours - torch.einsum("bhts,bshx->bthx", weights, v.repeat_interleave(2, 2))).abs().max() <= 1e-12
+
+
+def test_closed_gates_leave_the_token_itself() -> None:
+    q, k, v, f = double(inputs(9, 4, 2))
+    ours = forgetting_attention(q, k, v, 0 * f - 1e3)
+    assert (ours - v.repeat_interleave(2, 2)).abs().max() <= 1e-12
+
+
+def test_the_first_gate_says_nothing() -> None:
+    """Nothing lies before it: its gradient is 0, and so is the sum of a row's gradients by its scores."""
+    args = double(inputs(11, 4, 2))
+    *_, df = run(forgetting_attention, args)
+    assert df[:, 0].abs().max() <= 1e-14
+    assert (df[:, 1:].abs().amax((0, 2)) > 1e-6).all()
+    # F of all tokens together shifts nothing
+    free = args[3].detach().requires_grad_()
+    shifted = torch.cat([free[:, :1] - 1e4, free[:, 1:]], 1)
+    assert torch.allclose(forgetting_attention(*args[:3], shifted), forgetting_attention(*args), atol=1e-10)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("window", [None, 6])
+def test_the_naive_formula_of_fla_agrees(window: int | None) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # without a GPU it says that it has none
+        module = pytest.importorskip("fla.ops.forgetting_attn.naive", reason="fla is not installed", exc_type=Exception)
+    args = [x.detach() for x in inputs(33, 4, 2, b=2)]
+    theirs = module.naive_forgetting_attn(*args, window_size=window)
+    assert (forgetting_attention(*args, window=window) - theirs).abs().max() <= 5e-6
+
+
+# --- kernels ------------------------------------------------------------------------------------------------------
+
+CASES = [(67, 4, 2, 29), (1, 3, 1, None), (33, 3, 1, None), (101, 4, 1, None), (127, 2, 2, 100), (45, 8, 2, 1)]
+
+
+@interpreted
+@pytest.mark.parametrize(("t", "h", "j", "window"), every_nth(CASES, 3))
+def test_the_kernels_are_near_float64(t: int, h: int, j: int, window: int | None) -> None:
+    args = inputs(t, h, j, b=2 if t < 50 else 1)
+    ours = run(forgetting_attention, args, window=window, scale=0.4, backend="triton")
+    # a window of one key has no gradient by the gates but rounding
+    theirs = run(forgetting_attention, double(args), window=window, scale=0.4, backend="torch")
+    check(ours, theirs, 1, gradient=2e-5 if window != 1 else 1e-4)
+
+
+@interpreted
+def test_the_kernels_lose_nothing_where_the_sums_are_large() -> None:
+    """64K tokens of gates at a half sum up to -45,000, where float32 tells no two neighbours apart."""
+    args = inputs(45, 2, 1)
+    with torch.no_grad():
+        args[3][:, 0] = -45_000.0
+    check(run(forgetting_attention, args, backend="triton"), run(forgetting_attention, double(args)), 1)
+
+
+@interpreted
+def test_the_kernels_repeat_to_the_bit_and_use_nothing_beyond_their_inputs() -> None:
+    args = inputs(45, 1, 1)
+    apart = [x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in args]
+    found = [run(forgetting_attention, some, window=20, backend="triton")
+             for some in (args, args, [surrounded(x) for x in args], apart)]  # fmt: skip
+    assert all(torch.isfinite(x).all() for x in found[0])
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+@interpreted
+def test_one_row_of_gates_serves_a_batch() -> None:
+    q, k, v, f = inputs(21, 2, 1, b=3)
+    one = f.detach()[:1].requires_grad_()
+    ours = run(forgetting_attention, [q, k, v, one], backend="triton")
+    check(ours, run(forgetting_attention, double([q, k, v, one]), backend="torch"), 1)
+
+
+@interpreted
+@pytest.mark.parametrize("name", ["forgetting_forward", "forgetting_backward"])
+def test_ops_keep_the_rules_of_torch(name: str) -> None:
+    q, k, v = (normal(1, 5, heads, D, seed=heads).requires_grad_() for heads in (4, 2, 2))
+    f = -normal(1, 4, 5, seed=9).abs().double().cumsum(-1)
+    o, lse = (x.detach() for x in ops.forgetting_forward(q, k, v, f, 3))
+    args = (q, k, v, f.requires_grad_(), 3)
+    if name == "forgetting_backward":
+        args = (o, *(x.detach() for x in (q, k, v, f)), o, lse, 3)
+    found = torch.library.opcheck(getattr(ops, name), args)
+    assert set(found.values()) == {"SUCCESS"}, found
+
+
+def test_errors_name_both_shapes() -> None:
+    q, k, v, f = inputs(13, 4, 2)
+    with pytest.raises(ValueError, match=r"\(1, 13, 4, 16\).*\(1, 12, 4\)"):
+        forgetting_attention(q, k, v, f[:, 1:])
+    with pytest.raises(ValueError, match="window must be at least 1"):
+        forgetting_attention(q, k, v, f, window=0)
+
+
+# --- on a GPU -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize("window", [None, 150])
+def test_in_bf16_they_are_near_float64_and_repeat(d: int, window: int | None) -> None:
+    assert choose_backend("cuda", torch.bfloat16, d).backend == "triton"
+    args = [x.detach().cuda() for x in inputs(397, 4, 2, b=2, d=d)]
+    args = [(x.bfloat16() if x.ndim == 4 else x).requires_grad_() for x in args]
+    ours = run(forgetting_attention, args, window=window, backend="triton")
+    again = run(forgetting_attention, args, window=window, backend="triton")
+    exact = run(forgetting_attention, double(args), window=window, backend="torch")
+    for name, a, same, b in zip(("y", "q", "k", "v", "gates"), ours, again, exact, strict=True):
+        assert torch.equal(a, same), name
+        print(f"{name}: {distance(a, b):.2e}")
+        assert distance(a, b) <= 2e-2, name

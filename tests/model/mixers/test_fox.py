@@ -1,0 +1,76 @@
+"""Forgetting attention as a mixer: its gates, and the mixers that it becomes at their ends."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from atma_sweep.kernels.attention.softmax import softmax_attention_reference
+from atma_sweep.model.config import ModelConfig
+from atma_sweep.model.mixers.biased import ALiBi, slopes
+from atma_sweep.model.mixers.biased_outline import ALiBiConfig
+from atma_sweep.model.mixers.fox import FoX
+from atma_sweep.model.mixers.fox_outline import FoXConfig
+from torch import Tensor
+
+T, MODEL = 19, ModelConfig(d_model=12, n_heads=4, n_kv_heads=2, head_dim=8)
+
+
+def made(**settings: Any) -> FoX:
+    torch.manual_seed(3)
+    return FoX(MODEL, FoXConfig(**{"gate_std": 0.7} | settings)).double()
+
+
+@pytest.fixture
+def read() -> list[Tensor]:
+    """q, k, v and the block's input."""
+    draw = torch.Generator().manual_seed(1)
+    shapes = [(2, T, 4, 8), (2, T, 2, 8), (2, T, 2, 8), (2, T, 12)]
+    return [torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes]
+
+
+def test_the_output_is_the_formula(read: list[Tensor]) -> None:
+    """Gates and scores written out for one query of one head."""
+    mixer, (q, k, v, x) = made(scale=0.4, gate_bias=1.0), read
+    i, h, first = 14, 3, 14 - 6
+    gate = torch.sigmoid(x[0] @ mixer.gate.weight[h] + 1.0)
+    kept = torch.stack([gate[j + 1 : i + 1].prod() for j in range(first, i + 1)])
+    weights = (0.4 * (k[0, first : i + 1, 1] @ q[0, i, h])).exp() * kept
+    ours = mixer(q, k, v, window=7, x_BTD=x)
+    assert (ours[0, i, h] - weights / weights.sum() @ v[0, first : i + 1, 1]).abs().max() <= 1e-13
+
+
+def test_gates_start_at_a_half() -> None:
+    mixer = FoX(MODEL, FoXConfig())
+    assert mixer.gate.offset.tolist() == [0.0] * 4
+    big = FoX(ModelConfig(d_model=1024, n_heads=64, n_kv_heads=1, head_dim=8), FoXConfig())
+    assert big.gate.weight.std().item() == pytest.approx(0.02, rel=0.02)
+
+
+def test_open_gates_are_nope(read: list[Tensor]) -> None:
+    q, k, v, x = read
+    mixer = made(gate_std=0.0, gate_bias=60.0)
+    assert (mixer(q, k, v, window=5, x_BTD=x) - softmax_attention_reference(q, k, v, window=5)).abs().max() <= 1e-12
+
+
+def test_constant_gates_are_alibi(read: list[Tensor]) -> None:
+    """Its slopes are those of -log f."""
+    q, k, v, x = read
+    mixer = made(gate_std=0.0)
+    with torch.no_grad():
+        mixer.gate.offset.copy_(torch.tensor([-math.log(math.expm1(slope)) for slope in slopes(4)]))
+    alibi = ALiBi(MODEL, ALiBiConfig())
+    assert (mixer(q, k, v, window=None, x_BTD=x) - alibi(q, k, v, window=None)).abs().max() <= 1e-6
+
+
+def test_evaluation_scores_a_few_queries_at_a_time(read: list[Tensor]) -> None:
+    mixer, (q, k, v, x) = made(), read
+    whole = mixer(q, k, v, window=None, x_BTD=x)
+    for chunk in (2, 9):
+        assert (mixer.evaluate(q, k, v, window=None, chunk=chunk, x_BTD=x) - whole).abs().max() <= 1e-12
+
+
+def test_its_flops_are_those_of_attention_and_of_the_gates() -> None:
+    assert FoX.forward_flops(MODEL, FoXConfig(), 100) == 4 * 4 * 8 * 100 + 2 * 12 * 4
