@@ -241,8 +241,8 @@ def report(
 
     Figures: {figures}.
 
-    The numbers of the paper are always there, as sweeps printed-v1, printed-v2 and printed-v2-open-weight: for this
-    command, dashboard, show, status and export.
+    The numbers of the paper are always there, as sweeps printed-v1, printed-v2 and printed-v2-open-weight, and those of
+    two rivals as printed-tra and printed-wall: for this command, dashboard, show, status and export.
 
     Exit code 1: --check found a file that says something else than the database.
 

@@ -199,6 +199,12 @@ class SweepData:
         found = (self.given(cell, column) for cell in cells)
         return [value.value for value in found if value is not None and value.value is not None]
 
+    def printed_spread(self, cell: CellState, column: Column) -> tuple[int, float | None] | None:
+        """Of a number that is a mean over runs which the database does not hold: how many they are, and their sample standard
+        deviation where it is known. None of any other number."""
+        told = self.values.get((cell.cell_id, column.probe, column.metric + metrics.SPREAD, column.length))
+        return (told.n, told.value) if told is not None and told.n else None
+
     def _average(self, cell: str, probe: str, metric: str) -> Value | None:
         """The mean over the lengths that the launch asked for; where one lacks a number, the reason for that; None where one was not
         measured."""

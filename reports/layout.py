@@ -38,7 +38,8 @@ class Line:
 
 
 def entry(data: SweepData, cells: Sequence[CellState], column: Column, table: str | None = None) -> Entry:
-    """The number of one cell, or mean and sample standard deviation over cells that differ in their seed alone.
+    """The number of one cell, or mean and sample standard deviation over cells that differ in their seed alone, or over the runs
+    that a printed mean is of.
 
     With `table`, a published number stands as that table of the paper prints it. A mean over fewer cells than there are
     says how many; nothing is left blank.
@@ -68,14 +69,16 @@ def entry(data: SweepData, cells: Sequence[CellState], column: Column, table: st
     mean = statistics.fmean(numbers) if len(numbers) > 1 else numbers[0]
     # a mean of tidy numbers is tidy again only after its floating-point dust is gone
     text = rounded(mean if len(numbers) == 1 else round(mean, DUST), column.decimals, percent=column.percent)
+    sd, seeds = statistics.stdev(numbers) if len(numbers) > 1 else None, len(numbers)
     if len(cells) == 1:
-        return replace(base, text=text, value=mean, n=have[0].n, low=have[0].low, high=have[0].high)
-    sd = statistics.stdev(numbers) if len(numbers) > 1 else None
+        base = replace(base, n=have[0].n, low=have[0].low, high=have[0].high)
+        printed = data.printed_spread(cells[0], column)
+        seeds, sd = printed if printed is not None else (1, None)
     if sd is not None:
         text += PLUS_MINUS + rounded(sd, column.decimals, percent=column.percent)
     if len(numbers) < len(cells):
         text += f" (n={len(numbers)})"
-    return replace(base, text=text, value=mean, sd=sd, seeds=len(numbers))
+    return replace(base, text=text, value=mean, sd=sd, seeds=seeds)
 
 
 def _words(data: SweepData, cells: Sequence[CellState], column: Column, values: Sequence[Value | None]) -> list[str]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from ..results.paper import is_published
 from ..results.store.records import CellState, Value
 from .data import SweepData
 from .numbers import Column, reason_code
 
 UNMEASURED = "unmeasured"
 """Printed where a cell lacks what its grid does not ask for either."""
+UNPRINTED = "-"
+"""Printed where a published sweep has no such number: nobody can evaluate its cells."""
 
 
 def word_for(standing: str, value: Value | None) -> str:
@@ -19,6 +22,8 @@ def word_for(standing: str, value: Value | None) -> str:
 
 def word_of(data: SweepData, cell: CellState, column: Column, value: Value | None) -> str:
     """What stands for a number that a cell does not have."""
+    if value is None and is_published(data.sweep):
+        return UNPRINTED
     word = word_for(data.word(cell), value)
     unasked = not data.shows(column.probe) or (column.length > 0 and not data.asks(column.probe, column.length))
     return UNMEASURED if word == "needs-eval" and unasked else word

@@ -16,6 +16,9 @@ IN_WORDS: Mapping[Better, str] = {"lower": "Less is better.", "neither": "", "hi
 SHARE = "fraction"
 """The unit of a number between 0 and 1 that is printed in percent."""
 UNKNOWN = "Recorded by the probe {probe}, which says no more of it than its name and unit."
+SPREAD = "_sd"
+"""End of a metric's name: the sample standard deviation between the `n` runs whose mean is the number of the name without it.
+Papers print such pairs; a sweep of one's own has its runs instead."""
 PEAK_MEMORY = "peak_memory"
 """A metric that every probe over lengths has."""
 

@@ -49,7 +49,7 @@ def beside_of(store: Store, data: SweepData, reference: str) -> dict[str, Any]:
         ],
         "measures": [about(column) | {"probe": column.probe} | _counted([one for one in both.numbers if one.column == column]) for column in columns],
         "rows": [_row(one, columns.index(one.column), place) for one in both.numbers],
-        "words": list(AXIS_HEADINGS),
+        "words": [*AXIS_HEADINGS, *both.axes],
         "effects": _effects(data, theirs),
         "needle": _needles(store, data, home, theirs),
     }  # fmt: skip
@@ -89,7 +89,7 @@ def _row(one: Comparison, measure: int, place: Mapping[str, int]) -> dict[str, A
     limit = "-" if one.limit is None else rounded(one.limit, column.decimals, percent=column.percent)
     return {
         "measure": measure,
-        "words": list(one.levels),
+        "words": [*one.levels, *one.further],
         "cells": [place[cell] for cell in one.measured.cells],
         "texts": [one.measured.text, one.published.text, difference(column, "", one.difference).text, limit],
         "numbers": [None if value is None else round(scale * value, 9) for value in (one.measured.value, one.published.value)],

@@ -44,6 +44,12 @@ LEVELS = {
     ("attn_type", "nope"): "NoPE",
     ("attn_type", "rope"): "RoPE",
     ("attn_type", "alibi"): "ALiBi",
+    ("attn_type", "tra"): "TRA",
+    ("attn_type", "wall"): "Wall",
+    ("attn_type", "fox"): "FoX",
+    ("attn_type", "cope"): "CoPE",
+    ("attn_type", "diff"): "Diff",
+    ("attn_type", "rel"): "REL",
     ("reg_mode", "baseline"): "no regularizer",
     ("distractor", "on"): "with distractor loss",
     ("distractor", "off"): "no distractor loss",
@@ -53,7 +59,12 @@ LEVELS = {
     ("window", "off"): "no window",
 }
 """By axis and level: how a figure names it. What stands here not, a stranger's level, is shown as it is."""
-AXIS_WORDS = {"attn_type": "mixer", "reg_mode": "regularizer", "distractor": "distractor loss"}
+AXIS_WORDS = {
+    "attn_type": "mixer",
+    "reg_mode": "regularizer",
+    "distractor": "distractor loss",
+    "model.positions": "positions",
+}
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 _SHARED: dict[str, Any] = {

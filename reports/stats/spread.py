@@ -39,6 +39,7 @@ __all__ = [
 ]
 
 POWER = 0.8
+SEEDS = "seeds"
 NEAR = "reg_mode"
 TREATMENT = "strong"
 """The mode whose weight is not nearly nothing."""
@@ -124,7 +125,7 @@ def replicates(data: SweepData, column: Column) -> dict[tuple[str, ...], tuple[S
     """Within every stratum that has a spread, by its levels of STRATA: the spread, and the runs that it comes from."""
     found = {}
     for key, part in _parts(data, column, STRATA).items():
-        spread = _pooled(data, column, part)
+        spread = _measured(data, column, part)
         if spread is not None:
             groups = (group for group in _grouped(data, column, part)[1] if len(group) > 1)
             found[key] = (
@@ -140,6 +141,18 @@ def replicates(data: SweepData, column: Column) -> dict[tuple[str, ...], tuple[S
 
 
 def _pooled(data: SweepData, column: Column, some: Sequence[_Number]) -> Spread | None:
+    return _printed(data, column, some) or _measured(data, column, some)
+
+
+def _printed(data: SweepData, column: Column, some: Sequence[_Number]) -> Spread | None:
+    """Of numbers that are means over runs, pooled from the standard deviations that are printed beside them."""
+    told = (data.printed_spread(one.cell, column) for one in some)
+    known = [(n - 1, sd) for n, sd in filter(None, told) if sd is not None and n > 1]
+    df = sum(part for part, _ in known)
+    return Spread(SEEDS, math.sqrt(sum(part * sd**2 for part, sd in known) / df), df, len(known)) if known else None
+
+
+def _measured(data: SweepData, column: Column, some: Sequence[_Number]) -> Spread | None:
     kind, groups = _grouped(data, column, some)
     df = sum(len(group) - 1 for group in groups)
     if not df:
@@ -154,7 +167,7 @@ def _grouped(data: SweepData, column: Column, some: Sequence[_Number]) -> tuple[
     """The runs that ought to agree, and what makes them so: seeds where any configuration has several; none where no two do."""
     axes = [*AXES, *data.extra_axes()]
     near = [one for one in some if _near(data, column, one.cell)]
-    kinds = (("seeds", some, axes, False), ("near-replicates", near, [axis for axis in axes if axis != NEAR], True))
+    kinds = ((SEEDS, some, axes, False), ("near-replicates", near, [axis for axis in axes if axis != NEAR], True))
     for kind, numbers, keys, with_seed in kinds:
         groups: dict[tuple[str, ...], list[_Number]] = {}
         for one in numbers:
@@ -246,7 +259,7 @@ def _roots(df: np.ndarray) -> np.ndarray:
 def seed_robustness(data: SweepData, column: Column) -> Spread:
     """The spread between seeds. Raises ReportError where every configuration has one run: then nothing can be said."""
     found = spread(data, column)
-    if found is None or found.kind != "seeds":
+    if found is None or found.kind != SEEDS:
         raise ReportError(
             f"every configuration of sweep {data.sweep} has one run (n = 1): nothing can be said of seeds; launch it with seeds: 3"
         )

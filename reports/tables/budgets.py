@@ -22,8 +22,8 @@ def budgets(store: Store, sweep: str | None = None, *, revision: int | None = No
     A ZF is 1e21 floating-point operations.
     """
     data = gather(store, sweep, revision=revision)
-    if data.sweep == paper.SWEEPS[0]:
-        raise ReportError(f"the first version has no table of budgets; ask for --sweep {paper.SWEEPS[1]}")
+    if paper.is_published(data.sweep) and data.sweep not in (paper.SWEEPS[1], paper.OPEN_WEIGHT):
+        raise ReportError(f"{data.sweep} has no table of budgets; ask for --sweep {paper.SWEEPS[1]}")
     other_store = paper.with_published(store, paper.OPEN_WEIGHT)
     other = gather(other_store, paper.OPEN_WEIGHT)
     printed = {row["model"] for row in paper.rows("budgets")}

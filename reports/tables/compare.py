@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from scipy import special
 
 from ...results import paper
-from ...results.store.records import AXES, CellState
+from ...results.store.records import AXES
 from ...results.store.store import Store
 from ..columns import AXIS_HEADINGS
 from ..data import Lengths, ReportError, SweepData, gather
@@ -18,6 +18,7 @@ from ..layout import Line, assemble, difference, entry, seed_notes, sweep_note
 from ..numbers import Column, column_of, length_name, rounded
 from ..stats.ceiling import needle_note
 from ..stats.comparable import Difference, Side, differences
+from ..stats.matching import Match, further_axes, matched
 from ..stats.membership import spreads_by_stratum, stratum_of
 from ..stats.resampling import ALPHA
 from ..stats.spread import Spread
@@ -33,6 +34,12 @@ COLUMNS = (
 )
 SHOWN = 8  # differences named in the line above the table
 WITHIN, BEYOND, UNKNOWN = "within", "beyond", "-"
+PRINTED = "printed"
+"""Kind of a spread that stands beside a printed mean."""
+WELCH = (
+    "Beside a mean that is printed with the standard deviation of its runs the limit is Welch's t, with the spread of the seeds "
+    "here and of the runs there; beside a single seed with that of the runs alone."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +59,8 @@ class Comparison:
     limit: float | None
     verdict: str
     flags: tuple[str, ...] = ()
+    further: tuple[str, ...] = ()
+    """Levels of the further axes that tell matched configurations apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,17 +70,21 @@ class Compared:
     numbers: Sequence[Comparison]
     differences: Sequence[Difference]
     unrecorded: Sequence[str]
+    axes: tuple[str, ...] = ()
+    """The further axes that tell matched configurations apart."""
 
 
 def compare(
     store: Store, sweep: str | None = None, reference: str = paper.SWEEPS[1], *, revision: int | None = None
 ) -> list[Comparison]:
-    """Every number that both sweeps have, by the five axes, cells with further axes that vary left out of the match.
+    """Every number that both sweeps have of a common configuration (stats/matching.py).
 
     The published side is the authors' log where there is one, else the printed number. The limit is t(0.975, df) sd
     sqrt(1/k + 1/m) for the means of k and m seeds, with the spread between runs of that mixer and memory in the reference
     (of one's own where it has none), an accuracy's never below what its trials alone explain, and never less than a printed
-    digit. A number that the sweeps' differences touch is not judged (stats/comparable.py).
+    digit. Where a mean is printed with the standard deviation of its m runs, the limit is Welch's of both sides' own spreads,
+    of the printed one alone beside a single seed. A number that the sweeps' differences touch is not judged
+    (stats/comparable.py).
     Raises SweepUnknown, ReportError (nothing in common).
     """
     data = gather(store, sweep, revision=revision)
@@ -82,39 +95,50 @@ def compare(
 def compared(mine: Side, theirs: Side) -> Compared:
     """Both sweeps side by side. Raises ReportError where they have nothing in common."""
     data, published = mine.data, theirs.data
-    groups, others = _by_levels(data), _by_levels(published)
-    pairs = [(groups[levels], cells) for levels, cells in others.items() if levels in groups]
-    unlike, unrecorded = differences(mine, theirs, pairs)
+    pairs = matched(data, published)
+    unlike, unrecorded = differences(mine, theirs, [(one.mine, one.theirs) for one in pairs])
     flags = {(one.cell, one.probe, one.metric, one.length): one.text for one in contradicted(published)}
     columns = _columns(data, published)
     judged = {column: not any(one.touches(column.probe) for one in unlike) for column in columns}
     spreads = {column: _spreads(data, published, column) if judged[column] else {} for column in columns}
+    axes = _telling(data, published, pairs)
     found = []
-    for levels, cells in others.items():
-        for column in columns if levels in groups else ():
-            right, left = entry(published, cells, column), entry(data, groups[levels], column)
+    for pair in pairs:
+        for column in columns:
+            right, left = entry(published, pair.theirs, column), entry(data, pair.mine, column)
             if right.value is None or (left.value is None and not _asked(data, column)):
                 continue
-            keys = [(cell.cell_id, *column.key) for cell in cells]
-            told = [flags[key] for key in keys if key in flags]
-            found.append(_judge(levels, column, left, right, spreads[column].get(stratum_of(cells[0])), told))
-    extra = [*data.extra_axes(), *published.extra_axes()]
+            keys = [(cell.cell_id, *column.key) for cell in pair.theirs]
+            spread = spreads[column].get(stratum_of(pair.theirs[0]))
+            if judged[column] and (printed := _printed(published, pair, column)) is not None:
+                spread = printed
+            one = _judge(pair, column, left, right, spread)
+            told = tuple(flags[key] for key in keys if key in flags)
+            found.append(replace(one, flags=told, further=tuple(pair.further[axis] for axis in axes)))
     if not found:
-        why = f" (further axes vary: {', '.join(dict.fromkeys(extra))})" if extra else ""
+        extra = further_axes(data, published)
+        why = f" (further axes vary: {', '.join(extra)})" if extra else ""
         raise ReportError(
             f"sweeps {data.sweep} and {published.sweep} have no number of a common configuration{why}; compare others with --sweep"
         )
-    return Compared(numbers=found, differences=unlike, unrecorded=unrecorded)
+    return Compared(numbers=found, differences=unlike, unrecorded=unrecorded, axes=axes)
+
+
+def _telling(data: SweepData, published: SweepData, pairs: Sequence[Match]) -> tuple[str, ...]:
+    """The further axes at which matched configurations stand at several levels."""
+    return tuple(axis for axis in further_axes(data, published) if len({pair.further[axis] for pair in pairs}) > 1)
+
+
+def _printed(published: SweepData, pair: Match, column: Column) -> Spread | None:
+    """The spread that is printed beside a mean over runs."""
+    told = published.printed_spread(pair.theirs[0], column)
+    if told is None or told[1] is None or told[0] < 2:
+        return None
+    return Spread(PRINTED, told[1], told[0] - 1, 1)
 
 
 def _spreads(data: SweepData, published: SweepData, column: Column) -> Mapping[tuple[str, ...], Spread]:
     return {**spreads_by_stratum(data, column), **spreads_by_stratum(published, column)}
-
-
-def _by_levels(data: SweepData) -> dict[tuple[str, ...], list[CellState]]:
-    if data.extra_axes():
-        return {}
-    return {key[: len(AXES)]: cells for key, cells in data.configurations().items()}
 
 
 def _asked(data: SweepData, column: Column) -> bool:
@@ -123,7 +147,9 @@ def _asked(data: SweepData, column: Column) -> bool:
 
 def _columns(data: SweepData, published: SweepData) -> list[Column]:
     columns = []
-    for one in COLUMNS:
+    known = {(one.probe, one.metric) for one in COLUMNS}
+    further = [column_of(probe, about) for probe, about in published.strange() if about.heading]
+    for one in (*COLUMNS, *(one for one in further if (one.probe, one.metric) not in known)):
         lengths = set(published.lengths(one.probe, one.metric)) & {
             *data.lengths(one.probe, one.metric),
             *(length for probe, length in data.requested if probe == one.probe),
@@ -134,20 +160,17 @@ def _columns(data: SweepData, published: SweepData) -> list[Column]:
     return columns
 
 
-def _judge(
-    levels: tuple[str, ...], column: Column, left: Entry, right: Entry, spread: Spread | None, flags: Sequence[str]
-) -> Comparison:
+def _judge(pair: Match, column: Column, left: Entry, right: Entry, spread: Spread | None) -> Comparison:
     difference = left.value - right.value if left.value is not None and right.value is not None else None
     limit = None
     if spread is not None:
-        t = float(special.stdtrit(spread.df, 1 - ALPHA / 2))
         digit = 10.0**-column.decimals / (100 if column.percent else 1)
-        limit = max(t * spread.used * math.sqrt(1 / max(left.seeds, 1) + 1 / max(right.seeds, 1)), digit)
+        limit = max(_reach(left, right, spread), digit)
     verdict = UNKNOWN
     if difference is not None and limit is not None:
         verdict = WITHIN if abs(difference) <= limit * (1 + 1e-9) else BEYOND
     return Comparison(
-        levels=levels,
+        levels=tuple(pair.theirs[0].levels[axis] for axis in AXES),
         column=column,
         measured=left,
         published=right,
@@ -155,8 +178,19 @@ def _judge(
         spread=spread,
         limit=limit,
         verdict=verdict,
-        flags=tuple(flags),
     )
+
+
+def _reach(left: Entry, right: Entry, spread: Spread) -> float:
+    """How far two means lie apart by chance, at most, with 95%."""
+    here, there = max(left.seeds, 1), max(right.seeds, 1)
+    if spread.kind != PRINTED or left.sd is None or here < 2:
+        return float(special.stdtrit(spread.df, 1 - ALPHA / 2)) * spread.used * math.sqrt(1 / here + 1 / there)
+    parts = (left.sd**2 / here, spread.sd**2 / there)
+    if not sum(parts):
+        return 0.0
+    df = sum(parts) ** 2 / (parts[0] ** 2 / (here - 1) + parts[1] ** 2 / (there - 1))
+    return float(special.stdtrit(df, 1 - ALPHA / 2)) * math.sqrt(sum(parts))
 
 
 def compare_table(
@@ -179,11 +213,12 @@ def compare_table(
     found = list(both.numbers)
     if table is not None:
         found = _in_table(found, published, table)
-    lines = [_line(one) for one in found]
+    lines = [_line(one, both.axes) for one in found]
     notes = [
         sweep_note(data),
         f"Published: {reference}, the authors' logs where there are any. Limit: the largest difference that the spread between "
         "runs of the same mixer and memory explains (95%), at least a printed digit and what the trials of an accuracy explain.",
+        *([WELCH] if any(one.spread is not None and one.spread.kind == PRINTED for one in found) else []),
         *seed_notes([[one.measured] for one in found], max((len(one.measured.cells) for one in found), default=0)),
         *([needle_note(published)] if any(one.column.probe == "needle" for one in found) else []),
         *([f"Unlike {reference}: {'; '.join(one.text for one in both.differences)}."] if both.differences else []),
@@ -194,7 +229,7 @@ def compare_table(
     if flagged:
         notes.append(f"{len(flagged)} printed numbers contradict the authors' own logs; compared is the log.")
     title = f"Sweep {data.sweep}, revision {data.revision}, beside {reference}"
-    headings = (*AXIS_HEADINGS, "Measure", "Verdict", "Beware")
+    headings = (*AXIS_HEADINGS, *both.axes, "Measure", "Verdict", "Beware")
     numbers = ("Measured", "Published", "Difference", "Limit")
     options = {"reference": reference} | ({"table": table} if table is not None else {})
     made = assemble(data, "compare", title, headings, lines, numbers=numbers, notes=notes, options=options)
@@ -242,7 +277,7 @@ def _count_note(name: str, some: Sequence[Comparison]) -> str:
     return f"{name}: {told}" + (f"; {count[UNKNOWN]} not judged." if count[UNKNOWN] else ".")
 
 
-def _line(one: Comparison) -> Line:
+def _line(one: Comparison, axes: Sequence[str]) -> Line:
     column = one.column
     base = difference(column, "Difference", one.difference)
     limit = "-" if one.limit is None else rounded(one.limit, column.decimals, percent=column.percent)
@@ -254,6 +289,7 @@ def _line(one: Comparison) -> Line:
         base,
         replace(base, text=limit, heading="Limit", value=one.limit),
     )
-    words = (*one.levels, column.heading, one.verdict, "; ".join(one.flags) or "-")
-    about = dict(zip(AXES, one.levels, strict=True)) | {"measure": column.heading, "verdict": one.verdict}
+    words = (*one.levels, *one.further, column.heading, one.verdict, "; ".join(one.flags) or "-")
+    about = dict(zip((*AXES, *axes), (*one.levels, *one.further), strict=True))
+    about |= {"measure": column.heading, "verdict": one.verdict}
     return Line(words=words, entries=entries, about=about | {"flags": list(one.flags)})

@@ -50,8 +50,8 @@ def open_weight(
     models are shown where the sweep's context lengths are theirs.
     """
     data = gather(store, sweep, revision=revision, lengths=lengths)
-    if data.sweep == paper.SWEEPS[0]:
-        raise ReportError(f"the first version has no open-weight table; ask for --sweep {paper.SWEEPS[1]}")
+    if paper.is_published(data.sweep) and data.sweep not in (paper.SWEEPS[1], paper.OPEN_WEIGHT):
+        raise ReportError(f"{data.sweep} has no open-weight table; ask for --sweep {paper.SWEEPS[1]}")
     ends = _ends(data)
     own = not paper.is_published(data.sweep)
     shown = [length_name(length) for length in ends] or ["shortest", "longest"]

@@ -10,6 +10,9 @@ A number as Table N prints it stands under the probe `table-N` with the metric `
 follows the first version: 4 is training throughput (6 in the second version), 6 the complete results (8).
 `printed-v2-open-weight` holds the rows of the second version's tables of training budgets and of open-weight models.
 
+`printed-tra` and `printed-wall` hold what two rivals print, threshold relative attention (arXiv:2503.23174) and Wall attention
+(its authors' blog): rivals.py, and docs/recipes.md for the sources.
+
 Losses are nats per token (the open-weight table: bits per token), accuracies and MFU fractions, times seconds.
 """
 
@@ -27,8 +30,21 @@ from ..store.records import AXES
 from ..store.store import Store, StoreMissing, open_store
 from ..store.transactions import PATIENCE_S
 from ..store.upgrading import create_scratch
+from .base import rows
 from .loading import NAMES, OWNER, holds, load_published
-from .sheets import DIGITS, LENGTHS, MOST_FREQUENT, OPEN_WEIGHT, PARAMETERS, SWEEPS, VERSIONS, is_published_cell, rows
+from .rivals import SETS, UNREAD
+from .sheets import (
+    DIGITS,
+    LENGTHS,
+    MOST_FREQUENT,
+    OPEN_WEIGHT,
+    PARAMETERS,
+    SWEEPS,
+    TRA,
+    VERSIONS,
+    WALL,
+    is_published_cell,
+)
 
 __all__ = [
     "AXES",
@@ -38,8 +54,12 @@ __all__ = [
     "OPEN_WEIGHT",
     "OWNER",
     "PARAMETERS",
+    "SETS",
     "SWEEPS",
+    "TRA",
+    "UNREAD",
     "VERSIONS",
+    "WALL",
     "is_published",
     "is_published_cell",
     "load_published",

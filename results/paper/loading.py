@@ -15,13 +15,16 @@ from ..store import attempt_queries, queries, sweeps
 from ..store.records import CellRecord, NewRevision, Provenance
 from ..store.schema import AttemptRow, CurvePointRow, MeasurementRow, ProvenanceRow, RevisionRow, SweepRow
 from ..store.store import Store
-from .sheets import EDITION, OPEN_WEIGHT, SOURCE, STEP_TOKENS, SWEEPS, Sheet, options_of, sheet
+from .base import Sheet
+from .sheets import OPEN_WEIGHT, RIVALS, SWEEPS, options_of, sheet
 
 GRID_FILE = "results/paper"
 OWNER = "published"
 APART = 1000  # ids from the first attempt of one sweep to that of the next, in a database of published sweeps alone
-NAMES = (OPEN_WEIGHT, *SWEEPS)
-"""Every published sweep, in the order in which a list shows them, last first."""
+NAMES = (OPEN_WEIGHT, *SWEEPS, *RIVALS)
+"""Every published sweep, in the order of their ids, which never changes: files name attempts by them."""
+SHOWN = (*RIVALS, OPEN_WEIGHT, *SWEEPS)
+"""The same in the order in which a list shows them, last first."""
 
 
 def load_published(store: Store, names: Collection[str] = NAMES, *, alone: bool = False) -> list[str]:
@@ -74,12 +77,13 @@ def _load(session: Session, name: str, alone: bool) -> bool:
     given = sheet(name)
     session.execute(update(SweepRow).where(SweepRow.name == name).values(read_only=False))
     row = sweeps.opened(session, name)
-    text = f"# the numbers printed in {SOURCE}{given.version}\n"
-    revision = NewRevision(grid_text=text, grid_file=GRID_FILE, options=options_of(name), cells=given.cells)
+    options = options_of(name)
+    text = f"# the numbers printed in {options['source']}{given.version}\n"
+    revision = NewRevision(grid_text=text, grid_file=GRID_FILE, options=options, cells=given.cells)
     sweeps.record(session, row, revision)
     _fill(session, given, 1 + APART * NAMES.index(name) if alone else None)
     # before every launch, so that the default sweep stays the one that was launched last
-    row.launched_at = datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=NAMES.index(name))
+    row.launched_at = datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=SHOWN.index(name))
     row.read_only = True
     return True
 
@@ -117,7 +121,7 @@ def _of(attempt: int, record: Any) -> dict[str, Any]:
 
 def _attempt(given: Sheet, cell: CellRecord, number: int, moment: datetime) -> dict[str, Any]:
     curve = given.curves.get(cell.id)
-    steps = cell.tokens // STEP_TOKENS if cell.tokens else None
+    steps = cell.tokens // cell.config["train"]["batch_tokens"] if cell.tokens else None
     return {
         "cell_id": cell.id,
         "number": number,
@@ -140,19 +144,13 @@ def _attempt(given: Sheet, cell: CellRecord, number: int, moment: datetime) -> d
 
 
 def _provenance(given: Sheet, cell: CellRecord) -> Provenance:
-    own = bool(cell.tokens)
-    torch = given.torch.get(cell.id)
-    source = {"source": SOURCE, "version": given.version, "edition": EDITION, "seed": "none was set"}
+    torch, options = given.torch.get(cell.id), options_of(given.name)
+    source = {"source": options["source"], "version": given.version, "edition": options["edition"]}
     return Provenance(
         config=cell.config,
         seed=0,
         packages={"torch": torch} if torch else {},
         host="paper",
-        device="cuda" if own else "",
-        gpu_name="NVIDIA L4" if own else None,
-        gpu_count=1 if own else 0,
-        dtype="bfloat16" if own else "",
-        tokenizer="gpt2" if own else "",
-        corpus="fineweb-edu" if own else "",
-        extra={"published": source},
+        extra={"published": source | {"seed": given.seed}},
+        **given.ran.get(cell.id, {}),
     )

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import csv
-import hashlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from decimal import Decimal
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from ..names import PUBLISHED, RESERVED
 from ..store.records import AXES, CellRecord, CurvePoint, Measurement
+from . import rivals
+from .base import Sheet, fraction, id_of, rows
 
-FOLDER = Path(__file__).parent
 VERSIONS = ("v1", "v2")
 SWEEPS, OPEN_WEIGHT = PUBLISHED[:2], PUBLISHED[2]
 """Those of our own models, and the companion of the open-weight ones."""
+TRA, WALL = PUBLISHED[3:]
+"""Those of the rivals: threshold relative attention, and Wall attention."""
 LENGTHS = (2048, 4096, 8192, 16384, 32768, 65536)
 DIGITS = 80
 """Digits behind a needle accuracy: 16 trials of 5, so every value is a multiple of 1.25%."""
@@ -36,6 +34,17 @@ PARAMETERS = {
 SOURCE = "arXiv:2606.25156"
 EDITION = 2
 """Of what is made of the files here; one more with every change, so that a database that holds older numbers gets the new."""
+RIVALS: Mapping[str, rivals.Rival] = {TRA: rivals.THRESHOLD, WALL: rivals.DIAGONAL}
+"""By sweep: the source and the edition of the rivals' numbers."""
+L4 = {
+    "device": "cuda",
+    "gpu_name": "NVIDIA L4",
+    "gpu_count": 1,
+    "dtype": "bfloat16",
+    "tokenizer": "gpt2",
+    "corpus": "fineweb-edu",
+}
+"""What the published runs are known to have run on, as fields of a Provenance."""
 COMPLETE = {
     "val_loss": ("val", "val_loss", 0),
     "clean_2k": ("clean", "nats", 2048),
@@ -66,26 +75,10 @@ Key = tuple[str, ...]
 """The levels of a published cell, in the order of AXES."""
 
 
-def rows(name: str) -> list[dict[str, str]]:
-    """A shipped CSV (`complete-v2`, `lengths`, `small-v1`, `open-weight`, ...) as text, one mapping a row."""
-    with (FOLDER / f"{name}.csv").open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-@dataclass(frozen=True)
-class Sheet:
-    """A sweep to be stored: its cells in order and, by cell, the numbers, the curve and the release of torch."""
-
-    name: str
-    cells: Sequence[CellRecord]
-    values: Mapping[str, Sequence[Measurement]]
-    version: str
-    curves: Mapping[str, Sequence[CurvePoint]] = field(default_factory=dict)
-    torch: Mapping[str, str] = field(default_factory=dict)
-
-
 def options_of(name: str) -> dict[str, Any]:
     """What the revision of a published sweep says of itself, by which a database that holds it as it is here is known."""
+    if name in RIVALS:
+        return {"requested": [], "source": RIVALS[name].source, "version": "", "edition": RIVALS[name].edition}
     lengths = [] if name == OPEN_WEIGHT else LENGTHS
     requested = [[probe, length] for probe in ("clean", "junk", "needle") for length in lengths]
     version = "v2" if name == OPEN_WEIGHT else name.removeprefix(RESERVED)
@@ -95,16 +88,13 @@ def options_of(name: str) -> dict[str, Any]:
 
 def sheet(name: str) -> Sheet:
     """The published sweep of that name."""
+    if name in RIVALS:
+        return RIVALS[name].sheet(name)
     return _open_weight() if name == OPEN_WEIGHT else _complete(name.removeprefix(RESERVED))
 
 
-def _fraction(text: str) -> float:
-    """A printed percentage as the fraction whose shortest decimal has the same digits."""
-    return float(Decimal(text) / 100)
-
-
 def _number(metric: str, text: str) -> float:
-    return float(text) if metric in UNITS else _fraction(text)
+    return float(text) if metric in UNITS else fraction(text)
 
 
 def _measured(probe: str, metric: str, length: int, text: str) -> Measurement:
@@ -124,18 +114,15 @@ def _slug(levels: Mapping[str, str]) -> str:
     return f"{levels['attn_type']}-{levels['reg_mode']}-{switches}-s0"
 
 
-def _id(sweep: str, slug: str) -> str:
-    # the text that is hashed is no canonical JSON, so no cell of a grid can have the id
-    return hashlib.sha256(f"{sweep}/{slug}".encode()).hexdigest()[:12]
-
-
 def is_published_cell(cell: str, slug: str) -> bool:
     """Whether a cell is one of the published ones, whose ids are those of their names: nobody knows their whole config."""
-    return any(cell == _id(sweep, slug) for sweep in PUBLISHED)
+    return any(cell == id_of(sweep, slug) for sweep in PUBLISHED)
 
 
 def _cell(sweep: str, slug: str, levels: Mapping[str, str], config: Mapping[str, Any], tokens: int) -> CellRecord:
-    return CellRecord(id=_id(sweep, slug), slug=slug, seed=0, levels=levels, config=config, axes=levels, tokens=tokens)
+    return CellRecord(
+        id=id_of(sweep, slug), slug=slug, seed=0, levels=levels, config=config, axes=levels, tokens=tokens
+    )
 
 
 def _config(levels: Mapping[str, str]) -> dict[str, Any]:
@@ -200,6 +187,7 @@ def _complete(version: str) -> Sheet:
         version=version,
         curves={cell: [_point(row) for row in curves[key]] for cell, key in by_id.items()},
         torch={cell: runs[key]["torch"] for cell, key in by_id.items()},
+        ran=dict.fromkeys(by_id, L4),
     )
 
 

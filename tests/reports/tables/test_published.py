@@ -13,6 +13,7 @@ from atma_sweep.reports.tables import make_table
 from atma_sweep.reports.tables.printed import contradicted
 from atma_sweep.results import paper
 from atma_sweep.results.errors import StoreError, SweepReadOnly
+from atma_sweep.results.names import PUBLISHED
 from atma_sweep.results.paper.sheets import sheet
 from atma_sweep.results.store.records import Owner
 from atma_sweep.results.store.store import Store, SweepUnknown, open_store
@@ -167,6 +168,8 @@ class TestLoading:
             "printed-v1": (100, True, None),
             "printed-v2": (120, True, None),
             "printed-v2-open-weight": (17, True, None),
+            "printed-tra": (18, True, None),
+            "printed-wall": (4, True, None),
         }
         with pytest.raises(SweepReadOnly):
             published.record_revision("printed-v2", grid_text="", grid_file="", cells=[])
@@ -192,7 +195,7 @@ class TestLoading:
         cell, _ = make
         store = open_store(tmp_path / "mine.db", create=True)
         store.record_revision("mine", grid_text="x", grid_file="x.yaml", cells=[cell(1)])
-        assert paper.load_published(store) == ["printed-v2-open-weight", "printed-v1", "printed-v2"]
+        assert sorted(paper.load_published(store)) == sorted(PUBLISHED)
         assert store.default_sweep() == "mine"
         assert [one.cell_id for one in store.cell_states("mine")] == [f"{1:012x}"]
         assert paper.with_published(store, "printed-v2") is store

@@ -11,6 +11,7 @@ from bench import Bench
 
 Run = Callable[..., tuple[int, str, str]]
 CELL = "polar-baseline-d0-m1-w0-s0"
+COUNTS = {"printed-v1": 100, "printed-v2": 120, "printed-v2-open-weight": 17, "printed-tra": 18, "printed-wall": 4}
 
 
 @pytest.fixture(params=["no database", "a database"])
@@ -22,7 +23,7 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_status_knows_them(bench: Bench) -> None:
-    for sweep, count in (("printed-v1", 100), ("printed-v2", 120), ("printed-v2-open-weight", 17)):
+    for sweep, count in COUNTS.items():
         assert f"{count} cells: {count} done" in bench.ask("status", "--sweep", sweep)
         assert json.loads(bench.ask("status", "--sweep", sweep, "--json"))[0]["counts"] == {"done": count}
 
@@ -46,7 +47,7 @@ def test_export_knows_them(bench: Bench) -> None:
     assert {row["train_loss"] for row in rows} == {""}
 
 
-@pytest.mark.parametrize("name", ["printed-v1", "printed-v2", "printed-v2-open-weight", "Printed-v2"])
+@pytest.mark.parametrize("name", ["printed-v1", "printed-v2-open-weight", "printed-tra", "Printed-wall"])
 def test_no_sweep_of_ones_own_gets_such_a_name(run: Run, tmp_path: Path, name: str) -> None:
     (tmp_path / "own.yaml").write_text(f"name: {name}\nextends: tiny\naxes: {{attn_type: [nope]}}\n")
     for words in (["launch", "quick", "--name", name, "--dry-run"], ["launch", "own.yaml", "--dry-run"]):

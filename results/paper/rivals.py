@@ -1,0 +1,170 @@
+"""The numbers that two rivals print, as sweeps: threshold relative attention (`printed-tra`) and Wall attention (`printed-wall`).
+
+A printed mean over runs stands under its metric, the printed standard deviation between them under that name and SPREAD, with
+the number of runs as its `n`. A number that is printed, but that we have no record of, has the reason UNREAD.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .. import metrics
+from ..metrics import SHARE, SPREAD, Metric
+from ..store.records import AXES, CellRecord, Measurement
+from .base import Sheet, fraction, id_of, rows
+
+SETS: Mapping[str, str] = {"iid": "IID", "sparse": "Sparse", "dense": "Dense"}
+"""Test sets of the flip-flop task by name, with the word for a heading."""
+RUNS = 4
+"""Random initialisations behind a mean of the threshold paper."""
+UNREAD = "unread: printed, but not on record here"
+FLIPFLOP, EXTRAPOLATION, DOWNSTREAM = "flipflop", "extrapolation", "downstream"
+"""The probes under which their numbers stand; the first two are also the package's."""
+EXACT: Mapping[str, Metric] = {
+    name: Metric(
+        f"{name}_exact",
+        SHARE,
+        "higher",
+        f"Flip-flop, test set {name}: share of sequences in which every bit that is read is right.",
+        heading,
+        2,
+        trials=1,
+    )
+    for name, heading in SETS.items()
+}
+PERPLEXITY = Metric(
+    "perplexity", "perplexity", "lower", "exp of the mean cross-entropy over windows of L tokens.", "PPL", 2
+)
+TASKS: Mapping[str, Metric] = {
+    name: Metric(name, SHARE, "higher", f"{words} answered rightly.", heading, 1)
+    for name, heading, words in (
+        ("hellaswag", "HellaSwag", "HellaSwag: share of sentences to be ended"),
+        ("arc_c", "ARC-C", "ARC, challenge set: share of questions"),
+        ("mmlu", "MMLU", "MMLU: share of questions"),
+        ("winogrande", "Winogrande", "Winogrande: share of pronouns"),
+        ("average", "Avg", "Mean over HellaSwag, ARC-C, MMLU and Winogrande: share"),
+    )
+}
+ROTARY = "model.mixers.wall.rotary"
+TASK, POSITIONS = "data.corpus", "model.positions"
+"""Axes of the published rivals besides the five, under the names that a grid gives them."""
+
+_LLAMA = {"attn_every": 1, "attn_offset": 0, "mlp": "swiglu", "mlp_ratio": 2}
+_ADAM = {"optimizer": "adamw", "schedule": "cosine"}
+_TRAINED: Mapping[str, Mapping[str, Any]] = {
+    "flipflop": {
+        "model": {**_LLAMA, "n_layers": 4, "n_heads": 4, "n_kv_heads": 4, "d_model": 256, "head_dim": 64},
+        "train": {**_ADAM, "tokens": 25_000 * 64 * 512, "seq_len": 512, "batch_tokens": 64 * 512, "loss_on": "marked"},
+    },
+    "wikitext-103": {
+        "model": {**_LLAMA, "n_layers": 8, "n_heads": 8, "n_kv_heads": 8, "d_model": 512, "head_dim": 64},
+        "train": {**_ADAM, "tokens": 100_000 * 64 * 128, "seq_len": 128, "batch_tokens": 64 * 128, "loss_on": "all"},
+    },
+}
+"""What is known of the recipes by corpus, under the names that a cell of a grid uses (docs/recipes.md)."""
+_TOKENIZERS = {"flipflop": "flipflop", "wikitext-103": "gpt2"}
+
+
+@dataclass(frozen=True)
+class Rival:
+    """Where a rival's numbers come from, the edition of what is made of them, and the sweep."""
+
+    source: str
+    edition: int
+    sheet: Callable[[str], Sheet]
+
+
+def threshold(sweep: str) -> Sheet:
+    """Both tables of the threshold paper: a cell a mixer and task, each the mean over four runs."""
+    cells: dict[str, CellRecord] = {}
+    values: dict[str, list[Measurement]] = {}
+    for row in rows("tra-flipflop"):
+        cell = _tra_cell(sweep, row, "flipflop", cells)
+        values.setdefault(cell, []).extend(_mean(FLIPFLOP, EXACT[row["set"]], 0, row["mean"], row["sd"]))
+    for row in rows("tra-wikitext"):
+        cell = _tra_cell(sweep, row, "wikitext-103", cells)
+        values.setdefault(cell, []).extend(_mean(EXTRAPOLATION, PERPLEXITY, int(row["length"]), row["mean"], row["sd"]))
+    ran = {one.id: {"tokenizer": _TOKENIZERS[one.axes[TASK]], "corpus": one.axes[TASK]} for one in cells.values()}
+    return Sheet(sweep, list(cells.values()), values, "", ran=ran, seed=f"means over {RUNS} runs")
+
+
+def diagonal(sweep: str) -> Sheet:
+    """The comparison that the Wall blog draws as bars: a cell a model, one run each."""
+    cells, values = [], {}
+    facts = {row["setting"]: row["printed"] for row in rows("wall-settings")}
+    for row in rows("wall-downstream"):
+        rotary = row["rotary"]
+        axes = {"attn_type": row["attn_type"], **({ROTARY: rotary} if row["attn_type"] == "wall" else {})}
+        known: dict[str, Any] = {"name": row["name"]} | (facts if row["attn_type"] == "wall" else {})
+        config = {"model": {"attn_type": row["attn_type"]}, "published": known}
+        if row["attn_type"] == "wall":
+            config["model"] |= {"mixers": {"wall": {"rotary": rotary}}}
+        slug = row["attn_type"] + (f"-rotary-{rotary}" if rotary not in ("-", "none") else "")
+        cell = _cell(sweep, slug, axes, config, 0)
+        cells.append(cell)
+        values[cell.id] = [_number(DOWNSTREAM, TASKS[name], 0, row[name]) for name in TASKS]
+    return Sheet(sweep, cells, values, "")
+
+
+def _tra_cell(sweep: str, row: Mapping[str, str], corpus: str, cells: dict[str, CellRecord]) -> str:
+    """The id of the cell that a row is about, which joins `cells` when it is new."""
+    mixer, positions = row["attn_type"], row["positions"]
+    named = mixer if positions == "none" else f"{mixer}-{positions}"
+    slug = f"{named}-{corpus}"
+    recipe = _TRAINED[corpus]
+    config = {
+        "model": {"attn_type": mixer, "memory": "none", "window": False, "positions": positions, **recipe["model"]},
+        "data": {"corpus": corpus, "tokenizer": _TOKENIZERS[corpus]},
+        "train": recipe["train"],
+        "published": {"name": row["name"], "runs": RUNS},
+    }
+    axes = {"attn_type": mixer, POSITIONS: positions, TASK: corpus}
+    cell = _cell(sweep, slug, axes, config, recipe["train"]["tokens"])
+    cells.setdefault(cell.id, cell)
+    return cell.id
+
+
+def _cell(sweep: str, slug: str, axes: Mapping[str, str], config: Mapping[str, Any], tokens: int) -> CellRecord:
+    levels = dict(zip(AXES, (axes["attn_type"], "baseline", "off", "off", "off"), strict=True))
+    return CellRecord(id=id_of(sweep, slug), slug=slug, seed=0, levels=levels, config=config, axes=axes, tokens=tokens)
+
+
+def _number(probe: str, about: Metric, length: int, text: str) -> Measurement:
+    value = fraction(text) if about.percent else float(text)
+    return Measurement(
+        probe=probe,
+        metric=about.name,
+        length=length,
+        value=value,
+        unit=about.unit,
+        description=metrics.described(about),
+    )
+
+
+def _mean(probe: str, about: Metric, length: int, mean: str, sd: str) -> list[Measurement]:
+    """A mean over runs and the spread between them, or why either is missing."""
+    of_spread = replace(
+        about,
+        name=about.name + SPREAD,
+        better="neither",
+        words=f"Standard deviation between runs of: {about.words}",
+        heading="",
+        trials=0,
+    )
+    found = []
+    for one, text in ((about, mean), (of_spread, sd)):
+        if text:
+            made = _number(probe, one, length, text)
+        else:
+            described = metrics.described(one)
+            made = Measurement(
+                probe=probe, metric=one.name, length=length, unit=one.unit, reason=UNREAD, description=described
+            )
+        found.append(replace(made, n=RUNS if one is of_spread else None))
+    return found
+
+
+THRESHOLD = Rival("arXiv:2503.23174", 1, threshold)
+DIAGONAL = Rival("Wall Attention: Length Generalization With Diagonal Gates (Tilde Research, 2 June 2026)", 1, diagonal)

@@ -1,0 +1,99 @@
+"""What the rivals print: against what was written down of their papers elsewhere, and the blog's bars against their own averages."""
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+from atma_sweep.reports.data import SweepData, gather
+from atma_sweep.reports.layout import entry
+from atma_sweep.reports.numbers import Column, column_of
+from atma_sweep.results import paper
+from atma_sweep.results.store.records import CellState
+
+NAMES = {"NoPE": "nope", "APE": "nope-ape", "REL": "rel", "RoPE": "rope", "Label": "nope-label", "FoT": "fox",
+         "Diff": "diff", "CoPE": "cope", "TRA": "tra"}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tra() -> SweepData:
+    return gather(paper.open_published(), "printed-tra")
+
+
+def cell(data: SweepData, slug: str) -> CellState:
+    return next(one for one in data.cells if one.slug == slug)
+
+
+def exact(which: str) -> Column:
+    return column_of("flipflop", f"{which}_exact")
+
+
+def share(column: Column) -> Column:
+    """As printed, in percent with two digits."""
+    return Column(column.heading, column.probe, column.metric, 2, True)
+
+
+def test_flip_flop_is_what_was_written_down(tra: SweepData, shared: Path) -> None:
+    """`FoT 93.4 ± 4.21` is sparse, `(dense 12.58 ± 15.87)` dense; of the rest nothing is known."""
+    (line,) = [one for one in (shared / "RIVALS.md").read_text().splitlines() if "add the spreads (4 seeds)" in one]
+    told = re.findall(r"(\w+) ([\d.]+) ± ([\d.]+)(?: \(dense ([\d.]+)(?: ± ([\d.]+))?\))?", line)
+    assert {name for name, *_ in told} == set(NAMES) - {"TRA"}
+    for name, mean, sd, dense, dense_sd in told:
+        one = cell(tra, f"{NAMES[name]}-flipflop")
+        found = entry(tra, [one], share(exact("sparse")))
+        assert (found.value, found.sd, found.seeds) == (
+            pytest.approx(float(mean) / 100, abs=1e-12),
+            pytest.approx(float(sd) / 100, abs=1e-12),
+            4,
+        )
+        assert found.text == f"{float(mean):.2f} ± {float(sd):.2f}"
+        other = entry(tra, [one], share(exact("dense")))
+        assert other.value == (pytest.approx(float(dense) / 100, abs=1e-12) if dense else None)
+        assert other.sd == (pytest.approx(float(dense_sd) / 100, abs=1e-12) if dense_sd else None)
+        assert other.text.startswith(f"{float(dense):.2f}" if dense else "unread")
+    assert "TRA 100/100/100" in line
+    all_of_it = [entry(tra, [cell(tra, "tra-flipflop")], share(exact(name))).value for name in paper.SETS]
+    assert all_of_it == [1.0, 1.0, 1.0]
+
+
+def test_perplexities_are_what_was_written_down(tra: SweepData, shared: Path) -> None:
+    given = re.search(r"Full-run targets: ([\d. ]+) \(order ([\w ]+) TRA\)", (shared / "RIVALS.md").read_text())
+    assert given is not None
+    names = [{"Rel": "REL"}.get(name, name) for name in (*given[2].split(), "TRA")]
+    for name, printed in zip(names, given[1].split(), strict=True):
+        one = cell(tra, f"{NAMES[name]}-wikitext-103")
+        found = entry(tra, [one], column_of("extrapolation", "perplexity", decimals=2, length=128))
+        assert found.text == printed
+        assert found.sd is None
+    assert tra.lengths("extrapolation", "perplexity") == [128]
+
+
+def test_every_cell_of_the_threshold_paper_is_done_and_says_its_recipe(tra: SweepData) -> None:
+    assert tra.done == len(tra.cells) == 18
+    assert tra.extra_axes() == ["model.positions", "data.corpus"]
+    tokens = {one.axes["data.corpus"]: one.tokens_total for one in tra.cells}
+    assert tokens == {"flipflop": 25_000 * 64 * 512, "wikitext-103": 100_000 * 64 * 128}
+    steps = {one.axes["data.corpus"]: one.steps_total for one in tra.cells}
+    assert steps == {"flipflop": 25_000, "wikitext-103": 100_000}
+
+
+def test_the_bars_of_the_blog_and_their_averages() -> None:
+    """Every average is the mean of its four, as far as one digit tells; of FoX, 50.475, the blog prints 50.4."""
+    data = gather(paper.open_published(), "printed-wall")
+    bars = {
+        "rope": (68.0, 46.5, 31.1, 62.4, 52.0),
+        "fox": (66.9, 45.0, 28.8, 61.2, 50.4),
+        "wall-rotary-full": (67.1, 46.6, 33.1, 63.1, 52.5),
+        "wall": (68.9, 47.1, 39.8, 63.0, 54.7),
+    }
+    assert {one.slug for one in data.cells} == set(bars)
+    for slug, printed in bars.items():
+        one = cell(data, slug)
+        found = [
+            100 * (entry(data, [one], column_of("downstream", name)).value or math.nan)
+            for name in ("hellaswag", "arc_c", "mmlu", "winogrande", "average")
+        ]
+        assert found == pytest.approx(printed)
+        assert abs(sum(found[:4]) / 4 - found[4]) < 0.1
+    fox = [value.value for value in data.values.values() if value.cell_id == cell(data, "fox").cell_id]
+    assert sum(value for value in fox if value is not None) - 0.504 == pytest.approx(4 * 0.50475)
