@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-import math
+from bisect import bisect_left
 
 import torch
 from torch import Tensor, nn
@@ -74,24 +74,39 @@ class Rel(RelOutline, _InBlocks):
     def forward(
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, block: int | None = None
     ) -> Tensor:
-        heads = q_BTHX.shape[2]
-        bias_HR = self.table.view(heads, -1)
+        heads, reach = q_BTHX.shape[2], self.config.reach
+        bias_HR = self.table.view(heads, -1)[:, self.number_of_distance()]
 
         def logits(span: Span) -> Tensor:
             scores = dot_scores(q_BTHX, k_BTJX, span, self.config.scale)
-            return scores + bias_HR.to(scores.dtype)[:, self._number(span.distance)]
+            m, s = span.seen_MS.shape
+            # one number a diagonal, so that its gradient is a sum along it: from the last key at the first query on
+            diagonals = torch.arange(m + s - 1, device=scores.device) + (span.start - span.stop + 1)
+            along = bias_HR.to(scores.dtype)[:, diagonals.clamp(0, reach)]
+            return scores + along.unfold(-1, s, 1).flip(-1)
 
         return scored_attention(v_BTJX, heads, logits, window=window, query_block=block)
 
-    def _number(self, distance_MS: Tensor) -> Tensor:
-        """Which number a distance has."""
-        reach, count = self.config.reach, self.config.buckets
-        distance = distance_MS.clamp(0, reach)
-        if count is None:
+    def number_of_distance(self) -> Tensor:
+        """Which of a head's numbers the distances 0, 1, ... reach have, int64."""
+        device = self.table.device
+        distance = torch.arange(self.config.reach + 1, device=device)
+        if self.config.buckets is None:
             return distance
-        own = count // 2
-        grow = (distance.clamp(min=1).double() / own).log() / math.log(reach / own) * (count - own)
-        return torch.where(distance < own, distance, (own + grow.long()).clamp(max=count - 1))
+        first = torch.tensor(first_distances(self.config.reach, self.config.buckets), device=device)
+        return torch.bucketize(distance, first, right=True) - 1
+
+
+def first_distances(reach: int, buckets: int) -> list[int]:
+    """The least distance of each bucket: half of them hold one each, the rest grow by one ratio up to `reach`."""
+    own = buckets // 2
+    grow = buckets - own
+
+    def starts(distance: int, m: int) -> bool:
+        """Whether distance >= own (reach / own)^(m / grow), in whole numbers, which no rounding moves."""
+        return distance**grow * own**m >= reach**m * own**grow
+
+    return [*range(own), *(bisect_left(range(reach + 1), True, key=lambda d: starts(d, m)) for m in range(grow))]
 
 
 class CoPE(CoPEOutline, _InBlocks):

@@ -1,0 +1,169 @@
+"""Mixers that add to their scores what distance says, against one query and one key at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from atma_sweep.model.bases import Mixer
+from atma_sweep.model.mixers.biased import slopes
+from torch import Tensor
+
+Made = Callable[..., Mixer]
+Draw = Callable[..., list[Tensor]]
+Pair = Callable[[int, int, int], Tensor | float]
+"""(head, i, j) -> what is added to their score."""
+
+
+def one_by_one(q: Tensor, k: Tensor, v: Tensor, added: Pair, window: int | None, scale: float | None = None) -> Tensor:
+    _, t, heads, size = q.shape
+    share = heads // k.shape[2]
+    scale = size**-0.5 if scale is None else scale
+    y = []
+    for h in range(heads):
+        for i in range(t):
+            keys = range(0 if window is None else max(0, i + 1 - window), i + 1)
+            logits = [scale * (q[:, i, h] * k[:, j, h // share]).sum(-1) + added(h, i, j) for j in keys]
+            weights = torch.softmax(torch.stack(logits), 0)
+            y.append(sum(w[:, None] * v[:, j, h // share] for w, j in zip(weights, keys, strict=True)))
+    return torch.stack(y, 1).view(-1, heads, t, size).transpose(1, 2)  # type: ignore[arg-type]
+
+
+def agree(mixer: Mixer, args: list[Tensor], added: Pair, window: int | None, scale: float | None = None) -> None:
+    """Result and all gradients, in blocks too."""
+    inputs = [*args, *mixer.parameters()]
+    expected = one_by_one(*args, added, window, scale)
+    weight = torch.cos(torch.arange(expected.numel(), dtype=torch.float64)).view_as(expected)
+    theirs = torch.autograd.grad(expected, inputs, weight)
+    for block in (None, 1, 4):
+        y = mixer(*args, window=window, block=block)
+        assert (y - expected).abs().max() <= 1e-13
+        ours = torch.autograd.grad(y, inputs, weight)
+        assert all((a - b).abs().max() <= 1e-12 for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("scale", [None, 0.9])
+def test_alibi(made: Made, qkv: Draw, window: int | None, scale: float | None) -> None:
+    slope = [2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8]
+    agree(made("alibi", scale=scale), qkv(), lambda h, i, j: -slope[h] * (i - j), window, scale)
+
+
+@pytest.mark.parametrize(("heads", "powers"), [
+    (1, [8]), (2, [4, 8]), (3, [4, 8, 2]), (4, [2, 4, 6, 8]), (6, [2, 4, 6, 8, 1, 3]), (8, [1, 2, 3, 4, 5, 6, 7, 8]),
+    (12, [1, 2, 3, 4, 5, 6, 7, 8, 0.5, 1.5, 2.5, 3.5]),
+])  # fmt: skip
+def test_slopes_by_hand(heads: int, powers: list[float]) -> None:
+    """As the authors' program gives them, for numbers of heads that are no power of two as well."""
+    assert slopes(heads) == pytest.approx([2.0**-power for power in powers], rel=1e-15)
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_alibi_is_forgetting_attention_with_constant_gates(made: Made, qkv: Draw, window: int | None) -> None:
+    alibi, fox = made("alibi"), made("fox", gate_std=0)
+    with torch.no_grad():
+        # sigmoid(offset) = exp(-slope)
+        for offset, slope in zip(fox.gate.offset, slopes(4), strict=True):
+            offset.fill_(-math.log(math.expm1(slope)))
+        args = qkv()
+        faded = fox(*args, window=window, x_BTD=torch.ones(2, 9, 8, dtype=torch.float64))
+        assert (alibi(*args, window=window) - faded).abs().max() <= 1e-13
+
+
+# --- rel ----------------------------------------------------------------------------------------------------------
+
+
+def drawn(mixer: Mixer) -> Mixer:
+    with torch.no_grad():
+        for parameter in mixer.parameters():
+            parameter.normal_(generator=torch.Generator().manual_seed(5))
+    return mixer
+
+
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize(("settings", "numbers"), [
+    ({"reach": 3}, [0, 1, 2, 3, 3, 3, 3, 3, 3]), ({"reach": 20}, list(range(9))),
+    ({"reach": 8, "buckets": 5}, [0, 1, 2, 2, 3, 3, 4, 4, 4]),
+])  # fmt: skip
+def test_rel(made: Made, qkv: Draw, window: int | None, settings: dict[str, Any], numbers: list[int]) -> None:
+    """Five buckets up to 8: two of one distance, then 2 to 3.2, to 5.04, and from there on."""
+    mixer = drawn(made("rel", **settings))
+    table = mixer.table.view(4, -1)
+    agree(mixer, qkv(), lambda h, i, j: table[h, numbers[i - j]], window)
+
+
+def bias_of(mixer: Mixer, t: int) -> Tensor:
+    """What the mixer adds to the scores [H, T, T], but for a constant a row, read from the weights of blind queries."""
+    q = torch.zeros(1, t, 2, 2, dtype=torch.float64)
+    eye = torch.eye(t, dtype=torch.float64).view(1, t, 1, t)
+    with torch.no_grad():
+        read = [mixer(q, torch.zeros_like(q[:, :, :1]), eye[..., [j, j]], window=None)[0, :, :, 0] for j in range(t)]
+    return torch.stack(read, -1).transpose(0, 1).log()
+
+
+def test_rel_depends_on_the_distance_alone_and_is_flat_beyond_its_reach(made: Made) -> None:
+    mixer = drawn(made("rel", heads=2, kv=1, size=2, reach=4))
+    bias = bias_of(mixer, 10)
+    table = mixer.table.detach().view(2, -1)
+    for i in range(10):
+        against_own = bias[:, i, : i + 1] - bias[:, i, i, None]
+        for j in range(i + 1):
+            assert (against_own[:, j] - (table[:, min(i - j, 4)] - table[:, 0])).abs().max() <= 1e-12
+
+
+FIRST = [*range(16), 16, 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]
+"""First distance of each of T5's 32 causal buckets up to 128: from 16 on the whole numbers from 16 · 8^(m/16)."""
+
+
+@pytest.mark.parametrize(("reach", "buckets", "first"), [
+    (128, 32, FIRST), (64, 8, [0, 1, 2, 3, 4, 8, 16, 32]), (8, 2, [0, 1]), (16, 5, [0, 1, 2, 4, 8]), (3, 3, [0, 1, 2]),
+    (125, 6, [0, 1, 2, 3, 11, 37]), (243, 6, [0, 1, 2, 3, 13, 57]), (160, 10, [0, 1, 2, 3, 4, 5, 10, 20, 40, 80]), (4096, 9, [0, 1, 2, 3, 4, 16, 64, 256, 1024]),
+])  # fmt: skip
+def test_buckets_by_hand(made: Made, reach: int, buckets: int, first: list[int]) -> None:
+    """Where a power falls on a whole number, that number is in the bucket that it begins."""
+    mixer = drawn(made("rel", heads=2, kv=1, size=2, reach=reach, buckets=buckets))
+    assert len(mixer.table) == 2 * buckets
+    found = mixer.number_of_distance()
+    assert [int((found == bucket).nonzero()[0]) for bucket in range(buckets)] == first
+    assert (found.diff() >= 0).all()
+    assert len(found) == reach + 1
+
+
+def test_numbers_of_zero_are_nope_and_their_gradients_add_up_to_zero(made: Made, qkv: Draw) -> None:
+    args = qkv()
+    rel, nope = made("rel", reach=3), made("nope")
+    y = rel(*args, window=None)
+    assert (y - nope(*args, window=None)).abs().max() <= 1e-13
+    weight = torch.cos(torch.arange(y.numel(), dtype=torch.float64)).view_as(y)
+    (gradient,) = torch.autograd.grad(y, [rel.table], weight)
+    assert gradient.abs().min() > 1e-4
+    assert gradient.view(4, -1).sum(-1).abs().max() <= 1e-13
+
+
+# --- cope ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("window", "scale"), [(None, None), (4, 0.9)])
+def test_cope(made: Made, qkv: Draw, window: int | None, scale: float | None) -> None:
+    """The vectors, the scale and the window reach the kernel, whose own tests hold the formula against loops."""
+    mixer, (q, k, v) = drawn(made("cope", positions=3, scale=scale)), qkv()
+    factor = 6**-0.5 if scale is None else scale
+
+    def added(h: int, i: int, j: int) -> Tensor:
+        gates = [torch.sigmoid(factor * (q[:, i, h] * k[:, u, h // 2]).sum(-1)) for u in range(j, i + 1)]
+        position = torch.stack(gates).sum(0).clamp(max=2)
+        below = position.detach().floor()
+        vectors = [mixer.vectors[place.long()] for place in (below, (below + 1).clamp(max=2))]
+        e = vectors[0] + (position - below)[:, None] * (vectors[1] - vectors[0])
+        return (q[:, i, h] * e).sum(-1)
+
+    agree(mixer, [q, k, v], added, window, scale)
+
+
+def test_cope_starts_as_nope(made: Made, qkv: Draw) -> None:
+    args = qkv()
+    for window in (None, 4):
+        assert (made("cope")(*args, window=window) - made("nope")(*args, window=window)).abs().max() <= 1e-13
