@@ -33,13 +33,13 @@ class Attention(Mix):
         memory = MEMORIES.load(model.memory)(model, memory_settings(model)) if has_memory else None
         self.heads, self.kv_heads, self.size = model.n_heads, model.n_kv_heads, model.head_dim
         inner, kv = self.heads * self.size, self.kv_heads * self.size
-        self.normed, self.gated, bias = model.qk_norm, model.output_gate, model.bias
+        self.normed, self.gated, bias = model.qk_norm, model.output_gate, model.bias and model.qkv_bias
         self.w_q = Linear(model.d_model, 2 * inner if self.gated else inner, bias=bias)
         self.w_k = Linear(model.d_model, kv, bias=bias)
         self.w_v = Linear(model.d_model, kv, bias=bias)
         self.canon = Canon(inner, kv, model.canon_taps, norm=self.normed) if mixer.config.canon else None
         self.mixer = mixer
-        self.proj = Linear(inner, model.d_model, bias=bias, zero=True)
+        self.proj = Linear(inner, model.d_model, bias=model.bias, zero=True)
         self.memory = memory
 
     def forward(

@@ -142,11 +142,11 @@ class Backbone(nn.Module):
         )
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
         self.norm = RMSNorm(config.d_model, config.norm_eps)
-        tied = config.tie_head
+        tied, bias = config.tie_head, config.bias and config.head_bias
         self.head = (
-            TiedHead(config.vocab_size, bias=config.bias)
+            TiedHead(config.vocab_size, bias=bias)
             if tied
-            else Linear(config.d_model, config.vocab_size, bias=config.bias, zero=True)
+            else Linear(config.d_model, config.vocab_size, bias=bias, zero=True)
         )
         self.positions: Position | None = None
         if config.positions != NO_POSITIONS:

@@ -98,6 +98,10 @@ class ModelConfig(Config):
         "Projections have a bias, those of mixer, memory and head included; a gate of a mixer keeps its own.",
         identity=True,
     )
+    qkv_bias: Flag = knob(
+        True, "Where projections have a bias, those to queries, keys and values have one too.", identity=True
+    )
+    head_bias: Flag = knob(True, "Where projections have a bias, the head has one too.", identity=True)
     norm_eps: Float = knob(1e-6, "Epsilon of the weighted RMS norms.", identity=1e-6, gt=0)
     residual: Literal["pre-norm", "normed"] = knob(
         "pre-norm",

@@ -27,7 +27,7 @@ def network_shapes(config: ModelConfig) -> Shapes | None:
     for layer in range(config.n_layers):
         mix = mixing if config.is_global(layer) else _gated_conv(config)
         found |= {f"blocks.{layer}.{name}": shape for name, shape in (mix | _around(config)).items()}
-    head = linear("head", d, config.vocab_size, bias=config.bias)
+    head = linear("head", d, config.vocab_size, bias=config.bias and config.head_bias)
     if config.tie_head:
         del head["head.weight"]
     return found | {"norm.weight": (d,)} | head
@@ -69,8 +69,8 @@ def _attention(config: ModelConfig) -> Shapes | None:
     parts = {"mixer": _shapes(registry.MIXERS.outline(config.attn_type), config, settings)}
     if config.memory != NO_MEMORY:
         parts["memory"] = _shapes(registry.MEMORIES.outline(config.memory), config, config.memories[config.memory])
-    bias, queries = config.bias, 2 * inner if config.output_gate else inner
-    found = linear("mix.w_q", d, queries, bias=bias) | linear("mix.proj", inner, d, bias=bias)
+    bias, queries = config.bias and config.qkv_bias, 2 * inner if config.output_gate else inner
+    found = linear("mix.w_q", d, queries, bias=bias) | linear("mix.proj", inner, d, bias=config.bias)
     found |= linear("mix.w_k", d, kv, bias=bias) | linear("mix.w_v", d, kv, bias=bias)
     if settings["canon"]:
         for name, channels in (("q", inner), ("k", kv), ("v", kv)):

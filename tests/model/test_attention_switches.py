@@ -115,6 +115,23 @@ def test_without_biases_is_with_biases_of_zero(
             assert (parameter.grad - weights[name].grad).abs().max() <= 1e-10, name
 
 
+@pytest.mark.parametrize(("switch", "gone"), [
+    ({"qkv_bias": False}, {f"blocks.2.mix.w_{x}.bias" for x in "qkv"}),
+    ({"head_bias": False}, {"head.bias"}), ({"head_bias": False, "tie_head": True}, {"head.bias"}),
+])  # fmt: skip
+@torch.no_grad()
+def test_some_projections_may_go_without_bias_alone(
+    awake: Awake, tokens: Tensor, switch: dict[str, bool], gone: set[str]
+) -> None:
+    some, full = awake(**switch), awake(tie_head=switch.get("tie_head", False))
+    weights = dict(some.named_parameters())
+    assert {name for name, _ in full.named_parameters()} - set(weights) == gone
+    assert network_shapes(some.config) == {name: tuple(one.shape) for name, one in weights.items()}
+    for name, parameter in full.named_parameters():
+        parameter.copy_(weights[name] if name in weights else torch.zeros_like(parameter))
+    assert (some(tokens) - full(tokens)).abs().max() <= 1e-12
+
+
 @pytest.mark.parametrize("switches", COMBINATIONS, ids=str)
 @pytest.mark.parametrize(("mixer", "memory"), PARTS)
 def test_the_outline_the_pieces_and_the_gradients_follow(
