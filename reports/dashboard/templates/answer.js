@@ -137,44 +137,17 @@ function ranking({ heading, unit, better, rows, of, how }) {
       chance ? make("td", { class: "n chance", text: row.chance === null ? "" : chanceText(row.chance) }) : null,
     );
   });
-  const head = [
-    "Configuration",
-    unit === "%" ? `${heading}, %` : heading,
-    "95% interval",
-    ...(chance ? ["Is the best"] : []),
+  const columns = [
+    ["Configuration", null],
+    [unit === "%" ? `${heading}, %` : heading, "n"],
+    ["95% interval", "picture"],
+    ...(chance ? [["Is the best", "n chance"]] : []),
   ];
   return make(
     "div",
     { class: "ranking" },
     make("h3", { text: `${heading}: ${better < 0 ? "less" : "more"} is better` }),
-    make(
-      "table",
-      { class: "answers" },
-      make(
-        "thead",
-        {},
-        make(
-          "tr",
-          {},
-          ...head.map((text, index) =>
-            make("th", { scope: "col", text, class: ["", "n", "picture", "n chance"][index] || null }),
-          ),
-        ),
-      ),
-      make("tbody", {}, ...lines),
-      make(
-        "tfoot",
-        {},
-        make(
-          "tr",
-          {},
-          make("td"),
-          make("td"),
-          make("td", { class: "picture" }, axisSvg(ticks, unit)),
-          chance ? make("td") : null,
-        ),
-      ),
-    ),
+    pictureTable(columns, lines, axisSvg(ticks, unit)),
     make("p", {
       class: "hint",
       text: `${rows.length < of ? `The first ${rows.length} of ${of} configurations; what` : "What"} is not named is off. ${how}`,
@@ -221,65 +194,61 @@ function forestRows(rows) {
   return rows.filter((row) => !row.where || (!row.where.includes(",") && rows.some(same(row))));
 }
 
-function forestOf({ heading, unit, better }, all) {
+function forestOf(measure, all) {
   const rows = forestRows(all);
-  const ends = rows.flatMap(({ mean, low, high }) => [mean, low, high]).filter((value) => value !== null);
-  const ticks = ticksOf(Math.min(0, ...ends), Math.max(0, ...ends));
-  let family = null;
-  const lines = rows.flatMap((row) => {
-    const text = `${row.axis}, against ${row.reference}`;
-    const title = text === family ? [] : [make("th", { colspan: 3, scope: "rowgroup", text })];
-    family = text;
-    return [...title.map((heading) => make("tr", { class: "family" }, heading)), forestLine(row, better, ticks)];
-  });
   return make(
     "div",
     { class: "forest-of" },
-    make("h3", { text: heading }),
+    make("h3", { text: measure.heading }),
     rows.length
-      ? make(
-          "table",
-          { class: "answers forest" },
-          make(
-            "thead",
-            {},
-            make(
-              "tr",
-              {},
-              ...["Level", "Difference, 95%", `${unit === "%" ? "Points" : unit}`].map((text, index) =>
-                make("th", { scope: "col", text, class: ["", "picture", "n"][index] || null }),
-              ),
-            ),
-          ),
-          make("tbody", {}, ...lines),
-          make(
-            "tfoot",
-            {},
-            make(
-              "tr",
-              {},
-              make("td"),
-              make("td", { class: "picture" }, axisSvg(ticks, `${better < 0 ? "less" : "more"} is better`)),
-              make("td"),
-            ),
-          ),
-        )
+      ? forestTable(rows, {
+          of: (row) => row,
+          known: rows.flatMap(({ mean, low, high }) => [mean, low, high]),
+          measure,
+          lineOf: (row, ticks) => forestLine(row, measure.better, ticks),
+        })
       : plain("There is no pair to compare."),
   );
 }
 
+/** The differences of levels as lines of pictures, the words of an axis and its reference above the rows that share them.
+ * `known` are the numbers to be drawn, null among them; `lineOf` makes the line of a row from it and the axis's ticks. */
+function forestTable(rows, { of, known, measure, lineOf, told = null }) {
+  const { unit, better } = measure;
+  const ends = known.filter((value) => value !== null);
+  const ticks = ticksOf(Math.min(0, ...ends), Math.max(0, ...ends));
+  let family = null;
+  const lines = rows.flatMap((row) => {
+    const text = `${of(row).axis}, against ${of(row).reference}`;
+    const title = make("tr", { class: "family" }, make("th", { colspan: 3, scope: "rowgroup", text }));
+    const first = text !== family;
+    family = text;
+    return first ? [title, lineOf(row, ticks)] : [lineOf(row, ticks)];
+  });
+  const columns = [
+    ["Level", null],
+    ["Difference, 95%", "picture"],
+    [unit === "%" ? "Points" : unit, "n"],
+  ];
+  const axis = axisSvg(ticks, `${better < 0 ? "less" : "more"} is better`);
+  return pictureTable(columns, lines, axis, { kind: "forest", told });
+}
+
+const sign = ({ mean }, better) => (mean === null || !better ? "plain" : mean * better > 0 ? "good" : "bad");
+
+/** An effect in words, for who does not see the picture. */
+const effectText = (row) => `${row.mean_text}, 95% ${row.low_text} to ${row.high_text}${row.sure ? ", sure" : ""}`;
+
+/** An effect as `intervalSvg` draws it. */
+const effectSpot = ({ mean, low, high, sure }, kind) => ({ value: mean, low, high, kind, sure, zero: 0 });
+
 function forestLine(row, better, ticks) {
-  const good = row.mean === null || !better ? "plain" : row.mean * better > 0 ? "good" : "bad";
-  const label = `${row.mean_text}, 95% ${row.low_text} to ${row.high_text}${row.sure ? ", sure" : ""}`;
+  const good = sign(row, better);
   return make(
     "tr",
     { class: [row.where ? "within" : "", row.mixed ? "mixed" : ""].join(" ").trim() || null },
     make("th", { scope: "row" }, row.where || row.level, make("small", { text: `${row.pairs} pairs` })),
-    make(
-      "td",
-      { class: "picture" },
-      intervalSvg({ value: row.mean, low: row.low, high: row.high, kind: good, sure: row.sure, zero: 0 }, ticks, label),
-    ),
+    make("td", { class: "picture" }, intervalSvg(effectSpot(row, good), ticks, effectText(row))),
     make(
       "td",
       { class: "n" },

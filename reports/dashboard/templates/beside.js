@@ -151,77 +151,39 @@ function besideEffects({ effects, reference }) {
   return make("div", { class: "forests" }, ...boxes);
 }
 
-function bothForest(rows, { unit, better }, reference) {
+function bothForest(rows, measure, reference) {
   // the rows of one's own forest, so that both pages tell the same story
   const kept = new Set(forestRows(rows.map(({ here }) => here)));
   const whole = rows.filter(({ here }) => kept.has(here));
-  const ends = whole.flatMap(({ here, there }) => [here.mean, here.low, here.high, there.mean, there.low, there.high]);
-  const known = ends.filter((value) => value !== null);
-  const ticks = ticksOf(Math.min(0, ...known), Math.max(0, ...known));
-  let family = null;
-  const lines = whole.flatMap(({ here, there }) => {
-    const text = `${here.axis}, against ${here.reference}`;
-    const title =
-      text === family ? [] : [make("tr", { class: "family" }, make("th", { colspan: 3, scope: "rowgroup", text }))];
-    family = text;
-    const label = (row) => `${row.mean_text}, 95% ${row.low_text} to ${row.high_text}${row.sure ? ", sure" : ""}`;
-    const pictures = [here, there].map((row, index) =>
-      intervalSvg(
-        {
-          value: row.mean,
-          low: row.low,
-          high: row.high,
-          kind: index ? "plain there" : sign(row, better),
-          sure: row.sure,
-          zero: 0,
-        },
-        ticks,
-        `${index ? reference : data.sweep}: ${label(row)}`,
-      ),
-    );
-    const line = make(
-      "tr",
-      { class: here.where ? "within" : null },
-      make(
-        "th",
-        { scope: "row" },
-        here.where || here.level,
-        make("small", { text: `${here.pairs} and ${there.pairs} pairs` }),
-      ),
-      make("td", { class: "picture both" }, ...pictures),
-      make("td", { class: "n" }, make("strong", { text: here.mean_text }), make("small", { text: there.mean_text })),
-    );
-    return [...title, line];
+  return forestTable(whole, {
+    of: ({ here }) => here,
+    known: whole.flatMap(({ here, there }) => [here, there].flatMap(({ mean, low, high }) => [mean, low, high])),
+    measure,
+    lineOf: ({ here, there }, ticks) => bothLine(here, there, measure.better, reference, ticks),
+    told: `above: ${data.sweep}; below, grey: ${reference}`,
   });
-  const head = ["Level", "Difference, 95%", unit === "%" ? "Points" : unit];
-  return make(
-    "table",
-    { class: "answers forest" },
-    make(
-      "thead",
-      {},
-      make(
-        "tr",
-        {},
-        ...head.map((text, index) => make("th", { scope: "col", text, class: ["", "picture", "n"][index] || null })),
-      ),
-    ),
-    make("tbody", {}, ...lines),
-    make(
-      "tfoot",
-      {},
-      make(
-        "tr",
-        {},
-        make("td", { text: `above: ${data.sweep}; below, grey: ${reference}` }),
-        make("td", { class: "picture" }, axisSvg(ticks, `${better < 0 ? "less" : "more"} is better`)),
-        make("td"),
-      ),
-    ),
-  );
 }
 
-const sign = ({ mean }, better) => (mean === null || !better ? "plain" : mean * better > 0 ? "good" : "bad");
+function bothLine(here, there, better, reference, ticks) {
+  const picture = (row, kind, sweep) => intervalSvg(effectSpot(row, kind), ticks, `${sweep}: ${effectText(row)}`);
+  return make(
+    "tr",
+    { class: here.where ? "within" : null },
+    make(
+      "th",
+      { scope: "row" },
+      here.where || here.level,
+      make("small", { text: `${here.pairs} and ${there.pairs} pairs` }),
+    ),
+    make(
+      "td",
+      { class: "picture both" },
+      picture(here, sign(here, better), data.sweep),
+      picture(there, "plain there", reference),
+    ),
+    make("td", { class: "n" }, make("strong", { text: here.mean_text }), make("small", { text: there.mean_text })),
+  );
+}
 
 // --- number by number ---
 

@@ -61,6 +61,22 @@ function axisSvg(ticks, words) {
   return picture;
 }
 
+/** A table of a picture a row: `columns` are [heading, class], the axis stands below that of the class `picture`, and `told` in
+ * the corner beside it. */
+function pictureTable(columns, lines, axis, { kind = "", told = null } = {}) {
+  const below = columns.map(([, name], index) =>
+    name === "picture" ? make("td", { class: name }, axis) : make("td", { text: index ? null : told }),
+  );
+  const head = columns.map(([text, name]) => make("th", { scope: "col", text, class: name }));
+  return make(
+    "table",
+    { class: ["answers", kind].join(" ").trim() },
+    make("thead", {}, make("tr", {}, ...head)),
+    make("tbody", {}, ...lines),
+    make("tfoot", {}, make("tr", {}, ...below)),
+  );
+}
+
 // --- lines over context lengths ---
 
 const MARKS = ["circle", "square", "diamond", "triangle"];
