@@ -45,6 +45,10 @@ def _evaluate_whole(
     return mixed
 
 
+def _no_gates(self: Mixer | Memory, **read: Tensor) -> Tensor | None:
+    return None
+
+
 class Mixer(MixerOutline, nn.Module):
     """What a global layer does between tokens. q, k, v come normed (q, k) and, with `canon`, convolved.
 
@@ -79,6 +83,10 @@ class Mixer(MixerOutline, nn.Module):
     Define it for a mixer whose `forward` needs much more memory than its inputs, such as T x T scores.
     """
 
+    log_gates: Callable[..., Tensor | None] = _no_gates
+    """log_gates(k_BTJX=..., with `x_BTD` as well if `reads_input`) -> what each token keeps of what lies before it, in natural
+    logs: [B, T, P], or [B, T, P, X] where every channel of a head has its own. None, as by default: no gates. For probes."""
+
     def distractor_loss(
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, k_r_BRJX: Tensor, v_r_BRJX: Tensor, y_BTHX: Tensor, *,
         window: int | None,
@@ -101,6 +109,9 @@ class Memory(MemoryOutline, nn.Module):
     def forward(self, x_BTD: Tensor, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor) -> Tensor:
         """[B, T, D] to add. x is the block's normed input; q, k, v are the mixer's, before any rotation."""
         raise NotImplementedError(f"{type(self).__name__} defines no forward")
+
+    log_gates: Callable[..., Tensor | None] = _no_gates
+    """log_gates(x_BTD=...) -> what each token keeps of the memory, in natural logs, as a mixer's."""
 
     def evaluate(self, x_BTD: Tensor, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, chunk: int) -> Tensor:
         """`forward` for evaluation, which works through `chunk` tokens at a time. The default is `forward` itself."""

@@ -171,6 +171,14 @@ METRICS: Mapping[tuple[str, str], Metric] = {
             Metric("delta_norm_kept", _NORM, words="State norm of the delta rule with gamma = 1: nothing decays, only its writes erase."),
             Metric("hebbian_norm_kept", _NORM, words="State norm of Hebbian writes with gamma = 1: nothing decays and nothing is erased."),
         ),
+        "gates": (
+            Metric("retention", SHARE, words="Gates: what a token leaves of what lies before it, in the mixer; geometric mean over tokens, "
+                   "heads and channels of all layers that have gates. In threshold relative attention it is what a surviving key leaves."),
+            Metric("lowest", SHARE, words="Gates as above: the head, or the channel, that keeps least."),
+            Metric("highest", SHARE, words="Gates as above: the head, or the channel, that keeps most."),
+            Metric("channels", "channels", words="Gates: how many of them a head of the mixer has.", decimals=0),
+            Metric("memory", SHARE, words="Gates: what a token leaves of the memory's state; geometric mean over tokens, heads and layers."),
+        ),
         "count_map": (
             Metric("beta", "1", words="Slope beta of Polar attention's count map, tanh(beta ln(1 + m)) for m keys of one weight: mean "
                    "over all heads of all Polar layers. Training starts it at 0.201."),

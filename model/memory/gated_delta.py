@@ -38,6 +38,10 @@ class GatedDelta(GatedDeltaOutline, Memory):
         log_gamma_BTH = functional.logsigmoid(self.w_gamma(x_BTD).to(dtype) + GAMMA_OFFSET)
         return log_gamma_BTH, torch.sigmoid(self.w_beta(x_BTD).to(dtype))
 
+    def log_gates(self, x_BTD: Tensor) -> Tensor:
+        """log gamma [B, T, H]."""
+        return self.gates(x_BTD)[0]
+
     def forward(self, x_BTD: Tensor, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor) -> Tensor:
         return self._step(x_BTD, q_BTHX, k_BTJX, v_BTJX, None)[0]
 

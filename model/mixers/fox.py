@@ -34,6 +34,11 @@ class FoX(FoXOutline, Mixer):
             q_BTHX, k_BTJX, v_BTJX, self.gate(x_BTD), scale=self.config.scale, window=window, query_block=block
         )
 
+    def log_gates(self, x_BTD: Tensor, k_BTJX: Tensor) -> Tensor:
+        """[B, T, H]: what lies before token t fades by this at t."""
+        log_gate_BTH: Tensor = self.gate(x_BTD)
+        return log_gate_BTH
+
     def evaluate(
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, chunk: int, x_BTD: Tensor
     ) -> Tensor:

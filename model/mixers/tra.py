@@ -43,6 +43,11 @@ class TRA(TRAOutline, Mixer):
             query_block=block,
         )  # fmt: skip
 
+    def log_gates(self, x_BTD: Tensor, k_BTJX: Tensor) -> Tensor:
+        """[B, T, P]: a key fades by this for each survivor between it and the query t."""
+        log_gate_BTP: Tensor = self.gate(x_BTD)
+        return log_gate_BTP
+
     def evaluate(
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, chunk: int, x_BTD: Tensor
     ) -> Tensor:

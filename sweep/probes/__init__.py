@@ -23,6 +23,7 @@ PROBES: Registry[type[Probe]] = Registry("probe", __name__, {
     "count_map": "count_map:CountMap",
     "position_nll": "position_nll:PositionNll",
     "flipflop": "flipflop:FlipFlop",
+    "gates": "gates:Gates",
 }, reserved=OF_TRAINING)  # fmt: skip
 
 Registered = TypeVar("Registered", bound=type[Probe])

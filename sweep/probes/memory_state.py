@@ -20,6 +20,7 @@ from ...model.attention import Attention
 from ...model.backbone import Backbone
 from ...model.memory.gated_delta import GatedDelta
 from ...model.pieces import spans
+from .watching import evaluations
 
 STATES = ("delta_norm", "hebbian_norm", "delta_norm_kept", "hebbian_norm_kept")
 """Metrics of the probe `state_norm`: trained retention first, then gamma = 1 (`kept`), where nothing is forgotten but what the delta rule erases."""
@@ -39,22 +40,11 @@ class Seen(NamedTuple):
 def watched(memories: list[GatedDelta], look: Callable[[int, Seen], None]) -> Iterator[None]:
     """Inside, `look` is told of every evaluation of a memory, by its place in the list; the outputs stay as they are."""
 
-    def watch(place: int, memory: GatedDelta) -> None:
-        plain = memory.evaluate
+    def seen(place: int, x_BTD: Tensor, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, chunk: int) -> None:
+        look(place, Seen(x_BTD, q_BTHX, k_BTJX, v_BTJX))
 
-        def evaluate(x_BTD: Tensor, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, chunk: int) -> Tensor:
-            look(place, Seen(x_BTD, q_BTHX, k_BTJX, v_BTJX))
-            return plain(x_BTD, q_BTHX, k_BTJX, v_BTJX, chunk=chunk)
-
-        vars(memory)["evaluate"] = evaluate
-
-    try:
-        for place, memory in enumerate(memories):
-            watch(place, memory)
+    with evaluations(memories, seen):
         yield
-    finally:
-        for memory in memories:
-            vars(memory).pop("evaluate", None)
 
 
 def norms(memory: GatedDelta, seen: Seen, chunk: int) -> Tensor:

@@ -1,0 +1,114 @@
+"""What the gates of mixers and memories keep, layer by layer, head by head, channel by channel (docs/mechanisms.md, "Diagnostics")."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from ...model.config import Int, knob
+from ...results import metrics
+from .base import Probe, ProbeConfig, Result
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .subject import Subject
+
+
+class GatesConfig(ProbeConfig):
+    """Settings of the probe gates."""
+
+    rows: Int = knob(
+        8, "Rows of the validation split, of the training length, over whose tokens gates are averaged.", ge=1
+    )
+
+
+class Gates(Probe):
+    """exp of the mean log of a gate over tokens: n tokens leave about the n-th power of it.
+
+    Examples of `retention` hold every gate of a mixer, by layer of the network (`item`) and by head times `channels` plus channel
+    (`position`), those of `memory` every head of a memory.
+    """
+
+    Config = GatesConfig
+    metrics = metrics.of_probe("gates")
+
+    def tokens(self, length: int) -> int:
+        """The rows, at the training length."""
+        return int(self.settings.rows) * self.config.train.seq_len
+
+    def run(self, subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
+        """Reads the start of the validation split."""
+        from ..data.batches import stream_rows
+
+        length, rows = self.config.train.seq_len, int(self.settings.rows)
+        have = (len(subject.corpus.validation) - 1) // length
+        for _ in lengths:
+            reason = subject.beyond(length)
+            if have < rows:
+                reason = f"too-short: the validation split holds {have} of {rows} rows of {length} tokens"
+            if reason is not None:
+                yield [self.missing(reason, metric=metric.name) for metric in self.metrics], []
+                continue
+            inputs_BT, _ = stream_rows(subject.corpus.validation, length, rows)
+            mixers, memories = log_gates(subject, inputs_BT)
+            found, examples = self._of_mixers(mixers, inputs_BT.numel())
+            if memories:
+                together = sum(log_P.mean().item() for log_P in memories.values()) / len(memories)
+                found.append(self.value("memory", math.exp(together), n=inputs_BT.numel()))
+            else:
+                found.append(self.missing("n/a: the network has no memory with gates", metric="memory"))
+            yield found, examples + self._examples("memory", memories)
+
+    def _of_mixers(self, logs: dict[int, Tensor], tokens: int) -> Result:
+        """Numbers of all gates [heads, channels] of the mixers, by layer, and the gates one by one."""
+        import torch
+
+        if not logs:
+            reason = f"n/a: mixer {self.config.model.attn_type} has no gates"
+            return [self.missing(reason, metric=metric.name) for metric in self.metrics[:-1]], []
+        every = torch.cat([log.flatten() for log in logs.values()])
+        numbers = {"retention": every.mean(), "lowest": every.min(), "highest": every.max()}
+        found = [self.value(name, math.exp(float(log)), n=tokens) for name, log in numbers.items()]
+        found.append(self.value("channels", float(next(iter(logs.values())).size(1))))
+        return found, self._examples("retention", logs)
+
+    def _examples(self, metric: str, logs: dict[int, Tensor]) -> list[Any]:
+        return [
+            self.example(metric, math.exp(log), item=layer, position=position)
+            for layer, log_PX in logs.items()
+            for position, log in enumerate(log_PX.flatten().tolist())
+        ]
+
+
+def log_gates(subject: Subject, inputs_BT: Tensor) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+    """Of mixers and of memories, by layer of the network: the mean log gate of every head and channel [P, X], float64 on the CPU.
+
+    X is 1 where a head has one gate. Layers without gates are left out.
+    """
+    from ...model.attention import Attention
+    from .watching import evaluations
+
+    mixes = {layer: block.mix for layer, block in enumerate(subject.model.blocks) if isinstance(block.mix, Attention)}
+    layers, memories = list(mixes), {layer: mix.memory for layer, mix in mixes.items() if mix.memory is not None}
+    sums: tuple[dict[int, Tensor], dict[int, Tensor]] = ({}, {})
+
+    def add(found: dict[int, Tensor], layer: int, log: Tensor | None) -> None:
+        if log is not None:
+            total_PX = (log if log.ndim == 4 else log[..., None]).double().sum((0, 1)).cpu() / inputs_BT.numel()
+            found[layer] = found[layer] + total_PX if layer in found else total_PX
+
+    def of_mixer(place: int, q: Tensor, k_BTJX: Tensor, v: Tensor, *, x_BTD: Tensor | None = None, **_: Any) -> None:
+        read = {} if x_BTD is None else {"x_BTD": x_BTD}
+        add(sums[0], layers[place], mixes[layers[place]].mixer.log_gates(k_BTJX=k_BTJX, **read))
+
+    def of_memory(place: int, x_BTD: Tensor, *_: Any, **__: Any) -> None:
+        layer = list(memories)[place]
+        add(sums[1], layer, memories[layer].log_gates(x_BTD=x_BTD))
+
+    mixers = [mix.mixer for mix in mixes.values()]
+    with evaluations(mixers, of_mixer), evaluations(list(memories.values()), of_memory):
+        for rows in subject.batches(*inputs_BT.shape):
+            subject.features(inputs_BT[rows])
+    return sums

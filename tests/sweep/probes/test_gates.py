@@ -1,0 +1,121 @@
+"""What gates keep (docs/mechanisms.md, "Diagnostics")."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from atma_sweep.sweep.data.batches import stream_rows
+from atma_sweep.sweep.probes.measure import measure
+from atma_sweep.sweep.probes.subject import Subject
+from torch.nn import functional
+
+Make = Callable[..., Subject]
+ROWS, LENGTH = 5, 13
+
+
+def found(who: Subject) -> tuple[dict[str, Any], dict[tuple[str, int, int], float]]:
+    ((numbers, examples),) = measure("gates", who, (0,))
+    return {m.metric: m for m in numbers}, {(e.metric, e.item, e.position): e.value for e in examples}
+
+
+def inputs_of_mixers(model: Any, tokens: torch.Tensor) -> list[torch.Tensor]:
+    """What each global block gives its mixer to read, from the network's own forward."""
+    seen: list[torch.Tensor] = []
+    hooks = [
+        block.mix.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+        for layer, block in enumerate(model.blocks) if model.config.is_global(layer)
+    ]  # fmt: skip
+    model.train()
+    model.features(tokens, full_context=True)
+    model.eval()
+    for hook in hooks:
+        hook.remove()
+    return seen
+
+
+@pytest.mark.parametrize("chunk", [7, 10_000])
+def test_those_of_fox_and_the_memory_by_their_formulas(network: Any, subject: Make, chunk: int) -> None:
+    """exp mean logsigmoid(W x + b) of each head; the memory's logit stands 3.9 higher. In float64."""
+    model = network(
+        awake=True, vocab_size=264, dtype=torch.float64, attn_type="fox", memory="gated_delta", n_layers=7, attn_every=3
+    ).eval()
+    who = subject(model, chunk_tokens=chunk, settings={"gates": {"rows": ROWS}})
+    numbers, gates = found(who)
+    layers = [layer for layer in range(7) if model.config.is_global(layer)]
+    assert len(layers) == 2
+    tokens, _ = stream_rows(who.corpus.validation, LENGTH, ROWS)
+    with torch.no_grad():
+        inputs = inputs_of_mixers(model, tokens)
+    every, of_memory = [], []
+    for layer, x in zip(layers, inputs, strict=True):
+        mix = model.blocks[layer].mix
+        logit = x @ mix.mixer.gate.weight.double().T + mix.mixer.gate.offset.double()
+        kept = functional.logsigmoid(logit).mean((0, 1))
+        every.append(kept)
+        of_memory.append(functional.logsigmoid(mix.memory.w_gamma(x) + 3.9).mean((0, 1)))
+        for name, logs in (("retention", kept), ("memory", of_memory[-1])):
+            assert [gates.pop((name, layer, head)) for head in range(model.config.n_heads)] == pytest.approx(
+                logs.exp().tolist(), abs=1e-12
+            )
+    assert gates == {}
+    logs = torch.cat(every)
+    for name, log in (("retention", logs.mean()), ("lowest", logs.min()), ("highest", logs.max())):
+        assert (numbers[name].value, numbers[name].n) == (pytest.approx(log.exp().item(), abs=1e-12), ROWS * LENGTH)
+    assert numbers["memory"].value == pytest.approx(torch.cat(of_memory).mean().exp().item(), abs=1e-12)
+    assert numbers["channels"].value == 1
+
+
+@pytest.mark.parametrize("source", ["input", "keys"])
+def test_wall_has_a_gate_for_every_channel(network: Any, subject: Make, source: str) -> None:
+    """At weight zero all keep sigmoid(bias), softly clamped; one offset that is raised is one channel of one head."""
+    settings = {"wall": {"gate_source": source, "g_max": 0.5, "gate_bias": 1.0}}
+    model = network(vocab_size=264, attn_type="wall", mixers=settings).eval()
+    mixer = next(block.mix.mixer for layer, block in enumerate(model.blocks) if model.config.is_global(layer))
+    with torch.no_grad():
+        mixer.gate.weight.zero_()
+        mixer.gate.offset.view(mixer.gate_heads, mixer.size)[1, 3] = 50.0
+    numbers, gates = found(subject(model))
+    plain = functional.logsigmoid(torch.tensor(1.0))
+    clamped = float((0.5 * torch.expm1(plain / 0.5)).exp())
+    mine = {position: value for (_, _, position), value in gates.items()}
+    assert numbers["channels"].value == mixer.size
+    assert mine.pop(mixer.size + 3) == pytest.approx(1.0, abs=1e-6) == numbers["highest"].value
+    assert len(mine) == mixer.gate_heads * mixer.size - 1
+    assert list(mine.values()) == pytest.approx([clamped] * len(mine), abs=1e-6)
+    assert numbers["lowest"].value == pytest.approx(clamped, abs=1e-6)
+
+
+@pytest.mark.parametrize("tie", ["head", "shared"])
+def test_tra_has_a_gate_a_head_or_one_for_all(network: Any, subject: Make, tie: str) -> None:
+    model = network(awake=True, vocab_size=264, attn_type="tra", mixers={"tra": {"tie_gate": tie}}).eval()
+    _, gates = found(subject(model))
+    assert len(gates) == (model.config.n_heads if tie == "head" else 1)
+    assert all(0 < value < 1 for value in gates.values())
+
+
+def test_a_mixer_without_gates_says_so_and_its_memory_counts_all_the_same(network: Any, subject: Make) -> None:
+    numbers, gates = found(subject(network(vocab_size=264, attn_type="nope", memory="gated_delta").eval()))
+    assert {name: m.reason for name, m in numbers.items()} == {
+        **dict.fromkeys(("retention", "lowest", "highest", "channels"), "n/a: mixer nope has no gates"), "memory": None,
+    }  # fmt: skip
+    assert {metric for metric, _, _ in gates} == {"memory"}
+    numbers, gates = found(subject(network(vocab_size=264, attn_type="nope").eval()))
+    assert numbers["memory"].reason == "n/a: the network has no memory with gates"
+    assert gates == {}
+
+
+def test_the_network_is_left_as_it_was(network: Any, subject: Make) -> None:
+    model = network(awake=True, vocab_size=264, attn_type="fox", memory="gated_delta").eval()
+    who = subject(model)
+    before = [m.value for m, *_ in [next(measure("clean", who, [32]))[0]]]
+    found(who)
+    assert [m.value for m, *_ in [next(measure("clean", who, [32]))[0]]] == before
+    assert not any("evaluate" in vars(part) for part in model.modules())
+
+
+def test_too_short_a_validation_split_says_so(network: Any, subject: Make) -> None:
+    numbers, _ = found(subject(network(vocab_size=264, attn_type="fox").eval(), validation=60, validation_tokens=26))
+    assert {m.reason for m in numbers.values()} == {"too-short: the validation split holds 4 of 8 rows of 13 tokens"}
