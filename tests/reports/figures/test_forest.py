@@ -17,7 +17,7 @@ from atma_sweep.reports.figures.forest import against, three_ticks
 from atma_sweep.reports.figures.look import Look
 from atma_sweep.reports.stats.effects import effects, interactions
 from atma_sweep.results import paper
-from atma_sweep.results.store.records import AXES, Measurement
+from atma_sweep.results.store.records import AXES, CellRecord, Measurement
 from atma_sweep.results.store.store import Store
 from pictures import check_column
 
@@ -143,6 +143,16 @@ def test_a_difference_in_words() -> None:
     assert against("width", "big", "small") == "width big − small"
 
 
+@pytest.fixture
+def square(empty: Store, make: Any) -> list[CellRecord]:
+    """The cells of a sweep `square`: 2 x 2, mixer by memory, without a number."""
+    cell, _ = make
+    levels = enumerate(product(("polar", "nope"), SWITCHES))
+    cells = [cell(i, attn_type=kind, memory=memory) for i, (kind, memory) in levels]
+    empty.record_revision("square", grid_text="x", grid_file="x.yaml", cells=cells)
+    return cells
+
+
 class TestBadInput:
     def test_one_cell_says_why_in_one_line(self, empty: Store, make: Any, run: Any) -> None:
         cell, numbers = make
@@ -154,28 +164,18 @@ class TestBadInput:
             assert "\n" not in str(error.value)
 
     @pytest.mark.filterwarnings("error")
-    def test_all_diverged(self, empty: Store, make: Any, run: Any) -> None:
-        cell, _ = make
-        cells = [
-            cell(i, attn_type=kind, memory=memory)
-            for i, (kind, memory) in enumerate(product(("polar", "nope"), SWITCHES))
-        ]
-        empty.record_revision("lost", grid_text="x", grid_file="x.yaml", cells=cells)
-        for one in cells:
+    def test_all_diverged(self, empty: Store, square: list[CellRecord], run: Any) -> None:
+        for one in square:
             run(empty, one.id, "diverged", [])
         for name in ("effects", "interactions"):
-            with pytest.raises(ReportError, match="sweep lost"):
+            with pytest.raises(ReportError, match="sweep square"):
                 make_figure(name, empty)
 
     @pytest.mark.filterwarnings("error")
-    def test_a_number_that_never_changes_is_drawn_at_zero(self, empty: Store, make: Any, run: Any) -> None:
-        cell, _ = make
-        cells = [
-            cell(i, attn_type=kind, memory=memory)
-            for i, (kind, memory) in enumerate(product(("polar", "nope"), SWITCHES))
-        ]
-        empty.record_revision("same", grid_text="x", grid_file="x.yaml", cells=cells)
-        for one in cells:
+    def test_a_number_that_never_changes_is_drawn_at_zero(
+        self, empty: Store, square: list[CellRecord], run: Any
+    ) -> None:
+        for one in square:
             run(empty, one.id, "done", [Measurement(probe="val", metric="val_loss", value=3.0, unit="nats/token")])
         for name in ("effects", "interactions"):
             made = make_figure(name, empty)
