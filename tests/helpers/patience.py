@@ -20,7 +20,7 @@ def until(true: Callable[[], object], what: object = "it", *, pause: float = 0.0
 
 
 def gone(pid: int) -> None:
-    """Until there is no such process, or nothing but its exit code."""
+    """Until there is no such process, or nothing but its exit code; raises AssertionError where it stays."""
 
     def over() -> bool:
         try:

@@ -41,15 +41,16 @@ def test_a_process_is_told_from_a_later_one_with_its_pid() -> None:
 STUBBORN = """
 import signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])
+child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(3600)'])
 print(child.pid, flush=True)
-time.sleep(600)
+time.sleep(3600)  # longer than a test waits: whoever is gone before was ended
 """
 
 
 def test_end_takes_a_process_that_ignores_sigterm_with_its_children() -> None:
     child = script(STUBBORN)
     grandchild = int(line_of(child))
+    assert psutil.Process(grandchild).ppid() == child.pid
     processes.end(child.pid, psutil.Process(child.pid).create_time(), grace=0.3)
     gone(child.pid)
     gone(grandchild)
@@ -92,7 +93,7 @@ def test_nobody_ends_itself_or_those_it_descends_from() -> None:
 
 ORPHAN = """
 import os, subprocess, sys, time
-code = "import os, time; from atma_sweep.sweep.machine.processes import die_with; die_with(os.getppid()); print(os.getpid(), flush=True); time.sleep(600)"
+code = "import os, time; from atma_sweep.sweep.machine.processes import die_with; die_with(os.getppid()); print(os.getpid(), flush=True); time.sleep(3600)"
 subprocess.Popen([sys.executable, '-c', code])
 time.sleep(600)
 """

@@ -216,6 +216,10 @@ def test_follow_ends_though_somebody_keeps_writing(path: Path, monkeypatch: pyte
             return not following.thread.is_alive()
 
         until(over, "the end", pause=0.01)
+        log.write("the last\n")
+    told = following.end()
+    assert set(told.splitlines()) <= {"x"}
+    assert path.read_text().startswith(told)
 
 
 COMMAND = """
