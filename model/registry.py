@@ -120,6 +120,7 @@ MIXERS: Registry[type[Mixer]] = Registry("mixer", _HERE, {
     "ssmax": ("mixers.ssmax:SSMax", "mixers.ssmax_outline:SSMaxOutline"),
     "fox": ("mixers.fox:FoX", "mixers.fox_outline:FoXOutline"),
     "wall": ("mixers.wall:Wall", "mixers.wall_outline:WallOutline"),
+    "path": ("mixers.path:PaTH", "mixers.path_outline:PaTHOutline"),
 })  # fmt: skip
 MEMORIES: Registry[type[Memory]] = Registry("memory", _HERE, {
     "gated_delta": ("memory.gated_delta:GatedDelta", "memory.gated_delta_outline:GatedDeltaOutline"),

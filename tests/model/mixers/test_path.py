@@ -1,0 +1,67 @@
+"""PaTH attention as a mixer: how a token's map is made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from atma_sweep.kernels.attention.path import path_attention
+from atma_sweep.model.config import ModelConfig
+from atma_sweep.model.mixers.path import PaTH
+from atma_sweep.model.mixers.path_outline import PaTHConfig
+from torch import Tensor
+from torch.nn import functional
+
+T, MODEL = 19, ModelConfig(d_model=12, n_heads=4, n_kv_heads=2, head_dim=8)
+
+
+def made(**settings: Any) -> PaTH:
+    torch.manual_seed(3)
+    mixer = PaTH(MODEL, PaTHConfig(**{"gate_std": 0.7, "rank": 5} | settings)).double()
+    with torch.no_grad():
+        for parameter in mixer.parameters():
+            parameter.normal_()
+    return mixer
+
+
+@pytest.fixture
+def read() -> list[Tensor]:
+    """q, k, v and the block's input."""
+    draw = torch.Generator().manual_seed(1)
+    shapes = [(2, T, 4, 8), (2, T, 2, 8), (2, T, 2, 8), (2, T, 12)]
+    return [torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes]
+
+
+@pytest.mark.parametrize("rank", [5, None])
+def test_a_map_is_made_of_the_token_and_the_two_before_it(read: list[Tensor], rank: int | None) -> None:
+    mixer, x = made(rank=rank), read[3]
+    low = x if mixer.low is None else x @ mixer.low.weight.T
+    wide = low @ mixer.w.weight.T
+    filters = mixer.conv.weight[:, 0]
+    w, beta = mixer.maps(x)
+    t, head = 7, 1
+    mean = sum(filters[:, tap] * wide[:, t - 2 + tap] for tap in range(3))[:, head * 8 : head * 8 + 8]
+    direction = mean * torch.sigmoid(mean)
+    assert (w[:, t, head] - direction / direction.norm(dim=-1, keepdim=True)).abs().max() <= 1e-13
+    logit = x[:, t] @ mixer.beta.weight[head] + mixer.beta.offset[head]
+    assert (beta[:, t, head] - 2 * torch.sigmoid(logit)).abs().max() <= 1e-13
+
+
+def test_the_mixer_is_path_attention_with_these_maps(read: list[Tensor]) -> None:
+    mixer, (q, k, v, x) = made(scale=0.3), read
+    ours = mixer(q, k, v, window=6, x_BTD=x)
+    assert (ours - path_attention(q, k, v, *mixer.maps(x), scale=0.3, window=6)).abs().max() == 0
+    for chunk in (2, 9):
+        assert (mixer.evaluate(q, k, v, window=6, chunk=chunk, x_BTD=x) - ours).abs().max() <= 1e-12
+
+
+def test_it_starts_near_a_projection() -> None:
+    _, beta = PaTH(MODEL, PaTHConfig(gate_std=0.0)).maps(functional.pad(torch.ones(1, 3, 1), (0, 11)))
+    assert (beta == 1).all()
+
+
+def test_paths_name_the_window(read: list[Tensor]) -> None:
+    said = made().kernel_paths(torch.device("cpu"), torch.bfloat16)
+    assert set(said) == {"path", "path_window"}
+    assert all("the device is cpu" in path for path in said.values())
