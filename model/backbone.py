@@ -129,7 +129,7 @@ class Block(nn.Module):
 
 
 class Backbone(nn.Module):
-    """The network. `dtype` is the type of activations and of the embedding; other weights are float32.
+    """The network. `dtype` is the type of activations and, unless the config says otherwise, of the embedding; other weights are float32.
 
     With dtype float64 everything is float64. Raises ModelConfigError for a config that cannot be built.
     """
@@ -156,16 +156,17 @@ class Backbone(nn.Module):
         self._forward_blocks: Callable[..., tuple[Tensor, Tensor | None, Tensor | None]] = self._blocks
         self._compiler: str | None = None
         self.to(torch.float64 if dtype == torch.float64 else torch.float32)
-        if not tied:  # a head's matrix is float32
+        self._wide = config.embedding_dtype == "float32"
+        if not tied and not self._wide:  # a head's matrix is float32
             self.embedding.to(dtype)
-        if self.positions is not None:
+        if self.positions is not None and not self._wide:
             self.positions.to(dtype)
         self._dtype = dtype
 
     @property
     def dtype(self) -> torch.dtype:
         """Type of the activations."""
-        return self._dtype if self.config.tie_head else self.embedding.weight.dtype
+        return self._dtype if self.config.tie_head or self._wide else self.embedding.weight.dtype
 
     @property
     def device(self) -> torch.device:

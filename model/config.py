@@ -114,6 +114,12 @@ class ModelConfig(Config):
     logit_cap: PositiveOrNone = knob(
         15.0, "Soft cap of the logits: z -> cap z / sqrt(z^2 + cap^2), or none.", identity=15.0
     )
+    embedding_dtype: Literal["activations", "float32"] = knob(
+        "activations",
+        "Type in which the embedding and positions learn: that of the activations (bfloat16 on CUDA, too coarse for learning "
+        "rates below a thousandth or so), or float32.",
+        identity="activations",
+    )
     tie_head: Flag = knob(False, "The head's matrix is the embedding's.", identity=False)
     init: Literal["zero-ends", "zero-ends-and-conv-in", "llama"] = knob(
         "zero-ends",

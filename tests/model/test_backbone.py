@@ -222,6 +222,29 @@ def test_kernel_paths(small: Small) -> None:
     assert not {"gated_conv", "canon", "memory"} & build(alone, seed=0).kernel_paths().keys()
 
 
+def test_an_embedding_in_float32_learns_what_bfloat16_rounds_away(small: Small, tokens: Tensor) -> None:
+    """And the network is the same: activations stay bfloat16."""
+    moved = []
+    for word in ("activations", "float32"):
+        settings = {"positions": "ape", "position_settings": {"ape": {"length": 64}}, "init": "llama"}
+        config = small(embedding_dtype=word, attn_type="nope", **settings)
+        model = build(config, seed=0, dtype=torch.bfloat16)
+        assert (model.dtype, model.features(tokens).hidden_BTD.dtype) == (torch.bfloat16, torch.bfloat16)
+        table = model.positions.table.weight  # type: ignore[union-attr]
+        assert {model.embedding.weight.dtype, table.dtype} == {
+            torch.bfloat16 if word == "activations" else torch.float32
+        }
+        with torch.no_grad():
+            before = model.embedding.weight.normal_(generator=torch.Generator().manual_seed(0)).clone()
+        optimizer = torch.optim.AdamW([model.embedding.weight], lr=1e-4, weight_decay=0)
+        model(tokens).float().square().sum().backward()
+        optimizer.step()
+        large = (before.float().abs() > 0.1) & (model.embedding.weight.grad != 0)  # type: ignore[operator]
+        moved.append(float((model.embedding.weight.detach() != before)[large].float().mean()))
+    assert moved == [0, 1]
+    assert build(config, seed=0, dtype=torch.float64).embedding.weight.dtype == torch.float64
+
+
 def test_bfloat16_network_keeps_float32_weights(small: Small, tokens: Tensor, auxiliary: Aux) -> None:
     model = build(small(memory="gated_delta", window=True), seed=0, dtype=torch.bfloat16)
     types = {name: parameter.dtype for name, parameter in model.named_parameters()}

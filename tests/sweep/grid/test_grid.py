@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from atma_sweep.model.backbone import count_parameters
+from atma_sweep.model.outline import parameters
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import find_file, load_grid, parse_value, shipped
@@ -270,7 +272,7 @@ def test_command_line_values_read_as_yaml(text: str, value: object) -> None:
 
 
 def test_every_setting_of_every_shipped_base_is_a_valid_path() -> None:
-    assert shipped("base") == ["intended-370m", "published-370m", "tiny"]
+    assert shipped("base") == ["intended-370m", "llama-medium", "llama-mini", "published-370m", "tiny"]
     for name in shipped("base"):
         path = find_file(name, folder="base")
         assert path is not None
@@ -305,3 +307,31 @@ def test_the_two_recipes_differ_where_documented(fake_fingerprint: Any) -> None:
     for config in (full, paper):
         assert (config.train.steps, config.train.accumulation) == (1900, 64)
         assert (config.train.tokens, config.train.steps * config.train.batch_tokens) == (996_147_200, 996_147_200)
+
+
+LLAMA = {"llama-mini": (6, 256, 4), "llama-medium": (50304, 512, 8)}
+"""Vocabulary, width and blocks."""
+
+
+@pytest.mark.parametrize("base", LLAMA)
+@pytest.mark.parametrize(("chosen", "more"), [
+    ("attn_type: nope", 0), ("attn_type: rope", 0), ("attn_type: tra", "blocks * (width + 1) * heads"),
+    ("attn_type: fox", "blocks * (width + 1) * heads"), ("attn_type: diff", "blocks * 6 * 64"),
+    ("attn_type: cope", "blocks * 64 * 64"), ("{attn_type: nope, model.positions: ape}", "places * width"),
+])  # fmt: skip
+def test_networks_of_the_threshold_paper_have_as_many_parameters_as_counted_by_hand(
+    write: Any, fake_fingerprint: Any, base: str, chosen: str, more: Any
+) -> None:
+    """2.6 and 72 million: q, k, v and the output with its bias, an MLP of three matrices with theirs, and two norms a block."""
+    said = chosen if chosen.startswith("{") else f"{{{chosen}}}"
+    (cell,) = load_grid(write(f"name: g\nextends: {base}\nset: {said}\n")).expand(fake_fingerprint)
+    vocabulary, width, blocks = LLAMA[base]
+    heads, places = width // 64, 512 if base == "llama-mini" else 8192
+    attention, mlp, norms = 4 * width**2 + width, 3 * width * (2 * width) + 2 * (2 * width) + width, 2 * width
+    block = attention + mlp + norms
+    own = eval(str(more), {}, {"blocks": blocks, "width": width, "heads": heads, "places": places})
+    expected = 2 * vocabulary * width + blocks * block + width + own
+    assert sum(count for _, _, count in parameters(cell.config.model)) == expected  # type: ignore[union-attr]
+    assert count_parameters(cell.config.model) == expected
+    if chosen == "attn_type: nope":
+        assert round(expected / 1e6, 1) == {"llama-mini": 2.6, "llama-medium": 72.5}[base]

@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 from atma_sweep.sweep.config import FORMER, CheckpointConfig, DataConfig, EvalConfig, Resources, TrainConfig
-from atma_sweep.sweep.grid.grid import GRIDS
+from atma_sweep.sweep.grid.grid import GRIDS, shipped
 from atma_sweep.sweep.grid.json_schema import grid_schema
 from ruamel.yaml import YAML
 
@@ -29,7 +29,7 @@ def test_the_shipped_schema_is_the_one_of_the_code() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_shipped_grids_and_bases_validate(validator: jsonschema.Draft202012Validator, path: Path) -> None:
-    assert len(FILES) == 8
+    assert {one.stem for one in FILES} == {*shipped(), *shipped("base")}
     assert [error.message for error in validator.iter_errors(YAML(typ="safe", pure=True).load(path.read_text()))] == []
 
 
