@@ -9,7 +9,7 @@ from ..parts import MixerConfig, MixerOutline, Shapes, attention_flops, gate
 
 
 class TRAConfig(MixerConfig):
-    """The authors' network has canon and output_gate off, `residual: normed` and `init: llama` around it."""
+    """docs/mechanisms.md says which settings around it make the authors' network."""
 
     scale: Float | None = knob(None, "Factor of the scores; none is 1 / sqrt(head_dim).", identity=None)
     empty: Literal["zero", "uniform"] = knob(
