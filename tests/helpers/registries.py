@@ -15,6 +15,16 @@ EVERY_MEMORY = ["none", *MEMORIES]
 EVERY_REGULARIZER = ["baseline", *REGULARIZERS]
 
 
+def _pairs() -> list[tuple[str, str]]:
+    turns = [(mixer, EVERY_MEMORY[index % len(EVERY_MEMORY)]) for index, mixer in enumerate(EVERY_MIXER)]
+    return list(dict.fromkeys([*turns, *((mixer, memory) for mixer in ("polar", "nope") for memory in EVERY_MEMORY)]))
+
+
+PAIRS = _pairs()
+"""(mixer, memory): every mixer beside a memory or none, in turn, and two mixers beside each. What a memory reads is added
+to what the mixer does, so that the other pairs say nothing new."""
+
+
 def has_distractor(mixer: str) -> bool:
     """Whether a mixer has a distractor loss."""
     return bool(MIXERS.outline(mixer).has_distractor)

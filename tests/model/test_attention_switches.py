@@ -12,7 +12,7 @@ import torch
 from atma_sweep.model.attention import Attention
 from atma_sweep.model.backbone import Auxiliary, Backbone
 from atma_sweep.model.outline import network_shapes, parameters
-from registries import EVERY_MEMORY, EVERY_MIXER, has_distractor
+from registries import PAIRS, has_distractor
 from torch import Tensor
 from torch.nn import functional
 
@@ -20,7 +20,6 @@ Awake = Callable[..., Backbone]
 Aux = Callable[..., Auxiliary]
 SWITCHES = ("qk_norm", "output_gate", "bias")
 COMBINATIONS = [dict(zip(SWITCHES, values, strict=True)) for values in product((True, False), repeat=3)]
-PARTS = list(product(EVERY_MIXER, EVERY_MEMORY))
 
 
 def naive(attention: Attention, x: Tensor, *, normed: bool, gated: bool, canon: bool) -> Tensor:
@@ -87,7 +86,7 @@ def test_distractor_keys_are_normed_where_the_real_ones_are(awake: Awake) -> Non
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize(("mixer", "memory"), PARTS)
+@pytest.mark.parametrize(("mixer", "memory"), PAIRS)
 def test_without_biases_is_with_biases_of_zero(
     awake: Awake, tokens: Tensor, auxiliary: Aux, mixer: str, memory: str, tied: bool
 ) -> None:
@@ -133,7 +132,7 @@ def test_some_projections_may_go_without_bias_alone(
 
 
 @pytest.mark.parametrize("switches", COMBINATIONS, ids=str)
-@pytest.mark.parametrize(("mixer", "memory"), PARTS)
+@pytest.mark.parametrize(("mixer", "memory"), PAIRS)
 def test_the_outline_the_pieces_and_the_gradients_follow(
     awake: Awake, tokens: Tensor, auxiliary: Aux, mixer: str, memory: str, switches: dict[str, bool]
 ) -> None:

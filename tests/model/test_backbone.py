@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from itertools import product
 
 import pytest
 import torch
 from atma_sweep.model.backbone import Auxiliary, Backbone, build, count_parameters
 from atma_sweep.model.chance import generator, seed_of
 from atma_sweep.model.config import ModelConfig
-from registries import EVERY_MEMORY, EVERY_MIXER
+from registries import PAIRS
 from torch import Tensor
 
 Small = Callable[..., ModelConfig]
@@ -67,7 +66,9 @@ def test_logits_are_capped(awake: Awake, tokens: Tensor) -> None:
     assert (losses.flatten() - expected).abs().max() <= 1e-12
 
 
-@pytest.mark.parametrize(("attn_type", "memory", "window"), list(product(EVERY_MIXER, EVERY_MEMORY, (False, True))))
+@pytest.mark.parametrize(
+    ("attn_type", "memory", "window"), [(*pair, window) for pair in PAIRS for window in (False, True)]
+)
 def test_a_token_never_changes_earlier_outputs(
     awake: Awake, tokens: Tensor, attn_type: str, memory: str, window: bool
 ) -> None:
@@ -91,7 +92,7 @@ def test_gated_conv_of_one_token(awake: Awake) -> None:
 
 
 @pytest.mark.parametrize(
-    ("attn_type", "memory", "dtype"), list(product(EVERY_MIXER, EVERY_MEMORY, (torch.float32, torch.bfloat16)))
+    ("attn_type", "memory", "dtype"), [(*pair, dtype) for pair in PAIRS for dtype in (torch.float32, torch.bfloat16)]
 )
 def test_initial_loss_is_ln_v(small: Small, tokens: Tensor, attn_type: str, memory: str, dtype: torch.dtype) -> None:
     model = build(small(attn_type=attn_type, memory=memory), seed=0, dtype=dtype)
@@ -127,7 +128,7 @@ def test_initial_values(small: Small) -> None:
         assert (getattr(attention.mixer, name) == value).all()
 
 
-@pytest.mark.parametrize(("attn_type", "memory"), list(product(EVERY_MIXER, EVERY_MEMORY)))
+@pytest.mark.parametrize(("attn_type", "memory"), PAIRS)
 def test_every_parameter_is_in_one_group(small: Small, attn_type: str, memory: str) -> None:
     model = build(small(attn_type=attn_type, memory=memory), seed=0)
     groups = model.parameter_groups()

@@ -17,7 +17,7 @@ from atma_sweep.model.outline import network_shapes, parameters
 from atma_sweep.model.resolve import check_model_config
 from atma_sweep.sweep.checkpoints import checkpoint
 from atma_sweep.sweep.plan import disk_usage
-from registries import EVERY_MEMORY, EVERY_MIXER
+from registries import PAIRS
 from torch import nn
 
 ODD: dict[str, Any] = {
@@ -37,8 +37,7 @@ def built(config: ModelConfig) -> Backbone:
 
 
 @pytest.mark.parametrize("canon", [True, False])
-@pytest.mark.parametrize("memory", EVERY_MEMORY)
-@pytest.mark.parametrize("mixer", EVERY_MIXER)
+@pytest.mark.parametrize(("mixer", "memory"), PAIRS)
 def test_the_outline_is_the_network(mixer: str, memory: str, canon: bool) -> None:
     config = complete(attn_type=mixer, memory=memory, mixers={mixer: {"canon": canon}})
     network = built(config)

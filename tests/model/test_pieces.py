@@ -15,7 +15,7 @@ from atma_sweep.model.backbone import Auxiliary, Backbone, build
 from atma_sweep.model.bases import Mixer
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.pieces import in_pieces, spans
-from registries import EVERY_MEMORY, EVERY_MIXER
+from registries import PAIRS
 from tiers import every_nth
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -33,7 +33,7 @@ def rows() -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("attn_type", "memory", "window"), every_nth(list(product(EVERY_MIXER, EVERY_MEMORY, (False, True))), 3)
+    ("attn_type", "memory", "window"), every_nth([(*pair, window) for pair in PAIRS for window in (False, True)], 3)
 )
 def test_hidden_states_are_the_same_in_any_pieces(
     awake: Awake, rows: Tensor, attn_type: str, memory: str, window: bool

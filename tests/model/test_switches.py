@@ -13,7 +13,7 @@ from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.registry import MIXERS
 from atma_sweep.sweep.grid.plugins import PLUGGABLE
 from pydantic.fields import FieldInfo
-from registries import EVERY_MEMORY, EVERY_MIXER, EVERY_REGULARIZER, has_distractor
+from registries import EVERY_MIXER, EVERY_REGULARIZER, PAIRS, has_distractor
 from torch import Tensor
 
 Awake = Callable[..., Backbone]
@@ -34,7 +34,7 @@ def differ(values: list[Tensor]) -> bool:
 
 
 def test_mixers_memories_and_windows_all_differ(awake: Awake, tokens: Tensor) -> None:
-    cells = product(EVERY_MIXER, EVERY_MEMORY, (False, True))
+    cells = ((*pair, window) for pair in PAIRS for window in (False, True))
     assert differ([loss_of(awake(attn_type=a, memory=m, window=w), tokens).detach() for a, m, w in cells])
 
 
@@ -134,7 +134,9 @@ def test_distractor_count_acts(awake: Awake, tokens: Tensor, auxiliary: Aux) -> 
     assert differ([loss_of(model, tokens, cell).detach() for cell in cells])
 
 
-@pytest.mark.parametrize(("attn_type", "memory", "window"), list(product(EVERY_MIXER, EVERY_MEMORY, (False, True))))
+@pytest.mark.parametrize(
+    ("attn_type", "memory", "window"), [(*pair, window) for pair in PAIRS for window in (False, True)]
+)
 def test_gradients_reach_every_parameter(
     awake: Awake, tokens: Tensor, auxiliary: Aux, attn_type: str, memory: str, window: bool
 ) -> None:

@@ -28,7 +28,7 @@ set:
   train: {tokens: 153_600, seq_len: 128, batch_tokens: 1024, micro_batch: 8}
   eval: {lengths: [128, 256, 512, 1024], validate_every: 30, validation_tokens: 16_384}
 """
-SMALL = {"d_model": 16, "n_layers": 3, "n_heads": 2, "n_kv_heads": 1, "head_dim": 8, "vocab_size": 29, "window_size": 3}
+SMALL = {"d_model": 16, "n_layers": 3, "n_heads": 4, "n_kv_heads": 2, "head_dim": 8, "vocab_size": 29, "window_size": 3}
 
 
 def fake(data: DataConfig) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from atma_sweep.kernels.attention import softmax
 from atma_sweep.model.backbone import build
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.sweep.probes.measure import measure
-from registries import EVERY_MEMORY, EVERY_MIXER
+from registries import PAIRS
 from tiers import every_nth, shared_out
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -23,7 +22,7 @@ on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVID
 CUDA = torch.device("cuda")
 GIB = 2**30
 PROBES = ("val", "clean", "same_tail", "junk", "needle")
-CELLS = list(product(EVERY_MIXER, [(memory, memory != "none") for memory in EVERY_MEMORY]))
+CELLS = [(mixer, (memory, memory != "none")) for mixer, memory in PAIRS]
 
 
 def numbers(who: Any, lengths: tuple[int, ...] = (16, 45)) -> dict[tuple[Any, ...], float]:
@@ -146,8 +145,7 @@ def test_cuda_numbers_do_not_depend_on_the_chunk(
 
 @pytest.mark.gpu
 @on_gpu
-@pytest.mark.parametrize("memory", EVERY_MEMORY)
-@pytest.mark.parametrize("attn_type", EVERY_MIXER)
+@pytest.mark.parametrize(("attn_type", "memory"), PAIRS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_cuda_memory_does_not_grow_with_the_square(
     subject: Any, attn_type: str, memory: str, dtype: torch.dtype
@@ -168,8 +166,7 @@ def test_cuda_memory_does_not_grow_with_the_square(
 
 @pytest.mark.gpu
 @on_gpu
-@pytest.mark.parametrize("memory", EVERY_MEMORY)
-@pytest.mark.parametrize("attn_type", EVERY_MIXER)
+@pytest.mark.parametrize(("attn_type", "memory"), PAIRS)
 def test_a_row_of_65536_tokens_of_the_370m_network_fits_on_24_gb(subject: Any, attn_type: str, memory: str) -> None:
     """The L4's 22 GiB as the limit of torch's allocator, and less than 20 GB of it taken, weights included."""
     total = torch.cuda.get_device_properties(CUDA).total_memory

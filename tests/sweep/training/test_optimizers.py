@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import product
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 from atma_sweep.model.backbone import Backbone
 from atma_sweep.sweep.config import TrainConfig
 from atma_sweep.sweep.training.optimizers import COEFFICIENTS, Muon, Optimizers, orthogonalise
-from registries import EVERY_MEMORY, EVERY_MIXER
+from registries import PAIRS
 from torch import Tensor, nn
 
 Network = Callable[..., Backbone]
@@ -194,7 +193,7 @@ def test_muon_refuses_vectors_and_closures() -> None:
 # --- both together ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("attn_type", "memory"), list(product(EVERY_MIXER, EVERY_MEMORY)))
+@pytest.mark.parametrize(("attn_type", "memory"), PAIRS)
 def test_every_parameter_is_in_one_group_by_its_kind(network: Network, attn_type: str, memory: str) -> None:
     model = network(attn_type=attn_type, memory=memory)
     optimizers = Optimizers(model.parameter_groups(), TrainConfig(), CPU)
