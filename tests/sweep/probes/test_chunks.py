@@ -109,7 +109,14 @@ def test_memory_grows_with_the_chunk_and_not_with_the_square(
         monkeypatch.setattr(softmax, "_is_fused", lambda q, k: False)
     length, vocabulary, width, size = 1500, 2003, 64, 64
     model = network(
-        awake=True, vocab_size=vocabulary, d_model=width, head_dim=size, attn_type=attn_type, memory=memory
+        awake=True,
+        vocab_size=vocabulary,
+        d_model=width,
+        n_heads=2,
+        n_kv_heads=1,
+        head_dim=size,
+        attn_type=attn_type,
+        memory=memory,
     ).eval()
     one = {"junk_rows": 1, "needle_trials": 1, "lengths": (length,), "length": 1600, "validation": 1600}
 

@@ -74,7 +74,7 @@ def test_without_its_gate_a_query_projection_is_half_as_wide() -> None:
     gated = ModelConfig(**SIZE)
     # one of the four blocks is global
     saved = forward_flops(gated, 9) - forward_flops(gated.model_copy(update={"output_gate": False}), 9)  # type: ignore[operator]
-    assert saved == 2 * 16 * 2 * 8
+    assert saved == 2 * 16 * 4 * 8
     for switch in ("qk_norm", "bias"):
         assert forward_flops(gated.model_copy(update={switch: False}), 9) == forward_flops(gated, 9)
 
@@ -159,7 +159,7 @@ def test_a_part_is_counted_as_what_it_says() -> None:
         for mixer, memory in (("nope", "none"), ("linear", "none"), ("linear", "cheap"))
     )
     # one of the four blocks is global; a query sees 3 of 5 keys on average
-    assert linear - nope == 2000 - 4 * 2 * 8 * 3
+    assert linear - nope == 4000 - 4 * 4 * 8 * 3
     assert both - linear == 7 * 8
     assert asked == [3.0, 3.0]
 
@@ -182,7 +182,7 @@ def test_no_part_is_counted_as_another(cells: Callable[..., list[Cell]]) -> None
         assert (forward_flops(config, 9), training_flops(config, 9)) == (None, None)
         assert mfu(training_flops(config, 9), 1e3, 4e12) is None
         # cells are still put in an order, by all that is known
-        attention = 4 * 2 * 8 * 5 if mixer == "mine" else 0
+        attention = 4 * 4 * 8 * 5 if mixer == "mine" else 0
         assert estimated_flops(config, 9) == 3 * (base - attention)
         assert unknown(config.model_copy(update={"attn_every": 9, "attn_offset": 8})) is None, "no layer has it"
     with_memory, without = cells("axes: {attn_type: [mine], memory: [old, gated_delta]}\n")
