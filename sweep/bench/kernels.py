@@ -5,7 +5,8 @@ That is compiled, with what surrounds a kernel in its op, and with the host far 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from ...kernels.attention import polar, softmax
 from ...kernels.conv import conv
 from ...kernels.cross_entropy import cross_entropy
 from ...kernels.gated_delta import gated_delta
+from . import gated
 from .ceilings import Ceilings, Timing, ceilings, interleaved, recorded
 
 H, J, D = 8, 2, 128
@@ -42,12 +44,16 @@ class Case:
     """FLOPs, or bytes where they decide, of the backward pass over those of the forward pass."""
     rival: str | None = None
     """The variant that others are divided by."""
+    eager: Collection[str] = (NAIVE,)
+    """Variants that the compiler does not get."""
+    ungated: Collection[str] = ()
+    """Variants that take q, k and v alone, whatever else there is."""
 
     def compiled(self) -> dict[str, Callable[..., Any]]:
         """The variants as the model calls them; torch's own formulas as they are."""
         torch.compiler.reset()  # else the sizes of one op count as recompilations of one function
         return {
-            name: call if name == NAIVE else torch.compile(call, fullgraph=True, dynamic=False)
+            name: call if name in self.eager else torch.compile(call, fullgraph=True, dynamic=False)
             for name, call in self.variants.items()
         }
 
@@ -74,7 +80,7 @@ class Row:
 
 def cases(selected: Sequence[str], device: torch.device) -> Iterator[Case]:
     """Every case whose op is selected; all of them for an empty selection."""
-    for case in _all(device):
+    for case in _all(device, selected):
         if not selected or case.op in selected:
             yield case
 
@@ -128,8 +134,9 @@ def _rows(case: Case, limits: Ceilings, rounds: int) -> list[Row]:
     grads = [torch.randn_like(x) for x in shaped]
     del shaped
 
-    def both(variant: Callable[..., Any]) -> Callable[[], object]:
-        return lambda: torch.autograd.grad(_tuple(variant(*inputs)), wanted, grads)
+    def both(name: str, variant: Callable[..., Any]) -> Callable[[], object]:
+        learned = wanted[:3] if name in case.ungated else wanted
+        return lambda: torch.autograd.grad(_tuple(variant(*inputs)), learned, grads)
 
     def forward(variant: Callable[..., Any]) -> Callable[[], object]:
         def call() -> object:
@@ -138,9 +145,9 @@ def _rows(case: Case, limits: Ceilings, rounds: int) -> list[Row]:
 
         return call
 
-    peaks = {name: _peak((both if wanted else forward)(variant)) for name, variant in variants.items()}
+    peaks = {name: _peak(both(name, variant) if wanted else forward(variant)) for name, variant in variants.items()}
     ahead = _timed({name: forward(variant) for name, variant in variants.items()}, rounds)
-    round_trip = _timed({name: both(variant) for name, variant in variants.items()}, rounds) if wanted else {}
+    round_trip = _timed({name: both(name, variant) for name, variant in variants.items()}, rounds) if wanted else {}
     floor = 1e3 * max(case.flops / limits.flops, case.moved / limits.bytes_per_s)
     rows = []
     for name in case.variants:
@@ -182,13 +189,15 @@ def _tuple(x: Any) -> tuple[Tensor, ...]:
     return x if isinstance(x, tuple) else (x,)
 
 
-def _all(device: torch.device) -> Iterator[Case]:
+def _all(device: torch.device, selected: Sequence[str]) -> Iterator[Case]:
     made = _Inputs(device)
     for b, t, window, grad in (
         (16, 2048, None, True), (16, 2048, 1024, True), (1, 16384, None, True), (1, 16384, 1024, True),
         (1, 65536, None, False), (1, 65536, 1024, True),
     ):  # fmt: skip
         yield from _attention(made, b, t, window, grad)
+    for b, t in ((16, 2048), (1, 16384)):
+        yield from _gated_attention(made, b, t, selected)
     yield _gated_delta(made)
     yield from _convolutions(made)
     yield _cross_entropy(made)
@@ -233,6 +242,33 @@ def _attention(made: _Inputs, b: int, t: int, window: int | None, grad: bool) ->
     yield Case("polar", size, polar_inputs, found, flops, moved, 2.5)
     name = "softmax, our kernels" if window else "softmax, cuDNN"
     yield Case("softmax", size, lambda: made.qkv(b, t, grad), {name: rival}, flops, moved, 2.5)
+
+
+def _gated_attention(made: _Inputs, b: int, t: int, selected: Sequence[str]) -> Iterator[Case]:
+    """Forgetting and wall attention beside fla's, where they are right, and cuDNN's softmax as what both are measured by."""
+    yardstick = "softmax, cuDNN"
+
+    def softmax_alone(q: Tensor, k: Tensor, v: Tensor, *_: Tensor) -> Tensor:
+        return softmax.softmax_attention(q, k, v, backend="cudnn")
+
+    for op, name, shape in (
+        (gated.forgetting, "forgetting", (H,)), (gated.wall, "wall_head", (H, D)), (gated.wall, "wall_kv", (J, D)),
+    ):  # fmt: skip
+        if selected and name not in selected:
+            continue  # whether fla is right takes minutes to find out
+
+        def inputs(shape: tuple[int, ...] = shape) -> list[Tensor]:
+            return [*made.qkv(b, t), made.normal(b, t, *shape)]
+
+        why = gated.available(op, made.device, D, gates_tied=shape == (J, D))
+        found = {yardstick: softmax_alone} | {one: _on(op, one) for one, said in why.items() if said is None}
+        size = ", ".join([f"B{b} T{t}", *(f"without {one}: {said}" for one, said in why.items() if said)])
+        flops = 4.0 * D * b * H * t * (t + 1) / 2
+        # q, k, v, the result, and a gate of 2 bytes for each of theirs
+        moved = 2.0 * b * t * (D * (2 * H + 2 * J) + math.prod(shape))
+        yield Case(
+            name, size, inputs, found, flops, moved, 2.5, yardstick, eager=(gated.FLA,), ungated=(yardstick,)
+        )  # fmt: skip
 
 
 def _gated_delta(made: _Inputs) -> Case:

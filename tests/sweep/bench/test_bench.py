@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from atma_sweep.model.config import ModelConfig
+from atma_sweep.model.mixers.wall import Wall
+from atma_sweep.model.mixers.wall_outline import WallConfig
 from atma_sweep.sweep.bench import kernels, report, train
 from atma_sweep.sweep.bench.ceilings import Ceilings
 from atma_sweep.sweep.errors import GridError
@@ -171,6 +174,28 @@ def test_a_share_that_is_not_known_is_said() -> None:
     text = train.table(LIMITS, [made_up(), made_up(cell="mine", mfu=None, unknown=why)])
     assert [row[4] for row in cells_of(text, "| cell |")] == ["45.7%", "n/a"]
     assert f"\n\nn/a: {why}\n\n" in text
+
+
+def test_attention_with_gates_is_timed_beside_what_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the mixer calls it: its gates are the mixer's, of query heads or of KV heads, and every variant can be run."""
+    monkeypatch.setattr(kernels.gated, "available", lambda *_, **__: {"torch": None, "fla": "it is wrong"})
+    monkeypatch.setattr(kernels.polar, "available", lambda *_: [])
+    made = list(kernels.cases(["wall_head", "wall_kv", "forgetting"], torch.device("meta")))
+    assert [case.op for case in made] == ["forgetting", "wall_head", "wall_kv"] * 2
+    assert {case.size for case in made} == {
+        "B16 T2048, without fla: it is wrong",
+        "B1 T16384, without fla: it is wrong",
+    }
+    for case in made[:3]:
+        assert list(case.variants) == [case.rival, "torch"]
+        assert case.variants["torch"](*(x[:, :65] for x in case.inputs())).shape == (16, 65, 8, 128)
+    assert [case.inputs()[3].shape[2:] for case in made[:3]] == [(8,), (8, 128), (2, 128)]
+    q, k, v, x = (torch.randn(1, 9, heads, 8) for heads in (2, 1, 1, 2))
+    mixer = Wall(ModelConfig(d_model=16, n_heads=2, n_kv_heads=1, head_dim=8), WallConfig())
+    with torch.no_grad():
+        mixer.gate.weight.copy_(torch.eye(16))
+        ours = kernels.gated.wall(q, k, v, x, backend="torch")
+        assert (mixer(q, k, v, window=None, x_BTD=x.flatten(2)) - ours).abs().max() <= 1e-6
 
 
 def test_table_of_kernels() -> None:

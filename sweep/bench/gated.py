@@ -1,0 +1,76 @@
+"""Attention with gates as the model calls it, by our kernels and by flash-linear-attention's, each tried before it is timed."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ...kernels.attention.forgetting import forgetting_attention
+from ...kernels.attention.wall import wall_attention
+from ...kernels.choice import failure, worst
+from ...kernels.shapes import expand_kv
+from ...model.mixers.wall import soft_clamp
+
+FALL, OPEN = 0.86, 6.0
+"""The mixer's limit of a gate and its first bias."""
+FLA = "fla"
+BACKENDS = ("triton", FLA)
+
+
+def forgetting(q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, logit_BTH: Tensor, *, backend: str) -> Tensor:
+    """Forgetting attention of gates sigmoid(logit); `backend` is one of ours, or "fla"."""
+    log_gate = functional.logsigmoid(logit_BTH.float())
+    if backend != FLA:
+        return forgetting_attention(q_BTHX, k_BTJX, v_BTJX, log_gate, backend=backend)
+    o: Tensor = _fla("forgetting_attn").parallel_forgetting_attn(q_BTHX, k_BTJX, v_BTJX, log_gate)
+    return o
+
+
+def wall(q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, logit_BTPX: Tensor, *, backend: str) -> Tensor:
+    """Wall attention of gates that are sigmoid(logit + 6) under the mixer's clamp; fla has gates for query heads alone."""
+    log_gate = soft_clamp(functional.logsigmoid(logit_BTPX.float() + OPEN), FALL)
+    if backend != FLA:
+        return wall_attention(q_BTHX, k_BTJX, v_BTJX, log_gate, backend=backend)
+    o: Tensor = _fla("wall_attn").parallel_wall_attn(q_BTHX, k_BTJX, v_BTJX, expand_kv(log_gate, q_BTHX.shape[2]))
+    return o
+
+
+Gated = Callable[..., Tensor]
+
+
+def available(op: Gated, device: torch.device, head_dim: int, *, gates_tied: bool = False) -> dict[str, str | None]:
+    """Backend -> why it is left out, None where it is right: result and gradients near torch's in float32."""
+    why: dict[str, str | None] = {}
+    for backend in BACKENDS:
+        if backend == FLA and importlib.util.find_spec(FLA) is None:
+            why[backend] = "flash-linear-attention is not installed"
+        else:
+            why[backend] = failure(f"{op.__name__} by {backend}", _error, op, device, head_dim, gates_tied, backend)
+    return why
+
+
+@functools.cache
+def _error(op: Gated, device: torch.device, head_dim: int, gates_tied: bool, backend: str) -> float:
+    """Largest relative error in bf16, against "torch" in float32."""
+    draw = torch.Generator().manual_seed(0)
+    shapes: list[tuple[int, ...]] = [(1, 131, heads, head_dim) for heads in (2, 1, 1)]
+    shapes.append((1, 131, 2) if op is forgetting else (1, 131, 1 if gates_tied else 2, head_dim))
+    made = [torch.randn(shape, generator=draw).to(device, torch.bfloat16) for shape in shapes]
+    found = []
+    for name, kind in ((backend, torch.bfloat16), ("torch", torch.float32)):
+        args = [x.to(kind).requires_grad_() for x in made]
+        with torch.enable_grad():
+            y = op(*args, backend=name)
+            found.append([y, *torch.autograd.grad((y.float() * made[0].float()).sum(), args)])
+    return worst(*found)
+
+
+def _fla(op: str) -> Any:
+    return importlib.import_module(f"fla.ops.{op}")
