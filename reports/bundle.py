@@ -86,6 +86,9 @@ def write_all(
     for number, line in TABLES.items():
         if number == "compare" and name == reference:
             continue
+        if line.of and not data.has_any(line.of):
+            written.left_out[number] = f"sweep {name} has no number of {' or '.join(line.of)}"
+            continue
         try:
             tables[number] = make_table(number, store, name, **line.options(wanted))
         except (ReportError, StoreError) as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from ..results.metrics import METRICS
+from ..results.metrics import METRICS, Metric
 from .data import WEIGHTED, SweepData
 from .numbers import Column, column_of, length_name
 
@@ -54,17 +54,19 @@ def complete_columns(
     ]
     taken = {column.heading.partition("@")[0] for column in columns}
     further: list[Column] = []
-    more = [
-        (probe, about)
-        for (probe, _), about in METRICS.items()
-        if probe not in STANDING and data.lengths(probe, about.name)
-    ]
-    for probe, about in [*more, *data.strange()]:
-        if about.heading:
-            one = column_of(probe, about, f"{probe}.{about.name}" if about.heading in taken else about.heading)
-            taken.add(one.heading)
-            further += over(data, asked, one) if any(data.lengths(probe, about.name)) else [one]
+    for probe, about in further_metrics(data):
+        one = column_of(probe, about, f"{probe}.{about.name}" if about.heading in taken else about.heading)
+        taken.add(one.heading)
+        further += over(data, asked, one) if any(data.lengths(probe, about.name)) else [one]
     return [*columns[:-1], *further, columns[-1]]
+
+
+def further_metrics(data: SweepData) -> list[tuple[str, Metric]]:
+    """The metrics with a heading, each with its probe, that a sweep has besides those of STANDING: of probes of the package, then
+    of others."""
+    known = [(probe, about) for (probe, _), about in METRICS.items() if probe not in STANDING]
+    measured = [(probe, about) for probe, about in known if data.lengths(probe, about.name)]
+    return [(probe, about) for probe, about in [*measured, *data.strange()] if about.heading]
 
 
 def qualities(data: SweepData) -> list[Column]:

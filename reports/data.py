@@ -111,6 +111,11 @@ class SweepData:
         """Whether tables show numbers of a probe: columns come from the grid, so that a later evaluation changes none."""
         return self.everything or not self._probes or probe in self._probes or probe in metrics.OF_TRAINING
 
+    def has_any(self, probes: Iterable[str]) -> bool:
+        """Whether one of these was measured or asked for; of a sweep that has nothing at all yet, that may come."""
+        known = self._probes | {key[1] for key in self.values}
+        return not known or not known.isdisjoint(probes)
+
     @cached_property
     def shown(self) -> Mapping[tuple[str, str, str, int], Value]:
         """`values` without those of probes and lengths that are not shown."""

@@ -13,7 +13,8 @@ class Listed:
     """A table (`at`: module:function) or figure (`at`: module), what it shows in a few words, and what is asked about it.
 
     `number` is a figure's in the paper. `takes` names the options of the function that not every one has. `compares` says
-    whether measured numbers stand side by side, so that what differs between their cells is told above them.
+    whether measured numbers stand side by side, so that what differs between their cells is told above them. `of` names the
+    probes that it is about: where a sweep has something, but nothing of these, --all leaves it out.
     """
 
     at: str
@@ -21,6 +22,7 @@ class Listed:
     number: str = ""
     takes: tuple[str, ...] = ("lengths",)
     compares: bool = True
+    of: tuple[str, ...] = ()
 
     def load(self, package: str) -> Any:
         """The function or the module, imported when something is made of it."""

@@ -222,7 +222,16 @@ def of_probe(probe: str) -> tuple[Metric, ...]:
 
 def known(probe: str, name: str) -> Metric | None:
     """What is known of a metric without a database; None for one that is not the package's."""
-    return _PEAK if name == PEAK_MEMORY else METRICS.get((probe, name))
+    if name == PEAK_MEMORY:
+        return _PEAK
+    base = METRICS.get((probe, name.removesuffix(SPREAD)))
+    return spread_of(base) if base is not None and name.endswith(SPREAD) else base
+
+
+def spread_of(about: Metric) -> Metric:
+    """The metric of the standard deviation between runs of a number."""
+    words = f"Standard deviation between runs of: {about.words}"
+    return Metric(about.name + SPREAD, about.unit, words=words, decimals=about.decimals)
 
 
 def metric(probe: str, name: str, description: Mapping[str, Any] | None = None, unit: str = "") -> Metric:

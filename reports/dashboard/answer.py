@@ -10,7 +10,7 @@ from scipy import stats
 
 from ...results.store.records import CellState
 from ...results.store.store import Store
-from ..columns import complete_columns
+from ..columns import complete_columns, further_metrics
 from ..data import SweepData, level_of
 from ..figures.base import training_lengths
 from ..figures.lines import BARS, lines_of, only, over_lengths
@@ -50,8 +50,8 @@ def main_columns(data: SweepData) -> list[Column]:
         column.probe: column for column in complete_columns(data)
     }  # the last of a probe is at the longest length
     wanted = [by_probe[probe] for probe in ("needle", "val", "clean") if probe in by_probe]
-    strange = {probe for probe, _ in data.strange()}
-    wanted += [column for probe, column in by_probe.items() if probe in strange and column.direction]
+    further = {probe for probe, _ in further_metrics(data)}
+    wanted += [column for probe, column in by_probe.items() if probe in further and column.direction]
     return [column for column in wanted if any(data.numbers(data.cells, column))]
 
 

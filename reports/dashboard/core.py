@@ -11,7 +11,7 @@ from ... import __version__
 from ...results.paper import OWNER
 from ...results.store.records import Attempt, Provenance
 from ...results.store.store import Store
-from ..columns import complete_columns
+from ..columns import complete_columns, further_metrics
 from ..data import SweepData
 from ..live.status import source_of
 from ..stats.audit import homogeneity
@@ -90,7 +90,7 @@ CHARTS = {
     ("junk", "nats"): "Junk: across documents",
     DIGITS: "Needle: digits right",
 }
-"""The numbers that are drawn against the context length; after them the main ones of probes that the package does not know."""
+"""The numbers that are drawn against the context length; after them the main ones of further probes."""
 
 
 def _charts(data: SweepData) -> list[dict[str, Any]]:
@@ -98,8 +98,8 @@ def _charts(data: SweepData) -> list[dict[str, Any]]:
     titles = dict(CHARTS)
     if data.lengths(*SAME_TAIL):
         titles[SAME_TAIL] = "The same last tokens at every length"
-    for probe, about in data.strange():
-        if about.heading and any(data.lengths(probe, about.name)) and probe not in {of for of, _ in titles}:
+    for probe, about in further_metrics(data):
+        if any(data.lengths(probe, about.name)) and probe not in {of for of, _ in titles}:
             titles[probe, about.name] = f"{about.heading}: {about.words.partition('.')[0] or about.name}"
     found = []
     for (probe, name), title in titles.items():

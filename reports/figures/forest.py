@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..columns import further_metrics
 from ..data import SweepData
 from ..numbers import Column, length_name
 from ..stats.effects import Tested, measures
@@ -36,11 +37,11 @@ BETTER, WORSE, OPEN = "better", "worse", "not sure"
 
 
 def shown_measures(data: SweepData) -> list[Column]:
-    """Validation loss, and the clean loss, the needle and numbers of probes that the package does not know, at the longest length
+    """Validation loss, and the clean loss, the needle and numbers of further probes, at the longest length
     and at those that are asked for besides; where a sweep has none of these, the first of its numbers."""
     known = measures(data)
     found = [column for column in known if column.metric == "val_loss"]
-    own = ((probe, about.name) for probe, about in data.strange())
+    own = ((probe, about.name) for probe, about in further_metrics(data))
     for probe, metric in (("clean", "nats"), ("needle", "digit_accuracy"), *own):
         some = [column for column in known if (column.probe, column.metric) == (probe, metric)]
         asked = [column for column in some if column.length not in data.also] or some

@@ -27,6 +27,9 @@ OUTSIDE = (
 )
 """Settings that are no difference between two numbers, or that are told otherwise: which probes and lengths an attempt was
 asked for changes none of its numbers."""
+TEXT = "data."
+OF_TEXT = ("tokenizer", "corpus")
+"""Facts that an axis over texts explains: a setting that begins with TEXT."""
 ALWAYS = "train.micro_batch"
 """Named even where an axis explains it: regularizers can feel it."""
 FACTS: Mapping[str, Callable[[Provenance], object]] = {
@@ -56,7 +59,11 @@ def homogeneity(
     by_cell = provenances_of(store, data)
     attempts = store.attempts_of(cells)
     paper = bool(attempts) and all(attempt.owner == OWNER for attempt in attempts)
-    lines = [line for name, fact in FACTS.items() if (line := _differs(name, by_cell, fact))]
+    texts = {
+        cell.cell_id: {axis: level for axis, level in cell.axes.items() if axis.startswith(TEXT)} for cell in data.cells
+    }
+    axes = {name: texts if name in OF_TEXT else None for name in FACTS}
+    lines = [line for name, fact in FACTS.items() if (line := _differs(name, by_cell, fact, axes[name]))]
     lines += _packages(by_cell)
     lines += _kernels(by_cell)
     lines += _probes(data)
@@ -97,11 +104,17 @@ def _line(name: str, groups: Mapping[str, set[str]]) -> str:
 
 
 def _differs(
-    name: str, by_cell: Mapping[str, Sequence[Provenance]], fact: Callable[[Provenance], object]
+    name: str,
+    by_cell: Mapping[str, Sequence[Provenance]],
+    fact: Callable[[Provenance], object],
+    levels: Mapping[str, Mapping[str, str]] | None = None,
 ) -> str | None:
+    """The line on a fact, unless it follows one of these axes, by cell."""
     pairs = [(cell, fact(one)) for cell, found in by_cell.items() for one in found]
     groups = _groups((cell, value) for cell, value in pairs if value is not None)
-    return _line(name, groups) if len(groups) > 1 else None
+    if len(groups) < 2 or (levels and _follows_an_axis({cell: str(value) for cell, value in pairs}, levels)):
+        return None
+    return _line(name, groups)
 
 
 def _packages(by_cell: Mapping[str, Sequence[Provenance]]) -> list[str]:

@@ -15,15 +15,19 @@ if TYPE_CHECKING:
     from ...results.store.store import Store
     from ..table import Table
 
+LOSSES = ("clean", "junk", "needle")
 TABLES: dict[str, Listed] = {
-    "1": Listed("over_lengths:table1", "attention alone, over context lengths"),
-    "2": Listed("over_lengths:table2", "what memory adds, over context lengths"),
-    "3": Listed("over_lengths:table3", "window and distractor on top of memory"),
-    "4": Listed("throughput:table4", "training throughput", takes=()),
+    "1": Listed("over_lengths:table1", "attention alone, over context lengths", of=LOSSES),
+    "2": Listed("over_lengths:table2", "what memory adds, over context lengths", of=LOSSES),
+    "3": Listed("over_lengths:table3", "window and distractor on top of memory", of=LOSSES),
+    "4": Listed("throughput:table4", "training throughput", takes=(), of=("throughput",)),
     "5": Listed("regularizers:table5", "regularizer modes", takes=(), compares=False),
     "6": Listed("complete:table6", "complete results", takes=("lengths", "seeds", "orphans")),
-    "open-weight": Listed("open_weight:open_weight", "beside open-weight models, bits per token"),
+    "open-weight": Listed("open_weight:open_weight", "beside open-weight models, bits per token", of=LOSSES),
     "budgets": Listed("budgets:budgets", "training budgets", takes=(), compares=False),
+    "flipflop": Listed("rivals:flipflop", "the flip-flop task", takes=(), of=("flipflop",)),
+    "extrapolation": Listed("rivals:extrapolation", "perplexity over context lengths", of=("extrapolation",)),
+    "downstream": Listed("rivals:downstream", "four questionnaires and their average", takes=(), of=("downstream",)),
     "effects": Listed(
         "effects:effects_table", "effect of every level, by matched pairs", takes=("lengths", "all_rows")
     ),
@@ -34,8 +38,10 @@ TABLES: dict[str, Listed] = {
     "power": Listed("power:power_table", "pairs that a difference takes to be seen"),
     "items": Listed("items:items_table", "effects by document, row and trial"),
     "anova": Listed("anova:anova_table", "type-III analysis of variance"),
-    "needle-model": Listed("needle_model:needle_model_table", "binomial model of the needle, in trials"),
-    "pareto": Listed("pareto:pareto_table", "quality against speed"),
+    "needle-model": Listed(
+        "needle_model:needle_model_table", "binomial model of the needle, in trials", of=("needle",)
+    ),
+    "pareto": Listed("pareto:pareto_table", "quality against speed", of=("throughput",)),
     "failures": Listed("failures:failures", "attempts that did not finish", takes=(), compares=False),
     "provenance": Listed("provenance:provenance", "where the numbers come from", takes=(), compares=False),
     "claims": Listed("claims:claims_table", "sentences of the paper against the numbers"),

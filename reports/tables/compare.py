@@ -12,7 +12,7 @@ from scipy import special
 from ...results import paper
 from ...results.store.records import AXES
 from ...results.store.store import Store
-from ..columns import AXIS_HEADINGS
+from ..columns import AXIS_HEADINGS, further_metrics
 from ..data import Lengths, ReportError, SweepData, gather
 from ..layout import Line, assemble, difference, entry, seed_notes, sweep_note
 from ..numbers import Column, column_of, length_name, rounded
@@ -148,7 +148,7 @@ def _asked(data: SweepData, column: Column) -> bool:
 def _columns(data: SweepData, published: SweepData) -> list[Column]:
     columns = []
     known = {(one.probe, one.metric) for one in COLUMNS}
-    further = [column_of(probe, about) for probe, about in published.strange() if about.heading]
+    further = [column_of(probe, about) for probe, about in further_metrics(published)]
     for one in (*COLUMNS, *(one for one in further if (one.probe, one.metric) not in known)):
         lengths = set(published.lengths(one.probe, one.metric)) & {
             *data.lengths(one.probe, one.metric),

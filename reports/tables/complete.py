@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ...results.store.records import AXES
 from ...results.store.store import Store
-from ..columns import AXIS_HEADINGS, complete_columns
+from ..columns import AXIS_HEADINGS, complete_columns, further_metrics
 from ..data import Lengths, SweepData, gather
 from ..layout import Line, about_cell, assemble, entry, reference_note, seed_notes, sweep_note, word_notes
 from ..numbers import Column
@@ -63,7 +63,7 @@ def table6(
         UNITS,
         needle_note(data),
         *([TAIL] if any(column.probe == "same_tail" for column in columns) else []),
-        *_of_plugins(data, columns),
+        *_of_further(data, columns),
         *seed_notes(grid, 0 if seeds else max((len(cells) for _, cells in groups), default=0)),
         *reference_note(data),
         *word_notes(grid),
@@ -87,14 +87,14 @@ def table6(
     return replace(made, paged=True)
 
 
-def _of_plugins(data: SweepData, columns: Sequence[Column]) -> list[str]:
-    """What the columns of probes mean that the package does not know."""
-    strange = {(probe, about.name): about for probe, about in data.strange()}
+def _of_further(data: SweepData, columns: Sequence[Column]) -> list[str]:
+    """What the columns of further probes mean."""
+    further = {(probe, about.name): about for probe, about in further_metrics(data)}
     shown = dict.fromkeys(
-        (column.probe, column.metric) for column in columns if (column.probe, column.metric) in strange
+        (column.probe, column.metric) for column in columns if (column.probe, column.metric) in further
     )
     headings = {(column.probe, column.metric): column.heading.partition("@")[0] for column in columns}
     return [
-        f"{headings[key]}, {'in %' if strange[key].percent else strange[key].unit}: {strange[key].definition}"
+        f"{headings[key]}, {'in %' if further[key].percent else further[key].unit}: {further[key].definition}"
         for key in shown
     ]

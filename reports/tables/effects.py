@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...results.store.store import Store
-from ..columns import qualities
+from ..columns import further_metrics, qualities
 from ..data import Lengths, SweepData, gather
 from ..layout import DUST, NOTHING, Line, assemble, difference, p_value, sweep_note
 from ..numbers import Column, rounded
@@ -277,9 +277,9 @@ def _further(n: int) -> str:
 
 
 def _own_units(data: SweepData) -> list[str]:
-    """The units of numbers that are neither losses nor shares: those of probes that the package does not know."""
-    strange = {(probe, about.name) for probe, about in data.strange()}
-    own = [one for one in measures(data) if (one.probe, one.metric) in strange and not one.percent]
+    """The units of numbers that are neither losses nor shares: those of further probes."""
+    further = {(probe, about.name) for probe, about in further_metrics(data)}
+    own = [one for one in measures(data) if (one.probe, one.metric) in further and not one.percent]
     return [f"In their own units: {', '.join(f'{one.heading} {one.unit}' for one in own)}."] if own else []
 
 

@@ -1,6 +1,6 @@
 """The numbers that two rivals print, as sweeps: threshold relative attention (`printed-tra`) and Wall attention (`printed-wall`).
 
-A printed mean over runs stands under its metric, the printed standard deviation between them under that name and SPREAD, with
+A printed mean over runs stands under its metric, the printed standard deviation between them under that name and metrics.SPREAD, with
 the number of runs as its `n`. A number that is printed, but that we have no record of, has the reason UNREAD.
 """
 
@@ -11,29 +11,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .. import metrics
-from ..metrics import SHARE, SPREAD, Metric
+from ..metrics import SHARE, Metric
 from ..store.records import AXES, CellRecord, Measurement
 from .base import Sheet, fraction, id_of, rows
 
-SETS: Mapping[str, str] = {"iid": "IID", "sparse": "Sparse", "dense": "Dense"}
-"""Test sets of the flip-flop task by name, with the word for a heading."""
+SETS = ("iid", "sparse", "dense")
+"""Test sets of the flip-flop task, as the probe names them."""
 RUNS = 4
 """Random initialisations behind a mean of the threshold paper."""
 UNREAD = "unread: printed, but not on record here"
 FLIPFLOP, EXTRAPOLATION, DOWNSTREAM = "flipflop", "extrapolation", "downstream"
 """The probes under which their numbers stand; the first two are also the package's."""
-EXACT: Mapping[str, Metric] = {
-    name: Metric(
-        f"{name}_exact",
-        SHARE,
-        "higher",
-        f"Flip-flop, test set {name}: share of sequences in which every bit that is read is right.",
-        heading,
-        2,
-        trials=1,
-    )
-    for name, heading in SETS.items()
-}
 PERPLEXITY = Metric(
     "perplexity", "perplexity", "lower", "exp of the mean cross-entropy over windows of L tokens.", "PPL", 2
 )
@@ -82,7 +70,8 @@ def threshold(sweep: str) -> Sheet:
     values: dict[str, list[Measurement]] = {}
     for row in rows("tra-flipflop"):
         cell = _tra_cell(sweep, row, "flipflop", cells)
-        values.setdefault(cell, []).extend(_mean(FLIPFLOP, EXACT[row["set"]], 0, row["mean"], row["sd"]))
+        exact = metrics.metric(FLIPFLOP, f"exact_{row['set']}")
+        values.setdefault(cell, []).extend(_mean(FLIPFLOP, exact, 0, row["mean"], row["sd"]))
     for row in rows("tra-wikitext"):
         cell = _tra_cell(sweep, row, "wikitext-103", cells)
         values.setdefault(cell, []).extend(_mean(EXTRAPOLATION, PERPLEXITY, int(row["length"]), row["mean"], row["sd"]))
@@ -132,38 +121,21 @@ def _cell(sweep: str, slug: str, axes: Mapping[str, str], config: Mapping[str, A
 
 
 def _number(probe: str, about: Metric, length: int, text: str) -> Measurement:
-    value = fraction(text) if about.percent else float(text)
+    """A printed number, or why there is none; of another probe than the package's with what it means."""
     return Measurement(
         probe=probe,
         metric=about.name,
         length=length,
-        value=value,
+        value=(fraction(text) if about.percent else float(text)) if text else None,
         unit=about.unit,
-        description=metrics.described(about),
+        reason=None if text else UNREAD,
+        description=None if probe == FLIPFLOP else metrics.described(about),
     )
 
 
 def _mean(probe: str, about: Metric, length: int, mean: str, sd: str) -> list[Measurement]:
-    """A mean over runs and the spread between them, or why either is missing."""
-    of_spread = replace(
-        about,
-        name=about.name + SPREAD,
-        better="neither",
-        words=f"Standard deviation between runs of: {about.words}",
-        heading="",
-        trials=0,
-    )
-    found = []
-    for one, text in ((about, mean), (of_spread, sd)):
-        if text:
-            made = _number(probe, one, length, text)
-        else:
-            described = metrics.described(one)
-            made = Measurement(
-                probe=probe, metric=one.name, length=length, unit=one.unit, reason=UNREAD, description=described
-            )
-        found.append(replace(made, n=RUNS if one is of_spread else None))
-    return found
+    """A mean over runs and the spread between them."""
+    return [_number(probe, about, length, mean), replace(_number(probe, metrics.spread_of(about), length, sd), n=RUNS)]
 
 
 THRESHOLD = Rival("arXiv:2503.23174", 1, threshold)

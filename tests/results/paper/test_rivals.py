@@ -25,7 +25,7 @@ def cell(data: SweepData, slug: str) -> CellState:
 
 
 def exact(which: str) -> Column:
-    return column_of("flipflop", f"{which}_exact")
+    return column_of("flipflop", f"exact_{which}")
 
 
 def share(column: Column) -> Column:

@@ -1,0 +1,270 @@
+"""The tables of the rivals' papers: of a sweep of one's own against formulas by hand, and what they say where numbers are missing."""
+
+import math
+import statistics
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from atma_sweep.reports.data import ReportError
+from atma_sweep.reports.render import FORMATS, render
+from atma_sweep.reports.tables import make_table
+from atma_sweep.reports.tables.compare import compare
+from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.records import CellRecord, Measurement, Owner, Provenance
+from atma_sweep.results.store.store import Store
+from scipy import stats
+
+SPARSE = {"fox": (0.95, 0.90, 0.97, 0.93), "tra": (1.0, 1.0, 1.0, 1.0), "nope": (0.999,)}
+CONFIG = {
+    "model": {"attn_every": 1, "mlp": "swiglu", "n_layers": 4, "d_model": 256},
+    "data": {"corpus": "flipflop"},
+    "train": {"tokens": 819_200_000, "seq_len": 512, "batch_tokens": 32_768, "loss_on": "marked"},
+}
+N = {"iid": 16_000, "sparse": 160_000, "dense": 4_000}
+
+
+def wilson(p: float, n: int) -> tuple[float, float]:
+    """By the quadratic: |p - x| = z sqrt(x (1 - x) / n)."""
+    z = stats.norm.ppf(0.975)
+    a, b, c = 1 + z * z / n, -(2 * p + z * z / n), p * p
+    root = math.sqrt(b * b - 4 * a * c)
+    return (-b - root) / (2 * a), (-b + root) / (2 * a)
+
+
+def flips(iid: float | None = None, sparse: float | None = None, dense: float | None = None) -> list[Measurement]:
+    found = []
+    for name, share in {"iid": iid, "sparse": sparse, "dense": dense}.items():
+        if share is not None:
+            about: dict[str, Any] = {"probe": "flipflop", "unit": "fraction", "n": N[name]}
+            found.append(Measurement(metric=f"exact_{name}", value=share, **about))
+            found.append(Measurement(metric=f"coin_{name}", value=0.14, **about))
+    return found
+
+
+def perplexities(*values: float) -> list[Measurement]:
+    return [
+        Measurement(probe="extrapolation", metric="perplexity", length=128 * 4**i, value=value, unit="perplexity")
+        for i, value in enumerate(values)
+    ]
+
+
+def sweep(store: Store, name: str, given: list[tuple[CellRecord, list[Measurement] | None]], **options: Any) -> Store:
+    store.record_revision(name, grid_text="x", grid_file="x", cells=[one for one, _ in given], options=options)
+    for one, values in given:
+        if values is not None:
+            attempt = store.start_attempt(one.id, owner=Owner(name="a", host="h", pid=1, started=0.0), fence=1)
+            recorder = Recorder(store, attempt.id, 1)
+            recorder.provenance(Provenance(config=one.config, seed=one.seed, tokenizer="flipflop", corpus="flipflop"))
+            recorder.measurements(values)
+            store.finish_attempt(attempt.id, 1, "done")
+    return store
+
+
+@pytest.fixture
+def own(empty: Store, make: Any) -> Store:
+    """A sweep `own`: fox and tra with four seeds, nope with one."""
+    cell, _ = make
+    given = []
+    for kind, shares in SPARSE.items():
+        for seed, share in enumerate(shares):
+            one = cell(len(given), attn_type=kind, memory="off", seed=seed)
+            config = CONFIG | {"model": {**CONFIG["model"], "attn_type": kind}}
+            dense = 0.0015 if kind == "nope" else 1.0
+            given.append((replace(one, config=config, slug=f"{kind}-s{seed}"), flips(1.0, share, dense)))
+    return sweep(empty, "own", given)
+
+
+def by_type(table: Any) -> dict[str, dict[str, Any]]:
+    return {
+        row[0]: {one.heading: one for one in entries} for row, entries in zip(table.rows, table.entries, strict=True)
+    }
+
+
+class TestFlipFlop:
+    def test_spread_and_both_intervals_by_hand(self, own):
+        table = make_table("flipflop", own, "own")
+        assert table.columns[:2] == ("Type", "IID"), "of axes that do not vary nothing is said"
+        fox = by_type(table)["fox"]
+        shares = SPARSE["fox"]
+        mean, sd = statistics.fmean(shares), statistics.stdev(shares)
+        assert fox["Sparse"].text == "93.75 ± 2.99"
+        low, high = stats.t.interval(0.95, 3, mean, sd / 2)
+        assert (fox["Sparse 95% seeds"].low, fox["Sparse 95% seeds"].high) == pytest.approx((low, high))
+        assert fox["Sparse 95% seeds"].text == f"[{100 * low:.2f}, {100 * high:.2f}]"
+        items = fox["Sparse 95% sequences"]
+        assert (items.low, items.high) == pytest.approx(wilson(mean, N["sparse"]))
+        assert items.n == N["sparse"], "every seed is asked the same sequences"
+        dense = by_type(table)["nope"]["Dense 95% sequences"]
+        assert (dense.low, dense.high) == pytest.approx(wilson(0.0015, N["dense"]))
+
+    def test_one_run_has_no_interval_of_seeds_and_seeds_that_agree_have_one_of_no_width(self, own):
+        found = by_type(make_table("flipflop", own, "own"))
+        assert found["nope"]["Sparse 95% seeds"].text == "-"
+        assert found["tra"]["Sparse 95% seeds"].text == "[100.00, 100.00]"
+        assert found["tra"]["Sparse"].text == "100.00 ± 0.00"
+
+    def test_the_notes_have_what_coins_score(self, own, published):
+        notes = make_table("flipflop", own, "own").notes
+        assert "Fair coins get exactly right: IID 14.0% of 16,000, Sparse 14.0% of 160,000, Dense 14.0% of 4,000 sequences." in notes  # fmt: skip
+        notes = make_table("flipflop", published, "printed-tra").notes
+        # 0.5 (1 - p_r / 2)^254 with p_r = 0.1, 0.01 and 0.45
+        assert "Fair coins get exactly right, by the task's definition: IID 1e-06, Sparse 14.0%, Dense 4e-29." in notes
+
+    def test_missing_seeds_are_counted_and_reasons_told(self, empty, make):
+        cell, _ = make
+        kinds = [("fox", 0), ("fox", 1), ("fox", 2), ("rope", 0)]
+        cells = [cell(i, attn_type=kind, seed=seed) for i, (kind, seed) in enumerate(kinds)]
+        lost = [Measurement(probe="flipflop", metric="exact_sparse", reason="oom: too long", unit="fraction", n=0)]
+        given = [(cells[0], flips(1, 0.9, 1)), (cells[1], flips(1, 0.8, 1)), (cells[2], None), (cells[3], lost)]
+        table = make_table("flipflop", sweep(empty, "holes", given, requested=[["flipflop", 0]]), "holes")
+        found = by_type(table)
+        assert found["fox"]["Sparse"].text == "85.00 ± 7.07 (n=2)"
+        low, high = stats.t.interval(0.95, 1, 0.85, statistics.stdev((0.9, 0.8)) / math.sqrt(2))
+        assert (low, high) != (found["fox"]["Sparse 95% seeds"].low, found["fox"]["Sparse 95% seeds"].high)
+        assert found["fox"]["Sparse 95% seeds"].text == "[21.47, 100.00]", "a share ends at 100"
+        assert found["rope"]["Sparse"].text == "oom"
+        assert "oom (1 values): too long." in table.notes
+
+    @pytest.mark.parametrize("name", ["flipflop", "extrapolation", "downstream"])
+    def test_nothing_measured_is_a_note_in_every_format(self, empty, make, name):
+        cell, _ = make
+        table = make_table(name, sweep(empty, "none", [(cell(0), None)]), "none")
+        assert table.rows == ()
+        assert f"Nothing of the probe {name} was measured or asked for." in table.notes
+        for format in FORMATS:
+            assert render(table, format, trace=False) is not None
+        asked = sweep(empty, "asked", [(cell(1), None)], requested=[[name, 128]])
+        assert make_table(name, asked, "asked").rows[0][0] == "polar"
+
+
+class TestExtrapolation:
+    def test_ratio_and_intervals_by_hand(self, empty, make):
+        cell, _ = make
+        runs = {"tra": [(30.0, 29.0, 28.5), (30.2, 29.4, 29.3)], "rope": [(30.1, 50.0, 90.0), (30.3, 55.0, 99.0)]}
+        cells = [
+            (cell(10 * i + seed, attn_type=kind, seed=seed), perplexities(*values))
+            for i, (kind, some) in enumerate(runs.items())
+            for seed, values in enumerate(some)
+        ]
+        table = make_table("extrapolation", sweep(empty, "long", cells), "long")
+        assert table.columns == ("Type", "PPL@128", "PPL@128 95% seeds", "PPL@512", "PPL@512 95% seeds", "PPL@2K",
+                                 "PPL@2K 95% seeds", "longest/shortest", "longest/shortest 95% seeds")  # fmt: skip
+        found = by_type(table)
+        for kind, some in runs.items():
+            ratios = [values[-1] / values[0] for values in some]
+            one = found[kind]["longest/shortest"]
+            assert (one.value, one.sd) == (
+                pytest.approx(statistics.fmean(ratios)),
+                pytest.approx(statistics.stdev(ratios)),
+            )
+            ends = stats.t.interval(0.95, 1, one.value, one.sd / math.sqrt(2))
+            interval = found[kind]["longest/shortest 95% seeds"]
+            assert (interval.low, interval.high) == pytest.approx(ends)
+        assert found["tra"]["PPL@128"].text == "30.10 ± 0.14"
+
+    def test_what_is_printed(self, published):
+        rows = make_table("extrapolation", published, "printed-tra").rows
+        assert [(*row[:2], row[-1]) for row in rows] == [
+            ("nope", "none", "31.74"), ("nope", "ape", "31.61"), ("rel", "none", "31.27"), ("rope", "none", "30.11"),
+            ("nope", "label", "32.09"), ("fox", "none", "30.30"), ("diff", "none", "29.46"), ("cope", "none", "30.20"),
+            ("tra", "none", "30.04"),
+        ]  # fmt: skip
+
+
+class TestDownstream:
+    def test_what_is_printed_and_the_average_that_is_not_the_fours(self, published):
+        table = make_table("downstream", published, "printed-wall")
+        assert [row[2:] for row in table.rows] == [
+            ("68.0", "46.5", "31.1", "62.4", "52.0"),
+            ("66.9", "45.0", "28.8", "61.2", "50.4"),
+            ("67.1", "46.6", "33.1", "63.1", "52.5"),
+            ("68.9", "47.1", "39.8", "63.0", "54.7"),
+        ]
+        assert "An average that is not the four's to the digit: fox 50.4, of the four as printed 50.475." in table.notes
+        assert any("rescale factor at C = 128 5.91" in note for note in table.notes)
+
+    def test_an_average_of_ones_own_is_worked_out(self, empty, make):
+        cell, _ = make
+        tasks = {"hellaswag": 0.4, "arc_c": 0.3, "mmlu": 0.25, "winogrande": 0.55}
+        values = [
+            Measurement(probe="downstream", metric=name, value=value, unit="fraction") for name, value in tasks.items()
+        ]
+        table = make_table("downstream", sweep(empty, "mine", [(cell(0), values)]), "mine")
+        assert table.entries[0][-1].value == pytest.approx(1.5 / 4)
+
+
+class TestCompare:
+    """Beside printed means with the standard deviation of their runs."""
+
+    def test_welch_by_scipy(self, own):
+        found = {(one.levels[0], one.column.metric): one for one in compare(own, "own", "printed-tra")}
+        assert set(found) == {
+            ("fox", "exact_sparse"), ("nope", "exact_sparse"), ("nope", "exact_dense"),
+            ("tra", "exact_iid"), ("tra", "exact_sparse"), ("tra", "exact_dense"),
+        }  # fmt: skip
+        fox = found["fox", "exact_sparse"]
+        mean, sd = statistics.fmean(SPARSE["fox"]), statistics.stdev(SPARSE["fox"])
+        judged = stats.ttest_ind_from_stats(mean, sd, 4, 0.934, 0.0421, 4, equal_var=False)
+        (low, high) = judged.confidence_interval(0.95) if hasattr(judged, "confidence_interval") else (None, None)
+        a, b = sd**2 / 4, 0.0421**2 / 4
+        df = (a + b) ** 2 / (a**2 / 3 + b**2 / 3)
+        reach = stats.t.ppf(0.975, df) * math.sqrt(a + b)
+        assert low is None or (high - low) / 2 == pytest.approx(reach)
+        assert fox.limit == pytest.approx(reach)
+        assert (fox.verdict, judged.pvalue > 0.05) == ("within", True)
+        # a single seed is held against the spread of the four runs
+        nope = found["nope", "exact_sparse"]
+        assert nope.limit == pytest.approx(stats.t.ppf(0.975, 3) * 0.001 * math.sqrt(1 + 1 / 4))
+
+    def test_a_number_far_from_the_printed_one_is_beyond(self, empty, make):
+        cell, _ = make
+        one = replace(cell(0, attn_type="rope", memory="off"), config=CONFIG)
+        store = sweep(empty, "far", [(one, flips(1.0, 0.99, 1.0))])
+        (found,) = compare(store, "far", "printed-tra")
+        assert (found.verdict, found.published.text) == ("beyond", "72.82 ± 1.27")
+
+    def test_what_cannot_be_compared_is_said(self, empty, make):
+        cell, _ = make
+        config = CONFIG | {"train": {**CONFIG["train"], "tokens": 1_000_000}, "model": {"n_layers": 2}}
+        one = replace(cell(0, attn_type="fox", memory="off"), config=config)
+        store = sweep(empty, "small", [(one, flips(1.0, 0.5, 1.0))])
+        table = make_table("compare", store, "small", reference="printed-tra")
+        assert table.above[0] == (
+            "Not judged, since the sweeps are not of one kind: train.tokens 1000000 instead of 819200000; model.n_layers 2 "
+            "instead of 4."
+        )
+        assert [row[-4:] for row in table.rows] == [("50.00", "93.40 ± 4.21", "-43.40", "-")]
+
+    def test_positions_tell_configurations_apart_by_axis_or_config(self, empty, make):
+        cell, _ = make
+        given = []
+        for i, (kind, positions) in enumerate((("nope", "none"), ("nope", "ape"), ("nope", "label"), ("fox", "none"))):
+            config = CONFIG | {
+                "model": {**CONFIG["model"], **({"positions": positions} if positions != "none" else {})}
+            }
+            axes = {"attn_type": kind, "model.positions": positions}
+            one = replace(cell(i, attn_type=kind, memory="off"), config=config, axes=axes, slug=f"{kind}-{positions}")
+            given.append((one, flips(sparse=0.9)))
+        store = sweep(empty, "places", given)
+        found = [(*one.levels[:1], *one.further, one.published.text) for one in compare(store, "places", "printed-tra")]
+        assert found == [
+            ("nope", "none", "99.97 ± 0.10"),
+            ("nope", "ape", "90.61 ± 5.64"),
+            ("nope", "label", "86.93 ± 9.93"),
+            ("fox", "none", "93.40 ± 4.21"),
+        ]
+        table = make_table("compare", store, "places", reference="printed-tra")
+        assert table.columns[5] == "model.positions"
+
+    def test_an_axis_of_which_the_paper_says_nothing_matches_nothing(self, empty, make):
+        cell, _ = make
+        given = [
+            (
+                replace(cell(i, attn_type="fox", memory="off"), config=CONFIG, axes={"train.matrix_lr": rate}),
+                flips(sparse=0.9),
+            )
+            for i, rate in enumerate(("0.001", "0.002"))
+        ]
+        with pytest.raises(ReportError, match=r"further axes vary: .*train\.matrix_lr"):
+            compare(sweep(empty, "rates", given), "rates", "printed-tra")
