@@ -22,6 +22,9 @@ FIGURES: dict[str, Listed] = {
     "state-norm": Listed("state_norm", "size of the memory's state over context length", number="2b"),
     "length": Listed("length", "clean and junk loss over context length", takes=("lengths", "highlight")),
     "position-nll": Listed("probes.position_nll", "loss by place in the document", takes=("lengths", "highlight")),
+    "retention": Listed(
+        "probes.retention", "how long the gates of mixers and memories keep what was read", takes=("highlight",)
+    ),
     "loss": Listed("loss", "validation and training loss over tokens", takes=("by", "log", "highlight")),
     "effects": Listed("effects", "what every level does, with intervals"),
     "interactions": Listed("interactions", "what two levels do together"),

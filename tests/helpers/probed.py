@@ -7,14 +7,15 @@ from typing import Any
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import Example, Measurement
 
-FIGURES = ("position-nll",)
+FIGURES = ("position-nll", "retention")
 """The figures of `probe_items`."""
 
 
 def probe_items(recorder: Recorder, loss: float, share: float = 0.5, *, lengths: tuple[int, ...] = (128, 256)) -> None:
     """Numbers and items of these probes at these lengths: a network of that loss, which is right in that share of trials."""
     for length in lengths:
-        _position_nll(recorder, length, loss)
+        position_nll(recorder, length, loss)
+    gates(recorder, share, channels=1)
 
 
 def _numbers(recorder: Recorder, probe: str, length: int, n: int, **values: float) -> None:
@@ -23,7 +24,24 @@ def _numbers(recorder: Recorder, probe: str, length: int, n: int, **values: floa
     )
 
 
-def _position_nll(recorder: Recorder, length: int, loss: float, run: int = 16, documents: int = 3) -> None:
+def gates(recorder: Recorder, share: float, *, channels: int, heads: int = 4, layers: tuple[int, ...] = (2, 6)) -> None:
+    """Gates that keep more from head to head and from layer to layer, of the mixer and of a memory."""
+    numbers = {"retention": 0.5, "lowest": 0.1, "highest": 1.0, "channels": float(channels), "memory": 0.9}
+    _numbers(recorder, "gates", 0, 100, **numbers)
+    for metric, each in (("retention", heads * channels), ("memory", heads)):
+        recorder.examples(
+            [
+                Example(
+                    probe="gates", metric=metric, item=layer, position=place,
+                    value=1 - 0.5 ** (1 + layer + place + 4 * share) if place or layer > 2 else 1.0,
+                )
+                for layer in layers
+                for place in range(each)
+            ]
+        )  # fmt: skip
+
+
+def position_nll(recorder: Recorder, length: int, loss: float, run: int = 16, documents: int = 3) -> None:
     """A loss that falls with the place, documents apart by 0.1; the last run is shorter where `run` does not divide `length`."""
     about: dict[str, Any] = {"probe": "position_nll", "metric": "nats", "length": length}
     places = range(-(-length // run))

@@ -13,10 +13,11 @@ from atma_sweep.reports.figures.base import Collected
 from atma_sweep.reports.figures.files import drawn
 from atma_sweep.reports.figures.look import Look, highlighted
 from atma_sweep.reports.figures.probes.position_nll import whole_lines
-from atma_sweep.results.store.records import Example, Measurement
+from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.records import Example, Measurement, Owner
 from atma_sweep.results.store.store import Store
 from pictures import check_column
-from probed import FIGURES
+from probed import FIGURES, gates
 
 COLUMN = Look(style="nature", width_mm=89.0, title=False)
 Run = Callable[..., Any]
@@ -86,11 +87,47 @@ class TestPosition:
         assert "seed 1" in {text.get_text() for text in axes.texts}
 
 
+class TestRetention:
+    def test_half_lives_follow_from_what_is_kept(self, probed: Store) -> None:
+        frame = make_figure("retention", probed).frame
+        assert set(frame["part"]) == {"mixer", "memory"}
+        for _, row in frame.iterrows():
+            if row["retention"] == 1:
+                assert np.isnan(row["half_life"])
+            else:
+                assert row["retention"] ** row["half_life"] == pytest.approx(0.5)
+        mine = frame[(frame["part"] == "mixer") & (frame["cell"] == frame["cell"].iloc[0])]
+        assert [(r["layer"], r["head"], r["channel"]) for _, r in mine.iterrows()] == [
+            (layer, head, 0) for layer in (2, 6) for head in range(4)
+        ]
+
+    def test_channels_are_told_from_heads_and_each_map_sorts_its_own(self, empty: Store, make: Any) -> None:
+        cell, _ = make
+        empty.record_revision("s", grid_text="x", grid_file="x.yaml", cells=[cell(1, attn_type="wall")])
+        attempt = empty.start_attempt(cell(1).id, owner=Owner(name="ada", host="here", pid=1, started=0.0), fence=1)
+        gates(Recorder(empty, attempt.id, 1), 0.5, channels=3, heads=2)
+        empty.finish_attempt(attempt.id, 1, "done")
+        made = make_figure("retention", empty)
+        mine = made.frame[made.frame["part"] == "mixer"]
+        assert [(r["layer"], r["head"], r["channel"]) for _, r in mine.iterrows()] == [
+            (layer, head, channel) for layer in (2, 6) for head in (0, 1) for channel in (0, 1, 2)
+        ]
+        wall, memory, *_ = figure_of(made).axes
+        assert wall.images[0].get_array().shape == (4, 3)
+        assert memory.images[0].get_array().shape == (2, 2)
+        assert all(list(row) == sorted(row) for row in wall.images[0].get_array())
+
+    def test_one_cell_of_each_configuration_or_those_that_stand_out(self, probed: Store) -> None:
+        made = make_figure("retention", probed)
+        titles = {axes.get_title() for axes in figure_of(made).axes} - {""}
+        assert titles == {"FoX", "memory beside FoX", "NoPE", "memory beside NoPE"}
+        look = highlighted(COLUMN, gather(probed), ["fox,seed=1"])
+        titles = {axes.get_title().replace("\n", " ") for axes in figure_of(made, look).axes} - {""}
+        assert titles == {"FoX, seed 1", "memory beside FoX, seed 1"}
+
+
 def record(store: Store, cell_id: str, length: int, losses: np.ndarray, run: int) -> None:
     """A done attempt of the probe position_nll with these losses [documents, runs]."""
-    from atma_sweep.results.store.recorder import Recorder
-    from atma_sweep.results.store.records import Owner
-
     attempt = store.start_attempt(cell_id, owner=Owner(name="ada", host="here", pid=1, started=0.0), fence=1)
     recorder, about = Recorder(store, attempt.id, 1), {"probe": "position_nll", "length": length}
     recorder.examples(

@@ -1,0 +1,124 @@
+"""The figure `retention`: how long the gates of mixers and memories keep what was read."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from ....results.store.store import Store
+from ...data import ReportError, SweepData, gather
+from ...numbers import length_name
+from .. import style
+from ..base import Collected, collected, origins_in
+from .maps import chosen, first_of_each, heat, scale, sheet, title, titles_of, told
+from .places import places
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from ..look import Look
+
+PROBE = "gates"
+PARTS = {"mixer": "retention", "memory": "memory"}
+SHORTEST, LONGEST = 0.1, 2.0**20
+"""Half-lives in tokens between which colours tell them apart."""
+
+
+def collect(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Collected:
+    """What every gate leaves of what lies before a token, mean over tokens.
+
+    One row a gate: cell, attempt, part (mixer or memory), layer, head, channel, retention, half_life (tokens until half is
+    left; missing where nothing is lost).
+    """
+    data = gather(store, sweep, revision=revision)
+    frame = _frame(store, data)
+    if frame.empty:
+        raise ReportError(f"no cell of sweep {data.sweep} has gates that were measured; evaluate with --probe {PROBE}")
+    measured = list(dict.fromkeys(frame["cell"]))
+    notes = [
+        "Tokens until half is left of what was read, by the mean log of each gate. Rows are layers, columns heads; of a mixer with "
+        "gates for every channel a row is a head, its channels sorted.",
+    ]
+    if any(cell.levels["attn_type"] == "tra" for cell in data.cells if cell.cell_id in measured):
+        notes.append("In tra the count is of surviving keys, not of tokens.")
+    return collected(
+        store, data, "retention", "How long gates keep what was read", frame, origins_in(frame),
+        notes=[*notes, *told(data, measured)], first=first_of_each(data, measured), titles=titles_of(data, measured),
+    )  # fmt: skip
+
+
+def _frame(store: Store, data: SweepData) -> pd.DataFrame:
+    parts = []
+    for part, metric in PARTS.items():
+        found = places(store, data, (PROBE, metric, 0))
+        each = [_channels(data, cell) if part == "mixer" else 1 for cell in found["cell"]]
+        size = np.array(each, dtype=int)
+        place = found["position"].to_numpy(dtype=int)
+        kept = found["value"].to_numpy(dtype=float)
+        with np.errstate(divide="ignore"):
+            life = np.where(kept < 1, math.log(0.5) / np.log(np.clip(kept, 0, 1)), np.nan)
+        about = {"part": part, "layer": found["item"], "head": place // size, "channel": place % size}
+        parts.append(found[["cell", "attempt"]].assign(**about, retention=kept, half_life=life))
+    frame = pd.concat(parts, ignore_index=True)
+    order = {cell.cell_id: place for place, cell in enumerate(data.cells)}
+    return frame.sort_values("cell", key=lambda cells: cells.map(order), kind="stable", ignore_index=True)
+
+
+def _channels(data: SweepData, cell: str) -> int:
+    found = data.values.get((cell, PROBE, "channels", 0))
+    return int(found.value) if found is not None and found.value else 1
+
+
+def draw(made: Collected, look: Look) -> Figure:
+    """A map for the mixer and one for the memory of each cell."""
+    from matplotlib.colors import LogNorm
+
+    cells = set(chosen(made, look))
+    maps = [
+        (title(made, look, cell, memory=part == "memory"), rows)
+        for (cell, part), rows in made.frame.groupby(["cell", "part"], sort=False)
+        if cell in cells
+    ]
+    shown = pd.concat([rows for _, rows in maps])["half_life"].fillna(LONGEST).clip(SHORTEST, LONGEST)
+    low, high = math.floor(math.log2(shown.min())), math.ceil(math.log2(shown.max()))
+    high = max(high, low + 3)
+    norm = LogNorm(2.0**low, 2.0**high)
+    figure, group = sheet([words for words, _ in maps], 1.5, 0.55)
+    for axes, (_, rows) in zip(group, maps, strict=True):
+        image = _map(axes, rows, norm)
+    step = -(-(high - low) // 7)
+    ticks = [2.0**power for power in range(low, high + 1, step)]
+    words = [length_name(int(one)) if one >= 1 else f"{one:.2g}" for one in ticks]
+    scale(figure, group, image, "half-life, tokens", ticks, words)
+    return style.finished(figure, made.title, made.notes, {})
+
+
+def _map(axes: Axes, rows: pd.DataFrame, norm: Any) -> Any:
+    """Layers by heads, or every head's channels, those that forget first at the left."""
+    life = rows["half_life"].fillna(LONGEST).clip(SHORTEST, LONGEST)
+    rows = rows.assign(life=life)
+    layers = sorted(set(rows["layer"]))
+    if rows["channel"].max() > 0:
+        each = rows.sort_values("life").groupby(["layer", "head"])["life"].apply(lambda some: list(some))
+        lines = [each[key] for key in sorted(each.index)]
+        table = np.array(lines, dtype=float)
+        heads = len(lines) // len(layers)
+        middles = [heads * place + (heads - 1) / 2 for place in range(len(layers))]
+        axes.set_xlabel("channels, sorted")
+    else:
+        table = rows.pivot_table(index="layer", columns="head", values="life").to_numpy(dtype=float)
+        heads, middles = 1, [float(place) for place in range(len(layers))]
+        axes.set_xlabel("head")
+    image = heat(axes, table, norm)
+    if rows["channel"].max() == 0:
+        ends = sorted({0, table.shape[1] - 1})
+        axes.set_xticks(ends, [f"h{head}" for head in ends])
+    for place in range(1, len(layers)):
+        axes.axhline(heads * place - 0.5, color="#ffffff", linewidth=style.stroke(1.2))
+    shown = style.thinned(range(len(layers)), 8)
+    axes.set_yticks([middles[place] for place in shown], [f"L{layers[place]}" for place in shown])
+    return image
