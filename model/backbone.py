@@ -329,8 +329,9 @@ class Backbone(nn.Module):
         What grows with T are a few copies of the residual stream and, in a global layer, q, gate, k, v and the mixer's
         float32 copies of them. For the 370M network in bf16, one row of T = 65,536 and chunk 8192, where a copy takes
         0.13 GB and a float32 one 0.27 GB, the sum of all live tensors peaks at 4.7 GB: weights 1.4, a polar layer's
-        copies 1.7, three tensors of its scores 0.5 each (see `query_block`); 2.9 GB or less with softmax attention. More
-        than either takes the head of 8192 tokens, 0.8 GB of logits and three times 1.6 GB in float32: 7.3 GB in all.
+        copies 1.7, three tensors of its scores 0.5 each (see `query_block`); 2.9 GB or less with softmax attention, at most
+        9.4 GB, cope's, where torch bends the scores of pairs. The head of 8192 tokens takes 0.8 GB of logits and three
+        times 1.6 GB in float32: 7.3 GB in all.
         """
         for block in self.blocks:
             assert isinstance(block, Block)

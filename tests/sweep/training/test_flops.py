@@ -7,10 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from atma_sweep.model import Memory, Mixer, register_memory, register_mixer
+import torch
+from atma_sweep.model import Memory, Mixer, register_memory, register_mixer, registry
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.memory.gated_delta import GatedDelta
 from atma_sweep.model.mixers.polar import Polar
+from atma_sweep.model.resolve import check_model_config, mixer_settings
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import load_grid, shipped
 from atma_sweep.sweep.plan.ordering import costs
@@ -26,6 +28,7 @@ from atma_sweep.sweep.training.flops import (
     unknown,
 )
 from registries import PAIRS
+from torch.utils.flop_counter import FlopCounterMode
 
 POLAR, POLAR_MEMORY = 369_758_464, 378_220_864
 SIZE = {"d_model": 16, "n_layers": 4, "n_heads": 4, "n_kv_heads": 2, "head_dim": 8, "vocab_size": 64}
@@ -135,6 +138,45 @@ def test_every_part_of_the_package_says_its_flops(mixer: str, memory: str) -> No
     config = ModelConfig(**SIZE, attn_type=mixer, memory=memory)
     assert (unknown(config), forward_flops(config, 9)) == (None, estimated_flops(config, 9) / 3)
     assert forward_flops(config, 18) > forward_flops(config, 9) > 0  # type: ignore[operator]
+
+
+OF_A_HEAD = {
+    # of a pair of query and key, and of a query whatever it sees: multiply-adds a head of size 8
+    "alibi": (8 + 8, 0), "rel": (8 + 8, 0), "ssmax": (8 + 8, 0),
+    # each query times each of 64 vectors, once
+    "cope": (8 + 8, 64 * 8),
+    # a head's map reads the values of both heads of its pair
+    "diff": (8 + 16, 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mixer", OF_A_HEAD)
+@pytest.mark.parametrize("window", [False, True])
+def test_mixers_by_hand(mixer: str, window: bool) -> None:
+    config = ModelConfig(**SIZE, window=window, window_size=3, attn_type=mixer)
+    without = config.model_copy(update={"attn_type": "nope"})
+    keys = (1 + 2 + 3 * 5) / 7 if window else (1 + 2 + 3 + 4 + 5 + 6 + 7) / 7
+    of_pair, of_query = OF_A_HEAD[mixer]
+    ours, nope = forward_flops(config, 7), forward_flops(without, 7)
+    assert ours is not None
+    assert nope is not None
+    # one of the four blocks is global
+    assert ours - nope == pytest.approx(2 * 4 * (of_pair * keys + of_query) - 2 * 4 * 16 * keys, abs=1e-6)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("block", [None, 4])
+@pytest.mark.parametrize("mixer", ["alibi", "rel", "cope"])
+def test_mixers_do_what_they_are_counted_for(mixer: str, block: int | None) -> None:
+    """Torch's own count of products. Queries in one block meet all keys, in blocks of 4 all up to the block's end."""
+    t, keys = 12, 12 if block is None else (4 + 8 + 12) / 3
+    config = check_model_config(ModelConfig(**SIZE, attn_type=mixer, mixers={"cope": {"positions": 5}}))
+    core = registry.MIXERS.load(mixer)(config, mixer_settings(config))
+    q, k = torch.randn(3, t, 4, 8), torch.randn(3, t, 2, 8)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        core(q, k, k, window=None, block=block)
+    said = registry.MIXERS.outline(mixer).forward_flops(config, core.config, keys)
+    assert counter.get_total_flops() == 3 * t * said
 
 
 @pytest.mark.usefixtures("registries")
