@@ -18,6 +18,7 @@ from ..shapes import check_qkv, check_window, expand_kv
 from . import threshold_ops as ops
 from .ops import cut
 from .scored import Span, dot_scores, scored_attention
+from .softmax import in_log2
 
 LOG2E = math.log2(math.e)
 Empty = Literal["zero", "uniform"]
@@ -50,9 +51,8 @@ def threshold_attention(
     decay = log_decay_BTH.to(dtype)
     backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d).backend
     if backend == "triton":
-        factor = LOG2E * (d**-0.5 if scale is None else scale)
-        q = (q_BTHX.to(dtype) * factor).to(q_BTHX.dtype)
-        y, lse_BHT = ops.threshold_forward(q, k_BTJX, v_BTJX, decay.transpose(1, 2) * LOG2E, cut(window, t))
+        decay_BHT = decay.transpose(1, 2) * LOG2E
+        y, lse_BHT = ops.threshold_forward(in_log2(q_BTHX, scale), k_BTJX, v_BTJX, decay_BHT, cut(window, t))
         none_BTH1 = lse_BHT.isinf().transpose(1, 2)[..., None]
     else:
         y = scored_attention(

@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .rows_triton import row_products
 from .triton import LN2, Tiles, flat, precision
 
 STRETCH = 4096
@@ -315,7 +316,7 @@ def backward(
     shared = _shared(q, h // j, window)
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     d_decay = torch.empty_like(decay_BHT)
-    delta = (g_o.float() * o.float()).sum(-1).transpose(1, 2).contiguous()
+    delta = row_products(g_o, o)
     bm, bn, warps, stages = tiles_for("dq", d, q.dtype)
     tiles, stretch, stride = triton.cdiv(t, bn), STRETCH // bn, b * h * t
     counts = torch.empty(min(tiles, stretch), b, h, t, device=q.device, dtype=torch.float32)

@@ -28,6 +28,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from .rows_triton import row_products
+
 TINY = 1e-6
 LN2 = 0.6931471805599453
 LOG2E = 1.4426950408889634
@@ -468,7 +470,7 @@ def softmax_backward(
     window: int | None, offset: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of (q', k, v) from those of o and of lse (in units of log 2)."""
-    add = (g_lse * LOG2E - _along(g_o, o)).contiguous()
+    add = g_lse * LOG2E - row_products(g_o, o)
     return weights_backward(q, k, v, g_o, lse, add, torch.zeros_like(lse), window=window, offset=offset)[:3]
 
 
@@ -482,17 +484,12 @@ def forgetting_backward(
         v,
         g_o,
         lse,
-        -_along(g_o, o).contiguous(),
+        -row_products(g_o, o),
         torch.zeros_like(lse),
         window=window,
         forgotten_BHT=forgotten_BHT,
     )
     return dq, dk, dv, df.double()
-
-
-def _along(g_o: Tensor, o: Tensor) -> Tensor:
-    """[B, H, T]"""
-    return (g_o.float() * o.float()).sum(-1).transpose(1, 2)
 
 
 def weights_backward(

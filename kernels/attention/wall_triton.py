@@ -24,6 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .rows_triton import row_products
 from .triton import HIDDEN, LN2, Tiles, flat, precision, visible
 
 BLOCK = 64
@@ -333,7 +334,7 @@ def backward(
     (b, t, h, d), j, y = q_.shape, v.shape[2], f.shape[2]
     shared, halves = _shared(q_, j, y, window), _halves(before)
     n = before.shape[2] - 1
-    add = -(g_o.float() * o.float()).sum(-1).transpose(1, 2).contiguous()
+    add = -row_products(g_o, o)
     dq = torch.empty(q_.shape, device=q_.device, dtype=torch.float32)
     dk, dv, df = (torch.empty(b, t, y, d, device=q_.device, dtype=torch.float32) for _ in range(3))
     tile = tiles_for("forward", d, q_.dtype).rows
