@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...kernels.attention.forgetting import forgetting_attention
+from ...kernels.attention.threshold import threshold_attention
 from ...kernels.attention.wall import wall_attention
 from ...kernels.choice import failure, worst
 from ...kernels.shapes import expand_kv
@@ -40,6 +41,11 @@ def wall(q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, logit_BTPX: Tensor, *, 
         return wall_attention(q_BTHX, k_BTJX, v_BTJX, log_gate, backend=backend)
     o: Tensor = _fla("wall_attn").parallel_wall_attn(q_BTHX, k_BTJX, v_BTJX, expand_kv(log_gate, q_BTHX.shape[2]))
     return o
+
+
+def threshold(q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, logit_BTH: Tensor, *, backend: str) -> Tensor:
+    """Threshold attention of decays sigmoid(logit); `backend` is one of ours, for there is no other."""
+    return threshold_attention(q_BTHX, k_BTJX, v_BTJX, functional.logsigmoid(logit_BTH.float()), backend=backend)
 
 
 Gated = Callable[..., Tensor]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...kernels.attention import polar, softmax
+from ...kernels.attention import polar, softmax, threshold
 from ...kernels.conv import conv
 from ...kernels.cross_entropy import cross_entropy
 from ...kernels.gated_delta import gated_delta
@@ -245,30 +245,41 @@ def _attention(made: _Inputs, b: int, t: int, window: int | None, grad: bool) ->
 
 
 def _gated_attention(made: _Inputs, b: int, t: int, selected: Sequence[str]) -> Iterator[Case]:
-    """Forgetting and wall attention beside fla's, where they are right, and cuDNN's softmax as what both are measured by."""
+    """Forgetting and wall attention beside fla's, where they are right, threshold attention beside torch's operations."""
+    for op, name, shape in (
+        (gated.forgetting, "forgetting", (H,)), (gated.wall, "wall_head", (H, D)), (gated.wall, "wall_kv", (J, D)),
+        (gated.threshold, "threshold", (H,)),
+    ):  # fmt: skip
+        if selected and name not in selected:
+            continue  # whether fla is right takes minutes to find out
+        if op is gated.threshold:
+            choice = threshold.choose_backend(made.device, torch.bfloat16, D)
+            why = {"triton": None if choice.backend == "triton" else choice.reason, NAIVE: None}
+        else:
+            why = gated.available(op, made.device, D, gates_tied=shape == (J, D))
+        yield _beside_softmax(made, b, t, name, op, shape, why)
+
+
+def _beside_softmax(
+    made: _Inputs, b: int, t: int, name: str, op: gated.Gated, gates: tuple[int, ...], why: dict[str, str | None]
+) -> Case:
+    """The backends of an attention with gates [B, T, *gates] that `why` has nothing against, measured by cuDNN's softmax."""
     yardstick = "softmax, cuDNN"
 
     def softmax_alone(q: Tensor, k: Tensor, v: Tensor, *_: Tensor) -> Tensor:
         return softmax.softmax_attention(q, k, v, backend="cudnn")
 
-    for op, name, shape in (
-        (gated.forgetting, "forgetting", (H,)), (gated.wall, "wall_head", (H, D)), (gated.wall, "wall_kv", (J, D)),
-    ):  # fmt: skip
-        if selected and name not in selected:
-            continue  # whether fla is right takes minutes to find out
+    def inputs() -> list[Tensor]:
+        return [*made.qkv(b, t), made.normal(b, t, *gates)]
 
-        def inputs(shape: tuple[int, ...] = shape) -> list[Tensor]:
-            return [*made.qkv(b, t), made.normal(b, t, *shape)]
-
-        why = gated.available(op, made.device, D, gates_tied=shape == (J, D))
-        found = {yardstick: softmax_alone} | {one: _on(op, one) for one, said in why.items() if said is None}
-        size = ", ".join([f"B{b} T{t}", *(f"without {one}: {said}" for one, said in why.items() if said)])
-        flops = 4.0 * D * b * H * t * (t + 1) / 2
-        # q, k, v, the result, and a gate of 2 bytes for each of theirs
-        moved = 2.0 * b * t * (D * (2 * H + 2 * J) + math.prod(shape))
-        yield Case(
-            name, size, inputs, found, flops, moved, 2.5, yardstick, eager=(gated.FLA,), ungated=(yardstick,)
-        )  # fmt: skip
+    found = {yardstick: softmax_alone} | {one: _on(op, one) for one, said in why.items() if said is None}
+    size = ", ".join([f"B{b} T{t}", *(f"without {one}: {said}" for one, said in why.items() if said)])
+    flops = 4.0 * D * b * H * t * (t + 1) / 2
+    # q, k, v, the result, and a gate of 2 bytes for each of theirs
+    moved = 2.0 * b * t * (D * (2 * H + 2 * J) + math.prod(gates))
+    return Case(
+        name, size, inputs, found, flops, moved, 2.5, yardstick, eager=(gated.FLA, NAIVE), ungated=(yardstick,)
+    )  # fmt: skip
 
 
 def _gated_delta(made: _Inputs) -> Case:

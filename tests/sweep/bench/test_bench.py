@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 from atma_sweep.model.config import ModelConfig
+from atma_sweep.model.mixers.tra import TRA
+from atma_sweep.model.mixers.tra_outline import TRAConfig
 from atma_sweep.model.mixers.wall import Wall
 from atma_sweep.model.mixers.wall_outline import WallConfig
 from atma_sweep.sweep.bench import kernels, report, train
@@ -195,6 +197,30 @@ def test_attention_with_gates_is_timed_beside_what_is_right(monkeypatch: pytest.
     with torch.no_grad():
         mixer.gate.weight.copy_(torch.eye(16))
         ours = kernels.gated.wall(q, k, v, x, backend="torch")
+        assert (mixer(q, k, v, window=None, x_BTD=x.flatten(2)) - ours).abs().max() <= 1e-6
+
+
+@no_gpu
+def test_threshold_attention_is_timed_beside_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the mixer calls it; where its kernels cannot run, the line of the table says why they are missing."""
+    monkeypatch.setattr(kernels.polar, "available", lambda *_: [])
+    made = list(kernels.cases(["threshold"], torch.device("meta")))
+    why = "Triton needs CUDA, the device is meta"
+    assert [case.size for case in made] == [f"{size}, without triton: {why}" for size in ("B16 T2048", "B1 T16384")]
+    assert [list(case.variants) for case in made] == [["softmax, cuDNN", "torch"]] * 2
+    assert made[0].variants["torch"](*(x[:, :65] for x in made[0].inputs())).shape == (16, 65, 8, 128)
+    # nothing is compiled there that no one would compile
+    assert made[0].compiled()["torch"] is made[0].variants["torch"]
+    right = kernels.threshold.Choice("triton", "Triton 9")
+    monkeypatch.setattr(kernels.threshold, "choose_backend", lambda *_: right)
+    (small, _) = kernels.cases(["threshold"], torch.device("meta"))
+    assert (small.size, small.rival) == ("B16 T2048", "softmax, cuDNN")
+    assert list(small.variants) == ["softmax, cuDNN", "triton", "torch"]
+    q, k, v, x = (torch.randn(1, 9, heads, 8) for heads in (2, 1, 1, 8))
+    mixer = TRA(ModelConfig(d_model=64, n_heads=2, n_kv_heads=1, head_dim=8), TRAConfig())
+    with torch.no_grad():
+        logit = x.flatten(2) @ mixer.gate.weight.T + mixer.gate.offset
+        ours = small.variants["torch"](q, k, v, logit)
         assert (mixer(q, k, v, window=None, x_BTD=x.flatten(2)) - ours).abs().max() <= 1e-6
 
 
