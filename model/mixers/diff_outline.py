@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+from ...kernels.rotary_forms import check_rotary
 from ..config import Config, Float, ModelConfig, knob
 from ..parts import MixerConfig, MixerOutline, Shapes
 
@@ -26,7 +27,11 @@ class DiffOutline(MixerOutline):
     def check(cls, model: ModelConfig, config: DiffConfig) -> None:
         for name in ("n_heads", "n_kv_heads"):
             if getattr(model, name) % 2:
-                raise ValueError(f"its heads go in pairs, but model.{name} is {getattr(model, name)}; make it even")
+                raise ValueError(
+                    f"mixer diff takes heads in pairs, but model.{name} is {getattr(model, name)}; make it even"
+                )
+        if config.rotary != "none":
+            check_rotary(config.rotary, model.head_dim)
 
     @classmethod
     def shapes(cls, model: ModelConfig, config: DiffConfig) -> Shapes:

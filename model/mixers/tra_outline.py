@@ -31,6 +31,11 @@ class TRAOutline(MixerOutline):
     Config: ClassVar[type[Config]] = TRAConfig
 
     @classmethod
+    def check(cls, model: ModelConfig, config: TRAConfig) -> None:
+        if config.scale == 0:
+            raise ValueError("scale must not be 0: a key survives when its score is above 0, and none would be")
+
+    @classmethod
     def gates(cls, model: ModelConfig, config: TRAConfig) -> int:
         """Gates of a token."""
         return model.n_heads if config.tie_gate == "head" else 1

@@ -209,6 +209,12 @@ def agreement(
             f"train.seq_len is {train.seq_len}, but the rows of corpus {data.corpus} have {whole} tokens "
             f"(data.settings.{data.corpus}.length); make them the same",
         )
+    if not any(map(model.is_global, range(model.n_layers))):
+        yield Problem(
+            ("model.attn_offset", "model.attn_every", "model.n_layers"),
+            f"none of the {model.n_layers} blocks is global, so mixer {model.attn_type} has no place; "
+            f"set model.attn_offset, which is {model.attn_offset}, below model.n_layers",
+        )
     longest = outline.longest_text(model)
     if longest is not None and longest < train.seq_len:
         yield Problem(

@@ -12,6 +12,7 @@ from atma_sweep.sweep.config import TrainConfig
 from atma_sweep.sweep.errors import GridError, nearest
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.probes import PROBES
+from registries import has_distractor
 
 Write = Callable[..., Path]
 HEAD = "name: g\nextends: micro\n"
@@ -207,6 +208,57 @@ CASES: dict[str, tuple[str, str]] = {
         "6: set.model.mixers.rop.base: no such setting under model.mixers; "
         f"allowed: {', '.join(sorted(f'model.mixers.{name}' for name in MIXERS))}; did you mean 'model.mixers.rope'?",
     ),
+    "diff-kv-heads": (
+        "axes:\n  attn_type: [nope, diff]\nset:\n  model.n_kv_heads: 1\n",
+        "6: set.model.n_kv_heads: mixer diff takes heads in pairs, but model.n_kv_heads is 1; make it even",
+    ),
+    "diff-heads": (
+        "axes:\n  attn_type: [nope, diff]\nset:\n  model: {n_heads: 9, n_kv_heads: 3}\n",
+        "6: set.model.n_heads: mixer diff takes heads in pairs, but model.n_heads is 9; make it even",
+    ),
+    "diff-rotary": (
+        "set:\n  attn_type: diff\n  model.head_dim: 21\n",
+        "5: set.model.head_dim: full rotary needs an even head_dim, got 21",
+    ),
+    "labels-too-few": (
+        "axes:\n  model.positions: [none, label]\nset:\n  model.position_settings.label.length: 127\n",
+        "4: axes.model.positions: positions label has 127 places, fewer than train.seq_len (128); "
+        "set model.position_settings.label.length to as many as the longest text has",
+    ),
+    "tra-no-key-survives": (
+        "axes:\n  attn_type: [tra]\n  model.mixers.tra.scale: [1, 0]\n",
+        "5: axes.model.mixers.tra.scale: scale must not be 0: a key survives when its score is above 0, and none would be",
+    ),
+    "no-place-for-a-mixer": (
+        "axes:\n  attn_type: [tra, rel]\nset:\n  model: {attn_every: 8, attn_offset: 6}\n",
+        "6: set.model.attn_offset: none of the 4 blocks is global, so mixer tra has no place; "
+        "set model.attn_offset, which is 6, below model.n_layers",
+    ),
+    "no-place-in-few-blocks": (
+        "set:\n  model.n_layers: 2\n",
+        "4: set.model.n_layers: none of the 2 blocks is global, so mixer polar has no place; "
+        "set model.attn_offset, which is 2, below model.n_layers",
+    ),
+    "cope-positions": (
+        "set:\n  attn_type: cope\n  model.mixers.cope.positions: 0\n",
+        "5: set.model.mixers.cope.positions: must be greater than or equal to 1, got 0",
+    ),
+    "rel-buckets": (
+        "axes:\n  attn_type: [rel]\n  model.mixers.rel.reach: [128, 16]\nset:\n  model.mixers.rel.buckets: 32\n",
+        "5: axes.model.mixers.rel.reach: buckets (32) must be at most reach (16)",
+    ),
+    "rel-one-bucket": (
+        "set:\n  attn_type: rel\n  model.mixers.rel.buckets: 1\n",
+        "5: set.model.mixers.rel.buckets: must be greater than or equal to 2, got 1",
+    ),
+    **{
+        f"distractor-{name}": (
+            f"axes:\n  attn_type: [polar, {name}]\n  distractor: [off, on]\n",
+            f"5: axes.distractor: mixer {name} has no distractor loss; exclude that combination, or give the mixer one",
+        )
+        for name in MIXERS
+        if not has_distractor(name)
+    },
     "computed-field": (
         "set:\n  data.fingerprint: abc\n",
         "4: set.data.fingerprint: is computed from the text; remove it",
@@ -327,11 +379,11 @@ WHOLE_FILES = {
     "name-twice": ("name: a\nname: b\n", "2: name: key given twice; keep one of them"),
     "unknown-base": (
         "name: g\nextends: tinny\n",
-        "2: extends: no base 'tinny'; allowed: intended-370m, published-370m, tiny; did you mean 'tiny'?",
+        "2: extends: no base 'tinny'; allowed: intended-370m, llama-medium, llama-mini, published-370m, tiny; did you mean 'tiny'?",
     ),
     "base-in-a-folder-that-is-not-there": (
         "name: g\nextends: elsewhere/tiny\n",
-        "2: extends: no base 'elsewhere/tiny'; allowed: intended-370m, published-370m, tiny",
+        "2: extends: no base 'elsewhere/tiny'; allowed: intended-370m, llama-medium, llama-mini, published-370m, tiny",
     ),
     "two-documents": ("name: a\n---\nname: b\n", "2: not valid YAML: but found another document"),
 }
