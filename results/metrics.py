@@ -151,6 +151,16 @@ METRICS: Mapping[tuple[str, str], Metric] = {
                    "the same token everywhere, on the very trials that were asked: what a network may score that retrieves nothing.",
                    decimals=1),
         ),
+        "passkey": (
+            Metric("digit_accuracy", SHARE, "higher", "Passkey: share of digits recalled of a value that stands once in a text of L tokens and "
+                   "is asked for at its end, over all depths at which it stands. A constant answer may score more than a guess "
+                   "(constant_accuracy). Interval: 95%, by Wilson over trials, each asked at every depth.", decimals=1, chance=0.1, trials=25),
+            Metric("exact_accuracy", SHARE, "higher", "Passkey: share of answers in which every digit was right, over all depths. Interval: "
+                   "95%, by Wilson over trials.", decimals=1, trials=5),
+            Metric("nats", "nats/digit", "lower", "Passkey: mean cross-entropy of the digits at the end."),
+            Metric("constant_accuracy", SHARE, "neither", "Passkey: share of digits that the best constant answer gets right, on the very "
+                   "trials that were asked.", decimals=1),
+        ),
         "same_tail": (
             Metric("nats", _LOSS, "lower", "Loss on the same last tokens of each long held-out document, read after L tokens of it: what "
                    "more context is worth, while the text that is scored stays the same. Full attention.", "Tail"),

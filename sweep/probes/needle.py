@@ -69,8 +69,9 @@ def trials(config: NeedleConfig) -> list[Trial]:
     ]
 
 
-def _value_tokens(trial: Trial, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
-    value = tokenizer.encode(trial.value)
+def value_tokens(text: str, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens of a value, and the places among them of those that bear a digit."""
+    value = tokenizer.encode(text)
     digit = np.array([any(48 <= byte <= 57 for byte in tokenizer.token_bytes(int(token))) for token in value])
     return value, np.flatnonzero(digit)
 
@@ -78,11 +79,17 @@ def _value_tokens(trial: Trial, tokenizer: Tokenizer) -> tuple[np.ndarray, np.nd
 def prompt(trial: Trial, haystack: np.ndarray, gap: int, tokenizer: Tokenizer, *, absent: bool = False) -> Prompt:
     """[EOT] cue value haystack[:gap] cue value; without the first pair, but as long, when `absent`."""
     eot, cue = np.array([tokenizer.eot], dtype=haystack.dtype), tokenizer.encode(trial.cue)
-    value, digits = _value_tokens(trial, tokenizer)
+    value, digits = value_tokens(trial.value, tokenizer)
     needle = np.concatenate([cue, value])
     front = [haystack[: gap + len(needle)]] if absent else [needle, haystack[:gap]]
     tokens = np.concatenate([eot, *front, cue, value])
     return Prompt(tokens, len(tokens) - len(value) + digits)
+
+
+def constant_share(prompts: list[Prompt]) -> tuple[float, int]:
+    """What the one token that is right most often gets, answered everywhere, and of how many tokens."""
+    asked = np.concatenate([one.tokens[one.scored] for one in prompts])
+    return float(np.unique(asked, return_counts=True)[1].max() / len(asked)), len(asked)
 
 
 def answers(subject: Subject, prompts: list[Prompt]) -> list[tuple[Tensor, Tensor]]:
@@ -156,7 +163,8 @@ class Needle(OverDocuments):
             measured, examples = self._score(length, answers(subject, prompts))
             if length == min(self.config.eval.lengths):
                 measured.append(self._absent(subject, cast, hay, length))
-            measured.append(self._constant(prompts, length))
+            share, n = constant_share(prompts)
+            measured.append(self.value("constant_accuracy", share, length, n=n))
             yield measured, examples
 
     def _absent(self, subject: Subject, cast: list[Trial], hay: list[np.ndarray], length: int) -> Measurement:
@@ -170,12 +178,6 @@ class Needle(OverDocuments):
         prompts = [prompt(t, h, length, subject.tokenizer, absent=True) for t, h in zip(cast, hay, strict=True)]
         losses = torch.cat([loss for _, loss in answers(subject, prompts)])
         return self.value("absent_nats", float(losses.double().mean()), length, n=len(losses))
-
-    def _constant(self, prompts: list[Prompt], length: int) -> Measurement:
-        """What the one token that is right most often gets, answered everywhere."""
-        asked = np.concatenate([one.tokens[one.scored] for one in prompts])
-        share = float(np.unique(asked, return_counts=True)[1].max() / len(asked))
-        return self.value("constant_accuracy", share, length, n=len(asked))
 
     def _score(self, length: int, results: list[tuple[Tensor, Tensor]]) -> Result:
         import torch
