@@ -32,6 +32,7 @@ def bench_kernels(
     """
     from . import kernels, report
 
+    kernels.check_ops(ops or [])
     report.check_place(out)
     report.show(kernels, lambda device, tell: kernels.run(ops or [], device, rounds=rounds, tell=tell), out, as_json)
 

@@ -17,6 +17,8 @@ from ...kernels.attention import polar, softmax, threshold
 from ...kernels.conv import conv
 from ...kernels.cross_entropy import cross_entropy
 from ...kernels.gated_delta import gated_delta
+from ...results.text import choice
+from ..errors import SweepError
 from . import gated
 from .ceilings import Ceilings, Timing, ceilings, interleaved, recorded
 
@@ -24,6 +26,10 @@ H, J, D = 8, 2, 128
 """Query heads, KV heads and head size of the 370M network."""
 WIDTH, VOCABULARY = 1024, 50304
 TOKENS = 16 * 2048
+OPS = (
+    "polar", "softmax", "forgetting", "wall_head", "wall_kv", "threshold", "gated_delta", "gated_conv", "canon",
+    "cross_entropy", "polar_distractor",
+)  # fmt: skip
 NAIVE = "torch"
 """The variant that is torch's own operations one by one."""
 
@@ -76,6 +82,13 @@ class Row:
     """Forward and backward over the rival's."""
     peak_memory: int
     """Bytes beside the inputs."""
+
+
+def check_ops(selected: Sequence[str]) -> None:
+    """Raises SweepError for a name that no case has."""
+    for name in selected:
+        if name not in OPS:
+            raise SweepError(f"no kernel {name!r} is timed; {choice(name, OPS)}")
 
 
 def cases(selected: Sequence[str], device: torch.device) -> Iterator[Case]:
@@ -253,8 +266,8 @@ def _gated_attention(made: _Inputs, b: int, t: int, selected: Sequence[str]) -> 
         if selected and name not in selected:
             continue  # whether fla is right takes minutes to find out
         if op is gated.threshold:
-            choice = threshold.choose_backend(made.device, torch.bfloat16, D)
-            why = {"triton": None if choice.backend == "triton" else choice.reason, NAIVE: None}
+            chosen = threshold.choose_backend(made.device, torch.bfloat16, D)
+            why = {"triton": None if chosen.backend == "triton" else chosen.reason, NAIVE: None}
         else:
             why = gated.available(op, made.device, D, gates_tied=shape == (J, D))
         yield _beside_softmax(made, b, t, name, op, shape, why)

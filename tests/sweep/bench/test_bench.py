@@ -107,6 +107,20 @@ def test_an_unknown_grid_or_setting(command: Command) -> None:
     assert "micro_batch" in err
 
 
+def test_a_kernel_that_is_not_timed_is_told_before_anything_starts(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, out, err = command("bench", "kernels", "polar", "treshold")
+    assert (code, out) == (2, "")
+    assert "no kernel 'treshold' is timed" in err
+    assert err.strip().endswith("did you mean threshold?")
+    # the names are those of the cases
+    monkeypatch.setattr(kernels.gated, "available", lambda *_, **__: {})
+    for module in (kernels.polar, kernels.gated_delta):
+        monkeypatch.setattr(module, "available", lambda *_: [])
+    assert {case.op for case in kernels.cases([], torch.device("meta"))} == set(kernels.OPS)
+
+
 # --- without a GPU ------------------------------------------------------------------------------------------------
 
 
