@@ -224,7 +224,7 @@ def _rows(
 def _dq_keys(
     dq, q, g, lse, add, twice, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, start, stop, TK, window,
     BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
-    FORGETS: tl.constexpr,
+    POLAR: tl.constexpr, FORGETS: tl.constexpr,
 ):  # fmt: skip
     for n in tl.range(start, stop, BN):
         k = k_desc.load([b, n, j * X]).reshape(BN, X)
@@ -237,7 +237,7 @@ def _dq_keys(
         if MASKED:
             p = tl.where(visible(p_M, n + tl.arange(0, BN), TK, window, WINDOWED), p, 0.0)
         dp = tl.dot(g, v.T, tl.broadcast_to(add[:, None], [q.shape[0], BN]), input_precision=PRECISION)
-        da = p * (dp + twice[:, None] * p)
+        da = p * (dp + twice[:, None] * p) if POLAR else p * dp
         dq = tl.dot(da.to(k.dtype), k, dq, input_precision=PRECISION)
     return dq
 
@@ -246,7 +246,7 @@ def _dq_keys(
 def _dq(
     q_desc, k_desc, v_desc, g_desc, dq_desc, lse_ptr, add_ptr, twice_ptr, hi_ptr, lo_ptr, TQ, TK, offset, window,
     H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FORGETS: tl.constexpr,
+    WINDOWED: tl.constexpr, PRECISION: tl.constexpr, POLAR: tl.constexpr, FORGETS: tl.constexpr,
 ):  # fmt: skip
     m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     b = tl.program_id(1) // H
@@ -260,7 +260,7 @@ def _dq(
     g = g_desc.load([b, m0, h * X]).reshape(BM, X)
     lse = tl.load(lse_ptr + at, mask=inside, other=-_HIDDEN)
     add = tl.load(add_ptr + at, mask=inside, other=0.0)
-    twice = tl.load(twice_ptr + at, mask=inside, other=0.0)
+    twice = tl.load(twice_ptr + at, mask=inside, other=0.0) if POLAR else 0.0
     end = tl.minimum(TK, offset + tl.minimum(m0 + BM, TQ))
     first = 0
     whole_from = 0
@@ -279,11 +279,11 @@ def _dq(
     dq = tl.zeros([BM, X], tl.float32)
     if WINDOWED:
         dq = _dq_keys(dq, q, g, lse, add, twice, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, first, whole_from, TK, window,
-                      BN, X, True, WINDOWED, PRECISION, FORGETS)  # fmt: skip
+                      BN, X, True, WINDOWED, PRECISION, POLAR, FORGETS)  # fmt: skip
     dq = _dq_keys(dq, q, g, lse, add, twice, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, whole_from, whole_to, TK, window,
-                  BN, X, False, WINDOWED, PRECISION, FORGETS)  # fmt: skip
+                  BN, X, False, WINDOWED, PRECISION, POLAR, FORGETS)  # fmt: skip
     dq = _dq_keys(dq, q, g, lse, add, twice, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, whole_to, end, TK, window,
-                  BN, X, True, WINDOWED, PRECISION, FORGETS)  # fmt: skip
+                  BN, X, True, WINDOWED, PRECISION, POLAR, FORGETS)  # fmt: skip
     dq_desc.store([b, m0, h * X], (dq * _LN2).to(dq_desc.dtype).reshape(1, BM, X))
 
 
@@ -291,7 +291,7 @@ def _dq(
 def _dkv_queries(
     dk, dv, df, k, v, n_S, q_desc, g_desc, lse_ptr, add_ptr, twice_ptr, hi_ptr, lo_ptr, b, h, start, stop, TQ, TK, offset,
     window, H: tl.constexpr, BM: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr,
-    PRECISION: tl.constexpr, FORGETS: tl.constexpr,
+    PRECISION: tl.constexpr, POLAR: tl.constexpr, FORGETS: tl.constexpr,
 ):  # fmt: skip
     for m in tl.range(start, stop, BM):
         i_M = m + tl.arange(0, BM)
@@ -313,9 +313,12 @@ def _dkv_queries(
         g = g_desc.load([b, m, h * X]).reshape(BM, X)
         dv = tl.dot(p_SM.to(g.dtype), g, dv, input_precision=PRECISION)
         add = tl.load(add_ptr + at, mask=inside, other=0.0)
-        twice = tl.load(twice_ptr + at, mask=inside, other=0.0)
         dp_SM = tl.dot(v, g.T, tl.broadcast_to(add[None, :], [k.shape[0], BM]), input_precision=PRECISION)
-        da = p_SM * (dp_SM + twice[None, :] * p_SM)
+        if POLAR:
+            twice = tl.load(twice_ptr + at, mask=inside, other=0.0)
+            da = p_SM * (dp_SM + twice[None, :] * p_SM)
+        else:
+            da = p_SM * dp_SM
         dk = tl.dot(da.to(q.dtype), q, dk, input_precision=PRECISION)
         if FORGETS:
             df -= tl.sum(da, 1)
@@ -326,7 +329,7 @@ def _dkv_queries(
 def _dkv(
     q_desc, k_desc, v_desc, g_desc, dk_desc, dv_desc, lse_ptr, add_ptr, twice_ptr, hi_ptr, lo_ptr, df_ptr, TQ, TK, offset,
     window, H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FORGETS: tl.constexpr,
+    WINDOWED: tl.constexpr, PRECISION: tl.constexpr, POLAR: tl.constexpr, FORGETS: tl.constexpr,
 ):  # fmt: skip
     n0 = tl.program_id(0) * BN
     b = tl.program_id(1) // (H // G)
@@ -350,12 +353,12 @@ def _dkv(
         h = j * G + g
         df = tl.zeros([BN], tl.float32)
         dk, dv, df = _dkv_queries(dk, dv, df, k, v, n_S, q_desc, g_desc, lse_ptr, add_ptr, twice_ptr, hi_ptr, lo_ptr, b, h,
-                              first, whole_from, TQ, TK, offset, window, H, BM, X, True, WINDOWED, PRECISION, FORGETS)  # fmt: skip
+                              first, whole_from, TQ, TK, offset, window, H, BM, X, True, WINDOWED, PRECISION, POLAR, FORGETS)  # fmt: skip
         dk, dv, df = _dkv_queries(dk, dv, df, k, v, n_S, q_desc, g_desc, lse_ptr, add_ptr, twice_ptr, hi_ptr, lo_ptr, b, h,
-                              whole_from, whole_to, TQ, TK, offset, window, H, BM, X, False, WINDOWED, PRECISION, FORGETS)  # fmt: skip
+                              whole_from, whole_to, TQ, TK, offset, window, H, BM, X, False, WINDOWED, PRECISION, POLAR, FORGETS)  # fmt: skip
         if WINDOWED:
             dk, dv, df = _dkv_queries(dk, dv, df, k, v, n_S, q_desc, g_desc, lse_ptr, add_ptr, twice_ptr, hi_ptr, lo_ptr, b, h,
-                                  whole_to, end, TQ, TK, offset, window, H, BM, X, True, WINDOWED, PRECISION, FORGETS)  # fmt: skip
+                                  whole_to, end, TQ, TK, offset, window, H, BM, X, True, WINDOWED, PRECISION, POLAR, FORGETS)  # fmt: skip
         if FORGETS:
             tl.store(df_ptr + (b * H + h) * TK + n_S, df * _LN2, mask=n_S < TK)
     dk_desc.store([b, n0, j * X], (dk * _LN2).to(dk_desc.dtype).reshape(1, BN, X))
@@ -471,7 +474,7 @@ def softmax_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of (q', k, v) from those of o and of lse (in units of log 2)."""
     add = g_lse * LOG2E - row_products(g_o, o)
-    return weights_backward(q, k, v, g_o, lse, add, torch.zeros_like(lse), window=window, offset=offset)[:3]
+    return weights_backward(q, k, v, g_o, lse, add, None, window=window, offset=offset)[:3]
 
 
 def forgetting_backward(
@@ -479,34 +482,28 @@ def forgetting_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of (q', k, v, F). A row's own F adds the same to all of its scores, so only keys have a gradient of it."""
     dq, dk, dv, df = weights_backward(
-        q,
-        k,
-        v,
-        g_o,
-        lse,
-        -row_products(g_o, o),
-        torch.zeros_like(lse),
-        window=window,
-        forgotten_BHT=forgotten_BHT,
-    )
+        q, k, v, g_o, lse, -row_products(g_o, o), None, window=window, forgotten_BHT=forgotten_BHT
+    )  # fmt: skip
     return dq, dk, dv, df.double()
 
 
 def weights_backward(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, lse: Tensor, add: Tensor, twice: Tensor, *,
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, lse: Tensor, add: Tensor, twice: Tensor | None, *,
     window: int | None, offset: int = 0, forgotten_BHT: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of (q', k, v, F) where da = P (g.v + add + twice P) and dv = sum P g; add and twice float32 [B, H, T].
 
-    The last is unwritten without F.
+    `twice` None is 0. The last is unwritten without F.
     """
     (b, t, h, d), (tk, j) = q.shape, k.shape[1:3]
     forgets = forgotten_BHT is not None
     halves = _halves(forgotten_BHT) or (lse, lse)
     df = torch.empty(lse.shape if forgets else (1,), device=q.device)
     shared: dict[str, Any] = {
-        "H": h, "G": h // j, "X": d, "WINDOWED": window is not None, "PRECISION": precision(q.dtype), "FORGETS": forgets,
+        "H": h, "G": h // j, "X": d, "WINDOWED": window is not None, "PRECISION": precision(q.dtype), "POLAR": twice is not None,
+        "FORGETS": forgets,
     }  # fmt: skip
+    twice = lse if twice is None else twice
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     sizes = (t, tk, offset, window or 0)
     bm, bn, warps, stages = tiles_for("dkv", tk, d, q.dtype)
