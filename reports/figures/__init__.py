@@ -22,6 +22,11 @@ FIGURES: dict[str, Listed] = {
     "state-norm": Listed("state_norm", "size of the memory's state over context length", number="2b"),
     "length": Listed("length", "clean and junk loss over context length", takes=("lengths", "highlight")),
     "position-nll": Listed("probes.position_nll", "loss by place in the document", takes=("lengths", "highlight")),
+    "passkey": Listed(
+        "probes.passkey",
+        "who finds a value by its depth in a text and the text's length",
+        takes=("lengths", "highlight"),
+    ),
     "retention": Listed(
         "probes.retention", "how long the gates of mixers and memories keep what was read", takes=("highlight",)
     ),

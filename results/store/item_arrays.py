@@ -31,14 +31,14 @@ def item_places(session: Session, attempts: Collection[int], measure: Key) -> np
     return _fetched(session, asked.order_by(*one), attempts)
 
 
-def item_details(session: Session, attempts: Collection[int], measure: Key) -> list[tuple[int, int, int, Any]]:
-    """Attempt, item, position and detail of every place that has a detail, in that order."""
+def item_details(session: Session, attempts: Collection[int], measure: Key) -> list[tuple[Any, ...]]:
+    """Attempt, item, position, value and detail of every place that has a detail, in that order."""
     probe, metric, length = measure
     one = (ExampleRow.attempt_id, ExampleRow.item, ExampleRow.position)
-    asked = select(*one, ExampleRow.detail).where(ExampleRow.detail.is_not(None)).order_by(*one)
+    asked = select(*one, ExampleRow.value, ExampleRow.detail).where(ExampleRow.detail.is_not(None)).order_by(*one)
     asked = asked.where(ExampleRow.probe == probe, ExampleRow.metric == metric, ExampleRow.length == length)
     parts = (asked.where(ExampleRow.attempt_id.in_(part)) for part in in_parts(sorted(attempts)))
-    return [(row[0], row[1], row[2], row[3]) for part in parts for row in session.execute(part)]
+    return [tuple(row) for part in parts for row in session.execute(part)]
 
 
 def item_means(session: Session, attempts: Collection[int], measure: Key) -> np.ndarray:

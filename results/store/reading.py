@@ -171,7 +171,7 @@ class Snapshot(Reads):
 
         return item_places(self.session, attempt_ids, measure)
 
-    def item_details(self, attempt_ids: Collection[int], measure: Key) -> list[tuple[int, int, int, Any]]:
+    def item_details(self, attempt_ids: Collection[int], measure: Key) -> list[tuple[Any, ...]]:
         """See item_arrays.item_details."""
         from .item_arrays import item_details
 

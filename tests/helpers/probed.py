@@ -7,7 +7,7 @@ from typing import Any
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import Example, Measurement
 
-FIGURES = ("position-nll", "retention")
+FIGURES = ("position-nll", "retention", "passkey")
 """The figures of `probe_items`."""
 
 
@@ -15,6 +15,7 @@ def probe_items(recorder: Recorder, loss: float, share: float = 0.5, *, lengths:
     """Numbers and items of these probes at these lengths: a network of that loss, which is right in that share of trials."""
     for length in lengths:
         position_nll(recorder, length, loss)
+        passkey(recorder, length, share)
     gates(recorder, share, channels=1)
 
 
@@ -39,6 +40,34 @@ def gates(recorder: Recorder, share: float, *, channels: int, heads: int = 4, la
                 for place in range(each)
             ]
         )  # fmt: skip
+
+
+def passkey(
+    recorder: Recorder, length: int, share: float, depths: tuple[float, ...] = (0.0, 0.5, 1.0), digits: int = 5
+) -> None:
+    """Four trials, of whose digits about `share` are right at depth 0 and more at each further depth."""
+    hits = {
+        (trial, place, digit): float(trial * digits + digit < 4 * digits * share + 3 * place)
+        for trial in range(4) for place in range(len(depths)) for digit in range(digits)
+    }  # fmt: skip
+    about: dict[str, Any] = {"probe": "passkey", "metric": "digit_accuracy", "length": length}
+    recorder.examples(
+        [
+            Example(**about, item=trial, position=place * digits + digit, value=value, detail={"depth": depths[place]})
+            for (trial, place, digit), value in hits.items()
+        ]
+    )
+    mean = sum(hits.values()) / len(hits)
+    _numbers(
+        recorder,
+        "passkey",
+        length,
+        len(hits),
+        digit_accuracy=mean,
+        exact_accuracy=mean,
+        nats=1.0,
+        constant_accuracy=0.2,
+    )
 
 
 def position_nll(recorder: Recorder, length: int, loss: float, run: int = 16, documents: int = 3) -> None:

@@ -190,7 +190,7 @@ def probed(tmp_path: Path, blank: Path, make: Any) -> Store:
     store.record_revision("probed", grid_text="x", grid_file="x.yaml", cells=cells)
     for i, one in enumerate(cells):
         attempt = store.start_attempt(one.id, owner=ME, fence=1)
-        probed_data.probe_items(Recorder(store, attempt.id, 1), 3 + i / 10, i / 4, lengths=(64, 128))
+        probed_data.probe_items(Recorder(store, attempt.id, 1), 3 + i / 10, i / 4, lengths=(64, 128, 256))
         store.finish_attempt(attempt.id, 1, "done")
     return store
 

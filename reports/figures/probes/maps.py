@@ -68,7 +68,7 @@ def chosen(made: Collected, look: Look) -> list[str]:
 def sheet(titles: Sequence[str], each: float, more: float) -> tuple[Figure, list[Axes]]:
     """A figure with axes for these titles, `each` inches high in the style `paper`, with `more` inches below."""
     narrow = style.page(1.0, style.width_of(len(titles))).get_size_inches()[0] < style.NARROW
-    columns = 2 if narrow else 3
+    columns = 2 if narrow or len(titles) == 4 else 3
     figure = style.page(each * style.rows_of(len(titles), columns) + more, style.width_of(len(titles)))
     return figure, style.panels(figure, titles, columns=columns)
 
@@ -91,15 +91,24 @@ def heat(axes: Axes, table: np.ndarray, norm: Any, *, colours: str = style.MAP) 
 
 
 def scale(
-    figure: Figure, group: Sequence[Axes], image: Any, label: str, ticks: Sequence[float], words: Sequence[str]
+    figure: Figure,
+    group: Sequence[Axes],
+    image: Any,
+    label: str,
+    ticks: Sequence[float],
+    words: Sequence[str],
+    mark: float | None = None,
 ) -> None:
-    """The bar of colours below all maps."""
+    """The bar of colours below all maps, with a dotted line at `mark`."""
     bar = figure.colorbar(image, ax=list(group), location="bottom", aspect=40, shrink=0.7, pad=0.02, ticks=list(ticks))
     bar.ax.set_xticks(list(ticks), list(words))
     bar.ax.minorticks_off()
     bar.ax.grid(visible=False)
     bar.outline.set_visible(False)
     bar.set_label(label)
+    if mark is not None:
+        bar.ax.axvline(mark, color="#ffffff", linewidth=style.stroke(2.0))
+        bar.ax.axvline(mark, color="#000000", linewidth=style.stroke(1.0), linestyle=(0, (1, 1.2)))
 
     def place() -> None:
         """Until it is drawn a bar stands where the layout made room for it, not where its shape puts it."""

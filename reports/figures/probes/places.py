@@ -30,7 +30,7 @@ def places(store: Store, data: SweepData, measure: Key) -> pd.DataFrame:
 
 
 def details(store: Store, data: SweepData, measure: Key) -> list[dict[str, Any]]:
-    """One dictionary a place of an item that has a detail: cell, attempt, item, position and what the detail says."""
+    """One dictionary a place of an item that has a detail: cell, attempt, item, position, value and what the detail says."""
     behind = attempts_of(data, measure)
     if not behind:
         return []
@@ -38,8 +38,8 @@ def details(store: Store, data: SweepData, measure: Key) -> list[dict[str, Any]]
         rows = seen.item_details(behind, measure)
     place = {cell.cell_id: index for index, cell in enumerate(data.cells)}
     found = [
-        {**detail, "cell": behind[attempt], "attempt": attempt, "item": item, "position": position}
-        for attempt, item, position, detail in rows
+        {**detail, "cell": behind[attempt], "attempt": attempt, "item": item, "position": position, "value": value}
+        for attempt, item, position, value, detail in rows
     ]
     return sorted(found, key=lambda one: place[one["cell"]])
 

@@ -126,6 +126,32 @@ class TestRetention:
         assert titles == {"FoX, seed 1", "memory beside FoX, seed 1"}
 
 
+class TestPasskey:
+    def test_squares_are_means_over_trials_of_each_depth(self, probed: Store) -> None:
+        """The items of `probed.passkey`: 20 digits a depth, of which 20 share + 3 place are right, in trials of five."""
+        frame = make_figure("passkey", probed).frame
+        assert len(frame) == 4 * 3 * 3
+        cells = list(dict.fromkeys(frame["cell"]))
+        for _, row in frame.iterrows():
+            right = min(20, 5 * cells.index(row["cell"]) + 3 * int(2 * row["depth"]))
+            assert row["value"] == pytest.approx(right / 20)
+            assert row["exact"] == pytest.approx(right // 5 / 4)
+            assert (row["trials"], row["answers"], row["constant"]) == (4, 20, 0.2)
+
+    def test_seeds_are_averaged_and_a_cell_that_stands_out_is_alone(self, probed: Store) -> None:
+        made = make_figure("passkey", probed)
+        maps = [axes for axes in figure_of(made).axes if axes.get_title()]
+        assert [axes.get_title() for axes in maps] == ["FoX", "NoPE"]
+        mean = made.frame.groupby(["configuration", "depth", "length"], sort=False)["value"].mean()
+        for axes, (_, values) in zip(maps, mean.groupby("configuration", sort=False), strict=True):
+            shown = axes.images[0].get_array()
+            assert shown.ravel().tolist() == pytest.approx(values.sort_index().tolist())
+            # 64 is the training length: the line stands between it and 128
+            assert {line.get_xdata()[0] for line in axes.lines} == {0.5}
+        look = highlighted(COLUMN, gather(probed), ["nope,seed=0"])
+        assert [axes.get_title() for axes in figure_of(made, look).axes if axes.get_title()] == ["NoPE, seed 0"]
+
+
 def record(store: Store, cell_id: str, length: int, losses: np.ndarray, run: int) -> None:
     """A done attempt of the probe position_nll with these losses [documents, runs]."""
     attempt = store.start_attempt(cell_id, owner=Owner(name="ada", host="here", pid=1, started=0.0), fence=1)

@@ -1,0 +1,130 @@
+"""The figure `passkey`: who finds a value, by its depth in a text and the text's length."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from ....results.store.store import Store
+from ...data import Lengths, ReportError, SweepData, gather
+from ...numbers import length_name, rounded
+from .. import style
+from ..base import Collected, collected, origins_in, training_lengths
+from ..lines import only
+from .maps import MOST, heat, scale, sheet, title, titles_of, written
+from .places import details
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from ..look import Look
+
+PROBE, METRIC = "passkey", "digit_accuracy"
+WRITTEN = 5
+"""Lengths up to which every square of a map says its number."""
+
+
+def collect(
+    store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
+) -> Collected:
+    """Digits recalled by depth and context length.
+
+    One row a cell, length and depth: cell, attempt, configuration, length, depth (share of the text before the value), trials,
+    answers, value (share of digits), exact (share of trials with every digit right), constant (what the best constant answer gets).
+    """
+    data = gather(store, sweep, revision=revision, lengths=lengths)
+    frame = _frame(store, data)
+    if frame.empty:
+        raise ReportError(
+            f"no cell of sweep {data.sweep} has looked for a value in a text; evaluate with --probe {PROBE}"
+        )
+    trained = only(list(training_lengths(store, data).values()))
+    known = frame["constant"].dropna()
+    notes = [
+        f"Share of digits recalled, each square over {_spoken(frame['trials'])} trials a cell; mean over the seeds of a configuration. "
+        "Depth: the share of the text before the value."
+    ]
+    if len(known):
+        told = list(dict.fromkeys(rounded(one, 1, percent=True) for one in (known.min(), known.max())))
+        notes.append(
+            f"The best constant answer on these trials gets {' to '.join(told)}% (dotted on the bar): no square at or below it shows recall."
+        )
+    if trained:
+        notes.append("The line stands after the training length.")
+    configurations = list(dict.fromkeys(frame["configuration"]))
+    if len(configurations) > MOST:
+        notes.append(f"The first {MOST} of {len(configurations)}; --highlight CELL shows others.")
+    return collected(
+        store, data, "passkey", "A value found by depth and length", frame, origins_in(frame), notes=notes,
+        trained=trained, constant=float(known.max()) if len(known) else None, titles=titles_of(data, set(frame["cell"])),
+    )  # fmt: skip
+
+
+def _spoken(counts: pd.Series) -> str:
+    low, high = int(counts.min()), int(counts.max())
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def _frame(store: Store, data: SweepData) -> pd.DataFrame:
+    configurations = {cell.cell_id: ", ".join(key) for key, cells in data.configurations().items() for cell in cells}
+    parts = []
+    for length in data.lengths(PROBE, METRIC, unasked=True):
+        found = pd.DataFrame(details(store, data, (PROBE, METRIC, length)))
+        if found.empty or "depth" not in found:
+            continue
+        trial = found.groupby(["cell", "attempt", "depth", "item"], sort=False)["value"].agg(["mean", "min", "size"])
+        each = trial.reset_index().groupby(["cell", "attempt", "depth"], sort=False).agg(
+            trials=("item", "size"), answers=("size", "sum"), value=("mean", "mean"), exact=("min", lambda one: (one == 1).mean())
+        )  # fmt: skip
+        constant = {cell: data.values.get((cell, PROBE, "constant_accuracy", length)) for cell in set(found["cell"])}
+        each = each.reset_index().assign(length=length)
+        each["constant"] = [one.value if (one := constant[cell]) is not None else None for cell in each["cell"]]
+        parts.append(each)
+    if not parts:
+        return pd.DataFrame()
+    frame = pd.concat(parts, ignore_index=True)
+    frame = frame.assign(configuration=frame["cell"].map(configurations)).astype({"constant": float})
+    order = {cell.cell_id: place for place, cell in enumerate(data.cells)}
+    frame = frame.assign(place=frame["cell"].map(order)).sort_values(["place", "length", "depth"], ignore_index=True)
+    columns = ["cell", "attempt", "configuration", "length", "depth", "trials", "answers", "value", "exact", "constant"]
+    return frame[columns]
+
+
+def draw(made: Collected, look: Look) -> Figure:
+    """A map a configuration, or a cell that is to stand out: depths downwards, lengths to the right."""
+    from matplotlib.colors import Normalize
+
+    frame = made.frame
+    asked = frame[frame["cell"].isin(look.highlight)]
+    shown, by = (asked, "cell") if len(asked) else (frame, "configuration")
+    maps = [(title(made, look, str(rows["cell"].iloc[0])), rows) for _, rows in shown.groupby(by, sort=False)][:MOST]
+    lengths, depths = sorted(set(frame["length"])), sorted(set(frame["depth"]))
+    figure, group = sheet([words for words, _ in maps], 1.5, 0.55)
+    norm = Normalize(0, 1)
+    for axes, (_, rows) in zip(group, maps, strict=True):
+        table = rows.pivot_table(index="depth", columns="length", values="value", aggfunc="mean")
+        image = heat(axes, table.reindex(index=depths, columns=lengths).to_numpy(dtype=float), norm)
+        _name(axes, lengths, depths, made.about["trained"])
+        if len(lengths) <= WRITTEN and len(depths) <= 2 * WRITTEN:
+            numbers = table.reindex(index=depths, columns=lengths).to_numpy(dtype=float)
+            written(axes, numbers, [[f"{100 * one:.0f}" for one in row] for row in numbers], norm)
+    style.outer_labels(figure, "context length, tokens", "depth")
+    ticks = [0, 0.25, 0.5, 0.75, 1]
+    scale(
+        figure, group, image, "digits recalled", ticks, [f"{100 * one:.0f}%" for one in ticks], made.about["constant"]
+    )
+    return style.finished(figure, made.title, made.notes, {})
+
+
+def _name(axes: Axes, lengths: list[int], depths: list[float], trained: int | None) -> None:
+    """Names rows and columns, and draws a line after the training length."""
+    shown = style.thinned(range(len(lengths)), 4)
+    axes.set_xticks(shown, [length_name(lengths[place]) for place in shown])
+    rows = style.thinned(range(len(depths)), 6)
+    axes.set_yticks(rows, [f"{100 * depths[place]:.3g}%" for place in rows])
+    within = [place for place, length in enumerate(lengths) if trained and length <= trained]
+    if within and len(within) < len(lengths):
+        axes.axvline(max(within) + 0.5, color="#ffffff", linewidth=style.stroke(2.4))
+        axes.axvline(max(within) + 0.5, color="#000000", linewidth=style.stroke(0.9), linestyle=(0, (2, 1.5)))
