@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 from atma_sweep.model.backbone import count_parameters
-from atma_sweep.model.outline import parameters
+from atma_sweep.model.outline import network_shapes, parameters
+from atma_sweep.model.registry import MIXERS
+from atma_sweep.results import paper
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import find_file, load_grid, parse_value, shipped
@@ -272,22 +274,29 @@ def test_command_line_values_read_as_yaml(text: str, value: object) -> None:
 
 
 def test_every_setting_of_every_shipped_base_is_a_valid_path() -> None:
-    assert shipped("base") == ["intended-370m", "llama-medium", "llama-mini", "published-370m", "tiny"]
+    assert shipped("base") == [
+        "intended-370m", "llama-medium", "llama-mini", "published-370m", "tiny", "transformer-400m",
+    ]  # fmt: skip
     for name in shipped("base"):
         path = find_file(name, folder="base")
         assert path is not None
         document = load(path)
         found = [entry[0] for entry in flatten(document.data["set"], document, ("set",))]
-        assert len(found) >= 9
+        assert len(found) >= 4
         assert [path for path in found if unknown(path)] == []
 
 
-@pytest.mark.parametrize(
-    ("name", "count"), [("full", 120), ("h200-check", 4), ("paper-v1", 100), ("paper-v2", 120), ("quick", 12)]
-)
+COUNTS = {
+    "flipflop": 36, "full": 120, "h200-check": 4, "paper-v1": 100, "paper-v2": 120, "quick": 12,
+    "wall-400m": 5, "wall-bias": 8, "wall-subdim": 9, "wikitext-tra": 36,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "count"), COUNTS.items())
 def test_every_shipped_grid_expands(name: str, count: int, fake_fingerprint: Any) -> None:
-    assert shipped() == ["full", "h200-check", "paper-v1", "paper-v2", "quick"]
+    assert shipped() == list(COUNTS)
     found = load_grid(name).expand(fake_fingerprint)
+    assert all(network_shapes(cell.config.model) for cell in found)
     assert (len(found), len({c.id for c in found}), len({c.slug for c in found})) == (count, count, count)
 
 
@@ -309,6 +318,7 @@ def test_the_two_recipes_differ_where_documented(fake_fingerprint: Any) -> None:
         assert (config.train.tokens, config.train.steps * config.train.batch_tokens) == (996_147_200, 996_147_200)
 
 
+PAPER = Path(paper.__file__).parent
 LLAMA = {"llama-mini": (6, 256, 4), "llama-medium": (50304, 512, 8)}
 """Vocabulary, width and blocks."""
 
@@ -335,3 +345,35 @@ def test_networks_of_the_threshold_paper_have_as_many_parameters_as_counted_by_h
     assert count_parameters(cell.config.model) == expected
     if chosen == "attn_type: nope":
         assert round(expected / 1e6, 1) == {"llama-mini": 2.6, "llama-medium": 72.5}[base]
+
+
+@pytest.mark.parametrize("base", ["llama-mini", "llama-medium", "transformer-400m"])
+def test_every_mixer_stands_alone_where_position_schemes_are_compared(
+    write: Any, fake_fingerprint: Any, base: str
+) -> None:
+    """Without Canon, which tells neighbours apart, whichever mixer the package has; and in every block."""
+    mixers = ", ".join(MIXERS)
+    for cell in load_grid(write(f"name: g\nextends: {base}\naxes: {{attn_type: [{mixers}]}}\n")).expand(
+        fake_fingerprint
+    ):
+        model = cell.config.model
+        assert not model.mixers[model.attn_type]["canon"], model.attn_type
+        assert all(map(model.is_global, range(model.n_layers)))
+
+
+def test_the_grids_of_the_threshold_paper_have_the_nine_schemes_of_its_tables(fake_fingerprint: Any) -> None:
+    """Under the names of the printed numbers, so that `--compare printed-tra` finds them."""
+    printed = {
+        tuple(line.split(",")[1:3])
+        for sheet in ("tra-flipflop", "tra-wikitext")
+        for line in (PAPER / f"{sheet}.csv").read_text().splitlines()[1:]
+    }
+    for name in ("flipflop", "wikitext-tra"):
+        cells = load_grid(name).expand(fake_fingerprint)
+        assert {(cell.levels["attn_type"], cell.axes["model.positions"]) for cell in cells} == printed
+        assert len(printed) == 9
+        assert {cell.config.seed for cell in cells} == {0, 1, 2, 3}
+    train = cells[0].config.train
+    assert (train.steps, train.seq_len, train.batch_tokens // train.seq_len) == (100_000, 128, 64)
+    train = load_grid("flipflop").expand(fake_fingerprint)[0].config.train
+    assert (train.steps, train.batch_tokens // train.seq_len, train.matrix_lr) == (25_000, 64, 1e-4)
