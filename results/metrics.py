@@ -189,6 +189,12 @@ METRICS: Mapping[tuple[str, str], Metric] = {
             Metric("channels", "channels", words="Gates: how many of them a head of the mixer has.", decimals=0),
             Metric("memory", SHARE, words="Gates: what a token leaves of the memory's state; geometric mean over tokens, heads and layers."),
         ),
+        "attention_map": (
+            Metric("keys", "keys", words="Attention maps of a small text: how many keys share the attention of a query, (sum |w|)^2 / sum w^2, mean "
+                   "over queries, heads and layers. The maps are its items.", decimals=1),
+            Metric("row_sum", "1", words="Attention maps: what the weights of a query add up to, on average. Of a mixer that norms what it reads "
+                   "they are divided by their sum."),
+        ),
         "count_map": (
             Metric("beta", "1", words="Slope beta of Polar attention's count map, tanh(beta ln(1 + m)) for m keys of one weight: mean "
                    "over all heads of all Polar layers. Training starts it at 0.201."),

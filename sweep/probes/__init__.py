@@ -24,6 +24,7 @@ PROBES: Registry[type[Probe]] = Registry("probe", __name__, {
     "position_nll": "position_nll:PositionNll",
     "flipflop": "flipflop:FlipFlop",
     "gates": "gates:Gates",
+    "attention_map": "attention_map:AttentionMap",
     "passkey": "passkey:Passkey",
 }, reserved=OF_TRAINING)  # fmt: skip
 

@@ -1,0 +1,172 @@
+"""What each query of a small text attends to, in any mixer: its output where the values are the identity (docs/mechanisms.md, "Diagnostics")."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...model.config import Int, knob
+from ...results import metrics
+from .base import Probe, ProbeConfig, Result
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .subject import Subject
+
+LARGE = 2.0**40
+"""Values so large that a term that is not a value of the text, such as a null's, counts for nothing beside them."""
+ALIKE = 0.1
+"""Within which the logarithm of a ratio is that of a mixer that is linear in its values."""
+APART = 0.02
+"""Largest error, of the largest output, with which a map gives back what the mixer makes of the text's own values."""
+DIGITS = 5
+
+
+class AttentionMapConfig(ProbeConfig):
+    """Settings of the probe attention_map."""
+
+    tokens: Int = knob(64, "Tokens of the text, the first of the first held-out document.", ge=2, le=512)
+    layers: tuple[Int, ...] = knob(
+        (), "Layers whose maps are kept, as the network counts them from 0; empty: all that have some."
+    )
+    heads: Int = knob(8, "Heads of a layer whose maps are kept, from the first on.", ge=1)
+
+
+class AttentionMap(Probe):
+    """How many keys share the attention of a query, (sum |w|)^2 / sum w^2, mean over queries and maps; and the maps.
+
+    An example is a row of a map: `item` counts maps, `position` is the query, the detail has layer, head and the weights of keys up to
+    the query.
+    """
+
+    Config = AttentionMapConfig
+    metrics = metrics.of_probe("attention_map")
+
+    def tokens(self, length: int) -> int:
+        """The text once through the network, and about as much for the identity."""
+        return 2 * int(self.settings.tokens)
+
+    def run(self, subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
+        """Reads one document."""
+        for _ in lengths:
+            found = self._maps(subject)
+            if isinstance(found, str):
+                yield [self.missing(found, metric=metric.name) for metric in self.metrics], []
+                continue
+            rows = np.abs(np.stack(list(found.values())))
+            squares = (rows**2).sum(-1)
+            keys = np.divide(rows.sum(-1) ** 2, squares, out=np.zeros_like(squares), where=squares > 0)
+            sums = np.stack(list(found.values())).sum(-1)
+            numbers = [
+                self.value("keys", float(keys.mean()), n=keys.size), self.value("row_sum", float(sums.mean()), n=sums.size),
+            ]  # fmt: skip
+            yield numbers, [
+                replace(
+                    self.example("keys", float(keys[item, query]), item=item, position=query),
+                    detail={"layer": layer, "head": head, "weights": [round(w, DIGITS) for w in map_TS[query, : query + 1].tolist()]},
+                )
+                for item, ((layer, head), map_TS) in enumerate(found.items())
+                for query in range(len(map_TS))
+            ]  # fmt: skip
+
+    def _maps(self, subject: Subject) -> dict[tuple[int, int], np.ndarray] | str:
+        """By layer and head: the weights [T, T]; or why there are none."""
+        import torch
+
+        from ...model.attention import Attention
+
+        count, wanted = int(self.settings.tokens), self.settings.layers
+        known = [layer for layer, block in enumerate(subject.model.blocks) if isinstance(block.mix, Attention)]
+        if unknown := [layer for layer in wanted if layer not in known]:
+            return f"n/a: layer {unknown[0]} has no attention; those that have: {', '.join(map(str, known)) or 'none'}"
+        text = next((d for d in subject.documents if len(d) >= count), None)
+        if text is None:
+            return f"too-few-docs: no held-out document has {count} tokens"
+        if not known:
+            return "n/a: the network has no attention"
+        tokens_BT = torch.from_numpy(text[:count].astype(np.int64))[None]
+        layers = [layer for layer in known if not wanted or layer in wanted]
+        maps = attention_maps(subject, tokens_BT, layers)
+        if isinstance(maps, str):
+            return maps
+        return {
+            (layer, head): maps[layer][head]
+            for layer in layers
+            for head in range(min(len(maps[layer]), self.settings.heads))
+        }
+
+
+def attention_maps(subject: Subject, tokens_BT: Tensor, layers: list[int]) -> dict[int, np.ndarray] | str:
+    """By layer: [heads, T, T] of a row of tokens; or why a mixer has none."""
+    from .watching import evaluations
+
+    mixes: list[Any] = [block.mix for block in subject.model.blocks]
+    mixers = [mixes[layer].mixer for layer in layers]
+    calls: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+
+    def look(place: int, *args: Any, **options: Any) -> None:
+        calls[place] = args, options
+
+    with evaluations(mixers, look):
+        subject.features(tokens_BT)
+    found = {}
+    for place, layer in enumerate(layers):
+        args, options = calls[place]
+        map_HTS = _map(mixers[place], *args, **options)
+        if map_HTS is None:
+            return f"n/a: mixer {subject.config.model.attn_type} is not linear in its values, nor up to their size"
+        found[layer] = map_HTS
+    return found
+
+
+def _map(mixer: Any, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, **options: Any) -> np.ndarray | None:
+    """[H, T, T] from what the mixer makes of values that are the columns of the identity, X - 1 at a time; None where that gives no map.
+
+    Where the output does not grow with the values, as that of a norm or a direction, a last channel that is the same for all keys
+    tells by what it was divided: then rows add up to 1.
+    """
+    import torch
+
+    def read(v: Tensor) -> Tensor:
+        mixed = mixer.evaluate(q_BTHX, k_BTJX, v.to(v_BTJX.dtype), **options)
+        return (mixed[0] if isinstance(mixed, tuple) else mixed)[0].double().cpu()
+
+    _, t, heads, size = k_BTJX.shape
+    one, large = (read(torch.full_like(v_BTJX, scale)) for scale in (1.0, LARGE))
+    norms = float(one.norm()), float(large.norm())
+    # nothing survives anywhere: any factor is right
+    grown = math.log(norms[1] / norms[0]) if min(norms) > 0 else math.log(LARGE)
+    linear = abs(grown - math.log(LARGE)) < ALIKE
+    if not linear and abs(grown) > 1:
+        return None
+    scale = 1.0 if linear else LARGE
+    # every output channel may have a weight of its own behind a norm, which values that are all alike show
+    channel_THX = torch.ones_like(large) if linear else large
+    parts = []
+    for first in range(0, t, size - 1):
+        keys = range(first, min(first + size - 1, t))
+        values = torch.zeros(1, t, heads, size, dtype=torch.float64, device=v_BTJX.device)
+        values[..., -1] = scale
+        for place, key in enumerate(keys):
+            values[:, key, :, place] = scale
+        got = read(values) / channel_THX
+        of_keys = got[..., : len(keys)]
+        parts.append(of_keys if linear else of_keys / got[..., -1:])
+    map_HTS = torch.cat(parts, -1).transpose(0, 1)
+    if not bool(torch.isfinite(map_HTS).all()):
+        return None
+    return map_HTS.numpy() if not linear or _gives_back(map_HTS, v_BTJX[0], read(v_BTJX)) else None
+
+
+def _gives_back(map_HTS: Tensor, v_TJX: Tensor, y_THX: Tensor) -> bool:
+    """Whether the map times the text's own values is what the mixer made of them."""
+    import torch
+
+    v_SHX = v_TJX.double().cpu().repeat_interleave(y_THX.size(1) // v_TJX.size(1), 1)
+    error_THX = torch.einsum("hts,shx->thx", map_HTS, v_SHX) - y_THX
+    return float(error_THX.abs().max()) <= APART * float(y_THX.abs().max())
