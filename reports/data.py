@@ -210,6 +210,11 @@ class SweepData:
         told = self.values.get((cell.cell_id, column.probe, column.metric + metrics.SPREAD, column.length))
         return (told.n, told.value) if told is not None and told.n else None
 
+    @cached_property
+    def printed_runs(self) -> int:
+        """Over how many runs, at most, numbers are means of which the database does not hold the parts; 0 for none."""
+        return max((value.n or 0 for key, value in self.values.items() if key[2].endswith(metrics.SPREAD)), default=0)
+
     def _average(self, cell: str, probe: str, metric: str) -> Value | None:
         """The mean over the lengths that the launch asked for; where one lacks a number, the reason for that; None where one was not
         measured."""

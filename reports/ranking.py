@@ -110,7 +110,7 @@ class _Spreads:
 
     def _of(self, one: Entry) -> tuple[Stratum, Spread] | None:
         from .stats.membership import spreads_by_stratum, stratum_of
-        from .stats.spread import Spread
+        from .stats.spread import printed
 
         column, scale = _behind(self._data, one)
         if column not in self._known:
@@ -118,10 +118,8 @@ class _Spreads:
         spreads, cell = self._known[column], self._cells.get(one.cells[0]) if one.cells else None
         if not spreads or cell is None:
             return None
-        if (printed := self._data.printed_spread(cell, column)) is not None:
-            # what is printed of its own runs, even where that is nothing
-            n, sd = printed
-            return None if sd is None or n < 2 else ((one.cells[0],), Spread("seeds", scale * sd, n - 1, 1))
+        if (own := printed(self._data, cell, column)) is not None:
+            return (cell.cell_id,), replace(own, sd=scale * own.sd)
         found = spreads[stratum_of(cell)]
         return stratum_of(cell), replace(found, sd=scale * found.sd, floor=scale * found.floor)
 

@@ -30,12 +30,13 @@ def asked_of(store: Store, data: SweepData, launched: RevisionRecord) -> dict[st
     seeds = sorted({cell.seed for cell in data.cells})
     lengths = sorted({length for some in data.asked.values() for length in some})
     printed = source_of(launched)
+    once = f"means over {data.printed_runs} runs, as printed" if data.printed_runs else "one run of each configuration"
     facts = [
         ("Cells", _cells(data, axes, len(seeds))),
         ("Model", _model(data)),
         ("Training", _training(data, configs)),
         ("Recipe", _recipe(configs)),
-        ("Seeds", ", ".join(map(str, seeds)) if len(seeds) > 1 else "one run of each configuration"),
+        ("Seeds", ", ".join(map(str, seeds)) if len(seeds) > 1 else once),
         ("Read at", f"{', '.join(map(length_name, lengths))} tokens of context" if lengths else ""),
         ("GPU or device", _counted(source.gpu for source in data.sources.values() if source.gpu)),
         ("Source", f"numbers printed in {printed}; nothing of it ran here" if printed else ""),

@@ -53,6 +53,9 @@ def _near(data: SweepData) -> list[str]:
 
 
 def _seeds(data: SweepData) -> Iterator[str]:
+    if data.printed_runs:
+        yield f"Numbers are means over up to {data.printed_runs} runs, whose own numbers are not printed."
+        return
     sizes = [len(cells) for cells in data.configurations().values()]
     once = sizes.count(1)
     if once and once == len(sizes):

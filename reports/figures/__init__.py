@@ -70,6 +70,7 @@ def make_figure(
     Raises ReportError for an unknown name, for lengths where none play a part, an option that the figure does not take, and a
     figure that the data cannot give, SweepUnknown, StoreError.
     """
+    from ...results.paper import is_published
     from ..data import ReportError
 
     found = figure_name(name)
@@ -82,7 +83,13 @@ def make_figure(
             having = [name for name, one in FIGURES.items() if option in one.takes]
             told = f"those that do: {', '.join(having)}" if having else "none does"
             raise ReportError(f"figure {found} takes no --{option}; {told}")
-    made: Collected = line.load(__package__).collect(
-        store, sweep, revision=revision, **line.options({"lengths": lengths, **wanted})
-    )
+    try:
+        made: Collected = line.load(__package__).collect(
+            store, sweep, revision=revision, **line.options({"lengths": lengths, **wanted})
+        )
+    except ReportError as error:
+        if sweep is None or not is_published(sweep):
+            raise
+        # nobody can launch or evaluate it
+        raise ReportError(f"{str(error).partition(';')[0]}; it holds what is printed, and nothing else") from error
     return made

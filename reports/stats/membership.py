@@ -19,7 +19,7 @@ from scipy import special
 from ...results.store.records import CellState
 from ..data import SweepData
 from ..numbers import Column
-from .spread import STRATA, Spread, spread, spreads
+from .spread import STRATA, Spread, printed, spread, spreads
 
 RANDOM = 20_261
 DRAWS = 10_000
@@ -118,15 +118,19 @@ def means(data: SweepData, column: Column) -> dict[Configuration, tuple[float, i
 
 
 def rivals(data: SweepData, column: Column) -> dict[Configuration, Rival]:
-    """By configuration that has the number, the number with the spread of its stratum; empty where no spread is known."""
+    """By configuration that has the number, the number with the spread of its stratum, a printed mean with the one that is printed;
+    empty where no spread is known."""
     spreads = spreads_by_stratum(data, column)
     if not spreads:
         return {}
     groups = data.configurations()
     found = {}
     for key, (value, seeds) in means(data, column).items():
-        stratum = stratum_of(groups[key][0])
+        cell = groups[key][0]
+        stratum, own = stratum_of(cell), printed(data, cell, column)
         known = spreads[stratum]
+        if own is not None:
+            stratum, known, seeds = (cell.cell_id,), own, own.df + 1
         found[key] = Rival(value, known.used, known.df, stratum, seeds, column.percent)
     return found
 

@@ -31,6 +31,7 @@ __all__ = [
     "Spread",
     "detectable",
     "factor",
+    "printed",
     "replicates",
     "seed_robustness",
     "spread",
@@ -138,6 +139,12 @@ def replicates(data: SweepData, column: Column) -> dict[tuple[str, ...], tuple[S
                 ],
             )
     return found
+
+
+def printed(data: SweepData, cell: CellState, column: Column) -> Spread | None:
+    """Of a mean over runs that was printed, the spread that stands beside it, 0 where none does; None of any other number."""
+    told = data.printed_spread(cell, column)
+    return Spread(SEEDS, told[1] or 0.0, max(told[0] - 1, 1), 1) if told is not None else None
 
 
 def _pooled(data: SweepData, column: Column, some: Sequence[_Number]) -> Spread | None:
