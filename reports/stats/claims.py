@@ -86,10 +86,14 @@ class Facts:
 
     def plain(self, mixer: str, memory: bool, **levels: str) -> list[CellState]:
         """The runs of the plain recipe with that mixer."""
+        return self.plain_of(mixer, memory, **levels)[0]
+
+    def plain_of(self, mixer: str, memory: bool = False, **levels: str) -> list[list[CellState]]:
+        """The same at every combination of levels of further axes."""
         modes = self.data.levels("reg_mode")
         mode = "baseline" if "baseline" in modes or not modes else modes[0]
         asked = {"reg_mode": mode, "distractor": "off", "memory": self.memory if memory else "off", "window": "off"}
-        return self.cells(attn_type=mixer, **{**asked, **levels})[0]
+        return self.cells(attn_type=mixer, **{**asked, **levels})
 
     def known(
         self, runs: Sequence[CellState], metric: Metric, length: int = 0, table: str | None = None

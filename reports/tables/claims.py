@@ -1,4 +1,4 @@
-"""The table `claims`: the sentences of the paper against the numbers of a sweep."""
+"""The table `claims`: the sentences of the paper, and of its rivals', against the numbers of a sweep."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dataclasses import replace
 from ...results.store.store import Store
 from ..data import Lengths, gather
 from ..layout import Line, assemble, sweep_note
-from ..stats.claims import CLAIMS, SILENT, Facts
+from ..stats.claims import SILENT, Facts
 from ..stats.resampling import ALPHA
+from ..stats.rival_claims import sentences
 from ..table import Table
 from .recipe import titled
 
@@ -27,7 +28,8 @@ def claims_table(
     data = gather(store, sweep, revision=revision, lengths=lengths)
     lines = []
     counts: Counter[str] = Counter()
-    for claim in CLAIMS:
+    asked = sentences(Facts(data))
+    for claim in asked:
         facts = Facts(data)
         answer = claim.asked_of(facts)
         silent = answer.verdict == SILENT
@@ -37,7 +39,7 @@ def claims_table(
         words = (claim.sentence, answer.verdict, answer.told)
         lines.append(Line(words=words, origins=origins, about=about))
     told = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
-    notes = [sweep_note(data), f"{len(CLAIMS)} sentences: {told}.", ABOUT]
+    notes = [sweep_note(data), f"{len(asked)} sentences: {told}.", ABOUT]
     title = titled("claims", "Sentences of the paper against the numbers", data)
     made = assemble(data, "claims", title, ("Sentence", "Verdict", "Numbers"), lines, notes=notes)
     return replace(made, paged=True)
