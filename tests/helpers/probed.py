@@ -7,7 +7,7 @@ from typing import Any
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import Example, Measurement
 
-FIGURES = ("position-nll", "retention", "passkey")
+FIGURES = ("position-nll", "retention", "passkey", "attention-map")
 """The figures of `probe_items`."""
 
 
@@ -16,6 +16,7 @@ def probe_items(recorder: Recorder, loss: float, share: float = 0.5, *, lengths:
     for length in lengths:
         position_nll(recorder, length, loss)
         passkey(recorder, length, share)
+    attention_map(recorder, loss)
     gates(recorder, share, channels=1)
 
 
@@ -68,6 +69,23 @@ def passkey(
         nats=1.0,
         constant_accuracy=0.2,
     )
+
+
+def attention_map(
+    recorder: Recorder, loss: float, size: int = 8, layers: tuple[int, ...] = (2, 6), heads: int = 2
+) -> None:
+    """Weights that fall with the distance to the query, the faster the higher the head."""
+    about: dict[str, Any] = {"probe": "attention_map", "metric": "keys"}
+    examples = []
+    for item, (layer, head) in enumerate((layer, head) for layer in layers for head in range(heads)):
+        for query in range(size):
+            raw = [(0.3 + head) ** -(key / loss) for key in range(query + 1)]
+            weights = [one / sum(raw) for one in raw]
+            keys = 1 / sum(one**2 for one in weights)
+            detail = {"layer": layer, "head": head, "weights": weights}
+            examples.append(Example(**about, item=item, position=query, value=keys, detail=detail))
+    recorder.examples(examples)
+    _numbers(recorder, "attention_map", 0, len(examples), keys=2.0, row_sum=1.0)
 
 
 def position_nll(recorder: Recorder, length: int, loss: float, run: int = 16, documents: int = 3) -> None:

@@ -73,12 +73,12 @@ def sheet(titles: Sequence[str], each: float, more: float) -> tuple[Figure, list
     return figure, style.panels(figure, titles, columns=columns)
 
 
-def heat(axes: Axes, table: np.ndarray, norm: Any, *, colours: str = style.MAP) -> Any:
-    """Draws the table, row 0 on top; NaN is MISSING. The axes keep neither grid nor ticks."""
+def heat(axes: Axes, table: np.ndarray, norm: Any, *, colours: Any = style.MAP, bad: str = MISSING) -> Any:
+    """Draws the table, row 0 on top; NaN has the colour `bad`. The axes keep neither grid nor ticks."""
     import matplotlib
 
     image = axes.imshow(
-        np.ma.masked_invalid(table), cmap=matplotlib.colormaps[colours].with_extremes(bad=MISSING), norm=norm,
+        np.ma.masked_invalid(table), cmap=matplotlib.colormaps.get_cmap(colours).with_extremes(bad=bad), norm=norm,
         aspect="auto", interpolation="nearest",
     )  # fmt: skip
     axes.grid(visible=False)

@@ -152,6 +152,37 @@ class TestPasskey:
         assert [axes.get_title() for axes in figure_of(made, look).axes if axes.get_title()] == ["NoPE, seed 0"]
 
 
+class TestAttentionMap:
+    def test_every_weight_stands_at_its_query_and_key(self, probed: Store) -> None:
+        made = make_figure("attention-map", probed)
+        frame = made.frame
+        assert len(frame) == 4 * 4 * 8 * 9 // 2
+        assert (frame["key"] <= frame["query"]).all()
+        sums = frame.groupby(["cell", "layer", "head", "query"])["weight"].sum()
+        assert sums.to_numpy() == pytest.approx(1.0)
+        look = highlighted(COLUMN, gather(probed), ["nope,seed=1"])
+        maps = [axes for axes in figure_of(made, look).axes if axes.get_title()]
+        assert [axes.get_title() for axes in maps] == ["L2 h0", "L2 h1", "L6 h0", "L6 h1"]
+        mine = frame[frame["cell"] == look.highlight[0]]
+        for axes, (_, rows) in zip(maps, mine.groupby(["layer", "head"]), strict=True):
+            shown = axes.images[0].get_array()
+            assert shown.shape == (8, 8)
+            assert shown.mask.tolist() == np.triu(np.ones((8, 8), bool), 1).tolist()
+            for query, key, weight in rows[["query", "key", "weight"]].itertuples(index=False):
+                assert shown[query, key] == weight
+
+    def test_of_each_configuration_the_sharpest_map(self, probed: Store) -> None:
+        made = make_figure("attention-map", probed)
+        keys = (
+            made.frame.drop_duplicates(["cell", "layer", "head", "query"])
+            .groupby(["cell", "layer", "head"], sort=False)["keys"]
+            .mean()
+        )
+        maps = [axes.get_title() for axes in figure_of(made).axes if axes.get_title()]
+        best = [keys[cell].idxmin() for cell in (f"{1:012x}", f"{3:012x}")]
+        assert maps == [f"{name}: L{layer} h{head}" for name, (layer, head) in zip(("FoX", "NoPE"), best, strict=True)]
+
+
 def record(store: Store, cell_id: str, length: int, losses: np.ndarray, run: int) -> None:
     """A done attempt of the probe position_nll with these losses [documents, runs]."""
     attempt = store.start_attempt(cell_id, owner=Owner(name="ada", host="here", pid=1, started=0.0), fence=1)

@@ -1,0 +1,108 @@
+"""The figure `attention-map`: what each query of a small text attends to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from ....results.store.store import Store
+from ...data import ReportError, SweepData, gather
+from .. import style
+from ..base import Collected, collected, origins_in
+from .maps import chosen, first_of_each, heat, scale, sheet, title, titles_of, told
+from .places import details
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from ..look import Look
+
+PROBE, METRIC = "attention_map", "keys"
+MOST = 12
+"""Maps of one cell that are drawn."""
+MANY = 0.01
+"""Weight below zero from which on a map has colours for it."""
+
+
+def collect(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Collected:
+    """The weights of every map that was kept.
+
+    One row a weight: cell, attempt, layer, head, query, key, weight; and keys, how many keys share the attention of that query.
+    """
+    data = gather(store, sweep, revision=revision)
+    frame = _frame(store, data)
+    if frame.empty:
+        raise ReportError(f"no cell of sweep {data.sweep} has maps of attention; evaluate with --probe {PROBE}")
+    measured = list(dict.fromkeys(frame["cell"]))
+    first = first_of_each(data, measured)
+    notes = ["Queries downwards, keys to the right."]
+    mixers = {cell.levels["attn_type"] for cell in data.cells if cell.cell_id in measured}
+    if normed := sorted(mixers & {"polar", "diff"}):
+        shown = " and ".join(style.shown(one) for one in normed)
+        notes.append(f"{shown}: rows divided by their sum, without the magnitude or norm that follows.")
+    if len(first) > 1:
+        notes.append(
+            "Of each cell the map whose queries share their attention among the fewest keys; --highlight CELL shows all of a cell."
+        )
+    return collected(
+        store, data, "attention-map", "What queries attend to", frame, origins_in(frame),
+        notes=[*notes, *told(data, measured)], first=first, titles=titles_of(data, measured),
+    )  # fmt: skip
+
+
+def _frame(store: Store, data: SweepData) -> pd.DataFrame:
+    found = [row for row in details(store, data, (PROBE, METRIC, 0)) if isinstance(row.get("weights"), list)]
+    sizes = [len(row["weights"]) for row in found]
+    each = pd.DataFrame(found, columns=["cell", "attempt", "layer", "head", "position", "value"])
+    frame = each.loc[np.repeat(np.arange(len(each)), sizes)].reset_index(drop=True)
+    key = [place for size in sizes for place in range(size)]
+    weight = [weight for row in found for weight in row["weights"]]
+    return frame.rename(columns={"position": "query", "value": "keys"}).assign(key=key, weight=weight)
+
+
+def draw(made: Collected, look: Look) -> Figure:
+    """One map of each cell; all maps of a cell that is alone or stands out."""
+    from matplotlib.colors import Normalize, PowerNorm
+
+    cells = chosen(made, look)
+    maps: list[tuple[str, np.ndarray]] = []
+    for cell in cells:
+        here = made.frame[made.frame["cell"] == cell]
+        of_cell = list(here.groupby(["layer", "head"], sort=True))
+        if len(cells) > 1 and not look.highlight:
+            of_cell = [min(of_cell, key=lambda one: float(one[1].drop_duplicates("query")["keys"].mean()))]
+        words = title(made, look, cell)
+        for (layer, head), rows in of_cell[:MOST]:
+            name = f"L{layer} h{head}"
+            maps.append((name if len(cells) == 1 else f"{words}: {name}", _table(rows)))
+    figure, group = sheet([words for words, _ in maps], 2.1, 0.55)
+    least, most = (reach([float(reach(table)) for _, table in maps]) for reach in (np.nanmin, np.nanmax))
+    signed = least < -MANY
+    norm: Any = Normalize(-max(-least, most), max(-least, most)) if signed else PowerNorm(0.5, 0, max(most, 1e-3))
+    for axes, (_, table) in zip(group, maps, strict=True):
+        image = heat(axes, table, norm, colours=style.diverging() if signed else style.MAP, bad="#ffffff")
+        _name(axes, len(table))
+    style.outer_labels(figure, "key", "query")
+    ends = norm.vmin, norm.vmax
+    ticks = [ends[0], 0.0, ends[1]] if signed else [0.0, 0.1 * ends[1], 0.4 * ends[1], ends[1]]
+    scale(figure, group, image, "weight", ticks, [f"{one:.2g}" for one in ticks])
+    words = f"{made.title}: {title(made, look, cells[0])}" if len(cells) == 1 else made.title
+    return style.finished(figure, words, made.notes, {})
+
+
+def _table(rows: pd.DataFrame) -> np.ndarray:
+    """[queries, keys], NaN where a query sees no key."""
+    size = int(max(rows["query"].max(), rows["key"].max())) + 1
+    table = np.full((size, size), np.nan)
+    table[rows["query"].to_numpy(dtype=int), rows["key"].to_numpy(dtype=int)] = rows["weight"]
+    return table
+
+
+def _name(axes: Axes, size: int) -> None:
+    ticks = sorted({0, (size - 1) // 2, size - 1})
+    axes.set_xticks(ticks, [str(one) for one in ticks])
+    axes.set_yticks(ticks, [str(one) for one in ticks])
+    axes.set_box_aspect(1)
