@@ -15,7 +15,6 @@ from ..choice import Choice, attention_choice, constant, worst
 from ..shapes import check_qkv, check_window
 from . import ops
 from .scored import Span, dot_scores, scored_attention
-from .softmax import in_log2
 
 LOG2E = math.log2(math.e)
 
@@ -42,13 +41,16 @@ def forgetting_attention(
     check_window(window)
     if log_gate_BTH.shape not in ((b, t, h), (1, t, h)):
         raise ValueError(f"q has shape {tuple(q_BTHX.shape)}, but log_gate {tuple(log_gate_BTH.shape)}")
-    f_BHT = log_gate_BTH.transpose(1, 2).double().cumsum(-1)
     backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d).backend
     if backend == "triton":
-        f_BHT = (f_BHT * LOG2E).expand(b, h, t)
-        q = in_log2(q_BTHX, scale)
-        y: Tensor = ops.forgetting_forward(q, k_BTJX, v_BTJX, f_BHT, ops.cut(window, t))[0]
+        factor = LOG2E * (d**-0.5 if scale is None else scale)
+        # the kernels divide by it
+        q, factor = (q_BTHX, factor) if factor else (q_BTHX * 0, 1.0)
+        gate = log_gate_BTH if log_gate_BTH.dtype == torch.float64 else log_gate_BTH.float()
+        window = ops.cut(window, t)
+        y: Tensor = ops.forgetting_forward(q, k_BTJX, v_BTJX, gate.expand(b, t, h), factor, window)[0]
         return y
+    f_BHT = log_gate_BTH.transpose(1, 2).double().cumsum(-1)
 
     def logits(span: Span) -> Tensor:
         fade_BHMS = f_BHT[:, :, span.queries, None] - f_BHT[:, :, None, span.keys]

@@ -167,49 +167,61 @@ def _log_sum_gradients(ctx: Any, g_lse: Tensor, _: Any) -> tuple[Tensor | None, 
 log_sum.register_autograd(_log_sum_gradients, setup_context=_save_log_sum)
 
 
+def _forgetting() -> Any:
+    return importlib.import_module(".forgetting_triton", __package__)
+
+
 @torch.library.custom_op("atma::forgetting_forward", mutates_args=())
-def forgetting_forward(q: Tensor, k: Tensor, v: Tensor, f_BHT: Tensor, window: int) -> tuple[Tensor, Tensor]:
-    """(o [B, T, H, X], lse [B, H, T] float32 in units of log 2) of the scores qk + f_i - f_j, f float64."""
-    found: tuple[Tensor, Tensor] = kernels("triton").softmax_forward(
-        *(x.contiguous() for x in (q, k, v)), window=window or None, forgotten_BHT=f_BHT
+def forgetting_forward(
+    q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, factor: float, window: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(o [B, T, H, X], lse, and F as two numbers, [B, H, T] float32) of scores factor qk + F_i - F_j in units of log 2.
+
+    F are the sums of log_gate [B, T, H], float32 or float64, over log 2; q is not scaled, factor not 0. Only o has a gradient.
+    """
+    found: tuple[Tensor, Tensor, Tensor, Tensor] = _forgetting().forward(
+        *(x.contiguous() for x in (q, k, v, log_gate)), factor=factor, window=window or None
     )
     return found
 
 
 @forgetting_forward.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, f_BHT: Tensor, window: int) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, factor: float, window: int) -> tuple[Tensor, ...]:
     b, t, h, _ = q.shape
-    return q.new_empty(q.shape), q.new_empty(b, h, t, dtype=torch.float32)
+    return q.new_empty(q.shape), *(q.new_empty(b, h, t, dtype=torch.float32) for _ in range(3))
 
 
 @torch.library.custom_op("atma::forgetting_backward", mutates_args=())
 def forgetting_backward(
-    g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, f_BHT: Tensor, o: Tensor, lse: Tensor, window: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v and f."""
-    g_o, q, k, v, o, lse = (x.contiguous() for x in (g_o, q, k, v, o, lse))
-    found: tuple[Tensor, Tensor, Tensor, Tensor] = kernels("triton").forgetting_backward(
-        g_o, q, k, v, f_BHT, o, lse, window=window or None
+    g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, high: Tensor, low: Tensor, factor: float,
+    window: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of q, k, v and log_gate, the last float32."""
+    g_o, q, k, v, o = (x.contiguous() for x in (g_o, q, k, v, o))
+    found: tuple[Tensor, Tensor, Tensor, Tensor] = _forgetting().backward(
+        g_o, q, k, v, o, lse, (high, low), factor=factor, window=window or None
     )
     return found
 
 
 @forgetting_backward.register_fake
-def _(g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, f_BHT: Tensor, o: Tensor, lse: Tensor, window: int
-      ) -> tuple[Tensor, ...]:  # fmt: skip
-    return tuple(x.new_empty(x.shape) for x in (q, k, v, f_BHT))
+def _(g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, high: Tensor, low: Tensor, factor: float,
+      window: int) -> tuple[Tensor, ...]:  # fmt: skip
+    b, t, h, _ = q.shape
+    return *(x.new_empty(x.shape) for x in (q, k, v)), lse.new_empty(b, t, h)
 
 
-def _save_forgetting(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, window = inputs
-    ctx.save_for_backward(*tensors, *output)
-    ctx.window = window
-    ctx.mark_non_differentiable(output[1])
+def _save_forgetting(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    q, k, v, log_gate, ctx.factor, ctx.window = inputs
+    ctx.save_for_backward(q, k, v, *output)
+    ctx.gate_dtype = log_gate.dtype
+    ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(True)
 
 
-def _forgetting_gradients(ctx: Any, g_o: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-    return *forgetting_backward(g_o, *ctx.saved_tensors, ctx.window), None
+def _forgetting_gradients(ctx: Any, g_o: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    *grads, d_gate = forgetting_backward(g_o, *ctx.saved_tensors, ctx.factor, ctx.window)
+    return *grads, d_gate.to(ctx.gate_dtype), None, None
 
 
 forgetting_forward.register_autograd(_forgetting_gradients, setup_context=_save_forgetting)

@@ -74,13 +74,13 @@ def _tanh(x):
 def _forward_keys(
     acc, top, total, square, q, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, start, stop, TK, window,
     BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
-    POLAR: tl.constexpr, FORGETS: tl.constexpr,
+    POLAR: tl.constexpr, FORGETS: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
     for n in tl.range(start, stop, BN):
         k = k_desc.load([b, n, j * X]).reshape(BN, X)
         s = tl.dot(q, k.T, input_precision=PRECISION)
         if FORGETS:
-            s += _forgotten(hi_ptr, lo_ptr, row, n + tl.arange(0, BN), from_hi, from_lo, TK)[None, :]
+            s = s * FACTOR + _forgotten(hi_ptr, lo_ptr, row, n + tl.arange(0, BN), from_hi, from_lo, TK)[None, :]
         if MASKED:
             s = tl.where(visible(p_M, n + tl.arange(0, BN), TK, window, WINDOWED), s, _HIDDEN)
         higher = tl.maximum(top, tl.max(s, 1))
@@ -101,6 +101,7 @@ def _forward(
     hi_ptr, lo_ptr, TQ, TK, offset, window,
     H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     WINDOWED: tl.constexpr, PRECISION: tl.constexpr, POLAR: tl.constexpr, FORGETS: tl.constexpr,
+    FACTOR: tl.constexpr,
 ):  # fmt: skip
     # the longest rows first
     m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
@@ -131,19 +132,17 @@ def _forward(
     if WINDOWED:
         acc, top, total, square = _forward_keys(
             acc, top, total, square, q, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, first, whole_from, TK, window,
-            BN, X, True, WINDOWED, PRECISION, POLAR, FORGETS)  # fmt: skip
+            BN, X, True, WINDOWED, PRECISION, POLAR, FORGETS, FACTOR)  # fmt: skip
     acc, top, total, square = _forward_keys(
         acc, top, total, square, q, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, whole_from, whole_to, TK, window,
-        BN, X, False, WINDOWED, PRECISION, POLAR, FORGETS)  # fmt: skip
+        BN, X, False, WINDOWED, PRECISION, POLAR, FORGETS, FACTOR)  # fmt: skip
     acc, top, total, square = _forward_keys(
         acc, top, total, square, q, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, whole_to, end, TK, window,
-        BN, X, True, WINDOWED, PRECISION, POLAR, FORGETS)  # fmt: skip
+        BN, X, True, WINDOWED, PRECISION, POLAR, FORGETS, FACTOR)  # fmt: skip
 
     inside = i_M < TQ
     at = (b * H + h) * TQ + i_M
-    lse = top + tl.log2(total)
-    if FORGETS:  # from here on of the row itself
-        lse -= _forgotten(hi_ptr, lo_ptr, row, i_M, from_hi, from_lo, TK)
+    lse = top + tl.log2(total)  # with gates less F of the row over that of the tile's first
     tl.store(lse_ptr + at, lse, mask=inside)
     if POLAR:
         null = tl.load(null_ptr + i_M * H + h, mask=inside, other=0.0)
@@ -224,7 +223,7 @@ def _rows(
 def _dq_keys(
     dq, q, g, lse, add, twice, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, start, stop, TK, window,
     BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
-    POLAR: tl.constexpr, FORGETS: tl.constexpr,
+    POLAR: tl.constexpr, FORGETS: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
     for n in tl.range(start, stop, BN):
         k = k_desc.load([b, n, j * X]).reshape(BN, X)
@@ -232,7 +231,7 @@ def _dq_keys(
         # the accumulator starts at -lse: one subtraction an element less
         s = tl.dot(q, k.T, tl.broadcast_to(-lse[:, None], [q.shape[0], BN]), input_precision=PRECISION)
         if FORGETS:
-            s += _forgotten(hi_ptr, lo_ptr, row, n + tl.arange(0, BN), from_hi, from_lo, TK)[None, :]
+            s = s * FACTOR + _forgotten(hi_ptr, lo_ptr, row, n + tl.arange(0, BN), from_hi, from_lo, TK)[None, :]
         p = tl.exp2(s)
         if MASKED:
             p = tl.where(visible(p_M, n + tl.arange(0, BN), TK, window, WINDOWED), p, 0.0)
@@ -247,6 +246,7 @@ def _dq(
     q_desc, k_desc, v_desc, g_desc, dq_desc, lse_ptr, add_ptr, twice_ptr, hi_ptr, lo_ptr, TQ, TK, offset, window,
     H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     WINDOWED: tl.constexpr, PRECISION: tl.constexpr, POLAR: tl.constexpr, FORGETS: tl.constexpr,
+    FACTOR: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     b = tl.program_id(1) // H
@@ -275,23 +275,24 @@ def _dq(
     if FORGETS:
         from_hi = tl.load(hi_ptr + row + m0)
         from_lo = tl.load(lo_ptr + row + m0)
-        lse += _forgotten(hi_ptr, lo_ptr, row, i_M, from_hi, from_lo, TK)
+        # what the product's accumulator starts from is multiplied with it
+        lse = (lse + _forgotten(hi_ptr, lo_ptr, row, i_M // TILE * TILE, from_hi, from_lo, TK)) / FACTOR
     dq = tl.zeros([BM, X], tl.float32)
     if WINDOWED:
         dq = _dq_keys(dq, q, g, lse, add, twice, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, first, whole_from, TK, window,
-                      BN, X, True, WINDOWED, PRECISION, POLAR, FORGETS)  # fmt: skip
+                      BN, X, True, WINDOWED, PRECISION, POLAR, FORGETS, FACTOR)  # fmt: skip
     dq = _dq_keys(dq, q, g, lse, add, twice, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, whole_from, whole_to, TK, window,
-                  BN, X, False, WINDOWED, PRECISION, POLAR, FORGETS)  # fmt: skip
+                  BN, X, False, WINDOWED, PRECISION, POLAR, FORGETS, FACTOR)  # fmt: skip
     dq = _dq_keys(dq, q, g, lse, add, twice, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, whole_to, end, TK, window,
-                  BN, X, True, WINDOWED, PRECISION, POLAR, FORGETS)  # fmt: skip
-    dq_desc.store([b, m0, h * X], (dq * _LN2).to(dq_desc.dtype).reshape(1, BM, X))
+                  BN, X, True, WINDOWED, PRECISION, POLAR, FORGETS, FACTOR)  # fmt: skip
+    dq_desc.store([b, m0, h * X], (dq * (_LN2 * FACTOR)).to(dq_desc.dtype).reshape(1, BM, X))
 
 
 @triton.jit
 def _dkv_queries(
-    dk, dv, df, k, v, n_S, q_desc, g_desc, lse_ptr, add_ptr, twice_ptr, hi_ptr, lo_ptr, b, h, start, stop, TQ, TK, offset,
-    window, H: tl.constexpr, BM: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr,
-    PRECISION: tl.constexpr, POLAR: tl.constexpr, FORGETS: tl.constexpr,
+    dk, dv, df, k, v, n_S, q_desc, g_desc, lse_ptr, add_ptr, twice_ptr, hi_ptr, lo_ptr, f_S, from_hi, from_lo, b, h,
+    start, stop, TQ, TK, offset, window, H: tl.constexpr, BM: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr,
+    PRECISION: tl.constexpr, POLAR: tl.constexpr, FORGETS: tl.constexpr, FACTOR: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     for m in tl.range(start, stop, BM):
         i_M = m + tl.arange(0, BM)
@@ -299,14 +300,11 @@ def _dkv_queries(
         at = (b * H + h) * TQ + i_M
         q = q_desc.load([b, m, h * X]).reshape(BM, X)
         lse = tl.load(lse_ptr + at, mask=inside, other=-_HIDDEN)
-        row = (b * H + h) * TK
         if FORGETS:
-            from_hi = tl.load(hi_ptr + row + m)
-            from_lo = tl.load(lo_ptr + row + m)
-            lse += _forgotten(hi_ptr, lo_ptr, row, i_M, from_hi, from_lo, TK)
+            lse = (lse + _forgotten(hi_ptr, lo_ptr, (b * H + h) * TK, m // TILE * TILE, from_hi, from_lo, TK)) / FACTOR
         s_SM = tl.dot(k, q.T, tl.broadcast_to(-lse[None, :], [k.shape[0], BM]), input_precision=PRECISION)
         if FORGETS:
-            s_SM += _forgotten(hi_ptr, lo_ptr, row, n_S, from_hi, from_lo, TK)[:, None]
+            s_SM = s_SM * FACTOR + f_S[:, None]
         p_SM = tl.exp2(s_SM)
         if MASKED:
             p_SM = tl.where(visible(offset + i_M, n_S, TK, window, WINDOWED).T, p_SM, 0.0)
@@ -330,6 +328,7 @@ def _dkv(
     q_desc, k_desc, v_desc, g_desc, dk_desc, dv_desc, lse_ptr, add_ptr, twice_ptr, hi_ptr, lo_ptr, df_ptr, TQ, TK, offset,
     window, H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     WINDOWED: tl.constexpr, PRECISION: tl.constexpr, POLAR: tl.constexpr, FORGETS: tl.constexpr,
+    FACTOR: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     n0 = tl.program_id(0) * BN
     b = tl.program_id(1) // (H // G)
@@ -352,16 +351,27 @@ def _dkv(
     for g in tl.range(0, G):
         h = j * G + g
         df = tl.zeros([BN], tl.float32)
-        dk, dv, df = _dkv_queries(dk, dv, df, k, v, n_S, q_desc, g_desc, lse_ptr, add_ptr, twice_ptr, hi_ptr, lo_ptr, b, h,
-                              first, whole_from, TQ, TK, offset, window, H, BM, X, True, WINDOWED, PRECISION, POLAR, FORGETS)  # fmt: skip
-        dk, dv, df = _dkv_queries(dk, dv, df, k, v, n_S, q_desc, g_desc, lse_ptr, add_ptr, twice_ptr, hi_ptr, lo_ptr, b, h,
-                              whole_from, whole_to, TQ, TK, offset, window, H, BM, X, False, WINDOWED, PRECISION, POLAR, FORGETS)  # fmt: skip
+        f_S = df
+        from_hi = 0.0
+        from_lo = 0.0
+        if FORGETS:  # F counts from the tile's first key
+            row = (b * H + h) * TK
+            from_hi = tl.load(hi_ptr + row + n0)
+            from_lo = tl.load(lo_ptr + row + n0)
+            f_S = _forgotten(hi_ptr, lo_ptr, row, n_S, from_hi, from_lo, TK)
+        dk, dv, df = _dkv_queries(dk, dv, df, k, v, n_S, q_desc, g_desc, lse_ptr, add_ptr, twice_ptr, hi_ptr, lo_ptr,
+                              f_S, from_hi, from_lo, b, h,
+                              first, whole_from, TQ, TK, offset, window, H, BM, X, True, WINDOWED, PRECISION, POLAR, FORGETS, FACTOR, TILE)  # fmt: skip
+        dk, dv, df = _dkv_queries(dk, dv, df, k, v, n_S, q_desc, g_desc, lse_ptr, add_ptr, twice_ptr, hi_ptr, lo_ptr,
+                              f_S, from_hi, from_lo, b, h,
+                              whole_from, whole_to, TQ, TK, offset, window, H, BM, X, False, WINDOWED, PRECISION, POLAR, FORGETS, FACTOR, TILE)  # fmt: skip
         if WINDOWED:
-            dk, dv, df = _dkv_queries(dk, dv, df, k, v, n_S, q_desc, g_desc, lse_ptr, add_ptr, twice_ptr, hi_ptr, lo_ptr, b, h,
-                                  whole_to, end, TQ, TK, offset, window, H, BM, X, True, WINDOWED, PRECISION, POLAR, FORGETS)  # fmt: skip
+            dk, dv, df = _dkv_queries(dk, dv, df, k, v, n_S, q_desc, g_desc, lse_ptr, add_ptr, twice_ptr, hi_ptr, lo_ptr,
+                              f_S, from_hi, from_lo, b, h,
+                                  whole_to, end, TQ, TK, offset, window, H, BM, X, True, WINDOWED, PRECISION, POLAR, FORGETS, FACTOR, TILE)  # fmt: skip
         if FORGETS:
-            tl.store(df_ptr + (b * H + h) * TK + n_S, df * _LN2, mask=n_S < TK)
-    dk_desc.store([b, n0, j * X], (dk * _LN2).to(dk_desc.dtype).reshape(1, BN, X))
+            tl.store(df_ptr + (b * H + h) * TK + n_S, df, mask=n_S < TK)
+    dk_desc.store([b, n0, j * X], (dk * (_LN2 * FACTOR)).to(dk_desc.dtype).reshape(1, BN, X))
     dv_desc.store([b, n0, j * X], dv.to(dv_desc.dtype).reshape(1, BN, X))
 
 
@@ -401,34 +411,30 @@ def polar_forward(
     return c, mag, lse, n_eff, inverse
 
 
+Halves = tuple[Tensor, Tensor]
+"""Two float32 numbers whose sum is the float64 one."""
+
+
 def softmax_forward(
-    q: Tensor, k: Tensor, v: Tensor, *, window: int | None, offset: int = 0, forgotten_BHT: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, *, window: int | None, offset: int = 0, forgotten: Halves | None = None,
+    factor: float = 1.0,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(o [B, T, H, X] in q's type, lse [B, H, T] float32 in units of log 2); inputs contiguous.
 
-    `forgotten` F, float64 in units of log 2, adds F_i - F_j to the score of query i and key j; then the offset is 0.
+    `forgotten` F [B, H, T], in units of log 2, adds F_i - F_j to the score of query i and key j; then the offset is 0, the
+    factor of the scores, other than 0, may be left to the kernels as `factor`, and lse is for `weights_backward`
+    alone: less F of the row over that of its tile's first.
     """
     b, t, h, _ = q.shape
     o = torch.empty_like(q)
     lse = torch.empty(b, h, t, device=q.device, dtype=torch.float32)
-    _launch_forward(q, k, v, o, (lse,) * 8, window, offset, polar=False, forgotten=_halves(forgotten_BHT))
+    _launch_forward(q, k, v, o, (lse,) * 8, window, offset, polar=False, forgotten=forgotten, factor=factor)
     return o, lse
-
-
-Halves = tuple[Tensor, Tensor]
-
-
-def _halves(forgotten_BHT: Tensor | None) -> Halves | None:
-    """Two float32 numbers whose sum is the float64 one."""
-    if forgotten_BHT is None:
-        return None
-    high = forgotten_BHT.float()
-    return high.contiguous(), (forgotten_BHT - high).float().contiguous()
 
 
 def _launch_forward(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, rest: tuple[Tensor, ...], window: int | None, offset: int, *,
-    polar: bool, forgotten: Halves | None = None,
+    polar: bool, forgotten: Halves | None = None, factor: float = 1.0,
 ) -> None:  # fmt: skip
     (b, t, h, d), (tk, j) = q.shape, k.shape[1:3]
     bm, bn, warps, stages = tiles_for("forward", tk, d, q.dtype)
@@ -436,7 +442,7 @@ def _launch_forward(
         flat(q, bm, d), flat(k, bn, d), flat(v, bn, d), flat(out, bm, d), *rest,
         *(forgotten or rest[-2:]), t, tk, offset, window or 0, H=h, G=h // j, X=d, BM=bm, BN=bn,
         WINDOWED=window is not None, PRECISION=precision(q.dtype), POLAR=polar, FORGETS=forgotten is not None,
-        num_warps=warps, num_stages=stages,
+        FACTOR=factor, num_warps=warps, num_stages=stages,
     )  # fmt: skip
 
 
@@ -477,31 +483,22 @@ def softmax_backward(
     return weights_backward(q, k, v, g_o, lse, add, None, window=window, offset=offset)[:3]
 
 
-def forgetting_backward(
-    g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, forgotten_BHT: Tensor, o: Tensor, lse: Tensor, *, window: int | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of (q', k, v, F). A row's own F adds the same to all of its scores, so only keys have a gradient of it."""
-    dq, dk, dv, df = weights_backward(
-        q, k, v, g_o, lse, -row_products(g_o, o), None, window=window, forgotten_BHT=forgotten_BHT
-    )  # fmt: skip
-    return dq, dk, dv, df.double()
-
-
 def weights_backward(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, lse: Tensor, add: Tensor, twice: Tensor | None, *,
-    window: int | None, offset: int = 0, forgotten_BHT: Tensor | None = None,
+    window: int | None, offset: int = 0, forgotten: Halves | None = None, factor: float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of (q', k, v, F) where da = P (g.v + add + twice P) and dv = sum P g; add and twice float32 [B, H, T].
 
-    `twice` None is 0. The last is unwritten without F.
+    `twice` None is 0. The last, of F in natural units, is unwritten without F. A row's own F adds the same to all of
+    its scores, so only keys have a gradient of it.
     """
     (b, t, h, d), (tk, j) = q.shape, k.shape[1:3]
-    forgets = forgotten_BHT is not None
-    halves = _halves(forgotten_BHT) or (lse, lse)
+    forgets, halves = forgotten is not None, forgotten or (lse, lse)
     df = torch.empty(lse.shape if forgets else (1,), device=q.device)
     shared: dict[str, Any] = {
         "H": h, "G": h // j, "X": d, "WINDOWED": window is not None, "PRECISION": precision(q.dtype), "POLAR": twice is not None,
-        "FORGETS": forgets,
+        "FORGETS": forgets, "FACTOR": factor,
+        "TILE": tiles_for("forward", tk, d, q.dtype).rows,
     }  # fmt: skip
     twice = lse if twice is None else twice
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)

@@ -145,6 +145,33 @@ def test_the_kernels_repeat_to_the_bit_and_use_nothing_beyond_their_inputs() -> 
 
 
 @interpreted
+def test_the_kernels_take_scores_that_count_for_nothing() -> None:
+    args = inputs(9, 2, 1)
+    ours = run(forgetting_attention, args, scale=0.0, backend="triton")
+    check(ours, run(forgetting_attention, double(args), scale=0.0, backend="torch"), 1)
+
+
+@interpreted
+def test_sums_of_gates_go_on_from_block_to_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = ops._forgetting()
+    monkeypatch.setattr(kernels, "BLOCK", 16)
+    args = inputs(45, 2, 1)
+    check(run(forgetting_attention, args, backend="triton"), run(forgetting_attention, double(args)), 1)
+
+
+@interpreted
+@pytest.mark.parametrize(("forward", "dq", "dkv"), every_nth([(64, 32, 16), (16, 64, 16)], 2))
+def test_tiles_of_any_size_agree_on_what_a_row_counts_from(
+    forward: int, dq: int, dkv: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tile of keys takes rows from within one tile of the forward; a tile of queries may hold several, or be part of one."""
+    rows, kernels = {"forward": forward, "dq": dq, "dkv": dkv}, ops.kernels("triton")
+    monkeypatch.setattr(kernels, "tiles_for", lambda kernel, *_: kernels.Tiles(rows[kernel], 32, 4, 1))
+    args = inputs(75, 2, 1)
+    check(run(forgetting_attention, args, backend="triton"), run(forgetting_attention, double(args)), 1)
+
+
+@interpreted
 def test_one_row_of_gates_serves_a_batch() -> None:
     q, k, v, f = inputs(21, 2, 1, b=3)
     one = f.detach()[:1].requires_grad_()
@@ -156,13 +183,13 @@ def test_one_row_of_gates_serves_a_batch() -> None:
 @pytest.mark.parametrize("name", ["forgetting_forward", "forgetting_backward"])
 def test_ops_keep_the_rules_of_torch(name: str) -> None:
     q, k, v = (normal(1, 5, heads, D, seed=heads).requires_grad_() for heads in (4, 2, 2))
-    f = -normal(1, 4, 5, seed=9).abs().double().cumsum(-1)
-    o, lse = (x.detach() for x in ops.forgetting_forward(q, k, v, f, 3))
-    args = (q, k, v, f.requires_grad_(), 3)
+    f = -normal(1, 5, 4, seed=9).abs()
+    found = [x.detach() for x in ops.forgetting_forward(q, k, v, f, 0.7, 3)]
+    args: tuple[object, ...] = (q, k, v, f.requires_grad_(), 0.7, 3)
     if name == "forgetting_backward":
-        args = (o, *(x.detach() for x in (q, k, v, f)), o, lse, 3)
-    found = torch.library.opcheck(getattr(ops, name), args)
-    assert set(found.values()) == {"SUCCESS"}, found
+        args = (found[0], *(x.detach() for x in (q, k, v)), *found, 0.7, 3)
+    said = torch.library.opcheck(getattr(ops, name), args)
+    assert set(said.values()) == {"SUCCESS"}, said
 
 
 def test_errors_name_both_shapes() -> None:
