@@ -154,7 +154,7 @@ METRICS: Mapping[tuple[str, str], Metric] = {
         "passkey": (
             Metric("digit_accuracy", SHARE, "higher", "Passkey: share of digits recalled of a value that stands once in a text of L tokens and "
                    "is asked for at its end, over all depths at which it stands. A constant answer may score more than a guess "
-                   "(constant_accuracy). Interval: 95%, by Wilson over trials, each asked at every depth.", decimals=1, chance=0.1, trials=25),
+                   "(constant_accuracy). Interval: 95%, by Wilson over trials, each asked at every depth.", "Key", 1, 0.1, 25),
             Metric("exact_accuracy", SHARE, "higher", "Passkey: share of answers in which every digit was right, over all depths. Interval: "
                    "95%, by Wilson over trials.", decimals=1, trials=5),
             Metric("nats", "nats/digit", "lower", "Passkey: mean cross-entropy of the digits at the end."),
@@ -166,6 +166,11 @@ METRICS: Mapping[tuple[str, str], Metric] = {
                    "more context is worth, while the text that is scored stays the same. Full attention.", "Tail"),
             Metric("end", "tokens", words="Place of the last token that the loss above scores: lengths compare where it is the same.",
                    decimals=0),
+        ),
+        "extrapolation": (
+            Metric("perplexity", "1", "lower", "Perplexity of a text cut into windows of L tokens side by side: exp of the mean loss below.", "PPL", 2),
+            Metric("nats", _LOSS, "lower", "Loss of a text cut into windows of L tokens side by side: mean cross-entropy over the same targets "
+                   "at every L, from the start of the validation split. Full attention."),
         ),
         "position_nll": (
             Metric("nats", _LOSS, "lower", "Loss over position: mean cross-entropy over the first L tokens of each long held-out document, "

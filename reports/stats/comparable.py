@@ -33,7 +33,7 @@ IDLE = (
 """Beginnings of settings that change no number by more than its rounding, or that are told otherwise."""
 DOCUMENTS = ("clean", "state_norm", "context", "position_nll", "passkey", "attention_map")
 OF_PROBES: Mapping[str, tuple[str, ...]] = {
-    "eval.validation_tokens": ("val",),
+    "eval.validation_tokens": ("val", "extrapolation"),
     "eval.documents": DOCUMENTS,
     "eval.junk_": ("junk",),
     "eval.needle_": ("needle",),

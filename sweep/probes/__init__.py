@@ -25,6 +25,7 @@ PROBES: Registry[type[Probe]] = Registry("probe", __name__, {
     "flipflop": "flipflop:FlipFlop",
     "gates": "gates:Gates",
     "attention_map": "attention_map:AttentionMap",
+    "extrapolation": "extrapolation:Extrapolation",
     "passkey": "passkey:Passkey",
 }, reserved=OF_TRAINING)  # fmt: skip
 

@@ -22,6 +22,9 @@ OTHER = {"gates": "fox"}
 LENGTHS = {"passkey": (120, 150)}
 """Lengths of a probe that asks a question of more tokens than 32."""
 
+SAME_TEXT = ("extrapolation",)
+"""Probes that read as much text at every length."""
+
 
 @pytest.fixture
 def who(network: Any, subject: Callable[..., Subject]) -> Callable[..., Subject]:
@@ -56,7 +59,7 @@ def test_the_cost_is_above_zero_and_never_falls_with_the_length(name: str) -> No
     costs = [probe.tokens(length) for length in ((16, 32, 64) if probe.by_length else (0,))]
     assert costs[0] > 0
     assert costs == sorted(costs)
-    assert len(set(costs)) == len(costs)
+    assert len(set(costs)) == (1 if name in SAME_TEXT else len(costs))
 
 
 @pytest.mark.parametrize("name", EVERY)

@@ -1,0 +1,105 @@
+"""Perplexity of one text cut into windows of every length (docs/mechanisms.md, "Losses")."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from ...model.config import Int, knob
+from ...results import metrics
+from .base import WHO, Probe, ProbeConfig, Result
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..data.corpora import Corpus
+    from .subject import Subject
+
+PIECES = 64
+"""Items of a length: as many equal pieces of the text, the same ones at every length."""
+
+
+class ExtrapolationConfig(ProbeConfig):
+    """Settings of the probe extrapolation."""
+
+    span: Int = knob(
+        0,
+        "Targets from the start of the validation split; 0: the whole rows of the training length in eval.validation_tokens.",
+        ge=0,
+    )
+
+
+class Extrapolation(Probe):
+    """Mean loss over the same targets at every length L, each read after what stands before it in its window of L tokens.
+
+    Windows lie side by side from the start of the validation split; the last one is shorter where L does not divide the span. An example is
+    the mean over one of PIECES pieces of the targets.
+    """
+
+    Config = ExtrapolationConfig
+    metrics = metrics.of_probe("extrapolation")
+    by_length = True
+
+    @property
+    def _span(self) -> int:
+        seq_len = self.config.train.seq_len
+        return int(self.settings.span) or max(1, self.config.eval.validation_tokens // seq_len) * seq_len
+
+    def tokens(self, length: int) -> int:
+        """The text once, whatever the length."""
+        return self._span
+
+    def longest(self, corpus: Corpus) -> int:
+        """One window for the whole text."""
+        return self._span if len(corpus.validation) > self._span else 0
+
+    def lack(self, corpus: Corpus, length: int) -> str | None:
+        """Validation text, or a span of that length."""
+        if len(corpus.validation) <= self._span:
+            return (
+                f"the validation split, which {WHO}, has {len(corpus.validation)} tokens, and {self._span + 1} are asked for: lower "
+                f"eval.settings.{self.name}.span"
+            )
+        if length > self._span:
+            return (
+                f"the text, which {WHO}, is cut into windows of {self._span} tokens at most: raise eval.settings.{self.name}.span or "
+                "lower eval.lengths"
+            )
+        return None
+
+    def run(self, subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
+        """The perplexity is exp of the mean loss."""
+        import torch
+
+        span, have = self._span, len(subject.corpus.validation)
+        for length in lengths:
+            reason = subject.beyond(length)
+            if have <= span:
+                reason = f"too-short: the validation split has {have} tokens of {span + 1}"
+            elif length > span:
+                reason = f"n/a: the text of {span} targets holds no window of {length}"
+            if reason is not None:
+                yield [self.missing(reason, length, metric.name) for metric in self.metrics], []
+                continue
+            losses_N = torch.cat(list(self._losses(subject, length))).double()
+            mean = losses_N.mean()
+            yield (
+                [
+                    self.value("perplexity", float(mean.exp()), length, n=span),
+                    self.value("nats", float(mean), length, n=span),
+                ],
+                [
+                    self.example("nats", float(piece.mean()), length, item=item)
+                    for item, piece in enumerate(losses_N.tensor_split(min(PIECES, span)))
+                ],
+            )
+
+    def _losses(self, subject: Subject, length: int) -> Iterator[Tensor]:
+        """Those of the whole windows, then those of the rest."""
+        from ..data.batches import stream_rows
+
+        text = subject.corpus.validation
+        rows, rest = divmod(self._span, length)
+        yield subject.losses(*stream_rows(text, length, rows)).flatten()
+        if rest:
+            yield subject.losses(*stream_rows(text[rows * length :], rest, 1)).flatten()
