@@ -11,7 +11,7 @@ from ..table import Entry, Table
 
 ABOUT = (
     "Mean: difference of the levels over items, averaged over the pairs of configurations that differ in the axis alone; losses in "
-    "nats, needle digits in points. Items: documents (Clean, Tail), rows (Junk) or trials (Ndl), the same ones for every network."
+    "nats, shares in points. Items: documents (Clean, Tail), rows (Junk), trials (Ndl) or sequences (FF), the same ones for every network."
 )
 METHODS = {
     "sign-flip": "permutation of signs over items, exact up to 30, and its inversion",
