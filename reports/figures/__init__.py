@@ -31,6 +31,9 @@ FIGURES: dict[str, Listed] = {
         "probes.retention", "how long the gates of mixers and memories keep what was read", takes=("highlight",)
     ),
     "attention-map": Listed("probes.attention_map", "what queries of a small text attend to", takes=("highlight",)),
+    "extrapolation": Listed(
+        "probes.extrapolation", "perplexity of one text in windows of every length", takes=("lengths", "highlight")
+    ),
     "loss": Listed("loss", "validation and training loss over tokens", takes=("by", "log", "highlight")),
     "effects": Listed("effects", "what every level does, with intervals"),
     "interactions": Listed("interactions", "what two levels do together"),

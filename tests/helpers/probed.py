@@ -7,7 +7,7 @@ from typing import Any
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import Example, Measurement
 
-FIGURES = ("position-nll", "retention", "passkey", "attention-map")
+FIGURES = ("position-nll", "retention", "passkey", "attention-map", "extrapolation")
 """The figures of `probe_items`."""
 
 
@@ -16,6 +16,7 @@ def probe_items(recorder: Recorder, loss: float, share: float = 0.5, *, lengths:
     for length in lengths:
         position_nll(recorder, length, loss)
         passkey(recorder, length, share)
+        _numbers(recorder, "extrapolation", length, 1000, nats=loss, perplexity=2.718281828 ** (loss + length / 1000))
     attention_map(recorder, loss)
     gates(recorder, share, channels=1)
 

@@ -12,9 +12,10 @@ from scipy.special import stdtrit
 from ....results.store.store import Store
 from ...data import Lengths, ReportError, SweepData, gather
 from .. import style
-from ..base import Collected, collected, groups_of, line_axes, names_of, origins_in, training_lengths
+from ..base import Collected, collected, names_of, origins_in, training_lengths
 from ..curves import draw_lines, looks, mark_beyond, mark_trained, robust_range
 from ..lines import BARS, averaged_over, lines_of, only
+from .panels import side_by_side
 from .places import longest, places
 
 if TYPE_CHECKING:
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 PROBE, METRIC = "position_nll", "nats"
 TOGETHER = 8
 """Points of an octave: runs of tokens are drawn one by one where there are fewer, as means of their tokens where there are more."""
-ONE_PANEL = 8
-"""Lines that stand in one panel, side by side, instead of a panel for each mixer."""
 BANDS = BARS | {"trials": "95% t intervals over the documents of a line of one cell"}
 
 
@@ -43,7 +42,7 @@ def collect(
     frame = _frame(store, data, trained)
     if frame.empty:
         raise ReportError(f"no cell of sweep {data.sweep} has losses by position; evaluate with --probe {PROBE}")
-    frame, axes = _grouped(data, frame)
+    frame, axes = side_by_side(data, frame)
     means = whole_lines(frame)
     bands = [words for kind, words in BANDS.items() if (means["interval"] == kind).any()]
     told = f"Band: {'; '.join(bands)}. " if bands else ""
@@ -104,20 +103,6 @@ def _over_documents(frame: pd.DataFrame) -> pd.DataFrame:
     found = found.reset_index()
     half = stdtrit((found["n"] - 1).clip(lower=1), 0.975) * found["sd"] / found["n"] ** 0.5
     return found.assign(low=found["value"] - half, high=found["value"] + half).drop(columns=["point", "sd"])
-
-
-def _grouped(data: SweepData, frame: pd.DataFrame) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """The rows with what they are drawn as, and the axes of it: few lines in one panel, else a panel for each mixer."""
-    groups, axes = groups_of(data), line_axes(data)
-    drawn = {cell: groups[cell] for cell in dict.fromkeys(frame["cell"])}
-    if len(axes) < 2 and len({(one["panel"], one["line"]) for one in drawn.values()}) <= ONE_PANEL:
-        axes = ("attn_type", *axes)
-        drawn = {
-            cell: {"panel": "", "first": one["panel"], "second": one["first"], "line": f"{one['panel']}, {one['line']}"}
-            for cell, one in drawn.items()
-        }
-    told = {name: [drawn[cell][name] for cell in frame["cell"]] for name in ("panel", "first", "second", "line")}
-    return frame.assign(**told), axes
 
 
 def whole_lines(frame: pd.DataFrame) -> pd.DataFrame:

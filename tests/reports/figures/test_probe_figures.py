@@ -183,6 +183,34 @@ class TestAttentionMap:
         assert maps == [f"{name}: L{layer} h{head}" for name, (layer, head) in zip(("FoX", "NoPE"), best, strict=True)]
 
 
+class TestExtrapolation:
+    def test_perplexities_as_measured_and_logs_where_they_lie_far_apart(
+        self, probed: Store, empty: Store, make: Any
+    ) -> None:
+        made = make_figure("extrapolation", probed)
+        assert sorted(made.frame["value"]) == pytest.approx(
+            sorted(np.exp(3 + i / 10 + length / 1000) for i in range(4) for length in (64, 128, 256)), rel=1e-6
+        )
+        assert set(made.frame["panel"]) == {""}
+        assert figure_of(made).axes[0].get_yscale() == "linear"
+        cells = [make[0](i + 1, attn_type=kind) for i, kind in enumerate(("tra", "rope"))]
+        empty.record_revision("far", grid_text="x", grid_file="x.yaml", cells=cells)
+        for one, worse in zip(cells, (1, 4), strict=True):
+            attempt = empty.start_attempt(one.id, owner=Owner(name="ada", host="here", pid=1, started=0.0), fence=1)
+            Recorder(empty, attempt.id, 1).measurements(
+                [
+                    Measurement(
+                        probe="extrapolation", metric="perplexity", length=length, value=30.0 * worse**place, n=10
+                    )
+                    for place, length in enumerate((128, 256, 512))
+                ]
+            )
+            empty.finish_attempt(attempt.id, 1, "done")
+        figure = figure_of(make_figure("extrapolation", empty, "far"))
+        assert figure.axes[0].get_yscale() == "log"
+        check_column(figure)
+
+
 def record(store: Store, cell_id: str, length: int, losses: np.ndarray, run: int) -> None:
     """A done attempt of the probe position_nll with these losses [documents, runs]."""
     attempt = store.start_attempt(cell_id, owner=Owner(name="ada", host="here", pid=1, started=0.0), fence=1)
