@@ -54,9 +54,8 @@ def wall_attention(
     dtype = statistics_dtype(q_BTHX.dtype)
     backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d, steepest).backend
     if backend == "triton":
-        q = (q_BTHX.to(dtype) * (scale * LOG2E)).to(q_BTHX.dtype)
-        f = (log_gate_BTPX.to(dtype) * LOG2E).contiguous()
-        result: Tensor = _forward(q.contiguous(), k_BTJX.contiguous(), v_BTJX.contiguous(), f, cut(window, t))[0]
+        f, window = log_gate_BTPX.to(dtype), cut(window, t)
+        result: Tensor = _forward(q_BTHX, k_BTJX, v_BTJX, f, scale * LOG2E, window)[0]
         return result
     q, k = q_BTHX.to(dtype) * scale, k_BTJX.to(dtype)
     p_BTPX = log_gate_BTPX.double().cumsum(1)
@@ -129,49 +128,54 @@ def _kernels() -> Any:
 
 
 @torch.library.custom_op("atma::wall_forward", mutates_args=())
-def _forward(q: Tensor, k: Tensor, v: Tensor, f: Tensor, window: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, f: Tensor, factor: float, window: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """(o, lse, q', k', E) of wall_triton.forward; only o has a gradient."""
-    found: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = _kernels().forward(q, k, v, f, window=window or None)
+    found: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = _kernels().forward(
+        *(x.contiguous() for x in (q, k, v, f)), factor=factor, window=window or None
+    )
     return found
 
 
 @_forward.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, f: Tensor, window: int) -> tuple[Tensor, ...]:
+def _(q: Tensor, k: Tensor, v: Tensor, f: Tensor, factor: float, window: int) -> tuple[Tensor, ...]:
     (b, t, h, d), y = q.shape, f.shape[2]
     blocks = -(-t // 64)
     return (
         q.new_empty(q.shape), q.new_empty(b, h, t, dtype=torch.float32), q.new_empty(q.shape), k.new_empty(b, t, y, d),
-        q.new_empty(b, y, blocks + 1, d, dtype=torch.float64),
+        q.new_empty(2, b, y, blocks + 1, d, dtype=torch.float32),
     )  # fmt: skip
 
 
 @torch.library.custom_op("atma::wall_backward", mutates_args=())
 def _backward(
-    g_o: Tensor, q_: Tensor, k_: Tensor, v: Tensor, f: Tensor, o: Tensor, lse: Tensor, before: Tensor, window: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    g_o: Tensor, q_: Tensor, k_: Tensor, v: Tensor, f: Tensor, o: Tensor, lse: Tensor, edges: Tensor, factor: float,
+    window: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k, v and f, of their types."""
-    dq, dk, dv, df = _kernels().backward(g_o.contiguous(), q_, k_, v, f, o, lse, before, window=window or None)
-    if dk.shape[2] != v.shape[2]:
-        dk, dv = (x.unflatten(2, (v.shape[2], -1)).sum(3) for x in (dk, dv))
-    return dq.to(q_.dtype), dk.to(v.dtype), dv.to(v.dtype), df
+    found: tuple[Tensor, Tensor, Tensor, Tensor] = _kernels().backward(
+        g_o.contiguous(), q_, k_, v.contiguous(), f.contiguous(), o, lse, edges, factor=factor, window=window or None
+    )
+    return found
 
 
 @_backward.register_fake
-def _(g_o: Tensor, q_: Tensor, k_: Tensor, v: Tensor, f: Tensor, o: Tensor, lse: Tensor, before: Tensor, window: int
-      ) -> tuple[Tensor, ...]:  # fmt: skip
+def _(g_o: Tensor, q_: Tensor, k_: Tensor, v: Tensor, f: Tensor, o: Tensor, lse: Tensor, edges: Tensor, factor: float,
+      window: int) -> tuple[Tensor, ...]:  # fmt: skip
     return q_.new_empty(q_.shape), v.new_empty(v.shape), v.new_empty(v.shape), f.new_empty(f.shape)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    _, _, v, f, ctx.window = inputs
-    o, lse, q_, k_, before = output
-    ctx.save_for_backward(q_, k_, v, f, o, lse, before)
-    ctx.mark_non_differentiable(lse, q_, k_, before)
+    _, _, v, f, *ctx.options = inputs
+    o, lse, q_, k_, edges = output
+    ctx.save_for_backward(q_, k_, v, f, o, lse, edges)
+    ctx.mark_non_differentiable(lse, q_, k_, edges)
     ctx.set_materialize_grads(True)
 
 
 def _gradients(ctx: Any, g_o: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    return *_backward(g_o, *ctx.saved_tensors, ctx.window), None
+    return *_backward(g_o, *ctx.saved_tensors, *ctx.options), None, None
 
 
 _forward.register_autograd(_gradients, setup_context=_save)

@@ -4,13 +4,14 @@ B batch, T length, H query heads, J KV heads, Y gate heads (H, or J when tied), 
 Units of log 2. P_t is the sum of a channel's log gates up to t, and a score is sum_x q_ix k_jx 2^(P_ix - P_jx). P falls
 without end, so it is cut at blocks of `BLOCK` tokens: with E_b the sum up to the end of block b,
 
-    q'_i = q_i 2^(P_i - A),  k'_j = k_j 2^(E_b(j) - P_j),  score = sum_x q'_ix 2^(A - E_b(j))_x k'_jx,
+    q'_i = factor q_i 2^(P_i - E_b(i)-1),  k'_j = k_j 2^(E_b(j) - P_j),  score = sum_x q'_ix 2^(E_b(i)-1 - E_b(j))_x k'_jx.
 
-where the anchor A of a tile of queries is P before the block in its middle. Every exponent of q' and k' is a sum over at most
-BLOCK gates, so it stays within BLOCK g_max / ln 2 (80 for the mixer's 0.86) and bf16 holds it; the vector in the middle is
-the only thing that a tile of scores multiplies by, also on the diagonal. `_gate` makes q' and k', the three kernels in the
-middle are those of softmax attention with that vector, `_ungate` gives back the gradients of q, k and the gates:
-dP = q dq - k dk, summed from the end, since shifting P changes nothing. No atomics: every number repeats bit for bit.
+q' and k' are no larger than q and k. The vector in the middle is the only thing that a tile of scores multiplies by; on the
+diagonal it is a sum over BLOCK gates, so it stays within 2^(BLOCK g_max / ln 2) (2^80 for the mixer's 0.86) and bf16 holds it.
+`_gate` makes q' and k', the three kernels in the middle are those of softmax attention with that vector, `_ungate` gives back the
+gradients of q, k and the gates: dP = q dq - k dk = q' dq' - k' dk', summed from the end, since shifting P changes nothing.
+The sums of whole blocks come from the kernels in the middle, in float32; only what lies within a block is
+added up from dq' and dk' as they are written. No atomics: every number repeats bit for bit.
 
 Products of n scores, 2 n X each: forward 2, dq 3, dk and dv 4.
 """
@@ -25,77 +26,87 @@ import triton.language as tl
 from torch import Tensor
 
 from .rows_triton import row_products
-from .triton import HIDDEN, LN2, Tiles, flat, precision, visible
+from .triton import HIDDEN, LN2, LOG2E, Tiles, flat, precision, visible
 
 BLOCK = 64
 """Tokens whose gates one exponent sums at most."""
+CHANNELS = 32
+"""Channels of a program that makes q' and k' or gives back the gradients: what belongs to one stays in registers."""
 
 _LN2 = tl.constexpr(LN2)
+_LOG2E = tl.constexpr(LOG2E)
 _HIDDEN = tl.constexpr(HIDDEN)
 
 
 @triton.jit
-def _sums(f_ptr, b, y, t0, T, Y: tl.constexpr, X: tl.constexpr, BLOCK: tl.constexpr):
-    """(sum of the gates of a block up to each token [BLOCK, X], of all of it [X], places, which exist)."""
+def _sums(f_ptr, b, y, t0, d_C, T, Y: tl.constexpr, X: tl.constexpr, BLOCK: tl.constexpr):
+    """(sum of the gates of a block up to each token [BLOCK, C], of all of it [C], in log 2; places, which exist)."""
     t_S = t0 + tl.arange(0, BLOCK)
     inside = t_S < T
-    place = ((b * T + t_S) * Y + y)[:, None] * X + tl.arange(0, X)[None, :]
-    f = tl.load(f_ptr + place, mask=inside[:, None], other=0.0)
+    place = ((b * T + t_S) * Y + y)[:, None] * X + d_C[None, :]
+    f = tl.load(f_ptr + place, mask=inside[:, None], other=0.0) * _LOG2E
     return tl.cumsum(f, 0), tl.sum(f, 0), place, inside
 
 
 @triton.jit
 def _gate(
     q_ptr, k_ptr, f_ptr, q_out, k_out, total_ptr, T, N,
-    H: tl.constexpr, J: tl.constexpr, Y: tl.constexpr, X: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
+    H: tl.constexpr, J: tl.constexpr, Y: tl.constexpr, X: tl.constexpr, BLOCK: tl.constexpr, FACTOR: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0)
     b = tl.program_id(1) // Y
     y = tl.program_id(1) % Y
-    local, total, place, inside = _sums(f_ptr, b, y, n * BLOCK, T, Y, X, BLOCK)
-    tl.store(total_ptr + ((b * Y + y) * N + n) * X + tl.arange(0, X), total)
+    d_C = tl.program_id(2) * C + tl.arange(0, C)
+    local, total, place, inside = _sums(f_ptr, b, y, n * BLOCK, d_C, T, Y, X, BLOCK)
+    tl.store(total_ptr + ((b * Y + y) * N + n) * X + d_C, total)
     t_S = n * BLOCK + tl.arange(0, BLOCK)
     j = y // (Y // J)
-    k = tl.load(
-        k_ptr + ((b * T + t_S) * J + j)[:, None] * X + tl.arange(0, X)[None, :], mask=inside[:, None], other=0.0
-    )
+    k = tl.load(k_ptr + ((b * T + t_S) * J + j)[:, None] * X + d_C[None, :], mask=inside[:, None], other=0.0)
     faded = k.to(tl.float32) * tl.exp2(total[None, :] - local)
     tl.store(k_out + place, faded.to(k_out.dtype.element_ty), mask=inside[:, None])
-    # the first half of a tile of two blocks lies before its anchor
-    early = (TILE > BLOCK) & (n % 2 == 0)
-    grown = tl.exp2(tl.where(early, local - total[None, :], local))
+    grown = tl.exp2(local) * FACTOR
     for g in tl.range(0, H // Y):
-        at = ((b * T + t_S) * H + y * (H // Y) + g)[:, None] * X + tl.arange(0, X)[None, :]
+        at = ((b * T + t_S) * H + y * (H // Y) + g)[:, None] * X + d_C[None, :]
         q = tl.load(q_ptr + at, mask=inside[:, None], other=0.0)
         tl.store(q_out + at, (q.to(tl.float32) * grown).to(q_out.dtype.element_ty), mask=inside[:, None])
 
 
 @triton.jit
 def _ungate(
-    q_ptr, k_ptr, dq_ptr, dk_ptr, f_ptr, df_ptr, rest_ptr, T, N,
-    H: tl.constexpr, Y: tl.constexpr, X: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
+    q_ptr, k_ptr, dq_ptr, dk_ptr, dv_ptr, f_ptr, later_ptr, df_ptr, dk_out, dv_out, T, N,
+    H: tl.constexpr, J: tl.constexpr, Y: tl.constexpr, X: tl.constexpr, BLOCK: tl.constexpr, FACTOR: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """dq' and dk' become dq and dk in place; df [B, T, Y, X] summed to the block's end, and its sum [B, Y, N, X]."""
+    """dq' becomes dq in place; dk' and dv of the gate heads of a KV head become its dk and dv; df [B, T, Y, X]."""
     n = tl.program_id(0)
-    b = tl.program_id(1) // Y
-    y = tl.program_id(1) % Y
-    local, total, place, inside = _sums(f_ptr, b, y, n * BLOCK, T, Y, X, BLOCK)
+    b = tl.program_id(1) // J
+    j = tl.program_id(1) % J
     t_S = n * BLOCK + tl.arange(0, BLOCK)
-    k = tl.load(k_ptr + place, mask=inside[:, None], other=0.0).to(tl.float32)
-    dk = tl.load(dk_ptr + place, mask=inside[:, None], other=0.0)
-    along = -k * dk
-    tl.store(dk_ptr + place, dk * tl.exp2(total[None, :] - local), mask=inside[:, None])
-    early = (TILE > BLOCK) & (n % 2 == 0)
-    grown = tl.exp2(tl.where(early, local - total[None, :], local))
-    for g in tl.range(0, H // Y):
-        at = ((b * T + t_S) * H + y * (H // Y) + g)[:, None] * X + tl.arange(0, X)[None, :]
-        q = tl.load(q_ptr + at, mask=inside[:, None], other=0.0).to(tl.float32)
-        dq = tl.load(dq_ptr + at, mask=inside[:, None], other=0.0)
-        along += q * dq
-        tl.store(dq_ptr + at, dq * grown, mask=inside[:, None])
-    whole = tl.sum(along, 0)
-    tl.store(df_ptr + place, whole[None, :] - tl.cumsum(along, 0) + along, mask=inside[:, None])
-    tl.store(rest_ptr + ((b * Y + y) * N + n) * X + tl.arange(0, X), whole)
+    d_C = tl.program_id(2) * C + tl.arange(0, C)
+    out = ((b * T + t_S) * J + j)[:, None] * X + d_C[None, :]
+    dk_sum = tl.zeros([BLOCK, C], tl.float32)
+    dv_sum = tl.zeros([BLOCK, C], tl.float32)
+    for one in tl.range(0, Y // J):
+        y = j * (Y // J) + one
+        local, total, place, inside = _sums(f_ptr, b, y, n * BLOCK, d_C, T, Y, X, BLOCK)
+        k = tl.load(k_ptr + place, mask=inside[:, None], other=0.0).to(tl.float32)
+        dk = tl.load(dk_ptr + place, mask=inside[:, None], other=0.0).to(tl.float32)
+        along = -k * dk
+        dk_sum += dk * tl.exp2(total[None, :] - local)
+        if Y > J:
+            dv_sum += tl.load(dv_ptr + place, mask=inside[:, None], other=0.0).to(tl.float32)
+        grown = tl.exp2(local) * FACTOR
+        for g in tl.range(0, H // Y):
+            at = ((b * T + t_S) * H + y * (H // Y) + g)[:, None] * X + d_C[None, :]
+            q = tl.load(q_ptr + at, mask=inside[:, None], other=0.0).to(tl.float32)
+            dq = tl.load(dq_ptr + at, mask=inside[:, None], other=0.0).to(tl.float32)
+            along += q * dq
+            tl.store(dq_ptr + at, (dq * grown).to(dq_ptr.dtype.element_ty), mask=inside[:, None])
+        later = tl.load(later_ptr + ((b * Y + y) * N + n) * X + d_C)
+        from_here = (tl.sum(along, 0) + later)[None, :] - tl.cumsum(along, 0) + along
+        tl.store(df_ptr + place, from_here, mask=inside[:, None])
+    tl.store(dk_out + out, dk_sum.to(dk_out.dtype.element_ty), mask=(t_S < T)[:, None])
+    if Y > J:
+        tl.store(dv_out + out, dv_sum.to(dv_out.dtype.element_ty), mask=(t_S < T)[:, None])
 
 
 @triton.jit
@@ -156,7 +167,7 @@ def _forward(
     j = h // (H // J)
     p_M = m0 + tl.arange(0, BM)
     row = (b * Y + y) * (N + 1)
-    middle = tl.minimum((m0 + BM // 2) // BN, N)
+    middle = m0 // BN
     q = q_desc.load([b, m0, h * X]).reshape(BM, X)
     acc = tl.zeros([BM, X], tl.float32)
     top = tl.full([BM], float("-inf"), tl.float32)
@@ -196,7 +207,7 @@ def _dq_keys(
 
 @triton.jit
 def _dq(
-    q_desc, k_desc, v_desc, g_desc, dq_ptr, hi_ptr, lo_ptr, lse_ptr, add_ptr, T, window, N,
+    q_desc, k_desc, v_desc, g_desc, dq_desc, hi_ptr, lo_ptr, lse_ptr, add_ptr, along_ptr, T, window, N,
     H: tl.constexpr, J: tl.constexpr, Y: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -208,7 +219,7 @@ def _dq(
     p_M = m0 + tl.arange(0, BM)
     inside = p_M < T
     row = (b * Y + y) * (N + 1)
-    middle = tl.minimum((m0 + BM // 2) // BN, N)
+    middle = m0 // BN
     q = q_desc.load([b, m0, h * X]).reshape(BM, X)
     g = g_desc.load([b, m0, h * X]).reshape(BM, X)
     at = (b * H + h) * T + p_M
@@ -223,15 +234,16 @@ def _dq(
                   T, window, N, BN, X, False, WINDOWED, PRECISION)  # fmt: skip
     dq = _dq_keys(dq, q, g, lse, add, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, middle, b, y, j, whole_to, end,
                   T, window, N, BN, X, True, WINDOWED, PRECISION)  # fmt: skip
-    place = ((b * T + p_M) * H + h)[:, None] * X + tl.arange(0, X)[None, :]
-    tl.store(dq_ptr + place, dq, mask=inside[:, None])
+    dq *= _LN2
+    tl.store(along_ptr + ((b * H + h) * N + middle) * X + tl.arange(0, X), tl.sum(q.to(tl.float32) * dq, 0))
+    dq_desc.store([b, m0, h * X], dq.to(dq_desc.dtype).reshape(1, BM, X))
 
 
 @triton.jit
 def _dkv_queries(
     dk, dv, k, v, n_S, q_desc, g_desc, hi_ptr, lo_ptr, lse_ptr, add_ptr, row, after, b, h, start, stop, T, window, N,
-    H: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TILE: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr,
-    WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
+    H: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     for m in tl.range(start, stop, BM):
         i_M = m + tl.arange(0, BM)
@@ -241,8 +253,7 @@ def _dkv_queries(
         g = g_desc.load([b, m, h * X]).reshape(BM, X)
         lse = tl.load(lse_ptr + at, mask=inside, other=-_HIDDEN)
         add = tl.load(add_ptr + at, mask=inside, other=0.0)
-        middle = tl.minimum((m // TILE * TILE + TILE // 2) // BN, N)
-        faded = (q * _between(hi_ptr, lo_ptr, row, middle, after, N, X)[None, :]).to(k.dtype)
+        faded = (q * _between(hi_ptr, lo_ptr, row, m // BN, after, N, X)[None, :]).to(k.dtype)
         s_SM = tl.dot(k, faded.T, input_precision=PRECISION) - lse[None, :]
         if MASKED:
             s_SM = tl.where(visible(i_M, n_S, T, window, WINDOWED).T, s_SM, _HIDDEN)
@@ -255,9 +266,9 @@ def _dkv_queries(
 
 @triton.jit
 def _dkv(
-    q_desc, k_desc, v_desc, g_desc, dk_ptr, dv_ptr, hi_ptr, lo_ptr, lse_ptr, add_ptr, T, window, N,
+    q_desc, k_desc, v_desc, g_desc, dk_desc, dv_desc, hi_ptr, lo_ptr, lse_ptr, add_ptr, along_ptr, T, window, N,
     H: tl.constexpr, J: tl.constexpr, Y: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    TILE: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
+    WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     n0 = tl.program_id(0) * BN
     b = tl.program_id(1) // Y
@@ -282,79 +293,85 @@ def _dkv(
     for g in tl.range(0, H // Y):
         h = y * (H // Y) + g
         dk, dv = _dkv_queries(dk, dv, k, v, n_S, q_desc, g_desc, hi_ptr, lo_ptr, lse_ptr, add_ptr, row, after, b, h,
-                              first, whole_from, T, window, N, H, BM, BN, TILE, X, True, WINDOWED, PRECISION)  # fmt: skip
+                              first, whole_from, T, window, N, H, BM, BN, X, True, WINDOWED, PRECISION)  # fmt: skip
         dk, dv = _dkv_queries(dk, dv, k, v, n_S, q_desc, g_desc, hi_ptr, lo_ptr, lse_ptr, add_ptr, row, after, b, h,
-                              whole_from, whole_to, T, window, N, H, BM, BN, TILE, X, False, WINDOWED, PRECISION)  # fmt: skip
+                              whole_from, whole_to, T, window, N, H, BM, BN, X, False, WINDOWED, PRECISION)  # fmt: skip
         if WINDOWED:
             dk, dv = _dkv_queries(dk, dv, k, v, n_S, q_desc, g_desc, hi_ptr, lo_ptr, lse_ptr, add_ptr, row, after, b, h,
-                                  whole_to, end, T, window, N, H, BM, BN, TILE, X, True, WINDOWED, PRECISION)  # fmt: skip
-    place = ((b * T + n_S) * Y + y)[:, None] * X + tl.arange(0, X)[None, :]
-    tl.store(dk_ptr + place, dk, mask=(n_S < T)[:, None])
-    tl.store(dv_ptr + place, dv, mask=(n_S < T)[:, None])
+                                  whole_to, end, T, window, N, H, BM, BN, X, True, WINDOWED, PRECISION)  # fmt: skip
+    dk *= _LN2
+    at = ((b * Y + y) * N + tl.program_id(0)) * X + tl.arange(0, X)
+    tl.store(along_ptr + at, tl.sum(k.to(tl.float32) * dk, 0))
+    dk_desc.store([b, n0, y * X], dk.to(dk_desc.dtype).reshape(1, BN, X))
+    dv_desc.store([b, n0, y * X], dv.to(dv_desc.dtype).reshape(1, BN, X))
 
 
 # --- launches -----------------------------------------------------------------------------------------------------
 
 
 def tiles_for(kernel: str, d: int, dtype: torch.dtype) -> Tiles:
-    """Keys in tiles of one block, queries of the forward and of dq in tiles of one or two."""
+    """Keys in tiles of one block, queries too, but in the pass for keys in a part of it."""
     if dtype == torch.float32 or d > 128:
-        return {"forward": Tiles(64, BLOCK, 4, 1), "dq": Tiles(64, BLOCK, 4, 1), "dkv": Tiles(32, BLOCK, 4, 1)}[kernel]
-    return {"forward": Tiles(64, BLOCK, 4, 3), "dq": Tiles(64, BLOCK, 4, 2), "dkv": Tiles(64, BLOCK, 4, 2)}[kernel]
+        rows, stages = {"forward": (BLOCK, 1), "dq": (BLOCK, 1), "dkv": (BLOCK // 2, 1)}[kernel]
+    else:
+        rows, stages = {"forward": (BLOCK, 3), "dq": (BLOCK, 2), "dkv": (BLOCK, 2)}[kernel]
+    return Tiles(rows, BLOCK, 4, stages)
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, f: Tensor, *, window: int | None
+    q: Tensor, k: Tensor, v: Tensor, f: Tensor, *, factor: float, window: int | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """(o [B, T, H, X], lse [B, H, T], q', k' [B, T, Y, X], E [B, Y, N + 1, X] float64); f [B, T, Y, X] float32, contiguous."""
+    """(o [B, T, H, X], lse [B, H, T], q', k' [B, T, Y, X], E [2, B, Y, N + 1, X], float32 numbers whose sum it is).
+
+    f [B, T, Y, X] are natural log gates in float32, `factor` that of the scores in units of log 2; inputs contiguous.
+    """
     (b, t, h, d), j, y = q.shape, k.shape[2], f.shape[2]
-    bm, bn, warps, stages = tiles_for("forward", d, q.dtype)
     n = triton.cdiv(t, BLOCK)
     q_, k_ = torch.empty_like(q), torch.empty(b, t, y, d, device=k.device, dtype=k.dtype)
     total = torch.empty(b, y, n, d, device=q.device, dtype=torch.float32)
-    _gate[(n, b * y)](
-        q, k, f, q_, k_, total, t, n, H=h, J=j, Y=y, X=d, BLOCK=BLOCK, TILE=bm, num_warps=4
+    c = min(CHANNELS, d)
+    _gate[(n, b * y, d // c)](
+        q, k, f, q_, k_, total, t, n, H=h, J=j, Y=y, X=d, BLOCK=BLOCK, FACTOR=factor, C=c, num_warps=4
     )  # fmt: skip
-    before = torch.zeros(b, y, n + 1, d, device=q.device, dtype=torch.float64)
-    torch.cumsum(total.double(), 2, out=before[:, :, 1:])
+    edges = _edges(total)
     o = torch.empty_like(q)
     lse = torch.empty(b, h, t, device=q.device, dtype=torch.float32)
+    bm, bn, warps, stages = tiles_for("forward", d, q.dtype)
     _forward[(triton.cdiv(t, bm), b * h)](
-        flat(q_, bm, d), flat(k_, bn, d), flat(v, bn, d), flat(o, bm, d), *_halves(before), lse, t, window or 0, n,
+        flat(q_, bm, d), flat(k_, bn, d), flat(v, bn, d), flat(o, bm, d), edges[0], edges[1], lse, t, window or 0, n,
         BM=bm, BN=bn, num_warps=warps, num_stages=stages, **_shared(q, j, y, window),
     )  # fmt: skip
-    return o, lse, q_, k_, before
+    return o, lse, q_, k_, edges
 
 
 def backward(
-    g_o: Tensor, q_: Tensor, k_: Tensor, v: Tensor, f: Tensor, o: Tensor, lse: Tensor, before: Tensor, *,
-    window: int | None,
+    g_o: Tensor, q_: Tensor, k_: Tensor, v: Tensor, f: Tensor, o: Tensor, lse: Tensor, edges: Tensor, *,
+    factor: float, window: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of (q, k, v, f) in float32, from q' and k' of `forward`; those of k and v [B, T, Y, X], a head of gates each."""
+    """Gradients of (q, k, v) in their types and of f in float32, from q' and k' of `forward`."""
     (b, t, h, d), j, y = q_.shape, v.shape[2], f.shape[2]
-    shared, halves = _shared(q_, j, y, window), _halves(before)
-    n = before.shape[2] - 1
+    shared, n = _shared(q_, j, y, window), edges.shape[3] - 1
     add = -row_products(g_o, o)
-    dq = torch.empty(q_.shape, device=q_.device, dtype=torch.float32)
-    dk, dv, df = (torch.empty(b, t, y, d, device=q_.device, dtype=torch.float32) for _ in range(3))
-    tile = tiles_for("forward", d, q_.dtype).rows
+    dq, dk, dv, df = (torch.empty_like(x) for x in (q_, k_, k_, f))
+    of_q, of_k = (torch.empty(b, heads, n, d, device=q_.device, dtype=torch.float32) for heads in (h, y))
     bm, bn, warps, stages = tiles_for("dkv", d, q_.dtype)
     _dkv[(n, b * y)](
-        flat(q_, bm, d), flat(k_, bn, d), flat(v, bn, d), flat(g_o, bm, d), dk, dv, *halves, lse, add, t, window or 0, n,
-        BM=bm, BN=bn, TILE=tile, num_warps=warps, num_stages=stages, **shared,
+        flat(q_, bm, d), flat(k_, bn, d), flat(v, bn, d), flat(g_o, bm, d), flat(dk, bn, d), flat(dv, bn, d), edges[0],
+        edges[1], lse, add, of_k, t, window or 0, n, BM=bm, BN=bn, num_warps=warps, num_stages=stages, **shared,
     )  # fmt: skip
     bm, bn, warps, stages = tiles_for("dq", d, q_.dtype)
-    _dq[(triton.cdiv(t, bm), b * h)](
-        flat(q_, bm, d), flat(k_, bn, d), flat(v, bn, d), flat(g_o, bm, d), dq, *halves, lse, add, t, window or 0, n,
-        BM=bm, BN=bn, num_warps=warps, num_stages=stages, **shared,
+    _dq[(n, b * h)](
+        flat(q_, bm, d), flat(k_, bn, d), flat(v, bn, d), flat(g_o, bm, d), flat(dq, bm, d), edges[0], edges[1], lse, add,
+        of_q, t, window or 0, n, BM=bm, BN=bn, num_warps=warps, num_stages=stages, **shared,
     )  # fmt: skip
-    rest = torch.empty(b, y, n, d, device=q_.device, dtype=torch.float32)
-    _ungate[(n, b * y)](
-        q_, k_, dq, dk, f, df, rest, t, n, H=h, Y=y, X=d, BLOCK=BLOCK, TILE=tile, num_warps=4
+    along = of_q.unflatten(1, (y, -1)).sum(2) - of_k
+    later = along.flip(2).cumsum(2).flip(2) - along
+    dk_, dv_ = (dk, dv) if y == j else (torch.empty_like(v) for _ in range(2))
+    c = min(CHANNELS, d)
+    _ungate[(n, b * j, d // c)](
+        q_, k_, dq, dk, dv, f, later, df, dk_, dv_, t, n, H=h, J=j, Y=y, X=d, BLOCK=BLOCK, FACTOR=factor, C=c, num_warps=4
     )  # fmt: skip
-    later = (rest.flip(2).cumsum(2).flip(2) - rest).repeat_interleave(BLOCK, 2)[:, :, :t].transpose(1, 2)
-    # a score in units of log 2 is 1 / ln 2 of itself, and so is the exponent of a gate
-    return dq * LN2, dk * LN2, dv, (df + later) * LN2**2
+    return dq, dk_, dv_, df
 
 
 def _shared(q: Tensor, kv_heads: int, gate_heads: int, window: int | None) -> dict[str, Any]:
@@ -364,7 +381,8 @@ def _shared(q: Tensor, kv_heads: int, gate_heads: int, window: int | None) -> di
     }  # fmt: skip
 
 
-def _halves(before: Tensor) -> tuple[Tensor, Tensor]:
-    """Two float32 numbers whose sum is the float64 one."""
+def _edges(total: Tensor) -> Tensor:
+    """Sums of the blocks before each block and before the end, as two float32 numbers whose sum is the float64 one."""
+    before = torch.nn.functional.pad(total.double().cumsum(2), (0, 0, 1, 0))
     high = before.float()
-    return high, (before - high).float()
+    return torch.stack([high, (before - high).float()])

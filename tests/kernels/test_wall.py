@@ -176,8 +176,8 @@ def test_the_block_of_the_kernels_changes_nothing(block: int, factor: float, mon
     ours = run(kernels_alone, args)
     check(ours, run(wall_attention, double(args), scale=1 / wall.LOG2E, backend="torch"), 1, gradient=1e-4)
     q, k, v, f = (x.detach() for x in args)
-    before = kernels.forward(q, k, v, torch.full_like(f, -0.02), window=None)[4]
-    assert (before[:, :, 0] - before[:, :, 1]).exp2() == pytest.approx(factor, abs=0.005)
+    edges = kernels.forward(q, k, v, torch.full_like(f, -0.02 / wall.LOG2E), factor=1.0, window=None)[4].sum(0)
+    assert (edges[:, :, 0] - edges[:, :, 1]).exp2() == pytest.approx(factor, abs=0.005)
 
 
 def kernels_alone(*args: Tensor) -> Tensor:
@@ -188,15 +188,14 @@ def kernels_alone(*args: Tensor) -> Tensor:
 class _Alone(torch.autograd.Function):
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, q: Tensor, k: Tensor, v: Tensor, f: Tensor) -> Tensor:
-        made = wall._kernels().forward(q, k, v, f * wall.LOG2E, window=None)
-        ctx.save_for_backward(q, k, v, f, *made)
+        made = wall._kernels().forward(q, k, v, f, factor=1.0, window=None)
+        ctx.save_for_backward(v, f, *made)
         return made[0]
 
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, g: Tensor) -> tuple[Tensor, ...]:
-        _, _, v, f, o, lse, q_, k_, before = ctx.saved_tensors
-        dq, dk, dv, df = wall._kernels().backward(g, q_, k_, v, f * wall.LOG2E, o, lse, before, window=None)
-        return dq, dk, dv, df * wall.LOG2E
+        v, f, o, lse, q_, k_, edges = ctx.saved_tensors
+        return wall._kernels().backward(g, q_, k_, v, f, o, lse, edges, factor=1.0, window=None)
 
 
 @interpreted
@@ -215,10 +214,10 @@ def test_the_kernels_repeat_to_the_bit_and_use_nothing_beyond_their_inputs() -> 
 @pytest.mark.parametrize("p", every_nth([1, 2], 2))
 def test_ops_keep_the_rules_of_torch(name: str, p: int) -> None:
     q, k, v, f = inputs(5, 2, 1, p)
-    args: tuple[object, ...] = (q, k, v, f, 3)
+    args: tuple[object, ...] = (q, k, v, f, 0.7, 3)
     if name == "backward":
-        o, lse, q_, k_, before = (x.detach() for x in wall._forward(q, k, v, f, 3))
-        args = (o, q_, k_, v.detach(), f.detach(), o, lse, before, 3)
+        o, lse, q_, k_, edges = (x.detach() for x in wall._forward(q, k, v, f, 0.7, 3))
+        args = (o, q_, k_, v.detach(), f.detach(), o, lse, edges, 0.7, 3)
     found = torch.library.opcheck(getattr(wall, f"_{name}"), args)
     assert set(found.values()) == {"SUCCESS"}, found
 
