@@ -79,6 +79,8 @@ class Corpus:
     """For each training shard which of its tokens count as targets, 0 or 1; None when the corpus does not say."""
     validation_marks: Stream | None = None
     """The same of the validation split; both or neither."""
+    computed: bool = False
+    """Whether its rows are worked out as they are read; such a corpus has no long documents, and nobody can lend it any."""
     expected_share: float | None = None
     """Share of the training tokens that are marked, where it is known without reading them."""
 
@@ -356,6 +358,7 @@ def _computed(streams: Streams, about: dict[str, Any]) -> Corpus:
         largest=streams.largest,
         train_marks=None if streams.train_marks is None else [streams.train_marks],
         validation_marks=streams.validation_marks,
+        computed=True,
         expected_share=None if streams.train_marks is None else streams.marked_share,
     )
 

@@ -19,6 +19,8 @@ from atma_sweep.sweep.data.known.flipflop import FlipFlopRows, Marks, coin_flips
 from atma_sweep.sweep.data.tokenizer import TokenizerError, load_tokenizer
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid.cell import Cell
+from atma_sweep.sweep.plan import corpora as corpora_plan
+from attempts import room_of, small_grid
 from prepared import made, told
 
 LETTERS = "wri01"
@@ -259,3 +261,35 @@ def test_a_grid_that_asks_for_what_cannot_be(cells: Callable[..., list[Cell]], s
     with pytest.raises(GridError) as caught:
         cells(f"set:\n  {said}")
     assert message in str(caught.value)
+
+
+@pytest.mark.thorough
+def test_an_attempt_trains_on_it_and_answers_for_it(tmp_path: Path) -> None:
+    """From the grid to the database; and what reads long documents is refused before anything is trained."""
+    (tmp_path / "grid").mkdir()
+    grid = small_grid(tmp_path / "grid")
+    small = {"iid": 20, "sparse": 30, "dense": 10, "items": 4}
+    sets = (
+        "data.corpus=flipflop", "data.path=null", "eval.validate_every=6", "data.settings.flipflop.length=32", "data.settings.flipflop.train_rows=40",
+        "train.loss_on=marked", "train.seq_len=32", *(f"eval.settings.flipflop.{name}={count}" for name, count in small.items()),
+    )  # fmt: skip
+    whole, halves = (room_of(grid, tmp_path, *sets, "eval.probes=[val, flipflop]") for _ in range(2))
+    corpora_plan.check([whole.cell], grid.parent / "corpora")
+    assert halves.run(stop=20).state == "interrupted"
+    rooms = (whole, halves)
+    ends = [room.run() for room in rooms]
+    assert [end.state for end in ends] == ["done", "done"]
+    curves = [room.curve(end) for room, end in zip(rooms, ends, strict=True)]
+    assert curves[0] == curves[1], "one that goes on in the middle reads the same rows"
+    found, again = (
+        {one.metric: one for one in room.store.measurements(room.cell.id) if one.probe == "flipflop"} for room in rooms
+    )
+    assert {name: one.value for name, one in found.items()} == {name: one.value for name, one in again.items()}
+    assert (found["exact_sparse"].n, found["exact_sparse"].length) == (30, 0)
+    assert found["exact_sparse"].description == {"chance": coin_flips(32, 0.98)}
+    assert found["error_dense"].n == found["reads_dense"].value
+    with pytest.raises(corpora.CorpusError) as caught:
+        corpora_plan.check([room_of(grid, tmp_path, *sets, "eval.probes=[clean, junk]").cell], grid.parent / "corpora")
+    assert str(caught.value) == (
+        "corpus 'flipflop': it has no long documents, which clean reads: leave them out of eval.probes"
+    )
