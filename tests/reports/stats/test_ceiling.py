@@ -74,7 +74,8 @@ def test_every_table_of_needle_numbers_or_their_differences_names_that_of_its_ow
     if about_needle((one for row in table.entries for one in row), (word for row in table.rows for word in row)):
         assert "the same digit everywhere: 44.4; a guess: 10" in " ".join(table.notes)
     else:
-        assert name in {"4", "5", "contrasts", "items", "claims"}, "these have no needle number here"
+        without = {"4", "5", "contrasts", "items", "claims", "flipflop", "extrapolation", "downstream"}
+        assert name in without, "these have no needle number here"
 
 
 @pytest.mark.parametrize("name", ["1", "2", "3", "6", "open-weight", "pareto"])
