@@ -6,15 +6,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 
 from scipy import special
 
 from ...results import paper
 from ...results.store.records import CellState
-from ..data import level_of
-from ..layout import entry
+from ..data import SweepData, level_of
 from ..numbers import Column, column_of, length_name, rounded
-from ..table import Entry
 from .claims import CLAIMS, DIFFERS, FALSE, NOT_SHOWN, TRUE, Answer, Claim, Facts, Lacking
 from .matching import NOT_THERE
 from .resampling import ALPHA
@@ -37,6 +36,17 @@ class Family:
     claims: Sequence[Claim]
 
 
+@dataclass(frozen=True)
+class Mean:
+    """A number over seeds, or over the runs of a printed mean, with the standard deviation between them; `high` is the upper end of
+    the interval of the trials, of one run."""
+
+    value: float
+    seeds: int = 1
+    sd: float | None = None
+    high: float | None = None
+
+
 def sentences(facts: Facts) -> list[Claim]:
     """Those of every paper that a sweep has a number for; of a sweep without any, our own paper's."""
     data = facts.data
@@ -44,33 +54,42 @@ def sentences(facts: Facts) -> list[Claim]:
     return found or list(CLAIMS)
 
 
-def _plain(facts: Facts, mixer: str, column: Column) -> tuple[list[CellState], Entry]:
-    """The runs of the plain configuration with that mixer that have the number, and the number."""
+def _plain(facts: Facts, mixer: str, column: Column) -> Mean:
+    """The number of the plain configuration with that mixer that has it."""
     extra = [axis for axis in facts.data.extra_axes() if not axis.startswith(TEXT)]
     for runs in facts.plain_of(mixer):
         if any(level_of(runs[0], axis) not in NOT_THERE for axis in extra):
             continue
-        known = facts.known(runs, (column.probe, column.metric), column.length)
-        if known is not None:
-            return runs, entry(facts.data, runs, column)
+        if facts.known(runs, (column.probe, column.metric), column.length) is not None:
+            return _mean(facts.data, runs, column)
     at = f" at {length_name(column.length)}" if column.length else ""
     raise Lacking(f"no {mixer} with a number of {column.metric}{at}")
 
 
-def _share(one: Entry) -> str:
-    assert one.value is not None
+def _mean(data: SweepData, runs: Sequence[CellState], column: Column) -> Mean:
+    values = data.numbers(runs, column)
+    if len(values) > 1:
+        return Mean(fmean(values), len(values), stdev(values))
+    cell = next(cell for cell in runs if data.numbers([cell], column))
+    printed, given = data.printed_spread(cell, column), data.given(cell, column)
+    if printed is not None:
+        return Mean(values[0], *printed)
+    return Mean(values[0], high=given.high if given is not None else None)
+
+
+def _share(one: Mean) -> str:
     spread = f" ± {rounded(one.sd, 2, percent=True)}" if one.sd is not None else ""
     return f"{rounded(round(one.value, 12), 2, percent=True)}{spread}"
 
 
 def solved(facts: Facts) -> Answer:
     """Whether every sequence of every set is right, in the mean over seeds, which is then every seed's."""
-    found = {name: _plain(facts, THRESHOLD, column_of("flipflop", f"exact_{name}"))[1] for name in SETS}
+    found = {name: _plain(facts, THRESHOLD, column_of("flipflop", f"exact_{name}")) for name in SETS}
     told = ", ".join(f"{name} {_share(one)}" for name, one in found.items())
     seeds = min(one.seeds for one in found.values())
-    whole = sum((one.value or 0.0) >= 1 - DUST for one in found.values())
+    whole = sum(one.value >= 1 - DUST for one in found.values())
     verdict = TRUE if whole == len(found) else f"true of {whole} of {len(found)}" if whole else FALSE
-    return Answer(verdict, f"{told}; {_runs(seeds)}", {name: one.value or 0.0 for name, one in found.items()})
+    return Answer(verdict, f"{told}; {_runs(seeds)}", {name: one.value for name, one in found.items()})
 
 
 def _runs(seeds: int) -> str:
@@ -81,8 +100,7 @@ def fails(mixer: str, which: str, printed: str) -> Callable[[Facts], Answer]:
     """Whether a mixer leaves sequences of a set wrong: by Student's t of its seeds, by the sequences where it has one."""
 
     def query(facts: Facts) -> Answer:
-        _, one = _plain(facts, mixer, column_of("flipflop", f"exact_{which}"))
-        assert one.value is not None
+        one = _plain(facts, mixer, column_of("flipflop", f"exact_{which}"))
         told = f"{mixer}, {which}: {_share(one)}; {_runs(one.seeds)}"
         numbers = {"share": one.value}
         if one.value >= 1 - DUST:
@@ -108,7 +126,7 @@ def extrapolates(facts: Facts) -> Answer:
     ratios = {}
     for mixer in (THRESHOLD, FORGETTING, ROTARY):
         columns = [_perplexity(facts, length) for length in (lengths[0], lengths[-1])]
-        first, last = (_plain(facts, mixer, column)[1].value or math.nan for column in columns)
+        first, last = (_plain(facts, mixer, column).value for column in columns)
         ratios[mixer] = last / first
     kept = [ratios[THRESHOLD] <= 1 + DUST, ratios[FORGETTING] <= 1 + DUST, ratios[ROTARY] > 2]
     told = ", ".join(f"{mixer} {rounded(ratio, 2)}" for mixer, ratio in ratios.items())
@@ -146,10 +164,9 @@ def outperforms(facts: Facts) -> Answer:
     ahead, every, numbers, behind = 0, 0, {}, []
     for name in TASKS:
         column = column_of("downstream", facts.data.metric("downstream", name))
-        ours = _plain(facts, WALL, column)[1]
+        ours = _plain(facts, WALL, column)
         for rival in (ROTARY, FORGETTING):
-            theirs = _plain(facts, rival, column)[1]
-            difference = (ours.value or 0.0) - (theirs.value or 0.0)
+            difference = ours.value - _plain(facts, rival, column).value
             every, ahead, numbers[f"{name}, {rival}"] = every + 1, ahead + (difference > DUST), difference
             behind += [f"{name} not of {rival}"] if difference <= DUST else []
     smallest = min(numbers.values())
