@@ -9,7 +9,7 @@ import pandas as pd
 
 from ..data import SweepData
 from ..numbers import Column
-from ..stats.spread import STRATA
+from ..stats.spread import STRATA, spreads
 from . import style
 from .forest import shown_measures
 
@@ -17,9 +17,11 @@ Stratum = tuple[str, ...]
 
 
 def planned_measures(data: SweepData) -> list[Column]:
-    """What noise is shown of: of the numbers of the figure `effects`, validation loss and the needle, or the first of them."""
+    """What noise is shown of: of the numbers of the figure `effects`, validation loss and the needle, or the first of them that has
+    any."""
     shown = shown_measures(data)
-    return [column for column in shown if column.metric == "val_loss" or column.probe == "needle"] or shown[:1]
+    chosen = [column for column in shown if column.metric == "val_loss" or column.probe == "needle"]
+    return chosen or [column for column in shown if spreads(data, column)][:1] or shown[:1]
 
 
 def in_order(data: SweepData, found: Iterable[Stratum]) -> list[Stratum]:

@@ -22,9 +22,7 @@ RUNS = 4
 UNREAD = "unread: printed, but not on record here"
 FLIPFLOP, EXTRAPOLATION, DOWNSTREAM = "flipflop", "extrapolation", "downstream"
 """The probes under which their numbers stand; the first two are also the package's."""
-PERPLEXITY = Metric(
-    "perplexity", "perplexity", "lower", "exp of the mean cross-entropy over windows of L tokens.", "PPL", 2
-)
+PERPLEXITY = metrics.metric(EXTRAPOLATION, "perplexity")
 TASKS: Mapping[str, Metric] = {
     name: Metric(name, SHARE, "higher", f"{words} answered rightly.", heading, 1)
     for name, heading, words in (
@@ -129,7 +127,7 @@ def _number(probe: str, about: Metric, length: int, text: str) -> Measurement:
         value=(fraction(text) if about.percent else float(text)) if text else None,
         unit=about.unit,
         reason=None if text else UNREAD,
-        description=None if probe == FLIPFLOP else metrics.described(about),
+        description=None if metrics.known(probe, about.name) else metrics.described(about),
     )
 
 
