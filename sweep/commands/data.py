@@ -156,6 +156,7 @@ def data_verify(
             metavar="NAME|CORPUS|FINGERPRINT", help="As data list shows it; without it all that are prepared."
         ),
     ] = None,
+    plugin: Plugins = None,
     runs: Runs = None,
     db: Db = None,
     as_json: AsJson = False,
@@ -169,7 +170,9 @@ def data_verify(
       atma-sweep data verify
     """
     from ..data import corpora
+    from ..grid.plugins import load_plugins
 
+    load_plugins(plugin or [])
     root = runs_folder(runs, db) / "corpora"
     folders = corpora.choose(root, what) if what else corpora.folders(root)
     rows = [{"folder": str(folder), "problems": corpora.verify(folder)} for folder in folders]

@@ -1,12 +1,12 @@
-"""Text and tokens. A corpus of your own needs its base class, its texts and `register_corpus` from here."""
+"""Text and tokens. A corpus of your own needs its base class, its texts or rows, and `register_corpus` from here."""
 
 from importlib import import_module
 
 from .registry import register_corpus
 
-__all__ = ["CorpusKind", "Text", "register_corpus"]
+__all__ = ["CorpusConfig", "CorpusKind", "Rows", "Streams", "Text", "register_corpus"]
 
-_LAZY = {"CorpusKind": "kinds", "Text": "sources"}
+_LAZY = {"CorpusConfig": "kinds", "CorpusKind": "kinds", "Rows": "rows", "Streams": "rows", "Text": "sources"}
 
 
 def __getattr__(name: str) -> object:

@@ -154,6 +154,54 @@ def test_a_plugin_may_make_shards_and_mark_them(tmp_path: Path) -> None:
     assert not any(path.is_symlink() or path.is_dir() for path in found.folder.iterdir()), "it needs nothing elsewhere"
 
 
+ROWS = """
+import numpy as np
+from atma_sweep.model.config import Int, knob
+from atma_sweep.sweep.data import CorpusConfig, CorpusKind, Rows, Streams, register_corpus
+
+class Config(CorpusConfig):
+    step: Int = knob(1, "How far a letter is from the one before.")
+
+class Letters(Rows):
+    first = 97
+    def __init__(self, rows, step):
+        super().__init__(rows, 8)
+        self.step = step
+    def made(self, numbers):
+        steps = self.step * np.arange(8) * (numbers[:, None] + 1)
+        return (97 + steps % 26).astype(np.uint16)
+
+@register_corpus("letters")
+class Counting(CorpusKind):
+    Config = Config
+    description = "letters in steps"
+    tokenizer = "bytes"
+    @classmethod
+    def streams(cls, settings):
+        rows = Letters(40, settings.step)
+        return Streams(rows, Letters(9, settings.step), None, None, 122, 3.0, 1.0, 1.0)
+"""
+
+
+def test_a_plugin_may_work_its_rows_out(bench: Bench) -> None:
+    """It is prepared by a grid, known by its settings, and trained on without a file of tokens."""
+    (bench.folder / "count.py").write_text(ROWS)
+    bench.edit("corpus: counting", "corpus: letters, settings.letters.step: 3")
+    root = bench.folder / "atma-runs" / "corpora"
+    with fresh():
+        cells, _ = expand(load_grid(str(bench.folder / "micro.yaml")), root)
+        data = cells[0].config.data
+        assert data.settings == {"letters": {"step": 3}}
+        found = open_corpus(root, str(data.fingerprint))
+    assert found.validation[8:17].tolist() == [97 + 6 * place % 26 for place in range(8)] + [97]
+    assert (found.train_marks, found.marked_share, found.load_tokenizer().name) == (None, 1.0, "bytes")
+    assert "letters" in bench.ask("data", "list")
+    with fresh():
+        assert "as prepared" in bench.ask("data", "verify", "letters", "--plugin", "count.py")
+    (said,) = corpora.verify(root / str(data.fingerprint)[:16])
+    assert said.startswith("corpus 'letters' is worked out by a plugin, which is not loaded")
+
+
 def test_names_and_files_that_are_wrong_are_told_in_a_line(tmp_path: Path) -> None:
     file = tmp_path / "bad.py"
     file.write_text(PLUGIN.replace('"counting"', '"stdlib"'))
