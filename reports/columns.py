@@ -65,7 +65,7 @@ def further_metrics(data: SweepData) -> list[tuple[str, Metric]]:
     """The metrics with a heading, each with its probe, that a sweep has besides those of STANDING: of probes of the package, then
     of others."""
     known = [(probe, about) for (probe, _), about in METRICS.items() if probe not in STANDING]
-    measured = [(probe, about) for probe, about in known if data.lengths(probe, about.name)]
+    measured = [(probe, data.metric(probe, about.name)) for probe, about in known if data.lengths(probe, about.name)]
     return [(probe, about) for probe, about in [*measured, *data.strange()] if about.heading]
 
 

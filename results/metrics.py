@@ -168,7 +168,7 @@ METRICS: Mapping[tuple[str, str], Metric] = {
                    decimals=0),
         ),
         "extrapolation": (
-            Metric("perplexity", "1", "lower", "Perplexity of a text cut into windows of L tokens side by side: exp of the mean loss below.", "PPL", 2),
+            Metric("perplexity", "1", "lower", "Perplexity of a text cut into windows of L tokens side by side: exp of the mean cross-entropy, over the same targets at every L.", "PPL", 2),
             Metric("nats", _LOSS, "lower", "Loss of a text cut into windows of L tokens side by side: mean cross-entropy over the same targets "
                    "at every L, from the start of the validation split. Full attention."),
         ),

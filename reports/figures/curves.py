@@ -76,7 +76,9 @@ def draw_lines(
         if line["low"].notna().any():
             if banded:
                 low, high = (scale * line[side].astype(float) for side in ("low", "high"))
-                axes.fill_between(aside, low, high, color=how["color"], alpha=0.2, linewidth=0, zorder=2)
+                axes.fill_between(
+                    aside, low, high, color=how["color"], alpha=min(0.2, 0.4 / len(found)), linewidth=0, zorder=2
+                )
                 continue
             below, above = line["value"] - line["low"], line["high"] - line["value"]
             axes.errorbar(

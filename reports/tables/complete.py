@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from ...results.metrics import Metric
 from ...results.store.records import AXES
 from ...results.store.store import Store
 from ..columns import AXIS_HEADINGS, complete_columns, further_metrics
@@ -87,6 +88,11 @@ def table6(
     return replace(made, paged=True)
 
 
+def _unit(about: Metric) -> str:
+    """Its unit after a comma; nothing of a bare number."""
+    return ", in %" if about.percent else "" if about.unit in ("", "1") else f", {about.unit}"
+
+
 def _of_further(data: SweepData, columns: Sequence[Column]) -> list[str]:
     """What the columns of further probes mean."""
     further = {(probe, about.name): about for probe, about in further_metrics(data)}
@@ -94,7 +100,4 @@ def _of_further(data: SweepData, columns: Sequence[Column]) -> list[str]:
         (column.probe, column.metric) for column in columns if (column.probe, column.metric) in further
     )
     headings = {(column.probe, column.metric): column.heading.partition("@")[0] for column in columns}
-    return [
-        f"{headings[key]}, {'in %' if further[key].percent else further[key].unit}: {further[key].definition}"
-        for key in shown
-    ]
+    return [f"{headings[key]}{_unit(further[key])}: {further[key].definition}" for key in shown]

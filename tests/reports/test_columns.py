@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from atma_sweep.reports.columns import complete_columns
 from atma_sweep.reports.data import SweepData
-from atma_sweep.results.store.records import Value
+from atma_sweep.reports.tables import make_table
+from atma_sweep.results.store.records import Measurement, Value
+from atma_sweep.results.store.store import Store
 
 LIGHT = {"heading": "Glow", "better": "higher", "decimals": 1, "words": "Light."}
 
@@ -69,3 +72,30 @@ def test_a_probe_of_the_package_that_was_asked_for_beside_the_usual_ones_has_its
     ]
     assert headings(sweep(value(), *flips)) == ["FF dense", "Glow", "MFU"]
     assert complete_columns(sweep(*flips))[7].percent
+
+
+def test_a_further_column_says_the_chance_of_its_own_trials_and_no_unit_of_a_bare_number(
+    empty: Store, make: Any, run: Callable[..., None]
+) -> None:
+    cell, _ = make
+    empty.record_revision("s", grid_text="x", grid_file="x.yaml", cells=[cell(1)])
+    key = Measurement(
+        probe="passkey",
+        metric="digit_accuracy",
+        length=64,
+        value=0.5,
+        unit="fraction",
+        n=9,
+        description={"chance": 0.15},
+    )
+    run(
+        empty,
+        cell(1).id,
+        "done",
+        [key, Measurement(probe="extrapolation", metric="perplexity", length=64, value=30.5, unit="1")],
+    )
+    table = make_table("6", empty)
+    assert {"Key@64", "PPL@64"} <= set(table.columns)
+    notes = "\n".join(table.notes)
+    assert "A trivial answer scores 15%." in notes
+    assert "PPL: Perplexity of a text" in notes

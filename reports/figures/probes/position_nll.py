@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 PROBE, METRIC = "position_nll", "nats"
 TOGETHER = 8
 """Points of an octave: runs of tokens are drawn one by one where there are fewer, as means of their tokens where there are more."""
-BANDS = BARS | {"trials": "95% t intervals over the documents of a line of one cell"}
+BANDS = BARS | {"trials": "95% t intervals over the documents of a line of one cell, which are the same for all lines"}
 
 
 def collect(
