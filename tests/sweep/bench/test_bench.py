@@ -15,10 +15,12 @@ from atma_sweep.model.mixers.tra import TRA
 from atma_sweep.model.mixers.tra_outline import TRAConfig
 from atma_sweep.model.mixers.wall import Wall
 from atma_sweep.model.mixers.wall_outline import WallConfig
+from atma_sweep.model.registry import MIXERS
 from atma_sweep.sweep.bench import kernels, report, train
 from atma_sweep.sweep.bench.ceilings import Ceilings
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid.grid import load_grid
+from atma_sweep.sweep.training.flops import training_flops
 from patience import PATIENCE_S
 
 Command = Callable[..., tuple[int, str, str]]
@@ -54,6 +56,13 @@ def test_the_default_cells_are_cells_of_the_full_grid() -> None:
     shipped = {cell.slug: cell.config for cell in load_grid("full").expand(lambda data: "random tokens")}
     assert all(cell.config == shipped[cell.slug] for cell in found)
     assert train.changes("full", found, []) == {}
+
+
+def test_any_mixer_of_the_370m_network_can_be_timed() -> None:
+    found = train.choose("rivals", [f"{name}-baseline-d0-m0-w0" for name in MIXERS], [])
+    assert [cell.config.model.attn_type for cell in found] == list(MIXERS)
+    assert all(training_flops(cell.config.model, 2048) for cell in found)
+    assert {cell.config.train.compile for cell in found} == {True}
 
 
 def test_what_the_command_changes_is_told() -> None:

@@ -287,7 +287,7 @@ def test_every_setting_of_every_shipped_base_is_a_valid_path() -> None:
 
 
 COUNTS = {
-    "flipflop": 36, "flipflop-mini": 4, "full": 120, "h200-check": 4, "paper-v1": 100, "paper-v2": 120, "quick": 12,
+    "flipflop": 36, "flipflop-mini": 4, "full": 120, "h200-check": 4, "paper-v1": 100, "paper-v2": 120, "quick": 12, "rivals": 12,
     "wall-400m": 5, "wall-bias": 8, "wall-subdim": 9, "wikitext-tra": 36,
 }  # fmt: skip
 
