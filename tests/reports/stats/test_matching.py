@@ -1,0 +1,40 @@
+"""The shipped grids of the rivals' experiments against the published sweeps: every configuration has its partner, and no other."""
+
+import pytest
+from atma_sweep.reports.data import gather
+from atma_sweep.reports.stats.audit import flat
+from atma_sweep.reports.stats.comparable import IDLE
+from atma_sweep.reports.stats.matching import matched
+from atma_sweep.results.store.store import Store
+from atma_sweep.sweep.grid.grid import load_grid
+from atma_sweep.sweep.plan.planner import record
+
+
+@pytest.mark.parametrize(
+    ("grid", "sweep", "partners"),
+    [
+        ("flipflop", "printed-tra", 9),
+        ("wikitext-tra", "printed-tra", 9),
+        ("wall-400m", "printed-wall", 4),  # of nope the page prints nothing
+    ],
+)
+def test_a_shipped_grid_stands_beside_what_is_printed(
+    empty: Store, published: Store, grid: str, sweep: str, partners: int
+) -> None:
+    cells = load_grid(grid).expand(lambda data: "0" * 64)
+    empty.record_revision(grid, grid_text="x", grid_file="x", cells=[record(cell) for cell in cells])
+    mine, theirs = gather(empty, grid), gather(published, sweep)
+    found = matched(mine, theirs)
+    assert len(found) == partners
+    for axis in ("attn_type", "model.positions", "model.mixers.wall.rotary"):
+        for pair in found:
+            here, there = ({**one.levels, **one.axes}.get(axis, "none") for one in (pair.mine[0], pair.theirs[0]))
+            assert here == there
+    corpora = {pair.theirs[0].axes.get("data.corpus") for pair in found}
+    assert corpora <= {None, cells[0].config.data.corpus}
+    # nor does anything that is printed of the recipe differ, so that a full run is judged
+    for pair in found:
+        whole = flat(next(cell for cell in cells if cell.id == pair.mine[0].cell_id).config.model_dump(mode="json"))
+        told = flat(theirs.configs[pair.theirs[0].cell_id])
+        differing = {path for path, value in told.items() if not path.startswith(IDLE) and whole.get(path) != value}
+        assert differing <= {"model.mixers.wall.rotary"}
