@@ -177,11 +177,11 @@ def shown(request: pytest.FixtureRequest) -> Callable[[str], Store]:
     return store_of
 
 
-@pytest.fixture
-def probed(tmp_path: Path, blank: Path, make: Any) -> Store:
+@pytest.fixture(scope="session")
+def probed_file(blank: Path) -> Path:
     """A sweep `probed` of four cells, trained at 64 tokens, with the items of the probes that have figures of their own."""
-    store = open_store(shutil.copy(blank, tmp_path / "probed.db"))
-    cell, _ = make
+    path = Path(shutil.copy(blank, blank.with_name("probed.db")))
+    store = open_store(path)
     levels = [(kind, seed) for kind in ("fox", "nope") for seed in (0, 1)]
     cells = [
         replace(cell(i + 1, attn_type=kind, seed=seed), config={"train": {"seq_len": 64}})
@@ -192,7 +192,14 @@ def probed(tmp_path: Path, blank: Path, make: Any) -> Store:
         attempt = store.start_attempt(one.id, owner=ME, fence=1)
         probed_data.probe_items(Recorder(store, attempt.id, 1), 3 + i / 10, i / 4, lengths=(64, 128, 256))
         store.finish_attempt(attempt.id, 1, "done")
-    return store
+    store.close()
+    return path
+
+
+@pytest.fixture
+def probed(tmp_path: Path, probed_file: Path) -> Store:
+    """A copy of it."""
+    return open_store(shutil.copy(probed_file, tmp_path / "probed.db"))
 
 
 @pytest.fixture

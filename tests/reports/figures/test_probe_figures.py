@@ -18,6 +18,7 @@ from atma_sweep.results.store.records import Example, Measurement, Owner
 from atma_sweep.results.store.store import Store
 from pictures import check_column
 from probed import FIGURES, gates
+from tiers import every_nth
 
 COLUMN = Look(style="nature", width_mm=89.0, title=False)
 Run = Callable[..., Any]
@@ -28,7 +29,7 @@ def figure_of(made: Collected, look: Look = COLUMN) -> Any:
         return drawn(made, look)
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", every_nth(FIGURES, 4))
 def test_a_small_sweep_fits_a_column(probed: Store, name: str) -> None:
     check_column(figure_of(make_figure(name, probed)))
 
@@ -55,6 +56,7 @@ class TestPosition:
         whole = (frame["value"] * (frame["stop"] - frame["start"])).sum() / 700
         assert whole == pytest.approx((losses * sizes).sum() / (3 * 700))
 
+    @pytest.mark.thorough
     def test_each_cell_at_its_longest_length_and_a_line_ends_with_the_first_of_them(
         self, empty: Store, make: Any
     ) -> None:
@@ -69,6 +71,7 @@ class TestPosition:
         assert set(means["value"]) == {2.5}
         assert means["length"].max() < 64
 
+    @pytest.mark.thorough
     def test_few_lines_share_a_panel_and_many_have_one_for_each_mixer(
         self, empty: Store, make: Any, probed: Store
     ) -> None:
@@ -81,6 +84,7 @@ class TestPosition:
             record(empty, one.id, 64, np.full((2, 4), 2.0 + i), 16)
         assert set(make_figure("position-nll", empty, "many").frame["panel"]) == {"nope", "fox"}
 
+    @pytest.mark.thorough
     def test_a_highlighted_cell_is_named_at_its_end(self, probed: Store) -> None:
         look = highlighted(COLUMN, gather(probed), ["fox,seed=1"])
         (axes, *_) = figure_of(make_figure("position-nll", probed), look).axes
@@ -101,6 +105,7 @@ class TestRetention:
             (layer, head, 0) for layer in (2, 6) for head in range(4)
         ]
 
+    @pytest.mark.thorough
     def test_channels_are_told_from_heads_and_each_map_sorts_its_own(self, empty: Store, make: Any) -> None:
         cell, _ = make
         empty.record_revision("s", grid_text="x", grid_file="x.yaml", cells=[cell(1, attn_type="wall")])
@@ -117,6 +122,7 @@ class TestRetention:
         assert memory.images[0].get_array().shape == (2, 2)
         assert all(list(row) == sorted(row) for row in wall.images[0].get_array())
 
+    @pytest.mark.thorough
     def test_one_cell_of_each_configuration_or_those_that_stand_out(self, probed: Store) -> None:
         made = make_figure("retention", probed)
         titles = {axes.get_title() for axes in figure_of(made).axes} - {""}
@@ -138,6 +144,7 @@ class TestPasskey:
             assert row["exact"] == pytest.approx(right // 5 / 4)
             assert (row["trials"], row["answers"], row["constant"]) == (4, 20, 0.2)
 
+    @pytest.mark.thorough
     def test_seeds_are_averaged_and_a_cell_that_stands_out_is_alone(self, probed: Store) -> None:
         made = make_figure("passkey", probed)
         maps = [axes for axes in figure_of(made).axes if axes.get_title()]
@@ -153,6 +160,7 @@ class TestPasskey:
 
 
 class TestAttentionMap:
+    @pytest.mark.thorough
     def test_every_weight_stands_at_its_query_and_key(self, probed: Store) -> None:
         made = make_figure("attention-map", probed)
         frame = made.frame
@@ -171,6 +179,7 @@ class TestAttentionMap:
             for query, key, weight in rows[["query", "key", "weight"]].itertuples(index=False):
                 assert shown[query, key] == weight
 
+    @pytest.mark.thorough
     def test_of_each_configuration_the_sharpest_map(self, probed: Store) -> None:
         made = make_figure("attention-map", probed)
         keys = (
@@ -184,6 +193,7 @@ class TestAttentionMap:
 
 
 class TestExtrapolation:
+    @pytest.mark.thorough
     def test_perplexities_as_measured_and_logs_where_they_lie_far_apart(
         self, probed: Store, empty: Store, make: Any
     ) -> None:
