@@ -110,23 +110,30 @@ def _ungate(
 
 
 @triton.jit
-def _between(hi_ptr, lo_ptr, row, one, two, N, X: tl.constexpr):
-    """2^(E_one - E_two) [X], E before those blocks, and E = hi + lo."""
-    d_X = tl.arange(0, X)
-    hi = tl.load(hi_ptr + (row + one) * X + d_X) - tl.load(hi_ptr + (row + two) * X + d_X)
-    lo = tl.load(lo_ptr + (row + one) * X + d_X) - tl.load(lo_ptr + (row + two) * X + d_X)
-    return tl.exp2(hi + lo)
+def _edge(hi_ptr, lo_ptr, row, n, X: tl.constexpr):
+    """E before block n, [X], in two parts."""
+    at = (row + n) * X + tl.arange(0, X)
+    return tl.load(hi_ptr + at), tl.load(lo_ptr + at)
+
+
+@triton.jit
+def _between(hi_ptr, lo_ptr, row, hi, lo, n, N, X: tl.constexpr):
+    """2^(E - E before block n) [X], where E = hi + lo; that of the last edge where there is no such block."""
+    hi_n, lo_n = _edge(hi_ptr, lo_ptr, row, tl.minimum(n, N), X)
+    return tl.exp2((hi - hi_n) + (lo - lo_n))
 
 
 @triton.jit
 def _forward_keys(
-    acc, top, total, q, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, middle, b, y, j, start, stop, T, window, N,
+    acc, top, total, q, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, hi, lo, b, y, j, start, stop, T, window, N,
     BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    # loaded a step ahead: beside the products the compiler would otherwise make them wait for each other
+    rate = _between(hi_ptr, lo_ptr, row, hi, lo, start // BN + 1, N, X)
     for n in tl.range(start, stop, BN):
         k = k_desc.load([b, n, y * X]).reshape(BN, X)
-        rate = _between(hi_ptr, lo_ptr, row, middle, n // BN + 1, N, X)
         s = tl.dot((q * rate[None, :]).to(k.dtype), k.T, input_precision=PRECISION)
+        rate = _between(hi_ptr, lo_ptr, row, hi, lo, n // BN + 2, N, X)
         if MASKED:
             s = tl.where(visible(p_M, n + tl.arange(0, BN), T, window, WINDOWED), s, _HIDDEN)
         higher = tl.maximum(top, tl.max(s, 1))
@@ -167,7 +174,7 @@ def _forward(
     j = h // (H // J)
     p_M = m0 + tl.arange(0, BM)
     row = (b * Y + y) * (N + 1)
-    middle = m0 // BN
+    hi, lo = _edge(hi_ptr, lo_ptr, row, m0 // BN, X)
     q = q_desc.load([b, m0, h * X]).reshape(BM, X)
     acc = tl.zeros([BM, X], tl.float32)
     top = tl.full([BM], float("-inf"), tl.float32)
@@ -175,13 +182,13 @@ def _forward(
     first, whole_from, whole_to, end = _reach(m0, T, window, BM, BN, WINDOWED)
     if WINDOWED:
         acc, top, total = _forward_keys(
-            acc, top, total, q, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, middle, b, y, j, first, whole_from, T, window, N,
+            acc, top, total, q, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, hi, lo, b, y, j, first, whole_from, T, window, N,
             BN, X, True, WINDOWED, PRECISION)  # fmt: skip
     acc, top, total = _forward_keys(
-        acc, top, total, q, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, middle, b, y, j, whole_from, whole_to, T, window, N,
+        acc, top, total, q, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, hi, lo, b, y, j, whole_from, whole_to, T, window, N,
         BN, X, False, WINDOWED, PRECISION)  # fmt: skip
     acc, top, total = _forward_keys(
-        acc, top, total, q, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, middle, b, y, j, whole_to, end, T, window, N,
+        acc, top, total, q, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, hi, lo, b, y, j, whole_to, end, T, window, N,
         BN, X, True, WINDOWED, PRECISION)  # fmt: skip
     tl.store(lse_ptr + (b * H + h) * T + p_M, top + tl.log2(total), mask=p_M < T)
     o_desc.store([b, m0, h * X], (acc / total[:, None]).to(o_desc.dtype).reshape(1, BM, X))
@@ -189,18 +196,21 @@ def _forward(
 
 @triton.jit
 def _dq_keys(
-    dq, q, g, lse, add, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, middle, b, y, j, start, stop, T, window, N,
+    dq, q, g, lse, add, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, hi, lo, b, y, j, start, stop, T, window, N,
     BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     for n in tl.range(start, stop, BN):
         k = k_desc.load([b, n, y * X]).reshape(BN, X)
         v = v_desc.load([b, n, j * X]).reshape(BN, X)
-        rate = _between(hi_ptr, lo_ptr, row, middle, n // BN + 1, N, X)
-        s = tl.dot((q * rate[None, :]).to(k.dtype), k.T, input_precision=PRECISION) - lse[:, None]
+        rate = _between(hi_ptr, lo_ptr, row, hi, lo, n // BN + 1, N, X)
+        # accumulators start at what would be added
+        start_MS = tl.broadcast_to(-lse[:, None], [q.shape[0], BN])
+        s = tl.dot((q * rate[None, :]).to(k.dtype), k.T, start_MS, input_precision=PRECISION)
         if MASKED:
             s = tl.where(visible(p_M, n + tl.arange(0, BN), T, window, WINDOWED), s, _HIDDEN)
         p = tl.exp2(s)
-        da = p * (tl.dot(g, v.T, input_precision=PRECISION) + add[:, None])
+        add_MS = tl.broadcast_to(add[:, None], [q.shape[0], BN])
+        da = p * tl.dot(g, v.T, add_MS, input_precision=PRECISION)
         dq += tl.dot(da.to(k.dtype), k, input_precision=PRECISION) * rate[None, :]
     return dq
 
@@ -219,7 +229,7 @@ def _dq(
     p_M = m0 + tl.arange(0, BM)
     inside = p_M < T
     row = (b * Y + y) * (N + 1)
-    middle = m0 // BN
+    hi, lo = _edge(hi_ptr, lo_ptr, row, m0 // BN, X)
     q = q_desc.load([b, m0, h * X]).reshape(BM, X)
     g = g_desc.load([b, m0, h * X]).reshape(BM, X)
     at = (b * H + h) * T + p_M
@@ -228,20 +238,20 @@ def _dq(
     dq = tl.zeros([BM, X], tl.float32)
     first, whole_from, whole_to, end = _reach(m0, T, window, BM, BN, WINDOWED)
     if WINDOWED:
-        dq = _dq_keys(dq, q, g, lse, add, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, middle, b, y, j, first, whole_from,
+        dq = _dq_keys(dq, q, g, lse, add, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, hi, lo, b, y, j, first, whole_from,
                       T, window, N, BN, X, True, WINDOWED, PRECISION)  # fmt: skip
-    dq = _dq_keys(dq, q, g, lse, add, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, middle, b, y, j, whole_from, whole_to,
+    dq = _dq_keys(dq, q, g, lse, add, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, hi, lo, b, y, j, whole_from, whole_to,
                   T, window, N, BN, X, False, WINDOWED, PRECISION)  # fmt: skip
-    dq = _dq_keys(dq, q, g, lse, add, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, middle, b, y, j, whole_to, end,
+    dq = _dq_keys(dq, q, g, lse, add, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, hi, lo, b, y, j, whole_to, end,
                   T, window, N, BN, X, True, WINDOWED, PRECISION)  # fmt: skip
     dq *= _LN2
-    tl.store(along_ptr + ((b * H + h) * N + middle) * X + tl.arange(0, X), tl.sum(q.to(tl.float32) * dq, 0))
+    tl.store(along_ptr + ((b * H + h) * N + m0 // BN) * X + tl.arange(0, X), tl.sum(q.to(tl.float32) * dq, 0))
     dq_desc.store([b, m0, h * X], dq.to(dq_desc.dtype).reshape(1, BM, X))
 
 
 @triton.jit
 def _dkv_queries(
-    dk, dv, k, v, n_S, q_desc, g_desc, hi_ptr, lo_ptr, lse_ptr, add_ptr, row, after, b, h, start, stop, T, window, N,
+    dk, dv, k, v, n_S, q_desc, g_desc, hi_ptr, lo_ptr, lse_ptr, add_ptr, row, hi, lo, b, h, start, stop, T, window, N,
     H: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -253,13 +263,16 @@ def _dkv_queries(
         g = g_desc.load([b, m, h * X]).reshape(BM, X)
         lse = tl.load(lse_ptr + at, mask=inside, other=-_HIDDEN)
         add = tl.load(add_ptr + at, mask=inside, other=0.0)
-        faded = (q * _between(hi_ptr, lo_ptr, row, m // BN, after, N, X)[None, :]).to(k.dtype)
-        s_SM = tl.dot(k, faded.T, input_precision=PRECISION) - lse[None, :]
+        hi_m, lo_m = _edge(hi_ptr, lo_ptr, row, m // BN, X)
+        faded = (q * tl.exp2((hi_m - hi) + (lo_m - lo))[None, :]).to(k.dtype)
+        start_SM = tl.broadcast_to(-lse[None, :], [k.shape[0], BM])
+        s_SM = tl.dot(k, faded.T, start_SM, input_precision=PRECISION)
         if MASKED:
             s_SM = tl.where(visible(i_M, n_S, T, window, WINDOWED).T, s_SM, _HIDDEN)
         p_SM = tl.exp2(s_SM)
         dv = tl.dot(p_SM.to(g.dtype), g, dv, input_precision=PRECISION)
-        da = p_SM * (tl.dot(v, g.T, input_precision=PRECISION) + add[None, :])
+        add_SM = tl.broadcast_to(add[None, :], [k.shape[0], BM])
+        da = p_SM * tl.dot(v, g.T, add_SM, input_precision=PRECISION)
         dk = tl.dot(da.to(k.dtype), faded, dk, input_precision=PRECISION)
     return dk, dv
 
@@ -276,7 +289,7 @@ def _dkv(
     j = y // (Y // J)
     n_S = n0 + tl.arange(0, BN)
     row = (b * Y + y) * (N + 1)
-    after = tl.program_id(0) + 1
+    hi, lo = _edge(hi_ptr, lo_ptr, row, tl.program_id(0) + 1, X)
     k = k_desc.load([b, n0, y * X]).reshape(BN, X)
     v = v_desc.load([b, n0, j * X]).reshape(BN, X)
     dk = tl.zeros([BN, X], tl.float32)
@@ -292,12 +305,12 @@ def _dkv(
     whole_to = tl.maximum(whole_from, tl.minimum(whole_to, tl.cdiv(end, BM) * BM))
     for g in tl.range(0, H // Y):
         h = y * (H // Y) + g
-        dk, dv = _dkv_queries(dk, dv, k, v, n_S, q_desc, g_desc, hi_ptr, lo_ptr, lse_ptr, add_ptr, row, after, b, h,
+        dk, dv = _dkv_queries(dk, dv, k, v, n_S, q_desc, g_desc, hi_ptr, lo_ptr, lse_ptr, add_ptr, row, hi, lo, b, h,
                               first, whole_from, T, window, N, H, BM, BN, X, True, WINDOWED, PRECISION)  # fmt: skip
-        dk, dv = _dkv_queries(dk, dv, k, v, n_S, q_desc, g_desc, hi_ptr, lo_ptr, lse_ptr, add_ptr, row, after, b, h,
+        dk, dv = _dkv_queries(dk, dv, k, v, n_S, q_desc, g_desc, hi_ptr, lo_ptr, lse_ptr, add_ptr, row, hi, lo, b, h,
                               whole_from, whole_to, T, window, N, H, BM, BN, X, False, WINDOWED, PRECISION)  # fmt: skip
         if WINDOWED:
-            dk, dv = _dkv_queries(dk, dv, k, v, n_S, q_desc, g_desc, hi_ptr, lo_ptr, lse_ptr, add_ptr, row, after, b, h,
+            dk, dv = _dkv_queries(dk, dv, k, v, n_S, q_desc, g_desc, hi_ptr, lo_ptr, lse_ptr, add_ptr, row, hi, lo, b, h,
                                   whole_to, end, T, window, N, H, BM, BN, X, True, WINDOWED, PRECISION)  # fmt: skip
     dk *= _LN2
     at = ((b * Y + y) * N + tl.program_id(0)) * X + tl.arange(0, X)

@@ -172,6 +172,7 @@ def test_the_block_of_the_kernels_changes_nothing(block: int, factor: float, mon
     """What a block of gates at -0.02 in log 2 lets fall is the factor by which a diagonal tile is scaled again."""
     kernels = wall._kernels()
     monkeypatch.setattr(kernels, "BLOCK", block)
+    monkeypatch.setattr(kernels, "CHANNELS", 8)  # of 16: two programs of each
     args = inputs(150, 2, 1, 1)
     ours = run(kernels_alone, args)
     check(ours, run(wall_attention, double(args), scale=1 / wall.LOG2E, backend="torch"), 1, gradient=1e-4)
