@@ -31,7 +31,7 @@ IDLE = (
     "train.deterministic",
 )
 """Beginnings of settings that change no number by more than its rounding, or that are told otherwise."""
-DOCUMENTS = ("clean", "state_norm", "context", "position_nll", "passkey", "attention_map")
+DOCUMENTS = ("clean", "state_norm", "context", "position_nll", "passkey")
 OF_PROBES: Mapping[str, tuple[str, ...]] = {
     "eval.validation_tokens": ("val", "extrapolation"),
     "eval.documents": DOCUMENTS,

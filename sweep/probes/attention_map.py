@@ -30,7 +30,7 @@ DIGITS = 5
 class AttentionMapConfig(ProbeConfig):
     """Settings of the probe attention_map."""
 
-    tokens: Int = knob(64, "Tokens of the text, the first of the first held-out document.", ge=2, le=512)
+    tokens: Int = knob(64, "Tokens of the text, the first of the validation split.", ge=2, le=512)
     layers: tuple[Int, ...] = knob(
         (), "Layers whose maps are kept, as the network counts them from 0; empty: all that have some."
     )
@@ -52,7 +52,7 @@ class AttentionMap(Probe):
         return 2 * int(self.settings.tokens)
 
     def run(self, subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
-        """Reads one document."""
+        """Reads the start of the validation split."""
         for _ in lengths:
             found = self._maps(subject)
             if isinstance(found, str):
@@ -76,20 +76,21 @@ class AttentionMap(Probe):
 
     def _maps(self, subject: Subject) -> dict[tuple[int, int], np.ndarray] | str:
         """By layer and head: the weights [T, T]; or why there are none."""
-        import torch
-
         from ...model.attention import Attention
+        from ..data.batches import stream_rows
 
         count, wanted = int(self.settings.tokens), self.settings.layers
         known = [layer for layer, block in enumerate(subject.model.blocks) if isinstance(block.mix, Attention)]
         if unknown := [layer for layer in wanted if layer not in known]:
             return f"n/a: layer {unknown[0]} has no attention; those that have: {', '.join(map(str, known)) or 'none'}"
-        text = next((d for d in subject.documents if len(d) >= count), None)
-        if text is None:
-            return f"too-few-docs: no held-out document has {count} tokens"
+        have = len(subject.corpus.validation)
+        if have <= count:
+            return f"too-short: the validation split has {have} tokens of {count + 1}"
+        if (beyond := subject.beyond(count)) is not None:
+            return beyond
         if not known:
             return "n/a: the network has no attention"
-        tokens_BT = torch.from_numpy(text[:count].astype(np.int64))[None]
+        tokens_BT, _ = stream_rows(subject.corpus.validation, count, 1)
         layers = [layer for layer in known if not wanted or layer in wanted]
         maps = attention_maps(subject, tokens_BT, layers)
         if isinstance(maps, str):

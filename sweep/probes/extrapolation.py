@@ -102,4 +102,4 @@ class Extrapolation(Probe):
         rows, rest = divmod(self._span, length)
         yield subject.losses(*stream_rows(text, length, rows)).flatten()
         if rest:
-            yield subject.losses(*stream_rows(text[rows * length :], rest, 1)).flatten()
+            yield subject.losses(*stream_rows(text[rows * length : self._span + 1], rest, 1)).flatten()

@@ -47,7 +47,7 @@ def read_by(model: Any, who: Subject, layer: int) -> dict[str, Tensor]:
         seen["y"] = (mixed[0] if isinstance(mixed, tuple) else mixed)[0]
 
     with evaluations([mix.mixer], look), torch.no_grad():
-        model.features(torch.from_numpy(who.documents[0][:T].astype(np.int64))[None], full_context=True, chunk=64)
+        model.features(torch.from_numpy(who.corpus.validation[:T].astype(np.int64))[None], full_context=True, chunk=64)
     return seen
 
 
@@ -56,7 +56,7 @@ def awake(network: Any, mixer: str, **settings: Any) -> Any:
 
 
 def subject_of(subject: Make, model: Any, **settings: Any) -> Subject:
-    return subject(model, settings={"attention_map": {"tokens": T, **settings}})
+    return subject(model, validation=300, settings={"attention_map": {"tokens": T, **settings}})
 
 
 @pytest.mark.parametrize("mixer", [name for name in EVERY_MIXER if name not in NORMED])
@@ -145,11 +145,14 @@ def test_a_mixer_that_is_neither_says_so(network: Any, subject: Make) -> None:
     ("settings", "reason"),
     [
         ({"layers": [1]}, "n/a: layer 1 has no attention; those that have: 2, 6"),
-        ({"tokens": 305}, "too-few-docs: no held-out document has 305 tokens"),
+        ({"tokens": 500}, "too-short: the validation split has 300 tokens of 501"),
+        ({"tokens": 31}, "n/a: positions ape has 30 places, fewer than 31 tokens"),
     ],
 )
 def test_what_cannot_be_measured_says_why(settings: Any, reason: str, network: Any, subject: Make) -> None:
     model = network(vocab_size=264, n_layers=7, attn_type="nope", **SIZES).eval()
+    if settings == {"tokens": 31}:
+        model = network(vocab_size=264, positions="ape", position_settings={"ape": {"length": 30}}).eval()
     numbers, _ = maps_of(subject_of(subject, model, **settings))
     assert {m.reason for m in numbers.values()} == {reason}
 
