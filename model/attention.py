@@ -37,7 +37,9 @@ class Attention(Mix):
         self.w_q = Linear(model.d_model, 2 * inner if self.gated else inner, bias=bias)
         self.w_k = Linear(model.d_model, kv, bias=bias)
         self.w_v = Linear(model.d_model, kv, bias=bias)
-        self.canon = Canon(inner, kv, model.canon_taps, norm=self.normed) if mixer.config.canon else None
+        self.canon = (
+            Canon(inner, kv, model.canon_taps, norm=self.normed) if model.canon and mixer.config.canon else None
+        )
         self.mixer = mixer
         self.proj = Linear(inner, model.d_model, bias=model.bias, zero=True)
         self.memory = memory

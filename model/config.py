@@ -88,6 +88,11 @@ class ModelConfig(Config):
     )
     mlp_ratio: Int = knob(4, "Hidden width of the gated MLP over d_model.", identity=4, ge=1)
     conv_taps: Int = knob(3, "Taps of the gated convolution.", identity=3, ge=1)
+    canon: Flag = knob(
+        True,
+        "Convolve q, k and v before mixing (Canon), where the mixer's own settings say so; off: whatever they say, not.",
+        identity=True,
+    )
     canon_taps: Int = knob(4, "Taps of the Canon convolution on q, k and v.", identity=4, ge=1)
     qk_norm: Flag = knob(True, "RMS-norm queries and keys, per head and without a weight.", identity=True)
     output_gate: Flag = knob(

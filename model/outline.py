@@ -72,7 +72,7 @@ def _attention(config: ModelConfig) -> Shapes | None:
     bias, queries = config.bias and config.qkv_bias, 2 * inner if config.output_gate else inner
     found = linear("mix.w_q", d, queries, bias=bias) | linear("mix.proj", inner, d, bias=config.bias)
     found |= linear("mix.w_k", d, kv, bias=bias) | linear("mix.w_v", d, kv, bias=bias)
-    if settings["canon"]:
+    if config.canon and settings["canon"]:
         for name, channels in (("q", inner), ("k", kv), ("v", kv)):
             found[f"mix.canon.{name}.weight"] = (channels, 1, config.canon_taps)
     for part, shapes in parts.items():

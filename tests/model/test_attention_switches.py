@@ -64,10 +64,12 @@ def naive(attention: Attention, x: Tensor, *, normed: bool, gated: bool, canon: 
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("canon", [True, False])
+@pytest.mark.parametrize(("canon", "said"), [
+    (True, {}), (False, {"mixers": {"nope": {"canon": False}}}), (False, {"canon": False}),
+])  # fmt: skip
 @pytest.mark.parametrize("switches", COMBINATIONS, ids=str)
-def test_attention_is_its_formula(awake: Awake, switches: dict[str, bool], canon: bool) -> None:
-    attention = awake(attn_type="nope", mixers={"nope": {"canon": canon}}, **switches).blocks[2].mix
+def test_attention_is_its_formula(awake: Awake, switches: dict[str, bool], canon: bool, said: dict[str, Any]) -> None:
+    attention = awake(attn_type="nope", **said, **switches).blocks[2].mix
     x = torch.randn(9, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     expected = naive(attention, x, normed=switches["qk_norm"], gated=switches["output_gate"], canon=canon)
     assert (attention(x[None])[0][0] - expected).abs().max() <= 1e-12

@@ -36,10 +36,10 @@ def built(config: ModelConfig) -> Backbone:
         return Backbone(config)
 
 
-@pytest.mark.parametrize("canon", [True, False])
+@pytest.mark.parametrize(("canon", "anywhere"), [(True, True), (False, True), (True, False)])
 @pytest.mark.parametrize(("mixer", "memory"), PAIRS)
-def test_the_outline_is_the_network(mixer: str, memory: str, canon: bool) -> None:
-    config = complete(attn_type=mixer, memory=memory, mixers={mixer: {"canon": canon}})
+def test_the_outline_is_the_network(mixer: str, memory: str, canon: bool, anywhere: bool) -> None:
+    config = complete(attn_type=mixer, memory=memory, mixers={mixer: {"canon": canon}}, canon=anywhere)
     network = built(config)
     parts = [registry.MIXERS.outline(mixer), *([registry.MEMORIES.outline(memory)] if memory != "none" else [])]
     if not all("shapes" in vars(part) for part in parts):

@@ -80,7 +80,7 @@ INSIDE = [
     "train.kernels: torch", "data.whole_steps: on", "train.warmup_steps: 5", "train.optimizer: adamw",
     "train.adam_weight_decay: 0.1", "model.mlp: swiglu", "model.residual: normed", "model.dropout: 0.1",
     "model.tie_head: on", "model.positions: ape", "model.qk_norm: off", "model.output_gate: off", "model.bias: off",
-    "model.qkv_bias: off", "model.head_bias: off",
+    "model.canon: off", "model.qkv_bias: off", "model.head_bias: off",
     "model.embedding_dtype: float32",
 ]  # fmt: skip
 
