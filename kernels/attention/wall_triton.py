@@ -30,6 +30,8 @@ from .triton import HIDDEN, LN2, LOG2E, Tiles, flat, precision, visible
 
 BLOCK = 64
 """Tokens whose gates one exponent sums at most."""
+MANY = 32
+"""Blocks whose gates are added up at once."""
 CHANNELS = 32
 """Channels of a program that makes q' and k' or gives back the gradients: what belongs to one stays in registers."""
 
@@ -69,6 +71,58 @@ def _gate(
         at = ((b * T + t_S) * H + y * (H // Y) + g)[:, None] * X + d_C[None, :]
         q = tl.load(q_ptr + at, mask=inside[:, None], other=0.0)
         tl.store(q_out + at, (q.to(tl.float32) * grown).to(q_out.dtype.element_ty), mask=inside[:, None])
+
+
+@triton.jit
+def _edges(total_ptr, hi_ptr, lo_ptr, N, X: tl.constexpr, C: tl.constexpr, MANY: tl.constexpr):
+    """Sums of the blocks before each block and before the end, in float64, as two float32 numbers."""
+    row = tl.program_id(0)
+    d_C = tl.program_id(1) * C + tl.arange(0, C)
+    first = row * (N + 1) * X + d_C
+    tl.store(hi_ptr + first, tl.zeros([C], tl.float32))
+    tl.store(lo_ptr + first, tl.zeros([C], tl.float32))
+    before = tl.zeros([C], tl.float64)
+    for start in tl.range(0, N, MANY):
+        n = start + tl.arange(0, MANY)
+        inside = (n < N)[:, None]
+        total = tl.load(total_ptr + (row * N + n)[:, None] * X + d_C[None, :], mask=inside, other=0.0).to(tl.float64)
+        edge = before[None, :] + tl.cumsum(total, 0)
+        hi = edge.to(tl.float32)
+        place = (row * (N + 1) + n + 1)[:, None] * X + d_C[None, :]
+        tl.store(hi_ptr + place, hi, mask=inside)
+        tl.store(lo_ptr + place, (edge - hi.to(tl.float64)).to(tl.float32), mask=inside)
+        before += tl.sum(total, 0)
+
+
+@triton.jit
+def _later(
+    of_q_ptr,
+    of_k_ptr,
+    later_ptr,
+    N,
+    H: tl.constexpr,
+    Y: tl.constexpr,
+    X: tl.constexpr,
+    C: tl.constexpr,
+    MANY: tl.constexpr,
+):
+    """Sum over all blocks behind each block of what queries add and keys take away."""
+    b = tl.program_id(0) // Y
+    y = tl.program_id(0) % Y
+    d_C = tl.program_id(1) * C + tl.arange(0, C)
+    behind = tl.zeros([C], tl.float64)
+    rounds = tl.cdiv(N, MANY)
+    for i in tl.range(0, rounds):
+        n = (rounds - 1 - i) * MANY + tl.arange(0, MANY)
+        inside = (n < N)[:, None]
+        at = ((b * Y + y) * N + n)[:, None] * X + d_C[None, :]
+        along = -tl.load(of_k_ptr + at, mask=inside, other=0.0).to(tl.float64)
+        for g in tl.range(0, H // Y):
+            of_head = ((b * H + y * (H // Y) + g) * N + n)[:, None] * X + d_C[None, :]
+            along += tl.load(of_q_ptr + of_head, mask=inside, other=0.0).to(tl.float64)
+        total = behind + tl.sum(along, 0)
+        tl.store(later_ptr + at, (total[None, :] - tl.cumsum(along, 0)).to(tl.float32), mask=inside)
+        behind = total
 
 
 @triton.jit
@@ -346,7 +400,8 @@ def forward(
     _gate[(n, b * y, d // c)](
         q, k, f, q_, k_, total, t, n, H=h, J=j, Y=y, X=d, BLOCK=BLOCK, FACTOR=factor, C=c, num_warps=4
     )  # fmt: skip
-    edges = _edges(total)
+    edges = torch.empty(2, b, y, n + 1, d, device=q.device, dtype=torch.float32)
+    _edges[(b * y, d // c)](total, edges[0], edges[1], n, X=d, C=c, MANY=MANY, num_warps=4)
     o = torch.empty_like(q)
     lse = torch.empty(b, h, t, device=q.device, dtype=torch.float32)
     bm, bn, warps, stages = tiles_for("forward", d, q.dtype)
@@ -377,10 +432,9 @@ def backward(
         flat(q_, bm, d), flat(k_, bn, d), flat(v, bn, d), flat(g_o, bm, d), flat(dq, bm, d), edges[0], edges[1], lse, add,
         of_q, t, window or 0, n, BM=bm, BN=bn, num_warps=warps, num_stages=stages, **shared,
     )  # fmt: skip
-    along = of_q.unflatten(1, (y, -1)).sum(2) - of_k
-    later = along.flip(2).cumsum(2).flip(2) - along
+    c, later = min(CHANNELS, d), torch.empty_like(of_k)
+    _later[(b * y, d // c)](of_q, of_k, later, n, H=h, Y=y, X=d, C=c, MANY=MANY, num_warps=4)
     dk_, dv_ = (dk, dv) if y == j else (torch.empty_like(v) for _ in range(2))
-    c = min(CHANNELS, d)
     _ungate[(n, b * j, d // c)](
         q_, k_, dq, dk, dv, f, later, df, dk_, dv_, t, n, H=h, J=j, Y=y, X=d, BLOCK=BLOCK, FACTOR=factor, C=c, num_warps=4
     )  # fmt: skip
@@ -392,10 +446,3 @@ def _shared(q: Tensor, kv_heads: int, gate_heads: int, window: int | None) -> di
         "H": q.shape[2], "J": kv_heads, "Y": gate_heads, "X": q.shape[3], "WINDOWED": window is not None,
         "PRECISION": precision(q.dtype),
     }  # fmt: skip
-
-
-def _edges(total: Tensor) -> Tensor:
-    """Sums of the blocks before each block and before the end, as two float32 numbers whose sum is the float64 one."""
-    before = torch.nn.functional.pad(total.double().cumsum(2), (0, 0, 1, 0))
-    high = before.float()
-    return torch.stack([high, (before - high).float()])
