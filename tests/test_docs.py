@@ -47,6 +47,12 @@ def test_every_part_has_its_row_and_its_section() -> None:
     assert parts <= named, f"docs/mechanisms.md lacks a row for {sorted(parts - named)}"
 
 
+def test_the_guide_says_what_each_mixer_does() -> None:
+    table = (ROOT / "docs/guide.md").read_text().split("## Mixers to compare")[1].split("\n## ")[0]
+    told = re.findall(r"^\| `(\w+)` \| \w", table, re.MULTILINE)
+    assert sorted(told) == sorted(registry.MIXERS)
+
+
 CITED = re.compile(r'docs/(\w+)\.md(?:, "([^"\n]+)"(?: and "([^"\n]+)")?)?')
 
 

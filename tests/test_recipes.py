@@ -15,7 +15,7 @@ GRID = """
 name: new
 extends: tiny
 axes:
-  attn_type: [elu]
+  attn_type: [near]
   memory: [mean]
   reg_mode: [centred]
 set:
@@ -63,9 +63,9 @@ def test_the_recipes_make_what_they_say(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    assert "elu-centred" in run("launch", "new.yaml", "--executor", "alone") + run("status", "--json")
-    assert "weight_rms" in run("show", "elu-centred-d0-mmean-w0-s0")
-    assert "elu" in run("report", "--table", "6")
-    assert "elu" in run("report", "--table", "speed")
+    assert "near-centred" in run("launch", "new.yaml", "--executor", "alone") + run("status", "--json")
+    assert "weight_rms" in run("show", "near-centred-d0-mmean-w0-s0")
+    assert "near" in run("report", "--table", "6")
+    assert "near" in run("report", "--table", "speed")
     run("report", "--figure", "speed", "--out", "speed.svg")
-    assert "elu" in (place / "speed.svg").read_text()
+    assert "near" in (place / "speed.svg").read_text()
