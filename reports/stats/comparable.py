@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from ...results.left_out import LEFT_OUT
 from ...results.store.records import CellState, Provenance
 from ...results.store.store import Store
 from ..data import SweepData
@@ -97,6 +98,8 @@ def differences(mine: Side, theirs: Side, pairs: Pairs) -> tuple[list[Difference
             sizes = sizes[0], sizes[0]
         found.add("parameters", *({large(size)} if size else set() for size in sizes))
         flat_left, flat_right = _settings(left), _settings(right)
+        _fill(flat_left, left, flat_right)
+        _fill(flat_right, right, flat_left)
         for path in flat_left.keys() | flat_right.keys():
             if not path.startswith(IDLE):
                 settings.add(path, flat_left.get(path, set()), flat_right.get(path, set()))
@@ -172,6 +175,17 @@ def _settings(known: Sequence[Provenance]) -> dict[str, set[str]]:
         for path, value in flat(one.config).items():
             found[path].add(value)
     return found
+
+
+def _fill(here: dict[str, set[str]], known: Sequence[Provenance], there: Mapping[str, set[str]]) -> None:
+    """Adds what the other side records and this one left out as what it always was: the config of an attempt of one's own is
+    whole, section by section, that of a published one is what is known of it."""
+    if not known or any("published" in one.extra for one in known):
+        return
+    sections = {path.partition(".")[0] for path in here}
+    for path in there.keys() - here.keys():
+        if path in LEFT_OUT and path.partition(".")[0] in sections:
+            here[path] = {LEFT_OUT[path]}
 
 
 def _probes_of(path: str) -> tuple[str, ...] | None:

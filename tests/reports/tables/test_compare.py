@@ -172,9 +172,7 @@ class TestCompare:
         assert "MFU: not judged." in table.notes
         # what one side alone says is no difference, and is not passed over
         (lacking,) = [note for note in table.notes if note.startswith("Not recorded of mine: ")]
-        assert lacking.startswith(
-            "Not recorded of mine: parameters, train.tokens, train.batch_tokens, train.distractor, "
-        )
+        assert lacking.startswith("Not recorded of mine: parameters, train.tokens, train.batch_tokens, train.seq_len, ")
         assert [source["attempts"] for source in table.trace["sources"]] == [[1]]
 
     def test_chance_alone(self, published, monkeypatch):

@@ -17,9 +17,9 @@ from scipy import stats
 
 SPARSE = {"fox": (0.95, 0.90, 0.97, 0.93), "tra": (1.0, 1.0, 1.0, 1.0), "nope": (0.999,)}
 CONFIG = {
-    "model": {"attn_every": 1, "mlp": "swiglu", "n_layers": 4, "d_model": 256},
+    "model": {"attn_every": 1, "attn_offset": 0, "mlp": "swiglu", "mlp_ratio": 2, "n_layers": 4, "d_model": 256},
     "data": {"corpus": "flipflop"},
-    "train": {"tokens": 819_200_000, "seq_len": 512, "batch_tokens": 32_768, "loss_on": "marked"},
+    "train": {"tokens": 819_200_000, "seq_len": 512, "batch_tokens": 32_768, "loss_on": "marked", "optimizer": "adamw"},
 }
 N = {"iid": 16_000, "sparse": 160_000, "dense": 4_000}
 
@@ -226,7 +226,10 @@ class TestCompare:
 
     def test_what_cannot_be_compared_is_said(self, empty, make):
         cell, _ = make
-        config = CONFIG | {"train": {**CONFIG["train"], "tokens": 1_000_000}, "model": {"n_layers": 2}}
+        config = CONFIG | {
+            "train": {**CONFIG["train"], "tokens": 1_000_000},
+            "model": {**CONFIG["model"], "n_layers": 2},
+        }
         one = replace(cell(0, attn_type="fox", memory="off"), config=config)
         store = sweep(empty, "small", [(one, flips(1.0, 0.5, 1.0))])
         table = make_table("compare", store, "small", reference="printed-tra")
@@ -268,3 +271,14 @@ class TestCompare:
         ]
         with pytest.raises(ReportError, match=r"further axes vary: .*train\.matrix_lr"):
             compare(sweep(empty, "rates", given), "rates", "printed-tra")
+
+    def test_a_setting_that_is_stored_by_leaving_it_out_is_a_difference(self, empty, make):
+        """Muon, the identity default, is in no stored config; the paper's optimizer is another. Its cosine is left out as well."""
+        cell, _ = make
+        default = {name: value for name, value in CONFIG["train"].items() if name != "optimizer"}
+        one = replace(cell(0, attn_type="fox", memory="off"), config=CONFIG | {"train": default})
+        table = make_table("compare", sweep(empty, "muon", [(one, flips(sparse=0.9))]), "muon", reference="printed-tra")
+        assert table.above[0] == (
+            "Not judged, since the sweeps are not of one kind: train.optimizer muon instead of adamw."
+        )
+        assert not any(note.startswith("Not recorded of muon") and "train." in note for note in table.notes)
