@@ -73,7 +73,7 @@ def draw(made: Collected, look: Look) -> Figure:
         here = made.frame[made.frame["cell"] == cell]
         of_cell = list(here.groupby(["layer", "head"], sort=True))
         if len(cells) > 1 and not look.highlight:
-            of_cell = [min(of_cell, key=lambda one: float(one[1].drop_duplicates("query")["keys"].mean()))]
+            of_cell = [min(of_cell, key=lambda one: _shared(one[1]))]
         words = title(made, look, cell)
         for (layer, head), rows in of_cell[:MOST]:
             name = f"L{layer} h{head}"
@@ -91,6 +91,12 @@ def draw(made: Collected, look: Look) -> Figure:
     scale(figure, group, image, "weight", ticks, [f"{one:.2g}" for one in ticks])
     words = f"{made.title}: {title(made, look, cells[0])}" if len(cells) == 1 else made.title
     return style.finished(figure, words, made.notes, {})
+
+
+def _shared(rows: pd.DataFrame) -> float:
+    """How many keys share the attention of a query, over the queries that attend to any; infinite where none does."""
+    keys = rows.drop_duplicates("query")["keys"]
+    return float(keys[keys > 0].mean()) if (keys > 0).any() else float("inf")
 
 
 def _table(rows: pd.DataFrame) -> np.ndarray:

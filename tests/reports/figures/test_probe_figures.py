@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from atma_sweep.reports.data import gather
 from atma_sweep.reports.figures import make_figure, style
 from atma_sweep.reports.figures.base import Collected
 from atma_sweep.reports.figures.files import drawn
 from atma_sweep.reports.figures.look import Look, highlighted
+from atma_sweep.reports.figures.probes.attention_map import _shared
 from atma_sweep.reports.figures.probes.position_nll import whole_lines
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import Example, Measurement, Owner
@@ -188,6 +191,10 @@ class TestAttentionMap:
             .mean()
         )
         maps = [axes.get_title() for axes in figure_of(made).axes if axes.get_title()]
+        assert _shared(pd.DataFrame({"query": [0, 0, 1, 2], "keys": [4.0, 4.0, 0.0, 2.0]})) == 3
+        assert _shared(pd.DataFrame({"query": [0], "keys": [0.0]})) == math.inf, (
+            "a head that attends to nothing is not sharp"
+        )
         best = [keys[cell].idxmin() for cell in (f"{1:012x}", f"{3:012x}")]
         assert maps == [f"{name}: L{layer} h{head}" for name, (layer, head) in zip(("FoX", "NoPE"), best, strict=True)]
 
