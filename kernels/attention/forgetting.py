@@ -14,7 +14,7 @@ from torch import Tensor
 from ..choice import Choice, attention_choice, constant, worst
 from ..shapes import check_qkv, check_window
 from . import ops
-from .scored import Span, dot_scores, scored_attention
+from .scored import Span, dot_scores, running_sum, scored_attention
 
 LOG2E = math.log2(math.e)
 
@@ -50,7 +50,7 @@ def forgetting_attention(
         window = ops.cut(window, t)
         y: Tensor = ops.forgetting_forward(q, k_BTJX, v_BTJX, gate.expand(b, t, h), factor, window)[0]
         return y
-    f_BHT = log_gate_BTH.transpose(1, 2).double().cumsum(-1)
+    f_BHT = running_sum(log_gate_BTH).transpose(1, 2)
 
     def logits(span: Span) -> Tensor:
         fade_BHMS = f_BHT[:, :, span.queries, None] - f_BHT[:, :, None, span.keys]

@@ -86,6 +86,28 @@ def dot_scores(q_BTHX: Tensor, k_BTJX: Tensor, span: Span, scale: float | None =
     return torch.einsum("bmjgx,bsjx->bjgms", q, k).flatten(1, 2) * scale
 
 
+def running_sum(x: Tensor) -> Tensor:
+    """Sums over the tokens up to each, float64; x [B, T, ...].
+
+    torch's own adds on CUDA in an order that may change, and refuses where runs must repeat to the bit.
+    """
+    x = x.double()
+    if x.device.type == "cuda" and torch.are_deterministic_algorithms_enabled():
+        return sum_by_products(x)
+    return x.cumsum(1)
+
+
+def sum_by_products(x: Tensor, piece: int = 64) -> Tensor:
+    """The same as products with a triangle of ones: within pieces of so many tokens, then over the pieces' sums."""
+    t = x.shape[1]
+    if t <= piece:
+        return torch.einsum("ts,bs...->bt...", torch.ones(t, t, dtype=x.dtype, device=x.device).tril(), x)
+    padded = torch.cat([x, x.new_zeros(len(x), -t % piece, *x.shape[2:])], 1).unflatten(1, (-1, piece))
+    within = sum_by_products(padded.flatten(0, 1), piece).unflatten(0, padded.shape[:2])
+    whole = within[:, :, -1]
+    return (within + (sum_by_products(whole, piece) - whole)[:, :, None]).flatten(1, 2)[:, :t]
+
+
 def scored_reference(
     q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, pair: Callable[[int, int], Tensor], *, window: int | None = None
 ) -> Tensor:

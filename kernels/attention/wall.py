@@ -17,7 +17,7 @@ from ..choice import Choice, attention_choice, constant, worst
 from ..norms import statistics_dtype
 from ..shapes import check_qkv, check_window, expand_kv
 from .ops import cut
-from .scored import Span, scored_attention
+from .scored import Span, running_sum, scored_attention
 
 LOG2E = math.log2(math.e)
 DIRECT = 32
@@ -58,7 +58,7 @@ def wall_attention(
         result: Tensor = _forward(q_BTHX, k_BTJX, v_BTJX, f, scale * LOG2E, window)[0]
         return result
     q, k = q_BTHX.to(dtype) * scale, k_BTJX.to(dtype)
-    p_BTPX = log_gate_BTPX.double().cumsum(1)
+    p_BTPX = running_sum(log_gate_BTPX)
     return scored_attention(v_BTJX, h, lambda span: _logits(q, k, p_BTPX, span), window=window, query_block=query_block)
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from atma_sweep.kernels.attention import ops
 from atma_sweep.kernels.attention.forgetting import choose_backend, forgetting_attention
+from atma_sweep.kernels.attention.scored import sum_by_products
 from atma_sweep.kernels.attention.softmax import softmax_attention_reference
 from graded import check, distance, double, normal, run, surrounded
 from tiers import every_nth
@@ -78,6 +79,17 @@ def test_constant_gates_are_a_slope_over_the_distance() -> None:
     scores = scores - (-gate_H.log())[:, None, None] * distance_TT
     weights = scores.masked_fill(distance_TT < 0, -torch.inf).softmax(-1)
     assert (ours - torch.einsum("bhts,bshx->bthx", weights, v.repeat_interleave(2, 2))).abs().max() <= 1e-12
+
+
+@pytest.mark.parametrize("t", [1, 3, 4, 5, 77])
+def test_sums_by_products_are_sums(t: int) -> None:
+    """As they are made where a GPU must repeat to the bit; pieces of four tokens, of sixteen, of all."""
+    x = normal(2, t, 3, seed=t).double().requires_grad_()
+    ours, theirs = sum_by_products(x, 4), x.cumsum(1)
+    weight = torch.cos(ours.detach())
+    assert (ours - theirs).abs().max() <= 1e-12
+    slopes = [torch.autograd.grad(one, x, weight)[0] for one in (ours, theirs)]
+    assert (slopes[0] - slopes[1]).abs().max() <= 1e-12
 
 
 def test_closed_gates_leave_the_token_itself() -> None:
