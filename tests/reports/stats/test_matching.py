@@ -14,8 +14,9 @@ from atma_sweep.sweep.plan.planner import record
     ("grid", "sweep", "partners"),
     [
         ("flipflop", "printed-tra", 9),
-        ("wikitext-tra", "printed-tra", 9),
-        ("wall-400m", "printed-wall", 4),  # of nope the page prints nothing
+        pytest.param("wikitext-tra", "printed-tra", 9, marks=pytest.mark.thorough),
+        # of nope the page prints nothing
+        pytest.param("wall-400m", "printed-wall", 4, marks=pytest.mark.thorough),
     ],
 )
 def test_a_shipped_grid_stands_beside_what_is_printed(

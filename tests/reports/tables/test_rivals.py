@@ -126,6 +126,7 @@ class TestFlipFlop:
         assert found["rope"]["Sparse"].text == "oom"
         assert "oom (1 values): too long." in table.notes
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("name", ["flipflop", "extrapolation", "downstream"])
     def test_nothing_measured_is_a_note_in_every_format(self, empty, make, name):
         cell, _ = make
@@ -184,6 +185,7 @@ class TestDownstream:
         assert "An average that is not the four's to the digit: fox 50.4, of the four as printed 50.475." in table.notes
         assert any("rescale factor at C = 128 5.91" in note for note in table.notes)
 
+    @pytest.mark.thorough
     def test_an_average_of_ones_own_is_worked_out(self, empty, make):
         cell, _ = make
         tasks = {"hellaswag": 0.4, "arc_c": 0.3, "mmlu": 0.25, "winogrande": 0.55}
@@ -217,6 +219,7 @@ class TestCompare:
         nope = found["nope", "exact_sparse"]
         assert nope.limit == pytest.approx(stats.t.ppf(0.975, 3) * 0.001 * math.sqrt(1 + 1 / 4))
 
+    @pytest.mark.thorough
     def test_a_number_far_from_the_printed_one_is_beyond(self, empty, make):
         cell, _ = make
         one = replace(cell(0, attn_type="rope", memory="off"), config=CONFIG)
@@ -224,6 +227,7 @@ class TestCompare:
         (found,) = compare(store, "far", "printed-tra")
         assert (found.verdict, found.published.text) == ("beyond", "72.82 ± 1.27")
 
+    @pytest.mark.thorough
     def test_what_cannot_be_compared_is_said(self, empty, make):
         cell, _ = make
         config = CONFIG | {
@@ -239,6 +243,7 @@ class TestCompare:
         )
         assert [row[-4:] for row in table.rows] == [("50.00", "93.40 ± 4.21", "-43.40", "-")]
 
+    @pytest.mark.thorough
     def test_positions_tell_configurations_apart_by_axis_or_config(self, empty, make):
         cell, _ = make
         given = []
@@ -260,6 +265,7 @@ class TestCompare:
         table = make_table("compare", store, "places", reference="printed-tra")
         assert table.columns[5] == "model.positions"
 
+    @pytest.mark.thorough
     def test_an_axis_of_which_the_paper_says_nothing_matches_nothing(self, empty, make):
         cell, _ = make
         given = [
