@@ -180,7 +180,7 @@ def materialised(
 @pytest.mark.parametrize(("queries", "keys", "offset", "window"), every_nth([
     (37, 37, 0, 0), (37, 37, 0, 9),
     (33, 70, 37, 0), (33, 70, 20, 0), (33, 70, 20, 9), (1, 65, 64, 30), (40, 29, 29, 0), (3, 32, 500, 0), (1, 1, 1, 0),
-], 2))  # fmt: skip
+], 4))  # fmt: skip
 def test_softmax_and_its_log_sum_among_more_or_fewer_keys(queries: int, keys: int, offset: int, window: int) -> None:
     """An offset of all keys or more shows every key to every query."""
     args = [normal(2, queries, 4, D, seed=1), normal(2, keys, 2, D, seed=2), normal(2, keys, 2, D, seed=3)]
@@ -286,7 +286,9 @@ def tiny_ops() -> dict[str, tuple[Any, tuple[Any, ...]]]:
 
 
 @interpreted
-@pytest.mark.parametrize("name", ["polar_forward", "polar_backward", "softmax_forward", "softmax_backward", "log_sum"])
+@pytest.mark.parametrize(
+    "name", every_nth(["polar_forward", "polar_backward", "softmax_forward", "softmax_backward", "log_sum"], 5)
+)
 def test_ops_keep_the_rules_of_torch(name: str) -> None:
     """Nothing changed in place, shapes and types without data, gradients, and the same in a compiled graph."""
     op, args = tiny_ops()[name]

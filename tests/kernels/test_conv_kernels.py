@@ -128,7 +128,7 @@ def cut(size: int, start: int) -> Callable[[Tensor], Tensor]:
     lambda x: x.unflatten(-1, (-1, 8))[:, 3:],  # the batch's rows do not follow each other: copied
     lambda x: x.unflatten(-1, (8, -1)).transpose(2, 3)[..., :6],  # heads apart in memory: copied
     lambda x: x.unflatten(-1, (-1, 8))[:, ::2],  # every second token
-], 3))  # fmt: skip
+], 5))  # fmt: skip
 def test_canon_reads_views_where_they_lie(view: Callable[[Tensor], Tensor]) -> None:
     """What lies between the view's numbers is NaN, and the gradients have the view's shape."""
     x = view(normal(2, 37, 24, seed=1))

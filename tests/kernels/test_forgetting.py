@@ -192,6 +192,7 @@ def test_one_row_of_gates_serves_a_batch() -> None:
 
 
 @interpreted
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["forgetting_forward", "forgetting_backward"])
 def test_ops_keep_the_rules_of_torch(name: str) -> None:
     q, k, v = (normal(1, 5, heads, D, seed=heads).requires_grad_() for heads in (4, 2, 2))

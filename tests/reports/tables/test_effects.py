@@ -40,6 +40,7 @@ def interacting(published: Store) -> Table:
 
 
 class TestFirst:
+    @pytest.mark.thorough
     def test_no_effect_that_is_sure_is_left_out(self, published: Store, published_effects: Table) -> None:
         shown = printed(published_effects)
         assert list(dict.fromkeys(row[0] for row in published_effects.rows)) == list(FIRST)

@@ -11,6 +11,7 @@ from atma_sweep.reports.tables import make_table
 from atma_sweep.results import paper
 from atma_sweep.results.paper import loading
 from atma_sweep.results.store.store import Store, open_store
+from tiers import every_nth
 
 Told = dict[tuple[str, str, str, int], float | None]
 
@@ -51,6 +52,7 @@ def test_reports_take_the_numbers_of_this_release(older: Store) -> None:
     assert points(found) == 1700
 
 
+@pytest.mark.thorough
 def test_an_older_database_gets_the_numbers_once(older: Store) -> None:
     table = make_table("6", older, "printed-v1").rows
     assert paper.load_published(older, ["printed-v1"]) == ["printed-v1"]
@@ -65,7 +67,7 @@ def test_an_older_database_gets_the_numbers_once(older: Store) -> None:
     assert (summary.revision, summary.read_only, summary.cells, summary.launched_at.year) == (2, True, 100, 1970)
 
 
-@pytest.mark.parametrize("table", ["provenance", "measurement", "curve_point"])
+@pytest.mark.parametrize("table", every_nth(["provenance", "measurement", "curve_point"], 3))
 def test_an_interruption_leaves_it_as_it_was(older: Store, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before, insert = told(older), loading._insert
 

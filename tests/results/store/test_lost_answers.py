@@ -152,7 +152,7 @@ ENDINGS = [(what, "answer") for what in WRITES] + [
 ]
 
 
-@pytest.mark.parametrize(("what", "how"), every_nth(ENDINGS, 3))
+@pytest.mark.parametrize(("what", "how"), every_nth(ENDINGS, 6))
 def test_a_write_whose_answer_is_lost_is_done_once(desk_on: Any, what: str, how: Any) -> None:
     if postgres.GIVEN is not None:
         pytest.skip("the proxy speaks to a server's socket")

@@ -392,8 +392,9 @@ print(json.dumps({"points": point - 1, "wrong": told}))
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("keep", "changes"), [
-    ("newest", 3 * 4 + 1), pytest.param("nothing", 5 * 4 + 1 + 2, marks=pytest.mark.thorough)
+    ("newest", 3 * 4 + 1), ("nothing", 5 * 4 + 1 + 2)
 ])  # fmt: skip
 def test_killed_between_any_two_files(tmp_path: Path, keep: str, changes: int) -> None:
     whole = tmp_path / "whole"

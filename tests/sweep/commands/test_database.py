@@ -82,7 +82,7 @@ def test_a_folder_for_tensorboard(run: Run, tmp_path: Path) -> None:
         (["--to", "csv", "--with-weights"], "leave --to out"),
         (["--to", "wandb", "--what", "curves"], "leave --what out"),
         (["--sweep", "printed-v3"], "no sweep is named"),
-        (["--sweep", "x" * 5000], "(5000 letters); there is: printed-v"),
+        (["--sweep", "x" * 5000], "(5000 letters); there is: printed-tra, "),
         (
             ["--out", "x.docx"],
             "'x.docx' has no ending that names a format; end it in .zip, .csv, .jsonl, .parquet, or add --to",
@@ -112,7 +112,7 @@ def test_the_ending_says_what_is_exported(run: Run, tmp_path: Path) -> None:
     ("kind", "to"),
     shared_out(
         product(["bundle", "csv", "parquet"], ["-", "/dev/stdout", "link"]),
-        lambda one: one in (("bundle", "-"), ("csv", "/dev/stdout"), ("parquet", "link")),
+        lambda one: one == ("csv", "/dev/stdout"),
     ),
 )
 def test_an_export_into_a_pipe(run: Run, tmp_path: Path, to: str, kind: str) -> None:

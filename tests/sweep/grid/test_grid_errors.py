@@ -10,10 +10,11 @@ from atma_sweep.model.mixers.softmax import RoPEConfig
 from atma_sweep.model.registry import MEMORIES, MIXERS, POSITIONS
 from atma_sweep.sweep.config import TrainConfig
 from atma_sweep.sweep.errors import GridError, nearest
-from atma_sweep.sweep.grid.grid import load_grid
+from atma_sweep.sweep.grid.grid import GRIDS, load_grid, shipped
 from atma_sweep.sweep.probes import PROBES
 from registries import has_distractor
 
+BASES = ", ".join(sorted(file.stem for file in (GRIDS / "base").glob("*.yaml")))
 Write = Callable[..., Path]
 HEAD = "name: g\nextends: micro\n"
 TRAIN = ", ".join(f"train.{name}" for name in TrainConfig.model_fields if name != "regularizer_source")
@@ -379,7 +380,7 @@ WHOLE_FILES = {
     "name-twice": ("name: a\nname: b\n", "2: name: key given twice; keep one of them"),
     "unknown-base": (
         "name: g\nextends: tinny\n",
-        "2: extends: no base 'tinny'; allowed: intended-370m, llama-medium, llama-mini, published-370m, tiny; did you mean 'tiny'?",
+        f"2: extends: no base 'tinny'; allowed: {BASES}; did you mean 'tiny'?",
     ),
     "base-in-a-folder-that-is-not-there": (
         "name: g\nextends: elsewhere/tiny\n",
@@ -422,7 +423,7 @@ def test_missing_grid_names_the_nearest_shipped_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_fingerprint: Callable[..., str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    problem = "no such grid file; allowed: full, h200-check, paper-v1, paper-v2, quick"
+    problem = f"no such grid file; allowed: {', '.join(sorted(shipped()))}"
     assert message("quik", fake_fingerprint) == f"quik: {problem}; did you mean 'quick'?"
     # A folder that was typed is meant: no shipped grid of the same name instead.
     assert message("mine/quick", fake_fingerprint) == f"mine/quick: {problem}; did you mean 'quick'?"

@@ -60,7 +60,7 @@ def awake(network: Any, dtype: torch.dtype, attn_type: str, branches: tuple[str,
     ).eval()  # fmt: skip
 
 
-@pytest.mark.parametrize(("attn_type", "branches"), every_nth(CELLS, 3))
+@pytest.mark.parametrize(("attn_type", "branches"), every_nth(CELLS, 6))
 @pytest.mark.parametrize(("dtype", "tolerance"), [
     (torch.float64, {"abs": 1e-10, "rel": 0}),
     pytest.param(torch.float32, {"abs": 0, "rel": 1e-5}, marks=pytest.mark.thorough),
