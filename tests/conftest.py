@@ -58,7 +58,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--kills", type=int, default=4, help="kills in each storm of tests/chaos; 200 is the long form")
+    parser.addoption("--kills", type=int, default=3, help="kills in each storm of tests/chaos; 200 is the long form")
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ import pytest
 
 from ..helpers.bench import Bench, Curves
 from ..helpers.patience import PATIENCE_S
+from ..helpers.tiers import long_form
 from .storm import A_STORM, CELLS, EVERY, FEW, TARGETS, Storm, Tally, bench_in, calm, family, first
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
@@ -37,7 +38,7 @@ def test_kills(tmp_path: Path, reference: Curves, kills: int, executor: str) -> 
     assert tally.kills.total() >= min(kills, 3)
 
 
-@pytest.mark.parametrize("daemon", ["raylet", "gcs_server"])
+@pytest.mark.parametrize("daemon", ["raylet", *long_form("gcs_server")])
 def test_a_ray_without_one_of_its_daemons_is_left(small_bench: Bench, reference: Curves, daemon: str) -> None:
     """At once, not after the minute that Ray takes itself, and with every attempt saved."""
     bench = small_bench

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -20,3 +21,8 @@ def shared_out(every: Iterable[Any], first: Callable[[Any], bool]) -> list[Any]:
 def every_nth(every: Iterable[Any], n: int) -> list[Any]:
     """All of them; the first tier takes one of `n`."""
     return [_later(one) if index % n else one for index, one in enumerate(every)]
+
+
+def long_form(*more: Any) -> tuple[Any, ...]:
+    """Parameters of the long form alone, ATMA_LONG=1: what repeats a path of another parameter and takes a minute or two."""
+    return more if os.environ.get("ATMA_LONG") else ()

@@ -14,7 +14,7 @@ from atma_sweep.model.backbone import Auxiliary, Backbone, build
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.registry import REGULARIZERS
 from registries import EVERY_MEMORY, PAIRS, has_distractor
-from tiers import shared_out
+from tiers import long_form, shared_out
 from torch import Tensor
 from torch._dynamo.utils import counters
 
@@ -157,7 +157,7 @@ def test_one_graph_for_other_requests(terms: str | None, wake: Callable[[Backbon
 @pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize(("attn_type", "window", "regularizer", "distractor", "layers"), [
-    ("polar", True, "baseline", True, 1), ("rope", False, "zipfian", False, 2),
+    ("polar", True, "baseline", True, 1), *long_form(("rope", False, "zipfian", False, 2)),
 ])  # fmt: skip
 def test_generated_code_gives_the_eager_numbers(
     attn_type: str, window: bool, regularizer: str, distractor: bool, layers: int, wake: Callable[[Backbone], None],

@@ -307,5 +307,5 @@ def test_a_folder_of_everything(every: Store, tmp_path: Path) -> None:
 @pytest.mark.thorough
 def test_a_folder_says_which_figure_is_left_out(published: Store, tmp_path: Path) -> None:
     written = write_all(published, "printed-v1", out=tmp_path, formats=[], figures=("timeline",))
-    assert written.left_out["figure timeline"] == "no attempt of sweep printed-v1 ran here"
+    assert written.left_out["figure timeline"].startswith("no attempt of sweep printed-v1 ran here")
     assert "figure timeline left out: no attempt" in (tmp_path / "index.html").read_text()

@@ -17,7 +17,7 @@ import psutil
 import pytest
 from bench import COMMAND, Bench
 from patience import PATIENCE_S, until
-from tiers import shared_out
+from tiers import long_form, shared_out
 
 pytestmark = pytest.mark.slow
 COMPILES = """
@@ -83,7 +83,12 @@ def left(processes: list[psutil.Process]) -> list[psutil.Process]:
 @pytest.mark.parametrize(
     ("executor", "number"),
     shared_out(
-        [("local", signal.SIGINT), ("local", signal.SIGTERM), ("local", signal.SIGHUP), ("ray", signal.SIGTERM)],
+        [
+            ("local", signal.SIGINT),
+            ("local", signal.SIGTERM),
+            ("local", signal.SIGHUP),
+            *long_form(("ray", signal.SIGTERM)),
+        ],
         lambda one: one == ("local", signal.SIGINT),
     ),
 )
@@ -103,7 +108,7 @@ def test_a_signal_to_the_process_group_spares_attempts_and_their_compilers(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("executor", ["local", "ray"])
+@pytest.mark.parametrize("executor", ["local", *long_form("ray")])
 def test_a_compiler_that_is_told_before_its_attempt_fails_no_cell(compiling: Bench, executor: str) -> None:
     """Who ends a job by its control group, as Slurm and systemd do, tells every process, in any order."""
     process = launched(compiling, "launch", "micro.yaml", "--executor", executor)

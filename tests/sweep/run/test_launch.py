@@ -136,7 +136,7 @@ def test_lost_weights_are_said_and_retrained_only_on_request(launched: Bench) ->
 def test_without_ray_two_attempts_train_at_the_same_time(bench: Bench) -> None:
     if cores() < 2:
         pytest.skip("needs two cores")
-    bench.grid(tokens=VERY_LONG)
+    bench.grid(tokens=4 * LONG)
     process = bench.start("launch", "micro.yaml", "--executor", "local")
     bench.wait("SELECT 1 WHERE (SELECT count(*) FROM attempt WHERE state = 'running' AND phase = 'training') = 2")
     assert len(bench.processes()) == 2
