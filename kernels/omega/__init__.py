@@ -1,0 +1,1 @@
+"""Memories that learn the pairs of a sliding window by the gradient of its loss."""

@@ -1,0 +1,46 @@
+"""Feature maps of keys and queries, so that a matrix can hold more pairs than its keys have channels (docs/mechanisms.md, "Omega memory").
+
+X head size, H heads, F columns of a feature, r columns of a sketch.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def poly2(x: Tensor) -> Tensor:
+    """[..., X] -> [..., 1 + X + X (X + 1)/2], each monomial of degree 0 to 2 once; the product of two is 1 + s + s²/2.
+
+    s is the product of the two arguments: the first terms of its exponential.
+    """
+    size = x.shape[-1]
+    i, j = torch.triu_indices(size, size, device=x.device)
+    # the square of a channel stands once in s², a product of two channels twice
+    weight = 1 - (1 - math.sqrt(0.5)) * (i == j).to(x.dtype)
+    return torch.cat([torch.ones_like(x[..., :1]), x, x[..., i] * x[..., j] * weight], -1)
+
+
+def sketch_draws(heads: int, size: int, columns: int, degree: int, draw: torch.Generator) -> Tensor:
+    """Gaussians of a sketch: [degree / 2, H, X, r], in the order that `sketch` takes them."""
+    return torch.randn(degree // 2, heads, size, columns, generator=draw)
+
+
+def half_sketch(x_BTHX: Tensor, draws_KHXR: Tensor) -> Tensor:
+    """m [B, T, H, r] whose product m(q)·m(k) has the mean s^K over the draws, K = `degree` / 2 of them.
+
+    The product of K projections a column, over sqrt(r): each multiplies the mean by s.
+    """
+    projected = torch.einsum("bthx,khxr->kbthr", x_BTHX, draws_KHXR.to(x_BTHX.dtype))
+    return projected.prod(0) * draws_KHXR.shape[-1] ** -0.5
+
+
+def sketch(x_BTHX: Tensor, draws_KHXR: Tensor) -> Tensor:
+    """m ⊗ m [B, T, H, r²], whose product is (m(q)·m(k))²: never negative, near s^degree for many columns.
+
+    Its mean over the draws is s^degree plus the variance of m(q)·m(k), which falls as 1/r.
+    """
+    m = half_sketch(x_BTHX, draws_KHXR)
+    return (m.unsqueeze(-1) * m.unsqueeze(-2)).flatten(-2)

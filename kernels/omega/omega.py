@@ -1,0 +1,299 @@
+"""A memory that takes a gradient step on the loss of the last `window` pairs at each token (docs/mechanisms.md, "Omega memory").
+
+B batch, T length, H heads, X head size, F columns of a feature, C tokens of a chunk, S these and the window's tokens before, N chunks,
+G rows times heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ..norms import statistics_dtype
+from .newton_schulz import orthogonalised
+from .scan import scan
+
+Steps = Literal["none", "chunk", "token"]
+
+
+class State(NamedTuple):
+    """What a memory carries from one token to the next."""
+
+    layers: tuple[Tensor, ...]
+    """One matrix, or the two of a network: [B, H, out, in]."""
+    momenta: tuple[Tensor, ...]
+    """Of the same shapes."""
+    keys_BHSF: Tensor
+    """The last window - 1 tokens: features of their keys,"""
+    values_BHSX: Tensor
+    """their values,"""
+    weights_BHS: Tensor
+    """and their weights in the loss, 0 where there was no token."""
+
+
+class Rates(NamedTuple):
+    """What each token says of the update at it: all [B, T, H]."""
+
+    log_keep_BTH: Tensor
+    """ln alpha <= 0: how much of the memory stays."""
+    step_BTH: Tensor
+    """eta: how far the memory goes along the momentum."""
+    weight_BTH: Tensor
+    """gamma: the pair's weight in the loss of every window that holds it."""
+    log_momentum_BTH: Tensor | None = None
+    """ln theta <= 0: how much of the momentum stays; None: it is the gradient alone."""
+
+
+def first_state(layers: Sequence[Tensor], batch: int, heads: int, columns: int, size: int, window: int) -> State:
+    """Before the first token. `layers`: the memory's matrices [out, in], the same for every row and head."""
+    start = tuple(layer.expand(batch, heads, *layer.shape) for layer in layers)
+    some = start[0]
+    return State(
+        start,
+        tuple(torch.zeros_like(layer) for layer in start),
+        some.new_zeros(batch, heads, window - 1, columns),
+        some.new_zeros(batch, heads, window - 1, size),
+        some.new_zeros(batch, heads, window - 1),
+    )
+
+
+def omega(
+    q_BTHF: Tensor, k_BTHF: Tensor, v_BTHX: Tensor, rates: Rates, state: State, *,
+    window: int, chunk: int, orthogonal: Steps = "none",
+) -> tuple[Tensor, State]:  # fmt: skip
+    """(readout [B, T, H, X] in v's type, the state after the last token).
+
+    With f the memory and its gradient g_t = Σ over t - window < i <= t of gamma_i d ½‖f(k_i) − v_i‖² taken where the memory
+    stood before the token's chunk:
+
+        S_t = theta_t S_{t−1} + g_t        M_t = alpha_t M_{t−1} − eta_t N(S_t)        r_t = M_t(q_t)
+
+    `orthogonal` "none": N is the identity. "token": N makes S_t orthogonal. "chunk": once a chunk, at its end, with the mean of its etas;
+    the readouts in a chunk are then those of the memory before it. q and k are features; state and sums are float32 (float64 for
+    float64). A sequence may be given in pieces that end where chunks end. Raises ValueError when shapes do not fit.
+    """
+    b, t, h, f = k_BTHF.shape
+    if q_BTHF.shape != k_BTHF.shape or v_BTHX.shape[:3] != (b, t, h):
+        raise ValueError(f"k has shape {tuple(k_BTHF.shape)}, but q {tuple(q_BTHF.shape)} and v {tuple(v_BTHX.shape)}")
+    if chunk < 1 or window < 1:
+        raise ValueError(f"chunk and window must be at least 1, got {chunk} and {window}")
+    if state.weights_BHS.shape != (b, h, window - 1) or state.layers[0].shape[-1] != f:
+        raise ValueError(f"the state does not fit {b} rows, {h} heads, a window of {window} and {f} columns")
+    dtype = statistics_dtype(v_BTHX.dtype)
+
+    def heads_first(x: Tensor) -> Tensor:
+        return x.to(dtype).transpose(1, 2)
+
+    q, k, v = heads_first(q_BTHF), heads_first(k_BTHF), heads_first(v_BTHX)
+    keep, step, weight = (heads_first(x) for x in rates[:3])
+    slow = None if rates.log_momentum_BTH is None else heads_first(rates.log_momentum_BTH)
+    keys, values = (torch.cat([old.to(dtype), new], 2) for old, new in ((state.keys_BHSF, k), (state.values_BHSX, v)))
+    weights = torch.cat([state.weights_BHS.to(dtype), weight], 2)
+    layers = tuple(layer.to(dtype) for layer in state.layers)
+    momenta = tuple(momentum.to(dtype) for momentum in state.momenta)
+    reads, first = [], 0
+    if len(layers) == 1 and orthogonal != "token" and t >= chunk:
+        first = t // chunk * chunk
+        own, seen = slice(first), slice(first + window - 1)
+        rated = (keep[..., own], step[..., own], None if slow is None else slow[..., own], weights[..., seen])
+        y, layers, momenta = _all_at_once(
+            q[:, :, own], keys[:, :, seen], values[:, :, seen], rated, layers[0], momenta[0], window, chunk, orthogonal
+        )
+        reads.append(y)
+    for start in range(first, t, chunk):
+        stop = min(start + chunk, t)
+        own, seen = slice(start, stop), slice(start, stop + window - 1)
+        plan = _Plan(
+            keep[..., own], step[..., own], None if slow is None else slow[..., own], weights[..., seen], window
+        )
+        pairs = _gradients(layers, keys[:, :, seen], values[:, :, seen])
+        y, layers, momenta = _ROUNDS[orthogonal](q[:, :, own], layers, momenta, pairs, plan)
+        reads.append(y)
+    tail = slice(t, t + window - 1)
+    state = State(layers, momenta, keys[:, :, tail], values[:, :, tail], weights[..., tail])
+    return torch.cat(reads, 2).transpose(1, 2).to(v_BTHX.dtype), state
+
+
+class _Plan:
+    """How much of what a chunk's tokens feel: a function of the rates alone, [..., C], and of the weights, [..., S]."""
+
+    def __init__(self, keep: Tensor, step: Tensor, slow: Tensor | None, weight: Tensor, window: int) -> None:
+        c = keep.shape[-1]
+        i_S = torch.arange(c + window - 1, device=keep.device)
+        t_C = torch.arange(c, device=keep.device)[:, None]
+        # token t of the chunk is token t + window - 1 of those seen
+        inside = (i_S >= t_C) & (i_S < t_C + window)
+        share = torch.where(inside, weight[..., None, :], 0.0)
+        if slow is not None:
+            share = _ratios(slow) @ share
+        self.momentum = share
+        """What of each pair's gradient is in each token's momentum, [..., C, S];"""
+        self.old_momentum = torch.zeros_like(keep) if slow is None else slow.cumsum(-1).exp()
+        """and what of the momentum before the chunk, [..., C]."""
+        self.moves = _ratios(keep) * step[..., None, :]
+        """How far token t's memory has gone along token s's momentum, [..., C, C]."""
+        self.kept = keep.cumsum(-1).exp()
+        """What of the memory before the chunk is left, [..., C]."""
+        self.step = step.mean(-1)
+
+    def felt(self) -> Tensor:
+        """How far each token's memory has gone along each pair's gradient, [..., C, S];"""
+        return self.moves @ self.momentum
+
+    def carried(self) -> Tensor:
+        """and along the momentum before the chunk, [..., C]."""
+        return (self.moves @ self.old_momentum[..., None]).squeeze(-1)
+
+
+def _ratios(logs: Tensor) -> Tensor:
+    """Product of the factors after s up to t, [..., C, C]; 0 for s > t."""
+    total = logs.cumsum(-1)
+    c = total.shape[-1]
+    later = torch.ones(c, c, dtype=torch.bool, device=total.device).triu(1)
+    return (total[..., :, None] - total[..., None, :]).masked_fill(later, -torch.inf).exp()
+
+
+def _all_at_once(
+    q: Tensor, keys: Tensor, values: Tensor, rated: tuple[Tensor, Tensor, Tensor | None, Tensor], layer: Tensor,
+    momentum: Tensor, window: int, chunk: int, orthogonal: Steps,
+) -> tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:  # fmt: skip
+    """Whole chunks of a memory that is one matrix: a scan gives the memories before all of them, and the rest is products."""
+    b, h = q.shape[:2]
+    seen = chunk + window - 1
+
+    def chunks(x: Tensor, size: int) -> Tensor:
+        """[B, H, T, ...] -> [N, G, size, ...], each `chunk` after the last."""
+        cut = x.unfold(2, size, chunk)
+        return (cut.mT if x.ndim == 4 else cut).movedim(2, 0).flatten(1, 2).contiguous()
+
+    keep, step, slow, weights = rated
+    plan = _Plan(
+        chunks(keep, chunk),
+        chunks(step, chunk),
+        None if slow is None else chunks(slow, chunk),
+        chunks(weights, seen),
+        window,
+    )
+    q_NGCF, keys_NGSF, values_NGSX = chunks(q, chunk), chunks(keys, seen), chunks(values, seen)
+    plain = orthogonal == "none"
+    felt_NGCS, carried_NGC = (plan.felt(), plan.carried()) if plain else (None, None)
+    has_momentum = slow is not None or not plain
+    memories, momenta = scan(
+        keys_NGSF, values_NGSX,
+        None if felt_NGCS is None else felt_NGCS[..., -1, :].contiguous(),
+        plan.momentum[..., -1, :].contiguous() if has_momentum else None,
+        plan.kept[..., -1].contiguous(),
+        (plan.step if carried_NGC is None else carried_NGC[..., -1]).contiguous(),
+        plan.old_momentum[..., -1].contiguous(),
+        layer.flatten(0, 1).contiguous(), momentum.flatten(0, 1).contiguous(),
+    )  # fmt: skip
+    if felt_NGCS is None or carried_NGC is None:
+        y = q_NGCF @ memories[:-1].mT
+    else:
+        (pair,) = _gradients((memories[:-1],), keys_NGSF, values_NGSX)
+        before = momenta[:-1] if has_momentum else None
+        y = _readout(q_NGCF, memories[:-1], before, pair, plan.kept, felt_NGCS, carried_NGC)
+    y = y.unflatten(1, (b, h)).movedim(0, 2).flatten(2, 3)
+    last = memories[-1].unflatten(0, (b, h))
+    return y, (last,), (momenta[-1].unflatten(0, (b, h)) if has_momentum else momentum,)
+
+
+Pairs = list[tuple[Tensor, Tensor]]
+"""A layer's gradient for each pair seen as left ⊗ right: [B, H, S, out] and [B, H, S, in]."""
+
+
+def _gradients(layers: tuple[Tensor, ...], keys: Tensor, values: Tensor) -> Pairs:
+    if len(layers) == 1:
+        return [(keys @ layers[0].mT - values, keys)]
+    inner, outer = layers
+    hidden = torch.sigmoid(keys @ inner.mT)
+    error = hidden @ outer.mT - values
+    return [((error @ outer) * hidden * (1 - hidden), keys), (error, hidden)]
+
+
+def _through(x: Tensor, index: int, layers: Sequence[Tensor]) -> Tensor:
+    """What the next layer reads of a layer's output."""
+    return torch.sigmoid(x) if index + 1 < len(layers) else x
+
+
+_Round = tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]
+
+
+def _readout(
+    x: Tensor, layer: Tensor, momentum: Tensor | None, pair: tuple[Tensor, Tensor], kept: Tensor, felt: Tensor,
+    carried: Tensor,
+) -> Tensor:  # fmt: skip
+    """Every token's own memory at its x: kept M - carried S - Σ felt left ⊗ right."""
+    left, right = pair
+    y = kept[..., None] * (x @ layer.mT) - (felt * (x @ right.mT)) @ left
+    return y if momentum is None else y - carried[..., None] * (x @ momentum.mT)
+
+
+def _plain(q: Tensor, layers: tuple[Tensor, ...], momenta: tuple[Tensor, ...], pairs: Pairs, plan: _Plan) -> _Round:
+    """Every token's own memory, without ever forming one: masked products of what they are sums of."""
+    felt_BHCS, carried_BHC = plan.felt(), plan.carried()
+    x, ends, slow = q, [], []
+    for index, (layer, momentum, (left, right)) in enumerate(zip(layers, momenta, pairs, strict=True)):
+        y = _readout(x, layer, momentum, (left, right), plan.kept, felt_BHCS, carried_BHC)
+        ends.append(
+            plan.kept[..., -1, None, None] * layer - carried_BHC[..., -1, None, None] * momentum
+            - (felt_BHCS[..., -1, :, None] * left).mT @ right
+        )  # fmt: skip
+        slow.append(_after(momentum, left, right, plan))
+        x = _through(y, index, layers)
+    return x, tuple(ends), tuple(slow)
+
+
+def _each_token(
+    q: Tensor, layers: tuple[Tensor, ...], momenta: tuple[Tensor, ...], pairs: Pairs, plan: _Plan
+) -> _Round:
+    """Every token's momentum is made orthogonal: a matrix a token."""
+    x, ends, slow = q, [], []
+    for index, (layer, momentum, (left, right)) in enumerate(zip(layers, momenta, pairs, strict=True)):
+        all_momenta = torch.einsum("bhcs,bhso,bhsi->bhcoi", plan.momentum, left, right)
+        all_momenta = all_momenta + plan.old_momentum[..., None, None] * momentum[:, :, None]
+        steps = orthogonalised(all_momenta)
+        memories = plan.kept[..., None, None] * layer[:, :, None] - torch.einsum("bhcs,bhsoi->bhcoi", plan.moves, steps)
+        x = _through(torch.einsum("bhcoi,bhci->bhco", memories, x), index, layers)
+        ends.append(memories[:, :, -1])
+        slow.append(all_momenta[:, :, -1])
+    return x, tuple(ends), tuple(slow)
+
+
+def _each_chunk(
+    q: Tensor, layers: tuple[Tensor, ...], momenta: tuple[Tensor, ...], pairs: Pairs, plan: _Plan
+) -> _Round:
+    """One orthogonal step at the end, which no token of the chunk may read."""
+    x, ends, slow = q, [], []
+    for index, (layer, momentum, (left, right)) in enumerate(zip(layers, momenta, pairs, strict=True)):
+        x = _through(x @ layer.mT, index, layers)
+        after = _after(momentum, left, right, plan)
+        ends.append(plan.kept[..., -1, None, None] * layer - plan.step[..., None, None] * orthogonalised(after))
+        slow.append(after)
+    return x, tuple(ends), tuple(slow)
+
+
+def _after(momentum: Tensor, left: Tensor, right: Tensor, plan: _Plan) -> Tensor:
+    """The momentum after the chunk's last token."""
+    new = (plan.momentum[..., -1, :, None] * left).mT @ right
+    return plan.old_momentum[..., -1, None, None] * momentum + new
+
+
+_ROUNDS = {"none": _plain, "token": _each_token, "chunk": _each_chunk}
+
+
+def answer(state: State, q_BTHF: Tensor) -> Tensor:
+    """What the memory as it is says to features of queries: [B, T, H, X] in the state's type."""
+    x = q_BTHF.to(state.layers[0].dtype).transpose(1, 2)
+    for index, layer in enumerate(state.layers):
+        x = _through(x @ layer.mT, index, state.layers)
+    return x.transpose(1, 2)
+
+
+def unit(x: Tensor) -> Tensor:
+    """Keys and queries of length 1, in the statistics' type; a zero one stays zero."""
+    return functional.normalize(x.to(statistics_dtype(x.dtype)), dim=-1, eps=1e-12)

@@ -1,0 +1,49 @@
+"""The same token by token, gradients by autograd: what `omega` is compared with."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .newton_schulz import orthogonalised
+
+
+def answer(layers: list[Tensor], x: Tensor) -> Tensor:
+    """What a memory of matrices [out, in] says to the vectors [..., in]."""
+    for index, layer in enumerate(layers):
+        x = x @ layer.mT
+        x = torch.sigmoid(x) if index + 1 < len(layers) else x
+    return x
+
+
+def omega_reference(
+    q_TF: Tensor, k_TF: Tensor, v_TX: Tensor, keep_T: Tensor, step_T: Tensor, weight_T: Tensor,
+    momentum_T: Tensor | None, layers: list[Tensor], *, window: int, chunk: int, orthogonal: str = "none",
+) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
+    """(readout [T, X], the memory after the last token) of one head of one row; rates as they are, not in logs."""
+    memory = [layer.clone() for layer in layers]
+    slow = [torch.zeros_like(layer) for layer in layers]
+    reads = []
+    for t in range(len(k_TF)):
+        if t % chunk == 0:
+            frozen = [layer.clone().requires_grad_() for layer in memory]
+            at_start = memory
+        first = max(0, t + 1 - window)
+        with torch.enable_grad():
+            wrong = answer(frozen, k_TF[first : t + 1].detach()) - v_TX[first : t + 1].detach()
+            loss = (weight_T[first : t + 1].detach() * wrong.square().sum(-1)).sum() / 2
+            gradients = torch.autograd.grad(loss, frozen)
+        theta = 0.0 if momentum_T is None else momentum_T[t]
+        slow = [theta * old + new for old, new in zip(slow, gradients, strict=True)]
+        last = t % chunk == chunk - 1 or t == len(k_TF) - 1
+        if orthogonal == "chunk":
+            reads.append(answer(at_start, q_TF[t]))
+            memory = [keep_T[t] * layer for layer in memory]
+            if last:
+                mean = step_T[t - t % chunk : t + 1].mean()
+                memory = [layer - mean * orthogonalised(s) for layer, s in zip(memory, slow, strict=True)]
+        else:
+            moved = [orthogonalised(s) for s in slow] if orthogonal == "token" else slow
+            memory = [keep_T[t] * layer - step_T[t] * s for layer, s in zip(memory, moved, strict=True)]
+            reads.append(answer(memory, q_TF[t]))
+    return torch.stack(reads), memory

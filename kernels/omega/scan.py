@@ -1,0 +1,139 @@
+"""The memory, a matrix, from chunk to chunk: the only part of the omega memory that cannot be done for all chunks at once.
+
+N chunks, G rows times heads, S pairs that a chunk sees, F columns of a feature, X head size. With M and S the memory and its momentum
+before a chunk, K and V the pairs that it sees, E = K Mᵀ − V:
+
+    S' = old S + (share ⊙ E)ᵀ K          M' = keep M − to S − (felt ⊙ E)ᵀ K     or, orthogonal,     M' = keep M − to N(S')
+
+As torch ops with a backward of their own, so that torch.compile meets one operation and not a loop.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .newton_schulz import Orthogonalised, orthogonalised
+
+TOGETHER = 8
+"""Chunks whose Newton-Schulz steps the backward keeps at a time."""
+
+
+@torch.library.custom_op("atma::omega_scan_forward", mutates_args=())
+def scan(
+    keys_NGSF: Tensor, values_NGSX: Tensor, felt_NGS: Tensor | None, share_NGS: Tensor | None, keep_NG: Tensor, to_NG: Tensor,
+    old_NG: Tensor, memory_GXF: Tensor, momentum_GXF: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Memories and momenta before each chunk and after the last, [N + 1, G, X, F].
+
+    `felt` None: the steps are orthogonal. `share` None: there is no momentum, none of which is returned, and `to` and `old` are not
+    looked at. Everything is contiguous and of one type, float32 or float64.
+    """
+    n = len(keys_NGSF)
+    memories = memory_GXF.new_empty(n + 1, *memory_GXF.shape)
+    momenta = memory_GXF.new_empty(0 if share_NGS is None else n + 1, *memory_GXF.shape)
+    memories[0] = memory_GXF
+    if share_NGS is not None:
+        momenta[0] = momentum_GXF
+    keep, to, old = (x[..., None, None] for x in (keep_NG, to_NG, old_NG))
+    for i, (k, v, before, after) in enumerate(zip(keys_NGSF, values_NGSX, memories[:-1], memories[1:], strict=True)):
+        wrong = torch.baddbmm(v, k, before.mT, beta=-1)
+        start = keep[i] * before
+        if share_NGS is not None:
+            torch.baddbmm(old[i] * momenta[i], (share_NGS[i, ..., None] * wrong).mT, k, out=momenta[i + 1])
+            start -= to[i] * (momenta[i] if felt_NGS is not None else orthogonalised(momenta[i + 1]))
+        if felt_NGS is not None:
+            torch.baddbmm(start, (felt_NGS[i, ..., None] * wrong).mT, k, alpha=-1, out=after)
+        else:
+            after.copy_(start)
+    return memories, momenta
+
+
+@scan.register_fake
+def _(
+    keys_NGSF: Tensor, values_NGSX: Tensor, felt_NGS: Tensor | None, share_NGS: Tensor | None, keep_NG: Tensor, to_NG: Tensor,
+    old_NG: Tensor, memory_GXF: Tensor, momentum_GXF: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    n = len(keys_NGSF) + 1
+    return memory_GXF.new_empty(n, *memory_GXF.shape), memory_GXF.new_empty(
+        0 if share_NGS is None else n, *memory_GXF.shape
+    )
+
+
+@torch.library.custom_op("atma::omega_scan_backward", mutates_args=())
+def scan_backward(
+    g_memories: Tensor, g_momenta: Tensor, keys_NGSF: Tensor, values_NGSX: Tensor, felt_NGS: Tensor | None,
+    share_NGS: Tensor | None, keep_NG: Tensor, to_NG: Tensor, old_NG: Tensor, memories: Tensor, momenta: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of what `scan` takes, in its order; empty for what is None, zero for what is not looked at."""
+    before, n = memories[:-1], len(keys_NGSF)
+    keep, to, old = (x[..., None, None] for x in (keep_NG, to_NG, old_NG))
+    # those of each chunk's result, and of its errors E
+    g_after, g_slow, g_wrong = torch.empty_like(before), torch.empty_like(momenta[1:]), torch.empty_like(values_NGSX)
+    turned: Orthogonalised | None = None
+    g_to = torch.zeros_like(to_NG)
+    g_m = g_memories[n].clone()
+    g_s = g_momenta[n].clone() if share_NGS is not None else g_m
+    for i in range(n - 1, -1, -1):
+        if felt_NGS is None:
+            if turned is None or i % TOGETHER == TOGETHER - 1:
+                first = i // TOGETHER * TOGETHER
+                turned = Orthogonalised(momenta[first + 1 : i + 2])
+            g_to[i] = -(g_m * turned.result[i % TOGETHER]).sum((-2, -1))
+            g_s = g_s + turned.gradient(i % TOGETHER, -to[i] * g_m)
+        g_after[i] = g_m
+        k = keys_NGSF[i]
+        g_e = None if felt_NGS is None else -felt_NGS[i, ..., None] * (k @ g_m.mT)
+        if share_NGS is not None:
+            g_slow[i] = g_s
+            more = share_NGS[i, ..., None] * (k @ g_s.mT)
+            g_e = more if g_e is None else g_e + more
+            g_s = torch.addcmul(g_momenta[i], old[i], g_s)
+            if felt_NGS is not None:
+                g_s = g_s - to[i] * g_m
+        assert g_e is not None, "steps are orthogonal to a momentum alone"
+        g_wrong[i] = g_e
+        g_m = torch.baddbmm(torch.addcmul(g_memories[i], keep[i], g_m), g_e.mT, k)
+
+    # the rest is the same for all chunks at once
+    wrong = keys_NGSF @ before.mT - values_NGSX
+    g_keys = g_wrong @ before
+    g_felt, g_share = keep_NG.new_empty(0), keep_NG.new_empty(0)
+    g_old = torch.zeros_like(old_NG)
+    if felt_NGS is not None:
+        g_keys -= (felt_NGS[..., None] * wrong) @ g_after
+        g_felt = -(wrong * (keys_NGSF @ g_after.mT)).sum(-1)
+    if share_NGS is not None:
+        g_keys += (share_NGS[..., None] * wrong) @ g_slow
+        g_share = (wrong * (keys_NGSF @ g_slow.mT)).sum(-1)
+        g_old = (g_slow * momenta[:-1]).sum((-2, -1))
+        if felt_NGS is not None:
+            g_to = -(g_after * momenta[:-1]).sum((-2, -1))
+    g_keep = (g_after * before).sum((-2, -1))
+    g_momentum = g_s if share_NGS is not None else torch.zeros_like(g_m)
+    return g_keys, -g_wrong, g_felt, g_share, g_keep, g_to, g_old, g_m, g_momentum
+
+
+@scan_backward.register_fake
+def _(
+    g_memories: Tensor, g_momenta: Tensor, keys_NGSF: Tensor, values_NGSX: Tensor, felt_NGS: Tensor | None,
+    share_NGS: Tensor | None, keep_NG: Tensor, to_NG: Tensor, old_NG: Tensor, memories: Tensor, momenta: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    none = keep_NG.new_empty(0)
+    some = [none if x is None else torch.empty_like(x) for x in (felt_NGS, share_NGS)]
+    rest = [torch.empty_like(x) for x in (keep_NG, to_NG, old_NG, memories[0], memories[0])]
+    return torch.empty_like(keys_NGSF), torch.empty_like(values_NGSX), *some, *rest  # type: ignore[return-value]
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs[:7], *output)
+
+
+def _gradients(ctx: Any, g_memories: Tensor, g_momenta: Tensor) -> tuple[Tensor | None, ...]:
+    found = scan_backward(g_memories.contiguous(), g_momenta.contiguous(), *ctx.saved_tensors)
+    return tuple(None if x is None else g for x, g in zip(ctx.saved_tensors, found, strict=False))
+
+
+scan.register_autograd(_gradients, setup_context=_keep)

@@ -1,0 +1,116 @@
+"""The figure `memory-recall`: how many pairs a memory holds, alone and with its network."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pandas as pd
+from scipy.special import stdtrit
+
+from ....results.store.store import Store
+from ...data import ReportError, SweepData, gather, level_of
+from .. import style
+from ..base import Collected, collected, names_of, origins_in
+from ..lines import averaged_over, bands, lines_of
+from .panels import draw_panels
+from .places import details
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from ..look import Look
+
+PROBE = "memory_recall"
+PANELS = {"share": "the memory alone", "context_share": "in context"}
+"""By metric: what its panel shows."""
+BAND = "95% t intervals over the heads of all layers, and over the rows in context, of a line of one cell"
+COLUMNS = ["cell", "attempt", "metric", "pairs", "chance", "value", "sd", "n"]
+
+
+def collect(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Collected:
+    """Shares of keys that are answered with their own value, by number of pairs.
+
+    One row a cell, metric and number of pairs: cell, attempt, configuration, panel, first, second, line, probe, metric, pairs, chance (what
+    an answer at random gets), value, n (heads of all layers, or rows), low and high (95% t interval over these).
+    """
+    data = gather(store, sweep, revision=revision)
+    frame = _frame(store, data)
+    if frame.empty:
+        raise ReportError(f"no cell of sweep {data.sweep} has been asked what it holds; evaluate with --probe {PROBE}")
+    # memories first, whatever else tells lines apart
+    ranked = ("memory", "attn_type", "window", *data.extra_axes(), "distractor", "reg_mode")
+    axes = tuple(axis for axis in ranked if len(data.levels(axis)) > 1)[:2]
+    frame = _grouped(data, frame, axes)
+    means = lines_of(_over_pairs(frame))
+    notes = [
+        f"{averaged_over(data, axes)}{bands(means, BAND)}Alone: random keys and values, written with the rates that the memory has on "
+        "the text; right is an answer nearest to its own value. In context: pairs of tokens, then every key again; right is the most "
+        "probable token.",
+        "Dotted: one of the values at random.",
+    ]
+    return collected(
+        store, data, "memory-recall", "Recall over the number of pairs", frame, origins_in(frame), notes=notes,
+        axes=axes, names=names_of(data, without=axes),
+    )  # fmt: skip
+
+
+def _frame(store: Store, data: SweepData) -> pd.DataFrame:
+    """A row a cell, metric and number of pairs, from the items."""
+    parts = []
+    for metric in PANELS:
+        found = pd.DataFrame(details(store, data, (PROBE, metric, 0)))
+        if found.empty or not {"pairs", "chance"} <= set(found):
+            continue
+        each = found.groupby(["cell", "attempt", "pairs"], sort=False)
+        one = each.agg(chance=("chance", "first"), value=("value", "mean"), sd=("value", "std"), n=("value", "size"))
+        parts.append(one.reset_index().assign(metric=metric))
+    return pd.concat(parts, ignore_index=True)[COLUMNS] if parts else pd.DataFrame(columns=COLUMNS)
+
+
+def _grouped(data: SweepData, frame: pd.DataFrame, axes: tuple[str, ...]) -> pd.DataFrame:
+    """The rows with what their cells are drawn as, and the interval of each."""
+    configurations = {cell.cell_id: ", ".join(key) for key, cells in data.configurations().items() for cell in cells}
+    levels = {cell.cell_id: [*(level_of(cell, axis) for axis in axes), "", ""][:2] for cell in data.cells}
+    half = stdtrit((frame["n"] - 1).clip(lower=1), 0.975) * frame["sd"] / frame["n"] ** 0.5
+    first, second = ([levels[cell][place] for cell in frame["cell"]] for place in (0, 1))
+    return pd.DataFrame(
+        {
+            "cell": frame["cell"],
+            "attempt": frame["attempt"],
+            "configuration": frame["cell"].map(configurations),
+            "panel": frame["metric"].map(PANELS),
+            "first": first,
+            "second": second,
+            "line": [", ".join(filter(None, both)) or "all cells" for both in zip(first, second, strict=True)],
+            "probe": PROBE,
+            "metric": frame["metric"],
+            "pairs": frame["pairs"].astype(int),
+            "chance": frame["chance"].astype(float),
+            "value": frame["value"].astype(float),
+            "n": frame["n"].astype(int),
+            "low": (frame["value"] - half).clip(0, 1),
+            "high": (frame["value"] + half).clip(0, 1),
+        }
+    )
+
+
+def _over_pairs(frame: pd.DataFrame) -> pd.DataFrame:
+    """As lines are drawn: over the number of pairs instead of a length."""
+    return frame.assign(length=frame["pairs"])
+
+
+def draw(made: Collected, look: Look) -> Figure:
+    """The memory alone and in context side by side, a line a memory, and what chance scores."""
+    frame = _over_pairs(made.frame)
+
+    def dress(axes: Axes, here: pd.DataFrame, last: bool) -> None:
+        chance = 100 * here.groupby("length")["chance"].mean()
+        axes.plot(
+            chance.index, chance, color=style.GREY, linestyle=(0, (1, 1.2)), linewidth=style.stroke(0.9), zorder=2.5
+        )
+        style.length_axis(axes, list(frame["length"]))
+        axes.set_ylim(-3, 103)
+
+    labels = "pairs", "keys answered right, %"
+    return draw_panels(made, look, frame, lines_of(frame), dress, labels, scale=100, banded=True)

@@ -1,0 +1,215 @@
+"""What a memory holds: random pairs written and read back, by the memory alone and in context (docs/mechanisms.md, "Memory recall")."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from pydantic import model_validator
+
+from ...model.config import Int, knob
+from ...results import metrics
+from ...results.metrics import Metric
+from ..data.known.mqar import NAME as MQAR
+from ..data.known.mqar import MqarConfig, MqarRows, settings_of
+from ..data.known.mqar import answers as marked
+from .base import Probe, ProbeConfig, Result
+from .prompts import Prompt
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .subject import Network
+
+LEVEL = 0.9
+"""Of a number of pairs: the share that must be right for the pairs to be held."""
+HEADS = 4
+"""How many pairs are written at most where no numbers are given, in head sizes."""
+SEEN = 1 << 18
+"""Tokens of the validation split whose kinds may stand in a row."""
+
+
+class MemoryRecallConfig(ProbeConfig):
+    """Settings of the probe memory_recall."""
+
+    pairs: tuple[Int, ...] = knob(
+        (), "Numbers of pairs, rising; none: the powers of two from 2 to four times the head size."
+    )
+    draws: Int = knob(16, "Draws of keys and values for the memory alone, at each number of pairs.", ge=1)
+    rows: Int = knob(32, "Rows of pairs and questions for the whole network, at each number of pairs.", ge=1)
+    text: Int = knob(
+        8, "Rows of the validation split, of the training length, over which a memory's rates are averaged.", ge=1
+    )
+    seed: Int = knob(1234, "Seed of all pairs; the same ones for every cell.", ge=0)
+
+    @model_validator(mode="after")
+    def _pairs_rise(self) -> MemoryRecallConfig:
+        if list(self.pairs) != sorted(set(self.pairs)) or (self.pairs and self.pairs[0] < 2):
+            raise ValueError(f"pairs must rise from 2 or more, got {list(self.pairs)}")
+        return self
+
+
+class _Asked(NamedTuple):
+    """Rows of one number of pairs, and what one of the row's values, taken at random, scores."""
+
+    prompts: list[Prompt]
+    chance: float
+
+
+def held(pairs: Sequence[int], shares: Sequence[float]) -> float:
+    """The number of pairs at which the share first falls to LEVEL: between two numbers on a line over log2 of the pairs, from 1
+    pair, which is always recalled; the largest number where it never does."""
+    known, share = 1.0, 1.0
+    for number, next_share in zip(pairs, shares, strict=True):
+        if next_share < LEVEL:
+            return known * (number / known) ** ((share - LEVEL) / (share - next_share))
+        known, share = float(number), next_share
+    return known
+
+
+class MemoryRecall(Probe):
+    """Shares are means over the numbers of pairs; how many pairs are held follows from the shares at each.
+
+    Examples of `share` are a head (`position`) of a layer (`item`) at one number of pairs, as their detail says, in the numbers'
+    order; of `pairs` a head of a layer. Those of `context_share` are one row (`item`) at one number of pairs (`position`).
+    """
+
+    Config = MemoryRecallConfig
+    metrics = metrics.of_probe("memory_recall")
+
+    @property
+    def _pairs(self) -> tuple[int, ...]:
+        most = HEADS * self.config.model.head_dim
+        return tuple(self.settings.pairs) or tuple(2**power for power in range(1, int(math.log2(most)) + 1))
+
+    def tokens(self, length: int) -> int:
+        """The text, and the rows with questions."""
+        rows = sum(self._row(pairs) for pairs in self._pairs)
+        return int(self.settings.text) * self.config.train.seq_len + int(self.settings.rows) * rows
+
+    def chance(self, metric: Metric) -> float | None:
+        """Of an answer that is one of the values at random."""
+        return float(np.mean([1 / pairs for pairs in self._pairs])) if metric.name == "share" else metric.chance
+
+    def run(self, subject: Network, lengths: Iterable[int]) -> Iterator[Result]:
+        """The memory alone, then the network."""
+        for _ in lengths:
+            alone, of_heads = self._alone(subject)
+            whole, of_rows = self._in_context(subject)
+            yield [*alone, *whole], [*of_heads, *of_rows]
+
+    # --- the memory alone -----------------------------------------------------------------------------------------
+
+    def _alone(self, subject: Network) -> Result:
+        from .bare_memory import habits, shares_right
+        from .memory_state import lacking
+
+        rows = subject.validation_rows(int(self.settings.text))
+        reason = lacking(subject.model, "read_rates", "write", "answer")
+        reason = reason or (rows if isinstance(rows, str) else subject.beyond(rows.size(1)))
+        if reason is not None or isinstance(rows, str):
+            return [self.missing(str(reason), metric=name) for name in ("share", "pairs")], []
+        known, about = habits(subject, rows), (int(self.settings.draws), int(self.settings.seed))
+        shares = {pairs: shares_right(subject, known, pairs, *about) for pairs in self._pairs}
+        return self._of_heads(shares)
+
+    def _of_heads(self, shares: Mapping[int, dict[int, Tensor]]) -> Result:
+        """`shares`: by number of pairs and layer, [H]."""
+        examples = []
+        for place, (pairs, layers) in enumerate(shares.items()):
+            for layer, share_H in layers.items():
+                for head, share in enumerate(share_H.tolist()):
+                    position = place * len(share_H) + head
+                    detail = {"pairs": pairs, "head": head, "chance": 1 / pairs}
+                    one = self.example("share", share, item=layer, position=position)
+                    examples.append(replace(one, detail=detail))
+        means = [float(np.mean([share_H.mean() for share_H in layers.values()])) for layers in shares.values()]
+        numbers = list(shares)
+        for layer, first in shares[numbers[0]].items():
+            for head in range(len(first)):
+                own = held(numbers, [float(layers[layer][head]) for layers in shares.values()])
+                examples.append(self.example("pairs", own, item=layer, position=head))
+        n = int(self.settings.draws) * sum(numbers)
+        return [
+            self.value("share", float(np.mean(means)), n=n),
+            self.value("pairs", held(numbers, means), n=n),
+        ], examples
+
+    # --- the whole network ----------------------------------------------------------------------------------------
+
+    def _in_context(self, subject: Network) -> Result:
+        asked: dict[int, _Asked] = {}
+        reason = None
+        for pairs in self._pairs:
+            made = self._asked(subject, pairs)
+            if isinstance(made, str):
+                # the text, which all cells share, has no room for more
+                reason = None if asked else made
+                break
+            asked[pairs] = made
+        # a mean over fewer numbers than other networks have would be another number
+        reason = reason or subject.beyond(self._row(max(asked)))
+        if reason is not None:
+            return [self.missing(reason, metric=one.name) for one in self.metrics[2:]], []
+        shares, examples = [], []
+        for place, (pairs, one) in enumerate(asked.items()):
+            # the window of training stays, so that what a memory is asked cannot be looked up
+            told = subject.answers(one.prompts, full_context=False)
+            rows = [float(hits.double().mean()) for hits, _ in told]
+            shares.append(float(np.mean(rows)))
+            detail = {"pairs": pairs, "chance": one.chance}
+            for item, share in enumerate(rows):
+                example = self.example("context_share", share, item=item, position=place)
+                examples.append(replace(example, detail=detail))
+        n = sum(len(prompt.scored) for one in asked.values() for prompt in one.prompts)
+        return [
+            self.value("context_share", float(np.mean(shares)), n=n),
+            self.value("context_pairs", held(list(asked), shares), n=n),
+            self.value("context_chance", float(np.mean([one.chance for one in asked.values()])), n=n),
+        ], examples
+
+    @property
+    def _corpus(self) -> MqarConfig | None:
+        """The settings of the corpus mqar, whose own rows are then asked."""
+        return settings_of(self.config.data) if self.config.data.corpus == MQAR else None
+
+    def _row(self, pairs: int) -> int:
+        """Tokens that the network reads of a row."""
+        corpus = self._corpus
+        return 4 * pairs if corpus is None else max(corpus.length, 4 * pairs + 2)
+
+    def _asked(self, subject: Network, pairs: int) -> _Asked | str:
+        return self._text_rows(subject, pairs) if self._corpus is None else self._corpus_rows(self._corpus, pairs)
+
+    def _corpus_rows(self, corpus: MqarConfig, pairs: int) -> _Asked | str:
+        """As in training, with as many pairs, and longer where these need it."""
+        if pairs > corpus.keys:
+            return f"n/a: the corpus has {corpus.keys} keys, fewer than {pairs} pairs need"
+        told = {"pairs": pairs, "length": self._row(pairs), "seed": int(self.settings.seed)}
+        made = MqarRows(int(self.settings.rows), corpus.model_copy(update=told), split="recall")
+        rows = made.made(np.arange(made.rows))
+        prompts = [Prompt(row, np.flatnonzero(mark)) for row, mark in zip(rows, marked(rows, pairs), strict=True)]
+        # another pair may have the same value
+        return _Asked(prompts, 1 / pairs + (1 - 1 / pairs) / corpus.values)
+
+    def _text_rows(self, subject: Network, pairs: int) -> _Asked | str:
+        """[EOT] k v k v ..., then every key again in another order with its value; no token stands for two things.
+
+        Tokens are of those that the text has, since a network knows nothing of others.
+        """
+        seen = np.unique(np.asarray(subject.corpus.validation[:SEEN]))
+        tokens = seen[seen != subject.tokenizer.eot]
+        if len(tokens) < 2 * pairs:
+            return f"n/a: the text has {len(tokens)} different tokens, fewer than {pairs} pairs need"
+        prompts = []
+        for row in range(int(self.settings.rows)):
+            draw = random.Random(f"{self.settings.seed}/{pairs}/{row}")
+            chosen = tokens[draw.sample(range(len(tokens)), 2 * pairs)].reshape(pairs, 2)
+            again = chosen[draw.sample(range(pairs), pairs)]
+            line = np.concatenate([[subject.tokenizer.eot], chosen.ravel(), again.ravel()])
+            prompts.append(Prompt(line, np.arange(2 * pairs + 2, 4 * pairs + 1, 2)))
+        return _Asked(prompts, 1 / pairs)

@@ -1,0 +1,85 @@
+"""Associative recall: is every key that a row asks for answered with its value? (docs/mechanisms.md, "Associative recall")"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...model.config import Int, knob
+from ...results import metrics
+from ...results.intervals import of_trials
+from ...results.metrics import Metric
+from ..data.known.mqar import MqarRows, answers, settings_of
+from ..data.tokenizer import Recall
+from .base import Probe, ProbeConfig, Result
+
+if TYPE_CHECKING:
+    from .subject import Network
+
+
+class MqarProbeConfig(ProbeConfig):
+    """Settings of the probe mqar. What a row is like is the corpus's to say."""
+
+    rows: Int = knob(2_000, "Rows that are asked, the first of the validation split.", ge=1)
+    items: Int = knob(500, "Of these the first ones, whose share of right answers is kept one by one.", ge=0)
+
+
+class Mqar(Probe):
+    """Of rows like those of training the share of questions that are answered rightly, and of rows without a wrong answer.
+
+    An answer is right when it has the largest logit of the whole vocabulary, the row before it being given. The window of training
+    stays, so that what the memory is asked cannot be looked up.
+    """
+
+    Config = MqarProbeConfig
+    metrics = metrics.of_probe("mqar")
+
+    def tokens(self, length: int) -> int:
+        """All rows."""
+        return int(self.settings.rows * settings_of(self.config.data).length)
+
+    def chance(self, metric: Metric) -> float | None:
+        """What a guess among the values scores."""
+        corpus = settings_of(self.config.data)
+        guess = 1 / corpus.values
+        return {"accuracy": guess, "exact": guess**corpus.pairs}.get(metric.name, metric.chance)
+
+    def run(self, subject: Network, lengths: Iterable[int]) -> Iterator[Result]:
+        """An example is the share of one row's questions that were answered rightly."""
+        corpus = settings_of(self.config.data)
+        reason = subject.beyond(corpus.length - 1)
+        if reason is None and subject.tokenizer.name != Recall.name:
+            reason = f"n/a: tokenizer {subject.tokenizer.name} has no keys and values; the corpus mqar has"
+        for length in lengths:
+            if reason is not None:
+                yield [self.missing(reason, length)], []
+                continue
+            right = self._right(subject, MqarRows(self.settings.rows, corpus, split="validation"), corpus.pairs)
+            shares = right / corpus.pairs
+            measured = []
+            for name, each in (("accuracy", shares), ("exact", (right == corpus.pairs).astype(float))):
+                share = float(each.mean())
+                low, high = of_trials(share, len(each))
+                measured.append(self.value(name, share, length, n=len(each), low=low, high=high))
+            measured.append(self.value("questions", float(corpus.pairs * len(right)), length, n=len(right)))
+            kept = enumerate(shares[: self.settings.items].tolist())
+            yield measured, [self.example("accuracy", share, length, item=item) for item, share in kept]
+
+    def _right(self, subject: Network, rows: MqarRows, pairs: int) -> np.ndarray:
+        """How many questions of each row were answered rightly, int64 [rows]."""
+        import torch
+
+        right = np.zeros(rows.rows, np.int64)
+        for part in subject.batches(rows.rows, rows.length):
+            numbers = np.arange(rows.rows)[part]
+            made = rows.made(numbers)
+            tokens = torch.from_numpy(made.astype(np.int64))
+            # a value is said at its key, one token before it
+            places = torch.from_numpy(answers(made, pairs)[:, 1:].astype(bool)).flatten().nonzero().squeeze(1)
+            hidden = subject.features(tokens[:, :-1], full_context=False).flatten(0, 1)
+            said = subject.model.logits(hidden[places.to(hidden.device)]).argmax(-1).cpu()
+            hit = (said == tokens[:, 1:].flatten()[places]).numpy()
+            right[part] = np.bincount(places.numpy() // (rows.length - 1), weights=hit, minlength=len(numbers))
+        return right

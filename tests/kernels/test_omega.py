@@ -1,0 +1,280 @@
+"""The omega memory against a loop whose gradients are autograd's, and what its formulas promise."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from atma_sweep.kernels.gated_delta.gated_delta import gated_delta_reference
+from atma_sweep.kernels.omega import features
+from atma_sweep.kernels.omega import scan as scanned
+from atma_sweep.kernels.omega.columns import columns
+from atma_sweep.kernels.omega.newton_schulz import Orthogonalised, orthogonalised
+from atma_sweep.kernels.omega.omega import Rates, answer, first_state, omega, unit
+from atma_sweep.kernels.omega.omega_reference import omega_reference
+from torch import Tensor
+
+B, H, F, X = 2, 3, 5, 4
+
+
+def normal(*shape: int, seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def drawn(t: int, *, slow: bool, seed: int = 0, columns: int = F) -> tuple[Tensor, Tensor, Tensor, Rates]:
+    q, k = (unit(normal(B, t, H, columns, seed=seed + i)) for i in (0, 1))
+    keep, step, weight, theta = (torch.sigmoid(normal(B, t, H, seed=seed + i)) for i in (3, 4, 5, 6))
+    return q, k, normal(B, t, H, X, seed=seed + 2), Rates(keep.log(), step, weight, theta.log() if slow else None)
+
+
+def memory(kind: str, columns: int = F) -> list[Tensor]:
+    if kind == "matrix":
+        return [torch.zeros(X, columns, dtype=torch.float64)]
+    return [normal(7, columns, seed=20), normal(X, 7, seed=21)]
+
+
+def naive(
+    q: Tensor, k: Tensor, v: Tensor, rates: Rates, layers: list[Tensor], **options: Any
+) -> tuple[Tensor, list[Tensor]]:
+    reads, ends = torch.empty_like(v), []
+    for b in range(B):
+        for h in range(H):
+            at = (b, slice(None), h)
+            slow = None if rates.log_momentum_BTH is None else rates.log_momentum_BTH[at].exp()
+            args = q[at], k[at], v[at], rates.log_keep_BTH[at].exp(), rates.step_BTH[at], rates.weight_BTH[at], slow
+            reads[at], end = omega_reference(*args, layers, **options)
+            ends.append(end)
+    return reads, [torch.stack(found).unflatten(0, (B, H)) for found in zip(*ends, strict=True)]
+
+
+@pytest.mark.parametrize("orthogonal", ["none", "chunk", "token"])
+@pytest.mark.parametrize("slow", [False, True])
+@pytest.mark.parametrize("kind", ["matrix", "network"])
+@pytest.mark.parametrize(("t", "window", "chunk"), [(13, 3, 5), (9, 1, 1), (7, 20, 4), (6, 2, 9)])
+def test_it_is_the_loop_of_gradients(kind: str, slow: bool, orthogonal: str, t: int, window: int, chunk: int) -> None:
+    q, k, v, rates = drawn(t, slow=slow)
+    options: dict[str, Any] = {"window": window, "chunk": chunk, "orthogonal": orthogonal}
+    state = first_state(memory(kind), B, H, F, X, window)
+    ours, end = omega(q, k, v, rates, state, **options)
+    theirs, layers = naive(q, k, v, rates, memory(kind), **options)
+    assert (ours - theirs).abs().max() <= 1e-11
+    for a, b in zip(end.layers, layers, strict=True):
+        assert (a - b).abs().max() <= 1e-11
+
+
+@pytest.mark.parametrize("orthogonal", ["none", "chunk", "token"])
+def test_in_pieces_it_is_the_whole(orthogonal: Any) -> None:
+    q, k, v, rates = drawn(23, slow=True)
+    start = first_state(memory("network"), B, H, F, X, 4)
+    whole, last = omega(q, k, v, rates, start, window=4, chunk=5, orthogonal=orthogonal)
+    state, found = start, []
+    for part in (slice(0, 5), slice(5, 20), slice(20, 23)):
+        piece = Rates(*(None if rate is None else rate[:, part] for rate in rates))  # type: ignore[arg-type]
+        y, state = omega(q[:, part], k[:, part], v[:, part], piece, state, window=4, chunk=5, orthogonal=orthogonal)
+        found.append(y)
+    assert (torch.cat(found, 1) - whole).abs().max() <= 1e-13
+    for a, b in zip([*state.layers, *state.momenta, *state[2:]], [*last.layers, *last.momenta, *last[2:]], strict=True):
+        assert (a - b).abs().max() <= 1e-13
+
+
+def test_one_pair_at_a_time_is_the_gated_delta_rule() -> None:
+    """gamma = 1 - a, beta = theta/gamma and v times gamma, as the relation to Titans says."""
+    q, k, v, rates = drawn(17, slow=False)
+    q, k = unit(q[..., :X]), unit(k[..., :X])
+    start = first_state([torch.zeros(X, X, dtype=torch.float64)], B, H, X, X, 1)
+    ours, end = omega(q, k, v, rates, start, window=1, chunk=1)
+    keep = rates.log_keep_BTH.exp()
+    beta = rates.step_BTH * rates.weight_BTH / keep
+    theirs, state = gated_delta_reference(q, k, v * keep[..., None], rates.log_keep_BTH, beta)
+    assert (ours - theirs).abs().max() <= 1e-10
+    assert (end.layers[0] - state).abs().max() <= 1e-10
+
+
+def test_a_window_of_all_is_the_loss_of_all_pairs_before() -> None:
+    """With the first memory kept and weights of one: M_t = M_0 - Σ_s eta_s Σ_{i<=s} gradient_i."""
+    q, k, v, rates = drawn(9, slow=False)
+    ones = torch.ones_like(rates.weight_BTH)
+    start = first_state([normal(X, F, seed=9)], B, H, F, X, 9)
+    ours, _ = omega(q, k, v, Rates(torch.zeros_like(ones), rates.step_BTH, ones), start, window=9, chunk=9)
+    m = start.layers[0]
+    wrong = torch.einsum("bhxf,bthf->bthx", m, k) - v
+    gradient = torch.einsum("bthx,bthf->bthxf", wrong, k).cumsum(1)
+    memories = m[:, None] - (rates.step_BTH[..., None, None] * gradient).cumsum(1)
+    assert (ours - torch.einsum("bthxf,bthf->bthx", memories, q)).abs().max() <= 1e-12
+
+
+@pytest.mark.parametrize("orthogonal", ["none", "chunk", "token"])
+@pytest.mark.parametrize("kind", ["matrix", "network"])
+def test_a_step_lessens_the_loss(kind: str, orthogonal: Any) -> None:
+    """Of 100 draws of one window: down the gradient, not up."""
+    for seed in range(100):
+        q, k, v, _ = drawn(4, slow=False, seed=100 + 10 * seed)
+        start = first_state([0.3 * normal(*x.shape, seed=seed) for x in memory(kind)], B, H, F, X, 4)
+        ones = torch.ones(B, 4, H, dtype=torch.float64)
+        step = torch.zeros_like(ones)
+        step[:, -1] = 1e-3
+        rates = Rates(torch.zeros_like(ones), step, ones)
+        _, end = omega(q, k, v, rates, start, window=4, chunk=4, orthogonal=orthogonal)
+        before, after = ((answer(state, k) - v).square().sum((1, 3)) for state in (start, end))
+        assert (after < before).all(), seed
+
+
+@pytest.mark.parametrize("orthogonal", ["none", "chunk", "token"])
+def test_what_is_to_come_changes_nothing(orthogonal: Any) -> None:
+    q, k, v, rates = drawn(11, slow=True)
+    start = first_state(memory("matrix"), B, H, F, X, 3)
+    one, _ = omega(q, k, v, rates, start, window=3, chunk=4, orthogonal=orthogonal)
+    later = drawn(11, slow=True, seed=50)
+    q2, k2, v2 = (torch.cat([a[:, :6], b[:, 6:]], 1) for a, b in zip((q, k, v), later[:3], strict=True))
+    rates2 = Rates(*(torch.cat([a[:, :6], b[:, 6:]], 1) for a, b in zip(rates, later[3], strict=True)))  # type: ignore[arg-type, type-var]
+    two, _ = omega(q2, k2, v2, rates2, start, window=3, chunk=4, orthogonal=orthogonal)
+    assert (one[:, :6] - two[:, :6]).abs().max() <= 1e-14
+    assert (one[:, 6:] - two[:, 6:]).abs().max() > 1e-2
+
+
+def test_gradients_are_those_of_differences() -> None:
+    q, k, v, rates = drawn(5, slow=True)
+    args = [x[:1, :, :1].clone().requires_grad_() for x in (q, k, v, *rates)]  # type: ignore[index]
+    start = memory("network")
+
+    def run(q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> Tensor:
+        return omega(q, k, v, Rates(*rates), first_state(start, 1, 1, F, X, 2), window=2, chunk=3)[0]
+
+    assert torch.autograd.gradcheck(run, args, fast_mode=True)
+
+
+@pytest.mark.parametrize(("orthogonal", "slow"), [("none", False), ("none", True), ("chunk", True), ("chunk", False)])
+def test_gradients_through_whole_chunks_are_those_of_differences(
+    orthogonal: Any, slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks whose steps the backward makes together, and one beyond; a rest; a memory and a momentum that are not zero."""
+    monkeypatch.setattr(scanned, "TOGETHER", 2)
+    q, k, v, rates = drawn(7, slow=slow)
+    args = [x[:1, :, :1].clone().requires_grad_() for x in (q, k, v, *rates) if x is not None]
+    args += [normal(1, 1, X, F, seed=seed).requires_grad_() for seed in (30, 31)]
+
+    def run(*args: Tensor) -> tuple[Tensor, ...]:
+        *given, layer, momentum = args
+        empty = first_state([torch.zeros(X, F, dtype=torch.float64)], 1, 1, F, X, 2)
+        state = empty._replace(layers=(layer,), momenta=(momentum,))
+        y, end = omega(*given[:3], Rates(*given[3:]), state, window=2, chunk=2, orthogonal=orthogonal)
+        return y, end.layers[0], *(end.momenta if slow else ())
+
+    assert torch.autograd.gradcheck(run, args, fast_mode=True)
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (5, 3), (4, 4)])
+def test_gradients_of_orthogonal_steps_are_those_of_differences(shape: tuple[int, int]) -> None:
+    x = normal(3, 2, *shape, seed=40).requires_grad_()
+    g = normal(3, 2, *shape, seed=41)
+    (wanted,) = torch.autograd.grad(orthogonalised(x), x, g)
+    ours = Orthogonalised(x.detach())
+    assert (ours.result - orthogonalised(x.detach())).abs().max() <= 1e-14
+    for i in range(3):
+        assert (ours.gradient(i, g[i]) - wanted[i]).abs().max() <= 1e-12
+    zero = Orthogonalised(torch.zeros(1, 2, 3, 3, dtype=torch.float64)).gradient(0, normal(2, 3, 3, seed=42))
+    assert zero.isfinite().all()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("orthogonal", ["none", "chunk"])
+def test_the_scan_keeps_the_rules_of_torch(orthogonal: str) -> None:
+    keys, values = normal(3, 2, 4, F, seed=1).requires_grad_(), normal(3, 2, 4, X, seed=2).requires_grad_()
+    felt, share = (normal(3, 2, 4, seed=seed).requires_grad_() for seed in (3, 4))
+    numbers = [normal(3, 2, seed=seed).sigmoid().requires_grad_() for seed in (5, 6, 7)]
+    start = [normal(2, X, F, seed=seed).requires_grad_() for seed in (8, 9)]
+    said = torch.library.opcheck(
+        scanned.scan, (keys, values, felt if orthogonal == "none" else None, share, *numbers, *start)
+    )
+    assert set(said.values()) == {"SUCCESS"}, said
+
+
+# --- Newton-Schulz ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("lowest", "low", "high"), [(1e-2, 0.68, 1.14), (1e-3, 0.47, 1.21)])
+def test_singular_values_come_near_one(lowest: float, low: float, high: float) -> None:
+    """Of matrices whose norm is 1 by one value alone, and the others spread below it."""
+    u, _ = torch.linalg.qr(normal(40, 40, seed=1))
+    w, _ = torch.linalg.qr(normal(40, 40, seed=2))
+    for value in torch.logspace(math.log10(lowest), 0, 40, dtype=torch.float64):
+        sizes = torch.zeros(40, dtype=torch.float64)
+        sizes[0], sizes[1] = value, (1 - value**2).sqrt()
+        found = torch.linalg.svdvals(orthogonalised(u @ torch.diag(sizes) @ w.mT))[:2]
+        left = found[sizes[:2] > lowest / 2]
+        assert low <= left.min()
+        assert found.max() <= high
+
+
+def test_zero_stays_zero_and_tall_is_wide_turned() -> None:
+    assert torch.equal(orthogonalised(torch.zeros(3, 5)), torch.zeros(3, 5))
+    m = normal(2, 6, 3, seed=4)
+    assert (orthogonalised(m) - orthogonalised(m.mT).mT).abs().max() <= 1e-14
+
+
+# --- features ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_product_of_two_is_the_first_terms_of_the_exponential() -> None:
+    q, k = normal(3, 7, seed=1), normal(3, 7, seed=2)
+    s = (q * k).sum(-1)
+    assert ((features.poly2(q) * features.poly2(k)).sum(-1) - (1 + s + s**2 / 2)).abs().max() <= 1e-12
+    assert features.poly2(normal(64, seed=1)).shape == (2145,)
+    assert columns("poly2", 64, 0) == 2145
+
+
+@pytest.mark.parametrize("degree", [2, 4])
+def test_half_a_sketch_is_unbiased_and_a_whole_one_never_negative(degree: int) -> None:
+    q, k = unit(normal(1, 1, 1, 6, seed=1)), unit(normal(1, 1, 1, 6, seed=2))
+    draw = torch.Generator().manual_seed(0)
+    found, whole = [], []
+    for _ in range(1000):
+        draws = features.sketch_draws(1, 6, 4, degree, draw).double()
+        found.append((features.half_sketch(q, draws) * features.half_sketch(k, draws)).sum())
+        whole.append((features.sketch(q, draws) * features.sketch(k, draws)).sum())
+    products = torch.stack(found)
+    right = (q * k).sum() ** (degree // 2)
+    assert (products.mean() - right).abs() <= 3 * products.std() / math.sqrt(1000)
+    assert (torch.stack(whole) - products.square()).abs().max() <= 1e-12
+    assert torch.stack(whole).min() >= 0
+
+
+# --- capacity ---------------------------------------------------------------------------------------------------------
+
+
+def recalled(keys_NX: Tensor, feature: Any, *, passes: int) -> float:
+    """Share of random signs that are nearest to their own after some passes of single steps over the pairs."""
+    n = len(keys_NX)
+    values = normal(n, 32, seed=8).sign()
+    k = unit(feature(keys_NX))[None, :, None].repeat(1, passes, 1, 1)
+    v = values[None, :, None].repeat(1, passes, 1, 1)
+    ones = torch.ones(1, k.shape[1], 1, dtype=torch.float64)
+    start = first_state([torch.zeros(32, k.shape[-1], dtype=torch.float64)], 1, 1, k.shape[-1], 32, 1)
+    _, end = omega(k, k, v, Rates(torch.zeros_like(ones), ones, ones), start, window=1, chunk=1)
+    said = unit(feature(keys_NX)) @ end.layers[0][0, 0].mT
+    return ((said @ values.mT).argmax(-1) == torch.arange(n)).double().mean().item()
+
+
+def test_as_many_orthonormal_pairs_as_channels_are_recalled() -> None:
+    keys = torch.linalg.qr(normal(64, 64, seed=1))[0]
+    assert recalled(keys, lambda x: x, passes=1) == 1.0
+
+
+@pytest.mark.thorough
+def test_products_of_channels_hold_what_channels_cannot() -> None:
+    keys = unit(normal(64, 12, seed=3))
+    plain, second = (recalled(keys, feature, passes=20) for feature in (lambda x: x, features.poly2))
+    assert second == 1.0
+    assert plain < 0.5
+
+
+def test_256_pairs_of_32_channels_fit_into_products_alone() -> None:
+    """By least squares, which is what steps on the loss come to: 561 columns for 256 pairs, 32 for as many."""
+    keys, values = unit(normal(256, 32, seed=3)), normal(256, 32, seed=8).sign()
+    for feature, share in ((features.poly2, 1.0), (lambda x: x, 0.7)):
+        columns = unit(feature(keys))
+        said = columns @ torch.linalg.lstsq(columns, values, driver="gelsd").solution
+        right = ((said > 0) == (values > 0)).double().mean().item()
+        assert right == 1.0 if share == 1.0 else right < share

@@ -1,0 +1,280 @@
+"""What a memory holds, against memories and networks of which it is known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from atma_sweep.kernels.omega import features
+from atma_sweep.kernels.omega.omega import Rates, first_state
+from atma_sweep.model.config import ModelConfig
+from atma_sweep.model.memory.gated_delta import DeltaRates
+from atma_sweep.model.registry import MEMORIES, register_memory
+from atma_sweep.model.resolve import memory_settings
+from atma_sweep.sweep.config import CellConfig, DataConfig, EvalConfig
+from atma_sweep.sweep.data.known.mqar import BLANK, VALUES
+from atma_sweep.sweep.data.tokenizer import load_tokenizer
+from atma_sweep.sweep.probes import bound
+from atma_sweep.sweep.probes.bare_memory import habits, nearest, recalled
+from atma_sweep.sweep.probes.measure import measure
+from atma_sweep.sweep.probes.memory_recall import held
+from atma_sweep.sweep.probes.memory_state import memories_of
+from atma_sweep.sweep.probes.subject import Network
+from scipy.stats import binom
+from torch import Tensor
+
+Make = Callable[..., Network]
+PROBE = "memory_recall"
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def memory_of(name: str, size: int, **settings: Any) -> Any:
+    """A memory of one head of that size."""
+    sizes = {"d_model": 16, "n_heads": 1, "n_kv_heads": 1, "head_dim": size, "vocab_size": 64}
+    config = ModelConfig(**sizes, memory=name, memories={name: settings})
+    return MEMORIES.load(name)(config, memory_settings(config)).double()
+
+
+def delta_rates(keep: float, step: float) -> DeltaRates:
+    return DeltaRates(*(torch.tensor([one], dtype=torch.float64) for one in (keep, step)))
+
+
+class TestTheMemoryAlone:
+    def test_a_delta_memory_recalls_as_many_orthonormal_pairs_as_it_has_channels(self) -> None:
+        keys, values = torch.linalg.qr(normal(64, 64))[0][None, :, None], normal(1, 64, 1, 64, seed=1)
+        memory = memory_of("deltanet", 64)
+        rates = DeltaRates(*(one.expand(1, 64, 1) for one in delta_rates(0.0, 1.0)))
+        _, state = memory.write(rates, keys, keys, values, None)
+        assert (memory.answer(state, keys) - values).abs().max() < 1e-12
+        assert recalled(memory, delta_rates(0.0, 1.0), keys, values).all()
+
+    def test_one_that_keeps_nothing_answers_the_last_pair_alone(self) -> None:
+        keys, values = torch.eye(32, dtype=torch.float64)[None, :20, None], normal(1, 20, 1, 32)
+        right = recalled(memory_of("gated_delta", 32), delta_rates(-800.0, 1.0), keys, values)[0, :, 0]
+        assert right.tolist() == [False] * 19 + [True]
+
+    def test_hebbian_writes_are_right_where_their_crosstalk_lets_them(self) -> None:
+        """A chunk takes all gradients at the empty memory: M = Σ v kᵀ."""
+        keys, values = normal(3, 100, 1, 16), normal(3, 100, 1, 16, seed=1)
+        memory = memory_of("omega", 16, window=1, chunk=128)
+        one = torch.ones(1, dtype=torch.float64)
+        right = recalled(memory, Rates(0 * one, one, one), keys, values).numpy()
+        k, v = keys[:, :, 0].numpy(), values[:, :, 0].numpy()
+        k = k / np.linalg.norm(k, axis=-1, keepdims=True)
+        for draw in range(3):
+            said = k[draw] @ k[draw].T @ v[draw]
+            cosine = said @ (v[draw] / np.linalg.norm(v[draw], axis=1, keepdims=True)).T
+            assert right[draw, :, 0].tolist() == (cosine.argmax(1) == np.arange(100)).tolist()
+        assert 0.1 < right.mean() < 0.9
+
+    def test_products_of_channels_hold_256_pairs_and_32_channels_do_not(self) -> None:
+        """By the best matrix that there is for them, which no sequence of writes surpasses."""
+        keys, values = normal(1, 256, 1, 32), normal(1, 256, 1, 32, seed=1)
+        shares = {}
+        for name, feature in (("poly2", features.poly2), ("identity", lambda x: x)):
+            unit = keys / keys.norm(dim=-1, keepdim=True)
+            columns = feature(unit)[0, :, 0]
+            columns = columns / columns.norm(dim=-1, keepdim=True)
+            best = torch.linalg.lstsq(columns, values[0, :, 0], driver="gelsd").solution.T
+            state = first_state([best], 1, 1, columns.shape[-1], 32, 1)
+            memory = memory_of("omega", 32, features=name, window=1)
+            shares[name] = nearest(memory.answer(state, keys), values).double().mean().item()
+        assert shares["poly2"] == 1.0
+        assert shares["identity"] < 0.7
+
+    @pytest.mark.parametrize("pairs", [2, 16])
+    def test_answers_at_random_are_right_by_chance(self, pairs: int) -> None:
+        right = int(nearest(normal(100, pairs, 1, 8), normal(100, pairs, 1, 8, seed=1)).sum())
+        low, high = binom.ppf((1e-4, 1 - 1e-4), 100 * pairs, 1 / pairs)
+        assert low <= right <= high
+
+    def test_no_answer_and_no_number_are_not_right(self) -> None:
+        values = normal(1, 4, 1, 8)
+        assert not nearest(torch.zeros_like(values), values).any()
+        assert not nearest(values * torch.nan, values).any()
+        assert nearest(values, values).all()
+
+    def test_rates_are_means_over_the_text(self, network: Any, subject: Make) -> None:
+        model = network(awake=True, dtype=torch.float64, vocab_size=264, memory="atlas", n_layers=3).eval()
+        who = subject(model, chunk_tokens=20)
+        rows = who.validation_rows(5)
+        assert isinstance(rows, Tensor)
+        memory, seen = memories_of(model)[2], []
+        hook = memory.register_forward_pre_hook(lambda _, given: seen.append(given))
+        with torch.no_grad():
+            model.features(rows, full_context=True)
+            found = habits(who, rows)[2]
+            hook.remove()
+            x, _, _, v = seen[0]
+            wanted = memory.read_rates(x)
+        for mine, all_BTH in zip(found.rates, wanted, strict=True):
+            assert mine.tolist() == pytest.approx(all_BTH.mean((0, 1)).tolist(), rel=1e-9)
+        group = model.config.n_heads // model.config.n_kv_heads
+        scale = v.square().mean((0, 1, 3)).sqrt().repeat_interleave(group)
+        assert found.scale_H.tolist() == pytest.approx(scale.tolist(), rel=1e-9)
+
+
+class TestCapacity:
+    def test_it_is_where_the_share_falls_to_nine_tenths(self) -> None:
+        assert held([2, 4, 8], [1.0, 1.0, 0.95]) == 8
+        assert held([2, 4, 8], [1.0, 1.0, 0.8]) == pytest.approx(4 * math.sqrt(2))
+        assert held([4, 8], [0.5, 0.4]) == pytest.approx(4 ** (0.1 / 0.5))
+        assert held([2, 4, 8, 16], [1.0, 0.7, 1.0, 1.0]) == pytest.approx(2 * 2 ** (1 / 3)), "the first fall counts"
+
+
+class TestTheProbe:
+    @pytest.mark.parametrize("name", list(MEMORIES))
+    def test_every_memory_of_the_registry(self, name: str, network: Any, subject: Make) -> None:
+        model = network(awake=True, vocab_size=264, memory=name).eval()
+        who = subject(model, settings={PROBE: {"pairs": [2, 6], "draws": 5, "rows": 3, "text": 4}})
+        before = who.features(torch.arange(13)[None])
+        ((measured, examples),) = measure(PROBE, who, [0])
+        assert torch.equal(who.features(torch.arange(13)[None]), before)
+        assert measure_again(who) == (measured, examples)
+        numbers = {one.metric: one.value for one in measured}
+        heads = model.config.n_heads
+        mine = [one for one in examples if one.metric == "share"]
+        assert [(e.item, e.position, e.detail) for e in mine] == [
+            (2, place * heads + head, {"pairs": pairs, "head": head, "chance": 1 / pairs})
+            for place, pairs in enumerate((2, 6))
+            for head in range(heads)
+        ]
+        shares = {pairs: [e.value for e in mine if e.detail["pairs"] == pairs] for pairs in (2, 6)}
+        means = [float(np.mean(shares[pairs])) for pairs in (2, 6)]
+        assert numbers["share"] == pytest.approx(np.mean(means))
+        assert numbers["pairs"] == pytest.approx(held((2, 6), means))
+        own = [e.value for e in examples if e.metric == "pairs"]
+        assert own == pytest.approx([held((2, 6), both) for both in zip(*shares.values(), strict=True)])
+        assert bound(PROBE, who.config).chance(bound(PROBE, who.config).metric("share")) == pytest.approx(
+            (1 / 2 + 1 / 6) / 2
+        )
+
+    def test_numbers_of_pairs_go_up_to_four_times_the_head_size(self) -> None:
+        config = CellConfig(model=ModelConfig(head_dim=16, n_heads=2, n_kv_heads=2, d_model=32))
+        assert bound(PROBE, config)._pairs == (2, 4, 8, 16, 32, 64)
+
+    @pytest.mark.parametrize("pairs", [[4, 2], [1, 2], [2, 2]])
+    def test_numbers_that_do_not_rise(self, pairs: list[int]) -> None:
+        with pytest.raises(ValueError, match="pairs must rise from 2 or more"):
+            bound(PROBE, CellConfig(eval=EvalConfig(settings={PROBE: {"pairs": pairs}})))
+
+    def test_without_a_memory_or_an_answer_a_reason_stands_and_the_network_is_asked(
+        self, network: Any, subject: Make
+    ) -> None:
+        told = {"settings": {PROBE: {"pairs": [2], "rows": 2, "text": 2}}}
+        with MEMORIES.scope():
+            register_memory("mute")(type("Mute", (MEMORIES.load("gated_delta"),), {"answer": None}))
+            reasons = {"none": "n/a: the network has no memory", "mute": "n/a: memory mute defines no answer"}
+            for memory, reason in reasons.items():
+                ((measured, _),) = measure(PROBE, subject(network(vocab_size=264, memory=memory).eval(), **told), [0])
+                assert [one.reason for one in measured] == [reason, reason, None, None, None]
+
+    def test_too_little_text_is_told(self, network: Any, subject: Make) -> None:
+        who = subject(network(vocab_size=264, memory="kda").eval(), settings={PROBE: {"pairs": [8], "text": 60}})
+        ((measured, examples),) = measure(PROBE, who, [0])
+        assert examples == []
+        assert {one.reason for one in measured} == {
+            "too-short: the validation split holds 53 of 60 rows of 13 tokens",
+            "n/a: the text has 14 different tokens, fewer than 8 pairs need",
+        }
+
+
+def measure_again(who: Network) -> Any:
+    ((measured, examples),) = measure(PROBE, who, [0])
+    return measured, examples
+
+
+def looks_up(row: np.ndarray) -> np.ndarray:
+    """After a token what followed it when it stood last."""
+    said = np.zeros(len(row), dtype=np.int64)
+    known: dict[int, int] = {}
+    for place, token in enumerate(row[:-1]):
+        said[place] = known.get(token, 0)
+        known[token] = row[place + 1]
+    said[-1] = known.get(row[-1], 0)
+    return said
+
+
+class TestInContext:
+    SETTINGS: ClassVar[dict[str, Any]] = {"pairs": [2, 4, 6], "rows": 40}
+
+    def of_mqar(self, model: Any, subject: Make, **corpus: Any) -> Network:
+        made = subject(model, settings={PROBE: self.SETTINGS})
+        data = DataConfig(corpus="mqar", settings={"mqar": {"length": 24, "pairs": 3, "keys": 6, "values": 5} | corpus})
+        config = made.config.model_copy(update={"data": data})
+        return Network(model, load_tokenizer("mqar"), made.corpus, config, torch.device("cpu"))
+
+    def asked(self, rule: Any, subject: Make, predict: Any, *, mqar: bool) -> tuple[Any, Any, Any]:
+        model = rule(predict, 1024)
+        model.blocks = ()
+        who = self.of_mqar(model, subject) if mqar else subject(model, settings={PROBE: self.SETTINGS})
+        ((measured, examples),) = measure(PROBE, who, [0])
+        found = {one.metric: one for one in measured}
+        return found, [one for one in examples if one.metric == "context_share"], (model, who)
+
+    @pytest.mark.parametrize("mqar", [False, True])
+    def test_who_looks_keys_up_is_always_right(self, mqar: bool, rule: Any, subject: Make) -> None:
+        found, examples, (model, who) = self.asked(rule, subject, looks_up, mqar=mqar)
+        assert (found["context_share"].value, found["context_pairs"].value) == (1.0, 6.0)
+        assert found["context_share"].n == 40 * (2 + 4 + 6)
+        assert [(e.item, e.position) for e in examples] == [(i, p) for p in range(3) for i in range(40)]
+        read = sum(rows.numel() for rows in model.seen)
+        probe = bound(PROBE, who.config)
+        # rows of the corpus are as long as its own, those of more pairs longer; the last token is not read
+        lengths = [24, 24, 26] if mqar else [8, 16, 24]
+        assert probe.tokens(0) == 40 * sum(lengths) + 8 * 13
+        assert read == 40 * sum(length - mqar for length in lengths)
+        assert not any(model.full), "the window of training stays"
+
+    @pytest.mark.parametrize("mqar", [False, True])
+    def test_one_of_the_row_s_values_at_random_scores_chance(self, mqar: bool, rule: Any, subject: Make) -> None:
+        draw = np.random.default_rng(0)
+
+        def guesses(row: np.ndarray) -> np.ndarray:
+            if mqar:
+                pairs = int(np.argmax(row[1:] == BLANK)) // 2 if (row[1:] == BLANK).any() else 6
+                first = [token for token in row[2 : 2 + 2 * pairs : 2] if token >= VALUES]
+            else:
+                first = list(row[2 : 2 + len(row) // 2 : 2])
+            return draw.choice(first, len(row))
+
+        found, examples, _ = self.asked(rule, subject, guesses, mqar=mqar)
+        for pairs in (2, 4, 6):
+            mine = [e for e in examples if e.detail["pairs"] == pairs]
+            chance = 1 / pairs + (1 - 1 / pairs) / 5 * mqar
+            assert {e.detail["chance"] for e in mine} == {chance}
+            right = sum(e.value for e in mine) * pairs
+            low, high = binom.ppf((1e-4, 1 - 1e-4), 40 * pairs, chance)
+            assert low <= right <= high
+        assert found["context_chance"].value == pytest.approx(np.mean([e.detail["chance"] for e in examples]))
+
+    def test_no_token_of_a_row_means_two_things(self, rule: Any, subject: Make) -> None:
+        _, _, (model, _) = self.asked(rule, subject, looks_up, mqar=False)
+        for row in (row.numpy() for rows in model.seen for row in rows):
+            pairs = len(row) // 4
+            assert row[0] == 256
+            assert len(set(row[1 : 2 * pairs + 1])) == 2 * pairs
+            first = dict(row[1 : 2 * pairs + 1].reshape(pairs, 2))
+            assert set(row[2 * pairs + 1 :: 2]) == set(first)
+            assert all(first[k] == v for k, v in row[2 * pairs + 1 : -1].reshape(-1, 2))
+
+    def test_a_network_that_cannot_read_the_longest_row_is_not_asked_the_shorter_ones(
+        self, network: Any, subject: Make
+    ) -> None:
+        model = network(vocab_size=264, positions="ape", position_settings={"ape": {"length": 20}}).eval()
+        ((measured, _),) = measure(PROBE, subject(model, settings={PROBE: self.SETTINGS}), [0])
+        assert {one.reason for one in measured[2:]} == {"n/a: positions ape has 20 places, fewer than 24 tokens"}
+
+    def test_more_pairs_than_there_are_keys_are_left_out(self, rule: Any, subject: Make) -> None:
+        model = rule(looks_up, 1024)
+        model.blocks = ()
+        ((measured, examples),) = measure(PROBE, self.of_mqar(model, subject, keys=4), [0])
+        assert {e.detail["pairs"] for e in examples} == {2, 4}
+        assert {one.metric: one.value for one in measured}["context_pairs"] == 4
