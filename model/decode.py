@@ -1,0 +1,314 @@
+"""Writing: texts that a network goes on with token by token (docs/decoding.md).
+
+B texts of a step, T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from .attention import States
+from .backbone import Backbone
+from .cache import DUMMY, PAGE, Book, CacheFull, Remembered, Room, Step, Texts
+from .chance import generator
+from .layers import CausalConv, Linear, TiedHead
+
+CHUNK = 8192
+"""Tokens of a prompt that are worked through at a time."""
+
+
+class Decoder(Protocol):
+    """Texts under way, by slot."""
+
+    def begin(self, tokens_T: Tensor) -> tuple[int, Tensor]:
+        """(slot, logits [V] behind the text) of a new text, int64 [T] of one token or more. Raises CacheFull."""
+
+    def step(self, slots: Sequence[int], tokens_B: Tensor) -> Tensor:
+        """Logits [B, V] behind the next token of these texts, int64 [B]. Raises CacheFull, with nothing changed."""
+
+    def close(self, slot: int) -> None:
+        """Forgets a text."""
+
+
+class Paged:
+    """Keys and values in pages, a state for each memory: a token costs one step, and what attention reads."""
+
+    def __init__(
+        self,
+        model: Backbone,
+        *,
+        texts: int = 1,
+        tokens: int,
+        page: int = PAGE,
+        pages: int | None = None,
+        full_context: bool = False,
+        chunk: int = CHUNK,
+        graphs: bool | None = None,
+    ) -> None:
+        """For so many `texts` at a time of at most `tokens` tokens. `pages` None is enough for all of them at full length.
+
+        Without `full_context` the network keeps its window, if it has one, and no more pages than the window needs. With
+        `graphs`, None: on a GPU where every part can, steps are replayed as CUDA graphs, of 1, 2, 4, 8, ... texts. Raises ValueError for a network of which a part has no form for one token at a time (`Backbone.why_no_step`).
+        """
+        why = model.why_no_step()
+        if why is not None:
+            raise ValueError(f"{why} has no form for one token at a time")
+        self.window = model.config.window_size if model.config.window and not full_context else None
+        most = -(-tokens // page)
+        room = Room(texts, 1 + (texts * most if pages is None else pages), page, model.device, model.dtype)
+        self.model, self.book, self._chunk = as_used(model), Book(room, most), chunk
+        self.states = model.open(room)
+        able = model.device.type == "cuda" and model.one_stream()
+        self._graphs = Graphs(self._whole_step) if (able if graphs is None else graphs) else None
+
+    @torch.inference_mode()
+    def begin(self, tokens_T: Tensor) -> tuple[int, Tensor]:
+        slot = self.book.open(len(tokens_T), self.window)
+        step = self.book.step([slot], self.window)
+        return slot, self.model.begin(tokens_T.to(self.model.device), self.states, step, chunk=self._chunk)
+
+    @torch.inference_mode()
+    def fork(self, slot: int) -> int:
+        """Another text that is the same so far. Raises CacheFull."""
+        other = self.book.open(self.book.length(slot), self.window)
+        pages = self.book.pages(slot), self.book.pages(other)
+        for state in self.states:
+            _copy(state, slot, other, *pages)
+        return other
+
+    def kept_bytes(self, slot: int) -> int:
+        """Bytes that are kept of a text."""
+        tokens = self.book.length(slot)
+        seen = tokens if self.window is None else min(tokens, self.window)
+        return sum(_kept(state, slot, seen) for state in self.states)
+
+    @torch.inference_mode()
+    def step(self, slots: Sequence[int], tokens_B: Tensor, *, graphs: bool = True) -> Tensor:
+        """As the protocol says; `graphs` False works this step out as it comes."""
+        self.book.grow(slots, window=self.window)
+        tokens_B = tokens_B.to(self.model.device)
+        if self._graphs is None or not graphs:
+            return self._whole_step(tokens_B, self.book.step(slots, self.window))
+        empty = padded(len(slots)) - len(slots)
+        filled_B = torch.cat([tokens_B, tokens_B.new_zeros(empty)])
+        step = self.book.step([*slots, *[self.book.nobody] * empty], self.window)
+        return self._graphs(filled_B, step)[: len(slots)]
+
+    def step_bytes(self, texts: int, tokens: int) -> int:
+        """Bytes that a step of so many texts of so many tokens cannot but move: weights and what is kept of each token are read,
+        states and tails read and written. A memory that is worked out text by text is left out."""
+        weights = sum(p.numel() * p.element_size() for p in self.model.parameters())
+        table = self.model.embedding.weight
+        if not isinstance(self.model.head, TiedHead):
+            weights -= table.numel() * table.element_size()  # of which a token reads one row
+        return weights + texts * sum(block_bytes(state, tokens, self.window) for state in self.states)
+
+    def _whole_step(self, tokens_B: Tensor, step: Step) -> Tensor:
+        return self.model.step(tokens_B, self.states, step)
+
+    def close(self, slot: int) -> None:
+        self.book.close(slot)
+
+
+def as_used(model: Backbone) -> Backbone:
+    """The network with every matrix in the type that it is used in, so that no step casts it again; itself where that is so already."""
+    kinds = (Linear, CausalConv, TiedHead)
+    if model.dtype == model.blocks[0].get_parameter("mlp.fc.weight").dtype:
+        return model
+    found = copy.deepcopy(model)
+    for module in found.modules():
+        if isinstance(module, kinds):
+            module.to(model.dtype)
+    if isinstance(found.head, TiedHead) and found.positions is None:
+        found.embedding.to(model.dtype)
+    return found
+
+
+def block_bytes(state: Any, tokens: int, window: int | None) -> int:
+    """Bytes that a step moves for one text of one block, whose states are these."""
+    if isinstance(state, Tensor):
+        return 2 * state[0].numel() * state.element_size()
+    seen = tokens if window is None else min(tokens, window)
+    tables = [*(state.tails or []), *([state.memory] if isinstance(state.memory, Tensor) else [])]
+    return seen * state.pools.token_bytes + sum(block_bytes(table, tokens, window) for table in tables)
+
+
+def _copy(state: Any, slot: int, other: int, pages_P: Tensor, others_P: Tensor) -> None:
+    """What is kept of one text to another one."""
+    if isinstance(state, Tensor):
+        state[other] = state[slot]
+    elif isinstance(state, Remembered):
+        state.states[other], state.since[other] = state.states[slot], state.since[slot]
+    elif isinstance(state, States):
+        state.pools.copy(pages_P, others_P)
+        for part in (*(state.tails or ()), *(() if state.memory is None else (state.memory,))):
+            _copy(part, slot, other, pages_P, others_P)
+
+
+def _kept(state: Any, slot: int, tokens: int) -> int:
+    """Bytes that are kept of one text, of whose tokens so many are seen."""
+    if isinstance(state, States):
+        parts = (*(state.tails or ()), *(() if state.memory is None else (state.memory,)))
+        return tokens * state.pools.token_bytes + sum(_kept(part, slot, tokens) for part in parts)
+    held = state[slot] if isinstance(state, Tensor) else [state.states[slot], state.since[slot]]
+    return sum(one.numel() * one.element_size() for one in tree_leaves(held) if isinstance(one, Tensor))
+
+
+class Graphs:
+    """Steps as CUDA graphs, one for each number of texts: what is captured once is replayed for any texts of any lengths.
+
+    On another device each step is worked out as it comes, so that what fills a batch up can be seen there too.
+    """
+
+    def __init__(self, step: Callable[[Tensor, Step], Tensor]) -> None:
+        self._step = step
+        self._made: dict[int, tuple[torch.cuda.CUDAGraph, Tensor, Step, Tensor]] = {}
+
+    def __call__(self, tokens_B: Tensor, step: Step) -> Tensor:
+        """Logits [B, V], a copy."""
+        if tokens_B.device.type != "cuda":
+            return self._step(tokens_B, step)
+        if len(tokens_B) not in self._made:
+            self._made[len(tokens_B)] = self._captured(tokens_B, step)
+        graph, tokens, fixed, logits_BV = self._made[len(tokens_B)]
+        tokens.copy_(tokens_B)
+        fixed.slots_B.copy_(step.slots_B)
+        fixed.texts.tables_BP.copy_(step.texts.tables_BP)
+        fixed.texts.lengths_B.copy_(step.texts.lengths_B)
+        graph.replay()
+        return logits_BV.clone()
+
+    def _captured(self, tokens_B: Tensor, step: Step) -> tuple[torch.cuda.CUDAGraph, Tensor, Step, Tensor]:
+        # nobody's rows alone, so that trying it out changes no text
+        texts = step.texts
+        nobody = Texts(torch.full_like(texts.tables_BP, DUMMY), torch.zeros_like(texts.lengths_B), texts.page)
+        fixed = Step(torch.full_like(step.slots_B, step.nobody), nobody, step.window, step.nobody)
+        tokens = torch.zeros_like(tokens_B)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                self._step(tokens, fixed)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            logits_BV = self._step(tokens, fixed)
+        return graph, tokens, fixed, logits_BV
+
+
+def padded(texts: int) -> int:
+    """The next power of two: so many rows a graph has."""
+    return 1 << (texts - 1).bit_length()
+
+
+class Anew:
+    """Every token works its whole text out anew: for networks that have no other way, and as what others are tested against."""
+
+    def __init__(
+        self, model: Backbone, *, texts: int = 1, tokens: int, full_context: bool = False, chunk: int = CHUNK
+    ) -> None:
+        """As for `Paged`."""
+        self.model, self._tokens, self._full, self._chunk = model, tokens, full_context, chunk
+        self._free = list(range(texts - 1, -1, -1))
+        self._texts: dict[int, Tensor] = {}
+
+    def begin(self, tokens_T: Tensor) -> tuple[int, Tensor]:
+        if not self._free:
+            raise CacheFull(f"all {len(self._texts)} texts are under way; close one first")
+        slot = self._free.pop()
+        self._texts[slot] = tokens_T.new_empty(0)
+        try:
+            return slot, self._more(slot, tokens_T)
+        except CacheFull:
+            self.close(slot)
+            raise
+
+    def step(self, slots: Sequence[int], tokens_B: Tensor) -> Tensor:
+        for slot in slots:
+            self._check(len(self._texts[slot]) + 1)
+        return torch.stack([self._more(slot, token[None]) for slot, token in zip(slots, tokens_B, strict=True)])
+
+    def close(self, slot: int) -> None:
+        del self._texts[slot]
+        self._free.append(slot)
+
+    @torch.inference_mode()
+    def _more(self, slot: int, tokens: Tensor) -> Tensor:
+        text_T = torch.cat([self._texts[slot], tokens])
+        self._check(len(text_T))
+        self._texts[slot] = text_T
+        tokens_1T = text_T[None].to(self.model.device)
+        hidden_1TD = self.model.features(tokens_1T, full_context=self._full, chunk=self._chunk).hidden_BTD
+        return self.model.logits(hidden_1TD[0, -1])
+
+    def _check(self, length: int) -> None:
+        if length > self._tokens:
+            raise CacheFull(f"a text may have {self._tokens} tokens here, got {length}")
+
+
+def decoder(model: Backbone, *, texts: int = 1, tokens: int, full_context: bool = False) -> Decoder:
+    """The fastest of the two that the network has."""
+    kind = Paged if model.why_no_step() is None else Anew
+    return kind(model, texts=texts, tokens=tokens, full_context=full_context)
+
+
+def write(
+    model: Backbone,
+    prompt_T: Tensor,
+    *,
+    tokens: int,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    vocabulary: int | None = None,
+    stop: int | None = None,
+    full_context: bool = False,
+    under_way: Decoder | None = None,
+) -> Iterator[int]:
+    """At most `tokens` tokens behind a prompt, int64 [T], one by one, and none behind `stop`, which comes too.
+
+    Temperature 0 takes the most probable token. The token at a place is a function of the logits, the seed and the place.
+    Tokens from `vocabulary` on are never written. The model is in evaluation mode. Raises ValueError for numbers out of range.
+    """
+    check_sampling(temperature, top_p)
+    if tokens < 1:
+        return
+    texts = under_way or decoder(model, tokens=len(prompt_T) + tokens, full_context=full_context)
+    slot, logits_V = texts.begin(prompt_T)
+    try:
+        for place in range(len(prompt_T), len(prompt_T) + tokens):
+            token = choose(logits_V[:vocabulary], temperature, top_p, generator(seed, "write", place))
+            yield token
+            if token == stop or place + 1 == len(prompt_T) + tokens:
+                return
+            logits_V = texts.step([slot], torch.tensor([token]))[0]
+    finally:
+        texts.close(slot)
+
+
+def check_sampling(temperature: float, top_p: float) -> None:
+    """Raises ValueError unless temperature >= 0 and 0 < top_p <= 1."""
+    if not 0 <= temperature < float("inf"):
+        raise ValueError(f"temperature must be 0 or more, got {temperature:g}")
+    if not 0 < top_p <= 1:
+        raise ValueError(f"top_p must be above 0 and at most 1, got {top_p:g}")
+
+
+def choose(logits_V: Tensor, temperature: float, top_p: float, draw: torch.Generator) -> int:
+    """A token drawn from softmax(logits / temperature) cut to the fewest tokens that have `top_p` of it; in float64 on the CPU."""
+    logits_V = logits_V.double().cpu()
+    if temperature == 0:
+        return int(logits_V.argmax())
+    ranked_V, token_V = (logits_V / temperature).softmax(-1).sort(descending=True, stable=True)
+    upto_V = ranked_V.cumsum(-1)
+    # the first that reaches top_p is still taken
+    count = int((upto_V < top_p).sum()) + 1
+    total = float(upto_V[min(count, len(upto_V)) - 1])
+    drawn = float(torch.rand((), generator=draw, dtype=torch.float64)) * total
+    return int(token_V[min(int(torch.searchsorted(upto_V, drawn, right=True)), count - 1, len(upto_V) - 1)])

@@ -1,0 +1,80 @@
+"""The command `atma-sweep generate`: a trained cell goes on with a prompt."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ...results.options import AsJson, Db, Runs, print_json
+from ...results.text import paragraphs, say
+
+
+def generate(
+    cell: Annotated[str, typer.Argument(metavar="CELL", help="Trained cell by id, the beginning of an id, or slug.")],
+    prompt: Annotated[str, typer.Option("--prompt", metavar="TEXT", help="How the text begins.")] = "",
+    tokens: Annotated[
+        int,
+        typer.Option("--tokens", metavar="N", min=1, help="Write at most N tokens; the end of a text ends it before."),
+    ] = 256,
+    temperature: Annotated[
+        float,
+        typer.Option(
+            "--temperature", metavar="X", min=0, help="Below 1 bolder, above 1 wilder; 0: always the likeliest token."
+        ),
+    ] = 1.0,
+    top_p: Annotated[
+        float,
+        typer.Option("--top-p", metavar="P", help="Draw from the fewest tokens that have this probability together."),
+    ] = 1.0,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Another number, another text.")] = 0,
+    full_context: Annotated[
+        bool,
+        typer.Option("--full-context", help="Read without the window that the cell was trained with, as probes do."),
+    ] = False,
+    device: Annotated[
+        str | None,
+        typer.Option("--device", metavar="cpu|cuda", help="Where to compute; without it the GPU, if there is one."),
+    ] = None,
+    sweep: Annotated[
+        str | None,
+        typer.Option("--sweep", metavar="NAME", help="Sweep to look in; without it the one launched last, then all."),
+    ] = None,
+    runs: Runs = None,
+    db: Db = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write text with a trained cell, from its kept weights. The same options give the same text on the same machine.
+
+    The prompt and what follows go to standard output as they are written.
+
+    \b
+    Example:
+      atma-sweep generate polar-baseline-d0-m1-w0-s0 --prompt "def "
+    """
+    from ..attempt.load import load
+    from ..attempt.writing import SamplingError
+
+    place = device or _here()
+    if not 0 < top_p <= 1:
+        raise SamplingError(f"--top-p must be above 0 and at most 1, got {top_p:g}")
+    trained = load(cell, db=db, runs=runs, sweep=sweep, device=place)
+    options = {"tokens": tokens, "temperature": temperature, "top_p": top_p, "seed": seed, "full_context": full_context}
+    found = trained.generate(prompt, **options)  # type: ignore[arg-type]
+    why = trained.model.why_no_step()
+    if why is not None:
+        say(f"{why} has no form for one token at a time: each token works the whole text out anew", err=True)
+    if as_json:
+        about = {"cell": trained.cell, "slug": trained.slug, "device": place, "prompt": prompt, **options}
+        print_json({**about, "text": "".join(found)})
+        return
+    typer.echo(paragraphs(prompt), nl=False)
+    for piece in found:
+        typer.echo(paragraphs(piece), nl=False)
+    typer.echo()
+
+
+def _here() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"

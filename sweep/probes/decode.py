@@ -1,0 +1,82 @@
+"""How fast a network writes, and what it has to remember for it (docs/decoding.md)."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from ...model.config import Int, knob
+from ...results import metrics
+from .base import Probe, ProbeConfig, Result
+
+if TYPE_CHECKING:
+    from ...model.decode import Paged
+    from .subject import Network
+
+
+class DecodeConfig(ProbeConfig):
+    """Settings of the probe `decode`."""
+
+    texts: Int = knob(8, "Texts that are written at a time.", ge=1)
+    steps: Int = knob(8, "Tokens of each that are timed together; the middle of three such times counts.", ge=1)
+
+
+class Decode(Probe):
+    """Texts of the context length get new tokens, at full context. What stands in them does not matter to the time: it is one token, again and again."""
+
+    Config = DecodeConfig
+    metrics = metrics.of_probe("decode")
+    by_length = True
+    settings: DecodeConfig
+
+    def tokens(self, length: int) -> int:
+        return length + 3 * self.settings.texts * self.settings.steps
+
+    def run(self, subject: Network, lengths: Iterable[int]) -> Iterator[Result]:
+        """Two numbers a length, in the order of `metrics`."""
+        import torch
+
+        from ...model.decode import Paged
+
+        texts, new = self.settings.texts, 4 * self.settings.steps
+        why = subject.model.why_no_step()
+        for length in lengths:
+            reason = (
+                f"n/a: {why} has no form for one token at a time" if why is not None else subject.beyond(length + new)
+            )
+            if reason is not None:
+                yield [self.missing(reason, length, metric.name) for metric in self.metrics], []
+                continue
+            subject.pause()
+            paged = Paged(
+                subject.model, texts=texts, tokens=length + new, full_context=True,
+                chunk=self.config.eval.chunk_tokens,
+            )  # fmt: skip
+            first, _ = paged.begin(torch.zeros(length, dtype=torch.int64))
+            slots = [first, *(paged.fork(first) for _ in range(texts - 1))]
+            kept = paged.kept_bytes(first)
+            yield (
+                [
+                    self.value("written_per_s", self._speed(paged, slots), length, n=3 * texts * self.settings.steps),
+                    self.value("cache_bytes", float(kept), length, n=1),
+                ],
+                [],
+            )
+
+    def _speed(self, paged: Paged, slots: list[int]) -> float:
+        import torch
+
+        steps, device = self.settings.steps, paged.model.device
+        tokens_B = torch.zeros(len(slots), dtype=torch.int64, device=device)
+        spent = []
+        for _ in range(4):
+            began = time.perf_counter()
+            for _ in range(steps):
+                paged.step(slots, tokens_B)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            spent.append(time.perf_counter() - began)
+        # the first time captures graphs
+        return len(slots) * steps / statistics.median(spent[1:])

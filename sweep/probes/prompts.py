@@ -1,0 +1,17 @@
+"""A question of a probe, in tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Token ids of one trial and where its answer stands."""
+
+    tokens: np.ndarray
+    """Whole sequence; the model reads all but the last token."""
+    scored: np.ndarray
+    """Positions in `tokens` of the digit-bearing tokens of the answer."""

@@ -1,0 +1,189 @@
+"""Compiles the Triton kernels that an op launches, for a Hopper GPU that need not be there: python compiled.py CASE [long].
+
+Prints the name of every kernel that is compiled, in order. The launches are the product's own; tensors lie on the CPU and
+nothing runs. What the interpreter lets pass, such as a variable that changes its type in a loop, is refused here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+B, H, J = 1, 4, 2
+F32 = torch.float32
+
+
+class Hopper:
+    """As much of Triton's driver as compiling asks for."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, _device: int) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+def only_compile() -> None:
+    """From here on a launch compiles its kernel and says so."""
+    driver.set_active(Hopper())  # type: ignore[arg-type]
+    run = JITFunction.run
+
+    def compile_alone(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        print(self.__name__, flush=True)
+        return run(self, *args, grid=grid, warmup=True, **options)
+
+    JITFunction.run = compile_alone  # type: ignore[method-assign]
+
+
+def made(t: int, d: int, dtype: torch.dtype, heads: int = H) -> torch.Tensor:
+    return torch.empty(B, t, heads, d, dtype=dtype)
+
+
+def softmax(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
+    from atma_sweep.kernels.attention import triton as kernels
+
+    q, k, v = (made(t, d, dtype, heads) for heads in (H, J, J))
+    o, lse = kernels.softmax_forward(q, k, v, window=window)
+    kernels.softmax_backward(q, lse, q, k, v, o, lse, window=window)
+
+
+def polar(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
+    from atma_sweep.kernels.attention import triton as kernels
+
+    q, k, v = (made(t, d, dtype, heads) for heads in (H, J, J))
+    null, beta, v_null = torch.empty(t, H), torch.empty(H), torch.empty(H, d)
+    c, mag, *rows = kernels.polar_forward(q, k, v, null, beta, v_null, window=window, floor=1e-6)
+    kernels.polar_backward(q, mag, q, k, v, null, beta, v_null, c, *rows, window=window)
+
+
+def polar_on_hopper(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
+    from atma_sweep.kernels.attention.gluon import entry
+
+    entry._processors = lambda _device: 132
+    q, k, v = (made(t, d, dtype, heads) for heads in (H, J, J))
+    null, beta, v_null = torch.empty(t, H), torch.empty(H), torch.empty(H, d)
+    c, mag, *rows = entry.polar_forward(q, k, v, null, beta, v_null, window=window, floor=1e-6)
+    entry.polar_backward(q, mag, q, k, v, null, beta, v_null, c, *rows, window=window)
+
+
+def forgetting(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
+    from atma_sweep.kernels.attention import forgetting_triton as kernels
+
+    q, k, v = (made(t, d, dtype, heads) for heads in (H, J, J))
+    o, lse, *halves = kernels.forward(q, k, v, torch.empty(B, t, H), factor=0.1, window=window)
+    kernels.backward(q, q, k, v, o, lse, (halves[0], halves[1]), factor=0.1, window=window)
+
+
+def threshold(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
+    from atma_sweep.kernels.attention import threshold_triton as kernels
+
+    q, k, v = (made(t, d, dtype, heads) for heads in (H, J, J))
+    decay = torch.empty(B, H, t)
+    o, lse = kernels.forward(q, k, v, decay, window=window)
+    kernels.backward(q, q, k, v, decay, o, lse, window=window)
+
+
+def wall(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
+    from atma_sweep.kernels.attention import wall_triton as kernels
+
+    for heads in (H, J):  # gates of a query head's own, and of a key head
+        q, k, v, gates = made(t, d, dtype), made(t, d, dtype, J), made(t, d, dtype, J), made(t, d, F32, heads)
+        o, lse, q_, k_, edges = kernels.forward(q, k, v, gates, factor=0.1, window=window)
+        kernels.backward(q, q_, k_, v, gates, o, lse, edges, factor=0.1, window=window)
+
+
+def gated_delta(t: int, d: int, _window: int | None, dtype: torch.dtype) -> None:
+    from atma_sweep.kernels.gated_delta import triton as kernels
+
+    q, k, v = (made(t, d, dtype, heads) for heads in (H, J, J))
+    gates, state = torch.empty(B, t, H), torch.empty(B, H, d, d)
+    for first in (None, state):
+        r, last, saved = kernels.forward(q, k, v, gates, gates, first)
+        kernels.backward(r, last, q, k, v, gates, gates, first, *saved)
+
+
+def convolutions(t: int, d: int, _window: int | None, dtype: torch.dtype) -> None:
+    from atma_sweep.kernels.conv import triton as kernels
+
+    x, taps = torch.empty(B, t, 3 * d, dtype=dtype), torch.empty(d, 3)
+    kernels.gated_backward(kernels.gated_forward(x, taps), x, taps)
+    x, taps = made(t, d, dtype), torch.empty(H * d, 4)
+    for norm in (False, True):
+        kernels.canon_backward(kernels.canon_forward(x, taps, norm), x, taps, norm)
+
+
+def cross_entropy(t: int, d: int, _window: int | None, dtype: torch.dtype) -> None:
+    from atma_sweep.kernels.cross_entropy import triton as kernels
+
+    logits, targets = torch.empty(t, 50257, dtype=dtype), torch.empty(t, dtype=torch.int64)
+    for cap in (15.0, float("inf")):
+        kernels.rows(logits, targets, cap, True)
+
+
+def sketch(t: int, d: int, _window: int | None, dtype: torch.dtype) -> None:
+    from atma_sweep.kernels.sketch import triton as kernels
+
+    xs, directions = [torch.empty(t, 8 * d, dtype=dtype)], torch.empty(2, 1, 64, 8 * d, dtype=dtype)
+    z, squares = kernels.forward(xs, directions, True)
+    kernels.backward(z, squares, xs, directions, True)
+
+
+def steps(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
+    from atma_sweep.kernels.conv import step_triton as conv
+    from atma_sweep.kernels.gated_delta import step_triton as delta
+    from atma_sweep.kernels.paged import triton as paged
+    from atma_sweep.kernels.paged.pages import PAGE, Texts
+
+    q, k, v = (torch.empty(B, heads, d, dtype=dtype) for heads in (H, J, J))
+    pool, ints = torch.empty(3, PAGE, J, d, dtype=dtype), torch.empty(B, t // PAGE + 1, dtype=torch.int32)
+    texts, raw = Texts(ints, ints[:, 0]), torch.empty(H)
+    paged.attend(q, pool, pool, texts, scale=0.1, window=window)
+    paged.attend(
+        q, pool, pool, texts, scale=0.1, window=window, null=paged.Null(raw, raw, raw, raw, torch.empty(H, d), 1e-6)
+    )
+    slots = torch.empty(B, dtype=torch.int64)
+    for gamma in (torch.empty(B, H), torch.empty(B, H, d)):
+        delta.step(q, k, v, gamma, torch.empty(B, H), torch.empty(3, H, d, d), slots)
+    for taps in (1, 3, 4):
+        tails = torch.empty(3, taps - 1, 1000, dtype=dtype)
+        conv.step(torch.empty(B, 1000, dtype=dtype), tails, slots, torch.empty(1000, taps, dtype=dtype), residual=True)
+
+
+CASES: dict[str, Callable[[int, int, int | None, torch.dtype], None]] = {
+    one.__name__: one
+    for one in (
+        softmax,
+        polar,
+        polar_on_hopper,
+        forgetting,
+        threshold,
+        wall,
+        gated_delta,
+        convolutions,
+        cross_entropy,
+        sketch,
+        steps,
+    )
+}
+
+if __name__ == "__main__":
+    only_compile()
+    # longer than what threshold attention takes at once, with a tail; a window that cuts inside tiles adds to the code, and
+    # takes nothing from it
+    CASES[sys.argv[1]](4500, 128, 150, torch.bfloat16)
+    if "long" in sys.argv:
+        CASES[sys.argv[1]](397, 64, None, torch.bfloat16)
+    assert triton.knobs.runtime.interpret is False

@@ -1,0 +1,215 @@
+"""Ops of one new token a text, against those of whole texts; their kernels in Triton's interpreter, on a GPU in bf16."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import pytest
+import torch
+from atma_sweep.kernels.attention.polar_reference import polar_attention_reference
+from atma_sweep.kernels.conv import step as conv
+from atma_sweep.kernels.conv.conv import causal_conv_reference
+from atma_sweep.kernels.conv.step import conv_step, tail_of
+from atma_sweep.kernels.gated_delta import step as delta
+from atma_sweep.kernels.gated_delta.channelwise import channelwise_delta_reference
+from atma_sweep.kernels.gated_delta.gated_delta import gated_delta_reference
+from atma_sweep.kernels.gated_delta.step import delta_step
+from atma_sweep.kernels.paged import attention as backends
+from atma_sweep.kernels.paged.attention import paged_polar, paged_softmax
+from atma_sweep.kernels.paged.pages import Texts
+from torch import Tensor
+from torch.nn import functional
+
+
+def drawn(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=draw, dtype=dtype) for shape in shapes]
+
+
+def paged(rows: list[Tensor], page: int, *, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """(pool, tables) of texts [n, ...] in pages in any order, with junk everywhere else; page 0 is nobody's."""
+    wanted = [-(-len(text) // page) for text in rows]
+    order = torch.randperm(sum(wanted), generator=torch.Generator().manual_seed(seed)) + 1
+    pool = torch.full((1 + sum(wanted), page, *rows[0].shape[1:]), torch.nan, dtype=rows[0].dtype)
+    tables = torch.zeros(len(rows), max(wanted) + 1, dtype=torch.int32)
+    start = 0
+    for index, (text, pages) in enumerate(zip(rows, wanted, strict=True)):
+        for place in range(pages):
+            number = int(order[start + place])
+            piece = text[place * page : (place + 1) * page]
+            pool[number, : len(piece)] = piece
+            tables[index, place] = number
+        start += pages
+    return pool, tables
+
+
+@pytest.mark.parametrize("window", [None, 1, 7])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_attention_of_the_last_token_in_pages_in_any_order(window: int | None, seed: int) -> None:
+    lengths, h, j, x, page = [13, 1, 0, 8], 4, 2, 6, 4
+    keys = [drawn((n, j, x), (n, j, x)) for n in lengths]
+    k_pool, tables = paged([k for k, _ in keys], page, seed=seed)
+    v_pool, _ = paged([v for _, v in keys], page, seed=seed)
+    q_BHX, base, slope, gain, beta, v_null = drawn((4, h, x), (h,), (h,), (h,), (h,), (h, x))
+    texts = Texts(tables, torch.tensor(lengths, dtype=torch.int32), page)
+    y = paged_softmax(q_BHX, k_pool, v_pool, texts, window=window)
+    c, mag = paged_polar(q_BHX, k_pool, v_pool, base, slope, gain, beta, v_null, texts, window=window)
+    for row, n in enumerate(lengths):
+        if n == 0:
+            assert torch.equal(y[row], torch.zeros(h, x, dtype=torch.float64))
+            torch.testing.assert_close(c[row], functional.normalize(v_null, dim=-1))
+            assert torch.equal(mag[row], torch.zeros(h, dtype=torch.float64))
+            continue
+        k, v = (part[None] for part in keys[row])
+        q = drawn((1, n, h, x))[0]
+        q[0, -1] = q_BHX[row]
+        seen = slice(0 if window is None else max(0, n - window), n)
+        scores = torch.einsum("hx,shx->hs", q_BHX[row], k[0, seen].repeat_interleave(2, 1)) * x**-0.5
+        expected = torch.einsum("hs,shx->hx", scores.softmax(-1), v[0, seen].repeat_interleave(2, 1))
+        torch.testing.assert_close(y[row], expected)
+        c_all, mag_all = polar_attention_reference(q, k, v, base, slope, gain, beta, v_null, window=window)
+        torch.testing.assert_close(c[row], c_all[0, -1])
+        torch.testing.assert_close(mag[row], mag_all[0, -1])
+
+
+def test_pools_that_do_not_belong_together_are_refused() -> None:
+    q, k, other = drawn((2, 4, 6), (3, 4, 2, 6), (3, 4, 3, 6))
+    texts = Texts(torch.zeros(2, 2, dtype=torch.int32), torch.ones(2, dtype=torch.int32), 4)
+    with pytest.raises(ValueError, match=r"but the pools \(3, 4, 2, 6\) and \(3, 4, 3, 6\) in pages of 4"):
+        paged_softmax(q, k, other, texts)
+    with pytest.raises(ValueError, match="3 KV heads must divide 4 query heads"):
+        paged_softmax(q, other, other, texts)
+    with pytest.raises(ValueError, match="q has 1 rows, but the tables 2"):
+        paged_softmax(q[:1], k, k, texts)
+    with pytest.raises(ValueError, match=r"q must be \[B, H, X\] and a pool"):
+        paged_softmax(q[0], k, k, texts)
+
+
+@pytest.mark.parametrize("taps", [1, 2, 4])
+@pytest.mark.parametrize("residual", [False, True])
+def test_a_convolution_token_by_token(taps: int, residual: bool) -> None:
+    x_BTC, w_CW = drawn((2, 9, 5), (5, taps))
+    expected = causal_conv_reference(x_BTC, w_CW, residual)
+    tails = torch.zeros(4, taps - 1, 5, dtype=torch.float64)
+    slots = torch.tensor([3, 1])
+    for row, slot in enumerate(slots):
+        tails[slot] = tail_of(x_BTC[row, :2], taps)
+    for t in range(2, 9):
+        torch.testing.assert_close(conv_step(x_BTC[:, t], tails, slots, w_CW, residual), expected[:, t])
+    assert torch.equal(tails[[0, 2]], torch.zeros(2, taps - 1, 5, dtype=torch.float64))
+    with pytest.raises(ValueError, match="the tails"):
+        conv_step(x_BTC[:, 0], tails[:, :, :2], slots, w_CW)
+
+
+@pytest.mark.parametrize("channelwise", [False, True])
+def test_a_thousand_delta_steps_are_one_scan(channelwise: bool) -> None:
+    t, h, j, x = 1000, 4, 2, 8
+    q, k, v, gate, step = drawn((2, t, h, x), (2, t, j, x), (2, t, j, x), (2, t, h, x), (2, t, h), dtype=torch.float32)
+    log_gamma = functional.logsigmoid(gate + 3 if channelwise else gate[..., 0] + 3)
+    beta = step.sigmoid()
+    reference = channelwise_delta_reference if channelwise else gated_delta_reference
+    expected, last = reference(*(part.double() for part in (q, k, v, log_gamma, beta)))
+    states, slots = torch.zeros(5, h, x, x), torch.tensor([4, 2])
+    for i in range(t):
+        r = delta_step(q[:, i], k[:, i], v[:, i], log_gamma[:, i], beta[:, i], states, slots)
+        torch.testing.assert_close(r.double(), expected[:, i], rtol=0, atol=1e-5)
+    torch.testing.assert_close(states[slots].double(), last, rtol=0, atol=1e-5)
+    assert not states[[0, 1, 3]].any()
+    with pytest.raises(ValueError, match="but the states"):
+        delta_step(q[:, 0], k[:, 0], v[:, 0], log_gamma[:, 0], beta[:, 0], states[:, :2], slots)
+
+
+interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the kernels are compiled, see below")
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+
+
+def kernels_of_attention(
+    lengths: list[int],
+    h: int,
+    j: int,
+    x: int,
+    page: int,
+    window: int | None,
+    splits: int,
+    dtype: torch.dtype,
+    device: str,
+) -> None:
+    near: Any = {"rtol": 0, "atol": 5e-6 if dtype == torch.float32 else 2e-2}
+    keys = [drawn((n, j, x), (n, j, x), dtype=torch.float32) for n in lengths]
+    k_pool, tables = paged([k for k, _ in keys], page)
+    v_pool, _ = paged([v for _, v in keys], page)
+    q, base, slope, gain, beta, v_null = drawn(
+        (len(lengths), h, x), (h,), (h,), (h,), (h,), (h, x), dtype=torch.float32
+    )
+    q, k_pool, v_pool = (part.to(device, dtype) for part in (q, k_pool, v_pool))
+    raw = [part.to(device) for part in (base, slope, gain, beta, v_null)]
+    texts = Texts(tables.to(device), torch.tensor(lengths, dtype=torch.int32, device=device), page)
+    wide = (q.double(), k_pool.double(), v_pool.double())
+    wanted = paged_softmax(*wide, texts, window=window, backend="torch")
+    kernels = importlib.import_module("atma_sweep.kernels.paged.triton")
+    options: Any = {"scale": x**-0.5, "window": window, "splits": splits}
+    y, _ = kernels.attend(q, k_pool, v_pool, texts, **options)
+    torch.testing.assert_close(y.double(), wanted, **near)
+    for floor in (1e-30, 0.5):
+        c_wanted, mag_wanted = paged_polar(
+            *wide, *(part.double() for part in raw), texts, window=window, n_eff_floor=floor, backend="torch"
+        )  # type: ignore[misc]
+        c, mag = kernels.attend(q, k_pool, v_pool, texts, **options, null=kernels.Null(*raw, floor))
+        torch.testing.assert_close(c.double(), c_wanted, **near)
+        torch.testing.assert_close(mag.double(), mag_wanted, **near)
+
+
+@interpreted
+@pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter: infinities that a mask takes out
+@pytest.mark.parametrize(("splits", "window"), [(1, None), (4, None), (16, 1), (4, 37)])
+def test_the_kernels_merge_any_number_of_ranges(splits: int, window: int | None) -> None:
+    kernels_of_attention([100, 0, 1, 33, 64], 6, 2, 16, 32, window, splits, torch.float32, "cpu")
+
+
+@interpreted
+@pytest.mark.thorough
+@pytest.mark.parametrize("channelwise", [False, True])
+def test_the_delta_kernel_changes_its_own_states_alone(channelwise: bool) -> None:
+    b, h, j, x = 3, 4, 2, 16
+    q, k, v, gate, step, states = drawn(
+        (b, h, x), (b, j, x), (b, j, x), (b, h, x), (b, h), (6, h, x, x), dtype=torch.float32
+    )
+    args = q, k, v, functional.logsigmoid(gate if channelwise else gate[..., 0]), step.sigmoid()
+    slots = torch.tensor([5, 0, 3])
+    wanted = states.double()
+    r_wanted = delta_step(*(part.double() for part in args), wanted, slots, backend="torch")  # type: ignore[misc]
+    before = states.clone()
+    r = delta_step(*args, states, slots, backend="triton")
+    torch.testing.assert_close(r.double(), r_wanted, rtol=0, atol=5e-6)
+    torch.testing.assert_close(states.double(), wanted, rtol=0, atol=5e-6)
+    assert torch.equal(states[[1, 2, 4]], before[[1, 2, 4]])
+
+
+@interpreted
+@pytest.mark.parametrize("taps", [1, 2, 4])
+@pytest.mark.parametrize("residual", [False, True])
+def test_the_convolution_kernel_shifts_its_tails(taps: int, residual: bool) -> None:
+    x, w, tails = drawn((3, 300), (300, taps), (5, taps - 1, 300), dtype=torch.float32)
+    slots, wanted = torch.tensor([4, 0, 2]), tails.double()
+    y_wanted = conv_step(x.double(), wanted, slots, w.double(), residual, backend="torch")
+    y = conv_step(x, tails, slots, w, residual, backend="triton")
+    torch.testing.assert_close(y.double(), y_wanted, rtol=0, atol=5e-6)
+    assert torch.equal(tails.double(), wanted)
+
+
+@on_gpu
+@pytest.mark.parametrize("window", [None, 700])
+@pytest.mark.parametrize("splits", [1, 8, 32])
+def test_the_compiled_kernels_of_attention(window: int | None, splits: int) -> None:
+    kernels_of_attention([2000, 1, 513, 0, 256], 8, 2, 128, 256, window, splits, torch.bfloat16, "cuda")
+
+
+@on_gpu
+def test_a_gpu_takes_the_kernels() -> None:
+    cuda = torch.device("cuda")
+    assert backends.choose_backend(cuda, torch.bfloat16, 128).backend == "triton"
+    assert delta.choose_backend(cuda, torch.bfloat16, 128).backend == "triton"
+    assert conv.choose_backend(cuda, torch.bfloat16).backend == "triton"
+    assert backends.choose_backend(cuda, torch.bfloat16, 128, page=24).backend == "torch"

@@ -1,0 +1,314 @@
+"""Texts that are written token by token, against the whole text worked out at once."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from atma_sweep.model.backbone import Backbone, build
+from atma_sweep.model.cache import DUMMY, CacheFull
+from atma_sweep.model.config import ModelConfig
+from atma_sweep.model.decode import Anew, Paged, as_used, choose, decoder, write
+from atma_sweep.model.mixers.softmax import NoPE
+from atma_sweep.model.registry import register_mixer
+from registries import PAIRS, scope
+from tiers import every_nth
+from torch import Tensor
+
+Awake = Callable[..., Backbone]
+STEPPED = [pair for pair in PAIRS if pair[0] != "path"]
+TOKENS, PAGE = 23, 4
+
+
+def texts(*lengths: int) -> list[Tensor]:
+    draw = torch.Generator().manual_seed(3)
+    return [torch.randint(0, 37, (length,), generator=draw) for length in lengths]
+
+
+def whole(model: Backbone, text_T: Tensor, *, full_context: bool = False) -> Tensor:
+    """Logits [T, V]."""
+    with torch.no_grad():
+        return model.logits(model.features(text_T[None], full_context=full_context).hidden_BTD)[0]
+
+
+def shuffled(paged: Paged) -> Paged:
+    """With pages and slots handed out in any order, and with junk where nothing was written yet."""
+    random.Random(1).shuffle(paged.book._free_pages)
+    random.Random(2).shuffle(paged.book._free_slots)
+    return paged
+
+
+@pytest.mark.parametrize(
+    ("pair", "window"), every_nth([(pair, window) for pair in STEPPED for window in (False, True)], 24)
+)
+def test_every_token_gets_the_logits_of_the_whole_text(awake: Awake, pair: tuple[str, str], window: bool) -> None:
+    """Three texts of other lengths side by side, one of a single token, in pages in any order."""
+    model = awake(attn_type=pair[0], memory=pair[1], window=window, window_size=6).eval()
+    three = texts(TOKENS, TOKENS, TOKENS)
+    begun = (1, 9, 14)
+    paged = shuffled(Paged(model, texts=3, tokens=TOKENS, page=PAGE))
+    wanted = [whole(model, text) for text in three]
+    slots = []
+    for text, at, rows in zip(three, begun, wanted, strict=True):
+        slot, logits_V = paged.begin(text[:at])
+        torch.testing.assert_close(logits_V, rows[at - 1], rtol=0, atol=1e-10)
+        slots.append(slot)
+    for done in range(TOKENS - begun[0]):
+        alive = [index for index, at in enumerate(begun) if at + done < TOKENS]
+        new = torch.stack([three[index][begun[index] + done] for index in alive])
+        found = paged.step([slots[index] for index in alive], new)
+        for row, index in zip(found, alive, strict=True):
+            torch.testing.assert_close(row, wanted[index][begun[index] + done], rtol=0, atol=1e-10)
+
+
+@pytest.mark.thorough
+def test_a_window_keeps_the_pages_that_it_needs_and_no_more(awake: Awake) -> None:
+    model = awake(attn_type="polar", window=True, window_size=5).eval()
+    (text,) = texts(60)
+    paged = Paged(model, tokens=60, page=PAGE, pages=3)
+    rows = whole(model, text)
+    slot, _ = paged.begin(text[:30])
+    for place in range(30, 60):
+        found = paged.step([slot], text[place][None])
+        torch.testing.assert_close(found[0], rows[place], rtol=0, atol=1e-10)
+        assert paged.book.taken <= 3
+    paged.close(slot)
+    assert paged.book.taken == 0
+    full = Paged(model, tokens=60, page=PAGE, full_context=True)
+    slot, logits_V = full.begin(text)
+    torch.testing.assert_close(logits_V, whole(model, text, full_context=True)[-1], rtol=0, atol=1e-10)
+    assert full.book.taken == 15
+
+
+def test_rows_that_only_fill_a_batch_up_change_no_text(awake: Awake) -> None:
+    """The dummy's page, tail and state are poisoned: nobody reads them, and nobody's are written with them."""
+    model = awake(attn_type="polar", memory="gated_delta").eval()
+    one, two = texts(9, 12)
+    paged = Paged(model, texts=2, tokens=20, page=PAGE)
+    plain = Paged(model, texts=2, tokens=20, page=PAGE)
+    slots = [paged.begin(text)[0] for text in (one, two)]
+    for text in (one, two):
+        plain.begin(text)
+    dummy = paged.book.room.slots
+    with torch.inference_mode():
+        for state in paged.states:
+            of_texts = [state] if isinstance(state, Tensor) else [*state.tails, state.memory]
+            for table in of_texts:
+                table[dummy] = torch.nan
+            if not isinstance(state, Tensor):
+                for name in ("k", "v"):
+                    state.pools[name][DUMMY] = torch.nan
+    # one batch of four either way: a product of two rows rounds otherwise
+    batch = [slots[0], dummy, slots[1], dummy], torch.tensor([5, 1, 7, 2])
+    assert torch.equal(paged.step(*batch)[[0, 2]], plain.step(*batch)[[0, 2]])
+    again = paged.step(slots, torch.tensor([3, 4]))
+    assert torch.equal(again, plain.step(slots, torch.tensor([3, 4])))
+    assert not again.isnan().any()
+
+
+@pytest.mark.thorough
+def test_a_batch_that_is_filled_up_gives_what_it_does_alone(awake: Awake) -> None:
+    """As steps are before they become graphs: five texts in a batch of eight."""
+    model = awake(attn_type="rel", memory="kda").eval()
+    five = texts(3, 9, 1, 6, 8)
+    paged = Paged(model, texts=5, tokens=12, page=PAGE, graphs=True)
+    slots = [paged.begin(text)[0] for text in five]
+    for turn in range(3):
+        new = torch.arange(5) + turn
+        found = paged.step(slots, new)
+        five = [torch.cat([text, token[None]]) for text, token in zip(five, new, strict=True)]
+        for text, row in zip(five, found, strict=True):
+            torch.testing.assert_close(row, whole(model, text)[-1], rtol=0, atol=1e-10)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize(
+    "pair", [("polar", "gated_delta"), ("nope", "kda"), ("rope", "none"), ("alibi", "none"), ("wall", "none")]
+)
+def test_a_replayed_graph_gives_the_eager_step_bit_for_bit(pair: tuple[str, str]) -> None:
+    """For other texts of other lengths than those it was captured with."""
+    config = ModelConfig(
+        d_model=128, n_layers=4, n_heads=4, n_kv_heads=2, head_dim=32, vocab_size=37, attn_type=pair[0], memory=pair[1]
+    )
+    model = build(config, seed=0, device="cuda", dtype=torch.bfloat16).eval()
+    three = [text.cuda() for text in texts(40, 7, 19)]
+    found = {}
+    for graphs in (False, True):
+        paged = Paged(model, texts=4, tokens=64, page=16, graphs=graphs)
+        slots = [paged.begin(text)[0] for text in three]
+        rows = []
+        for turn in range(20):
+            # four rows either way: a product of three may round otherwise
+            batch = [*slots, paged.book.nobody] if turn % 2 else [slots[1], slots[2], slots[0], paged.book.nobody]
+            rows.append(paged.step(batch, torch.arange(4, device="cuda") + turn)[:3])
+        found[graphs] = torch.stack(rows)
+    assert torch.equal(found[True], found[False])
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("tied", [False, True])
+def test_matrices_that_are_cast_once_give_the_same_bits(
+    small: Callable[..., ModelConfig], wake: Any, tied: bool
+) -> None:
+    """In bfloat16, where a step would else cast every matrix again."""
+    model = build(small(memory="gated_delta", attn_type="wall", tie_head=tied), seed=0, dtype=torch.bfloat16)
+    wake(model)
+    used = as_used(model.eval())
+    assert used.blocks[0].get_parameter("mlp.fc.weight").dtype == torch.bfloat16
+    assert model.blocks[0].get_parameter("mlp.fc.weight").dtype == torch.float32
+    assert {name for name, p in used.named_parameters() if p.dtype == torch.float32} > {"norm.weight"}
+    (text,) = texts(9)
+    assert torch.equal(whole(used, text), whole(model, text))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("pair", [("polar", "gated_delta"), ("wall", "atlas")])
+def test_a_fork_goes_its_own_way(awake: Awake, pair: tuple[str, str]) -> None:
+    model = awake(attn_type=pair[0], memory=pair[1], window=True, window_size=6).eval()
+    (text,) = texts(11)
+    paged = shuffled(Paged(model, texts=3, tokens=16, page=PAGE))
+    first, _ = paged.begin(text)
+    kept = paged.kept_bytes(first)
+    other = paged.fork(first)
+    assert paged.kept_bytes(other) == kept
+    ends = {first: torch.tensor([1, 2, 3]), other: torch.tensor([4, 5, 6])}
+    for place in range(3):
+        rows = paged.step([other, first], torch.stack([ends[other][place], ends[first][place]]))
+    for slot, row in zip((other, first), rows, strict=True):
+        torch.testing.assert_close(row, whole(model, torch.cat([text, ends[slot]]))[-1], rtol=0, atol=1e-10)
+    paged.fork(other)
+    with pytest.raises(CacheFull):
+        paged.fork(other)
+
+
+@pytest.mark.thorough
+def test_a_slot_that_was_used_before_remembers_nothing(awake: Awake) -> None:
+    model = awake(attn_type="fox", memory="atlas").eval()
+    long, short = texts(19, 3)
+    paged = Paged(model, tokens=24, page=PAGE)
+    slot, _ = paged.begin(long)
+    for token in (1, 2, 3):
+        paged.step([slot], torch.tensor([token]))
+    paged.close(slot)
+    again, logits_V = paged.begin(short)
+    assert again == slot
+    torch.testing.assert_close(logits_V, whole(model, short)[-1], rtol=0, atol=1e-10)
+    found = paged.step([again], torch.tensor([8]))[0]
+    torch.testing.assert_close(found, whole(model, torch.cat([short, torch.tensor([8])]))[-1], rtol=0, atol=1e-10)
+
+
+@pytest.mark.thorough
+def test_without_room_a_token_is_refused_and_nothing_is_lost(awake: Awake) -> None:
+    model = awake(attn_type="nope").eval()
+    one, two = texts(8, 8)
+    paged = Paged(model, texts=2, tokens=12, page=PAGE, pages=5)
+    slots = [paged.begin(text)[0] for text in (one, two)]
+    with pytest.raises(CacheFull, match="all 2 texts are under way"):
+        paged.begin(one)
+    with pytest.raises(CacheFull, match="all 5 pages of 4 tokens are taken, 1 more are needed; close a text first"):
+        paged.step(slots, torch.tensor([1, 2]))
+    assert [paged.book.length(slot) for slot in slots] == [8, 8]
+    paged.close(slots[1])
+    for token in (1, 2, 3, 4):
+        found = paged.step(slots[:1], torch.tensor([token]))
+    text = torch.cat([one, torch.tensor([1, 2, 3, 4])])
+    torch.testing.assert_close(found[0], whole(model, text)[-1], rtol=0, atol=1e-10)
+    with pytest.raises(CacheFull, match="a text may have 12 tokens here, got 13"):
+        paged.step(slots[:1], torch.tensor([5]))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("changes", [
+    {"attn_type": "path"}, {"positions": "label", "position_settings": {"label": {"length": 64}}},
+])  # fmt: skip
+def test_a_network_without_a_step_works_its_texts_out_anew(awake: Awake, changes: dict[str, Any]) -> None:
+    model = awake(**changes).eval()
+    assert model.why_no_step() in ("mixer PaTH", "positions label")
+    with pytest.raises(ValueError, match="has no form for one token at a time"):
+        Paged(model, tokens=4)
+    texts_ = decoder(model, tokens=TOKENS)
+    assert isinstance(texts_, Anew)
+    (text,) = texts(TOKENS)
+    slot, logits_V = texts_.begin(text[:20])
+    torch.testing.assert_close(logits_V, whole(model, text[:20])[-1], rtol=0, atol=1e-10)
+    found = texts_.step([slot], text[20][None])[0]
+    torch.testing.assert_close(found, whole(model, text[:21])[-1], rtol=0, atol=1e-10)
+
+
+@pytest.mark.thorough
+def test_learned_positions_go_on_token_by_token(awake: Awake) -> None:
+    model = awake(positions="ape", position_settings={"ape": {"length": 64}}).eval()
+    (text,) = texts(TOKENS)
+    paged = Paged(model, tokens=TOKENS, page=PAGE)
+    slot, _ = paged.begin(text[:5])
+    for place in range(5, TOKENS):
+        found = paged.step([slot], text[place][None])[0]
+    torch.testing.assert_close(found, whole(model, text)[-1], rtol=0, atol=1e-10)
+
+
+@pytest.mark.thorough
+def test_a_step_is_not_taken_for_that_of_a_class_below_with_another_forward(awake: Awake) -> None:
+    with scope():
+
+        @register_mixer("louder")
+        class Louder(NoPE):
+            def forward(self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, **more: Any) -> Tensor:
+                return 2 * super().forward(q_BTHX, k_BTJX, v_BTJX, **more)
+
+        @register_mixer("turned")
+        class Turned(NoPE):
+            def place(self, x_BTHX: Tensor, places_BT: Tensor | None = None) -> Tensor:
+                places = torch.arange(x_BTHX.shape[1])[None] if places_BT is None else places_BT
+                return x_BTHX * (1 + places[..., None, None] / 8)
+
+        assert awake(attn_type="louder").why_no_step() == "mixer Louder"
+        model = awake(attn_type="turned").eval()
+        (text,) = texts(9)
+        paged = Paged(model, tokens=9, page=PAGE)
+        slot, _ = paged.begin(text[:8])
+        torch.testing.assert_close(paged.step([slot], text[8:])[0], whole(model, text)[-1], rtol=0, atol=1e-10)
+
+
+def test_writing_repeats_itself_and_ends_where_it_is_told(awake: Awake) -> None:
+    model = awake(attn_type="rope", memory="gated_delta").eval()
+    (prompt,) = texts(6)
+    greedy = list(write(model, prompt, tokens=12, temperature=0))
+    assert greedy == list(write(model, prompt, tokens=12, temperature=0))
+    by_hand = prompt
+    for token in greedy:
+        assert token == int(whole(model, by_hand)[-1].argmax())
+        by_hand = torch.cat([by_hand, torch.tensor([token])])
+    drawn = list(write(model, prompt, tokens=12, seed=4))
+    assert drawn == list(write(model, prompt, tokens=12, seed=4))
+    assert drawn != list(write(model, prompt, tokens=12, seed=5))
+    assert drawn[:5] == list(write(model, prompt, tokens=5, seed=4)), "a longer text begins as the shorter one"
+    stop = drawn[3]
+    assert list(write(model, prompt, tokens=12, seed=4, stop=stop)) == drawn[: drawn.index(stop) + 1]
+    assert max(write(model, prompt, tokens=40, temperature=5.0, vocabulary=7)) < 7
+    assert list(write(model, prompt, tokens=0)) == []
+    with pytest.raises(ValueError, match="temperature must be 0 or more"):
+        next(write(model, prompt, tokens=1, temperature=-1))
+    with pytest.raises(ValueError, match="top_p must be above 0"):
+        next(write(model, prompt, tokens=1, top_p=0))
+
+
+@pytest.mark.thorough
+def test_tokens_are_drawn_as_often_as_their_share(awake: Awake) -> None:
+    logits_V = torch.tensor([0.0, 1.0, 2.0, -torch.inf, 0.5])
+    draws = 4000
+
+    def shares(temperature: float, top_p: float) -> Tensor:
+        found = [choose(logits_V, temperature, top_p, torch.Generator().manual_seed(seed)) for seed in range(draws)]
+        return torch.bincount(torch.tensor(found), minlength=5) / draws
+
+    expected = (logits_V / 0.7).softmax(-1)
+    assert torch.allclose(shares(0.7, 1.0), expected, atol=0.03)
+    assert shares(0.7, 1.0)[3] == 0
+    # 2, 1 and 4 hold 0.58, 0.21 and 0.13
+    cut = logits_V.softmax(-1)
+    cut[[0, 3, 4]] = 0
+    assert torch.allclose(shares(1.0, 0.75), cut / cut.sum(), atol=0.03)
+    assert shares(1.0, 1e-9)[2] == 1
