@@ -1,0 +1,69 @@
+"""The body of an attempt on a model from elsewhere: loaded from its checkpoint, then probed as a cell of ours is."""
+
+from __future__ import annotations
+
+import time
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from ...results.store.records import Measurement
+from ..data.corpora import open_corpus
+from ..errors import MachineError
+from ..openweight.checkpoint import need_transformers
+from ..openweight.config import OpenWeightConfig
+from ..openweight.subject import PAIRINGS, PIECE, Reader, load_model
+from ..openweight.words import Words
+from . import provenance
+from .device import choose_device
+from .log import say
+from .probing import Probing
+
+
+class External(Probing):
+    """Trains nothing and writes no weights."""
+
+    def run(self, began: float) -> None:
+        """Loads, then probes. Raises Stopped, LostLease, MachineError when the checkpoint is gone, and whatever goes wrong."""
+        config = self.config
+        assert isinstance(config, OpenWeightConfig)
+        model, folder = config.open_weight, Path(config.open_weight.folder)
+        need_transformers()
+        if not folder.is_dir():
+            raise MachineError(f"the checkpoint {model.name} is gone from {folder}; evaluate it again from where it is")
+        torch.set_num_threads(config.resources.cpus)
+        device = choose_device(config.resources.gpus)
+        corpus = open_corpus(self.runs / "corpora", config.data.fingerprint or "")
+        dtype = getattr(torch, model.dtype)
+        network = load_model(folder, dtype, device)
+        size = sum(parameter.numel() for parameter in network.parameters())
+        self.recorder.provenance(
+            provenance.collect(
+                self.job,
+                device=device,
+                dtype=dtype,
+                kernels={"model": f"transformers {metadata.version('transformers')}, {type(network).__name__}"},
+                tokenizer=f"sha256:{model.tokenizer[:16]}",
+                corpus=config.data.corpus,
+                extra={
+                    "parameters": size,
+                    "start_seconds": round(time.monotonic() - began, 3),
+                    "chunk_tokens": PIECE,
+                    "pairing": model.pairing,
+                    "revision": model.revision,
+                    "native_context": model.context,
+                },
+            )
+        )
+        self.recorder.neighbours()
+        say(
+            f"model {model.name} ({self.job.cell}), revision {model.revision}, {model.family}, {model.dtype}, {size:,} parameters, "
+            f"on {device.type}; texts paired by {'their characters' if model.pairing == 'text' else 'its own tokens'}"
+        )
+        self.recorder.measurements(
+            [Measurement(probe="throughput", metric="parameters", value=float(size), unit="parameters")]
+        )
+        reader = Reader(network, device, self.leave_if_asked)
+        self.probe(PAIRINGS[model.pairing](reader, Words(folder), corpus, config, model.places))
+        self.recorder.neighbours()

@@ -1,0 +1,215 @@
+"""A checkpoint in the hub's format: where it lies, which one it is, and whether it can be loaded without foreign code."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...results.text import nearest
+from ..errors import MachineError, SweepError
+
+PREFIX = "hf:"
+"""How a model from elsewhere is told from a cell's name."""
+WANTED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
+"""What of a repository is downloaded: no weights in a format that can run code, and no code."""
+PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+TOKENS = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "tokenizer_config.json")
+"""Files that decide how a text is cut."""
+FLOAT32 = ("gemma3", "gemma3_text", "granite", "granitemoehybrid")
+"""Families that the paper measured in float32, since halves overflow or blur in them."""
+ON_GPUS = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next")
+"""Families whose linear attention transformers runs through kernels of flash-linear-attention, where that is installed."""
+REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
+EXTRA = "pip install 'atma-sweep[hf]'"
+
+
+class NoCheckpoint(SweepError):
+    """What was named is no checkpoint that can be used."""
+
+
+class NoWeights(MachineError):
+    """The checkpoint is neither on this machine nor to be had from the hub."""
+
+    passing = False
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint on this machine."""
+
+    name: str
+    """As it was asked for: a repository of the hub, or the folder's name."""
+    folder: Path
+    revision: str
+    """The commit of the hub, or `sha256:` and the hash of the folder's files."""
+    tokenizer: str
+    """SHA-256 of the files that decide how a text is cut."""
+    family: str
+    """The model type of its config.json."""
+    context: int | None
+    """Tokens that it was trained to read, as its config says; None where that says nothing."""
+    places: int | None
+    """Tokens beyond which it has no positions at all; None for a model that can read on."""
+
+    @property
+    def short(self) -> str:
+        """The last part of the name."""
+        return self.name.rpartition("/")[2]
+
+    def check(self, *, cuda: bool) -> None:
+        """Raises MachineError where the model cannot run on the CPU."""
+        if not cuda and self.family in ON_GPUS and importlib.util.find_spec("fla") is not None:
+            raise MachineError(
+                f"{self.name} is of the family {self.family}, whose linear attention needs an NVIDIA GPU where flash-linear-attention is "
+                "installed; measure it beside a sweep whose resources have gpus: 1"
+            )
+
+    def dtype(self, *, cuda: bool) -> str:
+        """The type of weights and activations: float32 on the CPU and where the paper has it, else bfloat16."""
+        return "bfloat16" if cuda and self.family not in FLOAT32 else "float32"
+
+
+def need_transformers() -> None:
+    """Raises MachineError when the package that holds the models is missing."""
+    if importlib.util.find_spec("transformers") is None:
+        raise MachineError(f"open-weight models need the package transformers: {EXTRA}")
+
+
+def find(asked: str, revision: str | None = None) -> Checkpoint:
+    """The checkpoint that `hf:NAME` or `hf:FOLDER` means, downloaded where it is not here yet.
+
+    Raises NoWeights with what to download and where to put it, NoCheckpoint for what is none or needs foreign code.
+    """
+    need_transformers()
+    word = asked.removeprefix(PREFIX)
+    local = Path(word).expanduser()
+    if local.is_dir():
+        if revision is not None:
+            raise NoCheckpoint(
+                f"--revision {revision}: {local} is a folder, which has only one; name a repository of the hub"
+            )
+        return _checked(local.resolve().name, local.resolve(), None)
+    if local.exists() or not REPOSITORY.fullmatch(word):
+        raise NoCheckpoint(
+            f"{asked} is neither a folder nor a repository of the hub; write {PREFIX}OWNER/NAME or {PREFIX}FOLDER"
+        )
+    folder = _from_hub(word, revision)
+    return _checked(word, folder, folder.name)
+
+
+def _from_hub(name: str, revision: str | None) -> Path:
+    """The snapshot, from the hub's cache or else the hub itself."""
+    import httpx
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    def take(*, local: bool) -> Path:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(WANTED), local_files_only=local))
+
+    try:
+        found = take(local=True)
+        if (found / "config.json").is_file() and any(found.glob("*.safetensors")):
+            return found
+    except LocalEntryNotFoundError:
+        pass
+    at = f" --revision {revision}" if revision else ""
+    try:
+        return take(local=False)
+    except (HfHubHTTPError, LocalEntryNotFoundError, httpx.HTTPError, OSError, ValueError) as error:
+        cause = str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__
+        raise NoWeights(
+            f"the weights of {name} are neither in {constants.HF_HUB_CACHE} nor to be had from the hub ({cause}); where the "
+            f"hub can be reached run `hf download {name}{at} --local-dir {name.rpartition('/')[2]}`, bring that folder here "
+            f"and evaluate {PREFIX}{name.rpartition('/')[2]}"
+        ) from error
+
+
+def _checked(name: str, folder: Path, commit: str | None) -> Checkpoint:
+    config = _config(folder)
+    family = _family(folder, config)
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights:
+        pickled = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
+        if pickled:
+            raise NoCheckpoint(
+                f"{folder} holds its weights as {pickled[0]} alone, a format that can run code; ask its authors for safetensors, "
+                "or convert it where you trust it"
+            )
+        if commit is not None:
+            raise NoCheckpoint(
+                f"{name} has no safetensors; weights in other formats can run code and are not downloaded"
+            )
+        raise NoWeights(f"{folder} holds no weights; put the checkpoint's *.safetensors beside its config.json")
+    _whole(folder)
+    text = config.get("text_config") or config
+    limit = text.get("max_position_embeddings")
+    return Checkpoint(
+        name=name,
+        folder=folder,
+        revision=commit or f"sha256:{_hash(folder, [*weights, *folder.glob('*.json')])}",
+        tokenizer=_hash(folder, _tokenizer_files(folder)),
+        family=family,
+        context=int(text.get("n_positions") or limit or 0) or None,
+        places=text.get("n_positions"),
+    )
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((folder / "config.json").read_text())
+    except OSError as error:
+        raise NoCheckpoint(f"{folder} has no config.json, so it is no checkpoint in the hub's format") from error
+    except ValueError as error:
+        raise NoCheckpoint(f"{folder / 'config.json'} is no JSON: {error}") from error
+    if not isinstance(found, dict) or not isinstance(found.get("model_type"), str):
+        raise NoCheckpoint(f"{folder / 'config.json'} names no model_type, so it is no checkpoint in the hub's format")
+    return found
+
+
+def _family(folder: Path, config: Mapping[str, Any]) -> str:
+    """The model type, where the installed transformers has it as a language model. Foreign code is never run."""
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN
+
+    family = str(config["model_type"])
+    if family in KNOWN:
+        return family
+    near = nearest(family, list(KNOWN))
+    raise NoCheckpoint(
+        f"{folder}: model type {family!r} is no language model that transformers {transformers.__version__} knows"
+        + (", and its own code is never run" if config.get("auto_map") else "")
+        + (f"; the nearest is {near!r}" if near else "")
+        + "; a newer transformers may know it"
+    )
+
+
+def _whole(folder: Path) -> None:
+    """Raises NoWeights where an index names shards that are not there."""
+    for index in folder.glob("*.safetensors.index.json"):
+        named = set(json.loads(index.read_text()).get("weight_map", {}).values())
+        gone = sorted(name for name in named if not (folder / name).is_file())
+        if gone:
+            raise NoWeights(
+                f"{folder} lacks {len(gone)} of the {len(named)} files of weights that {index.name} names: {gone[0]}"
+            )
+
+
+def _tokenizer_files(folder: Path) -> list[Path]:
+    found = [folder / name for name in TOKENS if (folder / name).is_file()]
+    if not found:
+        raise NoCheckpoint(f"{folder} has no tokenizer; put its tokenizer.json beside its config.json")
+    return found
+
+
+def _hash(folder: Path, files: list[Path]) -> str:
+    whole = hashlib.sha256()
+    for path in sorted(files):
+        with path.open("rb") as file:
+            whole.update(f"{path.relative_to(folder)}:{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    return whole.hexdigest()

@@ -1,0 +1,92 @@
+"""What a model from elsewhere is as a cell: what was measured of it, on whose text. Imports neither torch nor transformers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from ...model.config import Config, Int, knob
+from ...results.store.records import AXES, CellRecord
+from ..config import CellConfig, aside
+from ..grid.cell import Cell, canonical, slug_part
+from .checkpoint import Checkpoint
+
+KEY = "open_weight"
+"""The section of a stored config that says what model it is, and the option of a revision that lists such models."""
+
+
+class Model(Config):
+    """A checkpoint, and how it is measured. All but the last fields make the cell's id, with the text's fingerprint."""
+
+    name: str = knob(..., "Repository of the hub, or the folder's name.")
+    revision: str = knob(..., "Commit of the hub, or the hash of the folder's files.")
+    dtype: Literal["float32", "bfloat16"] = knob(..., "Type of weights and activations.")
+    tokenizer: str = knob(..., "SHA-256 of the tokenizer's files.")
+    pairing: Literal["text", "native"] = knob(
+        "text",
+        "text: cut at the same characters for every model; native: at as many of its own tokens, the published way.",
+    )
+    family: str = aside("", "Model type of its config.json.")
+    context: Int | None = aside(None, "Tokens that it was trained to read, as its config says.")
+    places: Int | None = aside(None, "Tokens beyond which it has no positions.")
+    folder: str = aside("", "Where its files lie.")
+
+
+class OpenWeightConfig(CellConfig):
+    """Text, probes and resources are those of a sweep's cells; model and train, but for the length of a row, mean nothing."""
+
+    open_weight: Model
+
+
+def config_of(stored: Mapping[str, Any]) -> CellConfig:
+    """The config of a job, of whichever kind."""
+    return (OpenWeightConfig if KEY in stored else CellConfig).model_validate(stored)
+
+
+def cell_of(checkpoint: Checkpoint, base: CellConfig, pairing: str) -> Cell:
+    """The cell of a checkpoint measured beside cells of that config. Raises MachineError where it cannot run as they do."""
+    cuda = base.resources.gpus > 0
+    checkpoint.check(cuda=cuda)
+    model = Model(
+        name=checkpoint.name,
+        revision=checkpoint.revision,
+        dtype=checkpoint.dtype(cuda=cuda),
+        tokenizer=checkpoint.tokenizer,
+        pairing=pairing,
+        family=checkpoint.family,
+        context=checkpoint.context,
+        places=checkpoint.places,
+        folder=str(checkpoint.folder),
+    )
+    config = OpenWeightConfig(
+        data=base.data, train=base.train, eval=base.eval, resources=base.resources, open_weight=model
+    )
+    key = id_of(model, base.data.fingerprint)
+    parts = [checkpoint.short, checkpoint.revision.removeprefix("sha256:")[:7], model.dtype]
+    words = "-".join(parts + (["native"] if pairing == "native" else [])).split("-")
+    slug = "-".join(map(slug_part, words))
+    return Cell(key, slug, config, {})
+
+
+def id_of(model: Model, fingerprint: str | None) -> str:
+    """Of the model, its tokenizer and type, and the text: what its numbers depend on besides the probes."""
+    known = {"name", "revision", "dtype", "tokenizer"} | ({"pairing"} if model.pairing != "text" else set())
+    identity = {KEY: model.model_dump(mode="json", include=known), "data": {"fingerprint": fingerprint}}
+    return hashlib.sha256(canonical(identity).encode()).hexdigest()[:12]
+
+
+def id_of_stored(stored: Mapping[str, Any]) -> str:
+    """The id of a cell whose config stands in a database. Raises pydantic's ValidationError, LookupError."""
+    return id_of(Model.model_validate(stored[KEY]), stored["data"]["fingerprint"])
+
+
+def record(cell: Cell) -> CellRecord:
+    """The cell as the database keeps it: without the sections that mean nothing."""
+    config = cell.config
+    assert isinstance(config, OpenWeightConfig)
+    told = config.model_dump(mode="json", include={KEY, "data", "eval", "resources", "seed"})
+    told["train"] = {"seq_len": config.train.seq_len, "loss_on": config.train.loss_on}
+    levels = dict.fromkeys(AXES, "-") | {"attn_type": Path(config.open_weight.name).name}
+    return CellRecord(id=cell.id, slug=cell.slug, seed=config.seed, levels=levels, config=told, axes=levels)

@@ -1,0 +1,255 @@
+"""A model from elsewhere as the subject of probes: transformers' own classes, read piece by piece through the model's own cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..config import CellConfig
+from ..data.corpora import Corpus
+from ..data.tokenizer import Tokenizer, dtype_of, load_tokenizer
+from ..errors import MachineError, SweepError
+from ..probes.prompts import Prompt
+from ..probes.subject import Extent, Subject, never
+from .words import check_whole, passages, spread
+
+PIECE = 2048
+"""Tokens that go through the model at a time; what came before stands in its cache."""
+AT_ONCE = 256
+"""Rows of logits that are turned into losses at a time: the vocabularies are large."""
+
+
+def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
+    """The language model of a checkpoint, in evaluation mode; no foreign code is run, and nothing but safetensors is read.
+
+    Raises SweepError where the checkpoint lacks weights that the model has: they would be random.
+    """
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as told_by_transformers
+
+    auto: Any = AutoModelForCausalLM
+    told_by_transformers.set_verbosity_error()  # what it advises is not for whoever measures
+    told_by_transformers.disable_progress_bar()
+    try:
+        model, told = auto.from_pretrained(
+            folder, dtype=dtype, trust_remote_code=False, use_safetensors=True, local_files_only=True,
+            output_loading_info=True,
+        )  # fmt: skip
+    except (OSError, ValueError, ImportError) as error:
+        raise SweepError(f"{folder} cannot be loaded: {str(error).strip().splitlines()[0]}") from error
+    lacking = sorted({*told["missing_keys"], *(str(one[0]) for one in told.get("mismatched_keys", ()))})
+    if lacking:
+        raise SweepError(
+            f"{folder} lacks weights of its model, {len(lacking)} of them, such as {lacking[0]}; get it anew"
+        )
+    return model.to(device).eval()
+
+
+class Reader:
+    """Runs a model over one text, `piece` tokens at a time, so that memory grows with the cache alone."""
+
+    def __init__(self, model: Any, device: torch.device, pause: Callable[[], None] = never, piece: int = PIECE) -> None:
+        """`model(input_ids=, past_key_values=, use_cache=True, logits_to_keep=)` gives `logits` and `past_key_values`."""
+        self.model, self.device, self.pause, self.piece = model, device, pause, piece
+
+    @torch.no_grad()
+    def logits(self, tokens: np.ndarray, first: int = 0) -> Iterator[tuple[int, Tensor]]:
+        """(place, logits [n, V]) of the tokens from `first` on, in order, on the device."""
+        row = torch.from_numpy(tokens.astype(np.int64)).to(self.device)
+        cache = None
+        for start in range(0, len(row), self.piece):
+            self.pause()
+            part = row[None, start : start + self.piece]
+            stop = start + part.shape[1]
+            # 0 would mean all of them
+            keep = max(1, stop - max(start, first))
+            told = self.model(input_ids=part, past_key_values=cache, use_cache=True, logits_to_keep=keep)
+            cache = told.past_key_values
+            if stop > first:
+                yield stop - keep, told.logits[0, -keep:]
+
+    def losses(self, tokens: np.ndarray) -> np.ndarray:
+        """Nats of every token but the first, given those before it, float32."""
+        found = []
+        targets = torch.from_numpy(tokens.astype(np.int64)).to(self.device)[1:]
+        for place, logits in self.logits(tokens[:-1]):
+            for some, wanted in zip(
+                logits.split(AT_ONCE), targets[place : place + len(logits)].split(AT_ONCE), strict=True
+            ):
+                found.append(torch.nn.functional.cross_entropy(some.float(), wanted, reduction="none").cpu())
+        return torch.cat(found).numpy() if found else np.zeros(0, np.float32)
+
+    def said(self, prompt: Prompt) -> tuple[Tensor, Tensor]:
+        """Whether each scored token has the largest logit, and its nats."""
+        at = prompt.scored - 1
+        rows: list[Tensor] = []
+        for place, logits in self.logits(prompt.tokens[:-1], int(at.min())):
+            rows += [logits[one - place].float() for one in at if place <= one < place + len(logits)]
+        logits_DV = torch.stack(rows)
+        target = torch.from_numpy(prompt.tokens[prompt.scored].astype(np.int64)).to(self.device)
+        loss = torch.nn.functional.cross_entropy(logits_DV, target, reduction="none")
+        return (logits_DV.argmax(-1) == target).cpu(), loss.cpu()
+
+
+class OpenWeight(Subject):
+    """What both pairings share: the reader, and the prompts, which are made of the model's own tokens."""
+
+    own_tokens = True
+
+    def __init__(
+        self, reader: Reader, words: Tokenizer, corpus: Corpus, config: CellConfig, places: int | None
+    ) -> None:
+        """`places`: tokens beyond which the model has no positions. Raises SweepError for tokens without their text."""
+        self.reader, self.tokenizer, self.corpus, self.config, self._places = reader, words, corpus, config, places
+        self.device = reader.device
+        self.theirs = corpus.load_tokenizer()
+        check_whole(self.theirs)
+
+    def answers(self, prompts: Sequence[Prompt], *, full_context: bool = True) -> list[tuple[Tensor, Tensor]]:
+        """One after the other: no two tokenizers make them equally long."""
+        return [self.reader.said(prompt) for prompt in prompts]
+
+    def beyond(self, tokens: int) -> str | None:
+        """Where the model's positions are a table, its end; rotary positions have none."""
+        if self._places is None or tokens <= self._places:
+            return None
+        return f"n/a: the model has {self._places} positions, fewer than {tokens} tokens"
+
+    @cached_property
+    def _gpt2(self) -> Tokenizer | MachineError:
+        if self.theirs.name == "gpt2":
+            return self.theirs
+        try:
+            return load_tokenizer("gpt2")
+        except MachineError as error:
+            return error
+
+    def _extent(self, counted_BT: Tensor, texts: Sequence[str]) -> Extent:
+        gpt2, size = self._gpt2, sum(len(text.encode()) for text in texts)
+        if isinstance(gpt2, MachineError):
+            return Extent(counted_BT, size, None, f"n/a: {gpt2}")
+        return Extent(counted_BT, size, sum(len(gpt2.encode(text)) for text in texts))
+
+
+class Paired(OpenWeight):
+    """Reads the very characters that the corpus's own tokens stand for, and answers for those tokens.
+
+    A target's loss is what the model's own tokens cost that lie on its bytes. Where a text ends the model reads the token that
+    begins one, and is not asked for it.
+    """
+
+    def losses(
+        self, inputs_BT: Tensor, targets_BT: Tensor, *, full_context: bool = True, last: int | None = None
+    ) -> Tensor:
+        """Row by row; float64, since they are sums of parts. Targets are the inputs one token on."""
+        rows = zip(inputs_BT.numpy(), targets_BT.numpy(), strict=True)
+        found = torch.from_numpy(np.stack([self._row(int(inputs[0]), targets) for inputs, targets in rows]))
+        return found if last is None else found[:, -last:]
+
+    def _row(self, before: int, targets: np.ndarray) -> np.ndarray:
+        """Nats of the targets of one row, of whose inputs the first is `before`."""
+        parts: list[np.ndarray] = [np.array([self.tokenizer.eot])]
+        led = next(passages(np.array([before]), self.theirs), None)
+        if led is not None:
+            parts.append(self.tokenizer.encode(led.text))
+        places = []
+        stop = sum(map(len, parts))
+        for passage in passages(targets, self.theirs):
+            if passage.first and targets[passage.first - 1] == self.theirs.eot:
+                parts.append(np.array([self.tokenizer.eot]))
+                stop += 1
+            tokens, at = self.tokenizer.placed(passage.text)  # type: ignore[attr-defined]
+            parts.append(tokens)
+            places.append((passage, at, stop))
+            stop += len(tokens)
+        nats = self.reader.losses(np.concatenate(parts))
+        found = np.zeros(len(targets))
+        for passage, at, begin in places:
+            if len(at):
+                of = slice(passage.first, passage.first + len(passage.ends))
+                found[of] = spread(nats[begin - 1 : begin - 1 + len(at)], at, passage)
+        return found
+
+    def extent(self, targets_BT: Tensor) -> Extent:
+        """The tokens of the corpus that bear whole characters."""
+        counted_BT = torch.zeros(targets_BT.shape, dtype=torch.bool)
+        texts = []
+        for row, targets in enumerate(targets_BT.numpy()):
+            for passage in passages(targets, self.theirs):
+                counted_BT[row, passage.first : passage.first + len(passage.ends)] = True
+                texts.append(passage.text)
+        if self.theirs.name == "gpt2":
+            # they are GPT-2's tokens of that text
+            return Extent(counted_BT, sum(len(text.encode()) for text in texts), int(counted_BT.sum()))
+        return self._extent(counted_BT, texts)
+
+    def haystack(self, document: int, tokens: int) -> np.ndarray:
+        """The text of the first `tokens` tokens of the corpus, led as every text is."""
+        texts = [passage.text for passage in passages(self.documents[document][:tokens], self.theirs)]
+        return np.concatenate([[self.tokenizer.eot], *map(self.tokenizer.encode, texts)])
+
+    def tokens_of(self, text: str) -> int:
+        """In tokens of the corpus, so that every model reads as much text."""
+        return len(self.theirs.encode(text))
+
+
+class Native(OpenWeight):
+    """Reads texts cut by its own tokens, as the paper did: as many of them, and so more or less text than other models.
+
+    The documents are those that are long enough in its own tokens; ends of text are left out of the stream.
+    """
+
+    def __init__(
+        self, reader: Reader, words: Tokenizer, corpus: Corpus, config: CellConfig, places: int | None
+    ) -> None:
+        super().__init__(reader, words, corpus, config, places)
+        self._rows = int(config.eval.settings.get("junk", {}).get("rows", 16))
+        self.corpus = replace(corpus, heldout=self._long(), validation=self._stream())
+
+    def _long(self) -> list[np.ndarray]:
+        """As many documents as are asked for, in order, of those with a token more than the longest context."""
+        wanted, longest = self.config.eval.documents, self.config.eval.lengths[-1]
+        found: list[np.ndarray] = []
+        for document in self.corpus.heldout:
+            texts = [passage.text for passage in passages(np.asarray(document), self.theirs)]
+            own = np.concatenate([[self.tokenizer.eot], *map(self.tokenizer.encode, texts)])
+            if len(own) > longest and len(found) < wanted:
+                found.append(own.astype(dtype_of(self.tokenizer.vocabulary)))
+        return found
+
+    def _stream(self) -> np.ndarray:
+        """As much of the validation split as any row reads."""
+        most = max(self._rows * self.config.eval.lengths[-1], self.config.eval.validation_tokens) + 1
+        found: list[np.ndarray] = [np.zeros(0, dtype=np.int64)]
+        count, at, step = 0, 0, 1 << 16
+        stream = self.corpus.validation
+        while at < len(stream) and count < most:
+            for passage in passages(np.asarray(stream[at : at + step]), self.theirs):
+                found.append(self.tokenizer.encode(passage.text).astype(np.int64))
+                count += len(found[-1])
+            at += step
+        return np.concatenate(found)[:most]
+
+    def losses(
+        self, inputs_BT: Tensor, targets_BT: Tensor, *, full_context: bool = True, last: int | None = None
+    ) -> Tensor:
+        """Nats of its own tokens."""
+        rows = torch.cat([inputs_BT[:, :1], targets_BT], 1).numpy()
+        found = torch.from_numpy(np.stack([self.reader.losses(row) for row in rows]))
+        return found if last is None else found[:, -last:]
+
+    def extent(self, targets_BT: Tensor) -> Extent:
+        """All of its tokens, and the text that they stand for."""
+        texts = [self.tokenizer.text(row) for row in targets_BT.numpy()]  # type: ignore[attr-defined]
+        return self._extent(torch.ones(targets_BT.shape, dtype=torch.bool), texts)
+
+
+PAIRINGS: dict[str, type[OpenWeight]] = {"text": Paired, "native": Native}
+"""text: every model reads the same characters; native: as many of its own tokens, the published way."""

@@ -1,0 +1,101 @@
+"""A tiny checkpoint with random weights in the hub's format, of any family of the paper's table: to try things without a download.
+
+python -m atma_sweep.sweep.openweight.tiny FOLDER [FAMILY]
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .checkpoint import need_transformers
+
+END = "<|endoftext|>"
+VOCABULARY = 320
+TEXT = (
+    "The model reads a long row of text and guesses what comes next from all that it has seen so far.",
+    "The access code for the record stands at its beginning, and much later somebody asks for the code again.",
+)
+"""What the tokenizer learns its words from."""
+_COMMON: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+}
+_SCAN: dict[str, Any] = {
+    "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 16,
+}  # fmt: skip
+_LINEAR: dict[str, Any] = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+}  # fmt: skip
+FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen3_5_text": {"layer_types": ["linear_attention", "full_attention", "linear_attention"], **_LINEAR},
+    "qwen3": {},
+    "qwen2": {},
+    "granitemoehybrid": {
+        "layer_types": ["mamba", "attention", "mamba"], "num_local_experts": 0, "num_experts_per_tok": 0,
+        "shared_intermediate_size": 64, **_SCAN,
+    },
+    "gemma3_text": {
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 16,
+    },
+    "granite": {"logits_scaling": 4.0},
+    "falcon_h1": {"mamba_d_ssm": 64, **_SCAN},
+    "llama": {},
+    "lfm2": {"layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3, "block_auto_adjust_ff_dim": False},
+}  # fmt: skip
+"""By model type: what its small config has besides the common part. SmolLM2 is a llama."""
+
+
+def make(folder: Path, family: str = "llama", *, seed: int = 0, vocabulary: int = VOCABULARY) -> Path:
+    """Writes model and tokenizer into `folder` and returns it. Raises KeyError for an unknown family."""
+    need_transformers()
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    config = AutoConfig.for_model(
+        family, vocab_size=vocabulary, bos_token_id=0, eos_token_id=0, pad_token_id=0, **_COMMON, **FAMILIES[family]
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(folder)
+    save_tokenizer(folder)
+    return folder
+
+
+def save_tokenizer(folder: Path, texts: Sequence[str] = TEXT, vocabulary: int = VOCABULARY) -> None:
+    """Byte-level pairs, with every byte among its tokens, so that it knows all texts."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary, special_tokens=[END], show_progress=False,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+    )  # fmt: skip
+    made.train_from_iterator(texts, trainer)
+    PreTrainedTokenizerFast(tokenizer_object=made, bos_token=END, eos_token=END).save_pretrained(folder)
+
+
+def main(words: Sequence[str]) -> int:
+    """FOLDER and, if not llama, FAMILY."""
+    if not 1 <= len(words) <= 2 or words[-1] not in (words[0], *FAMILIES):
+        print(f"usage: python -m {__spec__.name} FOLDER [{'|'.join(FAMILIES)}]", file=sys.stderr)
+        return 2
+    print(make(Path(words[0]), *words[1:]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

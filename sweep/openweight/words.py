@@ -1,0 +1,158 @@
+"""The tokenizer of a model from elsewhere, and how its tokens lie on those of a corpus.
+
+A corpus is written in tokens of its own. For another tokenizer they are turned back into the text that they stand for; every
+tokenizer then reads the same characters, and what a model says of its own tokens is spread over theirs by bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from ..data.tokenizer import Tokenizer, dtype_of
+from ..errors import SweepError
+
+WHOLE = ("bytes", "gpt2")
+"""Tokenizers whose tokens give their text back, byte for byte."""
+
+
+class Words:
+    """A tokenizer of transformers, as ours are: ids alone, nothing added, and what looks like a special token is text."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises SweepError for a folder without a fast tokenizer, or whose text nothing leads."""
+        from tokenizers import decoders
+        from transformers import AutoTokenizer
+
+        try:
+            found = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+            self._model = found.backend_tokenizer
+        except (OSError, ValueError, AttributeError, ImportError) as error:
+            first = str(error).strip().splitlines()[0]
+            raise SweepError(
+                f"{folder} has no tokenizer that can be used: {first}; it needs a tokenizer.json"
+            ) from error
+        self._model.no_truncation()
+        self._model.no_padding()
+        self._model.encode_special_tokens = True
+        start = found.bos_token_id if found.bos_token_id is not None else found.eos_token_id
+        if start is None:
+            raise SweepError(
+                f"{folder}: its tokenizer has neither a first nor a last token, so nothing can lead a text"
+            )
+        self._by_bytes = isinstance(self._model.decoder, decoders.ByteLevel)
+        self.name = f"hf:{folder.name}"
+        self.eot = int(start)
+        """What leads a text: the token that begins one, or where there is none the one that ends it."""
+        self.vocabulary = max(self._model.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.dtype = dtype_of(self.vocabulary)
+
+    def encode(self, text: str) -> np.ndarray:
+        """Token ids of `text`."""
+        return self.placed(text)[0]
+
+    def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[np.ndarray]:
+        """The same for many texts."""
+        return [self.encode(text) for text in texts]
+
+    def placed(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """Token ids, and the bytes of the text that each stands for, [tokens, 2] from and to."""
+        found = self._model.encode(text, add_special_tokens=False)
+        ids = np.asarray(found.ids, dtype=self.dtype)
+        places = np.asarray(found.offsets, dtype=np.int64).reshape(-1, 2)
+        sizes = np.array([len(character.encode()) for character in text], dtype=np.int64)
+        at = np.concatenate([[0], np.cumsum(sizes)])
+        if self._by_bytes:
+            # such a token is written with a letter for each of its bytes, which may be less than a character
+            ends = np.cumsum([len(token) for token in found.tokens], dtype=np.int64)
+            if len(ends) and ends[-1] == at[-1]:
+                return ids, np.stack([np.concatenate([[0], ends[:-1]]), ends], 1)
+        return ids, at[places]
+
+    def token_bytes(self, token: int) -> bytes:
+        """The text that one token stands for, as UTF-8; empty for `eot`."""
+        return b"" if token == self.eot else self._model.decode([int(token)], skip_special_tokens=False).encode()
+
+    def text(self, tokens: np.ndarray) -> str:
+        """The text that tokens stand for."""
+        return str(self._model.decode(tokens.tolist(), skip_special_tokens=True))
+
+    def save(self, folder: Path) -> str | None:
+        """Writes its one file."""
+        self._model.save(str(folder / "tokenizer.json"))
+        return "tokenizer.json"
+
+
+@dataclass(frozen=True)
+class Passage:
+    """The text of consecutive tokens of a corpus, none of which ends a text, as far as its characters are whole."""
+
+    first: int
+    """Place of its first token."""
+    ends: np.ndarray
+    """Byte of the text at which each of its tokens ends."""
+    text: str
+
+    @cached_property
+    def bytes(self) -> int:
+        """Of the text as UTF-8."""
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+
+def check_whole(tokenizer: Tokenizer) -> None:
+    """Raises SweepError for a corpus whose tokens do not give their text back."""
+    if tokenizer.name.split(":")[0] not in WHOLE:
+        raise SweepError(
+            f"the sweep's corpus is written in tokens of {tokenizer.name}, which do not give the text back byte for byte, as a model "
+            f"with another tokenizer needs it; corpora of {' and '.join(WHOLE)} do"
+        )
+
+
+def passages(tokens: np.ndarray, tokenizer: Tokenizer) -> Iterator[Passage]:
+    """The texts between ends of text, in order; tokens that bear half a character at either end of `tokens` are in none."""
+    borders = np.flatnonzero(tokens == tokenizer.eot).tolist()
+    for start, stop in zip([0, *(border + 1 for border in borders)], [*borders, len(tokens)], strict=True):
+        if stop > start:
+            yield _passage(start, [tokenizer.token_bytes(int(token)) for token in tokens[start:stop]])
+
+
+def _passage(start: int, parts: list[bytes]) -> Passage:
+    ends = np.cumsum([len(part) for part in parts])
+    whole = b"".join(parts)
+    places = [0, *ends.tolist()]
+    first = next((n for n, at in enumerate(places) if at == len(whole) or not _continues(whole[at])), len(parts))
+    last = next(
+        n for n in range(len(parts), first - 1, -1) if n == first or _is_whole(whole[places[first] : places[n]])
+    )
+    text = whole[places[first] : places[last]].decode()
+    return Passage(start + first, ends[first:last] - places[first], text)
+
+
+def _continues(byte: int) -> bool:
+    return byte & 0xC0 == 0x80
+
+
+def _is_whole(text: bytes) -> bool:
+    """Whether the last character is all there."""
+    for back in range(1, min(4, len(text)) + 1):
+        byte = text[-back]
+        if not _continues(byte):
+            return back == (1 if byte < 0x80 else 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4)
+    return False
+
+
+def spread(nats: np.ndarray, places: np.ndarray, passage: Passage) -> np.ndarray:
+    """What tokens of another tokenizer cost, over those of the corpus: each evenly over its bytes, `places`. float64."""
+    # one that stands for nothing of its own goes with the next one, or the last
+    begins = np.minimum(places[:, 0], passage.bytes - 1)
+    ends = np.maximum(places[:, 1], begins + 1)
+    change = np.zeros(passage.bytes + 1)
+    share = nats.astype(np.float64) / (ends - begins)
+    np.add.at(change, begins, share)
+    np.add.at(change, ends, -share)
+    per_byte = np.concatenate([[0.0], np.cumsum(np.cumsum(change)[:-1])])
+    return np.asarray(per_byte[passage.ends] - per_byte[np.concatenate([[0], passage.ends[:-1]])])

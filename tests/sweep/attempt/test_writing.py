@@ -1,0 +1,95 @@
+"""Text that trained cells write: through the library, and at the command line."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from atma_sweep.model.backbone import build
+from atma_sweep.model.config import ModelConfig
+from atma_sweep.sweep.attempt import load as loading
+from atma_sweep.sweep.attempt.load import Trained
+from atma_sweep.sweep.attempt.writing import SamplingError
+from atma_sweep.sweep.commands import generate as command
+from atma_sweep.sweep.data.tokenizer import Bytes
+
+SMALL = {"d_model": 16, "n_layers": 4, "n_heads": 2, "n_kv_heads": 1, "head_dim": 8, "vocab_size": 264}
+
+
+@pytest.fixture
+def trained(wake: Any) -> Any:
+    """trained(**changes of the network) -> a cell for bytes, with eight tokens that no byte has."""
+
+    def make(**changes: Any) -> Trained:
+        model = build(ModelConfig(**(SMALL | changes)), seed=0)
+        wake(model)
+        return Trained(model.eval(), Bytes(), SimpleNamespace(), "0123456789ab", "polar-s0")  # type: ignore[arg-type]
+
+    return make
+
+
+def test_text_is_what_the_network_says_token_by_token(trained: Any) -> None:
+    cell = trained(memory="gated_delta")
+    found = "".join(cell.generate("né", tokens=9, temperature=0))
+    tokens = [256, *"né".encode()]
+    for _ in range(9):
+        with torch.no_grad():
+            tokens.append(int(cell.model(torch.tensor([tokens]))[0, -1, :257].argmax()))
+        if tokens[-1] == 256:
+            break
+    expected = bytes(token for token in tokens[4:] if token < 256).decode(errors="replace")
+    assert found == expected
+    assert found == "".join(cell.generate("né", tokens=9, temperature=0))
+
+
+def test_a_letter_of_several_bytes_comes_whole(trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = trained()
+    said = [*"aé€".encode(), 0xE2, 0x82]
+    monkeypatch.setattr("atma_sweep.sweep.attempt.writing.write", lambda *args, **options: iter(said))
+    assert list(cell.generate("")) == ["a", "é", "€", "�"]
+
+
+def test_a_text_ends_where_the_network_ends_it(trained: Any) -> None:
+    cell = trained()
+    with torch.no_grad():
+        cell.model.head.bias.zero_()[256] = 50.0
+    assert list(cell.generate("x", tokens=20, temperature=0)) == []
+    with torch.no_grad():
+        cell.model.head.bias.zero_()[260] = 50.0  # a token that the tokenizer does not know
+    assert len("".join(cell.generate("x", tokens=20, temperature=0)).encode()) > 0
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    ({"temperature": -0.5}, "temperature must be 0 or more, got -0.5"),
+    ({"top_p": 1.5}, "top_p must be above 0 and at most 1, got 1.5"),
+    ({"tokens": -1}, "tokens must be 0 or more, got -1"),
+    ({"tokens": 30}, "positions ape has 32 places, fewer than 4 tokens of the prompt and 30 new ones; ask for at most 28"),
+])  # fmt: skip
+def test_what_cannot_be_written_is_refused_at_once(trained: Any, options: dict[str, Any], said: str) -> None:
+    cell = trained(positions="ape", position_settings={"ape": {"length": 32}})
+    with pytest.raises(SamplingError) as caught:
+        cell.generate("abc", **options)
+    assert str(caught.value) == said
+    assert len("".join(cell.generate("abc", tokens=28)).encode()) > 0
+
+
+def test_the_command_prints_the_prompt_and_what_follows(
+    trained: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cell = trained(attn_type="path")
+    monkeypatch.setattr(loading, "load", lambda asked, **options: cell)
+    expected = "".join(cell.generate("say ", tokens=5, seed=3))
+    command.generate("polar", prompt="say ", tokens=5, seed=3, device="cpu", as_json=True)
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["text"] == expected
+    assert json.loads(printed.out)["seed"] == 3
+    assert printed.err == "mixer PaTH has no form for one token at a time: each token works the whole text out anew\n"
+    with pytest.raises(SamplingError, match="--top-p must be above 0"):
+        command.generate("polar", top_p=0.0, device="cpu")
+    # what a terminal could be steered with is made visible
+    monkeypatch.setattr(Trained, "generate", lambda self, prompt, **options: iter(["a\x1b[2J", "b\n"]))
+    command.generate("polar", prompt="say ", device="cpu")
+    assert capsys.readouterr().out == "say a�[2Jb\n\n"

@@ -1,0 +1,267 @@
+"""A model with a tokenizer of its own under the probes: units, pairing by text, digits, and oracles with known scores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from atma_sweep.sweep.config import CellConfig, EvalConfig, TrainConfig
+from atma_sweep.sweep.data.corpora import Corpus
+from atma_sweep.sweep.data.tokenizer import load_tokenizer
+from atma_sweep.sweep.errors import SweepError
+from atma_sweep.sweep.openweight.subject import Native, OpenWeight, Paired, Reader
+from atma_sweep.sweep.openweight.tiny import save_tokenizer
+from atma_sweep.sweep.openweight.words import Words, passages, spread
+from atma_sweep.sweep.probes.measure import measure
+
+pytestmark = pytest.mark.thorough
+WORDS = "the model reads a long row of text and guesses — naïve as it is — what comes next: 中文, café".split()
+V = 320
+
+
+def story(count: int, seed: int) -> str:
+    return " ".join(np.random.default_rng(seed).choice(WORDS, count))
+
+
+class Fake:
+    """Stands in for a model of transformers: `predict` sees all tokens so far and gives logits for each of them."""
+
+    def __init__(self, predict: Callable[[np.ndarray], np.ndarray]) -> None:
+        self.predict = predict
+        self.read: list[list[int]] = []
+
+    def __call__(self, *, input_ids: Any, past_key_values: Any, use_cache: bool, logits_to_keep: int) -> Any:
+        before = past_key_values or []
+        row = [*before, *input_ids[0].tolist()]
+        if not before:
+            self.read.append([])
+        self.read[-1] = row
+        logits = torch.from_numpy(self.predict(np.array(row))[-logits_to_keep:])
+        return SimpleNamespace(logits=logits[None].float(), past_key_values=row)
+
+
+def uniform(row: np.ndarray) -> np.ndarray:
+    return np.zeros((len(row), V))
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Words:
+    folder = tmp_path_factory.mktemp("words")
+    save_tokenizer(folder)
+    return Words(folder)
+
+
+def corpus_of(tokenizer: Any, *, documents: int = 4, count: int = 150) -> Corpus:
+    def led(text: str) -> np.ndarray:
+        return np.concatenate([[tokenizer.eot], tokenizer.encode(text)]).astype(tokenizer.dtype)
+
+    empty = np.zeros(0, dtype=tokenizer.dtype)
+    return Corpus(
+        fingerprint="f" * 64, tokenizer=tokenizer.name, train=[empty],
+        validation=np.concatenate([led(story(60, seed)) for seed in range(50, 70)]),
+        heldout=[led(story(count + 10 * index, index)) for index in range(documents)],
+        heldout_names=[str(index) for index in range(documents)], unigram_entropy=1.0, bigram_entropy=None,
+    )  # fmt: skip
+
+
+def subject_of(
+    model: Any, words: Any, theirs: Any, kind: type[OpenWeight] = Paired, *, piece: int = 50, **settings: Any
+) -> OpenWeight:
+    small = {"lengths": (16, 32, 64), "documents": 3, "junk_rows": 4, "needle_trials": 16, "validation_tokens": 300}
+    config = CellConfig(
+        train=TrainConfig(seq_len=60, batch_tokens=60, micro_batch=1), eval=EvalConfig(**(small | settings))
+    )
+    made = corpus_of(theirs)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Corpus, "load_tokenizer", lambda self: theirs)
+        return kind(Reader(model, torch.device("cpu"), piece=piece), words, made, config, None)
+
+
+def numbers(subject: OpenWeight, probe: str, lengths: tuple[int, ...]) -> dict[tuple[str, int], Any]:
+    return {(one.metric, one.length): one for some, _ in measure(probe, subject, lengths) for one in some}
+
+
+# --- text ---------------------------------------------------------------------------------------------------------
+
+
+def test_passages_are_the_text_between_ends_of_text_in_whole_characters() -> None:
+    tokenizer = load_tokenizer("bytes")
+    whole = [*"né".encode(), 256, *"中a".encode()]
+    for first in range(len(whole)):
+        for last in range(first, len(whole) + 1):
+            tokens = np.array(whole[first:last], dtype=np.int64)
+            found = list(passages(tokens, tokenizer))
+            for passage in found:
+                inside = tokens[passage.first : passage.first + len(passage.ends)]
+                assert bytes(inside.tolist()).decode() == passage.text, "no half characters, no end of text"
+                assert passage.ends.tolist() == list(range(1, len(inside) + 1))
+            said = "".join(passage.text for passage in found)
+            plain = bytes(token for token in tokens.tolist() if token != 256).decode(errors="ignore")
+            assert said == plain
+
+
+def test_costs_are_spread_by_bytes_and_none_is_lost(words: Words) -> None:
+    text = story(40, 3)
+    theirs = load_tokenizer("bytes").encode(text)
+    (passage,) = passages(theirs, load_tokenizer("bytes"))
+    tokens, places = words.placed(text)
+    draw = np.random.default_rng(0).random(len(tokens))
+    found = spread(draw, places, passage)
+    assert found.shape == theirs.shape
+    assert math.isclose(found.sum(), draw.sum(), rel_tol=1e-12)
+    # by hand, for tokens that stand for characters of one byte
+    at = 0
+    for nats, token in zip(draw, tokens, strict=True):
+        size = len(words.token_bytes(int(token)))
+        if text[:20].isascii() and at + size <= 20:
+            assert np.allclose(found[at : at + size], nats / size)
+        at += size if at < 20 else 0
+
+
+# --- units --------------------------------------------------------------------------------------------------------
+
+
+def test_a_uniform_model_costs_as_many_bits_as_it_has_tokens(words: Words) -> None:
+    theirs = load_tokenizer("bytes")
+    fake = Fake(uniform)
+    who = subject_of(fake, words, theirs)
+    found = numbers(who, "clean", (32, 64))
+    for length in (32, 64):
+        texts = [bytes(one[1 : length + 1].tolist()).decode(errors="ignore") for one in who.documents]
+        bits = math.log2(V) * sum(len(words.encode(text)) for text in texts)
+        size = sum(len(text.encode()) for text in texts)
+        assert math.isclose(found["bits_per_byte", length].value, bits / size, rel_tol=1e-6)
+        assert math.isclose(found["nats", length].value, bits * math.log(2) / size, rel_tol=1e-6), (
+            "bytes are its tokens"
+        )
+        assert found["nats", length].n == found["bits_per_byte", length].n == size
+    for read in fake.read:
+        assert read[0] == words.eot, "every text is led by the model's own first token"
+
+
+def test_ends_of_text_are_read_but_not_asked_for(words: Words) -> None:
+    theirs = load_tokenizer("bytes")
+    fake = Fake(uniform)
+    who = subject_of(fake, words, theirs, junk_rows=2)
+    found = numbers(who, "junk", (600,))
+    rows = [who.corpus.validation[start : start + 601] for start in (0, 600)]
+    assert all((row[1:] == 256).sum() for row in rows)
+    texts = [
+        [part.decode(errors="ignore") for part in bytes(t if t < 256 else 0 for t in row[1:].tolist()).split(b"\0")]
+        for row in rows
+    ]
+    bits = math.log2(V) * sum(len(words.encode(part)) for parts in texts for part in parts)
+    size = sum(len(part.encode()) for parts in texts for part in parts)
+    assert math.isclose(found["bits_per_byte", 600].value, bits / size, rel_tol=1e-6)
+    for read, row in zip(fake.read, rows, strict=True):
+        # what leads the row, and each end of text but one that leads it
+        assert read.count(words.eot) == 1 + int((row[1:] == 256).sum())
+
+
+@pytest.fixture(scope="module")
+def gpt2_words(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Words:
+    """GPT-2's own tokenizer as a checkpoint brings it."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    place = shared / "data" / "gpt2"
+    made = Tokenizer(models.BPE.from_file(str(place / "encoder.json"), str(place / "vocab.bpe")))
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    folder = tmp_path_factory.mktemp("gpt2")
+    PreTrainedTokenizerFast(
+        tokenizer_object=made, bos_token="<|endoftext|>", eos_token="<|endoftext|>"
+    ).save_pretrained(folder)
+    return Words(folder)
+
+
+def skewed(row: np.ndarray) -> np.ndarray:
+    """Logits that depend on the token and its place."""
+    wave = np.sin(np.arange(50_257) * 0.37)
+    return wave[None] * (1 + (row[:, None] * 7 + np.arange(len(row))[:, None]) % 5)
+
+
+def test_with_the_tokenizer_of_the_corpus_it_answers_token_for_token(gpt2: Any, gpt2_words: Words) -> None:
+    who = subject_of(Fake(skewed), gpt2_words, gpt2)
+    rows = torch.from_numpy(np.stack([document[:65] for document in who.documents]).astype(np.int64))
+    found = who.losses(rows[:, :-1], rows[:, 1:])
+    for row, nats in zip(rows, found, strict=True):
+        logits = torch.from_numpy(skewed(row.numpy()[:-1])).float()
+        wanted = torch.nn.functional.cross_entropy(logits, row[1:], reduction="none")
+        assert torch.allclose(nats.float(), wanted, atol=1e-5)
+    for probe, main in (("clean", "nats"), ("junk", "nats"), ("val", "val_loss")):
+        length = 0 if probe == "val" else 64
+        told = numbers(who, probe, (length,))
+        assert told["bits", length].value == pytest.approx(told[main, length].value / math.log(2), rel=1e-12)
+        assert told["bits", length].n == told[main, length].n
+
+
+def test_native_rows_are_as_many_of_its_own_tokens(words: Words, gpt2: Any) -> None:
+    theirs = load_tokenizer("bytes")
+    who = subject_of(Fake(uniform), words, theirs, Native)
+    who.__dict__["_gpt2"] = gpt2
+    longest = who.config.eval.lengths[-1]
+    assert all(len(document) > longest and document[0] == words.eot for document in who.documents)
+    assert words.eot not in who.corpus.validation
+    found = numbers(who, "clean", (64,))
+    assert found["nats", 64].value == pytest.approx(math.log(V), rel=1e-6)
+    texts = [words.text(document[1:65]) for document in who.documents]
+    tokens = sum(len(gpt2.encode(text)) for text in texts)
+    assert found["bits", 64].value == pytest.approx(3 * 64 * math.log2(V) / tokens, rel=1e-6)
+
+
+def test_a_corpus_whose_tokens_do_not_give_the_text_back_is_refused(words: Words) -> None:
+    theirs = SimpleNamespace(name="json:0123", eot=0, dtype=np.uint16, encode=lambda text: np.zeros(400, np.uint16))
+    with pytest.raises(SweepError, match="tokens of json:0123, which do not give the text back"):
+        subject_of(Fake(uniform), words, theirs)
+
+
+# --- needle -------------------------------------------------------------------------------------------------------
+
+
+def oracle(reach: int | None = None) -> Callable[[np.ndarray], np.ndarray]:
+    """Sure of what followed the longest earlier match, at most `reach` tokens back; blind, it says one digit always."""
+
+    def predict(row: np.ndarray) -> np.ndarray:
+        n = len(row)
+        match, logits = np.zeros(n + 1, dtype=np.int64), np.zeros((n, V))
+        for t in range(n):
+            match[1:] = np.where(row == row[t], match[:-1] + 1, 0)
+            lengths = match[1 : t + 1].copy()
+            if reach is not None:
+                lengths[: max(0, t - reach)] = 0
+            best = int(lengths.argmax()) if t else 0
+            sure = t > 0 and lengths[best] >= 8
+            logits[t, row[best + 1] if sure else SEVEN] = 20.0
+        return logits
+
+    return predict
+
+
+SEVEN = 0
+
+
+@pytest.mark.parametrize("theirs", ["bytes", "gpt2"])
+def test_an_oracle_finds_every_digit_and_a_blind_one_none_but_its_own(
+    theirs: str, words: Words, gpt2: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place,) = [n for n in range(words.vocabulary) if words.token_bytes(n) == b"7"]
+    monkeypatch.setattr(f"{__name__}.SEVEN", place)
+    tokenizer = gpt2 if theirs == "gpt2" else load_tokenizer("bytes")
+    found = numbers(subject_of(Fake(oracle()), words, tokenizer), "needle", (16, 64))
+    assert [found["digit_accuracy", length].value for length in (16, 64)] == [1.0, 1.0]
+    assert found["steps_per_digit", 64].value == 2.0, "a space and a digit are two of its tokens; one is scored"
+    blind = numbers(subject_of(Fake(oracle(reach=20)), words, tokenizer), "needle", (64,))
+    assert blind["digit_accuracy", 64].value == blind["constant_accuracy", 64].value == 14 / 80
+
+
+def test_every_tokenizer_reads_the_same_haystack(words: Words) -> None:
+    theirs = load_tokenizer("bytes")
+    who = subject_of(Fake(uniform), words, theirs)
+    hay = who.haystack(1, 40)
+    assert words.text(hay[1:]) == bytes(who.documents[1][1:40].tolist()).decode(errors="ignore")

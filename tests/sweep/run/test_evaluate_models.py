@@ -1,0 +1,159 @@
+"""`evaluate hf:...`: a checkpoint from elsewhere measured beside a trained sweep, in the database and in the tables."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from atma_sweep.sweep.data.corpora import open_corpus
+from atma_sweep.sweep.openweight.tiny import make
+from bench import Bench
+from once import once
+
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
+EXTERNAL = "SELECT a.number, a.state, a.parent_id FROM attempt a WHERE a.kind = 'external' ORDER BY a.id"
+VALUES = (
+    "SELECT attempt_id, probe, metric, length, value, unit, n, reason FROM measurement "
+    "WHERE attempt_id IN (SELECT id FROM attempt WHERE kind = 'external')"
+)
+
+
+def _make(folder: Path) -> None:
+    (folder / "desk").mkdir()
+    bench = Bench(folder / "desk")
+    bench.launch("--only", "attn_type=nope")
+    make(folder / "tiny-llama", "llama")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return once(tmp_path_factory, "beside", _make)
+
+
+@pytest.fixture
+def desk(made: Path, tmp_path: Path) -> Bench:
+    shutil.copytree(made / "desk", tmp_path / "desk")
+    return Bench(tmp_path / "desk", copied=made / "desk")
+
+
+def evaluate(desk: Bench, *words: str, code: int = 0) -> str:
+    return desk.run("evaluate", *words, "--executor", "local", code=code)
+
+
+def test_a_model_stands_beside_the_sweep_and_says_where_it_comes_from(desk: Bench, made: Path) -> None:
+    word = f"hf:{made / 'tiny-llama'}"
+    evaluate(desk, word, "--probe", "val")
+    assert "1 needs-eval" in desk.ask("status", "--sweep", "micro-open-weight")
+    said = evaluate(desk, word, "--sweep", "micro")
+    assert "needle digit_accuracy 64" in said
+    assert desk.sql(EXTERNAL) == [(1, "done", None), (2, "done", None)]
+    # a second evaluation measures what the first has not; then nothing is left
+    found = {
+        (probe, metric, length): (attempt, value, unit, n)
+        for attempt, probe, metric, length, value, unit, n, _ in desk.sql(VALUES)
+    }
+    attempts = {
+        probe: {found[key][0] for key in found if key[0] == probe} for probe in ("val", "clean", "junk", "needle")
+    }
+    assert all(len(some) == 1 for some in attempts.values())
+    assert min(attempts["val"]) < min(attempts["clean"])
+    assert attempts["clean"] == attempts["junk"] == attempts["needle"]
+    assert "all is measured; --probe or --length measures again" in evaluate(desk, word)
+    assert desk.sql("SELECT count(*) FROM attempt a JOIN cell c ON c.id = a.cell_id WHERE kind = 'train'") == [(1,)]
+
+    # the loss of whole texts in one forward, by transformers alone
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    ((fingerprint,),) = desk.sql("SELECT DISTINCT corpus_fingerprint FROM provenance")
+    corpus = open_corpus(desk.folder / "atma-runs" / "corpora", str(fingerprint))
+    model, tokenizer = (one.from_pretrained(made / "tiny-llama") for one in (AutoModelForCausalLM, AutoTokenizer))
+    nats = 0.0
+    for document in corpus.heldout[:2]:
+        ids = torch.tensor([[0, *tokenizer(bytes(document[1:65].tolist()).decode())["input_ids"]]])
+        with torch.no_grad():
+            nats += float(torch.nn.functional.cross_entropy(model(ids).logits[0, :-1], ids[0, 1:], reduction="sum"))
+    assert found["clean", "nats", 64][1] == pytest.approx(nats / 128, rel=1e-5)
+    assert found["clean", "bits_per_byte", 64][1:] == (
+        pytest.approx(nats / math.log(2) / 128, rel=1e-5),
+        "bits/byte",
+        128,
+    )
+
+    ((config,),) = desk.sql("SELECT config FROM cell WHERE attn_type = 'tiny-llama'")
+    about = json.loads(str(config))["open_weight"]
+    assert (about["name"], about["dtype"], about["pairing"], about["context"]) == ("tiny-llama", "float32", "text", 64)
+    assert about["revision"].startswith("sha256:")
+    ((extra, tokens),) = desk.sql(
+        "SELECT DISTINCT extra, tokenizer FROM provenance WHERE tokenizer LIKE 'sha256:%' LIMIT 1"
+    )
+    assert json.loads(str(extra))["revision"] == about["revision"]
+    assert about["tokenizer"].startswith(str(tokens).removeprefix("sha256:"))
+
+    # beside our own rows, and nowhere among them
+    table = json.loads(desk.ask("report", "--table", "open-weight", "--sweep", "micro", "--json"))
+    rows = {row["model"]: row for row in table}
+    assert list(rows) == ["tiny-llama, float32 (external)", "polar", "nope"]
+    budgets = desk.ask("report", "--table", "budgets", "--sweep", "micro")
+    assert "tiny-llama, float32 (external)" in budgets
+    assert "tiny-llama" not in desk.ask("report", "--table", "6", "--sweep", "micro")
+    assert "1 done" in desk.ask("status", "--sweep", "micro-open-weight")
+    assert "sweep micro," in desk.ask("report", "--table", "6"), "the sweep launched last is still the one of the grid"
+
+
+def test_native_pairing_is_another_row(desk: Bench, made: Path) -> None:
+    word = f"hf:{made / 'tiny-llama'}"
+    evaluate(desk, word, "--probe", "clean", "--probe", "needle")
+    evaluate(desk, word, "--pairing", "native", "--probe", "clean", "--probe", "needle")
+    slugs = {str(slug) for (slug,) in desk.sql("SELECT slug FROM cell WHERE attn_type = 'tiny-llama'")}
+    assert len(slugs) == 2
+    assert sum(slug.endswith("-native") for slug in slugs) == 1
+    table = desk.ask("report", "--table", "open-weight", "--sweep", "micro")
+    assert "tiny-llama, float32, native pairing (external)" in table
+    assert "Native pairing: texts cut by the model's own tokens" in table
+    assert desk.sql("SELECT count(*) FROM sweep") == [(2,)]
+
+
+def test_a_bundle_takes_it_along(desk: Bench, made: Path, tmp_path: Path) -> None:
+    evaluate(desk, f"hf:{made / 'tiny-llama'}", "--probe", "val")
+    desk.run("export", "--sweep", "micro-open-weight", "--out", "beside.zip")
+    with contextlib.chdir(desk.folder):
+        desk.run("import", "beside.zip", "--db", "other.db")
+    assert "tiny-llama" in desk.ask("status", "--db", "other.db")
+    known = json.loads(
+        desk.ask(
+            "show",
+            str(desk.sql("SELECT cell_id FROM attempt WHERE kind = 'external'")[0][0]),
+            "--json",
+            "--db",
+            "other.db",
+        )
+    )
+    assert [attempt["kind"] for attempt in known["attempts"]] == ["external"]
+    assert any(value["metric"] == "bits_per_byte" for value in known["measurements"])
+
+
+@pytest.mark.parametrize(("words", "code", "said"), [
+    (["hf:nowhere/at/all"], 2, "neither a folder nor a repository of the hub"),
+    (["hf:{tiny}", "--pairing", "nativ"], 2, "did you mean 'native'?"),
+    (["hf:{tiny}", "--probe", "gates"], 2, "looks into networks of ours"),
+    (["hf:{tiny}", "--length", "100000"], 2, "more than the text of cell"),
+    (["hf:{tiny}", "nope-baseline-d0-m0-w0-s0"], 2, "evaluate them one after the other"),
+    (["hf:{tiny}", "--sweep", "none"], 2, "no sweep is named 'none'"),
+    (["hf:{empty}"], 3, "put the checkpoint's *.safetensors beside its config.json"),
+])  # fmt: skip
+def test_what_cannot_be_measured_changes_nothing(
+    words: list[str], code: int, said: str, desk: Bench, made: Path, tmp_path: Path
+) -> None:
+    empty = tmp_path / "empty"
+    shutil.copytree(made / "tiny-llama", empty)
+    (empty / "model.safetensors").unlink()
+    out = evaluate(desk, *(word.format(tiny=made / "tiny-llama", empty=empty) for word in words), code=code)
+    assert said in out
+    assert len(out.strip().splitlines()) == 1
+    assert desk.sql("SELECT count(*) FROM sweep") == [(1,)]
+    assert desk.sql(EXTERNAL) == []
