@@ -1,0 +1,190 @@
+"""The figure `response`: how a number follows an axis whose levels are numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from ...results.store.store import Store
+from ...results.studies.records import search_of
+from ...results.text import choice
+from ..data import Lengths, ReportError, SweepData, gather, level_of
+from ..numbers import Column
+from . import style
+from .base import Collected, collected, names_of, origins_in
+from .curves import draw_lines, looks, robust_range
+from .forest import measure_words, shown_measures
+from .lines import bands, lines_of
+from .scales import of_numbers, put_ticks, words
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from .look import Look
+
+LINES = ("attn_type", "memory")
+"""The axes that tell lines apart; over the others means are taken."""
+LEAST = 2
+"""Levels that an axis has at least."""
+
+
+def numeric_axes(data: SweepData) -> dict[str, dict[str, float]]:
+    """By axis, the number of each of its levels, in the grid's order; those of which every level is a finite number."""
+    found = {}
+    for axis in data.extra_axes():
+        levels = {level: number(level) for level in data.levels(axis)}
+        known = {level: value for level, value in levels.items() if value is not None}
+        if len(known) == len(levels) and len(set(known.values())) >= LEAST:
+            found[axis] = known
+    return found
+
+
+def number(level: str) -> float | None:
+    """The number that a level is; None for a word."""
+    try:
+        found = float(level.replace("_", ""))
+    except ValueError:
+        return None
+    return found if math.isfinite(found) else None
+
+
+def collect(
+    store: Store,
+    sweep: str | None = None,
+    *,
+    revision: int | None = None,
+    lengths: Lengths = None,
+    by: str | None = None,
+) -> Collected:
+    """One row a cell and number: cell, attempt, configuration (levels of every axis, which seeds share), panel (heading of the
+    number), words, unit, better (1, -1 or 0), percent, first and second (levels of the line) and line, probe, metric, axis,
+    length (the level of that axis, a number), value (shares as fractions), low, high (of an accuracy: 95%, of its trials).
+
+    `by` is the axis; None: the one of most levels. Raises ReportError for one that is none, or whose levels are no numbers.
+    """
+    data = gather(store, sweep, revision=revision, lengths=lengths)
+    if search_of(store, data.sweep) is not None:
+        raise ReportError(
+            f"the trials of sweep {data.sweep} differ in all that is searched, so that none is a mean of others; ask for --figure slices"
+        )
+    numeric = numeric_axes(data)
+    axis = _axis(data, numeric, by)
+    lines = tuple(one for one in LINES if len(data.levels(one)) > 1)
+    rows = [row for column in shown_measures(data) for row in _rows(data, column, axis, numeric[axis], lines)]
+    if not rows:
+        raise ReportError(f"no cell of sweep {data.sweep} has a number to draw over {axis}; finish it")
+    frame = pd.DataFrame(rows).astype({"value": float, "low": float, "high": float})
+    means = _means(frame)
+    others = [one for one in numeric if one != axis]
+    notes = [
+        f"{_averaged(data, axis, lines)}{bands(means, '95% Wilson intervals over the trials of a line of one cell')}"
+    ]
+    if (means["cells"] < means["of"]).any():
+        notes.append("n=k: a mean over k cells, fewer than the line has at other levels.")
+    if others:
+        notes.append(f"Other axes of numbers, for --by: {', '.join(others)}.")
+    return collected(
+        store, data, "response", f"Response to {style.axis_name(axis)}", frame, origins_in(frame),
+        notes=[note.strip() for note in notes if note], options={"by": by} if by else None, axis=axis, axes=lines,
+        names=names_of(data, without=(axis, *lines)),
+    )  # fmt: skip
+
+
+def _axis(data: SweepData, numeric: dict[str, dict[str, float]], by: str | None) -> str:
+    if by is not None and by not in numeric:
+        known = choice(by, list(numeric)) if numeric else "no axis of this sweep has numbers for levels"
+        raise ReportError(f"--by {by[:60]}: that is no axis of sweep {data.sweep} whose levels are numbers; {known}")
+    if not numeric:
+        raise ReportError(
+            f"sweep {data.sweep} has no axis whose levels are numbers; give its grid one, such as train.muon_lr: [0.01, 0.02, 0.04]"
+        )
+    return by or max(numeric, key=lambda axis: len(set(numeric[axis].values())))
+
+
+def _means(frame: pd.DataFrame) -> pd.DataFrame:
+    """The lines of a frame, each mean held against the most cells that its line has at one level."""
+    found = lines_of(frame)
+    return found.assign(of=found.groupby(["panel", "line"])["cells"].transform("max"))
+
+
+def _rows(
+    data: SweepData, column: Column, axis: str, levels: dict[str, float], lines: Sequence[str]
+) -> list[dict[str, Any]]:
+    unit = "%" if column.percent else column.unit
+    about: dict[str, Any] = {"panel": column.heading, "words": measure_words(column), "unit": unit}
+    about |= {"better": column.direction, "percent": column.percent, "probe": column.probe, "metric": column.metric}
+    found = []
+    for key, cells in data.configurations().items():
+        for cell in cells:
+            value = data.given(cell, column)
+            if value is None or value.value is None:
+                continue
+            mine = [level_of(cell, one) for one in lines]
+            first, second = [*mine, "", ""][:2]
+            row = {"cell": cell.cell_id, "attempt": value.attempt_id, "configuration": ", ".join(key)} | about
+            row |= {"first": first, "second": second, "line": ", ".join(mine) or "all cells", "axis": axis}
+            row |= {"length": levels[level_of(cell, axis)], "value": value.value}
+            found.append(row | {"low": value.low, "high": value.high})
+    return found
+
+
+def _averaged(data: SweepData, axis: str, lines: Sequence[str]) -> str:
+    told = (axis, *lines)
+    ranked = ("attn_type", "distractor", "reg_mode", "memory", "window", *data.extra_axes())
+    names = [style.axis_name(one) for one in ranked if one not in told and len(data.levels(one)) > 1]
+    names += ["seed"] if len({cell.seed for cell in data.cells}) > 1 else []
+    return f"Lines: means over {', '.join(names)}; dots: single cells. " if names else ""
+
+
+def draw(made: Collected, look: Look) -> Figure:
+    """A panel a number, a line a mixer (and memory) with its band, single cells faint behind it."""
+    frame = made.frame
+    titles = list(dict.fromkeys(frame["panel"]))
+    told = frame.drop_duplicates("panel").set_index("panel")["words"]
+    figure = style.page(style.PANEL + 0.35, style.width_of(len(titles), 3.0) if len(titles) > 1 else 4.6)
+    grid = style.panels(
+        figure, [told[title] for title in titles], columns=3 if figure.get_figwidth() > style.NARROW else 2
+    )
+    means, found = _means(frame), looks(frame, made.about["axes"])
+    named = {cell: made.about["names"].get(cell, "") or "this cell" for cell in look.highlight}
+    handles: dict[str, Any] = {}
+    for axes, title in zip(grid, titles, strict=True):
+        here, mean = (some[some["panel"] == title].reset_index(drop=True) for some in (frame, means))
+        handles |= _panel(axes, here, mean, found, named)
+    order = [one["label"] for one in found.values()]
+    return style.finished(figure, made.title, made.notes, {word: handles[word] for word in order if word in handles})
+
+
+def _panel(
+    axes: Axes, here: pd.DataFrame, mean: pd.DataFrame, found: dict[str, dict[str, Any]], named: dict[str, str]
+) -> dict[str, Any]:
+    percent = bool(here["percent"].iloc[0])
+    scale = 100.0 if percent else 1.0
+    # seeds of a level stand over each other: as dots they are seen where lines of theirs would cross
+    single = here.groupby(["line", "length"])["cell"].transform("size") > 1
+    for name, how in found.items():
+        dots = here[(here["line"] == name) & single]
+        axes.plot(
+            dots["length"], scale * dots["value"], linestyle="none", marker="o", markersize=style.stroke(2.4), alpha=0.4,
+            color=how["color"], markeredgewidth=0, zorder=2.4,
+        )  # fmt: skip
+    handles = draw_lines(axes, here, mean, found, scale, named=named, banded=True)
+    if percent:
+        axes.set_ylim(-3, 104)
+    else:
+        low, high = robust_range(list(here["value"]), list(mean["value"]))
+        room = 0.06 * (high - low) or 0.05 * abs(high) or 1.0
+        axes.set_ylim(low - room, high + room)
+    levels = sorted(set(here["length"]))
+    of_numbers(levels).dress(axes, "x")
+    if len(levels) <= style.MOST_TICKS:
+        put_ticks(axes.xaxis, {level: words(level) for level in levels})
+    axes.set_xlabel(style.axis_name(str(here["axis"].iloc[0])))
+    side = {1: "more is better", -1: "less is better"}.get(int(here["better"].iloc[0]), "")
+    unit = str(here["unit"].iloc[0])
+    axes.set_ylabel(f"{'nats per token' if unit == 'nats/token' else unit}{f' ({side})' if side else ''}")
+    return handles

@@ -1,0 +1,135 @@
+"""The figure `contours`: the value over two settings at a time."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from ....results.store.store import Store
+from ...data import ReportError
+from ...studies import Objective, Study, held_together, rung_note, study_of, with_done
+from .. import style
+from ..base import Collected, collected
+from ..scales import Scale, put_ticks, thin_labels
+from .settings import RING, colour_bar, colours, finer, jitter, place_of, ring_words, scale_of, value_range
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from ..look import Look
+
+LEAST = 4
+"""Trials: three make a single triangle."""
+MOST = 4
+"""Settings that are drawn against each other."""
+BANDS = 10
+SPREAD = 0.5
+FLAT = 1e-6  # of the square of both axes, below which points lie on a line
+
+
+def collect(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Collected:
+    """One row a trial that is done and pair of settings, of the first objective: number, cell, attempt, x and y (the settings),
+    x_name, y_name, x_place and y_place (how far along their axes, 0 to 1), value (shares in %), best (whether no trial is better)."""
+    study = with_done(held_together(study_of(store, sweep, revision=revision)), LEAST, "the figure contours")
+    moving = study.moving()
+    if len(moving) < 2:
+        told = f"only {moving[0]} differs" if moving else "no setting differs"
+        raise ReportError(
+            f"the figure contours takes two settings, and {told} between the trials of sweep {study.name}; ask for --figure slices"
+        )
+    chosen, left = moving[:MOST], moving[MOST:]
+    rows = [row for y, x in combinations(chosen, 2) for row in _rows(study, x, y)]
+    frame = pd.DataFrame(rows).astype({"x_place": float, "y_place": float, "value": float})
+    first = study.objectives[0]
+    notes = [
+        f"Colour: {first.words}, the brighter the better; a mark a {study.kind}. Between them the colours are linear on the triangles of neighbours: "
+        "no trial was there. Levels of which none lies between two others have marks alone."
+    ]
+    if left:
+        notes.append(f"The first {MOST} settings of the grid that differ; left out: {', '.join(left)}.")
+    return collected(
+        store, study.data, "contours", "Values over two settings", frame, study.origins(study.done), notes=[*notes, *rung_note(study)],
+        scales={path: scale_of(study, path) for path in chosen}, label=first.label, direction=first.direction,
+        ring=ring_words(study),
+    )  # fmt: skip
+
+
+def _rows(study: Study, x: str, y: str) -> list[dict[str, Any]]:
+    scales, found = {path: scale_of(study, path) for path in (x, y)}, []
+    for trial in study.done:
+        places = {path: place_of(study, path, trial.params) for path in (x, y)}
+        if trial.values is None or any(map(math.isnan, places.values())):
+            continue
+        row: dict[str, Any] = {"number": trial.number, "cell": trial.cell, "attempt": study.attempt(trial)}
+        for side, path in (("x", x), ("y", y)):
+            row |= {side: path, f"{side}_name": study.names[path], f"{side}_place": scales[path].share(places[path])}
+        found.append(row | {"value": study.objectives[0].shown(trial.values[0]), "best": trial.number in study.best})
+    return found
+
+
+def draw(made: Collected, look: Look) -> Figure:
+    """A panel a pair of settings, brighter where it is better."""
+    from matplotlib.colors import Normalize
+    from matplotlib.lines import Line2D
+
+    frame, scales = made.frame, made.about["scales"]
+    pairs = list(dict.fromkeys(zip(frame["x"], frame["y"], strict=True)))
+    figure = style.page((style.PANEL + 0.1) * style.rows_of(len(pairs)), style.width_of(len(pairs) + 1))
+    grid = style.panels(figure, [""] * len(pairs), columns=3 if figure.get_figwidth() > style.NARROW else 2)
+    objective = Objective(place=0, name="", direction=made.about["direction"])
+    norm = Normalize(*value_range(list(frame.drop_duplicates("number")["value"]), objective), clip=True)
+    chart = colours(objective.sign)
+    for axes, (x, y) in zip(grid, pairs, strict=True):
+        here = frame[(frame["x"] == x) & (frame["y"] == y)]
+        _panel(axes, here, scales[x], scales[y], norm, chart)
+    colour_bar(figure, grid, norm, chart, made.about["label"])
+    return style.finished(figure, made.title, made.notes, {made.about["ring"]: Line2D([], [], **RING)})
+
+
+def _panel(axes: Axes, here: pd.DataFrame, x: Scale, y: Scale, norm: Any, chart: Any) -> None:
+    if not x.levels and not y.levels:
+        _between(axes, here, norm, chart)
+    across, up = (
+        here[f"{side}_place"] + [_aside(scale, int(one)) for one in here["number"]]
+        for side, scale in (("x", x), ("y", y))
+    )
+    fine = finer(len(here))
+    axes.scatter(
+        across, up, c=here["value"], cmap=chart, norm=norm, s=(fine * style.stroke(3.6)) ** 2, zorder=3, edgecolors="#000000",
+        linewidths=fine * style.stroke(0.5),
+    )  # fmt: skip
+    axes.plot(across[here["best"]], up[here["best"]], markersize=style.stroke(7), zorder=4, **RING)
+    axes.grid(visible=False)
+    for which, scale in (("x", x), ("y", y)):
+        room = 0.5 / max(1, len(scale.levels) - 1) if scale.levels else 0.06
+        getattr(axes, f"set_{which}lim")(-room, 1 + room)
+        put_ticks(getattr(axes, f"{which}axis"), {scale.share(tick): words for tick, words in scale.ticks().items()})
+    axes.set_xlabel(str(here["x_name"].iloc[0]))
+    axes.set_ylabel(str(here["y_name"].iloc[0]))
+    style.after_layout(axes.figure, lambda: thin_labels(axes))  # type: ignore[arg-type]
+
+
+def _between(axes: Axes, here: pd.DataFrame, norm: Any, chart: Any) -> None:
+    """Colours between the trials, where these span a plane."""
+    from matplotlib.tri import Triangulation
+
+    # trials at one place are one point
+    points = here.groupby(["x_place", "y_place"], as_index=False)["value"].mean()
+    places = points[["x_place", "y_place"]].to_numpy()
+    if len(points) < 3 or np.linalg.svd(places - places.mean(0), compute_uv=False)[-1] ** 2 < FLAT:
+        return
+    mesh = Triangulation(places[:, 0], places[:, 1])
+    levels = np.linspace(norm.vmin, norm.vmax, BANDS + 1)
+    if norm.vmin < norm.vmax:
+        axes.tricontourf(
+            mesh, points["value"].clip(norm.vmin, norm.vmax), levels=levels, cmap=chart, norm=norm, alpha=0.75, zorder=1
+        )
+
+
+def _aside(scale: Scale, number: int) -> float:
+    return SPREAD * jitter(number) / max(1, len(scale.levels) - 1) if scale.levels else 0.0

@@ -1,0 +1,99 @@
+"""The figure `front`: the trials of a study of several objectives, and those that none beats."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import TYPE_CHECKING, Any, Literal
+
+import pandas as pd
+
+from ....results.store.store import Store
+from ...data import ReportError
+from ...studies import Objective, Study, study_of, with_done
+from .. import labels, style
+from ..base import Collected, collected
+from ..scales import short_numbers
+from .settings import RING, room, upright, value_range
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from ..look import Look
+
+MOST_NAMED = 12
+
+
+def collect(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Collected:
+    """One row a trial that is done and pair of objectives: number, cell, attempt, x and y (names of the objectives), x_label,
+    y_label, x_sign, y_sign (1 where more is better, else -1), x_value, y_value (shares in %), front (whether
+    no trial is at least as good in every objective and better in one)."""
+    study = study_of(store, sweep, revision=revision)
+    if len(study.objectives) < 2:
+        raise ReportError(
+            f"the figure front takes two objectives, and the study of sweep {study.name} has {study.objectives[0].name} alone; "
+            "ask for --figure history"
+        )
+    with_done(study, 1, "the figure front")
+    frame = pd.DataFrame([row for pair in combinations(range(len(study.objectives)), 2) for row in _rows(study, *pair)])
+    notes = ["Ringed, with the number of the trial: no trial is as good in all objectives and better in one."]
+    if len(study.objectives) > 2:
+        notes.append("The front is that of all objectives, so that a panel of two of them shows trials of it inside.")
+    origins = study.origins(study.done)
+    return collected(store, study.data, "front", "Pareto front of the study", frame, origins, notes=notes)
+
+
+def _rows(study: Study, first: int, second: int) -> list[dict[str, Any]]:
+    found = []
+    for trial in study.done:
+        assert trial.values is not None
+        row: dict[str, Any] = {"number": trial.number, "cell": trial.cell, "attempt": study.attempt(trial)}
+        for side, place in (("x", first), ("y", second)):
+            one = study.objectives[place]
+            row |= {side: one.name, f"{side}_label": one.label, f"{side}_sign": one.sign}
+            row |= {f"{side}_value": one.shown(trial.values[place])}
+        found.append(row | {"front": trial.number in study.best})
+    return found
+
+
+def draw(made: Collected, look: Look) -> Figure:
+    """A panel a pair of objectives, every trial a mark; the front ringed, named by numbers, and of two objectives stepped."""
+    from matplotlib.lines import Line2D
+
+    frame = made.frame
+    pairs = list(dict.fromkeys(zip(frame["x"], frame["y"], strict=True)))
+    figure = style.page(2.8, 5.2 if len(pairs) == 1 else style.WIDTH)
+    for axes, (x, y) in zip(style.stacked(figure, len(pairs)), pairs, strict=True):
+        _panel(axes, frame[(frame["x"] == x) & (frame["y"] == y)], stepped=len(pairs) == 1)
+    handles = {
+        "trial": Line2D([], [], linestyle="none", marker="o", color=style.GREY),
+        "Pareto front": Line2D([], [], **RING),
+    }
+    return style.finished(figure, made.title, made.notes, handles)
+
+
+def _panel(axes: Axes, here: pd.DataFrame, *, stepped: bool) -> None:
+    for side in ("x", "y"):
+        sign = int(here[f"{side}_sign"].iloc[0])
+        objective = Objective(place=0, name="", direction="maximize" if sign > 0 else "minimize")
+        kept = here[here["front"]][f"{side}_value"]
+        low, high = value_range(list(here[f"{side}_value"]), objective)
+        getattr(axes, f"set_{side}lim")(*room(min(low, kept.min()), max(high, kept.max()), 0.1))
+        words = str(here[f"{side}_label"].iloc[0])
+        getattr(axes, f"set_{side}label")(words if side == "x" and stepped else upright(words))
+        short_numbers(getattr(axes, f"{side}axis"))
+    front = here[here["front"]].sort_values("x_value", kind="stable")
+    axes.plot(here["x_value"], here["y_value"], linestyle="none", marker="o", color=style.GREY, alpha=0.7, zorder=2)
+    axes.plot(front["x_value"], front["y_value"], linestyle="none", marker="o", color="#0072B2", zorder=3)
+    axes.plot(front["x_value"], front["y_value"], markersize=style.stroke(7), zorder=3.2, **RING)
+    if stepped:
+        # what the front reaches: from a trial on, along x towards the worse side, nothing better in y
+        where: Literal["pre", "post"] = "post" if int(here["x_sign"].iloc[0]) < 0 else "pre"
+        axes.step(
+            front["x_value"], front["y_value"], where=where, color="#0072B2", linewidth=style.stroke(0.9), zorder=1.5
+        )
+    told = front.iloc[:: max(1, -(-len(front) // MOST_NAMED))]
+    named = [(float(one["x_value"]), float(one["y_value"]), f"#{one['number']}") for one in told.to_dict("records")]
+    points = list(zip(here["x_value"], here["y_value"], strict=True))
+    style.after_layout(axes.figure, lambda: labels.beside_points(axes, named, points))  # type: ignore[arg-type]
+    axes.locator_params(nbins=5)

@@ -1,0 +1,137 @@
+"""The figure `history`: the trials of a study one after the other, and the best so far."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from ....results.store.store import Store
+from ....results.studies.study import Trial
+from ...studies import Objective, Study, study_of, with_done
+from .. import style
+from ..base import Collected, collected
+from ..curves import MOST_TOLD
+from ..scales import short_numbers
+from .settings import room, upright, value_range
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from ..look import Look
+
+LOOKS: dict[str, dict[str, Any]] = {
+    "done": {"marker": "o", "color": "#0072B2"},
+    "pruned": {"marker": "x", "color": "#E69F00"},
+    "diverged": {"marker": "X", "color": "#D55E00"},
+    "failed": {"marker": "v", "color": "#000000", "markerfacecolor": "white"},
+}
+TOLD = {"pruned": "pruned, at its last value", "diverged": "diverged", "failed": "failed"}
+LINE: dict[str, Any] = {"color": "#000000", "drawstyle": "steps-post"}
+
+
+def collect(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Collected:
+    """One row a trial and objective: number, cell, attempt, standing, objective, label (its words), direction, value (of a pruned
+    trial the last one of its curve, of the first objective; NaN where there is none; shares in %), so_far (the best of the trials done
+    up to this one; NaN before the first)."""
+    study = with_done(study_of(store, sweep, revision=revision), 1, "the figure history")
+    rows = [row for objective in study.objectives for row in _rows(study, objective)]
+    frame = pd.DataFrame(rows).astype({"value": float, "so_far": float})
+    notes = [f"Line: the best so far. {study.counted()}.", f"{study.searched()}."]
+    return collected(
+        store, study.data, "history", "Trials of the study", frame, study.origins(study.trials), notes=notes
+    )
+
+
+def _rows(study: Study, objective: Objective) -> list[dict[str, Any]]:
+    found, so_far = [], math.nan
+    finished = {one.number for one in study.done}
+    for trial in study.trials:
+        if trial.standing == "asked":
+            continue
+        value = _value(trial, objective, trial.number in finished)
+        if trial.number in finished:
+            better = max if objective.sign > 0 else min
+            so_far = value if math.isnan(so_far) else better(so_far, value)
+        row: dict[str, Any] = {"number": trial.number, "cell": trial.cell, "attempt": study.attempt(trial)}
+        row |= {"standing": trial.standing, "objective": objective.name, "label": objective.label}
+        found.append(row | {"direction": objective.direction, "value": value, "so_far": so_far})
+    return found
+
+
+def _value(trial: Trial, objective: Objective, finished: bool) -> float:
+    if finished and trial.values is not None:
+        return objective.shown(trial.values[objective.place])
+    if trial.standing == "pruned" and trial.curve and objective.place == 0:
+        return objective.shown(trial.curve[-1][1])
+    return math.nan
+
+
+def draw(made: Collected, look: Look) -> Figure:
+    """A panel an objective: a mark a trial, the best so far as steps."""
+    frame = made.frame
+    names = list(dict.fromkeys(frame["objective"]))
+    figure = style.page(2.4, 5.2 if len(names) == 1 else style.WIDTH)
+    handles: dict[str, Any] = {}
+    for axes, name in zip(style.stacked(figure, len(names)), names, strict=True):
+        handles |= _panel(axes, frame[frame["objective"] == name])
+    return style.finished(figure, made.title, made.notes, handles, columns=5)
+
+
+def _panel(axes: Axes, here: pd.DataFrame) -> dict[str, Any]:
+    sign = 1 if here["direction"].iloc[0] == "maximize" else -1
+    known = here[here["value"].notna()]
+    objective = Objective(place=0, name="", direction=str(here["direction"].iloc[0]))
+    least, most = value_range([*known["value"], *here["so_far"].dropna()], objective)
+    low, high = room(least, most)
+    axes.set_ylim(low, high)
+    handles: dict[str, Any] = {}
+    for standing, how in LOOKS.items():
+        part = known[known["standing"] == standing]
+        inside = part[(part["value"] >= low) & (part["value"] <= high)]
+        if len(part):
+            (handles[TOLD.get(standing, "done")],) = axes.plot(
+                inside["number"], inside["value"], linestyle="none", zorder=3, markeredgewidth=style.stroke(1.0), **how
+            )
+        _beyond(axes, part.drop(inside.index), how["color"])
+    for standing in ("diverged", "failed"):
+        lost = here[here["value"].isna() & (here["standing"] == standing)]
+        if len(lost):
+            # at the side that is worse, since no value is known of them
+            (handles[TOLD[standing]],) = axes.plot(
+                lost["number"], [0.0 if sign > 0 else 1.0] * len(lost), linestyle="none", zorder=3, clip_on=False,
+                transform=axes.get_xaxis_transform(), **LOOKS[standing],
+            )  # fmt: skip
+    line = here[here["so_far"].notna()]
+    (handles["best so far"],) = axes.plot(line["number"], line["so_far"], zorder=2.5, **LINE)
+    _whole_ticks(axes, int(here["number"].max()))
+    axes.set_xlabel("trial")
+    axes.set_ylabel(upright(str(here["label"].iloc[0])))
+    short_numbers(axes.yaxis)
+    return handles
+
+
+def _beyond(axes: Axes, part: pd.DataFrame, ink: str) -> None:
+    """Arrows at the edges that these trials lie beyond, with the values of a few."""
+    low, high = axes.get_ylim()
+    for up, some in ((True, part[part["value"] > high]), (False, part[part["value"] < low])):
+        if some.empty:
+            continue
+        axes.plot(
+            some["number"], [0.985 if up else 0.015] * len(some), linestyle="none", marker="^" if up else "v", color=ink, zorder=3,
+            transform=axes.get_xaxis_transform(),
+        )  # fmt: skip
+        for number, value in some[["number", "value"]].to_numpy() if len(some) <= MOST_TOLD else []:
+            axes.annotate(
+                f"{value:.3g}", (number, 1 if up else 0), xycoords=("data", "axes fraction"), xytext=(0, -9 if up else 9),
+                textcoords="offset points", ha="center", va="center", color=ink, fontsize=style.size("small"),
+            )  # fmt: skip
+
+
+def _whole_ticks(axes: Axes, last: int) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_xlim(-0.5 - last / 40, last + 0.5 + last / 40)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=3))

@@ -1,0 +1,107 @@
+"""The figure `importance`: how much each setting of a study accounts for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from ....results.store.store import Store
+from ...data import ReportError
+from ...stats.importance import LEAST, NAMES, deals, evaluator_here, importances
+from ...studies import held_together, rung_note, study_of, with_done
+from .. import style
+from ..base import Collected, collected
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from ..look import Look
+
+ROW = 0.24  # inches of height that a setting gets
+CHANCE = "what chance stays below, 19 times of 20"
+
+
+def collect(
+    store: Store, sweep: str | None = None, *, revision: int | None = None, evaluator: str | None = None
+) -> Collected:
+    """One row an objective and setting that differs between trials, the most important first: objective, words, setting, name
+    (short), share (in %; those of an objective sum to 100), chance (in %: below it are 95% when values are dealt to the trials by
+    chance), sure (whether it is above).
+
+    `evaluator` is fanova or ped-anova, as a figure that was written says; None: what this machine has.
+    """
+    study = with_done(held_together(study_of(store, sweep, revision=revision)), LEAST, "the figure importance")
+    moving = study.moving()
+    if len(moving) < 2:
+        told = f"only {moving[0]} differs" if moving else "no setting differs"
+        raise ReportError(
+            f"the figure importance takes two settings, and {told} between the trials of sweep {study.name}; ask for --figure slices"
+        )
+    how = evaluator or evaluator_here()
+    if how not in NAMES:
+        raise ReportError(
+            f"there is no evaluator {how[:40]} of importance; draw the figure of sweep {study.name} again"
+        )
+    rows: list[dict[str, Any]] = []
+    for objective in study.objectives:
+        try:
+            found = importances(study, objective, how)
+        except ImportError as error:
+            raise ReportError(
+                f"this figure of sweep {study.name} was made with fANOVA, which needs scikit-learn; install it, or draw it again"
+            ) from error
+        for one in found:
+            row: dict[str, Any] = {"objective": objective.name, "words": objective.words, "setting": one.path}
+            row |= {"name": study.names[one.path], "share": 100 * one.share, "chance": 100 * one.chance}
+            rows.append(row | {"sure": one.share > one.chance})
+    trials = "trials" if study.rung else "trials that are done"
+    still = [path for path in study.search.ranges if path not in moving]
+    notes = [
+        f"{NAMES[how]} of {len(study.done)} {trials}, shares of all settings. Line: {CHANCE}, from {deals(how, len(study.done))} times that the values "
+        "were dealt to the trials anew; a pale bar does not reach it, and "
+        "an arrow stands for one beyond the axis."
+    ]
+    if still:
+        notes.append(f"Not different between trials: {', '.join(still)}.")
+    return collected(
+        store, study.data, "importance", "Importance of the settings", pd.DataFrame(rows), study.origins(study.done),
+        notes=[*notes, *rung_note(study)], options={"evaluator": how},
+    )  # fmt: skip
+
+
+def draw(made: Collected, look: Look) -> Figure:
+    """A panel an objective, a bar a setting, in each what chance alone gives."""
+    from matplotlib.lines import Line2D
+
+    frame = made.frame
+    names = list(dict.fromkeys(frame["objective"]))
+    rows = int(frame.groupby("objective").size().max())
+    figure = style.page(ROW * rows + 0.75, 5.2 if len(names) == 1 else style.WIDTH)
+    for axes, name in zip(style.stacked(figure, len(names)), names, strict=True):
+        _panel(axes, frame[frame["objective"] == name])
+        if len(names) > 1:
+            axes.set_title(str(frame[frame["objective"] == name]["words"].iloc[0]))
+    mark = Line2D([], [], color="#000000", linestyle="none", marker="|", markeredgewidth=style.stroke(1.6))
+    return style.finished(figure, made.title, made.notes, {CHANCE: mark})
+
+
+def _panel(axes: Axes, here: pd.DataFrame) -> None:
+    places = range(len(here))
+    inks = ["#0072B2" if sure else "#a9cbe2" for sure in here["sure"]]
+    axes.barh(places, here["share"], height=0.62, color=inks, zorder=2)
+    for inside, how in ((True, {"marker": "|", "markeredgewidth": style.stroke(1.6)}), (False, {"marker": ">"})):
+        chosen = [
+            (min(at, 100.0), place) for at, place in zip(here["chance"], places, strict=True) if (at <= 100) == inside
+        ]
+        for at, place in chosen:
+            size = style.stroke(9 if inside else 4)
+            axes.plot(at, place, linestyle="none", color="#000000", markersize=size, zorder=3, clip_on=False, **how)
+    axes.set_yticks(places, list(here["name"]))
+    axes.set_ylim(len(here) - 0.45, -0.55)
+    axes.set_xlim(0, 100)
+    axes.locator_params(axis="x", nbins=5)
+    axes.grid(axis="y", visible=False)
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel("share of what differs, %")

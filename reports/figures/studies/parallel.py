@@ -1,0 +1,142 @@
+"""The figure `parallel`: every trial as a line through its settings to its value."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from ....results.store.store import Store
+from ....results.studies.study import Trial
+from ...studies import Objective, Study, held_together, level_text, rung_note, study_of, with_done
+from .. import style
+from ..base import Collected, collected
+from ..scales import Scale, of_numbers
+from .settings import colour_bar, colours, finer, jitter, place_of, scale_of, value_range
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from ..look import Look
+
+LEAST = 2
+SPREAD = 0.2  # of the room of a level, over which lines through it are spread
+EACH = 0.62
+"""Inches of width that an axis takes at least at the letters of the style `paper`; of more axes the page is no wider."""
+
+
+def collect(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Collected:
+    """One row a trial that is done and axis, settings first and objectives last: number, cell, attempt, axis (path of the setting, or
+    objective), name (as it is written there), text (what the trial has there), share (how far up the axis it is, 0 to 1; NaN where an earlier
+    trial did not have that setting), value (of the first objective, shares in %), best (whether no trial is better)."""
+    study = with_done(held_together(study_of(store, sweep, revision=revision)), LEAST, "the figure parallel")
+    scales = {path: scale_of(study, path) for path in study.search.ranges}
+    scales |= {one.name: _value_scale(study, one) for one in study.objectives}
+    frame = pd.DataFrame([row for trial in study.done for row in _rows(study, trial, scales)])
+    frame = frame.astype({"share": float, "value": float})
+    first = study.objectives[0]
+    thick = "the best" if len(study.objectives) == 1 else "the Pareto front"
+    notes = [f"One line a {study.kind}, coloured by {first.words}, the brighter the better; thick: {thick}."]
+    if len(study.objectives) > 1:
+        notes.append(f"Of {' and '.join(f'{one.words} {one.better}' for one in study.objectives[1:])}.")
+    return collected(
+        store, study.data, "parallel", "Settings and values of the trials", frame, study.origins(study.done),
+        notes=[*notes, *rung_note(study)], scales=scales, label=first.label, direction=first.direction,
+    )  # fmt: skip
+
+
+def _value_scale(study: Study, objective: Objective) -> Scale:
+    values = [objective.shown(one.values[objective.place]) for one in study.done if one.values is not None]
+    low, high = value_range(values, objective)
+    found = of_numbers([low, high])
+    return Scale(found.low, found.high)
+
+
+def _rows(study: Study, trial: Trial, scales: dict[str, Scale]) -> list[dict[str, Any]]:
+    assert trial.values is not None
+    about: dict[str, Any] = {"number": trial.number, "cell": trial.cell, "attempt": study.attempt(trial)}
+    value = study.objectives[0].shown(trial.values[0])
+    found = []
+    for path in study.search.ranges:
+        place, scale = place_of(study, path, trial.params), scales[path]
+        text = level_text(trial.params[path]) if path in trial.params else ""
+        share = math.nan if math.isnan(place) else scale.share(place)
+        found.append(about | {"axis": path, "name": study.names[path], "text": text, "share": share})
+    for one in study.objectives:
+        mine = one.shown(trial.values[one.place])
+        # what is far worse than the rest ends at the edge: its number is in the frame
+        share = min(1.0, max(0.0, scales[one.name].share(mine)))
+        found.append(about | {"axis": one.name, "name": one.words, "text": f"{mine:.4g}", "share": share})
+    return [row | {"value": value, "best": trial.number in study.best} for row in found]
+
+
+def draw(made: Collected, look: Look) -> Figure:
+    """Upright axes side by side; the better a trial the brighter and the further in front, those that none beats thick."""
+    from matplotlib.collections import LineCollection
+    from matplotlib.colors import Normalize
+
+    frame, scales = made.frame, made.about["scales"]
+    names = frame.drop_duplicates("axis")[["axis", "name"]].to_dict("records")
+    figure = style.page(2.6, max(5.2, min(style.WIDTH, EACH * 1.6 * len(names))))
+    axes = figure.subplots()
+    objective = Objective(place=0, name="", direction=made.about["direction"])
+    norm = Normalize(*value_range(list(frame.drop_duplicates("number")["value"]), objective), clip=True)
+    chart = colours(objective.sign)
+    order = {str(one["axis"]): place for place, one in enumerate(names)}
+    ranked = frame.drop_duplicates("number").sort_values("value", ascending=objective.sign > 0, kind="stable")
+    aside = [_aside(scales[axis], int(number)) for axis, number in zip(frame["axis"], frame["number"], strict=True)]
+    placed = frame.assign(x=frame["axis"].map(order), y=frame["share"] + aside)
+    ways = {number: one[["x", "y"]].to_numpy(dtype=float) for number, one in placed.groupby("number")}
+    for best, width, alpha in ((False, 0.9 * finer(len(ranked)), 0.75), (True, 2.2, 1.0)):
+        some = ranked[ranked["best"] == best]
+        lines, inks = [ways[one] for one in some["number"]], [chart(norm(one)) for one in some["value"]]
+        if best:
+            # an edge keeps bright lines apart from the paper and from each other
+            lines = [line for line in lines for _ in range(2)]
+            inks = [ink for one in inks for ink in ("#000000", one)]
+        widths = [style.stroke(width + 1.0 * (best and place % 2 == 0)) for place in range(len(lines))]
+        axes.add_collection(
+            LineCollection(lines, colors=inks, linewidths=widths, alpha=alpha, zorder=3 + best, joinstyle="round")
+        )
+    _frame(axes, [str(one["name"]) for one in names], [scales[str(one["axis"])] for one in names])
+    colour_bar(figure, [axes], norm, chart, made.about["label"])
+    return style.finished(figure, made.title, made.notes, {})
+
+
+def _aside(scale: Scale, number: int) -> float:
+    return SPREAD * jitter(number) / max(1, len(scale.levels) - 1) if scale.levels else 0.0
+
+
+def _frame(axes: Axes, names: list[str], scales: list[Scale]) -> None:
+    axes.set_xlim(-0.35, len(names) - 0.65)
+    axes.set_ylim(-0.06, 1.06)
+    axes.grid(visible=False)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    axes.set_yticks([])
+    axes.tick_params(axis="x", length=0, labeltop=True, labelbottom=False)
+    figure: Any = axes.figure
+    letters = int(0.8 * 72 * figure.get_figwidth() / len(names) / (0.6 * style.size("xtick.labelsize")))
+    axes.set_xticks(range(len(names)), [folded(name, letters) for name in names])
+    for place, scale in enumerate(scales):
+        axes.axvline(place, 0.06 / 1.12, 1.06 / 1.12, color="#000000", linewidth=style.stroke(0.8), zorder=5)
+        for tick, words in scale.ticks(4).items():
+            share = scale.share(tick)
+            axes.plot([place - 0.03, place], [share, share], color="#000000", linewidth=style.stroke(0.8), zorder=5)
+            axes.annotate(
+                words, (place - 0.03, share), xytext=(-2, 0), textcoords="offset points", ha="right", va="center", zorder=6,
+                fontsize=style.size("small"), bbox=style.backing(),
+            )  # fmt: skip
+
+
+def folded(name: str, most: int) -> str:
+    """The name in lines of about so many letters, broken where a word of it ends."""
+    lines = [""]
+    for part in re.findall(r"[^_. ]*[_. ]?", name):
+        if lines[-1] and len(lines[-1]) + len(part.rstrip()) > most:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(style.shortened(line.strip(), most + 4) for line in lines if line.strip())

@@ -1,0 +1,131 @@
+"""Settings of a study as axes, and what its figures have in common."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ...studies import Objective, Study, level_text, same
+from .. import style
+from ..curves import robust_range
+from ..scales import Scale, short_numbers
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+RING: dict[str, Any] = {"linestyle": "none", "marker": "o", "markerfacecolor": "none", "markeredgecolor": "#000000"}
+"""What stands around a trial that none beats."""
+LONG = 34  # letters of an upright label's line
+MANY = 80
+"""Trials, of more than which each is drawn the smaller the more they are."""
+MOST_AT = 6
+"""Whole numbers of a range up to which each has its tick."""
+
+
+def scale_of(study: Study, path: str) -> Scale:
+    """The axis of a setting: all that is searched, and what earlier trials had besides."""
+    from ....results.studies.search import Interval
+
+    found = study.search.ranges[path]
+    if not isinstance(found, Interval):
+        return Scale(
+            levels=tuple(
+                style.shown(level_text(one), path) if path == "attn_type" else level_text(one)
+                for one in study.levels(path)
+            )
+        )
+    had = [value for one in study.trials if (value := _number(one.params.get(path))) is not None]
+    had = [value for value in had if value > 0] if found.log else had
+    low, high = min([found.low, *had]), max([found.high, *had])
+    step = found.step or (1 if found.whole else 0)
+    count = round((found.high - found.low) / step) + 1 if step else MOST_AT + 1
+    at = tuple(float(found.low + place * step) for place in range(count)) if count <= MOST_AT else ()
+    return Scale(low, high, log=found.log, whole=found.whole, at=at)
+
+
+def place_of(study: Study, path: str, params: Mapping[str, Any]) -> float:
+    """Where a trial stands on the axis of a setting: the number itself, or the place of the level; NaN where it has none."""
+    from ....results.studies.search import Interval
+
+    if path not in params:
+        return math.nan
+    if isinstance(study.search.ranges[path], Interval):
+        found = _number(params[path])
+        return math.nan if found is None else found
+    return next(float(i) for i, one in enumerate(study.levels(path)) if same(one, params[path]))
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if type(value) in (int, float) and math.isfinite(value) else None
+
+
+def value_range(values: Sequence[float], objective: Objective) -> tuple[float, float]:
+    """A range of values that a few far out do not flatten; the better half is always in it."""
+    ranked = sorted(values, key=lambda one: -objective.sign * one)
+    low, high = robust_range(values, ranked[: max(1, (len(ranked) + 1) // 2)])
+    return low, high
+
+
+def colours(objective_sign: int) -> Any:
+    """A colour map in which brighter is better."""
+    from matplotlib import colormaps
+
+    return colormaps[style.MAP if objective_sign > 0 else f"{style.MAP}_r"]
+
+
+def colour_bar(figure: Figure, axes: Sequence[Axes], norm: Any, colour_map: Any, words: str) -> None:
+    """A strip that says which colour is which value, right of these axes."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.ticker import MaxNLocator
+
+    spec = axes[0].get_subplotspec()
+    rows = spec.get_gridspec().nrows if spec is not None else 1
+    longest = max(map(len, upright(words).split("\n")))
+    needed = 0.56 * longest * style.size("axes.labelsize") / 72 / (0.85 * figure.get_figheight())
+    bar = figure.colorbar(
+        ScalarMappable(norm, colour_map), ax=list(axes), pad=0.02, aspect=26, fraction=0.06, shrink=min(1.0, max(1 / rows, needed)),
+        anchor=(0.0, 1.0),
+    )  # fmt: skip
+    bar.outline.set_visible(False)
+    bar.locator = MaxNLocator(4)
+    bar.update_ticks()
+    short_numbers(bar.ax.yaxis)
+    bar.set_label(upright(words))
+    bar.ax.grid(visible=False)
+
+    def place() -> None:
+        """Until it is drawn a bar stands where the layout made room for it, not where its shape puts it."""
+        bar.ax.apply_aspect(bar.ax.get_axes_locator()(bar.ax, None))  # type: ignore[arg-type]
+
+    style.after_layout(figure, place)
+
+
+def upright(label: str) -> str:
+    """The label of an upright axis, in two lines, or three where it is long."""
+    words, bracket, better = label.rpartition(" (")
+    if len(words) > LONG:
+        words = "\n".join(part for part in (words.rpartition(", ")[0], words.rpartition(", ")[2]) if part)
+    return f"{words}\n({better}" if bracket else label
+
+
+def finer(count: int) -> float:
+    """By how much marks and lines of so many trials are smaller than those of a few."""
+    return max(0.35, min(1.0, (MANY / max(1, count)) ** 0.5))
+
+
+def ring_words(study: Study) -> str:
+    """What a ring says of a trial."""
+    return "best trial" if len(study.objectives) == 1 else "Pareto front"
+
+
+def jitter(number: int) -> float:
+    """A place between -0.5 and 0.5 that differs between trials of one level, the same every time."""
+    return (number * 0.6180339887498949 + 0.5) % 1 - 0.5
+
+
+def room(low: float, high: float, part: float = 0.08) -> tuple[float, float]:
+    """The range with room at both ends."""
+    more = part * (high - low) or 0.05 * abs(high) or 1.0
+    return low - more, high + more

@@ -1,0 +1,135 @@
+"""The figure `slices`: the value of every trial over each setting that was searched."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from ....results.store.store import Store
+from ...studies import Objective, Study, held_together, level_text, rung_note, study_of, with_done
+from .. import style
+from ..base import Collected, collected
+from ..scales import Scale, short_numbers
+from .settings import RING, colour_bar, finer, jitter, place_of, ring_words, room, scale_of, upright, value_range
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from ..look import Look
+
+LEAST = 2
+WIDEST = 4
+"""Panels side by side."""
+SPREAD = 0.5  # of the room of a level, over which its trials are spread
+
+
+def collect(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Collected:
+    """One row a trial that is done, setting and objective: number, cell, attempt, objective, label (its words), direction, value
+    (shares in %), setting, name (of the setting, short), level (as text), place (on the axis: the number, or the place of the
+    level), best (whether no trial is better)."""
+    study = with_done(held_together(study_of(store, sweep, revision=revision)), LEAST, "the figure slices")
+    rows = [
+        row for objective in study.objectives for path in study.search.ranges for row in _rows(study, objective, path)
+    ]
+    frame = pd.DataFrame(rows).astype({"value": float, "place": float})
+    notes = [f"One mark a {study.kind}, the later the darker; between settings nothing is averaged."]
+    if any(scale_of(study, path).levels for path in study.search.ranges):
+        notes.append("Trials of one level stand side by side.")
+    return collected(
+        store, study.data, "slices", "Trials over each setting", frame, study.origins(study.done), notes=[*notes, *rung_note(study)],
+        scales={path: scale_of(study, path) for path in study.search.ranges}, last=study.trials[-1].number,
+        ring=ring_words(study),
+    )  # fmt: skip
+
+
+def _rows(study: Study, objective: Objective, path: str) -> list[dict[str, Any]]:
+    found = []
+    for trial in study.done:
+        place = place_of(study, path, trial.params)
+        if trial.values is None or math.isnan(place):
+            continue
+        row: dict[str, Any] = {"number": trial.number, "cell": trial.cell, "attempt": study.attempt(trial)}
+        row |= {"objective": objective.name, "label": objective.label}
+        row |= {"direction": objective.direction, "value": objective.shown(trial.values[objective.place])}
+        row |= {"setting": path, "name": study.names[path], "level": level_text(trial.params[path]), "place": place}
+        found.append(row | {"best": trial.number in study.best})
+    return found
+
+
+def draw(made: Collected, look: Look) -> Figure:
+    """A panel a setting and objective; the later a trial the darker its mark, those that none beats ringed."""
+    from matplotlib.colors import Normalize
+    from matplotlib.lines import Line2D
+
+    frame = made.frame
+    objectives, paths = (list(dict.fromkeys(frame[name])) for name in ("objective", "setting"))
+    figure = style.page(1.0, style.width_of(max(2, len(paths))))
+    narrow = figure.get_figwidth() < style.NARROW
+    if len(objectives) > 1 and (narrow or len(paths) > WIDEST):
+        # a row a setting, so that those of an objective stand one below the other
+        pairs = [(objective, path) for path in paths for objective in objectives]
+        columns = min(len(objectives), 2 if narrow else 3)
+    else:
+        pairs = [(objective, path) for objective in objectives for path in paths]
+        columns = len(paths) if len(objectives) > 1 else _columns(len(paths), narrow)
+    figure.set_figheight((style.PANEL + 0.1) * style.rows_of(len(pairs), columns) * look.scale)
+    grid = style.panels(figure, [""] * len(pairs), columns=columns)
+    norm = Normalize(0, max(1, made.about["last"]))
+    limits = {name: _limits(frame[frame["objective"] == name]) for name in objectives}
+    for place, (axes, (objective, path)) in enumerate(zip(grid, pairs, strict=True)):
+        here = frame[(frame["objective"] == objective) & (frame["setting"] == path)]
+        _panel(axes, here, made.about["scales"][path], norm, limits[objective])
+        if place % columns and pairs[place - 1][0] == objective:
+            axes.tick_params(labelleft=False)
+        else:
+            axes.set_ylabel(upright(str(here["label"].iloc[0])))
+    colour_bar(figure, grid, norm, _later(), "trial")
+    return style.finished(figure, made.title, made.notes, {made.about["ring"]: Line2D([], [], **RING)})
+
+
+def _columns(panels: int, narrow: bool) -> int:
+    """How many of so many panels stand in a row: as leaves the fewest places empty, rather more."""
+    if narrow:
+        return min(2, panels)
+    return min(panels, WIDEST) if panels <= WIDEST else min((WIDEST, WIDEST - 1), key=lambda columns: -panels % columns)
+
+
+def _later() -> Any:
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("later", ["#cfe3f1", "#0072B2", "#00263d"])
+
+
+def _limits(here: pd.DataFrame) -> tuple[float, float]:
+    """The range of values that all panels of an objective have."""
+    objective = Objective(place=0, name="", direction=str(here["direction"].iloc[0]))
+    return room(*value_range(list(here.drop_duplicates("number")["value"]), objective))
+
+
+def _panel(axes: Axes, here: pd.DataFrame, scale: Scale, norm: Any, limits: tuple[float, float]) -> None:
+    aside = [SPREAD * jitter(int(one)) if scale.levels else 0.0 for one in here["number"]]
+    places = here["place"] + aside
+    low, high = limits
+    axes.set_ylim(low, high)
+    inside = here["value"].clip(low, high)
+    size = (finer(len(here)) * style.stroke(3.6)) ** 2
+    axes.scatter(
+        places, inside, c=here["number"], cmap=_later(), norm=norm, s=size, zorder=3, linewidths=style.stroke(0.3),
+        edgecolors="#ffffff",
+    )  # fmt: skip
+    beyond = (here["value"] < low) | (here["value"] > high)
+    for x, value, number in zip(places[beyond], here["value"][beyond], here["number"][beyond], strict=True):
+        up = value > high
+        axes.plot(
+            x, high if up else low, marker="^" if up else "v", color=_later()(norm(number)), clip_on=False, zorder=4,
+            markersize=style.stroke(3.6), linestyle="none",
+        )  # fmt: skip
+    axes.plot(places[here["best"]], inside[here["best"]], markersize=style.stroke(6.5), zorder=4, **RING)
+    scale.dress(axes, "x", 4)
+    short_numbers(axes.yaxis)
+    if scale.levels:
+        axes.grid(axis="x", visible=False)
+    axes.set_xlabel(str(here["name"].iloc[0]))

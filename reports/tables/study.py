@@ -1,0 +1,119 @@
+"""The table `study`: the best trials of a study, and what they took."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ...results import metrics
+from ...results.store.store import Store
+from ...results.studies.study import Trial
+from ..layout import NOTHING, Line, assemble
+from ..numbers import rounded
+from ..studies import WORDS, Objective, Spent, Study, level_text, spent, study_of
+from ..table import Entry, Table
+from .budget import share_of
+
+BEST = 10
+"""Trials that are listed without --all-rows."""
+ENDS = ("done", "pruned", "diverged", "failed", "asked")
+SELECTED = "The best of many trials is partly luck: what its settings reach with other seeds, a grid with them and with seeds: says."
+
+
+def study_table(
+    store: Store, sweep: str | None = None, *, revision: int | None = None, all_rows: bool = False
+) -> Table:
+    """The best trials of a study with number, cell, settings, objectives, standing and cost; with `all_rows` every trial.
+
+    The Pareto front stands first, the others by the first objective. Raises ReportError for a sweep that is no study.
+    """
+    study = study_of(store, sweep, revision=revision)
+    ranked = _ranked(study)
+    shown = ranked if all_rows else [trial for trial in ranked if trial.standing == "done"][:BEST]
+    attempts = store.attempts_of(sorted({one.cell for one in study.trials if one.cell is not None}))
+    shares = {cell: share_of(config) for cell, config in study.data.configs.items()}
+    costs = spent(study, attempts, shares)
+    unit = "GPU h" if any(_gpus(config) for config in study.data.configs.values()) else "core h"
+    first = _first(study.trials)
+    lines = [_line(study, trial, costs, first) for trial in shown]
+    headings = ("Trial", "Cell", *(study.names[path] for path in study.search.ranges), "Standing", "Seconds", unit)
+    made = assemble(
+        study.data, "study", f"Study, sweep {study.name}, revision {study.data.revision}", headings, lines,
+        numbers=[one.words for one in study.objectives], notes=_notes(study, len(shown), all_rows, costs, unit),
+        options={"all_rows": True} if all_rows else {}, sources=store.sources([one.id for one in attempts]),
+    )  # fmt: skip
+    return replace(made, above=(f"{study.searched()}.", f"{study.counted()}."))
+
+
+def _ranked(study: Study) -> list[Trial]:
+    """The Pareto front first, then what is done by the first objective, then the rest by how it ended."""
+    sign = study.objectives[0].sign
+
+    def place(trial: Trial) -> tuple[Any, ...]:
+        value = -sign * trial.values[0] if trial.standing == "done" and trial.values else 0.0
+        return ENDS.index(trial.standing), trial.number not in study.best, value, trial.number
+
+    return sorted(study.trials, key=place)
+
+
+def _first(trials: Sequence[Trial]) -> Mapping[str, int]:
+    """By cell, the first trial that proposed it, for which it was trained."""
+    found: dict[str, int] = {}
+    for one in trials:
+        if one.cell is not None:
+            found.setdefault(one.cell, one.number)
+    return found
+
+
+def _line(study: Study, trial: Trial, costs: Mapping[str, Spent], first: Mapping[str, int]) -> Line:
+    owner = first.get(trial.cell or "", trial.number)
+    cost = costs.get(trial.cell or "", Spent(seconds=0.0, hours=0.0)) if owner == trial.number else None
+    cost = cost or Spent(seconds=0.0, hours=0.0)
+    standing = WORDS.get(trial.standing, trial.standing)
+    if owner != trial.number:
+        standing += f" (cell of trial {owner})"
+    elif trial.standing == "pruned" and trial.curve:
+        standing += f" at validation {trial.curve[-1][0]}"
+    settings = [level_text(trial.params[path]) if path in trial.params else NOTHING for path in study.search.ranges]
+    words = (str(trial.number), trial.cell or NOTHING, *settings, standing, f"{cost.seconds:.0f}", f"{cost.hours:.3g}")
+    about: dict[str, Any] = {"number": trial.number, "cell": trial.cell, "params": dict(trial.params)}
+    about |= {"standing": trial.standing, "reason": trial.reason, "best": trial.number in study.best}
+    about |= {"seconds": cost.seconds, "hours": cost.hours, "curve": [list(point) for point in trial.curve]}
+    entries = tuple(_entry(study, trial, one) for one in study.objectives)
+    return Line(words=words, entries=entries, origins=tuple(study.origins([trial])), about=about)
+
+
+def _entry(study: Study, trial: Trial, objective: Objective) -> Entry:
+    known = metrics.known(objective.probe, objective.metric)
+    base = Entry(
+        text=NOTHING, heading=objective.words, probe=objective.probe, metric=objective.metric, length=objective.length,
+        direction=objective.sign, unit=known.unit if known else None, origins=tuple(study.origins([trial])),
+    )  # fmt: skip
+    if trial.standing != "done" or trial.values is None:
+        return base
+    value = trial.values[objective.place]
+    text = rounded(value, known.decimals, percent=known.percent) if known else f"{value:.4g}"
+    return replace(base, text=text, value=value, best=trial.number in study.best)
+
+
+def _notes(study: Study, shown: int, every: bool, costs: Mapping[str, Spent], unit: str) -> list[str]:
+    seconds, hours = (sum(getattr(one, name) for one in costs.values()) for name in ("seconds", "hours"))
+    units = ", ".join(f"{one.words} in {one.unit}" for one in study.objectives if one.unit)
+    first = (
+        "In bold the best." if len(study.objectives) == 1 else "In bold the Pareto front, then by the first objective."
+    )
+    notes = [
+        first + (f" {units[0].upper()}{units[1:]}." if units else ""),
+        f"Seconds and {unit}: of all attempts of a trial's cell, finished or not; a cell that an earlier trial proposed costs nothing "
+        f"again. All trials together: {seconds:,.0f} s, {hours:.3g} {unit}.",
+    ]
+    if not study.done:
+        return [f"No trial of sweep {study.name} is done yet."]
+    if not every and shown < len(study.trials):
+        notes.append(f"{shown} of {len(study.trials)} trials; --all-rows lists all.")
+    return [*notes, *([SELECTED] if len(study.done) > 1 else [])]
+
+
+def _gpus(config: Mapping[str, Any]) -> Any:
+    return config.get("resources", {}).get("gpus")

@@ -1,0 +1,59 @@
+"""The studies that a grid asks for before its factorial, launched one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from rich.console import Console
+
+from ...results.store.store import Store
+from ...results.studies import tuned
+from ..errors import SweepError
+from ..plan import corpora
+from ..plan.tuning import Tuning, tuning_of
+from ..run.launch import Outcome, Request
+
+Stay = Callable[[Request, Store, Console], Outcome]
+
+
+def planned(request: Request, store: Store | None) -> tuple[Request, Tuning | None, list[str]]:
+    """The request with the cells that the studies so far lead to, the studies, and a line on each."""
+    found = tuning_of(request.grid, request.runs / "corpora", store, dry=True)
+    if found is None:
+        return request, None, []
+    told = [f"tune: {progress.space.grid.name}: {progress.describe()}" for progress in found.parts.values()]
+    if not found.finished:
+        told.append(
+            "tune: the ids of the factorial's cells are provisional; they follow from the best trial of each study"
+        )
+    cells, _ = corpora.expand(found.settled, request.runs / "corpora", dry=True)
+    return replace(request, grid=found.settled, cells=cells), found, told
+
+
+def carried_out(request: Request, store: Store, console: Console, stay: Stay) -> Request | None:
+    """The request with the best of every study, each launched until it is finished; None when one could not be.
+
+    Raises SweepError for a study whose trials are all made and none of them done.
+    """
+    root = request.runs / "corpora"
+    found = tuning_of(request.grid, root, store)
+    if found is None:
+        return request
+    for progress in found.parts.values():
+        if not progress.finished:
+            part = replace(
+                request, grid=progress.space.grid, cells=[], space=progress.space, only=(), budget=None, notify=None
+            )
+            if not stay(part, store, console).finished:
+                console.print(f"{part.grid.name} is not finished, so that {request.grid.name} cannot begin; launch again", highlight=False, markup=False)  # fmt: skip
+                return None
+    found = tuning_of(request.grid, root, store)
+    assert found is not None
+    for word in found.parts.keys() - found.best.keys():
+        name = found.parts[word].space.grid.name
+        raise SweepError(f"no trial of {name} was measured, so that there is no best setting; widen or mend tune.ranges under another name")  # fmt: skip
+    for word, progress in found.parts.items():
+        console.print(f"tuned {word}: {progress.best()[0].removeprefix('best: ')}", highlight=False, markup=False)
+    cells, _ = corpora.expand(found.settled, root)
+    return replace(request, grid=found.settled, cells=cells, options={tuned.OPTION: found.as_option(store)})

@@ -1,0 +1,133 @@
+"""Adds seeds to the cells of a contrast, wave by wave, until its grid's `stop` says that it is known closely enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ...results import forecast
+from ...results.stopping import words
+from ...results.stopping.look import Looked, finished, looked_at
+from ...results.store.records import Attempt
+from ...results.store.store import Store
+from ..grid import stopping
+from ..grid.cell import Cell
+from ..grid.grid import Grid
+from ..plan import budget, planner, price, waves
+from ..plan.planner import Task
+from ..plan.price import Prices
+from ..probes import requested
+from ..scheduler.base import Tell
+from .further import Fits
+
+LOOK = "look"
+"""Kind of the events that keep what was seen, and when."""
+
+
+class Seeds:
+    """A supervisor's Source. What it decides follows from the database alone, so that a launch which goes on makes the same looks."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        cells: Sequence[Cell],
+        store: Store,
+        fence: int,
+        *,
+        plan: Callable[[Sequence[Cell]], list[Task]],
+        prices: Callable[[Sequence[Cell]], Prices],
+        allowed: float | None,
+        tell: Tell,
+    ) -> None:
+        """`cells`: all of the sweep so far, which `fence` holds. `plan`: the tasks that are left of some cells. `allowed`: hours that
+        they may cost in all."""
+        assert grid.stop is not None
+        self.cells = list(cells)
+        """All of the sweep, those that were added too."""
+        self.told: list[str] = []
+        """How it ended, a sentence each."""
+        self._grid, self._rule, self._store, self._fence = grid, grid.stop, store, fence
+        self._plan, self._prices, self._allowed, self._tell = plan, prices, allowed, tell
+        self._needed = waves.needed(grid, cells)
+        self._metric = stopping.about(self._rule.contrast)
+        mine = {one.id for one in waves.at(self._needed, self._rule.seeds)}
+        self._pending = {cell.id for cell in cells if cell.id in mine}
+        """Cells of the contrast that are not known to be finished."""
+        self._requested = sorted({pair for cell in cells for pair in requested(cell.config.eval)})
+        self._over = False
+
+    @property
+    def likely(self) -> list[Cell]:
+        """Cells with the resources of those that it may add."""
+        return list(self._needed)
+
+    def further(self, fits: Fits) -> Sequence[Task]:
+        """The next wave, once all cells of the contrast are finished and the look says that they are not enough."""
+        while not self._over and self._all_there():
+            seen = looked_at(self._store, self._grid.name)
+            if seen is None or seen.waiting:
+                return []
+            tasks = self._wave(seen)
+            if tasks:
+                return tasks
+        return []
+
+    def ended(self, task: Task, attempt: Attempt, again: bool) -> None:
+        """Nothing to note: the database has it."""
+
+    def hopeless(self, attempts: Sequence[Attempt]) -> Mapping[int, str]:
+        """None: a run that is ended early would leave its pair without a number."""
+        return {}
+
+    def _all_there(self) -> bool:
+        if self._pending:
+            states = self._store.states(self._pending)
+            self._pending -= {cell for cell, state in states.items() if finished(self._rule, state, self._requested)}
+        return not self._pending
+
+    def _wave(self, seen: Looked) -> list[Task]:
+        """Notes the look, and adds the seeds that it asks for; no tasks where that is none, or all of them are trained already."""
+        if seen.last is not None and seen.last.seeds == seen.asked:
+            self._note(words.found(self._rule, seen.last, self._metric))
+        if seen.further == seen.asked:
+            return self._end(words.ending(seen, self._metric))
+        cells = waves.at(self._needed, self._rule.seeds[seen.asked : seen.further])
+        known = {cell.id for cell in self.cells}
+        cells = [cell for cell in cells if cell.id not in known]
+        tasks, prices = self._plan(cells), self._prices(cells)
+        if self._allowed is not None:
+            used = budget.spent(self._store, self.cells)
+            cost = sum(prices.of(task).hours.likely for task in tasks)
+            if used + cost > self._allowed:
+                unit = price.unit_of(tasks)
+                return self._end(
+                    f"stopped after {seen.asked} seeds by the budget: {used:.3g} of {self._allowed:g} {unit} are spent, and the next wave "
+                    f"costs about {cost:.3g}; --budget {planner.enough(used + cost)} takes it"
+                )
+        self._add(cells, prices)
+        self._pending |= {cell.id for cell in cells}
+        self._tell(f"stop: {seen.further} seeds from now on: {len(cells)} cells more, {len(tasks)} to do")
+        return tasks
+
+    def _add(self, cells: Sequence[Cell], prices: Prices) -> None:
+        """To the sweep's newest revision, in one transaction, so that whoever goes on finds all of a wave or nothing."""
+        before = forecast.forecast_of(self._store.revision(self._grid.name).options)
+        told: dict[str, Any] | None = None
+        if before is not None:
+            predicted = forecast.extended(before, len(self.cells), price.forecast(cells, prices))
+            told = forecast.as_option(predicted)
+        self._store.extend_revision(self._grid.name, self._fence, [planner.record(cell) for cell in cells], price=told)
+        self.cells += cells
+
+    def _note(self, found: str) -> None:
+        self._tell(f"stop: {found}")
+        message = f"{words.subject(self._rule)}: {found}"[:500]
+        before = self._store.newest_event(self._grid.name, [LOOK])
+        if before is None or before.message != message:
+            self._store.add_event(LOOK, message, sweep=self._grid.name)
+
+    def _end(self, why: str) -> list[Task]:
+        self._over = True
+        self.told.append(why)
+        self._tell(f"stop: {why}")
+        return []

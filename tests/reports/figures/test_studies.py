@@ -1,0 +1,285 @@
+"""The figures of studies against their trials: the best so far and the front by hand, places on axes, and that words are readable."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import studied
+from atma_sweep.reports.check import check_file
+from atma_sweep.reports.data import ReportError
+from atma_sweep.reports.figures import make_figure, style
+from atma_sweep.reports.figures.base import Collected
+from atma_sweep.reports.figures.files import drawn, rendered
+from atma_sweep.reports.figures.look import Look
+from atma_sweep.reports.figures.studies.parallel import folded
+from atma_sweep.results.store.store import Store
+from atma_sweep.results.studies.search import Choice, Interval, Search
+from atma_sweep.results.studies.study import Trial
+from here import here
+from pictures import check_words
+from studied import DEPTH, ENDS, FIGURES, KIND, ONE, RATE, TWO, loss, speed, trials_at_random
+from tiers import every_nth
+
+COLUMN = Look(style="nature", width_mm=89.0, title=False)
+PAIRS = [(name, sweep) for name in FIGURES for sweep in ("tuned", "both") if (name, sweep) != ("front", "tuned")]
+
+
+def figure_of(made: Collected, look: Look = COLUMN) -> Any:
+    with style.settings(look):
+        return drawn(made, look)
+
+
+@pytest.mark.parametrize(("name", "sweep"), every_nth(PAIRS, 11))
+def test_no_words_meet_in_a_column_and_on_a_page(studies: Store, name: str, sweep: str) -> None:
+    made = make_figure(name, studies, sweep)
+    for look in (COLUMN, Look()):
+        assert check_words(figure_of(made, look)) > 5
+
+
+class TestHistory:
+    def test_the_best_so_far_by_hand(self, studies: Store) -> None:
+        frame = make_figure("history", studies, "tuned").frame
+        assert list(frame["number"]) == list(range(39)), "the fortieth has not ended"
+        so_far = math.inf
+        for trial, (_, row) in zip(trials_at_random(ONE, 39, ends=ENDS), frame.iterrows(), strict=True):
+            if trial.standing == "done":
+                so_far = min(so_far, loss(dict(trial.params)))
+                assert row["value"] == pytest.approx(loss(dict(trial.params)))
+            elif trial.standing == "pruned":
+                assert row["value"] == pytest.approx(loss(dict(trial.params)) + 0.5), "the last of its curve"
+            else:
+                assert math.isnan(row["value"])
+            assert row["so_far"] == pytest.approx(so_far)
+
+    @pytest.mark.thorough
+    def test_of_what_is_maximised_the_best_is_the_most_and_the_line_is_drawn(self, studies: Store) -> None:
+        made = make_figure("history", studies, "both")
+        speeds = [speed(dict(one.params)) for one in trials_at_random(TWO, 30, ends={5: "failed"}) if one.number != 5]
+        mine = made.frame[made.frame["objective"] == "throughput.tokens_per_s"]
+        assert mine["so_far"].iloc[-1] == pytest.approx(max(speeds))
+        axes = figure_of(made).axes
+        (line,) = (line for line in axes[1].lines if line.get_drawstyle() == "steps-post")
+        assert list(line.get_ydata()) == list(mine["so_far"])
+        assert [list(one.get_xdata()) for one in axes[0].lines if one.get_marker() == "v"] == [[5]]
+
+
+class TestFront:
+    def test_it_is_that_of_brute_force(self, studies: Store) -> None:
+        frame = make_figure("front", studies, "both").frame
+        points = {
+            one.number: (loss(dict(one.params)), -speed(dict(one.params)))
+            for one in trials_at_random(TWO, 30)
+            if one.number != 5
+        }
+
+        def beaten(a: tuple[float, float]) -> bool:
+            return any(b[0] <= a[0] and b[1] <= a[1] and b != a for b in points.values())
+
+        expected = {number for number, point in points.items() if not beaten(point)}
+        assert set(frame[frame["front"]]["number"]) == expected
+        assert 1 < len(expected) < len(points)
+        assert set(frame["number"]) == set(points)
+
+    @pytest.mark.thorough
+    def test_steps_lead_from_trial_to_trial_of_the_front(self, studies: Store) -> None:
+        made = make_figure("front", studies, "both")
+        (axes,) = figure_of(made, Look()).axes
+        front = made.frame[made.frame["front"]].sort_values("x_value")
+        (line,) = (line for line in axes.lines if line.get_drawstyle() == "steps-post")
+        assert list(line.get_xdata()) == list(front["x_value"])
+        assert {text.get_text() for text in axes.texts} == {f"#{number}" for number in front["number"]}
+
+    @pytest.mark.thorough
+    def test_three_objectives_have_three_panels(self, empty: Store) -> None:
+        search = replace(TWO, objectives={**TWO.objectives, "needle.digit_accuracy@64": "maximize"})
+        trials = [
+            Trial(
+                n, {RATE: 0.01, DEPTH: 4, KIND: "polar"}, "done", (1.0 + n, 5.0 * n, (7 - n) / 10), cell=f"{n + 1:012x}"
+            )
+            for n in range(5)
+        ]
+        studied.record(empty, "three", search, trials)
+        made = make_figure("front", empty, "three")
+        assert made.frame["front"].sum() == 3 * 5
+        assert set(made.frame["y_label"]) == {"speed, tokens/s (more is better)", "needle, 64, % (more is better)"}
+        assert made.frame["y_value"].max() == pytest.approx(70), "a share is shown in percent"
+        assert len(figure_of(made, Look()).axes) == 4
+
+
+class TestPlaces:
+    @pytest.mark.thorough
+    def test_slices_stand_at_what_was_proposed_the_best_ringed(self, studies: Store) -> None:
+        made = make_figure("slices", studies, "tuned")
+        done = {one.number: one for one in trials_at_random(ONE, 39, ends=ENDS) if one.standing == "done"}
+        for _, row in made.frame.iterrows():
+            proposed = done[row["number"]].params[row["setting"]]
+            assert row["place"] == (("polar", "nope", "rope").index(proposed) if row["setting"] == KIND else proposed)
+        best = min(done.values(), key=lambda one: loss(dict(one.params)))
+        assert set(made.frame[made.frame["best"]]["number"]) == {best.number}
+        axes = figure_of(made, Look()).axes
+        assert [one.get_xscale() for one in axes[:4]] == ["log", "linear", "linear", "linear"]
+        assert [label.get_text() for label in axes[1].get_xticklabels()] == ["4", "8", "12", "16"]
+        ring = [line for line in axes[0].lines if line.get_markerfacecolor() == "none"]
+        assert [list(line.get_xdata()) for line in ring] == [[best.params[RATE]]]
+
+    @pytest.mark.thorough
+    def test_parallel_axes_run_from_the_low_to_the_high_end(self, studies: Store) -> None:
+        frame = make_figure("parallel", studies, "tuned").frame
+        for trial in trials_at_random(ONE, 39, ends=ENDS):
+            mine = frame[frame["number"] == trial.number].set_index("axis")["share"]
+            if trial.standing != "done":
+                assert mine.empty
+                continue
+            rate, depth = trial.params[RATE], trial.params[DEPTH]
+            assert mine[RATE] == pytest.approx(math.log(rate / 0.003) / math.log(0.1 / 0.003))
+            assert mine[DEPTH] == pytest.approx((depth - 4) / 12)
+            assert mine[KIND] == ("polar", "nope", "rope").index(trial.params[KIND]) / 2
+            assert 0 <= mine["val.val_loss"] <= 1
+
+    @pytest.mark.thorough
+    def test_contours_pair_what_differs_and_colour_between_numbers_alone(self, studies: Store) -> None:
+        made = make_figure("contours", studies, "tuned")
+        pairs = made.frame[["x", "y"]].drop_duplicates()
+        assert len(pairs) == 6
+        axes = figure_of(made, Look()).axes
+        filled = [len(one.collections) > 1 for one in axes[:6]]
+        assert filled == [KIND not in (x, y) for x, y in pairs.itertuples(index=False)]
+
+    def test_a_name_is_broken_where_a_word_of_it_ends(self) -> None:
+        assert folded("weight_decay", 8) == "weight_\ndecay"
+        assert folded("muon_lr", 8) == "muon_lr"
+        assert folded("", 8) == ""
+
+
+class TestChanged:
+    """A study that was widened: earlier trials stand where they stood, or have no place."""
+
+    SEARCH = Search(
+        {"train.lr": Interval(0.01, 0.1, log=True), "memory": Choice(("on", True, None)), "model.memory": Interval(1, 9)},
+        {"val_loss": "minimize"}, trials=5,
+    )  # fmt: skip
+    TRIALS = (
+        Trial(0, {"train.lr": 0.001, "memory": "titans"}, "done", (3.0,), cell="a" * 12),
+        Trial(1, {"train.lr": 0.02, "memory": True, "model.memory": 3}, "done", (2.0,), cell="b" * 12),
+        Trial(2, {"train.lr": 0.03, "memory": None, "model.memory": 9}, "done", (2.5,), cell="c" * 12),
+        Trial(3, {"train.lr": 0.09, "memory": "on", "model.memory": 1}, "done", (900.0,), cell="d" * 12),
+        Trial(4, {"train.lr": 0.05, "memory": "on", "model.memory": 5}, "failed", reason="makes no cell"),
+    )
+
+    @pytest.mark.thorough
+    @pytest.mark.parametrize("name", [name for name in FIGURES if name not in ("front", "importance")])
+    def test_every_figure_of_it_is_a_picture(self, empty: Store, tmp_path: Path, name: str) -> None:
+        studied.record(empty, "odd", self.SEARCH, self.TRIALS)
+        made = make_figure(name, empty, "odd")
+        assert check_words(figure_of(made, Look())) > 5
+        (tmp_path / "x.svg").write_bytes(rendered(made))
+        assert check_file(tmp_path / "x.svg", empty) == []
+        if name == "slices":
+            mine = made.frame[made.frame["setting"] == "memory"].set_index("number")
+            assert list(mine["place"]) == [3.0, 1.0, 2.0, 0.0], "a level that is searched no more stands last"
+            assert list(mine["level"]) == ["titans", "on", "none", "on"]
+            assert set(made.frame["name"]) == {"lr", "memory", "model.memory"}
+            assert set(made.frame[made.frame["setting"] == "model.memory"]["number"]) == {1, 2, 3}
+            axes = figure_of(made, Look()).axes[:3]
+            assert len({one.get_ylim() for one in axes}) == 1, "only the first says its numbers"
+
+
+@pytest.mark.thorough
+class TestPruned:
+    """A study of which a pruner left three of twenty."""
+
+    @pytest.fixture
+    def pruned(self, empty: Store) -> Store:
+        trials = []
+        for one in trials_at_random(ONE, 20):
+            full = tuple((rung, loss(dict(one.params)) + 1 / rung) for rung in (1, 2, 3, 4))
+            ends = 4 if one.number % 7 == 0 else 2 + one.number % 2
+            trials.append(
+                replace(one, curve=full)
+                if ends == 4
+                else replace(one, standing="pruned", values=None, curve=full[:ends])
+            )
+        studied.record(empty, "cut", ONE, [*trials, Trial(20, trials[0].params, "failed", cell="f" * 12)])
+        return empty
+
+    @pytest.mark.parametrize("name", ["slices", "contours", "parallel", "importance"])
+    def test_all_are_held_together_at_the_last_validation_that_each_has(self, pruned: Store, name: str) -> None:
+        made = make_figure(name, pruned, "cut")
+        assert made.notes[-1].startswith(
+            "Most trials were pruned, so that all are held against each other at validation 2"
+        )
+        assert check_words(figure_of(made, Look())) > 5
+        check_words(figure_of(made))
+        if name == "importance":
+            assert made.notes[0].startswith("PED-ANOVA of 20 trials, ")
+            return
+        values = dict(zip(made.frame["number"], made.frame["value"], strict=True))
+        assert values == pytest.approx({n: loss(studied.drawn(ONE, n)) + 0.5 for n in range(20)})
+        ended = min((0, 7, 14), key=lambda n: loss(studied.drawn(ONE, n)))
+        assert set(made.frame[made.frame["best"]]["number"]) == {ended}, "of those that ended"
+
+    def test_with_enough_that_are_done_the_end_counts(self, studies: Store) -> None:
+        made = make_figure("slices", studies, "tuned")
+        assert not any("pruned" in note for note in made.notes)
+        assert set(made.frame["number"]).isdisjoint(n for n, end in ENDS.items() if end == "pruned")
+
+
+REFUSED = [
+    ("tuned", "front", "the figure front takes two objectives, and the study of sweep tuned has val.val_loss alone; ask for"),
+    ("few", "importance", "the figure importance takes 10 trials that are done, and of sweep few 3 are; launch it"),
+    ("few", "contours", "the figure contours takes 4 trials that are done, and of sweep few 3 are; launch it"),
+    ("none", "history", "the figure history takes one trial that is done, and of sweep none none is; launch it"),
+    ("still", "contours", "two settings, and only train.muon_lr differs between the trials of sweep still; ask for --figure slices"),
+    ("still", "importance", "two settings, and only train.muon_lr differs between the trials of sweep still; ask for --figure slices"),
+    ("tuned", "response", "the trials of sweep tuned differ in all that is searched, so that none is a mean of others; ask for"),
+    ("grid", "slices", "sweep grid is no study; give its grid a search:"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def poor(studies: Store, make: Any) -> Store:
+    """Studies that have too little for some figure, and a sweep that is none."""
+    cell, _ = make
+    studies.record_revision("grid", grid_text="x", grid_file="x.yaml", cells=[cell(9000)])
+    studied.record(studies, "few", ONE, trials_at_random(ONE, 3, first_cell=2001))
+    studied.record(studies, "none", ONE, trials_at_random(ONE, 1, ends={0: "failed"}, first_cell=3001))
+    still = [
+        replace(one, params={RATE: one.params[RATE], DEPTH: 4, KIND: "polar", studied.DECAY: 0.0})
+        for one in trials_at_random(ONE, 12, first_cell=4001)
+    ]
+    studied.record(studies, "still", ONE, still)
+    return studies
+
+
+@pytest.mark.thorough
+def test_what_a_study_cannot_show_is_one_line(poor: Store, tmp_path: Path) -> None:
+    for sweep, name, why in REFUSED:
+        words = ("report", "--figure", name, "--sweep", sweep, "--db", "studies.db")
+        code, out, err = here(tmp_path, *words)
+        assert (code, out) == (2, ""), (sweep, name)
+        assert why in err
+        assert err.count("\n") == 1
+
+
+@pytest.mark.thorough
+def test_a_folder_of_a_sweep_that_is_no_study_does_not_speak_of_studies(
+    poor: Store, tmp_path: Path, shown: Callable[[str], Store]
+) -> None:
+    from atma_sweep.reports.bundle import write_all
+
+    wanted = ("history", "timeline")
+    plain = write_all(poor, "grid", out=tmp_path / "plain", formats=["csv"], figures=wanted)
+    assert not {"study", "figure history"} & set(plain.left_out)
+    assert "study.csv" not in {path.name for path in plain.files}
+    study = write_all(poor, "tuned", out=tmp_path / "study", formats=["csv"], figures=wanted)
+    assert {"study.csv", "figure-history.svg"} <= {path.name for path in study.files}
+
+
+def test_an_evaluator_that_nobody_knows_is_refused(studies: Store) -> None:
+    with pytest.raises(ReportError, match="there is no evaluator palm-reading of importance"):
+        make_figure("importance", studies, options={"evaluator": "palm-reading"})

@@ -1,0 +1,122 @@
+"""`tune:` of a grid: a study for every level of an axis, and a factorial that has the best of each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from atma_sweep.sweep.errors import GridError
+from atma_sweep.sweep.grid.cell import cell_id
+from atma_sweep.sweep.grid.grid import Grid, load_grid
+from atma_sweep.sweep.grid.json_schema import grid_schema
+from ruamel.yaml import YAML
+
+GRID: dict[str, Any] = {
+    "name": "fair",
+    "extends": "tiny",
+    "axes": {"attn_type": ["polar", "nope"], "memory": ["off", "on"], "window": ["off", "on"]},
+    "seeds": [3, 4],
+    "tune": {
+        "per": "attn_type",
+        "trials": 5,
+        "objective": "val_loss",
+        "ranges": {"train.muon_lr": {"low": 0.003, "high": 0.1, "log": True}, "train.clip": [0.5, 1.0]},
+        "at": {"memory": "on"},
+    },
+}
+
+
+def grid_of(folder: Path, change: dict[str, Any] | None = None, tune: dict[str, Any] | None = None) -> Grid:
+    data = GRID | (change or {}) | {"tune": GRID["tune"] | (tune or {})}
+    with (folder / "g.yaml").open("w") as stream:
+        YAML(typ="safe").dump(data, stream)
+    return load_grid(folder / "g.yaml")
+
+
+def cells_of(grid: Grid) -> Any:
+    return grid.expand(lambda data: "0" * 12)
+
+
+def test_every_level_has_a_study_of_the_same_size(tmp_path: Path) -> None:
+    parts = grid_of(tmp_path).studies()
+    assert {word: part.name for word, part in parts.items()} == {"polar": "fair-tune-polar", "nope": "fair-tune-nope"}
+    for word, part in parts.items():
+        assert part.search is not None
+        assert (part.search.trials, list(part.search.objectives)) == (5, ["val.val_loss"])
+        ends = cells_of(part)
+        assert len(ends) == 3
+        assert {(cell.config.model.attn_type, cell.config.model.memory, cell.config.model.window, cell.config.seed) for cell in ends} == {
+            (word, "gated_delta", False, 3)
+        }  # fmt: skip
+
+
+def test_the_factorial_has_the_settings_that_were_found_and_ids_that_follow(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    grid = grid_of(tmp_path)
+    plain = cells_of(grid)
+    found = {"polar": {"train.muon_lr": 0.05, "train.clip": 0.5}, "nope": {"train.muon_lr": 0.01, "train.clip": 1.0}}
+    tuned = cells_of(replace(grid, tuned=found))
+    assert [cell.slug for cell in tuned] == [cell.slug for cell in plain]
+    assert [cell.axes for cell in tuned] == [cell.axes for cell in plain]
+    for cell, before in zip(tuned, plain, strict=True):
+        settings = found[cell.axes["attn_type"]]
+        assert (cell.config.train.muon_lr, cell.config.train.clip) == tuple(settings.values())
+        assert cell.id == cell_id(cell.config) != before.id
+    # the trial whose settings won is a cell of the factorial: it is not trained again
+    best = grid.studies()["polar"].expansion(lambda data: "0" * 12).cells(found["polar"], None)[0]
+    assert best.id in {cell.id for cell in tuned}
+
+
+WRONG = {
+    "no axis": ({"per": "attn_typ"}, "tune.per: must be an axis of this grid"),
+    "nothing said": ({"per": None}, "tune.per: must be an axis of this grid"),
+    "a pruner": ({"pruner": "asha"}, "tune.pruner: every level gets the same compute"),
+    "an axis of the factorial": ({"ranges": {"memory": ["off", "on"]}}, "is varied by the axis memory"),
+    "what an axis sets": ({"ranges": {"model.window": [True, False]}}, "is varied by the axis window"),
+    "two objectives": (
+        {"objective": ["val_loss", "tokens_per_s"]},
+        "the best of several objectives is not one setting",
+    ),
+    "an unknown key": ({"levels": 3}, "tune.levels: no such key"),
+    "at itself": ({"at": {"attn_type": "polar"}}, "tune.at.attn_type: must be another axis of this grid"),
+    "at no level": ({"at": {"memory": "atlas"}}, "tune.at.memory: no level 'atlas' in this grid"),
+    "no trials": ({"trials": 0}, "tune.trials: must be a whole number from 1"),
+    "no setting": ({"ranges": {"train.lr": [1, 2]}}, "tune.ranges.train.lr: no such setting"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_cannot_be_tuned_is_one_line(tmp_path: Path, case: str) -> None:
+    tune, problem = WRONG[case]
+    with pytest.raises(GridError) as caught:
+        grid_of(tmp_path, tune=tune)
+    assert problem in str(caught.value)
+    assert caught.value.line is not None
+
+
+def test_a_range_that_no_cell_can_have_is_blamed_where_it_stands(tmp_path: Path) -> None:
+    grid = grid_of(tmp_path, tune={"ranges": {"train.clip": {"low": -1, "high": 2}}})
+    with pytest.raises(GridError, match=r"tune\.ranges\.train\.clip"):
+        cells_of(grid.studies()["polar"])
+
+
+@pytest.mark.parametrize("key", ["search", "stop"])
+def test_tuning_is_for_a_factorial_without_further_seeds(tmp_path: Path, key: str) -> None:
+    other: dict[str, Any] = {
+        "search": {"objective": "val_loss", "ranges": {"train.clip": [0.5, 1.0]}},
+        "stop": {"contrast": "memory", "metric": "val_loss", "ci": 1},
+    }
+    with pytest.raises(GridError, match=r"tune|factorial"):
+        grid_of(tmp_path, {key: other[key]})
+
+
+@pytest.mark.thorough
+def test_editors_know_the_keys() -> None:
+    schema = grid_schema()
+    jsonschema.validate(GRID, schema)
+    for wrong in ({"per": 3}, {"pruner": "asha"}, {"trials": 0}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(GRID | {"tune": GRID["tune"] | wrong}, schema)

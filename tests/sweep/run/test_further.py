@@ -1,0 +1,95 @@
+"""A supervisor that is given further tasks while it runs, with attempts that only say they were made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from atma_sweep.results.store.records import Attempt, NewRevision
+from atma_sweep.results.store.store import Store, open_store
+from atma_sweep.sweep.grid.grid import load_grid
+from atma_sweep.sweep.machine import processes
+from atma_sweep.sweep.plan import planner
+from atma_sweep.sweep.plan.planner import Task
+from atma_sweep.sweep.run import supervisor
+from atma_sweep.sweep.run.further import Fits
+from machine import Machine, Quiet
+
+
+class Waves:
+    """Two tasks, and when both have ended two more, as long as there are cells; the attempt of `hopeless` is ended."""
+
+    def __init__(self, tasks: Sequence[Task], hopeless: str | None = None) -> None:
+        self.left, self.out, self.given_up = list(tasks), set[str](), hopeless
+        self.told: list[tuple[str, str, str | None]] = []
+
+    def further(self, fits: Fits) -> Sequence[Task]:
+        if self.out or not self.left or not fits(self.left[0].cell.config.resources):
+            return []
+        wave, self.left = self.left[:2], self.left[2:]
+        self.out = {task.cell.id for task in wave}
+        return wave
+
+    def ended(self, task: Task, attempt: Attempt, again: bool) -> None:
+        assert not again
+        self.out.discard(task.cell.id)
+        self.told.append((task.cell.id, attempt.state, attempt.failure))
+
+    def hopeless(self, attempts: Sequence[Attempt]) -> Mapping[int, str]:
+        return {one.id: "worse than all" for one in attempts if one.cell_id == self.given_up and one.step}
+
+
+@pytest.fixture
+def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Store, int, list[Task]]]:
+    monkeypatch.setattr(supervisor, "POLL_S", 0.001)
+    cells = load_grid("quick").expand(lambda data: "0" * 12)
+    store = open_store(tmp_path / "a.db", create=True)
+    revision = NewRevision(grid_text="x", grid_file="x.yaml", cells=[planner.record(cell) for cell in cells])
+    fence = store.acquire_sweep("quick", processes.this_process("launch"), 60.0, revision=revision)
+    yield store, fence, planner.plan(cells, {}).tasks
+    store.close()
+
+
+def run(held: Any, tasks: Sequence[Task], source: Waves, room: int, runs: Path) -> Machine:
+    store, fence, _ = held
+    machine = Machine(store, room)
+    supervisor.Supervisor(store, "quick", fence, machine, Quiet(), runs=runs, commit=(None, None)).run(tasks, source)  # type: ignore[arg-type]
+    return machine
+
+
+def test_a_source_is_asked_until_it_has_no_more(held: Any, tmp_path: Path) -> None:
+    store, _, tasks = held
+    first, rest = tasks[:1], tasks[1:6]
+    source = Waves(rest)
+    machine = run(held, first, source, 4, tmp_path)
+    assert [cell for cell, _, _ in source.told[:1]] == [first[0].cell.id], "of its own tasks it tells, too"
+    assert sorted(source.told) == sorted((task.cell.id, "done", None) for task in [*first, *rest])
+    assert machine.most == 3, "while the first ran there was room for the first wave"
+    assert all(len(store.attempts(task.cell.id)) == 1 for task in [*first, *rest])
+
+
+def test_without_room_nothing_is_asked_for(held: Any, tmp_path: Path) -> None:
+    source = Waves(held[2][1:4])
+    assert run(held, held[2][:1], source, 1, tmp_path).most == 1
+    assert len(source.told) == 4
+
+
+def test_what_is_hopeless_is_ended_and_its_cell_is_pruned(held: Any, tmp_path: Path) -> None:
+    store, _, tasks = held
+    lost = tasks[1].cell.id
+    source = Waves(tasks[:4], hopeless=lost)
+    machine = run(held, [], source, 4, tmp_path)
+    (attempt,) = store.attempts(lost)
+    assert machine.stopped == {attempt.id}
+    assert (attempt.state, attempt.failure, attempt.cause) == ("interrupted", "pruned", "worse than all")
+    assert (lost, "interrupted", "pruned") in source.told
+    states = {state.cell_id: state.state for state in store.cell_states("quick")}
+    assert [states[task.cell.id] for task in tasks[:5]] == ["done", "pruned", "done", "done", "new"]
+    assert store.sweep("quick").counts == {"done": 3, "pruned": 1, "new": len(states) - 4}
+    # whoever lists it as an ordinary cell has it trained to its end
+    again = planner.plan([tasks[1].cell], store.states({lost}))
+    assert [(task.kind, task.why) for task in again.tasks] == [("train", "pruned")]
+    run(held, again.tasks, Waves([]), 1, tmp_path)
+    assert store.states({lost})[lost].state == "done"

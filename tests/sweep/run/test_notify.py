@@ -1,0 +1,207 @@
+"""What is posted when a launch ends, seen by a web server; and that no address, whatever it does, holds a launch up."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from atma_sweep.results.store.records import AXES, CellRecord, Owner
+from atma_sweep.results.store.store import open_store
+from atma_sweep.sweep.errors import SweepError
+from atma_sweep.sweep.machine.signals import Interrupted
+from atma_sweep.sweep.run import notify
+from atma_sweep.sweep.run.notify import Ending, checked
+from bench import Bench
+from tiers import every_nth
+
+
+class Listening:
+    """A server that keeps what is posted to it and answers with `status`."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, dict[str, Any], dict[str, str]]] = []
+        self.status, outer = 200, self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                outer.heard.append((self.path, json.loads(body), dict(self.headers)))
+                self.send_response(outer.status)
+                self.send_header("Location", "/elsewhere")
+                self.end_headers()
+
+            do_GET = do_POST
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = HTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/hook?token=geheim"
+
+
+@pytest.fixture
+def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[Listening]:
+    monkeypatch.setenv("no_proxy", "*")
+    made = Listening()
+    thread = threading.Thread(target=made.server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+
+
+@pytest.fixture
+def ended(tmp_path: Path) -> Callable[..., list[str]]:
+    """ended(url, error=None) ends a launch of three cells, one done and two failed, and gives what it said."""
+    store = open_store(tmp_path / "atma.db", create=True)
+    levels = dict(zip(AXES, ("polar", "baseline", "off", "on", "off"), strict=True))
+    cells = [CellRecord(id=c * 12, slug=f"slug-{c}", seed=0, levels=levels, config={}) for c in "abc"]
+    store.record_revision("s", grid_text="x", grid_file="x", cells=cells)
+    for cell, cause in zip(
+        cells, (None, "no room on postgresql://ada:geheim@db/x\nmore", "a\x1b[31m" + "b" * 999), strict=True
+    ):
+        made = store.start_attempt(cell.id, owner=Owner(name="ada", host="x", pid=1, started=0.0), fence=1)
+        store.finish_attempt(made.id, 1, "failed" if cause else "done", cause=cause)
+
+    def end(url: str | None, error: BaseException | None = None, finished: bool = False) -> list[str]:
+        said: list[str] = []
+        ending = Ending(
+            url, "s", count=lambda: {"done": 1, "failed": 2, "new": 0},
+            states=lambda: list(store.states([c.id for c in cells]).values()), tell=said.append,
+        )  # fmt: skip
+        with contextlib.nullcontext() if error is None else pytest.raises(type(error)), ending:
+            ending.finished = finished
+            if error is not None:
+                raise error
+        return said
+
+    return end
+
+
+def test_what_is_posted(web: Listening, ended: Callable[..., list[str]]) -> None:
+    assert ended(web.url) == []
+    ((path, told, headers),) = web.heard
+    assert (path, headers["Content-Type"]) == ("/hook?token=geheim", "application/json")
+    assert 0 <= told.pop("seconds") < 600
+    version = told.pop("atma_sweep")
+    assert (headers["User-Agent"], version) == (f"atma-sweep/{version}", version)
+    first, second = told.pop("failed")
+    assert first == {
+        "cell": "b" * 12,
+        "slug": "slug-b",
+        "state": "failed",
+        "cause": "no room on postgresql://ada:***@db/x",
+    }
+    assert (len(second["cause"]), "\x1b" in second["cause"]) == (300, False)
+    counts = {"done": 1, "failed": 2}
+    assert told == {"sweep": "s", "state": "failed", "exit": 1, "counts": counts, "failed_in_all": 2, "error": None}
+
+
+@pytest.mark.parametrize(
+    ("error", "finished", "expected"),
+    every_nth([
+        (None, True, ("finished", 0, None)),
+        (Interrupted(15), False, ("stopped", 143, "stopped; launch again to continue")),
+        (KeyboardInterrupt(), False, ("stopped", 130, "KeyboardInterrupt")),
+        (SweepError("no; password=geheim\nsecond"), False, ("stopped", 2, "no; password=***")),
+        (ZeroDivisionError("x"), False, ("stopped", 1, "x")),
+    ], 3),
+)  # fmt: skip
+def test_how_it_ended(
+    web: Listening, ended: Callable[..., list[str]], error: BaseException | None, finished: bool, expected: object
+) -> None:
+    assert ended(web.url, error, finished) == []
+    ((_, told, _),) = web.heard
+    assert (told["state"], told["exit"], told["error"]) == expected
+    assert "geheim" not in json.dumps(told)
+
+
+@pytest.mark.parametrize("status", every_nth([302, 404, 500], 3))
+def test_an_answer_that_is_none_is_said_once_and_followed_nowhere(
+    web: Listening, ended: Callable[..., list[str]], status: int
+) -> None:
+    web.status = status
+    assert ended(web.url) == [f"127.0.0.1 was not notified: it answered {status}"]
+    assert len(web.heard) == 1
+
+
+def test_a_server_that_never_answers_takes_no_longer_than_the_limit(
+    ended: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notify, "PATIENCE_S", 0.3)
+    monkeypatch.setenv("no_proxy", "*")
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        said = ended(f"http://127.0.0.1:{deaf.getsockname()[1]}/geheim")
+    assert said == ["127.0.0.1 was not notified: no answer within 0 s"]
+
+
+def test_neither_does_a_database_that_never_answers(web: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notify, "PATIENCE_S", 0.3)
+    said: list[str] = []
+    stuck = threading.Event()
+
+    def states() -> list[Any]:
+        stuck.wait(60)
+        return []
+
+    with pytest.raises(ZeroDivisionError), Ending(web.url, "s", count=dict, states=states, tell=said.append):
+        raise ZeroDivisionError
+    assert said == ["127.0.0.1 was not notified: no answer within 0 s"]
+    stuck.set()
+
+
+def test_nobody_is_told_where_nobody_asked(ended: Callable[..., list[str]]) -> None:
+    assert ended(None) == []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    time.sleep(0)  # the port is closed now
+    assert ended(f"http://127.0.0.1:{port}/") == ["127.0.0.1 was not notified: Connection refused"]
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["file:///etc/passwd", "ftp://x/y", "example.com/hook", "http://", "http:///x", "https://u:p@x/", "http://x:99999/", "http://x/a b", "http://x/\n", "gopher://x", "data:,x", "http://[::1", "http://é/"],
+)  # fmt: skip
+def test_addresses_that_are_refused_before_anything_starts(run, url: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(SweepError):
+        checked(url)
+    code, out, err = run("launch", "quick", "--dry-run", "--notify", url)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert "--notify" in err
+
+
+def test_whole_addresses() -> None:
+    for url in (
+        "http://x",
+        "https://hooks.example.org/services/T0/B0?x=1",
+        "http://127.0.0.1:8080/",
+        "http://[::1]:80/x",
+    ):
+        assert checked(url) == url
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_a_whole_launch_tells_of_its_end(web: Listening, tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.launch("--only", "attn_type=nope", "--notify", web.url)
+    bench.launch("--only", "attn_type=nope", "--notify", web.url)
+    first, again = (told for _, told, _ in web.heard)
+    assert first["seconds"] > 0
+    for told in (first, again):
+        assert (told["sweep"], told["state"], told["exit"], told["counts"], told["failed"]) == (
+            "micro",
+            "finished",
+            0,
+            {"done": 1},
+            [],
+        )
+    assert bench.sql("SELECT count(*) FROM event WHERE message LIKE '%geheim%'") == [(0,)]

@@ -1,0 +1,254 @@
+"""Waves of seeds: from the database alone, within a budget, never past a failed cell, and the same after a new beginning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from atma_sweep.results.errors import LostLease
+from atma_sweep.results.forecast import forecast_of
+from atma_sweep.results.stopping.look import looked_at
+from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.records import Measurement
+from atma_sweep.results.store.store import open_store
+from atma_sweep.sweep.grid.cell import Cell
+from atma_sweep.sweep.grid.grid import load_grid
+from atma_sweep.sweep.machine.processes import this_process
+from atma_sweep.sweep.plan import waves
+from atma_sweep.sweep.run import launch
+from atma_sweep.sweep.run.launch import Request
+from atma_sweep.sweep.run.seeds import Seeds
+from bench import Bench
+from tiers import only_long
+
+HEAD = "name: g\nextends: micro\naxes: {attn_type: [polar, nope], memory: [off, on]}\nset: {eval: {probes: [val]}}\n"
+RULE = "stop: {contrast: memory, within: {attn_type: polar}, metric: val_loss, ci: %s, max_seeds: 5}\n"
+NOISE = np.random.default_rng(3).normal(size=100)
+ME = this_process("launch")
+Write = Callable[..., Path]
+
+
+def fake(data: object) -> str:
+    return "f" * 64
+
+
+def value(cell: Cell) -> float:
+    return float(
+        NOISE[cell.config.seed * 4 + 2 * (cell.levels["memory"] == "on") + (cell.config.model.attn_type == "polar")]
+    )
+
+
+class Sweep:
+    """A sweep whose cells are done as soon as somebody says so."""
+
+    def __init__(self, write: Write, folder: Path, ci: float, more: str = "") -> None:
+        self.store = open_store(folder / "a.db", create=True)
+        self.runs = folder
+        self.grid = load_grid(write(HEAD + RULE % ci + more))
+        self.told: list[str] = []
+
+    @contextmanager
+    def launched(self, allowed: float | None = None) -> Iterator[Seeds]:
+        """What a launch makes: its claim, and who adds seeds."""
+        request = Request(grid=self.grid, cells=self.grid.expand(fake), runs=self.runs, commit=("c", False))
+        request = replace(launch.seeded(request, self.store), budget=allowed)
+        self.fence = launch.claim(request, self.store, ME)
+        seeds = launch._seeds(request, self.store, self.fence, self.told.append)
+        assert seeds is not None
+        yield seeds
+        self.store.release_sweep("g", self.fence)
+
+    def finish(self, cells: Sequence[Cell], state: str = "done") -> None:
+        for cell in cells:
+            attempt = self.store.start_attempt(cell.id, owner=ME, fence=self.fence, sweep="g")
+            if state == "done":
+                Recorder(self.store, attempt.id, attempt.fence).measurements(
+                    [Measurement(probe="val", metric="val_loss", value=value(cell), unit="nats/token")]
+                )
+            self.store.finish_attempt(attempt.id, attempt.fence, state)  # type: ignore[arg-type]
+
+    def through(self, seeds: Seeds, most: int = 99) -> list[list[str]]:
+        """Every wave, by slugs, until there is none or so many were made."""
+        made = []
+        while len(made) < most and (tasks := seeds.further(lambda resources: True)):
+            made.append(sorted(task.cell.slug for task in tasks))
+            self.finish([task.cell for task in tasks])
+        return made
+
+
+def slugs(*seeds: int) -> list[list[str]]:
+    return [[f"polar-baseline-d0-m0-w0-s{seed}", f"polar-baseline-d0-m1-w0-s{seed}"] for seed in seeds]
+
+
+@pytest.fixture
+def sweep(write: Write, tmp_path: Path) -> Callable[..., Sweep]:
+    return lambda ci, more="": Sweep(write, tmp_path, ci, more)
+
+
+def test_the_cells_of_further_seeds_are_those_of_a_grid_that_lists_them(write: Write) -> None:
+    grid = load_grid(write(HEAD + RULE % 1))
+    found = waves.so_far(grid, grid.expand(fake), None)
+    assert [cell.config.seed for cell in found] == [0, 0, 0, 0, 1, 1, 2, 2]
+    listed = {cell.slug: cell for cell in load_grid(write(HEAD + "seeds: 5\n")).expand(fake)}
+    every = waves.every(grid, found)
+    assert len(every) == 4 + 2 * 4
+    for cell in every:
+        assert cell == listed[cell.slug]
+    assert waves.so_far(grid, found, None) == found
+
+
+def test_waves_until_it_is_narrow_enough(sweep: Callable[..., Sweep]) -> None:
+    one = sweep(1e-9)
+    with one.launched() as seeds:
+        assert seeds.further(lambda resources: True) == [], "nothing before the first cells are there"
+        one.finish(seeds.cells)
+        assert one.through(seeds) == slugs(3, 4)
+    assert seeds.told == [
+        "stopped after 5 seeds, as many as max_seeds allows, though no interval is at most 0.0000000010 nats wide"
+    ]
+    looks = [event.message for event in one.store.events(sweep="g") if event.kind == "look"]
+    assert [message.partition(" of at most 3")[0] for message in looks] == [f"memory: on - off, val.val_loss, attn_type polar: look {n}" for n in (1, 2, 3)]  # fmt: skip
+    listed = one.store.cell_states("g")
+    assert [state.slug for state in listed[8:]] == [slug for wave in slugs(3, 4) for slug in wave]
+    forecast = forecast_of(one.store.revision("g").options)
+    assert forecast is not None
+    assert all(forecast.cell(position) for position in range(12)), "what was added is predicted, too"
+    # once more: the same looks, no further seed, the same revision
+    with one.launched() as again:
+        assert again.further(lambda resources: True) == []
+    assert (again.told, one.store.revision("g").number) == (seeds.told, 1)
+    assert len([event for event in one.store.events(sweep="g") if event.kind == "look"]) == 3
+
+
+@pytest.mark.thorough
+def test_a_launch_that_goes_on_decides_as_the_one_before(sweep: Callable[..., Sweep]) -> None:
+    one = sweep(1e-9)
+    with one.launched() as seeds:
+        one.finish(seeds.cells)
+        (wave,) = [seeds.further(lambda resources: True)]
+        one.finish([wave[0].cell])  # and is killed
+    with one.launched() as seeds:
+        assert [cell.slug for cell in seeds.cells[8:]] == slugs(3)[0]
+        assert seeds.further(lambda resources: True) == [], "the wave is not complete"
+        one.finish([wave[1].cell])
+        assert one.through(seeds) == slugs(4)
+    assert one.store.revision("g").number == 1
+    seen = looked_at(one.store, "g")
+    assert seen is not None
+    assert [look.seeds for look in seen.looks] == [3, 4, 5]
+
+
+@pytest.mark.thorough
+def test_wide_enough_from_the_start_adds_nothing(sweep: Callable[..., Sweep]) -> None:
+    one = sweep(1000)
+    with one.launched() as seeds:
+        one.finish(seeds.cells)
+        assert one.through(seeds) == []
+    assert seeds.told[0].startswith("stopped after 3 seeds: ")
+    assert seeds.told[0].endswith(" nats wide, 1000.000 nats were asked for")
+
+
+@pytest.mark.thorough
+def test_a_failed_cell_is_waited_for_and_a_diverged_one_is_a_result(sweep: Callable[..., Sweep]) -> None:
+    one = sweep(1e-9)
+    with one.launched() as seeds:
+        last, rest = seeds.cells[-1], seeds.cells[:-1]
+        one.finish(rest)
+        one.finish([last], "failed")
+        assert one.through(seeds) == []
+    with one.launched() as seeds:
+        one.finish([last], "diverged")
+        assert one.through(seeds, 1) == slugs(3)
+    assert "after 3 of at most 5 seeds" in one.told[0]
+    assert one.told[0].endswith("1 seed left out for want of numbers")
+
+
+@pytest.mark.thorough
+def test_a_budget_ends_it_and_a_larger_one_goes_on(sweep: Callable[..., Sweep]) -> None:
+    one = sweep(1e-9)
+    with one.launched(allowed=1e-6) as seeds:
+        one.finish(seeds.cells)
+        assert one.through(seeds) == []
+    assert seeds.told[0].startswith("stopped after 3 seeds by the budget: ")
+    asked = float(seeds.told[0].rpartition("--budget ")[2].split("h")[0])
+    with one.launched(allowed=asked) as seeds:
+        assert one.through(seeds, 1) == slugs(3)
+
+
+@pytest.mark.thorough
+def test_cells_that_another_sweep_has_trained_cost_nothing(sweep: Callable[..., Sweep], write: Write) -> None:
+    one = sweep(1e-9)
+    other = load_grid(write(HEAD.replace("name: g", "name: other") + "seeds: 5\n", name="other.yaml"))
+    cells = other.expand(fake)
+    claimed = Request(grid=other, cells=cells, runs=one.runs, commit=("c", False))
+    one.fence = launch.claim(claimed, one.store, ME)
+    for cell in cells:
+        attempt = one.store.start_attempt(cell.id, owner=ME, fence=one.fence, sweep="other")
+        found = Measurement(probe="val", metric="val_loss", value=value(cell), unit="nats/token")
+        Recorder(one.store, attempt.id, attempt.fence).measurements([found])
+        one.store.finish_attempt(attempt.id, attempt.fence, "done")
+    one.store.release_sweep("other", one.fence)
+    with one.launched() as seeds:
+        assert one.through(seeds) == []
+    assert seeds.told[0].startswith("stopped after 5 seeds")
+    assert len(one.store.cell_states("g")) == 12
+
+
+@pytest.mark.thorough
+def test_who_lost_the_sweep_adds_nothing(sweep: Callable[..., Sweep]) -> None:
+    one = sweep(1e-9)
+    with one.launched() as seeds:
+        one.finish(seeds.cells)
+        one.store.release_sweep("g", one.fence)
+        with pytest.raises(LostLease):
+            seeds.further(lambda resources: True)
+        assert len(one.store.cell_states("g")) == 8
+
+
+def test_a_plan_says_what_all_seeds_would_cost(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.grid(more="stop: {contrast: attn_type, metric: val_loss, ci: 0.1, max_seeds: 6}\n")
+    told = bench.plan()
+    stop: Any = told["stop"]
+    assert (stop["looks_after"], stop["seeds_now"], stop["configurations"], stop["verdict"]) == (
+        [3, 4, 5, 6],
+        3,
+        2,
+        None,
+    )
+    price: Any = told["price"]
+    assert stop["price_of_all"]["hours"]["likely"] == pytest.approx(2 * price["hours"]["likely"], rel=0.01)
+    words = bench.ask("plan", "micro.yaml")
+    assert (
+        "stop: attn_type: polar - nope, val.val_loss: seeds are added to 2 configurations until its interval is at most 0.100 nats wide"
+        in words
+    )
+    assert "stop: the price is that of 3 seeds; should all 6 be needed, it is" in words
+
+
+@only_long
+@pytest.mark.thorough
+def test_a_rule_is_carried_out_killed_in_between_and_continued(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.grid(
+        tokens=128 * 4, more="stop: {contrast: attn_type, metric: val_loss, ci: 1e-9, max_seeds: 4, spending: pocock}\n"
+    )
+    process = bench.start("launch", "micro.yaml")
+    bench.wait("SELECT 1 FROM attempt a JOIN cell c ON c.id = cell_id WHERE seed = 3 AND a.state = 'running'", process)
+    process.kill()
+    process.communicate()
+    bench.gone()
+    (before,) = bench.sql("SELECT count(*) FROM revision_cell")
+    assert before == (8,), "a wave is listed as a whole before it starts"
+    told = bench.launch()
+    bench.once(8)
+    assert bench.sql("SELECT DISTINCT number FROM revision") == [(1,)]
+    assert [message.partition(" of at most 2,")[0][-6:] for (message,) in bench.sql("SELECT message FROM event WHERE kind = 'look'")] == ["look 1", "look 2"]  # fmt: skip
+    assert "stop: stopped after 4 seeds, as many as max_seeds allows" in told
+    report = bench.ask("report", "--table", "contrasts")
+    assert "Look 2 of at most 2, after 4 of at most 4 seeds" in " ".join(report.split())

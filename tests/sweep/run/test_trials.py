@@ -1,0 +1,336 @@
+"""Studies through a supervisor, with attempts that only say they were made: killed anywhere, no trial is lost and none is made twice."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from atma_sweep.results.store.records import NewRevision
+from atma_sweep.results.store.store import Store, open_store
+from atma_sweep.results.studies import search as searches
+from atma_sweep.results.studies.records import Studies, trials_of
+from atma_sweep.results.studies.study import Trial
+from atma_sweep.sweep.errors import SweepError
+from atma_sweep.sweep.grid.cell import Cell
+from atma_sweep.sweep.grid.grid import load_grid
+from atma_sweep.sweep.machine import processes
+from atma_sweep.sweep.plan import place, planner
+from atma_sweep.sweep.plan.studies import Space, progress_of, space_of
+from atma_sweep.sweep.run import launch, supervisor
+from atma_sweep.sweep.run.launch import Request
+from atma_sweep.sweep.run.trials import Trials
+from machine import Killed, Machine, Quiet
+
+STEPS = 9
+GRID = """
+name: s
+extends: tiny
+set: {train.tokens: 13_824, eval: {probes: [val], validate_every: 1}}
+search:
+  sampler: tpe
+  startup: 3
+  trials: 8
+  objective: val_loss
+  ranges:
+    train.muon_lr: {low: 1e-3, high: 0.1, log: true}
+    train.clip: {low: 0.5, high: 2.0}
+"""
+
+
+def loss(config: Mapping[str, Any], step: int) -> float:
+    train = config["train"]
+    return (math.log10(train.get("muon_lr", 0.02)) + 2) ** 2 + (train.get("clip", 1.0) - 1) ** 2 + 3 / step
+
+
+class Bench:
+    """A folder with a grid and a database, in which a study is launched as often as one likes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(exist_ok=True)
+        self.store: Store = open_store(folder / "a.db", create=True)
+        self.runs = folder / "runs"
+        self.write(GRID)
+
+    def write(self, text: str) -> None:
+        (self.folder / "g.yaml").write_text(text)
+
+    def edit(self, *changes: tuple[str, str]) -> None:
+        text = (self.folder / "g.yaml").read_text()
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        self.write(text)
+
+    def space(self) -> Space:
+        grid = load_grid(self.folder / "g.yaml")
+        found = space_of(grid, grid.expand(lambda data: "0" * 12), self.folder)
+        assert found is not None
+        return found
+
+    def launch(self, *, room: int = 1, lives: int | None = None, loss: Any = loss) -> Machine:
+        """As launch.run does it, but for the machine. A launch that is killed leaves everything as it stood."""
+        space, machine = self.space(), Machine(self.store, room, steps=STEPS, loss=loss, lives=lives)
+        request = Request(grid=space.grid, cells=[], space=space, runs=self.runs)
+        revision = NewRevision(
+            grid_text=space.grid.document.text, grid_file="g.yaml",
+            options={searches.OPTION: searches.as_options(space.search), "requested": [["val", 0]]},
+            cells=[planner.record(cell) for cell in progress_of(space, self.store).cells.values()],
+        )  # fmt: skip
+        owner = processes.this_process("launch")
+        fence = self.store.acquire_sweep("s", owner, 60.0, revision=revision)
+        for attempt in self.store.live_attempts():
+            self.store.interrupt_dead(attempt.id, "its launch died")
+        plan = launch.plan(request, self.store)
+        assert plan.study is not None
+        one = supervisor.Supervisor(self.store, "s", fence, machine, Quiet(), runs=self.runs, commit=(None, None))  # type: ignore[arg-type]
+        one.run(plan.tasks, Trials(plan.study, self.store, fence, place.prices(space.ends, self.runs, self.store)))
+        return machine
+
+    def trials(self) -> list[Trial]:
+        return trials_of(self.store, "s")
+
+    def finished(self) -> bool:
+        return progress_of(self.space(), self.store, again=False).finished
+
+    def steps(self) -> dict[str, int]:
+        """By cell: the steps that its attempts made, each counted once for every time that it was made."""
+        made: Counter[str] = Counter()
+        for cell in {trial.cell for trial in self.trials()} - {None}:
+            before = 0
+            for attempt in self.store.attempts(str(cell)):
+                made[str(cell)] += attempt.step - before
+                before = attempt.step
+        return dict(made)
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    monkeypatch.setattr(supervisor, "POLL_S", 0.0)
+    found = Bench(tmp_path)
+    yield found
+    found.store.close()
+
+
+def to_the_end(bench: Bench, launch: Callable[[], Any], most: int = 60) -> int:
+    """Launches until nothing kills it; how often something did."""
+    for kills in range(most):
+        try:
+            launch()
+        except Killed:
+            continue
+        return kills
+    raise AssertionError("it never came to its end")
+
+
+KINDS = {
+    "tpe": (),
+    "asha": (("search:", "search:\n  pruner: asha"),),
+    "cmaes": (("tpe", "cmaes"),),
+    "nsga2": (("tpe", "nsga2"), ("startup: 3", "population: 4")),
+    "random": (("tpe", "random"), ("  startup: 3\n", "")),
+    "median": (("search:", "search:\n  pruner: median"),),
+    "hyperband": (("search:", "search:\n  pruner: hyperband"),),
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", KINDS)
+def test_killed_again_and_again_it_makes_the_trials_of_one_that_was_not(
+    bench: Bench, tmp_path: Path, kind: str
+) -> None:
+    whole = Bench(tmp_path / "whole")
+    for one in (bench, whole):
+        one.edit(*KINDS[kind])
+    whole.launch()
+    lives = iter([0, 3, 11, 1, 14, *[17] * 50])
+    assert to_the_end(bench, lambda: bench.launch(lives=next(lives))) >= 3
+    assert [trial.number for trial in bench.trials()] == list(range(8))
+    assert bench.trials() == whole.trials()
+    assert {trial.standing for trial in bench.trials()} <= {"done", "pruned"}
+    assert bench.finished()
+    # every step once, whoever made it: what was made before a kill was gone on with
+    assert {bench.steps()[str(trial.cell)] for trial in bench.trials() if trial.standing == "done"} == {STEPS}
+    if kind in ("asha", "median", "hyperband"):
+        assert 1 <= sum(trial.standing == "pruned" for trial in bench.trials()) <= 7
+        pruned = {trial.cell for trial in bench.trials() if trial.standing == "pruned"}
+        assert pruned == {state.cell_id for state in bench.store.cell_states("s") if state.state == "pruned"}
+    before = bench.store.events()
+    bench.launch()
+    assert bench.store.events() == before, "a study that is made is not made again"
+    whole.store.close()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("call", ["propose", "tell", "start_attempt"])
+@pytest.mark.parametrize("after", [False, True])
+def test_a_kill_between_two_writes_leaves_nothing_to_repair(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, after: bool
+) -> None:
+    whole = Bench(tmp_path / "whole")
+    for one in (bench, whole):
+        one.edit(*KINDS["asha"])
+    whole.launch()
+    owner: Any = Store if call == "start_attempt" else Studies
+    real, calls = getattr(owner, call), [0]
+
+    def dying(*given: Any, **more: Any) -> Any:
+        calls[0] += 1
+        dies = calls[0] % 4 == 0
+        if dies and not after:
+            raise Killed
+        found = real(*given, **more)
+        if dies:
+            raise Killed
+        return found
+
+    monkeypatch.setattr(owner, call, dying)
+    assert to_the_end(bench, bench.launch) >= 2
+    assert bench.trials() == whole.trials()
+    whole.store.close()
+
+
+@pytest.mark.thorough
+def test_side_by_side_every_number_is_made_once_wherever_it_is_killed(bench: Bench) -> None:
+    bench.edit(("trials: 8", "trials: 12"))
+    lives = iter([4, 6, *[9] * 50])
+    assert to_the_end(bench, lambda: bench.launch(room=3, lives=next(lives))) >= 2
+    trials = bench.trials()
+    assert [trial.number for trial in trials] == list(range(12))
+    assert {trial.standing for trial in trials} == {"done"}
+    assert set(bench.steps().values()) == {STEPS}
+    for trial in trials:
+        assert trial.values == (
+            pytest.approx(loss({"train": {path.split(".")[1]: v for path, v in trial.params.items()}}, STEPS)),
+        )
+    assert Bench.launch(bench, room=3).most == 0
+
+
+@pytest.mark.thorough
+def test_as_many_at_once_as_there_is_room(bench: Bench) -> None:
+    assert bench.launch(room=3).most == 3
+    assert len({trial.params["train.muon_lr"] for trial in bench.trials()}) == 8
+
+
+def train(bench: Bench, cells: Sequence[Cell]) -> None:
+    """Trains cells as those of another sweep."""
+    revision = NewRevision(grid_text="x", grid_file="x", cells=[planner.record(cell) for cell in cells])
+    fence = bench.store.acquire_sweep("other", processes.this_process("launch"), 60.0, revision=revision)
+    machine = Machine(bench.store, 1, steps=STEPS, loss=loss)
+    one = supervisor.Supervisor(bench.store, "other", fence, machine, Quiet(), runs=bench.runs, commit=(None, None))  # type: ignore[arg-type]
+    one.run(planner.plan(cells, bench.store.states({cell.id for cell in cells})).tasks)
+    bench.store.release_sweep("other", fence)
+
+
+CHOICES = GRID[: GRID.index("  ranges")] + "  ranges: {train.muon_lr: [0.01, 0.02], train.clip: [1.0, 0.5]}\n"
+
+
+def test_an_equal_proposal_costs_nothing(bench: Bench) -> None:
+    bench.write(CHOICES.replace("tpe", "random").replace("  startup: 3\n", "").replace("trials: 8", "trials: 12"))
+    bench.launch(room=2)
+    trials = bench.trials()
+    assert len(trials) == 12
+    assert len(bench.store.cell_states("s")) == len(bench.steps()) == 4
+    assert set(bench.steps().values()) == {STEPS}
+    assert len({(trial.cell, trial.values) for trial in trials}) == 4
+    assert {trial.standing for trial in trials} == {"done"}
+
+
+@pytest.mark.thorough
+def test_what_another_sweep_has_trained_counts_at_once(bench: Bench) -> None:
+    bench.write(CHOICES.replace("trials: 8", "trials: 1"))
+    cell = bench.space().cell({"train.muon_lr": 0.02, "train.clip": 0.5})
+    every = [
+        bench.space().cell({"train.muon_lr": rate, "train.clip": clip}) for rate in (0.01, 0.02) for clip in (1.0, 0.5)
+    ]
+    train(bench, every)
+    assert len(bench.store.attempts(cell.id)) == 1
+    assert bench.launch().most == 0
+    (trial,) = bench.trials()
+    assert trial.standing == "done"
+    assert len(trial.curve) == STEPS
+
+
+@pytest.mark.thorough
+def test_what_fails_is_made_again_by_the_next_launch_alone(bench: Bench) -> None:
+    def broken(config: Mapping[str, Any], step: int) -> float:
+        if len(bench.trials()) == 3 and step == 2:
+            raise ValueError("no memory")
+        return loss(config, step)
+
+    bench.launch(loss=broken)
+    failed = [trial for trial in bench.trials() if trial.standing == "failed"]
+    assert [(trial.number, trial.reason) for trial in failed] == [(2, "no memory")]
+    assert not bench.finished()
+    before = bench.trials()
+    bench.launch()
+    assert bench.finished()
+    assert [trial.params for trial in bench.trials()] == [trial.params for trial in before]
+    assert len(bench.store.attempts(str(failed[0].cell))) == 2
+
+
+@pytest.mark.thorough
+def test_what_diverges_is_a_result_and_a_bad_one(bench: Bench) -> None:
+    bench.edit(("startup: 3", "startup: 6"), ("trials: 8", "trials: 14"))
+    bench.launch(loss=lambda config, step: math.nan if config["train"]["muon_lr"] > 0.01 else loss(config, step))
+    standings = {trial.number: trial.standing for trial in bench.trials()}
+    assert set(standings.values()) == {"done", "diverged"}
+    assert bench.finished()
+    # at random half of the rates are too high; later ones are taken from where none was
+    assert sum(standings[number] == "diverged" for number in range(6, 14)) <= 3
+
+
+def test_settings_that_make_no_cell_are_a_trial_without_one(bench: Bench) -> None:
+    ranges = "  ranges: {model.n_heads: [4, 2], model.n_kv_heads: [2, 4]}\n"
+    bench.write((GRID[: GRID.index("  ranges")] + ranges).replace("tpe", "random").replace("  startup: 3\n", ""))
+    bench.launch()
+    none = [trial for trial in bench.trials() if trial.cell is None]
+    assert 0 < len(none) < 8
+    assert all(trial.params == {"model.n_heads": 2, "model.n_kv_heads": 4} for trial in none)
+    assert all(trial.standing == "failed" and str(trial.reason).startswith("makes no cell: ") for trial in none)
+    assert bench.finished()
+
+
+@pytest.mark.thorough
+def test_a_study_goes_on_with_more_trials_and_wider_ranges(bench: Bench) -> None:
+    bench.launch()
+    first = bench.trials()
+    bench.edit(
+        ("trials: 8", "trials: 12"),
+        ("low: 1e-3", "low: 1e-4"),
+        ("    train.clip", "    model.mlp_ratio: [2, 3]\n    train.clip"),
+    )
+    bench.launch()
+    trials = bench.trials()
+    assert [trial.params for trial in trials[:8]] == [trial.params for trial in first]
+    assert [trial.cell for trial in trials[:8]] == [trial.cell for trial in first]
+    assert len(trials) == 12
+    assert all("model.mlp_ratio" in trial.params for trial in trials[8:])
+    assert [cell for cell, _ in bench.store.members("s")] == [trial.cell for trial in trials]
+    assert [bench.store.revision("s").number, len(bench.store.attempts(str(first[0].cell)))] == [2, 1]
+
+
+@pytest.mark.thorough
+def test_what_all_trials_share_cannot_change_under_the_same_name(bench: Bench) -> None:
+    bench.edit(("trials: 8", "trials: 2"))
+    bench.launch()
+    bench.edit(("set: {train.tokens: 13_824", "set: {train.seq_len: 64, train.tokens: 13_824"))
+    with pytest.raises(SweepError, match=r"trial 0 of study s was made under other settings .* another name"):
+        bench.launch()
+
+
+@pytest.mark.thorough
+def test_a_pruned_trial_that_somebody_trains_to_its_end_counts_as_done(bench: Bench) -> None:
+    bench.edit(*KINDS["asha"])
+    bench.launch()
+    pruned = next(trial for trial in bench.trials() if trial.standing == "pruned")
+    cell = bench.space().cell(pruned.params)
+    train(bench, [cell])
+    assert bench.steps()[cell.id] == STEPS, "it went on from where it was ended"
+    bench.launch()
+    now = bench.trials()[pruned.number]
+    assert (now.standing, now.values) == ("done", (pytest.approx(now.curve[-1][1]),))
