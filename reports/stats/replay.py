@@ -1,0 +1,249 @@
+"""Partial designs and pruning replayed on the published sweep: what a part of its 120 cells would have said of all.
+
+`python -m atma_sweep.reports.stats.replay` prints the tables of docs/designs.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from scipy import stats
+
+from ...results.designs import choice, exchange
+from ...results.designs.space import Model, Space, Term, closed, residual
+from ...results.paper import open_with_published as opened
+from ...results.paper import with_published
+from ...results.store.records import AXES
+from ...results.store.store import Store
+from ..data import SweepData, gather
+from .least_squares import Fit
+
+__all__ = ["METHODS", "Pruned", "Published", "Replayed", "main", "pruned", "published", "replayed"]
+
+SWEEP = "printed-v2"
+DRAWS = 1_000
+RUNGS = (250, 500, 1_000)
+"""Steps of 1,900 at which cells are pruned, an eighth, a quarter and a half of the training."""
+BEST = 10
+EFFECTS: Mapping[str, Mapping[str, str]] = {"all": {}, "polar": {"attn_type": "polar"}}
+"""Within what the memory effect is asked for."""
+
+Draw = Callable[["Published", np.random.Generator], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Published:
+    """The published cells as points of their space, [point]: needle accuracy at 64K, GPU-hours of the training, and the
+    validation loss by step."""
+
+    space: Space
+    needle: np.ndarray
+    hours: np.ndarray
+    losses: Mapping[int, np.ndarray]
+
+    @property
+    def model(self) -> Model:
+        """What a grid estimates that declares the memory effect within a mixer."""
+        return Model(self.space, tuple(_terms(self.space)))
+
+
+def _terms(space: Space) -> list[Term]:
+    return closed([*space.terms(1), ("attn_type", "memory")])
+
+
+def published(store: Store | None = None) -> Published:
+    """The 120 cells of the paper's second version."""
+    held = with_published(store, SWEEP) if store is not None else opened(None, SWEEP)
+    data = gather(held, SWEEP)
+    space = Space({axis: tuple(data.levels(axis)) for axis in AXES})
+    places = {cell.cell_id: place for cell in data.cells if (place := space.index(cell.levels)) is not None}
+    needle, hours = (_numbers(data, places, *what) for what in (("needle", "digit_accuracy", 65536), ("throughput", "train_seconds", 0)))  # fmt: skip
+    losses: dict[int, np.ndarray] = {}
+    for cell in data.cells:
+        assert cell.attempt_id is not None
+        for point in held.curve(cell.attempt_id):
+            if point.val_loss is not None:
+                losses.setdefault(point.step, np.full(len(places), np.nan))[places[cell.cell_id]] = point.val_loss
+    return Published(space, needle, hours / 3600, losses)
+
+
+def _numbers(data: SweepData, places: Mapping[str, int], probe: str, metric: str, length: int) -> np.ndarray:
+    found = np.full(len(places), np.nan)
+    for cell, place in places.items():
+        value = data.values[cell, probe, metric, length].value
+        assert value is not None
+        found[place] = value
+    return found
+
+
+# --- draws of a design ------------------------------------------------------------------------------------------------
+
+
+def at_random(given: Published, random: np.random.Generator) -> np.ndarray:
+    """Any 40 cells."""
+    return random.permutation(len(given.needle))[:40]
+
+
+def third(given: Published, random: np.random.Generator) -> np.ndarray:
+    """Every combination of the four other axes once, its mixer by a sum modulo 3: 40 cells, nearly orthogonal."""
+    points = given.space.points
+    order = random.permutation(5)
+    steps = random.integers(1, 3, size=3)
+    mixer = (order[points[:, 1]] + points[:, 2:] @ steps + random.integers(3)) % 3
+    return np.flatnonzero(points[:, 0] == mixer)
+
+
+def half(given: Published, random: np.random.Generator) -> np.ndarray:
+    """Of every mixer and regularizer one half of the other three axes, I = + or - their product: 60 cells, orthogonal."""
+    points = given.space.points
+    parity = points[:, 2:].sum(axis=1) % 2
+    return np.flatnonzero(parity == random.integers(2, size=(3, 5))[points[:, 0], points[:, 1]])
+
+
+def optimal(interaction: bool) -> Draw:
+    """Forty cells that exchanges lead to from random ones, for main effects alone or with memory x attn_type."""
+
+    def draw(given: Published, random: np.random.Generator) -> np.ndarray:
+        model = given.model if interaction else Model(given.space, tuple(given.space.terms(1)))
+        return exchange.improved(model.whitened, _beside(model), random.permutation(len(given.needle))[:40])
+
+    return draw
+
+
+def _beside(model: Model) -> np.ndarray:
+    """The interactions of two axes beside a model, orthonormal; as choice.d_optimal has them."""
+    left = residual(Model(model.space, tuple(model.space.terms(2))).every[:, 1:], model.every)
+    basis, sizes, _ = np.linalg.svd(left, full_matrices=False)
+    return np.asarray(basis[:, sizes > 1e-9 * sizes[0]] * np.sqrt(len(basis)))
+
+
+def shipped(given: Published, random: np.random.Generator) -> np.ndarray:
+    """What `design: {runs: 40}` takes, with the levels of every axis under each other's names."""
+    points = _forty(tuple(given.space.axes.items()))
+    turned = [random.permutation(len(levels))[points[:, i]] for i, levels in enumerate(given.space.axes.values())]
+    return np.ravel_multi_index(tuple(turned), [len(levels) for levels in given.space.axes.values()])
+
+
+@cache
+def _forty(axes: tuple[tuple[str, tuple[str, ...]], ...]) -> np.ndarray:
+    space = Space(dict(axes))
+    return space.points[choice.d_optimal(space, _terms(space), 40)[1]]
+
+
+METHODS: Mapping[str, Draw] = {
+    "random, 40": at_random,
+    "a third, nearly orthogonal, 40": third,
+    "a half, orthogonal, 60": half,
+    "d-optimal for main effects, random starts, 40": optimal(interaction=False),
+    "d-optimal with memory x attn_type, random starts, 40": optimal(interaction=True),
+    "`runs: 40`, levels relabelled": shipped,
+}
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """Of the draws of a method, shares: how often the memory effect could be estimated and kept its sign, how often its interval
+    held the value of all cells and left out zero, and how often one with the pooled variance would have held it; the mean width
+    of the interval in points, and the GPU-hours saved."""
+
+    sign: float
+    held: float
+    sure: float
+    pooled: float
+    width: float
+    saved: float
+
+
+def replayed(given: Published, draw: Draw, *, draws: int = DRAWS, seed: int = 0) -> dict[str, Replayed]:
+    """A method's draws, each analysed as the report analyses a design, by EFFECTS."""
+    random = np.random.default_rng(seed)
+    model, every = given.model, np.arange(len(given.needle))
+    weights = {name: model.contrast("memory", "on", "off", within, "attn_type") for name, within in EFFECTS.items()}
+    full = {name: Fit(model, every, given.needle).estimate(one).value for name, one in weights.items()}
+    found: dict[str, list[tuple[float, ...]]] = {name: [] for name in EFFECTS}
+    for _ in range(draws):
+        members = draw(given, random)
+        fits = [Fit(model, members, given.needle[members], pooled=pooled) for pooled in (False, True)]
+        saved = 1 - given.hours[members].sum() / given.hours.sum()
+        for name, truth in full.items():
+            one, other = (fit.estimate(weights[name]) for fit in fits)
+            held = [float(e.low <= truth <= e.high) for e in (one, other)]
+            told = (
+                float(one.value * truth > 0),
+                held[0],
+                float(one.p < 0.05),
+                held[1],
+                100 * (one.high - one.low),
+                saved,
+            )
+            found[name].append(told)
+    return {name: Replayed(*map(float, np.nanmean(rows, axis=0))) for name, rows in found.items()}
+
+
+# --- pruning ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What is left after a rung: cells, how many of the BEST at retrieval, the best of what is left (share of digits), complete
+    memory pairs, and the rank correlation of that rung's loss with the needle over all cells."""
+
+    step: int
+    left: int
+    best: int
+    needle: float
+    pairs: int
+    correlation: float
+
+
+def pruned(given: Published, keep: int, rungs: Sequence[int] = RUNGS) -> list[Pruned]:
+    """Successive halving by validation loss: at every rung the best 1 of `keep` go on. Ties at the BEST-th place count."""
+    left = np.arange(len(given.needle))
+    least = np.sort(given.needle)[-BEST]
+    memory = list(given.space.axes).index("memory")
+    found = []
+    for step in rungs:
+        loss = given.losses[step]
+        left = left[np.argsort(loss[left], kind="stable")][: max(1, round(len(left) / keep))]
+        others = np.delete(given.space.points[left], memory, axis=1)
+        _, counts = np.unique(others, axis=0, return_counts=True)
+        correlation = float(stats.spearmanr(-loss, given.needle).statistic)
+        best = int((given.needle[left] >= least).sum())
+        found.append(Pruned(step, len(left), best, float(given.needle[left].max()), int((counts == 2).sum()), correlation))  # fmt: skip
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints the tables as markdown."""
+    parser = argparse.ArgumentParser(prog="python -m atma_sweep.reports.stats.replay", description=__doc__)
+    parser.add_argument("--draws", type=int, default=DRAWS, help=f"of every method (default {DRAWS})")
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args(arguments)
+    if asked.draws < 1 or asked.seed < 0:
+        parser.error("--draws is at least 1, --seed at least 0")
+    began, given = time.monotonic(), published()
+    print("| Cells | Memory effect | Keeps its sign | Interval holds the value of all 120 | Leaves out zero | Pooled variance would hold it | Width, points | GPU-hours saved |")  # fmt: skip
+    print("|---|---|---|---|---|---|---|---|")
+    for name, draw in METHODS.items():
+        for where, one in replayed(given, draw, draws=asked.draws, seed=asked.seed).items():
+            shares = " | ".join(f"{100 * share:.1f}%" for share in (one.sign, one.held, one.sure, one.pooled))
+            print(f"| {name} | {where} | {shares} | {one.width:.1f} | {100 * one.saved:.0f}% |", flush=True)
+    print(f"\n| Kept at a rung | Step | Cells left | Of the best {BEST} | Best that is left | Memory pairs | Rank correlation |\n|---|---|---|---|---|---|---|")  # fmt: skip
+    for keep in (2, 3):
+        for rung in pruned(given, keep):
+            told = f"{rung.step} | {rung.left} | {rung.best} | {100 * rung.needle:.1f}% | {rung.pairs} | {rung.correlation:+.2f}"
+            print(f"| 1 of {keep} | {told} |")
+    ends = pruned(given, 2, (max(given.losses),))[0]
+    print(f"| 1 of 2, at the end | {ends.step} | {ends.left} | {ends.best} | {100 * ends.needle:.1f}% | {ends.pairs} | {ends.correlation:+.2f} |")  # fmt: skip
+    best = np.sort(given.needle)[::-1]
+    print(f"\nThe best {BEST} of 120: {', '.join(f'{100 * one:.1f}' for one in best[:BEST])} (%); {asked.draws} draws, {time.monotonic() - began:.0f} s")  # fmt: skip
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,151 @@
+"""The command `atma-sweep plan`: what lies between a grid and the database, and what it would cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ...results.options import AsJson, Cells, Db, Runs, print_json
+from .options import GridName, Name, Rate, Set
+
+if TYPE_CHECKING:
+    from ..plan.planner import Plan
+    from ..plan.price import Prices
+    from ..run.launch import Request
+    from .launch import Asked
+
+Gpus = Annotated[
+    int | None, typer.Option("--gpus", metavar="N", min=1, help="GPUs to finish on; without it those of this machine.")
+]
+GpuName = Annotated[
+    str | None,
+    typer.Option("--gpu", metavar="NAME", help="Kind of GPU, such as H200; without it the grid's, or this machine's."),
+]
+
+
+def plan(
+    grid: GridName,
+    set_: Set = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", metavar="AXIS=LEVEL,..", help="Plan only the cells with these levels; repeatable."),
+    ] = None,
+    name: Name = None,
+    gpus: Gpus = None,
+    gpu: GpuName = None,
+    rate: Rate = None,
+    watts: Annotated[
+        float | None,
+        typer.Option("--watts", metavar="W", min=1, help="What a GPU takes, measured; without it its board's limit."),
+    ] = None,
+    calibrate: Annotated[
+        bool,
+        typer.Option("--calibrate", help="First time a few steps of every kind of cell here; kept in the runs folder."),
+    ] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List every cell, change and kind of cell.")] = False,
+    retrain: Annotated[
+        bool, typer.Option("--retrain", help="As if cells were trained again that diverged or whose weights are gone.")
+    ] = False,
+    most: Cells = None,
+    runs: Runs = None,
+    db: Db = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a launch of the grid would do and what it would cost. Nothing is trained, nothing written to the database.
+
+    Cells by what is to be done about them, what changed since the last launch, and the price: hours, end, energy,
+    disk and money. Its times come from attempts of such cells on such a machine, else from --calibrate, else from FLOPs.
+
+    \b
+    Example:
+      atma-sweep plan quick
+      atma-sweep plan full --gpus 8 --gpu H200 --rate 2.50/h
+    """
+    from ..plan.budget import rate_of
+    from .launch import Asked
+
+    asked = Asked(grid, set_ or [], only or [], name, "local", None, False, retrain, "new", most, runs, db)
+    carry_out(asked, Wanted(gpus, gpu, rate_of(rate), watts, calibrate, list_), as_json=as_json)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the command line says of the price."""
+
+    gpus: int | None = None
+    gpu: str | None = None
+    rate: float | None = None
+    watts: float | None = None
+    calibrate: bool = False
+    every: bool = False
+
+
+def carry_out(asked: Asked, wanted: Wanted, *, as_json: bool) -> None:
+    """Plans, calibrates if that is asked for, prices and prints."""
+    from ...results.text import say
+    from ..plan import designs, difference, place, price, stops, told
+    from ..run import launch, progress
+    from . import tuning
+    from .launch import requested, store_if_any
+
+    console = progress.Terminal(stderr=True, soft_wrap=True)
+    request, remarks = requested(asked, console, dry=True)
+    store = store_if_any(asked.db)
+    request, studies, lines = tuning.planned(request, store)
+    request = launch.seeded(request, store)
+    remarks = [*remarks, *lines, *designs.told(request.grid, request.cells, store)]
+    made = launch.plan(request, store)
+    made = made if studies is None else replace(made, before=list(studies.parts.values()))
+    between = difference.between(request.grid, made, made.cells if made.study is not None else request.cells, store)
+    prices = place.prices(request.like, request.runs, store, gpu=wanted.gpu)
+    if wanted.calibrate:
+        _calibrate(request, made.with_proposals(), prices)
+        prices = place.prices(request.like, request.runs, store, gpu=wanted.gpu)
+    count = wanted.gpus if wanted.gpus is not None else place.gpus_here()
+
+    def billed(plan: Plan) -> price.Bill:
+        return price.bill(plan, prices, gpus=count, watts=wanted.watts, rate=wanted.rate)
+
+    bill = billed(made.with_proposals())
+    outlook = stops.outlook(
+        request.grid, request.cells, store, lambda cells: billed(launch.plan(replace(request, cells=cells), store))
+    )
+    if as_json:
+        found: dict[str, Any] = {"sweep": request.grid.name, "counts": made.counts, "tokens": made.tokens}
+        disk = made.disk.as_json() if made.disk is not None else {}
+        found |= {**told.difference_json(between), **stops.as_json(outlook)}
+        found |= {"study": made.study.as_json()} if made.study is not None else {}
+        print_json(found | {"price": price.as_json(bill) | disk, "remarks": remarks})
+        return
+    left = f"; {made.left_out} more left out by --only" if made.left_out else ""
+    first = f"{len(made.cells)} cells{left}" if made.study is None else made.study.describe()
+    lines = [f"{request.grid.name}: {first}", *told.describe(between, every=wanted.every)]
+    lines += told.priced(bill, every=wanted.every)
+    lines += outlook.told() if outlook is not None else []
+    lines += made.disk.describe() if made.disk is not None else []
+    say("\n".join([*lines, *remarks]))
+
+
+def _calibrate(request: Request, made: Plan, prices: Prices) -> None:
+    """Times every kind of cell that is to be trained and was not measured here, and keeps what it finds."""
+    import sys
+
+    from ...results.files import make_folder
+    from ..bench import calibrate
+    from ..plan import calibrated
+
+    speeds = prices.speeds
+    kinds = {
+        speeds.likeness.of(task.cell.config): task.cell
+        for task in reversed(made.training)
+        if "measured" not in speeds.of(task.cell.config)
+    }
+    make_folder(request.runs, "--runs", parents=True)
+
+    def tell(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    for like, cell in reversed(kinds.items()):
+        calibrated.keep(request.runs, [calibrate.timed(cell, like, speeds.place, tell=tell)])

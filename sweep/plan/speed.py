@@ -1,0 +1,255 @@
+"""How fast cells go on a machine: as attempts like them were measured, as a calibration found, or as their FLOPs say."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from ...model.config import ModelConfigError
+from ...model.resolve import check_model_config
+from ...results.store.speeds import Timed
+from ..config import CellConfig
+from ..machine.allocation import is_type
+from ..probes import bound
+from ..training import flops
+from .calibrated import Calibration
+from .likeness import Likeness
+from .spans import Span
+
+Source = Literal["measured", "calibrated", "FLOPs"]
+SOURCES: tuple[Source, ...] = ("measured", "calibrated", "FLOPs")
+"""The best first."""
+MARGIN = 0.05
+"""How far a measured speed may be off, beyond what was seen."""
+UTILISATION = Span(0.12, 0.4, 0.6)
+"""Share of a GPU's peak FLOP/s that the training of a network reaches which is large enough to fill it."""
+UNKNOWN_PEAK = Span(1e14, 3e14, 1e15)
+"""FLOP/s of a GPU that is not in the table of peaks."""
+LAUNCH_S = {True: Span(0.2e-3, 0.6e-3, 2e-3), False: Span(0.5e-3, 2e-3, 8e-3)}
+"""Of one layer in one micro-batch, forward and backward, with a GPU and without: however small it is, it takes that long."""
+CORE_FLOPS = Span(3e9, 12e9, 40e9)
+"""FLOP/s that the training of a small network reaches on a CPU core."""
+START_S = {True: Span(8.0, 15.0, 40.0), False: Span(3.0, 5.0, 12.0)}
+"""Of an attempt's process with a GPU and without one, until the network is built."""
+COMPILE_S = Span(20.0, 60.0, 180.0)
+"""Of the first step of a network that is compiled."""
+FORWARD = Span(0.7, 1.0, 2.0)
+"""Seconds of a validation, by what a third of a training step says."""
+PROBING = Span(0.7, 1.2, 3.0)
+"""Seconds of a probe, by what a third of a training step says: its batches are smaller."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """How fast the cells of one likeness go. Seconds, one attempt having its share of the machine for itself."""
+
+    source: Source
+    token: Span
+    """Of a trained token."""
+    start: Span
+    compile: Span
+    validation_token: Span
+    forward_token: Span
+    """Of a token that a probe reads in a row as long as a training row."""
+    probes: Mapping[tuple[str, int], float] = field(default_factory=dict)
+    """Of a token that a probe reads, by probe and context length, where that was measured."""
+    shared: bool = False
+    """Measured in the share of a GPU that the cell has, so that its neighbours are part of it."""
+    attempts: int = 0
+    """That it was measured on."""
+    silent: str | None = None
+    """Why the FLOPs are too few."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """What the cells are priced on: GPUs of one kind and this machine's cores."""
+
+    gpu: str | None
+    """As the driver reports it, or a word of that."""
+    how: str = ""
+    """Why that one, where nobody said it: "assumed"."""
+
+    def name(self, config: CellConfig) -> str:
+        """Where a cell would run."""
+        if config.resources.gpus:
+            return (self.gpu or "").removeprefix("NVIDIA ")
+        return f"the CPU of {socket.gethostname()}"
+
+    def is_here(self, config: CellConfig, one: Timed) -> bool:
+        """Whether an attempt ran on such a machine: the same GPU by its whole name, or a CPU of the same host."""
+        if not config.resources.gpus:
+            return one.gpu_name is None and one.host == socket.gethostname()
+        return one.gpu_name is not None and one.gpu_name.removeprefix("NVIDIA ") == self.name(config)
+
+
+class Speeds:
+    """What is known of the speed of cells on one place; asked once a likeness, remembered."""
+
+    def __init__(self, place: Place, timed: Iterable[Timed], calibrated: Iterable[Calibration]) -> None:
+        self.place = place
+        self.likeness = Likeness()
+        self._runs = [run for one in timed if (run := _run(one, self.likeness)) is not None]
+        self._calibrated = {(one.device, one.like): one for one in calibrated}
+        self._known: dict[str, dict[Source, Speed]] = {}
+
+    def of(self, config: CellConfig) -> dict[Source, Speed]:
+        """What each source says, the best first; FLOPs are always among them."""
+        like = self.likeness.of(config)
+        if like not in self._known:
+            here = [run for run in self._runs if self.place.is_here(config, run.timed)]
+            same = [run for run in here if run.like == like]
+            found = self._known[like] = {}
+            if same:
+                found["measured"] = _measured(config, same)
+            calibration = self._calibrated.get((self.place.name(config), like))
+            if calibration is not None:
+                found["calibrated"] = _calibrated(config, calibration)
+            found["FLOPs"] = self._counted(config, [run for run in here if run.like != like])
+        return self._known[like]
+
+    def _counted(self, config: CellConfig, others: Sequence[_Run]) -> Speed:
+        train, on_gpu = config.train, config.resources.gpus > 0
+        each = flops.estimated_flops(config.model, train.seq_len)
+        floor = LAUNCH_S[on_gpu].times(config.model.n_layers / (train.seq_len * train.micro_batch))
+        if others:
+            reached, floor = Span.seen([run.flops / run.token for run in others], 0.5), Span.exactly(0.0)
+        elif on_gpu:
+            peak = flops.peak_flops(self.place.gpu)
+            reached = UTILISATION.times(peak) if peak is not None else UNKNOWN_PEAK.by(UTILISATION)
+        else:
+            reached = CORE_FLOPS.times(config.resources.cpus)
+        token = Span(
+            max(each / reached.high, floor.low), max(each / reached.likely, floor.likely),
+            max(each / reached.low, floor.high),
+        )  # fmt: skip
+        starts = [run.timed.start_s for run in others if run.timed.start_s is not None]
+        return Speed(
+            source="FLOPs",
+            token=token,
+            start=Span.seen(starts, 0.5) if starts else START_S[on_gpu],
+            compile=_first_step(config, [run.compile for run in others]),
+            validation_token=token.times(1 / 3).by(FORWARD),
+            forward_token=token.times(1 / 3).by(PROBING),
+            silent=flops.unknown(config.model),
+        )
+
+
+def _first_step(config: CellConfig, seen: Sequence[float]) -> Span:
+    if seen:
+        return Span(0.0, median(seen), 1.5 * max(seen))
+    compiled = config.resources.gpus > 0 and config.train.compile
+    return COMPILE_S if compiled else Span(0.0, 0.5, 5.0)
+
+
+def _calibrated(config: CellConfig, one: Calibration) -> Speed:
+    tokens = config.train.batch_tokens
+    forward = Span.exactly(one.validation_token_s)
+    return Speed(
+        source="calibrated",
+        token=Span(one.low_s / tokens * (1 - MARGIN), one.step_s / tokens, one.high_s / tokens * (1 + MARGIN)),
+        start=Span(0.7, 1.0, 2.0).times(one.start_s),
+        compile=Span(0.0, 1.0, 1.3).times(one.compile_s),
+        validation_token=Span(0.8, 1.0, 1.3).by(forward),
+        forward_token=PROBING.by(forward),
+    )
+
+
+# --- from attempts --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A finished training, with what follows from its curve."""
+
+    timed: Timed
+    config: CellConfig
+    like: str
+    token: float
+    """Seconds of a trained token, between the first and the last point of its curve."""
+    compile: float
+    flops: float
+    """Of a trained token."""
+
+
+def _run(one: Timed, likeness: Likeness) -> _Run | None:
+    """None for one whose config this release cannot read, or whose curve says nothing of its speed."""
+    try:
+        config = CellConfig.model_validate(one.config)
+        config = config.model_copy(update={"model": check_model_config(config.model)})
+        like = likeness.of(config)
+        each = flops.estimated_flops(config.model, config.train.seq_len)
+    except (ValidationError, ModelConfigError, LookupError):
+        return None  # of a plugin that is not loaded
+    (tokens, seconds), (all_tokens, all_seconds) = one.first, one.last
+    if all_tokens > tokens and all_seconds > seconds:
+        token = (all_seconds - seconds) / (all_tokens - tokens)
+    elif one.tokens_per_s:
+        token = 1 / one.tokens_per_s
+    else:
+        return None
+    return _Run(one, config, like, token, max(0.0, seconds - tokens * token), each)
+
+
+def _measured(config: CellConfig, runs: Sequence[_Run]) -> Speed:
+    token = Span.seen([run.token for run in runs], MARGIN)
+    shares = [found for run in runs if (found := _beside(run)) is not None]
+    starts = [start for start, _ in shares]
+    validations = [one for _, one in shares]
+    return Speed(
+        source="measured",
+        token=token,
+        start=Span.seen(starts, MARGIN) if starts else START_S[config.resources.gpus > 0],
+        compile=Span.seen([run.compile for run in runs], MARGIN),
+        validation_token=Span.seen(validations, MARGIN) if starts else token.times(1 / 3).by(FORWARD),
+        forward_token=token.times(1 / 3).by(PROBING),
+        probes=_probes(runs),
+        shared=True,
+        attempts=len(runs),
+    )
+
+
+def _beside(run: _Run) -> tuple[float, float] | None:
+    """What is left of an attempt beside training and probes: seconds of its start, and of each token of its validations.
+
+    Validations, checkpoints included, take no more of it than they can; the rest goes to the start, which begins before
+    the process can tell the time. None for an attempt that went on from another one.
+    """
+    one = run.timed
+    if not one.whole or one.start_s is None:
+        return None
+    rest = max(0.0, one.elapsed_s - one.start_s - one.last[1] - sum(one.probes.values()))
+    tokens = one.points * validated(run.config)
+    validating = min(rest, tokens * run.token / 3 * FORWARD.high)
+    return one.start_s + rest - validating, validating / tokens if tokens else 0.0
+
+
+def validated(config: CellConfig) -> int:
+    """Tokens of one validation."""
+    return config.eval.validation_tokens // config.train.seq_len * config.train.seq_len
+
+
+def _probes(runs: Sequence[_Run]) -> dict[tuple[str, int], float]:
+    """Seconds of a token by probe and context length; the median of the runs."""
+    seen: dict[tuple[str, int], list[float]] = {}
+    for run in runs:
+        for (name, length), seconds in run.timed.probes.items():
+            if name in run.config.eval.probes:
+                tokens = bound(name, run.config).tokens(length)
+                seen.setdefault((name, length), []).append(seconds / max(tokens, 1))
+    return {key: median(some) for key, some in seen.items()}
+
+
+def gpu_of(names: Iterable[str | None], word: str | None) -> str | None:
+    """The first of these names of GPUs that has the word, as resources.gpu_type gives it."""
+    return next((name for name in names if name is not None and is_type(name, word)), None)
+
+
+def as_json(speed: Speed) -> dict[str, Any]:
+    """What a plan tells of it."""
+    return {"source": speed.source, "tokens_per_s": round(1 / speed.token.likely, 1), "attempts": speed.attempts}

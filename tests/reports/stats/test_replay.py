@@ -1,0 +1,61 @@
+"""Designs and pruning replayed on the published cells."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from atma_sweep.reports.stats import replay
+from atma_sweep.reports.stats.replay import METHODS, Published, main, pruned, replayed
+from atma_sweep.results.paper import rows
+from atma_sweep.results.store.store import Store
+
+
+@pytest.fixture(scope="module")
+def cells(published: Store) -> Published:
+    return replay.published(published)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_draw_is_of_different_cells_and_estimates_the_effect(cells: Published, name: str) -> None:
+    random = np.random.default_rng(1)
+    draws = [METHODS[name](cells, random) for _ in range(3)]
+    for members in draws:
+        expected = 40 if name.startswith("`") else int(name.split()[-1])
+        assert len(set(members.tolist())) == len(members) == expected
+        assert members.min() >= 0
+        assert members.max() < 120
+    assert len({tuple(members) for members in draws}) > 1
+    if "orthogonal, 60" in name:
+        rows_ = cells.model.every[draws[0]][:, :10]
+        assert np.allclose(rows_.T @ rows_, 60 * np.eye(10))
+
+
+def test_all_cells_say_what_the_paper_does(cells: Published) -> None:
+    """The full values by the difference of means, and draws of forty around it."""
+    on, off = (cells.needle[(cells.space.points[:, 3] == level)] for level in (1, 0))
+    assert 100 * (on.mean() - off.mean()) == pytest.approx(17.4, abs=0.05)
+    one = replayed(cells, METHODS["`runs: 40`, levels relabelled"], draws=40)["all"]
+    assert (one.sign, one.sure) == (1.0, 1.0)
+    assert one.held >= 0.9
+    assert one.saved == pytest.approx(2 / 3, abs=0.05)
+
+
+def test_pruning_by_loss_throws_the_best_retrieval_away(cells: Published) -> None:
+    """By a sort of the published files, with nothing of the module."""
+    curves = [float(row["val_loss"]) for row in rows("curves") if row["step"] == "250"]
+    assert len(curves) == 120
+    first, *_, last = pruned(cells, 2)
+    kept = sorted(curves)[:60]
+    assert sorted(cells.losses[250])[:60] == pytest.approx(kept)
+    assert (first.left, first.best, last.left) == (60, 0, 15)
+    order = np.argsort(cells.losses[250])
+    assert first.needle == cells.needle[order[:60]].max() < 0.25 < 0.5 < np.sort(cells.needle)[-10]
+    assert first.correlation < 0
+
+
+def test_it_prints_both_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--draws", "2"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("\n| ") == 2 * len(METHODS) + 1 + 7
+    with pytest.raises(SystemExit):
+        main(["--draws", "0"])

@@ -1,0 +1,48 @@
+"""A calibration on the CPU: it times the cell that it is given, and what it says of a longer step is arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from atma_sweep.sweep.bench import calibrate
+from atma_sweep.sweep.grid.cell import Cell
+from atma_sweep.sweep.plan.speed import Place
+
+SMALL = """
+set:
+  model: {d_model: 16, n_layers: 3, n_heads: 2, n_kv_heads: 1, head_dim: 8, window_size: 8}
+  train: {tokens: 40960, seq_len: 32, micro_batch: 2, batch_tokens: 2048}
+"""
+"""A step of 32 micro-batches, of which the calibration takes eight."""
+
+
+def test_a_step_is_made_of_those_that_were_timed(
+    cells: Callable[..., list[Cell]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (cell,) = cells(SMALL)
+    monkeypatch.setattr(calibrate, "SECONDS", 0.0)
+    monkeypatch.setattr(calibrate, "_imports", lambda: 3.0)
+    seen: list[int] = []
+
+    class Watched(calibrate.Runner):
+        def advance(self) -> None:
+            seen.append(self.cell.config.train.accumulation)
+            super().advance()
+
+        def optimizer_seconds(self) -> float:
+            super().optimizer_seconds()
+            return 0.25
+
+    now = iter(range(1000))
+    monkeypatch.setattr(calibrate, "Runner", Watched)
+    monkeypatch.setattr(calibrate.time, "perf_counter", lambda: float(next(now)))
+    told: list[str] = []
+    found = calibrate.timed(cell, "abc", Place(None), tell=told.append)
+    assert seen == [8] * (2 + calibrate.STEPS)
+    # the clock says a second a step: a quarter for the optimizer, the rest four times
+    assert found.step_s == found.low_s == found.high_s == pytest.approx(0.25 + 0.75 * 4)
+    assert found.start_s >= 3.0
+    assert found.validation_token_s > 0
+    assert (found.like, found.slug, found.device) == ("abc", cell.slug, Place(None).name(cell.config))
+    assert len(told) == 1

@@ -1,0 +1,109 @@
+"""The command plan, and launch with a budget: what they say of a grid, before and after it was launched."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench import Bench
+from tiers import only_long
+
+Command = Callable[..., tuple[int, str, str]]
+CONTRAST = "contrasts:\n  - {measure: val.val_loss, axis: attn_type, level: polar, reference: nope}\n"
+
+
+def test_a_plan_writes_nothing_and_tells_groups_and_price(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.edit("attn_type: [nope, polar]", "attn_type: [nope, polar, rope]")
+    bench.edit("seeds: 1", "seeds: 2\nexclude:\n  - {attn_type: rope}")
+    before = sorted(tmp_path.rglob("*"))
+    told = bench.ask("plan", "micro.yaml", "--rate", "2.50/h")
+    assert sorted(tmp_path.rglob("*")) == before
+    lines = told.splitlines()
+    assert lines[0] == "micro: 4 cells"
+    assert "  new                   4" in lines
+    assert "  excluded              2  exclude[0] (attn_type: rope)" in lines
+    assert "core-hours, through in" in told
+    assert "at 2.5 an hour; 4 from FLOPs" in told
+    assert "nope-baseline-d0-m0-w0-s1" not in told, "cells stand there with --list"
+    assert "nope-baseline-d0-m0-w0-s1" in bench.ask("plan", "micro.yaml", "--list")
+    found = json.loads(bench.ask("plan", "micro.yaml", "--json", "--gpus", "3"))
+    assert {word: len(some) for word, some in found["groups"].items()} == {"new": 4, "excluded": 1}
+    price = found["price"]
+    hours = price["hours_by_part"]
+    assert price["hours"]["likely"] == pytest.approx(sum(part["likely"] for part in hours.values()), abs=3e-4)
+    assert price["hours"]["low"] < price["hours"]["likely"] < price["hours"]["high"]
+    assert price["sources"] == {"FLOPs": 4}
+    assert price["disk_bytes_kept"] > 0
+    assert json.loads(bench.ask("launch", "micro.yaml", "--dry-run", "--json"))["price"]["hours"] == price["hours"]
+    assert "price: " in bench.ask("launch", "micro.yaml", "--dry-run")
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["plan", "quick", "--rate", "much"], "--rate 'much' must be an amount above 0 of money an hour, such as 2.50/h"),
+    (["plan", "nowhere"], "nowhere: no such grid file"),
+    (["plan", "quick", "--gpus", "0"], "--gpus"),
+    (["launch", "quick", "--budget", "soon"], "--budget 'soon' must be hours above 0, such as 40h"),
+    (["launch", "quick", "--budget", "5$"], "--budget 5$ is money; say what an hour costs with --rate"),
+])  # fmt: skip
+def test_mistakes_are_one_line(command: Command, tmp_path: Path, words: list[str], said: str) -> None:
+    code, out, err = command(*words)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert len(err.strip().splitlines()) == 1
+    assert not (tmp_path / "atma.db").exists()
+
+
+def test_a_gpu_that_is_not_here_cannot_be_calibrated(command: Command) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    code, _, err = command("plan", "full", "--calibrate", "--only", "attn_type=polar")
+    assert code == 3
+    assert "no usable CUDA GPU" in err
+
+
+def test_the_price_of_gpus_that_nobody_has_here(command: Command) -> None:
+    code, out, _ = command("plan", "full", "--gpus", "8", "--gpu", "H200", "--json")
+    assert code == 0
+    price = json.loads(out)["price"]
+    assert (price["unit"], price["place"], price["gpus"], price["watts"]) == ("GPU-hours", "H200", 8, 700)
+    assert price["kwh"]["likely"] == pytest.approx(price["hours"]["likely"] * 0.7, rel=1e-3)
+    # eight at a time, 120 cells of much the same length
+    assert price["finish_seconds"]["likely"] == pytest.approx(price["hours"]["likely"] * 3600 / 8, rel=0.1)
+
+
+@only_long
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_a_calibrated_price_stands_beside_what_the_launch_took_and_a_budget_goes_on(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.grid(tokens=128 * 100, seeds=2, more=CONTRAST)
+    bench.in_turn()
+
+    def plan() -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(bench.ask("plan", "micro.yaml", "--json"))
+        return found
+
+    bench.run("plan", "micro.yaml", "--calibrate")
+    assert plan()["price"]["sources"] == {"calibrated": 4}
+    whole = plan()["price"]["hours"]["likely"]
+    told = bench.run("launch", "micro.yaml", "--budget", f"{0.6 * whole:.6f}h")
+    assert "2 cells for about" in told
+    assert "left for later: 2 cells" in told
+    slugs = [slug for (slug,) in bench.sql("SELECT slug FROM cell JOIN attempt a ON a.cell_id = cell.id ORDER BY a.id")]
+    assert [str(slug)[-2:] for slug in slugs] == ["s0", "s0"], "the pair of the first seed"
+    table = json.loads(bench.ask("report", "--table", "budget", "--format", "json"))
+    rows = table["rows"] if isinstance(table, dict) else table
+    last = rows[-1]
+    assert last["ratio"] > 0  # how near it is depends on who else uses the CPU
+    # the same budget once more, and then one that is large enough
+    again = bench.run("launch", "micro.yaml", "--budget", f"{0.6 * whole:.6f}h")
+    assert "to train: 0 cells" in again or "0 cells for about" in again
+    assert plan()["price"]["sources"] == {"measured": 2}
+    enough = bench.ask("launch", "micro.yaml", "--budget", "1000h", "--dry-run")
+    assert "2 cells for about" in enough

@@ -1,0 +1,157 @@
+"""What a budget allows, and in which order: properties that any order of pairs must have, and small cases by hand."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+
+import pytest
+from atma_sweep.results.contrasts import Contrast
+from atma_sweep.sweep.config import CellConfig
+from atma_sweep.sweep.errors import SweepError
+from atma_sweep.sweep.grid.cell import Cell
+from atma_sweep.sweep.plan import budget
+from atma_sweep.sweep.plan.planner import Budget, Plan, Task
+
+AXES = ("train.a", "train.b", "train.c")
+
+
+def cell(levels: Sequence[str], seed: int = 0) -> Cell:
+    name = "".join(levels) + f"-s{seed}"
+    return Cell(name, name, CellConfig(seed=seed), dict(zip(AXES, levels, strict=False)))
+
+
+def factorial(*counts: int, seeds: int = 1) -> list[Cell]:
+    every = itertools.product(*(range(count) for count in counts))
+    return [cell([str(n) for n in point], seed) for point in every for seed in range(seeds)]
+
+
+def contrast(axis: str, level: str, reference: str, **within: str) -> Contrast:
+    inside = {f"train.{name}": word for name, word in within.items()}
+    return Contrast(
+        probe="val", metric="val_loss", length=0, axis=f"train.{axis}", level=level, reference=reference, within=inside
+    )
+
+
+def blocks(cells: Sequence[Cell], contrasts: Sequence[Contrast], done: Sequence[str] = ()) -> list[list[str]]:
+    tasks = [Task(one, "train", [], "new") for one in cells if one.id not in done]
+    return [[task.cell.id for task in block] for block in budget.blocks(tasks, cells, contrasts, done)]
+
+
+def pairs(cells: Sequence[Cell], one: Contrast) -> set[frozenset[str]]:
+    """By comparing every cell with every other."""
+    found = set()
+    for low, high in itertools.permutations(cells, 2):
+        levels = {name: (low.axes[name], high.axes[name]) for name in low.axes}
+        inside = all(low.axes[name] == word for name, word in one.within.items())
+        apart = [name for name, (a, b) in levels.items() if a != b]
+        alike = inside and low.config.seed == high.config.seed
+        if alike and apart == [one.axis] and levels[one.axis] == (one.reference, one.level):
+            found.add(frozenset((low.id, high.id)))
+    return found
+
+
+def test_without_contrasts_the_order_stays() -> None:
+    cells = factorial(2, 2)
+    assert blocks(cells, []) == [[one.id] for one in cells]
+
+
+def test_pairs_of_a_contrast_then_the_other_seed_then_the_rest() -> None:
+    cells = factorial(3, 2, seeds=2)
+    assert blocks(cells, [contrast("a", "2", "0", b="1")]) == [
+        ["01-s0", "21-s0"], ["01-s1", "21-s1"],
+        *([f"{name}-s{seed}"] for name in ("00", "10", "11", "20") for seed in (0, 1)),
+    ]  # fmt: skip
+
+
+def test_contrasts_take_turns_and_a_pair_whose_half_is_done_comes_first() -> None:
+    cells = factorial(2, 2)
+    both = [contrast("a", "1", "0"), contrast("b", "1", "0")]
+    # a: 00-10, 01-11; b: 00-01 lacks 01 after the first, and so completes both
+    assert blocks(cells, both) == [["00-s0", "10-s0"], ["01-s0"], ["11-s0"]]
+    assert blocks(cells, both[:1], done=["11-s0"]) == [["01-s0"], ["00-s0", "10-s0"]]
+
+
+def test_whatever_the_grid_complete_pairs_come_first_and_no_cell_twice() -> None:
+    draw = random.Random(0)
+    for _ in range(60):
+        cells = factorial(draw.randint(2, 3), draw.randint(1, 3), draw.randint(1, 3), seeds=draw.randint(1, 3))
+        cells = [one for one in cells if draw.random() < 0.8]
+        done = [one.id for one in cells if draw.random() < 0.2]
+        wanted = [contrast("a", "1", "0"), contrast("b", "1", "0", a="1")][: draw.randint(1, 2)]
+        found = blocks(cells, wanted, done)
+        flat = [name for block in found for name in block]
+        assert sorted(flat) == sorted(one.id for one in cells if one.id not in done)
+        every = set().union(*(pairs(cells, one) for one in wanted))
+        paired = {name for pair in every for name in pair}
+        have = set(done)
+        seeds = []
+        for block in found:
+            have |= set(block)
+            if paired & set(block):
+                # each block completes a pair of its own
+                assert any(pair <= have and pair & set(block) for pair in every)
+                seeds.append(int(block[0].rpartition("s")[2]))
+        listed = list(dict.fromkeys(one.config.seed for one in cells))
+        assert seeds == sorted(seeds, key=listed.index)
+        first_alone = next((n for n, block in enumerate(found) if not paired & set(block)), len(found))
+        assert not any(paired & set(block) for block in found[first_alone:])
+
+
+class Flat:
+    """Prices of made-up cells: hours by the first letter of a cell."""
+
+    def of(self, task: Task) -> Flat:
+        self.likely = float(task.cell.slug[0]) + 1
+        self.hours = self
+        return self
+
+
+@pytest.mark.parametrize(("allowed", "used", "taken", "left"), [
+    (100, 0, ["00", "10", "01", "11"], 0.0), (3, 0, ["00", "10"], 3.0), (2.9, 0, [], 6.0), (9, 4, ["00", "10"], 3.0),
+    (3, 5, [], 6.0), (6, 0, ["00", "10", "01", "11"], 0.0),
+])  # fmt: skip
+def test_whole_pairs_that_fit_are_taken(allowed: float, used: float, taken: list[str], left: float) -> None:
+    """A pair costs one hour and two."""
+    cells = factorial(2, 2)
+    tasks = [Task(one, "train", [], "new") for one in cells]
+    found, told = budget.within(Plan(tasks, {}, cells), allowed, used, Flat(), [contrast("a", "1", "0")], ())  # type: ignore[arg-type]
+    assert [task.cell.id.removesuffix("-s0") for task in found] == taken
+    assert (told.left_hours, told.cells, told.spent) == (left, len(taken), used)
+    assert len(told.describe()) == (2 if left else 1)
+
+
+def test_a_block_that_is_too_large_leaves_room_for_a_smaller_one() -> None:
+    cells = [cell(["8"]), cell(["0"])]
+    tasks = [Task(one, "train", [], "new") for one in cells]
+    found, told = budget.within(Plan(tasks, {}, cells), 5, 0, Flat(), [], ())  # type: ignore[arg-type]
+    assert ([task.cell.id for task in found], told.left_hours) == (["0-s0"], 9.0)
+    assert isinstance(told, Budget)
+
+
+@pytest.mark.parametrize(("text", "rate", "hours"), [
+    ("40h", None, 40), ("40", None, 40), ("0.5 h", None, 0.5), ("100$", 2.5, 40), ("$100", 2.5, 40), ("1e3h", 2.5, 1000),
+])  # fmt: skip
+def test_hours_and_money(text: str, rate: float | None, hours: float) -> None:
+    assert budget.hours_of(text, rate) == pytest.approx(hours)
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("0h", "must be hours above 0"), ("-1", "must be hours above 0"), ("much", "must be hours above 0"), ("infh", "must be"),
+    ("nan", "must be"), ("5$h", "must be"), ("5$", "say what an hour costs with --rate"),
+])  # fmt: skip
+def test_what_is_no_budget(text: str, said: str) -> None:
+    with pytest.raises(SweepError, match=said):
+        budget.hours_of(text, None)
+
+
+@pytest.mark.parametrize(("text", "rate"), [(None, None), ("2.50/h", 2.5), ("2.5", 2.5), ("$3/hour", 3.0)])
+def test_rates(text: str | None, rate: float | None) -> None:
+    assert budget.rate_of(text) == rate
+
+
+@pytest.mark.parametrize("text", ["", "x/h", "0/h", "-2", "2/day", "nan", "inf/h"])
+def test_what_is_no_rate(text: str) -> None:
+    with pytest.raises(SweepError, match="an amount above 0 of money an hour"):
+        budget.rate_of(text)

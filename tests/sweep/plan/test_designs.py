@@ -1,0 +1,62 @@
+"""What a launch says of a partial design, and of the one before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from atma_sweep.results.designs.record import design_of
+from atma_sweep.results.store.store import open_store
+from atma_sweep.sweep.grid.grid import load_grid
+from atma_sweep.sweep.machine.processes import this_process
+from atma_sweep.sweep.plan import designs
+from atma_sweep.sweep.run.launch import Request, claim
+from bench import Bench
+
+HEAD = "name: g\nextends: micro\naxes: {attn_type: [polar, nope, rope], memory: [off, on], window: [off, on]}\n"
+
+
+def fake(data: object) -> str:
+    return "f" * 64
+
+
+def test_what_becomes_of_the_cells_of_before(write: Callable[..., Path], tmp_path: Path) -> None:
+    store = open_store(tmp_path / "a.db", create=True)
+
+    def launch(text: str) -> list[str]:
+        grid = load_grid(write(HEAD + text))
+        cells = grid.expand(fake)
+        told = designs.told(grid, cells, store)
+        owner = this_process("launch")
+        store.release_sweep(
+            "g", claim(Request(grid=grid, cells=cells, runs=tmp_path, commit=("c", False)), store, owner)
+        )
+        return told
+
+    first = launch("design: {runs: 6}\n")
+    assert len(first) >= 3
+    assert first[0].startswith("design: 6 of 12 combinations, d-optimal; estimated: attn_type, memory, window")
+    kept = design_of(store.revision("g").options)
+    assert kept is not None
+    assert (kept.runs, kept.method, len(kept.space.points)) == (6, "d-optimal", 12)
+    assert launch("design: {runs: 9}\n")[-1] == "design: all 6 cells of the design launched before are among these 9"
+    other = launch("design: {runs: 10, model: two-way}\n")[-1]
+    assert "of the 9 cells of the design launched before are not among these 10; they stay in the database" in other
+    # the whole grid holds every design of it, and is no design
+    assert launch("") == ["design: all 10 cells of the design launched before are among these 12"]
+    assert design_of(store.revision("g").options) is None
+    assert launch("") == []
+
+
+@pytest.mark.thorough
+def test_a_design_is_completed_and_nothing_is_trained_twice(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.edit("[nope, polar]", "[nope, polar]\n  window: [off, on]\ndesign: {runs: 3}")
+    assert "design: 3 of 4 combinations, d-optimal" in bench.launch()
+    bench.once(3)
+    bench.edit("\ndesign: {runs: 3}", "")
+    assert bench.plan()["counts"] == {"done": 3, "new": 1}
+    bench.launch()
+    bench.once(4)
+    assert bench.sql("SELECT count(*) FROM attempt") == [(4,)]

@@ -1,0 +1,196 @@
+"""What lies between a grid and the database, held against comparisons that know nothing of grids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.records import Owner
+from atma_sweep.results.store.store import Store, open_store
+from atma_sweep.sweep.grid.cell import Cell
+from atma_sweep.sweep.grid.grid import Grid, load_grid
+from atma_sweep.sweep.plan import difference, planner, told
+from atma_sweep.sweep.plan.difference import Difference
+from atma_sweep.sweep.probes import requested
+
+Write = Callable[..., Path]
+ME = Owner(name="ada", host="here", pid=1, started=0.0)
+FIRST = """
+name: g
+extends: micro
+axes:
+  attn_type: [nope, polar]
+set:
+  train: {clip: 1.0}
+  eval: {lengths: [128, 256]}
+"""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(tmp_path / "atma.db", create=True)
+
+
+@pytest.fixture
+def read(write: Write, fake_fingerprint: Any) -> Callable[..., tuple[Grid, list[Cell]]]:
+    def reading(text: str, *, sets: Sequence[str] = ()) -> tuple[Grid, list[Cell]]:
+        grid = load_grid(write(text), sets=sets, rename="other" if sets else None)
+        return grid, grid.expand(fake_fingerprint)
+
+    return reading
+
+
+def launch(store: Store, grid: Grid, cells: Sequence[Cell]) -> None:
+    """As a launch records it."""
+    pairs = sorted({pair for cell in cells for pair in requested(cell.config.eval)})
+    store.record_revision(
+        grid.name, grid_text=grid.document.text, grid_file="g.yaml",
+        options={"requested": [list(pair) for pair in pairs], "set": {}}, cells=[planner.record(cell) for cell in cells],
+    )  # fmt: skip
+
+
+def between(store: Store | None, grid: Grid, cells: Sequence[Cell]) -> Difference:
+    states = store.states({cell.id for cell in cells}) if store is not None else {}
+    return difference.between(grid, planner.plan(cells, states), cells, store)
+
+
+def counts(found: Difference) -> dict[str, int]:
+    return {word: len(some) for word, some in found.groups.items()}
+
+
+def attempt(store: Store, cell: Cell, state: str, *, step: int = 0) -> None:
+    made = store.start_attempt(cell.id, owner=ME, fence=1, steps_total=150)
+    if step:
+        recorder = Recorder(store, made.id, 1)
+        recorder.progress(step, 150, 1.0, 1.0, "training")
+        recorder.checkpoint("a/b")
+    if state != "running":
+        store.finish_attempt(made.id, 1, state, weights="a/w.safetensors" if state == "done" else None)
+
+
+def test_a_grid_that_nobody_launched(store: Store, read: Any) -> None:
+    grid, cells = read(FIRST)
+    for known in (None, store):
+        found = between(known, grid, cells)
+        assert (counts(found), found.revision, found.changes, found.axes) == ({"new": 2}, None, (), ())
+        assert list(told.describe(found, every=False)) == ["  new                   2", "never launched before"]
+
+
+def test_every_cell_is_in_the_group_of_what_is_to_be_done(store: Store, read: Any) -> None:
+    text = FIRST.replace("axes:", "seeds: 3\naxes:").replace("[nope, polar]", "[nope, polar, rope]")
+    text += "exclude:\n  - {attn_type: rope}\n"
+    grid, cells = read(text)
+    launch(store, grid, cells)
+    attempt(store, cells[0], "done")
+    attempt(store, cells[1], "interrupted", step=30)
+    attempt(store, cells[2], "interrupted")
+    attempt(store, cells[3], "failed", step=75)
+    attempt(store, cells[4], "diverged")
+    found = between(store, grid, cells)
+    assert counts(found) == {
+        "needs-eval": 1, "resumable": 1, "interrupted": 1, "failed": 1, "diverged": 1, "new": 1, "excluded": 1,
+    }  # fmt: skip
+    assert [one.note for one in found.groups["resumable"]] == ["20% of its steps are done"]
+    assert [one.note for one in found.groups["failed"]] == ["50% of its steps are done"]
+    assert found.rules == {"exclude[0] (attn_type: rope)": 3}
+    assert {one.id for word, some in found.groups.items() for one in some if word != "excluded"} == {
+        c.id for c in cells
+    }
+    lines = list(told.describe(found, every=False))
+    assert "  excluded              3  exclude[0] (attn_type: rope)" in lines
+    assert "nothing changed since revision 1" in lines
+    assert any(cells[5].id in line for line in told.describe(found, every=True))
+
+
+def test_the_first_rule_that_drops_a_combination_is_named(read: Any) -> None:
+    text = FIRST + "exclude:\n  - {attn_type: rope, memory: off}\n  - {memory: off}\n"
+    text = text.replace("  attn_type: [nope, polar]", "  attn_type: [nope, rope]\n  memory: [off, on]")
+    grid, cells = read(text)
+    dropped = {(words["attn_type"], words["memory"]): index for index, words in grid.excluded()}
+    assert dropped == {("nope", "off"): 1, ("rope", "off"): 0}
+    assert {(c.axes["attn_type"], c.axes["memory"]) for c in cells} | set(dropped) == {
+        (a, m) for a in ("nope", "rope") for m in ("off", "on")
+    }
+
+
+# --- since the last revision ------------------------------------------------------------------------------------------
+
+
+def naive(old: Any, new: Any, path: str = "") -> dict[str, tuple[Any, Any]]:
+    """Where two YAML values differ, going down together as far as both are mappings."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        found: dict[str, tuple[Any, Any]] = {}
+        for key in {**old, **new}:
+            found |= naive(old.get(key), new.get(key), f"{path}.{key}".lstrip("."))
+        return found
+    return {} if old == new else {path: (old, new)}
+
+
+@pytest.mark.parametrize("edit", [
+    ("clip: 1.0", "clip: 0.5"), ("[nope, polar]", "[nope, polar, rope]"), ("[128, 256]", "[128, 512]"),
+    ("axes:", "seeds: 2\naxes:"), ("clip: 1.0", "clip: 1.0, muon_lr: 0.01"), ("  train: {clip: 1.0}\n", ""),
+    ("name: g", "name: g\ndescription: words"),
+])  # fmt: skip
+def test_changes_are_those_of_the_file(store: Store, read: Any, edit: tuple[str, str]) -> None:
+    launch(store, *read(FIRST))
+    grid, cells = read(FIRST.replace(*edit))
+    found = between(store, grid, cells)
+    expected = naive(yaml.safe_load(FIRST), yaml.safe_load(FIRST.replace(*edit)))
+    expected.pop("description", None)
+    seen = {key: (old, new) for key, old, new in found.changes if not key.startswith("probe ")}
+    assert seen == {f"{k}.clip" if k == "set.train" else k: (v[0]["clip"], None) if k == "set.train" else v for k, v in expected.items()}  # fmt: skip
+    assert {key for key, _, _ in found.changes if key.startswith("probe ")} == (
+        {"probe clean", "probe junk", "probe needle"} if "512" in edit[1] else set()
+    )
+    assert found.inherited == []
+    if "rope" in edit[1]:
+        assert "  axes.attn_type: [nope, polar] -> [nope, polar, rope]" in told.describe(found, every=False)
+
+
+def test_a_change_of_what_is_trained_orphans_the_cells(store: Store, read: Any) -> None:
+    launch(store, *read(FIRST))
+    grid, cells = read(FIRST.replace("clip: 1.0", "clip: 0.5"))
+    found = between(store, grid, cells)
+    assert counts(found) == {"new": 2, "orphaned": 2}
+    assert {one.id for one in found.groups["orphaned"]}.isdisjoint(cell.id for cell in cells)
+
+
+def test_what_a_base_changes_is_told_where_the_file_says_nothing(store: Store, read: Any, write: Write) -> None:
+    launch(store, *read(FIRST))
+    base = write("", name="unused.yaml").with_name("micro.yaml")
+    base.write_text(base.read_text().replace("tokens: 153_600", "tokens: 102_400"))
+    found = between(store, *read(FIRST))
+    assert (found.changes, found.inherited) == ([], [("train.tokens", 153_600, 102_400)])
+    assert "  train.tokens (by a base or a default): 153600 -> 102400" in told.describe(found, every=False)
+
+
+def test_a_new_axis_says_which_level_the_older_cells_had(store: Store, read: Any) -> None:
+    _, before = read(FIRST)
+    launch(store, *read(FIRST))
+    grid, cells = read(FIRST.replace("axes:", "axes:\n  memory: [off, on]"))
+    assert {cell.id for cell in before} <= {cell.id for cell in cells}
+    found = between(store, grid, cells)
+    assert found.axes == ["new axis memory: all 2 cells of before have memory=off; their ids stay"]
+    assert counts(found) == {"new": 4}, "nobody has trained any yet"
+    grid, cells = read(FIRST.replace("axes:", "axes:\n  train.muon_lr: [0.5]"))
+    assert between(store, grid, cells).axes == [
+        "new axis train.muon_lr: no cell of before has one of its levels; they have train.muon_lr=0.02, which as a level "
+        "would keep them"
+    ]
+
+
+def test_an_axis_that_is_gone(store: Store, read: Any) -> None:
+    launch(store, *read(FIRST.replace("axes:", "axes:\n  memory: [off, on]")))
+    found = between(store, *read(FIRST))
+    assert found.axes == ["axis memory is gone: of before stay 2 memory=off"]
+    assert counts(found) == {"new": 2, "orphaned": 2}
+
+
+def test_settings_of_the_command_line_are_told(store: Store, read: Any) -> None:
+    grid, cells = read(FIRST, sets=["train.clip=0.25"])
+    launch(store, grid, cells)
+    assert between(store, grid, cells).changes == [("--set train.clip", None, 0.25)]

@@ -1,0 +1,282 @@
+"""Prices of hand-made databases, worked out by hand."""
+
+from __future__ import annotations
+
+import math
+import random
+import socket
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from atma_sweep.results import forecast as stored
+from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.records import CurvePoint, Measurement, Owner, Provenance
+from atma_sweep.results.store.schema import AttemptRow
+from atma_sweep.results.store.store import Store, open_store
+from atma_sweep.sweep.config import Resources
+from atma_sweep.sweep.grid.cell import Cell
+from atma_sweep.sweep.plan import calibrated, fleet, place, planner, price, told
+from atma_sweep.sweep.plan.calibrated import Calibration
+from atma_sweep.sweep.plan.ordering import ordered
+from atma_sweep.sweep.plan.spans import Span
+from atma_sweep.sweep.run.supervisor import as_told
+from atma_sweep.sweep.training import flops
+
+Cells = Callable[..., list[Cell]]
+ME = Owner(name="ada", host=socket.gethostname(), pid=1, started=0.0)
+GRID = """
+axes:
+  train.tokens: [153600, 307200]
+seeds: 2
+set:
+  eval: {probes: [val, clean], lengths: [128, 256]}
+resources: {gpus: GPUS}
+"""
+"""150 or 300 steps of 1,024 tokens, with 5 or 10 validations of 16,384."""
+
+
+def trained(store: Store, cell: Cell, *, gpu: str | None, slow: float = 1.0, state: str = "done") -> None:
+    """7 s of start; 1.928 s of compiling; 153,600 tokens at 10,000 a second; 0.4 s of validation; 6 s of probes."""
+    attempt = store.start_attempt(cell.id, owner=ME, fence=1, steps_total=cell.config.train.steps)
+    recorder = Recorder(store, attempt.id, 1)
+    recorder.provenance(
+        Provenance(config=as_told(cell.config), seed=0, gpu_name=gpu, extra={"start_seconds": 7.0}, host=ME.host)
+    )
+    rows = [30, 60, 90, 120, 150]
+    recorder.curve(
+        [
+            CurvePoint(step=n, tokens=1024 * n, wall_s=1.928 + slow * 0.1024 * n, train_loss=1.0, val_loss=1.0)
+            for n in rows
+        ]
+    )
+    recorder.measurements(
+        [
+            Measurement(probe=probe, metric=metric, length=length, value=1.0, unit="nats", seconds=seconds)
+            for probe, metric, length, seconds in (("val", "val_loss", 0, 2.0), ("clean", "nats", 128, 1.0), ("clean", "nats", 256, 3.0))
+        ]
+    )  # fmt: skip
+    store.finish_attempt(attempt.id, 1, state)
+    took = timedelta(seconds=7 + 1.928 + slow * 15.36 + 0.4 + 6)
+    with store.transaction() as session:
+        row = session.get(AttemptRow, attempt.id)
+        assert row is not None
+        assert row.started_at is not None
+        row.finished_at = row.started_at + took
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(tmp_path / "atma.db", create=True)
+
+
+def launched(store: Store, cells: Sequence[Cell]) -> None:
+    store.record_revision("g", grid_text="a: 1\n", grid_file="g.yaml", cells=[planner.record(cell) for cell in cells])
+
+
+def made(store: Store | None, cells: Sequence[Cell]) -> planner.Plan:
+    states = store.states({cell.id for cell in cells}) if store is not None else {}
+    plan = planner.plan(cells, states)
+    tasks = ordered(plan.tasks, cells, ["train.tokens"], states)
+    return planner.Plan(tasks, plan.standings, list(cells), counts=plan.counts)
+
+
+SHORT, LONG = 7 + 1.928 + 15.36 + 0.4 + 6, 7 + 1.928 + 30.72 + 0.8 + 6
+
+
+def test_cells_that_were_measured_cost_what_such_cells_took(store: Store, cells: Cells, tmp_path: Path) -> None:
+    every = cells(GRID.replace("GPUS", "1"))
+    launched(store, every)
+    assert [cell.config.train.tokens for cell in every] == [153600, 153600, 307200, 307200]
+    trained(store, every[0], gpu="NVIDIA H200")
+    prices = place.prices(every, tmp_path, store, gpu="H200")
+    bill = price.bill(made(store, every), prices, gpus=2, rate=2.5)
+    assert (bill.unit, bill.place, dict(bill.sources)) == ("GPU-hours", "H200", {"measured": 3})
+    assert bill.hours.likely * 3600 == pytest.approx(SHORT + 2 * LONG)
+    seconds = {part: span.likely * 3600 for part, span in bill.parts.items()}
+    assert seconds == pytest.approx(
+        {"start": 21, "compile": 3 * 1.928, "training": 15.36 + 2 * 30.72, "validation": 0.4 + 1.6, "probing": 18}
+    )
+    # the two long ones first, one on each GPU, then the short one
+    assert bill.finish.likely == pytest.approx(LONG + SHORT)
+    assert bill.kwh is not None
+    assert bill.kwh.likely == pytest.approx(bill.hours.likely * 0.7)
+    assert bill.money is not None
+    assert bill.money.likely == pytest.approx(bill.hours.likely * 2.5)
+    assert bill.hours.low < bill.hours.likely < bill.hours.high < 1.2 * bill.hours.likely
+
+
+def test_of_several_attempts_the_median_counts_and_the_bounds_hold_all(
+    store: Store, cells: Cells, tmp_path: Path
+) -> None:
+    every = cells(GRID.replace("GPUS", "1").replace("seeds: 2", "seeds: 4").replace("153600, 307200", "153600"))
+    launched(store, every)
+    for cell, slow in zip(every, (1.0, 1.2, 2.0), strict=False):
+        trained(store, cell, gpu="NVIDIA H200", slow=slow)
+    bill = price.bill(made(store, every), place.prices(every, tmp_path, store), gpus=1)
+    assert bill.parts["training"].likely * 3600 == pytest.approx(1.2 * 15.36)
+    assert bill.parts["training"].low * 3600 <= 15.36 < 2 * 15.36 <= bill.parts["training"].high * 3600
+
+
+def test_another_gpu_another_width_and_failed_attempts_say_nothing(store: Store, cells: Cells, tmp_path: Path) -> None:
+    every = cells(GRID.replace("GPUS", "1"))
+    launched(store, every)
+    trained(store, every[0], gpu="NVIDIA H200 NVL")
+    trained(store, every[1], gpu="NVIDIA H200", state="failed")
+    prices = place.prices(every, tmp_path, store, gpu="H200")
+    assert dict(price.bill(made(store, every), prices, gpus=1).sources) == {"FLOPs": 3}
+    trained(store, every[1], gpu="NVIDIA H200")
+    wide = cells(GRID.replace("GPUS", "1").replace("seeds: 2", "").replace("set:", "set:\n  model: {d_model: 160}"))
+    bill = price.bill(made(store, wide), place.prices(wide, tmp_path, store, gpu="H200"), gpus=1)
+    assert dict(bill.sources) == {"FLOPs": 2}
+    # at the FLOP/s that the narrow one reached
+    per_token = [flops.training_flops(one.config.model, 128) for one in (every[0], wide[0])]
+    assert per_token[0] is not None
+    assert per_token[1] is not None
+    assert bill.parts["training"].likely * 3600 == pytest.approx(
+        (153600 + 307200) / 10_000 * per_token[1] / per_token[0]
+    )
+
+
+def test_what_is_half_trained_costs_half_the_training(store: Store, cells: Cells, tmp_path: Path) -> None:
+    every = cells(GRID.replace("GPUS", "1"))
+    launched(store, every)
+    trained(store, every[0], gpu="NVIDIA H200")
+    attempt = store.start_attempt(every[1].id, owner=ME, fence=1, steps_total=150)
+    recorder = Recorder(store, attempt.id, 1)
+    recorder.progress(75, 150, 1.0, 1.0, "training")
+    recorder.checkpoint("a/b")
+    store.finish_attempt(attempt.id, 1, "interrupted")
+    task = next(task for task in made(store, every).tasks if task.cell.id == every[1].id)
+    cost = place.prices(every, tmp_path, store).of(task)
+    assert cost.seconds.likely == pytest.approx(7 + 1.928 + 15.36 / 2 + 0.2 + 6)
+
+
+def test_a_probe_that_reads_twice_the_text_takes_twice_the_time(store: Store, cells: Cells, tmp_path: Path) -> None:
+    every = cells(GRID.replace("GPUS", "1"))
+    launched(store, every)
+    trained(store, every[0], gpu="NVIDIA H200")
+    longer = cells(GRID.replace("GPUS", "1").replace("lengths: [128, 256]", "lengths: [128, 256], documents: 32"))
+    assert longer[0].config.eval.documents == 2 * every[0].config.eval.documents
+    cost = place.prices(longer, tmp_path, store).whole(longer[0].config)["measured"]
+    assert cost.parts["probing"].likely == pytest.approx(2 + 2 * (1 + 3))
+
+
+def test_from_flops_of_a_network_that_fills_the_gpu(cells: Cells, tmp_path: Path) -> None:
+    (cell,) = cells("set: {data: {corpus: stdlib}}\nresources: {gpus: 1}\n", base="intended-370m")
+    prices = place.prices([cell], tmp_path, None, gpu="H200")
+    (cost,) = prices.whole(cell.config).values()
+    each = flops.training_flops(cell.config.model, 2048)
+    assert each is not None
+    tokens = cell.config.train.steps * cell.config.train.batch_tokens
+    assert cost.parts["training"].likely == pytest.approx(tokens * each / (0.4 * 989e12))
+    # docs/speed.md: 294,000 tokens a second on an H200
+    assert cost.parts["training"].low < tokens / 294_000 < cost.parts["training"].high
+    bill = price.bill(made(None, [cell]), prices, gpus=1)
+    lines = "\n".join(told.priced(bill, every=True))
+    assert "1 from FLOPs" in lines
+    assert "by a factor of up to several" in lines
+
+
+def test_a_share_of_a_gpu_is_priced_between_no_neighbour_and_taking_turns(cells: Cells, tmp_path: Path) -> None:
+    whole, quarter = (cells(GRID.replace("GPUS", share)) for share in ("1", "0.25"))
+    prices = place.prices(whole, tmp_path, None, gpu="H200")
+    alone, shared = (next(iter(prices.whole(some[0].config).values())) for some in (whole, quarter))
+    assert shared.parts["training"].low == alone.parts["training"].low
+    assert shared.parts["training"].high == pytest.approx(4 * alone.parts["training"].high)
+    assert shared.hours.low == pytest.approx(alone.hours.low / 4)
+
+
+def test_a_calibration_is_kept_and_priced(cells: Cells, tmp_path: Path) -> None:
+    every = cells(GRID.replace("GPUS", "0"))
+    prices = place.prices(every, tmp_path, None)
+    like = prices.speeds.likeness.of(every[0].config)
+    assert {prices.speeds.likeness.of(cell.config) for cell in every} == {like}, "tokens and seed change no speed"
+    known = Calibration(
+        like=like, device=prices.speeds.place.name(every[0].config), slug="x", step_s=0.2, low_s=0.19, high_s=0.3,
+        start_s=5.0, compile_s=0.5, validation_token_s=1e-5,
+    )  # fmt: skip
+    calibrated.keep(tmp_path, [known])
+    calibrated.keep(tmp_path, [known])
+    assert calibrated.read(tmp_path) == [known]
+    cost = place.prices(every, tmp_path, None).whole(every[0].config)["calibrated"]
+    parts = {part: span.likely for part, span in cost.parts.items() if part != "probing"}
+    assert parts == pytest.approx({"start": 5, "compile": 0.5, "training": 150 * 0.2, "validation": 5 * 0.16384})
+    (tmp_path / calibrated.FILE).write_text('[{"like": 1}, 3, {"a": 2}]')
+    assert calibrated.read(tmp_path) == []
+
+
+def test_ten_thousand_cells_are_worked_out_once_a_kind(
+    cells: Cells, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates = ", ".join(f"{n / 1000}" for n in range(1, 101))
+    every = cells(f"axes:\n  memory: [off, on]\n  train.muon_lr: [{rates}]\nseeds: 50\n")
+    assert len(every) == 10_000
+    asked: list[int] = []
+    whole = price.Prices._cost
+    monkeypatch.setattr(price.Prices, "_cost", lambda self, *some: asked.append(1) or whole(self, *some))
+    bill = price.bill(made(None, every), place.prices(every, tmp_path, None), gpus=1)
+    assert sum(group.attempts for group in bill.groups) == 10_000
+    assert (len(bill.groups), len(asked)) == (2, 2)
+
+
+# --- when it would be through -----------------------------------------------------------------------------------------
+
+
+def test_attempts_that_share_gpus_end_in_rounds() -> None:
+    quarter = Resources(gpus=0.25)
+    for n, gpus in ((1, 1), (4, 1), (5, 1), (9, 2), (16, 2)):
+        assert fleet.finish([(10.0, quarter)] * n, gpus) == pytest.approx(10 * math.ceil(n / (4 * gpus)))
+    assert fleet.finish([], 3) == 0.0
+
+
+def test_whole_gpus_take_the_next_attempt_as_soon_as_one_is_free() -> None:
+    draw = random.Random(1)
+    one = Resources(gpus=1)
+    for _ in range(50):
+        times, gpus = [draw.uniform(1, 9) for _ in range(draw.randint(1, 30))], draw.randint(1, 5)
+        free = [0.0] * gpus
+        for seconds in times:
+            first = free.index(min(free))
+            free[first] += seconds
+        assert fleet.finish([(seconds, one) for seconds in times], gpus) == pytest.approx(max(free))
+
+
+def test_a_whole_gpu_waits_for_its_parts() -> None:
+    half, whole = Resources(gpus=0.5), Resources(gpus=1)
+    assert fleet.finish([(4.0, half), (10.0, whole), (3.0, half)], 1) == pytest.approx(14.0)
+
+
+# --- kept with the launch ---------------------------------------------------------------------------------------------
+
+
+def test_a_forecast_is_kept_and_makes_no_other_revision(store: Store, cells: Cells, tmp_path: Path) -> None:
+    every = cells(GRID.replace("GPUS", "1"))
+    found = price.forecast(every, place.prices(every, tmp_path, store))
+    assert (len(found.groups), found.of) == (2, (0, 0, 1, 1))
+    records = [planner.record(cell) for cell in every]
+
+    def launch(**more: object) -> int:
+        options = {"requested": [], **more}
+        return store.record_revision("g", grid_text="a: 1\n", grid_file="g.yaml", options=options, cells=records)
+
+    assert launch(price=stored.as_option(found)) == 1
+    assert launch(price={"of": [1], "groups": []}) == launch() == 1
+    assert stored.forecast_of(store.revision("g").options) == found
+    assert launch(set={"a": 1}) == 2
+
+
+@pytest.mark.parametrize("junk", [
+    None, [], 3, {}, {"of": "x", "groups": []}, {"of": [1.5], "groups": []}, {"of": [0], "groups": [3]},
+    {"of": [0, 7, -1], "groups": [{"FLOPs": [1, 2]}, {"FLOPs": ["a", 1, 2]}, {"FLOPs": [1, 2, -1]}]},
+])  # fmt: skip
+def test_a_forecast_of_a_strange_database_says_nothing(junk: object) -> None:
+    found = stored.forecast_of({stored.OPTION: junk})
+    assert found is None or all(found.cell(position) == {} for position in range(-1, 9))
+
+
+def test_spans_keep_their_order() -> None:
+    span = Span.seen([3.0, 1.0, 2.0], 0.5)
+    assert span == Span(0.5, 2.0, 4.5)
+    assert span.plus(Span.exactly(1)).times(2).by(Span(1, 2, 3)) == Span(3.0, 12.0, 33.0)
