@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
-from .. import paper
+from .. import forecast, paper
 from ..errors import SweepBusy
 from ..store import queries
 from ..store.database import jsonable
@@ -377,5 +377,9 @@ def lacks_weights(row: Row, runs: Path) -> bool:
 
 def _asked(row: Row, members: Iterable[tuple[str, Any]]) -> str:
     """What a revision asks for, as one hash."""
-    asked = [row["grid_text"], row["options"], [[cell, sorted(axes.items())] for cell, axes in members]]
+    asked = [
+        row["grid_text"],
+        forecast.without(row["options"]),
+        [[cell, sorted(axes.items())] for cell, axes in members],
+    ]
     return hashlib.sha256(json.dumps(jsonable(asked), sort_keys=True).encode()).hexdigest()

@@ -26,6 +26,7 @@ T = Base.metadata.tables
 SWEEP_COLUMNS = ("name", "created_at", "launched_at", "read_only")
 """The rest says who runs it, which is nobody's business elsewhere."""
 DROPPED = {
+    "cell": ("note",),
     "revision": ("id", "sweep_id"),
     "revision_cell": ("revision_id",),
     "attempt": ("imported", "pid_space"),
@@ -254,7 +255,7 @@ METRIC = _line(200, r".*\S.*")
 LENGTH = _count(default=0)
 BYTES = _count(BIG, null=True)
 UNIT, REASON = _line(100), _prose(64 * KIB, null=True)
-FAILURES = ("preempted", "node_lost", "infrastructure", "host_oom", "cuda_oom", "diverged", "code", "hang")
+FAILURES = ("preempted", "node_lost", "infrastructure", "host_oom", "cuda_oom", "diverged", "code", "hang", "pruned")
 MEASURED = {"attempt_id": INDEX, "probe": PROBE, "metric": METRIC, "length": LENGTH, "value": MAYBE_NUMBER}
 
 FIELDS: dict[str, dict[str, Field]] = {
@@ -287,7 +288,7 @@ FIELDS: dict[str, dict[str, Field]] = {
         "id": INDEX,
         "cell_id": ID,
         "number": INDEX,
-        "kind": Field(kind="text", choices=("train", "evaluate")),
+        "kind": Field(kind="text", choices=("train", "evaluate", "external")),
         "parent_id": MAYBE_INDEX,
         "state": Field(kind="text", choices=STATES),
         "fence": _count(),

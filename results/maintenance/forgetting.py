@@ -5,7 +5,7 @@ Nothing is deleted before it was listed, and the list says which sweeps ask for 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -71,14 +71,20 @@ class Forgetting:
 
 
 def plan(
-    store: Store, cell: str, *, probes: Sequence[str] = (), lengths: Sequence[int] = (), sweep: str | None = None
+    store: Store,
+    cell: str,
+    *,
+    probes: Sequence[str] = (),
+    lengths: Sequence[int] = (),
+    metrics: Sequence[str] = (),
+    sweep: str | None = None,
 ) -> Forgetting:
-    """What `forget` would delete: the numbers of finished attempts of the cell, of these probes at these lengths.
+    """What `forget` would delete: the numbers of finished attempts of the cell, of these probes, lengths and metrics.
 
-    None of either means all of them, but not of both. Raises CellUnknown, CellAmbiguous, SweepUnknown, StoreError (neither
+    None of one means all of them, but not of all three. Raises CellUnknown, CellAmbiguous, SweepUnknown, StoreError (neither
     probe nor length, or a length that no number can have), SweepReadOnly for a cell of imported or published sweeps alone.
     """
-    if not probes and not lengths:
+    if not probes and not lengths and not metrics:
         raise StoreError(
             "say which measurements: --probe NAME, --length TOKENS (0 for those without a length), or both"
         )
@@ -86,26 +92,36 @@ def plan(
         raise StoreError(
             f"--length {wrong[0]}: no measurement has such a length; atma-sweep show lists those of a cell"
         )
-    return store.read(_plan, store.find_cell(cell, sweep).id, tuple(probes), tuple(lengths))
+    return store.read(_plan, store.find_cell(cell, sweep).id, (tuple(probes), tuple(lengths), tuple(metrics)))
 
 
 def forget(
-    store: Store, found: Forgetting, *, probes: Sequence[str] = (), lengths: Sequence[int] = (), who: str
+    store: Store,
+    found: Forgetting,
+    *,
+    probes: Sequence[str] = (),
+    lengths: Sequence[int] = (),
+    metrics: Sequence[str] = (),
+    who: str,
+    check: Callable[[Session], None] = lambda session: None,
 ) -> Forgetting:
     """Deletes what `plan` found, at once, and notes in an event that `who` did; returns what was there to delete.
 
     The plan is made again in the same transaction: when it is another by now, StoreError is raised and nothing changes.
+    `check` is called in that transaction, too, and may refuse by raising.
     """
+    among = tuple(probes), tuple(lengths), tuple(metrics)
 
     def work(session: Session) -> Forgetting:
-        now = _plan(session, found.cell, tuple(probes), tuple(lengths))
+        check(session)
+        now = _plan(session, found.cell, among)
         if now != found:
             raise StoreError(
                 f"the measurements of cell {found.cell} changed meanwhile; nothing was deleted, look again"
             )
         attempts = _finished(session, found.cell)
         for table in (ExampleRow, MeasurementRow):
-            session.execute(delete(table).where(table.attempt_id.in_(attempts), *_among(table, probes, lengths)))
+            session.execute(delete(table).where(table.attempt_id.in_(attempts), *_among(table, among)))
         what = ", ".join(f"{row.probe}{f' at {row.length}' if row.length else ''}" for row in now.rows)
         count = sum(row.measurements for row in now.rows)
         message = storable(f"{count} numbers deleted by {who}: {what}")
@@ -120,32 +136,38 @@ def _finished(session: Session, cell: str) -> list[int]:
     return list(session.scalars(query))
 
 
-def _among(table: Any, probes: Sequence[str], lengths: Sequence[int]) -> list[Any]:
+Among = tuple[Sequence[str], Sequence[int], Sequence[str]]
+"""Probes, lengths and metrics; of an empty one all."""
+
+
+def _among(table: Any, among: Among) -> list[Any]:
+    probes, lengths, metrics = among
     return [
         *([table.probe.in_(probes)] if probes else []),
         *([table.length.in_(lengths)] if lengths else []),
+        *([table.metric.in_(metrics)] if metrics else []),
     ]
 
 
-def _plan(session: Session, cell: str, probes: Sequence[str], lengths: Sequence[int]) -> Forgetting:
+def _plan(session: Session, cell: str, among: Among) -> Forgetting:
     attempts = _finished(session, cell)
     key = (MeasurementRow.probe, MeasurementRow.length)
     counted = select(*key, func.count(), func.count(MeasurementRow.attempt_id.distinct())).group_by(*key)
-    where = (MeasurementRow.attempt_id.in_(attempts), *_among(MeasurementRow, probes, lengths))
+    where = (MeasurementRow.attempt_id.in_(attempts), *_among(MeasurementRow, among))
     items_key = (ExampleRow.probe, ExampleRow.length)
     items = select(*items_key, func.count()).group_by(*items_key)
-    items = items.where(ExampleRow.attempt_id.in_(attempts), *_among(ExampleRow, probes, lengths))
+    items = items.where(ExampleRow.attempt_id.in_(attempts), *_among(ExampleRow, among))
     behind = {(probe, length): count for probe, length, count in session.execute(items)}
     rows = [
         Row(probe=probe, length=length, measurements=count, attempts=of, examples=behind.get((probe, length), 0))
         for probe, length, count, of in session.execute(counted.where(*where).order_by(*key))
     ]
     gone = {(row.probe, row.length) for row in rows}
-    slug, asked_by = _asked_by(session, cell, gone)
+    slug, asked_by = _asked_by(session, cell, gone, among)
     return Forgetting(cell=cell, slug=slug, rows=rows, asked_by=asked_by)
 
 
-def _asked_by(session: Session, cell: str, gone: set[tuple[str, int]]) -> tuple[str, dict[str, Standing]]:
+def _asked_by(session: Session, cell: str, gone: set[tuple[str, int]], among: Among) -> tuple[str, dict[str, Standing]]:
     """The cell's slug, and by sweep whose newest revision asks for any of it: where the cell stands without."""
     newest = select(func.max(RevisionRow.id)).group_by(RevisionRow.sweep_id)
     query = select(SweepRow.name, SweepRow.read_only, RevisionRow.options).join_from(SweepRow, RevisionRow)
@@ -163,9 +185,14 @@ def _asked_by(session: Session, cell: str, gone: set[tuple[str, int]]) -> tuple[
     for name, _, options in holders:
         asked = requests_of(options)
         if gone & set(asked):
-            found[name] = standing(_without(state, gone), asked)
+            found[name] = standing(_without(state, among), asked)
     return slug, found
 
 
-def _without(state: CellState, gone: set[tuple[str, int]]) -> CellState:
-    return replace(state, measured=frozenset(key for key in state.measured if (key[0], key[2]) not in gone))
+def _without(state: CellState, among: Among) -> CellState:
+    probes, lengths, metrics = among
+
+    def goes(probe: str, metric: str, length: int) -> bool:
+        return all(one in said for one, said in ((probe, probes), (length, lengths), (metric, metrics)) if said)
+
+    return replace(state, measured=frozenset(key for key in state.measured if not goes(*key)))

@@ -159,12 +159,12 @@ def claim(folder: str | Path) -> None:
     place.check()
 
 
-def sizes(config: ModelConfig, *, cuda: bool, optimizer: str = "muon") -> tuple[int, int]:
-    """Bytes of a model's weights and of its optimizers' state, as attempts on CUDA or on the CPU save them.
+def sizes(config: ModelConfig, *, narrow: bool, optimizer: str = "muon") -> tuple[int, int]:
+    """Bytes of a model's weights and of its optimizers' state, with activations of 16 bits or not.
 
     Of the network itself, on the meta device, so nothing is allocated; buffers of a mixer of somebody's own count too.
     """
-    dtype = torch.bfloat16 if cuda else torch.float32
+    dtype = torch.bfloat16 if narrow else torch.float32
     try:
         with torch.device("meta"):
             model = Backbone(config, dtype=dtype)

@@ -25,7 +25,7 @@ ME = Owner(name="me", host=os.uname().nodename, pid=os.getpid(), started=psutil.
 
 def dump(path):
     connection = sqlite3.connect(path)
-    found = list(connection.iterdump())
+    found = sorted(connection.iterdump())  # a copy may name views before indexes
     connection.close()
     return found
 

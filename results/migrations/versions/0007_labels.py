@@ -1,0 +1,31 @@
+"""Words of people about sweeps and cells; and indexes, without which deleting many attempts reads all events for each."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0007"
+down_revision = "0006"
+branch_labels = None
+depends_on = None
+
+INDEXED = (("attempt", "parent_id"), ("event", "sweep_id"), ("event", "attempt_id"), ("event", "cell_id"))
+
+
+def upgrade() -> None:
+    """Columns that may be empty, so no table is made anew and no row is touched."""
+    op.add_column("sweep", sa.Column("tags", sa.JSON()))
+    op.add_column("sweep", sa.Column("note", sa.Text()))
+    op.add_column("cell", sa.Column("note", sa.Text()))
+    for table, column in INDEXED:
+        op.create_index(f"ix_{table}_{column}", table, [column])
+
+
+def downgrade() -> None:
+    """Back to the release before."""
+    for table, column in INDEXED:
+        op.drop_index(f"ix_{table}_{column}", table)
+    op.drop_column("cell", "note")
+    op.drop_column("sweep", "note")
+    op.drop_column("sweep", "tags")

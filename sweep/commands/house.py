@@ -1,0 +1,114 @@
+"""The commands that keep house: sweeps are listed, named, tagged, written about. Parse, call one function, print."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from ...results.options import AsJson, Db, print_json
+from ...results.text import cleaned, say
+
+
+def sweeps(db: Db = None, as_json: AsJson = False) -> None:
+    """List all sweeps: how far each is, who runs it now, where it comes from, its tags and its note.
+
+    failed counts cells that diverged, too; open is all that is neither done nor failed.
+
+    \b
+    Example:
+      atma-sweep sweeps
+    """
+    from ...results.maintenance.overview import overview
+    from ...results.store.store import open_store
+    from ...results.terminal import terminal_width
+    from ..machine.processes import holds
+
+    found = overview(open_store(db), holds)
+    if as_json:
+        print_json(found.as_json())
+    else:
+        say("\n".join(cleaned(found).lines(terminal_width(sys.stdout))))
+
+
+SWEEP = typer.Argument(metavar="SWEEP", help="Name of the sweep.")
+
+
+def rename(
+    sweep: Annotated[str, SWEEP],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="What it is called from now on.")],
+    db: Db = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give a sweep another name. Cells, numbers and files stay as they are; not while somebody runs it.
+
+    The grid file still says the old name: launch it with --name NEW to go on with this sweep.
+
+    \b
+    Example:
+      atma-sweep rename quick first-try
+      atma-sweep rename first-try quick
+    """
+    from ...results.maintenance import labels
+    from ...results.store.store import open_store
+    from ..machine.processes import holds
+    from ..run.control import person
+
+    grid = labels.rename(open_store(db), sweep, new, holds=holds, who=person())
+    if as_json:
+        print_json({"sweep": new, "before": sweep, "grid_file": grid})
+    else:
+        say(f"sweep {sweep} is {new} now; to go on with it: atma-sweep launch {grid} --name {new}")
+
+
+def tag(
+    sweep: Annotated[str, SWEEP],
+    tags: Annotated[list[str], typer.Argument(metavar="TAG...", help="Letters, digits, '.', '_' and '-'.")],
+    remove: Annotated[bool, typer.Option("--remove", help="Take these tags off instead.")] = False,
+    db: Db = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put tags on a sweep, which `sweeps` and `status` show, or take them off.
+
+    \b
+    Example:
+      atma-sweep tag quick paper baseline
+      atma-sweep tag quick baseline --remove
+    """
+    from ...results.maintenance import labels
+    from ...results.store.store import open_store
+
+    now = labels.tag(open_store(db), sweep, tags, remove=remove)
+    if as_json:
+        print_json({"sweep": sweep, "tags": now})
+    else:
+        say(f"{sweep}: {', '.join(now) or 'no tag'}")
+
+
+def note(
+    what: Annotated[
+        str,
+        typer.Argument(metavar="SWEEP|CELL", help="A sweep by its name, else a cell by id, its beginning, or slug."),
+    ],
+    text: Annotated[
+        str | None, typer.Argument(metavar="TEXT", help="The note; empty takes it away, none shows the one there is.")
+    ] = None,
+    db: Db = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a note about a sweep or a cell, which `sweeps`, `status` and `show` show. It stays in this database.
+
+    \b
+    Example:
+      atma-sweep note quick "first try; the text was too short"
+      atma-sweep note polar-baseline-d0-m1-w0-s0 "look at its gates"
+    """
+    from ...results.maintenance import labels
+    from ...results.store.store import open_store
+
+    kind, name, now = labels.note(open_store(db), what, text)
+    if as_json:
+        print_json({kind: name, "note": now})
+    else:
+        say(f"{kind} {name}: {cleaned(now) if now else 'no note'}")

@@ -1,0 +1,191 @@
+"""The commands that remove what is not wanted any more, after showing it. Parse, call one function, ask, print."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Annotated
+
+import typer
+
+from ...results.options import AsJson, Db, Runs, print_json, runs_folder
+from ...results.text import cleaned, say
+
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would go.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Without asking.")]
+
+
+def agreed(*, yes: bool, as_json: bool, done: str) -> None:
+    """Asks whether what was shown shall go. Raises StoreError, exit code 2, where nobody can say so or somebody says no."""
+    from ...results.errors import StoreError
+
+    if not yes and not as_json and sys.stdin.isatty():
+        yes = typer.confirm(f"shall this be {done}?")
+    if not yes:
+        raise StoreError(f"nothing was {done}; --yes does so without asking")
+
+
+def delete(
+    names: Annotated[
+        list[str],
+        typer.Argument(metavar="SWEEP|CELL...", help="Sweeps by name, else cells by their whole id or their slug."),
+    ],
+    probe: Annotated[
+        list[str] | None,
+        typer.Option("--probe", metavar="NAME", help="Of one cell only this probe's numbers; repeatable."),
+    ] = None,
+    metric: Annotated[
+        list[str] | None, typer.Option("--metric", metavar="NAME", help="Of one cell only this metric; repeatable.")
+    ] = None,
+    length: Annotated[
+        list[int] | None,
+        typer.Option("--length", metavar="TOKENS", help="Of one cell only numbers at this context length; repeatable."),
+    ] = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    no_backup: Annotated[
+        bool,
+        typer.Option(
+            "--no-backup", help="Without the copy of the database that is made before; of PostgreSQL you make it."
+        ),
+    ] = False,
+    runs: Runs = None,
+    db: Db = None,
+    as_json: AsJson = False,
+) -> None:
+    """Delete sweeps, cells or single measurements from the database: all of it or nothing, after a backup.
+
+    Shows what goes and asks. What another sweep shares stays, and so does what somebody runs.
+    Files stay until gc.
+
+    \b
+    Example:
+      atma-sweep delete quick --dry-run
+      atma-sweep delete polar-baseline-d0-m1-w0-s0 --probe needle --yes
+      atma-sweep delete polar-baseline-d0-m1-w0-s0 --yes
+      atma-sweep delete quick --yes
+    """
+    from ...results.maintenance import deleting
+    from ...results.store.store import open_store
+    from ..machine.processes import holds
+    from ..run.control import person
+
+    if probe or metric or length:
+        _measurements(names, probe or [], metric or [], length or [], dry_run, yes, no_backup, db, as_json)
+        return
+    store = open_store(db)
+    found = deleting.plan(store, names, holds=holds, runs=runs_folder(runs, db))
+    if not as_json:
+        say("\n".join(cleaned(found).lines()))
+    if not dry_run and not found.nothing:
+        agreed(yes=yes, as_json=as_json, done="deleted")
+        found = replace(found, backup=_backup(db, no_backup, as_json))
+        found = deleting.delete_all(store, found, names, holds=holds, who=person())
+        if not as_json:
+            say("deleted")
+    if as_json:
+        print_json(found.as_json())
+
+
+def _measurements(
+    names: Sequence[str],
+    probes: list[str],
+    metrics: list[str],
+    lengths: list[int],
+    dry: bool,
+    yes: bool,
+    no_backup: bool,
+    db: str | None,
+    as_json: bool,
+) -> None:
+    """Deletes numbers of one cell. Raises StoreError for several cells and for sweeps."""
+    from ...results.errors import StoreError
+    from ...results.maintenance import deleting, forgetting, labels
+    from ...results.store.store import open_store
+    from ..machine.processes import holds
+    from ..run.control import person
+
+    store = open_store(db)
+    if len(names) != 1:
+        raise StoreError("--probe, --metric and --length mean numbers of one cell; name one cell")
+    kind, cell = store.read(lambda session: labels.meant(session, names[0], whole=True))
+    if kind != "cell":
+        raise StoreError(f"--probe, --metric and --length mean numbers of one cell, and {cell} is a sweep; name a cell")
+    store.write(lambda session: deleting.alone(session, cell, holds))
+    found = forgetting.plan(store, cell, probes=probes, lengths=lengths, metrics=metrics)
+    copy = None
+    if not as_json:
+        say("\n".join(cleaned(found).lines()))
+    if not dry and found.rows:
+        agreed(yes=yes, as_json=as_json, done="deleted")
+        copy = _backup(db, no_backup, as_json)
+        found = forgetting.forget(
+            store, found, probes=probes, lengths=lengths, metrics=metrics, who=person(),
+            check=lambda session: deleting.alone(session, cell, holds),
+        )  # fmt: skip
+        if not as_json:
+            say("deleted")
+    if as_json:
+        print_json(asdict(found) | {"backup": copy})
+
+
+def _backup(db: str | None, without: bool, as_json: bool) -> str | None:
+    """The copy that is made before anything goes; None without. Raises StoreError, with the command for a server."""
+    from ...results.errors import StoreError
+    from ...results.maintenance.backup import backup, dump_command
+    from ...results.store.database import file_of, place
+
+    if without:
+        return None
+    if file_of(place(db)) is None:
+        raise StoreError(
+            f"a server is backed up with its own tool: {dump_command(place(db))}; then delete again with --no-backup"
+        )
+    copy = backup(db)
+    if not as_json:
+        say(f"backup: {copy}")
+    return str(copy)
+
+
+def gc(
+    place: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--place",
+            metavar="URL|FOLDER",
+            help="Also look into this checkpoint.path, which no other database may use; repeatable.",
+        ),
+    ] = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    runs: Runs = None,
+    db: Db = None,
+    as_json: AsJson = False,
+) -> None:
+    """Remove files of the runs folder that nothing in the database owns: of attempts that were deleted, plugins, launch logs.
+
+    Shows them and asks. What runs is never touched; of cells that are there, prune-checkpoints removes what is not needed.
+    Exit code 1: some could not be removed.
+
+    \b
+    Example:
+      atma-sweep gc --dry-run
+      atma-sweep gc --yes
+    """
+    from ...results.store.store import open_store
+    from ..checkpoints import unowned
+
+    store = open_store(db)
+    found = unowned.find(store, runs_folder(runs, db), place or [])
+    if not as_json:
+        say("\n".join(cleaned(found).lines()))
+    if found.things and not dry_run:
+        agreed(yes=yes, as_json=as_json, done="removed")
+        found = unowned.remove(store, found)
+        if not as_json:
+            say("\n".join(cleaned(found).problems or ["removed"]))
+    if as_json:
+        print_json(found.as_json())
+    if found.problems:
+        raise typer.Exit(1)
