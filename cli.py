@@ -21,7 +21,12 @@ from .results.usage import OneLine
 from .sweep.bench.commands import bench_app
 from .sweep.commands.data import data_app
 from .sweep.commands.database import db_app, export, import_
-from .sweep.commands.options import Executor
+from .sweep.commands.generate import generate
+from .sweep.commands.house import note, rename, sweeps, tag
+from .sweep.commands.options import Budget, Executor, GridName, Name, Rate, Set
+from .sweep.commands.plan import plan
+from .sweep.commands.removing import delete
+from .sweep.commands.removing import gc as collect
 from .sweep.machine.signals import Signals, Stop
 from .sweep.scheduler.registry import DEFAULT, chosen
 
@@ -65,20 +70,13 @@ def _check_word(option: str, word: str, allowed: list[str]) -> None:
 
 @app.command()
 def launch(
-    grid: Annotated[
-        str, typer.Argument(metavar="GRID", help="Grid file, or the name of a shipped grid such as quick.")
-    ],
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Change a setting of every cell; needs --name; repeatable."),
-    ] = None,
+    grid: GridName,
+    set_: Set = None,
     only: Annotated[
         list[str] | None,
         typer.Option("--only", metavar="AXIS=LEVEL,..", help="Run only the cells with these levels now; repeatable."),
     ] = None,
-    name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="Name of the sweep, instead of the grid's own.")
-    ] = None,
+    name: Name = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and leave; nothing is written.")] = False,
     executor: Executor = DEFAULT,
     address: Address = None,
@@ -96,6 +94,14 @@ def launch(
             help="new: run the code as it is now; kept: the code that this sweep was last launched with.",
         ),
     ] = "new",
+    notify: Annotated[
+        str | None,
+        typer.Option(
+            "--notify", metavar="URL", help="Post one JSON to this http(s) address at the end, however it comes."
+        ),
+    ] = None,
+    budget: Budget = None,
+    rate: Rate = None,
     most: Cells = None,
     runs: Runs = None,
     db: Db = None,
@@ -104,7 +110,8 @@ def launch(
     """Train and evaluate every cell of a grid that is not done yet. Launch again to continue after any stop.
 
     A cell that another sweep has trained is not trained again.
-    --dry-run shows the plan, with the disk that it needs.
+    --dry-run shows the plan, with the disk that it needs and a line on its price; plan tells more.
+    --budget starts what fits, pairs of the grid's contrasts first, and says what it left; a larger one goes on.
     Exit code 1: cells failed; status says why.
 
     \b
@@ -112,21 +119,30 @@ def launch(
       atma-sweep launch quick --dry-run
       atma-sweep launch quick --only attn_type=polar,nope --only memory=on
       atma-sweep launch quick --set train.tokens=5e4 --name try
+      atma-sweep launch quick --budget 0.1h
     """
     from .sweep.commands.launch import Asked, carry_out
 
     _check_word("--code", code, ["new", "kept"])
     asked = Asked(
-        grid, set_ or [], only or [], name, chosen(executor, address), address, detach, retrain, code, most, runs, db
-    )
+        grid, set_ or [], only or [], name, chosen(executor, address), address, detach, retrain, code, most, runs, db,
+        notify, budget, rate,
+    )  # fmt: skip
     if not carry_out(asked, dry_run=dry_run, as_json=as_json):
         raise typer.Exit(1)
+
+
+app.command()(plan)
 
 
 @app.command()
 def evaluate(
     cells: Annotated[
-        list[str], typer.Argument(metavar="CELL", help="Trained cells by id, the beginning of an id, or slug.")
+        list[str],
+        typer.Argument(
+            metavar="CELL|hf:MODEL",
+            help="Trained cells by id, the beginning of an id, or slug; or hf: and a repository of the Hugging Face hub, or a folder.",
+        ),
     ],
     probe: Annotated[
         list[str] | None, typer.Option("--probe", metavar="NAME", help="Only this probe; repeatable.")
@@ -138,9 +154,22 @@ def evaluate(
     sweep: Annotated[
         str | None,
         typer.Option(
-            "--sweep", metavar="NAME", help="Name of the sweep; without it the one launched last that has the cell."
+            "--sweep",
+            metavar="NAME",
+            help="Name of the sweep; without it the one launched last that has the cell, or for a model the one launched last.",
         ),
     ] = None,
+    revision: Annotated[
+        str | None, typer.Option("--revision", metavar="REV", help="For a model of the hub: its branch, tag or commit.")
+    ] = None,
+    pairing: Annotated[
+        str,
+        typer.Option(
+            "--pairing",
+            metavar="text|native",
+            help="For a model: text, the very characters that the sweep's cells read; native, as many of its own tokens.",
+        ),
+    ] = "text",
     executor: Executor = DEFAULT,
     runs: Runs = None,
     db: Db = None,
@@ -150,23 +179,33 @@ def evaluate(
 
     It needs the runs folder, but neither the grid nor the text.
     A length that the grid does not ask for stands in tables with report --length.
+    hf:MODEL measures a model from elsewhere on the text of a sweep; report --table open-weight shows it beside the sweep's cells.
     Exit code 1: a cell could not be measured.
 
     \b
     Example:
       atma-sweep evaluate polar-baseline-d0-m1-w0-s0
       atma-sweep evaluate polar-baseline-d0-m1-w0-s0 --probe needle --length 2048
+      atma-sweep evaluate hf:Qwen/Qwen3-0.6B-Base --sweep full
     """
     from .results.store.store import open_store
-    from .sweep.run import evaluate, progress
+    from .sweep.run import evaluate, openweight, progress
 
     executor = chosen(executor)
     store = open_store(db)
     where = runs_folder(runs, db, write=True)
-    shares = evaluate.plan(store, cells, runs=where, probes=probe or [], lengths=length or [], sweep=sweep)
+    about: dict[str, Any] = {"runs": where, "probes": probe or [], "lengths": length or [], "sweep": sweep}
+    revisions = None
+    if any(map(openweight.is_model, cells)):
+        beside = openweight.plan(store, cells, **about, revision=revision, pairing=pairing)
+        shares, revisions = beside.shares, beside.revisions
+        for line in beside.told:
+            say(line, err=True)
+    else:
+        shares = evaluate.plan(store, cells, **about)
     console = progress.Terminal(stderr=as_json, soft_wrap=True)
     with progress.Display(console, sum(map(len, shares.values()))) as screen:
-        measured = evaluate.run(store, shares, screen, runs=where, executor=executor)
+        measured = evaluate.run(store, shares, screen, runs=where, executor=executor, revisions=revisions)
     if as_json:
         print_json([row for cell in measured for row in cell.as_json()])
     else:
@@ -177,6 +216,7 @@ def evaluate(
         raise typer.Exit(1)
 
 
+app.command()(generate)
 app.command()(status)
 
 
@@ -356,6 +396,12 @@ def retry(
 app.command()(show)
 app.command()(report)
 app.command()(dashboard)
+app.command()(sweeps)
+app.command()(rename)
+app.command()(tag)
+app.command()(note)
+app.command()(delete)
+app.command("gc")(collect)
 app.command()(export)
 app.command("import")(import_)
 

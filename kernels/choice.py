@@ -93,6 +93,19 @@ def triton_or_torch(why: str | None) -> Choice:
     return Choice("triton", f"Triton {version('triton')}") if why is None else Choice("torch", why)
 
 
+def why_no_fla(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why no kernel of flash-linear-attention can be taken for such tensors; None when one may."""
+    if device.type != "cuda":
+        return f"fla needs CUDA, the device is {device.type}"
+    if dtype not in SIXTEEN_BITS:
+        return f"fla computes in 16 bits, the activations are {dtype}"
+    if torch.are_deterministic_algorithms_enabled():
+        return "fla tunes its tiles by the clock, so another process may round otherwise"
+    if importlib.util.find_spec("fla") is None or importlib.util.find_spec("triton") is None:
+        return "flash-linear-attention is not installed"
+    return None
+
+
 @functools.cache
 def failure(op: str, error: Callable[..., float], *case: Hashable) -> str | None:
     """What the self-test `error(*case)` of an op found wrong; None if nothing. Tried once in a process, also in vain.

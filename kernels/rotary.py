@@ -60,6 +60,17 @@ def _(kind: str, length: int, head_dim: int, base: float, offset: int, dtype: to
     return cos_TF, sin_TF
 
 
+def rotate(x_BTHX: Tensor, kind: Kind, base: float, places_BT: Tensor | None = None) -> Tensor:
+    """`apply_rotary` of tokens that stand at 0, 1, 2, ..., or at these places, int64 [B, T]."""
+    dtype, size = statistics_dtype(x_BTHX.dtype), x_BTHX.shape[-1]
+    if places_BT is None:
+        return apply_rotary(
+            x_BTHX, *rotary_tables(kind, x_BTHX.shape[1], size, base, dtype=dtype, device=x_BTHX.device)
+        )
+    angle_NF = torch.outer(places_BT.flatten().to(dtype), frequencies(kind, size, base, x_BTHX.device).to(dtype))
+    return apply_rotary(x_BTHX.flatten(0, 1)[None], angle_NF.cos(), angle_NF.sin()).view(x_BTHX.shape)
+
+
 def apply_rotary(x_BTHX: Tensor, cos_TF: Tensor, sin_TF: Tensor) -> Tensor:
     """Rotates the halves x1, x2: y1 = x1 cos + x2 sin, y2 = -x1 sin + x2 cos; in float32, returned in x's type."""
     t, d = x_BTHX.shape[1], x_BTHX.shape[3]

@@ -5,11 +5,15 @@ B batch, T length, D model width, H query heads, J KV heads, X head size, R dist
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from ..kernels.conv.conv import choose_backend
 from ..kernels.norms import rms_norm
+from .cache import Kept, Pools, Room, Step, has_step
 from .config import ModelConfig
 from .layers import Canon, Linear
 from .mix import Mix
@@ -17,6 +21,16 @@ from .outline import NO_MEMORY
 from .pieces import in_pieces
 from .registry import MEMORIES, MIXERS
 from .resolve import memory_settings, mixer_settings
+
+
+@dataclass(frozen=True)
+class States:
+    """Of a global layer, for texts that are written token by token."""
+
+    pools: Pools
+    tails: list[Tensor] | None
+    """Canon's."""
+    memory: Any
 
 
 class Attention(Mix):
@@ -62,16 +76,69 @@ class Attention(Mix):
         return out_BTD, loss
 
     def evaluate(self, x_BTD: Tensor, *, window: int | None, chunk: int) -> Tensor:
+        out_BTD, *qkv = self._mixed(x_BTD, window, chunk)
+        if self.memory is not None:
+            out_BTD = out_BTD + self.memory.evaluate(x_BTD, *qkv, chunk=chunk)
+        return out_BTD
+
+    def _mixed(self, x_BTD: Tensor, window: int | None, chunk: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(what `evaluate` returns without the memory's part, q, k, v)."""
         halo = 0 if self.canon is None else self.canon.halo
         q_BTHX, k_BTJX, v_BTJX, *gate = in_pieces(self._inputs, (x_BTD,), chunk, halo)
         mixed = self.mixer.evaluate(q_BTHX, k_BTJX, v_BTJX, window=window, chunk=chunk, **self._read(x_BTD))
         y_BTHX, extra_BTD = mixed if isinstance(mixed, tuple) else (mixed, None)
         (out_BTD,) = in_pieces(self._output, (y_BTHX, *gate), chunk)
-        if extra_BTD is not None:
-            out_BTD = out_BTD + extra_BTD
+        return out_BTD if extra_BTD is None else out_BTD + extra_BTD, q_BTHX, k_BTJX, v_BTJX
+
+    def why_no_step(self) -> str | None:
+        if not has_step(self.mixer):
+            return f"mixer {type(self.mixer).__name__}"
+        return None if self.memory is None or has_step(self.memory) else f"memory {type(self.memory).__name__}"
+
+    def one_stream(self) -> bool:
+        # what somebody else wrote may ask for numbers
+        ours = __name__.rpartition(".")[0]
+        parts = (self.mixer,) if self.memory is None else (self.mixer, self.memory)
+        return all(type(part).__module__.startswith(f"{ours}.") and part.one_stream for part in parts)
+
+    def open(self, room: Room) -> States:
+        tails = None if self.canon is None else self.canon.open(room)
+        return States(Pools(room), tails, None if self.memory is None else self.memory.open(room))
+
+    def begin(self, x_1TD: Tensor, states: States, step: Step, *, chunk: int) -> Tensor:
+        out_1TD, q, k, v = self._mixed(x_1TD, step.window, chunk)
+        places_1T = torch.arange(x_1TD.shape[1], device=x_1TD.device)[None]
+        kept = self.mixer.keep(k, v, places_BT=places_1T, before=None, **self._read(x_1TD))
+        states.pools.fill(step.texts.tables_BP[0], {name: rows[0] for name, rows in kept.items()})
+        if self.canon is not None and states.tails is not None:
+            last = self._projected(x_1TD[:, -self.canon.halo :] if self.canon.halo else x_1TD[:, :0])
+            self.canon.begin(states.tails, step.slots_B, *last[:3])
         if self.memory is not None:
-            out_BTD = out_BTD + self.memory.evaluate(x_BTD, q_BTHX, k_BTJX, v_BTJX, chunk=chunk)
-        return out_BTD
+            slot = int(step.slots_B[0])
+            out_1TD = out_1TD + self.memory.begin(x_1TD, q, k, v, states.memory, slot, chunk=chunk)
+        return out_1TD
+
+    def step(self, x_BD: Tensor, states: States, step: Step) -> Tensor:
+        q, k, v, *gate = (part[:, 0] for part in self._projected(x_BD[:, None]))
+        if self.canon is not None and states.tails is not None:
+            q, k, v = self.canon.step(states.tails, step.slots_B, q, k, v)
+        elif self.normed:
+            q, k = rms_norm(q), rms_norm(k)
+        kept = self.mixer.keep(
+            k[:, None], v[:, None], places_BT=step.places[:, None],
+            before=lambda name: states.pools.before(step, name), **self._read(x_BD[:, None]),
+        )  # fmt: skip
+        states.pools.write(step, {name: rows[:, 0] for name, rows in kept.items()})
+        assert self.mixer.step is not None
+        read = {"x_BD": x_BD} if self.mixer.reads_input else {}
+        mixed = self.mixer.step(q, Kept(states.pools, step), **read)
+        y_BHX, extra_BD = mixed if isinstance(mixed, tuple) else (mixed, None)
+        (out_B1D,) = self._output(y_BHX[:, None], *(one[:, None] for one in gate))
+        out_BD = out_B1D[:, 0] if extra_BD is None else out_B1D[:, 0] + extra_BD
+        if self.memory is not None:
+            assert self.memory.step is not None
+            out_BD = out_BD + self.memory.step(x_BD, q, k, v, states.memory, step.slots_B)
+        return out_BD
 
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
         paths = {} if self.canon is None else {"canon": str(choose_backend(device, dtype, self.canon.taps))}
@@ -80,14 +147,18 @@ class Attention(Mix):
 
     def _inputs(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
         """q [B, T, H, X], k and v [B, T, J, X], as the mixer and the memory read them, and the gate [B, T, H, X] if any."""
-        # Inside each head the first half is the query, the second the gate.
-        q_BTHX, *gate = self.w_q(x_BTD).view(*x_BTD.shape[:2], self.heads, -1).split(self.size, -1)
-        k_BTJX, v_BTJX = self._keys(x_BTD), self._values(x_BTD)
+        q_BTHX, k_BTJX, v_BTJX, *gate = self._projected(x_BTD)
         if self.canon is not None:
             q_BTHX, k_BTJX, v_BTJX = self.canon(q_BTHX, k_BTJX, v_BTJX)
         elif self.normed:
             q_BTHX, k_BTJX = rms_norm(q_BTHX), rms_norm(k_BTJX)
         return q_BTHX, k_BTJX, v_BTJX, *gate
+
+    def _projected(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
+        """The same before Canon and norms."""
+        # Inside each head the first half is the query, the second the gate.
+        q_BTHX, *gate = self.w_q(x_BTD).view(*x_BTD.shape[:2], self.heads, -1).split(self.size, -1)
+        return q_BTHX, self._keys(x_BTD), self._values(x_BTD), *gate
 
     def _read(self, x_BTD: Tensor) -> dict[str, Tensor]:
         """What the mixer gets beside q, k and v."""

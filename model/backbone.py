@@ -22,6 +22,7 @@ from ..kernels.sketch import sketch
 from . import registry
 from .attention import Attention
 from .bases import Position, Table
+from .cache import Room, Step
 from .chance import generator, seed_of
 from .config import ModelConfig
 from .gated_conv import GatedConv
@@ -120,12 +121,27 @@ class Block(nn.Module):
 
     def evaluate(self, x_BTD: Tensor, *, window: int | None, chunk: int) -> Tensor:
         """The first of what `forward` returns, worked out `chunk` tokens at a time."""
+        return self._evaluated(x_BTD, lambda normed: self.mix.evaluate(normed, window=window, chunk=chunk), chunk)
+
+    def _evaluated(self, x_BTD: Tensor, mix: Callable[[Tensor], Tensor], chunk: int) -> Tensor:
         (normed_BTD,) = in_pieces(lambda x: (self.norm1(x),), (x_BTD,), chunk)
-        x_BTD = self._under(x_BTD, normed_BTD) + self.mix.evaluate(normed_BTD, window=window, chunk=chunk)
+        x_BTD = self._under(x_BTD, normed_BTD) + mix(normed_BTD)
         (out_BTD,) = in_pieces(lambda x: (self.mlp(self.norm2(x)),), (x_BTD,), chunk)
         if self.normed:
             (x_BTD,) = in_pieces(lambda x: (self.norm2(x),), (x_BTD,), chunk)
         return x_BTD + out_BTD
+
+    def begin(self, x_1TD: Tensor, states: Any, step: Step, *, chunk: int) -> Tensor:
+        """`evaluate` of one text from its start, of which the states then hold what `step` needs."""
+        return self._evaluated(x_1TD, lambda normed: self.mix.begin(normed, states, step, chunk=chunk), chunk)
+
+    def step(self, x_BD: Tensor, states: Any, step: Step) -> Tensor:
+        """What `forward` gives at the next token of some texts, [B, D]."""
+        normed_BD = self.norm1(x_BD)
+        x_BD = self._under(x_BD, normed_BD) + self.mix.step(normed_BD, states, step)
+        normed_BD = self.norm2(x_BD)
+        out_BD: Tensor = self._under(x_BD, normed_BD) + self.mlp(normed_BD)
+        return out_BD
 
 
 class Backbone(nn.Module):
@@ -338,6 +354,38 @@ class Backbone(nn.Module):
             x_BTD = block.evaluate(x_BTD, window=window, chunk=chunk)
         (hidden_BTD,) = in_pieces(lambda x: (self.norm(x),), (x_BTD,), chunk)
         return hidden_BTD
+
+    def why_no_step(self) -> str | None:
+        """The part that has no form for one token at a time, in words; None when the network can go on token by token."""
+        if self.positions is not None and not self.positions.steady:
+            return f"positions {self.config.positions}"
+        found = (block.mix.why_no_step() for block in self.blocks if isinstance(block, Block))
+        return next((why for why in found if why is not None), None)
+
+    def one_stream(self) -> bool:
+        """Whether a step asks the device for no number, so that it can be captured as a CUDA graph."""
+        return all(block.mix.one_stream() for block in self.blocks if isinstance(block, Block))
+
+    def open(self, room: Room) -> list[Any]:
+        """Empty states of every block, for `begin` and `step`."""
+        return [block.mix.open(room) for block in self.blocks if isinstance(block, Block)]
+
+    def begin(self, tokens_T: Tensor, states: list[Any], step: Step, *, chunk: int) -> Tensor:
+        """Logits [V] behind one text, int64 [T], worked out `chunk` tokens at a time; the states then hold what `step` needs."""
+        x_1TD = self._embedded(tokens_T[None], self._evaluation_places(len(tokens_T)))
+        for block, state in zip(self.blocks, states, strict=True):
+            assert isinstance(block, Block)
+            x_1TD = block.begin(x_1TD, state, step, chunk=chunk)
+        return self.logits(self.norm(x_1TD[0, -1]))
+
+    def step(self, tokens_B: Tensor, states: list[Any], step: Step) -> Tensor:
+        """Logits [B, V] behind the next token of some texts, int64 [B]; their states are changed in place."""
+        places_B1 = None if self.positions is None else step.places[:, None]
+        x_BD = self._embedded(tokens_B[:, None], places_B1)[:, 0]
+        for block, state in zip(self.blocks, states, strict=True):
+            assert isinstance(block, Block)
+            x_BD = block.step(x_BD, state, step)
+        return self.logits(self.norm(x_BD))
 
     def token_losses(self, hidden_BTD: Tensor, targets_BT: Tensor, *, chunk: int = CHUNK) -> Tensor:
         """Nats per token, float32 [B, T] (float64 in a float64 network), from the logits of `chunk` tokens at a time.

@@ -13,14 +13,17 @@ width, R distractors: kernels/shapes.py has all letters.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from .cache import Room
 from .config import ModelConfig
 from .parts import MemoryConfig, MemoryOutline, MixerConfig, MixerOutline, PositionConfig, PositionOutline
 
+Before = Callable[[str], Tensor]
+"""Name -> what was kept of the token before, [B, ...], zeros where there is none."""
 Mixed = Tensor | tuple[Tensor, Tensor]
 """y [B, T, H, X], or (y, extra [B, T, D]) with a term that is added after the output projection."""
 
@@ -43,6 +46,12 @@ def _evaluate_whole(
 ) -> Mixed:
     mixed: Mixed = self.forward(q_BTHX, k_BTJX, v_BTJX, window=window, **read)
     return mixed
+
+
+def _keys_and_values(
+    self: Mixer, k_BTJX: Tensor, v_BTJX: Tensor, *, places_BT: Tensor, before: Before | None, **read: Tensor
+) -> dict[str, Tensor]:
+    return {"k": k_BTJX, "v": v_BTJX}
 
 
 def _no_gates(self: Mixer | Memory, **read: Tensor) -> Tensor | None:
@@ -87,6 +96,17 @@ class Mixer(MixerOutline, nn.Module):
     """log_gates(k_BTJX=..., with `x_BTD` as well if `reads_input`) -> what each token keeps of what lies before it, in natural
     logs: [B, T, P], or [B, T, P, X] where every channel of a head has its own. None, as by default: no gates. For probes."""
 
+    step: Callable[..., Mixed] | None = None
+    """step(q_BHX, kept) -> what `forward` gives at the last token of each text, [B, H, X] or with [B, D]; with `x_BD` as well if
+    `reads_input`. `kept` (cache.py) has what `keep` returned for every token. None: texts are worked out anew for each token
+    that is written. The answer of a class above is not taken for that of a class below it."""
+    one_stream: ClassVar[bool] = True
+    """Whether `step` asks the device for no number, so that it can be captured as a CUDA graph; only asked of the package's own."""
+    keep: Callable[..., dict[str, Tensor]] = _keys_and_values
+    """keep(k_BTJX, v_BTJX, *, places_BT, before) -> name -> what `step` needs of these tokens, [B, T, ...]; with `x_BTD` as well if
+    `reads_input`. `places` int64 counts from 0; `before`, None at a text's start, says what was kept of the token before the
+    first. The default are keys and values."""
+
     def distractor_loss(
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, k_r_BRJX: Tensor, v_r_BRJX: Tensor, y_BTHX: Tensor, *,
         window: int | None,
@@ -116,6 +136,22 @@ class Memory(MemoryOutline, nn.Module):
     def evaluate(self, x_BTD: Tensor, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, chunk: int) -> Tensor:
         """`forward` for evaluation, which works through `chunk` tokens at a time. The default is `forward` itself."""
         return self.forward(x_BTD, q_BTHX, k_BTJX, v_BTJX)
+
+    one_stream: ClassVar[bool] = True
+    """Whether `step` asks the device for no number, so that it can be captured as a CUDA graph."""
+    step: Callable[..., Tensor] | None = None
+    """step(x_BD, q_BHX, k_BJX, v_BJX, states, slots_B) -> [B, D], what `forward` gives at the next token of the texts in these
+    slots, whose states it changes in place. None: texts are worked out anew for each token that is written."""
+
+    def open(self, room: Room) -> Any:
+        """Empty states for `step`."""
+        raise NotImplementedError(f"{type(self).__name__} has no step")
+
+    def begin(
+        self, x_1TD: Tensor, q_1THX: Tensor, k_1TJX: Tensor, v_1TJX: Tensor, states: Any, slot: int, *, chunk: int
+    ) -> Tensor:
+        """`evaluate` of one text from its start, whose last state is put into its slot."""
+        raise NotImplementedError(f"{type(self).__name__} has no step")
 
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
         """Op -> implementation that `forward` takes for such tensors, for the record of a run."""
@@ -147,6 +183,11 @@ class Position(PositionOutline, nn.Module):
         texts of one length. The default are 0, 1, 2, ...
         """
         return torch.arange(length, device=draw.device)[None]
+
+    @property
+    def steady(self) -> bool:
+        """Whether a token stands where it does however long its text becomes, so that a text can be written token by token."""
+        return type(self).places is Position.places
 
     def forward(self, places_BT: Tensor) -> Tensor:
         """[B, T, D] to add; B may be 1."""

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from ..kernels.conv.conv import choose_backend, gated_causal_conv
+from ..kernels.conv.step import conv_step, tail_of
+from .cache import Room, Step
 from .config import ModelConfig
 from .layers import CausalConv, Linear
 from .mix import Mix
@@ -33,6 +35,23 @@ class GatedConv(Mix):
     def evaluate(self, x_BTD: Tensor, *, window: int | None, chunk: int) -> Tensor:
         # a slice of several rows has gaps, and in 16 bits its products round otherwise than those of a copy
         return in_pieces(lambda x: self._out(x.contiguous()), (x_BTD,), chunk, self.conv.halo)[0]
+
+    def why_no_step(self) -> str | None:
+        return None
+
+    def open(self, room: Room) -> Tensor:
+        return room.table(self.conv.halo, self.out_proj.weight.shape[1])
+
+    def begin(self, x_1TD: Tensor, states: Tensor, step: Step, *, chunk: int) -> Tensor:
+        b, _, u = self.in_proj(x_1TD[0, -self.conv.halo :] if self.conv.halo else x_1TD[0, :0]).chunk(3, -1)
+        states.index_copy_(0, step.slots_B, tail_of(b * u, self.conv.taps)[None])
+        return self.evaluate(x_1TD, window=step.window, chunk=chunk)
+
+    def step(self, x_BD: Tensor, states: Tensor, step: Step) -> Tensor:
+        b, c, u = self.in_proj(x_BD).chunk(3, -1)
+        y_BC = c * conv_step(b * u, states, step.slots_B, self.conv.filters(x_BD.dtype))
+        out_BD: Tensor = self.out_proj(y_BC)
+        return out_BD
 
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
         return {"gated_conv": str(choose_backend(device, dtype, self.conv.taps))}

@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..kernels.conv.conv import canon
+from ..kernels.conv.step import conv_step, tail_of
 from ..kernels.gates import squared_relu_gate, swish_gate
 from ..kernels.norms import rms_norm
+from .cache import Room
 
 
 class Linear(nn.Module):
@@ -115,6 +117,26 @@ class Canon(nn.Module):
     @property
     def taps(self) -> int:
         return self.q.taps
+
+    def open(self, room: Room) -> list[Tensor]:
+        """Tails of q, k and v, a row for each text."""
+        return [room.table(self.halo, conv.weight.shape[0]) for conv in (self.q, self.k, self.v)]
+
+    def begin(self, tails: list[Tensor], slots_B: Tensor, *qkv_1THX: Tensor) -> None:
+        """Keeps the tails of one text's q, k and v, of which the last W - 1 tokens are given, or all there are."""
+        for tail, x in zip(tails, self._normed(*qkv_1THX), strict=True):
+            tail.index_copy_(0, slots_B, tail_of(x[0].flatten(1), self.taps)[None])
+
+    def step(self, tails: list[Tensor], slots_B: Tensor, *qkv_BHX: Tensor) -> list[Tensor]:
+        """q, k and v of one new token."""
+        found = []
+        for conv, tail, x in zip((self.q, self.k, self.v), tails, self._normed(*qkv_BHX), strict=True):
+            y_BC = conv_step(x.flatten(1), tail, slots_B, conv.filters(x.dtype), residual=True)
+            found.append(y_BC.view(x.shape))
+        return found
+
+    def _normed(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return (rms_norm(q), rms_norm(k), v) if self.norm else (q, k, v)
 
     def forward(self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         dtype = q_BTHX.dtype

@@ -5,8 +5,12 @@ B batch, T length, D model width, R distractors.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+
+from .cache import Room, Step
 
 
 class Mix(nn.Module):
@@ -23,6 +27,26 @@ class Mix(nn.Module):
 
     def evaluate(self, x_BTD: Tensor, *, window: int | None, chunk: int) -> Tensor:
         """The first of what `forward` returns, worked out `chunk` tokens at a time."""
+        raise NotImplementedError
+
+    def why_no_step(self) -> str | None:
+        """The part that has no form for one token at a time, in words; None when all have."""
+        raise NotImplementedError
+
+    def one_stream(self) -> bool:
+        """Whether `step` asks the device for no number, so that it can be captured as a CUDA graph."""
+        return True
+
+    def open(self, room: Room) -> Any:
+        """Empty states of texts that `step` goes on with."""
+        raise NotImplementedError
+
+    def begin(self, x_1TD: Tensor, states: Any, step: Step, *, chunk: int) -> Tensor:
+        """`evaluate` of one text from its start, of which the states then hold what `step` needs."""
+        raise NotImplementedError
+
+    def step(self, x_BD: Tensor, states: Any, step: Step) -> Tensor:
+        """What `forward` gives at the next token of some texts, [B, D]; their states are changed in place."""
         raise NotImplementedError
 
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:

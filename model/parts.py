@@ -66,6 +66,11 @@ class MemoryOutline(Outline):
     Config: ClassVar[type[Config]] = MemoryConfig
 
     @classmethod
+    def unfit(cls, config: Any, tokens: int) -> str | None:
+        """Why these settings make no sense in rows of so many tokens, with what to set; None, the default: they do."""
+        return None
+
+    @classmethod
     def forward_flops(cls, model: ModelConfig, config: Any) -> float | None:
         """FLOPs that `forward` does for a token, its own projections included; the rest as for a mixer."""
         return None

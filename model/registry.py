@@ -124,6 +124,10 @@ MIXERS: Registry[type[Mixer]] = Registry("mixer", _HERE, {
 })  # fmt: skip
 MEMORIES: Registry[type[Memory]] = Registry("memory", _HERE, {
     "gated_delta": ("memory.gated_delta:GatedDelta", "memory.gated_delta_outline:GatedDeltaOutline"),
+    "deltanet": ("memory.gated_delta:DeltaNet", "memory.gated_delta_outline:DeltaNetOutline"),
+    "kda": ("memory.gated_delta:KDA", "memory.gated_delta_outline:KDAOutline"),
+    "omega": ("memory.omega:Omega", "memory.omega_outline:OmegaOutline"),
+    "atlas": ("memory.omega:Atlas", "memory.omega_outline:AtlasOutline"),
 }, reserved=("none", "on", "off"))  # fmt: skip
 POSITIONS: Registry[type[Position]] = Registry("position scheme", _HERE, {
     "ape": ("positions.ape:APE", "positions.table_outline:TableOutline"),

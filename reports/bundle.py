@@ -11,6 +11,7 @@ from ..results import paper
 from ..results.errors import StoreError
 from ..results.files import make_folder, write
 from ..results.store.store import Store
+from ..results.studies.records import search_of
 from ..results.text import html_escaped, markdown_escaped, tex_escaped
 from .dashboard.page import write_dashboard
 from .data import Lengths, ReportError, gather, one_reading
@@ -81,10 +82,13 @@ def write_all(
     look = highlighted(look or Look(title=False), data, highlight)
     make_folder(out)
     written = Written()
+    # what is about studies is not lacking in a sweep that is none
+    searched = search_of(store, name) is not None
+    figures = [one for one in figures if searched or not FIGURES[figure_name(one)].study]
     tables: dict[str, Table] = {}
     wanted = {"reference": reference, "seeds": seeds, "all_rows": all_rows, "lengths": lengths}
     for number, line in TABLES.items():
-        if number == "compare" and name == reference:
+        if (number == "compare" and name == reference) or (line.study and not searched):
             continue
         if line.of and not data.has_any(line.of):
             written.left_out[number] = f"sweep {name} has no number of {' or '.join(line.of)}"

@@ -129,7 +129,8 @@ Seeds = Annotated[bool, typer.Option("--seeds", help="List every seed instead of
 AllRows = Annotated[
     bool,
     typer.Option(
-        "--all-rows", help="Tables effects and interactions: every length, pair of levels and stratum, sure or not."
+        "--all-rows",
+        help="Tables effects and interactions: every length, pair of levels and stratum, sure or not. Table study: every trial.",
     ),
 ]
 Length = Annotated[
@@ -179,8 +180,21 @@ Highlight = Annotated[
         help="Cell to stand out in a figure, by slug, beginning of an id, or levels (polar,memory=on); repeatable.",
     ),
 ]
-By = Annotated[str | None, typer.Option("--by", metavar="AXIS", help="Axis that colours the lines of a figure (loss).")]
+By = Annotated[
+    str | None,
+    typer.Option(
+        "--by", metavar="AXIS", help="Axis that colours the lines of figure loss, or that figure response goes over."
+    ),
+]
 Log = Annotated[bool, typer.Option("--log", help="Logarithmic axes (figure loss).")]
+Against = Annotated[
+    str | None,
+    typer.Option(
+        "--against",
+        metavar="tokens|time",
+        help="What the loss is drawn over (figure loss): tokens, or time of training.",
+    ),
+]
 
 
 def dashboard(
@@ -232,6 +246,7 @@ def report(
     highlight: Highlight = None,
     by: By = None,
     log: Log = False,
+    against: Against = None,
     db: Db = None,
     as_json: AsJson = False,
 ) -> None:
@@ -242,7 +257,7 @@ def report(
     Figures: {figures}.
 
     The numbers of the paper are always there, as sweeps printed-v1, printed-v2 and printed-v2-open-weight, and those of
-    two rivals as printed-tra and printed-wall: for this command, dashboard, show, status and export.
+    rivals as printed-tra, printed-wall and printed-atlas: for this command, dashboard, show, status and export.
 
     Exit code 1: --check found a file that says something else than the database.
 
@@ -251,6 +266,7 @@ def report(
       atma-sweep report --table 6
       atma-sweep report --figure needle --sweep printed-v2 --out needle.svg
       atma-sweep report --figure loss --style nature --width 89mm
+      atma-sweep report --figure loss --against time --compare printed-v2
       atma-sweep report --compare printed-v2
       atma-sweep report --dashboard quick.html
       atma-sweep report --all --out appendix
@@ -279,6 +295,7 @@ def report(
         highlight=tuple(highlight or ()),
         by=by,
         log=log,
+        against=against,
         as_json=as_json,
     )
     if not carry_out(asked):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -11,11 +10,15 @@ from functools import cached_property
 from typing import Any, Literal
 
 from ..results import metrics
-from ..results.contrasts import Contrast, contrasts_of
+from ..results.contrasts import Contrast, contrasts_of, weighted
+from ..results.designs.record import Design, design_of
 from ..results.errors import Expected
+from ..results.forecast import Forecast, forecast_of
+from ..results.stopping.rule import Rule, rule_of
 from ..results.store.cell_status import Request, Standing, requests_of, standing
 from ..results.store.records import AXES, CellState, Source, Value, extra_axes
 from ..results.store.store import Store
+from ..results.studies.tuned import Tuned, tuned_of
 from .numbers import Column
 from .trials import with_intervals
 
@@ -71,8 +74,29 @@ class SweepData:
     """By attempt, the class of its failure, where one was recorded (cuda_oom, code, hang, ...)."""
     contrasts: tuple[Contrast, ...] = ()
     """The differences that the grid was launched to see."""
+    tuned: Tuned | None = None
+    """What was tuned before it; None for nothing."""
+    design: Design | None = None
+    """The partial design that was launched; None for all combinations of the grid."""
     configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By cell: its complete frozen config."""
+    stop: Rule | None = None
+    """When the contrast that seeds are added for is known closely enough; None where none are added."""
+    forecast: Forecast | None = None
+    """What the launch predicted that each cell takes."""
+
+    @cached_property
+    def partial(self) -> Design | None:
+        """The design, where combinations that the grid allows are not among the cells."""
+        if self.design is None:
+            return None
+        found = {self.place(self.design, cell) for cell in self.cells} - {None}
+        return self.design if len(found) < len(self.design.space.points) else None
+
+    @staticmethod
+    def place(design: Design, cell: CellState) -> int | None:
+        """Which combination of a design a cell is; None for one of `include` that is none of them."""
+        return design.space.index({axis: level_of(cell, axis) for axis in design.space.axes})
 
     @property
     def done(self) -> int:
@@ -248,11 +272,6 @@ class SweepData:
         return {}
 
 
-def weighted(values: Mapping[int, float]) -> float:
-    """Mean over lengths weighted by length: sum of L x value over sum of L (docs/mechanisms.md, "Losses")."""
-    return math.fsum(length * value for length, value in values.items()) / sum(values)
-
-
 def _metric(probe: str, name: str, values: Sequence[Value]) -> metrics.Metric:
     """As the newest number says it; the chance level only where it is the same for all."""
     newest = max(values, key=lambda value: value.attempt_id)
@@ -332,7 +351,11 @@ def _gathered(store: Store, sweep: str | None, revision: int | None, orphans: bo
         sources=sources,
         failures=failures,
         contrasts=contrasts_of(launched.options),
+        tuned=tuned_of(launched.options),
+        design=design_of(launched.options),
+        stop=None if orphans else rule_of(launched.options),
         configs=configs,
+        forecast=None if orphans else forecast_of(launched.options),
     )
 
 

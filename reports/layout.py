@@ -256,8 +256,9 @@ def about_cell(data: SweepData, cell: CellState) -> dict[str, Any]:
 
 
 def sweep_note(data: SweepData) -> str:
-    """Which sweep this is and how far it is."""
-    return f"Sweep {data.sweep}, revision {data.revision}: {data.done} of {len(data.cells)} cells done."
+    """Which sweep this is and how far it is, and what was tuned before it."""
+    told = f"Sweep {data.sweep}, revision {data.revision}: {data.done} of {len(data.cells)} cells done."
+    return told if data.tuned is None else f"{told} {data.tuned.note}"
 
 
 def reference_note(data: SweepData) -> list[str]:

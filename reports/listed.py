@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+AGAINST = {"tokens": "tokens", "time": "wall_s"}
+"""What `against` names -> the column of a curve that is the x axis."""
+
 
 @dataclass(frozen=True)
 class Listed:
@@ -14,7 +17,8 @@ class Listed:
 
     `number` is a figure's in the paper. `takes` names the options of the function that not every one has. `compares` says
     whether measured numbers stand side by side, so that what differs between their cells is told above them. `of` names the
-    probes that it is about: where a sweep has something, but nothing of these, --all leaves it out.
+    probes that it is about: where a sweep has something, but nothing of these, --all leaves it out. `study`: it is about studies,
+    and --all of another sweep does not speak of it.
     """
 
     at: str
@@ -23,6 +27,7 @@ class Listed:
     takes: tuple[str, ...] = ("lengths",)
     compares: bool = True
     of: tuple[str, ...] = ()
+    study: bool = False
 
     def load(self, package: str) -> Any:
         """The function or the module, imported when something is made of it."""

@@ -18,8 +18,9 @@ from ..results.store.store import Store
 from ..results.terminal import terminal_width
 from ..results.text import choice, cleaned, say
 from .data import Lengths, ReportError, gather
-from .figures import FIGURES, make_figure
+from .figures import FIGURES, figure_name, make_figure
 from .figures.look import Look, highlighted, wanted
+from .listed import AGAINST
 from .render import SUFFIXES, files_of, render, trace_file
 from .table import Table
 from .tables import TABLES, make_table
@@ -53,6 +54,7 @@ class Request:
     highlight: tuple[str, ...] = ()
     by: str | None = None
     log: bool = False
+    against: str | None = None
 
     def __post_init__(self) -> None:
         if not (self.table or self.figure or self.compare or self.all or self.check or self.dashboard):
@@ -66,6 +68,7 @@ class Request:
             "highlight": self.highlight,
             "by": self.by,
             "log": self.log,
+            "against": self.against,
         }
         of_figures["title" if self.title else "no-title"] = self.title is not None
         if self.all_rows and not self.all and (self.table or "").lower() not in (having := _with_all_rows()):
@@ -73,6 +76,8 @@ class Request:
                 f"--all-rows is about the tables {' and '.join(having)}; give --table {having[0]} with it"
             )
         given = [name for name, value in of_figures.items() if value]
+        if self.against is not None and self.against not in AGAINST:
+            raise ReportError(f"--against {self.against[:40]}: {choice(self.against, AGAINST)}")
         if given and not (self.figure or self.all):
             raise ReportError(f"--{given[0]} is about figures; give --figure NAME or --all with it")
 
@@ -150,7 +155,7 @@ def _write_all(asked: Request, store: Store) -> None:
         # beside a caption, a title would say it twice
         look=wanted(asked.style, asked.width, bool(asked.title)),
         highlight=asked.highlight,
-        options={"by": asked.by, "log": asked.log},
+        options={"by": asked.by, "log": asked.log, "against": asked.against},
     )
     for name, why in written.left_out.items():
         say(f"left out {name}: {why}", err=True)
@@ -161,16 +166,19 @@ def _write_figure(asked: Request, store: Store, name: str) -> None:
     from .figures.base import caption
     from .figures.files import FORMATS, rendered
 
-    if asked.table or asked.compare:
-        raise ReportError("a table and a figure are two files; ask for one of them at a time, or for --all")
+    with_others = [one for one, line in FIGURES.items() if "compare" in line.takes]
+    if asked.table or (asked.compare and figure_name(name) not in with_others):
+        besides = "" if asked.table else f"; figures that --compare draws into: {', '.join(with_others)}"
+        raise ReportError(f"a table and a figure are two files; ask for one of them at a time, or for --all{besides}")
     endings = {".json": "json"} if asked.as_json else {f".{format}": format for format in FORMATS}
     format = format_of(asked.out, "json" if asked.as_json else asked.format, endings, "svg")
     if format not in FORMATS and not asked.as_json:
         raise ReportError(f"a figure is written as {', '.join(FORMATS)}, not {format!r}; {choice(format, FORMATS)}")
     look = wanted(asked.style, asked.width, asked.title)
+    options = {"by": asked.by, "log": asked.log, "against": asked.against, "compare": asked.compare}
 
     def make() -> tuple[Collected, Look]:
-        made = make_figure(name, store, asked.sweep, lengths=asked.lengths, options={"by": asked.by, "log": asked.log})
+        made = make_figure(name, store, asked.sweep, lengths=asked.lengths, options=options)
         if not asked.highlight:
             return made, look
         if "highlight" not in FIGURES[made.name].takes:

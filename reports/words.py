@@ -1,4 +1,4 @@
-"""The words that stand where a cell has no number."""
+"""The words that stand where a cell has no number, and what figures call numbers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,13 @@ from ..results.store.records import CellState, Value
 from .data import SweepData
 from .numbers import Column, reason_code
 
+MEASURES = {
+    "val_loss": "validation loss",
+    "clean.nats": "clean loss",
+    "junk.nats": "junk loss",
+    "needle.digit_accuracy": "needle",
+}
+"""By metric, or probe and metric: how a figure calls a number."""
 UNMEASURED = "unmeasured"
 """Printed where a cell lacks what its grid does not ask for either."""
 UNPRINTED = "-"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 AVERAGE = "avg"
 """In place of a context length: the mean over all lengths, each weighted by itself."""
+STRATA = ("attn_type", "memory")
+"""Axes whose levels differ so much that a mean over several gives each the same weight: the first that a contrast leaves open."""
 OPTION = "contrasts"
 """Under this key in a revision's options."""
 
@@ -37,6 +40,16 @@ class Contrast:
         return f"{self.probe}.{self.metric}" + (f"@{place}" if self.length != 0 else "")
 
 
+def reference_level(levels: Sequence[str]) -> str:
+    """The level that the others are held against: off, baseline, else the grid's first."""
+    return next((word for word in ("off", "baseline") if word in levels), levels[0])
+
+
+def weighted(values: Mapping[int, float]) -> float:
+    """Mean over lengths weighted by length: sum of L x value over sum of L (docs/mechanisms.md, "Losses")."""
+    return math.fsum(length * value for length, value in values.items()) / sum(values)
+
+
 def as_options(contrasts: tuple[Contrast, ...]) -> list[dict[str, Any]]:
     """As JSON."""
     return [dict(vars(one)) | {"within": dict(one.within)} for one in contrasts]
@@ -45,10 +58,11 @@ def as_options(contrasts: tuple[Contrast, ...]) -> list[dict[str, Any]]:
 def contrasts_of(options: object) -> tuple[Contrast, ...]:
     """The contrasts that a launch stored with its revision. Whoever wrote the database is not trusted: what is none is left out."""
     found = options.get(OPTION, []) if isinstance(options, Mapping) else []
-    return tuple(one for given in found if (one := _contrast(given)) is not None) if isinstance(found, list) else ()
+    return tuple(one for given in found if (one := contrast_of(given)) is not None) if isinstance(found, list) else ()
 
 
-def _contrast(given: object) -> Contrast | None:
+def contrast_of(given: object) -> Contrast | None:
+    """One contrast as `as_options` writes it; None for what is none."""
     if not isinstance(given, Mapping) or not all(
         isinstance(given.get(k), str) for k in ("probe", "metric", "axis", "level")
     ):

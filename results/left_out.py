@@ -17,10 +17,15 @@ LEFT_OUT: Mapping[str, str] = {
     "model.positions": "none",
     "model.window": "False",
     "train.distractor": "False",
+    "train.embedding_lr": "0.3",
+    "train.head_lr": "0.003125",
     "train.loss_on": "all",
     "train.loss_reduction": "mean",
+    "train.muon_lr": "0.02",
     "train.optimizer": "muon",
     "train.regularizer": "baseline",
+    "train.scalar_lr": "0.01",
     "train.schedule": "cosine",
+    "train.warmup_steps": "0",
 }
 """By dotted path, as text."""

@@ -127,16 +127,20 @@ METRICS: Mapping[tuple[str, str], Metric] = {
                    "rows of the training length, with the attention window that the model was trained with. Where the unit is "
                    "nats/marked token (train.loss_on: marked) the mean is over the targets that the corpus marks.", "Val"),
             Metric("val_loss_full", _LOSS, "lower", "Validation loss as above, with the attention window taken off."),
+            Metric("bits", "bits/token", "lower", "Validation loss in bits per token of GPT-2 of the text."),
+            Metric("bits_per_byte", "bits/byte", "lower", "Validation loss in bits per byte of the text."),
         ),
         "clean": (
             Metric("nats", _LOSS, "lower", "Clean loss: mean cross-entropy over the first L tokens of each long held-out document, L "
                    "being the context length. The same documents at every length, full attention.", "Clean", 2),
-            Metric("bits", "bits/token", "lower", "Clean loss in bits per token.", decimals=2),
+            Metric("bits", "bits/token", "lower", "Clean loss in bits per token, of GPT-2 for a model from elsewhere.", decimals=2),
+            Metric("bits_per_byte", "bits/byte", "lower", "Clean loss in bits per byte of the text."),
         ),
         "junk": (
             Metric("nats", _LOSS, "lower", "Junk loss: mean cross-entropy over rows of L tokens of the validation stream, which run "
                    "across the borders of documents, so that most of a long context is of no use. Full attention.", "Junk", 2),
-            Metric("bits", "bits/token", "lower", "Junk loss in bits per token.", decimals=2),
+            Metric("bits", "bits/token", "lower", "Junk loss in bits per token, of GPT-2 for a model from elsewhere.", decimals=2),
+            Metric("bits_per_byte", "bits/byte", "lower", "Junk loss in bits per byte of the text."),
         ),
         "needle": (
             Metric("digit_accuracy", SHARE, "higher", "Needle: share of digits recalled when a record's key stands again after L tokens "
@@ -150,6 +154,8 @@ METRICS: Mapping[tuple[str, str], Metric] = {
             Metric("constant_accuracy", SHARE, "neither", "Needle: share of digits that the best constant answer gets right, one and "
                    "the same token everywhere, on the very trials that were asked: what a network may score that retrieves nothing.",
                    decimals=1),
+            Metric("steps_per_digit", "tokens", words="Needle: tokens that a digit with its space takes; the one that bears the digit "
+                   "is scored."),
         ),
         "passkey": (
             Metric("digit_accuracy", SHARE, "higher", "Passkey: share of digits recalled of a value that stands once in a text of L tokens and "
@@ -183,8 +189,8 @@ METRICS: Mapping[tuple[str, str], Metric] = {
                    "document, as the trained network leaves it; mean over documents, layers with a memory and heads."),
             Metric("hebbian_norm", _NORM, words="State norm as above of the same keys, values and gates, written without erasing what "
                    "stood there (Hebbian writes)."),
-            Metric("delta_norm_kept", _NORM, words="State norm of the delta rule with gamma = 1: nothing decays, only its writes erase."),
-            Metric("hebbian_norm_kept", _NORM, words="State norm of Hebbian writes with gamma = 1: nothing decays and nothing is erased."),
+            Metric("delta_norm_kept", _NORM, words="State norm of the same memory with retention 1: nothing decays, only its writes erase."),
+            Metric("hebbian_norm_kept", _NORM, words="State norm of Hebbian writes with retention 1: nothing decays and nothing is erased."),
         ),
         "gates": (
             Metric("retention", SHARE, words="Gates: what a token leaves of what lies before it, in the mixer; geometric mean over tokens, "
@@ -193,6 +199,20 @@ METRICS: Mapping[tuple[str, str], Metric] = {
             Metric("highest", SHARE, words="Gates as above: the head, or the channel, that keeps most."),
             Metric("channels", "channels", words="Gates: how many of them a head of the mixer has.", decimals=0),
             Metric("memory", SHARE, words="Gates: what a token leaves of the memory's state; geometric mean over tokens, heads and layers."),
+        ),
+        "memory_recall": (
+            Metric("share", SHARE, "higher", "Memory recall: random keys and values are written into the memory alone, with the rates that it has on "
+                   "the text, and every key is read back; share of answers that lie nearer to their own value than to any other. Mean over "
+                   "numbers of pairs, layers and heads.", decimals=1),
+            Metric("pairs", "pairs", "higher", "Memory recall: how many random pairs, written into the memory alone, it holds: the number at which "
+                   "the share of keys answered rightly, mean over layers and heads, falls to 90%; the largest number tried where it never "
+                   "does.", "Holds", 0),
+            Metric("context_share", SHARE, "higher", "Recall in context: pairs of tokens stand in a row, then every key again; share of keys "
+                   "after which the network, with the window of training, says their value. Mean over numbers of pairs.", "Recall", 1),
+            Metric("context_pairs", "pairs", "higher", "Recall in context: the number of pairs at which the share of keys answered rightly falls to "
+                   "90%; the largest number tried where it never does.", decimals=1),
+            Metric("context_chance", SHARE, words="Recall in context: what one of the row's values gets, taken at random. Mean over numbers of "
+                   "pairs.", decimals=1),
         ),
         "attention_map": (
             Metric("keys", "keys", words="Attention maps of a small text: how many keys share the attention of a query, (sum |w|)^2 / sum w^2, mean "
@@ -207,6 +227,19 @@ METRICS: Mapping[tuple[str, str], Metric] = {
             Metric("beta_highest", "1", words="Count map: the highest slope among the heads."),
         ),
         "flipflop": _flip_flops(),
+        "mqar": (
+            Metric("accuracy", SHARE, "higher", "Associative recall: share of questions answered with the value that the key was written with, the largest "
+                   "logit of the whole vocabulary counting. Interval: 95%, by Wilson over rows.", "MQAR", 1, trials=1),
+            Metric("exact", SHARE, "higher", "Associative recall: share of rows without a wrong answer. Interval: 95%, by Wilson over rows.",
+                   decimals=1, trials=1),
+            Metric("questions", "questions", words="Associative recall: questions asked, together.", decimals=0),
+        ),
+        "decode": (
+            Metric("written_per_s", "tokens/s", "higher", "Writing speed: new tokens a second of all texts that are written at a time, the context "
+                   "length behind each, at full context.", "Writes", 0),
+            Metric("cache_bytes", "bytes", "lower", "Writing: bytes that are kept of one text of that length, keys and values, memories and the tails of "
+                   "convolutions.", decimals=0),
+        ),
         "throughput": (
             Metric("tokens_per_s", "tokens/s", "higher", "Training speed over the last validation interval, validation left out.", decimals=0),
             Metric("mfu_paper", SHARE, "higher", "Model FLOPs utilisation by the paper's formula: FLOPs that the formula counts for a "

@@ -10,7 +10,7 @@ NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{LONGEST - 1}}}")
 RULE = f"letters, digits, '.', '_' and '-', at most {LONGEST}, of which the first is a letter or digit"
 RESERVED = "printed-"
 """How the names of published numbers begin, and no other's."""
-PUBLISHED = ("printed-v1", "printed-v2", "printed-v2-open-weight", "printed-tra", "printed-wall")
+PUBLISHED = ("printed-v1", "printed-v2", "printed-v2-open-weight", "printed-tra", "printed-wall", "printed-atlas")
 """The sweeps of the paper's numbers, then those of its rivals; every reading command knows them, whatever the database holds."""
 FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=@-]{0,119}")
 """What is a file's name as it stands: every sweep's name, and the slug of nearly every cell."""

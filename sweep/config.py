@@ -26,7 +26,7 @@ class DataConfig(Config):
     corpus: str = aside(
         "stdlib",
         "Name of the corpus: stdlib; files or shards under `path`; fineweb-edu, fineweb-edu-shards, finepdfs or "
-        "wikitext-103 of the Hugging Face hub; flipflop; or one that `data prepare --name` made on this machine.",
+        "wikitext-103 of the Hugging Face hub; flipflop or mqar; or one that `data prepare --name` made on this machine.",
     )
     corpus_source: str | None = knob(None, "SHA-256 of the plugin file that defines the corpus.", identity=None)
     path: str | None = aside(
@@ -137,6 +137,18 @@ class TrainConfig(Config):
     kernels: Literal["auto", "torch"] = knob(
         "auto", "The best kernels for the machine, or torch's own operations alone, to compare with.", identity="auto"
     )
+
+    activations: Literal["auto", "bfloat16", "float32"] = knob(
+        "auto",
+        "Type of activations; auto: bfloat16 on CUDA, float32 on the CPU, where the other is slow.",
+        identity="auto",
+    )
+
+    def activations_on(self, *, cuda: bool) -> Literal["bfloat16", "float32"]:
+        """The type of activations on such a device."""
+        if self.activations != "auto":
+            return self.activations
+        return "bfloat16" if cuda else "float32"
 
     @model_validator(mode="after")
     def _batch_divides(self) -> TrainConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import re
 import shlex
@@ -24,6 +25,7 @@ from typer.testing import CliRunner
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@functools.cache
 def commands() -> dict[str, click.Command]:
     found: dict[str, click.Command] = {}
 

@@ -98,10 +98,12 @@ FLOORS = (
     ("data",),
     ("training", "probes"),
     ("grid",),
+    ("openweight",),
     ("attempt", "plan"),
     ("scheduler", "job.py"),
     ("run",),
-    ("commands", "bench", "doctor"),
+    ("bench", "doctor"),
+    ("commands",),
 )
 """The rooms of sweep/, the lowest first. Whatever a room imports lies on a floor below it, never beside it or above."""
 
@@ -252,6 +254,7 @@ WRITERS = {
     "results/store/copying.py",  # copies of databases
     "results/exchange/import_files.py",  # into the runs folder
     "results/exchange/trackers.py",  # into a folder of files.filling
+    "results/exchange/mlflow_files.py",  # the same
     "results/paper/__init__.py",  # a temporary database
     "results/store/journal.py",
     "reports/figures/files.py",  # into memory

@@ -31,13 +31,13 @@ def contextual_attention(
 
     def logits(span: Span) -> Tensor:
         scores = dot_scores(q_BTHX, k_BTJX, span, scale)
-        return scores + _of_positions(q_BTHX[:, span.queries].to(scores.dtype), scores, span.seen_MS, vectors_PX)
+        return scores + of_positions(q_BTHX[:, span.queries].to(scores.dtype), scores, span.seen_MS, vectors_PX)
 
     return scored_attention(v_BTJX, heads, logits, window=window, query_block=query_block)
 
 
-def _of_positions(q_BMHX: Tensor, scores_BHMS: Tensor, seen_MS: Tensor, vectors_PX: Tensor) -> Tensor:
-    """q·e(p), [B, H, M, S]."""
+def of_positions(q_BMHX: Tensor, scores_BHMS: Tensor, seen_MS: Tensor, vectors_PX: Tensor) -> Tensor:
+    """q·e(p), [B, H, M, S]; `seen` may also be that of each text, [B, 1, M, S]."""
     gates = torch.where(seen_MS, scores_BHMS.sigmoid(), 0.0)
     position = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=len(vectors_PX) - 1)
     below = position.detach().floor()

@@ -6,14 +6,13 @@ B batch, T length, H query heads, J KV heads, X head size, N chunks of C tokens,
 from __future__ import annotations
 
 import functools
-import importlib.util
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..choice import SIXTEEN_BITS, Choice, constant, failure, plain_torch, version, worst
+from ..choice import Choice, constant, failure, plain_torch, version, why_no_fla, worst
 from ..norms import statistics_dtype
 from ..shapes import check_qkv, check_window
 from .scored import Span, scored_attention
@@ -114,19 +113,12 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int
 def _why_no_fla(device: torch.device, dtype: torch.dtype, head_dim: int, windowed: bool) -> str | None:
     if plain_torch():
         return "asked for by train.kernels"
-    if device.type != "cuda":
-        return f"fla needs CUDA, the device is {device.type}"
-    if dtype not in SIXTEEN_BITS:
-        return f"fla computes in 16 bits, the activations are {dtype}"
-    if windowed:
-        return "fla has no window here"
-    if head_dim not in SIZES:
-        return f"fla needs a head_dim of {', '.join(map(str, SIZES))}, got {head_dim}"
-    if torch.are_deterministic_algorithms_enabled():
-        return "fla tunes its tiles by the clock, so another process may round otherwise"
-    if importlib.util.find_spec("fla") is None or importlib.util.find_spec("triton") is None:
-        return "flash-linear-attention is not installed"
-    return None
+    why = why_no_fla(device, dtype)
+    if why is None and windowed:
+        why = "fla has no window here"
+    if why is None and head_dim not in SIZES:
+        why = f"fla needs a head_dim of {', '.join(map(str, SIZES))}, got {head_dim}"
+    return why
 
 
 @functools.cache

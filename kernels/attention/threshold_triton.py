@@ -208,13 +208,15 @@ def _count(
     q = q_desc.load([b, m0, h * X]).reshape(BM, X)
     upper = _upper(BN, q.dtype)
     count = tl.load(count_ptr + at, mask=inside, other=0.0)
-    first, _, _, last = _bounds(m0, T, window, BM, BN, WINDOWED)
+    first, _whole_from, _whole_to, last = _bounds(m0, T, window, BM, BN, WINDOWED)
     first = tl.maximum(first, low)
     last = tl.minimum(last, high)
     for step in tl.range(0, last - first):
         tile = last - 1 - step
         tl.store(counts_ptr + (tile - low) * stride + at, count, mask=inside)
-        _, _, keep, _ = _survivors(q, k_desc, p_M, b, j, tile * BN, T, window, upper, BN, X, True, WINDOWED, PRECISION)
+        _k, _s, keep, _local = _survivors(
+            q, k_desc, p_M, b, j, tile * BN, T, window, upper, BN, X, True, WINDOWED, PRECISION
+        )
         count += tl.sum(keep.to(tl.float32), 1)
     tl.store(count_ptr + at, count, mask=inside)
 

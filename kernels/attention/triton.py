@@ -58,12 +58,12 @@ def _forgotten(hi_ptr, lo_ptr, row, n, from_hi, from_lo, T):
 
 
 @triton.jit
-def _log1p(x):
+def log1p(x):
     return tl.where(x < 1e-3, x * (1.0 - x * (0.5 - x * 0.33333334)), tl.log(1.0 + x))
 
 
 @triton.jit
-def _tanh(x):
+def tanh(x):
     # x >= 0; the fraction loses the digits of a small x
     square = x * x
     e = tl.exp(-2.0 * x)
@@ -161,7 +161,7 @@ def _forward(
         inverse = 1.0 / tl.maximum(length, _TINY)
         tl.store(n_eff_ptr + at, tl.where(bound, -n_eff, n_eff), mask=inside)
         tl.store(inverse_ptr + at, tl.where(length < _TINY, -inverse, inverse), mask=inside)
-        mag = _tanh(beta * _log1p(n_eff * r))
+        mag = tanh(beta * log1p(n_eff * r))
         tl.store(mag_ptr + (b * TQ + i_M) * H + h, mag, mask=inside)
         out = s * inverse[:, None]
     else:
@@ -198,8 +198,8 @@ def _rows(
     r = 1.0 / (1.0 + tl.exp2(-d))
     w = 1.0 / (1.0 + tl.exp2(d))
     m = n_eff * r
-    grow = _log1p(m)
-    mag = _tanh(beta * grow)
+    grow = log1p(m)
+    mag = tanh(beta * grow)
     g_mag = g_mag * (1.0 - mag * mag)
     kappa = g_mag * beta * m / (1.0 + m)
     # below TINY c is s / TINY and nothing is projected away: a delta term remains
@@ -221,7 +221,7 @@ def _rows(
 
 @triton.jit
 def _dq_keys(
-    dq, q, g, lse, add, twice, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, start, stop, TK, window,
+    dq, over, q, g, lse, add, twice, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, start, stop, TK, window,
     BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
     POLAR: tl.constexpr, FORGETS: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
@@ -238,13 +238,15 @@ def _dq_keys(
         dp = tl.dot(g, v.T, tl.broadcast_to(add[:, None], [q.shape[0], BN]), input_precision=PRECISION)
         da = p * (dp + twice[:, None] * p) if POLAR else p * dp
         dq = tl.dot(da.to(k.dtype), k, dq, input_precision=PRECISION)
-    return dq
+        if FORGETS:
+            over += tl.sum(da, 1)
+    return dq, over
 
 
 @triton.jit
 def _dq(
-    q_desc, k_desc, v_desc, g_desc, dq_desc, lse_ptr, add_ptr, twice_ptr, hi_ptr, lo_ptr, TQ, TK, offset, window,
-    H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    q_desc, k_desc, v_desc, g_desc, dq_desc, lse_ptr, add_ptr, twice_ptr, hi_ptr, lo_ptr, exact_ptr, TQ, TK,
+    offset, window, H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     WINDOWED: tl.constexpr, PRECISION: tl.constexpr, POLAR: tl.constexpr, FORGETS: tl.constexpr,
     FACTOR: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
@@ -278,13 +280,16 @@ def _dq(
         # what the product's accumulator starts from is multiplied with it
         lse = (lse + _forgotten(hi_ptr, lo_ptr, row, i_M // TILE * TILE, from_hi, from_lo, TK)) / FACTOR
     dq = tl.zeros([BM, X], tl.float32)
+    over = tl.zeros([BM], tl.float32)
     if WINDOWED:
-        dq = _dq_keys(dq, q, g, lse, add, twice, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, first, whole_from, TK, window,
+        dq, over = _dq_keys(dq, over, q, g, lse, add, twice, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, first, whole_from, TK, window,
                       BN, X, True, WINDOWED, PRECISION, POLAR, FORGETS, FACTOR)  # fmt: skip
-    dq = _dq_keys(dq, q, g, lse, add, twice, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, whole_from, whole_to, TK, window,
+    dq, over = _dq_keys(dq, over, q, g, lse, add, twice, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, whole_from, whole_to, TK, window,
                   BN, X, False, WINDOWED, PRECISION, POLAR, FORGETS, FACTOR)  # fmt: skip
-    dq = _dq_keys(dq, q, g, lse, add, twice, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, whole_to, end, TK, window,
+    dq, over = _dq_keys(dq, over, q, g, lse, add, twice, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, whole_to, end, TK, window,
                   BN, X, True, WINDOWED, PRECISION, POLAR, FORGETS, FACTOR)  # fmt: skip
+    if FORGETS:  # a row of da sums to 0, but `add` was taken from an output that is rounded
+        tl.store(exact_ptr + at, add - over, mask=inside)
     dq_desc.store([b, m0, h * X], (dq * (_LN2 * FACTOR)).to(dq_desc.dtype).reshape(1, BM, X))
 
 
@@ -387,12 +392,14 @@ class Tiles(NamedTuple):
     stages: int
 
 
-def tiles_for(kernel: str, keys: int, d: int, dtype: torch.dtype) -> Tiles:
+def tiles_for(kernel: str, keys: int, d: int, dtype: torch.dtype, forgets: bool = False) -> Tiles:
     """Fixed by the sizes, never by the clock, so that every process rounds alike. Measured on an H200, see docs."""
     if dtype == torch.float32 or d > 128:
         return Tiles(32, 32, 4, 1)
     if keys >= 8192:
         return {"forward": Tiles(128, 128, 8, 3), "dq": Tiles(128, 64, 8, 3), "dkv": Tiles(64, 128, 8, 3)}[kernel]
+    if forgets:
+        return {"forward": Tiles(128, 128, 8, 3), "dq": Tiles(64, 64, 4, 2), "dkv": Tiles(64, 64, 4, 2)}[kernel]
     return {"forward": Tiles(64, 64, 4, 3), "dq": Tiles(128, 64, 8, 3), "dkv": Tiles(64, 64, 4, 2)}[kernel]
 
 
@@ -437,7 +444,7 @@ def _launch_forward(
     polar: bool, forgotten: Halves | None = None, factor: float = 1.0,
 ) -> None:  # fmt: skip
     (b, t, h, d), (tk, j) = q.shape, k.shape[1:3]
-    bm, bn, warps, stages = tiles_for("forward", tk, d, q.dtype)
+    bm, bn, warps, stages = tiles_for("forward", tk, d, q.dtype, forgotten is not None)
     _forward[(triton.cdiv(t, bm), b * h)](
         flat(q, bm, d), flat(k, bn, d), flat(v, bn, d), flat(out, bm, d), *rest,
         *(forgotten or rest[-2:]), t, tk, offset, window or 0, H=h, G=h // j, X=d, BM=bm, BN=bn,
@@ -495,23 +502,25 @@ def weights_backward(
     (b, t, h, d), (tk, j) = q.shape, k.shape[1:3]
     forgets, halves = forgotten is not None, forgotten or (lse, lse)
     df = torch.empty(lse.shape if forgets else (1,), device=q.device)
+    # the pass for queries tells that for keys by how much `add` is off: gradients of gates sum what cancels
+    exact = torch.empty_like(add) if forgets else add
     shared: dict[str, Any] = {
         "H": h, "G": h // j, "X": d, "WINDOWED": window is not None, "PRECISION": precision(q.dtype), "POLAR": twice is not None,
         "FORGETS": forgets, "FACTOR": factor,
-        "TILE": tiles_for("forward", tk, d, q.dtype).rows,
+        "TILE": tiles_for("forward", tk, d, q.dtype, forgets).rows,
     }  # fmt: skip
     twice = lse if twice is None else twice
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     sizes = (t, tk, offset, window or 0)
-    bm, bn, warps, stages = tiles_for("dkv", tk, d, q.dtype)
-    _dkv[(triton.cdiv(tk, bn), b * j)](
-        flat(q, bm, d), flat(k, bn, d), flat(v, bn, d), flat(g, bm, d), flat(dk, bn, d), flat(dv, bn, d),
-        lse, add, twice, *halves, df, *sizes, BM=bm, BN=bn, num_warps=warps, num_stages=stages, **shared,
-    )  # fmt: skip
-    bm, bn, warps, stages = tiles_for("dq", tk, d, q.dtype)
+    bm, bn, warps, stages = tiles_for("dq", tk, d, q.dtype, forgets)
     _dq[(triton.cdiv(t, bm), b * h)](
         flat(q, bm, d), flat(k, bn, d), flat(v, bn, d), flat(g, bm, d), flat(dq, bm, d),
-        lse, add, twice, *halves, *sizes, BM=bm, BN=bn, num_warps=warps, num_stages=stages, **shared,
+        lse, add, twice, *halves, exact, *sizes, BM=bm, BN=bn, num_warps=warps, num_stages=stages, **shared,
+    )  # fmt: skip
+    bm, bn, warps, stages = tiles_for("dkv", tk, d, q.dtype, forgets)
+    _dkv[(triton.cdiv(tk, bn), b * j)](
+        flat(q, bm, d), flat(k, bn, d), flat(v, bn, d), flat(g, bm, d), flat(dk, bn, d), flat(dv, bn, d),
+        lse, exact, twice, *halves, df, *sizes, BM=bm, BN=bn, num_warps=warps, num_stages=stages, **shared,
     )  # fmt: skip
     return dq, dk, dv, df
 

@@ -52,10 +52,9 @@ def _capped_rows(
         lse = highest + tl.log2(tl.sum(total * tl.exp2(top - highest), 0))
     target = tl.load(target_ptr + row)
     own = tl.load(z_ptr + target).to(tl.float32)
-    if CAPPED:
-        tl.store(loss_ptr + row, (lse - own * (CAP * _LOG2E * tl.rsqrt(own * own + CAP * CAP))) / _LOG2E)
-    else:
-        tl.store(loss_ptr + row, (lse - own * _LOG2E) / _LOG2E)
+    own = own * (CAP * _LOG2E * tl.rsqrt(own * own + CAP * CAP)) if CAPPED else own * _LOG2E
+    # where the target is all but certain, rounding may put its logit above the sum of all
+    tl.store(loss_ptr + row, tl.maximum(lse - own, 0.0) / _LOG2E)
     if GRADIENT:
         # every lane must have read the target's logit before one of them overwrites it
         tl.debug_barrier()

@@ -6,12 +6,14 @@ B batch, T length, H heads, X head size, J KV heads (J divides H), C chunk, N ch
 from __future__ import annotations
 
 import functools
-import importlib.util
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .. import choice
 from ..choice import SIXTEEN_BITS, Choice, attention_choice, constant, plain_torch, version, worst
 from ..norms import statistics_dtype
 from ..shapes import check_qkv, expand_kv
@@ -91,14 +93,9 @@ def available(device: torch.device | str, dtype: torch.dtype, head_dim: int) -> 
 
 def why_no_fla(device: torch.device, dtype: torch.dtype) -> str | None:
     """Why flash-linear-attention cannot be taken for such tensors; None when it can."""
-    if device.type != "cuda":
-        return f"fla needs CUDA, the device is {device.type}"
-    if dtype not in SIXTEEN_BITS:
-        return f"fla computes in 16 bits, the activations are {dtype}"
-    if torch.are_deterministic_algorithms_enabled():
-        return "fla tunes its tiles by the clock, so another process may round otherwise"
-    if importlib.util.find_spec("fla") is None or importlib.util.find_spec("triton") is None:
-        return "flash-linear-attention is not installed"
+    why = choice.why_no_fla(device, dtype)
+    if why is not None:
+        return why
     major, minor = torch.cuda.get_device_capability(device)
     if not fla_is_right((major, minor), version("triton")):
         return f"fla gives wrong gradients on compute capability {major}.{minor} with Triton {version('triton')}"
@@ -107,18 +104,27 @@ def why_no_fla(device: torch.device, dtype: torch.dtype) -> str | None:
 
 @functools.cache
 def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str) -> float:
-    """Largest relative error of readout and gradients, against "torch" in float32."""
+    """As `rule_error` says it, of `gated_delta`."""
+    return rule_error(functools.partial(gated_delta, return_state=True), (1, 131, 2), device, dtype, head_dim, backend)
+
+
+def rule_error(
+    rule: Callable[..., Any], gamma: tuple[int, ...], device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
+) -> float:  # fmt: skip
+    """Largest relative error of a delta rule's readout and gradients, against its "torch" in float32.
+
+    The rule returns (readout, state); `gamma` is the shape of its retention for one row of 131 tokens and 2 heads.
+    """
     draw = torch.Generator().manual_seed(0)
-    shapes = [(1, 131, 2, head_dim), (1, 131, 1, head_dim), (1, 131, 1, head_dim), (1, 131, 2), (1, 131, 2)]
+    shapes = [(1, 131, 2, head_dim), (1, 131, 1, head_dim), (1, 131, 1, head_dim), gamma, (1, 131, 2)]
     made = [torch.randn(shape, generator=draw).to(device) for shape in shapes]
     found = []
     for name, kind in ((backend, dtype), ("torch", torch.float32)):
         q, k, v = (x.to(dtype).to(kind).requires_grad_() for x in made[:3])
-        gamma, beta = (x.clone().requires_grad_() for x in made[3:])
+        log_gamma, beta = (x.clone().requires_grad_() for x in made[3:])
         with torch.enable_grad():
-            r = gated_delta(q, k, v, functional.logsigmoid(gamma + 3.9), beta.sigmoid(), backend=name)
-            assert isinstance(r, Tensor)
-            grads = torch.autograd.grad((r.float() * made[0]).sum(), (q, k, v, gamma, beta))
+            r, _ = rule(q, k, v, functional.logsigmoid(log_gamma + 3.9), beta.sigmoid(), backend=name)
+            grads = torch.autograd.grad((r.float() * made[0]).sum(), (q, k, v, log_gamma, beta))
         found.append([r, *grads])
     return worst(*found)
 

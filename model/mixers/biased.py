@@ -4,32 +4,24 @@
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_left
 
 import torch
 from torch import Tensor, nn
 
-from ...kernels.attention.contextual import contextual_attention
+from ...kernels.attention.contextual import contextual_attention, of_positions
 from ...kernels.attention.forgetting import choose_backend, forgetting_attention
 from ...kernels.attention.scored import Span, dot_scores, scored_attention
 from ...kernels.norms import statistics_dtype
-from ...kernels.shapes import query_block
-from ..bases import Mixer
+from ...kernels.paged.rows import row_attention, row_scores
+from ..cache import Kept
 from ..config import ModelConfig
 from .biased_outline import ALiBiConfig, ALiBiOutline, CoPEConfig, CoPEOutline, RelConfig, RelOutline
+from .blocks import InBlocks
 
 
-class _InBlocks(Mixer):
-    """A mixer whose `forward` takes the queries that it scores at a time."""
-
-    def evaluate(self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, chunk: int) -> Tensor:
-        block = query_block(chunk, *q_BTHX.shape[:2])
-        mixed = self.forward(q_BTHX, k_BTJX, v_BTJX, window=window, block=block)
-        assert isinstance(mixed, Tensor)
-        return mixed
-
-
-class ALiBi(ALiBiOutline, _InBlocks):
+class ALiBi(ALiBiOutline, InBlocks):
     """A fixed slope a head over the distance: forgetting attention with constant gates."""
 
     config: ALiBiConfig
@@ -48,6 +40,11 @@ class ALiBi(ALiBiOutline, _InBlocks):
             q_BTHX, k_BTJX, v_BTJX, gate_1TH, scale=self.config.scale, window=window, query_block=block
         )
 
+    def step(self, q_BHX: Tensor, kept: Kept) -> Tensor:
+        scores_BHS = row_scores(q_BHX, kept.gather("k"), self.config.scale)
+        fade_BHS = -_slopes_on(len(self.slopes), q_BHX.device) * kept.texts.distance[:, None]
+        return row_attention(scores_BHS + fade_BHS.to(scores_BHS.dtype), kept.gather("v"), kept.seen).to(q_BHX.dtype)
+
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
         return {"alibi": str(choose_backend(device, dtype, self.size))}
 
@@ -62,7 +59,13 @@ def slopes(heads: int) -> list[float]:
     return first + [2.0 ** (-8 * h / (2 * whole)) for h in range(1, 2 * whole, 2)][: heads - whole]
 
 
-class Rel(RelOutline, _InBlocks):
+@functools.cache
+def _slopes_on(heads: int, device: torch.device) -> Tensor:
+    """[H, 1], float64; made once, since a graph of a step cannot bring numbers from the host."""
+    return torch.tensor(slopes(heads), dtype=torch.float64, device=device)[:, None]
+
+
+class Rel(RelOutline, InBlocks):
     """A learned number for each head and distance; far distances share the last one."""
 
     config: RelConfig
@@ -87,6 +90,12 @@ class Rel(RelOutline, _InBlocks):
 
         return scored_attention(v_BTJX, heads, logits, window=window, query_block=block)
 
+    def step(self, q_BHX: Tensor, kept: Kept) -> Tensor:
+        scores_BHS = row_scores(q_BHX, kept.gather("k"), self.config.scale)
+        bias_HR = self.table.view(q_BHX.shape[1], -1)[:, self._numbers].to(scores_BHS.dtype)
+        along_HBS = bias_HR[:, kept.texts.distance.clamp(0, self.config.reach)]
+        return row_attention(scores_BHS + along_HBS.transpose(0, 1), kept.gather("v"), kept.seen).to(q_BHX.dtype)
+
     def number_of_distance(self) -> Tensor:
         """Which of a head's numbers the distances 0, 1, ... reach have, int64."""
         device = self.table.device
@@ -95,6 +104,11 @@ class Rel(RelOutline, _InBlocks):
             return distance
         first = torch.tensor(first_distances(self.config.reach, self.config.buckets), device=device)
         return torch.bucketize(distance, first, right=True) - 1
+
+    @functools.cached_property
+    def _numbers(self) -> Tensor:
+        """The same, made once for the steps of a text."""
+        return self.number_of_distance()
 
 
 def first_distances(reach: int, buckets: int) -> list[int]:
@@ -109,7 +123,7 @@ def first_distances(reach: int, buckets: int) -> list[int]:
     return [*range(own), *(bisect_left(range(reach + 1), True, key=lambda d: starts(d, m)) for m in range(grow))]
 
 
-class CoPE(CoPEOutline, _InBlocks):
+class CoPE(CoPEOutline, InBlocks):
     """Positions that count the gates between key and query, each with a vector that the query is multiplied with."""
 
     config: CoPEConfig
@@ -125,3 +139,9 @@ class CoPE(CoPEOutline, _InBlocks):
         return contextual_attention(
             q_BTHX, k_BTJX, v_BTJX, vectors, scale=self.config.scale, window=window, query_block=block
         )
+
+    def step(self, q_BHX: Tensor, kept: Kept) -> Tensor:
+        scores_BHS, seen_BS = row_scores(q_BHX, kept.gather("k"), self.config.scale), kept.seen
+        q_B1HX, scores_BH1S = q_BHX[:, None].to(scores_BHS.dtype), scores_BHS[:, :, None]
+        along_BH1S = of_positions(q_B1HX, scores_BH1S, seen_BS[:, None, None], self.vectors.to(scores_BHS.dtype))
+        return row_attention(scores_BHS + along_BH1S[:, :, 0], kept.gather("v"), seen_BS).to(q_BHX.dtype)

@@ -9,15 +9,17 @@ from torch import Tensor, nn
 
 from ...kernels.attention.softmax import choose_backend, softmax_attention
 from ...kernels.norms import statistics_dtype
-from ...kernels.rotary import apply_rotary, rotary_tables
-from ...kernels.shapes import query_block
-from ..bases import Mixer
+from ...kernels.paged.attention import paged_softmax
+from ...kernels.rotary import rotate
+from ..bases import Before
+from ..cache import Kept
 from ..config import ModelConfig
 from ..layers import RMSNorm
+from .blocks import InBlocks
 from .diff_outline import DiffConfig, DiffOutline
 
 
-class Diff(DiffOutline, Mixer):
+class Diff(DiffOutline, InBlocks):
     """Heads in pairs: what one map reads less lambda times what the other reads, of both heads' values, normed."""
 
     config: DiffConfig
@@ -42,7 +44,7 @@ class Diff(DiffOutline, Mixer):
     def forward(
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, block: int | None = None
     ) -> Tensor:
-        q, k = self._rotated(q_BTHX, k_BTJX)
+        q, k = self._placed(q_BTHX), self._placed(k_BTJX)
 
         def read(which: int) -> Tensor:
             """What the first or the second map of each pair reads of both heads' values: [B, T, H / 2, 2 X]."""
@@ -55,23 +57,36 @@ class Diff(DiffOutline, Mixer):
             ]  # fmt: skip
             return torch.cat(halves, -1)
 
-        one, two = read(0), read(1)
+        return self._difference(read(0), read(1)).to(q_BTHX.dtype)
+
+    def keep(self, k_BTJX: Tensor, v_BTJX: Tensor, *, places_BT: Tensor, before: Before | None) -> dict[str, Tensor]:
+        return {"k": self._placed(k_BTJX, places_BT), "v": v_BTJX}
+
+    def step(self, q_BHX: Tensor, kept: Kept) -> Tensor:
+        q = self._placed(q_BHX[:, None], kept.places[:, None])[:, 0]
+
+        def read(which: int) -> Tensor:
+            halves = [
+                paged_softmax(
+                    q[:, which::2], kept["k"][:, :, which::2], kept["v"][:, :, side::2], kept.texts,
+                    scale=self.config.scale, window=kept.window,
+                )
+                for side in (0, 1)
+            ]  # fmt: skip
+            return torch.cat(halves, -1)
+
+        return self._difference(read(0), read(1)).to(q_BHX.dtype)
+
+    def _difference(self, one: Tensor, two: Tensor) -> Tensor:
+        """What the two maps read [..., H / 2, 2 X] -> [..., H, X] in the statistics' type."""
         dtype = statistics_dtype(one.dtype)
         y = self.norm(one.to(dtype) - self.share() * two.to(dtype)) * (1 - self.first_share)
-        return y.to(q_BTHX.dtype).unflatten(-1, (2, -1)).flatten(2, 3)
-
-    def evaluate(self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, chunk: int) -> Tensor:
-        return self.forward(q_BTHX, k_BTJX, v_BTJX, window=window, block=query_block(chunk, *q_BTHX.shape[:2]))
+        return y.unflatten(-1, (2, -1)).flatten(-3, -2)
 
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
         full, windowed = (choose_backend(device, dtype, self.size, windowed=w) for w in (False, True))
         return {"softmax": str(full), "softmax_window": str(windowed)}
 
-    def _rotated(self, q_BTHX: Tensor, k_BTJX: Tensor) -> tuple[Tensor, Tensor]:
+    def _placed(self, x_BTHX: Tensor, places_BT: Tensor | None = None) -> Tensor:
         kind = self.config.rotary
-        if kind == "none":
-            return q_BTHX, k_BTJX
-        _, length, _, size = q_BTHX.shape
-        dtype = statistics_dtype(q_BTHX.dtype)
-        cos, sin = rotary_tables(kind, length, size, self.config.base, dtype=dtype, device=q_BTHX.device)
-        return apply_rotary(q_BTHX, cos, sin), apply_rotary(k_BTJX, cos, sin)
+        return x_BTHX if kind == "none" else rotate(x_BTHX, kind, self.config.base, places_BT)

@@ -8,14 +8,16 @@ import torch
 from torch import Tensor
 
 from ...kernels.attention.forgetting import choose_backend, forgetting_attention
-from ...kernels.shapes import query_block
-from ..bases import Mixer
+from ...kernels.paged.rows import row_scores
+from ..bases import Before
+from ..cache import Kept
 from ..config import ModelConfig
+from .blocks import InBlocks
 from .fox_outline import FoXConfig, FoXOutline
-from .gates import Gate
+from .gates import Gate, faded, fall_of
 
 
-class FoX(FoXOutline, Mixer):
+class FoX(FoXOutline, InBlocks):
     """Every token gives each head a share of what lies before it that is kept."""
 
     reads_input: ClassVar[bool] = True
@@ -34,16 +36,19 @@ class FoX(FoXOutline, Mixer):
             q_BTHX, k_BTJX, v_BTJX, self.gate(x_BTD), scale=self.config.scale, window=window, query_block=block
         )
 
+    def keep(
+        self, k_BTJX: Tensor, v_BTJX: Tensor, *, places_BT: Tensor, before: Before | None, x_BTD: Tensor
+    ) -> dict[str, Tensor]:
+        return {"k": k_BTJX, "v": v_BTJX, "fall": fall_of(self.gate(x_BTD), before)}
+
+    def step(self, q_BHX: Tensor, kept: Kept, x_BD: Tensor) -> Tensor:
+        scores_BHS = row_scores(q_BHX, kept.gather("k"), self.config.scale)
+        return faded(scores_BHS, kept).to(q_BHX.dtype)
+
     def log_gates(self, x_BTD: Tensor, k_BTJX: Tensor) -> Tensor:
         """[B, T, H]: what lies before token t fades by this at t."""
         log_gate_BTH: Tensor = self.gate(x_BTD)
         return log_gate_BTH
-
-    def evaluate(
-        self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, chunk: int, x_BTD: Tensor
-    ) -> Tensor:
-        block = query_block(chunk, *q_BTHX.shape[:2])
-        return self.forward(q_BTHX, k_BTJX, v_BTJX, window=window, x_BTD=x_BTD, block=block)
 
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
         return {"forgetting": str(choose_backend(device, dtype, self.size))}

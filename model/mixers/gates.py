@@ -6,7 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ...kernels.attention.scored import running_sum
 from ...kernels.norms import statistics_dtype
+from ...kernels.paged.rows import row_attention
+from ..bases import Before
+from ..cache import Kept
 
 
 class Gate(nn.Module):
@@ -29,3 +33,20 @@ class Gate(nn.Module):
             apart = x_BTD.unflatten(-1, (self.groups, -1))
             logit = torch.einsum("btgx,gnx->btgn", apart, weight.unflatten(0, (self.groups, -1))).flatten(2)
         return functional.logsigmoid(logit.to(dtype) + self.offset.to(dtype))
+
+
+def fall_of(log_gate_BTP: Tensor, before: Before | None) -> Tensor:
+    """Sum of the gates up to each token, float64 [B, T, P, ...], going on from what was kept of the token before."""
+    fall = running_sum(log_gate_BTP)
+    return fall if before is None else fall + before("fall")[:, None]
+
+
+def faded(scores_BHS: Tensor, kept: Kept) -> Tensor:
+    """Attention of the new tokens, [B, H, X], whose scores fade by what every gate since the key says."""
+    fall_BSH = kept.gather("fall")
+    now_B1H = fall_BSH.gather(1, kept.places.view(-1, 1, 1).expand(-1, 1, fall_BSH.shape[2]))
+    fade_BHS = (now_B1H - fall_BSH).transpose(1, 2)
+    seen_BS = kept.seen
+    # what is hidden may be any number
+    logits_BHS = scores_BHS + torch.where(seen_BS[:, None], fade_BHS, 0.0).to(scores_BHS.dtype)
+    return row_attention(logits_BHS, kept.gather("v"), seen_BS)

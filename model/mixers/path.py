@@ -11,15 +11,14 @@ from torch.nn import functional
 from ...kernels.attention.path import choose_backend, path_attention
 from ...kernels.conv.conv import causal_conv
 from ...kernels.norms import statistics_dtype
-from ...kernels.shapes import query_block
-from ..bases import Mixer
 from ..config import ModelConfig
 from ..layers import CausalConv, Linear
+from .blocks import InBlocks
 from .gates import Gate
 from .path_outline import PaTHConfig, PaTHOutline
 
 
-class PaTH(PaTHOutline, Mixer):
+class PaTH(PaTHOutline, InBlocks):
     """Every token reflects, in part, what passes it along a direction of its own."""
 
     reads_input: ClassVar[bool] = True
@@ -50,12 +49,6 @@ class PaTH(PaTHOutline, Mixer):
         made = functional.silu(causal_conv(made, self.conv.filters(made.dtype)))
         w_BTJX = made.to(statistics_dtype(made.dtype)).unflatten(-1, (-1, self.size))
         return functional.normalize(w_BTJX, dim=-1), 2 * self.beta(x_BTD).exp()
-
-    def evaluate(
-        self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, chunk: int, x_BTD: Tensor
-    ) -> Tensor:
-        block = query_block(chunk, *q_BTHX.shape[:2])
-        return self.forward(q_BTHX, k_BTJX, v_BTJX, window=window, x_BTD=x_BTD, block=block)
 
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
         full, windowed = (choose_backend(device, dtype, self.size, windowed=w) for w in (False, True))

@@ -6,14 +6,16 @@ import torch
 from torch import Tensor, nn
 
 from ...kernels.attention.polar import choose_backend, polar_attention, polar_distractor_loss
-from ...kernels.shapes import QUERY_BLOCK, query_block
-from ..bases import Mixer
+from ...kernels.paged.attention import paged_polar
+from ...kernels.shapes import QUERY_BLOCK
+from ..cache import Kept
 from ..config import ModelConfig
 from ..layers import Linear
+from .blocks import InBlocks
 from .polar_outline import PolarConfig, PolarOutline
 
 
-class Polar(PolarOutline, Mixer):
+class Polar(PolarOutline, InBlocks):
     """Direction and magnitude separately; a null key takes the attention that no real key deserves."""
 
     def __init__(self, model: ModelConfig, config: PolarConfig) -> None:
@@ -38,10 +40,12 @@ class Polar(PolarOutline, Mixer):
         )  # fmt: skip
         return c_BTHX, self.mu_proj(mag_BTH.to(q_BTHX.dtype))
 
-    def evaluate(
-        self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, chunk: int
-    ) -> tuple[Tensor, Tensor]:
-        return self.forward(q_BTHX, k_BTJX, v_BTJX, window=window, block=query_block(chunk, *q_BTHX.shape[:2]))
+    def step(self, q_BHX: Tensor, kept: Kept) -> tuple[Tensor, Tensor]:
+        scalars = (self.null_base, self.null_slope, self.len_gain, self.mag_beta, self.v_null)
+        c_BHX, mag_BH = paged_polar(
+            q_BHX, kept["k"], kept["v"], *scalars, kept.texts, window=kept.window, n_eff_floor=self.n_eff_floor
+        )
+        return c_BHX, self.mu_proj(mag_BH.to(q_BHX.dtype))
 
     def distractor_loss(
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, k_r_BRJX: Tensor, v_r_BRJX: Tensor, y_BTHX: Tensor, *,

@@ -6,15 +6,16 @@ import torch
 from torch import Tensor
 
 from ...kernels.attention.softmax import choose_backend, softmax_attention, softmax_distractor_loss
-from ...kernels.norms import statistics_dtype
-from ...kernels.rotary import apply_rotary, rotary_tables
-from ...kernels.shapes import query_block
-from ..bases import Mixer
+from ...kernels.paged.attention import paged_softmax
+from ...kernels.rotary import rotate
+from ..bases import Before
+from ..cache import Kept
 from ..config import ModelConfig
+from .blocks import InBlocks
 from .softmax_outline import NoPEOutline, RoPEConfig, RoPEOutline, SoftmaxConfig
 
 
-class NoPE(NoPEOutline, Mixer):
+class NoPE(NoPEOutline, InBlocks):
     """Causal softmax attention that knows no positions but Canon's."""
 
     config: SoftmaxConfig
@@ -27,25 +28,29 @@ class NoPE(NoPEOutline, Mixer):
     def norm_distractor_keys(self) -> bool:
         return self.config.distractor_norm
 
-    def rotate(self, q_BTHX: Tensor, k_BTJX: Tensor) -> tuple[Tensor, Tensor]:
-        """q and k with their positions; here they have none."""
-        return q_BTHX, k_BTJX
+    def place(self, x_BTHX: Tensor, places_BT: Tensor | None = None) -> Tensor:
+        """Queries or keys with their positions, by default 0, 1, 2, ...; here they have none."""
+        return x_BTHX
 
     def forward(
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, block: int | None = None
     ) -> Tensor:
-        q, k = self.rotate(q_BTHX, k_BTJX)
+        q, k = self.place(q_BTHX), self.place(k_BTJX)
         return softmax_attention(q, k, v_BTJX, scale=self.config.scale, window=window, query_block=block)
 
-    def evaluate(self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, chunk: int) -> Tensor:
-        return self.forward(q_BTHX, k_BTJX, v_BTJX, window=window, block=query_block(chunk, *q_BTHX.shape[:2]))
+    def keep(self, k_BTJX: Tensor, v_BTJX: Tensor, *, places_BT: Tensor, before: Before | None) -> dict[str, Tensor]:
+        return {"k": self.place(k_BTJX, places_BT), "v": v_BTJX}
+
+    def step(self, q_BHX: Tensor, kept: Kept) -> Tensor:
+        q = self.place(q_BHX[:, None], kept.places[:, None])[:, 0]
+        return paged_softmax(q, kept["k"], kept["v"], kept.texts, scale=self.config.scale, window=kept.window)
 
     def distractor_loss(
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, k_r_BRJX: Tensor, v_r_BRJX: Tensor, y_BTHX: Tensor, *,
         window: int | None,
     ) -> Tensor:  # fmt: skip
         # Distractors have no place in the sequence, so their keys are not rotated.
-        q, k = self.rotate(q_BTHX, k_BTJX)
+        q, k = self.place(q_BTHX), self.place(k_BTJX)
         window = window if self.config.distractor_window else None
         return softmax_distractor_loss(q, k, v_BTJX, k_r_BRJX, v_r_BRJX, y_BTHX, scale=self.config.scale, window=window)
 
@@ -59,8 +64,5 @@ class RoPE(RoPEOutline, NoPE):
 
     config: RoPEConfig
 
-    def rotate(self, q_BTHX: Tensor, k_BTJX: Tensor) -> tuple[Tensor, Tensor]:
-        _, length, _, size = q_BTHX.shape
-        dtype = statistics_dtype(q_BTHX.dtype)
-        cos, sin = rotary_tables(self.config.rotary, length, size, self.config.base, dtype=dtype, device=q_BTHX.device)
-        return apply_rotary(q_BTHX, cos, sin), apply_rotary(k_BTJX, cos, sin)
+    def place(self, x_BTHX: Tensor, places_BT: Tensor | None = None) -> Tensor:
+        return rotate(x_BTHX, self.config.rotary, self.config.base, places_BT)

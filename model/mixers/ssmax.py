@@ -7,6 +7,8 @@ from torch import Tensor, nn
 
 from ...kernels.attention.softmax import softmax_attention, softmax_distractor_loss
 from ...kernels.norms import statistics_dtype
+from ...kernels.paged.attention import paged_softmax
+from ..cache import Kept
 from ..config import ModelConfig
 from .softmax import NoPE
 from .ssmax_outline import SSMaxConfig, SSMaxOutline
@@ -27,6 +29,10 @@ class SSMax(SSMaxOutline, NoPE):
         q = self._sharpened(q_BTHX, window)
         return softmax_attention(q, k_BTJX, v_BTJX, scale=self.config.scale, window=window, query_block=block)
 
+    def step(self, q_BHX: Tensor, kept: Kept) -> Tensor:
+        q = self._by_keys(q_BHX, kept.texts.counts(kept.window).clamp(min=1))
+        return paged_softmax(q, kept["k"], kept["v"], kept.texts, scale=self.config.scale, window=kept.window)
+
     def distractor_loss(
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, k_r_BRJX: Tensor, v_r_BRJX: Tensor, y_BTHX: Tensor, *,
         window: int | None,
@@ -38,7 +44,11 @@ class SSMax(SSMaxOutline, NoPE):
         )
 
     def _sharpened(self, q_BTHX: Tensor, window: int | None) -> Tensor:
-        dtype, t = statistics_dtype(q_BTHX.dtype), q_BTHX.shape[1]
-        seen_T = torch.arange(1, t + 1, device=q_BTHX.device).clamp(max=window or t)
+        t = q_BTHX.shape[1]
+        return self._by_keys(q_BTHX, torch.arange(1, t + 1, device=q_BTHX.device).clamp(max=window or t))
+
+    def _by_keys(self, q_THX: Tensor, seen_T: Tensor) -> Tensor:
+        """Queries [..., T, H, X] that see so many keys."""
+        dtype = statistics_dtype(q_THX.dtype)
         factor_TH = seen_T.to(dtype).log()[:, None] * self.sharpness.to(dtype)
-        return (q_BTHX.to(dtype) * factor_TH[..., None]).to(q_BTHX.dtype)
+        return (q_THX.to(dtype) * factor_TH[..., None]).to(q_THX.dtype)

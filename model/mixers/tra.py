@@ -7,15 +7,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ...kernels.attention.threshold import choose_backend, threshold_attention
-from ...kernels.shapes import query_block
-from ..bases import Mixer
+from ...kernels.attention.threshold import choose_backend, distances, threshold_attention
+from ...kernels.paged.rows import row_attention, row_scores
+from ..cache import Kept
 from ..config import ModelConfig
+from .blocks import InBlocks
 from .gates import Gate
 from .tra_outline import TRAConfig, TRAOutline
 
 
-class TRA(TRAOutline, Mixer):
+class TRA(TRAOutline, InBlocks):
     """Keys with a positive score survive, and the query's own gate fades them by how many survivors lie between."""
 
     reads_input: ClassVar[bool] = True
@@ -43,16 +44,20 @@ class TRA(TRAOutline, Mixer):
             query_block=block,
         )  # fmt: skip
 
+    def step(self, q_BHX: Tensor, kept: Kept, x_BD: Tensor) -> Tensor:
+        v, seen_BS = kept.gather("v"), kept.seen
+        scores_BHS = row_scores(q_BHX, kept.gather("k"), self.config.scale)
+        keep = (scores_BHS > 0) & seen_BS[:, None]
+        decay_BH1 = self.gate(x_BD[:, None]).transpose(1, 2).expand(*q_BHX.shape[:2], 1)
+        logits_BHS = torch.where(keep, scores_BHS + distances(keep).to(scores_BHS.dtype) * decay_BH1, -torch.inf)
+        if self.config.empty == "uniform":
+            logits_BHS = torch.where(keep.any(-1, keepdim=True), logits_BHS, 0.0)
+        return row_attention(logits_BHS, v, seen_BS).to(q_BHX.dtype)
+
     def log_gates(self, x_BTD: Tensor, k_BTJX: Tensor) -> Tensor:
         """[B, T, P]: a key fades by this for each survivor between it and the query t."""
         log_gate_BTP: Tensor = self.gate(x_BTD)
         return log_gate_BTP
-
-    def evaluate(
-        self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, chunk: int, x_BTD: Tensor
-    ) -> Tensor:
-        block = query_block(chunk, *q_BTHX.shape[:2])
-        return self.forward(q_BTHX, k_BTJX, v_BTJX, window=window, x_BTD=x_BTD, block=block)
 
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
         return {"threshold": str(choose_backend(device, dtype, self.size))}

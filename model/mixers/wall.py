@@ -10,15 +10,18 @@ from torch.nn import functional
 
 from ...kernels.attention.wall import choose_backend, wall_attention
 from ...kernels.norms import statistics_dtype
-from ...kernels.rotary import apply_rotary, rotary_tables
-from ...kernels.shapes import query_block
-from ..bases import Mixer
+from ...kernels.paged.rows import row_attention, row_scores
+from ...kernels.rotary import rotate
+from ...kernels.shapes import expand_kv
+from ..bases import Before
+from ..cache import Kept
 from ..config import ModelConfig
-from .gates import Gate
+from .blocks import InBlocks
+from .gates import Gate, fall_of
 from .wall_outline import WallConfig, WallOutline
 
 
-class Wall(WallOutline, Mixer):
+class Wall(WallOutline, InBlocks):
     """Every token gives each channel of a head a share of what lies before it that is kept."""
 
     reads_input: ClassVar[bool] = True
@@ -40,16 +43,30 @@ class Wall(WallOutline, Mixer):
         block: int | None = None,
     ) -> Tensor:  # fmt: skip
         log_gate_BTPX = self.log_gates(x_BTD, k_BTJX)
-        if self.config.rotary != "none":
-            cos_TF, sin_TF = rotary_tables(
-                self.config.rotary, q_BTHX.shape[1], self.size, self.config.base,
-                dtype=statistics_dtype(q_BTHX.dtype), device=q_BTHX.device,
-            )  # fmt: skip
-            q_BTHX, k_BTJX = (apply_rotary(x, cos_TF, sin_TF) for x in (q_BTHX, k_BTJX))
         return wall_attention(
-            q_BTHX, k_BTJX, v_BTJX, log_gate_BTPX, scale=self.config.scale, window=window, query_block=block,
+            self._placed(q_BTHX), self._placed(k_BTJX), v_BTJX, log_gate_BTPX, scale=self.config.scale, window=window, query_block=block,
             steepest=self.fall,
         )  # fmt: skip
+
+    def keep(
+        self, k_BTJX: Tensor, v_BTJX: Tensor, *, places_BT: Tensor, before: Before | None, x_BTD: Tensor
+    ) -> dict[str, Tensor]:
+        fall_BTPX = fall_of(self.log_gates(x_BTD, k_BTJX), before)
+        return {"k": self._placed(k_BTJX, places_BT), "v": v_BTJX, "fall": fall_BTPX}
+
+    def step(self, q_BHX: Tensor, kept: Kept, x_BD: Tensor) -> Tensor:
+        q = self._placed(q_BHX[:, None], kept.places[:, None])[:, 0]
+        dtype, fall_BSPX, seen_BS = statistics_dtype(q.dtype), kept.gather("fall"), kept.seen
+        now_B1PX = fall_BSPX.gather(1, kept.places.view(-1, 1, 1, 1).expand(-1, 1, *fall_BSPX.shape[2:]))
+        # what is hidden may be any number
+        fade_BSPX = torch.where(seen_BS[..., None, None], now_B1PX - fall_BSPX, 0.0).to(dtype).exp()
+        k_BSPX = expand_kv(kept.gather("k").to(dtype), self.gate_heads) * fade_BSPX
+        logits_BHS = row_scores(q, k_BSPX, self.config.scale)
+        return row_attention(logits_BHS, kept.gather("v"), seen_BS).to(q_BHX.dtype)
+
+    def _placed(self, x_BTHX: Tensor, places_BT: Tensor | None = None) -> Tensor:
+        kind = self.config.rotary
+        return x_BTHX if kind == "none" else rotate(x_BTHX, kind, self.config.base, places_BT)
 
     def log_gates(self, x_BTD: Tensor, k_BTJX: Tensor) -> Tensor:
         """[B, T, P, X] at most 0, in the statistics' type: by how much each token lets each channel fall."""
@@ -60,12 +77,6 @@ class Wall(WallOutline, Mixer):
         if self.fall is not None:
             log_gate = soft_clamp(log_gate, self.fall)
         return functional.pad(log_gate.view(b, t, self.gate_heads, self.gated), (0, size - self.gated))
-
-    def evaluate(
-        self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, chunk: int, x_BTD: Tensor
-    ) -> Tensor:
-        block = query_block(chunk, *q_BTHX.shape[:2])
-        return self.forward(q_BTHX, k_BTJX, v_BTJX, window=window, x_BTD=x_BTD, block=block)
 
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
         return {"wall": str(choose_backend(device, dtype, self.size, self.fall))}

@@ -34,7 +34,17 @@ FIGURES: dict[str, Listed] = {
     "extrapolation": Listed(
         "probes.extrapolation", "perplexity of one text in windows of every length", takes=("lengths", "highlight")
     ),
-    "loss": Listed("loss", "validation and training loss over tokens", takes=("by", "log", "highlight")),
+    "memory-recall": Listed(
+        "probes.memory_recall", "how many pairs of keys and values memories and networks hold", takes=("highlight",)
+    ),
+    "loss": Listed(
+        "loss",
+        "validation and training loss over tokens or time",
+        takes=("by", "log", "against", "compare", "highlight"),
+    ),
+    "response": Listed(
+        "response", "how numbers follow an axis whose levels are numbers", takes=("lengths", "by", "highlight")
+    ),
     "effects": Listed("effects", "what every level does, with intervals"),
     "interactions": Listed("interactions", "what two levels do together"),
     "power": Listed("power", "how small a difference so many pairs show"),
@@ -42,6 +52,16 @@ FIGURES: dict[str, Listed] = {
     "items": Listed("items", "who answers which trial of the needle"),
     "pareto": Listed("pareto", "quality against speed", takes=("lengths", "highlight")),
     "timeline": Listed("timeline", "which machine ran what when", takes=()),
+    "history": Listed("studies.history", "trials of a study, and the best so far", takes=(), study=True),
+    "importance": Listed(
+        "studies.importance", "how much each setting of a study accounts for", takes=("evaluator",), study=True
+    ),
+    "slices": Listed("studies.slices", "trials of a study over each setting", takes=(), study=True),
+    "contours": Listed("studies.contours", "values of a study over two settings at a time", takes=(), study=True),
+    "parallel": Listed("studies.parallel", "trials of a study as lines through their settings", takes=(), study=True),
+    "front": Listed(
+        "studies.front", "trials of a study of several objectives, and the Pareto front", takes=(), study=True
+    ),
 }
 """By name: the file, what the figure shows, its number in the paper, and whether context lengths play a part in it."""
 
@@ -69,7 +89,7 @@ def make_figure(
     options: Mapping[str, Any] | None = None,
 ) -> Collected:
     """What the figure of that name or number shows of a sweep (None: the one launched last), at the context lengths that
-    the launch asked for and `lengths` besides. `options`: what not every figure takes (by, log), as its `collect` says.
+    the launch asked for and `lengths` besides. `options`: what not every figure takes (by, log, against, compare), as its `collect` says.
 
     Raises ReportError for an unknown name, for lengths where none play a part, an option that the figure does not take, and a
     figure that the data cannot give, SweepUnknown, StoreError.

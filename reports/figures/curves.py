@@ -37,11 +37,20 @@ def looks(frame: pd.DataFrame, axes: Sequence[str]) -> dict[str, dict[str, Any]]
     found = {}
     step = min(APART, SPREAD / max(1, len(places)))
     for rank, (name, (first, second)) in enumerate(sorted(places.items(), key=lambda one: one[1])):
-        levels = zip((firsts[first], seconds[second]), axes, strict=False)
-        words = ", ".join(style.shown(level, axis) for level, axis in levels)
+        levels = zip((firsts[first], seconds[second]), (firsts, seconds), axes, strict=False)
+        words = ", ".join(_shown(level, axis, among) for level, among, axis in levels)
         aside = (rank - (len(places) - 1) / 2) * step
-        found[name] = style.line_look(first, second, len(seconds)) | {"label": words or "all cells", "aside": aside}
+        found[name] = style.line_look(first, second, len(seconds), len(firsts)) | {
+            "label": words or "all cells",
+            "aside": aside,
+        }
     return found
+
+
+def _shown(level: str, axis: str, among: Sequence[str]) -> str:
+    """The level in words, a memory among others by its name."""
+    several = axis == "memory" and not set(among) <= {"on", "off"}
+    return style.memory_name(level) if several else style.shown(level, axis)
 
 
 def draw_lines(

@@ -17,18 +17,13 @@ from ..columns import further_metrics
 from ..data import SweepData
 from ..numbers import Column, length_name
 from ..stats.effects import Tested, measures
+from ..words import MEASURES
 from . import style
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-WORDS = {
-    "val_loss": "validation loss",
-    "clean.nats": "clean loss",
-    "junk.nats": "junk loss",
-    "needle.digit_accuracy": "needle",
-}
 LEAST_TICKS = 3
 MOST_MEASURES = 3
 SLACK = 0.12  # of its range that an axis grows by for a round number
@@ -51,7 +46,7 @@ def shown_measures(data: SweepData) -> list[Column]:
 
 def measure_words(column: Column) -> str:
     """What a panel is about: needle, 64K."""
-    known = WORDS.get(column.metric) or WORDS.get(f"{column.probe}.{column.metric}")
+    known = MEASURES.get(column.metric) or MEASURES.get(f"{column.probe}.{column.metric}")
     if known is None:
         return column.heading
     return f"{known}, {length_name(column.length)}" if column.length else known

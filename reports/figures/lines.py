@@ -98,6 +98,12 @@ def bars(means: pd.DataFrame) -> str:
     return f"Bars: {'; '.join(told)}. " if told else ""
 
 
+def bands(means: pd.DataFrame, trials: str) -> str:
+    """What the bands of these lines are, as a sentence of a note; `trials`: those of a line of one cell."""
+    told = [words for kind, words in (BARS | {"trials": trials}).items() if (means["interval"] == kind).any()]
+    return f"Band: {'; '.join(told)}. " if told else ""
+
+
 def uneven(means: pd.DataFrame) -> list[str]:
     """The note on means of `lines_of` over fewer cells than their line has elsewhere; none where all have as many."""
     fewer = means[means["cells"] < means["of"]]
@@ -107,10 +113,12 @@ def uneven(means: pd.DataFrame) -> list[str]:
     return [f"n=k (at {', '.join(told)}): a mean over k cells, fewer than the line has at other lengths."]
 
 
-def averaged_over(data: SweepData) -> str:
-    """What differs between the cells of one line, in words."""
-    told = ("attn_type", *line_axes(data))
-    others = [axis for axis in ("distractor", "reg_mode", "memory", "window") if len(data.levels(axis)) > 1]
+def averaged_over(data: SweepData, axes: Sequence[str] | None = None) -> str:
+    """What differs between the cells of one line, in words; `axes` are those that tell lines apart, if not as in `groups_of`."""
+    told = ("attn_type", *line_axes(data)) if axes is None else axes
+    every = ("attn_type",) if axes is not None else ()
+    every = (*every, "distractor", "reg_mode", "memory", "window")
+    others = [axis for axis in every if len(data.levels(axis)) > 1]
     names = [axis for axis in (*others, *data.extra_axes()) if axis not in told]
     names += ["seed"] if len({cell.seed for cell in data.cells}) > 1 else []
     return f"Thick lines: means over {', '.join(names)}; thin lines: single cells. " if names else ""

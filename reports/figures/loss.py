@@ -1,20 +1,23 @@
-"""The figure `loss`: validation loss over tokens, with the training loss behind it."""
+"""The figure `loss`: validation loss over tokens, or over the time of training, with the training loss behind it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
-from ...results.store.records import AXES
+from ...results import paper
+from ...results.store.records import AXES, CellState
 from ...results.store.store import Store
 from ...results.text import choice
 from ..data import ReportError, SweepData, gather, level_of
+from ..listed import AGAINST
 from ..numbers import rounded
 from . import style
-from .base import Collected, collected, line_axes, names_of
+from .base import Collected, collected, line_axes, names_of, origins_in
 from .curves import end_words, robust_range
 
 if TYPE_CHECKING:
@@ -25,29 +28,76 @@ if TYPE_CHECKING:
 
 CURVE = ("step", "tokens", "wall_s", "train_loss", "val_loss")
 TRAIN, VAL = CURVE.index("train_loss"), CURVE.index("val_loss")
+END = (("val", "val_loss"), ("throughput", "train_seconds"))
+"""The numbers that say where a training ended of which no curve is recorded."""
 MOST_POINTS = 80_000
 """Points of all curves of a figure together; with more, each is thinned and the figure says so."""
 FEWEST_POINTS = 40  # that a curve keeps however many cells there are: it is smoothed over a 40th anyway
 SMOOTHED = 40  # parts of a curve: the training loss is smoothed over the points of one
 GRID = 120  # points of a group's mean, where its curves were not measured at the same tokens
 LAST = 0.5  # of the tokens, that the second panel shows
-UNITS = (("billions", 1e9), ("millions", 1e6), ("thousands", 1e3))
+UNITS = (("tokens, billions", 1e9), ("tokens, millions", 1e6), ("tokens, thousands", 1e3), ("tokens", 1.0))
+TIMES = (("hours of training", 3600.0), ("minutes of training", 60.0), ("seconds of training", 1.0))
+
+
+@dataclass(frozen=True)
+class _Curves:
+    """The curves of a sweep: the points of each, and the cell and the attempt of each; `longest` points of a curve at most were there,
+    `widest` of them at most are smoothed over."""
+
+    parts: Sequence[np.ndarray]
+    cells: Sequence[CellState]
+    attempts: Sequence[int]
+    longest: int
+    widest: int
+    most: int
 
 
 def collect(
-    store: Store, sweep: str | None = None, *, revision: int | None = None, by: str | None = None, log: bool = False
-) -> Collected:
+    store: Store, sweep: str | None = None, *, revision: int | None = None, by: str | None = None, log: bool = False,
+    against: str | None = None, compare: str | None = None,
+) -> Collected:  # fmt: skip
     """Validation and training loss (nats per token) against tokens, from the first point on.
 
     One row a point of the curve of each cell's newest training: cell, attempt, configuration, first, second (levels of the axes that
-    tell lines apart: `by`, or the mixer and the first further axis), diverged (the cell's state, which no mean takes in), step, tokens, wall_s, train_loss, smoothed (exponential
+    tell lines apart: `by`, or the first two that vary of the mixer and further axes), diverged (the cell's state, which no mean takes in), step, tokens, wall_s, train_loss, smoothed (exponential
     mean whose span is a 40th of the points), val_loss (NaN between validations). Of a sweep with more than MOST_POINTS points
     in all, every k-th point of a curve and its validations, smoothed over all points, so that neither time nor memory grows
     with its length. `log` asks for logarithmic axes.
+
+    `against` time: against wall_s, the seconds of training of all attempts of a cell together. A cell without a curve whose last
+    loss and whose seconds of training are known is one point; what nobody timed is left out. `compare`: also the curves of that
+    sweep, `first` being its name and `second` what tells its configurations apart.
     """
+    x = AGAINST[against or "tokens"]
     data = gather(store, sweep, revision=revision)
     axes = _axes(data, by)
-    newest = {}
+    curves = _curves(store, data, ends=x == "wall_s")
+    if not curves.parts:
+        raise ReportError(f"no training curve of sweep {data.sweep} is stored; launch it, or wait for its first steps")
+    frame = own = _timed(_frame(data, curves, axes), x, data.sweep)
+    notes: list[str] = []
+    if compare is not None:
+        theirs, notes = _published(compare, store, x)
+        frame = pd.concat([own, theirs], ignore_index=True)
+    notes = [*_notes(frame, curves, log), *notes]
+    if x == "wall_s":
+        notes.append(
+            "Time is that of training, of all attempts of a cell together, interruptions left out; a mean ends with its first cell."
+        )
+        lost = len(curves.cells) - own["cell"].nunique()
+        notes += [f"Of {lost} cells no time is recorded; they are left out."] if lost else []
+    options = {"by": by, "log": log, "against": against if x != "tokens" else None, "compare": compare}
+    return collected(
+        store, data, "loss", "Loss over training", frame, origins_in(own), notes=notes,
+        options={name: value for name, value in options.items() if value}, axes=axes, names=names_of(data, without=axes),
+        log=log, x=x, beside=compare,
+    )  # fmt: skip
+
+
+def _curves(store: Store, data: SweepData, *, ends: bool) -> _Curves:
+    """Of the newest training of every cell; with `ends` also where a training ended of which no curve is recorded."""
+    newest: dict[int, CellState] = {}
     for cell in data.cells:
         attempt = cell.trained_attempt_id or (cell.attempt_id if cell.kind == "train" else None)
         if attempt is not None:
@@ -67,16 +117,46 @@ def collect(
             kept_here = _kept(points, most)
             parts.append(np.column_stack([points[kept_here], smoothed(points[:, TRAIN], width)[kept_here]]))
             shown.append(attempt)
-    if not parts:
-        raise ReportError(f"no training curve of sweep {data.sweep} is stored; launch it, or wait for its first steps")
-    frame = _frame(data, parts, [newest[attempt] for attempt in shown], shown, axes)
-    notes = _notes(frame, widest, longest, most, log)
-    names = names_of(data, without=axes)
-    options = {"by": by, "log": log}
-    return collected(
-        store, data, "loss", "Loss over training", frame, zip(frame["cell"].drop_duplicates(), shown, strict=True),
-        notes=notes, options={name: value for name, value in options.items() if value}, axes=axes, names=names, log=log,
-    )  # fmt: skip
+    for attempt, cell in newest.items() if ends else ():
+        loss, seconds = (data.values.get((cell.cell_id, *one, 0)) for one in END)
+        if (
+            attempt not in shown
+            and loss is not None
+            and seconds is not None
+            and None not in (loss.value, seconds.value)
+        ):
+            parts.append(np.array([[0, 0, seconds.value, np.nan, loss.value, np.nan]]))
+            shown.append(attempt)
+    return _Curves(parts, [newest[attempt] for attempt in shown], shown, longest, widest, most)
+
+
+def _timed(frame: pd.DataFrame, x: str, sweep: str) -> pd.DataFrame:
+    """The points whose place on the x axis is known. Raises ReportError where there is none."""
+    known = frame[frame[x].notna()].reset_index(drop=True)
+    if known.empty:
+        raise ReportError(f"no time of a training of sweep {sweep} is recorded; leave --against out")
+    return known
+
+
+def _published(sweep: str, store: Store, x: str) -> tuple[pd.DataFrame, list[str]]:
+    """The curves of another sweep, and what is to be said of those that are left out. Raises SweepUnknown, ReportError."""
+    home = paper.with_published(store, sweep)
+    data = gather(home, sweep)
+    curves = _curves(home, data, ends=x == "wall_s")
+    if not curves.parts:
+        timed = "" if x == "wall_s" else " (--against time: where a training ended may be known)"
+        raise ReportError(f"--compare {sweep}: no training curve of it is stored{timed}; leave it out")
+    frame = _timed(_frame(data, curves, ()), x, sweep)
+    vary = [axis for axis in (*AXES, *data.extra_axes()) if len(data.levels(axis)) > 1]
+    words = {
+        cell.cell_id: ", ".join(style.shown(level_of(cell, axis), axis) for axis in vary) or "all cells"
+        for cell in data.cells
+    }
+    frame["first"], frame["second"] = sweep, frame["cell"].map(words)
+    lost = len(data.cells) - frame["cell"].nunique()
+    return frame, [
+        f"Of {lost} cells of sweep {sweep} no curve{' or time' if x == 'wall_s' else ''} is on record."
+    ] if lost else []
 
 
 def _axes(data: SweepData, by: str | None) -> tuple[str, ...]:
@@ -90,7 +170,7 @@ def _axes(data: SweepData, by: str | None) -> tuple[str, ...]:
         raise ReportError(f"--by {by[:60]}: sweep {data.sweep} has no such axis; {choice(by, vary)}")
     if by is not None:
         return (by,)
-    return tuple(axis for axis in ("attn_type", *line_axes(data)[:1]) if axis in vary)
+    return tuple(axis for axis in ("attn_type", *line_axes(data)) if axis in vary)[:2]
 
 
 def _kept(points: np.ndarray, most: int) -> np.ndarray:
@@ -118,16 +198,15 @@ def smoothed(values: Sequence[float] | np.ndarray, width: int) -> np.ndarray:
     return given.ewm(span=width, ignore_na=True).mean().where(given.notna()).to_numpy()
 
 
-def _frame(
-    data: SweepData, parts: Sequence[np.ndarray], cells: Sequence[Any], attempts: Sequence[int], axes: Sequence[str]
-) -> pd.DataFrame:
+def _frame(data: SweepData, curves: _Curves, axes: Sequence[str]) -> pd.DataFrame:
     """Points of CURVE and `smoothed`, a part an attempt, as one frame that says whose each is."""
+    parts, cells = curves.parts, curves.cells
     counts = [len(part) for part in parts]
     configuration = {one.cell_id: ", ".join(key) for key, some in data.configurations().items() for one in some}
     levels = [[level_of(cell, axis) for axis in axes] + ["", ""] for cell in cells]
     told = {
         "cell": [cell.cell_id for cell in cells],
-        "attempt": list(attempts),
+        "attempt": list(curves.attempts),
         "configuration": [configuration[cell.cell_id] for cell in cells],
         "first": [one[0] for one in levels],
         "second": [one[1] for one in levels],
@@ -143,7 +222,8 @@ def _frame(
     return pd.DataFrame(columns)
 
 
-def _notes(frame: pd.DataFrame, width: int, longest: int, most: int, log: bool) -> list[str]:
+def _notes(frame: pd.DataFrame, curves: _Curves, log: bool) -> list[str]:
+    width, longest, most = curves.widest, curves.longest, curves.most
     validated, trained = frame["val_loss"].notna().any(), frame["train_loss"].notna().any()
     notes = []
     if validated:
@@ -169,66 +249,69 @@ def _notes(frame: pd.DataFrame, width: int, longest: int, most: int, log: bool) 
     return notes
 
 
-def group_means(frame: pd.DataFrame, column: str) -> pd.DataFrame:
-    """One row a group (first, second) and tokens: value (mean over configurations, the seeds of each averaged first), sd (between
+def group_means(frame: pd.DataFrame, column: str, x: str = "tokens") -> pd.DataFrame:
+    """One row a group (first, second) and place on the x axis (`tokens`, or another column of the frame): value (mean over configurations, the seeds of each averaged first), sd (between
     configurations, or the seeds where there is one), cells. Curves that were not measured at the same tokens are read
     between their points; each counts as far as it reaches."""
     rows = []
     known = frame[frame[column].notna()]
     for (first, second), group in known.groupby(["first", "second"], sort=False):
         curves = {
-            (one["configuration"].iloc[0], cell): (one["tokens"].to_numpy(dtype=float), one[column].to_numpy())
+            (one["configuration"].iloc[0], cell): (one[x].to_numpy(dtype=float), one[column].to_numpy())
             for cell, one in group.groupby("cell", sort=False)
         }
-        grid = np.unique(np.concatenate([tokens for tokens, _ in curves.values()]))
-        if any(len(tokens) != len(grid) for tokens, _ in curves.values()) and len(grid) > GRID:
+        grid = np.unique(np.concatenate([places for places, _ in curves.values()]))
+        if any(len(places) != len(grid) for places, _ in curves.values()) and len(grid) > GRID:
             grid = np.linspace(grid[0], grid[-1], GRID)
         table = pd.DataFrame(
             {key: np.interp(grid, *curve, left=np.nan, right=np.nan) for key, curve in curves.items()}, index=grid
         )
+        if x != "tokens":
+            table = table.dropna()  # else its steps would be those of cells that end
         each = table.T.groupby([one for one, _ in curves]).mean().T
         spread = each.std(axis=1) if each.shape[1] > 1 else table.std(axis=1)
-        told = {"first": first, "second": second, "tokens": grid, "value": each.mean(axis=1).to_numpy()}
+        told = {"first": first, "second": second, x: table.index, "value": each.mean(axis=1).to_numpy()}
         rows.append(pd.DataFrame(told | {"sd": spread.to_numpy(), "cells": table.notna().sum(axis=1).to_numpy()}))
     return (
         pd.concat(rows, ignore_index=True)
         if rows
-        else pd.DataFrame(columns=["first", "second", "tokens", "value", "sd", "cells"])
+        else pd.DataFrame(columns=["first", "second", x, "value", "sd", "cells"])
     )
 
 
 def draw(made: Collected, look: Look) -> Figure:
     """The whole training, and its last half closer; a line a group, in the order of their last loss."""
-    frame = made.frame
+    frame, x = made.frame, made.about["x"]
     column = "val_loss" if frame["val_loss"].notna().any() else "smoothed"
     sound = frame[~frame["diverged"]]
-    means, behind = group_means(sound, column), group_means(sound, "smoothed")
-    unit, scale = next((one for one in UNITS if frame["tokens"].max() >= one[1]), ("", 1.0))
-    found = looks(frame, made.about["axes"])
+    means, behind = group_means(sound, column, x), group_means(sound, "smoothed", x)
+    units = UNITS if x == "tokens" else TIMES
+    unit, scale = next((one for one in units if frame[x].max() >= one[1]), units[-1])
+    found = looks(frame, made.about["axes"], made.about["beside"])
     handles, top = _handles(means, found), _top(frame, column)
-    end = float(frame["tokens"].max())
+    end = float(frame[x].max())
     figure = style.page(2.5)
     group = style.panels(figure, ["whole training", "its last half"] if end else [""], columns=2)
     for place, axes in enumerate(group):
         begin = 0.0 if place == 0 else (1 - LAST) * end
-        _draw_cells(axes, frame, column, found, scale, named=look.highlight)
+        _draw_cells(axes, frame, x, column, found, scale, named=look.highlight)
         if column == "val_loss":
-            _draw_behind(axes, behind, found, scale)
-        _draw_means(axes, means, found, scale)
+            _draw_behind(axes, behind, x, found, scale)
+        _draw_means(axes, means, x, found, scale)
         named = {cell: made.about["names"].get(cell, "") or "this cell" for cell in look.highlight}
-        _draw_named(axes, frame, column, scale, named, words=place == len(group) - 1)
+        _draw_named(axes, frame, x, column, scale, named, words=place == len(group) - 1)
         if top is not None:
             axes.set_ylim(0, top)
         if place:
             axes.set_xlim((begin - 0.02 * (end - begin)) / scale, (end + 0.04 * (end - begin)) / scale)
-            later = sound[(sound["tokens"] >= begin) & sound[column].notna()]
+            later = sound[(sound[x] >= begin) & sound[column].notna()]
             if len(later):
-                axes.set_ylim(*robust_range(list(later[column]), list(means[means["tokens"] >= begin]["value"])))
+                axes.set_ylim(*robust_range(list(later[column]), list(means[means[x] >= begin]["value"])))
         elif made.about["log"]:
             axes.set_xscale("log")
             axes.set_yscale("log")
             style.plain_log_ticks(axes)
-        axes.set_xlabel(f"tokens{', ' + unit if unit else ''}")
+        axes.set_xlabel(unit)
     words = "validation loss, nats per token" if column == "val_loss" else "training loss, smoothed, nats per token"
     style.vertical_label(figure, words)
     return style.finished(figure, made.title, made.notes, handles, columns=3)
@@ -245,14 +328,16 @@ def _top(frame: pd.DataFrame, column: str) -> float | None:
     return 1.1 * float(values.max())
 
 
-def looks(frame: pd.DataFrame, axes: Sequence[str]) -> dict[tuple[str, str], dict[str, Any]]:
-    """By group: how it is drawn, with its words (`label`): colour by the first axis, dashes by the second."""
+def looks(frame: pd.DataFrame, axes: Sequence[str], beside: str | None = None) -> dict[tuple[str, str], dict[str, Any]]:
+    """By group: how it is drawn, with its words (`label`): colour by the first axis, dashes by the second. `beside` is the other
+    sweep of which some are, whose words are its name and what tells them apart."""
     groups = list(frame[["first", "second"]].drop_duplicates().itertuples(index=False, name=None))
     firsts, seconds = (list(dict.fromkeys(one)) for one in zip(*groups, strict=True))
     seconds = sorted(seconds, key=lambda one: -style.off_first(one))
     found = {}
     for first, second in groups:
         words = [style.shown(one, axis) for one, axis in zip((first, second), axes, strict=False)]
+        words = [first, second] if first == beside else words
         how = style.look(firsts.index(first), seconds.index(second))
         found[first, second] = {**how, "label": ", ".join(words) or "all cells"}
     return found
@@ -279,22 +364,24 @@ def _handles(means: pd.DataFrame, found: dict[tuple[str, str], dict[str, Any]]) 
     return handles
 
 
-def _draw_means(axes: Axes, means: pd.DataFrame, found: dict[tuple[str, str], dict[str, Any]], scale: float) -> None:
+def _draw_means(
+    axes: Axes, means: pd.DataFrame, x: str, found: dict[tuple[str, str], dict[str, Any]], scale: float
+) -> None:
     # the lowest on top
     ends = _ends(means)
     for place, key in enumerate(sorted(found, key=lambda key: -ends.get(key, 0.0))):
         how = found[key]
         line = means[(means["first"] == key[0]) & (means["second"] == key[1])]
-        x, y, sd = line["tokens"] / scale, line["value"], line["sd"].fillna(0)
+        at, y, sd = line[x] / scale, line["value"], line["sd"].fillna(0)
         if (sd > 0).any():
-            axes.fill_between(x, y - sd, y + sd, color=how["color"], alpha=0.16, linewidth=0, zorder=2)
+            axes.fill_between(at, y - sd, y + sd, color=how["color"], alpha=0.16, linewidth=0, zorder=2)
         every = max(1, len(line) // 6)
         drawn = {name: value for name, value in how.items() if name != "label"}
-        axes.plot(x, y, **drawn, markevery=(place % every, every), zorder=3, linewidth=style.stroke(1.2))
+        axes.plot(at, y, **drawn, markevery=(place % every, every), zorder=3, linewidth=style.stroke(1.2))
 
 
 def _draw_cells(
-    axes: Axes, frame: pd.DataFrame, column: str, found: dict[tuple[str, str], dict[str, Any]], scale: float, *,
+    axes: Axes, frame: pd.DataFrame, x: str, column: str, found: dict[tuple[str, str], dict[str, Any]], scale: float, *,
     named: Sequence[str],
 ) -> None:  # fmt: skip
     """Every cell's own curve, thin; those of a group together, which takes a hundredth of the time."""
@@ -302,9 +389,7 @@ def _draw_cells(
 
     known = frame[frame[column].notna()]
     for (first, second), group in known.groupby(["first", "second"], sort=False):
-        curves = [
-            one[["tokens", column]].to_numpy(dtype=float) / (scale, 1) for _, one in group.groupby("cell", sort=False)
-        ]
+        curves = [one[[x, column]].to_numpy(dtype=float) / (scale, 1) for _, one in group.groupby("cell", sort=False)]
         thin = {"linewidths": style.stroke(0.4), "alpha": 0.15 if named else 0.3, "zorder": 1.5}
         axes.add_collection(
             LineCollection(curves, colors=found[str(first), str(second)]["color"], **thin), autolim=True
@@ -312,22 +397,24 @@ def _draw_cells(
     axes.autoscale_view()
 
 
-def _draw_behind(axes: Axes, behind: pd.DataFrame, found: dict[tuple[str, str], dict[str, Any]], scale: float) -> None:
+def _draw_behind(
+    axes: Axes, behind: pd.DataFrame, x: str, found: dict[tuple[str, str], dict[str, Any]], scale: float
+) -> None:
     """The smoothed training loss of every group, dotted and faint."""
     for (first, second), line in behind.groupby(["first", "second"], sort=False):
         how = {"color": found[str(first), str(second)]["color"], "linestyle": (0, (1, 1.5)), "alpha": 0.55}
-        axes.plot(line["tokens"] / scale, line["value"], **how, linewidth=style.stroke(0.8), zorder=1)
+        axes.plot(line[x] / scale, line["value"], **how, linewidth=style.stroke(0.8), zorder=1)
 
 
 def _draw_named(
-    axes: Axes, frame: pd.DataFrame, column: str, scale: float, named: dict[str, str], *, words: bool
+    axes: Axes, frame: pd.DataFrame, x: str, column: str, scale: float, named: dict[str, str], *, words: bool
 ) -> None:
     """The curves that are to stand out, with their words where they end."""
     told = []
     for cell, label in named.items():
         one = frame[(frame["cell"] == cell) & frame[column].notna()]
         if len(one):
-            axes.plot(one["tokens"] / scale, one[column], color="#000000", linewidth=style.stroke(1.1), zorder=3.5)
-            told.append((float(one["tokens"].iloc[-1]) / scale, float(one[column].iloc[-1]), label))
+            axes.plot(one[x] / scale, one[column], color="#000000", linewidth=style.stroke(1.1), zorder=3.5)
+            told.append((float(one[x].iloc[-1]) / scale, float(one[column].iloc[-1]), label))
     if words and told:
         end_words(axes, told)

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 NORMS = ("delta_norm", "hebbian_norm", "delta_norm_kept", "hebbian_norm_kept")
 NORM_WORDS = {
-    "delta_norm": "delta rule (the memory)",
+    "delta_norm": "the memory",
     "hebbian_norm": "Hebbian writes",
-    "delta_norm_kept": "delta rule, γ = 1",
+    "delta_norm_kept": "the memory, γ = 1",
     "hebbian_norm_kept": "Hebbian writes, γ = 1",
 }
 GUIDES = {"∝ N": 1.0, "∝ √N": 0.5}
@@ -80,10 +80,15 @@ GUIDE_WORDS = (
 
 def _measured(store: Store, data: SweepData, frame: pd.DataFrame) -> Collected:
     words = (
-        "Mean Frobenius norm over documents, layers, heads and cells. Delta: the trained memory. Hebbian: its keys, values and "
-        "gates, written without erasing. γ = 1: nothing decays. "
+        "Mean Frobenius norm over documents, layers, heads and cells. Hebbian: the memory's keys, values and gates, written "
+        "without erasing. γ = 1: nothing decays. "
     )
     about = {"trained": only(list(frame["trained"]))}
+    memory = {cell.cell_id: cell.levels["memory"] for cell in data.cells}
+    if len({memory[cell] for cell in frame["cell"]} - {"off"}) > 1:
+        # states of different memories have no mean
+        cells = zip(frame["panel"], frame["cell"], strict=True)
+        frame["panel"] = [f"{style.shown(mixer)}, {style.memory_name(memory[cell])}" for mixer, cell in cells]
     return collected(
         store,
         data,

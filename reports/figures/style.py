@@ -55,6 +55,10 @@ LEVELS = {
     ("distractor", "off"): "no distractor loss",
     ("memory", "on"): "with memory",
     ("memory", "off"): "no memory",
+    ("memory", "deltanet"): "DeltaNet",
+    ("memory", "kda"): "KDA",
+    ("memory", "omega"): "Omega",
+    ("memory", "atlas"): "ATLAS",
     ("window", "on"): "with window",
     ("window", "off"): "no window",
 }
@@ -159,6 +163,11 @@ def shown(level: str, axis: str = "attn_type") -> str:
     return level if axis in ("attn_type", "reg_mode") else f"{AXIS_WORDS.get(axis, axis)} {level}"
 
 
+def memory_name(level: str) -> str:
+    """How a memory is named beside others, where "with memory" would not say which."""
+    return "gated delta" if level == "on" else shown(level, "memory")
+
+
 def axis_name(axis: str) -> str:
     """How an axis is named in a figure."""
     return AXIS_WORDS.get(axis, axis)
@@ -198,11 +207,11 @@ TWINS = (("#0072B2", "#56B4E9"), ("#D55E00", "#E69F00"), ("#000000", "#8c8c8c"),
 """Colours of lines that two axes tell apart: one of the pair by the second axis, the pair by the first."""
 
 
-def line_look(first: int, second: int, seconds: int) -> dict[str, Any]:
-    """How a line of two axes is drawn, of which the second has so many levels: its colour, its mark and its dashes are its own
+def line_look(first: int, second: int, seconds: int, firsts: int = 1) -> dict[str, Any]:
+    """How a line of two axes is drawn, of which they have so many levels: its colour, its mark and its dashes are its own
     as long as there are enough of them."""
     place = first * seconds + second
-    fits = seconds <= 2 and first < len(TWINS)
+    fits = seconds <= 2 and first < len(TWINS) and firsts <= len(TWINS)
     ink = TWINS[first][second] if fits else INKS[place % len(INKS)]
     return {
         "color": ink,

@@ -11,6 +11,10 @@ from typing import Any
 from ...results.store.cell_status import Standing, requests_of, standing
 from ...results.store.records import Attempt, CellRecord, CellState, CurvePoint, RevisionRecord, SweepSummary, Value
 from ...results.store.store import Store
+from ...results.studies import words
+from ...results.studies.records import trials_of
+from ...results.studies.search import Search, search_from
+from ...results.studies.study import Trial
 from ..trials import DIGITS, ceilings, with_intervals
 
 CURVE_LINES = 12
@@ -43,6 +47,9 @@ class SweepStatus:
     pause: Pause | None = None
     source: str | None = None
     """Where the numbers of a published sweep are printed; None for a sweep that was launched."""
+    search: Search | None = None
+    trials: Sequence[Trial] = ()
+    """Of a study."""
 
     @property
     def counts(self) -> Counter[str]:
@@ -58,18 +65,24 @@ class SweepStatus:
         return {
             "sweep": self.summary.name,
             "revision": self.summary.revision,
+            "tags": self.summary.tags,
+            "note": self.summary.note,
             "counts": self.counts,
             "owner": self.summary.owner,
             "paused": asdict(self.pause) if self.pause else None,
             "cells": cells,
+            **({"study": words.as_json(self.search, self.trials)} if self.search is not None else {}),
         }
 
     def text(self) -> str:
         """Counts, then running cells, then those that need a person."""
         summary = self.summary
-        words = ", ".join(f"{count} {word}" for word, count in sorted(self.counts.items()))
+        told = ", ".join(f"{count} {word}" for word, count in sorted(self.counts.items()))
         since = f"launched {_when(summary.launched_at)}" if self.source is None else f"printed in {self.source}"
-        lines = [f"{summary.name} (revision {summary.revision}, {since}): {len(self.cells)} cells: {words}"]
+        tags = f" [{', '.join(summary.tags)}]" if summary.tags else ""
+        lines = [f"{summary.name}{tags} (revision {summary.revision}, {since}): {len(self.cells)} cells: {told}"]
+        lines += [f"  note: {summary.note}"] if summary.note else []
+        lines += [f"  {words.describe(self.search, self.trials)}"] if self.search is not None else []
         if self.source is not None:
             lines.append("  numbers of the paper: nothing of it runs or ran here; atma-sweep report shows them")
         if summary.owner:
@@ -80,7 +93,7 @@ class SweepStatus:
             word = self.standings[cell.cell_id]
             if word == "running":
                 lines.append(f"  {cell.cell_id} {cell.slug}: {_progress(cell)}")
-            elif word not in ("done", "new"):
+            elif word not in ("done", "new", "pruned"):
                 lines.append(f"  {cell.cell_id} {cell.slug}: {word}" + (f": {cell.cause}" if cell.cause else ""))
         return "\n".join(lines)
 
@@ -114,13 +127,14 @@ def _one(store: Store, summary: SweepSummary) -> SweepStatus:
     requested = requests_of(launched.options)
     cells = store.cell_states(summary.name)
     standings = {cell.cell_id: standing(cell, requested) for cell in cells}
-    return SweepStatus(summary, cells, standings, _pause(store, summary), source_of(launched))
+    search = search_from(launched.options)
+    trials = trials_of(store, summary.name) if search is not None else ()
+    return SweepStatus(summary, cells, standings, _pause(store, summary), source_of(launched), search, trials)
 
 
 def source_of(launched: RevisionRecord) -> str | None:
     """Where the numbers of a sweep are printed; None for one that was launched."""
-    told = launched.options
-    return f"{told['source']}{told['version']}" if "source" in told and "version" in told else None
+    return launched.printed_in
 
 
 def _pause(store: Store, summary: SweepSummary) -> Pause | None:
@@ -199,8 +213,11 @@ class CellSheet:
     def text(self) -> str:
         """Config by section, attempts, the curve thinned out, measurements."""
         cell = self.cell
-        lines = [f"cell {cell.id}  {cell.slug}", "config:"]
-        for section in ("model", "data", "train", "eval", "resources", "checkpoint"):
+        lines = [f"cell {cell.id}  {cell.slug}", *([f"note: {cell.note}"] if cell.note else []), "config:"]
+        known: tuple[str, ...] = ("model", "data", "train", "eval", "resources", "checkpoint")
+        if "open_weight" in cell.config:  # a model from elsewhere, of which we have no more than this
+            known = ("open_weight", "data", "train", "eval", "resources")
+        for section in known:
             values = ", ".join(
                 f"{key}={value}" for key, value in cell.config.get(section, {}).items() if value not in (None, {})
             )

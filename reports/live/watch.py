@@ -31,7 +31,7 @@ RECENT = 20
 """Finished cells whose speed counts."""
 EVENTS = 8
 FAILURES = 8
-ORDER = ("done", "running", "new", "interrupted", "needs-eval", "failed", "diverged", "weights gone")
+ORDER = ("done", "running", "new", "interrupted", "pruned", "needs-eval", "failed", "diverged", "weights gone")
 COLOURS = {"done": "green", "running": "cyan", "failed": "red", "diverged": "yellow", "interrupted": "yellow"}
 TROUBLE = ("failed", "diverged", "interrupted", "weights gone")
 

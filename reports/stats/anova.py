@@ -65,7 +65,8 @@ def analyses(data: SweepData, columns: Sequence[Column]) -> list[Analysis]:
             alike.setdefault(tuple(frame["cell"]), []).append(place)
     for places in alike.values():
         frame = numbers[places[0]]
-        terms, remarks = _terms(frame, [axis for axis in factors(data) if frame[axis].nunique() > 1])
+        varying = [axis for axis in factors(data) if frame[axis].nunique() > 1]
+        terms, remarks = _terms(frame, varying, data.partial.terms if data.partial is not None else None)
         if not terms:
             for place in places:
                 reason = f"too few cells have {columns[place].heading} ({len(frame)}) for an analysis of variance; finish the sweep"
@@ -95,10 +96,17 @@ def _nothing(data: SweepData, column: Column, frame: pd.DataFrame) -> str | None
 # --- the model ----------------------------------------------------------------------------------------------------
 
 
-def _terms(frame: pd.DataFrame, names: Sequence[str]) -> tuple[Terms, list[str]]:
+def _terms(
+    frame: pd.DataFrame, names: Sequence[str], planned: Sequence[tuple[str, ...]] | None = None
+) -> tuple[Terms, list[str]]:
     """The columns of the largest model that the design carries, by term, and what it leaves out; none where even the main
-    effects leave nothing over."""
+    effects leave nothing over. `planned`: the terms that a partial design was made for, which are taken if it carries them."""
     main = {(name,): _contrasts(frame[name]) for name in names}
+    if planned is not None:
+        terms = {term: _product([main[name,] for name in term]) for term in planned if set(term) <= set(names)}
+        design = np.concatenate([np.ones((len(frame), 1)), *terms.values()], axis=1)
+        if design.shape[1] < len(frame) and np.linalg.matrix_rank(design) == design.shape[1]:
+            return terms, ["a partial design: what it was made to estimate, all else is in the residual"]
     whole: list[Terms] = []
     remarks = []
     for order in (2, 3):

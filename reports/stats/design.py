@@ -14,17 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...results.contrasts import Contrast, reference_level
 from ...results.store.records import AXES
 from ..columns import complete_columns, ends, every, longest
-from ..data import SweepData, level_of
-from ..numbers import Column
+from ..data import WEIGHTED, SweepData, level_of
+from ..numbers import Column, column_of, length_name
 from ..words import word_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
-    "Contrasted", "Numbers", "factors", "first_measures", "level_pairs", "main_measures", "matched_pairs", "measures", "numbers_of", "origins_of",
+    "Contrasted", "Numbers", "contrast_column", "factors", "first_measures", "level_pairs", "main_measures", "matched_pairs", "measures", "numbers_of", "origins_of",
     "reference_level",
 ]  # fmt: skip
 
@@ -63,9 +64,15 @@ def factors(data: SweepData) -> list[str]:
     return [axis for axis in AXES if len(data.levels(axis)) > 1] + data.extra_axes()
 
 
-def reference_level(levels: Sequence[str]) -> str:
-    """The level that the others are held against: off, baseline, else the grid's first."""
-    return next((word for word in ("off", "baseline") if word in levels), levels[0])
+def contrast_column(data: SweepData, one: Contrast) -> Column:
+    """The column of the number that a contrast is about."""
+    known = data.metric(one.probe, one.metric)
+    heading = known.heading or f"{one.probe}.{one.metric}"
+    base = column_of(one.probe, known, heading, length=one.length or 0)
+    base = base if base.percent else replace(base, decimals=LOSS_DECIMALS)
+    if one.length is None:
+        return replace(base, heading=f"{heading} avg", metric=one.metric + WEIGHTED)
+    return replace(base, heading=f"{heading}@{length_name(one.length)}") if one.length else base
 
 
 def level_pairs(data: SweepData, axis: str, *, every: bool = True) -> list[tuple[str, str]]:

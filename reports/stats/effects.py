@@ -1,4 +1,5 @@
-"""What the levels do, alone and together: mean differences over matched pairs, fours and eights, with their tests.
+"""What the levels do, alone and together: mean differences over matched pairs, fours and eights, with their tests; of a partial
+design, in which these are few, by least squares (fitted.py).
 
 The unit is the *configuration*: the levels of all other axes. Its seeds are one observation each of it, never configurations
 of their own, and an interval is about the configurations that the grid lists and others like them. The tests made together, a
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
@@ -19,13 +20,14 @@ import pandas as pd
 from scipy import special
 
 from ...results.contrasts import Contrast
-from ..data import WEIGHTED, SweepData
-from ..numbers import Column, column_of, length_name
+from ..data import SweepData
+from ..numbers import Column
+from . import fitted, stopped
 from .design import (
-    LOSS_DECIMALS,
     Contrasted,
     Numbers,
     combined,
+    contrast_column,
     factors,
     first_measures,
     level_pairs,
@@ -37,19 +39,15 @@ from .design import (
     reference_level,
 )
 from .design import within as standing
+from .effect_rows import CONFIRMATORY, EQUIVALENT, NONE, Effect, Interaction, Tested
 from .resampling import ALPHA, Summary, corrected, holm, summaries
 from .spread import NEAR, STRATA, Spread, detectable, seed_robustness, spread, spreads_by_configuration
 
 __all__ = [
-    "ALPHA", "CONFIRMATORY", "EQUIVALENT", "NEAR", "Effect", "Interaction", "Spread", "accuracies", "contrasts", "detectable", "effects", "factors",
+    "ALPHA", "CONFIRMATORY", "EQUIVALENT", "NEAR", "Effect", "Interaction", "Spread", "Tested", "accuracies", "contrast_column", "contrasts", "detectable", "effects", "factors",
     "first_measures", "interactions", "main_measures", "matched_pairs", "measures", "numbers_of", "origins_of", "pareto",
     "reference_level", "seed_robustness", "spread", "spreads_by_configuration",
 ]  # fmt: skip
-
-CONFIRMATORY = "declared contrasts"
-EQUIVALENT = "equivalent"
-NONE = "none"
-"""Method of a row without a single pair."""
 
 
 # --- accuracies ---------------------------------------------------------------------------------------------------
@@ -71,78 +69,6 @@ def accuracies(data: SweepData) -> pd.DataFrame:
         )
     columns = ["cell", "attempt", "probe", "metric", "length", "value", "n", "low", "high"]
     return pd.DataFrame(rows, columns=columns).astype({"value": float, "low": float, "high": float})
-
-
-# --- what a row says ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tested(Summary):
-    """Differences in a measure, summed up and tested; in the measure's own unit, shares as fractions.
-
-    `p_corrected` is p after the correction for its `family`, the tests made together. `expected` is how many differences the grid
-    lists, `missing` why runs of them are not there (the words of tables), and `worst` the mean with every diverged run at the
-    worst value possible (of a loss: the worst measured); NaN where none diverged. `i2` is the share of the variation between
-    strata that is more than chance and `p_heterogeneity` tests it; both NaN where a row averages no strata. `where` names a
-    subset (`attn_type=polar, memory=on`) or is empty for the whole sweep; `origins` are the cells and attempts.
-    """
-
-    measure: Column
-    where: str
-    p_corrected: float
-    family: str
-    confirmatory: bool = False
-    expected: int
-    missing: Mapping[str, int]
-    worst: float
-    i2: float
-    p_heterogeneity: float
-    origins: tuple[tuple[str, int | None], ...]
-
-    @property
-    def sure(self) -> bool:
-        """Whether it differs from zero, after the correction for its family."""
-        return self.p_corrected < ALPHA
-
-    @property
-    def mixed(self) -> bool:
-        """Whether it averages strata that differ, so that it speaks of none of them."""
-        return self.p_heterogeneity < ALPHA
-
-
-@dataclass(frozen=True, kw_only=True)
-class Effect(Tested):
-    """The difference that a level makes against another of its axis, over matched pairs of configurations."""
-
-    axis: str
-    level: str
-    reference: str
-    pairs: int
-    margin: float | None = None
-    """Of a declared contrast: the difference that would not matter."""
-    p_equivalence: float = math.nan
-    """Of the difference lying within the margin (two one-sided tests), corrected for all that have one."""
-
-    @property
-    def verdict(self) -> str:
-        """What a declared contrast came to."""
-        if not self.pairs:
-            return "no pairs"
-        same = self.p_equivalence < ALPHA
-        if self.sure:
-            return "differs, within the margin" if same else "differs"
-        return EQUIVALENT if same else "not shown"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Interaction(Tested):
-    """How much more a level does at a level of a second axis than at that axis's reference, for three axes how much more of
-    that at a level of the third: differences of differences over matched fours, or eights."""
-
-    axes: tuple[str, ...]
-    levels: tuple[str, ...]
-    references: tuple[str, ...]
-    fours: int
 
 
 # --- the rows ---------------------------------------------------------------------------------------------------------
@@ -168,6 +94,8 @@ def effects(data: SweepData, columns: Sequence[Column] | None = None, *, within:
     """What the levels of every axis do to every measure, against each other: first the declared contrasts, then, exploratory and
     measure by measure, over the whole sweep and `within` its strata. What has not a single pair is left out."""
     chosen = measures(data) if columns is None else columns
+    if data.partial is not None:
+        return fitted.effects(data, chosen, within=within)
     shown = {one.key for one in chosen}
     declared = [one for one in contrasts(data) if one.measure.key in shown and (within or not one.where)]
     taken = {_what(one.measure, one.axis, one.level, one.reference, one.where) for one in declared}
@@ -201,7 +129,10 @@ def _effect(row: _Row, about: Mapping[str, Any], **more: Any) -> Effect:
 def interactions(data: SweepData, columns: Sequence[Column] | None = None) -> list[Interaction]:
     """Every two-way interaction on every main measure, over the whole sweep and within every mixer, and every three-way one: for
     the mixers between all of them, for other axes against the reference."""
-    numbers = Numbers(data, main_measures(data) if columns is None else columns)
+    chosen = main_measures(data) if columns is None else columns
+    if data.partial is not None:
+        return fitted.interactions(data, chosen)
+    numbers = Numbers(data, chosen)
     rows: list[_Row] = []
     for count in (2, 3):
         for axes in combinations(factors(data), count):
@@ -228,6 +159,8 @@ def contrasts(data: SweepData) -> list[Effect]:
     not forgotten."""
     if not data.contrasts:
         return []
+    if data.partial is not None:
+        return fitted.contrasts(data)
     columns = [contrast_column(data, one) for one in data.contrasts]
     numbers = Numbers(data, columns)
     rows, empty = [], {}
@@ -246,21 +179,11 @@ def contrasts(data: SweepData) -> list[Effect]:
         )  # fmt: skip
         unknown = {"i2": math.nan, "p_heterogeneity": math.nan, "p_corrected": math.nan}
         found[place] = row, row.fields | vars(nothing) | unknown
-    return [
+    made = [
         _effect(row, about, margin=row.about["margin"], p_equivalence=equal.get(place, math.nan))
         for place, (row, about) in sorted(found.items())
     ]
-
-
-def contrast_column(data: SweepData, one: Contrast) -> Column:
-    """The column of the number that a contrast is about."""
-    known = data.metric(one.probe, one.metric)
-    heading = known.heading or f"{one.probe}.{one.metric}"
-    base = column_of(one.probe, known, heading, length=one.length or 0)
-    base = base if base.percent else replace(base, decimals=LOSS_DECIMALS)
-    if one.length is None:
-        return replace(base, heading=f"{heading} avg", metric=one.metric + WEIGHTED)
-    return replace(base, heading=f"{heading}@{length_name(one.length)}") if one.length else base
+    return stopped.applied(data, made)
 
 
 def _declared(numbers: Numbers, place: int, one: Contrast, column: Column) -> _Row:

@@ -18,16 +18,20 @@ from .flips import ALPHA, EXACT, FLIPS, LEAST, tested
 from .multiple import holm, max_t
 
 __all__ = [
-    "ALPHA", "EXACT", "FLIPS", "LEAST", "METHODS", "TIE", "Summary", "corrected", "holm", "summaries",
+    "ALPHA", "EXACT", "FITTED", "FLIPS", "LEAST", "LOOKS", "METHODS", "TIE", "Summary", "corrected", "holm", "summaries",
 ]  # fmt: skip
 
 TIE = 1e-9
 """A difference of at most this share of the numbers behind it is none: what is left of a subtraction of equals."""
+FITTED = "least-squares"
+LOOKS = "looks"
 METHODS = {
     "sign-flip": f"permutation of signs over configurations, exact up to {EXACT}, and its inversion",
     "t": f"Student's t over fewer than {LEAST} configurations",
     "crossed": "configurations crossed with seeds, Satterthwaite's and a generalized p",
     "seeds": "Student's t over the seeds of the only configuration, so of no other",
+    FITTED: "least squares over the cells of a partial design, with variances that bear unequal spread (HC3) where there are cells to spare, else the pooled one",
+    LOOKS: "Student's t over the seeds of the very configurations listed, at the level that the looks of the rule `stop` leave",
     "none": "no test: one run, or no variance to judge by",
 }
 """How an interval and its p were made."""

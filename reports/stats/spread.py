@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
+from ...results.contrasts import STRATA
 from ...results.store.records import AXES, CellState, Value
 from ..data import WEIGHTED, ReportError, SweepData, level_of
 from ..numbers import Column
@@ -44,7 +45,6 @@ SEEDS = "seeds"
 NEAR = "reg_mode"
 TREATMENT = "strong"
 """The mode whose weight is not nearly nothing."""
-STRATA = ("attn_type", "memory")
 SPEED = "throughput"
 FINE = 1e-6
 """How closely a factor is found, of itself."""

@@ -25,7 +25,9 @@ TABLES: dict[str, Listed] = {
     "6": Listed("complete:table6", "complete results", takes=("lengths", "seeds", "orphans")),
     "open-weight": Listed("open_weight:open_weight", "beside open-weight models, bits per token", of=LOSSES),
     "budgets": Listed("budgets:budgets", "training budgets", takes=(), compares=False),
+    "budget": Listed("budget:budget", "predicted hours against those that it took", takes=(), compares=False),
     "flipflop": Listed("rivals:flipflop", "the flip-flop task", takes=(), of=("flipflop",)),
+    "mqar": Listed("recall:mqar", "associative recall", takes=(), of=("mqar",)),
     "extrapolation": Listed("rivals:extrapolation", "perplexity over context lengths", of=("extrapolation",)),
     "downstream": Listed("rivals:downstream", "four questionnaires and their average", takes=(), of=("downstream",)),
     "effects": Listed(
@@ -42,6 +44,13 @@ TABLES: dict[str, Listed] = {
         "needle_model:needle_model_table", "binomial model of the needle, in trials", of=("needle",)
     ),
     "pareto": Listed("pareto:pareto_table", "quality against speed", of=("throughput",)),
+    "study": Listed(
+        "study:study_table",
+        "best trials of a study, and what they took",
+        takes=("all_rows",),
+        compares=False,
+        study=True,
+    ),
     "failures": Listed("failures:failures", "attempts that did not finish", takes=(), compares=False),
     "provenance": Listed("provenance:provenance", "where the numbers come from", takes=(), compares=False),
     "claims": Listed("claims:claims_table", "sentences of the paper against the numbers"),

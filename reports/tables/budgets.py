@@ -10,6 +10,7 @@ from ..data import ReportError, SweepData, gather
 from ..layout import Line, assemble, sweep_note
 from ..numbers import large, length_name, rounded
 from ..table import Table
+from .beside import MARK, External, externals
 from .printed import facts_of
 from .recipe import titled
 
@@ -33,12 +34,23 @@ def budgets(store: Store, sweep: str | None = None, *, revision: int | None = No
         if facts["model"] in printed:
             words = tuple(facts[name] for name in ("model", "params", "train_tokens", "native_ctx", "train_flops"))
             lines.append(Line(words=words, cells=[cell], about=facts))
+    lines += map(_external_budget, found := externals(store, data))
     if not paper.is_published(data.sweep):
         lines.append(_own_budget(store, data))
     title = titled("budgets", "Training budgets", data)
     notes = [sweep_note(data), "Training FLOPs: 6 x parameters x tokens; ZF: 1e21."]
+    if found:
+        notes.append(
+            f"{MARK.strip()}: measured here; parameters counted, context as its config says, the rest as printed."
+        )
     headings = ("Model", "Params", "Train tokens", "Native context", "Train FLOPs")
     return assemble(data, "budgets", title, headings, lines, notes=notes)
+
+
+def _external_budget(one: External) -> Line:
+    context = length_name(one.context) if one.context else "-"
+    printed = [one.budget.get(name, "-") for name in ("train_tokens", "train_flops")]
+    return Line(words=(one.label, one.params, printed[0], context, printed[1]), cells=[one.cell], about=one.about)
 
 
 def _range(texts: Iterable[str], unit: str = "") -> str:

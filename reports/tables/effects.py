@@ -1,4 +1,5 @@
-"""The tables `effects`, `interactions` and `contrasts`: what the levels do, alone and together, by matched pairs."""
+"""The tables `effects`, `interactions` and `contrasts`: what the levels do, alone and together, by matched pairs; of a partial design
+by least squares."""
 
 from __future__ import annotations
 
@@ -7,11 +8,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
+from ...results.designs import aliases
 from ...results.store.store import Store
 from ..columns import further_metrics, qualities
 from ..data import Lengths, SweepData, gather
 from ..layout import DUST, NOTHING, Line, assemble, difference, p_value, sweep_note
 from ..numbers import Column, rounded
+from ..stats import stopped
 from ..stats.effects import (
     EQUIVALENT,
     Effect,
@@ -39,6 +44,7 @@ STRATA_NOTE = (
     "A row over several mixers (or memories) gives each the same weight. I2: share of the differences between them that is more "
     "than chance, p het: its test (Brown and Forsythe); ~ marks rows where p het < 0.05: they speak of none of their mixers."
 )
+FIRST_FITTED = ("Mean", "Low", "High", "p", "p corr")
 FIRST = ("Mean", "Low", "High", "p", "p corr", "I2", "p het", "Up", "Down")
 FURTHER = ("Median", "p sign")
 ALL_ROWS = "--all-rows"
@@ -64,7 +70,7 @@ def effects_table(
 def table_of_effects(data: SweepData, every: Sequence[Effect], first: Sequence[Effect] | None = None) -> Table:
     """The table of effects that are worked out already, a row each, or of those that come first."""
     found = every if first is None else first
-    headings = _headings(found, first is None)
+    headings = _headings(data, found, first is None)
     lines = [
         Line(
             words=(
@@ -73,23 +79,32 @@ def table_of_effects(data: SweepData, every: Sequence[Effect], first: Sequence[E
                 f"{one.level} - {one.reference}",
                 _within(one),
             ),
-            entries=_numbers(one, headings),
+            entries=_numbers(data, one, headings),
             about=_about(one),
         )
         for one in found
     ]
-    notes = [sweep_note(data), UNITS, *_tests(every, first is None), *_declared(found), STRATA_NOTE, *_own_units(data)]
+    notes = [
+        sweep_note(data),
+        UNITS,
+        *_tests(every, first is None),
+        *_declared(found),
+        *_averages(data),
+        *_own_units(data),
+    ]
     notes += _missing(found)
     if first is not None and every:
         notes.append(
             "Shown are, at the longest context length, what is sure and every level against the reference over the whole sweep, with "
             f"mixers where they differ; {_further(len(every) - len(found))} there, the other lengths and all pairs of levels: {ALL_ROWS}."
         )
-    notes += _limits(data, [one for one in main_measures(data) if _told(data, one)], found)
+    if data.partial is None:
+        notes += _limits(data, [one for one in main_measures(data) if _told(data, one)], found)
     if not any(one.pairs for one in found):
         notes.append("No two cells with numbers agree on all axes but one: there is no pair to compare yet.")
-    title = f"Effects of levels by matched pairs, sweep {data.sweep}, revision {data.revision}"
-    words, numbers = ("Measure", "Axis", "Levels", "Within"), ("Pairs", *headings)
+    by = "matched pairs" if data.partial is None else "least squares"
+    title = f"Effects of levels by {by}, sweep {data.sweep}, revision {data.revision}"
+    words, numbers = ("Measure", "Axis", "Levels", "Within"), (_heading(data, "Pairs"), *headings)
     options = {"all_rows": True} if first is None else {}
     return assemble(data, "effects", title, words, lines, numbers=numbers, notes=notes, options=options)
 
@@ -107,28 +122,36 @@ def interactions_table(
     data = gather(store, sweep, revision=revision, lengths=lengths)
     every = interactions(data, None if all_rows else first_measures(data))
     found = every if all_rows else first_interactions(every)
-    headings = _headings(found, all_rows)
+    headings = _headings(data, found, all_rows)
     lines = [
         Line(
-            words=(one.measure.heading, *_sides(one), _within(one)), entries=_numbers(one, headings), about=_about(one)
+            words=(one.measure.heading, *_sides(one), _within(one)),
+            entries=_numbers(data, one, headings),
+            about=_about(one),
         )
         for one in found
     ]
     title = f"Interactions, sweep {data.sweep}, revision {data.revision}"
-    notes = [sweep_note(data), UNITS, *_tests(every, all_rows), STRATA_NOTE, *_own_units(data), *_missing(found)]
-    notes.append(
-        "Fours: configurations with all corners of a difference of differences; where a third axis is named, eights."
-    )
+    notes = [sweep_note(data), UNITS, *_tests(every, all_rows), *_averages(data), *_own_units(data), *_missing(found)]
+    if data.partial is None:
+        notes.append(
+            "Fours: configurations with all corners of a difference of differences; where a third axis is named, eights."
+        )
     if not all_rows and every:
         notes.append(
             "Shown are, at the longest context length, the interactions that are sure, over the whole sweep and in its mixers, and of "
             f"axes without one the nearest (p corr below {NEAR:g}); families by their smallest p corr. {_further(len(every) - len(found))}: {ALL_ROWS}."
         )
     if not every:
-        notes.append("No four cells with numbers agree on all axes but two: there is no interaction to see yet.")
+        if data.partial is not None and all(len(term) < 2 for term in data.partial.terms):
+            notes.append(
+                "The design estimates no interaction; contrasts with `within`, or `model: two-way`, ask for some."
+            )
+        else:
+            notes.append("No four cells with numbers agree on all axes but two: there is no interaction to see yet.")
     elif not found:
         notes.append("None came near.")
-    words, numbers = ("Measure", "First", "Second", "Third", "Within"), ("Fours", *headings)
+    words, numbers = ("Measure", "First", "Second", "Third", "Within"), (_heading(data, "Fours"), *headings)
     return assemble(
         data,
         "interactions",
@@ -156,7 +179,7 @@ def contrasts_table(
             margin = replace(margin, text=text, value=one.margin)
         amounts = {"Mean": one.mean, "Low": one.low, "High": one.high}
         entries = (
-            _count(one),
+            _count(data, one),
             *(difference(one.measure, name, value) for name, value in amounts.items()),
             p_value("p", one.p),
             p_value("p corr", one.p_corrected),
@@ -174,6 +197,8 @@ def contrasts_table(
             "is exploratory.",
             "Margin: the difference that the grid says would not matter; p equiv: two one-sided tests that the mean lies within "
             "it, after Holm's correction. Verdict at 5%: not shown is neither a difference nor its absence.",
+            *stopped.notes(data),
+            *_averages(data, strata=False),
             *_missing(found),
         ]
     else:
@@ -182,7 +207,7 @@ def contrasts_table(
             "(docs/guide.md)."
         )
     title = f"Declared contrasts, sweep {data.sweep}, revision {data.revision}"
-    numbers = ("Pairs", "Mean", "Low", "High", "p", "p corr", "Margin", "p equiv", "Verdict")
+    numbers = (_heading(data, "Pairs"), "Mean", "Low", "High", "p", "p corr", "Margin", "p equiv", "Verdict")
     headings = ("Measure", "Axis", "Levels", "Within")
     return assemble(data, "contrasts", title, headings, lines, numbers=numbers, notes=notes)
 
@@ -225,7 +250,14 @@ def _about(one: Tested) -> dict[str, object]:
 # --- numbers --------------------------------------------------------------------------------------------------------
 
 
-def _headings(found: Sequence[Tested], all_rows: bool) -> tuple[str, ...]:
+def _heading(data: SweepData, counted: str) -> str:
+    """Above the count of a row's pairs, or of the cells that a partial design was fitted to."""
+    return counted if data.partial is None else "Cells"
+
+
+def _headings(data: SweepData, found: Sequence[Tested], all_rows: bool) -> tuple[str, ...]:
+    if data.partial is not None:
+        return FIRST_FITTED
     return (*FIRST, *(FURTHER if all_rows else ()), *([WORST] if _any_worst(found) else []))
 
 
@@ -233,15 +265,15 @@ def _any_worst(found: Sequence[Tested]) -> bool:
     return any(not math.isnan(one.worst) for one in found)
 
 
-def _count(one: Effect | Interaction) -> Entry:
+def _count(data: SweepData, one: Effect | Interaction) -> Entry:
     """How many pairs there are, of how many; it says which cells and attempts the whole row comes from."""
     n = one.pairs if isinstance(one, Effect) else one.fours
     text = str(n) if n == one.expected else f"{n} of {one.expected}"
-    heading = "Pairs" if isinstance(one, Effect) else "Fours"
+    heading = _heading(data, "Pairs" if isinstance(one, Effect) else "Fours")
     return Entry(text=text, heading=heading, value=float(n), origins=one.origins)
 
 
-def _numbers(one: Effect | Interaction, headings: Sequence[str]) -> tuple[Entry, ...]:
+def _numbers(data: SweepData, one: Effect | Interaction, headings: Sequence[str]) -> tuple[Entry, ...]:
     amounts = {"Mean": one.mean, "Median": one.median, "Low": one.low, "High": one.high, WORST: one.worst}
     told = {name: difference(one.measure, name, value) for name, value in amounts.items()}
     told |= {name: Entry(text=str(n), heading=name, value=float(n)) for name, n in (("Up", one.up), ("Down", one.down))}
@@ -250,7 +282,7 @@ def _numbers(one: Effect | Interaction, headings: Sequence[str]) -> tuple[Entry,
     told["I2"] = Entry(text=NOTHING, heading="I2")
     if not math.isnan(one.i2):
         told["I2"] = Entry(text=rounded(round(one.i2, DUST), 2), heading="I2", value=one.i2)
-    return (_count(one), *(told[name] for name in headings))
+    return (_count(data, one), *(told[name] for name in headings))
 
 
 # --- notes ----------------------------------------------------------------------------------------------------------
@@ -270,6 +302,21 @@ def _declared(found: Sequence[Tested]) -> list[str]:
     if declared:
         return [f"The first {declared} rows are contrasts that the grid declares; all others are exploratory."]
     return ["The grid declares no contrasts: every row is exploratory."] if found else []
+
+
+def _averages(data: SweepData, strata: bool = True) -> list[str]:
+    """What rows over several strata are means of; of a partial design what was estimated, and what it cannot tell."""
+    design = data.partial
+    if design is None:
+        return [STRATA_NOTE] if strata else []
+    members = np.array(sorted({place for cell in data.cells if (place := data.place(design, cell)) is not None}))
+    told = aliases.told(design.model, members)
+    return [
+        f"A partial design ({design.method}, {len(members)} of {len(design.space.points)} combinations): estimated together by least "
+        f"squares are the mean, {', '.join(map(aliases.words, design.terms))}. Other interactions are taken for nothing; where they are "
+        "not, they are part of what they are mixed with.",
+        *(f"{one[0].upper()}{one[1:]}." for one in told),
+    ]
 
 
 def _further(n: int) -> str:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections import ChainMap
 from collections.abc import Sequence
 from dataclasses import replace
 
 from ...results import paper
+from ...results.contrasts import weighted
 from ...results.store.records import CellState
 from ...results.store.store import Store
-from ..data import Lengths, ReportError, SweepData, gather, weighted
+from ..data import Lengths, ReportError, SweepData, gather
 from ..layout import NO_CELL, Line, assemble, derived, entry, seed_notes, sweep_note, word_notes
 from ..numbers import Column, column_of, large, length_name
 from ..stats.ceiling import needle_note
 from ..table import Entry, Table
+from .beside import External, externals, notes_on
 from .printed import facts_of
 from .recipe import NATS, NEEDLE, OURS, chosen, memories, mixers, named, plain_levels, titled
 
@@ -29,13 +32,15 @@ def _bits(probe: str, length: int, name: str) -> Column:
     return column_of(probe, "bits", f"{probe.capitalize()} {name}", length=length)
 
 
-def _own_entry(data: SweepData, cells: Sequence[CellState], column: Column, lengths: Sequence[int]) -> Entry:
-    """A number of our own cells in bits per token, at a length or (0) weighted over all of them."""
-    metric = "digit_accuracy" if column.probe == "needle" else "nats"
+def _own_entry(
+    data: SweepData, cells: Sequence[CellState], column: Column, lengths: Sequence[int], loss: str = "nats"
+) -> Entry:
+    """A number of cells measured here in bits per token, at a length or (0) weighted over all of them."""
+    metric = "digit_accuracy" if column.probe == "needle" else loss
     asked = [column.length] if column.length else lengths
     parts = [entry(data, cells, replace(column, metric=metric, length=length)) for length in asked]
     found = {length: part.value for length, part in zip(asked, parts, strict=True) if part.value is not None}
-    scale = 1.0 if column.probe == "needle" else 1 / math.log(2)
+    scale = 1 / math.log(2) if metric == "nats" else 1.0
     whole = len(found) == len(parts) > 0
     made = derived(data, column, weighted(found) * scale if whole else None, parts, NO_CELL)
     return replace(made, seeds=max((part.seeds for part in parts), default=0))
@@ -67,11 +72,15 @@ def open_weight(
     else:
         where = f"from {' to '.join(shown)}" if len(shown) > 1 else f"at {shown[0]} alone"
         notes = [f"The published models were measured from 2K to 64K tokens, this sweep {where}: left out."]
+    elsewhere = externals(store, data)
+    data = replace(data, sources=dict(ChainMap(*(dict(one.data.sources) for one in elsewhere), dict(data.sources))))
+    lines += _external_rows(elsewhere, data, columns)
     lines += _own_rows(data, columns) if own else []
     grid = [line.entries for line in lines]
     about = f"Clean and Junk: bits per token (published: per GPT-2 token of the text). {needle_note(data)} "
     n = max((len(line.cells) for line in lines), default=0)
-    notes = [sweep_note(data), about + "WAvg: weighted by length.", *notes, *seed_notes(grid, n), *word_notes(grid)]
+    notes = [sweep_note(data), about + "WAvg: weighted by length.", *notes]
+    notes += [*notes_on(elsewhere, ends), *seed_notes(grid, n), *word_notes(grid)]
     title = titled("open-weight", "Beside open-weight models", data)
     numbers = [column.heading for column in columns]
     return assemble(
@@ -98,6 +107,17 @@ def _published_rows(store: Store, columns: Sequence[Column]) -> list[Line]:
         entries = (replace(one, origins=((cell.cell_id, None),)) for one in (entry(data, [cell], c) for c in columns))
         about = {"model": facts["model"]}
         lines.append(Line(words=(facts["model"], facts["params"]), entries=tuple(entries), cells=[cell], about=about))
+    return lines
+
+
+def _external_rows(found: Sequence[External], data: SweepData, columns: Sequence[Column]) -> list[Line]:
+    """Where texts are paired the loss is over the very tokens of our own rows; else over tokens of GPT-2."""
+    lengths = sorted({*data.requested_lengths().get("clean", ()), *data.lengths(*NATS)})
+    lines = []
+    for one in found:
+        loss = "bits" if one.native else "nats"
+        entries = tuple(_own_entry(one.data, [one.cell], column, lengths, loss) for column in columns)
+        lines.append(Line(words=(one.label, one.params), entries=entries, cells=[one.cell], about=one.about))
     return lines
 
 

@@ -10,8 +10,8 @@ A number as Table N prints it stands under the probe `table-N` with the metric `
 follows the first version: 4 is training throughput (6 in the second version), 6 the complete results (8).
 `printed-v2-open-weight` holds the rows of the second version's tables of training budgets and of open-weight models.
 
-`printed-tra` and `printed-wall` hold what two rivals print, threshold relative attention (arXiv:2503.23174) and Wall attention
-(its authors' blog): rivals.py, and docs/recipes.md for the sources.
+`printed-tra`, `printed-wall` and `printed-atlas` hold what rivals print, threshold relative attention (arXiv:2503.23174), Wall
+attention (its authors' blog) and the ATLAS memory (a blog): rivals.py, and docs/recipes.md for the sources.
 
 Losses are nats per token (the open-weight table: bits per token), accuracies and MFU fractions, times seconds.
 """
@@ -34,6 +34,7 @@ from .base import rows
 from .loading import NAMES, OWNER, holds, load_published
 from .rivals import SETS, UNREAD
 from .sheets import (
+    ATLAS,
     DIGITS,
     LENGTHS,
     MOST_FREQUENT,
@@ -47,6 +48,7 @@ from .sheets import (
 )
 
 __all__ = [
+    "ATLAS",
     "AXES",
     "DIGITS",
     "LENGTHS",

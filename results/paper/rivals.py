@@ -1,4 +1,5 @@
-"""The numbers that two rivals print, as sweeps: threshold relative attention (`printed-tra`) and Wall attention (`printed-wall`).
+"""The numbers that rivals print, as sweeps: threshold relative attention (`printed-tra`), Wall attention (`printed-wall`) and the ATLAS
+memory (`printed-atlas`).
 
 A printed mean over runs stands under its metric, the printed standard deviation between them under that name and metrics.SPREAD, with
 the number of runs as its `n`. A number that is printed, but that we have no record of, has the reason UNREAD.
@@ -34,6 +35,7 @@ TASKS: Mapping[str, Metric] = {
     )
 }
 ROTARY = "model.mixers.wall.rotary"
+HOUR = 3600.0
 TASK, POSITIONS = "data.corpus", "model.positions"
 """Axes of the published rivals besides the five, under the names that a grid gives them."""
 
@@ -95,6 +97,30 @@ def diagonal(sweep: str) -> Sheet:
     return Sheet(sweep, cells, values, "")
 
 
+def memory(sweep: str) -> Sheet:
+    """Where the two trainings of a blog about ATLAS end: their last loss and how long they took. Of tokens and text nothing is on record."""
+    cells, values = [], {}
+    for row in rows("atlas-blog"):
+        shape = {"n_layers": 12, "d_model": 768, "n_heads": 16, "n_kv_heads": 16, "head_dim": 48}
+        model: dict[str, Any] = {"attn_type": row["attn_type"], "memory": row["memory"], "window": False, **shape}
+        if row["memory"] == "atlas":
+            model |= {"memories": {"atlas": {"memory": "mlp2", "hidden": 4, "chunk": 64}}}
+        train = {"seq_len": 512, "batch_tokens": 16 * 512, "optimizer": "muon", "muon_lr": 1e-3, "warmup_steps": 200}
+        train |= dict.fromkeys(("embedding_lr", "head_lr", "scalar_lr"), 3e-4)
+        config = {"model": model, "train": train, "published": {"name": row["name"]}}
+        level = "off" if row["memory"] == "none" else row["memory"]
+        axes = {"attn_type": row["attn_type"], "memory": level}
+        cell = _cell(sweep, f"{row['name'].lower()}-170m", axes, config, 0)
+        cells.append(cell)
+        values[cell.id] = [
+            _number("val", metrics.metric("val", "val_loss"), 0, row["loss"]),
+            _number(
+                "throughput", metrics.metric("throughput", "train_seconds"), 0, str(float(row["train_hours"]) * HOUR)
+            ),
+        ]
+    return Sheet(sweep, cells, values, "")
+
+
 def _tra_cell(sweep: str, row: Mapping[str, str], corpus: str, cells: dict[str, CellRecord]) -> str:
     """The id of the cell that a row is about, which joins `cells` when it is new."""
     mixer, positions = row["attn_type"], row["positions"]
@@ -114,7 +140,8 @@ def _tra_cell(sweep: str, row: Mapping[str, str], corpus: str, cells: dict[str, 
 
 
 def _cell(sweep: str, slug: str, axes: Mapping[str, str], config: Mapping[str, Any], tokens: int) -> CellRecord:
-    levels = dict(zip(AXES, (axes["attn_type"], "baseline", "off", "off", "off"), strict=True))
+    plain = dict(zip(AXES, (axes["attn_type"], "baseline", "off", "off", "off"), strict=True))
+    levels = plain | {"memory": axes.get("memory", "off")}
     return CellRecord(id=id_of(sweep, slug), slug=slug, seed=0, levels=levels, config=config, axes=axes, tokens=tokens)
 
 
@@ -138,3 +165,4 @@ def _mean(probe: str, about: Metric, length: int, mean: str, sd: str) -> list[Me
 
 THRESHOLD = Rival("arXiv:2503.23174", 1, threshold)
 DIAGONAL = Rival("Wall Attention: Length Generalization With Diagonal Gates (Tilde Research, 2 June 2026)", 1, diagonal)
+MEMORY = Rival("a blog's training of ATLAS and of a transformer, 170M parameters", 1, memory)

@@ -7,7 +7,9 @@ from typing import Literal
 
 from .records import CellState
 
-Standing = Literal["new", "running", "done", "failed", "diverged", "interrupted", "needs-eval", "weights gone"]
+Standing = Literal[
+    "new", "running", "done", "failed", "diverged", "interrupted", "pruned", "needs-eval", "weights gone"
+]
 Request = tuple[str, int]
 """(probe, context length; 0 when the probe is not about a length)."""
 
@@ -21,13 +23,14 @@ def missing(state: CellState, requested: Iterable[Request]) -> list[Request]:
 def standing(state: CellState, requested: Iterable[Request]) -> Standing:
     """Done means trained, with a value or a recorded reason at every requested (probe, length).
 
-    A trained cell that lacks a measurement needs an evaluation; without kept weights it is `weights gone`.
+    A trained cell that lacks a measurement needs an evaluation; without kept weights it is `weights gone`. Those of a model
+    from elsewhere are kept by others.
     """
     if state.state == "running" or state.trained_attempt_id is None:
         return state.state
     if not missing(state, requested):
         return "done"
-    return "needs-eval" if state.weights else "weights gone"
+    return "needs-eval" if state.weights or state.kind == "external" else "weights gone"
 
 
 def requests_of(options: object) -> list[Request]:

@@ -9,6 +9,8 @@ from pathlib import Path
 import psutil
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
+SILENCE_S = 300.0
+"""An attempt on another host, where we cannot look, counts as dead after this long without a word."""
 
 
 def space() -> str | None:

@@ -9,13 +9,14 @@ from dataclasses import fields
 from datetime import datetime
 from typing import Any, TypeVar
 
-from sqlalchemy import String, and_, cast, func, select
+from sqlalchemy import String, and_, case, cast, func, select
 from sqlalchemy.orm import Session
 
 from ..errors import CellAmbiguous, CellUnknown, StoreError, SweepUnknown
 from ..names import PUBLISHED, short
 from .records import (
     AXES,
+    PRUNED,
     CellRecord,
     CellState,
     Key,
@@ -97,7 +98,7 @@ def sweep_row(session: Session, name: str | None) -> SweepRow:
         more = len(known) - len(near)
         raise SweepUnknown(
             f"no sweep is named {short(name)}; there is: {', '.join(near) or 'none yet, launch a grid first'}"
-            + (f", and {more} more, which atma-sweep status lists" if more else "")
+            + (f", and {more} more, which atma-sweep sweeps lists" if more else "")
         )
     return found
 
@@ -132,6 +133,11 @@ def revision(session: Session, sweep: str | None, number: int | None = None) -> 
     return RevisionRecord(sweep=owner.name, **values)
 
 
+def _state() -> Any:
+    """The state of an attempt as that of its cell."""
+    return case((and_(AttemptRow.state == "interrupted", AttemptRow.failure == PRUNED), PRUNED), else_=AttemptRow.state)
+
+
 def sweeps(session: Session) -> list[SweepSummary]:
     """Every sweep, the one launched last first, with its newest revision's cells counted by state."""
     rows = session.scalars(select(SweepRow).order_by(SweepRow.launched_at.desc(), SweepRow.id.desc()))
@@ -147,15 +153,16 @@ def _summary(session: Session, row: SweepRow) -> SweepSummary:
     newest = _newest_attempts().subquery()
     launched = revision_row(session, row.id)
     counted = (
-        select(AttemptRow.state, func.count())
+        select(AttemptRow.state, AttemptRow.failure, func.count())
         .select_from(RevisionCellRow)
         .outerjoin(newest, newest.c.cell_id == RevisionCellRow.cell_id)
         .outerjoin(AttemptRow, AttemptRow.id == newest.c.attempt_id)
         .where(RevisionCellRow.revision_id == launched.id)
-        .group_by(AttemptRow.state)
+        .group_by(AttemptRow.state, AttemptRow.failure)
     )
     counts: Counter[str] = Counter()
-    counts.update({state or "new": count for state, count in session.execute(counted)})
+    for state, failure, count in session.execute(counted):
+        counts["pruned" if (state, failure) == ("interrupted", PRUNED) else state or "new"] += count
     return SweepSummary(
         name=row.name,
         created_at=row.created_at,
@@ -169,6 +176,8 @@ def _summary(session: Session, row: SweepRow) -> SweepSummary:
         fence=row.fence,
         read_only=row.read_only,
         request=dict(row.request or {}),
+        tags=tuple(row.tags or ()),
+        note=row.note,
     )
 
 
@@ -184,6 +193,11 @@ def members(session: Session, revision_id: int) -> list[tuple[str, dict[str, str
     """The cells of a revision in the grid's order: (cell id, axes)."""
     query = select(RevisionCellRow.cell_id, RevisionCellRow.axes).where(RevisionCellRow.revision_id == revision_id)
     return [(cell, axes) for cell, axes in session.execute(query.order_by(RevisionCellRow.position))]
+
+
+def newest_members(session: Session, sweep: str | None) -> list[tuple[str, dict[str, str]]]:
+    """`members` of the newest revision. Raises SweepUnknown."""
+    return members(session, revision_row(session, sweep_row(session, sweep).id).id)
 
 
 def membership(session: Session, sweep: str | None, number: int | None, orphans: bool) -> Any:
@@ -221,12 +235,13 @@ def _measured(session: Session, pairs: Any) -> dict[str, frozenset[Key]]:
 
 
 def _trainings(session: Session, pairs: Any) -> tuple[dict[str, tuple[int, str | None]], dict[str, str]]:
-    """By cell: the newest finished training with its weights, and the newest checkpoint of any training."""
+    """By cell: the newest finished training with its weights, and the newest checkpoint of any training; of a model from
+    elsewhere, which has none, the newest finished evaluation."""
     query = (
         select(AttemptRow.cell_id, AttemptRow.id, AttemptRow.state, AttemptRow.weights, AttemptRow.checkpoint)
         .select_from(pairs)
         .join(AttemptRow, AttemptRow.cell_id == pairs.c.cell_id)
-        .where(AttemptRow.kind == "train")
+        .where(AttemptRow.kind.in_(("train", "external")))
         .order_by(AttemptRow.id)
     )
     trained: dict[str, tuple[int, str | None]] = {}
@@ -261,7 +276,7 @@ def _cell_rows(session: Session, pairs: Any) -> Iterable[Any]:
             *(getattr(CellRow, axis) for axis in AXES),
             RevisionCellRow.axes,
             CellRow.tokens_total,
-            func.coalesce(AttemptRow.state, "new").label("state"),
+            func.coalesce(_state(), "new").label("state"),
             AttemptRow.id.label("attempt_id"),
             AttemptRow.number.label("attempt_number"),
             *(getattr(AttemptRow, name) for name in run_time),
@@ -321,7 +336,14 @@ def _states(session: Session, pairs: Any) -> list[CellState]:
 def _record(row: CellRow, axes: dict[str, str]) -> CellRecord:
     levels = {axis: getattr(row, axis) for axis in AXES}
     return CellRecord(
-        id=row.id, slug=row.slug, seed=row.seed, levels=levels, config=row.config, axes=axes, tokens=row.tokens_total
+        id=row.id,
+        slug=row.slug,
+        seed=row.seed,
+        levels=levels,
+        config=row.config,
+        axes=axes,
+        tokens=row.tokens_total,
+        note=row.note,
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy.orm import Session
 
-from . import attempt_queries, queries
+from . import attempt_queries, queries, speeds
 from .records import (
     Attempt,
     CellRecord,
@@ -23,6 +23,7 @@ from .records import (
     SweepSummary,
     Value,
 )
+from .speeds import Timed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,6 +57,18 @@ class Reads(ABC):
     def revision(self, sweep: str | None = None, number: int | None = None) -> RevisionRecord:
         """What was launched: the newest revision of the sweep, or the numbered one. Raises SweepUnknown, StoreError."""
         return self.read(queries.revision, sweep, number)
+
+    def members(self, sweep: str | None = None) -> list[tuple[str, dict[str, str]]]:
+        """The cells of the sweep's newest revision in the grid's order: (cell id, axes). Raises SweepUnknown."""
+        return self.read(queries.newest_members, sweep)
+
+    def timed(self) -> list[Timed]:
+        """What the newest finished trainings of each kind took, whichever sweeps list them."""
+        return self.read(speeds.timed)
+
+    def starts(self, attempt_ids: Collection[int]) -> dict[int, float]:
+        """By attempt: seconds from the start of its process to the built network, for those that told."""
+        return self.read(speeds.starts, attempt_ids)
 
     def cell_states(
         self, sweep: str | None = None, *, revision: int | None = None, orphans: bool = False

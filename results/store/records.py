@@ -13,10 +13,13 @@ from typing import Any, Literal
 AXES = ("attn_type", "reg_mode", "distractor", "memory", "window")
 """The five factors that are columns of `cell` and of the view `results`; further ones live in the JSON `axes`."""
 
-Kind = Literal["train", "evaluate"]
+Kind = Literal["train", "evaluate", "external"]
+"""external: an evaluation of a model from elsewhere, which nobody here has trained."""
 Phase = Literal["starting", "training", "probing"]
 AttemptState = Literal["running", "done", "failed", "diverged", "interrupted"]
-CellStateWord = Literal["new", "running", "done", "failed", "diverged", "interrupted"]
+CellStateWord = Literal["new", "running", "done", "failed", "diverged", "interrupted", "pruned"]
+PRUNED = "pruned"
+"""Of a cell whose newest attempt was ended early by a study that gave it up; the class of failure of that attempt."""
 Key = tuple[str, str, int]
 """What a measurement is about: (probe, metric, context length; 0 when it is not about a length)."""
 
@@ -55,6 +58,8 @@ class CellRecord:
     config: Mapping[str, Any]
     axes: Mapping[str, str] = field(default_factory=dict)
     tokens: int = 0
+    note: str | None = None
+    """What somebody wrote about it."""
 
     def __post_init__(self) -> None:
         if set(self.levels) != set(AXES):
@@ -91,7 +96,7 @@ class Attempt:
     checkpoint: str | None
     weights: str | None
     failure: str | None = None
-    """Class of a failure: preempted, node_lost, infrastructure, host_oom, cuda_oom, diverged, code or hang."""
+    """Class of a failure: preempted, node_lost, infrastructure, host_oom, cuda_oom, diverged, code or hang; pruned for none."""
     deviation: Mapping[str, Any] | None = None
     """Settings that this attempt ran with other than its cell's, by dotted path; None for none."""
     pid_space: str | None = None
@@ -99,12 +104,17 @@ class Attempt:
     imported: bool = False
     """It came with a bundle: what it says of places leads nowhere here."""
 
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds from its start to its end, or until it was last heard of."""
+        return ((self.finished_at or self.heartbeat_at) - self.started_at).total_seconds()
+
 
 @dataclass(frozen=True, kw_only=True)
 class CellState:
     """A cell of a sweep and how far it is.
 
-    `state` is that of the newest attempt, or `new`. `attempt_*`, `step`, `loss`, `cause` and the rest of the run-time
+    `state` is that of the newest attempt, or `new`; `pruned` where a study has ended that early. `attempt_*`, `step`, `loss`, `cause` and the rest of the run-time
     fields are those of the newest attempt. `trained_attempt_id` and `weights` belong to the newest training that is
     done; `checkpoint` to the newest training that left one. `measured` holds every (probe, metric, length) that has a
     value or a reason in a done attempt.
@@ -163,6 +173,9 @@ class SweepSummary:
     read_only: bool
     request: Mapping[str, Any] = field(default_factory=dict)
     """What people ask of whoever runs it: pause, cancel, retry."""
+    tags: tuple[str, ...] = ()
+    note: str | None = None
+    """What somebody wrote about it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,6 +192,12 @@ class RevisionRecord:
     git_dirty: bool | None
     created_at: datetime
 
+    @property
+    def printed_in(self) -> str | None:
+        """Where the numbers of a published sweep are printed; None for one that was launched."""
+        told = self.options
+        return f"{told['source']}{told['version']}" if "source" in told and "version" in told else None
+
 
 @dataclass(frozen=True, kw_only=True)
 class NewRevision:
@@ -190,6 +209,8 @@ class NewRevision:
     commit: str | None = None
     dirty: bool | None = None
     cells: Sequence[CellRecord]
+    beside: str | None = None
+    """The sweep that this one stands beside, so that it is not taken for the one that was launched last."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from sqlalchemy import (
     Dialect,
     Double,
     ForeignKey,
+    ForeignKeyConstraint,
     Index,
     MetaData,
     String,
@@ -29,11 +30,13 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009")
 """Every migration, oldest first: a database at another one than the last is older; at one not listed, newer."""
 HEAD = REVISIONS[-1]
 
 STATES = ("running", "done", "failed", "diverged", "interrupted")
+STANDINGS = ("asked", "done", "pruned", "diverged", "failed")
+"""Of trials."""
 
 
 class UtcTime(TypeDecorator[datetime]):
@@ -107,6 +110,8 @@ class SweepRow(Base):
     read_only: Mapped[bool] = mapped_column(default=False, server_default=text("false"))
     request: Mapped[dict[str, Any] | None] = mapped_column(Json)
     owner_space: Mapped[str | None] = mapped_column(Text)
+    tags: Mapped[list[str] | None] = mapped_column(Json)
+    note: Mapped[str | None] = mapped_column(Text)
 
 
 class RevisionRow(Base):
@@ -141,6 +146,7 @@ class CellRow(Base):
     config: Mapped[dict[str, Any]] = mapped_column(Json)
     tokens_total: Mapped[int] = mapped_column(BigInteger)
     created_at: Mapped[datetime] = mapped_column(UtcTime)
+    note: Mapped[str | None] = mapped_column(Text)
 
 
 class RevisionCellRow(Base):
@@ -160,7 +166,7 @@ class AttemptRow(Base):
     __tablename__ = "attempt"
     __table_args__ = (
         UniqueConstraint("cell_id", "number"),
-        CheckConstraint("kind IN ('train', 'evaluate')", name="kind"),
+        CheckConstraint("kind IN ('train', 'evaluate', 'external')", name="kind"),
         CheckConstraint("state IN ('running', 'done', 'failed', 'diverged', 'interrupted')", name="state"),
         CheckConstraint("phase IN ('starting', 'training', 'probing')", name="phase"),
         Index(
@@ -170,6 +176,7 @@ class AttemptRow(Base):
             sqlite_where=text("state = 'running'"),
             postgresql_where=text("state = 'running'"),
         ),
+        Index(None, "parent_id"),
     )
     id: Mapped[int] = mapped_column(primary_key=True)
     cell_id: Mapped[str] = mapped_column(ForeignKey("cell.id"))
@@ -264,6 +271,7 @@ class EventRow(Base):
     """What happened, for people. Safe to lose with its sweep."""
 
     __tablename__ = "event"
+    __table_args__ = (Index(None, "sweep_id"), Index(None, "attempt_id"), Index(None, "cell_id"))
     id: Mapped[int] = mapped_column(primary_key=True)
     sweep_id: Mapped[int | None] = mapped_column(ForeignKey("sweep.id", ondelete="CASCADE"))
     attempt_id: Mapped[int | None] = mapped_column(ForeignKey("attempt.id"))
@@ -271,6 +279,40 @@ class EventRow(Base):
     at: Mapped[datetime] = mapped_column(UtcTime)
     kind: Mapped[str] = mapped_column(Text)
     message: Mapped[str] = mapped_column(Text)
+
+
+class StudyRow(Base):
+    """What a sampler remembers of a study as a whole. `part` names a study of several that one sweep has; empty for the only one."""
+
+    __tablename__ = "study"
+    sweep_id: Mapped[int] = mapped_column(ForeignKey("sweep.id", ondelete="CASCADE"), primary_key=True)
+    part: Mapped[str] = mapped_column(Text, primary_key=True)
+    memory: Mapped[dict[str, Any]] = mapped_column(Json)
+
+
+class TrialRow(Base):
+    """One proposal of a study, and what came of its cell."""
+
+    __tablename__ = "trial"
+    __table_args__ = (
+        CheckConstraint("standing IN ('asked', 'done', 'pruned', 'diverged', 'failed')", name="standing"),
+        ForeignKeyConstraint(
+            ["sweep_id", "part"], ["study.sweep_id", "study.part"], name="fk_trial_study", ondelete="CASCADE"
+        ),
+        Index(None, "cell_id"),
+    )
+    sweep_id: Mapped[int] = mapped_column(primary_key=True)
+    part: Mapped[str] = mapped_column(Text, primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True)
+    cell_id: Mapped[str | None] = mapped_column(ForeignKey("cell.id"))
+    params: Mapped[dict[str, Any]] = mapped_column(Json)
+    standing: Mapped[str] = mapped_column(String(8))
+    reason: Mapped[str | None] = mapped_column(Text)
+    objectives: Mapped[list[float] | None] = mapped_column(Json)
+    curve: Mapped[list[list[float]] | None] = mapped_column(Json)
+    attrs: Mapped[dict[str, Any]] = mapped_column(Json)
+    asked_at: Mapped[datetime] = mapped_column(UtcTime)
+    ended_at: Mapped[datetime | None] = mapped_column(UtcTime)
 
 
 class ProvenanceRow(Base):

@@ -3,7 +3,8 @@
 Thread and process rules. A Store may be shared by threads and used after a fork; every method is one transaction.
 A supervisor (the owner of a sweep) calls record_revision, acquire/renew/release_sweep, start_attempt, set_process and
 interrupt_dead; the process of an attempt writes through recorder.Recorder and calls finish_attempt; anybody may read.
-Finished attempts are read-only, but for `weights`, which forget_weights clears when the files are gone.
+Finished attempts are read-only, but for `weights`, which forget_weights clears when the files are gone, and for what
+mark_pruned says of an interrupted one.
 Every method waits while the database is locked or its server away, up to `patience` seconds, then raises StoreBusy.
 """
 
@@ -48,7 +49,7 @@ from .database import (
     storable,
 )
 from .reading import Reads, Snapshot
-from .records import Attempt, AttemptState, CellRecord, Kind, NewRevision, Owner
+from .records import PRUNED, Attempt, AttemptState, CellRecord, Kind, NewRevision, Owner
 from .schema import AttemptRow, EventRow, SweepRow, UtcNow
 from .transactions import PATIENCE_S, Transactions
 from .upgrading import create_database, upgrade_store
@@ -186,6 +187,12 @@ class Store(Transactions, Reads):
             fence = self.write(partial(take, revision=revision, forget=forget))
             if fence is not None:
                 return fence
+
+    def extend_revision(self, name: str, fence: int, cells: Sequence[CellRecord], *, price: object = None) -> None:
+        """Adds cells to the newest revision of a sweep that the caller holds, after those that it lists, in one transaction that is
+        durable at its end; `price` takes the place of what the revision keeps as its forecast. Raises LostLease.
+        """
+        self.write(lambda session: sweeps.extend(session, name, fence, cells, price), durable=True)
 
     def renew_sweep(self, name: str, fence: int, lease_seconds: float) -> None:
         """Extends the lease from now. Raises LostLease when somebody else has taken the sweep since."""
@@ -344,6 +351,17 @@ class Store(Transactions, Reads):
             return True
 
         return self.write(work)
+
+    def mark_pruned(self, attempt_id: int, why: str) -> None:
+        """Notes of an interrupted attempt that it was ended early and its cell given up, durably; any other is left alone."""
+
+        def work(session: Session) -> None:
+            ended = update(AttemptRow).where(AttemptRow.id == attempt_id, AttemptRow.state == "interrupted")
+            if _changed(session, ended.values(failure=PRUNED, cause=storable(why))):
+                cell = session.scalar(select(AttemptRow.cell_id).where(AttemptRow.id == attempt_id))
+                tell(session, PRUNED, why, cell_id=cell, attempt_id=attempt_id)
+
+        self.write(work, durable=True)
 
     def forget_weights(self, attempt_id: int) -> None:
         """Notes that the kept weights of an attempt are gone, or are to go: it is on the disk when this returns."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import insert, select
+from sqlalchemy import func, insert, select
 from sqlalchemy.orm import Session
 
-from ..errors import SweepReadOnly, SweepUnknown
+from .. import forecast
+from ..errors import LostLease, SweepReadOnly, SweepUnknown
 from . import queries
 from .database import jsonable, upsert
 from .records import CellRecord, NewRevision, Owner
@@ -66,7 +67,10 @@ def take(
         return None
     _open(row)
     if revision is not None:
-        _launched_now(session, row)
+        if revision.beside is None:
+            _launched_now(session, row)
+        else:
+            row.launched_at = queries.sweep_row(session, revision.beside).launched_at - timedelta(milliseconds=1)
         record(session, row, revision)
     moment = queries.now(session)
     row.owner, row.owner_host, row.owner_pid, row.owner_started = owner.name, owner.host, owner.pid, owner.started
@@ -97,12 +101,13 @@ def record(session: Session, sweep: SweepRow, given: NewRevision) -> int:
     )
     listed = [(cell.id, dict(cell.axes)) for cell in given.cells]
     options = jsonable(dict(given.options))  # as it will be read back, so that a relaunch compares equal
-    same = newest is not None and newest.grid_text == given.grid_text and newest.options == options
+    asked = given.grid_text, forecast.without(options)
+    same = newest is not None and (newest.grid_text, forecast.without(newest.options)) == asked
     if newest is not None and same and queries.members(session, newest.id) == listed:
         return newest.number
     revision = _revision(session, sweep, newest.number + 1 if newest is not None else 1, given, options)
     if given.cells:
-        rows = [_cell_values(cell) | {"created_at": revision.created_at} for cell in given.cells]
+        rows = [cell_values(cell) | {"created_at": revision.created_at} for cell in given.cells]
         session.execute(upsert(session, CellRow, key=("id",), replace=False), rows)
         links = [
             {"revision_id": revision.id, "cell_id": cell, "position": position, "axes": axes}
@@ -110,6 +115,35 @@ def record(session: Session, sweep: SweepRow, given: NewRevision) -> int:
         ]
         session.execute(insert(RevisionCellRow), links)
     return revision.number
+
+
+def extend(session: Session, name: str, fence: int, cells: Sequence[CellRecord], price: object) -> None:
+    """See Store.extend_revision."""
+    row = _held_still(session, name)
+    if row.fence != fence or row.owner is None:
+        raise LostLease(f"sweep {name!r} was taken over by another supervisor; this one has to stop")
+    newest = append(session, row.id, cells)
+    if price is not None:
+        newest.options = dict(newest.options) | {forecast.OPTION: jsonable(price)}
+
+
+def append(session: Session, sweep_id: int, cells: Sequence[CellRecord]) -> RevisionRow:
+    """Adds to the sweep's newest revision, after all others, those of these cells that it does not list; returns the revision."""
+    newest = queries.revision_row(session, sweep_id)
+    listed = {cell for cell, _ in queries.members(session, newest.id)}
+    further = [cell for cell in cells if cell.id not in listed]
+    if further:
+        moment = queries.now(session)
+        values = [cell_values(cell) | {"created_at": moment} for cell in further]
+        session.execute(upsert(session, CellRow, key=("id",), replace=False), values)
+        places = select(func.max(RevisionCellRow.position)).where(RevisionCellRow.revision_id == newest.id)
+        last = session.scalar(places)
+        links = [
+            {"revision_id": newest.id, "cell_id": cell.id, "position": position, "axes": dict(cell.axes)}
+            for position, cell in enumerate(further, 0 if last is None else last + 1)
+        ]
+        session.execute(insert(RevisionCellRow), links)
+    return newest
 
 
 def _revision(
@@ -179,6 +213,7 @@ def _launched_now(session: Session, row: SweepRow) -> None:
     session.flush()
 
 
-def _cell_values(cell: CellRecord) -> dict[str, Any]:
+def cell_values(cell: CellRecord) -> dict[str, Any]:
+    """The columns of the table `cell`, but for the moment."""
     values = {"id": cell.id, "slug": cell.slug, "seed": cell.seed, "config": dict(cell.config)}
     return values | {"tokens_total": cell.tokens} | dict(cell.levels)

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from ...kernels.choice import version
+from ..config import TrainConfig
 from ..machine.hardware import no_gpu
-
-if TYPE_CHECKING:
-    pass
-
 
 WORKSPACE = ":4096:8"
 """What cuBLAS needs to give the same bits each time."""
@@ -35,6 +31,11 @@ def choose_device(gpus: float) -> torch.device:
         # one that takes more fails itself, rather than its neighbour
         torch.cuda.set_per_process_memory_fraction(gpus)
     return torch.device("cuda", torch.cuda.current_device())
+
+
+def activations_dtype(config: TrainConfig, device: torch.device) -> torch.dtype:
+    """What `train.activations` means on this device."""
+    return {"bfloat16": torch.bfloat16, "float32": torch.float32}[config.activations_on(cuda=device.type == "cuda")]
 
 
 def repeat_exactly() -> None:

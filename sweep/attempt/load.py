@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,6 +62,40 @@ class Trained:
     cell: str
     """The cell's id."""
     slug: str
+
+    def generate(
+        self,
+        prompt: str = "",
+        *,
+        tokens: int = 256,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        full_context: bool = False,
+    ) -> Iterator[str]:
+        """How the model goes on with a prompt, piece by piece: at most `tokens` tokens, and none behind the end of the text.
+
+            print("".join(trained.generate("def main(", tokens=64)))
+
+        The prompt stands behind the end-of-text token, as a document does in training. Temperature 0 takes the most probable
+        token; `top_p` draws from the fewest tokens that together have that probability. The same arguments give the same text
+        on the same machine. With `full_context` a network that was trained with a window reads without it, as probes do.
+
+        Raises SamplingError for numbers out of range, a prompt that the tokenizer has no tokens for, and a text longer than the
+        network has positions for.
+        """
+        from .writing import pieces
+
+        return pieces(
+            self.model,
+            self.tokenizer,
+            prompt,
+            tokens=tokens,
+            temperature=temperature,
+            top_p=top_p,
+            seed=seed,
+            full_context=full_context,
+        )
 
 
 def kept(store: Store, asked: str, runs: Path, sweep: str | None = None) -> Kept:
@@ -219,15 +253,13 @@ def _device(name: str) -> torch.device:
 
 
 def _built(found: Kept, runs: Path, device: torch.device) -> Trained:
-    import torch
-
     from ...model.backbone import build
     from ..checkpoints import checkpoint
+    from .device import activations_dtype
 
     config = found.cell.config
     tokenizer = verified(runs / "corpora", config.data.fingerprint or "").load_tokenizer()
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    model = build(config.model, seed=config.seed, device=device, dtype=dtype)
+    model = build(config.model, seed=config.seed, device=device, dtype=activations_dtype(config.train, device))
     checkpoint.load_weights(storage.resolve(runs, found.weights), model)
     model.eval()
     return Trained(model, tokenizer, config, found.cell.id, found.cell.slug)

@@ -72,10 +72,11 @@ def _attempt(job: Job, runs: Path, writer: AttemptWriter, stop: StopFlag) -> int
     finish = partial(_finish, writer, began)
     # torch only now: the attempt is registered before its long import, and can be stopped during it
     from ..training.loop import Diverged, Stopped
+    from .external import External
     from .runner import Work
 
     try:
-        work = Work(job, runs, writer, stop)
+        work = (External if job.kind == "external" else Work)(job, runs, writer, stop)
         work.run(began)
         finish("done", exit_code=0, weights=work.weights)
     except Stopped:

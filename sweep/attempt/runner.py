@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Mapping
-from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,43 +12,31 @@ import torch
 
 from ...kernels.choice import use_plain_torch
 from ...model.backbone import Backbone, build
-from ...results.metrics import PEAK_MEMORY
 from ...results.store.records import CurvePoint, Measurement
 from ...results.store.writer import AttemptWriter
 from ..checkpoints import checkpoint, storage
-from ..config import CellConfig
 from ..data.batches import training_batches
 from ..data.corpora import Corpus, open_corpus
-from ..grid.plugins import load_plugin, plugin_of
-from ..machine.hardware import peak_resident, reset_peak_resident
-from ..probes import PROBES, bound
-from ..probes.measure import measure
 from ..probes.perplexity import stream_loss
-from ..probes.subject import Subject, evaluating
+from ..probes.subject import Network, evaluating
 from ..training import flops
-from ..training.loop import Pending, Point, Stopped, Trainer
+from ..training.loop import Pending, Point, Trainer
 from ..training.optimizers import Optimizers
 from . import provenance
-from .device import choose_device, repeat_exactly, share_compiled
+from .device import activations_dtype, choose_device, repeat_exactly, share_compiled
 from .job import Job
 from .log import say, told
+from .probing import Probing
 
 if TYPE_CHECKING:
     from .stop import StopFlag
 
-HEARTBEAT_S = 5.0
 
-
-class Work:
-    """Runs one job. `weights` is the address of the kept weights, as the database holds it, once there are any."""
+class Work(Probing):
+    """Runs one job of a network of ours."""
 
     def __init__(self, job: Job, runs: Path, recorder: AttemptWriter, stop: StopFlag) -> None:
-        self.job, self.runs, self.stop = job, runs, stop
-        self.recorder = recorder
-        self.weights: str | None = None
-        for plugin in job.config["plugins"]:
-            load_plugin(Path(plugin["path"]), plugin["sha256"])
-        self.config = CellConfig.model_validate(job.config)
+        super().__init__(job, runs, recorder, stop)
         self.home = storage.home(self.config.checkpoint.path, job.folder)
         """Where checkpoints and weights go, as the database says it."""
         self._place = storage.resolve(runs, self.home)
@@ -58,7 +44,7 @@ class Work:
         """Places of earlier attempts that may hold checkpoints, newest first."""
         self._source = ("", "")
         """Place and name of the checkpoint that this attempt went on from."""
-        self._saved = self._heard = time.monotonic()
+        self._saved = time.monotonic()
 
     def run(self, began: float) -> None:
         """Trains or loads, then probes. Raises Stopped, Diverged, LostLease and whatever goes wrong."""
@@ -71,9 +57,9 @@ class Work:
             self._claim()
         device = choose_device(config.resources.gpus)
         corpus = open_corpus(self.runs / "corpora", config.data.fingerprint or "")
-        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        dtype = activations_dtype(config.train, device)
         model = build(config.model, seed=config.seed, device=device, dtype=dtype)
-        subject = Subject(model, corpus.load_tokenizer(), corpus, config, device, self._leave_if_asked)
+        subject = Network(model, corpus.load_tokenizer(), corpus, config, device, self.leave_if_asked)
         if self.job.kind == "train" and config.train.compile and device.type == "cuda":
             share_compiled(device)
             model.compile_blocks()
@@ -103,13 +89,14 @@ class Work:
             assert self.job.weights is not None
             checkpoint.load_weights(storage.resolve(self.runs, self.job.weights), model)
             say(f"weights from {self.job.weights}")
-        self._leave_if_asked()
-        self._probe(subject)
+        self.leave_if_asked()
+        with evaluating(subject.model):
+            self.probe(subject)
         if self.job.kind == "train":
             self._keep()
         self.recorder.neighbours()
 
-    def _introduce(self, subject: Subject, dtype: torch.dtype, kernels: Mapping[str, str]) -> None:
+    def _introduce(self, subject: Network, dtype: torch.dtype, kernels: Mapping[str, str]) -> None:
         """The first line of the log: which cell, on what, and how."""
         cuda = subject.device.type == "cuda"
         where = torch.cuda.get_device_name(subject.device) if cuda else f"CPU ({torch.get_num_threads()} threads)"
@@ -124,7 +111,7 @@ class Work:
 
     # --- training -------------------------------------------------------------------------------------------------
 
-    def _train(self, subject: Subject) -> None:
+    def _train(self, subject: Network) -> None:
         config, model = self.config, subject.model
         trainer = Trainer(
             model=model,
@@ -149,7 +136,7 @@ class Work:
         # The finished state, so that an attempt that dies while probing does not train again.
         self.save(trainer.step, trainer.step * config.train.batch_tokens, trainer.wall_s)
 
-    def _validate(self, subject: Subject) -> float:
+    def _validate(self, subject: Network) -> float:
         with evaluating(subject.model):
             return stream_loss(subject, full_context=False)[0]
 
@@ -243,7 +230,9 @@ class Work:
 
     def _peak(self) -> float | None:
         device = self._subject.device
-        return flops.peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+        if device.type != "cuda" or self._model.dtype != torch.bfloat16:  # the peaks are those of bfloat16
+            return None
+        return flops.peak_flops(torch.cuda.get_device_name(device))
 
     def _mfu(self, tokens_per_s: float) -> tuple[float | None, float | None]:
         model, seq_len = self._model.config, self.config.train.seq_len
@@ -257,7 +246,7 @@ class Work:
         """Share of the training targets that the loss is of."""
         return self._subject.corpus.marked_share if self.config.train.loss_on == "marked" else 1.0
 
-    def _throughput(self, subject: Subject) -> None:
+    def _throughput(self, subject: Network) -> None:
         """Speed over the last validation interval, validation excluded, as the paper reports it."""
         last = self.recorder.last_point()
         if last is None or last.tokens_per_s is None:
@@ -295,68 +284,6 @@ class Work:
             ]
         )
 
-    def _probe(self, subject: Subject) -> None:
-        self.recorder.progress(self.config.train.steps, self.config.train.steps, phase="probing")
-        with evaluating(subject.model):
-            for name, group in groupby(sorted(self.job.missing), key=lambda item: item[0]):
-                began, lengths = time.perf_counter(), [length for _, length in group]
-                for length in lengths:
-                    self._probe_at(subject, name, length)
-                    self._leave_if_asked()
-                at = (
-                    f" at {', '.join(f'{length:,}' for length in lengths)} tokens"
-                    if bound(name, self.config).by_length
-                    else ""
-                )
-                say(f"probe {name}{at}: {time.perf_counter() - began:.1f} s")
-
-    def _probe_at(self, subject: Subject, name: str, length: int) -> None:
-        """Records what the probe found at that length, and the peak memory that it took, if the system tells.
-
-        On CUDA that is what torch allocated, weights included, on the CPU the resident memory of the whole process.
-        """
-        probe = bound(name, subject.config)
-        cuda = subject.device.type == "cuda"
-        if cuda:
-            torch.cuda.reset_peak_memory_stats(subject.device)
-        resident = not cuda and reset_peak_resident()
-        started = time.perf_counter()
-        try:
-            results = list(measure(name, subject, [length]))
-        except (RuntimeError, MemoryError) as error:
-            if not _out_of_memory(error):
-                raise
-            reason = f"oom: {(str(error) or type(error).__name__).splitlines()[0]}"
-            results = [([probe.missing(reason, length)], [])]
-        seconds = time.perf_counter() - started
-        peak = torch.cuda.max_memory_allocated(subject.device) if cuda else peak_resident() if resident else None
-        measured = [one for some, _ in results for one in some]
-        if peak is not None and probe.by_length:
-            # A length without a single number has no peak either, and for the same reason.
-            why = measured[0].reason if all(one.value is None for one in measured) else None
-            value = None if why else float(peak)
-            measured.append(
-                Measurement(probe=name, metric=PEAK_MEMORY, length=length, value=value, unit="bytes", reason=why)
-            )
-        self.recorder.examples([example for _, some in results for example in some])
-        source = plugin_of(PROBES, name, self.config.plugins)
-        self.recorder.measurements(
-            [
-                replace(
-                    one, seconds=seconds, peak_memory=peak, source=source, description=probe.description(one.metric)
-                )
-                for one in measured
-            ]
-        )
-
-    def _leave_if_asked(self) -> None:
-        """Between two pieces of a measurement: leaves if asked to, else says from time to time that it goes on."""
-        if self.stop.set:
-            raise Stopped
-        if time.monotonic() - self._heard >= HEARTBEAT_S:
-            self._heard = time.monotonic()
-            self.recorder.heartbeat()
-
     def _keep(self) -> None:
         """Leaves the weights on disk if the config says so."""
         if self.config.checkpoint.keep != "nothing":
@@ -372,11 +299,6 @@ class Work:
             except storage.StorageError as error:
                 # the numbers stand, so this is only told
                 self.recorder.event("storage", f"checkpoints were left behind: {error}")
-
-
-def _out_of_memory(error: RuntimeError | MemoryError) -> bool:
-    """Whether memory ran out: on the GPU, in Python or numpy, or in torch's allocator of the CPU."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def count(model: Backbone) -> int:

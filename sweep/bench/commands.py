@@ -67,6 +67,40 @@ def bench_train(
     )
 
 
+@bench_app.command("decode")
+def bench_decode(
+    cells: Annotated[
+        list[str] | None, typer.Argument(metavar="CELL", help="Slugs of cells of the grid, without their seed.")
+    ] = None,
+    grid: Annotated[str, typer.Option("--grid", metavar="GRID", help="Grid that the cells belong to.")] = "full",
+    texts: Annotated[
+        list[int] | None,
+        typer.Option("--texts", metavar="N", min=1, help="Texts at a time, instead of 1, 8, 64, 512; repeatable."),
+    ] = None,
+    context: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--context", metavar="TOKENS", min=1, help="Tokens behind each, instead of 512, 4096, 65536; repeatable."
+        ),
+    ] = None,
+    rounds: Rounds = 3,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Time writing, token by token, with random weights, beside what reading the bytes would take.
+
+    \b
+    Example:
+      atma-sweep bench decode polar-baseline-d0-m1-w0 --texts 512 --context 512
+    """
+    from . import decode, report, train
+
+    report.check_place(out)
+    chosen = train.choose(grid, cells or [], [])
+    sizes = texts or decode.BATCHES, context or decode.CONTEXTS
+    report.show(decode, lambda device, tell: decode.run(chosen, device, *sizes, rounds=rounds, tell=tell), out, as_json)
+
+
 @bench_app.command("scale")
 def bench_scale(
     cells: Annotated[int, typer.Option("--cells", metavar="N", min=1, help="How many cells, about.")] = 10_000,

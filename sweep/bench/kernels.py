@@ -19,7 +19,7 @@ from ...kernels.cross_entropy import cross_entropy
 from ...kernels.gated_delta import gated_delta
 from ...results.text import choice
 from ..errors import SweepError
-from . import gated
+from . import gated, memories
 from .ceilings import Ceilings, Timing, ceilings, interleaved, recorded
 
 H, J, D = 8, 2, 128
@@ -27,8 +27,8 @@ H, J, D = 8, 2, 128
 WIDTH, VOCABULARY = 1024, 50304
 TOKENS = 16 * 2048
 OPS = (
-    "polar", "softmax", "forgetting", "wall_head", "wall_kv", "threshold", "gated_delta", "gated_conv", "canon",
-    "cross_entropy", "polar_distractor",
+    "polar", "softmax", "forgetting", "wall_head", "wall_kv", "threshold", "gated_delta", *memories.OPS, "gated_conv",
+    "canon", "cross_entropy", "polar_distractor",
 )  # fmt: skip
 NAIVE = "torch"
 """The variant that is torch's own operations one by one."""
@@ -212,6 +212,9 @@ def _all(device: torch.device, selected: Sequence[str]) -> Iterator[Case]:
     for b, t in ((16, 2048), (1, 16384)):
         yield from _gated_attention(made, b, t, selected)
     yield _gated_delta(made)
+    for op in memories.OPS:
+        if not selected or op in selected:
+            yield _memory(made, op)
     yield from _convolutions(made)
     yield _cross_entropy(made)
     yield _polar_distractor(made)
@@ -313,6 +316,19 @@ def _gated_delta(made: _Inputs) -> Case:
         TOKENS * H * D * (4 * D + 6 * 64), 2 * TOKENS * D * (2 * H + 2 * J), 2.5,
         rival="fla" if "fla" in names else None,
     )  # fmt: skip
+
+
+def _memory(made: _Inputs, op: str) -> Case:
+    """A memory by fla where there is one, and by torch's operations, compiled or one by one."""
+
+    def inputs() -> list[Tensor]:
+        logits = [torch.randn(16, 2048, *shape, device=made.device) for shape in memories.rates(op, H, D)]
+        return [*made.qkv(16, 2048), *(x.requires_grad_() for x in logits)]
+
+    found = memories.variants(op, made.device, D)
+    rival = next((name for name in (gated.FLA, NAIVE) if name in found), None)
+    moved = 2.0 * TOKENS * D * (2 * H + 2 * J)
+    return Case(op, "B16 T2048", inputs, found, TOKENS * H * memories.flops(op, D), moved, 2.5, rival)
 
 
 def _convolutions(made: _Inputs) -> Iterator[Case]:

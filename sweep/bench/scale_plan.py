@@ -1,4 +1,4 @@
-"""How `launch --dry-run` grows with a grid: seconds and peak memory of the whole command, its start included."""
+"""How `launch --dry-run` and `plan` grow with a grid: seconds and peak memory of the whole command, its start included."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_LEVELS = 250
 
 
 def dry_runs(cells: int, folder: Path) -> Iterator[tuple[str, float, str]]:
-    """(what, value, unit) for about that many cells, and for ten times as many. No database, nothing prepared."""
+    """(what, value, unit) for about that many cells, and of a dry run for ten times as many. No database, nothing prepared."""
     for wanted in (cells, 10 * cells):
         rates = min(MOST_LEVELS, max(1, round(wanted / COMBINATIONS)))
         seeds = max(1, round(wanted / COMBINATIONS / rates))
@@ -38,3 +38,6 @@ def dry_runs(cells: int, folder: Path) -> Iterator[tuple[str, float, str]]:
         took = used(command, folder)
         yield f"dry run of {made:,} cells, with its start", took.wall, "s"
         yield "memory that it takes at most", took.memory / MIB, "MiB"
+        if wanted == cells:
+            took = used([*OURS, "plan", str(file), "--cells", str(made)], folder)
+            yield f"plan of {made:,} cells with its price, with its start", took.wall, "s"

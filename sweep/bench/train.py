@@ -15,7 +15,7 @@ import torch
 
 from ...kernels.choice import use_plain_torch
 from ...model.backbone import Backbone, build
-from ..attempt.device import WORKSPACE
+from ..attempt.device import WORKSPACE, activations_dtype
 from ..config import TrainConfig
 from ..data.batches import Batches
 from ..errors import GridError
@@ -120,26 +120,36 @@ class _Silent:
 
 
 class Runner:
-    """One cell, built and warmed up, whose steps can be timed."""
+    """One cell, built and warmed up, whose steps can be timed; on a GPU or on the CPU."""
 
     def __init__(self, cell: Cell, device: torch.device) -> None:
-        self.cell = cell
+        self.cell, self.device = cell, device
+        self.cuda = device.type == "cuda"
         config = cell.config
         self._as_launched()
-        before = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device) if self.cuda else 0
+        if self.cuda:
+            torch.cuda.reset_peak_memory_stats(device)
         began = time.perf_counter()
-        self.model = build(config.model, seed=config.seed, device=device, dtype=torch.bfloat16)
+        self.model = build(config.model, seed=config.seed, device=device, dtype=activations_dtype(config.train, device))
         self.trainer = _trainer(self.model, config.train, config.seed, device)
-        if config.train.compile:
+        if config.train.compile and self.cuda:
             self.model.compile_blocks()
+        self.wait()
+        self.built = time.perf_counter() - began
+        """Seconds until the network was there."""
         self.step = 0
         self.advance()
-        torch.cuda.synchronize(device)
+        self.wait()
         self.first_step = time.perf_counter() - began
         self.advance()
-        torch.cuda.synchronize(device)
-        self.peak = torch.cuda.max_memory_allocated(device) - before
+        self.wait()
+        self.peak = torch.cuda.max_memory_allocated(device) - before if self.cuda else 0
+
+    def wait(self) -> None:
+        """Until the device has done what it was given; the CPU always has."""
+        if self.cuda:
+            torch.cuda.synchronize(self.device)
 
     def _as_launched(self) -> None:
         """Kernels and exactness as the cell asks for them; both are the process's, and other cells take turns with it."""
@@ -159,11 +169,11 @@ class Runner:
         optimizers = self.trainer.optimizers
         for p in optimizers.parameters:
             p.grad = torch.ones_like(p)
-        torch.cuda.synchronize()
+        self.wait()
         began = time.perf_counter()
         torch.nn.utils.clip_grad_norm_(optimizers.parameters, 1.0)
         optimizers.step(0.0)
-        torch.cuda.synchronize()
+        self.wait()
         return time.perf_counter() - began
 
     def profile(self) -> dict[str, float]:

@@ -46,7 +46,7 @@ def export(
         typer.Option(
             "--to",
             metavar="FORMAT",
-            help="Not a bundle but a table (csv, jsonl, parquet), or a folder (tensorboard, wandb).",
+            help="Not a bundle but a table (csv, jsonl, parquet), a folder (tensorboard, wandb, mlflow), or a study (optuna).",
         ),
     ] = None,
     what: Annotated[
@@ -63,7 +63,9 @@ def export(
 ) -> None:
     """Write a sweep into one file (a bundle) that import takes in elsewhere, or into files of another program.
 
-    --to tensorboard and wandb write curves and measurements, one run a cell, offline, and need the extra "exporters".
+    --to tensorboard, wandb and mlflow write curves and measurements, one run a cell, offline; the first two need the extra
+    "exporters". MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri FOLDER shows the last. --to optuna writes a study's
+    trials as a database of Optuna's, which optuna-dashboard sqlite:///FILE opens.
 
     \b
     Example:
@@ -74,7 +76,7 @@ def export(
 
     from ...results.exchange.exporting import export_sweep
     from ...results.exchange.tables import ENDINGS, export_table
-    from ...results.exchange.trackers import TRACKERS
+    from ...results.exchange.trackers import IN_FILES, TRACKERS
     from ...results.files import format_of, is_standard
     from ...results.names import file_name
     from ...results.paper import open_with_published
@@ -93,11 +95,12 @@ def export(
         raise StoreError("--with-weights goes into a bundle, not into a table; leave --to out, and end --out in .zip")
     if kind in TRACKERS:
         if what is not None:
-            raise StoreError(f"--to {kind} takes curves and measurements; leave --what out")
-        folder = out or Path(f"{plain}-{kind}")
-        count = TRACKERS[kind](store, name, folder)
-        told: Any = {"sweep": name, "folder": folder, "cells": count}
-        line = f"{folder}: {count} cells of sweep {name}"
+            raise StoreError(f"--to {kind} takes all that it can show; leave --what out")
+        place = out or Path(f"{plain}-{kind}{IN_FILES.get(kind, '')}")
+        count = TRACKERS[kind](store, name, place)
+        form, what_of = ("file", "trials") if kind in IN_FILES else ("folder", "cells")
+        told: Any = {"sweep": name, form: place, what_of: count}
+        line = f"{place}: {count} {what_of} of sweep {name}"
     elif kind == "bundle":
         if what is not None:
             raise StoreError("a bundle holds every table; leave --what out, or name a table's format with --to")

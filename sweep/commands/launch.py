@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -14,11 +14,17 @@ from ...results.options import print_json, runs_folder
 from ...results.store.store import Store, StoreMissing, open_store
 from ...results.text import say
 from ..errors import SweepError
-from ..grid.grid import load_grid
-from ..plan import corpora
+from ..grid.grid import Grid, load_grid
+from ..plan import corpora, designs, place, price, stops, told
+from ..plan.budget import hours_of, rate_of
 from ..plan.planner import Plan
+from ..plan.price import Bill
+from ..plan.stops import Outlook
+from ..plan.studies import space_of
 from ..run import launch, progress
 from ..run.launch import Outcome, Request
+from ..run.notify import checked
+from . import tuning
 from .prepare import Preparing
 
 
@@ -40,6 +46,10 @@ class Asked:
     """Cells that the grid may have."""
     runs: Path | None
     db: str | None
+    notify: str | None = None
+    """Web address that is told of the end."""
+    budget: str | None = None
+    rate: str | None = None
 
 
 def carry_out(asked: Asked, *, dry_run: bool, as_json: bool) -> bool:
@@ -49,32 +59,59 @@ def carry_out(asked: Asked, *, dry_run: bool, as_json: bool) -> bool:
     console = progress.Terminal(stderr=as_json, soft_wrap=True)
     request, remarks = requested(asked, console, dry=dry_run)
     if dry_run:
-        show_plan(launch.plan(request, _store_if_any(asked.db)), request.grid.name, remarks, as_json)
+        known = store_if_any(asked.db)
+        request, studies, lines = tuning.planned(request, known)
+        request = launch.seeded(request, known)
+        remarks = [*remarks, *lines, *designs.told(request.grid, request.cells, known)]
+        made = launch.plan(request, known)
+        made = made if studies is None else replace(made, before=list(studies.parts.values()))
+        prices = place.prices(request.like, request.runs, known)
+
+        def billed(plan: Plan) -> Bill:
+            return price.bill(plan, prices, gpus=place.gpus_here(), rate=rate_of(asked.rate))
+
+        outlook = stops.outlook(
+            request.grid, request.cells, known, lambda cells: billed(launch.plan(replace(request, cells=cells), known))
+        )
+        show_plan(made, request.grid, remarks, billed(made.with_proposals()), outlook, as_json)
         return True
     store = open_store(asked.db, create=True)
     make_folder(request.runs, "--runs", parents=True)
+    if asked.detach and request.grid.tune is not None:
+        raise SweepError("a launch with tune stays until its studies are made; leave --detach out")
     if asked.detach:
         leave(request, store, console, as_json)
         return True
-    outcome = stay(request, store, console)
+    ready = tuning.carried_out(request, store, console, stay)
+    if ready is None:
+        return False
+    outcome = stay(ready, store, console)
     show_outcome(outcome, request.grid.name, console, as_json)
     return outcome.finished
 
 
 def requested(asked: Asked, console: Console, *, dry: bool) -> tuple[Request, list[str]]:
     """The launch, its text prepared where it lies on this machine, and remarks; a dry run prepares nothing."""
+    listener = checked(asked.notify) if asked.notify is not None else None
+    hours = hours_of(asked.budget, rate_of(asked.rate)) if asked.budget is not None else None
     grid = load_grid(asked.grid, sets=asked.sets, rename=asked.name, most=asked.most)
     runs = runs_folder(asked.runs, asked.db, write=not dry)
     with Preparing(console, "text") as tell:
         cells, remarks = corpora.expand(grid, runs / "corpora", dry=dry, tell=tell)
+    space = space_of(grid, cells, runs / "corpora")
+    if space is not None and (asked.only or hours is not None):
+        raise SweepError(
+            f"{'--only' if asked.only else '--budget'} chooses among cells of a factorial; a study makes its trials one by one"
+        )
     request = Request(
-        grid=grid, cells=cells, runs=runs, executor=asked.executor, address=asked.address,
-        only=asked.only, retrain=asked.retrain, code=asked.code,
+        grid=grid, cells=cells if space is None else [], space=space, runs=runs, executor=asked.executor, address=asked.address,
+        only=asked.only, retrain=asked.retrain, code=asked.code, notify=listener, budget=hours,
     )  # fmt: skip
     return request, remarks
 
 
-def _store_if_any(db: str | None) -> Store | None:
+def store_if_any(db: str | None) -> Store | None:
+    """The database, None where there is none yet."""
     try:
         return open_store(db)
     except StoreMissing:
@@ -102,14 +139,17 @@ def stay(request: Request, store: Store, console: Console) -> Outcome:
     def planned(plan: Plan) -> None:
         for line in progress.describe_plan(plan, request.grid.name):
             tell(line)
-        screen.expect(len(plan.tasks))
+        screen.expect(plan.expected)
 
-    with progress.Display(console, len(request.cells)) as screen:
+    for line in designs.told(request.grid, launch.seeded(request, store).cells, store):
+        tell(line)
+    with progress.Display(console, request.most) as screen:
         return launch.run(request, store, screen, planned=planned, tell=tell)
 
 
-def show_plan(plan: Plan, sweep: str, remarks: list[str], as_json: bool) -> None:
+def show_plan(plan: Plan, grid: Grid, remarks: list[str], bill: Bill, outlook: Outlook | None, as_json: bool) -> None:
     """What a launch would do: every cell and how it stands, then the sum."""
+    sweep = grid.name
     if as_json:
         rows = [
             {
@@ -131,6 +171,10 @@ def show_plan(plan: Plan, sweep: str, remarks: list[str], as_json: bool) -> None
                 "to_evaluate": [task.cell.id for task in plan.evaluating],
                 "tokens": plan.tokens,
                 **(plan.disk.as_json() if plan.disk is not None else {}),
+                **({"study": plan.study.as_json()} if plan.study is not None else {}),
+                **({"design": grid.chosen.as_json()} if grid.chosen is not None else {}),
+                **stops.as_json(outlook),
+                "price": price.as_json(bill),
                 "remarks": remarks,
             }
         )
@@ -138,17 +182,27 @@ def show_plan(plan: Plan, sweep: str, remarks: list[str], as_json: bool) -> None
     lines = (f"{cell.id}  {plan.standings[cell.id]:<12} {cell.slug}" for cell in plan.cells)
     while part := list(itertools.islice(lines, 1000)):  # the terminal is told once, not a hundred thousand times
         say("\n".join(part))
-    say("\n".join(progress.describe_plan(plan, sweep, remarks)))
+    stop = outlook.told() if outlook is not None else []
+    say("\n".join([*progress.describe_plan(plan, sweep), told.short(bill), *stop, *remarks]))
 
 
 def show_outcome(outcome: Outcome, sweep: str, console: Console, as_json: bool) -> None:
     """Where the cells stand after a launch, and what comes next."""
     counts = {word: count for word, count in sorted(outcome.standings.items()) if count}
     if as_json:
-        print_json({"sweep": sweep, "counts": counts, "finished": outcome.finished})
+        print_json(
+            {"sweep": sweep, "counts": counts, "finished": outcome.finished, "left": list(outcome.left)}
+            | ({"stop": list(outcome.stop)} if outcome.stop else {})
+            | ({"study": outcome.study.as_json()} if outcome.study is not None else {})
+        )
         return
     words = ", ".join(f"{count} {word}" for word, count in counts.items())
+    table = "study" if outcome.study is not None else "6"
     rest = (
-        "atma-sweep report --table 6" if outcome.finished else "atma-sweep status tells why; launch again to continue"
+        f"atma-sweep report --table {table}"
+        if outcome.finished
+        else "atma-sweep status tells why; launch again to continue"
     )
+    for line in [*outcome.left, *(outcome.study.best() if outcome.study is not None else [])]:
+        console.print(line, highlight=False, markup=False)
     console.print(f"{sweep}: {words}. Next: {rest}", highlight=False, markup=False)

@@ -8,11 +8,35 @@ import typer
 
 from ..scheduler.registry import EXECUTORS
 
+GridName = Annotated[
+    str, typer.Argument(metavar="GRID", help="Grid file, or the name of a shipped grid such as quick.")
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="PATH=VALUE", help="Change a setting of every cell; needs --name; repeatable."),
+]
+Name = Annotated[
+    str | None, typer.Option("--name", metavar="NAME", help="Name of the sweep, instead of the grid's own.")
+]
 Executor = Annotated[
     str,
     typer.Option(
         "--executor",
         metavar="|".join(EXECUTORS),
         help="Where attempts run. " + "; ".join(f"{name}: {kind.words}" for name, kind in EXECUTORS.items()) + ".",
+    ),
+]
+Rate = Annotated[
+    str | None,
+    typer.Option(
+        "--rate", metavar="MONEY/h", help="Price of a GPU-hour, or of a core-hour on the CPU, such as 2.50/h."
+    ),
+]
+Budget = Annotated[
+    str | None,
+    typer.Option(
+        "--budget",
+        metavar="HOURS",
+        help="GPU-hours, or core-hours on the CPU, that the grid's cells may have cost after this launch, such as 40h; with --rate also money, such as 100$.",
     ),
 ]

@@ -12,6 +12,7 @@ from ..checkpoints.seal import sha256
 from ..config import CellConfig
 from ..data import corpora
 from ..grid.cell import possible_ids
+from ..openweight import config as openweight
 from ..scheduler import source_snapshot
 
 
@@ -21,6 +22,8 @@ def identify(config: Any, claimed: str) -> str:
     No plugin is loaded for it.
     """
     found = ""
+    if openweight.KEY in config:
+        return openweight.id_of_stored(config)
     for found in possible_ids(CellConfig.model_validate(config)):
         if found == claimed:
             break

@@ -18,6 +18,7 @@ CORPORA: Registry[type[CorpusKind]] = Registry("corpus", __name__.rpartition("."
     "finepdfs": "known.finepdfs:FinePDFs",
     "wikitext-103": "known.wikitext_103:WikiText103",
     "flipflop": "known.flipflop:FlipFlop",
+    "mqar": "known.mqar:Mqar",
 })  # fmt: skip
 
 register_corpus = CORPORA.register

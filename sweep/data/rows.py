@@ -1,11 +1,16 @@
-"""Streams of tokens whose rows are worked out when they are read, so that nothing of them lies on a disk."""
+"""Streams of tokens whose rows are worked out when they are read, so that nothing of them lies on a disk.
+
+What is drawn are raw Philox numbers, which NumPy promises for ever: any row comes from its number alone.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -52,6 +57,71 @@ class Rows(ABC):
             end = np.full((len(starts), 1), self.first, dtype=self.dtype)
             return np.concatenate([found, end], 1)
         return np.take_along_axis(found, offsets[:, None] + np.arange(count), 1)
+
+
+class Drawn(Rows):
+    """Rows made of `draws` random numbers each; corpus, seed and split name the Philox key, the number of a row its counter."""
+
+    TOGETHER: ClassVar[int] = 1 << 21
+    """Numbers that are worked out at a time, which bounds memory."""
+
+    def __init__(self, rows: int, length: int, *, corpus: str, seed: int, split: str, draws: int) -> None:
+        super().__init__(rows, length)
+        digest = hashlib.sha256(f"{corpus}/{seed}/{split}".encode()).digest()
+        self._key = int.from_bytes(digest[:16], "big")
+        self._draws = draws
+        self._blocks = -(-draws // 4)  # a Philox block is four numbers
+
+    def made(self, numbers: np.ndarray) -> np.ndarray:
+        found = np.empty((len(numbers), self.length), dtype=self.dtype)
+        together = max(1, self.TOGETHER // self._draws)
+        for start in range(0, len(numbers), together):
+            part = slice(start, start + together)
+            self.fill(found[part], self._raw(numbers[part]))
+        return found
+
+    @abstractmethod
+    def fill(self, rows: np.ndarray, raw: np.ndarray) -> None:
+        """Writes the rows, uint16 [n, length], that follow from their numbers, uint64 [n, draws]."""
+
+    def _raw(self, numbers: np.ndarray) -> np.ndarray:
+        """uint64 [n, draws]."""
+        found = np.empty((len(numbers), 4 * self._blocks), dtype=np.uint64)
+        if not len(numbers):
+            return found[:, : self._draws]
+        bits = np.random.Philox(key=self._key)
+        state: Any = bits.state
+        # runs of one row after the other need one jump
+        runs = np.flatnonzero(np.diff(numbers, prepend=numbers[:1] - 2) != 1)
+        for start, end in zip(runs, [*runs[1:], len(numbers)], strict=True):
+            counter = int(numbers[start]) * self._blocks
+            state["state"]["counter"][:] = (counter, 0, 0, 0)
+            bits.state = state
+            found[start:end] = bits.random_raw(4 * self._blocks * int(end - start)).reshape(end - start, -1)
+        return found[:, : self._draws]
+
+
+class Marks(Rows):
+    """1 at the tokens of rows that count as targets, 0 elsewhere, as `which` tells of whole rows."""
+
+    first = 0
+
+    def __init__(self, of: Rows, which: Callable[[np.ndarray], np.ndarray]) -> None:
+        super().__init__(of.rows, of.length)
+        self._of, self._which = of, which
+
+    def made(self, numbers: np.ndarray) -> np.ndarray:
+        return self._which(self._of.made(numbers))
+
+
+def shares(raw: np.ndarray) -> np.ndarray:
+    """Uniform numbers in [0, 1), float64, from the upper 53 bits."""
+    return (raw >> np.uint64(11)) * 2.0**-53
+
+
+def entropy(probabilities: Iterable[float]) -> float:
+    """Of a distribution, in nats; what never comes adds nothing."""
+    return -sum(p * math.log(p) for p in probabilities if p > 0)
 
 
 Stream = np.ndarray | Rows

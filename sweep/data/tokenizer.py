@@ -119,6 +119,43 @@ class FlipFlopLetters:
         return None
 
 
+class Recall:
+    """The keys and values of associative recall, k0 to k511 and v0 to v510, and a blank, `_`, which also ends a text."""
+
+    name = "mqar"
+    KEYS, VALUES = 512, 511
+    vocabulary = 1 + KEYS + VALUES
+    eot = 0
+    dtype = np.uint16
+
+    def encode(self, text: str) -> TokenArray:
+        """Token ids of words between blanks, uint16. Raises TokenizerError for a word that is none of them."""
+        return np.array([self._token(word) for word in text.split()], dtype=np.uint16)
+
+    def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[TokenArray]:
+        """The same for many texts."""
+        return [self.encode(text) for text in texts]
+
+    def token_bytes(self, token: int) -> bytes:
+        """The word of a token and a blank behind it; empty for `eot`."""
+        word = f"k{token - 1}" if token <= self.KEYS else f"v{token - 1 - self.KEYS}"
+        return b"" if token == self.eot else f"{word} ".encode()
+
+    def save(self, folder: Path) -> str | None:
+        """Nothing is needed."""
+        return None
+
+    def _token(self, word: str) -> int:
+        if word == "_":
+            return self.eot
+        kind, number = word[:1], word[1:]
+        if kind in ("k", "v") and number.isdecimal() and int(number) < (self.KEYS if kind == "k" else self.VALUES):
+            return 1 + int(number) + (0 if kind == "k" else self.KEYS)
+        raise TokenizerError(
+            f"tokenizer mqar knows k0 to k{self.KEYS - 1}, v0 to v{self.VALUES - 1} and _, got {word!r}"
+        )
+
+
 class GPT2:
     """GPT-2's byte-pair encoding through tiktoken: from a given file, else from its cache, else downloaded."""
 
@@ -287,6 +324,7 @@ TOKENIZERS: dict[str, TokenizerSpec] = {
     "bytes": TokenizerSpec(Bytes.vocabulary, lambda file, end: Bytes()),
     "gpt2": TokenizerSpec(GPT2.vocabulary, lambda file, end: GPT2(file)),
     "json": TokenizerSpec(None, _json),
+    "mqar": TokenizerSpec(Recall.vocabulary, lambda file, end: Recall()),
     "flipflop": TokenizerSpec(FlipFlopLetters.vocabulary, lambda file, end: FlipFlopLetters()),
 }
 

@@ -62,7 +62,11 @@ class Expansion:
         plugins: tuple[Plugin, ...],
         fingerprint: Fingerprint,
         prepared: Lookup,
+        varied: str = "axes",
+        settled: Mapping[tuple[str, str], Mapping[str, Any]] | None = None,
     ) -> None:
+        """`varied`: the key of the file under which levels stand, by axis. `settled`: what a level sets besides, by axis and word."""
+        self._varied, self._settled = varied, settled or {}
         self._layers, self._command_line = layers, command_line
         self._document, self._seeds, self._plugins, self._fingerprint = document, seeds, plugins, fingerprint
         self._chain, self._prepared = named_corpus.Chain(layers, document.path), prepared
@@ -106,11 +110,13 @@ class Expansion:
         place = (line, name, repr(level))
         found = self._levels.get(place)
         if found is None:
-            where = line or self._document.line("axes", name)
-            key = f"{'include' if line else 'axes'}.{name}"
+            where = line or self._document.line(*self._varied.split("."), name)
+            key = f"{'include' if line else self._varied}.{name}"
             setting, layer = Setting(level, self._document.path, where, key), Layer()
             settings.add(layer, name, setting)
             word = axes.level_text(name, level)
+            for path, value in self._settled.get((name, word), {}).items():
+                settings.add(layer, path, Setting(value, self._document.path, self._document.line("tune"), "tune"))
             extra = None if name in axes.AXES else slug_part(name.rpartition(".")[2] + word)
             sections = tuple(dict.fromkeys(path.partition(".")[0] for path in layer))
             found = self._levels[place] = _Level(name, word, setting, layer, sections, extra)

@@ -6,15 +6,17 @@ import itertools
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ...results.contrasts import Contrast
 from ...results.names import short, why_not
+from ...results.stopping.rule import Rule
+from ...results.studies.search import Search
 from ..config import Plugin
 from ..errors import GridError
-from . import axes, contrasts, settings
+from . import axes, contrasts, designs, searching, settings, stopping, tuning
 from .axes import level_text
 from .cell import Cell
 from .expansion import Combination, Expansion, Fingerprint
@@ -36,6 +38,10 @@ GRID_KEYS = (
     "resources",
     "plugins",
     "contrasts",
+    "design",
+    "stop",
+    "search",
+    "tune",
 )
 BASE_KEYS = ("description", "extends", "set", "resources")
 MOST_CELLS = 20_000
@@ -62,21 +68,27 @@ class Grid:
     plugins: tuple[Plugin, ...] = ()
     contrasts: tuple[Contrast, ...] = ()
     """The differences that the sweep is launched to see; part of no cell."""
+    chosen: designs.Chosen | None = None
+    """The part of the combinations of `axes` that is launched; None: all."""
+    stop: Rule | None = None
+    """When seeds beyond `seeds` are enough; None: no others are added."""
+    search: Search | None = None
+    """The study whose trials are the cells; None: a factorial."""
+    tune: tuning.Tune | None = None
+    """The studies that go before the factorial; None: none do."""
+    tuned: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By level of the axis that is tuned: the settings that its cells have."""
+    part: str = ""
+    """Of a study that goes before a factorial: the level that it is for."""
 
     def expand(self, fingerprint: Fingerprint, prepared: Lookup = lambda name: None) -> list[Cell]:
         """All cells in grid order: axes in the order written, the last one fastest, seeds innermost.
 
-        `fingerprint` gives the hash of a corpus, `prepared` what was prepared under a name. Raises GridError.
+        Of a grid with `search`, which has no cells before they are proposed, those at the ends of its ranges. `fingerprint` gives the hash of a corpus, `prepared` what was prepared under a name. Raises GridError.
         """
-        expansion = Expansion(
-            self.layers,
-            self.command_line,
-            document=self.document,
-            seeds=self.seeds,
-            plugins=self.plugins,
-            fingerprint=fingerprint,
-            prepared=prepared,
-        )
+        expansion = self.expansion(fingerprint, prepared)
+        if self.search is not None:
+            return searching.ends(self.document, self.search, expansion, tuning.KEY if self.part else searching.KEY)
         cells: list[Cell] = []
         seen: dict[str, Cell] = {}
         for combination, line in self._combinations():
@@ -94,6 +106,42 @@ class Grid:
             contrasts.check_lengths(self.document, self.contrasts, cells)
         return cells
 
+    def expansion(self, fingerprint: Fingerprint, prepared: Lookup = lambda name: None) -> Expansion:
+        """What makes the cells of its combinations of levels, or of its trials."""
+        return Expansion(
+            self.layers,
+            self.command_line,
+            document=self.document,
+            seeds=self.seeds,
+            plugins=self.plugins,
+            fingerprint=fingerprint,
+            prepared=prepared,
+            varied="axes" if self.search is None else tuning.RANGES if self.part else searching.RANGES,
+            settled={(self.tune.per, word): set_ for word, set_ in self.tuned.items()} if self.tune else {},
+        )
+
+    def studies(self) -> dict[str, Grid]:
+        """By level of the axis that is tuned: the study of it, as a grid of its own."""
+        if self.tune is None:
+            return {}
+        found = {}
+        for word, level in self.tune.levels.items():
+            layer: Layer = {}
+            for axis, value in {self.tune.per: level, **self.tune.at}.items():
+                settings.add(layer, axis, Setting(value, self.document.path, self.tune.line, tuning.KEY))
+            found[word] = Grid(
+                name=self.tune.sweep(self.name, word),
+                description=f"Of {self.name}: {self.tune.per} {word}",
+                document=self.document,
+                axes={}, exclude=[], include=[], seeds=[*self.seeds][:1],
+                layers=[*self.layers, layer],
+                command_line=self.command_line,
+                plugins=self.plugins,
+                search=self.tune.search,
+                part=word,
+            )  # fmt: skip
+        return found
+
     def _same(self, first: Cell, second: Cell, line: int | None) -> GridError:
         """Two combinations that resolve to one cell; blames the include rule, else the first axis that differs."""
         names = [describe(cell.axes, cell.config.seed) for cell in (first, second)]
@@ -107,19 +155,36 @@ class Grid:
         if self.axes or not self.include:
             dropped = [{name: set(words) for name, words in rule.items()} for rule in self.exclude]
             texts = {name: [level_text(name, level) for level in levels] for name, levels in self.axes.items()}
+            taken = None if self.chosen is None else set(self.chosen.members.tolist())
+            place = 0
             for levels, words in zip(
                 itertools.product(*self.axes.values()), itertools.product(*texts.values()), strict=True
             ):
                 word = dict(zip(self.axes, words, strict=True)) if dropped else {}
                 if not any(all(word[name] in some for name, some in rule.items()) for rule in dropped):
-                    yield dict(zip(self.axes, levels, strict=True)), None
+                    if taken is None or place in taken:
+                        yield dict(zip(self.axes, levels, strict=True)), None
+                    place += 1
         for rule, line in self.include:
             for levels in itertools.product(*rule.values()):
                 yield dict(zip(rule, levels, strict=True)), line
 
+    def excluded(self) -> Iterator[tuple[int, dict[str, str]]]:
+        """The combinations that `exclude` drops, with the place of the first rule that does."""
+        if not self.exclude:
+            return
+        texts = {name: [level_text(name, level) for level in levels] for name, levels in self.axes.items()}
+        for words in itertools.product(*texts.values()):
+            word = dict(zip(texts, words, strict=True))
+            for index, rule in enumerate(self.exclude):
+                if all(word[name] in some for name, some in rule.items()):
+                    yield index, word
+                    break
+
     def check_size(self, most: int) -> None:
         """Counts the cells without making any, those that `exclude` drops too. Raises GridError for more than `most`."""
         seeds = self.seeds.stop if isinstance(self.seeds, range) else len(self.seeds)  # len() ends at 2**63
+        seeds = seeds if self.stop is None else self.stop.most
         factors = {f"axes.{name}": len(levels) for name, levels in self.axes.items()}
         crossed = math.prod(factors.values()) if self.axes or not self.include else 0
         included = sum(math.prod(map(len, rule.values())) for rule, _ in self.include)
@@ -176,6 +241,7 @@ def load_grid(
     if path is None:
         raise GridError(name, None, "", "no such grid file", shipped(), Path(name).stem)
     document = load(path)
+    searching.check_no_pruner(document)
     _check_keys(document, GRID_KEYS)
     # Plugins first: their mixers are levels that the rest of the file may name.
     plugins = tuple(_plugins(document))
@@ -204,8 +270,25 @@ def load_grid(
         plugins=plugins,
         contrasts=contrasts.read(document, _section(document, contrasts.KEY, list), _all_levels(found_axes, included)),
     )
-    grid.check_size(MOST_CELLS if most is None else most)
-    return grid
+    allowed = MOST_CELLS if most is None else most
+    grid.check_size(allowed)
+    if searching.KEY in document.data:
+        return replace(grid, search=searching.read(document, _section(document, searching.KEY, dict), grid.seeds))
+    if tuning.KEY in document.data:
+        asked = _section(document, tuning.KEY, dict)
+        grid = replace(grid, tune=tuning.read(document, asked, _all_levels(found_axes, included), grid.name))
+    if stopping.KEY in document.data:
+        known, asked = _all_levels(found_axes, included), _section(document, stopping.KEY, dict)
+        rule = stopping.read(document, asked, known, grid.seeds)
+        grid = replace(grid, stop=rule, contrasts=stopping.with_contrast(grid.contrasts, rule, known))
+        grid.check_size(allowed)
+    return replace(grid, chosen=_design(grid)) if designs.KEY in document.data else grid
+
+
+def _design(grid: Grid) -> designs.Chosen:
+    texts = {name: [level_text(name, level) for level in levels] for name, levels in grid.axes.items()}
+    asked = _section(grid.document, designs.KEY, dict)
+    return designs.read(grid.document, asked, grid.axes, grid.exclude, texts, grid.contrasts)
 
 
 def _check_keys(document: Document, allowed: Sequence[str]) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...results.designs.record import METHODS
 from ...results.names import NAME, RESERVED, RULE
+from ...results.stopping.rule import FIRST, MOST, MOST_SEEDS, SPENDINGS
 from ..config import FORMER, CellConfig
 from ..data.registry import every_kind
 from ..probes import PROBES
-from . import axes
+from . import axes, designs, searching, stopping
 from .grid import shipped
 from .settings import COMPUTED
 
@@ -136,6 +138,10 @@ def _properties(settings: dict[str, Any], resources: dict[str, Any]) -> dict[str
             "items": _contrast(),
             "description": "The differences that the sweep is launched to see: tested and corrected together; all else is exploratory.",
         },
+        "design": _design(),
+        "stop": _stop(),
+        "search": _search(),
+        "tune": _tune(),
         "set": {**settings, "description": "Settings of every cell, over those of the base."},
         "resources": resources,
         "plugins": {
@@ -143,6 +149,134 @@ def _properties(settings: dict[str, Any], resources: dict[str, Any]) -> dict[str
             "items": {"type": "string"},
             "description": "Python files beside the grid that register mixers, memories, position schemes, regularizers, corpora or probes.",
         },
+    }
+
+
+def _design() -> dict[str, Any]:
+    told = {
+        "fraction": "A share of them, such as 1/4: a regular fraction where there is one that keeps main effects apart, else d-optimal.",
+        "runs": "How many, d-optimal; a larger number takes all that a smaller one does, and more.",
+        "resolution": "The smallest regular fraction of that resolution: III (main effects apart from each other), IV (and from interactions of two axes), V (and these from each other).",
+        "method": "regular: by products of axes with two levels; d-optimal: whichever cells tell most.",
+        "model": "What is estimated: main effects, or interactions of two axes too; in either case those that contrasts are about.",
+    }
+    properties: dict[str, Any] = {name: {"description": words} for name, words in told.items()}
+    properties["fraction"] |= {"type": ["string", "number"], "pattern": r"^\s*[0-9.]+(\s*/\s*[0-9]+)?\s*$"}
+    properties["runs"] |= {"type": "integer", "minimum": 1}
+    properties["resolution"] |= {
+        "type": ["string", "integer"],
+        "enum": [*designs.RESOLUTIONS, *range(3, len(designs.RESOLUTIONS) + 3)],
+    }
+    properties["method"] |= {"enum": list(METHODS)}
+    properties["model"] |= {"enum": list(designs.MODELS)}
+    return {
+        "type": "object",
+        "description": "Which part of the combinations is launched; seeds and include come on top. Without it, all are.",
+        "properties": properties,
+        "oneOf": [{"required": [name]} for name in designs.SIZES],
+        "additionalProperties": False,
+    }
+
+
+def _stop() -> dict[str, Any]:
+    told = {
+        "contrast": "An axis of this grid, whose levels are compared.",
+        "level": "The level that is held against the reference; needed where the axis has more than two.",
+        "reference": "The level that it is held against; by default off, baseline, else the axis's first.",
+        "metric": "What is compared: probe.metric, probe.metric@LENGTH or probe.metric@avg; needle@65536 is the probe's main number.",
+        "ci": "Enough is an interval that is at most so wide, from end to end, in the unit that tables print: points of a share, nats of a loss.",
+        "sure": "Enough is, too, an interval that leaves out zero.",
+        "min_seeds": f"Seeds at the first look; by default {FIRST}, or as many as the grid's seeds.",
+        "max_seeds": f"Seeds at the last look; by default {MOST}.",
+        "wave": "Seeds that are added between two looks.",
+        "spending": "How the level of 5% is shared out among the looks: little at first, or about the same at each.",
+    }
+    properties: dict[str, Any] = {name: {"description": words, **SCALAR} for name, words in told.items()}
+    properties["contrast"]["type"] = "string"
+    properties["metric"] |= {"type": "string", "pattern": r"^[a-z][a-z0-9_.]*(@([0-9]+|avg))?$"}
+    properties["ci"] |= {"type": ["number", "string"], "pattern": NUMBER, "exclusiveMinimum": 0}
+    properties["sure"] |= {"type": ["boolean", "string"], "pattern": SWITCH}
+    for name, least in (("min_seeds", 2), ("max_seeds", 2), ("wave", 1)):
+        properties[name] |= {"type": "integer", "minimum": least, "maximum": MOST_SEEDS}
+    properties["spending"] |= {"enum": list(SPENDINGS)}
+    properties["within"] = _contrast()["properties"]["within"]
+    return {
+        "type": "object",
+        "description": "Seeds are added to the cells of this contrast until its interval is narrow enough (docs/designs.md).",
+        "properties": properties,
+        "required": list(stopping.NEEDED),
+        "anyOf": [{"required": ["ci"]}, {"required": ["sure"]}],
+        "additionalProperties": False,
+    }
+
+
+def _search() -> dict[str, Any]:
+    told = {
+        "sampler": "How trials are proposed: tpe (the default), random, cmaes (numbers alone), nsga2 (several objectives).",
+        "trials": "How many there are in all; more later go on with the same study.",
+        "objective": "The number that is searched for, such as val_loss or needle@65536; several map to minimize or maximize.",
+        "ranges": "What varies, by setting of model or train or by axis: {low, high, log, step}, or a list of levels.",
+        "pruner": "Ends trials whose validation loss falls behind: asha, median or hyperband; without it all run to their end.",
+        "seed": "Of the sampler's random numbers.",
+        "startup": "Trials at random before tpe or cmaes begins.",
+        "population": "Trials of a generation of cmaes or nsga2.",
+    }
+    whole = {"type": "integer", "maximum": searching.MOST_TRIALS}
+    number = {"type": ["number", "string"], "pattern": NUMBER}
+    interval = {
+        "type": "object",
+        "properties": {"low": number, "high": number, "step": number, "log": {"type": "boolean"}},
+        "required": ["low", "high"],
+        "additionalProperties": False,
+    }
+    levels = {"type": "array", "minItems": 2, "uniqueItems": True, "items": SCALAR}
+    properties: dict[str, Any] = {name: {"description": words} for name, words in told.items()}
+    properties["sampler"] |= {"enum": list(searching.SAMPLERS)}
+    properties["trials"] |= whole | {"minimum": 1}
+    properties["objective"] |= {
+        "anyOf": [
+            {"type": "string"},
+            {"type": "array", "minItems": 1, "uniqueItems": True, "items": {"type": "string"}},
+            {"type": "object", "minProperties": 1, "additionalProperties": {"enum": list(searching.DIRECTIONS)}},
+        ]
+    }
+    properties["ranges"] |= {
+        "type": "object",
+        "minProperties": 1,
+        "properties": {name: {"description": axis.doc, **levels} for name, axis in axes.AXES.items()},
+        "patternProperties": {r"^(model|train)\..+$": {"anyOf": [interval, levels]}},
+        "additionalProperties": False,
+    }
+    properties["pruner"] |= {"enum": [*searching.PRUNERS, None]}
+    properties["seed"] |= {"type": "integer", "minimum": 0}
+    properties["startup"] |= whole | {"minimum": 1}
+    properties["population"] |= whole | {"minimum": 2}
+    return {
+        "type": "object",
+        "description": "A study instead of a factorial: each trial is a cell, proposed from the results of those before.",
+        "properties": properties,
+        "required": ["objective", "ranges"],
+        "additionalProperties": False,
+    }
+
+
+def _tune() -> dict[str, Any]:
+    search = _search()
+    known = {name: node for name, node in search["properties"].items() if name != "pruner"}
+    known["trials"] = known["trials"] | {"description": "How many every level gets."}
+    known["per"] = {
+        "type": "string",
+        "description": "The axis of this grid each of whose levels has a study of its own.",
+    }
+    known["at"] = {
+        "type": "object",
+        "additionalProperties": SCALAR,
+        "description": "Where other axes stand meanwhile; without it where the base has them.",
+    }
+    return search | {
+        "description": "Studies before the factorial, one for each level of an axis; its cells have the best settings of their level.",
+        "properties": known,
+        "required": ["per", "objective", "ranges"],
     }
 
 

@@ -84,6 +84,25 @@ def _choices(path: str) -> tuple[list[str], bool]:
     return [name for name in cls.model_fields if prefix + name not in COMPUTED], True
 
 
+def is_whole(path: str) -> bool:
+    """Whether `path` names a setting that takes whole numbers alone."""
+    cls: type[BaseModel] = CellConfig
+    parts = _FORMER.get(path, path).split(".")
+    for index, part in enumerate(parts):
+        if index > 1 and tuple(parts[:2]) in _OF_PARTS:
+            cls = _OF_PARTS[parts[0], parts[1]].outline(parts[2]).Config
+            part = parts[-1]
+        annotation = cls.model_fields[part].annotation
+        inner = _model_of(annotation)
+        if inner is None and index < len(parts) - 1:
+            continue
+        if inner is None:
+            kinds = {annotation, *get_args(annotation)}
+            return int in kinds and float not in kinds and bool not in kinds
+        cls = inner
+    return False
+
+
 def unknown(path: str) -> tuple[str, list[str], str | None] | None:
     """None when `path` names a value; else (problem, what is allowed, the word that is wrong if it is a misspelling)."""
     if path in COMPUTED:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from ...model import outline, registry
 from ...model.config import ModelConfig, ModelConfigError
-from ...model.resolve import check_model_config
+from ...model.resolve import check_model_config, memory_settings
 from .. import probes
 from ..config import CheckpointConfig, DataConfig, EvalConfig, Plugin, Resources, TrainConfig
 from ..data import tokenizer
@@ -222,6 +222,11 @@ def agreement(
             f"positions {model.positions} has {longest} places, fewer than train.seq_len ({train.seq_len}); "
             f"set model.position_settings.{model.positions}.length to as many as the longest text has",
         )
+    if model.memory != outline.NO_MEMORY:
+        why = registry.MEMORIES.outline(model.memory).unfit(memory_settings(model), train.seq_len)
+        if why is not None:
+            section = f"model.memories.{model.memory}"
+            yield Problem((section, "model.memory"), f"{section}: {why}")
     if train.distractor and not registry.MIXERS.outline(model.attn_type).has_distractor:
         yield Problem(
             ("train.distractor", "model.attn_type"),
@@ -243,13 +248,16 @@ def _may_mark(corpus: str) -> bool:
 def blame(merged: Layer, problem: Problem) -> GridError:
     """The error at the setting that caused it.
 
-    That is a setting of one of the problem's paths, else one in the same section that the message names, else any in
-    it; among several the one that had the last word. Without any, defaults disagree and there is no line.
+    That is a setting below one of the problem's paths that the message names, else one of the paths, else one in the same section
+    that the message names, else any in it; among several the one that had the last word. Without any, defaults disagree and there is no line.
     """
     section = problem.paths[0].partition(".")[0] + "."
 
     def at(name: str) -> bool:
         return any(path == name or path.startswith(name + ".") for path in problem.paths)
+
+    def below(name: str) -> bool:
+        return any(name.startswith(path + ".") for path in problem.paths)
 
     def named(name: str) -> bool:
         return (
@@ -257,7 +265,7 @@ def blame(merged: Layer, problem: Problem) -> GridError:
             and re.search(rf"\b{re.escape(name.split('.')[-1])}\b", problem.message) is not None
         )
 
-    for fits in (at, named, lambda name: any(name.startswith(path + ".") for path in problem.paths)):
+    for fits in (lambda name: below(name) and named(name), at, named, below):
         found = [setting for name, setting in merged.items() if fits(name)]
         if found:
             where = found[-1]

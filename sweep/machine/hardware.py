@@ -78,6 +78,19 @@ def no_gpu(cause: str) -> MachineError:
     return MachineError(f"no usable CUDA GPU: {cause}; set resources.gpus to 0 to run on the CPU")
 
 
+def driver_gpus() -> list[str]:
+    """The names of the GPUs that the driver lists and the environment leaves to us, asked without torch; none if it fails."""
+    try:
+        answer = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True, timeout=20
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    names = [line.strip() for line in answer.stdout.splitlines() if line.strip()] if answer.returncode == 0 else []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return names if visible is None else names[: len([one for one in visible.split(",") if one])]
+
+
 def gpus() -> list[Gpu]:
     """The usable CUDA devices, asked for in a process of its own, so that the caller holds no GPU memory.
 

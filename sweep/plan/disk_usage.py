@@ -65,8 +65,8 @@ class Disk:
         }
 
 
-def sizes(config: ModelConfig, *, cuda: bool, optimizer: str = "muon") -> tuple[int, int]:
-    """Bytes of a model's weights and of its optimizers' state, as attempts on CUDA or on the CPU save them.
+def sizes(config: ModelConfig, *, narrow: bool, optimizer: str = "muon") -> tuple[int, int]:
+    """Bytes of a model's weights and of its optimizers' state, with activations of 16 bits or not.
 
     From the shapes that its parts say they have; else the network is built, without its numbers where that can be. Names
     and headers, some 400 bytes a tensor, are left out.
@@ -75,10 +75,10 @@ def sizes(config: ModelConfig, *, cuda: bool, optimizer: str = "muon") -> tuple[
     if parameters is None:
         from ..checkpoints import checkpoint
 
-        return checkpoint.sizes(config, cuda=cuda, optimizer=optimizer)
+        return checkpoint.sizes(config, narrow=narrow, optimizer=optimizer)
     weights = buffers = 0
     for _, group, count in parameters:
-        size = count * (2 if cuda and group == "embedding" else 4)
+        size = count * (2 if narrow and group == "embedding" else 4)
         weights += size
         # Muon keeps one buffer for each of its parameters, AdamW two.
         buffers += size * (1 if group == optimizer == "muon" else 2)
@@ -94,9 +94,10 @@ def needed(cells: Sequence[Cell], runs: Path) -> Disk:
     each, running = [], 0
     for cell in cells:
         config = cell.config
-        key = id(config.model), config.resources.gpus > 0, config.train.optimizer  # which the cells keep alive
+        narrow = config.train.activations_on(cuda=config.resources.gpus > 0) == "bfloat16"
+        key = id(config.model), narrow, config.train.optimizer  # which the cells keep alive
         if key not in counted:
-            counted[key] = sizes(config.model, cuda=key[1], optimizer=key[2])
+            counted[key] = sizes(config.model, narrow=narrow, optimizer=key[2])
         weights, optimizers = counted[key]
         whole = weights + optimizers
         stays = {"nothing": 0, "weights": weights, "everything": weights + names.KEPT * whole}

@@ -12,7 +12,7 @@ from ..errors import GridError
 from ..grid.cell import Cell
 from ..probes import bound
 from ..training import flops
-from .planner import Task, level_of
+from .planner import Task, level_of, rest_of
 
 Order = Literal["longest", "pairs", "grid"]
 Point = tuple[str | None, ...]
@@ -70,7 +70,7 @@ def costs(tasks: Sequence[Task], cells: Sequence[Cell], states: Mapping[str, Cel
         if task.kind == "evaluate":
             found[task.cell.id] = _probing(task) * counted[key] / 3 / rate
             continue
-        tokens = config.train.tokens * _rest(states.get(task.cell.id))
+        tokens = config.train.tokens * rest_of(states.get(task.cell.id))
         speed = speeds.get(_alike(task.cell)) if speeds else None
         found[task.cell.id] = tokens / speed if speed else tokens * counted[key] / rate
     return found
@@ -87,13 +87,6 @@ def _alike(cell: Cell) -> tuple[str, ...]:
 
 def _per_token(cell: Cell) -> float:
     return flops.estimated_flops(cell.config.model, cell.config.train.seq_len)
-
-
-def _rest(state: CellState | None) -> float:
-    """The share of the training that is still to do: 1 without a checkpoint."""
-    if state is None or state.state not in ("interrupted", "failed") or not state.checkpoint or not state.steps_total:
-        return 1.0
-    return 1.0 - min(state.step or 0, state.steps_total) / state.steps_total
 
 
 def _probing(task: Task) -> int:

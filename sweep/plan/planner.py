@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from ...results.store.cell_status import Request, Standing, missing, standing
 from ...results.store.records import CellRecord, CellState
@@ -16,6 +16,9 @@ from ..grid.cell import Cell
 from ..grid.grid import Grid
 from ..probes import requested
 from .disk_usage import Disk
+
+if TYPE_CHECKING:
+    from .studies import Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,8 @@ class Task:
     """On the monotonic clock."""
     deviation: Mapping[str, Any] = field(default_factory=dict)
     """Settings to run with other than the cell's, by dotted path."""
+    rest: float = 1.0
+    """The share of the training that is still to do."""
 
     @property
     def config(self) -> CellConfig:
@@ -47,6 +52,39 @@ class Task:
             part = getattr(found, section).model_copy(update={name: value})
             found = found.model_copy(update={section: part})
         return found
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a budget allows now. Hours are GPU-hours, or core-hours where no cell has a GPU."""
+
+    allowed: float
+    unit: str
+    spent: float
+    """By all attempts of the grid's cells so far, whichever launch and sweep made them, those that failed too."""
+    cells: int
+    hours: float
+    """Of what is started."""
+    left: Sequence[Task]
+    left_hours: float
+
+    def describe(self) -> list[str]:
+        """One line, and one on what is left."""
+        lines = [
+            f"budget: {self.allowed:g} {self.unit}, {self.spent:.3g} spent so far; {self.cells} cells for about "
+            f"{self.hours:.3g} fit"
+        ]
+        if self.left:
+            lines.append(
+                f"left for later: {len(self.left)} cells, which would cost about {self.left_hours:.3g} more; "
+                f"--budget {enough(self.spent + self.hours + self.left_hours)} takes them all"
+            )
+        return lines
+
+
+def enough(hours: float) -> str:
+    """A budget of at least so many hours, a tenth rounded up."""
+    return f"{hours * 1.1:.3g}h"
 
 
 @dataclass(frozen=True)
@@ -62,6 +100,25 @@ class Plan:
     counts: Counter[str] = field(default_factory=Counter)
     disk: Disk | None = None
     """What the training needs; None when the plan was made without a look at the disk."""
+    budget: Budget | None = None
+    """What a budget allows of it, and what it leaves; None without one."""
+    study: Progress | None = None
+    """Of a study: where it stands; `tasks` are those of trials that were begun."""
+
+    before: Sequence[Progress] = ()
+    """The studies that go before it, where they are to be priced with it."""
+
+    @property
+    def expected(self) -> int:
+        """Attempts that are to come, those of trials that are still to be proposed too."""
+        return len(self.tasks) + (self.study.left if self.study is not None else 0)
+
+    def with_proposals(self) -> Plan:
+        """The plan as if studies had proposed the rest of their trials at random: what it may cost."""
+        cells = self.study.space.drawn(self.study.left) if self.study is not None else []
+        for one in self.before:
+            cells += [*(one.cells[cell] for cell in sorted(one.open)), *one.space.drawn(one.left)]
+        return replace(self, tasks=[*self.tasks, *(Task(c, "train", requested(c.config.eval), "new") for c in cells)])
 
     @property
     def training(self) -> list[Task]:
@@ -125,10 +182,22 @@ def _canonical(grid: Grid, axis: str, text: str) -> str:
     return level_text(axis, parse_value(text)) if axis != "seed" else text
 
 
+def rest_of(state: CellState | None) -> float:
+    """The share of a cell's training that is still to do: 1 without a checkpoint."""
+    if (
+        state is None
+        or state.state not in ("interrupted", "pruned", "failed")
+        or not state.checkpoint
+        or not state.steps_total
+    ):
+        return 1.0
+    return 1.0 - min(state.step or 0, state.steps_total) / state.steps_total
+
+
 def plan(cells: Sequence[Cell], states: Mapping[str, CellState], *, retrain: bool = False, left_out: int = 0) -> Plan:
     """Compares the cells asked for with what the database has.
 
-    New, interrupted and failed cells are trained, and so are running ones, should the sweep that runs them not finish
+    New, interrupted, pruned and failed cells are trained, and so are running ones, should the sweep that runs them not finish
     them; trained ones that lack a measurement are evaluated from kept
     weights; diverged ones are a result. `retrain` trains cells whose weights are gone, and diverged ones, again.
     """
@@ -143,8 +212,10 @@ def plan(cells: Sequence[Cell], states: Mapping[str, CellState], *, retrain: boo
         state = states.get(cell.id)
         word: Standing = standing(state, wanted) if state else "new"
         standings[cell.id] = word
-        if word in ("new", "interrupted", "failed", "running") or (retrain and word in ("weights gone", "diverged")):
-            tasks.append(Task(cell, "train", wanted, word))
+        if word in ("new", "interrupted", "pruned", "failed", "running") or (
+            retrain and word in ("weights gone", "diverged")
+        ):
+            tasks.append(Task(cell, "train", wanted, word, rest=rest_of(state)))
         elif word == "needs-eval":
             assert state is not None
             tasks.append(Task(cell, "evaluate", missing(state, wanted), word, state.weights, state.trained_attempt_id))

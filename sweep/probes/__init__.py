@@ -23,10 +23,13 @@ PROBES: Registry[type[Probe]] = Registry("probe", __name__, {
     "count_map": "count_map:CountMap",
     "position_nll": "position_nll:PositionNll",
     "flipflop": "flipflop:FlipFlop",
+    "mqar": "mqar:Mqar",
     "gates": "gates:Gates",
     "attention_map": "attention_map:AttentionMap",
     "extrapolation": "extrapolation:Extrapolation",
     "passkey": "passkey:Passkey",
+    "memory_recall": "memory_recall:MemoryRecall",
+    "decode": "decode:Decode",
 }, reserved=OF_TRAINING)  # fmt: skip
 
 Registered = TypeVar("Registered", bound=type[Probe])

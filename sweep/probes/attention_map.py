@@ -16,7 +16,7 @@ from .base import Probe, ProbeConfig, Result
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .subject import Subject
+    from .subject import Network
 
 LARGE = 2.0**40
 """Values so large that a term that is not a value of the text, such as a null's, counts for nothing beside them."""
@@ -51,7 +51,7 @@ class AttentionMap(Probe):
         """The text once through the network, and about as much for the identity."""
         return 2 * int(self.settings.tokens)
 
-    def run(self, subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
+    def run(self, subject: Network, lengths: Iterable[int]) -> Iterator[Result]:
         """Reads the start of the validation split."""
         for _ in lengths:
             found = self._maps(subject)
@@ -74,7 +74,7 @@ class AttentionMap(Probe):
                 for query in range(len(map_TS))
             ]  # fmt: skip
 
-    def _maps(self, subject: Subject) -> dict[tuple[int, int], np.ndarray] | str:
+    def _maps(self, subject: Network) -> dict[tuple[int, int], np.ndarray] | str:
         """By layer and head: the weights [T, T]; or why there are none."""
         from ...model.attention import Attention
         from ..data.batches import stream_rows
@@ -102,7 +102,7 @@ class AttentionMap(Probe):
         }
 
 
-def attention_maps(subject: Subject, tokens_BT: Tensor, layers: list[int]) -> dict[int, np.ndarray] | str:
+def attention_maps(subject: Network, tokens_BT: Tensor, layers: list[int]) -> dict[int, np.ndarray] | str:
     """By layer: [heads, T, T] of a row of tokens; or why a mixer has none."""
     from .watching import evaluations
 

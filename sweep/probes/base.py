@@ -15,7 +15,6 @@ from ..config import CellConfig, EvalConfig
 
 if TYPE_CHECKING:
     from ..data.corpora import Corpus
-    from .subject import Subject
 
 Result = tuple[list[Measurement], list[Example]]
 WHO = "{who}"
@@ -35,8 +34,13 @@ class Probe(ABC):
     Config: ClassVar[type[Config]] = ProbeConfig
     metrics: ClassVar[tuple[Metric, ...]]
     """Every metric that `run` gives, the one that speaks for the others first."""
+    more_of_others: ClassVar[tuple[Metric, ...]] = ()
+    """What it gives besides of a model with a tokenizer of its own."""
     by_length: ClassVar[bool] = False
     """Measured at every context length of the cell, or once (length 0)."""
+    of_any: ClassVar[bool] = False
+    """It asks for losses and answers alone, so that it measures whatever gives them (`Subject`), a model from elsewhere too;
+    else it measures networks of ours (`Network`)."""
     settings: Any
     """The cell's own, a `Config`."""
 
@@ -77,7 +81,7 @@ class Probe(ABC):
 
     def description(self, metric: str) -> dict[str, Any] | None:
         """What is stored beside a number of the metric, since a report loads no probe: what results/metrics.py cannot know."""
-        found = {one.name: one for one in self.metrics}.get(metric)
+        found = {one.name: one for one in (*self.metrics, *self.more_of_others)}.get(metric)
         if found is None:
             return None
         told: dict[str, Any] = {}
@@ -92,7 +96,7 @@ class Probe(ABC):
     # --- measuring ------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def run(self, subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
+    def run(self, subject: Any, lengths: Iterable[int]) -> Iterator[Result]:
         """What was measured at each length, always at full context, one result a length.
 
         The model is in evaluation mode, gradients are off, and it is left as it was found.
@@ -119,7 +123,7 @@ class Probe(ABC):
     @classmethod
     def metric(cls, name: str) -> Metric:
         """The declared metric; KeyError when there is none."""
-        return {metric.name: metric for metric in cls.metrics}[name]
+        return {metric.name: metric for metric in (*cls.metrics, *cls.more_of_others)}[name]
 
 
 class OverDocuments(Probe):

@@ -9,7 +9,7 @@ from ...results import metrics
 from .base import Probe, Result
 
 if TYPE_CHECKING:
-    from .subject import Subject
+    from .subject import Network
 
 
 class CountMap(Probe):
@@ -24,7 +24,7 @@ class CountMap(Probe):
         """Nothing is read, which is next to nothing."""
         return 1
 
-    def run(self, subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
+    def run(self, subject: Network, lengths: Iterable[int]) -> Iterator[Result]:
         """Reads the parameters alone."""
         import torch
         from torch.nn import functional

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..data.corpora import Corpus
-    from .subject import Subject
+    from .subject import Network
 
 PIECES = 64
 """Items of a length: as many equal pieces of the text, the same ones at every length."""
@@ -67,7 +67,7 @@ class Extrapolation(Probe):
             )
         return None
 
-    def run(self, subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
+    def run(self, subject: Network, lengths: Iterable[int]) -> Iterator[Result]:
         """The perplexity is exp of the mean loss."""
         import torch
 
@@ -94,7 +94,7 @@ class Extrapolation(Probe):
                 ],
             )
 
-    def _losses(self, subject: Subject, length: int) -> Iterator[Tensor]:
+    def _losses(self, subject: Network, length: int) -> Iterator[Tensor]:
         """Those of the whole windows, then those of the rest."""
         from ..data.batches import stream_rows
 

@@ -17,7 +17,7 @@ from ..data.tokenizer import FLIPFLOP
 from .base import Probe, ProbeConfig, Result
 
 if TYPE_CHECKING:
-    from .subject import Subject
+    from .subject import Network
 
 
 class FlipFlopProbeConfig(ProbeConfig):
@@ -78,7 +78,7 @@ class FlipFlop(Probe):
         kind, _, split = metric.name.partition("_")
         return coin_flips(self._length, self._split(split).ignore) if kind == "exact" else metric.chance
 
-    def run(self, subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
+    def run(self, subject: Network, lengths: Iterable[int]) -> Iterator[Result]:
         """An example is whether one sequence was right throughout."""
         reason = subject.beyond(self._length - 1) or self._speechless(subject)
         for length in lengths:
@@ -89,12 +89,12 @@ class FlipFlop(Probe):
             measured = [self._measured(metric.name, scores, length) for metric in self.metrics]
             yield measured, [one for name in scores for one in self._examples(name, scores[name], length)]
 
-    def _speechless(self, subject: Subject) -> str | None:
+    def _speechless(self, subject: Network) -> str | None:
         if all(len(subject.tokenizer.encode(letter)) == 1 for letter in FLIPFLOP):
             return None
         return f"n/a: tokenizer {subject.tokenizer.name} has no token for each of the letters {' '.join(FLIPFLOP)}"
 
-    def _scored(self, subject: Subject, rows: FlipFlopRows) -> _Score:
+    def _scored(self, subject: Network, rows: FlipFlopRows) -> _Score:
         import torch
 
         letters = np.concatenate([subject.tokenizer.encode(letter) for letter in FLIPFLOP]).astype(np.int64)

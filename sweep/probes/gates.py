@@ -13,7 +13,7 @@ from .base import Probe, ProbeConfig, Result
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .subject import Subject
+    from .subject import Network
 
 
 class GatesConfig(ProbeConfig):
@@ -38,20 +38,14 @@ class Gates(Probe):
         """The rows, at the training length."""
         return int(self.settings.rows) * self.config.train.seq_len
 
-    def run(self, subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
+    def run(self, subject: Network, lengths: Iterable[int]) -> Iterator[Result]:
         """Reads the start of the validation split."""
-        from ..data.batches import stream_rows
-
-        length, rows = self.config.train.seq_len, int(self.settings.rows)
-        have = (len(subject.corpus.validation) - 1) // length
         for _ in lengths:
-            reason = subject.beyond(length)
-            if have < rows:
-                reason = f"too-short: the validation split holds {have} of {rows} rows of {length} tokens"
-            if reason is not None:
-                yield [self.missing(reason, metric=metric.name) for metric in self.metrics], []
+            inputs_BT = subject.validation_rows(int(self.settings.rows))
+            reason = inputs_BT if isinstance(inputs_BT, str) else subject.beyond(self.config.train.seq_len)
+            if reason is not None or isinstance(inputs_BT, str):
+                yield [self.missing(str(reason), metric=metric.name) for metric in self.metrics], []
                 continue
-            inputs_BT, _ = stream_rows(subject.corpus.validation, length, rows)
             mixers, memories = log_gates(subject, inputs_BT)
             found, examples = self._of_mixers(mixers, inputs_BT.numel())
             if memories:
@@ -82,7 +76,7 @@ class Gates(Probe):
         ]
 
 
-def log_gates(subject: Subject, inputs_BT: Tensor) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+def log_gates(subject: Network, inputs_BT: Tensor) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
     """Of mixers and of memories, by layer of the network: the mean log gate of every head and channel [P, X], float64 on the CPU.
 
     X is 1 where a head has one gate. Layers without gates are left out.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from ...results.intervals import of_trials
 from ...results.metrics import Metric
 from ...results.store.records import Measurement
 from .base import OverDocuments, ProbeConfig, Result
+from .prompts import Prompt
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,16 +51,6 @@ class Trial:
         return "".join(f" {digit}" for digit in self.digits)
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """Token ids of one trial and where its answer stands."""
-
-    tokens: np.ndarray
-    """Whole sequence; the model reads all but the last token."""
-    scored: np.ndarray
-    """Positions in `tokens` of the digit-bearing tokens of the answer."""
-
-
 def trials(config: NeedleConfig) -> list[Trial]:
     """The same keys and digits for every cell and every length."""
     draw = random.Random(config.seed)
@@ -92,26 +83,9 @@ def constant_share(prompts: list[Prompt]) -> tuple[float, int]:
     return float(np.unique(asked, return_counts=True)[1].max() / len(asked)), len(asked)
 
 
-def answers(subject: Subject, prompts: list[Prompt]) -> list[tuple[Tensor, Tensor]]:
-    """For each prompt, teacher-forced: whether each scored token has the largest logit, and its loss in nats; both [digits]."""
-    import torch
-
-    alike: dict[int, list[int]] = defaultdict(list)
-    for index, one in enumerate(prompts):
-        alike[len(one.tokens)].append(index)
-    found: dict[int, tuple[Tensor, Tensor]] = {}
-    for length, members in alike.items():
-        for rows in subject.batches(len(members), length):
-            part = members[rows]
-            tokens = torch.from_numpy(np.stack([prompts[i].tokens for i in part]).astype(np.int64)).to(subject.device)
-            hidden = subject.features(tokens[:, :-1])
-            for row, index in enumerate(part):
-                at = torch.from_numpy(prompts[index].scored).to(subject.device)
-                logits = subject.model.logits(hidden[row, at - 1])
-                target = tokens[row, at]
-                loss = torch.nn.functional.cross_entropy(logits, target, reduction="none")
-                found[index] = ((logits.argmax(-1) == target).cpu(), loss.cpu())
-    return [found[index] for index in range(len(prompts))]
+def steps_per_digit(cast: Sequence[Trial], tokenizer: Tokenizer) -> float:
+    """Tokens that a digit with its space takes, on average; the one that bears the digit is scored."""
+    return sum(len(tokenizer.encode(t.value)) for t in cast) / sum(len(t.digits) for t in cast)
 
 
 class Needle(OverDocuments):
@@ -125,7 +99,8 @@ class Needle(OverDocuments):
     """
 
     Config = NeedleConfig
-    metrics = metrics.of_probe("needle")
+    metrics, more_of_others = metrics.of_probe("needle")[:5], metrics.of_probe("needle")[5:]
+    of_any = True
 
     def tokens(self, length: int) -> int:
         """A row a trial; the few tokens of the needle are not counted."""
@@ -154,29 +129,39 @@ class Needle(OverDocuments):
             if reason is not None:
                 yield [self.missing(reason, length)], []
                 continue
-            hay = [subject.documents[index % self.config.eval.documents] for index in range(len(cast))]
-            prompts = [prompt(t, h, length, subject.tokenizer) for t, h in zip(cast, hay, strict=True)]
+            prompts = self._prompts(subject, cast, length)
             reason = subject.beyond(max(len(one.tokens) for one in prompts) - 1)
             if reason is not None:
                 yield [self.missing(reason, length)], []
                 continue
-            measured, examples = self._score(length, answers(subject, prompts))
+            measured, examples = self._score(length, subject.answers(prompts))
             if length == min(self.config.eval.lengths):
-                measured.append(self._absent(subject, cast, hay, length))
+                measured.append(self._absent(subject, cast, length))
             share, n = constant_share(prompts)
             measured.append(self.value("constant_accuracy", share, length, n=n))
+            if subject.own_tokens:
+                measured.append(self.value("steps_per_digit", steps_per_digit(cast, subject.tokenizer), length, n=n))
             yield measured, examples
 
-    def _absent(self, subject: Subject, cast: list[Trial], hay: list[np.ndarray], length: int) -> Measurement:
+    def _prompts(self, subject: Subject, cast: list[Trial], length: int, *, absent: bool = False) -> list[Prompt]:
+        """Trial by trial; without a needle the haystack takes its place, so it is longer."""
+        found = []
+        for index, trial in enumerate(cast):
+            more = subject.tokens_of(trial.cue) + subject.tokens_of(trial.value) if absent else 0
+            hay = subject.haystack(index % self.config.eval.documents, length + more)
+            found.append(prompt(trial, hay, len(hay), subject.tokenizer, absent=absent))
+        return found
+
+    def _absent(self, subject: Subject, cast: list[Trial], length: int) -> Measurement:
         """Cross-entropy of digits that stand nowhere else; the haystack takes the needle's place, so it must be longer."""
         import torch
 
-        longest = max(len(subject.tokenizer.encode(t.cue)) + len(subject.tokenizer.encode(t.value)) for t in cast)
+        longest = max(subject.tokens_of(t.cue) + subject.tokens_of(t.value) for t in cast)
         reason = subject.lacking(length + longest)
         if reason is not None:
             return self.missing(reason, length, "absent_nats")
-        prompts = [prompt(t, h, length, subject.tokenizer, absent=True) for t, h in zip(cast, hay, strict=True)]
-        losses = torch.cat([loss for _, loss in answers(subject, prompts)])
+        prompts = self._prompts(subject, cast, length, absent=True)
+        losses = torch.cat([loss for _, loss in subject.answers(prompts)])
         return self.value("absent_nats", float(losses.double().mean()), length, n=len(losses))
 
     def _score(self, length: int, results: list[tuple[Tensor, Tensor]]) -> Result:

@@ -16,7 +16,8 @@ from ...results import metrics
 from ...results.intervals import of_trials
 from ...results.metrics import Metric
 from .base import OverDocuments, ProbeConfig, Result
-from .needle import Prompt, answers, constant_share, value_tokens
+from .needle import constant_share, value_tokens
+from .prompts import Prompt
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -145,7 +146,7 @@ class Passkey(OverDocuments):
             if reason is not None or isinstance(prompts, int):
                 yield [self.missing(str(reason), length)], []
                 continue
-            measured, examples = self._scored(length, answers(subject, prompts))
+            measured, examples = self._scored(length, subject.answers(prompts))
             share, n = constant_share(prompts)
             yield [*measured, self.value("constant_accuracy", share, length, n=n)], examples
 

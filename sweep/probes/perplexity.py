@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -17,11 +18,11 @@ if TYPE_CHECKING:
 
     from ...results.store.records import Measurement
     from ..data.corpora import Corpus
-    from .subject import Subject
+    from .subject import Extent, Subject
 
 
-def stream_loss(subject: Subject, *, full_context: bool) -> tuple[float, int]:
-    """Mean loss over the first `validation_tokens` of the validation split in rows of seq_len, and the targets it is of.
+def stream_losses(subject: Subject, *, full_context: bool) -> tuple[Tensor, Extent | None]:
+    """Losses of the first `validation_tokens` of the validation split in rows of seq_len, [targets], and what these are as text.
 
     With `loss_on: marked` of the marked targets alone. Raises DataError when the split is shorter than asked: a sample
     is never made smaller; and when it has no marked target.
@@ -33,31 +34,61 @@ def stream_loss(subject: Subject, *, full_context: bool) -> tuple[float, int]:
     seq_len, marks = config.train.seq_len, corpus.validation_marks
     rows = config.eval.validation_tokens // seq_len
     inputs, targets = stream_rows(corpus.validation, seq_len, rows)
-    losses = subject.losses(inputs, targets, full_context=full_context)
+    losses, extent = subject.losses(inputs, targets, full_context=full_context), subject.extent(targets)
     if config.train.loss_on == "marked":
         if marks is None:
             raise DataError(UNMARKED)
         losses = losses[stream_rows(marks, seq_len, rows)[1].bool()]
         if not losses.numel():
             raise DataError("no target of the validation loss is marked: raise eval.validation_tokens")
+    return (losses if extent is None else losses[extent.counted_BT]).flatten(), extent
+
+
+def stream_loss(subject: Subject, *, full_context: bool) -> tuple[float, int]:
+    """The mean of `stream_losses`, and the targets it is of."""
+    losses, _ = stream_losses(subject, full_context=full_context)
     return float(losses.double().mean()), losses.numel()
 
 
-def document_losses(subject: Subject, length: int) -> Tensor | str:
-    """Losses of the first `length` targets of each of the documents [documents, length], or why there are none."""
+def document_rows(subject: Subject, length: int) -> Tensor | str:
+    """The first `length` + 1 tokens of each of the documents, int64 [documents, length + 1], or why there are none."""
     import torch
 
     reason = subject.beyond(length) or subject.lacking(length + 1)
     if reason is not None:
         return reason
-    rows = torch.from_numpy(np.stack([d[: length + 1] for d in subject.documents]).astype(np.int64))
-    return subject.losses(rows[:, :-1], rows[:, 1:])
+    return torch.from_numpy(np.stack([d[: length + 1] for d in subject.documents]).astype(np.int64))
 
 
-def _by_row(probe: Probe, length: int, losses_BT: Tensor) -> Result:
-    means = losses_BT.double().mean(1)
+def document_losses(subject: Subject, length: int) -> Tensor | str:
+    """Losses of the first `length` targets of each of the documents [documents, length], or why there are none."""
+    rows = document_rows(subject, length)
+    return rows if isinstance(rows, str) else subject.losses(rows[:, :-1], rows[:, 1:])
+
+
+def _by_row(probe: Probe, length: int, losses_BT: Tensor, extent: Extent | None) -> Result:
+    if extent is None:
+        means, n = losses_BT.double().mean(1), losses_BT.numel()
+        nats = means.mean()
+    else:
+        counted_BT, n = extent.counted_BT, int(extent.counted_BT.sum())
+        means, nats = losses_BT.double().sum(1) / counted_BT.sum(1), losses_BT.double().sum() / n
     rows = [probe.example("nats", float(mean), length, item=item) for item, mean in enumerate(means)]
-    return [probe.value("nats", float(means.mean()), length, n=losses_BT.numel())], rows
+    found = [probe.value("nats", float(nats), length, n=n)]
+    return [*found, *_as_text(probe, length, float(losses_BT.double().sum()), extent)], rows
+
+
+def _as_text(probe: Probe, length: int, nats: float, extent: Extent | None) -> list[Measurement]:
+    """The same nats, of all targets together, over what does not depend on a tokenizer: tokens of GPT-2, and bytes."""
+    if extent is None:
+        return []
+    bits = nats / math.log(2)
+    per_token = (
+        probe.missing(extent.lacking, length, "bits")
+        if extent.gpt2_tokens is None
+        else probe.value("bits", bits / extent.gpt2_tokens, length, n=extent.gpt2_tokens)
+    )
+    return [per_token, probe.value("bits_per_byte", bits / extent.bytes, length, n=extent.bytes)]
 
 
 class Validation(Probe):
@@ -66,18 +97,29 @@ class Validation(Probe):
     Their unit says so where they are of marked targets alone.
     """
 
-    metrics = metrics.of_probe("val")
+    metrics, more_of_others = metrics.of_probe("val")[:2], metrics.of_probe("val")[2:]
+    of_any = True
 
     def tokens(self, length: int) -> int:
         """The validation tokens, twice where the window makes two numbers of them."""
         return self.config.eval.validation_tokens * (2 if self.config.model.window else 1)
 
     def run(self, subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
-        """Raises DataError when the validation split is shorter than asked."""
-        trained, n = stream_loss(subject, full_context=False)
+        """Raises DataError when the validation split is shorter than asked; in tokens of another tokenizer that is a reason."""
+        from ..data.batches import DataError
+
+        try:
+            losses, extent = stream_losses(subject, full_context=False)
+        except DataError as error:
+            if not subject.own_tokens:
+                raise
+            yield [self.missing(f"too-short: {error}")], []
+            return
+        trained, n = float(losses.double().mean()), losses.numel()
+        more = _as_text(self, 0, float(losses.double().sum()), extent)
         full = stream_loss(subject, full_context=True)[0] if self.config.model.window else trained
         for _ in lengths:
-            yield [self.value("val_loss", trained, n=n), self.value("val_loss_full", full, n=n)], []
+            yield [self.value("val_loss", trained, n=n), self.value("val_loss_full", full, n=n), *more], []
 
     def value(self, metric: str, value: float, length: int = 0, **more: Any) -> Measurement:
         """As of every probe, in the unit of the targets that count."""
@@ -89,20 +131,26 @@ class Validation(Probe):
 
     def _told(self, measurement: Measurement) -> Measurement:
         marked = self.config.train.loss_on == "marked"
-        return replace(measurement, unit="nats/marked token") if marked else measurement
+        nats = measurement.metric.startswith("val_loss")
+        return replace(measurement, unit="nats/marked token") if marked and nats else measurement
 
 
 class Clean(OverDocuments):
     """Mean over all targets of the first L + 1 tokens of each document; the same documents at every length."""
 
-    metrics = metrics.of_probe("clean")[:1]
+    metrics, more_of_others = metrics.of_probe("clean")[:1], metrics.of_probe("clean")[1:]
+    of_any = True
     beyond = 1
 
     def run(self, subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
         """An example is the mean of one document."""
         for length in lengths:
-            losses = document_losses(subject, length)
-            yield ([self.missing(losses, length)], []) if isinstance(losses, str) else _by_row(self, length, losses)
+            rows = document_rows(subject, length)
+            if isinstance(rows, str):
+                yield [self.missing(rows, length)], []
+                continue
+            inputs, targets = rows[:, :-1], rows[:, 1:]
+            yield _by_row(self, length, subject.losses(inputs, targets), subject.extent(targets))
 
 
 class JunkConfig(ProbeConfig):
@@ -115,7 +163,8 @@ class Junk(Probe):
     """Mean over rows of L tokens of the validation stream, which run across document borders, from its start."""
 
     Config = JunkConfig
-    metrics = metrics.of_probe("junk")[:1]
+    metrics, more_of_others = metrics.of_probe("junk")[:1], metrics.of_probe("junk")[1:]
+    of_any = True
     by_length = True
 
     def tokens(self, length: int) -> int:
@@ -149,4 +198,5 @@ class Junk(Probe):
             if reason is not None:
                 yield [self.missing(reason, length)], []
                 continue
-            yield _by_row(self, length, subject.losses(*stream_rows(subject.corpus.validation, length, wanted)))
+            inputs, targets = stream_rows(subject.corpus.validation, length, wanted)
+            yield _by_row(self, length, subject.losses(inputs, targets), subject.extent(targets))

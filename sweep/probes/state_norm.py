@@ -14,14 +14,14 @@ from .base import OverDocuments, Result
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .subject import Subject
+    from .subject import Network
 
 
 class StateNorm(OverDocuments):
     """Norms of the state after the first L tokens of each document, mean over documents, layers and heads.
 
-    The trained network runs at full context; the three controls read the same keys, values and gates and change nothing
-    in it. Examples hold the mean over heads by document (`item`) and memory layer (`position`).
+    The trained network runs at full context; the controls read the same keys, values and gates and change nothing in it. Examples
+    hold the mean over documents by layer of the network (`item`) and head (`position`).
     """
 
     metrics = metrics.of_probe("state_norm")
@@ -30,15 +30,15 @@ class StateNorm(OverDocuments):
         """A network without memory has no state."""
         return "has no memory whose state could be measured" if self.config.model.memory == NO_MEMORY else None
 
-    def run(self, subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
+    def run(self, subject: Network, lengths: Iterable[int]) -> Iterator[Result]:
         """Four numbers a length, in the order of `metrics`."""
         import torch
 
-        from .memory_state import memories_of, norms_after
+        from .memory_state import lacking, memories_of, norms_after
 
-        lacking = None if memories_of(subject.model) else "n/a: the network has no gated delta memory"
+        speechless = lacking(subject.model, "read_rates", "write", "norm")
         for length in lengths:
-            reason = lacking or subject.lacking(length) or subject.beyond(length)
+            reason = speechless or subject.lacking(length) or subject.beyond(length)
             if reason is not None:
                 yield [self.missing(reason, length, metric.name) for metric in self.metrics], []
                 continue
@@ -48,13 +48,20 @@ class StateNorm(OverDocuments):
                 for batch in subject.batches(*rows.shape):
                     subject.features(rows[batch])
 
-            yield self._measured(length, norms_after(subject.model, read, self.config.eval.chunk_tokens))
+            norms = norms_after(subject.model, read, self.config.eval.chunk_tokens)
+            yield self._measured(length, norms, list(memories_of(subject.model)))
 
-    def _measured(self, length: int, norms_4BLH: Tensor) -> Result:
+    def _measured(self, length: int, norms: dict[str, Tensor], layers: list[int]) -> Result:
+        """`norms` are [B, L, H]."""
         values, examples = [], []
-        for metric, norms_BLH in zip(self.metrics, norms_4BLH, strict=True):
+        for metric in self.metrics:
+            if metric.name not in norms:
+                reason = f"n/a: memory {self.config.model.memory} does not write by a delta rule"
+                values.append(self.missing(reason, length, metric.name))
+                continue
+            norms_BLH = norms[metric.name]
             values.append(self.value(metric.name, float(norms_BLH.mean()), length, n=norms_BLH.numel()))
-            for item, layers in enumerate(norms_BLH.mean(2)):
-                for position, value in enumerate(layers):
-                    examples.append(self.example(metric.name, float(value), length, item=item, position=position))
+            for layer, heads in zip(layers, norms_BLH.mean(0), strict=True):
+                for head, value in enumerate(heads.tolist()):
+                    examples.append(self.example(metric.name, value, length, item=layer, position=head))
         return values, examples

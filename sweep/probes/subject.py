@@ -1,10 +1,13 @@
-"""What a probe measures: a trained model with its tokenizer, corpus and settings."""
+"""What a probe measures: whoever reads a text, and a trained network of ours above all, with tokenizer, corpus and settings."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -13,25 +16,67 @@ from torch import Tensor
 from ...model.backbone import Backbone
 from ...model.outline import longest_text
 from ..config import CellConfig
+from ..data.batches import stream_rows
 from ..data.corpora import Corpus
 from ..data.tokenizer import Tokenizer
+from .prompts import Prompt
 
 
-def _never() -> None:
-    pass
+def never() -> None:
+    """Pauses nothing."""
 
 
 @dataclass(frozen=True)
-class Subject:
-    """The model is in evaluation mode on `device`."""
+class Extent:
+    """What the targets of rows are as text, for a subject that reads another alphabet than the corpus is written in."""
 
-    model: Backbone
+    counted_BT: Tensor
+    """Whether the subject was asked for that target: not where it bears no text, or half a character."""
+    bytes: int
+    """UTF-8 bytes of the counted text."""
+    gpt2_tokens: int | None
+    """Tokens of GPT-2 that it takes; None where GPT-2's files are not at hand."""
+    lacking: str = ""
+    """Why there are none."""
+
+
+class Subject(ABC):
+    """Whoever can say how likely a text is, and what comes next: what probes measure that look into no network."""
+
+    own_tokens: ClassVar[bool] = False
+    """Whether it reads with a tokenizer of its own, not that of the corpus."""
     tokenizer: Tokenizer
+    """The one that it reads with."""
     corpus: Corpus
     config: CellConfig
     device: torch.device
-    pause: Callable[[], None] = _never
-    """Called before each forward; may raise to end a probe that takes minutes."""
+
+    @abstractmethod
+    def losses(
+        self, inputs_BT: Tensor, targets_BT: Tensor, *, full_context: bool = True, last: int | None = None
+    ) -> Tensor:
+        """Cross-entropy of every target, or of the `last` ones of each row, nats, float32 or float64 [B, T] on the CPU; 0 for
+        targets that `extent` does not count."""
+
+    @abstractmethod
+    def answers(self, prompts: Sequence[Prompt], *, full_context: bool = True) -> list[tuple[Tensor, Tensor]]:
+        """For each prompt, teacher-forced: whether each scored token has the largest logit, and its loss in nats; both [digits]."""
+
+    def extent(self, targets_BT: Tensor) -> Extent | None:
+        """What the targets are as text; None for a subject whose tokens they are."""
+        return None
+
+    def haystack(self, document: int, tokens: int) -> np.ndarray:
+        """The first `tokens` tokens of one of `documents`, in the subject's own tokens."""
+        return self.documents[document][:tokens]
+
+    def tokens_of(self, text: str) -> int:
+        """How many tokens of the corpus a text takes."""
+        return len(self.tokenizer.encode(text))
+
+    def beyond(self, tokens: int) -> str | None:
+        """Why the subject cannot read a text of `tokens` tokens, or None when it can."""
+        return None
 
     @property
     def documents(self) -> list[np.ndarray]:
@@ -46,12 +91,33 @@ class Subject:
             return None
         return f"too-few-docs: {enough} of {wanted} held-out documents have {tokens} tokens"
 
+
+@dataclass(frozen=True)
+class Network(Subject):
+    """A network of ours; the model is in evaluation mode on `device`."""
+
+    model: Backbone
+    tokenizer: Tokenizer
+    corpus: Corpus
+    config: CellConfig
+    device: torch.device
+    pause: Callable[[], None] = never
+    """Called before each forward; may raise to end a probe that takes minutes."""
+
     def beyond(self, tokens: int) -> str | None:
         """Why the network cannot read a text of `tokens` tokens, or None when it can."""
         longest = longest_text(self.config.model)
         if longest is None or tokens <= longest:
             return None
         return f"n/a: positions {self.config.model.positions} has {longest} places, fewer than {tokens} tokens"
+
+    def validation_rows(self, rows: int) -> Tensor | str:
+        """The first rows of the validation split, int64 [rows, T] of the training length, or why there are not so many."""
+        length = self.config.train.seq_len
+        have = (len(self.corpus.validation) - 1) // length
+        if have < rows:
+            return f"too-short: the validation split holds {have} of {rows} rows of {length} tokens"
+        return stream_rows(self.corpus.validation, length, rows)[0]
 
     def batches(self, rows: int, length: int) -> list[slice]:
         """Which of `rows` rows of `length` tokens go through the network together: `eval.chunk_tokens`, at least one."""
@@ -79,6 +145,25 @@ class Subject:
                 hidden_BTD, targets = hidden_BTD[:, -last:], targets[:, -last:]
             parts.append(self.model.token_losses(hidden_BTD, targets, chunk=self.config.eval.chunk_tokens).cpu())
         return torch.cat(parts)
+
+    def answers(self, prompts: Sequence[Prompt], *, full_context: bool = True) -> list[tuple[Tensor, Tensor]]:
+        """Prompts that are as long as each other go through the network together."""
+        alike: dict[int, list[int]] = defaultdict(list)
+        for index, one in enumerate(prompts):
+            alike[len(one.tokens)].append(index)
+        found: dict[int, tuple[Tensor, Tensor]] = {}
+        for length, members in alike.items():
+            for rows in self.batches(len(members), length):
+                part = members[rows]
+                tokens = torch.from_numpy(np.stack([prompts[i].tokens for i in part]).astype(np.int64)).to(self.device)
+                hidden = self.features(tokens[:, :-1], full_context=full_context)
+                for row, index in enumerate(part):
+                    at = torch.from_numpy(prompts[index].scored).to(self.device)
+                    logits = self.model.logits(hidden[row, at - 1])
+                    target = tokens[row, at]
+                    loss = torch.nn.functional.cross_entropy(logits, target, reduction="none")
+                    found[index] = ((logits.argmax(-1) == target).cpu(), loss.cpu())
+        return [found[index] for index in range(len(prompts))]
 
 
 @contextlib.contextmanager

@@ -128,14 +128,14 @@ class Detached:
             for line in progress.describe_plan(plan, order.sweep):
                 lines.append(line)
                 tell(line)
-            screen.expect(len(plan.tasks))
+            screen.expect(plan.expected)
             self._begun.set_result(lines)
 
         def told(line: str) -> None:
             lines.append(line)
             tell(line)
 
-        with progress.Display(console, len(order.request.cells)) as screen:
+        with progress.Display(console, order.request.most) as screen:
             try:
                 request = replace(order.request, again=self._again)
                 outcome = launch.run(request, store, screen, planned=planned, tell=told)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ...results.store.records import Value
+from ...results.store.records import NewRevision, Value
 from ...results.store.store import Store
 from ..attempt import load
 from ..attempt.git import git_state
@@ -76,16 +76,16 @@ def plan(
             raise GridError("--length", None, str(length), "a context length is 2 tokens or more")
     # the cells first: their plugins may bring the probes
     found = [load.kept(store, name, runs, sweep) for name in asked]
-    _check_probes("--probe", probes)
+    check_probes("--probe", probes)
     if lengths and probes and not any(PROBES.load(name).by_length for name in probes):
         raise GridError("--length", None, "", f"{', '.join(probes)} has no context length; leave --length out")
     listed = _listed(store) if sweep is None else {}
     shares: dict[str, list[Task]] = {}
     for kept in {one.cell.id: one for one in found}.values():
-        cell = _asking(kept.cell, probes, lengths)
+        cell = asking(kept.cell, probes, lengths)
         corpus = corpora.verified(runs / "corpora", cell.config.data.fingerprint or "")
         if lengths:
-            _check_lengths(cell, corpus)
+            check_lengths(cell, corpus)
         holder = sweep or next((known for known, ids in listed.items() if cell.id in ids), None)
         if holder is None:
             raise NoSweep(f"no sweep lists cell {cell.id} ({cell.slug}) any more; launch a grid that has it")
@@ -95,7 +95,7 @@ def plan(
     return shares
 
 
-def _check_lengths(cell: Cell, corpus: corpora.Corpus) -> None:
+def check_lengths(cell: Cell, corpus: corpora.Corpus) -> None:
     """Refuses lengths that a probe of this cell can never measure: they would stand in its tables as holes for good."""
     config = cell.config
     probes = [probe for probe in (bound(name, config) for name in config.eval.probes) if probe.by_length]
@@ -122,17 +122,18 @@ def _listed(store: Store) -> dict[str, set[str]]:
     return {name: {state.cell_id for state in store.cell_states(name)} for name in names}
 
 
-def _check_probes(key: str, names: Sequence[str]) -> None:
+def check_probes(key: str, names: Sequence[str]) -> None:
+    """Raises GridError for a probe that there is none of; `key` says who asked for it."""
     for name in names:
         if name not in PROBES:
             raise GridError(key, None, name, "no such probe", list(PROBES), name)
 
 
-def _asking(cell: Cell, probes: Sequence[str], lengths: Sequence[int]) -> Cell:
+def asking(cell: Cell, probes: Sequence[str], lengths: Sequence[int]) -> Cell:
     """The cell with the probes and lengths that are to be measured; its id does not depend on them."""
     asked: dict[str, Any] = {"probes": tuple(dict.fromkeys(probes))} if probes else {}
     config = cell.config.model_copy(update={"eval": cell.config.eval.model_copy(update=asked)})
-    _check_probes(f"eval.probes of cell {cell.id}", config.eval.probes)
+    check_probes(f"eval.probes of cell {cell.id}", config.eval.probes)
     try:
         # settings that follow from the lengths follow from those of the grid
         known = with_settings(config.eval)
@@ -145,11 +146,17 @@ def _asking(cell: Cell, probes: Sequence[str], lengths: Sequence[int]) -> Cell:
 
 
 def run(
-    store: Store, shares: dict[str, list[Task]], listener: Listener, *, runs: Path, executor: str = DEFAULT
+    store: Store,
+    shares: dict[str, list[Task]],
+    listener: Listener,
+    *,
+    runs: Path,
+    executor: str = DEFAULT,
+    revisions: Mapping[str, NewRevision] | None = None,
 ) -> list[Measured]:
     """Carries a plan out and returns what was measured, cell by cell.
 
-    Every sweep is claimed before the first attempt starts; no revision is recorded. Raises SweepBusy when somebody runs
+    Every sweep is claimed before the first attempt starts; a revision is recorded where `revisions` has one for it. Raises SweepBusy when somebody runs
     one of them, SweepReadOnly, MachineError when a GPU is missing or held, Interrupted after a clean stop.
     """
     owner = processes.this_process("evaluate")
@@ -157,11 +164,13 @@ def run(
     with ExitStack() as held:
         claimed = []
         for sweep, share in shares.items():
-            fence = store.acquire_sweep(sweep, owner, supervisor.LEASE_S, is_alive=processes.is_alive)
+            fence = store.acquire_sweep(
+                sweep, owner, supervisor.LEASE_S, is_alive=processes.is_alive, revision=(revisions or {}).get(sweep)
+            )
             held.callback(store.release_sweep, sweep, fence)
             claimed.append((sweep, fence, share))
         supervisor.reap(store, cells, runs)
-        before = {cell.id: max(attempt.id for attempt in store.attempts(cell.id)) for cell in cells}
+        before = {cell.id: max((attempt.id for attempt in store.attempts(cell.id)), default=0) for cell in cells}
         try:
             place = held.enter_context(closing(open_executor(executor, Opening(store, runs, tell=lambda line: None))))
             carry_out(store, claimed, listener, place, runs=runs, commit=git_state())
@@ -172,6 +181,6 @@ def run(
 
 def _new(store: Store, cell: Cell, before: int) -> list[Value]:
     """What the newest finished evaluation after the attempt `before` has measured."""
-    attempts = [attempt for attempt in store.attempts(cell.id) if attempt.kind == "evaluate" and attempt.id > before]
+    attempts = [attempt for attempt in store.attempts(cell.id) if attempt.kind != "train" and attempt.id > before]
     done = [attempt.id for attempt in attempts if attempt.state == "done"]
     return [value for value in store.measurements(cell.id) if value.attempt_id == done[-1]] if done else []

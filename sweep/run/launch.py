@@ -4,29 +4,39 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from ...results import contrasts
+from ...results import contrasts, forecast
+from ...results.designs import record
 from ...results.errors import SweepBusy, SweepUnknown
+from ...results.stopping import rule
 from ...results.store.cell_status import standing
-from ...results.store.records import NewRevision
+from ...results.store.records import CellState, NewRevision
 from ...results.store.store import Store
+from ...results.studies import search
 from ..attempt import git
 from ..checkpoints import storage
 from ..errors import SweepError
 from ..grid.cell import Cell
 from ..grid.grid import Grid
 from ..machine import processes
-from ..plan import corpora, disk_usage, ordering, planner
+from ..plan import budget, corpora, disk_usage, ordering, place, planner, price, waves
+from ..plan.studies import Progress, Space, progress_of
 from ..probes import requested
 from ..scheduler import journalled, source_snapshot
 from ..scheduler.base import Executor, Opening, Tell
 from ..scheduler.registry import DEFAULT, EXECUTORS, open_executor
-from . import supervisor
+from . import notify, supervisor
+from .further import Source
 from .supervisor import Listener, Supervisor
+from .trials import Trials
+
+if TYPE_CHECKING:
+    from .seeds import Seeds
 
 CODE = "code"
 """Kind of the event that names the code a sweep was launched with."""
@@ -43,7 +53,9 @@ class Request:
 
     grid: Grid
     cells: Sequence[Cell]
-    """All of the grid's."""
+    """All of the grid's; of a study those of its trials so far, which `run` and `plan` look up."""
+    space: Space | None = None
+    """Of a study: where its cells come from."""
     runs: Path
     executor: str = DEFAULT
     """Its name in the registry, as `chosen` gives it."""
@@ -59,6 +71,22 @@ class Request:
     """None: of this checkout."""
     again: bool = False
     """Whether the same launch goes on after its process died."""
+    notify: str | None = None
+    """Web address that is told of the end; see notify.py."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """What its revision keeps besides, as JSON."""
+    budget: float | None = None
+    """GPU-hours, or core-hours without GPUs, that the grid's cells may have cost after it; None for no limit."""
+
+    @property
+    def like(self) -> Sequence[Cell]:
+        """Cells that stand for all that are to come: the grid's, or those at the ends of a study's ranges."""
+        return self.cells if self.space is None else self.space.ends
+
+    @property
+    def most(self) -> int:
+        """Cells, or trials, that there will be."""
+        return len(self.cells) if self.space is None else self.space.search.trials
 
     @property
     def chosen(self) -> list[Cell]:
@@ -72,7 +100,13 @@ class Outcome:
 
     standings: Counter[str]
     finished: bool
-    """Every cell of this launch is done or has diverged."""
+    """Every cell of this launch is done or has diverged, but for those that a budget left."""
+    left: Sequence[str] = ()
+    """What a budget left, in words."""
+    stop: Sequence[str] = ()
+    """Why no more seeds were added, in words."""
+    study: Progress | None = None
+    """Of a study: its trials, which `standings` counts."""
 
 
 def plan(request: Request, store: Store | None) -> planner.Plan:
@@ -82,18 +116,47 @@ def plan(request: Request, store: Store | None) -> planner.Plan:
     database is not told: another machine that shares it may have them. Raises AddressError for a checkpoint.path that
     cannot be understood, StorageError when the place of weights cannot be reached.
     """
+    if request.space is not None:
+        return _of_study(request, request.space, store)
     chosen, runs = request.chosen, request.runs
-    states = store.states({cell.id for cell in chosen}) if store is not None else {}
-    for cell in chosen:
-        state = states.get(cell.id)
-        if state is None or not state.weights or standing(state, requested(cell.config.eval)) != "needs-eval":
-            continue
-        if not storage.exists(storage.resolve(runs, state.weights)):
-            states[cell.id] = replace(state, weights=None)
+    states = _states(request, chosen, store)
     made = planner.plan(chosen, states, retrain=request.retrain, left_out=len(request.cells) - len(chosen))
     finished = {cell for cell, word in made.standings.items() if word == "done"}
     tasks = ordering.ordered(made.tasks, chosen, list(request.grid.axes), states, finished)
-    return replace(made, tasks=tasks, disk=disk_usage.needed([task.cell for task in made.training], runs))
+    made = replace(made, tasks=tasks)
+    if request.budget is not None:
+        known = place.prices(request.cells, runs, store)
+        used = budget.spent(store, request.cells)
+        fitting, told = budget.within(made, request.budget, used, known, request.grid.contrasts, finished)
+        made = replace(made, tasks=fitting, budget=told)
+    return replace(made, disk=disk_usage.needed([task.cell for task in made.training], runs))
+
+
+def seeded(request: Request, store: Store | None) -> Request:
+    """The request with the cells at further seeds that its grid's `stop` begins with, or has asked for so far. Raises GridError."""
+    return replace(request, cells=waves.so_far(request.grid, request.cells, store))
+
+
+def _of_study(request: Request, space: Space, store: Store | None) -> planner.Plan:
+    """The trials that were begun; how many are to come follows from where the study stands."""
+    study = progress_of(space, store, retrain=request.retrain)
+    cells = list(study.cells.values())
+    # a trial whose weights are gone before all objectives were measured is trained again: without them it tells nothing
+    made = planner.plan(cells, _states(request, cells, store), retrain=True)
+    made = replace(made, tasks=[task for task in made.tasks if task.cell.id in study.open], study=study)
+    training = made.with_proposals().training
+    return replace(made, disk=disk_usage.needed([task.cell for task in training], request.runs))
+
+
+def _states(request: Request, cells: Sequence[Cell], store: Store | None) -> dict[str, CellState]:
+    states = store.states({cell.id for cell in cells}) if store is not None else {}
+    for cell in cells:
+        state = states.get(cell.id)
+        if state is None or not state.weights or standing(state, requested(cell.config.eval)) != "needs-eval":
+            continue
+        if not storage.exists(storage.resolve(request.runs, state.weights)):
+            states[cell.id] = replace(state, weights=None)
+    return states
 
 
 def run(
@@ -111,7 +174,8 @@ def run(
     after a clean stop.
     """
     runs, sweep = request.runs, request.grid.name
-    corpora.check(request.chosen, runs / "corpora")
+    corpora.check(request.chosen if request.space is None else request.like, runs / "corpora")
+    request = _with_trials(seeded(request, store), store)
     request = replace(
         request, cells=supervisor.freeze_plugins(request.cells, runs), commit=request.commit or git.git_state()
     )
@@ -126,22 +190,95 @@ def run(
             executor = held.enter_context(closing(open_executor(request.executor, opening)))
         fence = claim(request, store, processes.this_process("launch"))
         held.callback(store.release_sweep, sweep, fence)
+        seeds = _seeds(request, store, fence, tell)
+        ending = held.enter_context(
+            notify.Ending(
+                request.notify, sweep, tell=tell,
+                count=lambda: _left(_now(request, seeds, store), store)[0],
+                states=lambda: list(store.states({cell.id for cell in _now(request, seeds, store).chosen}).values()),
+            )
+        )  # fmt: skip
         if source != before:
             store.add_event(CODE, source, sweep=sweep)
         supervisor.reap(store, request.chosen, runs, executor)
         plan_ = plan(request, store)
         planned(plan_)
-        for place in {task.cell.config.checkpoint.path for task in plan_.tasks if task.kind == "train"}:
-            if place is not None:
-                storage.place(place).check()
-        if plan_.tasks:
+        trained = [task.cell for task in plan_.tasks if task.kind == "train"]
+        for address in {cell.config.checkpoint.path for cell in (trained if plan_.study is None else request.like)}:
+            if address is not None:
+                storage.place(address).check()
+        further: dict[str, Source] = {sweep: seeds} if seeds is not None else {}
+        likely: Sequence[Cell] = seeds.likely if seeds is not None else ()
+        if plan_.study is not None:
+            trials = Trials(plan_.study, store, fence, place.prices(request.like, runs, store))
+            further, likely = {sweep: trials}, request.like
+        tasks = plan_.tasks or (seeds.further(lambda resources: True) if seeds is not None else [])
+        if tasks or (plan_.study is not None and plan_.study.left):
             # attempts end before the sweep is released
             executor = held.enter_context(closing(executor or open_executor(request.executor, opening)))
-            share = [(sweep, fence, plan_.tasks)]
-            carry_out(store, share, listener, executor, runs=runs, commit=request.commit, source=folder)
-        after = plan(replace(request, cells=request.chosen, only=()), store)
-        rest = {word for word, count in after.counts.items() if count} - {"done", "diverged"}
-        return Outcome(after.counts, not rest)
+            carry_out(
+                store, [(sweep, fence, tasks)], listener, executor, runs=runs, commit=request.commit, source=folder,
+                further=further, likely=likely,
+            )  # fmt: skip
+        outcome = _outcome(_now(request, seeds, store), store, plan_, seeds)
+        ending.finished, ending.counts = outcome.finished, outcome.standings
+        return outcome
+
+
+def _seeds(request: Request, store: Store, fence: int, tell: Tell) -> Seeds | None:
+    """Who adds seeds to the sweep while it runs; None without a rule, and for a launch of a part of the cells."""
+    if request.grid.stop is None:
+        return None
+    # SciPy, which other grids need not wait for
+    from .seeds import Seeds
+
+    if request.only:
+        tell("stop: no seeds are added by a launch with --only")
+        return None
+
+    def tasks(cells: Sequence[Cell]) -> list[planner.Task]:
+        return plan(replace(request, cells=cells, budget=None), store).tasks
+
+    def prices(cells: Sequence[Cell]) -> price.Prices:
+        return place.prices(cells, request.runs, store)
+
+    return Seeds(
+        request.grid, request.cells, store, fence, plan=tasks, prices=prices, allowed=request.budget, tell=tell
+    )
+
+
+def _now(request: Request, seeds: Seeds | None, store: Store) -> Request:
+    """The request with the seeds, or the trials, that were added meanwhile."""
+    return _with_trials(request, store) if seeds is None else replace(request, cells=seeds.cells)
+
+
+def _with_trials(request: Request, store: Store) -> Request:
+    """Of a study: with the cells of its trials so far, and with plugins that nobody edits."""
+    space = request.space
+    if space is None:
+        return request
+    ends = supervisor.freeze_plugins(space.ends, request.runs)
+    space = Space(replace(space.grid, plugins=ends[0].config.plugins), ends, space.known)
+    return replace(request, space=space, cells=list(progress_of(space, store).cells.values()))
+
+
+def _outcome(request: Request, store: Store, before: planner.Plan, seeds: Seeds | None) -> Outcome:
+    counts, after = _left(request, store)
+    if after.study is not None:
+        return Outcome(counts, after.study.finished, study=after.study)
+    late = {task.cell.id for task in before.budget.left} if before.budget is not None else set[str]()
+    rest = {word for cell, word in after.standings.items() if cell not in late} - {"done", "diverged"}
+    left = after.budget.describe() if after.budget is not None and late else ()
+    return Outcome(counts, not rest, left, tuple(seeds.told) if seeds is not None else ())
+
+
+def _left(request: Request, store: Store) -> tuple[Counter[str], planner.Plan]:
+    """Where the cells, or the trials of a study, stand now, and what another launch would do."""
+    if request.space is not None:
+        study = progress_of(request.space, store, again=False)
+        return study.counts, planner.Plan([], dict(study.standings), list(study.cells.values()), study=study)
+    after = plan(replace(request, cells=request.chosen, only=()), store)
+    return after.counts, after
 
 
 def carry_out(
@@ -153,21 +290,24 @@ def carry_out(
     runs: Path,
     commit: Commit | None,
     source: Path | None = None,
+    further: Mapping[str, Source] | None = None,
+    likely: Sequence[Cell] = (),
 ) -> None:
     """Runs the tasks of sweeps that the caller holds, (sweep, fence, tasks) each, one sweep after the other.
 
+    `further` gives a sweep more tasks while it runs, for cells whose resources are those of `likely`.
     The executor holds the GPUs that they need until it is closed, so that attempts of these sweeps alone share them.
     Raises MachineError (also for a cell that no machine has room for), Interrupted, LostLease.
     """
     executor = journalled.understood(executor, store, source)
-    executor.admit([task.cell for _, _, share in shares for task in share])
+    executor.admit([*(task.cell for _, _, share in shares for task in share), *likely])
     every = [(sweep, fence) for sweep, fence, _ in shares]
     for sweep, fence, share in shares:
         one = Supervisor(
             store, sweep, fence, executor, listener,
             runs=runs, commit=commit or (None, None), source=source, beside=every,
         )  # fmt: skip
-        one.run(share)
+        one.run(share, (further or {}).get(sweep))
 
 
 def claim(request: Request, store: Store, owner: processes.Owner) -> int:
@@ -177,7 +317,7 @@ def claim(request: Request, store: Store, owner: processes.Owner) -> int:
     """
     grid, again = request.grid, request.again
     commit, dirty = request.commit or (None, None)
-    wanted = sorted({pair for cell in request.cells for pair in requested(cell.config.eval)})
+    wanted = sorted({pair for cell in request.like for pair in requested(cell.config.eval)})
     revision = NewRevision(
         grid_text=grid.document.text,
         grid_file=str(grid.document.path),
@@ -186,6 +326,14 @@ def claim(request: Request, store: Store, owner: processes.Owner) -> int:
             "set": {path: setting.value for path, setting in grid.command_line.items()},
             # absent where there is none, so that a sweep of before they existed is relaunched as the same revision
             **({contrasts.OPTION: contrasts.as_options(grid.contrasts)} if grid.contrasts else {}),
+            **({record.OPTION: record.as_options(grid.chosen.design)} if grid.chosen is not None else {}),
+            **({rule.OPTION: rule.as_option(grid.stop)} if grid.stop is not None else {}),
+            **request.options,
+            **({search.OPTION: search.as_options(grid.search)} if grid.search is not None else {}),
+            # what it will be compared with by `report --table budget`; no part of what makes a revision another one
+            forecast.OPTION: forecast.as_option(
+                price.forecast(request.cells, place.prices(request.like, request.runs, store))
+            ),
         },
         commit=commit,
         dirty=dirty,

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from ...results.store.records import Attempt
+from ...results.store.records import PRUNED, Attempt
 from ...results.text import paragraphs, plain
 from ..grid.cell import Cell
 from ..machine.signals import held
@@ -97,6 +97,7 @@ class Display:
         self._waiting.discard(task.cell.id)
         steps = task.cell.config.train.steps
         self._rows[attempt.id] = self._bars.add_task(_word(task.cell.slug), total=steps, note="starting")
+        self.expect(max(self._total, self._done + len(self._rows)))  # more than was planned, where cells are added
 
     def running(self, attempts: Sequence[Attempt]) -> None:
         """The attempts of this supervisor as they stand."""
@@ -109,14 +110,15 @@ class Display:
         row = self._rows.pop(attempt.id, None)
         if row is not None:
             self._bars.remove_task(row)
-        self._done += attempt.state in ("done", "diverged", "failed")
+        word = PRUNED if attempt.failure == PRUNED else attempt.state
+        self._done += word in ("done", "diverged", "failed", PRUNED)
         self._bars.update(self._all, completed=self._done)
-        colour = COLOURS.get(attempt.state, "white")
+        colour = COLOURS.get(word, "white")
         cause = f": {_word(attempt.cause)}" if attempt.cause else ""
         seconds = (attempt.finished_at - attempt.started_at).total_seconds() if attempt.finished_at else 0.0
         self.console.print(
             f"[{self._done:>{len(str(self._total))}}/{self._total}] {_word(task.cell.slug)} "
-            f"[{colour}]{attempt.state}[/{colour}] in {seconds:.0f} s{cause}",
+            f"[{colour}]{word}[/{colour}] in {seconds:.0f} s{cause}",
             highlight=False,
             soft_wrap=True,
         )
@@ -138,9 +140,11 @@ def _note(attempt: Attempt) -> str:
 
 
 def describe_plan(plan: Plan, sweep: str, remarks: Sequence[str] = ()) -> list[str]:
-    """The plan as lines: counts, tokens, disk, and `remarks` last."""
+    """The plan as lines: counts, tokens, budget, disk, and `remarks` last."""
     words = ", ".join(f"{count} {word}" for word, count in sorted(plan.counts.items()))
-    lines = [f"{sweep}: {len(plan.cells)} cells: {words}"]
+    lines = [
+        f"{sweep}: {len(plan.cells)} cells: {words}" if plan.study is None else f"{sweep}: {plan.study.describe()}"
+    ]
     if plan.left_out:
         lines[0] += f"; {plan.left_out} more left out by --only"
     lines.append(
@@ -149,5 +153,6 @@ def describe_plan(plan: Plan, sweep: str, remarks: Sequence[str] = ()) -> list[s
     gone = plan.counts["weights gone"]
     if gone:
         lines.append(f"{gone} trained cells lack a measurement and their weights are gone; --retrain trains them again")
+    lines += plan.budget.describe() if plan.budget is not None else []
     lines += plan.disk.describe() if plan.disk is not None else []
     return [*lines, *remarks]

@@ -17,6 +17,7 @@ from typing import Any, Protocol, cast
 from ...results.errors import CellTaken, LostLease
 from ...results.store import journal
 from ...results.store.cell_status import Standing, missing, standing
+from ...results.store.processes import SILENCE_S
 from ...results.store.records import Attempt, CellState, Owner
 from ...results.store.store import Store
 from ..attempt.failures import EXIT_MACHINE, NODE_LOST, Failure, judge, oom_kills
@@ -31,14 +32,13 @@ from ..machine.allocation import stands_back
 from ..machine.signals import Interrupted, Signals
 from ..plan.planner import Task
 from ..scheduler.base import Executor, Launch, OnThisMachine
+from .further import Source
 from .retries import Retries
 
 LEASE_S = 60.0
 RENEW_S = 5.0
 POLL_S = 0.2
 LISTEN_S = 1.0
-SILENCE_S = 300.0
-"""An attempt on another host, where we cannot look, counts as dead after this long without a word."""
 
 
 class Listener(Protocol):
@@ -88,21 +88,25 @@ class Supervisor:
         self._hung: set[int] = set()
         self._asked: set[int] = set()
         """Attempts that were asked to stop."""
+        self._pruned: dict[int, str] = {}
+        """Those of them that are hopeless, and why."""
+        self._source: Source | None = None
         self._signals = Signals()
         self._oom_kills = oom_kills()
         self._paused = False
         self._renewed = self._listened = 0.0
         self._looked = time.monotonic()
 
-    def run(self, tasks: Sequence[Task]) -> None:
-        """Runs every task to its end.
+    def run(self, tasks: Sequence[Task], source: Source | None = None) -> None:
+        """Runs every task to its end, and whatever `source` gives whenever no task waits.
 
         Raises Interrupted after a clean stop, LostLease when the sweep was taken over, SweepBroken when cell after cell
         fails in the same way, MachineError when the executor breaks.
         """
         queue = deque(tasks)
+        self._source = source
         with Signals() as self._signals:
-            while queue or self._tasks:
+            while self._more(queue):
                 self._renew()
                 if self._signals.number is not None:
                     self._stop()
@@ -120,6 +124,17 @@ class Supervisor:
                 self._show()
                 if not self._tasks and not ended:
                     time.sleep(POLL_S)
+
+    def _more(self, queue: deque[Task]) -> bool:
+        """Whether anything is left to do, after asking for more where no task waits."""
+        if self._source is not None and not queue and not self._paused and self._signals.number is None:
+            queue.extend(self._source.further(self._fits))
+        return bool(queue or self._tasks) or (self._source is not None and self._paused)
+
+    def _fits(self, resources: Resources) -> bool:
+        if any(task.alone for task in self._tasks.values()):
+            return False
+        return not self._tasks or self.executor.fits(resources)
 
     def _listen(self, queue: deque[Task]) -> None:
         """Does what people have asked of the sweep: pause, cancel, retry."""
@@ -181,7 +196,7 @@ class Supervisor:
         """The task as it stands now: another sweep may have trained the cell since the plan was made."""
         if task.repeat:
             return self._repeated(task, state)
-        if now == task.why or now in ("new", "interrupted", "failed"):
+        if now == task.why or now in ("new", "interrupted", "pruned", "failed"):
             return task
         if task.why == "weights gone" and now == "needs-eval":
             # the database still names weights that this machine does not have, which is why they are trained again
@@ -194,8 +209,11 @@ class Supervisor:
         return None
 
     def _repeated(self, task: Task, state: CellState | None) -> Task | None:
-        """The same measurements on the newest training, which another sweep may have made since; None without weights."""
-        if state is None or state.trained_attempt_id == task.parent_id:
+        """The same measurements on the newest training, which another sweep may have made since; None without weights.
+
+        What nobody here has trained has no newer training either.
+        """
+        if state is None or task.parent_id in (None, state.trained_attempt_id):
             return task
         return replace(task, weights=state.weights, parent_id=state.trained_attempt_id) if state.weights else None
 
@@ -308,14 +326,20 @@ class Supervisor:
             attempt = self.store.attempt(attempt_id)
         elif attempt.state == "failed":
             again = self._retries.after(task, attempt, cast(Failure, attempt.failure or "code"))
-        elif attempt.state == "interrupted" and code < 0:
+        elif attempt.state == "interrupted" and code < 0 and attempt_id not in self._pruned:
             # it had saved itself when its node, not we, asked it to leave
             again = self._retries.after(task, attempt, "node_lost" if code == NODE_LOST else "preempted")
+        why = self._pruned.pop(attempt_id, None)
+        if why is not None and attempt.state == "interrupted":
+            self.store.mark_pruned(attempt_id, why)
+            attempt, again = self.store.attempt(attempt_id), None
         if again is not None:
             queue.appendleft(again)
         elif attempt.state == "failed":
             self._given_up[task.cell.id] = replace(task, deviation={}, alone=False, not_before=0.0)
         self.listener.ended(task, attempt)
+        if self._source is not None:
+            self._source.ended(task, attempt, again is not None)
         if attempt.state == "failed" and attempt.failure == "code":
             self._break_off(task, attempt, queue)
 
@@ -347,6 +371,18 @@ class Supervisor:
             mine = [live[key] for key in self._tasks if key in live]
             self.listener.running(mine)
             self._end_hung(mine)
+            self._prune(mine)
+
+    def _prune(self, attempts: Sequence[Attempt]) -> None:
+        """Ends attempts that the source has given up."""
+        if self._source is None:
+            return
+        free = [attempt for attempt in attempts if attempt.id not in self._asked]
+        hopeless = self._source.hopeless(free)
+        for attempt in free:
+            if attempt.id in hopeless and self.executor.stop(attempt):
+                self._asked.add(attempt.id)
+                self._pruned[attempt.id] = hopeless[attempt.id]
 
     def _stop(self) -> None:
         """Asks every attempt to save itself and leave; kills what is still there after the grace, marks everything."""
@@ -429,6 +465,8 @@ def freeze_plugins(cells: Sequence[Cell], runs: Path) -> list[Cell]:
                 aside = copy.with_name(f"{copy.name}.{os.getpid()}.part")
                 shutil.copyfile(plugin.path, aside)
                 os.replace(aside, copy)
+            with contextlib.suppress(OSError):
+                os.utime(copy)  # gc leaves young ones alone, which a sweep is about to name
             frozen.append(plugin.model_copy(update={"path": str(copy.resolve())}))
         out.append(replace(cell, config=cell.config.model_copy(update={"plugins": tuple(frozen)})) if frozen else cell)
     return out

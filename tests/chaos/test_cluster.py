@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.skipif(machines.missing() is not None, reason=machines.missing() or ""),
 ]
 CELLS = 2
-TOKENS = 128 * 800
+TOKENS = 128 * 500
 """So many steps that no attempt is done before a lease has ended."""
 Scenario = Callable[[Path, Curves], Bench]
 
@@ -41,7 +41,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Curves:
     """Curves of the same grid, undisturbed and on this machine."""
     made = Bench(tmp_path_factory.mktemp("calm"))
     made.grid(tokens=TOKENS)
-    made.launch(executor="ray")
+    made.launch()
     made.once(CELLS)
     return made.curves()
 

@@ -15,13 +15,13 @@ import pytest
 
 from ..helpers.bench import Bench, Curves
 from ..helpers.patience import PATIENCE_S
-from ..helpers.tiers import long_form
-from .storm import A_STORM, CELLS, EVERY, FEW, TARGETS, Storm, Tally, bench_in, calm, family, first
+from ..helpers.tiers import long_form, only_long
+from .storm import A_STORM, CELLS, EVERY, FEW, Storm, Tally, bench_in, calm, family, first
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 
-@pytest.mark.parametrize("executor", TARGETS)
+@pytest.mark.parametrize("executor", ["ray", *long_form("local")])
 def test_kills(tmp_path: Path, reference: Curves, kills: int, executor: str) -> None:
     """Sweep after sweep, until all kills are done; a sweep that ends before its storm does is right all the same."""
     tally = Tally(executor)
@@ -96,6 +96,7 @@ def test_a_database_that_is_locked_for_long(small_bench: Bench, reference: Curve
     calm(bench, FEW, reference)
 
 
+@only_long
 def test_a_damaged_newest_checkpoint(small_bench: Bench, reference: Curves) -> None:
     """Bytes turned over in every file of the newest checkpoint, in several ways, between kills."""
     bench = small_bench
@@ -119,6 +120,7 @@ def test_a_damaged_newest_checkpoint(small_bench: Bench, reference: Curves) -> N
     assert bench.curves() == first(FEW, reference)
 
 
+@only_long
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small file system")
 def test_a_full_disk(tmp_path: Path, reference: Curves) -> None:
     """Runs on a file system that fills up; space is given back while the launch still tries."""

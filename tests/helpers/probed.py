@@ -7,7 +7,7 @@ from typing import Any
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import Example, Measurement
 
-FIGURES = ("position-nll", "retention", "passkey", "attention-map", "extrapolation")
+FIGURES = ("position-nll", "retention", "passkey", "attention-map", "extrapolation", "memory-recall")
 """The figures of `probe_items`."""
 
 
@@ -19,6 +19,7 @@ def probe_items(recorder: Recorder, loss: float, share: float = 0.5, *, lengths:
         _numbers(recorder, "extrapolation", length, 1000, nats=loss, perplexity=2.718281828 ** (loss + length / 1000))
     attention_map(recorder, loss)
     gates(recorder, share, channels=1)
+    memory_recall(recorder, share)
 
 
 def _numbers(recorder: Recorder, probe: str, length: int, n: int, **values: float) -> None:
@@ -42,6 +43,36 @@ def gates(recorder: Recorder, share: float, *, channels: int, heads: int = 4, la
                 for place in range(each)
             ]
         )  # fmt: skip
+
+
+def memory_recall(
+    recorder: Recorder,
+    share: float,
+    pairs: tuple[int, ...] = (2, 4, 8),
+    *,
+    heads: int = 2,
+    layers: tuple[int, ...] = (2, 6),
+    rows: int = 3,
+) -> None:
+    """Of n pairs every head of every layer and every row holds `share` / n more than the one before it; in context up to 4."""
+    examples, means = [], {}
+    for metric, units, numbers in (
+        ("share", [(layer, head) for layer in layers for head in range(heads)], pairs),
+        ("context_share", [(row, 0) for row in range(rows)], pairs[:2]),
+    ):
+        each = heads if metric == "share" else 1
+        found = [
+            Example(
+                probe="memory_recall", metric=metric, item=item, position=place * each + head,
+                value=min(1.0, share * (1 + order) / n), detail={"pairs": n, "chance": 1 / n},
+            )
+            for place, n in enumerate(numbers)
+            for order, (item, head) in enumerate(units)
+        ]  # fmt: skip
+        examples += found
+        means[metric] = sum(one.value or 0 for one in found) / len(found)
+    recorder.examples(examples)
+    _numbers(recorder, "memory_recall", 0, len(examples), **means, pairs=2.0, context_pairs=1.5, context_chance=0.375)
 
 
 def passkey(

@@ -26,3 +26,8 @@ def every_nth(every: Iterable[Any], n: int) -> list[Any]:
 def long_form(*more: Any) -> tuple[Any, ...]:
     """Parameters of the long form alone, ATMA_LONG=1: what repeats a path of another parameter and takes a minute or two."""
     return more if os.environ.get("ATMA_LONG") else ()
+
+
+def only_long(test: Any) -> Any:
+    """A test of the long form alone: what takes a minute or two and ends in what shorter tests hold one by one. Outermost decorator."""
+    return test if os.environ.get("ATMA_LONG") else None

@@ -6,7 +6,7 @@ Here torch.empty gives NaN, so an output that a kernel leaves unwritten shows in
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
@@ -16,15 +16,17 @@ from atma_sweep.kernels.attention import ops
 from atma_sweep.kernels.attention.polar import available, choose_backend, polar_attention, polar_distractor_loss
 from atma_sweep.kernels.attention.polar_reference import polar_attention_reference
 from atma_sweep.kernels.attention.softmax import softmax_attention, softmax_attention_reference, softmax_distractor_loss
-from graded import check, distance, double, normal, run, surrounded
-from tiers import every_nth, shared_out
+from graded import check, distance, double, interpreted, normal, run, surrounded
+from tiers import every_nth, long_form, shared_out
 from torch import Tensor
 from torch.nn import functional
 
 D = 16
 NAMES = ("c", "mag", "q", "k", "v", "null_base", "null_slope", "len_gain", "mag_beta", "v_null")
-pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered")  # infinity is meant, and numpy tells
-interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the kernels are compiled, see below")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:overflow encountered"),  # infinity is meant, and numpy tells
+    pytest.mark.usefixtures("unwritten_memory_is_nan"),
+]
 CASES = [
     (1, 8, 2, None), (1, 4, 4, 4), (1, 3, 1, 1),
     (17, 8, 2, 67), (17, 4, 4, 4), (17, 4, 4, 67), (17, 3, 1, 17), (17, 4, 4, 1),
@@ -33,13 +35,6 @@ CASES = [
     (1000, 1, 1, None),
 ]  # fmt: skip
 """(T, H, J, window): every pair of heads with a length and with a window, and of T with a window shorter than T."""
-
-
-@pytest.fixture(autouse=True)
-def unwritten_memory_is_nan() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def inputs(t: int, h: int, j: int, *, b: int = 1, d: int = D, scale: float = 1.0) -> list[Tensor]:
@@ -53,7 +48,9 @@ def inputs(t: int, h: int, j: int, *, b: int = 1, d: int = D, scale: float = 1.0
 
 
 @interpreted
-@pytest.mark.parametrize(("t", "h", "j", "window"), shared_out(CASES, lambda case: case in CASES[:15:5]))
+@pytest.mark.parametrize(
+    ("t", "h", "j", "window"), shared_out([*CASES[::2], *long_form(*CASES[1::2])], lambda case: case in CASES[:15:6])
+)
 def test_polar_is_near_float64(t: int, h: int, j: int, window: int | None) -> None:
     args = inputs(t, h, j, b=2 if t <= 127 and h < 8 else 1)
     ours = run(polar_attention, args, window=window, backend="triton")
@@ -66,7 +63,7 @@ def test_polar_is_near_float64(t: int, h: int, j: int, window: int | None) -> No
 
 
 @interpreted
-@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("window", every_nth([20, None], 2))
 def test_nothing_beyond_the_inputs_is_used(window: int | None) -> None:
     args = inputs(45, 2, 1, b=2)
     poisoned = [surrounded(x) for x in args[:3]] + args[3:]
@@ -286,9 +283,8 @@ def tiny_ops() -> dict[str, tuple[Any, tuple[Any, ...]]]:
 
 
 @interpreted
-@pytest.mark.parametrize(
-    "name", every_nth(["polar_forward", "polar_backward", "softmax_forward", "softmax_backward", "log_sum"], 5)
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["polar_forward", "polar_backward", "softmax_forward", "softmax_backward", "log_sum"])
 def test_ops_keep_the_rules_of_torch(name: str) -> None:
     """Nothing changed in place, shapes and types without data, gradients, and the same in a compiled graph."""
     op, args = tiny_ops()[name]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,15 +20,9 @@ from patience import PATIENCE_S
 from tiers import every_nth
 from torch import Tensor
 
+pytestmark = pytest.mark.usefixtures("unwritten_memory_is_nan")
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the kernels are compiled, see below")
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-
-
-@pytest.fixture(autouse=True)
-def unwritten_memory_is_nan() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

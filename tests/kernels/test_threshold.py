@@ -6,7 +6,6 @@ Survival is a sign, so what is compared across roundings has no score near 0: `a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,18 +13,14 @@ import torch
 from atma_sweep.kernels.attention import threshold_ops as ops
 from atma_sweep.kernels.attention.forgetting import forgetting_attention
 from atma_sweep.kernels.attention.threshold import distances, threshold_attention
+from graded import double, interpreted, normal, run
 from tiers import every_nth, shared_out
 from torch import Tensor
 from torch.nn import functional
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value encountered")
-interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the kernels are compiled, see below")
 MARGIN = 1e-2
 """No score of `apart` is nearer to 0."""
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def inputs(t: int, h: int, j: int, *, b: int = 1, d: int = 8) -> list[Tensor]:
@@ -44,17 +39,6 @@ def apart(t: int, h: int, j: int, *, b: int = 1, d: int = 16) -> list[Tensor]:
     scores = torch.einsum("bthx,bshx->bhts", q, k.repeat_interleave(h // j, 2)) * d**-0.5
     assert scores.abs().min() > MARGIN
     return [x.requires_grad_() for x in (q, k, v, decay)]
-
-
-def double(args: list[Tensor]) -> list[Tensor]:
-    return [x.detach().double().requires_grad_() for x in args]
-
-
-def run(function: Callable[..., Tensor], args: list[Tensor], **options: Any) -> list[Tensor]:
-    """The result, then the gradients of a fixed random weighting of it."""
-    y = function(*args, **options)
-    weight = normal(*y.shape, seed=90).bfloat16().to(y)
-    return [y.detach(), *torch.autograd.grad(y, args, weight)]
 
 
 def naive(
@@ -126,7 +110,7 @@ def test_gradients_by_differences(empty: Any, window: int | None) -> None:
     """Of every input at once, in rows with and without survivors; no difference carries a score over 0."""
     args = [x.detach().double().requires_grad_() for x in apart(5, 2, 1, d=8)]
     assert torch.autograd.gradcheck(
-        lambda *args: threshold_attention(*args, window=window, empty=empty), args, eps=1e-6, atol=1e-8
+        lambda *args: threshold_attention(*args, window=window, empty=empty), args, eps=1e-6, atol=1e-8, fast_mode=True
     )
 
 
@@ -229,14 +213,6 @@ def test_errors_name_both_numbers() -> None:
 
 
 # --- the kernels in Triton's interpreter --------------------------------------------------------------------------
-
-
-@pytest.fixture
-def unwritten_memory_is_nan() -> Iterator[None]:
-    """torch.empty gives NaN, so an output that a kernel leaves unwritten shows."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @interpreted

@@ -12,7 +12,16 @@ from atma_sweep.model.config import ModelConfig
 
 torch.set_num_threads(1)
 
-SMALL = {"d_model": 24, "n_layers": 4, "n_heads": 4, "n_kv_heads": 2, "head_dim": 8, "vocab_size": 37, "window_size": 3}
+SMALL = {
+    "d_model": 24,
+    "n_layers": 4,
+    "n_heads": 4,
+    "n_kv_heads": 2,
+    "head_dim": 8,
+    "vocab_size": 37,
+    "window_size": 3,
+    "memories": {"omega": {"window": 3, "chunk": 4}, "atlas": {"window": 3, "chunk": 4}},
+}
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from atma_sweep.model.attention import Attention
 from atma_sweep.model.backbone import Auxiliary, Backbone
 from atma_sweep.model.outline import network_shapes, parameters
 from registries import PAIRS, has_distractor
+from tiers import every_nth
 from torch import Tensor
 from torch.nn import functional
 
@@ -88,7 +89,7 @@ def test_distractor_keys_are_normed_where_the_real_ones_are(awake: Awake) -> Non
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize(("mixer", "memory"), PAIRS)
+@pytest.mark.parametrize(("mixer", "memory"), every_nth(PAIRS, 5))
 def test_without_biases_is_with_biases_of_zero(
     awake: Awake, tokens: Tensor, auxiliary: Aux, mixer: str, memory: str, tied: bool
 ) -> None:
@@ -134,7 +135,7 @@ def test_some_projections_may_go_without_bias_alone(
 
 
 @pytest.mark.parametrize("switches", COMBINATIONS, ids=str)
-@pytest.mark.parametrize(("mixer", "memory"), PAIRS)
+@pytest.mark.parametrize(("mixer", "memory"), every_nth(PAIRS, 5))
 def test_the_outline_the_pieces_and_the_gradients_follow(
     awake: Awake, tokens: Tensor, auxiliary: Aux, mixer: str, memory: str, switches: dict[str, bool]
 ) -> None:

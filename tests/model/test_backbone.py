@@ -143,7 +143,7 @@ def test_every_parameter_is_in_one_group(small: Small, attn_type: str, memory: s
     assert muon["blocks.2.mix.canon.q.weight"].shape == (32, 1, 4)
     assert ("blocks.2.mix.mixer.v_null" in muon) == (attn_type == "polar")
     assert ("blocks.2.mix.mixer.mu_proj.weight" in muon) == (attn_type == "polar")
-    assert ("blocks.2.mix.memory.gate.weight" in muon) == (memory == "gated_delta")
+    assert ("blocks.2.mix.memory.gate.weight" in muon) == (memory != "none")
 
 
 def test_a_parameter_without_a_group_is_an_error(small: Small) -> None:

@@ -33,7 +33,7 @@ def rows() -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("attn_type", "memory", "window"), every_nth([(*pair, window) for pair in PAIRS for window in (False, True)], 6)
+    ("attn_type", "memory", "window"), every_nth([(*pair, window) for pair in PAIRS for window in (False, True)], 12)
 )
 def test_hidden_states_are_the_same_in_any_pieces(
     awake: Awake, rows: Tensor, attn_type: str, memory: str, window: bool

@@ -9,12 +9,14 @@ from typing import Any
 
 import probed as probed_data
 import pytest
+import studied
 from atma_sweep.reports.table import Table
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.paper import open_published
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import AXES, CellRecord, CurvePoint, Example, Measurement, Owner
 from atma_sweep.results.store.store import Store, open_store
+from swept import swept
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ME = Owner(name="ada", host="here", pid=1, started=0.0)
@@ -167,14 +169,48 @@ def replicated(tmp_path: Path, blank: Path) -> Store:
 @pytest.fixture
 def shown(request: pytest.FixtureRequest) -> Callable[[str], Store]:
     """The store in which the figure of that name has something to show: `every`, `replicated` for what is about replicates,
-    `probed` for the items of single probes."""
+    `probed` for the items of single probes, `rates` for an axis of numbers, `studies` for what is about studies."""
 
     def store_of(name: str) -> Store:
-        rest = "replicated" if name in ("power", "seeds", "items") else "every"
+        rest = "replicated" if name in ("power", "seeds", "items") else "rates" if name == "response" else "every"
+        rest = "studies" if name in ("study", *studied.FIGURES) else rest
         found: Store = request.getfixturevalue("probed" if name in probed_data.FIGURES else rest)
         return found
 
     return store_of
+
+
+@pytest.fixture(scope="session")
+def rates_file(blank: Path) -> Path:
+    """The sweep of `swept`."""
+    path = Path(shutil.copy(blank, blank.with_name("rates.db")))
+    store = open_store(path)
+    swept(store)
+    store.close()
+    return path
+
+
+@pytest.fixture
+def rates(tmp_path: Path, rates_file: Path) -> Store:
+    """A copy of it."""
+    return open_store(shutil.copy(rates_file, tmp_path / "rates.db"))
+
+
+@pytest.fixture(scope="session")
+def studies_file(blank: Path) -> Path:
+    """The sweep `tuned`, a study of one objective, and the one launched last, `both`, a study of two."""
+    path = Path(shutil.copy(blank, blank.with_name("studies.db")))
+    store = open_store(path)
+    studied.one(store)
+    studied.two(store)
+    store.close()
+    return path
+
+
+@pytest.fixture
+def studies(tmp_path: Path, studies_file: Path) -> Store:
+    """A copy of it."""
+    return open_store(shutil.copy(studies_file, tmp_path / "studies.db"))
 
 
 @pytest.fixture(scope="session")

@@ -13,8 +13,9 @@ from atma_sweep.reports.bundle import write_all
 from atma_sweep.reports.check import check_file, files_in
 from atma_sweep.reports.data import ReportError
 from atma_sweep.reports.render import files_of, trace_file
-from atma_sweep.reports.tables import TABLES, make_table
+from atma_sweep.reports.tables import make_table
 from atma_sweep.results.store.store import open_store
+from ordinary import TABLES
 from tiers import every_nth
 from typer.testing import CliRunner
 

@@ -39,15 +39,18 @@ SLOW = ("effects", "interactions", "pareto")
     every_nth([name for name in TABLES if name not in SLOW], 3)
     + [pytest.param(name, marks=pytest.mark.thorough) for name in SLOW],
 )
-def test_every_table_is_written_in_every_format_and_checked(every: Store, tmp_path: Path, name: str) -> None:
-    table = make_table(name, every)
+def test_every_table_is_written_in_every_format_and_checked(
+    shown: Callable[[str], Store], tmp_path: Path, name: str
+) -> None:
+    store = shown("study" if TABLES[name].study else "")
+    table = make_table(name, store)
     assert table.number == name, "the name under which the trace finds it again"
     assert table.columns
     for ending, format in SUFFIXES.items():
         for file, text in files_of(table, tmp_path / f"x{ending}", format).items():
             file.write_text(text)
         if table.rows or format != "json":
-            assert check_file(tmp_path / f"x{ending}", every) == []
+            assert check_file(tmp_path / f"x{ending}", store) == []
     assert set(FORMATS) == {"terminal", *SUFFIXES.values()}
     assert table.title in render(table, width=10_000)
 
@@ -73,7 +76,7 @@ def test_lengths_are_for_those_that_take_them(
     refused = {}
     for name in listed:
         try:
-            maker(name, shown(name) if listed is FIGURES else every, lengths=[64])
+            maker(name, shown(name) if listed is FIGURES or listed[name].study else every, lengths=[64])
         except ReportError as error:
             refused[name] = str(error)
     assert set(refused) == {name for name, line in listed.items() if "lengths" not in line.takes} != set()

@@ -17,12 +17,13 @@ from typing import Any
 import pytest
 from atma_sweep.reports.render import render
 from atma_sweep.reports.table import Table
-from atma_sweep.reports.tables import TABLES, make_table
+from atma_sweep.reports.tables import make_table
 from atma_sweep.results import terminal
 from atma_sweep.results.paper import open_published
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import Measurement, Owner, Provenance
 from atma_sweep.results.store.store import Store
+from ordinary import TABLES
 from patience import PATIENCE_S
 from rich import box
 from rich.cells import cell_len

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -11,9 +11,9 @@ from ....results.store.store import Store
 from ...data import Lengths, ReportError, gather
 from .. import style
 from ..base import Collected, collected, names_of, origins_in, training_lengths
-from ..curves import draw_lines, looks, mark_beyond, mark_trained, robust_range
+from ..curves import mark_beyond, mark_trained, robust_range
 from ..lines import averaged_over, bars, length_label, lines_of, only, over_lengths, uneven
-from .panels import side_by_side
+from .panels import draw_panels, leaving, side_by_side
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,9 +40,7 @@ def collect(
         f"{averaged_over(data)}{bars(means)}The same targets at every length, in windows side by side, each read from zero state.",
         *uneven(means),
     ]
-    leaving = int((frame.groupby("cell")["value"].max() > limits(frame, means)[1]).sum())
-    if leaving:
-        notes.append(f"Lines that leave the axes ({leaving}): an arrow says what they reach.")
+    notes += leaving(frame, limits(frame, means)[1])
     return collected(
         store, data, "extrapolation", "Perplexity over the length of a window", frame, origins_in(frame), notes=notes,
         trained=only(list(frame["trained"])), axes=axes, names=names_of(data, without=("attn_type", *axes)),
@@ -66,28 +64,18 @@ def limits(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[float, float]:
 def draw(made: Collected, look: Look) -> Figure:
     """All lines in one panel, or a panel a mixer; the training length marked."""
     frame, trained = made.frame, made.about["trained"]
-    names = list(dict.fromkeys(frame["panel"]))
-    one = len(names) == 1
-    figure = style.page(
-        (2.6 if one else style.PANEL * style.rows_of(len(names))) + 0.35, 4.8 if one else style.width_of(len(names))
-    )
-    group = style.panels(figure, [style.shown(name) if name else "" for name in names], sharex=True, sharey=True)
-    means, found = lines_of(frame), looks(frame, made.about["axes"])
-    named = {cell: made.about["names"].get(cell, "") or "this cell" for cell in look.highlight}
-    handles: dict[str, Any] = {}
-    for place, (axes, name) in enumerate(zip(group, names, strict=True)):
-        here, mean = (some[some["panel"] == name] for some in (frame, means))
-        handles |= draw_lines(axes, here, mean, found, 1, named=named)
+    means = lines_of(frame)
+    low, high = limits(frame, means)
+
+    def dress(axes: Axes, here: pd.DataFrame, last: bool) -> None:
         style.length_axis(axes, list(frame["length"]), trained, room=0.5)
-        low, high = limits(frame, means)
         if wide(frame):
             _logarithmic(axes, high / low)
         axes.set_ylim(low, high)
-        mark_trained(axes, trained, word=place == len(group) - 1)
+        mark_trained(axes, trained, word=last)
         mark_beyond(axes, here, 1)
-    style.outer_labels(figure, length_label(trained), "perplexity")
-    words = [one["label"] for one in found.values()]
-    return style.finished(figure, made.title, made.notes, {word: handles[word] for word in words if word in handles})
+
+    return draw_panels(made, look, frame, means, dress, (length_label(trained), "perplexity"))
 
 
 def _logarithmic(axes: Axes, ratio: float) -> None:

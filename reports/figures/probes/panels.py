@@ -1,14 +1,27 @@
-"""Lines of several mixers side by side, as long as they are few."""
+"""Lines of several mixers side by side, as long as they are few, and how their panels are drawn."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from ...data import SweepData
-from ..base import groups_of, line_axes
+from .. import style
+from ..base import Collected, groups_of, line_axes
+from ..curves import draw_lines, looks
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from ..look import Look
 
 ONE_PANEL = 8
 """Lines that stand in one panel instead of a panel for each mixer."""
+Dress = Callable[["Axes", pd.DataFrame, bool], None]
+"""dress(axes, rows, last): gives the axes of a panel, in which these rows are drawn, their scales and marks."""
 
 
 def side_by_side(data: SweepData, frame: pd.DataFrame) -> tuple[pd.DataFrame, tuple[str, ...]]:
@@ -24,3 +37,33 @@ def side_by_side(data: SweepData, frame: pd.DataFrame) -> tuple[pd.DataFrame, tu
         }
     told = {name: [drawn[cell][name] for cell in frame["cell"]] for name in ("panel", "first", "second", "line")}
     return frame.assign(**told), axes
+
+
+def leaving(frame: pd.DataFrame, high: float) -> list[str]:
+    """The note on cells whose line goes beyond the axes, which end at `high`; none where none does."""
+    count = int((frame.groupby("cell")["value"].max() > high).sum())
+    return [f"Lines that leave the axes ({count}): an arrow says what they reach."] if count else []
+
+
+def draw_panels(
+    made: Collected, look: Look, frame: pd.DataFrame, means: pd.DataFrame, dress: Dress, labels: tuple[str, str], *,
+    scale: float = 1, banded: bool = False,
+) -> Figure:  # fmt: skip
+    """A panel for each name in `panel`, its cells thin and the means of its lines (`lines_of`) thick, cells that stand out named;
+    `labels` are the words below and at the left."""
+    names = list(dict.fromkeys(frame["panel"]))
+    one = len(names) == 1
+    figure = style.page(
+        (2.6 if one else style.PANEL * style.rows_of(len(names))) + 0.35, 4.8 if one else style.width_of(len(names))
+    )
+    group = style.panels(figure, [style.shown(name) if name else "" for name in names], sharex=True, sharey=True)
+    found = looks(frame, made.about["axes"])
+    named = {cell: made.about["names"].get(cell, "") or "this cell" for cell in look.highlight}
+    handles: dict[str, Any] = {}
+    for axes, name in zip(group, names, strict=True):
+        here, mean = (some[some["panel"] == name] for some in (frame, means))
+        handles |= draw_lines(axes, here, mean, found, scale, named=named, banded=banded)
+        dress(axes, here, name == names[-1])
+    style.outer_labels(figure, *labels)
+    words = [one["label"] for one in found.values()]
+    return style.finished(figure, made.title, made.notes, {word: handles[word] for word in words if word in handles})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -13,12 +13,13 @@ from ....results.store.store import Store
 from ...data import Lengths, ReportError, SweepData, gather
 from .. import style
 from ..base import Collected, collected, names_of, origins_in, training_lengths
-from ..curves import draw_lines, looks, mark_beyond, mark_trained, robust_range
-from ..lines import BARS, averaged_over, lines_of, only
-from .panels import side_by_side
+from ..curves import mark_beyond, mark_trained, robust_range
+from ..lines import averaged_over, bands, lines_of, only
+from .panels import draw_panels, leaving, side_by_side
 from .places import longest, places
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from ..look import Look
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 PROBE, METRIC = "position_nll", "nats"
 TOGETHER = 8
 """Points of an octave: runs of tokens are drawn one by one where there are fewer, as means of their tokens where there are more."""
-BANDS = BARS | {"trials": "95% t intervals over the documents of a line of one cell, which are the same for all lines"}
+BAND = "95% t intervals over the documents of a line of one cell, which are the same for all lines"
 
 
 def collect(
@@ -44,15 +45,11 @@ def collect(
         raise ReportError(f"no cell of sweep {data.sweep} has losses by position; evaluate with --probe {PROBE}")
     frame, axes = side_by_side(data, frame)
     means = whole_lines(frame)
-    bands = [words for kind, words in BANDS.items() if (means["interval"] == kind).any()]
-    told = f"Band: {'; '.join(bands)}. " if bands else ""
     notes = [
-        f"{averaged_over(data)}{told}Full attention, one reading of each document; beyond {TOGETHER} points an octave a point is the "
+        f"{averaged_over(data)}{bands(means, BAND)}Full attention, one reading of each document; beyond {TOGETHER} points an octave a point is the "
         "mean over the runs of tokens about it."
     ]
-    leaving = int((frame.groupby("cell")["value"].max() > limits(frame, means)[1]).sum())
-    if leaving:
-        notes.append(f"Lines that leave the axes ({leaving}): an arrow says what they reach.")
+    notes += leaving(frame, limits(frame, means)[1])
     return collected(
         store, data, "position-nll", "Loss by place in the document", frame, origins_in(frame), notes=notes,
         trained=only(list(frame["trained"])), axes=axes, names=names_of(data, without=("attn_type", *axes)),
@@ -119,28 +116,17 @@ def limits(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[float, float]:
 def draw(made: Collected, look: Look) -> Figure:
     """All lines in one panel, or a panel a mixer; the training length marked."""
     frame, trained = made.frame, made.about["trained"] or None
-    names = list(dict.fromkeys(frame["panel"]))
-    one = len(names) == 1
-    figure = style.page(
-        (2.6 if one else style.PANEL * style.rows_of(len(names))) + 0.35, 4.8 if one else style.width_of(len(names))
-    )
-    group = style.panels(figure, [style.shown(name) if name else "" for name in names], sharex=True, sharey=True)
-    means, found = whole_lines(frame), looks(frame, made.about["axes"])
-    named = {cell: made.about["names"].get(cell, "") or "this cell" for cell in look.highlight}
-    handles: dict[str, Any] = {}
-    for place, (axes, name) in enumerate(zip(group, names, strict=True)):
-        here, mean = (some[some["panel"] == name] for some in (frame, means))
-        handles |= draw_lines(axes, here, mean, found, 1, named=named, banded=True)
+    means = whole_lines(frame)
+
+    def dress(axes: Axes, here: pd.DataFrame, last: bool) -> None:
         style.length_axis(axes, _ticks(frame), trained, room=0.1)
         axes.set_xlim(float(frame["length"].min()) / 2**0.25, float(frame["stop"].max()) * 2**0.25)
         axes.set_ylim(*limits(frame, means))
-        mark_trained(axes, trained, word=place == len(group) - 1)
+        mark_trained(axes, trained, word=last)
         mark_beyond(axes, here, 1)
-    style.outer_labels(
-        figure, "place in the document, tokens" + (", × training length" if trained else ""), "loss, nats per token"
-    )
-    words = [one["label"] for one in found.values()]
-    return style.finished(figure, made.title, made.notes, {word: handles[word] for word in words if word in handles})
+
+    words = "place in the document, tokens" + (", × training length" if trained else "")
+    return draw_panels(made, look, frame, means, dress, (words, "loss, nats per token"), banded=True)
 
 
 def _ticks(frame: pd.DataFrame) -> list[int]:

@@ -1,12 +1,11 @@
 """Flip-flop: a bit is written now and then, and must be said again where it is read (docs/mechanisms.md, "Flip-flop").
 
 A row is made of pairs of an instruction and a bit: w 1 writes it, i 0 is to be ignored, and after r stands the bit that was
-written last. Nothing is stored: raw Philox numbers, which NumPy promises for ever, give every row from its number.
+written last.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 from typing import Any, ClassVar
 
@@ -15,13 +14,11 @@ import numpy as np
 from ....model.config import Config, Float, Int, knob
 from ...config import DataConfig
 from ..kinds import CorpusConfig, CorpusKind
-from ..rows import Rows, Streams
+from ..rows import Drawn, Marks, Streams, entropy, shares
 from ..tokenizer import FLIPFLOP
 
 WRITE, READ, IGNORE, ZERO, ONE = (FLIPFLOP.index(letter) for letter in "wri01")
 NAME = "flipflop"
-PAIRS_TOGETHER = 1 << 21
-"""Pairs that are worked out at a time, which bounds memory."""
 
 
 class FlipFlopConfig(CorpusConfig):
@@ -34,46 +31,17 @@ class FlipFlopConfig(CorpusConfig):
     seed: Int = knob(0, "Seed of all rows; the same for every cell, whatever its own seed.", ge=0)
 
 
-class FlipFlopRows(Rows):
-    """Rows of one split, uint16 [rows, length]; `split` and `seed` name the Philox key, the number of a row its counter."""
+class FlipFlopRows(Drawn):
+    """Rows of one split, uint16 [rows, length]. One number a pair: its lowest bit is the bit, its upper 53 bits choose the instruction."""
 
     first = WRITE
 
     def __init__(self, rows: int, length: int, *, ignore: float, seed: int, split: str) -> None:
-        super().__init__(rows, length)
-        self.ignore = ignore
-        digest = hashlib.sha256(f"{NAME}/{seed}/{split}".encode()).digest()
-        self._key = int.from_bytes(digest[:16], "big")
-        self._pairs = length // 2
-        self._blocks = -(-self._pairs // 4)  # a Philox block is four numbers
+        self.ignore, self._pairs = ignore, length // 2
+        super().__init__(rows, length, corpus=NAME, seed=seed, split=split, draws=self._pairs)
 
-    def made(self, numbers: np.ndarray) -> np.ndarray:
-        """One number a pair: its lowest bit is the bit, its upper 53 bits choose the instruction."""
-        found = np.empty((len(numbers), self.length), dtype=self.dtype)
-        together = max(1, PAIRS_TOGETHER // self._pairs)
-        for start in range(0, len(numbers), together):
-            part = slice(start, start + together)
-            self._fill(found[part], self._raw(numbers[part]))
-        return found
-
-    def _raw(self, numbers: np.ndarray) -> np.ndarray:
-        """uint64 [n, pairs]."""
-        found = np.empty((len(numbers), 4 * self._blocks), dtype=np.uint64)
-        if not len(numbers):
-            return found[:, : self._pairs]
-        bits = np.random.Philox(key=self._key)
-        state: Any = bits.state
-        # runs of one row after the other need one jump
-        runs = np.flatnonzero(np.diff(numbers, prepend=numbers[:1] - 2) != 1)
-        for start, end in zip(runs, [*runs[1:], len(numbers)], strict=True):
-            counter = int(numbers[start]) * self._blocks
-            state["state"]["counter"][:] = (counter, 0, 0, 0)
-            bits.state = state
-            found[start:end] = bits.random_raw(4 * self._blocks * int(end - start)).reshape(end - start, -1)
-        return found[:, : self._pairs]
-
-    def _fill(self, rows: np.ndarray, raw: np.ndarray) -> None:
-        share = (raw >> np.uint64(11)) * 2.0**-53
+    def fill(self, rows: np.ndarray, raw: np.ndarray) -> None:
+        share = shares(raw)
         instruction = np.where(share < self.ignore, IGNORE, np.where(share < (1 + self.ignore) / 2, WRITE, READ))
         instruction[:, 0], instruction[:, -1] = WRITE, READ
         bit = (raw & np.uint64(1)).astype(np.int64)
@@ -81,19 +49,6 @@ class FlipFlopRows(Rows):
         last = np.maximum.accumulate(np.where(instruction == WRITE, pairs, 0), axis=1)
         rows[:, 0::2] = instruction
         rows[:, 1::2] = ZERO + np.where(instruction == READ, np.take_along_axis(bit, last, 1), bit)
-
-
-class Marks(Rows):
-    """1 at the bits that are read, 0 elsewhere."""
-
-    first = 0
-
-    def __init__(self, of: FlipFlopRows) -> None:
-        super().__init__(of.rows, of.length)
-        self._of = of
-
-    def made(self, numbers: np.ndarray) -> np.ndarray:
-        return marks_of(self._of.made(numbers))
 
 
 def marks_of(rows: np.ndarray) -> np.ndarray:
@@ -129,12 +84,12 @@ class FlipFlop(CorpusKind):
         train, validation = rows(settings.train_rows, "train"), rows(settings.validation_rows, "validation")
         pairs, other = settings.length // 2, (1 - settings.ignore) / 2
         ends = (1 + (pairs - 2) * other) / pairs
-        instruction = _entropy((ends, ends, (pairs - 2) * settings.ignore / pairs))
+        instruction = entropy((ends, ends, (pairs - 2) * settings.ignore / pairs))
         return Streams(
             train=train,
             validation=validation,
-            train_marks=Marks(train),
-            validation_marks=Marks(validation),
+            train_marks=Marks(train, marks_of),
+            validation_marks=Marks(validation, marks_of),
             largest=max(ZERO, ONE),
             unigram_entropy=math.log(2) + (instruction + math.log(2)) / 2,
             bigram_entropy=(instruction + math.log(2)) / 2,
@@ -145,10 +100,6 @@ class FlipFlop(CorpusKind):
     def row_length(cls, settings: Any) -> int:
         """Rows are whole: a row of training is one of these."""
         return int(settings.length)
-
-
-def _entropy(shares: tuple[float, ...]) -> float:
-    return -sum(share * math.log(share) for share in shares if share)
 
 
 def coin_flips(length: int, ignore: float) -> float:

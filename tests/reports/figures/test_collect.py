@@ -165,6 +165,18 @@ class TestDiagnostics:
         found = {(row["metric"], row["length"]): row["value"] for row in rows(make_figure("2b", store, "norms"))}
         assert found == given
 
+    def test_states_of_different_memories_are_not_averaged(
+        self, store: Store, make: Any, run: Callable[..., None]
+    ) -> None:
+        cell, _ = make
+        cells = [cell(35 + place, memory=memory) for place, memory in enumerate(("on", "kda", "omega"))]
+        store.record_revision("three", grid_text="x", grid_file="x.yaml", cells=cells)
+        for place, one in enumerate(cells):
+            norm = {"probe": "state_norm", "metric": "delta_norm", "unit": "frobenius", "n": 8}
+            run(store, one.id, "done", [Measurement(**norm, length=64, value=10.0**place)])
+        found = {row["panel"]: row["value"] for row in rows(make_figure("state-norm", store, "three"))}
+        assert found == {"PoLAR, gated delta": 1.0, "PoLAR, KDA": 10.0, "PoLAR, Omega": 100.0}
+
 
 class TestTraining:
     def test_the_newest_curve_of_every_cell(self, store: Store, make: Any) -> None:

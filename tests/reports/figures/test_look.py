@@ -267,7 +267,7 @@ def test_an_option_that_a_figure_does_not_take(every: Store, tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     found = report("--figure", "needle", "--by", "memory", "--db", "empty.db")
     assert isinstance(found.exception, ReportError)
-    assert str(found.exception) == "figure needle takes no --by; those that do: loss"
+    assert str(found.exception) == "figure needle takes no --by; those that do: loss, response"
 
 
 @pytest.mark.thorough

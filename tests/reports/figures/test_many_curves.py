@@ -254,3 +254,71 @@ def test_one_reading_is_of_one_moment_and_ends(many: Store) -> None:
         assert gather(many, orphans=True) is not first
         assert first.values[key].value == 1.0
     assert gather(many).values[key].value == 2.0
+
+
+def test_against_time_a_curve_goes_by_its_seconds_and_a_mean_ends_with_its_first_cell(empty: Store, make: Any) -> None:
+    cell, _ = make
+    cells = [cell(0, seed=0), cell(1, seed=1)]
+    # a step is a second: the second cell ends after 5 of 10
+    curves(empty, "s", cells, {cells[0].id: {0: 8.0, 10: 4.0}, cells[1].id: {0: 8.0, 5: 2.0}})
+    made = make_figure("loss", empty, "s", options={"against": "time"})
+    assert made.trace["options"] == {"against": "time"}
+    means = loss_figure.group_means(made.frame, "val_loss", "wall_s")
+    assert {row["wall_s"]: (row["value"], row["cells"]) for row in means.to_dict("records")} == {
+        0: (8.0, 2),
+        5: (4.0, 2),
+    }
+    with style.settings():
+        axes = drawn(made).axes
+    assert {one.get_xlabel() for one in axes} == {"seconds of training"}
+    assert any("interruptions left out" in note for note in made.notes)
+    plainly = make_figure("loss", empty, "s")
+    assert (plainly.frame.to_csv(), "options" in plainly.trace) == (made.frame.to_csv(), False)
+
+
+def test_published_points_stand_beside_curves_where_their_time_is_known(empty: Store, make: Any) -> None:
+    cell, _ = make
+    curves(empty, "s", [cell(0)], {cell(0).id: {0: 8.0, 7200: 4.0}})
+    made = make_figure("loss", empty, "s", options={"against": "time", "compare": "printed-atlas"})
+    beside = made.frame[made.frame["first"] == "printed-atlas"]
+    # five and a half after two and a half hours, 4.9 after half the time
+    assert sorted(zip(beside["wall_s"], beside["val_loss"], strict=True)) == [(4500, 4.9), (9000, 5.5)]
+    assert set(made.trace["cells"]) == {cell(0).id}, "what is this sweep's is traced"
+    with style.settings():
+        figure = drawn(made)
+    words = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert words == ["all cells: 4.000", "printed-atlas, no memory: 4.900", "printed-atlas, ATLAS: 5.500"]
+    assert figure.axes[0].get_xlabel() == "hours of training"
+    with pytest.raises(ReportError, match="no training curve of it is stored"):
+        make_figure("loss", empty, "s", options={"compare": "printed-atlas"})
+    whole = make_figure("loss", empty, "s", options={"compare": "printed-v2"})
+    assert (whole.frame["first"] == "printed-v2").sum() == len(paper.rows("curves"))
+
+
+def test_a_published_training_without_a_curve_or_a_time_is_left_out_and_told(empty: Store, make: Any) -> None:
+    cell, _ = make
+    curves(empty, "mine", [cell(0)], {cell(0).id: {0: 8.0, 5: 4.0}})
+    empty.record_revision("theirs", grid_text="x", grid_file="x", cells=[cell(1), cell(2), cell(3)])
+    for index, seconds in ((1, 60.0), (2, None)):
+        attempt = empty.start_attempt(cell(index).id, owner=ME, fence=1)
+        found = [Measurement(probe="val", metric="val_loss", value=3.0, unit="nats/token")]
+        if seconds is not None:
+            found.append(Measurement(probe="throughput", metric="train_seconds", value=seconds, unit="s"))
+        Recorder(empty, attempt.id, 1).measurements(found)
+        empty.finish_attempt(attempt.id, 1, "done")
+    made = make_figure("loss", empty, "mine", options={"against": "time", "compare": "theirs"})
+    assert made.frame[made.frame["first"] == "theirs"]["wall_s"].tolist() == [60.0]
+    assert "Of 2 cells of sweep theirs no curve or time is on record." in made.notes
+
+
+def test_where_the_mixer_stands_still_two_further_axes_tell_lines_apart(empty: Store, make: Any) -> None:
+    cell, _ = make
+    cells = [
+        cell(i, memory=memory, window=window)
+        for i, (memory, window) in enumerate((m, w) for m in ("off", "omega") for w in ("off", "on"))
+    ]
+    curves(empty, "s", cells, {one.id: {0: 8.0, 5: float(i)} for i, one in enumerate(cells)})
+    frame = make_figure("loss", empty, "s").frame
+    assert set(zip(frame["first"], frame["second"], strict=True)) == {
+        (m, w) for m in ("off", "omega") for w in ("off", "on")
+    }

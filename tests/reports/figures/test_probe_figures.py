@@ -20,7 +20,7 @@ from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import Example, Measurement, Owner
 from atma_sweep.results.store.store import Store
 from pictures import check_column
-from probed import FIGURES, gates
+from probed import FIGURES, gates, memory_recall
 from tiers import every_nth
 
 COLUMN = Look(style="nature", width_mm=89.0, title=False)
@@ -197,6 +197,53 @@ class TestAttentionMap:
         )
         best = [keys[cell].idxmin() for cell in (f"{1:012x}", f"{3:012x}")]
         assert maps == [f"{name}: L{layer} h{head}" for name, (layer, head) in zip(("FoX", "NoPE"), best, strict=True)]
+
+
+class TestMemoryRecall:
+    def test_points_are_means_over_heads_or_rows_with_their_interval(self, probed: Store) -> None:
+        """The items of `probed.memory_recall`: share (1 + i) / n, i counting the heads of both layers, or the rows."""
+        frame = make_figure("memory-recall", probed).frame
+        assert len(frame) == 4 * (3 + 2)
+        cells = list(dict.fromkeys(frame["cell"]))
+        for _, row in frame.iterrows():
+            share, pairs = cells.index(row["cell"]) / 4, row["pairs"]
+            units = 4 if row["panel"] == "the memory alone" else 3
+            each = np.minimum(1, share * (1 + np.arange(units)) / pairs)
+            assert row["value"] == pytest.approx(each.mean())
+            assert (row["n"], row["chance"]) == (units, 1 / pairs)
+            # Student's t of three and of two degrees of freedom
+            half = {4: 3.182446305284263, 3: 4.302652729911275}[units] * each.std(ddof=1) / units**0.5
+            assert row["low"] == pytest.approx(max(0, each.mean() - half))
+            assert row["high"] == pytest.approx(min(1, each.mean() + half))
+
+    def test_a_line_a_memory_by_its_name_and_none_where_there_is_none(self, empty: Store, make: Any) -> None:
+        cell, _ = make
+        names = {"off": "no memory", "on": "gated delta", "kda": "KDA", "omega": "Omega", "mine": "memory mine"}
+        cells = [cell(i + 1, memory=memory) for i, memory in enumerate(names)]
+        empty.record_revision("s", grid_text="x", grid_file="x.yaml", cells=cells)
+        for i, one in enumerate(cells):
+            attempt = empty.start_attempt(one.id, owner=Owner(name="ada", host="here", pid=1, started=0.0), fence=1)
+            recorder = Recorder(empty, attempt.id, 1)
+            if one.levels["memory"] == "off":
+                reason = "n/a: the network has no memory"
+                recorder.measurements([Measurement(probe="memory_recall", metric="share", reason=reason)])
+                about = {"probe": "memory_recall", "metric": "context_share"}
+                recorder.examples([Example(**about, item=0, value=0.5, detail={"pairs": 2, "chance": 0.5})])
+                recorder.measurements([Measurement(**about, value=0.5)])
+            else:
+                memory_recall(recorder, i / 4)
+            empty.finish_attempt(attempt.id, 1, "done")
+        made = make_figure("memory-recall", empty)
+        figure = figure_of(made)
+        check_column(figure)
+        (legend,) = figure.legends
+        assert [text.get_text() for text in legend.get_texts()] == list(names.values())
+        alone, context = figure.axes
+        inks = {line.get_color() for line in context.lines if len(line.get_xdata()) <= 2}
+        assert len(inks) == 5 + 1, "every memory has a colour of its own, and so has chance"
+        assert not set(made.frame[made.frame["first"] == "off"]["panel"]) - {"in context"}
+        chance = next(line for line in alone.lines if line.get_color() == style.GREY)
+        assert list(zip(chance.get_xdata(), chance.get_ydata(), strict=True)) == [(2, 50), (4, 25), (8, 12.5)]
 
 
 class TestExtrapolation:

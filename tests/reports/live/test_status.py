@@ -124,8 +124,8 @@ def test_a_list_of_sweeps_that_is_cut_says_so(run: Run, store: Store) -> None:
     for index in range(7):
         store.record_revision(f"g{index}", grid_text="", grid_file="g.yaml", cells=[cell(0)])
     _, _, err = run("status", "--sweep", "zzzzzzzzz")
-    assert "there is: demo, g0, g1, g2, g3, and 3 more, which atma-sweep status lists\n" in err
+    assert "there is: demo, g0, g1, g2, g3, and 3 more, which atma-sweep sweeps lists\n" in err
     _, _, err = run("show", "cell-0", "--sweep", "g9")
-    assert re.search(r"there is: g\d, g\d, g\d, and 5 more, which atma-sweep status lists\n", err)
+    assert re.search(r"there is: g\d, g\d, g\d, and 5 more, which atma-sweep sweeps lists\n", err)
     told = run("status")[1]
     assert all(re.search(rf"^{name} \(revision", told, re.MULTILINE) for name in ("demo", "g0", "g6"))

@@ -55,7 +55,7 @@ def started(folder: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], 
 @pytest.mark.parametrize(
     ("number", "code", "last"),
     [
-        (signal.SIGINT, 0, "ended: the page is served no more"),
+        pytest.param(signal.SIGINT, 0, "ended: the page is served no more", marks=pytest.mark.thorough),
         pytest.param(signal.SIGTERM, 143, "stopped by SIGTERM", marks=pytest.mark.thorough),
         pytest.param(signal.SIGHUP, 129, "stopped by SIGHUP", marks=pytest.mark.thorough),
     ],

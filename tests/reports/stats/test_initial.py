@@ -82,7 +82,7 @@ def test_gates_spread_as_those_of_the_model(started: Backbone) -> None:
     x = torch.nn.functional.rms_norm(torch.randn(1, 512, 256, generator=torch.Generator().manual_seed(5)), (256,))
     memories = [module for module in started.modules() if isinstance(module, memory_file.GatedDelta)]
     with torch.no_grad():
-        gates = [memory.gates(x) for memory in memories]
+        gates = [memory.read_rates(x) for memory in memories]
     log_gamma, beta = (torch.cat(parts) for parts in zip(*gates, strict=True))
     logits = torch.logit(beta.double())
     assert logits.numel() == 8 * 512 * 16

@@ -17,6 +17,7 @@ from atma_sweep.sweep.plan.planner import record
         pytest.param("wikitext-tra", "printed-tra", 9, marks=pytest.mark.thorough),
         # of nope the page prints nothing
         pytest.param("wall-400m", "printed-wall", 4, marks=pytest.mark.thorough),
+        ("atlas-170m", "printed-atlas", 2),
     ],
 )
 def test_a_shipped_grid_stands_beside_what_is_printed(

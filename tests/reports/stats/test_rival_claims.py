@@ -121,7 +121,7 @@ def test_a_printed_mean_has_the_spread_that_is_printed_with_it(published: Store)
 @pytest.mark.thorough
 def test_every_figure_of_a_published_rival_is_a_picture_or_one_clear_line(published: Store) -> None:
     made, refused = {}, []
-    for sweep in ("printed-tra", "printed-wall"):
+    for sweep in ("printed-tra", "printed-wall", "printed-atlas"):
         for name in FIGURES:
             try:
                 made[sweep, name] = len(make_figure(name, published, sweep).frame)

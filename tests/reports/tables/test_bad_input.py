@@ -11,10 +11,11 @@ import pytest
 from atma_sweep.reports.data import ReportError
 from atma_sweep.reports.render import render
 from atma_sweep.reports.table import Table
-from atma_sweep.reports.tables import TABLES, make_table
+from atma_sweep.reports.tables import make_table
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import AXES, CellRecord, Measurement, Owner
 from atma_sweep.results.store.store import Store, open_store
+from ordinary import TABLES
 from tiers import every_nth
 
 LENGTHS = (128, 256)

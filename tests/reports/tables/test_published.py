@@ -170,6 +170,7 @@ class TestLoading:
             "printed-v2-open-weight": (17, True, None),
             "printed-tra": (18, True, None),
             "printed-wall": (4, True, None),
+            "printed-atlas": (2, True, None),
         }
         with pytest.raises(SweepReadOnly):
             published.record_revision("printed-v2", grid_text="", grid_file="", cells=[])

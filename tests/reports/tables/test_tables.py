@@ -14,13 +14,14 @@ from atma_sweep.reports.data import ReportError
 from atma_sweep.reports.numbers import length_name, reason_code, rounded
 from atma_sweep.reports.render import FORMATS, render
 from atma_sweep.reports.table import tidy
-from atma_sweep.reports.tables import TABLES, make_table
+from atma_sweep.reports.tables import make_table
 from atma_sweep.reports.tables.complete import table6
 from atma_sweep.results.store.records import AXES, CellRecord, Measurement, Owner
 from atma_sweep.results.store.store import SweepUnknown
 from atma_sweep.results.text import csv_cell, markdown_escaped, plain, tex_escaped
 from hypothesis import given
 from hypothesis import strategies as st
+from ordinary import TABLES
 
 ME = Owner(name="ada", host="here", pid=1, started=0.0)
 

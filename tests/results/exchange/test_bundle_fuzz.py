@@ -264,6 +264,7 @@ NAMES = [
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @FUZZ
 @given(data=st.data())
 def test_any_members_and_any_bytes(victim: Victim, members: dict[str, bytes], data: st.DataObject) -> None:

@@ -102,3 +102,20 @@ def test_the_bars_of_the_blog_and_their_averages(tmp_path: Path) -> None:
         assert abs(sum(found[:4]) / 4 - found[4]) < 0.1
     fox = [value.value for value in data.values.values() if value.cell_id == cell(data, "fox").cell_id]
     assert sum(value for value in fox if value is not None) - 0.504 == pytest.approx(4 * 0.50475)
+
+
+def test_the_ends_of_the_blog_s_trainings_are_what_was_written_down(tmp_path: Path, shared: Path) -> None:
+    (line,) = [one for one in (shared / "RIVALS.md").read_text().splitlines() if "blog's end points" in one]
+    told = re.search(r"end points ([\d.]+) \(ATLAS, ([\d.]+) h\) and ([\d.]+) \(transformer, half the time\)", line)
+    assert told is not None
+    atlas, hours, transformer = map(float, told.groups())
+    data = published_alone(tmp_path, "printed-atlas")
+    found = {
+        one.levels["memory"]: (
+            entry(data, [one], column_of("val", "val_loss")).value,
+            entry(data, [one], column_of("throughput", "train_seconds")).value,
+        )
+        for one in data.cells
+    }
+    assert found == {"atlas": (atlas, 3600 * hours), "off": (transformer, 1800 * hours)}
+    assert data.done == len(data.cells) == 2

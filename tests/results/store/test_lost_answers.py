@@ -66,6 +66,11 @@ def _other(desk: Desk) -> Any:
     return desk.store.acquire_sweep("other", ME, 60.0, revision=revision, forget=True)
 
 
+def _pruned(desk: Desk) -> None:
+    desk.store.interrupt_dead(desk.running.id, "asked to leave")
+    desk.store.mark_pruned(desk.running.id, "hopeless")
+
+
 def _refused(desk: Desk) -> str:
     """A start that another attempt stands in the way of is refused, answer or no answer."""
     with pytest.raises(CellTaken, match="attempt 1, pid 101 on here"):
@@ -82,6 +87,9 @@ STORE: dict[str, Callable[[Desk], Any]] = {
     "record_revision": lambda desk: desk.store.record_revision("quick", grid_text="z", grid_file="z", cells=[]),
     "acquire_sweep": _other,
     "set_read_only": lambda desk: desk.store.set_read_only("quick"),
+    "extend_revision": lambda desk: desk.store.extend_revision(
+        "quick", 1, [replace(desk.cells[0], id="e" * 12)], price={}
+    ),
     "renew_sweep": lambda desk: desk.store.renew_sweep("quick", 1, 60.0),
     "release_sweep": lambda desk: desk.store.release_sweep("quick", 1),
     "ask": lambda desk: desk.store.ask("quick", pause=True, retry=["a"]),
@@ -95,6 +103,7 @@ STORE: dict[str, Callable[[Desk], Any]] = {
     "set_process": lambda desk: desk.store.set_process(desk.running.id, 1, 5, 2.5),
     "finish_attempt": lambda desk: desk.store.finish_attempt(desk.running.id, 1, "failed", cause="x"),
     "interrupt_dead": lambda desk: desk.store.interrupt_dead(desk.running.id, "dead"),
+    "mark_pruned": _pruned,
     "forget_weights": lambda desk: desk.store.forget_weights(desk.done.id),
     "add_event": lambda desk: desk.store.add_event("note", "once", sweep="quick"),
 }
@@ -152,7 +161,7 @@ ENDINGS = [(what, "answer") for what in WRITES] + [
 ]
 
 
-@pytest.mark.parametrize(("what", "how"), every_nth(ENDINGS, 6))
+@pytest.mark.parametrize(("what", "how"), every_nth(ENDINGS, 12))
 def test_a_write_whose_answer_is_lost_is_done_once(desk_on: Any, what: str, how: Any) -> None:
     if postgres.GIVEN is not None:
         pytest.skip("the proxy speaks to a server's socket")

@@ -12,6 +12,8 @@ from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CurvePoint, Measurement, Provenance
 from atma_sweep.results.store.store import StoreError, StoreMissing, StoreTooNew, open_store, upgrade_store
 from atma_sweep.results.store.upgrading import MIGRATIONS
+from atma_sweep.results.studies.records import Studies
+from atma_sweep.results.studies.study import Trial
 from sqlalchemy import UniqueConstraint, create_engine, inspect
 
 TABLES = sorted(schema.Base.metadata.tables)
@@ -51,6 +53,9 @@ def populated(tmp_path, cells, owner):
     store = open_store(path, create=True)
     store.record_revision("quick", grid_text="x", grid_file="x.yaml", cells=cells(3))
     store.add_event("note", "hello", sweep="quick")
+    Studies(store, "quick", store.acquire_sweep("quick", owner, 60.0)).propose(
+        Trial(0, {"a": 1}, cell=cells(1)[0].id), cells(1)[0]
+    )
     for cell in cells(3):
         attempt = store.start_attempt(cell.id, owner=owner, fence=1)
         recorder = Recorder(store, attempt.id, 1)
@@ -65,7 +70,7 @@ def populated(tmp_path, cells, owner):
 def content(path):
     connection = sqlite3.connect(path)
     columns = {name: [row[1] for row in connection.execute(f"PRAGMA table_info({name})")] for name in TABLES}
-    old = {name: [c for c in columns[name] if c != "note"] for name in TABLES}
+    old = {name: [c for c in columns[name] if c != "remark"] for name in TABLES}
     found = {}
     for name in TABLES:
         quoted = ", ".join(f'"{column}"' for column in old[name])
@@ -90,9 +95,9 @@ revision, down_revision = "9999", "{head}"
 def upgrade():
     op.execute("DROP VIEW results")
     with op.batch_alter_table("attempt", recreate="always") as batch:
-        batch.add_column(sa.Column("note", sa.Text(), nullable=False, server_default="none"))
+        batch.add_column(sa.Column("remark", sa.Text(), nullable=False, server_default="none"))
     with op.batch_alter_table("sweep", recreate="always") as batch:
-        batch.add_column(sa.Column("note", sa.Text()))
+        batch.add_column(sa.Column("remark", sa.Text()))
     {more}
 """
 
@@ -111,7 +116,7 @@ def test_a_populated_database_survives_the_next_release(populated, tmp_path):
     assert content(backup) == before
     assert all(before[name] for name in TABLES if name != "example")
     connection = sqlite3.connect(populated)
-    assert connection.execute("SELECT DISTINCT note FROM attempt").fetchall() == [("none",)]
+    assert connection.execute("SELECT DISTINCT remark FROM attempt").fetchall() == [("none",)]
     indexes = {row[1] for row in connection.execute("PRAGMA index_list(attempt)")}
     assert "one_live_attempt" in indexes
     assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [("9999",)]

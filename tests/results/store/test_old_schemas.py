@@ -177,7 +177,7 @@ def upgrade():
     op.execute("DROP VIEW results")
     for name in {tables}:
         with op.batch_alter_table(name, recreate="always") as batch:
-            batch.add_column(sa.Column("note", sa.Text(), nullable=False, server_default="none"))
+            batch.add_column(sa.Column("remark", sa.Text(), nullable=False, server_default="none"))
     op.execute(view)
 """
 
@@ -303,7 +303,7 @@ def populate(connection):
 
     moments = [TIME.format(second) for second in range(30)]
     add("sweep", *({"id": i, "name": name, "created_at": moments[i], "launched_at": moments[i], "fence": i, "read_only": i == 1,
-                    "request": {"pause": True}, "owner_space": "boot namespace"} for i, name in ((1, "published"), (2, "quick"))))  # fmt: skip
+                    "request": {"pause": True}, "owner_space": "boot namespace", "tags": ["paper"], "note": "é"} for i, name in ((1, "published"), (2, "quick"))))  # fmt: skip
     grid = {
         "grid_file": "g.yaml",
         "options": {"only": None, "requested": [["val", 0]]},
@@ -316,7 +316,7 @@ def populate(connection):
     levels = {"attn_type": "polar", "reg_mode": "baseline", "distractor": "off", "memory": "on", "window": "off"}
     cells = [f"c0de0000000{i}" for i in range(4)]
     add("cell", *({"id": cell, "slug": f"polar-s{i}", "seed": 2**40 + i, **levels, "config": {"model": {"d_model": 64 + i}},
-                   "tokens_total": 10**12, "created_at": moments[2]} for i, cell in enumerate(cells)))  # fmt: skip
+                   "tokens_total": 10**12, "created_at": moments[2], "note": "ü\n"} for i, cell in enumerate(cells)))  # fmt: skip
     add("revision_cell", *({"revision_id": r, "cell_id": cell, "position": i, "axes": {"z": "1", "attn_type": "polar"}}
                            for r in (1, 2, 3) for i, cell in enumerate(cells)))  # fmt: skip
     shared = {"fence": 2, "owner": "ada", "host": "far", "pid": 7, "pid_started": 1.5, "phase": "probing", "step": 3}
@@ -353,6 +353,10 @@ def populate(connection):
                            "corpus_fingerprint": "f", "extra": {}})  # fmt: skip
     add("event", *({"id": i, "sweep_id": 2 if i % 2 else None, "attempt_id": i, "cell_id": cells[0], "at": moments[i], "kind": "note",
                     "message": f"event {i}"} for i in range(1, 6)))  # fmt: skip
+    add("study", {"sweep_id": 2, "part": "", "memory": {"é": [1]}})
+    add("trial", *({"sweep_id": 2, "part": "", "number": i, "cell_id": cells[i], "params": {"train.muon_lr": 1 / (i + 3)}, "attrs": {},
+                    "standing": standing, "objectives": [1 / 7] if standing == "done" else None, "curve": [[1, 0.1 + 0.2]],
+                    "asked_at": moments[i], "ended_at": moments[i + 1]} for i, standing in enumerate(("done", "pruned", "failed"))))  # fmt: skip
 
 
 def write_missing():

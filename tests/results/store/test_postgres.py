@@ -152,6 +152,7 @@ def _one_supervisor(url, index, rounds, queue):
     queue.put(won)
 
 
+@pytest.mark.thorough
 @server_only
 def test_no_fence_is_given_twice(store, url, cells):
     launch(store, cells(1))

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from bench import Bench, Curves
 from patience import PATIENCE_S
+from tiers import only_long
 
 pytestmark = pytest.mark.slow
 STEPS = 24
@@ -112,6 +113,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Bench, sub
     process.wait(timeout=PATIENCE_S)
 
 
+@only_long
 @pytest.mark.thorough
 def test_killed_at_random_steps_every_cell_comes_to_the_same_numbers(
     whole: tuple[Bench, subprocess.Popen[str]], tmp_path: Path

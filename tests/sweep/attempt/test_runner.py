@@ -49,6 +49,21 @@ def test_an_attempt_far_away_is_stopped_continued_and_evaluated(room: Callable[.
     assert again
 
 
+def test_the_type_of_activations_is_a_setting(room: Callable[..., Room]) -> None:
+    found = {}
+    for one in (room(), room("train.activations=bfloat16")):
+        attempt = one.run()
+        said = one.store.provenances([attempt.id])[attempt.id]
+        found[said.dtype, one.cell.id] = torch.tensor([loss for _, loss, *_ in one.curve(attempt)])
+    (wide, _), (narrow, _) = found
+    assert (wide, narrow) == ("float32", "bfloat16")
+    assert room("train.activations=auto").cell.id == next(iter(found))[1]
+    a, b = found.values()
+    # eight bits of a number, averaged over many
+    assert 1e-5 < (a - b).abs().max() < 0.05
+    assert len({cell for _, cell in found}) == 2
+
+
 @pytest.mark.parametrize("damage", every_nth([b'"step": 10', b'"step": -3', b'"step": "x"', b'"stop": 3', b""], 5))
 def test_a_damaged_newest_checkpoint_costs_steps_and_no_number(
     room: Callable[..., Room], damage: bytes, capsys: pytest.CaptureFixture[str]

@@ -15,8 +15,8 @@ from atma_sweep.model.mixers.tra import TRA
 from atma_sweep.model.mixers.tra_outline import TRAConfig
 from atma_sweep.model.mixers.wall import Wall
 from atma_sweep.model.mixers.wall_outline import WallConfig
-from atma_sweep.model.registry import MIXERS
-from atma_sweep.sweep.bench import kernels, report, train
+from atma_sweep.model.registry import MEMORIES, MIXERS
+from atma_sweep.sweep.bench import decode, kernels, memories, report, train
 from atma_sweep.sweep.bench.ceilings import Ceilings
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid.grid import load_grid
@@ -63,6 +63,46 @@ def test_any_mixer_of_the_370m_network_can_be_timed() -> None:
     assert [cell.config.model.attn_type for cell in found] == list(MIXERS)
     assert all(training_flops(cell.config.model, 2048) for cell in found)
     assert {cell.config.train.compile for cell in found} == {True}
+
+
+def test_any_memory_of_the_370m_network_can_be_timed() -> None:
+    slugs = [f"polar-baseline-d0-m{'1' if name == 'gated_delta' else name}-w0" for name in MEMORIES]
+    found = train.choose("memories", slugs, [])
+    assert [cell.config.model.memory for cell in found] == list(MEMORIES)
+    assert all(training_flops(cell.config.model, 2048) for cell in found)
+
+
+@pytest.mark.parametrize("op", memories.OPS)
+def test_a_memory_that_is_timed_is_the_one_that_is_trained(op: str) -> None:
+    """Its rates from the logits that its own projections give: by every backend of this machine what the memory reads."""
+    torch.manual_seed(0)
+    model = ModelConfig(d_model=16, n_heads=4, n_kv_heads=2, head_dim=8, memory=op, memories={})
+    built = MEMORIES.load(op)(model, MEMORIES.outline(op).Config()).double()
+    for weight in built.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    x = torch.randn(2, 150, 16, dtype=torch.float64)
+    q, k, v = (torch.randn(2, 150, heads, 8, dtype=torch.float64) for heads in (4, 2, 2))
+    with torch.no_grad():
+        expected, _ = built.write(built.read_rates(x), q, k, v, None)
+        if op == "deltanet":
+            logits = [built.w_beta(x)]
+        elif op == "kda":
+            logits = [built.w_gamma(built.w_down(x)).unflatten(-1, (4, 8)), built.w_beta(x)]
+        else:
+            logits = [rate(x) for rate in built.rates.values()]
+        assert [tuple(one.shape[2:]) for one in logits] == memories.rates(op, 4, 8)
+        found = memories.variants(op, torch.device("cpu"), 8)
+        assert set(found) <= {"torch", "torch, compiled"}
+        for call in found.values():
+            assert (call(q, k, v, *logits) - expected).abs().max() <= 1e-5  # the logits are read as float32
+
+
+@pytest.mark.parametrize("op", ["omega", "atlas"])
+def test_the_work_of_a_memory_that_is_timed_is_what_its_outline_says(op: str) -> None:
+    model = ModelConfig(d_model=8, n_heads=1, n_kv_heads=1, head_dim=32, memory=op)
+    outline, surround = MEMORIES.outline(op), 2 * 8 * (len(memories.rates(op, 1, 32)) + 2 * 32)
+    settings = outline.Config(orthogonal="none") if op == "atlas" else outline.Config()
+    assert memories.flops(op, 32) == outline.forward_flops(model, settings) - surround
 
 
 def test_what_the_command_changes_is_told() -> None:
@@ -336,3 +376,32 @@ def test_bench_kernels_on_a_gpu(tmp_path: Path) -> None:
     assert isinstance(numbers, list)
     assert len(numbers) == len(rows)
     assert all(0 < one["forward"] < one["both"] for one in numbers)
+
+
+# --- writing ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.thorough
+def test_writing_is_timed_beside_what_its_bytes_take() -> None:
+    (cell,) = train.choose("quick", ["polar-baseline-d0-m1-w0"], [])
+    model = cell.config.model
+    limits, rows = decode.run([cell], torch.device("cpu"), (1, 3), (5, 9), rounds=1, steps=2, tell=lambda line: None)
+    assert [(row.texts, row.context) for row in rows] == [(1, 5), (3, 5), (1, 9), (3, 9)]
+    layers = [model.is_global(layer) for layer in range(model.n_layers)]
+    inner, kv = model.n_heads * model.head_dim, model.n_kv_heads * model.head_dim
+    # float32 here: keys and values read; a memory and three tails of Canon read and written; a tail of each convolution
+    fixed = 2 * (inner * model.head_dim + (model.canon_taps - 1) * (inner + 2 * kv))
+    conv = 2 * (model.conv_taps - 1) * model.d_model
+    states = {n: 4 * sum(2 * kv * n + fixed if one else conv for one in layers) for n in (5, 9)}
+    by_size = {(row.texts, row.context): row.step_bytes for row in rows}
+    weights = by_size[1, 5] - states[5]
+    assert by_size == {(b, n): weights + b * states[n] for b in (1, 3) for n in (5, 9)}
+    for row in rows:
+        assert row.tokens_per_s is not None
+        assert row.low <= row.tokens_per_s <= row.high
+        assert row.roof == row.texts * limits.bytes_per_s / row.step_bytes
+    unfit = decode.Row("polar-m1", 512, 65_536, None, unfit="the GPU's memory")
+    table = cells_of(decode.table(LIMITS, [*rows, unfit]), "| cell | texts |")
+    assert table[0][:3] == [cell.slug, "1", "5"]
+    assert table[-1][3] == "n/a (the GPU's memory)"
+    assert json.loads(json.dumps(decode.as_dict(LIMITS, rows)))["rows"][1]["texts"] == 3

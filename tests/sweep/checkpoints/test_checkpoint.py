@@ -313,7 +313,7 @@ def test_counted_sizes_are_those_of_a_saved_checkpoint(
     model.token_losses(model.features(tokens).hidden_BTD, tokens).mean().backward()
     optimizers.step(0.5)
     path = tmp_path / checkpoint.save(tmp_path, model, optimizers.state_dict(), step=1, tokens=1, wall_s=0.0)
-    weights, state = checkpoint.sizes(model.config, cuda=cuda)
+    weights, state = checkpoint.sizes(model.config, narrow=cuda)
     assert weights == pytest.approx((path / "model.safetensors").stat().st_size, rel=0.01)
     assert state == pytest.approx((path / "optimizers.pt").stat().st_size, rel=0.01)
     assert weights + state > 4e6
@@ -321,7 +321,7 @@ def test_counted_sizes_are_those_of_a_saved_checkpoint(
 
 def test_counting_allocates_nothing_and_knows_the_370m_model() -> None:
     began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    weights, state = checkpoint.sizes(ModelConfig(), cuda=True)
+    weights, state = checkpoint.sizes(ModelConfig(), narrow=True)
     # 369,758,464 parameters: the embedding's 51,511,296 take 2 bytes, all others 4
     embedding, head, others = 51_511_296, 51_511_296, 369_758_464 - 2 * 51_511_296
     assert weights == 2 * embedding + 4 * (head + others)
@@ -339,8 +339,8 @@ def test_a_mixer_that_needs_real_numbers_is_counted_too() -> None:
 
     register_mixer("real")(Real)
     config = ModelConfig(d_model=16, n_layers=3, n_heads=2, n_kv_heads=1, head_dim=8, vocab_size=29, attn_type="real")
-    plain = checkpoint.sizes(config.model_copy(update={"attn_type": "nope"}), cuda=False)
-    assert checkpoint.sizes(config, cuda=False) == (plain[0] + 4 * 7, plain[1] + 2 * 4 * 7)
+    plain = checkpoint.sizes(config.model_copy(update={"attn_type": "nope"}), narrow=False)
+    assert checkpoint.sizes(config, narrow=False) == (plain[0] + 4 * 7, plain[1] + 2 * 4 * 7)
 
 
 # --- weights ------------------------------------------------------------------------------------------------------

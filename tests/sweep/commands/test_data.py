@@ -202,7 +202,7 @@ def test_an_interrupted_preparation_goes_on(
     (["stdlib", "--tokens", "inf"], "--tokens: must be a finite number, got inf"),
     (["stdlib", "--tokens", "1.5"], "--tokens: must be a valid integer, got a number with a fractional part, got 1.5"),
     (["stdlib", "--heldout-tokens", "1"], "--heldout-tokens: must be greater than or equal to 2, got 1"),
-    (["stdlib", "--tokenizer", "gtp2"], "no tokenizer 'gtp2'; there are: bytes, gpt2, json, flipflop"),
+    (["stdlib", "--tokenizer", "gtp2"], "no tokenizer 'gtp2'; there are: bytes, gpt2, json, mqar, flipflop"),
     (["stdlib", "--tokenizer", "json"], "data.tokenizer: json needs data.tokenizer_file, a file of the tokenizers library"),
     (["stdlib", "--tokenizer", "gpt2", "--tokenizer-file", "x"], "data.tokenizer_file: {}/x does not exist"),
     (["stdlib", "--name", "a b"], "--name: 'a b' must be letters, digits, '.', '_' and '-', at most 100, of which the first is a letter or digit; and not the name of a known corpus"),

@@ -82,7 +82,7 @@ def test_a_folder_for_tensorboard(run: Run, tmp_path: Path) -> None:
         (["--to", "csv", "--with-weights"], "leave --to out"),
         (["--to", "wandb", "--what", "curves"], "leave --what out"),
         (["--sweep", "printed-v3"], "no sweep is named"),
-        (["--sweep", "x" * 5000], "(5000 letters); there is: printed-tra, "),
+        (["--sweep", "x" * 5000], "(5000 letters); there is: printed-atlas, printed-tra, "),
         (
             ["--out", "x.docx"],
             "'x.docx' has no ending that names a format; end it in .zip, .csv, .jsonl, .parquet, or add --to",

@@ -21,6 +21,7 @@ SHOWN = re.findall(r"^\$ (atma-sweep .*)$", PAGE.read_text(), re.MULTILINE)
 NOT_HERE = {
     "launch": "trains",
     "evaluate": "needs weights",
+    "generate": "needs weights",
     "logs": "needs an attempt's log",
     "status --sweep quick --watch": "watches",
     "doctor": "looks at the machine",
@@ -29,6 +30,7 @@ NOT_HERE = {
     "data prepare": "reads a whole corpus",
     "bench": "takes minutes or a GPU",
     "dashboard": "serves until Ctrl-C",
+    "delete": "takes what the examples after it need; it has its own tests",
 }
 """By how an example begins: why it is not run here. `launch --dry-run` is."""
 

@@ -107,7 +107,9 @@ def test_end_of_text_of_bytes(tmp_path: Path) -> None:
 
 
 def test_unknown_name() -> None:
-    assert refused(lambda: load_tokenizer("byte")) == "no tokenizer 'byte'; there are: bytes, gpt2, json, flipflop"
+    assert (
+        refused(lambda: load_tokenizer("byte")) == "no tokenizer 'byte'; there are: bytes, gpt2, json, mqar, flipflop"
+    )
 
 
 def test_loaded_once() -> None:

@@ -77,7 +77,7 @@ INSIDE = [
     "train.scalar_lr: 0.1", "train.adam_beta1: 0.9", "train.adam_beta2: 0.9", "train.adam_eps: 1e-8",
     "reg_mode: strong", "train.regularizer_weight: 0.1", "train.regularizer_sketch: 8", "distractor: off",
     "train.distractor_weight: 0.1", "train.distractor_count: 5", "train.deterministic: on", "train.compile: off",
-    "train.kernels: torch", "data.whole_steps: on", "train.warmup_steps: 5", "train.optimizer: adamw",
+    "train.kernels: torch", "train.activations: float32", "data.whole_steps: on", "train.warmup_steps: 5", "train.optimizer: adamw",
     "train.adam_weight_decay: 0.1", "model.mlp: swiglu", "model.residual: normed", "model.dropout: 0.1",
     "model.tie_head: on", "model.positions: ape", "model.qk_norm: off", "model.output_gate: off", "model.bias: off",
     "model.canon: off", "model.qkv_bias: off", "model.head_bias: off",

@@ -170,7 +170,7 @@ def test_a_grid_without_them_stores_what_it_always_did(write: Write, tmp_path: P
     grid = load_grid(write(HEAD))
     store = open_store(tmp_path / "a.db", create=True)
     claim(Request(grid=grid, cells=grid.expand(fake), runs=tmp_path), store, this_process("launch"))
-    assert set(store.revision("g").options) == {"requested", "set"}
+    assert set(store.revision("g").options) == {"price", "requested", "set"}
     assert declared(store) == ()
     store.close()
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from atma_sweep.model.backbone import count_parameters
+import torch
+from atma_sweep.model.backbone import build, count_parameters
 from atma_sweep.model.outline import network_shapes, parameters
-from atma_sweep.model.registry import MIXERS
+from atma_sweep.model.registry import MEMORIES, MIXERS
 from atma_sweep.results import paper
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid.cell import Cell
@@ -275,7 +277,7 @@ def test_command_line_values_read_as_yaml(text: str, value: object) -> None:
 
 def test_every_setting_of_every_shipped_base_is_a_valid_path() -> None:
     assert shipped("base") == [
-        "intended-370m", "llama-medium", "llama-mini", "published-370m", "tiny", "transformer-400m",
+        "intended-370m", "llama-medium", "llama-mini", "published-370m", "recall-mini", "tiny", "transformer-170m", "transformer-400m",
     ]  # fmt: skip
     for name in shipped("base"):
         path = find_file(name, folder="base")
@@ -287,7 +289,7 @@ def test_every_setting_of_every_shipped_base_is_a_valid_path() -> None:
 
 
 COUNTS = {
-    "flipflop": 36, "flipflop-mini": 4, "full": 120, "h200-check": 4, "paper-v1": 100, "paper-v2": 120, "quick": 12, "rivals": 12,
+    "atlas-170m": 2, "atlas-tiny": 7, "flipflop": 36, "flipflop-mini": 4, "full": 120, "h200-check": 4, "memories": 6, "mqar": 16, "paper-v1": 100, "paper-v2": 120, "quick": 12, "rivals": 12, "search-mini": 6,
     "wall-400m": 5, "wall-bias": 8, "wall-subdim": 9, "wikitext-tra": 36,
 }  # fmt: skip
 
@@ -298,6 +300,31 @@ def test_every_shipped_grid_expands(name: str, count: int, fake_fingerprint: Any
     found = load_grid(name).expand(fake_fingerprint)
     assert all(network_shapes(cell.config.model) for cell in found)
     assert (len(found), len({c.id for c in found}), len({c.slug for c in found})) == (count, count, count)
+
+
+def test_a_memory_is_one_cell_by_whatever_name(fake_fingerprint: Any) -> None:
+    """`on` and `gated_delta`; and every memory of the registry is a level beside none."""
+    memories = {c.axes["memory"]: c for c in load_grid("memories").expand(fake_fingerprint)}
+    full = {c.slug: c.id for c in load_grid("full").expand(fake_fingerprint)}
+    assert list(memories) == ["off", *MEMORIES]
+    assert memories["gated_delta"].id == full["polar-baseline-d0-m1-w0-s0"]
+    assert memories["off"].id == full["polar-baseline-d0-m0-w0-s0"]
+
+
+def test_the_atlas_grids_are_what_a_blog_sets(fake_fingerprint: Any) -> None:
+    off, atlas = (one.config for one in load_grid("atlas-170m").expand(fake_fingerprint))
+    assert (off.model.memory, atlas.model.memory) == ("none", "atlas")
+    model, train = atlas.model, atlas.train
+    assert (model.n_layers, model.d_model, model.n_heads, train.seq_len) == (12, 768, 16, 512)
+    assert (train.batch_tokens // train.seq_len, train.muon_lr, train.warmup_steps) == (16, 1e-3, 200)
+    assert {train.embedding_lr, train.head_lr, train.scalar_lr} == {3e-4}
+    settings = model.memories["atlas"]
+    assert [settings[name] for name in ("memory", "hidden", "chunk", "orthogonal")] == ["mlp2", 4, 64, "chunk"]
+    # what is kept in a chunk, the momentum, and the step: 0.9, 0.95 and 0.25
+    kept, momentum, step = (1 / (1 + math.exp(-settings[f"{name}_offset"])) for name in ("keep", "momentum", "step"))
+    assert (kept**64, momentum, step) == pytest.approx((0.9, 0.95, 0.25), abs=0.01)
+    parameters = [sum(map(math.prod, network_shapes(one.model).values())) for one in (off, atlas)]
+    assert [round(count / 1e6) for count in parameters] == [159, 174]
 
 
 def test_the_two_recipes_differ_where_documented(fake_fingerprint: Any) -> None:
@@ -379,3 +406,21 @@ def test_the_grids_of_the_threshold_paper_have_the_nine_schemes_of_its_tables(fa
     assert (train.steps, train.seq_len, train.batch_tokens // train.seq_len) == (100_000, 128, 64)
     train = load_grid("flipflop").expand(fake_fingerprint)[0].config.train
     assert (train.steps, train.batch_tokens // train.seq_len, train.matrix_lr) == (25_000, 64, 1e-4)
+
+
+def test_in_the_grid_mqar_nothing_comes_from_afar_but_through_a_memory(fake_fingerprint: Any) -> None:
+    """Attention sees its own token, Canon the three before; a key is asked for at least two tokens after its value."""
+    cells = {(c.axes["memory"], c.axes["model.head_dim"]): c for c in load_grid("mqar").expand(fake_fingerprint)}
+    assert {memory for memory, _ in cells} == {"off", *MEMORIES}
+    for memory, far in (("off", False), ("gated_delta", True)):
+        model = build(cells[memory, "32"].config.model, seed=0, device="cpu", dtype=torch.float64)
+        for weight in model.parameters():
+            torch.nn.init.normal_(weight, std=0.3)
+        tokens = torch.randint(1, 600, (1, 36))
+        other = tokens.clone()
+        other[0, 4] = 600
+        with torch.no_grad():
+            apart = (model.features(tokens).hidden_BTD - model.features(other).hidden_BTD).abs().amax(-1)[0]
+        assert (apart[4:8] > 0).all()
+        assert bool((apart[8:] > 0).any()) is far
+        assert not apart[:4].any()

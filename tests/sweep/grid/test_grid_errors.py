@@ -22,7 +22,7 @@ MEMORY = ", ".join(["off", "on", *MEMORIES])
 ROPE = ", ".join(f"model.mixers.rope.{name}" for name in sorted(RoPEConfig.model_fields))
 AXES = "attn_type, reg_mode, distractor, memory, window"
 ANY = "or a config path such as train.muon_lr"
-KEYS = "name, description, extends, axes, exclude, include, seeds, set, resources, plugins, contrasts"
+KEYS = "name, description, extends, axes, exclude, include, seeds, set, resources, plugins, contrasts, design, stop, search, tune"
 ONE = "keep one of them"
 MISTAKE = "more than 20,000 are taken for a mistake, --cells {} allows them"
 SEEDS = "must be a count or a list of different whole numbers"
@@ -39,7 +39,7 @@ CASES: dict[str, tuple[str, str]] = {
     ),
     "level-on-its-own-line": (
         "axes:\n  memory:\n    - off\n    - om\n",
-        f"6: axes.memory: no level 'om'; allowed: {MEMORY}; did you mean 'on'?",
+        f"6: axes.memory: no level 'om'; allowed: {MEMORY}; did you mean 'omega'?",
     ),
     "dotted-path": (
         "set:\n  train.token: 1e6\n",
@@ -92,13 +92,13 @@ CASES: dict[str, tuple[str, str]] = {
     ),
     "table-too-short": (
         "set:\n  model.positions: ape\n  model.position_settings.ape.length: 100\n",
-        "4: set.model.positions: positions ape has 100 places, fewer than train.seq_len (128); "
+        "5: set.model.position_settings.ape.length: positions ape has 100 places, fewer than train.seq_len (128); "
         "set model.position_settings.ape.length to as many as the longest text has",
     ),
     "no-marks": (
         "set:\n  train.loss_on: marked\n",
         "4: set.train.loss_on: corpus stdlib does not mark which tokens count; set train.loss_on to all, or name one "
-        "that may: shards, flipflop",
+        "that may: shards, flipflop, mqar",
     ),
     "literal-as-axis": (
         "axes:\n  train.schedule: [cosine, cosin]\n",
@@ -223,7 +223,7 @@ CASES: dict[str, tuple[str, str]] = {
     ),
     "labels-too-few": (
         "axes:\n  model.positions: [none, label]\nset:\n  model.position_settings.label.length: 127\n",
-        "4: axes.model.positions: positions label has 127 places, fewer than train.seq_len (128); "
+        "6: set.model.position_settings.label.length: positions label has 127 places, fewer than train.seq_len (128); "
         "set model.position_settings.label.length to as many as the longest text has",
     ),
     "tra-no-key-survives": (
@@ -243,6 +243,39 @@ CASES: dict[str, tuple[str, str]] = {
     "cope-positions": (
         "set:\n  attn_type: cope\n  model.mixers.cope.positions: 0\n",
         "5: set.model.mixers.cope.positions: must be greater than or equal to 1, got 0",
+    ),
+    "memory-chunk-of-a-row": (
+        "set:\n  model.memory: atlas\n  model.memories.atlas.chunk: 128\n",
+        "5: set.model.memories.atlas.chunk: model.memories.atlas: chunk (128) is not below the 128 tokens of a row, and what a chunk "
+        "writes is read after it alone, so nothing would be read; set a smaller one, or orthogonal to token or none",
+    ),
+    "memory-chunk-by-rows": (
+        "axes: {memory: [atlas]}\nset:\n  train: {seq_len: 64, batch_tokens: 512}\n",
+        "3: axes.memory: model.memories.atlas: chunk (64) is not below the 64 tokens of a row, and what a chunk "
+        "writes is read after it alone, so nothing would be read; set a smaller one, or orthogonal to token or none",
+    ),
+    "memory-window-beyond-a-row": (
+        "axes: {memory: [omega]}\nset:\n  model.memories.omega: {window: 129, chunk: 4}\n",
+        "5: set.model.memories.omega.window: model.memories.omega: window (129) is more than the 128 tokens of a row, so none is ever "
+        "full; set it to 128 at most",
+    ),
+    **{
+        f"memory-{name}-0": (
+            f"set:\n  model.memory: atlas\n  model.memories.atlas.{name}: 0\n",
+            f"5: set.model.memories.atlas.{name}: must be greater than or equal to {least}, got 0",
+        )
+        for name, least in {"chunk": 1, "window": 1, "sketch": 1, "degree": 2, "hidden": 1}.items()
+    },
+    "memory-columns-of-products": (
+        "axes: {memory: [omega]}\nset:\n  model.head_dim: 512\n  model.memories.omega.features: poly2\n",
+        # 1 + 512 + 512 * 513 / 2 columns; a float32 for each of them, of 512 channels and of 4 heads
+        "6: set.model.memories.omega.features: features (poly2) of 512 channels have 131,841 columns, and the memory of a layer 1,030 MiB a row; "
+        "make sketch or model.head_dim smaller",
+    ),
+    "memory-columns-of-a-sketch": (
+        "axes: {memory: [omega]}\nset:\n  model.memories.omega: {features: sketch, sketch: 300}\n",
+        "5: set.model.memories.omega.sketch: features (sketch) of 20 channels have 90,000 columns, and the memory of a layer "
+        "27 MiB a row; make sketch or model.head_dim smaller",
     ),
     "rel-buckets": (
         "axes:\n  attn_type: [rel]\n  model.mixers.rel.reach: [128, 16]\nset:\n  model.mixers.rel.buckets: 32\n",
@@ -282,7 +315,7 @@ CASES: dict[str, tuple[str, str]] = {
     ),
     "tokenizer": (
         "set:\n  data:\n    tokenizer: gtp2\n",
-        "5: set.data.tokenizer: no such name 'gtp2'; allowed: bytes, gpt2, json, flipflop; did you mean 'gpt2'?",
+        "5: set.data.tokenizer: no such name 'gtp2'; allowed: bytes, gpt2, json, mqar, flipflop; did you mean 'gpt2'?",
     ),
     "batch-does-not-divide": (
         "set:\n  train:\n    batch_tokens: 1000\n",
@@ -384,7 +417,7 @@ WHOLE_FILES = {
     ),
     "base-in-a-folder-that-is-not-there": (
         "name: g\nextends: elsewhere/tiny\n",
-        "2: extends: no base 'elsewhere/tiny'; allowed: intended-370m, llama-medium, llama-mini, published-370m, tiny",
+        f"2: extends: no base 'elsewhere/tiny'; allowed: {BASES}",
     ),
     "two-documents": ("name: a\n---\nname: b\n", "2: not valid YAML: but found another document"),
 }

@@ -30,6 +30,7 @@ from bench import Bench
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from patience import until
+from tiers import long_form
 
 FIRST, SECOND = Gpu("0", "GPU-aaaa", "NVIDIA H200"), Gpu("1", "GPU-bbbb", "NVIDIA L40S")
 TWO = Machine(8, 32.0, (FIRST, SECOND))
@@ -322,7 +323,7 @@ def executor(name: str, here: Machine, monkeypatch: pytest.MonkeyPatch) -> Execu
     return place
 
 
-@pytest.mark.parametrize("name", ["local", pytest.param("ray", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("name", ["local", *long_form("ray")])
 def test_parts_run_side_by_side_on_the_gpu_they_were_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

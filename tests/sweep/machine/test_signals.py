@@ -86,8 +86,7 @@ def left(processes: list[psutil.Process]) -> list[psutil.Process]:
         [
             ("local", signal.SIGINT),
             ("local", signal.SIGTERM),
-            ("local", signal.SIGHUP),
-            *long_form(("ray", signal.SIGTERM)),
+            *long_form(("local", signal.SIGHUP), ("ray", signal.SIGTERM)),
         ],
         lambda one: one == ("local", signal.SIGINT),
     ),
@@ -173,7 +172,8 @@ def test_nohup_outlives_its_terminal(bench: Bench) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("daemon", "number"), [
-    ("gcs_server", signal.SIGTERM), ("raylet", signal.SIGTERM), ("ray::IDLE", signal.SIGTERM), ("raylet", signal.SIGINT),
+    ("gcs_server", signal.SIGTERM), ("raylet", signal.SIGINT),
+    *long_form(("raylet", signal.SIGTERM), ("ray::IDLE", signal.SIGTERM)),
 ])  # fmt: skip
 def test_a_launch_that_is_stopped_while_ray_starts_ends_cleanly(bench: Bench, daemon: str, number: int) -> None:
     process = launched(bench, *ONE, "ray")

@@ -242,7 +242,7 @@ def test_an_unknown_corpus_names_line_and_nearest(
     grid: Callable[[str], Path], named: str, tmp_path: Path, command: Command
 ) -> None:
     path = grid("corpus: boks")
-    known = "stdlib, files, shards, fineweb-edu, fineweb-edu-shards, finepdfs, wikitext-103, flipflop, books"
+    known = "stdlib, files, shards, fineweb-edu, fineweb-edu-shards, finepdfs, wikitext-103, flipflop, mqar, books"
     for dry in (True, False):
         with pytest.raises(GridError) as caught:
             texts.expand(load_grid(path), tmp_path / "atma-runs" / "corpora", dry=dry)

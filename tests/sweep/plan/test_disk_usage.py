@@ -25,9 +25,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Mixers whose models were counted; a model weighs 100 bytes, its optimizers 10, on CUDA half of both."""
     asked: list[str] = []
 
-    def sizes(config: Any, *, cuda: bool, optimizer: str) -> tuple[int, int]:
+    def sizes(config: Any, *, narrow: bool, optimizer: str) -> tuple[int, int]:
         asked.append(config.attn_type)
-        return (50, 5) if cuda else (100, 10)
+        return (50, 5) if narrow else (100, 10)
 
     monkeypatch.setattr(disk_usage, "sizes", sizes)
     return asked

@@ -13,19 +13,19 @@ import torch
 from atma_sweep.model.bases import Mixer
 from atma_sweep.model.registry import MIXERS, register_mixer
 from atma_sweep.sweep.probes.measure import measure
-from atma_sweep.sweep.probes.subject import Subject
+from atma_sweep.sweep.probes.subject import Network
 from atma_sweep.sweep.probes.watching import evaluations
 from registries import EVERY_MIXER
 from torch import Tensor
 from torch.nn import functional
 
-Make = Callable[..., Subject]
+Make = Callable[..., Network]
 T = 21
 SIZES = {"n_heads": 2, "n_kv_heads": 1, "head_dim": 8}
 NORMED = ("polar", "diff")
 
 
-def maps_of(who: Subject) -> tuple[dict[str, Any], dict[tuple[int, int], np.ndarray]]:
+def maps_of(who: Network) -> tuple[dict[str, Any], dict[tuple[int, int], np.ndarray]]:
     """The numbers, and by layer and head the map that the items hold."""
     ((numbers, examples),) = measure("attention_map", who, (0,))
     found: dict[tuple[int, int], np.ndarray] = {}
@@ -37,7 +37,7 @@ def maps_of(who: Subject) -> tuple[dict[str, Any], dict[tuple[int, int], np.ndar
     return {m.metric: m for m in numbers}, found
 
 
-def read_by(model: Any, who: Subject, layer: int) -> dict[str, Tensor]:
+def read_by(model: Any, who: Network, layer: int) -> dict[str, Tensor]:
     """What the layer's mixer was given to read, and what it made of it, [T, ...] in float64."""
     mix, seen = model.blocks[layer].mix, {}
 
@@ -55,7 +55,7 @@ def awake(network: Any, mixer: str, **settings: Any) -> Any:
     return network(awake=True, vocab_size=264, dtype=torch.float64, attn_type=mixer, window=True, **settings).eval()
 
 
-def subject_of(subject: Make, model: Any, **settings: Any) -> Subject:
+def subject_of(subject: Make, model: Any, **settings: Any) -> Network:
     return subject(model, validation=300, settings={"attention_map": {"tokens": T, **settings}})
 
 

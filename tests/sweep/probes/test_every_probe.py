@@ -5,35 +5,45 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from atma_sweep.results import metrics
 from atma_sweep.sweep.config import CellConfig
+from atma_sweep.sweep.data.tokenizer import load_tokenizer
 from atma_sweep.sweep.probes import PROBES, Metric, Probe, ProbeConfig, bound, register_probe
 from atma_sweep.sweep.probes.measure import measure
-from atma_sweep.sweep.probes.subject import Subject
+from atma_sweep.sweep.probes.subject import Network
 
 EVERY = list(PROBES)
 OVER_LENGTHS = [name for name in EVERY if PROBES.load(name).by_length]
 
 OTHER = {"gates": "fox"}
 """The mixer of which a probe has numbers, where it has none of polar."""
+TOKENS = {"mqar": "mqar"}
+"""The tokenizer of a probe that has no numbers of bytes."""
 LENGTHS = {"passkey": (120, 150)}
 """Lengths of a probe that asks a question of more tokens than 32."""
 
+OF_NO_TEXT = ("decode",)
+"""Probes over lengths that read no text, so that none can be too long for it."""
 SAME_TEXT = ("extrapolation",)
 """Probes that read as much text at every length."""
 
 
 @pytest.fixture
-def who(network: Any, subject: Callable[..., Subject]) -> Callable[..., Subject]:
-    """who(mixer, **settings): a network that every probe can measure but those of OTHER."""
+def who(network: Any, subject: Callable[..., Network]) -> Callable[..., Network]:
+    """who(mixer, tokens, **settings): a network that every probe can measure but those of OTHER and TOKENS."""
 
-    def make(mixer: str = "polar", **settings: Any) -> Subject:
-        model = network(awake=True, vocab_size=264, attn_type=mixer, memory="gated_delta", window=True).eval()
-        small = {"lengths": (16, 32), "settings": {"flipflop": {"iid": 4, "sparse": 5, "dense": 3, "length": 16}}}
-        return subject(model, **(small | settings))
+    def make(mixer: str = "polar", tokens: str = "bytes", **settings: Any) -> Network:
+        size = {"bytes": 264}.get(tokens, 1024)
+        model = network(awake=True, vocab_size=size, attn_type=mixer, memory="gated_delta", window=True).eval()
+        small = {
+            "lengths": (16, 32),
+            "settings": {"flipflop": {"iid": 4, "sparse": 5, "dense": 3, "length": 16}, "mqar": {"rows": 3}},
+        }
+        return replace(subject(model, **(small | settings)), tokenizer=load_tokenizer(tokens))
 
     return make
 
@@ -63,8 +73,8 @@ def test_the_cost_is_above_zero_and_never_falls_with_the_length(name: str) -> No
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_everything_that_it_yields_is_declared(name: str, who: Callable[..., Subject]) -> None:
-    one = who(OTHER.get(name, "polar"))
+def test_everything_that_it_yields_is_declared(name: str, who: Callable[..., Network]) -> None:
+    one = who(OTHER.get(name, "polar"), TOKENS.get(name, "bytes"))
     lengths = LENGTHS.get(name, (16, 32)) if name in OVER_LENGTHS else (0,)
     results = list(measure(name, one, lengths))
     units = {metric.name: metric.unit for metric in PROBES.load(name).metrics}
@@ -79,10 +89,10 @@ def test_everything_that_it_yields_is_declared(name: str, who: Callable[..., Sub
     assert found == units.keys(), "and everything that is declared is yielded"
 
 
-@pytest.mark.parametrize("name", OVER_LENGTHS)
+@pytest.mark.parametrize("name", [name for name in OVER_LENGTHS if name not in OF_NO_TEXT])
 @pytest.mark.parametrize("settings", [{"documents": 3, "junk_rows": 4}, {"documents": 5, "junk_rows": 7}])
 def test_one_token_more_than_the_longest_length_is_not_measured(
-    name: str, settings: dict[str, int], who: Callable[..., Subject]
+    name: str, settings: dict[str, int], who: Callable[..., Network]
 ) -> None:
     asked = who(needle_trials=2, **settings)
     probe = bound(name, asked.config)
@@ -98,13 +108,13 @@ def test_one_token_more_than_the_longest_length_is_not_measured(
     assert found[limit + 1] is not None
 
 
-@pytest.mark.parametrize("name", [name for name in EVERY if name not in OVER_LENGTHS])
-def test_what_has_no_length_has_no_limit(name: str, who: Callable[..., Subject]) -> None:
+@pytest.mark.parametrize("name", [name for name in EVERY if name not in OVER_LENGTHS or name in OF_NO_TEXT])
+def test_what_has_no_length_has_no_limit(name: str, who: Callable[..., Network]) -> None:
     asked = who()
     assert bound(name, asked.config).longest(asked.corpus) is None
 
 
-def test_too_few_documents_give_no_length_at_all(who: Callable[..., Subject]) -> None:
+def test_too_few_documents_give_no_length_at_all(who: Callable[..., Network]) -> None:
     asked = who(documents=6)
     assert [bound(name, asked.config).longest(asked.corpus) for name in ("clean", "needle", "state_norm")] == [0, 0, 0]
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from atma_sweep.sweep.probes import bound
 from atma_sweep.sweep.probes.measure import measure
-from atma_sweep.sweep.probes.subject import Subject
+from atma_sweep.sweep.probes.subject import Network
 
-Make = Callable[..., Subject]
+Make = Callable[..., Network]
 
 
 @pytest.mark.parametrize("length", [16, 13, 50, 100])

@@ -15,7 +15,7 @@ from atma_sweep.sweep.data.known.flipflop import FlipFlopRows, coin_flips
 from atma_sweep.sweep.data.tokenizer import load_tokenizer
 from atma_sweep.sweep.probes import bound
 from atma_sweep.sweep.probes.measure import measure
-from atma_sweep.sweep.probes.subject import Subject
+from atma_sweep.sweep.probes.subject import Network
 
 SMALL = {"iid": 60, "sparse": 80, "dense": 40, "length": 32}
 SHARES = {"iid": 0.8, "sparse": 0.98, "dense": 0.1}
@@ -43,10 +43,10 @@ def copy(text: str) -> list[str]:
 
 
 @pytest.fixture
-def asked(rule: Any, subject: Callable[..., Subject]) -> Callable[..., Subject]:
+def asked(rule: Any, subject: Callable[..., Network]) -> Callable[..., Network]:
     """asked(predict, **settings of the probe): letters are bytes."""
 
-    def make(predict: Predict, *, chunk: int = 100, **settings: Any) -> Subject:
+    def make(predict: Predict, *, chunk: int = 100, **settings: Any) -> Network:
         def tokens(row: np.ndarray) -> np.ndarray:
             return np.array([ord(letter) for letter in predict(bytes(row.tolist()).decode())])
 
@@ -55,12 +55,12 @@ def asked(rule: Any, subject: Callable[..., Subject]) -> Callable[..., Subject]:
     return make
 
 
-def numbers(who: Subject) -> dict[str, Any]:
+def numbers(who: Network) -> dict[str, Any]:
     ((measured, _),) = measure("flipflop", who, [0])
     return {one.metric: one for one in measured}
 
 
-def test_an_automaton_is_right_throughout(asked: Callable[..., Subject]) -> None:
+def test_an_automaton_is_right_throughout(asked: Callable[..., Network]) -> None:
     found = numbers(asked(remember))
     for split, count in (("iid", 60), ("sparse", 80), ("dense", 40)):
         exact = found[f"exact_{split}"]
@@ -70,7 +70,7 @@ def test_an_automaton_is_right_throughout(asked: Callable[..., Subject]) -> None
         assert (found[f"reads_{split}"].value, found[f"error_{split}"].n) == (reads, reads)
 
 
-def test_whoever_copies_the_last_bit_is_scored_as_counted_by_hand(asked: Callable[..., Subject]) -> None:
+def test_whoever_copies_the_last_bit_is_scored_as_counted_by_hand(asked: Callable[..., Network]) -> None:
     found = numbers(asked(copy))
     for split in SPLITS:
         wrong = []
@@ -90,7 +90,7 @@ def test_whoever_copies_the_last_bit_is_scored_as_counted_by_hand(asked: Callabl
         assert found[f"coin_{split}"].value == pytest.approx(np.mean([0.5**count for count in reads]), rel=1e-12)
 
 
-def test_neither_pieces_nor_other_sequences_change_an_outcome(asked: Callable[..., Subject]) -> None:
+def test_neither_pieces_nor_other_sequences_change_an_outcome(asked: Callable[..., Network]) -> None:
     """Rows of one at a time, of all together; and items are the first ones."""
     results = [next(measure("flipflop", asked(copy, chunk=chunk, items=7), [0])) for chunk in (1, 64, 10**6)]
     assert results[0] == results[1] == results[2]
@@ -108,7 +108,7 @@ def test_neither_pieces_nor_other_sequences_change_an_outcome(asked: Callable[..
     assert none == []
 
 
-def test_any_token_but_the_right_bit_is_wrong(asked: Callable[..., Subject]) -> None:
+def test_any_token_but_the_right_bit_is_wrong(asked: Callable[..., Network]) -> None:
     found = numbers(asked(lambda text: ["w"] * len(text)))
     assert [found[f"error_{split}"].value for split in SPLITS] == [1, 1, 1]
 
@@ -130,7 +130,7 @@ def test_length_seed_and_share_of_the_sequences_like_those_of_training_are_the_c
 
 
 def test_what_cannot_be_read_has_a_reason(
-    network: Any, subject: Callable[..., Subject], asked: Callable[..., Subject]
+    network: Any, subject: Callable[..., Network], asked: Callable[..., Network]
 ) -> None:
     short = network(vocab_size=264, positions="ape", position_settings={"ape": {"length": 30}}).eval()
     ((measured, _),) = measure("flipflop", subject(short, settings={"flipflop": SMALL}), [0])

@@ -9,14 +9,14 @@ import pytest
 import torch
 from atma_sweep.sweep.data.batches import stream_rows
 from atma_sweep.sweep.probes.measure import measure
-from atma_sweep.sweep.probes.subject import Subject
+from atma_sweep.sweep.probes.subject import Network
 from torch.nn import functional
 
-Make = Callable[..., Subject]
+Make = Callable[..., Network]
 ROWS, LENGTH = 5, 13
 
 
-def found(who: Subject) -> tuple[dict[str, Any], dict[tuple[str, int, int], float]]:
+def found(who: Network) -> tuple[dict[str, Any], dict[tuple[str, int, int], float]]:
     ((numbers, examples),) = measure("gates", who, (0,))
     return {m.metric: m for m in numbers}, {(e.metric, e.item, e.position): e.value for e in examples}
 

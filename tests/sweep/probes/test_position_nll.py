@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 from atma_sweep.sweep.probes.measure import measure
-from atma_sweep.sweep.probes.subject import Subject
+from atma_sweep.sweep.probes.subject import Network
 
-Make = Callable[..., Subject]
+Make = Callable[..., Network]
 
 
 @pytest.mark.parametrize(("length", "size"), [(64, 16), (61, 16), (61, 7), (13, 256), (17, 1)])

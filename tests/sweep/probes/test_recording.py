@@ -17,7 +17,7 @@ from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CellRecord, Measurement, Owner
 from atma_sweep.results.store.schema import ExampleRow
 from atma_sweep.results.store.store import Store, open_store
-from atma_sweep.sweep.attempt import runner as module
+from atma_sweep.sweep.attempt import probing as module
 from atma_sweep.sweep.attempt.job import Job
 from atma_sweep.sweep.attempt.runner import Work
 from atma_sweep.sweep.grid.axes import levels_of
@@ -83,7 +83,7 @@ def test_peak_memory_of_every_length_is_a_measurement(
     network: Any, subject: Any, attempt: Attempt, store: Store
 ) -> None:
     who = subject(network(vocab_size=264), lengths=(16, 64))
-    attempt(who)._probe(who)
+    attempt(who).probe(who)
     found = measured(store)
     peaks = {key: value for key, value in found.items() if key[1] == "peak_memory"}
     wanted = [(probe, "peak_memory", length) for probe in ("clean", "junk", "needle") for length in (16, 64)]
@@ -103,7 +103,7 @@ def test_a_peak_is_that_of_its_own_probe(
     size = 256 * 2**20
     probe_with(monkeypatch, lambda: None, lambda: np.ones(size // 8), lambda: None)
     who = subject(network(vocab_size=264), lengths=(16, 32, 64), probes=("clean",))
-    attempt(who)._probe(who)
+    attempt(who).probe(who)
     found = measured(store)
     low, high, after = (found["clean", "nats", length].peak_memory for length in (16, 32, 64))
     if MEASURABLE:
@@ -118,7 +118,7 @@ def test_a_system_that_does_not_tell_leaves_no_row(
 ) -> None:
     monkeypatch.setattr(module, "reset_peak_resident", lambda: False)
     who = subject(network(vocab_size=264), lengths=(16,), probes=("junk",))
-    attempt(who)._probe(who)
+    attempt(who).probe(who)
     found = measured(store)
     assert list(found) == [("junk", "nats", 16)]
     assert found["junk", "nats", 16].peak_memory is None
@@ -143,7 +143,7 @@ def test_of_the_package_s_probes_only_what_differs_from_cell_to_cell_is_told(
 ) -> None:
     """No source, and of all descriptions the chance level of these very digits and how many a trial has."""
     who = subject(network(vocab_size=264), lengths=(16,), needle_trials=2, needle_digits=2)
-    attempt(who)._probe(who)
+    attempt(who).probe(who)
     asked = [digit for trial in trials(NeedleConfig(trials=2, digits=2)) for digit in trial.digits]
     told = {key: value.description for key, value in measured(store).items() if value.description}
     assert told == {("needle", "digit_accuracy", 16): {"chance": max(map(asked.count, asked)) / 4, "trials": 2}}
@@ -178,7 +178,7 @@ def test_a_length_that_does_not_fit_says_so_and_the_next_is_measured(
 ) -> None:
     probe_with(monkeypatch, act, lambda: None)
     who = subject(network(vocab_size=264), lengths=(16, 32), probes=("clean",))
-    attempt(who)._probe(who)
+    attempt(who).probe(who)
     found = measured(store)
     lost = found["clean", "nats", 16]
     assert (lost.value, lost.unit, lost.n) == (None, "nats/token", 0)
@@ -206,7 +206,7 @@ def test_the_real_probes_go_on_after_one_that_does_not_fit(
 
     monkeypatch.setattr(model, "features", small)
     who = subject(model, lengths=(16, 150), length=200)
-    attempt(who)._probe(who)
+    attempt(who).probe(who)
     found = measured(store)
     for probe, metric in (("clean", "nats"), ("junk", "nats"), ("needle", "digit_accuracy")):
         assert found[probe, metric, 16].value is not None
@@ -231,7 +231,7 @@ def test_cuda_goes_on_after_a_length_that_does_not_fit(
     limit = torch.cuda.memory_reserved() + 2 * 2**30  # earlier tests of this process may hold some
     torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.get_device_properties(cuda).total_memory)
     try:
-        attempt(who)._probe(who)
+        attempt(who).probe(who)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     found = measured(store)
@@ -248,12 +248,12 @@ def test_any_other_error_passes_through(
     probe_with(monkeypatch, refuse(RuntimeError("mat1 and mat2 shapes cannot be multiplied")))
     who = subject(network(vocab_size=264), lengths=(16,), probes=("clean",))
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
-        attempt(who)._probe(who)
+        attempt(who).probe(who)
 
 
 def test_too_few_documents_are_no_peak_either(network: Any, subject: Any, attempt: Attempt, store: Store) -> None:
     who = subject(network(vocab_size=264), lengths=(16, 64), length=40, probes=("clean",))
-    attempt(who)._probe(who)
+    attempt(who).probe(who)
     found = measured(store)
     reason = "too-few-docs: 0 of 3 held-out documents have 65 tokens"
     assert {value.reason for key, value in found.items() if key[2] == 64} == {reason}
@@ -276,7 +276,7 @@ def test_stored_examples_rebuild_every_mean_and_interval(
     network: Any, subject: Any, attempt: Attempt, store: Store
 ) -> None:
     who = subject(network(awake=True, vocab_size=264, memory="gated_delta"), lengths=(16, 64), needle_trials=7)
-    attempt(who)._probe(who)
+    attempt(who).probe(who)
     found = measured(store)
     for length in (16, 64):
         for probe, items in (("clean", 3), ("junk", 4)):

@@ -12,9 +12,9 @@ from atma_sweep.sweep.config import CellConfig, EvalConfig
 from atma_sweep.sweep.probes import bound, with_settings
 from atma_sweep.sweep.probes.measure import measure
 from atma_sweep.sweep.probes.same_tail import SameTailConfig
-from atma_sweep.sweep.probes.subject import Subject
+from atma_sweep.sweep.probes.subject import Network
 
-Make = Callable[..., Subject]
+Make = Callable[..., Network]
 
 
 @pytest.mark.parametrize("settings", [{}, {"last": 5, "end": 61}, {"last": 7, "end": 64}])

@@ -7,14 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from atma_sweep.kernels.omega import features
+from atma_sweep.kernels.omega.omega_reference import omega_reference
 from atma_sweep.model.attention import Attention
 from atma_sweep.model.backbone import Backbone
 from atma_sweep.model.memory.gated_delta import GatedDelta
+from atma_sweep.model.registry import MEMORIES, register_memory
 from atma_sweep.sweep.config import EvalConfig
 from atma_sweep.sweep.probes import requested
 from atma_sweep.sweep.probes.measure import measure
-from atma_sweep.sweep.probes.memory_state import STATES
+from atma_sweep.sweep.probes.memory_state import OWN, STATES
 
+LAYERS = (2, 6)
 LENGTH = 150  # not a multiple of the 64 tokens that are solved together, and more than one piece
 
 
@@ -47,6 +51,21 @@ def by_hand(memory: GatedDelta, x: Any, q: Any, k: Any, v: Any) -> np.ndarray:
     return found
 
 
+def inputs(model: Backbone, watched: list[Any], documents: list[np.ndarray], length: int) -> dict[int, Any]:
+    """(x, q, k, v) of every memory for the documents' first tokens."""
+    seen: dict[int, Any] = {}
+    hooks = [
+        memory.register_forward_pre_hook(lambda _, given, place=place: seen.__setitem__(place, given))
+        for place, memory in enumerate(watched)
+    ]
+    rows = torch.from_numpy(np.stack([d[:length] for d in documents]).astype(np.int64))
+    with torch.no_grad():
+        model.features(rows, full_context=True)
+    for hook in hooks:
+        hook.remove()
+    return seen
+
+
 @pytest.fixture
 def model(network: Any) -> Backbone:
     sizes = {"vocab_size": 264, "memory": "gated_delta", "n_layers": 7}
@@ -57,16 +76,7 @@ def model(network: Any) -> Backbone:
 
 def test_norms_are_those_of_a_loop_over_tokens(model: Backbone, subject: Any) -> None:
     who = subject(model, documents=3, lengths=(LENGTH,), chunk_tokens=70)
-    seen: dict[int, Any] = {}
-    hooks = [
-        memory.register_forward_pre_hook(lambda _, given, place=place: seen.__setitem__(place, given))
-        for place, memory in enumerate(memories(model))
-    ]
-    rows = torch.from_numpy(np.stack([d[:LENGTH] for d in who.documents]).astype(np.int64))
-    with torch.no_grad():
-        model.features(rows, full_context=True)
-    for hook in hooks:
-        hook.remove()
+    seen = inputs(model, memories(model), who.documents, LENGTH)
     expected = np.stack([by_hand(memory, *seen[place]) for place, memory in enumerate(memories(model))], 2)  # 4 B L H
     ((measured, examples),) = measure("state_norm", who, [LENGTH])
     assert [one.metric for one in measured] == list(STATES)
@@ -74,10 +84,86 @@ def test_norms_are_those_of_a_loop_over_tokens(model: Backbone, subject: Any) ->
         assert one.value == pytest.approx(norms.mean(), rel=1e-10)
         assert (one.length, one.unit, one.n, one.reason) == (LENGTH, "frobenius", norms.size, None)
         mine = {(e.item, e.position): e.value for e in examples if e.metric == one.metric}
-        wanted = {(b, layer): norms[b, layer].mean() for b in range(norms.shape[0]) for layer in range(norms.shape[1])}
+        heads = range(norms.shape[2])
+        wanted = {(layer, h): norms[:, place, h].mean() for place, layer in enumerate(LAYERS) for h in heads}
         assert mine == pytest.approx(wanted, rel=1e-10)
     delta, hebbian, *_, hebbian_kept = (one.value for one in measured)
     assert delta < hebbian < hebbian_kept, "erasing and forgetting both keep the state small"
+
+
+def kda_by_hand(memory: Any, x: Any, k: Any, v: Any) -> list[torch.Tensor]:
+    """Norms of one row and head, of each of STATES: retention by channel of the keys, token by token."""
+    logit = memory.w_gamma(memory.w_down(x)).unflatten(-1, (memory.heads, memory.head_dim))[:, 0]
+    gammas, betas = torch.sigmoid(logit + 3.9), torch.sigmoid(memory.w_beta(x))[:, 0]
+    states = [torch.zeros(memory.head_dim, memory.head_dim, dtype=x.dtype) for _ in STATES]
+    for gamma, beta, key, value in zip(gammas, betas, k / k.norm(dim=-1, keepdim=True), v, strict=True):
+        for place, name in enumerate(STATES):
+            state = states[place] if name.endswith("kept") else states[place] * gamma
+            missing = value - state @ key if name.startswith("delta") else value
+            states[place] = state + beta * torch.outer(missing, key)
+    return [state.norm() for state in states]
+
+
+def omega_by_hand(memory: Any, x: Any, k: Any, v: Any) -> list[torch.Tensor]:
+    """Norms of one row and head, of each of OWN: gradients by autograd, token by token."""
+    found, how = [], memory.config
+    logit = {name: rate(x)[:, 0] for name, rate in memory.rates.items()}
+    keep, step = torch.sigmoid(logit["keep"] + how.keep_offset), torch.sigmoid(logit["step"] + how.step_offset)
+    slow = torch.sigmoid(logit["momentum"] + how.momentum_offset) if "momentum" in logit else None
+    unit = k / k.norm(dim=-1, keepdim=True)
+    feature = features.poly2(unit) if how.features == "poly2" else unit
+    feature = feature / feature.norm(dim=-1, keepdim=True)
+    start = list(memory.start) if how.memory == "mlp2" else [x.new_zeros(memory.head_dim, feature.shape[-1])]
+    for alpha in (keep, torch.ones_like(keep)):
+        args = feature, feature, v, alpha, step, torch.sigmoid(logit["weight"]) / how.window, slow, start
+        orthogonal = getattr(how, "orthogonal", "none")
+        _, layers = omega_reference(*args, window=how.window, chunk=how.chunk, orthogonal=orthogonal)
+        found.append(sum(layer.square().sum() for layer in layers) ** 0.5)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "by_hand"),
+    [
+        ("kda", {}, kda_by_hand),
+        ("omega", {"window": 3, "chunk": 4, "features": "poly2"}, omega_by_hand),
+        ("omega", {"window": 3, "chunk": 4, "memory": "mlp2"}, omega_by_hand),
+        ("atlas", {"window": 3, "chunk": 8}, omega_by_hand),
+        ("atlas", {"window": 3, "chunk": 8, "memory": "mlp2", "orthogonal": "token"}, omega_by_hand),
+    ],
+)
+def test_norms_of_other_memories_are_those_of_a_loop(
+    name: str, settings: Any, by_hand: Any, network: Any, subject: Any
+) -> None:
+    sizes = {"vocab_size": 264, "memory": name, "memories": {name: settings}, "n_layers": 3}
+    model = network(awake=True, dtype=torch.float64, attn_type="nope", **sizes).eval()
+    who = subject(model, documents=2, lengths=(20,), chunk_tokens=24)
+    (memory,) = [block.mix.memory for block in model.blocks if getattr(block.mix, "memory", None) is not None]
+    x, _, k, v = inputs(model, [memory], who.documents, 20)[0]
+    with torch.no_grad():
+        wanted = torch.stack([torch.stack(by_hand(memory, x[b], k[b, :, 0], v[b, :, 0])) for b in range(2)]).mean(0)
+    ((measured, examples),) = measure("state_norm", who, [20])
+    has = STATES if name == "kda" else OWN
+    assert {one.metric for one in measured if one.value is not None} == set(has)
+    assert {one.reason for one in measured} - {None} <= {f"n/a: memory {name} does not write by a delta rule"}
+    mine = [e.value for metric in has for e in examples if (e.metric, e.item, e.position) == (metric, 2, 0)]
+    assert mine == pytest.approx(wanted.tolist(), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", list(MEMORIES))
+def test_every_memory_of_the_registry_has_a_norm(name: str, network: Any, subject: Any) -> None:
+    who = subject(network(awake=True, vocab_size=264, memory=name).eval(), documents=2, lengths=(16,))
+    ((measured, examples),) = measure("state_norm", who, [16])
+    assert {one.metric for one in measured if one.value} >= set(OWN)
+    assert {(e.item, e.position) for e in examples} == {(2, head) for head in range(who.config.model.n_heads)}
+
+
+def test_a_memory_without_a_norm_says_so(network: Any, subject: Any) -> None:
+    with MEMORIES.scope():
+        register_memory("still")(type("Still", (MEMORIES.load("gated_delta"),), {"norm": None}))
+        who = subject(network(vocab_size=264, memory="still").eval(), documents=2, lengths=(16,))
+        ((measured, _),) = measure("state_norm", who, [16])
+    assert {one.reason for one in measured} == {"n/a: memory still defines no norm"}
 
 
 def test_the_model_is_left_as_it_was(model: Backbone, subject: Any) -> None:
@@ -105,7 +191,7 @@ def test_without_memory_or_text_a_reason_stands(network: Any, model: Backbone, s
     bare = subject(network(vocab_size=264), lengths=(16, 32))
     for length, (measured, _) in zip((16, 32), measure("state_norm", bare, (16, 32)), strict=True):
         assert {(one.metric, one.length, one.value) for one in measured} == {(name, length, None) for name in STATES}
-        assert {one.reason for one in measured} == {"n/a: the network has no gated delta memory"}
+        assert {one.reason for one in measured} == {"n/a: the network has no memory"}
     short = subject(model, documents=2, lengths=(4096,))
     ((measured, _),) = measure("state_norm", short, [4096])
     assert {one.reason for one in measured} == {"too-few-docs: 0 of 2 held-out documents have 4096 tokens"}

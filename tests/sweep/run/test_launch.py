@@ -26,6 +26,7 @@ from atma_sweep.sweep.run.launch import Request, claim
 from bench import COMMAND, Bench, Curves
 from once import once
 from patience import PATIENCE_S
+from tiers import long_form
 
 pytestmark = pytest.mark.slow
 LONG = 128 * 150
@@ -212,7 +213,7 @@ def test_interrupt_saves_marks_and_the_next_launch_continues(bench: Bench, long_
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("executor", ["ray", "local"])
+@pytest.mark.parametrize("executor", ["local", *long_form("ray")])
 def test_sigterm_to_every_process_at_once_saves_the_cell(bench: Bench, executor: str) -> None:
     """As batch systems and service managers end a job; the launch and its wrappers pass the signal on besides."""
     bench.grid(tokens=VERY_LONG)
@@ -245,10 +246,11 @@ def _kill(
 
 
 @pytest.mark.thorough
-def test_killed_launch_on_ray_is_continued_to_the_same_curves(bench: Bench, long_curves: Curves) -> None:
-    process = _kill(bench, "ray", lambda process: process.kill(), *ONE)
+@pytest.mark.parametrize("executor", ["local", *long_form("ray")])
+def test_killed_launch_is_continued_to_the_same_curves(bench: Bench, long_curves: Curves, executor: str) -> None:
+    process = _kill(bench, executor, lambda process: process.kill(), *ONE)
     process.communicate(timeout=PATIENCE_S)
-    bench.launch(*ONE, executor="ray")
+    bench.launch(*ONE, executor=executor)
     bench.once(1)
     assert bench.processes() == []
     assert bench.curves() == long_curves
@@ -490,3 +492,107 @@ def test_dry_run_writes_nothing(bench: Bench) -> None:
     before = sorted(bench.folder.iterdir())
     bench.ask("launch", "micro.yaml", "--dry-run")
     assert sorted(bench.folder.iterdir()) == before
+
+
+STUDY = """
+search:
+  pruner: asha
+  trials: 20
+  startup: 4
+  objective: val_loss
+  ranges:
+    train.muon_lr: {low: 0.003, high: 0.1, log: true}
+    train.clip: {low: 0.5, high: 2.0}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_a_study_of_twenty_trials_that_is_killed_twice_makes_each_once(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.grid(tokens=128 * 40, more=STUDY)
+    bench.edit("axes:\n  attn_type: [nope, polar]\n", "")
+    for trials in (5, 12):
+        process = bench.start("launch", "micro.yaml", "--executor", "local")
+        bench.wait(f"SELECT 1 FROM trial WHERE number = {trials}", process)
+        process.kill()
+        process.communicate(timeout=PATIENCE_S)
+        told = bench.sql("SELECT number, params FROM trial ORDER BY number")
+        assert trials < len(told) < 20
+        plan = bench.ask("launch", "micro.yaml", "--dry-run")
+        assert f"{20 - len(told)} to propose" in plan
+        bench.gone()
+    bench.launch()
+    assert bench.sql("SELECT number, params FROM trial ORDER BY number")[: len(told)] == told, "none is lost"
+    rows = bench.sql("SELECT number, standing, cell_id, curve FROM trial ORDER BY number")
+    assert [row[0] for row in rows] == list(range(20))
+    assert {row[1] for row in rows} == {"done", "pruned"}
+    assert len({row[2] for row in rows}) == len(bench.sql("SELECT id FROM cell")) == 20
+    # a cell's attempts share its steps: none begins before the checkpoint that the one before it left
+    assert bench.sql("SELECT COUNT(*) FROM attempt WHERE state = 'done'")[0][0] == sum(row[1] == "done" for row in rows)
+    assert bench.sql("SELECT cell_id FROM attempt WHERE state = 'done' GROUP BY cell_id HAVING COUNT(*) > 1") == []
+    study = json.loads(bench.ask("status", "--json"))[0]["study"]
+    assert study["left"] == 0
+    attempts = bench.sql("SELECT COUNT(*) FROM attempt")
+    assert "20 trials" in bench.launch()
+    assert bench.sql("SELECT COUNT(*) FROM attempt") == attempts
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("option", [("--only", "memory=on"), ("--budget", "1h")])
+def test_what_chooses_among_cells_of_a_factorial_is_refused_for_a_study(
+    tmp_path: Path, option: tuple[str, str]
+) -> None:
+    bench = Bench(tmp_path)
+    bench.grid(more=STUDY)
+    bench.edit("axes:\n  attn_type: [nope, polar]\n", "")
+    assert f"{option[0]} chooses among cells of a factorial" in bench.launch(*option, code=2)
+    assert not (tmp_path / "atma.db").exists()
+
+
+TUNE = """
+tune:
+  per: attn_type
+  trials: 2
+  objective: val_loss
+  ranges: {train.muon_lr: {low: 0.003, high: 0.1, log: true}}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_a_factorial_has_the_best_settings_of_the_studies_before_it(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.grid(more=TUNE, seeds=2)
+    plan = bench.plan()
+    assert sum("2 to propose" in str(line) for line in plan["remarks"]) == 2  # type: ignore[attr-defined]
+    out = bench.launch()
+    assert "tuned nope: trial" in out
+    best = {
+        level: json.loads(str(params))["train.muon_lr"]
+        for level in ("nope", "polar")
+        for params, _ in [
+            min(
+                bench.sql(
+                    f"SELECT params, objectives FROM trial JOIN sweep ON id = sweep_id WHERE name = 'micro-tune-{level}'"
+                ),
+                key=lambda row: json.loads(str(row[1])),
+            )
+        ]
+    }
+    cells = bench.sql("SELECT attn_type, config, c.id FROM cell c JOIN revision_cell rc ON rc.cell_id = c.id JOIN revision r ON r.id = rc.revision_id "
+                      "JOIN sweep s ON s.id = r.sweep_id WHERE s.name = 'micro'")  # fmt: skip
+    assert len(cells) == 4
+    assert all(json.loads(str(config))["train"]["muon_lr"] == best[str(level)] for level, config, _ in cells)
+    # of each level two trials, and of the factorial the other seed
+    assert bench.sql("SELECT COUNT(*) FROM attempt") == [(6,)]
+    told = bench.ask("report", "--table", "6")
+    assert "Tuned before it, 2 trials for every level of attn_type (tpe, for val.val_loss)" in told
+    assert "trial 0 of micro-tune-nope" in told or "trial 1 of micro-tune-nope" in told
+    bench.launch()
+    assert bench.sql("SELECT COUNT(*) FROM attempt") == [(6,)]
+    assert bench.sql("SELECT MAX(number) FROM revision") == [(1,)]
+    # more trials: what is best may change, and the studies go on
+    bench.edit("trials: 2", "trials: 3")
+    bench.launch()
+    assert bench.sql("SELECT COUNT(*) FROM trial") == [(6,)]

@@ -340,7 +340,7 @@ def overrides(axis: str, level: str) -> tuple[dict[str, Any], dict[str, Any]]:
 EVERY_LEVEL = {f"{axis}={level}": overrides(axis, level) for axis in AXES for level in AXES[axis].levels()}
 
 
-@pytest.mark.parametrize("level", every_nth([*EVERY_LEVEL, *LEVELS], 7))
+@pytest.mark.parametrize("level", every_nth([*EVERY_LEVEL, *LEVELS], 14))
 def test_resuming_anywhere_equals_never_having_stopped(network: Network, tmp_path: Path, level: str) -> None:
     """A stop before every micro-batch there is: between steps, and in the midst of one."""
     settings, training = (EVERY_LEVEL | LEVELS)[level]

@@ -231,7 +231,7 @@ def test_a_corpus_with_a_name_knows_whether_it_has_marks(tmp_path: Path) -> None
         room("without")
     assert str(caught.value) == (
         "--set: train.loss_on: corpus without does not mark which tokens count; set train.loss_on to all, or name one "
-        "that may: shards, flipflop"
+        "that may: shards, flipflop, mqar"
     )
 
 
