@@ -113,6 +113,39 @@ def data_prepare(
         say("\n".join(prepare.table(cleaned(rows), root, terminal_width(sys.stdout))))
 
 
+@data_app.command("tokenizer")
+def data_tokenizer(
+    text: Annotated[Path, typer.Argument(metavar="PATH", help="File or folder of text.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="JSON file to write.")],
+    size: Annotated[
+        int,
+        typer.Option(
+            "--size", metavar="N", min=257, max=65_536, help="Tokens, the bytes and the end of a text among them."
+        ),
+    ] = 4096,
+) -> None:
+    """Make a tokenizer of byte pairs from text. The same text gives the same file.
+
+    \b
+    Example:
+      atma-sweep data tokenizer texts --size 4096 --out bpe.json
+      atma-sweep data prepare texts --name books --tokenizer json --tokenizer-file bpe.json
+    """
+    from ...results.files import refusing
+    from ..data.byte_pairs import byte_pairs
+    from ..data.sources import Files
+    from ..run.progress import Terminal
+    from . import prepare
+
+    source = Files(prepare.full(text), setting="PATH")
+    source.key()  # says at once what is no text
+    Terminal(soft_wrap=True).print(f"reading {text}; about a minute for 100 MB", highlight=False, markup=False)
+    made = byte_pairs((one.text for one in source.documents()), size)
+    with refusing(out, "write"):
+        out.write_text(made.to_str(pretty=True), encoding="utf-8")
+    say(f"{out}: {made.get_vocab_size():,} tokens")
+
+
 @data_app.command("list")
 def data_list(
     known: Annotated[bool, typer.Option("--known", help="Instead the corpora that can be prepared by name.")] = False,

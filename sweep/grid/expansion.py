@@ -13,9 +13,10 @@ from ..config import SECTIONS, CellConfig, DataConfig, Plugin
 from ..data import corpora
 from ..data.corpora import Prepared
 from ..data.registry import CORPORA
-from . import axes, named_corpus, settings, validate
+from . import axes, named_corpus, named_levels, settings, validate
 from .cell import Cell, canonical, data_identity, five_levels, id_of_parts, model_identity, slug_part, train_identity
 from .named_corpus import Lookup
+from .named_levels import NamedLevels
 from .settings import Layer, Setting
 from .yaml_source import Document
 
@@ -62,10 +63,12 @@ class Expansion:
         plugins: tuple[Plugin, ...],
         fingerprint: Fingerprint,
         prepared: Lookup,
+        named: tuple[NamedLevels, NamedLevels] = ({}, {}),
         varied: str = "axes",
         settled: Mapping[tuple[str, str], Mapping[str, Any]] | None = None,
     ) -> None:
-        """`varied`: the key of the file under which levels stand, by axis. `settled`: what a level sets besides, by axis and word."""
+        """`varied`: the key of the file under which levels stand, by axis. `settled`: what a level sets besides, by axis and word. `named`: axes of the file's own, and what levels of any set."""
+        self._named = named
         self._varied, self._settled = varied, settled or {}
         self._layers, self._command_line = layers, command_line
         self._document, self._seeds, self._plugins, self._fingerprint = document, seeds, plugins, fingerprint
@@ -113,7 +116,7 @@ class Expansion:
             where = line or self._document.line(*self._varied.split("."), name)
             key = f"{'include' if line else self._varied}.{name}"
             setting, layer = Setting(level, self._document.path, where, key), Layer()
-            settings.add(layer, name, setting)
+            named_levels.put(layer, name, setting, *self._named)
             word = axes.level_text(name, level)
             for path, value in self._settled.get((name, word), {}).items():
                 settings.add(layer, path, Setting(value, self._document.path, self._document.line("tune"), "tune"))

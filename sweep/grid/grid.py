@@ -16,11 +16,12 @@ from ...results.stopping.rule import Rule
 from ...results.studies.search import Search
 from ..config import Plugin
 from ..errors import GridError
-from . import axes, contrasts, designs, searching, settings, stopping, tuning
+from . import axes, contrasts, designs, named_levels, searching, settings, stopping, tuning
 from .axes import level_text
 from .cell import Cell
 from .expansion import Combination, Expansion, Fingerprint
 from .named_corpus import Lookup
+from .named_levels import NamedLevels
 from .plugins import PluginLeft, load_plugin
 from .settings import Layer, Setting
 from .yaml_source import Document, TooManyValues, load, value_of
@@ -31,6 +32,7 @@ GRID_KEYS = (
     "description",
     "extends",
     "axes",
+    "levels",
     "exclude",
     "include",
     "seeds",
@@ -58,6 +60,10 @@ class Grid:
     description: str
     document: Document
     axes: dict[str, list[Any]]
+    named: NamedLevels
+    """Those of them whose levels the file itself defines."""
+    besides: NamedLevels
+    """What levels of any axis set besides."""
     exclude: list[dict[str, list[str]]]
     include: list[tuple[dict[str, list[Any]], int]]
     """Axis -> the levels to combine, and the line of the rule."""
@@ -116,6 +122,7 @@ class Grid:
             plugins=self.plugins,
             fingerprint=fingerprint,
             prepared=prepared,
+            named=(self.named, self.besides),
             varied="axes" if self.search is None else tuning.RANGES if self.part else searching.RANGES,
             settled={(self.tune.per, word): set_ for word, set_ in self.tuned.items()} if self.tune else {},
         )
@@ -128,12 +135,18 @@ class Grid:
         for word, level in self.tune.levels.items():
             layer: Layer = {}
             for axis, value in {self.tune.per: level, **self.tune.at}.items():
-                settings.add(layer, axis, Setting(value, self.document.path, self.tune.line, tuning.KEY))
+                named_levels.put(
+                    layer,
+                    axis,
+                    Setting(value, self.document.path, self.tune.line, tuning.KEY),
+                    self.named,
+                    self.besides,
+                )
             found[word] = Grid(
                 name=self.tune.sweep(self.name, word),
                 description=f"Of {self.name}: {self.tune.per} {word}",
                 document=self.document,
-                axes={}, exclude=[], include=[], seeds=[*self.seeds][:1],
+                axes={}, named={}, besides={}, exclude=[], include=[], seeds=[*self.seeds][:1],
                 layers=[*self.layers, layer],
                 command_line=self.command_line,
                 plugins=self.plugins,
@@ -246,8 +259,11 @@ def load_grid(
     # Plugins first: their mixers are levels that the rest of the file may name.
     plugins = tuple(_plugins(document))
     layers = _layers(document)
-    found_axes = _axes(document)
-    included = _include(document)
+    made = named_levels.read(document)
+    found_axes = _axes(document, made)
+    included = _include(document, made)
+    every = _all_levels(found_axes, included)
+    besides = named_levels.besides(document, _section(document, named_levels.KEY, dict), every)
     title = _text(document, "name")
     if not title:
         raise GridError(path, 1, "name", "is missing; give the sweep a name")
@@ -262,13 +278,15 @@ def load_grid(
         description=_text(document, "description"),
         document=document,
         axes=found_axes,
+        named=made,
+        besides=besides,
         exclude=_exclude(document, found_axes),
         include=included,
         seeds=_seeds(document),
         layers=layers,
         command_line=_command_line(sets),
         plugins=plugins,
-        contrasts=contrasts.read(document, _section(document, contrasts.KEY, list), _all_levels(found_axes, included)),
+        contrasts=contrasts.read(document, _section(document, contrasts.KEY, list), every),
     )
     allowed = MOST_CELLS if most is None else most
     grid.check_size(allowed)
@@ -276,11 +294,10 @@ def load_grid(
         return replace(grid, search=searching.read(document, _section(document, searching.KEY, dict), grid.seeds))
     if tuning.KEY in document.data:
         asked = _section(document, tuning.KEY, dict)
-        grid = replace(grid, tune=tuning.read(document, asked, _all_levels(found_axes, included), grid.name))
+        grid = replace(grid, tune=tuning.read(document, asked, every, grid.name, made, besides))
     if stopping.KEY in document.data:
-        known, asked = _all_levels(found_axes, included), _section(document, stopping.KEY, dict)
-        rule = stopping.read(document, asked, known, grid.seeds)
-        grid = replace(grid, stop=rule, contrasts=stopping.with_contrast(grid.contrasts, rule, known))
+        rule = stopping.read(document, _section(document, stopping.KEY, dict), every, grid.seeds)
+        grid = replace(grid, stop=rule, contrasts=stopping.with_contrast(grid.contrasts, rule, every))
         grid.check_size(allowed)
     return replace(grid, chosen=_design(grid)) if designs.KEY in document.data else grid
 
@@ -335,15 +352,15 @@ def _layers(document: Document, seen: tuple[Path, ...] = ()) -> list[Layer]:
     return [*layers, own]
 
 
-def _check_axis(document: Document, name: str, *where: str | int) -> None:
-    if name in axes.AXES:
+def _check_axis(document: Document, made: NamedLevels, name: str, *where: str | int) -> None:
+    if name in axes.AXES or name in made:
         return
     wrong = settings.unknown(name)
     if wrong:
         problem, allowed, word = (
             wrong
             if "." in name or name in settings.COMPUTED
-            else ("no such axis", [*axes.AXES, "or a config path such as train.muon_lr"], name)
+            else ("no such axis", [*axes.AXES, *made, "or a config path such as train.muon_lr"], name)
         )
         raise GridError(document.path, document.line(*where), _shown(where), problem, allowed, word)
 
@@ -353,10 +370,10 @@ def _shown(where: Sequence[str | int]) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in where)[1:]
 
 
-def _check_level(document: Document, name: str, level: Any, *where: str | int) -> None:
-    if name in axes.AXES:
-        levels = axes.AXES[name].levels()
-        if axes.level_word(level) not in levels:
+def _check_level(document: Document, made: NamedLevels, name: str, level: Any, *where: str | int) -> None:
+    if name in axes.AXES or name in made:
+        levels = made[name] if name in made else axes.AXES[name].levels()
+        if level_text(name, level) not in levels:
             raise GridError(
                 document.path,
                 document.line(*where),
@@ -367,10 +384,13 @@ def _check_level(document: Document, name: str, level: Any, *where: str | int) -
             )
 
 
-def _axes(document: Document) -> dict[str, list[Any]]:
+def _axes(document: Document, made: NamedLevels) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     for name, levels in _section(document, "axes", dict).items():
-        _check_axis(document, name, "axes", name)
+        if name in made:
+            found[name] = [*made[name]]
+            continue
+        _check_axis(document, made, name, "axes", name)
         line = document.line("axes", name)
         if not isinstance(levels, list):
             raise GridError(document.path, line, f"axes.{name}", f"must be a list of levels, got {levels!r}")
@@ -378,7 +398,7 @@ def _axes(document: Document) -> dict[str, list[Any]]:
             raise GridError(document.path, line, f"axes.{name}", "has no levels; give at least one, or remove the axis")
         seen: set[str] = set()
         for index, level in enumerate(levels):
-            _check_level(document, name, level, "axes", name, index)
+            _check_level(document, made, name, level, "axes", name, index)
             word = level_text(name, level)
             if word in seen:
                 line = document.line("axes", name, index)
@@ -421,13 +441,13 @@ def _exclude(document: Document, known: Mapping[str, list[Any]]) -> list[dict[st
     return rules
 
 
-def _include(document: Document) -> list[tuple[dict[str, list[Any]], int]]:
+def _include(document: Document, made: NamedLevels) -> list[tuple[dict[str, list[Any]], int]]:
     found = []
     for index, rule in _rules(document, "include"):
         for name, levels in rule.items():
-            _check_axis(document, name, "include", index, name)
+            _check_axis(document, made, name, "include", index, name)
             for level in levels:
-                _check_level(document, name, level, "include", index, name)
+                _check_level(document, made, name, level, "include", index, name)
         found.append((rule, document.line("include", index)))
     return found
 

@@ -10,7 +10,7 @@ from ...results.stopping.rule import FIRST, MOST, MOST_SEEDS, SPENDINGS
 from ..config import FORMER, CellConfig
 from ..data.registry import every_kind
 from ..probes import PROBES
-from . import axes, designs, searching, stopping
+from . import axes, designs, named_levels, searching, stopping
 from .grid import shipped
 from .settings import COMPUTED
 
@@ -116,9 +116,20 @@ def _properties(settings: dict[str, Any], resources: dict[str, Any]) -> dict[str
             "description": "Factors and their levels; the cells are all combinations, the last axis fastest.",
             "properties": {name: _levels(name, axis) for name, axis in axes.AXES.items()},
             "patternProperties": {
-                r"^[a-z]+\..+$": {"type": "array", "minItems": 1, "description": "Any dotted config path."}
+                r"^[a-z]+\..+$": {"type": "array", "minItems": 1, "description": "Any dotted config path."},
+                f"^(?!(?:{'|'.join(axes.AXES)})$){named_levels.NAME.pattern}$": {
+                    "type": "object",
+                    "minProperties": 1,
+                    "additionalProperties": {"type": "object"},
+                    "description": "An axis of your own: by level, what it sets.",
+                },
             },
             "additionalProperties": False,
+        },
+        named_levels.KEY: {
+            "type": "object",
+            "description": "What a level of an axis sets besides: axis, level, settings.",
+            "additionalProperties": {"type": "object", "additionalProperties": {"type": "object"}},
         },
         "exclude": {
             "type": "array",

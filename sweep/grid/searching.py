@@ -25,7 +25,7 @@ DIRECTIONS = get_args(Direction)
 SECTIONS = ("model", "train")
 """Of a config: what makes another cell, but for the text, which all trials share."""
 MOST_TRIALS = 10_000
-ALONE = ("axes", "exclude", "include", "design", "contrasts", "stop", "tune")
+ALONE = ("axes", "levels", "exclude", "include", "design", "contrasts", "stop", "tune")
 """Keys that are about the cells of a factorial grid."""
 PRUNED = "val.val_loss"
 """The number whose curve a pruner reads."""

@@ -8,8 +8,9 @@ from typing import Any
 
 from ...results.names import why_not
 from ...results.studies.search import Search
-from . import axes
+from . import named_levels
 from .axes import level_text
+from .named_levels import NamedLevels
 from .searching import REASON, Asked
 from .yaml_source import Document
 
@@ -37,7 +38,9 @@ class Tune:
         return f"{grid}-tune-{word}"
 
 
-def read(document: Document, given: Mapping[str, Any], levels: Mapping[str, Sequence[Any]], name: str) -> Tune:
+def read(
+    document: Document, given: Mapping[str, Any], levels: Mapping[str, Sequence[Any]], name: str, *named: NamedLevels
+) -> Tune:
     """What a grid named `name`, with these levels by axis, wants tuned. Raises GridError for what cannot be."""
     asked = Asked(document, given, KEY, KEYS)
     asked.check_keys()
@@ -54,7 +57,7 @@ def read(document: Document, given: Mapping[str, Any], levels: Mapping[str, Sequ
     if len(search.objectives) > 1:
         raise asked.error("the best of several objectives is not one setting; give one objective", "objective")
     for path in search.ranges:
-        _check_apart(asked, path, levels)
+        _check_apart(asked, path, levels, *named)
     words = {level_text(per, level): level for level in levels[per]}
     at = _at(asked, per, levels)
     found = Tune(per, words, search, at, document.line(KEY))
@@ -64,18 +67,12 @@ def read(document: Document, given: Mapping[str, Any], levels: Mapping[str, Sequ
     return found
 
 
-def _check_apart(asked: Asked, path: str, levels: Collection[str]) -> None:
+def _check_apart(asked: Asked, path: str, levels: Collection[str], *named: NamedLevels) -> None:
     """That no axis sets what is tuned."""
-    sets = set(_sets(path))
+    sets = named_levels.paths(path, {}, {})
     for axis in levels:
-        if sets & set(_sets(axis)):
+        if sets & named_levels.paths(axis, *named):
             raise asked.error(f"is varied by the axis {axis}; what is tuned cannot be an axis of the factorial", "ranges", path)  # fmt: skip
-
-
-def _sets(axis: str) -> Collection[str]:
-    if axis not in axes.AXES:
-        return [axis]
-    return {path for overrides in axes.AXES[axis].levels().values() for path in overrides}
 
 
 def _at(asked: Asked, per: str, levels: Mapping[str, Sequence[Any]]) -> dict[str, Any]:

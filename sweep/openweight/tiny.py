@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..data.byte_pairs import END, byte_pairs
 from .checkpoint import need_transformers
 
-END = "<|endoftext|>"
 VOCABULARY = 320
 TEXT = (
     "The model reads a long row of text and guesses what comes next from all that it has seen so far.",
@@ -74,17 +74,9 @@ def make(folder: Path, family: str = "llama", *, seed: int = 0, vocabulary: int 
 
 def save_tokenizer(folder: Path, texts: Sequence[str] = TEXT, vocabulary: int = VOCABULARY) -> None:
     """Byte-level pairs, with every byte among its tokens, so that it knows all texts."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary, special_tokens=[END], show_progress=False,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-    )  # fmt: skip
-    made.train_from_iterator(texts, trainer)
+    made = byte_pairs(texts, vocabulary)
     PreTrainedTokenizerFast(tokenizer_object=made, bos_token=END, eos_token=END).save_pretrained(folder)
 
 

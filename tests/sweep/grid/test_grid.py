@@ -277,7 +277,7 @@ def test_command_line_values_read_as_yaml(text: str, value: object) -> None:
 
 def test_every_setting_of_every_shipped_base_is_a_valid_path() -> None:
     assert shipped("base") == [
-        "intended-370m", "llama-medium", "llama-mini", "published-370m", "recall-mini", "tiny", "transformer-170m", "transformer-400m",
+        "intended-10m", "intended-370m", "llama-medium", "llama-mini", "published-370m", "recall-mini", "tiny", "transformer-170m", "transformer-400m",
     ]  # fmt: skip
     for name in shipped("base"):
         path = find_file(name, folder="base")
@@ -289,7 +289,7 @@ def test_every_setting_of_every_shipped_base_is_a_valid_path() -> None:
 
 
 COUNTS = {
-    "atlas-170m": 2, "atlas-tiny": 7, "flipflop": 36, "flipflop-mini": 4, "full": 120, "h200-check": 4, "memories": 6, "mqar": 16, "paper-v1": 100, "paper-v2": 120, "quick": 12, "rivals": 12, "search-mini": 6,
+    "atlas-170m": 2, "atlas-tiny": 7, "flipflop": 36, "flipflop-mini": 4, "full": 120, "h200-check": 4, "memories": 6, "mqar": 16, "paper-v1": 100, "paper-v2": 120, "quick": 12, "replication": 720, "replication-pilot": 18, "replication-rates": 36, "rivals": 12, "search-mini": 6, "small": 120,
     "wall-400m": 5, "wall-bias": 8, "wall-subdim": 9, "wikitext-tra": 36,
 }  # fmt: skip
 

@@ -1,0 +1,28 @@
+"""A tokenizer of byte pairs made from text: every byte is among its tokens, so that it knows all texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+END = "<|endoftext|>"
+
+
+def byte_pairs(texts: Iterable[str], size: int) -> Tokenizer:
+    """One of `size` tokens at most, `END` the first of them. The same texts give the same tokenizer."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=[END], show_progress=False,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+    )  # fmt: skip
+    # half a surrogate pair, which JSON may hold, has no bytes
+    whole = (text.encode(errors="replace").decode() for text in texts)
+    made.train_from_iterator(whole, trainer)
+    return made

@@ -1,0 +1,137 @@
+"""Axes whose levels are names for several settings at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from atma_sweep.sweep.errors import GridError
+from atma_sweep.sweep.grid.grid import find_file, load_grid
+from atma_sweep.sweep.grid.json_schema import grid_schema
+from atma_sweep.sweep.grid.settings import flatten
+from atma_sweep.sweep.grid.yaml_source import load
+from atma_sweep.sweep.plan.planner import select
+
+Write = Callable[..., Path]
+GRID = """
+name: g
+extends: tiny
+set: {train.clip: 0.5}
+axes:
+  attn_type: [polar, nope]
+  recipe:
+    here: {}
+    there: {train.schedule: linear, train: {clip: 2.0}, model.mixers.polar.n_eff_floor: 1e-6}
+"""
+SCHEMA = jsonschema.Draft202012Validator(grid_schema())
+
+
+def test_a_level_sets_all_of_its_settings_and_ids_are_those_of_the_settings(
+    write: Write, fake_fingerprint: Any
+) -> None:
+    cells = load_grid(write(GRID)).expand(fake_fingerprint)
+    assert [cell.slug for cell in cells] == [
+        f"{mixer}-baseline-d0-m0-w0-recipe{recipe}-s0" for mixer in ("polar", "nope") for recipe in ("here", "there")
+    ]
+    assert [cell.axes["recipe"] for cell in cells] == ["here", "there"] * 2
+    assert [(c.config.train.schedule, c.config.train.clip) for c in cells] == [("cosine", 0.5), ("linear", 2.0)] * 2
+    # another way of writing the same settings: the name of a level is no part of a cell
+    text = """
+name: h
+extends: tiny
+set: {train.clip: 2.0, train.schedule: linear, model.mixers.polar.n_eff_floor: 1e-6}
+axes: {attn_type: [polar, nope]}
+"""
+    plain = load_grid(write(text, "h.yaml")).expand(fake_fingerprint)
+    assert [cell.id for cell in plain] == [cell.id for cell in cells[1::2]]
+
+
+def test_rules_filters_contrasts_and_tuning_know_it_by_its_name(write: Write, fake_fingerprint: Any) -> None:
+    text = f"""{GRID}
+exclude: [{{attn_type: nope, recipe: there}}]
+include: [{{attn_type: rope, recipe: [here, there]}}]
+contrasts:
+  - {{measure: val.val_loss, axis: recipe, level: there, within: {{attn_type: polar}}}}
+"""
+    grid = load_grid(write(text))
+    cells = grid.expand(fake_fingerprint)
+    assert [(c.axes["attn_type"], c.axes["recipe"]) for c in cells] == [
+        ("polar", "here"), ("polar", "there"), ("nope", "here"), ("rope", "here"), ("rope", "there"),
+    ]  # fmt: skip
+    assert [c.axes["attn_type"] for c in select(grid, cells, ["recipe=there"])] == ["polar", "rope"]
+    assert (grid.contrasts[0].axis, grid.contrasts[0].level) == ("recipe", "there")
+    tuned = f"{GRID}\ntune: {{per: recipe, trials: 2, objective: val_loss, ranges: {{train.muon_lr: [0.01, 0.02]}}}}\n"
+    studies = load_grid(write(tuned)).studies()
+    assert [study.expand(fake_fingerprint)[0].config.train.clip for study in studies.values()] == [0.5, 2.0]
+
+
+def test_a_level_of_any_axis_may_set_more(write: Write, fake_fingerprint: Any) -> None:
+    text = f"{GRID}levels:\n  attn_type: {{polar: {{train.muon_lr: 0.05}}}}\n  recipe.there: {{train.constant: 0.5}}\n"
+    with pytest.raises(GridError, match="not an axis of this grid"):
+        load_grid(write(text))
+    text = f"{GRID}levels:\n  attn_type: {{polar: {{train.muon_lr: 0.05}}}}\n  recipe: {{there: {{train.constant: 0.5}}}}\n"
+    cells = load_grid(write(text)).expand(fake_fingerprint)
+    plain = load_grid(write(GRID)).expand(fake_fingerprint)
+    usual = plain[0].config.train
+    found = [(cell.config.train.muon_lr, cell.config.train.constant) for cell in cells]
+    assert found == [(0.05, usual.constant), (0.05, 0.5), (usual.muon_lr, usual.constant), (usual.muon_lr, 0.5)]
+    assert [a.id == b.id for a, b in zip(cells, plain, strict=True)] == [False, False, True, False]
+    assert [cell.slug for cell in cells] == [cell.slug for cell in plain]
+    for said, problem in {
+        "{attn_type: {rope: {train.muon_lr: 1}}}": "no level 'rope' in this grid",
+        "{attn_type: {polar: 3}}": "must map settings to values",
+        "{recipe: {there: {train.clip: 3}}}": "sets train.clip, which",
+    }.items():
+        with pytest.raises(GridError, match=problem):
+            load_grid(write(f"{GRID}levels: {said}\n")).expand(fake_fingerprint)
+
+
+WRONG = {
+    "a level that is no mapping": ("recipe: {a: 3}", "axes.recipe.a: must map settings to values"),
+    "no level": ("recipe: {}", "axes.recipe: has no levels"),
+    "a name with a meaning": ("seed: {a: {}, b: {train.clip: 2}}", "axes.seed: has a meaning already"),
+    "a name that is none": ("Rec ipe: {a: {}}", "has a name of lower-case letters"),
+    "a misspelt setting": ("recipe: {a: {train.clipp: 2}}", "did you mean 'train.clip'"),
+    "the same setting twice": ("recipe: {a: {train.clip: 2, train: {clip: 3}}}", "sets train.clip, which"),
+    "another axis of the same setting": (
+        "recipe: {a: {model.memory: atlas}, b: {}}\n  memory: [off, on]", "sets model.memory, which",
+    ),
+    "one of the five as a mapping": ("memory: {on: {}, off: {}}", "axes.memory: must be a list of levels"),
+    "levels as a list": ("recipe: [a, b]", "no such axis"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_cannot_be_an_axis_is_said_in_one_line(write: Write, fake_fingerprint: Any, case: str) -> None:
+    given, said = WRONG[case]
+    with pytest.raises(GridError, match=r"g\.yaml:") as caught:
+        load_grid(write(f"name: g\nextends: tiny\naxes:\n  {given}\n", "g.yaml")).expand(fake_fingerprint)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_editors_know_it_and_mark_what_is_none() -> None:
+    def problems(axes: dict[str, Any]) -> int:
+        return len(list(SCHEMA.iter_errors({"name": "g", "axes": axes})))
+
+    assert problems({"recipe": {"a": {}, "b": {"train.clip": 2}}}) == 0
+    assert problems({"recipe": ["a"]}) > 0
+    assert not list(SCHEMA.iter_errors({"name": "g", "levels": {"memory": {"on": {"train.clip": 2}}}}))
+    assert problems({"memory": {"on": {}}}) > 0
+
+
+@pytest.mark.parametrize("grid", ["replication", "replication-rates"])
+def test_the_published_level_of_the_replication_is_the_published_recipe(grid: str) -> None:
+    def settings(name: str, folder: str, *where: str) -> dict[str, Any]:
+        document = load(find_file(name, folder=folder) or Path())
+        tree: Any = document.data
+        for key in where:
+            tree = tree[key]
+        return {path: value for path, value, _, _ in flatten(tree, document, where)}
+
+    theirs = settings("published-370m", "base", "set")
+    assert settings(grid, "", "axes", "recipe", "published") == theirs
+    assert len(theirs) == 14
