@@ -28,6 +28,7 @@ NOT_HERE = {
     "report --all": "writes every figure, which has its own tests",
     "report --check": "reads what that writes",
     "data prepare": "reads a whole corpus",
+    "data tokenizer": "reads text of its own; it has its own tests",
     "bench": "takes minutes or a GPU",
     "dashboard": "serves until Ctrl-C",
     "delete": "takes what the examples after it need; it has its own tests",
