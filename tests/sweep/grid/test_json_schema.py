@@ -58,7 +58,7 @@ def test_right_grids_validate(validator: jsonschema.Draft202012Validator, case: 
 
 WRONG: dict[str, tuple[dict[str, Any], list[str]]] = {
     "key": ({"axis": {}}, []),
-    "axis": ({"axes": {"memry": ["on"]}}, ["axes"]),
+    "axis": ({"axes": {"memry": ["on"]}}, ["axes", "memry"]),
     "level": ({"axes": {"memory": ["onn"]}}, ["axes", "memory", 0]),
     "regularizer": ({"axes": {"reg_mode": ["wek"]}}, ["axes", "reg_mode", 0]),
     "mixer": ({"axes": {"attn_type": ["pola"]}}, ["axes", "attn_type", 0]),
