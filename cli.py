@@ -363,14 +363,22 @@ def resume(sweep: SweepName = None, db: Db = None, as_json: AsJson = False) -> N
 
 
 @app.command()
-def cancel(sweep: SweepName = None, db: Db = None, as_json: AsJson = False) -> None:
+def cancel(
+    sweep: SweepName = None,
+    finish: Annotated[
+        bool, typer.Option("--finish", help="Let running cells end first, and start no others; resume takes that back.")
+    ] = False,
+    db: Db = None,
+    as_json: AsJson = False,
+) -> None:
     """Ask a running sweep to save its cells and stop; launch continues it.
 
     \b
     Example:
       atma-sweep cancel --sweep quick
+      atma-sweep cancel --finish
     """
-    _ask("cancel", sweep, db, as_json)
+    _ask("finish" if finish else "cancel", sweep, db, as_json)
 
 
 @app.command()

@@ -215,7 +215,7 @@ class Store(Transactions, Reads):
     def ask(self, name: str, **wishes: Any) -> dict[str, Any]:
         """Adds to what people ask of whoever runs the sweep; None withdraws a wish. Returns all that is asked now.
 
-        Wishes: `pause` (true), `cancel` (true), `retry` (cell ids, beside those that are asked for already).
+        Wishes: `pause`, `finish`, `cancel` (true), `retry` (cell ids, beside those that are asked for already).
         Raises SweepUnknown.
         """
         return self.write(lambda session: sweeps.ask(session, name, wishes))

@@ -1,4 +1,4 @@
-"""What people ask of a running sweep: to pause, to go on, to stop, to try failed cells again. Safe to ask twice."""
+"""What people ask of a running sweep: to pause, to go on, to finish, to stop, to try failed cells again. Safe to ask twice."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ...results.store.store import Store
 from ..errors import SweepError
 from ..machine import processes
 
-Wish = Literal["pause", "resume", "cancel", "retry"]
+Wish = Literal["pause", "resume", "finish", "cancel", "retry"]
 
 
-ASKED = {"pause": "pause asked", "cancel": "cancel asked"}
+ASKED = {"pause": "pause asked", "finish": "finish asked", "cancel": "cancel asked"}
 """By wish: the kind of the event that says who asked."""
 
 
@@ -48,6 +48,7 @@ class Answer:
         return {
             "pause": f"sweep {self.sweep} saves its cells and waits; atma-sweep resume lets it go on",
             "resume": f"sweep {self.sweep} goes on",
+            "finish": f"sweep {self.sweep} starts nothing more and stops when its running cells have ended",
             "cancel": f"sweep {self.sweep} saves its cells and stops",
             "retry": f"sweep {self.sweep} tries again: {', '.join(self.cells) or 'nothing, no such cell has failed'}",
         }[self.asked]
@@ -73,7 +74,7 @@ def ask(store: Store, wish: Wish, sweep: str | None = None, cells: Sequence[str]
         if wish == "retry":
             store.ask(name, retry=chosen)
         elif wish == "resume":
-            store.ask(name, pause=None)
+            store.ask(name, pause=None, finish=None)
         else:
             if not store.asked(name).get(wish):
                 store.add_event(ASKED[wish], f"by {person()}", sweep=name)

@@ -93,7 +93,7 @@ class Supervisor:
         self._source: Source | None = None
         self._signals = Signals()
         self._oom_kills = oom_kills()
-        self._paused = False
+        self._paused = self._finishing = False
         self._renewed = self._listened = 0.0
         self._looked = time.monotonic()
 
@@ -116,7 +116,7 @@ class Supervisor:
                     self._stop()
                     raise MachineError(f"{broken}; launch again to continue")
                 self._listen(queue)
-                if not self._paused:
+                if not self._paused and not self._finishing:
                     self._fill(queue)
                 ended = self.executor.wait(POLL_S)
                 for attempt, code in ended:
@@ -124,9 +124,15 @@ class Supervisor:
                 self._show()
                 if not self._tasks and not ended:
                     time.sleep(POLL_S)
+        if self._finishing:
+            self.store.ask(self.sweep, finish=None, pause=None, retry=None)
+            if queue or source is not None:
+                raise Interrupted(signal.SIGTERM, "finished what ran, as asked; launch again to continue")
 
     def _more(self, queue: deque[Task]) -> bool:
         """Whether anything is left to do, after asking for more where no task waits."""
+        if self._finishing:
+            return bool(self._tasks)
         if self._source is not None and not queue and not self._paused and self._signals.number is None:
             queue.extend(self._source.further(self._fits))
         return bool(queue or self._tasks) or (self._source is not None and self._paused)
@@ -137,15 +143,16 @@ class Supervisor:
         return not self._tasks or self.executor.fits(resources)
 
     def _listen(self, queue: deque[Task]) -> None:
-        """Does what people have asked of the sweep: pause, cancel, retry."""
+        """Does what people have asked of the sweep: pause, finish, cancel, retry."""
         if time.monotonic() - self._listened < LISTEN_S:
             return
         self._listened = time.monotonic()
         asked = self.store.asked(self.sweep)
         if asked.get("cancel"):
             self._stop()
-            self.store.ask(self.sweep, cancel=None, pause=None, retry=None)
+            self.store.ask(self.sweep, cancel=None, finish=None, pause=None, retry=None)
             raise Interrupted(signal.SIGTERM, "cancelled; launch again to continue")
+        self._finishing = bool(asked.get("finish"))
         if bool(asked.get("pause")) != self._paused:
             self._paused = not self._paused
             if self._paused:

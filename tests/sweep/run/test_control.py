@@ -67,3 +67,22 @@ def test_cancel_saves_and_stops(bench: Bench) -> None:
     for wish in ("cancel", "pause", "resume", "retry"):
         assert f"nobody runs sweep micro, so there is nothing to {wish}" in bench.run(wish)
     assert "no sweep is named 'nano'" in bench.run("cancel", "--sweep", "nano", code=2)
+
+
+@pytest.mark.thorough
+def test_finish_lets_running_cells_end_and_starts_no_others(bench: Bench) -> None:
+    bench.grid(tokens=LONG)
+    bench.in_turn()
+    process = bench.start("launch", "micro.yaml", "--executor", "local")
+    bench.wait(TRAINING)
+    begun = len(bench.sql("SELECT 1 FROM attempt"))
+    answer = json.loads(bench.run("cancel", "--finish", "--json"))
+    assert answer == {"sweep": "micro", "asked": "finish", "running": True, "cells": []}
+    out, _ = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, "finished what ran" in out) == (143, True), out
+    assert bench.sql("SELECT DISTINCT state FROM attempt") == [("done",)]
+    done, whole = len(bench.sql("SELECT 1 FROM attempt")), len(bench.sql("SELECT 1 FROM cell"))
+    assert begun <= done < whole
+    assert bench.sql("SELECT request FROM sweep") == [(None,)]
+    bench.launch()
+    assert bench.sql("SELECT count(*), count(DISTINCT cell_id) FROM attempt") == [(whole, whole)]
