@@ -17,6 +17,7 @@ import typer.main
 from atma_sweep import cli
 from atma_sweep.reports import bundle
 from atma_sweep.reports.figures import files
+from atma_sweep.results import usage
 from atma_sweep.results.store.records import CellRecord, Owner
 from atma_sweep.results.store.store import open_store
 from tiers import every_nth
@@ -321,3 +322,38 @@ def test_a_bug_is_not_dressed_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with pytest.raises(RuntimeError, match="ours"):
         cli.main(broken)
+
+
+@pytest.mark.parametrize("word", ["status", "launch", "db", "bench", "prune-checkpoints", "gc"])
+def test_the_command_that_is_asked_for_is_the_one_of_the_whole_command_line(word: str) -> None:
+    whole = typer.main.get_command(cli.app).commands[word]  # type: ignore[attr-defined]
+    lean = typer.main.get_command(cli._asked([word, "--help"])).commands  # type: ignore[attr-defined]
+    assert list(lean) == [word]
+
+    def told(command: Any) -> Any:
+        inside = {name: told(one) for name, one in getattr(command, "commands", {}).items()}
+        return command.help, [(one.name, one.opts, one.default) for one in command.params], inside
+
+    assert told(lean[word]) == told(whole)
+    for words in ([], ["--version"], ["staus"], ["--json", word]):
+        assert cli._asked(words) is cli.app
+
+
+def test_what_typer_would_leave_as_it_is_needs_no_conversion(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values that are given, wrong ones too, go the way of typer; the default, none and text are the same without it."""
+    known: list[dict[str, Any]] = []
+    for lazily in (True, False):
+        if not lazily:
+            monkeypatch.setattr(usage, "_spared", lambda command, ctx: None)
+
+        def status(**given: Any) -> None:
+            known.append(given)
+
+        command = typer.main.get_command(cli.app)
+        monkeypatch.setattr(command.commands["status"], "callback", status)  # type: ignore[attr-defined]
+        for words in ([], ["--db", "x.db", "--interval", "3"], ["--watch", "--interval", "2.0", "--sweep", "a b"]):
+            command(["status", *words], standalone_mode=False)
+        with pytest.raises(Exception, match=r"greater than or equal to 0\.1"):
+            command(["status", "--interval", "0.01"], standalone_mode=False)
+    assert known[:3] == known[3:]
+    assert [type(one["interval"]) for one in known] == [float] * 6

@@ -338,6 +338,17 @@ def test_status_and_show_load_neither_torch_nor_ray_nor_pandas(tmp_path: Path) -
     assert loaded & {"torch", "ray", "pandas", "numpy", "alembic", "matplotlib", "fla"} == set()
 
 
+def test_status_loads_neither_pydantic_nor_the_dialect_of_another_database(tmp_path: Path) -> None:
+    """Together a fifth of its time: typer converts options by pydantic, and one word of the schema can load a dialect."""
+    make = "from atma_sweep.results.store.store import open_store; store = open_store('atma.db', create=True)"
+    modules_after(make, cwd=tmp_path)
+    calls = "from atma_sweep import cli; cli.app(['status', '--db', 'atma.db', '--json'], standalone_mode=False)"
+    dialects = "import sys; assert 'sqlalchemy.dialects.postgresql' not in sys.modules"
+    loaded = modules_after(calls, dialects, cwd=tmp_path)
+    assert "sqlalchemy" in loaded
+    assert loaded & {"pydantic", "numpy", "rich", "ruamel"} == set()
+
+
 def test_reading_a_plain_grid_file_needs_no_ray(tmp_path: Path) -> None:
     loaded = modules_after(
         "from atma_sweep.sweep.run import launch", "from atma_sweep.sweep.grid.grid import load_grid", cwd=tmp_path
@@ -387,9 +398,9 @@ def test_training_on_the_cpu_does_not_load_the_compiler(tmp_path: Path) -> None:
     assert done.stdout.split() == ["False", "True"], done.stderr
 
 
-def test_a_dry_run_does_not_load_torch(tmp_path: Path) -> None:
-    """It takes two seconds and 200 MB; sizes and FLOPs of the package's own parts are known without it."""
+def test_a_dry_run_loads_neither_torch_nor_numpy(tmp_path: Path) -> None:
+    """Torch takes two seconds and 200 MB; sizes and FLOPs of the package's own parts are known without it."""
     call = "from atma_sweep import cli; cli.app(['launch', 'full', '--dry-run'], standalone_mode=False)"
     loaded = modules_after(call, cwd=tmp_path)
     assert "sqlalchemy" in loaded
-    assert loaded & {"torch", "ray", "pandas", "triton"} == set()
+    assert loaded & {"torch", "ray", "pandas", "triton", "numpy"} == set()

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import numpy as np
-
+from ..late import Late
 from . import exchange, regular
 from .record import Design
 from .space import EXACT, Model, Space, Term, residual
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = Late("numpy")
 
 
 def d_optimal(space: Space, terms: Sequence[Term], runs: int) -> tuple[Design, np.ndarray]:

@@ -7,8 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
+from typing import TYPE_CHECKING
 
-import numpy as np
+from ..late import Late
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = Late("numpy")
 
 Term = tuple[str, ...]
 """The axes of a main effect or an interaction, in the order of the space; the mean is ()."""

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from ..contrasts import STRATA, Contrast
 from ..designs.record import Design
 from ..designs.space import estimable
+from ..late import Late
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = Late("numpy")
 
 Levels = Mapping[str, str]
 """Axis -> level of a configuration: all its axes, without the seed."""

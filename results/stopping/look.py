@@ -6,13 +6,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import numpy as np
 from scipy import special
 
 from ..contrasts import weighted
 from ..designs.record import Design, design_of
+from ..late import Late
 from ..store.cell_status import Request, requests_of, standing
 from ..store.reading import Reads
 from ..store.records import CellState, Value
@@ -20,6 +20,11 @@ from ..store.store import Store
 from .estimate import Estimator, Levels, complete
 from .rule import Rule, rule_of
 from .spending import levels, repeated
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = Late("numpy")
 
 SLACK = 1e-9
 """By how much of itself an interval may be wider than asked for: the dust of a subtraction."""

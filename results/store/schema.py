@@ -13,6 +13,7 @@ from sqlalchemy import (
     JSON,
     BigInteger,
     CheckConstraint,
+    Connection,
     Dialect,
     Double,
     ForeignKey,
@@ -20,9 +21,11 @@ from sqlalchemy import (
     Index,
     MetaData,
     String,
+    Table,
     Text,
     TypeDecorator,
     UniqueConstraint,
+    event,
     text,
 )
 from sqlalchemy.ext.compiler import compiles
@@ -160,6 +163,9 @@ class RevisionCellRow(Base):
     axes: Mapped[dict[str, str]] = mapped_column(Json)
 
 
+LIVE = text("state = 'running'")
+
+
 class AttemptRow(Base):
     """One execution of a cell. The partial unique index allows one live attempt per cell, whoever asks."""
 
@@ -173,8 +179,7 @@ class AttemptRow(Base):
             "one_live_attempt",
             "cell_id",
             unique=True,
-            sqlite_where=text("state = 'running'"),
-            postgresql_where=text("state = 'running'"),
+            sqlite_where=LIVE,
         ),
         Index(None, "parent_id"),
     )
@@ -207,6 +212,14 @@ class AttemptRow(Base):
     deviation: Mapped[dict[str, Any] | None] = mapped_column(Json)
     pid_space: Mapped[str | None] = mapped_column(Text)
     imported: Mapped[bool] = mapped_column(default=False, server_default=text("false"))
+
+
+@event.listens_for(AttemptRow.__table__, "before_create")
+def _one_live_attempt(table: Table, connection: Connection, **_: Any) -> None:
+    """The same condition on PostgreSQL; said in the index itself, it would load that dialect for every command."""
+    if connection.dialect.name == "postgresql":
+        index = next(one for one in table.indexes if one.name == "one_live_attempt")
+        index.dialect_options["postgresql"]["where"] = LIVE
 
 
 class MeasurementRow(Base):

@@ -13,10 +13,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from ...results.late import Late
 from ...results.names import is_name
 from ..config import DataConfig
 from ..errors import nearest
@@ -27,6 +26,11 @@ from .rows import Stream, Streams
 from .shards import PIECE, ShardError, facts, open_shard
 from .sources import CorpusError, Files, Source
 from .tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = Late("numpy")
 
 MARK_SPLITS = ("train_marks", "validation_marks")
 LAYOUT = 1

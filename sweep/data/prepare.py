@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from ...results.files import refusing
+from ...results.late import Late
 from ...results.names import RULE, is_name, short
 from ..config import DataConfig
 from ..machine.hardware import cores
@@ -29,6 +28,11 @@ from .registry import CORPORA
 from .shards import ShardError, ShardFacts, SplitWriter, facts, open_shard, write_shard
 from .sources import Source, Text, draw, name_digest
 from .tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = Late("numpy")
 
 HELDOUT_DOCUMENTS = 64
 """Long documents that a corpus keeps at most, where they are not a split of their own; part of the layout."""
@@ -96,8 +100,10 @@ def prepare(
 
 def fingerprint(data: DataConfig) -> str:
     """The fingerprint without leaving anything on the disk; for small corpora."""
-    with tempfile.TemporaryDirectory() as folder:
-        return prepare(data, Path(folder))
+    with tempfile.TemporaryDirectory() as folder, refusing(Path(folder), "use"):
+        kind = CORPORA.load(data.corpus)
+        work = _Preparation(data, corpora.request(data), Path(folder) / "part", lambda told: None, None, bare=True)
+        return work.declare(Path(folder)) if kind.tokenizer is not None else work.run(Path(folder))
 
 
 @contextlib.contextmanager
@@ -131,6 +137,8 @@ class _Preparation:
     part: Path
     tell: Tell
     threads: int | None
+    bare: bool = False
+    """Whether the fingerprint alone is wanted, so that reference values of the text may be missing."""
     _writers: dict[str, SplitWriter] = field(default_factory=dict)
     _state: dict[str, Any] = field(default_factory=dict)
     _began: float = field(default_factory=time.monotonic)
@@ -388,7 +396,7 @@ class _Preparation:
 
     def _commit(self, root: Path, shards: dict[str, list[ShardFacts]]) -> str:
         train = [open_shard(self.part / shard.file) for shard in shards["train"]]
-        unigram, bigram = corpora.entropies(train, self.tokenizer.vocabulary)
+        unigram, bigram = (None, None) if self.bare else corpora.entropies(train, self.tokenizer.vocabulary)
         known: dict[str, Any] = {
             "layout": corpora.LAYOUT,
             "tokenizer": self.tokenizer.name,

@@ -10,9 +10,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
+from ...results.late import Late
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = Late("numpy")
 
 
 class Rows(ABC):
@@ -22,12 +27,16 @@ class Rows(ABC):
     order of reading, and every number of rows at once, gives the same tokens.
     """
 
-    dtype = np.dtype(np.uint16)
     first: int
     """The token that every row begins with."""
 
     def __init__(self, rows: int, length: int) -> None:
         self.rows, self.length = rows, length
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """uint16."""
+        return np.dtype(np.uint16)
 
     @abstractmethod
     def made(self, numbers: np.ndarray) -> np.ndarray:
@@ -124,7 +133,10 @@ def entropy(probabilities: Iterable[float]) -> float:
     return -sum(p * math.log(p) for p in probabilities if p > 0)
 
 
-Stream = np.ndarray | Rows
+if TYPE_CHECKING:
+    Stream = np.ndarray | Rows
+else:
+    Stream = Any
 """Tokens one behind the other, of a file or worked out."""
 
 

@@ -9,13 +9,17 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-
+from ...results.late import Late
 from ..errors import MachineError, SweepError
 
-TokenArray = np.ndarray
+if TYPE_CHECKING:
+    import numpy as np
+
+    TokenArray = np.ndarray
+else:
+    np, TokenArray = Late("numpy"), Any
 """One-dimensional, uint16, or uint32 for a vocabulary beyond 65,536."""
 
 GPT2_RANKS_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
@@ -68,7 +72,11 @@ class Bytes:
     name = "bytes"
     vocabulary = 257
     eot = 256
-    dtype = np.uint16
+
+    @property
+    def dtype(self) -> type[np.unsignedinteger[Any]]:
+        """uint16."""
+        return np.uint16
 
     def encode(self, text: str) -> TokenArray:
         """Token ids of `text`, uint16."""
@@ -97,7 +105,11 @@ class FlipFlopLetters:
     name = "flipflop"
     vocabulary = 6
     eot = 5
-    dtype = np.uint16
+
+    @property
+    def dtype(self) -> type[np.unsignedinteger[Any]]:
+        """uint16."""
+        return np.uint16
 
     def encode(self, text: str) -> TokenArray:
         """Token ids of `text`, uint16. Raises TokenizerError for a letter that is none of the five."""
@@ -126,7 +138,11 @@ class Recall:
     KEYS, VALUES = 512, 511
     vocabulary = 1 + KEYS + VALUES
     eot = 0
-    dtype = np.uint16
+
+    @property
+    def dtype(self) -> type[np.unsignedinteger[Any]]:
+        """uint16."""
+        return np.uint16
 
     def encode(self, text: str) -> TokenArray:
         """Token ids of words between blanks, uint16. Raises TokenizerError for a word that is none of them."""
@@ -162,7 +178,11 @@ class GPT2:
     name = "gpt2"
     vocabulary = 50257
     eot = 50256
-    dtype = np.uint16
+
+    @property
+    def dtype(self) -> type[np.unsignedinteger[Any]]:
+        """uint16."""
+        return np.uint16
 
     def __init__(self, file: Path | None = None) -> None:
         import tiktoken

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from ...results.contrasts import Contrast
 from ...results.designs import aliases, choice, regular
 from ...results.designs.record import METHODS, Design, as_options
 from ...results.designs.space import EXACT, Space, Term, closed, estimable, words
+from ...results.late import Late
 from ..errors import GridError
 from .contrasts import canonical, place, shown
 from .yaml_source import Document
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = Late("numpy")
 
 KEY = "design"
 SIZES = ("fraction", "runs", "resolution")

@@ -7,16 +7,18 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ...model.config import Int, knob
 from ...results import metrics
+from ...results.late import Late
 from .base import Probe, ProbeConfig, Result
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
     from .subject import Network
+else:
+    np = Late("numpy")
 
 LARGE = 2.0**40
 """Values so large that a term that is not a value of the text, such as a null's, counts for nothing beside them."""

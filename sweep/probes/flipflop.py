@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from ...model.config import Float, Int, knob
 from ...results import metrics
 from ...results.intervals import of_trials
+from ...results.late import Late
 from ...results.metrics import Metric
 from ...results.store.records import Example, Measurement
 from ..data.known.flipflop import FlipFlopRows, coin_flips, marks_of, settings_of
@@ -17,7 +16,11 @@ from ..data.tokenizer import FLIPFLOP
 from .base import Probe, ProbeConfig, Result
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from .subject import Network
+else:
+    np = Late("numpy")
 
 
 class FlipFlopProbeConfig(ProbeConfig):

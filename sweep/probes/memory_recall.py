@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
 from pydantic import model_validator
 
 from ...model.config import Int, knob
 from ...results import metrics
+from ...results.late import Late
 from ...results.metrics import Metric
 from ..data.known.mqar import NAME as MQAR
 from ..data.known.mqar import MqarConfig, MqarRows, settings_of
@@ -21,9 +21,12 @@ from .base import Probe, ProbeConfig, Result
 from .prompts import Prompt
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
     from .subject import Network
+else:
+    np = Late("numpy")
 
 LEVEL = 0.9
 """Of a number of pairs: the share that must be right for the pairs to be held."""

@@ -7,18 +7,20 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ...model.config import Int, knob
 from ...results import metrics
+from ...results.late import Late
 from .base import OverDocuments, Probe, ProbeConfig, Result
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
     from ...results.store.records import Measurement
     from ..data.corpora import Corpus
     from .subject import Extent, Subject
+else:
+    np = Late("numpy")
 
 
 def stream_losses(subject: Subject, *, full_context: bool) -> tuple[Tensor, Extent | None]:

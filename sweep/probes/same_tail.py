@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Self
 
-import numpy as np
-
 from ...model.config import Int, knob
 from ...results import metrics
+from ...results.late import Late
 from ..config import EvalConfig
 from .base import WHO, OverDocuments, ProbeConfig, Result
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from ..data.corpora import Corpus
     from .subject import Subject
+else:
+    np = Late("numpy")
 
 MOST = 512
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ...model.outline import NO_MEMORY
 from ...results import metrics
+from ...results.late import Late
 from .base import OverDocuments, Result
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
     from .subject import Network
+else:
+    np = Late("numpy")
 
 
 class StateNorm(OverDocuments):

@@ -7,19 +7,24 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ...model.backbone import Backbone
 from ...model.outline import longest_text
+from ...results.late import Late
 from ..config import CellConfig
 from ..data.batches import stream_rows
 from ..data.corpora import Corpus
 from ..data.tokenizer import Tokenizer
 from .prompts import Prompt
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = Late("numpy")
 
 
 def never() -> None:
