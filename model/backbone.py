@@ -72,14 +72,29 @@ class Features:
 
 
 @dataclass
-class _Drawn:
-    """The random parts of a forward pass of training."""
+class Drawn:
+    """The random parts of a forward pass of training, made by `Backbone.draw`."""
 
     regularizer: Callable[..., Tensor] | None = None
     sketches_LKD: Tensor | None = None
     distractors: dict[int, Tensor] = field(default_factory=dict)
     kept: dict[int, Kept] = field(default_factory=dict)
     places_BT: Tensor | None = None
+
+    def tensors(self) -> list[Tensor]:
+        """Everything that was drawn, in an order that a network and its terms decide."""
+        single = [one for one in (self.sketches_LKD, self.places_BT) if one is not None]
+        return [*single, *self.distractors.values(), *(one for pair in self.kept.values() for one in pair)]
+
+    def copy(self) -> Drawn:
+        """The same in memory of its own."""
+
+        def own(one: Tensor | None) -> Tensor | None:
+            return None if one is None else one.clone(memory_format=torch.contiguous_format)
+
+        distractors = {layer: drawn.clone() for layer, drawn in self.distractors.items()}
+        kept = {layer: (mix.clone(), mlp.clone()) for layer, (mix, mlp) in self.kept.items()}
+        return Drawn(self.regularizer, own(self.sketches_LKD), distractors, kept, own(self.places_BT))
 
 
 Kept = tuple[Tensor, Tensor]
@@ -215,10 +230,10 @@ class Backbone(nn.Module):
         tokens_BT: Tensor,
         *,
         full_context: bool = False,
-        auxiliary: Auxiliary | None = None,
+        auxiliary: Auxiliary | Drawn | None = None,
         chunk: int | None = None,
     ) -> Features:
-        """Hidden states of int64 tokens [B, T], and the auxiliary terms asked for.
+        """Hidden states of int64 tokens [B, T], and the auxiliary terms asked for, with what they draw or have drawn.
 
         The window, if the config has one, is left out with `full_context`. With `chunk`, which is for evaluation
         without gradients, about that many tokens are worked through at a time, see `_evaluate`; the states are the
@@ -236,12 +251,10 @@ class Backbone(nn.Module):
                 raise ValueError("auxiliary terms are not computed in chunks; leave out one of the two")
             embedded_BTD = self._embedded(tokens_BT, self._evaluation_places(length))
             return Features(self._evaluate(embedded_BTD, window, chunk))
-        if auxiliary is not None:
-            check_regularizer(auxiliary.regularizer)
-            self._check_distractor(auxiliary)
-            drawn = self._draw(auxiliary, rows, length)
+        if auxiliary is None:
+            drawn = Drawn(places_BT=self._evaluation_places(length))
         else:
-            drawn = _Drawn(places_BT=self._evaluation_places(length))
+            drawn = auxiliary if isinstance(auxiliary, Drawn) else self.draw(auxiliary, rows, length)
         return Features(
             *self._forward_blocks(
                 tokens_BT,
@@ -310,8 +323,11 @@ class Backbone(nn.Module):
             x_BTD = x_BTD + self.positions(places_BT).to(x_BTD.dtype)
         return x_BTD.to(self.dtype)
 
-    def _draw(self, auxiliary: Auxiliary, rows: int, length: int) -> _Drawn:
-        found = _Drawn()
+    def draw(self, auxiliary: Auxiliary, rows: int, length: int) -> Drawn:
+        """What `features` needs for [rows, length] tokens and draws itself otherwise. Raises as it does."""
+        check_regularizer(auxiliary.regularizer)
+        self._check_distractor(auxiliary)
+        found = Drawn()
         layers, width, device = self.config.n_layers, self.config.d_model, self.device
         key = f"{auxiliary.step}.{auxiliary.micro}"
         if auxiliary.regularizer != NO_REGULARIZER:

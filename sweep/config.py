@@ -134,6 +134,11 @@ class TrainConfig(Config):
         False, "Only operations that repeat bit for bit, on CUDA slower; the CPU always repeats.", identity=False
     )
     compile: Flag = knob(True, "Compile the network on CUDA; rounding and speed change, nothing else.", identity=True)
+    graphs: Literal["auto", "on", "off"] = aside(
+        "auto",
+        "Replay steps as CUDA graphs, to the same numbers: on, off, or auto, where queuing a micro-batch may take longer than its work.",
+        identity="auto",
+    )
     kernels: Literal["auto", "torch"] = knob(
         "auto", "The best kernels for the machine, or torch's own operations alone, to compare with.", identity="auto"
     )

@@ -28,6 +28,7 @@ IDLE = (
     "eval.validate_every",
     "eval.chunk_tokens",
     "train.compile",
+    "train.graphs",
     "train.kernels",
     "train.deterministic",
 )

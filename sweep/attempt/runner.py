@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import time
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from ..data.batches import training_batches
 from ..data.corpora import Corpus, open_corpus
 from ..probes.perplexity import stream_loss
 from ..probes.subject import Network, evaluating
-from ..training import flops
+from ..training import flops, replay
 from ..training.loop import Pending, Point, Trainer
 from ..training.optimizers import Optimizers
 from . import provenance
@@ -44,6 +45,7 @@ class Work(Probing):
         """Places of earlier attempts that may hold checkpoints, newest first."""
         self._source = ("", "")
         """Place and name of the checkpoint that this attempt went on from."""
+        self._graphs = False
         self._saved = time.monotonic()
 
     def run(self, began: float) -> None:
@@ -64,21 +66,24 @@ class Work(Probing):
             share_compiled(device)
             model.compile_blocks()
         kernels = model.kernel_paths()
-        self.recorder.provenance(
-            provenance.collect(
-                self.job,
-                device=device,
-                dtype=dtype,
-                kernels=kernels,
-                tokenizer=config.data.tokenizer,
-                corpus=config.data.corpus,
-                extra={
-                    "parameters": count(model),
-                    "start_seconds": round(time.monotonic() - began, 3),
-                    "chunk_tokens": config.eval.chunk_tokens,
-                },
-            )
+        extra: dict[str, object] = {
+            "parameters": count(model),
+            "start_seconds": round(time.monotonic() - began, 3),
+            "chunk_tokens": config.eval.chunk_tokens,
+        }
+        if self.job.kind == "train":
+            self._graphs, why = replay.wanted(config.train, count(model), device)
+            extra["steps"] = f"{'CUDA graphs' if self._graphs else 'as they come'}: {why}"
+        self._origin = provenance.collect(
+            self.job,
+            device=device,
+            dtype=dtype,
+            kernels=kernels,
+            tokenizer=config.data.tokenizer,
+            corpus=config.data.corpus,
+            extra=extra,
         )
+        self.recorder.provenance(self._origin)
         self.recorder.neighbours()
         self._introduce(subject, dtype, kernels)
         if self.job.kind == "train":
@@ -123,6 +128,8 @@ class Work(Probing):
             validate=lambda: self._validate(subject),
             validate_every=config.eval.validate_every,
             watcher=self,
+            graphs=self._graphs,
+            refused=self._no_graphs,
         )
         self._model, self._optimizers, self._subject = model, trainer.optimizers, subject
         self._resume(trainer)
@@ -135,6 +142,13 @@ class Work(Probing):
         trainer.run()
         # The finished state, so that an attempt that dies while probing does not train again.
         self.save(trainer.step, trainer.step * config.train.batch_tokens, trainer.wall_s)
+
+    def _no_graphs(self, why: str) -> None:
+        """Steps were to be captured as CUDA graphs, and could not be."""
+        say(f"steps cannot be captured as CUDA graphs and are queued as they come, to the same numbers: {why}")
+        extra = {**self._origin.extra, "steps": f"as they come: {why}"}
+        self.recorder.provenance(dataclasses.replace(self._origin, extra=extra))
+        self.recorder.neighbours()
 
     def _validate(self, subject: Network) -> float:
         with evaluating(subject.model):

@@ -21,7 +21,7 @@ from ..data.batches import Batches
 from ..errors import GridError
 from ..grid.cell import Cell
 from ..grid.grid import load_grid
-from ..training import flops
+from ..training import flops, replay
 from ..training.loop import Pending, Point, Trainer
 from ..training.optimizers import Optimizers
 from .ceilings import Ceilings, ceilings
@@ -48,6 +48,8 @@ class Row:
     kernels: dict[str, str]
     micro_batch: int
     """Rows of a micro-batch."""
+    steps: str = ""
+    """Whether steps are replayed as CUDA graphs or queued as they come, and why."""
     unknown: str | None = None
     """Why they are not."""
     changed: str = ""
@@ -132,7 +134,11 @@ class Runner:
             torch.cuda.reset_peak_memory_stats(device)
         began = time.perf_counter()
         self.model = build(config.model, seed=config.seed, device=device, dtype=activations_dtype(config.train, device))
-        self.trainer = _trainer(self.model, config.train, config.seed, device)
+        parameters = sum(p.numel() for p in self.model.parameters())
+        graphs, why = replay.wanted(config.train, parameters, device)
+        self.steps = f"{'CUDA graphs' if graphs else 'as they come'}: {why}"
+        """How its steps are queued, and why."""
+        self.trainer = _trainer(self.model, config.train, config.seed, device, graphs, self._refused)
         if config.train.compile and self.cuda:
             self.model.compile_blocks()
         self.wait()
@@ -145,6 +151,9 @@ class Runner:
         self.advance()
         self.wait()
         self.peak = torch.cuda.max_memory_allocated(device) - before if self.cuda else 0
+
+    def _refused(self, why: str) -> None:
+        self.steps = f"as they come: {why}"
 
     def wait(self) -> None:
         """Until the device has done what it was given; the CPU always has."""
@@ -257,6 +266,7 @@ def run(
                 mfu_paper=flops.mfu(flops.paper_flops(config.model, parameters, length), rate, peak),
                 kernels=runner.model.kernel_paths(),
                 micro_batch=config.train.micro_batch,
+                steps=runner.steps,
                 changed=(changed or {}).get(runner.cell.slug, ""),
                 profile=runner.profile() if profile else {},
             )
@@ -287,6 +297,10 @@ def table(limits: Ceilings, rows: Sequence[Row]) -> str:
             "",
             f"As the grid has them: {', '.join(of)}" if not change else f"Changed: {change} ({', '.join(of)})",
         ]
+    ways: dict[str, list[str]] = {}
+    for row in rows:
+        ways.setdefault(row.steps, []).append(row.cell)
+    lines += [line for way, of in ways.items() if way for line in ("", f"Steps {way} ({', '.join(of)})")]
     for row in rows:
         if row.profile:
             parts = ", ".join(f"{kind} {share:.0%}" for kind, share in row.profile.items() if share >= 0.005)
@@ -299,7 +313,14 @@ def as_dict(limits: Ceilings, rows: Sequence[Row]) -> dict[str, object]:
     return {"ceilings": limits._asdict(), "rows": [asdict(row) for row in rows]}
 
 
-def _trainer(model: Backbone, config: TrainConfig, seed: int, device: torch.device) -> Trainer:
+def _trainer(
+    model: Backbone,
+    config: TrainConfig,
+    seed: int,
+    device: torch.device,
+    graphs: bool,
+    refused: Callable[[str], None],
+) -> Trainer:
     tokens = np.random.default_rng(0).integers(0, 256, 4 * config.batch_tokens + 2, dtype=np.uint16)
     return Trainer(
         model=model,
@@ -311,4 +332,6 @@ def _trainer(model: Backbone, config: TrainConfig, seed: int, device: torch.devi
         validate=lambda: 0.0,
         validate_every=config.steps,
         watcher=_Silent(),
+        graphs=graphs,
+        refused=refused,
     )

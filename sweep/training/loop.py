@@ -11,12 +11,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ...model.backbone import Auxiliary, Backbone
+from ...model.backbone import Auxiliary, Backbone, Drawn
 from ..checkpoints.checkpoint import Checkpoint
 from ..config import TrainConfig
 from ..data.batches import Ahead, Batches
 from . import schedule
 from .optimizers import Optimizers
+from .replay import AsItComes, Batch, Marked, Replayed, Steps, as_graphs, as_they_are
 
 
 class Diverged(Exception):
@@ -112,15 +113,25 @@ class Trainer:
     watcher: Watcher
     step: int = 0
     wall_s: float = 0.0
+    graphs: bool = False
+    """Whether steps are captured and replayed; without CUDA their pieces are done again as they are."""
+    refused: Callable[[str], None] = lambda why: None
+    """Told once, with the reason, when what was to be captured could not be; the training goes on as it comes."""
     _pending: Pending | None = None
     _saved: int = 0
     """The step that a checkpoint holds already; 0 is rebuilt from the seed."""
     _unchecked: list[tuple[int, Tensor, Tensor]] = field(default_factory=list)
     """(step, loss, gradient norm) of the steps since the last look at their values, which waits for the device."""
     _ahead: Ahead = field(init=False)
+    _steps: Steps = field(init=False)
 
     def __post_init__(self) -> None:
         self._ahead = Ahead(self.batches, self.device, self.config.micro_batch)
+        if self.graphs and self.config.loss_on == "all":
+            capture = as_graphs if self.device.type == "cuda" else as_they_are
+            self._steps = Replayed(self._objective, self.optimizers, self.config, capture, self.refused)
+        else:
+            self._steps = AsItComes(self._objective, self.optimizers, self.config)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Goes on from a checkpoint."""
@@ -128,6 +139,7 @@ class Trainer:
         self.optimizers.load_state_dict(checkpoint.optimizers)
         self.step, self.wall_s = checkpoint.step, checkpoint.wall_s
         self._saved, self._pending = checkpoint.step, checkpoint.pending
+        self._steps.forget()
 
     def run(self) -> None:
         """Trains to the end. Raises Diverged, or Stopped when the watcher asks for it.
@@ -221,32 +233,22 @@ class Trainer:
         taken = self._ahead.take(step)
         inputs, targets = taken.inputs, taken.targets
         rows = self.config.micro_batch
-        total = torch.zeros((), device=self.device)
         for micro in range(self.config.accumulation):
             if self.watcher.should_stop():
-                self.optimizers.zero_grad()
+                self._steps.abandon()
                 return None
             part = slice(micro * rows, (micro + 1) * rows)
             marked = None if taken.marked is None else (taken.marked[micro], taken.counted())
-            objective, cross_entropy = self._micro(inputs[part], targets[part], step, micro, marked)
-            objective.backward()
-            total += cross_entropy.detach() / self.config.accumulation
-        norm = torch.nn.utils.clip_grad_norm_(self.optimizers.parameters, self.config.clip)
-        self.optimizers.step(self._factor(step))
+            self._steps.micro(self._batch(inputs[part], targets[part], step, micro, marked))
+        done = self._steps.finish(self._factor(step))
         if step + 1 < self.config.steps:
             self._ahead.prepare(step + 1)
-        return total, norm
+        return done
 
-    def _micro(
-        self, inputs_BT: Tensor, targets_BT: Tensor, step: int, micro: int, marked: tuple[Tensor, int] | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Objective and mean cross-entropy of one micro-batch (docs/mechanisms.md, "Regularizers" and "Training").
-
-        (1 - alpha) CE + alpha reg + lambda distractor. "mean": CE per token and the whole averaged over micro-batches;
-        "sum": CE summed over tokens and micro-batches, auxiliary terms added once per micro-batch. `marked` are the
-        places, in the flattened targets, of those that count, and how many count in the whole step: its mean is over
-        those, however they fall into micro-batches.
-        """
+    def _batch(
+        self, inputs_BT: Tensor, targets_BT: Tensor, step: int, micro: int, marked: Marked | None = None
+    ) -> Batch:
+        """A micro-batch with all that is drawn for it."""
         config = self.config
         auxiliary = Auxiliary(
             regularizer=config.regularizer,
@@ -257,7 +259,19 @@ class Trainer:
             step=step,
             micro=micro,
         )
-        features = self.model.features(inputs_BT, auxiliary=auxiliary)
+        drawn: Drawn = self.model.draw(auxiliary, *inputs_BT.shape)
+        return Batch(inputs_BT, targets_BT, drawn, marked)
+
+    def _objective(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Objective and mean cross-entropy of one micro-batch (docs/mechanisms.md, "Regularizers" and "Training").
+
+        (1 - alpha) CE + alpha reg + lambda distractor. "mean": CE per token and the whole averaged over micro-batches;
+        "sum": CE summed over tokens and micro-batches, auxiliary terms added once per micro-batch. With `marked` the mean is
+        over the targets of the whole step that count, however they fall into micro-batches.
+        """
+        config = self.config
+        inputs_BT, targets_BT, drawn, marked = batch
+        features = self.model.features(inputs_BT, auxiliary=drawn)
         if marked is None:
             total = self.model.total_loss(features.hidden_BTD, targets_BT)
             mean = total / targets_BT.numel()

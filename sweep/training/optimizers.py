@@ -49,6 +49,10 @@ _ADAM = {"cuda": "fused", "cpu": "foreach"}
 """How AdamW works through its parameters: on CUDA in one kernel without temporary copies."""
 
 
+_MANNER = ("fused", "foreach", "capturable")
+"""Settings of a group that say how it is worked through, and change no number but by rounding."""
+
+
 def eager(kind: type[Kind]) -> type[Kind]:
     """Class decorator: an optimizer whose methods are torch's own without the guard that imports the compiler.
 
@@ -64,7 +68,8 @@ class Muon(torch.optim.Optimizer):
     """Momentum orthogonalised by Newton-Schulz, for parameters of two or more dimensions (docs/mechanisms.md, "Training").
 
     m <- mu m + (1 - mu) g; u = (1 - mu) g + mu m; u <- orthogonalise(u) sqrt(max(1, rows / cols));
-    p <- p (1 - lr wd) - lr u. A parameter [C, 1, k] is C matrices of one row. Matrices of one shape go together.
+    p <- p (1 - lr wd) - lr u. A parameter [C, 1, k] is C matrices of one row. Matrices of one shape go together. A group's
+    lr may be a tensor of no axes on the device.
     `dtype` is that of the iteration: bfloat16 on CUDA, float32 on the CPU, where bfloat16 is emulated.
     """
 
@@ -101,19 +106,25 @@ class Muon(torch.optim.Optimizer):
                 self._update(params, group)
 
     def _update(self, params: list[nn.Parameter], group: dict[str, Any]) -> None:
-        mu = group["momentum"]
+        mu, weights = group["momentum"], list[Tensor](params)
         grads = [p.grad for p in params if p.grad is not None]
-        buffers = [self.state[p].setdefault("momentum_buffer", torch.zeros_like(p)) for p in params]
+        for p in params:
+            if "momentum_buffer" not in self.state[p]:
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+        buffers = [self.state[p]["momentum_buffer"] for p in params]
         torch._foreach_lerp_(buffers, grads, 1 - mu)
         rows, cols = params[0].shape[-2:]
-        updates = torch.stack(
-            [torch.lerp(g, buffer, mu).to(self.dtype) for g, buffer in zip(grads, buffers, strict=True)]
-        )
+        updates = params[0].new_empty((len(params), *params[0].shape), dtype=self.dtype)
+        torch._foreach_copy_(updates.unbind(), torch._foreach_lerp(grads, buffers, mu))
         u = orthogonalise(updates.reshape(-1, rows, cols), group["iterations"], self.dtype).reshape(updates.shape)
-        scale = group["lr"] * max(1.0, rows / cols) ** 0.5
-        torch._foreach_mul_(list[Tensor](params), 1 - group["lr"] * group["weight_decay"])
-        for p, update in zip(params, u, strict=True):
-            p.sub_(update, alpha=scale)
+        shrink, scale = 1 - group["lr"] * group["weight_decay"], group["lr"] * max(1.0, rows / cols) ** 0.5
+        if isinstance(scale, Tensor):
+            # a rate that stands in memory can be a factor of a whole stack alone, with the same rounding as below
+            stacked = torch.stack(weights).mul_(shrink).addcmul_(u, scale, value=-1)
+            torch._foreach_copy_(weights, stacked.unbind())
+        else:
+            torch._foreach_mul_(weights, shrink)
+            torch._foreach_add_(weights, u.unbind(), alpha=-scale)
 
 
 @eager
@@ -127,9 +138,18 @@ class Optimizers:
     """Muon and AdamW, or with `optimizer: adamw` AdamW alone, over one model, driven by one learning-rate factor."""
 
     def __init__(
-        self, groups: dict[str, list[tuple[str, nn.Parameter]]], config: TrainConfig, device: torch.device
+        self,
+        groups: dict[str, list[tuple[str, nn.Parameter]]],
+        config: TrainConfig,
+        device: torch.device,
+        *,
+        resident: bool | None = None,
     ) -> None:
-        """`groups` is `Backbone.parameter_groups()`: muon, embedding, head, scalar."""
+        """`groups` is `Backbone.parameter_groups()`: muon, embedding, head, scalar.
+
+        With `resident`, None: on CUDA, learning rates stand in the device's memory, where a captured `update` finds those
+        of each step.
+        """
 
         def params(name: str) -> list[nn.Parameter]:
             return [parameter for _, parameter in groups[name]]
@@ -151,17 +171,22 @@ class Optimizers:
             )
         else:
             adam.insert(0, {"params": params("muon"), "lr": config.matrix_lr})
+        resident = device.type == "cuda" if resident is None else resident
         self._all["adam"] = AdamW(
             adam,
             betas=(config.adam_beta1, config.adam_beta2),
             eps=config.adam_eps,
             weight_decay=config.adam_weight_decay,
-            **{_ADAM[device.type]: True},
+            **{"fused" if resident else _ADAM[device.type]: True},
         )
-        self._base = {id(group): group["lr"] for optimizer in self._all.values() for group in optimizer.param_groups}
-        self.parameters = [
-            p for optimizer in self._all.values() for group in optimizer.param_groups for p in group["params"]
-        ]
+        self._base = [group["lr"] for group in self._groups()]
+        self._factor = 1.0
+        self._resident = _Resident(self._base, device) if resident else None
+        self._place_rates()
+        self.parameters = [p for group in self._groups() for p in group["params"]]
+
+    def _groups(self) -> list[dict[str, Any]]:
+        return [group for optimizer in self._all.values() for group in optimizer.param_groups]
 
     @property
     def muon(self) -> torch.optim.Optimizer:
@@ -175,11 +200,24 @@ class Optimizers:
 
     def step(self, factor: float) -> None:
         """One update with every learning rate times `factor`; gradients are cleared."""
-        for optimizer in self._all.values():
-            for group in optimizer.param_groups:
-                group["lr"] = self._base[id(group)] * factor
-            optimizer.step()
+        self.set_factor(factor)
+        self.update()
         self.zero_grad()
+
+    def set_factor(self, factor: float) -> None:
+        """What `update` multiplies every learning rate by from now on."""
+        self._factor = factor
+        if self._resident is None:
+            self._place_rates()
+        else:
+            self._resident.factor.fill_(factor)
+
+    def update(self) -> None:
+        """One update of every parameter. With rates in memory it is the same work at every step, and waits for nothing."""
+        if self._resident is not None:
+            self._resident.work_out()
+        for optimizer in self._all.values():
+            optimizer.step()
 
     def zero_grad(self) -> None:
         """Drops every gradient."""
@@ -187,14 +225,53 @@ class Optimizers:
             optimizer.zero_grad(set_to_none=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and numbers only, so that it loads with weights_only."""
-        return {name: optimizer.state_dict() for name, optimizer in self._all.items()}
+        """Tensors and numbers only, so that it loads with weights_only; the same wherever learning rates stand."""
+        state = {name: optimizer.state_dict() for name, optimizer in self._all.items()}
+        groups = (group for name in self._all for group in state[name]["param_groups"])
+        for group, base in zip(groups, self._base, strict=True):
+            group["lr"] = base * self._factor
+            if "capturable" in group:
+                group["capturable"] = False
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what `state_dict` gave."""
-        base = dict(self._base)
         for name, optimizer in self._all.items():
-            rates = [base[id(group)] for group in optimizer.param_groups]
-            optimizer.load_state_dict(state[name])
-            # load_state_dict makes new group dictionaries and brings the last step's rate along
-            self._base.update({id(group): rate for group, rate in zip(optimizer.param_groups, rates, strict=True)})
+            # a state from another device brings along how that one worked
+            groups = [
+                {**theirs, **{key: ours[key] for key in _MANNER if key in ours}}
+                for theirs, ours in zip(state[name]["param_groups"], optimizer.param_groups, strict=True)
+            ]
+            optimizer.load_state_dict({**state[name], "param_groups": groups})
+        # load_state_dict makes new group dictionaries and brings the last step's rate along
+        self._place_rates()
+
+    def _place_rates(self) -> None:
+        """Every group's rate: the base times the factor as a number, or where it stands in memory."""
+        if self._resident is None:
+            for group, base in zip(self._groups(), self._base, strict=True):
+                group["lr"] = base * self._factor
+            return
+        for index, group in enumerate(self._groups()):
+            muon = "muon" in self._all and index == 0
+            group["lr"] = (self._resident.exact if muon else self._resident.single)[index]
+            if not muon:
+                group["capturable"] = True
+        # torch warns of updates that could be captured and are not
+        self.adam._warned_capturable_if_run_uncaptured = True
+
+
+class _Resident:
+    """The factor and every group's learning rate in the device's memory, in double precision and in single."""
+
+    def __init__(self, base: list[float], device: torch.device) -> None:
+        self._base = torch.tensor(base, dtype=torch.float64, device=device)
+        self.factor = torch.ones((), dtype=torch.float64, device=device)
+        self.exact = self._base.clone()
+        self.single = self._base.float()
+        """AdamW's kernel reads no other type."""
+
+    def work_out(self) -> None:
+        """The rates of the factor as it now stands."""
+        torch.mul(self._base, self.factor, out=self.exact)
+        self.single.copy_(self.exact)

@@ -64,7 +64,7 @@ def test_the_first_block_reads_embedding_plus_place(awake: Awake, tokens: Tensor
     seen: list[Tensor] = []
     model.blocks[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     model.features(tokens, auxiliary=auxiliary())
-    places = model._draw(auxiliary(), *tokens.shape).places_BT
+    places = model.draw(auxiliary(), *tokens.shape).places_BT
     table, embedding = model.positions.table.weight, model.embedding.weight
     expected = torch.stack([
         torch.stack([embedding[token] + table[place] for token, place in zip(row, at, strict=True)])
@@ -116,10 +116,10 @@ def test_labels_are_a_function_of_seed_step_and_micro_batch_alone(awake: Awake, 
     first = loss_of(model, tokens, terms)
     torch.manual_seed(99)
     assert torch.equal(first, loss_of(awake(**of("label", 50)), tokens, terms))
-    places = model._draw(terms, 2, 11).places_BT
+    places = model.draw(terms, 2, 11).places_BT
     assert not torch.equal(places[0], places[1]), "each row has its own"
     for change in ({"seed": 1}, {"step": 4}, {"micro": 0}):
-        assert not torch.equal(places, model._draw(replace(terms, **change), 2, 11).places_BT)
+        assert not torch.equal(places, model.draw(replace(terms, **change), 2, 11).places_BT)
 
 
 def test_labels_of_an_evaluation_depend_on_the_length_alone(awake: Awake, tokens: Tensor) -> None:
@@ -139,7 +139,7 @@ def test_positions_change_no_other_draw(small: Small, auxiliary: Aux, name: str)
     one, other = (build(small(**changes), seed=3) for changes in (of(name), {}))
     weights = dict(one.named_parameters())
     assert all(torch.equal(weights[key], value) for key, value in other.named_parameters())
-    assert torch.equal(one._draw(terms, 2, 5).sketches_LKD, other._draw(terms, 2, 5).sketches_LKD)
+    assert torch.equal(one.draw(terms, 2, 5).sketches_LKD, other.draw(terms, 2, 5).sketches_LKD)
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -51,7 +51,7 @@ def test_spellings_of_one_fraction_give_one_id(cells: Cells, spelling: str) -> N
 @pytest.mark.parametrize("setting", [
     "eval.lengths: [8, 16]", "eval.probes: [val]", "eval.validate_every: 3", "eval.needle_seed: 9", "resources.gpus: 1",
     "resources.cpus: 7", "checkpoint.every_minutes: 1", "checkpoint.every_steps: 5", "checkpoint.keep: nothing",
-    "data.path: /elsewhere", "data.corpus: files", "data.heldout_tokens: 99",
+    "data.path: /elsewhere", "data.corpus: files", "data.heldout_tokens: 99", "train.graphs: on", "train.graphs: off",
 ])  # fmt: skip
 def test_evaluation_resources_checkpoints_names_and_paths_are_outside(cells: Cells, setting: str) -> None:
     assert one_id(cells, setting) == one_id(cells)
@@ -109,6 +109,7 @@ def test_the_list_of_fields_inside_is_complete() -> None:
     listed |= {f"model.{section}" for section in SETTINGS} | {f"{part.section}.{part.source}" for part in PLUGGABLE}
     # and what needs another setting beside it
     listed |= {setting.split(": ")[0] for _, setting in INSIDE_BESIDE}
+    listed.add("train.graphs")  # which is outside
     listed.add("train.loss_on")  # which needs a corpus of its own: training/test_marks.py
     for section, cls in (("model", ModelConfig), ("train", TrainConfig)):
         assert [name for name in cls.model_fields if f"{section}.{name}" not in listed] == []

@@ -108,7 +108,7 @@ def accumulate(model: Backbone, config: TrainConfig, step: int = 0) -> tuple[dic
     losses = []
     for micro in range(config.accumulation):
         part = slice(micro * config.micro_batch, (micro + 1) * config.micro_batch)
-        objective, mean = made._micro(inputs[part], targets[part], step, micro)
+        objective, mean = made._objective(made._batch(inputs[part], targets[part], step, micro))
         objective.backward()
         losses.append(mean.item())
     return gradients(model), sum(losses) / len(losses)
@@ -156,7 +156,7 @@ def test_the_objective_is_the_formula(network: Network, regularizer: str, distra
     model = network(awake=True, dtype=torch.float64)
     made = trainer(model, config, seed=4)
     inputs, targets = (part[:2] for part in made.batches.step(2))
-    objective, mean = made._micro(inputs, targets, 2, 1)
+    objective, mean = made._objective(made._batch(inputs, targets, 2, 1))
 
     asked = Auxiliary(
         regularizer=regularizer, sketch=5, distractor=distractor, distractor_count=None, seed=4, step=2, micro=1
@@ -189,12 +189,16 @@ def test_draws_differ_between_steps_micro_batches_and_seeds(network: Network) ->
     config = recipe(regularizer="weak", distractor=True)
     model = network(awake=True, dtype=torch.float64)
     inputs, targets = (part[:2] for part in trainer(model, config).batches.step(0))
+
+    def objective(made: Trainer, step: int, micro: int) -> float:
+        return made._objective(made._batch(inputs, targets, step, micro))[0].item()
+
     values = {
-        (seed, step, micro): trainer(model, config, seed=seed)._micro(inputs, targets, step, micro)[0].item()
+        (seed, step, micro): objective(trainer(model, config, seed=seed), step, micro)
         for seed in (0, 1) for step in (0, 1) for micro in (0, 1)
     }  # fmt: skip
     assert len(set(values.values())) == 8
-    assert trainer(model, config)._micro(inputs, targets, 1, 1)[0].item() == values[0, 1, 1]
+    assert objective(trainer(model, config), 1, 1) == values[0, 1, 1]
 
 
 # --- a step -------------------------------------------------------------------------------------------------------

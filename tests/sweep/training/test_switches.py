@@ -26,8 +26,8 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "distractor_count": (3, {"distractor": True}),
 }  # fmt: skip
 """Setting -> another value, and what must be set beside it."""
-SAME_WEIGHTS = {"deterministic", "compile", "kernels", "regularizer_source"}
-"""Three choose between ways to the same numbers, on the CPU to the same bits; one is no setting but a hash."""
+SAME_WEIGHTS = {"deterministic", "compile", "graphs", "kernels", "regularizer_source"}
+"""Four choose between ways to the same numbers, on the CPU to the same bits; one is no setting but a hash."""
 ELSEWHERE = {"loss_on", "activations"}
 """What needs a corpus of its own, test_marks.py, or a whole attempt, test_runner.py."""
 PAIRS = [("schedule", a, b) for a, b in (("cosine", "linear"), ("linear", "wsd"), ("cosine", "wsd"))]

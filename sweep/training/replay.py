@@ -1,0 +1,272 @@
+"""How the work of an optimizer step reaches the device: as it comes, or captured once as CUDA graphs and replayed.
+
+A step is a few pieces of work: the first micro-batch, which makes the gradients, each further one, which adds to them, and
+clipping with both optimizers. Queued kernel by kernel they take the host a fixed time a step, which is most of the step of a
+small network. A graph queues a whole piece at once, and finds everything that changes from step to step, tokens, draws and
+learning rates, in the same memory each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from ...model.backbone import Drawn
+from ..config import TrainConfig
+from .optimizers import Optimizers
+
+Marked = tuple[Tensor, int]
+"""Places, in a micro-batch's flattened targets, of those that count, and how many count in the whole step."""
+Piece = Callable[[], None]
+Capture = Callable[[Mapping[str, Piece]], Mapping[str, Piece]]
+"""Makes of pieces of work what does each of them again."""
+
+SMALL = 2e13
+"""FLOPs of a micro-batch up to which `train.graphs: auto` captures: fewer, and queuing may take longer than the work.
+
+At 6 for a parameter and token it is 16 rows of 2,048 tokens of a network of 100M parameters, or 1,000 rows of 512 at 6M.
+"""
+
+
+class Batch(NamedTuple):
+    """What one micro-batch reads."""
+
+    inputs_BT: Tensor
+    targets_BT: Tensor
+    drawn: Drawn
+    marked: Marked | None = None
+
+    def tensors(self) -> list[Tensor]:
+        """All that changes from one to the next."""
+        return [self.inputs_BT, self.targets_BT, *self.drawn.tensors()]
+
+
+Objective = Callable[[Batch], tuple[Tensor, Tensor]]
+"""Objective and mean cross-entropy of a micro-batch."""
+
+
+class Steps(Protocol):
+    """The work of optimizer steps, one after the other."""
+
+    def micro(self, batch: Batch) -> None:
+        """Forward and backward of the next micro-batch of a step."""
+
+    def finish(self, factor: float) -> tuple[Tensor, Tensor]:
+        """Clips and updates, learning rates times `factor`. The step's mean cross-entropy and gradient norm, on the device."""
+
+    def abandon(self) -> None:
+        """Forgets the micro-batches of a step that is not finished."""
+
+    def forget(self) -> None:
+        """Forgets whatever was prepared for weights and optimizers as they were: they have been put in place anew."""
+
+
+class AsItComes:
+    """Each operation is queued when it is reached."""
+
+    def __init__(self, objective: Objective, optimizers: Optimizers, config: TrainConfig) -> None:
+        self._objective, self._optimizers, self._config = objective, optimizers, config
+        self._total: Tensor | None = None
+
+    def micro(self, batch: Batch) -> None:
+        objective, cross_entropy = self._objective(batch)
+        objective.backward()
+        if self._total is None:
+            self._total = torch.zeros((), device=cross_entropy.device)
+        self._total += cross_entropy.detach() / self._config.accumulation
+
+    def finish(self, factor: float) -> tuple[Tensor, Tensor]:
+        norm = torch.nn.utils.clip_grad_norm_(self._optimizers.parameters, self._config.clip)
+        self._optimizers.step(factor)
+        assert self._total is not None
+        total, self._total = self._total, None
+        return total, norm
+
+    def abandon(self) -> None:
+        self._total = None
+        self._optimizers.zero_grad()
+
+    def forget(self) -> None:
+        self.abandon()
+
+
+def as_graphs(pieces: Mapping[str, Piece]) -> Mapping[str, Piece]:
+    """Each piece as a CUDA graph; they share their working memory, so they are replayed in this order or from the first on.
+
+    Nothing is computed. Raises RuntimeError when a piece does what a graph cannot hold, such as a copy to the host.
+    """
+    here = torch.cuda.current_stream()
+    made: dict[str, Piece] = {}
+    pool = None
+    try:
+        for name, piece in pieces.items():
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                piece()
+            pool = graph.pool()
+            made[name] = graph.replay
+    except BaseException:
+        # a capture that cannot be ended leaves its own stream in place
+        torch.cuda.set_stream(here)
+        raise
+    return made
+
+
+def as_they_are(pieces: Mapping[str, Piece]) -> Mapping[str, Piece]:
+    """Each piece itself: the same work over the same memory, where there are no graphs."""
+    return pieces
+
+
+class Replayed:
+    """The first step as it comes, over memory that stays; then its pieces are captured, and replayed for every further step.
+
+    What cannot be captured is told once and goes on as it comes, over the same gradients and to the same numbers: a piece that
+    waits for the device, a batch whose shapes change.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        optimizers: Optimizers,
+        config: TrainConfig,
+        capture: Capture,
+        refused: Callable[[str], None],
+    ) -> None:
+        self._objective, self._optimizers, self._config = objective, optimizers, config
+        self._capture, self._refused = capture, refused
+        self._fixed: Batch | None = None
+        self._batch: Batch | None = None
+        self._total: Tensor | None = None
+        self._norm: Tensor | None = None
+        self._gradients: list[Tensor | None] = []
+        """Those that the captured pieces read and write; they live as long as the pieces."""
+        self._replays: Mapping[str, Piece] = {}
+        self._whole_steps = 0
+        self._given_up = False
+        self._micro = 0
+
+    def micro(self, batch: Batch) -> None:
+        self._receive(batch)
+        if self._whole_steps and not self._replays and not self._given_up:
+            self._prepare()
+        self._do("further" if self._micro else "first")
+        self._micro += 1
+
+    def finish(self, factor: float) -> tuple[Tensor, Tensor]:
+        self._optimizers.set_factor(factor)
+        self._do("finish")
+        self._optimizers.zero_grad()
+        assert self._total is not None
+        assert self._norm is not None
+        self._micro = 0
+        self._whole_steps += 1
+        return self._total.clone(), self._norm.clone()
+
+    def abandon(self) -> None:
+        self._micro = 0
+        self._optimizers.zero_grad()
+
+    def forget(self) -> None:
+        self.abandon()
+        self._replays, self._gradients, self._whole_steps = {}, [], 0
+
+    # --- what is captured -----------------------------------------------------------------------------------------
+
+    def _pieces(self) -> dict[str, Piece]:
+        further = {"further": self._further} if self._config.accumulation > 1 else {}
+        return {"first": self._first, **further, "finish": self._finish}
+
+    def _first(self) -> None:
+        assert self._total is not None
+        for parameter in self._optimizers.parameters:
+            parameter.grad = None
+        self._total.zero_()
+        self._further()
+
+    def _further(self) -> None:
+        assert self._batch is not None
+        assert self._total is not None
+        objective, cross_entropy = self._objective(self._batch)
+        objective.backward()
+        self._total += cross_entropy.detach() / self._config.accumulation
+
+    def _finish(self) -> None:
+        self._norm = torch.nn.utils.clip_grad_norm_(self._optimizers.parameters, self._config.clip)
+        self._optimizers.update()
+
+    # --- around it ------------------------------------------------------------------------------------------------
+
+    def _do(self, name: str) -> None:
+        replay = self._replays.get(name)
+        if replay is not None:
+            replay()
+        else:
+            self._pieces()[name]()
+
+    def _receive(self, batch: Batch) -> None:
+        """Puts a batch into the memory that the pieces read."""
+        if self._total is None:
+            self._total = torch.zeros((), device=batch.inputs_BT.device)
+        if self._given_up:
+            self._batch = batch
+            return
+        if self._fixed is None:
+            inputs, targets = batch.inputs_BT.clone(), batch.targets_BT.clone()
+            self._batch = self._fixed = Batch(inputs, targets, batch.drawn.copy())
+            return
+        ours, theirs = self._fixed.tensors(), batch.tensors()
+        if [(one.shape, one.dtype) for one in ours] != [(one.shape, one.dtype) for one in theirs]:
+            self._give_up("the shapes of what a micro-batch reads change from step to step")
+            self._batch = batch
+            return
+        torch._foreach_copy_(ours, theirs)
+
+    def _prepare(self) -> None:
+        parameters = self._optimizers.parameters
+        held: list[Tensor | None] = []
+
+        def finish() -> None:
+            held[:] = [parameter.grad for parameter in parameters]
+            self._finish()
+
+        try:
+            replays = self._capture({**self._pieces(), "finish": finish})
+        except RuntimeError as error:
+            self._give_up(_reason(error))
+        else:
+            self._replays, self._gradients = replays, held
+        # of this step nothing is done yet
+        self._optimizers.zero_grad()
+
+    def _give_up(self, why: str) -> None:
+        for parameter, gradient in zip(self._optimizers.parameters, self._gradients, strict=False):
+            if parameter.grad is None:
+                parameter.grad = gradient  # of the micro-batches of this step so far
+        self._replays, self._gradients, self._fixed, self._given_up = {}, [], None, True
+        self._refused(why)
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of what was refused first: ending a capture that failed raises once more."""
+    while error.__context__ is not None:
+        error = error.__context__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def wanted(config: TrainConfig, parameters: int, device: torch.device) -> tuple[bool, str]:
+    """Whether steps are to be captured, and why or why not, in words. `parameters`: of the whole network."""
+    if device.type != "cuda":
+        return False, "no GPU"
+    if config.graphs == "off":
+        return False, "train.graphs: off"
+    if config.loss_on == "marked":
+        return False, "the number of marked targets changes from step to step"
+    if config.graphs == "on":
+        return True, "train.graphs: on"
+    flops = 6.0 * parameters * config.micro_batch * config.seq_len
+    small = flops <= SMALL
+    return small, f"a micro-batch is {flops:.2g} FLOPs, {'at most' if small else 'more than'} {SMALL:.0e}"

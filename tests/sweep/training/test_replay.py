@@ -1,0 +1,326 @@
+"""Steps that are replayed give the numbers of steps that are done as they come, to the last bit, and stop and resume like them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from atma_sweep.model.backbone import Backbone
+from atma_sweep.sweep.checkpoints import checkpoint
+from atma_sweep.sweep.config import TrainConfig
+from atma_sweep.sweep.training.loop import Stopped, Trainer
+from atma_sweep.sweep.training.optimizers import Muon, Optimizers
+from atma_sweep.sweep.training.replay import SMALL, Batch, Replayed, as_they_are, wanted
+from registries import PAIRS
+from small_training import Watch, recipe, small_trainer
+from taped import as_tapes
+from tiers import every_nth
+from torch import Tensor, nn
+
+Network = Callable[..., Backbone]
+CPU = torch.device("cpu")
+LEVELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    **{f"{mixer}+{memory}": ({"attn_type": mixer, "memory": memory}, {}) for mixer, memory in PAIRS},
+    "everything": ({"memory": "gated_delta", "window": True}, {"distractor": True, "regularizer": "zipfian"}),
+    "strong, summed": ({"attn_type": "rope"}, {"regularizer": "strong", "loss_reduction": "sum"}),
+    "dropout": ({"dropout": 0.25, "attn_type": "nope"}, {"regularizer": "weak"}),
+    "positions": ({"positions": "label", "position_settings": {"label": {"length": 9}}}, {}),
+    "one micro-batch": ({"memory": "gated_delta"}, {"micro_batch": 4, "warmup_steps": 2}),
+    "adamw": ({"attn_type": "nope"}, {"optimizer": "adamw", "adam_weight_decay": 0.1, "schedule": "linear"}),
+    "tied": ({"tie_head": True, "logit_cap": "none", "attn_type": "nope"}, {"clip": 0.05}),
+}
+
+
+def made(model: Backbone, config: TrainConfig, way: str, watch: Watch | None = None) -> Trainer:
+    """`as it comes`, `replayed` without a capture, `taped` as a GPU would; rates in memory where the name says so."""
+    trainer = small_trainer(model, config, watch)
+    resident = way in ("taped", "as it comes, resident")
+    optimizers = Optimizers(model.parameter_groups(), config, CPU, resident=resident)
+    trainer = replace(trainer, optimizers=optimizers, graphs=way in ("taped", "replayed"))
+    if watch is not None:
+        watch.trainer = trainer
+    if way == "taped":
+        assert isinstance(trainer._steps, Replayed)
+        kept = LateList(trainer)
+        trainer._steps._capture = as_tapes(kept)
+    return trainer
+
+
+class LateList(list[Tensor]):
+    """Weights, the state of optimizers and the loss so far, as they are when they are asked for."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        super().__init__()
+        self._trainer = trainer
+
+    def __iter__(self) -> Any:
+        yield from self._trainer.model.parameters()
+        for optimizer in (self._trainer.optimizers._all).values():
+            for state in optimizer.state.values():
+                yield from (value for value in state.values() if isinstance(value, Tensor))
+
+
+def weights(model: Backbone) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def whole(
+    model: Backbone, config: TrainConfig, way: str
+) -> tuple[dict[str, Tensor], list[tuple[float, float]], Trainer]:
+    watch = Watch()
+    trainer = made(model, config, way, watch)
+    trainer.run()
+    return weights(model), [(point.train_loss, point.grad_norm) for point in watch.points], trainer
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("level", every_nth(LEVELS, 3))
+def test_replayed_steps_are_steps_as_they_come(network: Network, level: str) -> None:
+    settings, training = LEVELS[level]
+    config = recipe(**training)
+    expected, curve, _ = whole(network(awake=True, **settings), config, "as it comes")
+    found, points, trainer = whole(network(awake=True, **settings), config, "replayed")
+    assert isinstance(trainer._steps, Replayed)
+    assert trainer._steps._replays.keys() >= {"first", "finish"}
+    assert same(expected, found)
+    assert points == curve
+
+
+@pytest.mark.parametrize("level", every_nth(LEVELS, 3))
+def test_a_capture_finds_all_that_changes_in_memory(network: Network, level: str) -> None:
+    """A tape keeps every number of Python that it was made with: rates, draws, tokens must not be among them."""
+    settings, training = LEVELS[level]
+    config = recipe(**training)
+    expected, curve, _ = whole(network(awake=True, **settings), config, "as it comes, resident")
+    found, points, trainer = whole(network(awake=True, **settings), config, "taped")
+    assert isinstance(trainer._steps, Replayed)
+    assert trainer._steps._replays, "captured"
+    assert same(expected, found)
+    assert points == curve
+
+
+def test_a_number_of_python_in_a_piece_would_be_seen(network: Network) -> None:
+    """The oracle itself: a factor that changes from step to step stays, on a tape, that of the step that was captured."""
+
+    def run(way: str) -> tuple[dict[str, Tensor], Trainer]:
+        model, factors = network(awake=True), itertools.count(1)
+        trainer = made(model, recipe(loss_reduction="sum", clip=1e9, optimizer="adamw", adam_eps=1.0), way)
+        objective = trainer._steps._objective
+
+        def scaled(batch: Batch) -> tuple[Tensor, Tensor]:
+            value, cross_entropy = objective(batch)
+            return value * next(factors), cross_entropy
+
+        trainer._steps._objective = scaled
+        trainer.run()
+        return weights(model), trainer
+
+    expected, _ = run("as it comes, resident")
+    found, trainer = run("taped")
+    assert trainer._steps._replays, "captured"
+    assert not same(expected, found)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("replayed", "replayed"), ("as it comes", "replayed"), ("replayed", "as it comes")]
+)
+def test_a_stop_before_any_micro_batch_resumes_to_the_same_numbers(
+    network: Network, tmp_path: Path, before: str, after: str
+) -> None:
+    config = recipe(regularizer="weak", distractor=True)
+    assert config.accumulation == 2
+    expected, curve, _ = whole(network(awake=True), config, "as it comes")
+    for ask in range(1, 2 * config.steps + 1):
+        steps = (ask - 1) // 2
+        folder = tmp_path / str(ask)
+        first = AskedOnce(folder, ask)
+        stopped = network(awake=True)
+        with pytest.raises(Stopped):
+            made(stopped, config, before, first).run()
+        assert all(p.grad is None for p in stopped.parameters())
+        resumed, second = network(awake=True, seed=9 if steps else 0), Watch()
+        trainer = made(resumed, config, after, second)
+        state = checkpoint.newest(folder)
+        assert (state is None) == (steps == 0)
+        if state is not None:
+            trainer.restore(state)
+        trainer.run()
+        assert same(expected, weights(resumed)), f"after a stop at ask {ask}"
+        assert [(p.train_loss, p.grad_norm) for p in (*first.points, *second.points)] == curve
+
+
+@pytest.mark.parametrize(("before", "after"), [("taped", "as it comes, resident"), ("as it comes, resident", "taped")])
+def test_a_checkpoint_goes_from_one_way_to_the_other(network: Network, tmp_path: Path, before: str, after: str) -> None:
+    config = recipe(warmup_steps=3)
+    expected, _, _ = whole(network(awake=True), config, "as it comes, resident")
+    with contextlib.suppress(Stopped):
+        made(network(awake=True), config, before, Watch(tmp_path, 3)).run()
+    state = checkpoint.newest(tmp_path)
+    assert state is not None
+    assert {type(group["lr"]) for one in state.optimizers.values() for group in one["param_groups"]} == {float}
+    resumed = network(awake=True, seed=9)
+    trainer = made(resumed, config, after)
+    trainer.restore(state)
+    trainer.run()
+    assert same(expected, weights(resumed))
+
+
+class AskedOnce(Watch):
+    """Stops when asked for the n-th time."""
+
+    def __init__(self, folder: Path, ask: int) -> None:
+        super().__init__(folder)
+        self._left = ask
+
+    def should_stop(self) -> bool:
+        self._left -= 1
+        return self._left == 0
+
+
+def test_restoring_within_a_run_forgets_what_was_captured(network: Network, tmp_path: Path) -> None:
+    """Loading puts the optimizers' state into memory of its own, which what was captured does not know."""
+    config = recipe()
+    expected, _, _ = whole(network(awake=True), config, "as it comes, resident")
+    model = network(awake=True)
+    with contextlib.suppress(Stopped):
+        made(network(awake=True), config, "taped", Watch(tmp_path, 2)).run()
+    trainer = made(model, config, "taped")
+    for step in range(4):
+        trainer.advance(step)
+    state = checkpoint.newest(tmp_path)
+    assert state is not None
+    trainer.restore(state)
+    trainer.run()
+    assert same(expected, weights(model))
+
+
+# --- what cannot be captured --------------------------------------------------------------------------------------
+
+
+def test_work_that_asks_for_a_value_goes_on_as_it_comes(network: Network) -> None:
+    config = recipe()
+    expected, curve, _ = whole(network(awake=True), config, "as it comes, resident")
+    model, told = network(awake=True), list[str]()
+    watch = Watch()
+    trainer = made(model, config, "taped", watch)
+    mlp = model.blocks[1].mlp
+    forward = mlp.forward
+    mlp.forward = lambda x: forward(x) if x.sum().item() < 1e9 else x  # type: ignore[method-assign]
+    assert isinstance(trainer._steps, Replayed)
+    trainer._steps._refused = told.append
+    trainer.run()
+    assert told == ["operation not permitted when stream is capturing"]
+    assert same(expected, weights(model))
+    assert [(point.train_loss, point.grad_norm) for point in watch.points] == curve
+
+
+@pytest.mark.parametrize("way", ["replayed", "taped"])
+@pytest.mark.parametrize("micro", [0, 1])
+def test_a_shape_that_changes_goes_on_as_it_comes(network: Network, way: str, micro: int) -> None:
+    """Noticed before the first micro-batch of a step, and between two, when half of the gradients are there."""
+    config = recipe(distractor=True)
+    resident = "as it comes, resident" if way == "taped" else "as it comes"
+
+    def run(way: str) -> tuple[dict[str, Tensor], list[str]]:
+        model, told = network(awake=True), list[str]()
+        trainer = made(model, config, way)
+        draw = model.draw
+
+        def drawn(auxiliary: Any, rows: int, length: int) -> Any:
+            found = draw(auxiliary, rows, length)
+            if (auxiliary.step, auxiliary.micro) >= (3, micro):
+                found.distractors = {layer: d[:, :4] for layer, d in found.distractors.items()}
+            return found
+
+        model.draw = drawn  # type: ignore[method-assign]
+        if isinstance(trainer._steps, Replayed):
+            trainer._steps._refused = told.append
+        trainer.run()
+        return weights(model), told
+
+    expected, _ = run(resident)
+    found, told = run(way)
+    assert told == ["the shapes of what a micro-batch reads change from step to step"]
+    assert same(expected, found)
+
+
+def test_a_micro_batch_is_read_from_the_same_memory_each_time(network: Network) -> None:
+    read: list[list[int]] = []
+    trainer = made(network(), recipe(regularizer="weak", distractor=True), "replayed")
+    assert isinstance(trainer._steps, Replayed)
+    objective = trainer._steps._objective
+
+    def seen(batch: Batch) -> tuple[Tensor, Tensor]:
+        read.append([one.data_ptr() for one in batch.tensors()])
+        return objective(batch)
+
+    trainer._steps._objective = seen
+    trainer.run()
+    assert len(read) == 10
+    assert len(read[0]) == 4 + len(list(filter(trainer.model.config.is_global, range(3)))) - 1
+    assert all(one == read[0] for one in read)
+
+
+def test_marked_targets_are_never_captured(network: Network) -> None:
+    trainer = small_trainer(network(), recipe(loss_on="marked"))
+    assert not isinstance(replace(trainer, graphs=True)._steps, Replayed)
+    assert wanted(recipe(loss_on="marked", graphs="on"), 1, torch.device("cuda"))[0] is False
+
+
+def test_which_networks_are_captured() -> None:
+    cuda = torch.device("cuda")
+    config = TrainConfig(tokens=10**9, seq_len=512, batch_tokens=32_768, micro_batch=64)
+    assert wanted(config, 10_600_000, cuda) == (True, "a micro-batch is 2.1e+12 FLOPs, at most 2e+13")
+    assert wanted(config, 370_000_000, cuda)[0] is False
+    edge = int(SMALL / 6 / 32_768)
+    assert (wanted(config, edge, cuda)[0], wanted(config, edge + 1, cuda)[0]) == (True, False)
+    assert wanted(config.model_copy(update={"graphs": "on"}), 10**9, cuda) == (True, "train.graphs: on")
+    assert wanted(config.model_copy(update={"graphs": "off"}), 10, cuda) == (False, "train.graphs: off")
+    assert wanted(config.model_copy(update={"graphs": "on"}), 10, CPU) == (False, "no GPU")
+
+
+# --- rates in memory ----------------------------------------------------------------------------------------------
+
+
+def test_rates_in_memory_round_as_numbers_do() -> None:
+    """Muon: stacks with a rate in memory against one parameter after the other with a number, to the last bit in float32."""
+    for shape in ((6, 4), (4, 6), (5, 5), (11, 1, 3)):
+        draws = [torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in range(6)]
+        ours, theirs = ([nn.Parameter(draw.clone()) for draw in draws[:3]] for _ in range(2))
+        one, other = Muon(ours, dtype=torch.float32), Muon(theirs, dtype=torch.float32)
+        rate = torch.zeros((), dtype=torch.float64)
+        one.param_groups[0]["lr"] = rate
+        for step in range(3):
+            rate.fill_(0.02 / (step + 1))
+            other.param_groups[0]["lr"] = 0.02 / (step + 1)
+            for a, b, grad in zip(ours, theirs, draws[3:], strict=True):
+                a.grad, b.grad = grad.clone(), grad.clone()
+            one.step()
+            other.step()
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True)), shape
+
+
+def test_rates_in_memory_train_the_same_network(network: Network) -> None:
+    config = recipe(warmup_steps=2, adam_weight_decay=0.01)
+    expected, _, _ = whole(network(awake=True, dtype=torch.float64), config, "as it comes")
+    found, _, trainer = whole(network(awake=True, dtype=torch.float64), config, "as it comes, resident")
+    # AdamW's kernel takes its rate in single precision
+    assert max(float((expected[name] - found[name]).abs().max()) for name in found) < 1e-6
+    factor = trainer._factor(config.steps - 1)
+    assert 0 < factor < 1
+    rates = [float(group["lr"]) for group in trainer.optimizers.adam.param_groups]
+    assert rates == pytest.approx([0.3 * factor, factor / 320, 0.01 * factor], rel=1e-6)
+
+
+def test_pieces_as_they_are_come_back() -> None:
+    pieces = {"first": lambda: None}
+    assert as_they_are(pieces) is pieces
