@@ -129,10 +129,10 @@ def test_two_halves_of_a_gpu_run_at_once_and_say_so(tmp_path: Path) -> None:
     assert "shared GPUs: 2 cells had up to 1 other attempts on the same GPU" in " ".join(shown.split())
 
 
-def trained(folder: Path, *, stop: int = 0, exactly: bool) -> Any:
+def trained(folder: Path, *how: str, stop: int = 0, exactly: bool) -> Any:
     """What tests/helpers/repeat.py prints, in a process of its own as every attempt is."""
     script = Path(__file__).parent / "helpers" / "repeat.py"
-    command = [sys.executable, str(script), str(folder), str(stop), str(int(exactly)), "cuda"]
+    command = [sys.executable, str(script), str(folder), str(stop), str(int(exactly)), "cuda", *how]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -161,6 +161,43 @@ def test_resumed_runs_on_cuda_equal_uninterrupted_ones(
             assert found == expected["curve"], name
             assert second[name]["weights"] == expected["weights"], name
             assert "fla" not in expected["kernels"].get("memory", "").split()[:1]
+
+
+@pytest.mark.parametrize("exactly", [True, False])
+@pytest.mark.parametrize("how", [(), ("compiled",)], ids=["eager", "compiled"])
+def test_steps_as_cuda_graphs_are_steps_as_they_come(
+    tmp_path: Path, how: tuple[str, ...], exactly: bool, record_property: Callable[[str, object], None]
+) -> None:
+    """Bit for bit with train.deterministic, else within what two runs differ by; resumed each way from the other."""
+    plain = trained(tmp_path / "plain", *how, exactly=exactly)
+    found = {"graphs": trained(tmp_path / "graphs", *how, "graphs", exactly=exactly)}
+    for name, before, after in (("from graphs", ("graphs",), ()), ("to graphs", (), ("graphs",))):
+        first = trained(tmp_path / name, *how, *before, stop=5, exactly=exactly)
+        second = trained(tmp_path / name, *how, *after, exactly=exactly)
+        found[name] = {
+            cell: {**second[cell], "curve": [*first[cell]["curve"], *second[cell]["curve"]]} for cell in second
+        }
+    for name, cells in found.items():
+        for cell, expected in plain.items():
+            assert cells[cell]["told"] == [], "captured"
+            pairs = zip(cells[cell]["curve"], expected["curve"], strict=True)
+            gap = max(abs(a - b) / abs(b) for got, want in pairs for a, b in zip(got[1:3], want[1:3], strict=True))
+            print(f"{cell}, {name}, {how}, deterministic {exactly}: largest relative difference of a loss {gap:.3g}")
+            record_property(f"{cell}, {name}, {how}, deterministic {exactly}", gap)
+            assert gap < 1e-2
+            if exactly:
+                assert cells[cell]["curve"] == expected["curve"], (cell, name)
+                assert cells[cell]["weights"] == expected["weights"], (cell, name)
+
+
+def test_work_that_a_cuda_graph_cannot_hold_is_told_once_and_goes_on(tmp_path: Path) -> None:
+    plain = trained(tmp_path / "plain", "asking", exactly=True)
+    found = trained(tmp_path / "graphs", "asking", "graphs", exactly=True)
+    for cell, expected in plain.items():
+        assert len(found[cell]["told"]) == 1
+        assert "captur" in found[cell]["told"][0]
+        assert found[cell]["curve"] == expected["curve"]
+        assert found[cell]["weights"] == expected["weights"]
 
 
 def test_two_deterministic_launches_agree_to_the_last_bit(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,13 @@ import typer
 from ...results.options import AsJson
 
 bench_app = typer.Typer(help="Time kernels, training steps, and sweeps of thousands of cells.", no_args_is_help=True)
+
+
+class Graphs(StrEnum):
+    """Words of `train.graphs`."""
+
+    ON, OFF, AUTO = "on", "off", "auto"
+
 
 Rounds = Annotated[
     int, typer.Option("--rounds", metavar="N", min=1, help="How often each variant is timed, in turn with the others.")
@@ -47,6 +55,12 @@ def bench_train(
         list[str] | None,
         typer.Option("--set", metavar="PATH=VALUE", help="Change a setting of every cell; repeatable."),
     ] = None,
+    graphs: Annotated[
+        list[Graphs] | None,
+        typer.Option(
+            "--graphs", metavar="WAY", help="Time every cell with train.graphs on, off or auto; repeatable, in turns."
+        ),
+    ] = None,
     rounds: Rounds = 3,
     profile: Annotated[bool, typer.Option("--profile", help="Also say what the device spends its time on.")] = False,
     out: Out = None,
@@ -61,7 +75,7 @@ def bench_train(
     from . import report, train
 
     report.check_place(out)
-    chosen = train.choose(grid, cells or [], set_ or [])
+    chosen = train.both_ways(train.choose(grid, cells or [], set_ or []), [way.value for way in graphs or []])
     report.show(
         train, lambda device, tell: train.run(chosen, device, rounds=rounds, profile=profile, tell=tell), out, as_json
     )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,17 @@ def choose(grid: str, slugs: Sequence[str], sets: Sequence[str]) -> list[Cell]:
             near = difflib.get_close_matches(slug, by_slug, 3, cutoff=0)
             raise GridError(grid, None, slug, f"no such cell; launch {grid} --dry-run lists them", near)
     return [by_slug[slug] for slug in wanted]
+
+
+def both_ways(cells: Sequence[Cell], ways: Sequence[str]) -> list[Cell]:
+    """Each cell with `train.graphs` at each of these words; as they are without any."""
+    return [_queued(cell, way) for cell in cells for way in ways] if ways else list(cells)
+
+
+def _queued(cell: Cell, way: str) -> Cell:
+    config = cell.config.model_dump()
+    train = TrainConfig.model_validate({**config["train"], "graphs": way})
+    return replace(cell, config=cell.config.model_copy(update={"train": train}))
 
 
 def _cells(grid: str, sets: Sequence[str]) -> list[Cell]:
@@ -230,6 +242,9 @@ def run(
     if any(cell.config.train.deterministic for cell in cells):
         # read when CUDA is first used; what it costs the others is within the noise
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = WORKSPACE
+    # the compiler, which else compiles no more than a few networks of one process
+    compiler: Any = importlib.import_module("torch._dynamo.config")
+    compiler.recompile_limit = 8 * max(8, len(cells))
     limits = ceilings(device)
     runners = []
     for cell in cells:
@@ -279,14 +294,14 @@ def table(limits: Ceilings, rows: Sequence[Row]) -> str:
     lines = [
         limits.line,
         "",
-        "| cell | rows | tokens/s | range | of the matrix product | peak GiB | optimizers ms | first step s |",
-        "|---|---|---|---|---|---|---|---|",
+        "| cell | rows | tokens/s | range | of the matrix product | peak GiB | optimizers ms | first step s | steps |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         share = "n/a" if row.mfu is None else f"{row.mfu:.1%}"
         lines.append(
             f"| {row.cell} | {row.micro_batch} | {row.tokens_per_s:,.0f} | {row.low:,.0f} to {row.high:,.0f} | {share} | "
-            f"{row.peak_memory / 2**30:.1f} | {1e3 * row.optimizer:.0f} | {row.first_step:.1f} |"
+            f"{row.peak_memory / 2**30:.1f} | {1e3 * row.optimizer:.0f} | {row.first_step:.1f} | {row.steps.partition(':')[0] or 'n/a'} |"
         )
     lines += [f"\nn/a: {why}" for why in dict.fromkeys(row.unknown for row in rows) if why is not None]
     made: dict[str, list[str]] = {}

@@ -8,6 +8,7 @@ learning rates, in the same memory each time.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
@@ -100,17 +101,18 @@ def as_graphs(pieces: Mapping[str, Piece]) -> Mapping[str, Piece]:
     """
     here = torch.cuda.current_stream()
     made: dict[str, Piece] = {}
-    pool = None
+    pool = torch.cuda.graph_pool_handle()
     try:
         for name, piece in pieces.items():
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                 piece()
-            pool = graph.pool()
             made[name] = graph.replay
     except BaseException:
-        # a capture that cannot be ended leaves its own stream in place
+        # a capture that cannot be ended leaves its own stream in place, and up to torch 2.11 the allocator in the belief that it goes on
         torch.cuda.set_stream(here)
+        with contextlib.suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(here.device_index, pool)
         raise
     return made
 

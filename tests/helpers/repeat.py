@@ -1,7 +1,9 @@
 """Trains small models in a process of its own, goes on from a checkpoint when there is one, prints every number.
 
-python repeat.py FOLDER STOP EXACTLY DEVICE: STOP is the step to save at and leave (0: train to the end), EXACTLY 1 for
-deterministic operations. Prints one JSON object: by model its curve, the hash of its weights and its kernels.
+python repeat.py FOLDER STOP EXACTLY DEVICE [HOW...]: STOP is the step to save at and leave (0: train to the end), EXACTLY 1 for
+deterministic operations; HOW any of `graphs` (steps are captured and replayed), `compiled`, and `asking` (a layer asks the
+device for a value). Prints one JSON object: by model its curve, the hash of its weights, its kernels, and why steps could not
+be captured.
 """
 
 from __future__ import annotations
@@ -62,12 +64,21 @@ class Watch:
         checkpoint.save(self.folder, self.trainer.model, state, step=step, tokens=tokens, wall_s=wall_s)
 
 
-def train(folder: Path, stop: int, device: torch.device, model_: dict[str, Any], train_: dict[str, Any]) -> Any:
+def train(
+    folder: Path, stop: int, device: torch.device, how: tuple[str, ...], model_: dict[str, Any], train_: dict[str, Any]
+) -> Any:
     """One model from its checkpoint, or its seed, to its stop, or its end."""
     # rows of 8 x 512 tokens: enough for the paths that a real micro-batch takes
     config = TrainConfig(tokens=STEPS * 8192, seq_len=512, batch_tokens=8192, micro_batch=8, **train_)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     model = build(ModelConfig(**SIZE, window_size=100, **model_), seed=0, device=device, dtype=dtype)
+    if "asking" in how:
+        mlp = model.blocks[1].mlp
+        forward = mlp.forward
+        mlp.forward = lambda x: forward(x) if x.sum().item() < 1e30 else x  # type: ignore[method-assign]
+    if "compiled" in how:
+        model.compile_blocks()
+    told: list[str] = []
     inputs, targets = (x.to(device) for x in Batches([STREAM], 512, 4, 1, True).step(0))
 
     @torch.no_grad()
@@ -79,24 +90,28 @@ def train(folder: Path, stop: int, device: torch.device, model_: dict[str, Any],
         model=model, optimizers=Optimizers(model.parameter_groups(), config, device),
         batches=Batches([STREAM], 512, 16, 0, True), config=config, seed=0, device=device, validate=validate,
         validate_every=1, watcher=watch,
+        graphs="graphs" in how, refused=told.append,
     )  # fmt: skip
     state = checkpoint.newest(folder)
     if state is not None:
         trainer.restore(state)
     with contextlib.suppress(Stopped):
         trainer.run()
+    if told and device.type == "cuda":
+        torch.cuda.empty_cache()  # which fails where the allocator takes a refused capture for one that goes on
     weights = hashlib.sha256()
     for tensor in checkpoint.model_state(model).values():
         weights.update(tensor.view(torch.uint8).numpy().tobytes())
     curve = [(p.step, p.train_loss, p.val_loss, p.grad_norm) for p in watch.points]
-    return {"curve": curve, "weights": weights.hexdigest(), "kernels": model.kernel_paths()}
+    return {"curve": curve, "weights": weights.hexdigest(), "kernels": model.kernel_paths(), "told": told}
 
 
-def main(folder: str, stop: str, exactly: str, device: str) -> None:
+def main(folder: str, stop: str, exactly: str, device: str, *how: str) -> None:
     if int(exactly):
         repeat_exactly()
     results = {
-        name: train(Path(folder) / name, int(stop), torch.device(device), *settings) for name, settings in CELLS.items()
+        name: train(Path(folder) / name, int(stop), torch.device(device), how, *settings)
+        for name, settings in CELLS.items()
     }
     print(json.dumps(results))
 

@@ -13,6 +13,7 @@ import torch
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.sweep.attempt.runner import Work
 from atma_sweep.sweep.checkpoints import checkpoint
+from atma_sweep.sweep.training import loop, replay
 from attempts import STEPS, Flag, Room, serial
 from fsspec.implementations.memory import MemoryFileSystem
 from tiers import every_nth
@@ -62,6 +63,31 @@ def test_the_type_of_activations_is_a_setting(room: Callable[..., Room]) -> None
     # eight bits of a number, averaged over many
     assert 1e-5 < (a - b).abs().max() < 0.05
     assert len({cell for _, cell in found}) == 2
+
+
+def test_how_steps_are_queued_is_recorded_and_a_refusal_said_once(
+    room: Callable[..., Room], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The numbers are those of an attempt that never tried."""
+
+    def refusing(pieces: Any) -> Any:
+        raise RuntimeError("operation not permitted when stream is capturing\nmore of it")
+
+    found = []
+    for ours, capture in ((room(), None), (room("train.graphs=on"), loop.as_they_are), (room(), refusing)):
+        if capture is not None:
+            monkeypatch.setattr(loop, "as_they_are", capture)
+            monkeypatch.setattr(replay, "wanted", lambda *_: (True, "asked for"))
+        attempt = ours.run()
+        found.append((ours.store.provenances([attempt.id])[attempt.id].extra["steps"], ours.curve(attempt)))
+    assert [steps for steps, _ in found] == [
+        "as they come: no GPU", "CUDA graphs: asked for",
+        "as they come: operation not permitted when stream is capturing",
+    ]  # fmt: skip
+    assert found[0][1] == found[1][1] == found[2][1]
+    said = [line for line in capsys.readouterr().out.splitlines() if "cannot be captured" in line]
+    assert len(said) == 1
+    assert said[0].endswith("to the same numbers: operation not permitted when stream is capturing")
 
 
 @pytest.mark.parametrize("damage", every_nth([b'"step": 10', b'"step": -3', b'"step": "x"', b'"stop": 3', b""], 5))

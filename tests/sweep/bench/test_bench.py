@@ -19,6 +19,7 @@ from atma_sweep.model.registry import MEMORIES, MIXERS
 from atma_sweep.sweep.bench import decode, kernels, memories, report, train
 from atma_sweep.sweep.bench.ceilings import Ceilings
 from atma_sweep.sweep.errors import GridError
+from atma_sweep.sweep.grid.cell import cell_id
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.training.flops import training_flops
 from patience import PATIENCE_S
@@ -224,7 +225,17 @@ def test_table_of_cells() -> None:
     text = train.table(LIMITS, [made_up(), changed])
     assert text.startswith("Ceilings in this run: matrix product 712 TFLOP/s, copy 4.12 TB/s.\n\n|")
     one, two = cells_of(text, "| cell |")
-    assert one == ["polar-baseline-d0-m1-w0-s0", "4", "301,234", "299,001 to 302,111", "45.7%", "50.5", "21", "41.3"]
+    assert one == [
+        "polar-baseline-d0-m1-w0-s0",
+        "4",
+        "301,234",
+        "299,001 to 302,111",
+        "45.7%",
+        "50.5",
+        "21",
+        "41.3",
+        "n/a",
+    ]
     assert two[:3] == ["nope", "16", "1,234"]
     assert text.splitlines()[-5:-2] == [
         "As the grid has them: polar-baseline-d0-m1-w0-s0", "", "Changed: train.micro_batch 4 -> 16 (nope)",
@@ -232,6 +243,24 @@ def test_table_of_cells() -> None:
     # what is less than half a percent is left out; a cell without a profile has no line
     assert text.splitlines()[-1] == "nope: matrix products 61%, attention 20%"
     assert text.count("matrix products") == 1
+
+
+def test_a_table_says_how_steps_are_queued() -> None:
+    one, other = "CUDA graphs: train.graphs: on", "as they come: train.graphs: off"
+    text = train.table(LIMITS, [made_up(steps=one), made_up(cell="nope", steps=one), made_up(steps=other)])
+    assert [row[8] for row in cells_of(text, "| cell |")] == ["CUDA graphs", "CUDA graphs", "as they come"]
+    assert f"Steps {one} (polar-baseline-d0-m1-w0-s0, nope)" in text.splitlines()
+    assert f"Steps {other} (polar-baseline-d0-m1-w0-s0)" in text.splitlines()
+
+
+def test_cells_are_timed_both_ways_in_turn() -> None:
+    cells = train.choose("full", [], [])[:2]
+    assert train.both_ways(cells, []) == cells
+    found = train.both_ways(cells, ["off", "on"])
+    assert [(cell.slug, cell.config.train.graphs) for cell in found] == [
+        (cell.slug, way) for cell in cells for way in ("off", "on")
+    ]
+    assert {cell_id(cell.config) for cell in found} == {cell_id(cell.config) for cell in cells}
 
 
 def test_a_share_that_is_not_known_is_said() -> None:
@@ -353,11 +382,13 @@ def test_bench_train_on_a_gpu(tmp_path: Path, write: Callable[..., Path]) -> Non
         "model.vocab_size: 50304, train.seq_len: 256, train.batch_tokens: 8192, train.tokens: 819200}\n"
     )
     (cell,) = load_grid(grid).expand(lambda data: "random tokens")
-    out, found = bench(tmp_path, "train", cell.slug, "--grid", "g.yaml", "--rounds", "2", "--profile")
-    (row,) = cells_of(out, "| cell |")
-    assert row[0] == cell.slug
+    ways = ("--graphs", "off", "--graphs", "on")
+    out, found = bench(tmp_path, "train", cell.slug, "--grid", "g.yaml", "--rounds", "2", "--profile", *ways)
+    assert [(row[0], row[8]) for row in cells_of(out, "| cell |")] == [
+        (cell.slug, "as they come"), (cell.slug, "CUDA graphs"),
+    ]  # fmt: skip
     assert found["gpu"] == torch.cuda.get_device_name()
-    (numbers,) = found["rows"]  # type: ignore[misc]
+    numbers = found["rows"][1]  # type: ignore[index]
     assert 0 < numbers["low"] <= numbers["tokens_per_s"] <= numbers["high"]
     assert 0 < numbers["mfu"] < 1
     assert sum(numbers["profile"].values()) == pytest.approx(1)
