@@ -185,6 +185,8 @@ class Backbone(nn.Module):
         self._longest = longest_text(config)
         self._cap = math.inf if config.logit_cap == "none" else float(config.logit_cap)
         self._forward_blocks: Callable[..., tuple[Tensor, Tensor | None, Tensor | None]] = self._blocks
+        self._forward_block: Callable[..., tuple[Tensor, Tensor | None]] = _block
+        self._forward_end: Callable[..., tuple[Tensor, Tensor | None, Tensor | None]] = _end
         self._compiler: str | None = None
         self.to(torch.float64 if dtype == torch.float64 else torch.float32)
         self._wide = config.embedding_dtype == "float32"
@@ -267,30 +269,37 @@ class Backbone(nn.Module):
             )
         )
 
-    def compile_blocks(self, backend: str = "inductor") -> None:
+    def compile_blocks(self, backend: str = "inductor", *, regional: bool = False) -> None:
         """Lets torch.compile turn `features` without `chunk` into one graph for each shape, whose backward is one too.
 
         Random numbers are drawn outside it and nothing of a step's number, data or learning rate is in it, so it is
         compiled once. A network that does not become one graph, such as one with a mixer that asks its tensors for
-        values, makes the first call raise CompileError rather than go on without it.
+        values, makes the first call raise CompileError rather than go on without it. With `regional` there is one graph for
+        each kind of block instead, which all of its kind share, and one for what follows them: sooner compiled, less fused.
         """
         self.kernel_paths()  # decides between kernels now: a self-test does not belong into a graph
         if torch.are_deterministic_algorithms_enabled():
             # else the compiler picks the tiles of its sums by the clock
             compiler: Any = importlib.import_module("torch._inductor.config")
             compiler.deterministic = True
-        compiled = torch.compile(self._blocks, fullgraph=True, dynamic=False, backend=backend)
         refusals: Any = importlib.import_module("torch._dynamo.exc").TorchDynamoException
 
-        def forward_blocks(*args: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
-            try:
-                found: tuple[Tensor, Tensor | None, Tensor | None] = compiled(*args)
-            except refusals as refused:
-                raise CompileError(refused) from refused
-            return found
+        def compiled(part: Callable[..., Any]) -> Callable[..., Any]:
+            graph = torch.compile(part, fullgraph=True, dynamic=False, backend=backend)
 
-        self._forward_blocks = forward_blocks
-        self._compiler = backend
+            def run(*args: Any, **named: Any) -> Any:
+                try:
+                    return graph(*args, **named)
+                except refusals as refused:
+                    raise CompileError(refused) from refused
+
+            return run
+
+        if regional:
+            self._forward_block, self._forward_end = compiled(Block.forward), compiled(_end)
+        else:
+            self._forward_blocks = compiled(self._blocks)
+        self._compiler = f"{backend}, block by block," if regional else backend
 
     def _blocks(
         self,
@@ -307,15 +316,14 @@ class Backbone(nn.Module):
         streams: list[Tensor] = []
         losses: list[Tensor] = []
         for layer, block in enumerate(self.blocks):
-            x_BTD, loss = block(
-                x_BTD, window=window, distractors_BRD=distractors.get(layer), kept=kept.get(layer, (None, None))
+            x_BTD, loss = self._forward_block(
+                block, x_BTD, window=window, distractors_BRD=distractors.get(layer), kept=kept.get(layer, (None, None))
             )
             if loss is not None:
                 losses.append(loss)
             if regularizer is not None:
                 streams.append(x_BTD.flatten(0, 1))
-        value = None if regularizer is None else regularizer(streams, sketches_LKD).mean()
-        return self.norm(x_BTD), value, _mean(losses)
+        return self._forward_end(self.norm, x_BTD, regularizer, streams, sketches_LKD, losses)
 
     def _embedded(self, tokens_BT: Tensor, places_BT: Tensor | None) -> Tensor:
         x_BTD: Tensor = self.embedding(tokens_BT)
@@ -525,6 +533,24 @@ def _group(name: str, parameter: nn.Parameter, config: ModelConfig) -> str:
     if group is None:
         raise RuntimeError(f"parameter {name} with shape {tuple(parameter.shape)} belongs to no optimizer group")
     return group
+
+
+def _block(block: Block, *args: Any, **named: Any) -> tuple[Tensor, Tensor | None]:
+    found: tuple[Tensor, Tensor | None] = block(*args, **named)
+    return found
+
+
+def _end(
+    norm: nn.Module,
+    x_BTD: Tensor,
+    regularizer: Callable[..., Tensor] | None,
+    streams: list[Tensor],
+    sketches_LKD: Tensor | None,
+    losses: list[Tensor],
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """What `Features` holds, from the stream behind the last block and what the blocks gave beside it."""
+    value = None if regularizer is None else regularizer(streams, sketches_LKD).mean()
+    return norm(x_BTD), value, _mean(losses)
 
 
 def _mean(values: list[Tensor]) -> Tensor | None:

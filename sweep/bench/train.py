@@ -136,7 +136,7 @@ class _Silent:
 class Runner:
     """One cell, built and warmed up, whose steps can be timed; on a GPU or on the CPU."""
 
-    def __init__(self, cell: Cell, device: torch.device) -> None:
+    def __init__(self, cell: Cell, device: torch.device, *, regional: bool = False) -> None:
         self.cell, self.device = cell, device
         self.cuda = device.type == "cuda"
         config = cell.config
@@ -152,7 +152,7 @@ class Runner:
         """How its steps are queued, and why."""
         self.trainer = _trainer(self.model, config.train, config.seed, device, graphs, self._refused)
         if config.train.compile and self.cuda:
-            self.model.compile_blocks()
+            self.model.compile_blocks(regional=regional)
         self.wait()
         self.built = time.perf_counter() - began
         """Seconds until the network was there."""
@@ -236,9 +236,13 @@ def run(
     steps: int = 1,
     profile: bool = False,
     changed: Mapping[str, str] | None = None,
+    regional: bool = False,
     tell: Callable[[str], None] = print,
 ) -> tuple[Ceilings, list[Row]]:
-    """Times the cells in turns, `rounds` times `steps` optimizer steps each; `changed` as `changes` gives it."""
+    """Times the cells in turns, `rounds` times `steps` optimizer steps each; `changed` as `changes` gives it.
+
+    With `regional` each kind of block is compiled once, instead of the whole network.
+    """
     if any(cell.config.train.deterministic for cell in cells):
         # read when CUDA is first used; what it costs the others is within the noise
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = WORKSPACE
@@ -248,7 +252,7 @@ def run(
     limits = ceilings(device)
     runners = []
     for cell in cells:
-        runners.append(Runner(cell, device))
+        runners.append(Runner(cell, device, regional=regional))
         tell(f"{cell.slug}: first step after {runners[-1].first_step:.1f} s")
     spent: list[list[float]] = [[] for _ in runners]
     for _ in range(rounds):
@@ -316,6 +320,8 @@ def table(limits: Ceilings, rows: Sequence[Row]) -> str:
     for row in rows:
         ways.setdefault(row.steps, []).append(row.cell)
     lines += [line for way, of in ways.items() if way for line in ("", f"Steps {way} ({', '.join(of)})")]
+    made_by = dict.fromkeys(row.kernels["blocks"] for row in rows if "blocks" in row.kernels)
+    lines += [line for way in made_by for line in ("", f"Blocks: {way}")]
     for row in rows:
         if row.profile:
             parts = ", ".join(f"{kind} {share:.0%}" for kind, share in row.profile.items() if share >= 0.005)

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 from atma_sweep.kernels.choice import use_plain_torch
-from atma_sweep.model.backbone import Auxiliary, Backbone, build
+from atma_sweep.model.backbone import Auxiliary, Backbone, CompileError, build
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.registry import REGULARIZERS
 from registries import EVERY_MEMORY, PAIRS, has_distractor
-from tiers import long_form, shared_out
+from tiers import every_nth, long_form, shared_out
 from torch import Tensor
 from torch._dynamo.utils import counters
 
@@ -279,7 +279,6 @@ def test_a_hundred_steps_with_kernels_and_compiler_follow_plain_torch(
 @pytest.mark.usefixtures("registries")
 def test_a_network_that_cannot_become_one_graph_says_what_to_set() -> None:
     from atma_sweep.model import Mixer, register_mixer
-    from atma_sweep.model.backbone import CompileError
 
     @register_mixer("asks")
     class Asks(Mixer):
@@ -294,3 +293,34 @@ def test_a_network_that_cannot_become_one_graph_says_what_to_set() -> None:
             model.features(torch.randint(29, (2, 19)))
     finally:
         torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    ("attn_type", "memory", "regularizer"),
+    every_nth([("nope", "none", "baseline"), ("polar", "gated_delta", "zipfian"), ("rope", "none", "strong")], 3),
+)
+def test_a_graph_for_each_kind_of_block_gives_the_eager_numbers(
+    attn_type: str, memory: str, regularizer: str, wake: Callable[[Backbone], None]
+) -> None:
+    """Five blocks of two kinds, and what follows them: three graphs, and none more for another step."""
+    model = network(wake, attn_type=attn_type, memory=memory, n_layers=5, dropout=0.25)
+    first, second = (auxiliary(regularizer, True, step=step) for step in (3, 4))
+    eager = [numbers(model, terms) for terms in (first, second)]
+    model.compile_blocks("aot_eager", regional=True)
+    assert model.kernel_paths()["blocks"].startswith("aot_eager, block by block, torch ")
+    for terms, expected in zip((first, second), eager, strict=True):
+        assert differ(numbers(model, terms), expected) < 1e-6
+    assert counters["stats"]["unique_graphs"] == 3
+    assert not counters["graph_break"]
+    model.compile_blocks("aot_eager")  # the whole network, from now on
+    assert differ(numbers(model, first), eager[0]) < 1e-6
+
+
+def test_a_block_that_cannot_be_compiled_alone_is_said(wake: Callable[[Backbone], None]) -> None:
+    model = network(wake, attn_type="nope", **ONE_OF_EACH)
+    mlp = model.blocks[0].mlp
+    forward = mlp.forward
+    mlp.forward = lambda x: forward(x) if x.sum().item() < 1e30 else x  # type: ignore[method-assign]
+    model.compile_blocks("aot_eager", regional=True)
+    with pytest.raises(CompileError, match=r"cannot be compiled: .*; train\.compile: off"):
+        numbers(model, None)
