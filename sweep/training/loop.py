@@ -228,7 +228,7 @@ class Trainer:
         """One optimizer step; returns the batch's mean cross-entropy and the gradient norm, still on the device.
 
         None when it was asked to stop: then nothing has changed, since draws depend on the step alone. On CUDA it only
-        queues work and never waits for it.
+        queues work and never waits for it, but for the one step in which graphs are captured.
         """
         taken = self._ahead.take(step)
         inputs, targets = taken.inputs, taken.targets
