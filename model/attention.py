@@ -90,6 +90,9 @@ class Attention(Mix):
         (out_BTD,) = in_pieces(self._output, (y_BTHX, *gate), chunk)
         return out_BTD if extra_BTD is None else out_BTD + extra_BTD, q_BTHX, k_BTJX, v_BTJX
 
+    def projections(self) -> list[Linear]:
+        return [self.w_q, self.w_k, self.w_v, self.proj]
+
     def why_no_step(self) -> str | None:
         if not has_step(self.mixer):
             return f"mixer {type(self.mixer).__name__}"

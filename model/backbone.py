@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..kernels.choice import version
+from ..kernels import fp8_linear
+from ..kernels.choice import Choice, version
 from ..kernels.cross_entropy import cross_entropy
 from ..kernels.cross_entropy.cross_entropy import CHUNK, linear_cross_entropy, linear_cross_entropy_sum, softcap
 from ..kernels.sketch import sketch
@@ -162,7 +163,8 @@ class Block(nn.Module):
 class Backbone(nn.Module):
     """The network. `dtype` is the type of activations and, unless the config says otherwise, of the embedding; other weights are float32.
 
-    With dtype float64 everything is float64. Raises ModelConfigError for a config that cannot be built.
+    With dtype float64 everything is float64. With float16 the embedding is float32, as the others: squares of its
+    gradients would leave the range. Raises ModelConfigError for a config that cannot be built.
     """
 
     def __init__(self, config: ModelConfig, *, dtype: torch.dtype = torch.float32) -> None:
@@ -189,7 +191,8 @@ class Backbone(nn.Module):
         self._forward_end: Callable[..., tuple[Tensor, Tensor | None, Tensor | None]] = _end
         self._compiler: str | None = None
         self.to(torch.float64 if dtype == torch.float64 else torch.float32)
-        self._wide = config.embedding_dtype == "float32"
+        self._fp8: Choice | None = None
+        self._wide = config.embedding_dtype == "float32" or dtype == torch.float16
         if not tied and not self._wide:  # a head's matrix is float32
             self.embedding.to(dtype)
         if self.positions is not None and not self._wide:
@@ -200,6 +203,25 @@ class Backbone(nn.Module):
     def dtype(self) -> torch.dtype:
         """Type of the activations."""
         return self._dtype if self.config.tie_head or self._wide else self.embedding.weight.dtype
+
+    @property
+    def precision(self) -> str:
+        """Type of the activations and, if it is another one, of the projections' products, in words."""
+        name = str(self.dtype).removeprefix("torch.")
+        return name if self._fp8 is None else f"{name}, fp8 projections"
+
+    def use_fp8(self) -> Choice:
+        """Lets the projections around mixers, in convolutions and in MLPs multiply in 8 bits, in training and evaluation.
+
+        Head, memory and a mixer's own parameters stay in the activations' type. Call it on the network's device; it
+        returns what multiplies there.
+        """
+        self._fp8 = fp8_linear.choose_backend(self.device)
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            for linear in (*block.mix.projections(), block.mlp.fc, block.mlp.proj):
+                linear.fp8 = self._fp8.backend
+        return self._fp8
 
     @property
     def device(self) -> torch.device:
@@ -463,6 +485,8 @@ class Backbone(nn.Module):
         for block in self.blocks:
             assert isinstance(block, Block)
             paths |= block.mix.kernel_paths(self.device, self.dtype)
+        if self._fp8 is not None:
+            paths["projections"] = f"fp8 by {self._fp8}"
         paths["sketch"] = str(sketch.choose_backend(self.device, self.dtype))
         paths["cross_entropy"] = str(cross_entropy.choose_backend(self.device, self.dtype, self._cap < math.inf))
         return paths

@@ -36,6 +36,9 @@ class GatedConv(Mix):
         # a slice of several rows has gaps, and in 16 bits its products round otherwise than those of a copy
         return in_pieces(lambda x: self._out(x.contiguous()), (x_BTD,), chunk, self.conv.halo)[0]
 
+    def projections(self) -> list[Linear]:
+        return [self.in_proj, self.out_proj]
+
     def why_no_step(self) -> str | None:
         return None
 

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from ..kernels.conv.conv import canon
 from ..kernels.conv.step import conv_step, tail_of
+from ..kernels.fp8_linear import fp8_linear
 from ..kernels.gates import squared_relu_gate, swish_gate
 from ..kernels.norms import rms_norm
 from .cache import Room
@@ -22,6 +23,8 @@ class Linear(nn.Module):
     """y = x Wᵀ + b with W and b cast to x's type at each use. `zero` marks a projection that starts at zero."""
 
     bias: nn.Parameter | None
+    fp8: str | None = None
+    """The backend of `fp8_linear` that takes the products instead; None for x's own type."""
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = True, zero: bool = False) -> None:
         super().__init__()
@@ -30,6 +33,8 @@ class Linear(nn.Module):
         self.zero = zero
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.fp8 is not None:
+            return fp8_linear(x, self.weight, self.bias, backend=self.fp8)
         return functional.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .cache import Room, Step
+from .layers import Linear
 
 
 class Mix(nn.Module):
@@ -27,6 +28,10 @@ class Mix(nn.Module):
 
     def evaluate(self, x_BTD: Tensor, *, window: int | None, chunk: int) -> Tensor:
         """The first of what `forward` returns, worked out `chunk` tokens at a time."""
+        raise NotImplementedError
+
+    def projections(self) -> list[Linear]:
+        """Those between the stream and what mixes, whose products may be taken in 8 bits; never a mixer's own."""
         raise NotImplementedError
 
     def why_no_step(self) -> str | None:

@@ -250,6 +250,8 @@ METRICS: Mapping[tuple[str, str], Metric] = {
             Metric("train_seconds", "s", "lower", "Seconds of training, validation and checkpoints left out.", decimals=0),
             Metric("step_seconds", "s", "lower", "Seconds of one optimizer step.", decimals=2),
             Metric("parameters", "parameters", words="Trained parameters of the model, embeddings included.", decimals=0),
+            Metric("skipped_steps", "steps", words="Steps that loss scaling left out, because a gradient left the range of float16.",
+                   decimals=0),
         ),
         "corpus": (
             Metric("unigram_entropy", _LOSS, words="Entropy of the training tokens one by one: the loss of a model that knows only how "

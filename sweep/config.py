@@ -149,11 +149,29 @@ class TrainConfig(Config):
         identity="auto",
     )
 
-    def activations_on(self, *, cuda: bool) -> Literal["bfloat16", "float32"]:
+    precision: Literal["bf16", "fp16", "fp8"] = knob(
+        "bf16",
+        "Numbers of a step on CUDA: bf16; fp16 with loss scaling, for GPUs without bf16; fp8 for the projections' "
+        "products, the rest bf16 (Ada, Hopper and later). The CPU computes in float32 and takes bf16 alone.",
+        identity="bf16",
+    )
+
+    def activations_on(self, *, cuda: bool) -> Literal["bfloat16", "float16", "float32"]:
         """The type of activations on such a device."""
         if self.activations != "auto":
             return self.activations
-        return "bfloat16" if cuda else "float32"
+        if not cuda:
+            return "float32"
+        return "float16" if self.precision == "fp16" else "bfloat16"
+
+    @model_validator(mode="after")
+    def _one_type_of_activations(self) -> TrainConfig:
+        if self.precision != "bf16" and self.activations != "auto":
+            raise ValueError(
+                f"precision ({self.precision}) says the type of activations, and activations says {self.activations}; "
+                "leave activations at auto"
+            )
+        return self
 
     @model_validator(mode="after")
     def _batch_divides(self) -> TrainConfig:

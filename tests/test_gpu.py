@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from atma_sweep.kernels import fp8_linear
 from atma_sweep.kernels.gated_delta.gated_delta import choose_backend, gated_delta, gated_delta_reference, why_no_fla
 from atma_sweep.model.backbone import Auxiliary, build
 from atma_sweep.model.config import ModelConfig
@@ -233,3 +234,54 @@ def test_two_deterministic_launches_agree_to_the_last_bit(tmp_path: Path) -> Non
         ])  # fmt: skip
     assert len(numbers[0][0]) == 3 * 12
     assert numbers[0] == numbers[1]
+
+
+def has_fp8() -> bool:
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
+
+
+@pytest.mark.skipif(not has_fp8(), reason="needs compute capability 8.9")
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs"), [(1, 64, 48), (257, 1024, 8192), (1000, 4096, 1024), (96, 80, 640)]
+)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_fp8_products_are_those_of_the_same_numbers_in_float32(
+    rows: int, inputs: int, outputs: int, compiled: bool
+) -> None:
+    assert fp8_linear.choose_backend("cuda").backend == "scaled_mm"
+    draw = torch.Generator().manual_seed(rows)
+    shapes = ((rows, inputs), (outputs, inputs), (outputs,), (rows, outputs))
+    x, w, b, g = (torch.randn(shape, generator=draw).cuda() for shape in shapes)
+    x, g = x.to(torch.bfloat16), g.to(torch.bfloat16)
+    found = []
+    for backend in ("scaled_mm", "torch"):
+        args = [one.detach().clone().requires_grad_() for one in (x, w, b)]
+        function = (
+            torch.compile(fp8_linear.fp8_linear, fullgraph=True, dynamic=False) if compiled else fp8_linear.fp8_linear
+        )
+        y = function(*args, backend=backend)
+        found.append([y, *torch.autograd.grad(y, args, g)])
+    for one, other in zip(*found, strict=True):
+        assert one.dtype == other.dtype
+        assert relative(one, other) < 2e-2  # tensor cores keep about 14 bits of a sum
+    assert relative(found[0][0], fp8_linear.fp8_linear_reference(x.cpu(), w.cpu(), b.cpu())) < 2e-2
+
+
+@pytest.mark.parametrize("precision", ["fp16", "fp8"])
+def test_a_launch_in_another_precision_says_so_and_learns_as_well(tmp_path: Path, precision: str) -> None:
+    if precision == "fp8" and not has_fp8():
+        pytest.skip("needs compute capability 8.9")
+    grid = tmp_path / "gpu.yaml"
+    grid.write_text(
+        f"name: gpu\nextends: tiny\naxes: {{train.precision: [bf16, {precision}]}}\nresources: {{gpus: 1, cpus: 2}}\n"
+        "set: {attn_type: polar, memory: on, model.head_dim: 64, train.tokens: 40960, eval.lengths: [128]}\n"
+    )
+    command = [sys.executable, "-m", "atma_sweep.cli", "launch", "gpu.yaml", "--executor", "local", "--json"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert result.returncode == 0, result.stdout + result.stderr
+    database = sqlite3.connect(tmp_path / "atma.db")
+    told = {dtype for (dtype,) in database.execute("SELECT dtype FROM provenance")}
+    assert told == {"bfloat16", "float16" if precision == "fp16" else "bfloat16, fp8 projections"}
+    losses = [value for (value,) in database.execute("SELECT value FROM results WHERE metric = 'val_loss'")]
+    assert len(losses) == 2
+    assert abs(losses[0] - losses[1]) < 0.05

@@ -70,6 +70,10 @@ def choose_backend(
     if steepest is None or steepest > STEEPEST:
         said = "no limit" if steepest is None else f"the limit {steepest:g}"
         return Choice("torch", f"the kernels take gates that fall by at most {STEEPEST} a token, these have {said}")
+    if dtype == torch.float16:
+        return Choice(
+            "torch", "inside a block of tokens q and k are scaled by up to 2^80, which leaves the range of float16"
+        )
     return attention_choice("wall attention", torch.device(device), dtype, head_dim, _error)
 
 

@@ -8,7 +8,9 @@ from pathlib import Path
 import torch
 
 from ...kernels.choice import version
-from ..config import TrainConfig
+from ...model.backbone import Backbone, build
+from ..config import CellConfig
+from ..errors import SweepError
 from ..machine.hardware import no_gpu
 
 WORKSPACE = ":4096:8"
@@ -33,9 +35,20 @@ def choose_device(gpus: float) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def activations_dtype(config: TrainConfig, device: torch.device) -> torch.dtype:
-    """What `train.activations` means on this device."""
-    return {"bfloat16": torch.bfloat16, "float32": torch.float32}[config.activations_on(cuda=device.type == "cuda")]
+def network(config: CellConfig, device: torch.device, *, training: bool = False) -> Backbone:
+    """The cell's network with its first weights, in the types that `train.activations` and `precision` mean there.
+
+    The CPU computes in float32 whatever the precision. A GPU without 8-bit products rounds to the same numbers and multiplies
+    those in float32; with `training`, which would take many times as long, it raises SweepError instead.
+    """
+    train, cuda = config.train, device.type == "cuda"
+    dtype: torch.dtype = getattr(torch, train.activations_on(cuda=cuda))
+    model = build(config.model, seed=config.seed, device=device, dtype=dtype)
+    if train.precision == "fp8" and cuda:
+        chosen = model.use_fp8()
+        if training and chosen.backend == "torch":
+            raise SweepError(f"train.precision: fp8 cannot be trained here: {chosen.reason}; set it to bf16")
+    return model
 
 
 def repeat_exactly() -> None:

@@ -42,7 +42,7 @@ class External(Probing):
             provenance.collect(
                 self.job,
                 device=device,
-                dtype=dtype,
+                precision=model.dtype,
                 kernels={"model": f"transformers {metadata.version('transformers')}, {type(network).__name__}"},
                 tokenizer=f"sha256:{model.tokenizer[:16]}",
                 corpus=config.data.corpus,

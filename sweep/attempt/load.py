@@ -253,13 +253,12 @@ def _device(name: str) -> torch.device:
 
 
 def _built(found: Kept, runs: Path, device: torch.device) -> Trained:
-    from ...model.backbone import build
     from ..checkpoints import checkpoint
-    from .device import activations_dtype
+    from .device import network
 
     config = found.cell.config
     tokenizer = verified(runs / "corpora", config.data.fingerprint or "").load_tokenizer()
-    model = build(config.model, seed=config.seed, device=device, dtype=activations_dtype(config.train, device))
+    model = network(config, device)
     checkpoint.load_weights(storage.resolve(runs, found.weights), model)
     model.eval()
     return Trained(model, tokenizer, config, found.cell.id, found.cell.slug)

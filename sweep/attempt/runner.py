@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...kernels.choice import use_plain_torch
-from ...model.backbone import Backbone, build
+from ...model.backbone import Backbone
 from ...results.store.records import CurvePoint, Measurement
 from ...results.store.writer import AttemptWriter
 from ..checkpoints import checkpoint, storage
@@ -24,7 +24,7 @@ from ..training import flops, replay
 from ..training.loop import Pending, Point, Trainer
 from ..training.optimizers import Optimizers
 from . import provenance
-from .device import activations_dtype, choose_device, repeat_exactly, share_compiled
+from .device import choose_device, network, repeat_exactly, share_compiled
 from .job import Job
 from .log import say, told
 from .probing import Probing
@@ -59,8 +59,7 @@ class Work(Probing):
             self._claim()
         device = choose_device(config.resources.gpus)
         corpus = open_corpus(self.runs / "corpora", config.data.fingerprint or "")
-        dtype = activations_dtype(config.train, device)
-        model = build(config.model, seed=config.seed, device=device, dtype=dtype)
+        model = network(config, device, training=self.job.kind == "train")
         subject = Network(model, corpus.load_tokenizer(), corpus, config, device, self.leave_if_asked)
         if self.job.kind == "train" and config.train.compile and device.type == "cuda":
             share_compiled(device)
@@ -77,7 +76,7 @@ class Work(Probing):
         self._origin = provenance.collect(
             self.job,
             device=device,
-            dtype=dtype,
+            precision=model.precision,
             kernels=kernels,
             tokenizer=config.data.tokenizer,
             corpus=config.data.corpus,
@@ -85,7 +84,7 @@ class Work(Probing):
         )
         self.recorder.provenance(self._origin)
         self.recorder.neighbours()
-        self._introduce(subject, dtype, kernels)
+        self._introduce(subject, kernels)
         if self.job.kind == "train":
             self._train(subject)
             self._throughput(subject)
@@ -101,7 +100,7 @@ class Work(Probing):
             self._keep()
         self.recorder.neighbours()
 
-    def _introduce(self, subject: Network, dtype: torch.dtype, kernels: Mapping[str, str]) -> None:
+    def _introduce(self, subject: Network, kernels: Mapping[str, str]) -> None:
         """The first line of the log: which cell, on what, and how."""
         cuda = subject.device.type == "cuda"
         where = torch.cuda.get_device_name(subject.device) if cuda else f"CPU ({torch.get_num_threads()} threads)"
@@ -111,7 +110,7 @@ class Work(Probing):
         told = "; ".join(f"{', '.join(parts)}: {way}" for way, parts in ways.items())
         say(
             f"cell {self.job.slug} ({self.job.cell}), attempt {Path(self.job.folder).name} ({self.job.kind}) on {where}, "
-            f"{str(dtype).removeprefix('torch.')}, {count(subject.model):,} parameters; {told}"
+            f"{subject.model.precision}, {count(subject.model):,} parameters; {told}"
         )
 
     # --- training -------------------------------------------------------------------------------------------------
@@ -183,7 +182,7 @@ class Work(Probing):
         if told(point.step, self.config.eval.validate_every, steps):
             say(
                 f"step {point.step:,} of {steps:,}: train loss {point.train_loss:.4f}, val loss {point.val_loss:.4f}, "
-                f"{point.tokens_per_s:,.0f} tokens/s"
+                f"{point.tokens_per_s:,.0f} tokens/s{self._skipped()}"
             )
         paper, honest = self._mfu(point.tokens_per_s)
         self.recorder.curve(
@@ -203,6 +202,11 @@ class Work(Probing):
                 )
             ]
         )
+
+    def _skipped(self) -> str:
+        """What loss scaling has done so far, for the log."""
+        scaling = self._optimizers.scaling
+        return "" if scaling is None else f", loss scale {scaling.scale:g}, {scaling.skipped:,} steps skipped"
 
     def should_stop(self) -> bool:
         """Watcher: whether SIGTERM has come."""
@@ -244,7 +248,8 @@ class Work(Probing):
 
     def _peak(self) -> float | None:
         device = self._subject.device
-        if device.type != "cuda" or self._model.dtype != torch.bfloat16:  # the peaks are those of bfloat16
+        # the peaks are those of bfloat16, which float16 shares and fp8 projections are measured by
+        if device.type != "cuda" or self._model.dtype == torch.float32:
             return None
         return flops.peak_flops(torch.cuda.get_device_name(device))
 
@@ -268,7 +273,7 @@ class Work(Probing):
         paper, honest = self._mfu(last.tokens_per_s)
         chip = torch.cuda.get_device_name(subject.device) if subject.device.type == "cuda" else "the CPU"
         no_peak = f"n/a: no peak FLOP/s known for {chip}" if self._peak() is None else None
-        unsaid = flops.unknown(self._model.config)
+        unsaid, scaling = flops.unknown(self._model.config), self._optimizers.scaling
 
         def one(metric: str, value: float | None, unit: str, why: str | None = None) -> Measurement:
             return Measurement(
@@ -282,6 +287,7 @@ class Work(Probing):
                 one("mfu_paper", paper, "fraction", no_peak),
                 one("mfu", honest, "fraction", no_peak or (unsaid and f"n/a: {unsaid}")),
                 one("parameters", float(count(subject.model)), "parameters"),
+                *([] if scaling is None else [one("skipped_steps", float(scaling.skipped), "steps")]),
             ]
         )
 

@@ -9,10 +9,9 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from ...model.backbone import build
 from ...model.cache import CacheFull
 from ...model.decode import Paged
-from ..attempt.device import activations_dtype
+from ..attempt.device import network
 from ..grid.cell import Cell
 from .ceilings import Ceilings, ceilings
 
@@ -56,8 +55,7 @@ def run(
     limits = ceilings(device) if device.type == "cuda" else Ceilings(1.0, 1.0)
     rows = []
     for cell in cells:
-        dtype = activations_dtype(cell.config.train, device)
-        model = build(cell.config.model, seed=cell.config.seed, device=device, dtype=dtype).eval()
+        model = network(cell.config, device).eval()
         for context in contexts:
             for texts in batches:
                 tokens = context + 2 * (rounds + 2) * steps

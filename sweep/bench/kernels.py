@@ -13,10 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...kernels import fp8_linear
 from ...kernels.attention import polar, softmax, threshold
 from ...kernels.conv import conv
 from ...kernels.cross_entropy import cross_entropy
 from ...kernels.gated_delta import gated_delta
+from ...kernels.norms import rms_norm
 from ...results.text import choice
 from ..errors import SweepError
 from . import gated, memories
@@ -28,7 +30,7 @@ WIDTH, VOCABULARY = 1024, 50304
 TOKENS = 16 * 2048
 OPS = (
     "polar", "softmax", "forgetting", "wall_head", "wall_kv", "threshold", "gated_delta", *memories.OPS, "gated_conv",
-    "canon", "cross_entropy", "polar_distractor",
+    "canon", "cross_entropy", "polar_distractor", "fp8_linear",
 )  # fmt: skip
 NAIVE = "torch"
 """The variant that is torch's own operations one by one."""
@@ -218,6 +220,8 @@ def _all(device: torch.device, selected: Sequence[str]) -> Iterator[Case]:
     yield from _convolutions(made)
     yield _cross_entropy(made)
     yield _polar_distractor(made)
+    for inputs, outputs in ((WIDTH, 8 * WIDTH), (4 * WIDTH, WIDTH)):
+        yield _fp8_linear(made, inputs, outputs)
 
 
 class _Inputs:
@@ -371,3 +375,21 @@ def _polar_distractor(made: _Inputs) -> Case:
     found = {name: _on(loss, name) for name in ("triton", "torch")}
     flops = 4.0 * D * 16 * 2048 * H * 2048
     return Case("polar_distractor", "B16 T2048 R2048", inputs, found, flops, 0, 0.0, "torch")
+
+
+def _fp8_linear(made: _Inputs, inputs: int, outputs: int) -> Case:
+    """A norm and the projection behind it, as a block has them: the casts to 8 bits belong into the norm's kernel."""
+
+    def by(product: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return lambda x, w: product(rms_norm(x), w)
+
+    def parts() -> list[Tensor]:
+        return [made.normal(16, 2048, inputs), (torch.randn(outputs, inputs, device=made.device) / 32).requires_grad_()]
+
+    found = {"bf16": by(lambda x, w: torch.nn.functional.linear(x, w.to(x.dtype)))}
+    chosen, size = fp8_linear.choose_backend(made.device), f"32768 tokens, norm, {inputs} to {outputs}"
+    if chosen.backend == "torch":
+        size += f", without fp8: {chosen.reason}"
+    else:
+        found["fp8"] = by(_on(fp8_linear.fp8_linear, chosen.backend))
+    return Case("fp8_linear", size, parts, found, 2.0 * TOKENS * inputs * outputs, 0, 2.0, "bf16", eager=())

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from ...kernels.choice import use_plain_torch
-from ...model.backbone import Backbone, build
-from ..attempt.device import WORKSPACE, activations_dtype
+from ...model.backbone import Backbone
+from ..attempt.device import WORKSPACE, network
 from ..config import TrainConfig
 from ..data.batches import Batches
 from ..errors import GridError
@@ -145,7 +145,7 @@ class Runner:
         if self.cuda:
             torch.cuda.reset_peak_memory_stats(device)
         began = time.perf_counter()
-        self.model = build(config.model, seed=config.seed, device=device, dtype=activations_dtype(config.train, device))
+        self.model = network(config, device, training=True)
         parameters = sum(p.numel() for p in self.model.parameters())
         graphs, why = replay.wanted(config.train, parameters, device)
         self.steps = f"{'CUDA graphs' if graphs else 'as they come'}: {why}"
@@ -192,7 +192,7 @@ class Runner:
             p.grad = torch.ones_like(p)
         self.wait()
         began = time.perf_counter()
-        torch.nn.utils.clip_grad_norm_(optimizers.parameters, 1.0)
+        optimizers.clip(1.0)
         optimizers.step(0.0)
         self.wait()
         return time.perf_counter() - began

@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 
+from ..machine.hardware import precisions
 from ..machine.locks import GpuLocks
 from ..units import size
 from .context import (
@@ -99,7 +100,7 @@ def _gpus(context: Context) -> Check | list[Check]:
     if asked is None:
         # a container may have the devices without the program
         return [
-            Check(f"GPU {index}", "ok", f"{gpu['name']}, compute capability {gpu['capability']}, {size(gpu['total'])}")
+            Check(f"GPU {index}", "ok", f"{gpu['name']}, {_capability(gpu)}, {size(gpu['total'])}")
             for index, gpu in enumerate(usable.values())
         ]
     faults, users = asked[0].result(), asked[1].result()
@@ -113,7 +114,7 @@ def _gpu(
     parts, remedies = [row["name"]], []
     state: State = "ok"
     if torchs is not None:
-        parts.append(f"compute capability {torchs['capability']}")
+        parts.append(_capability(torchs))
         if not float(torchs["capability"]) >= 8:
             state = "warn"
             remedies.append("below 8.0 torch's own operations are taken, which are slower")
@@ -134,6 +135,12 @@ def _gpu(
             0, f"take this GPU out of CUDA_VISIBLE_DEVICES; then reset it: nvidia-smi -r -i {row['index']}, or reboot"
         )
     return Check(f"GPU {row['index']}", state, ", ".join(parts), "; ".join(remedies))
+
+
+def _capability(torchs: dict[str, Any]) -> str:
+    """With what it can take as `train.precision`."""
+    major, _, minor = str(torchs["capability"]).partition(".")
+    return f"compute capability {major}.{minor} ({', '.join(precisions((int(major), int(minor))))})"
 
 
 def _faults(pool: ThreadPoolExecutor) -> dict[str, dict[str, str]]:

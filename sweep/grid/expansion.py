@@ -5,6 +5,7 @@ Ten thousand cells differ in a few settings each, so most of their sections are 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -92,7 +93,8 @@ class Expansion:
             known = self._section("data", levels).known
             parts = {name: self._section(name, levels, known) for name in SECTIONS}
             model, data, train = (parts[name].config for name in ("model", "data", "train"))
-            for problem in validate.agreement(model, data, train, known):
+            asked = validate.precision(model, train, parts["resources"].config)
+            for problem in itertools.chain(validate.agreement(model, data, train, known), asked):
                 raise validate.Invalid(problem)
             parts["data"] = self._pin(parts["data"])
         except validate.Invalid as error:

@@ -32,6 +32,10 @@ _CLASSES: dict[str, type[BaseModel]] = {
 }
 
 
+FP8_MULTIPLE = 16
+"""Of which the widths of matrices must be multiples; torch's products of 8-bit matrices ask for it."""
+
+
 class Problem(NamedTuple):
     """Something wrong with a config, not yet traced to a line."""
 
@@ -232,6 +236,32 @@ def agreement(
             ("train.distractor", "model.attn_type"),
             f"mixer {model.attn_type} has no distractor loss; exclude that combination, or give the mixer one",
         )
+
+
+def precision(model: ModelConfig, train: TrainConfig, resources: Resources) -> Iterator[Problem]:
+    """What `train.precision` asks of the network and of the machine, as far as the grid says it."""
+    if train.precision == "bf16":
+        return
+    if not resources.gpus:
+        yield Problem(
+            ("train.precision", "resources.gpus"),
+            f"train.precision is {train.precision}, which only a GPU computes in, and resources.gpus is 0; "
+            "set train.precision to bf16, with which the CPU computes in float32",
+        )
+    if train.precision != "fp8":
+        return
+    widths = {
+        "model.d_model": model.d_model,
+        "model.n_heads times model.head_dim": model.n_heads * model.head_dim,
+        "model.n_kv_heads times model.head_dim": model.n_kv_heads * model.head_dim,
+    }
+    for name, width in widths.items():
+        if width % FP8_MULTIPLE:
+            yield Problem(
+                ("train.precision", "model.d_model", "model.head_dim"),
+                f"train.precision is fp8, whose products take multiples of {FP8_MULTIPLE}, and {name} is {width}; "
+                f"make it a multiple of {FP8_MULTIPLE}, or set train.precision to bf16",
+            )
 
 
 def _row_length(data: DataConfig) -> int | None:

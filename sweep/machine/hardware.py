@@ -22,8 +22,8 @@ try:
 except (RuntimeError, AssertionError) as error:
     print(json.dumps({"error": str(error).splitlines()[0]}))
 else:
-    names = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-    print(json.dumps({"gpus": [[str(p.uuid), p.name] for p in names]}))
+    found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    print(json.dumps({"gpus": [[str(p.uuid), p.name, p.major, p.minor] for p in found]}))
 """
 
 
@@ -71,6 +71,17 @@ class Gpu:
     """What CUDA_VISIBLE_DEVICES calls it."""
     uuid: str
     name: str
+    capability: tuple[int, int] | None = None
+    """Compute capability; None when nobody asked."""
+
+
+PRECISIONS = {"fp16": (0, 0), "bf16": (8, 0), "fp8": (8, 9)}
+"""`train.precision` -> the lowest compute capability with matrix units for it, as far as torch runs at all."""
+
+
+def precisions(capability: tuple[int, int]) -> list[str]:
+    """Those of `train.precision` that a GPU of that compute capability has matrix units for."""
+    return [name for name, least in PRECISIONS.items() if capability >= least]
 
 
 def no_gpu(cause: str) -> MachineError:
@@ -107,4 +118,7 @@ def gpus() -> list[Gpu]:
         raise no_gpu(cause)
     visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     names = visible if len(visible) == len(facts["gpus"]) else [str(index) for index in range(len(facts["gpus"]))]
-    return [Gpu(device, uuid, name) for device, (uuid, name) in zip(names, facts["gpus"], strict=True)]
+    return [
+        Gpu(device, uuid, name, (major, minor))
+        for device, (uuid, name, major, minor) in zip(names, facts["gpus"], strict=True)
+    ]

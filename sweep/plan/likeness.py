@@ -11,6 +11,7 @@ from ..grid.cell import canonical, model_identity, train_identity
 SHAPE = (
     "seq_len", "batch_tokens", "micro_batch", "loss_on", "optimizer", "muon_iterations", "regularizer", "regularizer_source",
     "regularizer_sketch", "distractor", "distractor_count", "deterministic", "compile", "kernels", "activations",
+    "precision",
 )  # fmt: skip
 """Of the train section, what the time of a step depends on: no learning rate, no schedule, no number of steps."""
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config import TrainConfig
+from .scaling import LossScale
 
 COEFFICIENTS = (2.0, -1.5, 0.5)
 """f(s) = 2 s - 1.5 s^3 + 0.5 s^5: fixed point 1 with slope 0, overshoot at most 1.0018."""
@@ -24,11 +25,11 @@ def orthogonalise(matrices_NRC: Tensor, iterations: int = 12, dtype: torch.dtype
     of one row or column has one singular value, so there the iteration is one of numbers.
     """
     a, b, c = COEFFICIENTS
-    X = matrices_NRC.to(dtype)
+    X = matrices_NRC.to(before_norm(dtype))
     tall = X.size(-2) > X.size(-1)
     if tall:
         X = X.mT
-    X = X / (torch.linalg.vector_norm(X, dim=(-2, -1), keepdim=True) + 1e-7)
+    X = (X / (torch.linalg.vector_norm(X, dim=(-2, -1), keepdim=True) + 1e-7)).to(dtype)
     if X.size(-2) == 1:
         wide = torch.promote_types(dtype, torch.float32)
         s = start = torch.linalg.vector_norm(X, dim=(-2, -1), keepdim=True, dtype=wide)
@@ -41,6 +42,11 @@ def orthogonalise(matrices_NRC: Tensor, iterations: int = 12, dtype: torch.dtype
         # products that add what stands there, so that no pass over memory does nothing else
         X = torch.baddbmm(X, torch.baddbmm(A, A, A, beta=b, alpha=c), X, beta=a)
     return X.mT if tall else X
+
+
+def before_norm(dtype: torch.dtype) -> torch.dtype:
+    """The type of a matrix until it is divided by its norm: updates of 1e-8 are zero in float16."""
+    return torch.float32 if dtype == torch.float16 else dtype
 
 
 Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
@@ -114,7 +120,7 @@ class Muon(torch.optim.Optimizer):
         buffers = [self.state[p]["momentum_buffer"] for p in params]
         torch._foreach_lerp_(buffers, grads, 1 - mu)
         rows, cols = params[0].shape[-2:]
-        updates = params[0].new_empty((len(params), *params[0].shape), dtype=self.dtype)
+        updates = params[0].new_empty((len(params), *params[0].shape), dtype=before_norm(self.dtype))
         torch._foreach_copy_(updates.unbind(), torch._foreach_lerp(grads, buffers, mu))
         u = orthogonalise(updates.reshape(-1, rows, cols), group["iterations"], self.dtype).reshape(updates.shape)
         shrink, scale = 1 - group["lr"] * group["weight_decay"], group["lr"] * max(1.0, rows / cols) ** 0.5
@@ -132,6 +138,11 @@ class AdamW(torch.optim.AdamW):
     """torch's own, with a step that never builds a graph."""
 
     step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
+
+
+def _narrow(config: TrainConfig) -> torch.dtype:
+    """The 16 bits that Muon iterates in."""
+    return torch.float16 if config.precision == "fp16" else torch.bfloat16
 
 
 class Optimizers:
@@ -167,7 +178,7 @@ class Optimizers:
                 momentum=config.muon_momentum,
                 weight_decay=config.muon_weight_decay,
                 iterations=config.muon_iterations,
-                dtype=torch.bfloat16 if device.type == "cuda" else torch.float32,
+                dtype=_narrow(config) if device.type == "cuda" else torch.float32,
             )
         else:
             adam.insert(0, {"params": params("muon"), "lr": config.matrix_lr})
@@ -179,6 +190,8 @@ class Optimizers:
             weight_decay=config.adam_weight_decay,
             **{"fused" if resident else _ADAM[device.type]: True},
         )
+        self.scaling = LossScale(device) if config.precision == "fp16" else None
+        """Of the loss, with float16."""
         self._base = [group["lr"] for group in self._groups()]
         self._factor = 1.0
         self._resident = _Resident(self._base, device) if resident else None
@@ -198,8 +211,19 @@ class Optimizers:
         """AdamW, of everything that Muon has not."""
         return self._all["adam"]
 
+    def scaled(self, objective: Tensor) -> Tensor:
+        """The loss to call backward on."""
+        return objective if self.scaling is None else self.scaling.scaled(objective)
+
+    def clip(self, largest: float) -> Tensor:
+        """Brings the global gradient norm to `largest` at most; returns it as it was, 0 if loss scaling skips the step."""
+        if self.scaling is not None:
+            self.scaling.unscale(self.parameters)
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, largest)
+        return norm if self.scaling is None else self.scaling.told(norm)
+
     def step(self, factor: float) -> None:
-        """One update with every learning rate times `factor`; gradients are cleared."""
+        """One update with every learning rate times `factor`, unless loss scaling skips it; gradients are cleared."""
         self.set_factor(factor)
         self.update()
         self.zero_grad()
@@ -213,7 +237,12 @@ class Optimizers:
             self._resident.factor.fill_(factor)
 
     def update(self) -> None:
-        """One update of every parameter. With rates in memory it is the same work at every step, and waits for nothing."""
+        """One update of every parameter, unless loss scaling skips it.
+
+        With rates in memory it is the same work at every step, and waits for nothing but whether to skip it.
+        """
+        if self.scaling is not None and not self.scaling.taken():
+            return
         if self._resident is not None:
             self._resident.work_out()
         for optimizer in self._all.values():
@@ -232,10 +261,12 @@ class Optimizers:
             group["lr"] = base * self._factor
             if "capturable" in group:
                 group["capturable"] = False
-        return state
+        return state if self.scaling is None else state | {"scaling": self.scaling.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what `state_dict` gave."""
+        if self.scaling is not None:
+            self.scaling.load_state_dict(state["scaling"])
         for name, optimizer in self._all.items():
             # a state from another device brings along how that one worked
             groups = [

@@ -74,13 +74,13 @@ class AsItComes:
 
     def micro(self, batch: Batch) -> None:
         objective, cross_entropy = self._objective(batch)
-        objective.backward()
+        self._optimizers.scaled(objective).backward()
         if self._total is None:
             self._total = torch.zeros((), device=cross_entropy.device)
         self._total += cross_entropy.detach() / self._config.accumulation
 
     def finish(self, factor: float) -> tuple[Tensor, Tensor]:
-        norm = torch.nn.utils.clip_grad_norm_(self._optimizers.parameters, self._config.clip)
+        norm = self._optimizers.clip(self._config.clip)
         self._optimizers.step(factor)
         assert self._total is not None
         total, self._total = self._total, None
@@ -192,11 +192,11 @@ class Replayed:
         assert self._batch is not None
         assert self._total is not None
         objective, cross_entropy = self._objective(self._batch)
-        objective.backward()
+        self._optimizers.scaled(objective).backward()
         self._total += cross_entropy.detach() / self._config.accumulation
 
     def _finish(self) -> None:
-        self._norm = torch.nn.utils.clip_grad_norm_(self._optimizers.parameters, self._config.clip)
+        self._norm = self._optimizers.clip(self._config.clip)
         self._optimizers.update()
 
     # --- around it ------------------------------------------------------------------------------------------------
@@ -267,6 +267,8 @@ def wanted(config: TrainConfig, parameters: int, device: torch.device) -> tuple[
         return False, "train.graphs: off"
     if config.loss_on == "marked":
         return False, "the number of marked targets changes from step to step"
+    if config.precision == "fp16":
+        return False, "loss scaling waits at every step for whether to skip it"
     if config.graphs == "on":
         return True, "train.graphs: on"
     flops = 6.0 * parameters * config.micro_batch * config.seq_len

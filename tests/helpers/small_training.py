@@ -52,13 +52,15 @@ def recipe(**changes: Any) -> TrainConfig:
     return TrainConfig(**(SMALL | changes))
 
 
-def small_trainer(model: Backbone, config: TrainConfig, watch: Watch | None = None, *, seed: int = 0) -> Trainer:
+def small_trainer(
+    model: Backbone, config: TrainConfig, watch: Watch | None = None, *, seed: int = 0, graphs: bool = False
+) -> Trainer:
     """A trainer of the model on a random stream of 29 words."""
     watch = watch or Watch()
     batches = Batches([STREAM], config.seq_len, config.batch_tokens // config.seq_len, seed, True)
     watch.trainer = Trainer(
         model=model, optimizers=Optimizers(model.parameter_groups(), config, CPU), batches=batches, config=config,
-        seed=seed, device=CPU, validate=lambda: 1.0, validate_every=1, watcher=watch,
+        seed=seed, device=CPU, validate=lambda: 1.0, validate_every=1, watcher=watch, graphs=graphs,
     )  # fmt: skip
     return watch.trainer
 

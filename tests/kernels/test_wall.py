@@ -244,6 +244,8 @@ def test_gates_that_the_kernels_do_not_hold_take_torch(steepest: float | None, s
 @pytest.mark.parametrize(("p", "window"), [(4, None), (2, 150), (2, None)])
 def test_in_bf16_they_are_near_float64_and_repeat(d: int, p: int, window: int | None) -> None:
     assert choose_backend("cuda", torch.bfloat16, d, 0.86).backend == "triton"
+    half = choose_backend("cuda", torch.float16, d, 0.86)
+    assert (half.backend, half.reason[-20:]) == ("torch", "the range of float16")
     args = [x.detach().cuda() for x in inputs(397, 4, 2, p, b=2, d=d)]
     args = [x.bfloat16().requires_grad_() for x in args[:3]] + [args[3].requires_grad_()]
     ours = run(wall_attention, args, window=window, backend="triton")

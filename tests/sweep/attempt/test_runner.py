@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from atma_sweep.reports.live.status import cell_sheet
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.sweep.attempt.runner import Work
 from atma_sweep.sweep.checkpoints import checkpoint
+from atma_sweep.sweep.grid import validate
 from atma_sweep.sweep.training import loop, replay
 from attempts import STEPS, Flag, Room, serial
 from fsspec.implementations.memory import MemoryFileSystem
@@ -88,6 +90,25 @@ def test_how_steps_are_queued_is_recorded_and_a_refusal_said_once(
     said = [line for line in capsys.readouterr().out.splitlines() if "cannot be captured" in line]
     assert len(said) == 1
     assert said[0].endswith("to the same numbers: operation not permitted when stream is capturing")
+
+
+def test_loss_scaling_is_told_and_resumed(
+    room: Callable[..., Room], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On the CPU, which has no float16, the scale comes and goes without a trace in the numbers."""
+    monkeypatch.setattr(validate, "precision", lambda *sections: ())
+    plain, scaled = room(), room("train.precision=fp16")
+    whole = plain.run()
+    scaled.run(stop=11)
+    second = scaled.run()
+    assert scaled.curve(second) == plain.curve(whole)
+    assert scaled.cell.id != plain.cell.id
+    told = {value.metric: value.value for value in scaled.store.measurements(scaled.cell.id)}
+    assert told["skipped_steps"] == 0
+    assert "skipped_steps" not in {value.metric for value in plain.store.measurements(plain.cell.id)}
+    assert "loss scale 65536, 0 steps skipped" in capsys.readouterr().out
+    assert "precision=fp16" in cell_sheet(scaled.store, scaled.cell.id, None).text()
+    assert "precision=bf16" in cell_sheet(plain.store, plain.cell.id, None).text()
 
 
 @pytest.mark.parametrize("damage", every_nth([b'"step": 10', b'"step": -3', b'"step": "x"', b'"stop": 3', b""], 5))

@@ -223,7 +223,7 @@ def test_two_gpus_with_errors_and_a_user(driver: Any, look: Any) -> None:
     assert said(found["NVIDIA driver"]) == ("ok", "580.159.04, CUDA 13.0 at most, 2 GPUs")
     assert said(found["torch"]) == ("ok", "2.11.0, CUDA 13.0; sees 2 GPUs")
     assert said(found["GPU 0"]) == (
-        "ok", "NVIDIA H200, compute capability 9.0, 140 GiB of 140 GiB free, no ECC errors",
+        "ok", "NVIDIA H200, compute capability 9.0 (fp16, bf16, fp8), 140 GiB of 140 GiB free, no ECC errors",
     )  # fmt: skip
     second = found["GPU 1"]
     assert second.state == "bad"
@@ -237,7 +237,10 @@ def test_two_gpus_with_errors_and_a_user(driver: Any, look: Any) -> None:
 def test_error_counters_that_nvidia_smi_does_not_have(driver: Any, look: Any) -> None:
     driver(gpus=TWO, plain=PLAIN)
     found = look(torch=cuda(gpu("aaaa"), gpu("bbbb")))
-    assert said(found["GPU 0"]) == ("ok", "NVIDIA H200, compute capability 9.0, 140 GiB of 140 GiB free")
+    assert said(found["GPU 0"]) == (
+        "ok",
+        "NVIDIA H200, compute capability 9.0 (fp16, bf16, fp8), 140 GiB of 140 GiB free",
+    )
     driver(
         faults="GPU-aaaa, [N/A], [N/A]\nGPU-bbbb, 3, 0\n",
         rows="GPU-aaaa, [N/A], [N/A]\n",
@@ -245,7 +248,7 @@ def test_error_counters_that_nvidia_smi_does_not_have(driver: Any, look: Any) ->
     )
     found = look(torch=cuda(gpu("aaaa"), gpu("bbbb")))
     assert said(found["GPU 0"]) == (
-        "warn", "NVIDIA H200, compute capability 9.0, 140 GiB of 140 GiB free, no ECC, in use by an unknown process",
+        "warn", "NVIDIA H200, compute capability 9.0 (fp16, bf16, fp8), 140 GiB of 140 GiB free, no ECC, in use by an unknown process",
     )  # fmt: skip
     assert found["GPU 1"].state == "ok", "corrected errors do no harm"
     assert "0 uncorrected and 3 corrected" in found["GPU 1"].found
@@ -291,7 +294,7 @@ def test_torch_that_does_not_fit_the_driver(driver: Any, look: Any, monkeypatch:
 
 def test_devices_without_the_program(look: Any) -> None:
     found = look(torch=cuda(gpu("aaaa", "7.5")))
-    assert said(found["GPU 0"]) == ("ok", "H, compute capability 7.5, 140 GiB")
+    assert said(found["GPU 0"]) == ("ok", "H, compute capability 7.5 (fp16), 140 GiB")
 
 
 def test_triton_and_fla(driver: Any, look: Any, monkeypatch: pytest.MonkeyPatch) -> None:

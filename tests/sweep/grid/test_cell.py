@@ -15,6 +15,7 @@ import pytest
 from atma_sweep.model.config import Flag, Float, Int, ModelConfig, knob
 from atma_sweep.model.registry import SETTINGS
 from atma_sweep.sweep.config import CellConfig, DataConfig, TrainConfig, aside
+from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid import cell as cell_module
 from atma_sweep.sweep.grid.cell import Cell, cell_id, identity, slug
 from atma_sweep.sweep.grid.grid import load_grid, shipped
@@ -110,9 +111,47 @@ def test_the_list_of_fields_inside_is_complete() -> None:
     # and what needs another setting beside it
     listed |= {setting.split(": ")[0] for _, setting in INSIDE_BESIDE}
     listed.add("train.graphs")  # which is outside
+    listed.add("train.precision")  # which needs a GPU, below
     listed.add("train.loss_on")  # which needs a corpus of its own: training/test_marks.py
     for section, cls in (("model", ModelConfig), ("train", TrainConfig)):
         assert [name for name in cls.model_fields if f"{section}.{name}" not in listed] == []
+
+
+@pytest.mark.parametrize("resources", ["gpus: 1", "{gpus: 0.5, gpu_type: H200}"])
+def test_a_precision_is_inside_and_bf16_is_not(cells: Cells, resources: str) -> None:
+    resources = resources if resources.startswith("{") else f"{{{resources}}}"
+    text = f"resources: {resources}\nset: {{model.head_dim: 16}}\naxes: {{train.precision: [bf16, fp16, fp8]}}\n"
+    found = {cell.config.train.precision: cell for cell in cells(text)}
+    (plain,) = cells("set: {model.head_dim: 16}\n")
+    assert found["bf16"].id == plain.id
+    assert len({cell.id for cell in found.values()}) == 3
+    assert found["fp8"].slug.endswith("-precisionfp8-s0")
+    assert "precision" not in identity(found["bf16"].config)["train"]
+    assert identity(found["fp8"].config)["train"]["precision"] == "fp8"
+
+
+REFUSED = {
+    "train.precision: fp16": ("resources: {gpus: 0}\n", "train.precision is fp16, which only a GPU computes in, and resources.gpus is 0"),
+    "train.precision: fp8": ("resources: {gpus: 0}\n", "train.precision is fp8, which only a GPU computes in"),
+    "train.precision: fp8, model.d_model: 88": (
+        "resources: {gpus: 1}\n", "whose products take multiples of 16, and model.d_model is 88; make it"),
+    "train.precision: fp8, model.head_dim: 20": (
+        "resources: {gpus: 1}\n", "and model.n_kv_heads times model.head_dim is 40; make it a multiple of 16, or set"),
+    "train.precision: fp16, train.activations: float32": (
+        "resources: {gpus: 1}\n", "activations says float32; leave activations at auto"),
+    "train.precision: fp4": ("resources: {gpus: 1}\n", "no such value 'fp4'; allowed: bf16, fp16, fp8"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", REFUSED)
+def test_a_precision_that_cannot_be_is_one_line(cells: Cells, settings: str) -> None:
+    text, said = REFUSED[settings]
+    with pytest.raises(GridError) as caught:
+        cells(f"{text}set: {{{settings}}}\n")
+    assert said in str(caught.value)
+    assert "train.precision" in str(caught.value) or "activations" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 2
 
 
 INSIDE_BESIDE = [

@@ -14,7 +14,7 @@ import pytest
 from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.attempt.job import Job
 from atma_sweep.sweep.config import Resources
-from atma_sweep.sweep.errors import GridError, MachineError
+from atma_sweep.sweep.errors import GridError, MachineError, SweepError
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.machine import allocation as room
 from atma_sweep.sweep.machine import hardware
@@ -423,6 +423,32 @@ def test_a_machine_that_is_gone_takes_its_seats_along() -> None:
     assert rooms.place(wants(0, cpus=1)) is None
     rooms.add("a", Machine(1, 8.0))
     assert rooms.place(wants(0, cpus=1)) is not None
+
+
+def test_fp8_is_refused_on_a_gpu_without_it(cells: Callable[..., list[Cell]]) -> None:
+    """By what torch says of it; nothing else runs before that is asked, and a type of GPU may leave the others out."""
+    old, new = Gpu("0", "GPU-c", "NVIDIA A100", (8, 0)), Gpu("1", "GPU-d", "NVIDIA L4", (8, 9))
+    wanted = "set: {train.precision: fp8, model.head_dim: 16}\nresources: {gpus: 1%s}\n"
+    found = cells(wanted % "")
+    with pytest.raises(SweepError) as caught:
+        fit.check(found, Machine(4, 8.0, (new,)), Machine(4, 8.0, (old,)))
+    assert str(caught.value) == (
+        f"cell {found[0].slug}: train.precision is fp8, which needs compute capability 8.9 (Ada, Hopper and later), and "
+        "NVIDIA A100 has 8.0; set train.precision to bf16, or resources.gpu_type to a GPU that has it"
+    )
+    assert caught.value.exit_code == 2
+    fit.check(found, Machine(4, 8.0, (new, FIRST)))
+    fit.check(cells(wanted % ", gpu_type: L4"), Machine(4, 8.0, (new, old)))
+    for word in ("bf16", "fp16"):
+        fit.check(cells(wanted.replace("fp8", word) % ""), Machine(4, 8.0, (old,)))
+
+
+@pytest.mark.parametrize(("capability", "words"), [
+    ((7, 5), ["fp16"]), ((8, 0), ["fp16", "bf16"]), ((8, 9), ["fp16", "bf16", "fp8"]),
+    ((9, 0), ["fp16", "bf16", "fp8"]), ((10, 0), ["fp16", "bf16", "fp8"]),
+])  # fmt: skip
+def test_what_a_gpu_takes(capability: tuple[int, int], words: list[str]) -> None:
+    assert hardware.precisions(capability) == words
 
 
 def test_a_cell_that_no_node_has_room_for_is_refused(cells: Callable[..., list[Cell]]) -> None:

@@ -28,8 +28,8 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
 """Setting -> another value, and what must be set beside it."""
 SAME_WEIGHTS = {"deterministic", "compile", "graphs", "kernels", "regularizer_source"}
 """Four choose between ways to the same numbers, on the CPU to the same bits; one is no setting but a hash."""
-ELSEWHERE = {"loss_on", "activations"}
-"""What needs a corpus of its own, test_marks.py, or a whole attempt, test_runner.py."""
+ELSEWHERE = {"loss_on", "activations", "precision"}
+"""What needs a corpus of its own, test_marks.py, a whole attempt, test_runner.py, or a GPU, test_precision.py."""
 PAIRS = [("schedule", a, b) for a, b in (("cosine", "linear"), ("linear", "wsd"), ("cosine", "wsd"))]
 
 

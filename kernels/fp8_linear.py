@@ -1,0 +1,130 @@
+"""A linear layer whose products are taken in 8 bits, e4m3 forward and e5m2 for gradients (docs/mechanisms.md, "Precision").
+
+M rows, K inputs, N outputs.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .choice import Choice, failure, version, worst
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+TOP = {E4M3: 7, E5M2: 14}
+"""The largest number of a row becomes 2^TOP to 2^(TOP + 1), below 448 and 57,344, which are the largest of the type."""
+LEAST = 2.0**-100
+"""A row with smaller numbers alone is cast as if it had this one."""
+MULTIPLE = 16
+"""Of which inputs and outputs must be multiples for the products of torch."""
+
+
+def fp8_linear(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None, *, backend: str | None = None) -> Tensor:
+    """x Wᵀ + b, [..., K] -> [..., N] in x's type, from x and W cast to e4m3; W and b of any float type.
+
+    Backward: dx from the gradient in e5m2 and W in e4m3, dW from gradient and x in x's own type. backend: "scaled_mm",
+    torch's product of 8-bit matrices, or "torch", the same 8-bit numbers multiplied in float32. Raises ValueError for
+    shapes that do not fit and, with "scaled_mm", for K or N that is no multiple of 16.
+    """
+    if w_NK.ndim != 2 or x.shape[-1] != w_NK.shape[1]:
+        raise ValueError(f"x has shape {tuple(x.shape)}, but w has shape {tuple(w_NK.shape)}")
+    backend = backend or choose_backend(x.device).backend
+    if backend == "scaled_mm" and (w_NK.shape[0] % MULTIPLE or w_NK.shape[1] % MULTIPLE):
+        raise ValueError(f"inputs and outputs must be multiples of {MULTIPLE}, got w of shape {tuple(w_NK.shape)}")
+    y_MN: Tensor = _Linear.apply(x.reshape(-1, x.shape[-1]), w_NK, b_N, backend)
+    return y_MN.view(*x.shape[:-1], w_NK.shape[0])
+
+
+def fp8_linear_reference(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None) -> Tensor:
+    """The same forward in float64, by the definition: row by row and number by number, with autograd's own backward."""
+    y = nearest(x.double(), E4M3) @ nearest(w_NK.double(), E4M3).mT
+    return y if b_N is None else y + b_N.double()
+
+
+def nearest(rows: Tensor, kind: torch.dtype) -> Tensor:
+    """Each number replaced by the nearest one of the type, of a tie the even one, with the row's power of two as unit."""
+    mantissa, smallest = {E4M3: (3, -6), E5M2: (2, -14)}[kind]
+    largest = rows.abs().amax(-1, keepdim=True).clamp(min=LEAST)
+    unit = torch.exp2(torch.floor(torch.log2(largest)) - TOP[kind])
+    scaled = rows / unit
+    exponent = torch.floor(torch.log2(scaled.abs().clamp(min=2.0**smallest)))
+    step = torch.exp2(exponent - mantissa)
+    return (torch.round(scaled / step) * step * unit).detach() + (rows - rows.detach())
+
+
+def quantise(x_MK: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
+    """(q [M, K] of the 8-bit type, contiguous; s float32 [M, 1], powers of two) with x = q s but for rounding.
+
+    A row with a number that is not finite becomes NaN.
+    """
+    largest_M1 = x_MK.abs().amax(-1, keepdim=True).float().clamp(min=LEAST)
+    # a float32 without the bits of its mantissa is the power of two below it, on every device the same
+    below_M1 = (largest_M1.view(torch.int32) & 0x7F800000).view(torch.float32)
+    scale_M1 = below_M1 * 2.0 ** -TOP[kind]
+    return (x_MK.float() * (1 / scale_M1)).to(kind).contiguous(), scale_M1
+
+
+def _product(x_MK: Tensor, kind: torch.dtype, w_NK: Tensor, b_N: Tensor | None, backend: str) -> Tensor:
+    """x Wᵀ + b of rows in `kind` and W in e4m3, summed in float32, in x's type."""
+    (q_MK, s_M1), (q_NK, s_N1) = quantise(x_MK, kind), quantise(w_NK, E4M3)
+    if backend == "scaled_mm":
+        bias = None if b_N is None else b_N.to(x_MK.dtype)
+        return torch._scaled_mm(
+            q_MK, q_NK.t(), scale_a=s_M1, scale_b=s_N1.t(), bias=bias, out_dtype=x_MK.dtype, use_fast_accum=True
+        )
+    y_MN = (q_MK.float() @ q_NK.float().t()) * s_M1 * s_N1.t()
+    return (y_MN if b_N is None else y_MN + b_N.to(x_MK.dtype).float()).to(x_MK.dtype)
+
+
+class _Linear(torch.autograd.Function):
+    """Keeps x and W as they came, which the casts of the backward pass read anew: other rows have other scales."""
+
+    @staticmethod
+    def forward(ctx: Any, x_MK: Tensor, w_NK: Tensor, b_N: Tensor | None, backend: str) -> Tensor:
+        ctx.save_for_backward(x_MK, w_NK)
+        ctx.backend, ctx.bias = backend, None if b_N is None else b_N.dtype
+        return _product(x_MK, E4M3, w_NK, b_N, backend)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        x_MK, w_NK = ctx.saved_tensors
+        (g_MN,) = grads
+        needs_x, needs_w, needs_b, _ = ctx.needs_input_grad
+        dx_MK = _product(g_MN, E5M2, w_NK.t(), None, ctx.backend) if needs_x else None
+        dw_NK = (g_MN.t() @ x_MK).to(w_NK.dtype) if needs_w else None
+        return dx_MK, dw_NK, g_MN.sum(0).to(ctx.bias) if needs_b else None, None
+
+
+def why_no_fp8(device: torch.device) -> str | None:
+    """Why torch's product of 8-bit matrices cannot be taken there; None when it can."""
+    if device.type != "cuda":
+        return f"8-bit products need CUDA, the device is {device.type}"
+    major, minor = torch.cuda.get_device_capability(device)
+    if (major, minor) < (8, 9):
+        return f"compute capability {major}.{minor} is below 8.9"
+    return failure("8-bit products", _error, device)
+
+
+def choose_backend(device: torch.device | str) -> Choice:
+    """ "scaled_mm" where the GPU has it and it passes its self-test, else "torch"."""
+    why = why_no_fp8(torch.device(device))
+    return Choice("scaled_mm", f"torch {version('torch')}") if why is None else Choice("torch", why)
+
+
+@functools.cache
+def _error(device: torch.device) -> float:
+    """Relative error of "scaled_mm" against "torch", forward and backward, at odd numbers of rows."""
+    draw = torch.Generator().manual_seed(0)
+    made = [torch.randn(shape, generator=draw).to(device) for shape in ((67, 48), (80, 48), (80,), (67, 80))]
+    found = []
+    for backend in ("scaled_mm", "torch"):
+        x, w, b = (
+            one.to(kind).requires_grad_()
+            for one, kind in zip(made, (torch.bfloat16, torch.float32, torch.float32), strict=False)
+        )
+        y = fp8_linear(x, w, b, backend=backend)
+        found.append([y, *torch.autograd.grad(y, (x, w, b), made[3].to(y.dtype))])
+    return worst(*found)
