@@ -321,6 +321,26 @@ def test_rates_in_memory_train_the_same_network(network: Network) -> None:
     assert rates == pytest.approx([0.3 * factor, factor / 320, 0.01 * factor], rel=1e-6)
 
 
+@pytest.mark.parametrize(("before", "after"), [("as it comes", "taped"), ("taped", "as it comes")])
+def test_a_checkpoint_goes_from_rates_as_numbers_to_rates_in_memory(
+    network: Network, tmp_path: Path, before: str, after: str
+) -> None:
+    """As from the CPU to a GPU: the state comes along, the manner of working through it does not."""
+    config = recipe(warmup_steps=3)
+    expected, _, _ = whole(network(awake=True, dtype=torch.float64), config, "as it comes")
+    with contextlib.suppress(Stopped):
+        made(network(awake=True, dtype=torch.float64), config, before, Watch(tmp_path, 2)).run()
+    state = checkpoint.newest(tmp_path)
+    assert state is not None
+    resumed = network(awake=True, seed=9, dtype=torch.float64)
+    trainer = made(resumed, config, after)
+    trainer.restore(state)
+    trainer.run()
+    assert max(float((expected[name] - value).abs().max()) for name, value in weights(resumed).items()) < 1e-6
+    ways = {(bool(group["fused"]), bool(group["foreach"])) for group in trainer.optimizers.adam.param_groups}
+    assert ways == ({(True, False)} if after == "taped" else {(False, True)})
+
+
 def test_pieces_as_they_are_come_back() -> None:
     pieces = {"first": lambda: None}
     assert as_they_are(pieces) is pieces
