@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
 import pytest
 import torch
 from atma_sweep.kernels import fp8_linear as op
 from atma_sweep.kernels.fp8_linear import E4M3, E5M2, fp8_linear, fp8_linear_reference, nearest, quantise
+from atma_sweep.kernels.norms import rms_norm
+from torch._inductor.utils import run_and_get_code
 
 BACKENDS = ["torch", "scaled_mm"]
 
@@ -108,6 +111,7 @@ def test_shapes_that_do_not_fit_are_refused(wrong: Any) -> None:
         fp8_linear(x, w, backend="scaled_mm")
 
 
+@pytest.mark.thorough
 def test_the_compiler_takes_forward_and_backward_as_one_graph_each() -> None:
     x, w, b = (made(*shape, seed=n).requires_grad_() for n, shape in enumerate(((5, 32), (48, 32), (48,))))
 
@@ -117,6 +121,20 @@ def test_the_compiler_takes_forward_and_backward_as_one_graph_each() -> None:
 
     graph = torch.compile(fp8_linear, fullgraph=True, dynamic=False, backend="aot_eager")
     assert all(torch.equal(*pair) for pair in zip(numbers(graph), numbers(fp8_linear), strict=True))
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler of C++")
+def test_a_cast_is_in_the_kernel_of_the_norm_before_it() -> None:
+    """Maximum, scale and cast are no passes of their own, with the compiler's code for the CPU."""
+    x, w = made(64, 256, kind=torch.bfloat16), made(256, seed=1)
+    both = torch.compile(lambda x, w: quantise(rms_norm(x, w, 1e-6), E4M3), fullgraph=True, dynamic=False)
+    (q, scale), (code,) = run_and_get_code(both, x, w)
+    assert code.count('extern "C"') == 1
+    wanted, unit = quantise(rms_norm(x, w, 1e-6), E4M3)
+    assert torch.equal(scale, unit)
+    # the compiler does not round to bfloat16 in between
+    assert relative(q.float() * scale, wanted.float() * unit) < 0.02
 
 
 @pytest.mark.parametrize(("capability", "wrong", "backend", "why"), [

@@ -117,6 +117,18 @@ def test_one_graph_gives_the_eager_numbers(
     assert counters["stats"]["unique_graphs"] == 1
 
 
+def test_one_graph_with_products_in_eight_bits(wake: Callable[[Backbone], None]) -> None:
+    model = network(wake, attn_type="polar", memory="gated_delta", **ONE_OF_EACH)
+    plain = numbers(model, auxiliary("weak", True))
+    model.use_fp8()
+    eager = numbers(model, auxiliary("weak", True))
+    assert differ(eager, plain) > 1e-3
+    model.compile_blocks("eager")
+    assert differ(numbers(model, auxiliary("weak", True)), eager) <= 1e-6
+    assert counters["graph_break"] == {}
+    assert counters["stats"]["unique_graphs"] == 1
+
+
 @pytest.mark.thorough
 def test_one_graph_with_every_switch_of_the_surround(wake: Callable[[Backbone], None]) -> None:
     """And dropout and labels of other steps are no reason to compile again."""
