@@ -7,6 +7,7 @@ the sweep.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,9 @@ TRUE, WEAK, NOT_SHOWN, FALSE, DIFFERS = "true", "weak", "not shown", "false", "d
 SILENT, UNCHECKED = "cannot say", "unchecked"
 CLEAN, NEEDLE = ("clean", "nats"), ("needle", "digit_accuracy")
 SPEED, SIZE = ("throughput", "mfu_paper"), ("throughput", "parameters")
+WRITING, KEPT = ("decode", "written_per_s"), ("decode", "cache_bytes")
+FASTER, LESS, WRITTEN = (7, 27), 5, 19_270
+"""What is claimed of writing: times faster, times less kept, tokens a second of 512 texts."""
 STEP, SECONDS = ("throughput", "step_seconds"), ("throughput", "train_seconds")
 OURS, SOFTMAX, ROTARY = "polar", "nope", "rope"
 HELD = 0.9
@@ -55,6 +59,10 @@ class Answer:
 
 class Lacking(Exception):
     """What a query would need."""
+
+
+class Unmeasured(Exception):
+    """The sweep ran no probe that could decide it."""
 
 
 @dataclass
@@ -147,13 +155,16 @@ class Facts:
         return list(found)
 
 
+Query = Callable[[Facts], Answer]
+
+
 @dataclass(frozen=True)
 class Claim:
     """A sentence, and what decides it."""
 
     name: str
     sentence: str
-    query: Callable[[Facts], Answer]
+    query: Query
 
     def asked_of(self, facts: Facts) -> Answer:
         """The verdict; SILENT with what is missing."""
@@ -541,12 +552,72 @@ def state_size(facts: Facts) -> Answer:
     return Answer(TRUE if held == 512 * 1024 else DIFFERS, told, {"bytes": float(held)})
 
 
-def generation(facts: Facts) -> Answer:
-    """Whether anything in the sweep could say how fast it generates."""
-    found = {key[1] for key in facts.data.values if key[1] != "throughput" and key[2].endswith("tokens_per_s")}
-    if found:
-        raise Lacking(f"numbers of {', '.join(sorted(found))} are of no common setting with the sentence")
-    return Answer(UNCHECKED, "no probe of the sweep times generation: not derivable")
+def _rivals(facts: Facts, metric: Metric) -> tuple[float, dict[str, float], int]:
+    """Of polar attention with memory and of each other mixer without it, at the longest length where all have the number."""
+    if not any(key[1:3] == metric for key in facts.data.values):
+        raise Unmeasured
+    others = {}
+    for mixer in facts.data.levels("attn_type"):
+        if mixer != OURS:
+            with contextlib.suppress(Lacking):
+                others[mixer] = facts.plain(mixer, False)
+    ours = facts.plain(OURS, True)
+    if not others:
+        raise Lacking("no cell of another mixer without memory")
+    for length in reversed(facts.lengths(metric)):
+        found = [facts.known(runs, metric, length) for runs in (ours, *others.values())]
+        if all(found):
+            first, *rest = (value for value in found if value is not None)
+            return first, dict(zip(others, rest, strict=True)), length
+    raise Lacking(f"no length at which all have {metric[0]} {metric[1]}")
+
+
+def _of_writing(query: Query) -> Query:
+    def asked(facts: Facts) -> Answer:
+        try:
+            return query(facts)
+        except Unmeasured:
+            return Answer(UNCHECKED, "the sweep did not run the probe decode: not derivable")
+
+    return asked
+
+
+@_of_writing
+def writes_faster(facts: Facts) -> Answer:
+    """How often faster it writes than the other mixers of the sweep; the sentence names no rival."""
+    value, others, length = _rivals(facts, WRITING)
+    times = {f"{mixer}, times": value / other for mixer, other in others.items()}
+    held = all(FASTER[0] <= ratio for ratio in times.values())
+    told = ", ".join(f"{ratio:.2f} times {name.removesuffix(', times')}" for name, ratio in times.items())
+    return Answer(TRUE if held else NOT_SHOWN, f"at {length_name(length)} {told}, without memory", times)
+
+
+@_of_writing
+def keeps_less(facts: Facts) -> Answer:
+    """How many times less it keeps of a text than the other mixers of the sweep; the sentence names no rival."""
+    value, others, length = _rivals(facts, KEPT)
+    times = {f"{mixer}, times": other / value for mixer, other in others.items()}
+    held = all(round(ratio) >= LESS for ratio in times.values())
+    told = ", ".join(f"{name.removesuffix(', times')} {ratio:.2f} times as much" for name, ratio in times.items())
+    return Answer(TRUE if held else NOT_SHOWN, f"at {length_name(length)} {told}, without memory", times)
+
+
+@_of_writing
+def writes(facts: Facts) -> Answer:
+    """Tokens a second of polar attention with memory, which only numbers of the same GPU can decide."""
+    if not any(key[1:3] == WRITING for key in facts.data.values):
+        raise Unmeasured
+    runs = facts.plain(OURS, True)
+    lengths = [length for length in facts.lengths(WRITING) if facts.known(runs, WRITING, length)]
+    if not lengths:
+        raise Lacking(f"{_slug(runs)} has no {WRITING[0]} {WRITING[1]}")
+    best = max(lengths, key=lambda length: facts.value(runs, WRITING, length))
+    value, found = facts.value(runs, WRITING, best), facts.data.value(runs[0].cell_id, *WRITING, best)
+    source = facts.data.sources.get(found.attempt_id) if found is not None else None
+    where = (source.gpu if source else None) or "no GPU"
+    told = f"{rounded(value, 0)} at {length_name(best)} on {where}; the sentence is of an NVIDIA L4"
+    verdict = (TRUE if value >= WRITTEN else FALSE) if where.split()[-1] == "L4" else SILENT
+    return Answer(verdict, told, {"tokens_per_s": value})
 
 
 CLAIMS = (
@@ -568,6 +639,8 @@ CLAIMS = (
     Claim("schedule", "A cosine schedule.", cosine),
     Claim("eigenvalue", "An eigenvalue of about -7, so 10^57.", eigenvalue),
     Claim("state", "A state of 512 KB.", state_size),
-    Claim("generation", "7 to 27 times faster, 5 times less memory, 19,270 tokens/s.", generation),
+    Claim("generation", "It writes 7 to 27 times faster.", writes_faster),
+    Claim("kept", "It keeps 5 times less of a text.", keeps_less),
+    Claim("written", "It writes 19,270 tokens/s.", writes),
 )
 """Every sentence that numbers can decide, as the papers have it or in short."""

@@ -11,7 +11,7 @@ from atma_sweep.reports.data import gather
 from atma_sweep.reports.render import render
 from atma_sweep.reports.stats.claims import CLAIMS, SILENT, Facts
 from atma_sweep.reports.tables import make_table
-from atma_sweep.results.store.records import Measurement
+from atma_sweep.results.store.records import Measurement, Source
 from scipy import stats
 
 MODES = ("baseline", "weak", "strong", "discrete", "zipfian")
@@ -185,7 +185,8 @@ class TestLedger:
         held(answers["eigenvalue"], prototype=0.98 * (1 - 16 / 2), eigenvalue=0.98 * (1 - 128 / 2))
         assert answers["eigenvalue"].verdict == "true of d = 16 only"
         held(answers["state"], bytes=8 * 128 * 128 * 4)
-        assert (answers["state"].verdict, answers["generation"].verdict) == ("true", "unchecked")
+        assert answers["state"].verdict == "true"
+        assert {answers[name].verdict for name in ("generation", "kept", "written")} == {"unchecked"}
 
 
 class TestOtherNumbers:
@@ -228,7 +229,7 @@ class TestTable:
     def test_it_reads_in_every_format(self, published):
         table = make_table("claims", published, "printed-v2")
         assert [row[0] for row in table.rows] == [claim.sentence for claim in CLAIMS]
-        assert {len(table.rows), len(CLAIMS)} == {19}
+        assert {len(table.rows), len(CLAIMS)} == {21}
         assert not any("nan" in text.split() for row in table.rows for text in row)
         values = json.loads(render(table, "json"))
         assert values[0]["numbers"]["up"] == 20
@@ -263,3 +264,37 @@ class TestTable:
         assert found["collapse"][1:] == (SILENT, "no cell nope + memory, reg_mode baseline, distractor off, window off")
         assert found["best-loss"][1:] == (SILENT, "no number of clean")
         assert found["schedule"][1:] == (SILENT, "no cell with the setting train.schedule")
+
+    def test_sentences_about_writing_are_held_against_the_probe_decode(self, empty, make, run):
+        cell, _ = make
+        kinds = (("polar", "on", 900.0, 40.0), ("nope", "off", 100.0, 210.0), ("rope", "off", 120.0, 200.0))
+        cells = [cell(i, attn_type=kind, memory=memory) for i, (kind, memory, *_) in enumerate(kinds)]
+        empty.record_revision("mine", grid_text="x", grid_file="x", cells=cells)
+        for one, (*_, speed, kept) in zip(cells, kinds, strict=True):
+            some = [
+                Measurement(probe="decode", metric=metric, length=length, value=value * length, n=8, unit="x")
+                for length in (64, 128)
+                for metric, value in (("written_per_s", speed), ("cache_bytes", kept))
+            ]
+            run(empty, one.id, "done", some)
+        data = gather(empty, "mine")
+        known = {claim.name: claim for claim in CLAIMS}
+
+        def answer(name, **changes):
+            return known[name].asked_of(Facts(replace(data, **changes)))
+
+        faster = answer("generation")
+        assert (faster.verdict, faster.numbers) == ("true", {"nope, times": 9.0, "rope, times": 7.5})
+        assert faster.told == "at 128 9.00 times nope, 7.50 times rope, without memory"
+        less = answer("kept")
+        assert (less.verdict, less.numbers) == ("true", {"nope, times": 5.25, "rope, times": 5.0})
+        slow = {k: replace(v, value=1e4) if k[0] == cells[2].id else v for k, v in data.values.items()}
+        assert answer("generation", values=slow).verdict == "true", "1e4 a second is slow"
+        quick = {k: replace(v, value=1e6) if k[0] == cells[2].id else v for k, v in data.values.items()}
+        assert answer("generation", values=quick).verdict == "not shown"
+        assert answer("kept", values=slow).verdict == "not shown"
+        attempt = data.value(cells[0].id, "decode", "written_per_s", 128).attempt_id
+        for gpu, verdict in (("NVIDIA L4", "true"), ("NVIDIA L40S", SILENT), (None, SILENT)):
+            found = answer("written", sources={attempt: Source(gpu=gpu)})
+            assert (found.verdict, found.numbers["tokens_per_s"]) == (verdict, 900 * 128)
+            assert found.told.startswith(f"115200 at 128 on {gpu or 'no GPU'};")
