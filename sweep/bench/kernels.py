@@ -19,9 +19,10 @@ from ...kernels.conv import conv
 from ...kernels.cross_entropy import cross_entropy
 from ...kernels.gated_delta import gated_delta
 from ...kernels.norms import rms_norm
+from ...kernels.paged.pages import PAGE
 from ...results.text import choice
 from ..errors import SweepError
-from . import gated, memories
+from . import gated, memories, one_token
 from .ceilings import Ceilings, Timing, ceilings, interleaved, recorded
 
 H, J, D = 8, 2, 128
@@ -30,7 +31,7 @@ WIDTH, VOCABULARY = 1024, 50304
 TOKENS = 16 * 2048
 OPS = (
     "polar", "softmax", "forgetting", "wall_head", "wall_kv", "threshold", "gated_delta", *memories.OPS, "gated_conv",
-    "canon", "cross_entropy", "polar_distractor", "fp8_linear",
+    "canon", "cross_entropy", "polar_distractor", "fp8_linear", "decode",
 )  # fmt: skip
 NAIVE = "torch"
 """The variant that is torch's own operations one by one."""
@@ -81,7 +82,7 @@ class Row:
     share_forward: float
     share_both: float | None
     to_rival: float | None
-    """Forward and backward over the rival's."""
+    """Forward and backward over the rival's; forward alone where there is nothing else."""
     peak_memory: int
     """Bytes beside the inputs."""
 
@@ -163,6 +164,7 @@ def _rows(case: Case, limits: Ceilings, rounds: int) -> list[Row]:
     peaks = {name: _peak(both(name, variant) if wanted else forward(variant)) for name, variant in variants.items()}
     ahead = _timed({name: forward(variant) for name, variant in variants.items()}, rounds)
     round_trip = _timed({name: both(name, variant) for name, variant in variants.items()}, rounds) if wanted else {}
+    whole = round_trip or ahead
     floor = 1e3 * max(case.flops / limits.flops, case.moved / limits.bytes_per_s)
     rows = []
     for name in case.variants:
@@ -178,7 +180,7 @@ def _rows(case: Case, limits: Ceilings, rounds: int) -> list[Row]:
                 both_high=trip and trip.high,
                 share_forward=floor / ahead[name].median,
                 share_both=trip and floor * (1 + case.backward) / trip.median,
-                to_rival=trip.median / round_trip[case.rival].median if trip and case.rival else None,
+                to_rival=whole[name].median / whole[case.rival].median if case.rival else None,
                 peak_memory=peaks[name],
             )
         )
@@ -222,6 +224,8 @@ def _all(device: torch.device, selected: Sequence[str]) -> Iterator[Case]:
     yield _polar_distractor(made)
     for inputs, outputs in ((WIDTH, 8 * WIDTH), (4 * WIDTH, WIDTH)):
         yield _fp8_linear(made, inputs, outputs)
+    for b, tokens in one_token.SIZES:
+        yield _one_token(made, b, tokens)
 
 
 class _Inputs:
@@ -393,3 +397,26 @@ def _fp8_linear(made: _Inputs, inputs: int, outputs: int) -> Case:
     else:
         found["fp8"] = by(_on(fp8_linear.fp8_linear, chosen.backend))
     return Case("fp8_linear", size, parts, found, 2.0 * TOKENS * inputs * outputs, 0, 2.0, "bf16", eager=())
+
+
+def _one_token(made: _Inputs, b: int, tokens: int) -> Case:
+    """A step of decoding, whose bytes are the keys and values: forward alone."""
+
+    def inputs() -> list[Tensor]:
+        pools = [made.normal(-(-tokens // PAGE) * b, PAGE, J, D, grad=False) for _ in range(2)]
+        return [made.normal(b, H, D, grad=False), *pools]
+
+    found: dict[str, Callable[..., Any]] = {
+        "polar, pages": one_token.paged(b, tokens, made.device, made.per_head(grad=False)),
+        "softmax, pages": one_token.paged(b, tokens, made.device),
+    }
+    size = f"B{b} T{tokens}"
+    for name, backend in one_token.DENSE.items():
+        why = one_token.why_not(backend, made.device, H, J, D)
+        if why is None:
+            found[name] = one_token.dense(b, tokens, backend)
+        else:
+            size += f", without {name}: {why}"
+    rival = one_token.YARDSTICK if one_token.YARDSTICK in found else None
+    moved = 2.0 * 2 * b * tokens * J * D
+    return Case("decode", size, inputs, found, 4.0 * D * b * H * tokens, moved, 0.0, rival, eager=tuple(found))

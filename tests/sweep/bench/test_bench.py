@@ -16,13 +16,14 @@ from atma_sweep.model.mixers.tra_outline import TRAConfig
 from atma_sweep.model.mixers.wall import Wall
 from atma_sweep.model.mixers.wall_outline import WallConfig
 from atma_sweep.model.registry import MEMORIES, MIXERS
-from atma_sweep.sweep.bench import decode, kernels, memories, report, train
+from atma_sweep.sweep.bench import decode, kernels, memories, one_token, report, train
 from atma_sweep.sweep.bench.ceilings import Ceilings
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid.cell import cell_id
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.training.flops import training_flops
 from patience import PATIENCE_S
+from torch.nn.attention import SDPBackend
 
 Command = Callable[..., tuple[int, str, str]]
 LIMITS = Ceilings(flops=712.4e12, bytes_per_s=4.123e12)
@@ -96,6 +97,19 @@ def test_a_memory_that_is_timed_is_the_one_that_is_trained(op: str) -> None:
         assert set(found) <= {"torch", "torch, compiled"}
         for call in found.values():
             assert (call(q, k, v, *logits) - expected).abs().max() <= 1e-5  # the logits are read as float32
+
+
+@pytest.mark.parametrize("tokens", [256, 700])
+def test_steps_of_decoding_that_are_timed_beside_each_other_are_of_the_same_numbers(tokens: int) -> None:
+    """Over pages and over dense keys, whatever is behind the last token of a text."""
+    q, k, v = torch.randn(3, 4, 16), *(torch.randn(3 * -(-tokens // 256), 256, 2, 16) for _ in range(2))
+    expected = one_token.paged(3, tokens, torch.device("cpu"))(q, k, v)
+    found = one_token.dense(3, tokens, SDPBackend.MATH)(q, k, v)
+    assert found.shape == (3, 4, 16)
+    assert (found - expected).abs().max() < 1e-5
+    per_head = [torch.zeros(4) for _ in range(4)]
+    c, _ = one_token.paged(3, tokens, torch.device("cpu"), [*per_head, torch.zeros(4, 16)])(q, k, v)
+    assert c.norm(dim=-1).allclose(torch.ones(3, 4), atol=1e-5)
 
 
 @pytest.mark.parametrize("op", ["omega", "atlas"])
