@@ -119,6 +119,8 @@ _NORM = "frobenius"
 
 OF_TRAINING = ("throughput", "corpus")
 """What stands in place of a probe where a training records a number by itself."""
+SAMPLES = "samples"
+"""What stands in place of a probe where a training keeps texts that its network wrote."""
 METRICS: Mapping[tuple[str, str], Metric] = {
     (probe, metric.name): metric
     for probe, metrics in {

@@ -207,6 +207,15 @@ FORMER = {
 to, so that older code can read them. Nothing is ever added."""
 
 
+class SamplesConfig(Config):
+    """Text that the network writes at every validation, to be read. None without prompts."""
+
+    prompts: tuple[str, ...] = knob((), 'How each text begins; "" begins a text. None writes nothing.')
+    tokens: Int = knob(64, "Tokens of a text at most; the end of a text ends it before.", ge=1)
+    temperature: Float = knob(0.8, "Below 1 bolder, above 1 wilder; 0: always the likeliest token.", ge=0)
+    top_p: Float = knob(1.0, "Draws from the fewest tokens that have this probability together.", gt=0, le=1)
+
+
 class EvalConfig(Config):
     """What is measured. Outside the id: changing it never retrains a cell."""
 
@@ -216,6 +225,7 @@ class EvalConfig(Config):
     validation_tokens: Int = knob(2_097_152, "Tokens of the validation loss, from the start of the split.", ge=2)
     documents: Int = knob(16, "Held-out documents of the probes that read documents.", ge=1)
     settings: dict[str, dict[str, Any]] = knob({}, "Settings by probe name.")
+    samples: SamplesConfig = SamplesConfig()
     chunk_tokens: Int = knob(
         8192, "Tokens that an evaluation works through at a time; bounds memory, changes numbers by rounding.", ge=1
     )
@@ -245,6 +255,8 @@ class EvalConfig(Config):
             if field in settings.get(probe, {}):
                 told[name] = settings[probe].pop(field)
         settings = {probe: own for probe, own in settings.items() if own}
+        if self.samples == SamplesConfig():
+            del told["samples"]
         return {**told, "settings": settings} if settings else told
 
     @model_validator(mode="after")

@@ -10,6 +10,7 @@ from typing import Any
 from ... import __version__
 from ...results.paper import OWNER
 from ...results.store.records import Attempt, Provenance
+from ...results.store.samples import Sample
 from ...results.store.store import Store
 from ..columns import complete_columns, further_metrics
 from ..data import SweepData
@@ -58,7 +59,7 @@ def core(store: Store, data: SweepData, attempts: Sequence[Attempt], curves: Map
         "charts": _charts(data),
         "tables": {"mean": _rows(data, table)} | ({"each": _rows(data, table6(store, data.sweep, seeds=True, lengths=data.beyond))} if several else {}),
         "keys": [_key(data, key, units.get(key, "")) for key in keys],
-        "cells": _cells(data, keys, curves),
+        "cells": _cells(store, data, keys, curves),
         "attempts": {attempt.id: _attempt(attempt, known.get(attempt.id), groups.get(attempt.id)) for attempt in attempts},
         "origins": {"columns": origins.columns[: origins.text_columns], "rows": [r[: origins.text_columns] for r in origins.rows]},
         "failures": _failures(failures(store, data.sweep)),
@@ -137,15 +138,22 @@ def _number(one: Entry) -> list[Any]:
     return [one.text, one.value, one.sd, one.seeds, one.best, [attempt for _, attempt in one.origins]]
 
 
-def _cells(data: SweepData, keys: Sequence[tuple[str, str, int]], curves: Mapping[str, Curve]) -> list[dict[str, Any]]:
+SAMPLED = 12  # steps of a cell whose samples a page has: evenly over the training, with the last
+
+
+def _cells(
+    store: Store, data: SweepData, keys: Sequence[tuple[str, str, int]], curves: Mapping[str, Curve]
+) -> list[dict[str, Any]]:
     place = {key: index for index, key in enumerate(keys)}
     values: dict[str, list[list[Any]]] = {}
     for v in data.values.values():
         row = [place[(v.probe, v.metric, v.length)], v.value, v.n, v.low, v.high, v.attempt_id, v.reason]
         values.setdefault(v.cell_id, []).append(row)
     found = []
+    samples = store.samples([curve.attempt for curve in curves.values()])
     for cell in data.cells:
         curve = curves.get(cell.cell_id)
+        written = _thinned(samples.get(curve.attempt, [])) if curve else []
         found.append(
             {
                 "id": cell.cell_id,
@@ -156,9 +164,18 @@ def _cells(data: SweepData, keys: Sequence[tuple[str, str, int]], curves: Mappin
                 "axes": {**cell.levels, **cell.axes},
                 "values": sorted(values.get(cell.cell_id, []), key=lambda row: row[0]),
                 "curve": curve_facts(curve) if curve else None,
+                **({"samples": [[one.step, one.prompt, one.text] for one in written]} if written else {}),
             }
         )
     return found
+
+
+def _thinned(samples: Sequence[Sample]) -> list[Sample]:
+    """Those of SAMPLED steps at most."""
+    steps = sorted({one.step for one in samples})
+    every = max(1, -(-len(steps) // SAMPLED))
+    kept = set(steps[(len(steps) - 1) % every :: every])
+    return [one for one in samples if one.step in kept]
 
 
 def _attempt(attempt: Attempt, known: Provenance | None, group: int | None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -10,6 +11,7 @@ from typing import Any
 
 from ...results.store.cell_status import Standing, requests_of, standing
 from ...results.store.records import Attempt, CellRecord, CellState, CurvePoint, RevisionRecord, SweepSummary, Value
+from ...results.store.samples import Sample
 from ...results.store.store import Store
 from ...results.studies import words
 from ...results.studies.records import trials_of
@@ -200,6 +202,8 @@ class CellSheet:
     values: Sequence[Value]
     source: str | None = None
     """Where the numbers of a published cell are printed; None for a cell that was launched."""
+    samples: Sequence[Sample] = ()
+    """What the network wrote during the training that `curve` is of."""
 
     def as_json(self) -> dict[str, Any]:
         """Column names of the database as keys."""
@@ -207,6 +211,7 @@ class CellSheet:
             "cell": asdict(self.cell),
             "attempts": [asdict(attempt) for attempt in self.attempts],
             "curve": [asdict(point) for point in self.curve],
+            "samples": [asdict(sample) for sample in self.samples],
             "measurements": [asdict(value) for value in self.values],
         }
 
@@ -235,7 +240,19 @@ class CellSheet:
             + (f" (attempt {numbers[value.attempt_id]})" if self.source is None else "")
             for value in self.values
         ]
-        return "\n".join(lines)
+        return "\n".join([*lines, *self._sample_lines()])
+
+    def _sample_lines(self) -> list[str]:
+        """What was written last, a prompt and its text on a line."""
+        if not self.samples:
+            return []
+        steps = sorted({sample.step for sample in self.samples})
+        more = f", the last of {len(steps)} steps with samples; --json has all" if len(steps) > 1 else ""
+        last = [sample for sample in self.samples if sample.step == steps[-1]]
+        told = (
+            f"  {json.dumps(s.prompt, ensure_ascii=False)} -> {json.dumps(s.text, ensure_ascii=False)}" for s in last
+        )
+        return [f"samples after step {steps[-1]}{more}:", *told]
 
     def _attempt_lines(self) -> list[str]:
         lines = ["attempts:" if self.attempts else "attempts: none yet"]
@@ -295,9 +312,12 @@ def cell_sheet(store: Store, asked: str, sweep: str | None = None) -> CellSheet:
     finished = [attempt for attempt in trainings if attempt.state == "done"]
     newest = (finished or trainings)[-1:] or []
     curve = store.curve(newest[0].id) if newest else []
+    samples = store.samples([attempt.id for attempt in newest]).get(newest[0].id, []) if newest else []
     values = {(value.cell_id, value.probe, value.metric, value.length): value for value in store.measurements(cell.id)}
     # with the intervals that a report prints
-    return CellSheet(cell, attempts, curve, list(with_intervals(values).values()), _printed_in(store, attempts))
+    return CellSheet(
+        cell, attempts, curve, list(with_intervals(values).values()), _printed_in(store, attempts), samples
+    )
 
 
 def _printed_in(store: Store, attempts: Sequence[Attempt]) -> str | None:

@@ -23,6 +23,7 @@ from .records import (
     SweepSummary,
     Value,
 )
+from .samples import Sample, samples
 from .speeds import Timed
 
 if TYPE_CHECKING:
@@ -126,6 +127,10 @@ class Reads(ABC):
     def curve(self, attempt_id: int) -> list[CurvePoint]:
         """The training curve of an attempt by step."""
         return self.read(attempt_queries.curve, attempt_id)
+
+    def samples(self, attempt_ids: Collection[int]) -> dict[int, list[Sample]]:
+        """By attempt: what the network wrote while it was trained, for those that were asked to."""
+        return self.read(samples, attempt_ids)
 
     def provenance(self, attempt_id: int) -> Provenance | None:
         """Where an attempt's numbers come from, None when it has not said so yet."""

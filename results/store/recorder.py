@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy import func, literal, select, update
 from sqlalchemy.orm import Session, aliased
 
+from ..metrics import SAMPLES
 from . import attempt_queries, queries
 from .database import storable, upsert
 from .records import AttemptState, CurvePoint, Example, Measurement, Phase, Provenance
@@ -109,14 +110,18 @@ class Recorder(AttemptWriter):
         self._upsert(CurvePointRow, CURVE_KEY, [finite_fields(point) for point in points])
 
     def inherit_curve(self, from_attempt: int, up_to_step: int) -> None:
-        others = [column for column in CurvePointRow.__table__.columns if column.name != "attempt_id"]
-        source = select(literal(self.attempt_id), *others).where(
-            CurvePointRow.attempt_id == from_attempt, CurvePointRow.step <= up_to_step
-        )
+        written = (ExampleRow.probe == SAMPLES) & (ExampleRow.length <= up_to_step)
+        parts: list[tuple[Any, Sequence[str], Any]] = [
+            (CurvePointRow, CURVE_KEY, CurvePointRow.step <= up_to_step),
+            (ExampleRow, EXAMPLE_KEY, written),
+        ]
 
         def work(session: Session) -> None:
-            statement = upsert(session, CurvePointRow, key=CURVE_KEY, replace=False)
-            session.execute(statement.from_select(["attempt_id", *(column.name for column in others)], source))
+            for row, key, which in parts:
+                others = [column for column in row.__table__.columns if column.name != "attempt_id"]
+                source = select(literal(self.attempt_id), *others).where(row.attempt_id == from_attempt, which)
+                statement = upsert(session, row, key=key, replace=False)
+                session.execute(statement.from_select(["attempt_id", *(column.name for column in others)], source))
 
         self._write(work)
 

@@ -53,9 +53,9 @@ class AttemptWriter(Protocol):
         """Points of the training curve."""
 
     def inherit_curve(self, from_attempt: int, up_to_step: int) -> None:
-        """Copies the curve of the attempt that this one resumes, up to and including the step of the checkpoint.
+        """Copies the curve of the attempt that this one resumes, and its samples, up to and including the step of the checkpoint.
 
-        Points that this attempt already has stay.
+        What this attempt already has stays.
         """
 
     def last_point(self) -> CurvePoint | None:

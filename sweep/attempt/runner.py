@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,6 +29,8 @@ from .device import choose_device, network, repeat_exactly, share_compiled
 from .job import Job
 from .log import say, told
 from .probing import Probing
+from .samples import written
+from .writing import SamplingError
 
 if TYPE_CHECKING:
     from .stop import StopFlag
@@ -47,6 +50,7 @@ class Work(Probing):
         """Place and name of the checkpoint that this attempt went on from."""
         self._graphs = False
         self._saved = time.monotonic()
+        self._unwritable = False
 
     def run(self, began: float) -> None:
         """Trains or loads, then probes. Raises Stopped, Diverged, LostLease and whatever goes wrong."""
@@ -124,7 +128,7 @@ class Work(Probing):
             config=config.train,
             seed=config.seed,
             device=subject.device,
-            validate=lambda: self._validate(subject),
+            validate=lambda: self._validate(subject, trainer.step),
             validate_every=config.eval.validate_every,
             watcher=self,
             graphs=self._graphs,
@@ -149,9 +153,26 @@ class Work(Probing):
         self.recorder.provenance(dataclasses.replace(self._origin, extra=extra))
         self.recorder.neighbours()
 
-    def _validate(self, subject: Network) -> float:
+    def _validate(self, subject: Network, step: int) -> float:
         with evaluating(subject.model):
-            return stream_loss(subject, full_context=False)[0]
+            loss = stream_loss(subject, full_context=False)[0]
+            if math.isfinite(loss):
+                self._sample(subject, step)
+            return loss
+
+    def _sample(self, subject: Network, step: int) -> None:
+        """Text that the network writes at this step. What cannot be written is told once; it stops no training."""
+        asked = self.config.eval.samples
+        if not asked.prompts or self._unwritable:
+            return
+        try:
+            found = [one.as_example() for one in written(subject, asked, seed=self.config.seed, step=step)]
+        except SamplingError as error:
+            self._unwritable = True
+            say(f"no samples (eval.samples): {error}")
+            self.recorder.event("samples", f"none is written: {error}")
+        else:
+            self.recorder.examples(found)
 
     def _claim(self) -> None:
         """Makes sure that checkpoints can be written, and that no strange one lies where ours will be looked for."""

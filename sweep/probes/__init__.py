@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ...model.registry import Registry
-from ...results.metrics import OF_TRAINING, Metric
+from ...results.metrics import OF_TRAINING, SAMPLES, Metric
 from ..config import CellConfig, EvalConfig
 from .base import Probe, ProbeConfig
 
@@ -30,7 +30,7 @@ PROBES: Registry[type[Probe]] = Registry("probe", __name__, {
     "passkey": "passkey:Passkey",
     "memory_recall": "memory_recall:MemoryRecall",
     "decode": "decode:Decode",
-}, reserved=OF_TRAINING)  # fmt: skip
+}, reserved=(*OF_TRAINING, SAMPLES))  # fmt: skip
 
 Registered = TypeVar("Registered", bound=type[Probe])
 _NAME = re.compile("[a-z][a-z0-9_]*")

@@ -347,7 +347,7 @@ function showTrace(row, index) {
 }
 
 function showCell(cell) {
-  const { slug, id, seed, state, cause, axes, values, curve } = data.cells[cell];
+  const { slug, id, seed, state, cause, axes, values, curve, samples } = data.cells[cell];
   const levels = Object.entries(axes)
     .map(([axis, level]) => `${axis} ${level}`)
     .join(", ");
@@ -378,8 +378,17 @@ function showCell(cell) {
     rows.length
       ? plainTable(["Probe", "Metric", "Length", "Value", "Unit", "Samples", "95% interval", "Attempt"], rows)
       : make("p", { text: "None was recorded." }),
+    ...(samples ? [make("h3", { text: "Samples" }), samplesOf(samples)] : []),
     ...attempts.flatMap((attempt) => [make("h3", { text: `Attempt ${attempt}` }), facts(attemptFacts(attempt))]),
   ]);
+}
+
+/** What the network wrote during its training, the newest first; the prompt stands out from what follows it. */
+function samplesOf(samples) {
+  const text = (prompt, written) =>
+    make("pre", { class: "sample" }, make("strong", { text: prompt }), document.createTextNode(written));
+  const rows = [...samples].reverse().map(([step, prompt, written]) => [String(step), text(prompt, written)]);
+  return plainTable(["After step", "Text"], rows);
 }
 
 function openSheet(title, content) {

@@ -1,0 +1,27 @@
+"""Texts that a network writes while it is trained, so that people can read how it learns (`eval.samples`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...results.store.samples import Sample
+from ..config import SamplesConfig
+from ..probes.subject import Network
+from .writing import pieces
+
+
+def written(subject: Network, asked: SamplesConfig, *, seed: int, step: int) -> Iterator[Sample]:
+    """A text for each prompt, by a network in evaluation mode. Raises SamplingError, and what `subject.pause` raises.
+
+    Training is the same with and without it: no draw and no weight is changed. Draws follow from seed and place, so that
+    a difference between two steps is the network's.
+    """
+    for item, prompt in enumerate(asked.prompts):
+        text = []
+        for piece in pieces(
+            subject.model, subject.tokenizer, prompt, tokens=asked.tokens, temperature=asked.temperature,
+            top_p=asked.top_p, seed=seed, full_context=False,
+        ):  # fmt: skip
+            subject.pause()
+            text.append(piece)
+        yield Sample(step=step, item=item, prompt=prompt, text="".join(text))
