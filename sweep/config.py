@@ -135,9 +135,9 @@ class TrainConfig(Config):
     )
     compile: Flag = knob(True, "Compile the network on CUDA; rounding and speed change, nothing else.", identity=True)
     graphs: Literal["auto", "on", "off"] = aside(
-        "auto",
+        "off",
         "Replay steps as CUDA graphs, to the same numbers: on, off, or auto, where queuing a micro-batch may take longer than its work.",
-        identity="auto",
+        identity="off",
     )
     kernels: Literal["auto", "torch"] = knob(
         "auto", "The best kernels for the machine, or torch's own operations alone, to compare with.", identity="auto"

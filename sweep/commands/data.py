@@ -129,7 +129,6 @@ def data_tokenizer(
     \b
     Example:
       atma-sweep data tokenizer texts --size 4096 --out bpe.json
-      atma-sweep data prepare texts --name books --tokenizer json --tokenizer-file bpe.json
     """
     from ...results.files import refusing
     from ..data.byte_pairs import byte_pairs

@@ -278,7 +278,8 @@ def test_marked_targets_are_never_captured(network: Network) -> None:
 
 def test_which_networks_are_captured() -> None:
     cuda = torch.device("cuda")
-    config = TrainConfig(tokens=10**9, seq_len=512, batch_tokens=32_768, micro_batch=64)
+    config = TrainConfig(tokens=10**9, seq_len=512, batch_tokens=32_768, micro_batch=64, graphs="auto")
+    assert wanted(TrainConfig(), 1, cuda) == (False, "train.graphs: off")
     assert wanted(config, 10_600_000, cuda) == (True, "a micro-batch is 2.1e+12 FLOPs, at most 2e+13")
     assert wanted(config, 370_000_000, cuda)[0] is False
     edge = int(SMALL / 6 / 32_768)
