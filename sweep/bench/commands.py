@@ -8,9 +8,11 @@ from typing import Annotated
 
 import typer
 
-from ...results.options import AsJson
+from ...results.options import AsJson, Runs, runs_folder
 
-bench_app = typer.Typer(help="Time kernels, training steps, and sweeps of thousands of cells.", no_args_is_help=True)
+bench_app = typer.Typer(
+    help="Time kernels, training steps, whole cells, and sweeps of thousands of cells.", no_args_is_help=True
+)
 
 
 class Graphs(StrEnum):
@@ -143,3 +145,49 @@ def bench_scale(
     with tempfile.TemporaryDirectory(prefix="atma-scale-") as folder:
         rows = scale.run(cells, points, Path(folder), tell=lambda line: print(line, file=sys.stderr, flush=True))
     report.show_rows(scale, rows, out, as_json)
+
+
+@bench_app.command("sweep")
+def bench_sweep(
+    grid: Annotated[
+        str, typer.Argument(metavar="GRID", help="Grid file, or the name of a shipped grid such as quick.")
+    ],
+    attempts: Annotated[
+        str, typer.Option("--attempts", metavar="N,N..", help="How many at once, one after the other.")
+    ] = "1,2,4,8,16",
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="PATH=VALUE", help="Change a setting of every cell; repeatable."),
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", metavar="AXIS=LEVEL,..", help="Only the cells with these levels; repeatable."),
+    ] = None,
+    runs: Runs = None,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Time whole cells, from the start of the first attempt to the last number, by how many attempts share a device.
+
+    Each number trains all the cells anew, in a database of its own that is removed afterwards; give it cells that are
+    quick, and at least as many as the largest number. Text that is prepared under --runs is used from there.
+    On a GPU it also says whether NVIDIA's MPS runs.
+
+    \b
+    Example:
+      atma-sweep bench sweep quick --attempts 1,2 --only attn_type=nope
+    """
+    import sys
+    import tempfile
+
+    from . import packing, report
+
+    numbers = packing.numbers(attempts)
+    report.check_place(out)
+    prepared = runs_folder(runs, None) / "corpora"
+    with tempfile.TemporaryDirectory(prefix="atma-sweep-") as folder:
+        found = packing.run(
+            grid, numbers, Path(folder), sets=set_ or [], only=only or [], prepared=prepared if prepared.is_dir() else None,
+            tell=lambda line: print(line, file=sys.stderr, flush=True),
+        )  # fmt: skip
+    report.show_rows(packing, found, out, as_json)

@@ -37,7 +37,7 @@ def show(benchmark: Any, run: Callable[[torch.device, Tell], tuple[Any, Any]], o
     _tell(facts(device), benchmark, measured, out, as_json)
 
 
-def show_rows(benchmark: Any, rows: Sequence[Any], out: Path | None, as_json: bool) -> None:
+def show_rows(benchmark: Any, rows: Any, out: Path | None, as_json: bool) -> None:
     """Prints and writes what was measured without a GPU."""
     _tell(facts(None), benchmark, (rows,), out, as_json)
 
