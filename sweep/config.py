@@ -225,7 +225,7 @@ class EvalConfig(Config):
     validation_tokens: Int = knob(2_097_152, "Tokens of the validation loss, from the start of the split.", ge=2)
     documents: Int = knob(16, "Held-out documents of the probes that read documents.", ge=1)
     settings: dict[str, dict[str, Any]] = knob({}, "Settings by probe name.")
-    samples: SamplesConfig = SamplesConfig()
+    samples: SamplesConfig = knob(SamplesConfig(), "Text that the network writes at every validation.")
     chunk_tokens: Int = knob(
         8192, "Tokens that an evaluation works through at a time; bounds memory, changes numbers by rounding.", ge=1
     )
