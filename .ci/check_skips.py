@@ -16,6 +16,7 @@ for count, where, reason in re.findall(r"^SKIPPED \[(\d+)\] (\S+) (.*)$", "\n".j
             "needs root",
             "cannot mount",
             "needs pdflatex",
+            "needs pdffonts",
             "needs PostgreSQL",
             "needs Chromium",
             "needs Slurm",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -208,7 +209,10 @@ class TestPruned:
         return empty
 
     @pytest.mark.parametrize("name", ["slices", "contours", "parallel", "importance"])
-    def test_all_are_held_together_at_the_last_validation_that_each_has(self, pruned: Store, name: str) -> None:
+    def test_all_are_held_together_at_the_last_validation_that_each_has(
+        self, pruned: Store, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)  # with it importance is fANOVA's
         made = make_figure(name, pruned, "cut")
         assert made.notes[-1].startswith(
             "Most trials were pruned, so that all are held against each other at validation 2"
