@@ -240,7 +240,7 @@ def has_fp8() -> bool:
     return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
 
 
-@pytest.mark.skipif(not has_fp8(), reason="needs compute capability 8.9")
+@pytest.mark.skipif(not has_fp8(), reason="needs an NVIDIA GPU of compute capability 8.9")
 @pytest.mark.parametrize(
     ("rows", "inputs", "outputs"), [(1, 64, 48), (257, 1024, 8192), (1000, 4096, 1024), (96, 80, 640)]
 )
@@ -270,7 +270,7 @@ def test_fp8_products_are_those_of_the_same_numbers_in_float32(
 @pytest.mark.parametrize("precision", ["fp16", "fp8"])
 def test_a_launch_in_another_precision_says_so_and_learns_as_well(tmp_path: Path, precision: str) -> None:
     if precision == "fp8" and not has_fp8():
-        pytest.skip("needs compute capability 8.9")
+        pytest.skip("needs an NVIDIA GPU of compute capability 8.9")
     grid = tmp_path / "gpu.yaml"
     grid.write_text(
         f"name: gpu\nextends: tiny\naxes: {{train.precision: [bf16, {precision}]}}\nresources: {{gpus: 1, cpus: 2}}\n"

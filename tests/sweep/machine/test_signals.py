@@ -144,7 +144,7 @@ def test_a_terminal_that_is_closed_stops_as_sigterm_does(bench: Bench) -> None:
     bench.grid(tokens=128 * 3000)  # on a busy machine a short one ends before anybody closes anything
     master, slave = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-c", "import os, sys, fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.executable, sys.orig_argv[:1] + sys.argv[1:])",
+        [sys.executable, "-c", "import os, sys, fcntl, signal, termios; signal.signal(signal.SIGHUP, signal.SIG_DFL); fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.executable, sys.orig_argv[:1] + sys.argv[1:])",
          *COMMAND[1:], *ONE, "local"],
         cwd=bench.folder, env=bench.env, start_new_session=True, stdin=slave, stdout=slave, stderr=slave,
     )  # fmt: skip
