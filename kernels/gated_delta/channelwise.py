@@ -52,7 +52,7 @@ def channelwise_delta(
     backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d).backend
     if backend == "fla":
         narrow = (x.to(q_BTHX.dtype) for x in (q, k, v))
-        r, state = fla_forward(*narrow, decay, beta, state)
+        r, state, *_ = fla_forward(*narrow, decay, beta, state)
         return r, state
     r, state = _chunked(q, k, v, decay, beta, chunk, state)
     return r.to(q_BTHX.dtype), state
@@ -132,60 +132,68 @@ def _chunked(
     return r_BTHX, state
 
 
-# --- flash-linear-attention -------------------------------------------------------------------------------------------
+# --- flash-linear-attention: keys and values already expanded to every head, states [X_v, X_k] ------------------------
+
+TOGETHER = 64
+"""Tokens that fla's kernels solve together."""
 
 
 @torch.library.custom_op("atma::channelwise_delta_fla_forward", mutates_args=())
 def fla_forward(
     q: Tensor, k: Tensor, v: Tensor, log_gamma: Tensor, beta: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    """(readout, last state) of flash-linear-attention's kernels, which tune themselves at their first call."""
-    with torch.no_grad():
-        r, last = _fla([q, k, v, log_gamma, beta, state])
-    return r.clone(), last.clone()
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """(readout, last state, and the three tensors that `fla_backward` needs beside its inputs)."""
+    from fla.ops.kda.chunk_fwd import chunk_kda_fwd
+
+    q, k, v, log_gamma, beta, state = (x.contiguous() for x in (q, k, v, log_gamma, beta, state))
+    r, last, decay, of_queries, of_keys, *_ = chunk_kda_fwd(
+        q=q, k=k, v=v, g=log_gamma, beta=beta, scale=1.0, initial_state=state, output_final_state=True,
+        state_v_first=True,
+    )  # fmt: skip
+    return r.to(q.dtype), last, decay, of_queries, of_keys
 
 
 @fla_forward.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, log_gamma: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    return q.new_empty(q.shape), state.new_empty(state.shape)
+def _(q: Tensor, k: Tensor, v: Tensor, log_gamma: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, ...]:
+    inside = k.new_empty(*k.shape[:3], TOGETHER)
+    row = q.new_empty(q.shape)
+    return row, state.new_empty(state.shape), log_gamma.new_empty(q.shape), inside, torch.empty_like(inside)
 
 
 @torch.library.custom_op("atma::channelwise_delta_fla_backward", mutates_args=())
 def fla_backward(
-    g_r: Tensor, q: Tensor, k: Tensor, v: Tensor, log_gamma: Tensor, beta: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, log_gamma, beta and the state. The forward runs again, so that only fla's public function is called."""
-    with torch.enable_grad():
-        args = [x.detach().requires_grad_() for x in (q, k, v, log_gamma, beta, state)]
-        found = torch.autograd.grad(_fla(args)[0], args, g_r.contiguous())
-    return tuple(x.contiguous() for x in found)  # type: ignore[return-value]
+    g_r: Tensor, g_last: Tensor | None, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, state: Tensor, decay: Tensor,
+    of_queries: Tensor, of_keys: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of q, k, v, log_gamma, beta and the first state."""
+    from fla.ops.kda.chunk_bwd import chunk_kda_bwd
+
+    q, k, v, beta, state, g_r = (x.contiguous() for x in (q, k, v, beta, state, g_r))
+    dq, dk, dv, d_beta, d_gamma, d_state, *_ = chunk_kda_bwd(
+        q=q, k=k, v=v, beta=beta, Aqk=of_queries, Akk=of_keys, scale=1.0, initial_state=state, do=g_r,
+        dht=None if g_last is None else g_last.contiguous(), g=decay, state_v_first=True,
+    )  # fmt: skip
+    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), d_gamma.float(), d_beta.float(), d_state.float()
 
 
 @fla_backward.register_fake
 def _(
-    g_r: Tensor, q: Tensor, k: Tensor, v: Tensor, log_gamma: Tensor, beta: Tensor, state: Tensor
-) -> tuple[Tensor, ...]:
-    return tuple(x.new_empty(x.shape) for x in (q, k, v, log_gamma, beta, state))
+    g_r: Tensor, g_last: Tensor | None, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, state: Tensor, decay: Tensor,
+    of_queries: Tensor, of_keys: Tensor,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    return tuple(x.new_empty(x.shape) for x in (q, k, v, decay, beta, state))
 
 
-def _fla(tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
-    from fla.ops.kda import chunk_kda
-
-    q, k, v, log_gamma, beta, state = (x.contiguous() for x in tensors)
-    r, last = chunk_kda(
-        q=q, k=k, v=v, g=log_gamma, beta=beta, scale=1.0, initial_state=state.mT.contiguous(), output_final_state=True
-    )
-    return r, last.mT.contiguous()
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    q, k, v, _, beta, state = inputs
+    ctx.save_for_backward(q, k, v, beta, state, *output[2:])
+    ctx.mark_non_differentiable(*output[2:])
+    ctx.set_materialize_grads(False)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs)
-    # the last state is carried in evaluation alone
-    ctx.mark_non_differentiable(output[1])
-
-
-def _gradients(ctx: Any, g_r: Tensor, _: Tensor | None) -> tuple[Tensor, ...]:
-    return tuple(fla_backward(g_r, *ctx.saved_tensors))
+def _gradients(ctx: Any, g_r: Tensor | None, g_last: Tensor | None, *_: Any) -> tuple[Tensor, ...]:
+    q = ctx.saved_tensors[0]
+    return tuple(fla_backward(torch.zeros_like(q) if g_r is None else g_r, g_last, *ctx.saved_tensors))
 
 
 fla_forward.register_autograd(_gradients, setup_context=_save)
