@@ -5,6 +5,10 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +27,8 @@ FALL, OPEN = 0.86, 6.0
 """The mixer's limit of a gate and its first bias."""
 FLA = "fla"
 BACKENDS = ("triton", FLA)
+TRIAL_S = 150.0
+"""How long fla's kernels of one op may take to be compiled and tried."""
 
 
 def forgetting(q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, logit_BTH: Tensor, *, backend: str) -> Tensor:
@@ -57,13 +63,39 @@ def available(op: Gated, device: torch.device, head_dim: int, *, gates_tied: boo
     for backend in BACKENDS:
         if backend == FLA and importlib.util.find_spec(FLA) is None:
             why[backend] = "flash-linear-attention is not installed"
+        elif backend == FLA:
+            why[backend] = tried(op, device, head_dim, gates_tied=gates_tied)
         else:
-            why[backend] = failure(f"{op.__name__} by {backend}", _error, op, device, head_dim, gates_tied, backend)
+            why[backend] = failure(f"{op.__name__} by {backend}", error, op, device, head_dim, gates_tied, backend)
     return why
 
 
+def tried(op: Gated, device: torch.device, head_dim: int, *, gates_tied: bool, limit_s: float = TRIAL_S) -> str | None:
+    """Why fla's kernels of an op are left out, None where they are right; found out by a process of its own, and in time.
+
+    Its tuner may want a kernel that the compiler works on for many minutes.
+    """
+    asked = f"from {__name__} import said; print(said({op.__name__!r}, {str(device)!r}, {head_dim}, {gates_tied}))"
+    with subprocess.Popen(
+        [sys.executable, "-c", asked], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as child:
+        try:
+            out, err = child.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)  # and the compiler that it waits for
+            return f"the self-test of {op.__name__} by fla did not end in {limit_s:g} s"
+    lines = (out if child.returncode == 0 else err).strip().splitlines() or [f"exit code {child.returncode}"]
+    return None if lines[-1] == "None" else lines[-1]
+
+
+def said(op: str, device: str, head_dim: int, gates_tied: bool) -> str | None:
+    """What the self-test of that op by fla finds wrong, in this process."""
+    named = {one.__name__: one for one in (forgetting, wall)}
+    return failure(f"{op} by {FLA}", error, named[op], torch.device(device), head_dim, gates_tied, FLA)
+
+
 @functools.cache
-def _error(op: Gated, device: torch.device, head_dim: int, gates_tied: bool, backend: str) -> float:
+def error(op: Gated, device: torch.device, head_dim: int, gates_tied: bool, backend: str) -> float:
     """Largest relative error in bf16, against "torch" in float32."""
     draw = torch.Generator().manual_seed(0)
     shapes: list[tuple[int, ...]] = [(1, 131, heads, head_dim) for heads in (2, 1, 1)]
@@ -71,7 +103,7 @@ def _error(op: Gated, device: torch.device, head_dim: int, gates_tied: bool, bac
     made = [torch.randn(shape, generator=draw).to(device, torch.bfloat16) for shape in shapes]
     found = []
     for name, kind in ((backend, torch.bfloat16), ("torch", torch.float32)):
-        args = [x.to(kind).requires_grad_() for x in made]
+        args = [x.detach().to(kind).requires_grad_() for x in made]
         with torch.enable_grad():
             y = op(*args, backend=name)
             found.append([y, *torch.autograd.grad((y.float() * made[0].float()).sum(), args)])

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from atma_sweep.kernels.gated_delta.channelwise import channelwise_delta, channelwise_delta_reference
+from atma_sweep.kernels.gated_delta.channelwise import (
+    channelwise_delta,
+    channelwise_delta_reference,
+    choose_backend,
+    fla_forward,
+)
 from atma_sweep.kernels.gated_delta.gated_delta import gated_delta_reference
 from torch import Tensor
 from torch.nn import functional
@@ -67,3 +72,34 @@ def test_shapes_that_do_not_fit_are_told() -> None:
     q, k, v, gamma, beta = drawn(5)
     with pytest.raises(ValueError, match="log_gamma"):
         channelwise_delta(q, k, v, gamma[..., :1], beta)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize(("t", "size"), [(131, 128), (64, 64), (1, 128)])
+def test_on_a_gpu_fla_gives_the_loop_and_its_gradients(t: int, size: int) -> None:
+    choice = choose_backend("cuda", torch.bfloat16, size)
+    if choice.reason.startswith("fla gives wrong gradients"):
+        pytest.skip(choice.reason)
+    assert choice.backend == "fla", choice
+    draw = torch.Generator().manual_seed(t)
+    shapes = [(B, t, H, size), (B, t, J, size), (B, t, J, size), (B, t, H, size), (B, t, H)]
+    made = [torch.randn(shape, generator=draw).cuda() for shape in shapes]
+    weight = torch.randn(B, t, H, size, generator=draw).cuda()
+    found = []
+    for kind, rule in ((torch.bfloat16, channelwise_delta), (torch.float64, channelwise_delta_reference)):
+        q, k, v = (x.bfloat16().to(kind).requires_grad_() for x in made[:3])
+        gamma, beta = (x.to(torch.promote_types(kind, torch.float32)).requires_grad_() for x in made[3:])
+        r, state = rule(q, k, v, functional.logsigmoid(gamma + 3.9), beta.sigmoid())
+        found.append([r, state, *torch.autograd.grad((r.to(weight.dtype) * weight).sum(), (q, k, v, gamma, beta))])
+    for ours, theirs in zip(*found, strict=True):
+        assert (ours.double() - theirs).norm() <= 0.02 * theirs.norm() + 1e-9
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_on_a_gpu_the_compiler_is_told_fla_s_shapes() -> None:
+    made = [torch.randn(2, 70, 2, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+    rates = [-torch.rand(2, 70, 2, 64, device="cuda"), torch.rand(2, 70, 2, device="cuda")]
+    state = torch.zeros(2, 2, 64, 64, device="cuda")
+    torch.library.opcheck(fla_forward, (*made, *rates, state), test_utils=("test_schema", "test_faketensor"))

@@ -306,6 +306,27 @@ def test_attention_with_gates_is_timed_beside_what_is_right(monkeypatch: pytest.
         assert (mixer(q, k, v, window=None, x_BTD=x.flatten(2)) - ours).abs().max() <= 1e-6
 
 
+@pytest.mark.parametrize(("op", "tied"), [("forgetting", False), ("wall", False), ("wall", True)])
+def test_the_trial_of_gated_attention_believes_what_is_right(op: str, tied: bool) -> None:
+    found = kernels.gated.error(getattr(kernels.gated, op), torch.device("cpu"), 16, tied, "torch")
+    assert 1e-4 < found < 5e-3, "bf16 beside float32, results and gradients"
+
+
+@no_gpu
+def test_what_cannot_be_tried_in_time_is_left_out() -> None:
+    wall, cpu = kernels.gated.wall, torch.device("cpu")
+    said = kernels.gated.tried(wall, cpu, 16, gates_tied=False, limit_s=0.1)
+    assert said == "the self-test of wall by fla did not end in 0.1 s"
+
+
+@no_gpu
+@pytest.mark.thorough
+def test_a_trial_in_a_process_of_its_own_says_what_it_found() -> None:
+    said = kernels.gated.tried(kernels.gated.wall, torch.device("cpu"), 16, gates_tied=False)
+    assert said is not None
+    assert said.startswith("the self-test of wall by fla stopped with")
+
+
 @no_gpu
 def test_threshold_attention_is_timed_beside_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the mixer calls it; where its kernels cannot run, the line of the table says why they are missing."""
