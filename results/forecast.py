@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .stored import stored
+
 OPTION = "price"
 """Under this key in a revision's options. What was predicted is no part of what was asked for."""
 BOUNDS = ("low", "likely", "high")
@@ -48,10 +50,11 @@ def as_option(forecast: Forecast) -> dict[str, Any]:
 
 
 def forecast_of(options: object) -> Forecast | None:
-    """The forecast that a launch stored, None where it stored none. Whoever wrote the database is not trusted."""
-    given = options.get(OPTION) if isinstance(options, Mapping) else None
-    if not isinstance(given, Mapping):
-        return None
+    """The forecast that a launch stored, None where it stored none, or what is no forecast."""
+    return stored(options, OPTION, _forecast)
+
+
+def _forecast(given: Mapping[str, Any]) -> Forecast | None:
     of, groups = given.get("of"), given.get("groups")
     if not isinstance(of, list) or not isinstance(groups, list) or not all(type(one) is int for one in of):
         return None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from ..stored import stored
 from .space import Model, Space, Term
 
 OPTION = "design"
@@ -51,13 +52,8 @@ def as_options(design: Design) -> dict[str, Any]:
 
 
 def design_of(options: object) -> Design | None:
-    """The design that a launch stored with its revision; None where there is none. Whoever wrote the database is not trusted:
-    what is no design is none."""
-    found = options.get(OPTION) if isinstance(options, Mapping) else None
-    try:
-        return _design(found) if isinstance(found, Mapping) else None
-    except (KeyError, TypeError, ValueError):
-        return None
+    """The design that a launch stored with its revision; None where there is none, or what is no design."""
+    return stored(options, OPTION, _design)
 
 
 def _design(found: Mapping[str, Any]) -> Design | None:

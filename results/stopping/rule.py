@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from ..contrasts import Contrast, contrast_of
+from ..stored import stored
 
 OBRIEN_FLEMING, POCOCK = SPENDINGS = ("obrien-fleming", "pocock")
 """How the level is shared out among the looks; spending.py says by which formula, and needs SciPy."""
@@ -63,11 +64,11 @@ def as_option(rule: Rule) -> dict[str, Any]:
 
 
 def rule_of(options: object) -> Rule | None:
-    """The rule that a launch stored with its revision; None where there is none. Whoever wrote the database is not trusted:
-    what is no rule is none."""
-    found = options.get(OPTION) if isinstance(options, Mapping) else None
-    if not isinstance(found, Mapping):
-        return None
+    """The rule that a launch stored with its revision; None where there is none, or what is no rule."""
+    return stored(options, OPTION, _rule)
+
+
+def _rule(found: Mapping[str, Any]) -> Rule | None:
     contrast, seeds, width = contrast_of(found.get("contrast")), found.get("seeds"), found.get("width")
     if contrast is None or contrast.reference is None or not isinstance(seeds, list) or len(seeds) > MOST_SEEDS:
         return None

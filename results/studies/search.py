@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
+from ..stored import stored
+
 OPTION = "search"
 """Under this key in a revision's options."""
 Sampler = Literal["tpe", "random", "cmaes", "nsga2"]
@@ -85,13 +87,8 @@ def as_options(search: Search) -> dict[str, Any]:
 
 
 def search_from(options: object) -> Search | None:
-    """The search that a launch stored with its revision; None where there is none. Whoever wrote the database is not trusted:
-    what is no search is none."""
-    found = options.get(OPTION) if isinstance(options, Mapping) else None
-    try:
-        return _search(found) if isinstance(found, Mapping) else None
-    except (KeyError, TypeError, ValueError):
-        return None
+    """The search that a launch stored with its revision; None where there is none, or what is no search."""
+    return stored(options, OPTION, _search)
 
 
 def _search(found: Mapping[str, Any]) -> Search | None:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..stored import stored
+
 OPTION = "tuned"
 """Under this key in a revision's options."""
 
@@ -58,12 +60,8 @@ def as_option(tuned: Tuned) -> dict[str, Any]:
 
 
 def tuned_of(options: object) -> Tuned | None:
-    """What a launch stored with its revision; None where there is nothing. Whoever wrote the database is not trusted."""
-    found = options.get(OPTION) if isinstance(options, Mapping) else None
-    try:
-        return _tuned(found) if isinstance(found, Mapping) else None
-    except (KeyError, TypeError, ValueError):
-        return None
+    """What a launch stored with its revision; None where there is nothing of the kind."""
+    return stored(options, OPTION, _tuned)
 
 
 def _tuned(found: Mapping[str, Any]) -> Tuned:

@@ -27,7 +27,7 @@ FALL, OPEN = 0.86, 6.0
 """The mixer's limit of a gate and its first bias."""
 FLA = "fla"
 BACKENDS = ("triton", FLA)
-TRIAL_S = 150.0
+TRIAL_S = 90.0
 """How long fla's kernels of one op may take to be compiled and tried."""
 
 
