@@ -41,7 +41,7 @@ class _Export:
         self.local = {row["id"]: index for index, row in enumerate(self.attempts, 1)}
 
     def _attempts(self) -> list[Row]:
-        """All attempts of the cells; a parent that belongs to another cell takes that cell along."""
+        """All attempts of the cells, by age; a parent that belongs to another cell takes that cell along."""
         found: list[Row] = []
         wanted = set(self.cells)
         while wanted:
@@ -49,7 +49,7 @@ class _Export:
             parents = {row["parent_id"] for row in found if row["parent_id"] is not None} - {row["id"] for row in found}
             wanted = {row["cell_id"] for row in self._where(T["attempt"], T["attempt"].c.id, parents)} - self.cells
             self.cells |= wanted
-        return sorted(found, key=lambda row: (row["cell_id"], row["id"]))
+        return sorted(found, key=lambda row: int(row["id"]))
 
     def _where(self, table: Table, column: Column[Any], values: Iterable[Any]) -> list[Row]:
         given, found = sorted(values), []

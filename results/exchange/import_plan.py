@@ -232,10 +232,12 @@ class Planner:
                 here[found.cell_id].append(dict(found._mapping))
                 self.folders.add(found.run_dir)
         added = {cell: self._match(here[cell], rows) for cell, rows in incoming.items()}
-        fresh = iter(self._fresh("attempt", sum(map(len, added.values()))))
+        # in the bundle's order, whatever their cells: an empty database then numbers them as the bundle does
+        ranked = sorted(row["id"] for new in added.values() for row in new)
+        dealt = dict(zip(ranked, self._fresh("attempt", len(ranked)), strict=True))
         for cell, new in added.items():
             if new:
-                self._merge(cell, here[cell], incoming[cell], new, [next(fresh) for _ in new])
+                self._merge(cell, here[cell], incoming[cell], new, [dealt[row["id"]] for row in new])
 
     def _match(self, here: list[Row], rows: list[Row]) -> list[Row]:
         """Finds each attempt of the bundle here; those that are not are returned."""
