@@ -6,6 +6,7 @@ G rows times heads.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -13,9 +14,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..choice import Choice, constant, failure, triton_or_torch, why_no_triton, worst
 from ..norms import statistics_dtype
+from . import ops
 from .newton_schulz import orthogonalised
 from .scan import scan
+from .tiles import CHANNELS, MOST_SEEN, MOST_TOKENS
 
 Steps = Literal["none", "chunk", "token"]
 
@@ -63,7 +67,7 @@ def first_state(layers: Sequence[Tensor], batch: int, heads: int, columns: int, 
 
 def omega(
     q_BTHF: Tensor, k_BTHF: Tensor, v_BTHX: Tensor, rates: Rates, state: State, *,
-    window: int, chunk: int, orthogonal: Steps = "none",
+    window: int, chunk: int, orthogonal: Steps = "none", backend: str | None = None,
 ) -> tuple[Tensor, State]:  # fmt: skip
     """(readout [B, T, H, X] in v's type, the state after the last token).
 
@@ -74,7 +78,8 @@ def omega(
 
     `orthogonal` "none": N is the identity. "token": N makes S_t orthogonal. "chunk": once a chunk, at its end, with the mean of its etas;
     the readouts in a chunk are then those of the memory before it. q and k are features; state and sums are float32 (float64 for
-    float64). A sequence may be given in pieces that end where chunks end. Raises ValueError when shapes do not fit.
+    float64). A sequence may be given in pieces that end where chunks end. `backend` None is what `choose_backend` says: "triton", for
+    the whole chunks of a memory [X, X] and features no longer than about 1, or "torch". Raises ValueError when shapes do not fit.
     """
     b, t, h, f = k_BTHF.shape
     if q_BTHF.shape != k_BTHF.shape or v_BTHX.shape[:3] != (b, t, h):
@@ -84,14 +89,21 @@ def omega(
     if state.weights_BHS.shape != (b, h, window - 1) or state.layers[0].shape[-1] != f:
         raise ValueError(f"the state does not fit {b} rows, {h} heads, a window of {window} and {f} columns")
     dtype = statistics_dtype(v_BTHX.dtype)
+    if backend is None:
+        size = v_BTHX.shape[-1] if f == v_BTHX.shape[-1] and len(state.layers) == 1 else 0
+        given = size, window, chunk, orthogonal, rates.log_momentum_BTH is not None
+        backend = choose_backend(v_BTHX.device, v_BTHX.dtype, *given).backend
 
     def heads_first(x: Tensor) -> Tensor:
         return x.to(dtype).transpose(1, 2)
 
-    q, k, v = heads_first(q_BTHF), heads_first(k_BTHF), heads_first(v_BTHX)
+    def seen_first(old_BHSX: Tensor, x: Tensor) -> Tensor:
+        """Behind those of the window before, [B, H, S, X]."""
+        return torch.cat([old_BHSX.to(dtype).transpose(1, 2), x.to(dtype)], 1).transpose(1, 2)
+
+    q, keys, values = heads_first(q_BTHF), seen_first(state.keys_BHSF, k_BTHF), seen_first(state.values_BHSX, v_BTHX)
     keep, step, weight = (heads_first(x) for x in rates[:3])
     slow = None if rates.log_momentum_BTH is None else heads_first(rates.log_momentum_BTH)
-    keys, values = (torch.cat([old.to(dtype), new], 2) for old, new in ((state.keys_BHSF, k), (state.values_BHSX, v)))
     weights = torch.cat([state.weights_BHS.to(dtype), weight], 2)
     layers = tuple(layer.to(dtype) for layer in state.layers)
     momenta = tuple(momentum.to(dtype) for momentum in state.momenta)
@@ -100,9 +112,9 @@ def omega(
         first = t // chunk * chunk
         own, seen = slice(first), slice(first + window - 1)
         rated = (keep[..., own], step[..., own], None if slow is None else slow[..., own], weights[..., seen])
-        y, layers, momenta = _all_at_once(
-            q[:, :, own], keys[:, :, seen], values[:, :, seen], rated, layers[0], momenta[0], window, chunk, orthogonal
-        )
+        pairs_seen = keys[:, :, seen], values[:, :, seen].to(v_BTHX.dtype if backend == "triton" else dtype)
+        at_once = _by_kernels if backend == "triton" else _all_at_once
+        y, layers, momenta = at_once(q[:, :, own], *pairs_seen, rated, layers[0], momenta[0], window, chunk, orthogonal)
         reads.append(y)
     for start in range(first, t, chunk):
         stop = min(start + chunk, t)
@@ -116,6 +128,47 @@ def omega(
     tail = slice(t, t + window - 1)
     state = State(layers, momenta, keys[:, :, tail], values[:, :, tail], weights[..., tail])
     return torch.cat(reads, 2).transpose(1, 2).to(v_BTHX.dtype), state
+
+
+@constant
+def choose_backend(
+    device: torch.device | str, dtype: torch.dtype, size: int, window: int, chunk: int, orthogonal: Steps, slow: bool
+) -> Choice:
+    """What `omega` takes for activations of that type, a memory [size, size], 0 for any other; `slow`: with a momentum."""
+    device = torch.device(device)
+    why = why_no_triton(device, dtype)
+    if why is None and size not in CHANNELS:
+        why = "the kernels need one matrix of 16, 32, 64 or 128 rows and as many columns"
+    if why is None and orthogonal == "token":
+        why = "the kernels take no orthogonal step at each token"
+    if why is None and (chunk > MOST_TOKENS or chunk + window - 1 > MOST_SEEN):
+        why = f"the kernels take chunks to {MOST_TOKENS}, to {MOST_SEEN} with the window's tokens before, got {chunk} and {window}"
+    return triton_or_torch(why or failure("omega", _error, device, dtype, size, window, chunk, orthogonal, slow))
+
+
+@functools.cache
+def _error(
+    device: torch.device, dtype: torch.dtype, size: int, window: int, chunk: int, orthogonal: Steps, slow: bool
+) -> float:
+    """Largest relative error of the kernels' readout and gradients, against "torch" in float32."""
+    draw = torch.Generator().manual_seed(0)
+    t = max(131, 2 * chunk + 3)
+    made = [torch.randn(1, t, 2, *more, generator=draw).to(device) for more in [(size,)] * 4 + [()] * (3 + slow)]
+    weight, *given = made
+    found = []
+    for backend, kind in (("triton", dtype), ("torch", torch.float32)):
+        args = [x.to(dtype).to(kind) if x.ndim == 4 else x.clone() for x in given]
+        q, k, v, *logits = (x.requires_grad_() for x in args)
+        start = first_state([torch.zeros(size, size, device=device)], 1, 2, size, size, window)
+        with torch.enable_grad():
+            keep, step, pair = functional.logsigmoid(logits[0] + 4), logits[1].sigmoid(), logits[2].sigmoid() / window
+            rates = Rates(keep, step, pair, functional.logsigmoid(logits[3] + 3) if slow else None)
+            y, _ = omega(
+                unit(q), unit(k), v, rates, start,
+                window=window, chunk=chunk, orthogonal=orthogonal, backend=backend,
+            )  # fmt: skip
+            found.append([y, *torch.autograd.grad((y.float() * weight).sum(), (q, k, v, *logits))])
+    return worst(*found)
 
 
 class _Plan:
@@ -200,6 +253,38 @@ def _all_at_once(
     y = y.unflatten(1, (b, h)).movedim(0, 2).flatten(2, 3)
     last = memories[-1].unflatten(0, (b, h))
     return y, (last,), (momenta[-1].unflatten(0, (b, h)) if has_momentum else momentum,)
+
+
+def _by_kernels(
+    q: Tensor, keys: Tensor, values: Tensor, rated: tuple[Tensor, Tensor, Tensor | None, Tensor], layer: Tensor,
+    momentum: Tensor, window: int, chunk: int, orthogonal: Steps,
+) -> tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:  # fmt: skip
+    """The same by our kernels; values are in the activations' type."""
+    b, h = q.shape[:2]
+
+    def chunks(x: Tensor, size: int) -> Tensor:
+        """[B, H, T] -> [N, G, size]."""
+        return x.unfold(2, size, chunk).movedim(2, 0).flatten(1, 2)
+
+    keep, step, slow, weights = rated
+    seen = chunk + window - 1
+    plan = _Plan(
+        chunks(keep, chunk), chunks(step, chunk), None if slow is None else chunks(slow, chunk),
+        chunks(weights, seen), window,
+    )  # fmt: skip
+    plain = orthogonal == "none"
+    has_momentum = slow is not None or not plain
+    y, last, last_momentum, *_ = ops.forward(
+        q.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2), plan.kept,
+        plan.felt() if plain else None,
+        plan.carried() if plain and has_momentum else None,
+        plan.momentum[..., -1, :] if has_momentum else None,
+        plan.old_momentum[..., -1] if has_momentum else None,
+        None if plain else plan.step,
+        layer.flatten(0, 1), momentum.flatten(0, 1),
+    )  # fmt: skip
+    ended = last_momentum.unflatten(0, (b, h)) if has_momentum else momentum
+    return y.transpose(1, 2), (last.unflatten(0, (b, h)),), (ended,)
 
 
 Pairs = list[tuple[Tensor, Tensor]]

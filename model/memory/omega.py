@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from ...kernels.norms import statistics_dtype
 from ...kernels.omega import features
-from ...kernels.omega.omega import Rates, State, answer, first_state, omega, unit
+from ...kernels.omega.omega import Rates, State, answer, choose_backend, first_state, omega, unit
 from ...kernels.shapes import expand_kv
 from ..config import ModelConfig
 from ..layers import Linear
@@ -98,7 +98,12 @@ class Omega(OmegaOutline, Recurrent):
         return unit(x) if self.config.normalise else x
 
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
-        return {"memory": f"torch chunk {self.config.chunk} (it has no kernel)"}
+        alone = self.config.features == "identity" and self.config.memory == "matrix"
+        choice = choose_backend(
+            device, dtype, self.head_dim if alone else 0, self.config.window, self.config.chunk, self.orthogonal,
+            "momentum" in self.RATES,
+        )  # fmt: skip
+        return {"memory": f"{choice.backend} chunk {self.config.chunk} ({choice.reason})"}
 
 
 class Atlas(AtlasOutline, Omega):

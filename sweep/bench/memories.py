@@ -11,14 +11,14 @@ from torch.nn import functional
 
 from ...kernels.gated_delta import channelwise, gated_delta
 from ...kernels.norms import statistics_dtype
-from ...kernels.omega.omega import Rates, Steps, first_state, omega, unit
+from ...kernels.omega.omega import Rates, Steps, choose_backend, first_state, omega, unit
 from ...kernels.shapes import expand_kv
 from ...model.memory.gated_delta import GAMMA_OFFSET
 from ...model.memory.gated_delta_outline import KDAConfig
 from ...model.memory.omega_outline import AtlasConfig, OmegaConfig
 
 OPS = ("deltanet", "kda", "omega", "atlas")
-TORCH, COMPILED = "torch", "torch, compiled"
+TRITON, TORCH, COMPILED = "triton", "torch", "torch, compiled"
 
 
 def rates(op: str, heads: int, size: int) -> list[tuple[int, ...]]:
@@ -33,14 +33,17 @@ def rates(op: str, heads: int, size: int) -> list[tuple[int, ...]]:
 
 
 def variants(op: str, device: torch.device, size: int) -> dict[str, Callable[..., Any]]:
-    """By name what there is on that device, our references and, where it can be taken, flash-linear-attention."""
+    """By name what there is on that device: our kernels, our references and, where it can be taken, flash-linear-attention."""
     if op == "deltanet":
         names = gated_delta.available(device, torch.bfloat16, size)
         return {str(name): _deltanet(str(name)) for name in names if name != TORCH}
     if op == "kda":
         chosen = channelwise.choose_backend(device, torch.bfloat16, size).backend
         return {name: _kda(name) for name in dict.fromkeys((chosen, TORCH))}
-    return dict.fromkeys((COMPILED, TORCH), _omega if op == "omega" else _atlas)
+    config, orthogonal, slow, call = _stepping(op)
+    backend = choose_backend(device, torch.bfloat16, size, config.window, config.chunk, orthogonal, slow).backend
+    ours = {TRITON: _by(TRITON, call)} if backend == TRITON else {}
+    return ours | dict.fromkeys((COMPILED, TORCH), _by(TORCH, call))
 
 
 def flops(op: str, size: int) -> float:
@@ -71,19 +74,35 @@ def _kda(backend: str) -> Callable[..., Any]:
     return call
 
 
-def _omega(q: Tensor, k: Tensor, v: Tensor, keep: Tensor, step: Tensor, weight: Tensor) -> Tensor:
-    return _stepped(OmegaConfig(), "none", q, k, v, keep, step, weight, None)
+def _by(backend: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def call(*args: Tensor) -> Tensor:
+        return function(backend, *args)
+
+    return call
 
 
-def _atlas(q: Tensor, k: Tensor, v: Tensor, keep: Tensor, step: Tensor, weight: Tensor, momentum: Tensor) -> Tensor:
+def _stepping(op: str) -> tuple[OmegaConfig, Steps, bool, Callable[..., Tensor]]:
+    """(its defaults, what is done to a step, whether it has a momentum, its call behind a backend's name)."""
+    if op == "omega":
+        return OmegaConfig(), "none", False, _omega
+    return AtlasConfig(), AtlasConfig().orthogonal, True, _atlas
+
+
+def _omega(backend: str, q: Tensor, k: Tensor, v: Tensor, keep: Tensor, step: Tensor, weight: Tensor) -> Tensor:
+    return _stepped(OmegaConfig(), "none", backend, q, k, v, keep, step, weight, None)
+
+
+def _atlas(
+    backend: str, q: Tensor, k: Tensor, v: Tensor, keep: Tensor, step: Tensor, weight: Tensor, momentum: Tensor
+) -> Tensor:
     config = AtlasConfig()
     slow = functional.logsigmoid(momentum.float() + config.momentum_offset)
-    return _stepped(config, config.orthogonal, q, k, v, keep, step, weight, slow)
+    return _stepped(config, config.orthogonal, backend, q, k, v, keep, step, weight, slow)
 
 
 def _stepped(
-    config: OmegaConfig, orthogonal: Steps, q: Tensor, k: Tensor, v: Tensor, keep: Tensor, step: Tensor, weight: Tensor,
-    momentum: Tensor | None,
+    config: OmegaConfig, orthogonal: Steps, backend: str, q: Tensor, k: Tensor, v: Tensor, keep: Tensor, step: Tensor,
+    weight: Tensor, momentum: Tensor | None,
 ) -> Tensor:  # fmt: skip
     b, _, heads, size = q.shape
     rates = Rates(
@@ -95,6 +114,7 @@ def _stepped(
     )
     keys, values = expand_kv(k, heads), expand_kv(v, heads)
     read, _ = omega(
-        unit(q), unit(keys), values, rates, start, window=config.window, chunk=config.chunk, orthogonal=orthogonal
-    )
+        unit(q), unit(keys), values, rates, start,
+        window=config.window, chunk=config.chunk, orthogonal=orthogonal, backend=backend,
+    )  # fmt: skip
     return read

@@ -115,6 +115,22 @@ def gated_delta(t: int, d: int, _window: int | None, dtype: torch.dtype) -> None
         kernels.backward(r, last, q, k, v, gates, gates, first, *saved)
 
 
+def omega(t: int, d: int, _window: int | None, dtype: torch.dtype) -> None:
+    from atma_sweep.kernels.omega import ops
+
+    square = torch.empty(B * H, d, d)
+    # the defaults of omega and of atlas, and a momentum without orthogonal steps
+    for orthogonal, slow, c in ((False, False, 16), (True, True, 64), (False, True, 16)):
+        n, seen = t // c, c + 15
+        q, k, v = made(n * c, d, F32), made(n * c + 15, d, F32), made(n * c + 15, d, dtype)
+        kept, felt, share, one = (torch.empty(n, B * H, *more) for more in ((c,), (c, seen), (seen,), ()))
+        rates = (kept, None if orthogonal else felt, kept if slow and not orthogonal else None)
+        rest = (share, one) if slow else (None, None)
+        given = (v, *rates, *rest, one if orthogonal else None)
+        y, last, momentum, q, k, *saved = ops.forward(q, k, *given, square, square)
+        ops.backward(y, last, momentum if slow else None, q, k, *given, *saved)
+
+
 def convolutions(t: int, d: int, _window: int | None, dtype: torch.dtype) -> None:
     from atma_sweep.kernels.conv import triton as kernels
 
@@ -172,6 +188,7 @@ CASES: dict[str, Callable[[int, int, int | None, torch.dtype], None]] = {
         threshold,
         wall,
         gated_delta,
+        omega,
         convolutions,
         cross_entropy,
         sketch,
