@@ -18,6 +18,8 @@ from ...model.memory.gated_delta_outline import KDAConfig
 from ...model.memory.omega_outline import AtlasConfig, OmegaConfig
 
 OPS = ("deltanet", "kda", "omega", "atlas")
+OMEGA, ATLAS = OmegaConfig(), AtlasConfig()
+"""Their defaults; made here, where no compiler looks on."""
 TRITON, TORCH, COMPILED = "triton", "torch", "torch, compiled"
 
 
@@ -50,7 +52,7 @@ def flops(op: str, size: int) -> float:
     """Of the forward pass, for a token and head."""
     if op in ("deltanet", "kda"):
         return size * (4.0 * size + 6 * 64)
-    config = OmegaConfig() if op == "omega" else AtlasConfig()
+    config = OMEGA if op == "omega" else ATLAS
     seen = config.chunk + config.window - 1
     return 2.0 * size * size * (2 * seen / config.chunk + 1) + 4.0 * seen * size
 
@@ -84,20 +86,19 @@ def _by(backend: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def _stepping(op: str) -> tuple[OmegaConfig, Steps, bool, Callable[..., Tensor]]:
     """(its defaults, what is done to a step, whether it has a momentum, its call behind a backend's name)."""
     if op == "omega":
-        return OmegaConfig(), "none", False, _omega
-    return AtlasConfig(), AtlasConfig().orthogonal, True, _atlas
+        return OMEGA, "none", False, _omega
+    return ATLAS, ATLAS.orthogonal, True, _atlas
 
 
 def _omega(backend: str, q: Tensor, k: Tensor, v: Tensor, keep: Tensor, step: Tensor, weight: Tensor) -> Tensor:
-    return _stepped(OmegaConfig(), "none", backend, q, k, v, keep, step, weight, None)
+    return _stepped(OMEGA, "none", backend, q, k, v, keep, step, weight, None)
 
 
 def _atlas(
     backend: str, q: Tensor, k: Tensor, v: Tensor, keep: Tensor, step: Tensor, weight: Tensor, momentum: Tensor
 ) -> Tensor:
-    config = AtlasConfig()
-    slow = functional.logsigmoid(momentum.float() + config.momentum_offset)
-    return _stepped(config, config.orthogonal, backend, q, k, v, keep, step, weight, slow)
+    slow = functional.logsigmoid(momentum.float() + ATLAS.momentum_offset)
+    return _stepped(ATLAS, ATLAS.orthogonal, backend, q, k, v, keep, step, weight, slow)
 
 
 def _stepped(

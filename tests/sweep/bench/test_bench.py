@@ -120,6 +120,17 @@ def test_the_work_of_a_memory_that_is_timed_is_what_its_outline_says(op: str) ->
     assert memories.flops(op, 32) == outline.forward_flops(model, settings) - surround
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("op", ["omega", "atlas"])
+def test_a_memory_that_is_timed_compiles_to_one_graph(op: str) -> None:
+    found = memories.variants(op, torch.device("cpu"), 16)
+    assert set(found) == {"torch", "torch, compiled"}
+    args = [torch.randn(1, 70, heads, 16) for heads in (2, 1, 1)]
+    args += [torch.randn(1, 70, *shape) for shape in memories.rates(op, 2, 16)]
+    compiled = torch.compile(found["torch, compiled"], fullgraph=True, dynamic=False, backend="eager")
+    assert torch.equal(compiled(*args), found["torch"](*args))
+
+
 def test_what_the_command_changes_is_told() -> None:
     """By cell, with what the grid has; a setting that changes nothing is no change."""
     slug = "rope-weak-d0-m1-w1"
