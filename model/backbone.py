@@ -5,11 +5,10 @@ B batch, T length, D model width, V vocabulary, R distractors, N = B * T: kernel
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +22,9 @@ from ..kernels.sketch import sketch
 from . import registry
 from .attention import Attention
 from .bases import Position, Table
-from .cache import Room, Step
+from .cache import Ledger, Room, Step
 from .chance import generator, seed_of
+from .compiling import one_graph
 from .config import ModelConfig
 from .gated_conv import GatedConv
 from .layers import MLP, CausalConv, Linear, RMSNorm, TiedHead, drop
@@ -34,13 +34,12 @@ from .pieces import in_pieces
 from .resolve import NO_REGULARIZER, check_model_config, check_regularizer, position_settings
 
 
-class CompileError(RuntimeError):
-    """torch.compile could not turn the network into one graph."""
+class Parts(NamedTuple):
+    """What a step of one token a text is made of, so that each part can be compiled by itself. See `EAGER`."""
 
-    def __init__(self, refused: Exception) -> None:
-        lines = [line.strip() for line in str(refused).splitlines() if line.strip()]
-        why = lines[0] if lines else type(refused).__name__
-        super().__init__(f"the network cannot be compiled: {why}; train.compile: off trains it without the compiler")
+    first: Callable[..., tuple[Tensor, Tensor, Step]]
+    block: Callable[..., tuple[Tensor, Tensor]]
+    last: Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
@@ -151,13 +150,16 @@ class Block(nn.Module):
         """`evaluate` of one text from its start, of which the states then hold what `step` needs."""
         return self._evaluated(x_1TD, lambda normed: self.mix.begin(normed, states, step, chunk=chunk), chunk)
 
-    def step(self, x_BD: Tensor, states: Any, step: Step) -> Tensor:
-        """What `forward` gives at the next token of some texts, [B, D]."""
+    def step(self, x_BD: Tensor, branch_BD: Tensor, states: Any, step: Step) -> tuple[Tensor, Tensor]:
+        """What `forward` gives at the next token of some texts, as two numbers to add, [B, D] each; so is its input.
+
+        The sum stands where the next norm can take it along.
+        """
+        x_BD = x_BD + branch_BD
         normed_BD = self.norm1(x_BD)
         x_BD = self._under(x_BD, normed_BD) + self.mix.step(normed_BD, states, step)
         normed_BD = self.norm2(x_BD)
-        out_BD: Tensor = self._under(x_BD, normed_BD) + self.mlp(normed_BD)
-        return out_BD
+        return self._under(x_BD, normed_BD), self.mlp(normed_BD)
 
 
 class Backbone(nn.Module):
@@ -300,27 +302,10 @@ class Backbone(nn.Module):
         each kind of block instead, which all of its kind share, and one for what follows them: sooner compiled, less fused.
         """
         self.kernel_paths()  # decides between kernels now: a self-test does not belong into a graph
-        if torch.are_deterministic_algorithms_enabled():
-            # else the compiler picks the tiles of its sums by the clock
-            compiler: Any = importlib.import_module("torch._inductor.config")
-            compiler.deterministic = True
-        refusals: Any = importlib.import_module("torch._dynamo.exc").TorchDynamoException
-
-        def compiled(part: Callable[..., Any]) -> Callable[..., Any]:
-            graph = torch.compile(part, fullgraph=True, dynamic=False, backend=backend)
-
-            def run(*args: Any, **named: Any) -> Any:
-                try:
-                    return graph(*args, **named)
-                except refusals as refused:
-                    raise CompileError(refused) from refused
-
-            return run
-
         if regional:
-            self._forward_block, self._forward_end = compiled(Block.forward), compiled(_end)
+            self._forward_block, self._forward_end = one_graph(Block.forward, backend), one_graph(_end, backend)
         else:
-            self._forward_blocks = compiled(self._blocks)
+            self._forward_blocks = one_graph(self._blocks, backend)
         self._compiler = f"{backend}, block by block," if regional else backend
 
     def _blocks(
@@ -424,14 +409,24 @@ class Backbone(nn.Module):
             x_1TD = block.begin(x_1TD, state, step, chunk=chunk)
         return self.logits(self.norm(x_1TD[0, -1]))
 
-    def step(self, tokens_B: Tensor, states: list[Any], step: Step) -> Tensor:
-        """Logits [B, V] behind the next token of some texts, int64 [B]; their states are changed in place."""
-        places_B1 = None if self.positions is None else step.places[:, None]
-        x_BD = self._embedded(tokens_B[:, None], places_B1)[:, 0]
+    def step(
+        self,
+        tokens_B: Tensor,
+        states: list[Any],
+        ledger: Ledger,
+        slots_B: Tensor,
+        window: int | None,
+        parts: Parts | None = None,
+    ) -> Tensor:
+        """Logits [B, V] behind the next token of some texts, int64 [B]; states and ledger are changed in place.
+
+        `parts` None works everything out as it comes.
+        """
+        parts = parts or EAGER
+        x_BD, branch_BD, step = parts.first(self, tokens_B, ledger, slots_B, window)
         for block, state in zip(self.blocks, states, strict=True):
-            assert isinstance(block, Block)
-            x_BD = block.step(x_BD, state, step)
-        return self.logits(self.norm(x_BD))
+            x_BD, branch_BD = parts.block(block, x_BD, branch_BD, state, step)
+        return parts.last(self, x_BD, branch_BD)
 
     def token_losses(self, hidden_BTD: Tensor, targets_BT: Tensor, *, chunk: int = CHUNK) -> Tensor:
         """Nats per token, float32 [B, T] (float64 in a float64 network), from the logits of `chunk` tokens at a time.
@@ -562,6 +557,29 @@ def _group(name: str, parameter: nn.Parameter, config: ModelConfig) -> str:
 def _block(block: Block, *args: Any, **named: Any) -> tuple[Tensor, Tensor | None]:
     found: tuple[Tensor, Tensor | None] = block(*args, **named)
     return found
+
+
+def _step_first(
+    model: Backbone, tokens_B: Tensor, ledger: Ledger, slots_B: Tensor, window: int | None
+) -> tuple[Tensor, Tensor, Step]:
+    step = ledger.advance(slots_B, window)
+    places_B1 = None if model.positions is None else step.places[:, None]
+    x_BD = model._embedded(tokens_B[:, None], places_B1)[:, 0]
+    return x_BD, torch.zeros_like(x_BD), step
+
+
+def _step_block(
+    block: Block, x_BD: Tensor, branch_BD: Tensor, states: Any, step: Step
+) -> tuple[Tensor, Tensor]:
+    return block.step(x_BD, branch_BD, states, step)
+
+
+def _step_last(model: Backbone, x_BD: Tensor, branch_BD: Tensor) -> Tensor:
+    return model.logits(model.norm(x_BD + branch_BD))
+
+
+EAGER = Parts(_step_first, _step_block, _step_last)
+"""The parts of a step as they come."""
 
 
 def _end(

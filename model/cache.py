@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ..kernels.paged.pages import DUMMY, PAGE, Texts
+
+Array = npt.NDArray[np.int64]
 
 
 class CacheFull(RuntimeError):
@@ -147,89 +151,117 @@ class Kept:
         return self.texts.seen(self.window)
 
 
-class _Change(NamedTuple):
-    """Of a text's pages: places in its row of the table."""
+@dataclass(frozen=True)
+class Ledger:
+    """Pages and lengths of every text, on the device, where they stay between steps."""
 
-    gone: list[int]
-    new: range
+    tables_RP: Tensor
+    """int32, as `Texts` has it."""
+    lengths_R: Tensor
+    """int32: tokens; 0 in a row that no text has."""
+    page: int
+    nobody: int
+
+    def advance(self, slots_B: Tensor, window: int | None) -> Step:
+        """Counts one token more of each text and says what its step needs; asks nothing of the host."""
+        lengths_B = self.lengths_R[slots_B]
+        lengths_B = lengths_B + (lengths_B > 0)
+        self.lengths_R.index_copy_(0, slots_B, lengths_B)
+        return self.step(slots_B, lengths_B, window)
+
+    def step(self, slots_B: Tensor, lengths_B: Tensor, window: int | None) -> Step:
+        """What a step needs of texts of these lengths."""
+        return Step(slots_B, Texts(self.tables_RP[slots_B], lengths_B, self.page), window, self.nobody)
 
 
 class Book:
-    """Who has which pages. Numbers are kept on the host, and copied to the device where they have changed."""
+    """Who has which pages. The host knows all of it; the device has tables and lengths of its own and is told what changes."""
 
     def __init__(self, room: Room, pages_of_a_text: int) -> None:
         self.room, self._most = room, pages_of_a_text
         self._free_pages = list(range(room.pages - 1, DUMMY, -1))
         self._free_slots = list(range(room.slots - 1, -1, -1))
-        self._tables = torch.full((room.rows, pages_of_a_text), DUMMY, dtype=torch.int32, device=room.device)
-        self._pages: dict[int, list[int]] = {}
-        self._lengths: dict[int, int] = {}
+        # a text has the pages of the columns from `_first` to before `_end`; those before have been given back
+        self._table = np.full((room.rows, pages_of_a_text), DUMMY, np.int32)
+        self._first, self._end, self._length = (np.zeros(room.rows, np.int64) for _ in range(3))
+        self._open = np.zeros(room.rows, np.bool_)
+        self.ledger = Ledger(
+            torch.full((room.rows, pages_of_a_text), DUMMY, dtype=torch.int32, device=room.device),
+            torch.zeros(room.rows, dtype=torch.int32, device=room.device),
+            room.page,
+            self.nobody,
+        )
+        self._rows: dict[int, tuple[list[int], Tensor]] = {}
 
     def open(self, tokens: int, window: int | None = None) -> int:
-        """A slot for a text of so many tokens; only the pages that the window's next token may see. Raises CacheFull."""
+        """A slot for a text of so many tokens, one or more; only the pages that the window's next token may see. Raises CacheFull."""
         if not self._free_slots:
             raise CacheFull(f"all {self.room.slots} texts are under way; close one first")
-        slot = self._free_slots.pop()
-        self._pages[slot], self._lengths[slot] = [], 0
+        slot = int(self._free_slots.pop())
+        self._open[slot] = True
         try:
             self.grow([slot], tokens, window)
         except CacheFull:
             self.close(slot)
             raise
+        self.ledger.lengths_R[slot].fill_(tokens)
         return slot
 
     def grow(self, slots: Sequence[int], tokens: int = 1, window: int | None = None) -> None:
         """Room for so many more tokens of each; pages that no later token will see become free. Rows that are nobody's get none.
 
-        Raises CacheFull, with nothing changed.
+        Raises CacheFull, with nothing changed. The device counts the tokens itself, in `Ledger.advance`.
         """
-        changes = {slot: self._change(slot, tokens, window) for slot in slots if slot in self._pages}
-        short = sum(len(change.new) - len(change.gone) for change in changes.values()) - len(self._free_pages)
+        rows = np.asarray(slots, np.int64)
+        rows = rows[self._open[rows]]
+        length = self._length[rows] + tokens
+        end, first = -(-length // self.room.page), self._first[rows]
+        if window is not None:
+            # the token before the new one stays too: sums go on from what is kept of it
+            first = np.maximum(0, length - max(window, 2)) // self.room.page
+        if (end > self._end[rows]).any() or (first > self._first[rows]).any():
+            self._turn(*(part[np.unique(rows, return_index=True)[1]] for part in (rows, length, first, end)))
+        self._length[rows] = length
+
+    def _turn(self, rows: Array, length: Array, first: Array, end: Array) -> None:
+        """Pages for texts of these lengths, in the columns from `first` to before `end`. Raises CacheFull, with nothing changed."""
+        if (end > self._most).any():
+            got = length[np.argmax(end > self._most)]
+            raise CacheFull(f"a text may have {self._most * self.room.page} tokens here, got {got}")
+        held, until = self._first[rows], self._end[rows]
+        gone = _cells(rows, held, np.minimum(first, until))
+        new = _cells(rows, np.maximum(first, until), end)
+        short = len(new[0]) - len(gone[0]) - len(self._free_pages)
         if short > 0:
             taken = f"all {self.room.pages - 1} pages of {self.room.page} tokens are taken"
             raise CacheFull(f"{taken}, {short} more are needed; close a text first")
-        for slot, change in changes.items():
-            self._free_pages.extend(reversed([self._pages[slot][index] for index in change.gone]))
-        for slot, change in changes.items():
-            self._lengths[slot] += tokens
-            if change.gone or change.new:
-                self._carry_out(slot, change)
-
-    def _change(self, slot: int, tokens: int, window: int | None) -> _Change:
-        pages, page = self._pages[slot], self.room.page
-        length = self._lengths[slot] + tokens
-        wanted = -(-length // page)
-        if wanted > self._most:
-            raise CacheFull(f"a text may have {self._most * page} tokens here, got {length}")
-        # the token before the new one stays too: sums go on from what is kept of it
-        first = 0 if window is None else max(0, length - max(window, 2)) // page
-        gone = [index for index, number in enumerate(pages[:first]) if number != DUMMY]
-        return _Change(gone, range(max(first, len(pages)), wanted))
-
-    def _carry_out(self, slot: int, change: _Change) -> None:
-        pages = self._pages[slot]
-        for index in change.gone:
-            pages[index] = DUMMY
-        if change.new:
-            pages.extend([DUMMY] * (change.new.start - len(pages)))
-            pages.extend(self._free_pages.pop() for _ in change.new)
-        said = torch.tensor(pages + [DUMMY] * (self._most - len(pages)), dtype=torch.int32)
-        self._tables[slot] = said.to(self.room.device)
+        self._free_pages.extend(self._table[gone][::-1].tolist())
+        left = len(self._free_pages) - len(new[0])
+        self._table[gone] = DUMMY
+        self._table[new] = self._free_pages[left:][::-1]
+        del self._free_pages[left:]
+        self._first[rows], self._end[rows] = first, end
+        changed = tuple(np.concatenate(pair) for pair in zip(gone, new, strict=True))
+        said = np.stack([*changed, self._table[changed]])
+        row, column, number = torch.from_numpy(said).to(self.room.device, non_blocking=True)
+        self.ledger.tables_RP.index_put_((row, column), number.int())
 
     def close(self, slot: int) -> None:
         """Forgets a text."""
-        self._free_pages.extend(reversed([number for number in self._pages.pop(slot) if number != DUMMY]))
-        del self._lengths[slot]
-        self._tables[slot] = DUMMY
+        self._free_pages.extend(self._table[slot, self._first[slot] : self._end[slot]][::-1].tolist())
+        self._table[slot], self._first[slot], self._end[slot], self._length[slot] = DUMMY, 0, 0, 0
+        self._open[slot] = False
+        self.ledger.tables_RP[slot].fill_(DUMMY)
+        self.ledger.lengths_R[slot].fill_(0)
         self._free_slots.append(slot)
 
     def pages(self, slot: int) -> Tensor:
         """int32 [P]: the text's row of the table."""
-        return self._tables[slot]
+        return self.ledger.tables_RP[slot]
 
     def length(self, slot: int) -> int:
         """Tokens of the text."""
-        return self._lengths[slot]
+        return int(self._length[slot])
 
     @property
     def nobody(self) -> int:
@@ -241,12 +273,30 @@ class Book:
         """Pages that texts have."""
         return self.room.pages - 1 - len(self._free_pages)
 
+    def rows(self, slots: Sequence[int], count: int) -> Tensor:
+        """int64 [count]: these slots, then nobody's. One tensor for each count, to which nothing is copied while its slots stay."""
+        wanted = list(slots)
+        if count not in self._rows:
+            self._rows[count] = [], torch.full((count,), self.nobody, device=self.room.device)
+        said, rows_B = self._rows[count]
+        if said != wanted:
+            filled = [*wanted, *[self.nobody] * (count - len(wanted))]
+            rows_B.copy_(torch.tensor(filled), non_blocking=True)
+            self._rows[count] = wanted, rows_B
+        return rows_B
+
     def step(self, slots: Sequence[int], window: int | None) -> Step:
-        """What a step of these texts needs, their new tokens counted already."""
-        device = self.room.device
-        lengths_B = torch.tensor([self._lengths.get(slot, 0) for slot in slots], dtype=torch.int32, device=device)
-        slots_B = torch.tensor(list(slots), device=device)
-        return Step(slots_B, Texts(self._tables[slots_B], lengths_B, self.room.page), window, self.nobody)
+        """What a text's beginning needs: its slot, its pages, its length."""
+        slots_B = torch.tensor(list(slots), device=self.room.device)
+        return self.ledger.step(slots_B, self.ledger.lengths_R[slots_B], window)
+
+
+def _cells(rows: Array, start: Array, stop: Array) -> tuple[Array, Array]:
+    """(row, column) of every cell from `start` to before `stop`, row after row."""
+    count = np.maximum(stop - start, 0)
+    of = np.repeat(np.arange(len(rows)), count)
+    within = np.arange(len(of)) - np.repeat(np.cumsum(count) - count, count)
+    return rows[of], start[of] + within
 
 
 @dataclass

@@ -6,17 +6,19 @@ B texts of a step, T tokens, V vocabulary.
 from __future__ import annotations
 
 import copy
+import types
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from .attention import States
-from .backbone import Backbone
-from .cache import DUMMY, PAGE, Book, CacheFull, Remembered, Room, Step, Texts
+from .backbone import EAGER, Backbone, Parts
+from .cache import PAGE, Book, CacheFull, Remembered, Room
 from .chance import generator
+from .compiling import CompileError, one_graph
 from .layers import CausalConv, Linear, TiedHead
 
 CHUNK = 8192
@@ -50,11 +52,15 @@ class Paged:
         full_context: bool = False,
         chunk: int = CHUNK,
         graphs: bool | None = None,
+        compiled: bool = False,
     ) -> None:
         """For so many `texts` at a time of at most `tokens` tokens. `pages` None is enough for all of them at full length.
 
         Without `full_context` the network keeps its window, if it has one, and no more pages than the window needs. With
-        `graphs`, None: on a GPU where every part can, steps are replayed as CUDA graphs, of 1, 2, 4, 8, ... texts. Raises ValueError for a network of which a part has no form for one token at a time (`Backbone.why_no_step`).
+        `graphs`, None: on a GPU where every part can, steps are replayed as CUDA graphs, of 1, 2, 4, 8, ... texts. With
+        `compiled` torch.compile fuses what lies between the products of a step, once for each such number of texts; where it
+        cannot, `not_compiled` says why and steps go on as they come. Raises ValueError for a network of which a part has no
+        form for one token at a time (`Backbone.why_no_step`).
         """
         why = model.why_no_step()
         if why is not None:
@@ -64,8 +70,15 @@ class Paged:
         room = Room(texts, 1 + (texts * most if pages is None else pages), page, model.device, model.dtype)
         self.model, self.book, self._chunk = as_used(model), Book(room, most), chunk
         self.states = model.open(room)
-        able = model.device.type == "cuda" and model.one_stream()
-        self._graphs = Graphs(self._whole_step) if (able if graphs is None else graphs) else None
+        one_stream = model.one_stream()
+        able = model.device.type == "cuda" and one_stream
+        self._graphs = able if graphs is None else graphs
+        self._compiled = compiled
+        self.not_compiled: str | None = None
+        """Why steps go on without the compiler although it was asked for."""
+        if compiled and not one_stream:
+            self.not_compiled = "a part of the network works its texts out one by one"
+        self._ready: dict[tuple[int, bool], Ready] = {}
 
     @torch.inference_mode()
     def begin(self, tokens_T: Tensor) -> tuple[int, Tensor]:
@@ -89,16 +102,51 @@ class Paged:
         return sum(_kept(state, slot, seen) for state in self.states)
 
     @torch.inference_mode()
-    def step(self, slots: Sequence[int], tokens_B: Tensor, *, graphs: bool = True) -> Tensor:
-        """As the protocol says; `graphs` False works this step out as it comes."""
+    def step(
+        self, slots: Sequence[int], tokens_B: Tensor, *, graphs: bool = True, compiled: bool = True, own: bool = True
+    ) -> Tensor:
+        """As the protocol says, without waiting for the device.
+
+        `graphs` False works this step out as it comes, `compiled` False without the compiler. Without `own` the logits may
+        be those of the next step once that is asked for: no copy is made of them.
+        """
+        graphs = graphs and self._graphs
+        compiled = compiled and self._compiled and self.not_compiled is None
         self.book.grow(slots, window=self.window)
-        tokens_B = tokens_B.to(self.model.device)
-        if self._graphs is None or not graphs:
-            return self._whole_step(tokens_B, self.book.step(slots, self.window))
-        empty = padded(len(slots)) - len(slots)
-        filled_B = torch.cat([tokens_B, tokens_B.new_zeros(empty)])
-        step = self.book.step([*slots, *[self.book.nobody] * empty], self.window)
-        return self._graphs(filled_B, step)[: len(slots)]
+        if not graphs and not compiled:
+            rows_B = self.book.rows(slots, len(slots))
+            return self._worked_out(tokens_B.to(self.model.device, non_blocking=True), rows_B, EAGER)
+        count = padded(len(slots))
+        if (count, compiled) not in self._ready:
+            self._ready[count, compiled] = self._made_ready(count, compiled)
+        parts, tokens, replay = self._ready[count, compiled]
+        rows_B = self.book.rows(slots, count)
+        tokens[: len(slots)].copy_(tokens_B, non_blocking=True)
+        if replay is None or not graphs:
+            return self._worked_out(tokens, rows_B, parts)[: len(slots)]
+        graph, logits_BV = replay
+        graph.replay()
+        return logits_BV[: len(slots)].clone() if own else logits_BV[: len(slots)]
+
+    def _made_ready(self, count: int, compiled: bool) -> Ready:
+        """Compiles and captures a step of so many rows; they are nobody's, so that trying it out changes no text."""
+        tokens_B = torch.zeros(count, dtype=torch.int64, device=self.model.device)
+        rows_B = self.book.rows([], count)
+        # kernels are chosen, and what is made once is made, before the compiler looks
+        self._worked_out(tokens_B, rows_B, EAGER)
+        parts = EAGER
+        if compiled:
+            try:
+                parts = compiled_parts()
+                self._worked_out(tokens_B, rows_B, parts)
+            except CompileError as error:
+                parts, self.not_compiled = EAGER, str(error)
+        if not self._graphs or tokens_B.device.type != "cuda":
+            return Ready(parts, tokens_B, None)
+        return Ready(parts, tokens_B, captured(lambda: self._worked_out(tokens_B, rows_B, parts)))
+
+    def _worked_out(self, tokens_B: Tensor, rows_B: Tensor, parts: Parts) -> Tensor:
+        return self.model.step(tokens_B, self.states, self.book.ledger, rows_B, self.window, parts)
 
     def step_bytes(self, texts: int, tokens: int) -> int:
         """Bytes that a step of so many texts of so many tokens cannot but move: weights and what is kept of each token are read,
@@ -108,9 +156,6 @@ class Paged:
         if not isinstance(self.model.head, TiedHead):
             weights -= table.numel() * table.element_size()  # of which a token reads one row
         return weights + texts * sum(block_bytes(state, tokens, self.window) for state in self.states)
-
-    def _whole_step(self, tokens_B: Tensor, step: Step) -> Tensor:
-        return self.model.step(tokens_B, self.states, step)
 
     def close(self, slot: int) -> None:
         self.book.close(slot)
@@ -160,46 +205,39 @@ def _kept(state: Any, slot: int, tokens: int) -> int:
     return sum(one.numel() * one.element_size() for one in tree_leaves(held) if isinstance(one, Tensor))
 
 
-class Graphs:
-    """Steps as CUDA graphs, one for each number of texts: what is captured once is replayed for any texts of any lengths.
+class Ready(NamedTuple):
+    """A step of a number of rows, ready to be taken. It knows nothing of what it belongs to, so that both go together."""
 
-    On another device each step is worked out as it comes, so that what fills a batch up can be seen there too.
-    """
+    parts: Parts
+    tokens_B: Tensor
+    """Where a step reads its tokens."""
+    replay: tuple[torch.cuda.CUDAGraph, Tensor] | None
+    """A graph and the logits that it writes; None where each step is worked out as it comes."""
 
-    def __init__(self, step: Callable[[Tensor, Step], Tensor]) -> None:
-        self._step = step
-        self._made: dict[int, tuple[torch.cuda.CUDAGraph, Tensor, Step, Tensor]] = {}
 
-    def __call__(self, tokens_B: Tensor, step: Step) -> Tensor:
-        """Logits [B, V], a copy."""
-        if tokens_B.device.type != "cuda":
-            return self._step(tokens_B, step)
-        if len(tokens_B) not in self._made:
-            self._made[len(tokens_B)] = self._captured(tokens_B, step)
-        graph, tokens, fixed, logits_BV = self._made[len(tokens_B)]
-        tokens.copy_(tokens_B)
-        fixed.slots_B.copy_(step.slots_B)
-        fixed.texts.tables_BP.copy_(step.texts.tables_BP)
-        fixed.texts.lengths_B.copy_(step.texts.lengths_B)
-        graph.replay()
-        return logits_BV.clone()
+def captured(step: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    """A CUDA graph of a step, and what it returns: the same tensor, each time it is replayed."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        logits_BV = step()
+    return graph, logits_BV
 
-    def _captured(self, tokens_B: Tensor, step: Step) -> tuple[torch.cuda.CUDAGraph, Tensor, Step, Tensor]:
-        # nobody's rows alone, so that trying it out changes no text
-        texts = step.texts
-        nobody = Texts(torch.full_like(texts.tables_BP, DUMMY), torch.zeros_like(texts.lengths_B), texts.page)
-        fixed = Step(torch.full_like(step.slots_B, step.nobody), nobody, step.window, step.nobody)
-        tokens = torch.zeros_like(tokens_B)
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(2):
-                self._step(tokens, fixed)
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            logits_BV = self._step(tokens, fixed)
-        return graph, tokens, fixed, logits_BV
+
+def compiled_parts() -> Parts:
+    """The parts of a step, compiled for one number of texts: a graph for each kind of block, one for what comes before, one for after."""
+    return Parts(*(one_graph(fresh(part)) for part in EAGER))
+
+
+def fresh(part: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function with code of its own: the compiler keeps what it made with the code, and so no longer than this."""
+    assert isinstance(part, types.FunctionType)
+    return types.FunctionType(part.__code__.replace(), part.__globals__, part.__name__, part.__defaults__)
 
 
 def padded(texts: int) -> int:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 from atma_sweep.kernels.choice import use_plain_torch
-from atma_sweep.model.backbone import Auxiliary, Backbone, CompileError, build
+from atma_sweep.model.backbone import Auxiliary, Backbone, build
+from atma_sweep.model.compiling import CompileError
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.registry import REGULARIZERS
 from registries import EVERY_MEMORY, PAIRS, has_distractor
