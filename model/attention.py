@@ -32,6 +32,11 @@ class States:
     """Canon's."""
     memory: Any
 
+    @property
+    def plain(self) -> tuple[dict[str, Tensor], list[Tensor] | None, Any]:
+        """As `step` takes them. The compiler keeps objects of a class until the next collection, and with them their tensors."""
+        return self.pools.tensors, self.tails, self.memory
+
 
 class Attention(Mix):
     """out = W_o(y sigmoid(gate)) + the mixer's extra channel + memory, with y = mixer(q, k, v).
@@ -121,26 +126,27 @@ class Attention(Mix):
             out_1TD = out_1TD + self.memory.begin(x_1TD, q, k, v, states.memory, slot, chunk=chunk)
         return out_1TD
 
-    def step(self, x_BD: Tensor, states: States, step: Step) -> Tensor:
+    def step(self, x_BD: Tensor, states: tuple[dict[str, Tensor], list[Tensor] | None, Any], step: Step) -> Tensor:
+        pools, tails, memory = states
+        kept = Kept(pools, step)
         q, k, v, *gate = (part[:, 0] for part in self._projected(x_BD[:, None]))
-        if self.canon is not None and states.tails is not None:
-            q, k, v = self.canon.step(states.tails, step.slots_B, q, k, v)
+        if self.canon is not None and tails is not None:
+            q, k, v = self.canon.step(tails, step.slots_B, q, k, v)
         elif self.normed:
             q, k = rms_norm(q), rms_norm(k)
-        kept = self.mixer.keep(
-            k[:, None], v[:, None], places_BT=step.places[:, None],
-            before=lambda name: states.pools.before(step, name), **self._read(x_BD[:, None]),
-        )  # fmt: skip
-        states.pools.write(step, {name: rows[:, 0] for name, rows in kept.items()})
+        new = self.mixer.keep(
+            k[:, None], v[:, None], places_BT=step.places[:, None], before=kept.before, **self._read(x_BD[:, None])
+        )
+        kept.write({name: rows[:, 0] for name, rows in new.items()})
         assert self.mixer.step is not None
         read = {"x_BD": x_BD} if self.mixer.reads_input else {}
-        mixed = self.mixer.step(q, Kept(states.pools, step), **read)
+        mixed = self.mixer.step(q, kept, **read)
         y_BHX, extra_BD = mixed if isinstance(mixed, tuple) else (mixed, None)
         (out_B1D,) = self._output(y_BHX[:, None], *(one[:, None] for one in gate))
         out_BD = out_B1D[:, 0] if extra_BD is None else out_B1D[:, 0] + extra_BD
         if self.memory is not None:
             assert self.memory.step is not None
-            out_BD = out_BD + self.memory.step(x_BD, q, k, v, states.memory, step.slots_B)
+            out_BD = out_BD + self.memory.step(x_BD, q, k, v, memory, step.slots_B)
         return out_BD
 
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:

@@ -20,7 +20,7 @@ from ..kernels.cross_entropy import cross_entropy
 from ..kernels.cross_entropy.cross_entropy import CHUNK, linear_cross_entropy, linear_cross_entropy_sum, softcap
 from ..kernels.sketch import sketch
 from . import registry
-from .attention import Attention
+from .attention import Attention, States
 from .bases import Position, Table
 from .cache import Ledger, Room, Step
 from .chance import generator, seed_of
@@ -425,7 +425,7 @@ class Backbone(nn.Module):
         parts = parts or EAGER
         x_BD, branch_BD, step = parts.first(self, tokens_B, ledger, slots_B, window)
         for block, state in zip(self.blocks, states, strict=True):
-            x_BD, branch_BD = parts.block(block, x_BD, branch_BD, state, step)
+            x_BD, branch_BD = parts.block(block, x_BD, branch_BD, state.plain if isinstance(state, States) else state, step)
         return parts.last(self, x_BD, branch_BD)
 
     def token_losses(self, hidden_BTD: Tensor, targets_BT: Tensor, *, chunk: int = CHUNK) -> Tensor:

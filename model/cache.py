@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ..kernels.paged.attention import write_pages
 from ..kernels.paged.pages import DUMMY, PAGE, Texts
 
 Array = npt.NDArray[np.int64]
@@ -78,10 +79,10 @@ class Pools:
     def __getitem__(self, name: str) -> Tensor:
         return self._pools[name]
 
-    def write(self, step: Step, rows: Mapping[str, Tensor]) -> None:
-        """`rows` [B, ...] of the new tokens."""
-        for name, part in rows.items():
-            step.texts.write(self._pool(name, part), part)
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Those that are made."""
+        return self._pools
 
     def fill(self, pages_P: Tensor, rows: Mapping[str, Tensor]) -> None:
         """`rows` [T, ...] of a whole text into its pages, of which there are enough; those that are DUMMY get nothing."""
@@ -98,14 +99,6 @@ class Pools:
         for pool in self._pools.values():
             pool[others_P.long()] = pool[pages_P.long()]
 
-    def before(self, step: Step, name: str) -> Tensor:
-        """What is kept of the token before the new one, [B, ...]; zeros where there is none."""
-        pool = self._pools[name]
-        earlier = Texts(step.texts.tables_BP, step.texts.lengths_B - 1, step.texts.page)
-        rows = pool.flatten(0, 1)[earlier.last]
-        none_B = step.texts.lengths_B <= 1
-        return rows.masked_fill(none_B.view(-1, *[1] * (rows.ndim - 1)), 0)
-
     @property
     def token_bytes(self) -> int:
         """Bytes that are kept of a token."""
@@ -121,8 +114,25 @@ class Pools:
 class Kept:
     """What a step of a mixer reads: rows of every token of each text, the new one's included."""
 
-    pools: Pools
+    pools: Mapping[str, Tensor]
     step: Step
+
+    def write(self, rows: Mapping[str, Tensor]) -> None:
+        """`rows` [B, ...] of the new tokens."""
+        k, v = rows.get("k"), rows.get("v")
+        together = k is not None and v is not None and k.shape == v.shape and k.dtype == v.dtype and k.ndim == 3
+        if together:
+            write_pages(k, v, self.pools["k"], self.pools["v"], self.texts)
+        for name, part in rows.items():
+            if not (together and name in ("k", "v")):
+                self.texts.write(self.pools[name], part)
+
+    def before(self, name: str) -> Tensor:
+        """What is kept of the token before the new one, [B, ...]; zeros where there is none."""
+        earlier = Texts(self.texts.tables_BP, self.texts.lengths_B - 1, self.texts.page)
+        rows = self.pools[name].flatten(0, 1)[earlier.last]
+        none_B = self.texts.lengths_B <= 1
+        return rows.masked_fill(none_B.view(-1, *[1] * (rows.ndim - 1)), 0)
 
     def __getitem__(self, name: str) -> Tensor:
         """The pool [N, page, ...] of what was kept under that name."""

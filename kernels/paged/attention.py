@@ -6,8 +6,6 @@ B texts, N pages, H query heads, J KV heads, X head size, S keys.
 from __future__ import annotations
 
 import functools
-import importlib
-from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -16,6 +14,7 @@ from torch.nn import functional
 from ..attention.polar import TINY
 from ..choice import Choice, attention_choice, constant, worst
 from ..norms import statistics_dtype
+from .ops import attend, put
 from .pages import PAGE, Texts, check_step
 from .rows import row_attention, row_scores, row_sums, row_weights
 
@@ -41,7 +40,8 @@ def paged_softmax(
     _, _, _, x = check_step(q_BHX, k_pool, v_pool, texts)
     if (backend or choose_backend(q_BHX.device, q_BHX.dtype, x, texts.page).backend) == "triton":
         scale = x**-0.5 if scale is None else scale
-        return cast(Tensor, _kernels().attend(q_BHX, k_pool, v_pool, texts, scale=scale, window=window)[0])
+        y: Tensor = attend(q_BHX, k_pool, v_pool, texts.tables_BP, texts.lengths_B, [], scale, window or 0, 0.0)[0]
+        return y
     scores_BHS = row_scores(q_BHX, texts.gather(k_pool), scale)
     return row_attention(scores_BHS, texts.gather(v_pool), texts.seen(window)).to(q_BHX.dtype)
 
@@ -69,10 +69,9 @@ def paged_polar(
     _, _, _, x = check_step(q_BHX, k_pool, v_pool, texts)
     dtype = statistics_dtype(q_BHX.dtype)
     if (backend or choose_backend(q_BHX.device, q_BHX.dtype, x, texts.page).backend) == "triton":
-        raw = (part.to(dtype) for part in (null_base_H, null_slope_H, len_gain_H, mag_beta_H, v_null_HX))
-        null = _kernels().Null(*raw, n_eff_floor)
-        found: tuple[Tensor, Tensor] = _kernels().attend(
-            q_BHX, k_pool, v_pool, texts, scale=x**-0.5, window=window, null=null
+        raw = [part.to(dtype) for part in (null_base_H, null_slope_H, len_gain_H, mag_beta_H, v_null_HX)]
+        found: tuple[Tensor, Tensor] = attend(
+            q_BHX, k_pool, v_pool, texts.tables_BP, texts.lengths_B, raw, x**-0.5, window or 0, n_eff_floor
         )
         return found
     temp_BH, null_BH = null_scores(texts.counts(window), null_base_H, null_slope_H, len_gain_H, dtype)
@@ -104,9 +103,15 @@ def null_scores(
     return temp_BH, temp_BH * null_BH
 
 
-def _kernels() -> Any:
-    """The module with the Triton kernels, which is imported where it is used alone."""
-    return importlib.import_module(".triton", __package__)
+def write_pages(
+    k_BJX: Tensor, v_BJX: Tensor, k_pool: Tensor, v_pool: Tensor, texts: Texts, *, backend: str | None = None
+) -> None:
+    """Keys and values of the new tokens into their pages of the pools [N, page, J, X]. `backend` as for attention."""
+    if (backend or choose_backend(k_BJX.device, k_BJX.dtype, k_BJX.shape[2], texts.page).backend) == "triton":
+        put(k_BJX, v_BJX, k_pool, v_pool, texts.tables_BP, texts.lengths_B)
+        return
+    texts.write(k_pool, k_BJX)
+    texts.write(v_pool, v_BJX)
 
 
 @constant
@@ -130,7 +135,8 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
     texts = Texts(tables, torch.tensor([241, 70], dtype=torch.int32, device=device), 64)
     found = []
     for name, kind in ((backend, dtype), ("torch", torch.float32)):
-        args = (q.to(kind), k.to(kind), v.to(kind))
+        args = (q.to(kind), k.to(kind, copy=True), v.to(kind, copy=True))
+        write_pages(args[0][:, :2], args[0][:, 2:], *args[1:], texts, backend=name)
         y = paged_softmax(*args, texts, window=130, backend=name)
         found.append([y, *paged_polar(*args, raw[0], raw[1], raw[2], raw[3], v_null, texts, backend=name)])
     return worst(*found)

@@ -148,14 +148,15 @@ def kernels_of_attention(
     wide = (q.double(), k_pool.double(), v_pool.double())
     wanted = paged_softmax(*wide, texts, window=window, backend="torch")
     kernels = importlib.import_module("atma_sweep.kernels.paged.triton")
-    options: Any = {"scale": x**-0.5, "window": window, "splits": splits}
-    y, _ = kernels.attend(q, k_pool, v_pool, texts, **options)
+    options: Any = {"scale": x**-0.5, "window": window or 0, "splits": splits}
+    args = q, k_pool, v_pool, texts.tables_BP, texts.lengths_B
+    y, _ = kernels.attend(*args, [], **options)
     torch.testing.assert_close(y.double(), wanted, **near)
     for floor in (1e-30, 0.5):
         c_wanted, mag_wanted = paged_polar(
             *wide, *(part.double() for part in raw), texts, window=window, n_eff_floor=floor, backend="torch"
         )  # type: ignore[misc]
-        c, mag = kernels.attend(q, k_pool, v_pool, texts, **options, null=kernels.Null(*raw, floor))
+        c, mag = kernels.attend(*args, raw, **options, floor=floor)
         torch.testing.assert_close(c.double(), c_wanted, **near)
         torch.testing.assert_close(mag.double(), mag_wanted, **near)
 
