@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from .attention import States
-from .backbone import EAGER, Backbone, Parts
+from .attention import Attention, States
+from .backbone import EAGER, Backbone, Block, Parts
 from .cache import PAGE, Book, CacheFull, Remembered, Room
 from .chance import generator
 from .compiling import CompileError, one_graph
@@ -162,7 +162,8 @@ class Paged:
 
 
 def as_used(model: Backbone) -> Backbone:
-    """The network with every matrix in the type that it is used in, so that no step casts it again; itself where that is so already."""
+    """The network with every matrix in the type that it is used in, so that no step casts it again, and with those of q, k and v in
+    one piece; itself where the types are so already."""
     kinds = (Linear, CausalConv, TiedHead)
     if model.dtype == model.blocks[0].get_parameter("mlp.fc.weight").dtype:
         return model
@@ -172,6 +173,10 @@ def as_used(model: Backbone) -> Backbone:
             module.to(model.dtype)
     if isinstance(found.head, TiedHead) and found.positions is None:
         found.embedding.to(model.dtype)
+    with torch.no_grad():
+        for block in found.blocks:
+            if isinstance(block, Block) and isinstance(block.mix, Attention):
+                block.mix.join()
     return found
 
 

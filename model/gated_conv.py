@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.conv.conv import choose_backend, gated_causal_conv
-from ..kernels.conv.step import conv_step, tail_of
+from ..kernels.conv.step import gated_conv_step, tail_of
 from .cache import Room, Step
 from .config import ModelConfig
 from .layers import CausalConv, Linear
@@ -51,8 +51,7 @@ class GatedConv(Mix):
         return self.evaluate(x_1TD, window=step.window, chunk=chunk)
 
     def step(self, x_BD: Tensor, states: Tensor, step: Step) -> Tensor:
-        b, c, u = self.in_proj(x_BD).chunk(3, -1)
-        y_BC = c * conv_step(b * u, states, step.slots_B, self.conv.filters(x_BD.dtype))
+        y_BC = gated_conv_step(self.in_proj(x_BD), states, step.slots_B, self.conv.filters(x_BD.dtype))
         out_BD: Tensor = self.out_proj(y_BC)
         return out_BD
 

@@ -5,14 +5,14 @@ B batch, T length, D model width, C channels, W taps, H query heads, J KV heads,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from ..kernels.conv.conv import canon
-from ..kernels.conv.step import conv_step, tail_of
+from ..kernels.conv.step import canon_step, tail_of
 from ..kernels.fp8_linear import fp8_linear
 from ..kernels.gates import squared_relu_gate, swish_gate
 from ..kernels.norms import rms_norm
@@ -36,6 +36,21 @@ class Linear(nn.Module):
         if self.fp8 is not None:
             return fp8_linear(x, self.weight, self.bias, backend=self.fp8)
         return functional.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
+
+
+def join(parts: Sequence[Linear | CausalConv]) -> tuple[Tensor, Tensor | None]:
+    """(matrices one below the other, their biases or None); the parts then are views of these, so nothing is kept twice."""
+    weight = torch.cat([part.weight.detach() for part in parts])
+    rows = [len(part.weight) for part in parts]
+    for part, share in zip(parts, weight.split(rows), strict=True):
+        part.weight = nn.Parameter(share, requires_grad=False)
+    linear = [part for part in parts if isinstance(part, Linear) and part.bias is not None]
+    if len(linear) < len(parts):
+        return weight, None
+    bias = torch.cat([part.bias.detach() for part in linear if part.bias is not None])
+    for part, share in zip(linear, bias.split(rows), strict=True):
+        part.bias = nn.Parameter(share, requires_grad=False)
+    return weight, bias
 
 
 class TiedHead(nn.Module):
@@ -113,6 +128,7 @@ class Canon(nn.Module):
         self.q = CausalConv(q_channels, taps)
         self.k = CausalConv(kv_channels, taps)
         self.v = CausalConv(kv_channels, taps)
+        self.joined_CW: Tensor | None = None
 
     @property
     def halo(self) -> int:
@@ -124,21 +140,24 @@ class Canon(nn.Module):
         return self.q.taps
 
     def open(self, room: Room) -> list[Tensor]:
-        """Tails of q, k and v, a row for each text."""
-        return [room.table(self.halo, conv.weight.shape[0]) for conv in (self.q, self.k, self.v)]
+        """Tails of q, k and v side by side, a row for each text."""
+        return [room.table(self.halo, sum(conv.weight.shape[0] for conv in (self.q, self.k, self.v)))]
 
     def begin(self, tails: list[Tensor], slots_B: Tensor, *qkv_1THX: Tensor) -> None:
         """Keeps the tails of one text's q, k and v, of which the last W - 1 tokens are given, or all there are."""
-        for tail, x in zip(tails, self._normed(*qkv_1THX), strict=True):
-            tail.index_copy_(0, slots_B, tail_of(x[0].flatten(1), self.taps)[None])
+        x_TC = torch.cat([part[0].flatten(1) for part in self._normed(*qkv_1THX)], -1)
+        tails[0].index_copy_(0, slots_B, tail_of(x_TC, self.taps)[None])
 
-    def step(self, tails: list[Tensor], slots_B: Tensor, *qkv_BHX: Tensor) -> list[Tensor]:
-        """q, k and v of one new token."""
-        found = []
-        for conv, tail, x in zip((self.q, self.k, self.v), tails, self._normed(*qkv_BHX), strict=True):
-            y_BC = conv_step(x.flatten(1), tail, slots_B, conv.filters(x.dtype), residual=True)
-            found.append(y_BC.view(x.shape))
-        return found
+    def join(self) -> None:
+        """Lays the filters side by side for `step`, the same numbers in the same type."""
+        self.joined_CW = join([self.q, self.k, self.v])[0].squeeze(1)
+
+    def step(self, tails: list[Tensor], slots_B: Tensor, x_BE: Tensor, heads: tuple[int, int, int]) -> Tensor:
+        """q, k and v of one new token, [B, C], from what stands side by side in x, see `canon_step`."""
+        w_CW = self.joined_CW
+        if w_CW is None:
+            w_CW = torch.cat([conv.filters(x_BE.dtype) for conv in (self.q, self.k, self.v)])
+        return canon_step(x_BE, tails[0], slots_B, w_CW, heads, norm=self.norm)
 
     def _normed(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return (rms_norm(q), rms_norm(k), v) if self.norm else (q, k, v)

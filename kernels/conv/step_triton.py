@@ -1,4 +1,7 @@
-"""A causal convolution one token at a time, as one pass over its tails (docs/decoding.md). B texts, C channels, W taps."""
+"""Causal convolutions one token at a time, as one pass over their tails (docs/decoding.md).
+
+B texts, C channels, W taps, H query heads, J KV heads, X head size.
+"""
 
 from __future__ import annotations
 
@@ -7,37 +10,106 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-CHANNELS = 256
+from ..norms import EPS_FLOAT32
+
+CHANNELS = 128
 """Channels of a program."""
+
+_EPS = tl.constexpr(EPS_FLOAT32)
 
 
 @triton.jit
-def _conv(
-    x_ptr, tails_ptr, slots_ptr, w_ptr, y_ptr, C, W: tl.constexpr, RESIDUAL: tl.constexpr, BC: tl.constexpr
-):  # fmt: skip
-    b = tl.program_id(0)
-    c = tl.program_id(1) * BC + tl.arange(0, BC)
-    inside = c < C
-    tail_ptr = tails_ptr + tl.load(slots_ptr + b) * ((W - 1) * C) + c
-    x = tl.load(x_ptr + b * C + c, mask=inside, other=0.0)
+def _shift(x, tail_ptr, w_ptr, c, inside, C, W: tl.constexpr, RESIDUAL: tl.constexpr):
+    """The convolution of these channels at x, float32; their tail has x at its end afterwards."""
     y = x.to(tl.float32) * tl.load(w_ptr + c * W + (W - 1), mask=inside, other=0.0).to(tl.float32)
     if RESIDUAL:
         y += x.to(tl.float32)
     for tap in tl.static_range(W - 1):
-        earlier = tl.load(tail_ptr + tap * C, mask=inside, other=0.0)
+        earlier = tl.load(tail_ptr + tap * C + c, mask=inside, other=0.0)
         y += earlier.to(tl.float32) * tl.load(w_ptr + c * W + tap, mask=inside, other=0.0).to(tl.float32)
         if tap > 0:
-            tl.store(tail_ptr + (tap - 1) * C, earlier, mask=inside)
+            tl.store(tail_ptr + (tap - 1) * C + c, earlier, mask=inside)
     if W > 1:
-        tl.store(tail_ptr + (W - 2) * C, x, mask=inside)
+        tl.store(tail_ptr + (W - 2) * C + c, x, mask=inside)
+    return y
+
+
+@triton.jit
+def _conv(
+    x_ptr, tails_ptr, slots_ptr, w_ptr, y_ptr, x_text, C, W: tl.constexpr, RESIDUAL: tl.constexpr, GATED: tl.constexpr,
+    BC: tl.constexpr,
+):  # fmt: skip
+    b = tl.program_id(0)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    inside = c < C
+    dtype = y_ptr.dtype.element_ty
+    x = tl.load(x_ptr + b * x_text + c, mask=inside, other=0.0)
+    if GATED:
+        u = tl.load(x_ptr + b * x_text + 2 * C + c, mask=inside, other=0.0)
+        x = (x.to(tl.float32) * u.to(tl.float32)).to(dtype)
+    tail_ptr = tails_ptr + tl.load(slots_ptr + b) * ((W - 1) * C)
+    y = _shift(x, tail_ptr, w_ptr, c, inside, C, W, RESIDUAL)
+    if GATED:
+        gate = tl.load(x_ptr + b * x_text + C + c, mask=inside, other=0.0)
+        y = y.to(dtype).to(tl.float32) * gate.to(tl.float32)
+    tl.store(y_ptr + b * C + c, y.to(dtype), mask=inside)
+
+
+@triton.jit
+def _heads(
+    x_ptr, tails_ptr, slots_ptr, w_ptr, y_ptr, x_text, C, APART: tl.constexpr, H: tl.constexpr, J: tl.constexpr,
+    X: tl.constexpr, W: tl.constexpr, NORM: tl.constexpr, BX: tl.constexpr,
+):  # fmt: skip
+    b = tl.program_id(0)
+    head = tl.program_id(1)
+    at = tl.arange(0, BX)
+    inside = at < X
+    behind = tl.maximum(head - H, 0)
+    from_ptr = x_ptr + b * x_text + (head - behind) * APART + behind * X
+    x = tl.load(from_ptr + at, mask=inside, other=0.0)
+    if NORM:
+        wide = x.to(tl.float32)
+        normed = wide * tl.rsqrt(tl.sum(wide * wide, 0) / X + _EPS)
+        x = tl.where(head < H + J, normed.to(x.dtype), x)
+    c = head * X + at
+    tail_ptr = tails_ptr + tl.load(slots_ptr + b) * ((W - 1) * C)
+    y = _shift(x, tail_ptr, w_ptr, c, inside, C, W, True)
     tl.store(y_ptr + b * C + c, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
 def step(x: Tensor, tails: Tensor, slots: Tensor, w: Tensor, *, residual: bool) -> Tensor:
     """As `conv_step`."""
-    b, c = x.shape
-    y = torch.empty_like(x, memory_format=torch.contiguous_format)
-    _conv[(b, triton.cdiv(c, CHANNELS))](
-        x.contiguous(), tails, slots, w.contiguous(), y, c, W=w.shape[1], RESIDUAL=residual, BC=CHANNELS, num_warps=2
+    return _along(x, tails, slots, w, residual=residual, gated=False)
+
+
+def gated(x: Tensor, tails: Tensor, slots: Tensor, w: Tensor) -> Tensor:
+    """As `gated_conv_step`."""
+    return _along(x, tails, slots, w, residual=False, gated=True)
+
+
+def _along(x: Tensor, tails: Tensor, slots: Tensor, w: Tensor, *, residual: bool, gated: bool) -> Tensor:
+    x, (c, taps) = _rows(x), w.shape
+    y = torch.empty(len(x), c, dtype=x.dtype, device=x.device)
+    _conv[(len(x), triton.cdiv(c, CHANNELS))](
+        x, tails, slots, w.contiguous(), y, x.stride(0), c, W=taps, RESIDUAL=residual, GATED=gated, BC=CHANNELS,
+        num_warps=2,
     )  # fmt: skip
     return y
+
+
+def heads(
+    x: Tensor, tails: Tensor, slots: Tensor, w: Tensor, heads: int, kv_heads: int, apart: int, *, norm: bool
+) -> Tensor:
+    """As `canon_step`."""
+    x, (c, taps) = _rows(x), w.shape
+    every = heads + 2 * kv_heads
+    y = torch.empty(len(x), c, dtype=x.dtype, device=x.device)
+    _heads[(len(x), every)](
+        x, tails, slots, w.contiguous(), y, x.stride(0), c, APART=apart, H=heads, J=kv_heads, X=c // every, W=taps,
+        NORM=norm, BX=triton.next_power_of_2(c // every), num_warps=2,
+    )  # fmt: skip
+    return y
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x if x.stride(1) == 1 else x.contiguous()

@@ -41,7 +41,7 @@ def delta_step(
             f"q has shape {tuple(q_BHX.shape)}, but the states {tuple(states_RHXX.shape)}, log_gamma {tuple(log_gamma.shape)}, beta {tuple(beta_BH.shape)}"
         )
     if (backend or choose_backend(q_BHX.device, q_BHX.dtype, x).backend) == "triton":
-        r_BHX: Tensor = _kernels().step(q_BHX, k_BJX, v_BJX, log_gamma, beta_BH, states_RHXX, slots_B)
+        r_BHX: Tensor = step(q_BHX, k_BJX, v_BJX, log_gamma, beta_BH, states_RHXX, slots_B)
         return r_BHX
     dtype = states_RHXX.dtype
     q = functional.normalize(q_BHX.to(dtype), dim=-1, eps=NORM_FLOOR)
@@ -87,3 +87,19 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
 
 def _kernels() -> Any:
     return importlib.import_module(".step_triton", __package__)
+
+
+@torch.library.custom_op("atma::delta_step", mutates_args=("states_RHXX",))
+def step(
+    q_BHX: Tensor, k_BJX: Tensor, v_BJX: Tensor, log_gamma: Tensor, beta_BH: Tensor, states_RHXX: Tensor, slots_B: Tensor
+) -> Tensor:
+    """As `delta_step`."""
+    r_BHX: Tensor = _kernels().step(q_BHX, k_BJX, v_BJX, log_gamma, beta_BH, states_RHXX, slots_B)
+    return r_BHX
+
+
+@step.register_fake
+def _(
+    q_BHX: Tensor, k_BJX: Tensor, v_BJX: Tensor, log_gamma: Tensor, beta_BH: Tensor, states_RHXX: Tensor, slots_B: Tensor
+) -> Tensor:
+    return q_BHX.new_empty(q_BHX.shape)

@@ -23,17 +23,17 @@ def _unit(ptr, at):
 
 @triton.jit
 def _step(
-    q_ptr, k_ptr, v_ptr, gamma_ptr, beta_ptr, states_ptr, slots_ptr, r_ptr, H: tl.constexpr, J: tl.constexpr,
-    X: tl.constexpr, V: tl.constexpr, CHANNELS: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, gamma_ptr, beta_ptr, states_ptr, slots_ptr, r_ptr, q_text, k_text, v_text,
+    H: tl.constexpr, J: tl.constexpr, X: tl.constexpr, V: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(0)
     h = tl.program_id(1)
     row = tl.program_id(2) * V + tl.arange(0, V)
     x = tl.arange(0, X)
-    kv = (b * J + h // (H // J)) * X
-    q = _unit(q_ptr, (b * H + h) * X + x)
-    k = _unit(k_ptr, kv + x)
-    v = tl.load(v_ptr + kv + row).to(tl.float32)
+    kv = h // (H // J) * X
+    q = _unit(q_ptr, b * q_text + h * X + x)
+    k = _unit(k_ptr, b * k_text + kv + x)
+    v = tl.load(v_ptr + b * v_text + kv + row).to(tl.float32)
     if CHANNELS:
         gamma = tl.exp(tl.load(gamma_ptr + (b * H + h) * X + x))
     else:
@@ -50,10 +50,11 @@ def _step(
 def step(q: Tensor, k: Tensor, v: Tensor, log_gamma: Tensor, beta: Tensor, states: Tensor, slots: Tensor) -> Tensor:
     """As `delta_step`; states float32."""
     b, h, x = q.shape
-    r = torch.empty_like(q, memory_format=torch.contiguous_format)
+    r = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    q, k, v = (part if part[0].is_contiguous() else part.contiguous() for part in (q, k, v))
     rows = min(x, 64 if b >= 256 else 32)
     _step[(b, h, x // rows)](
-        q.contiguous(), k.contiguous(), v.contiguous(), log_gamma.float().contiguous(), beta.float().contiguous(),
-        states, slots, r, H=h, J=k.shape[1], X=x, V=rows, CHANNELS=log_gamma.ndim == 3, num_warps=4,
+        q, k, v, log_gamma.float().contiguous(), beta.float().contiguous(), states, slots, r, q.stride(0), k.stride(0),
+        v.stride(0), H=h, J=k.shape[1], X=x, V=rows, CHANNELS=log_gamma.ndim == 3, num_warps=4,
     )  # fmt: skip
     return r
