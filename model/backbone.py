@@ -425,7 +425,9 @@ class Backbone(nn.Module):
         parts = parts or EAGER
         x_BD, branch_BD, step = parts.first(self, tokens_B, ledger, slots_B, window)
         for block, state in zip(self.blocks, states, strict=True):
-            x_BD, branch_BD = parts.block(block, x_BD, branch_BD, state.plain if isinstance(state, States) else state, step)
+            x_BD, branch_BD = parts.block(
+                block, x_BD, branch_BD, state.plain if isinstance(state, States) else state, step
+            )
         return parts.last(self, x_BD, branch_BD)
 
     def token_losses(self, hidden_BTD: Tensor, targets_BT: Tensor, *, chunk: int = CHUNK) -> Tensor:
@@ -568,9 +570,7 @@ def _step_first(
     return x_BD, torch.zeros_like(x_BD), step
 
 
-def _step_block(
-    block: Block, x_BD: Tensor, branch_BD: Tensor, states: Any, step: Step
-) -> tuple[Tensor, Tensor]:
+def _step_block(block: Block, x_BD: Tensor, branch_BD: Tensor, states: Any, step: Step) -> tuple[Tensor, Tensor]:
     return block.step(x_BD, branch_BD, states, step)
 
 

@@ -119,13 +119,11 @@ class Kept:
 
     def write(self, rows: Mapping[str, Tensor]) -> None:
         """`rows` [B, ...] of the new tokens."""
-        k, v = rows.get("k"), rows.get("v")
-        together = k is not None and v is not None and k.shape == v.shape and k.dtype == v.dtype and k.ndim == 3
-        if together:
-            write_pages(k, v, self.pools["k"], self.pools["v"], self.texts)
-        for name, part in rows.items():
-            if not (together and name in ("k", "v")):
-                self.texts.write(self.pools[name], part)
+        left = dict(rows)
+        if {"k", "v"} <= left.keys() and left["k"].ndim == 3 and left["k"].shape == left["v"].shape:
+            write_pages(left.pop("k"), left.pop("v"), self.pools["k"], self.pools["v"], self.texts)
+        for name, part in left.items():
+            self.texts.write(self.pools[name], part)
 
     def before(self, name: str) -> Tensor:
         """What is kept of the token before the new one, [B, ...]; zeros where there is none."""

@@ -15,7 +15,9 @@ class CompileError(RuntimeError):
     def __init__(self, refused: Exception) -> None:
         lines = [line.strip() for line in str(refused).splitlines() if line.strip()]
         self.why = lines[0] if lines else type(refused).__name__
-        super().__init__(f"the network cannot be compiled: {self.why}; train.compile: off trains it without the compiler")
+        super().__init__(
+            f"the network cannot be compiled: {self.why}; train.compile: off trains it without the compiler"
+        )
 
 
 def one_graph(part: Callable[..., Any], backend: str = "inductor") -> Callable[..., Any]:

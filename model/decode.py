@@ -140,7 +140,7 @@ class Paged:
                 parts = compiled_parts()
                 self._worked_out(tokens_B, rows_B, parts)
             except CompileError as error:
-                parts, self.not_compiled = EAGER, str(error)
+                parts, self.not_compiled = EAGER, error.why
         if not self._graphs or tokens_B.device.type != "cuda":
             return Ready(parts, tokens_B, None)
         return Ready(parts, tokens_B, captured(lambda: self._worked_out(tokens_B, rows_B, parts)))

@@ -91,7 +91,13 @@ def _kernels() -> Any:
 
 @torch.library.custom_op("atma::delta_step", mutates_args=("states_RHXX",))
 def step(
-    q_BHX: Tensor, k_BJX: Tensor, v_BJX: Tensor, log_gamma: Tensor, beta_BH: Tensor, states_RHXX: Tensor, slots_B: Tensor
+    q_BHX: Tensor,
+    k_BJX: Tensor,
+    v_BJX: Tensor,
+    log_gamma: Tensor,
+    beta_BH: Tensor,
+    states_RHXX: Tensor,
+    slots_B: Tensor,
 ) -> Tensor:
     """As `delta_step`."""
     r_BHX: Tensor = _kernels().step(q_BHX, k_BJX, v_BJX, log_gamma, beta_BH, states_RHXX, slots_B)
@@ -100,6 +106,12 @@ def step(
 
 @step.register_fake
 def _(
-    q_BHX: Tensor, k_BJX: Tensor, v_BJX: Tensor, log_gamma: Tensor, beta_BH: Tensor, states_RHXX: Tensor, slots_B: Tensor
+    q_BHX: Tensor,
+    k_BJX: Tensor,
+    v_BJX: Tensor,
+    log_gamma: Tensor,
+    beta_BH: Tensor,
+    states_RHXX: Tensor,
+    slots_B: Tensor,
 ) -> Tensor:
     return q_BHX.new_empty(q_BHX.shape)

@@ -37,9 +37,7 @@ def _(q_BHX: Tensor, k_pool: Tensor, v_pool: Tensor, tables_BP: Tensor, lengths_
 
 
 @torch.library.custom_op("atma::paged_put", mutates_args=("k_pool", "v_pool"))
-def put(
-    k_BJX: Tensor, v_BJX: Tensor, k_pool: Tensor, v_pool: Tensor, tables_BP: Tensor, lengths_B: Tensor
-) -> None:
+def put(k_BJX: Tensor, v_BJX: Tensor, k_pool: Tensor, v_pool: Tensor, tables_BP: Tensor, lengths_B: Tensor) -> None:
     """Keys and values of the new tokens into their pages."""
     _kernels().put(k_BJX, v_BJX, k_pool, v_pool, tables_BP, lengths_B)
 

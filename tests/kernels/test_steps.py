@@ -10,13 +10,15 @@ import torch
 from atma_sweep.kernels.attention.polar_reference import polar_attention_reference
 from atma_sweep.kernels.conv import step as conv
 from atma_sweep.kernels.conv.conv import causal_conv_reference
-from atma_sweep.kernels.conv.step import conv_step, tail_of
+from atma_sweep.kernels.conv.step import canon_step, conv_step, gated_conv_step, tail_of
 from atma_sweep.kernels.gated_delta import step as delta
 from atma_sweep.kernels.gated_delta.channelwise import channelwise_delta_reference
 from atma_sweep.kernels.gated_delta.gated_delta import gated_delta_reference
 from atma_sweep.kernels.gated_delta.step import delta_step
+from atma_sweep.kernels.norms import rms_norm_reference
 from atma_sweep.kernels.paged import attention as backends
-from atma_sweep.kernels.paged.attention import paged_polar, paged_softmax
+from atma_sweep.kernels.paged import ops
+from atma_sweep.kernels.paged.attention import paged_polar, paged_softmax, write_pages
 from atma_sweep.kernels.paged.pages import Texts
 from torch import Tensor
 from torch.nn import functional
@@ -198,6 +200,99 @@ def test_the_convolution_kernel_shifts_its_tails(taps: int, residual: bool) -> N
     y = conv_step(x, tails, slots, w, residual, backend="triton")
     torch.testing.assert_close(y.double(), y_wanted, rtol=0, atol=5e-6)
     assert torch.equal(tails.double(), wanted)
+
+
+@interpreted
+@pytest.mark.parametrize("taps", [1, 3])
+def test_the_kernel_between_two_gates(taps: int) -> None:
+    x, w, tails = drawn((3, 900), (300, taps), (5, taps - 1, 300), dtype=torch.float32)
+    slots, wanted = torch.tensor([4, 0, 2]), tails.double()
+    y_wanted = gated_conv_step(x.double(), wanted, slots, w.double(), backend="torch")
+    y = gated_conv_step(x, tails, slots, w, backend="triton")
+    torch.testing.assert_close(y.double(), y_wanted, rtol=0, atol=5e-6)
+    torch.testing.assert_close(tails.double(), wanted, rtol=0, atol=1e-6)
+
+
+@interpreted
+@pytest.mark.parametrize(("size", "apart", "norm"), [(12, 24, True), (16, 16, True), (5, 7, False)])
+def test_the_kernel_of_canon_reads_heads_that_stand_apart(size: int, apart: int, norm: bool) -> None:
+    """Gates stand between query heads, and something else behind the values."""
+    h, j, taps = 4, 2, 4
+    channels = (h + 2 * j) * size
+    x, w, tails = drawn(
+        (3, h * apart + 2 * j * size + 9), (channels, taps), (5, taps - 1, channels), dtype=torch.float32
+    )
+    slots, wanted, by_hand = torch.tensor([4, 0, 2]), tails.double(), tails.double()
+    y_wanted = canon_step(x.double(), wanted, slots, w.double(), (h, j, apart), norm=norm, backend="torch")
+    y = canon_step(x, tails, slots, w, (h, j, apart), norm=norm, backend="triton")
+    torch.testing.assert_close(y.double(), y_wanted, rtol=0, atol=5e-6)
+    torch.testing.assert_close(tails.double(), wanted, rtol=0, atol=5e-6)
+    for head in range(h + 2 * j):
+        start = head * apart if head < h else h * apart + (head - h) * size
+        part = x.double()[:, start : start + size]
+        if norm and head < h + j:
+            part = rms_norm_reference(part, eps=2**-23)
+        of = slice(head * size, (head + 1) * size)
+        seen = torch.cat([by_hand[slots][:, :, of], part[:, None]], 1)
+        expected = part + torch.einsum("bwc,cw->bc", seen, w.double()[of])
+        torch.testing.assert_close(y.double()[:, of], expected, rtol=0, atol=5e-6)
+    with pytest.raises(ValueError, match="for 4 query heads"):
+        canon_step(x[:, :-20], tails, slots, w, (h, j, apart), norm=norm)
+
+
+@interpreted
+def test_the_kernel_writes_keys_and_values_into_their_pages() -> None:
+    lengths, j, x, page = [9, 0, 4, 5], 2, 6, 4
+    rows, k_pool, v_pool = drawn((4, 3 * j, x), (12, page, j, x), (12, page, j, x), dtype=torch.float32)
+    tables = torch.tensor([[3, 5, 7], [0, 0, 0], [2, 0, 0], [9, 11, 0]], dtype=torch.int32)
+    texts = Texts(tables, torch.tensor(lengths, dtype=torch.int32), page)
+    wanted = k_pool.clone(), v_pool.clone()
+    for text, number, place in ((0, 7, 0), (2, 2, 3), (3, 11, 0)):
+        wanted[0][number, place], wanted[1][number, place] = rows[text, 1 : 1 + j], rows[text, 4 : 4 + j]
+    plain = k_pool.clone(), v_pool.clone()
+    write_pages(rows[:, 1 : 1 + j], rows[:, 4 : 4 + j], *plain, texts, backend="torch")
+    write_pages(rows[:, 1 : 1 + j], rows[:, 4 : 4 + j], k_pool, v_pool, texts, backend="triton")
+    for found, other, expected in zip((k_pool, v_pool), plain, wanted, strict=True):
+        assert torch.equal(found, expected)
+        assert torch.equal(other[1:], expected[1:]), "nobody's row goes into nobody's page there"
+
+
+@interpreted
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_the_kernels_read_every_other_head_of_a_pool() -> None:
+    """As differential attention does."""
+    q, k_pool, v_pool = drawn((2, 8, 16), (7, 16, 4, 16), (7, 16, 4, 16), dtype=torch.float32)
+    texts = Texts(torch.tensor([[3, 5], [6, 0]], dtype=torch.int32), torch.tensor([19, 4], dtype=torch.int32), 16)
+    args = q[:, 1::2], k_pool[:, :, 1::2], v_pool[:, :, ::2]
+    y = paged_softmax(*args, texts, backend="triton")
+    wanted = paged_softmax(*(part.double() for part in args), texts, backend="torch")
+    torch.testing.assert_close(y.double(), wanted, rtol=0, atol=5e-6)
+
+
+@interpreted
+@pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_the_ops_say_truly_what_they_return_and_change() -> None:
+    """What the compiler believes of them; the kernels' outputs are not looked at here."""
+    x, w, tails, states = drawn((2, 96), (32, 4), (4, 3, 32), (4, 4, 16, 16), dtype=torch.float32)
+    q, k, v, k_pool, v_pool = drawn(
+        (2, 4, 16), (2, 2, 16), (2, 2, 16), (5, 16, 2, 16), (5, 16, 2, 16), dtype=torch.float32
+    )
+    gamma, base, v_null = drawn((2, 4), (4,), (4, 16), dtype=torch.float32)
+    slots, tables = torch.tensor([2, 0]), torch.tensor([[3, 4], [1, 0]], dtype=torch.int32)
+    lengths = torch.tensor([20, 3], dtype=torch.int32)
+    where = k_pool, v_pool, tables, lengths
+    cases: list[tuple[Any, tuple[Any, ...]]] = [
+        (conv.plain_step, (x[:, :32], tails, slots, w, True)),
+        (conv.gated_step, (x, tails, slots, w)),
+        (conv.heads_step, (x, tails, slots, w, 2, 1, 8, True)),
+        (delta.step, (q, k, v, -gamma.abs(), gamma.sigmoid(), states, slots)),
+        (ops.put, (k, v, *where)),
+        (ops.attend, (q, *where, [], 0.25, 0, 0.0)),
+        (ops.attend, (q, *where, [base, base, base, base, v_null], 0.25, 7, 1e-30)),
+    ]  # fmt: skip
+    for op, args in cases:
+        torch.library.opcheck(op, args, test_utils=("test_schema", "test_faketensor", "test_aot_dispatch_static"))
 
 
 @on_gpu

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from atma_sweep.model import decode
 from atma_sweep.model.backbone import Backbone, build
 from atma_sweep.model.cache import DUMMY, CacheFull
+from atma_sweep.model.compiling import CompileError
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.decode import Anew, Paged, as_used, choose, decoder, write
 from atma_sweep.model.mixers.softmax import NoPE
@@ -122,6 +126,124 @@ def test_a_batch_that_is_filled_up_gives_what_it_does_alone(awake: Awake) -> Non
         five = [torch.cat([text, token[None]]) for text, token in zip(five, new, strict=True)]
         for text, row in zip(five, found, strict=True):
             torch.testing.assert_close(row, whole(model, text)[-1], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize(("pair", "window"), [(("polar", "gated_delta"), False), (("fox", "none"), True)])
+def test_texts_come_go_fork_and_take_turns(awake: Awake, pair: tuple[str, str], window: bool, graphs: bool) -> None:
+    """Any texts in any order at any time, often the same ones again; pages of four tokens are crossed and given back."""
+    model = awake(attn_type=pair[0], memory=pair[1], window=window, window_size=6).eval()
+    draw = random.Random(7)
+    paged = shuffled(Paged(model, texts=4, tokens=40, page=PAGE, graphs=graphs))
+    texts_: dict[int, list[int]] = {}
+    last: list[int] = []
+    for turn in range(60):
+        kind = draw.choice(["begin", "fork", "close", *["step"] * 4, *["again"] * 6])
+        if kind == "begin" and len(texts_) < 4:
+            new = [draw.randrange(37) for _ in range(draw.randrange(1, 12))]
+            texts_[paged.begin(torch.tensor(new))[0]] = new
+        elif kind == "fork" and 0 < len(texts_) < 4:
+            slot = draw.choice(sorted(texts_))
+            texts_[paged.fork(slot)] = list(texts_[slot])
+        elif kind == "close" and len(texts_) > 1:
+            slot = draw.choice(sorted(texts_))
+            paged.close(slot)
+            del texts_[slot]
+        elif texts_:
+            again = [slot for slot in last if slot in texts_]
+            some = draw.sample(sorted(texts_), draw.randrange(1, len(texts_) + 1))
+            last = again if kind == "again" and again else some
+            last = [slot for slot in last if len(texts_[slot]) < 40]
+            if not last:
+                continue
+            tokens = [draw.randrange(37) for _ in last]
+            found = paged.step(last, torch.tensor(tokens))
+            for slot, token, row in zip(last, tokens, found, strict=True):
+                texts_[slot].append(token)
+                if turn % 3 == 0:
+                    wanted = whole(model, torch.tensor(texts_[slot]))[-1]
+                    torch.testing.assert_close(row, wanted, rtol=0, atol=1e-10)
+        assert {slot: paged.book.length(slot) for slot in texts_} == {s: len(t) for s, t in texts_.items()}
+        told = paged.book.ledger.lengths_R.tolist()
+        assert [told[slot] for slot in texts_] == [len(text) for text in texts_.values()], "as the device counts"
+        assert sum(told) == sum(map(len, texts_.values()))
+    assert max(map(len, texts_.values())) > 20
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_a_dropped_decoder_is_gone_at_once(awake: Awake, graphs: bool) -> None:
+    model = awake(attn_type="polar", memory="gated_delta").eval()
+    assert left_of(lambda: Paged(model, texts=2, tokens=12, page=PAGE, graphs=graphs)) == 0
+
+
+def left_of(make: Callable[[], Paged]) -> int:
+    """How much is left of a decoder that was used and dropped, without a collection: pools are most of a GPU's memory."""
+
+    def used() -> list[weakref.ref[Any]]:
+        paged = make()
+        slot, _ = paged.begin(texts(5)[0])
+        for token in (1, 2, 3):
+            paged.step([slot], torch.tensor([token]))
+        states = [state for state in paged.states if isinstance(state, Tensor)]
+        states += [state.pools["k"] for state in paged.states if not isinstance(state, Tensor)]
+        assert len(states) == len(paged.states)
+        return [weakref.ref(one) for one in (*states, paged, paged.book, paged.book.ledger.tables_RP)]
+
+    gc.collect()
+    gc.disable()
+    try:
+        return sum(one() is not None for one in used())
+    finally:
+        gc.enable()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("pair", [("polar", "gated_delta"), ("nope", "none")])
+def test_a_compiled_step_gives_what_it_gives_uncompiled(awake: Awake, pair: tuple[str, str]) -> None:
+    """In float64, texts of any lengths; one compilation for a number of texts; and nothing of it holds the pools."""
+    model = awake(attn_type=pair[0], memory=pair[1], n_layers=2, attn_every=2, attn_offset=1).eval()
+    three = texts(9, 4, 12)
+    found = {}
+    for compiled in (False, True):
+        paged = Paged(model, texts=3, tokens=30, page=PAGE, compiled=compiled)
+        slots = [paged.begin(text)[0] for text in three]
+        rows = []
+        for turn in range(8):
+            some = [slots, slots[::-1], slots[1:], slots[:2]][turn % 4]
+            rows.append(paged.step(some, torch.arange(len(some)) + turn))
+        found[compiled] = torch.cat(rows)
+        assert paged.not_compiled is None
+        assert [*paged._ready] == ([(4, True), (2, True)] if compiled else [])
+    torch.testing.assert_close(found[True], found[False], rtol=0, atol=1e-10)
+    assert left_of(lambda: Paged(model, tokens=12, page=PAGE, compiled=True)) == 0
+
+
+@pytest.mark.thorough
+def test_what_the_compiler_does_not_take_goes_on_as_it_comes(awake: Awake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said once; the texts know nothing of the attempt."""
+    (text,) = texts(9)
+
+    def after(paged: Paged) -> Tensor:
+        slot, _ = paged.begin(text)
+        return torch.stack([paged.step([slot], torch.tensor([token]))[0] for token in (1, 2, 3)])
+
+    model = awake(attn_type="wall", memory="omega").eval()
+    paged = Paged(model, tokens=12, page=PAGE, compiled=True)
+    assert paged.not_compiled == "a part of the network works its texts out one by one"
+    assert torch.equal(after(paged), after(Paged(model, tokens=12, page=PAGE)))
+
+    def refuses(part: Any) -> Any:
+        def run(*args: Any) -> Any:
+            raise CompileError(RuntimeError("no\nnot this"))
+
+        return run
+
+    monkeypatch.setattr(decode, "one_graph", refuses)
+    model = awake(attn_type="polar", memory="gated_delta").eval()
+    paged = Paged(model, tokens=12, page=PAGE, compiled=True)
+    assert paged.not_compiled is None
+    assert torch.equal(after(paged), after(Paged(model, tokens=12, page=PAGE)))
+    assert paged.not_compiled == "no"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")

@@ -1,0 +1,98 @@
+"""The book of pages: against one of Python lists, on the host and on the device, and what a step tells the device."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from atma_sweep.model.cache import DUMMY, Book, CacheFull, Room
+from torch.utils._python_dispatch import TorchDispatchMode
+
+SLOTS, PAGE, MOST = 5, 4, 6
+
+
+def book(pages: int = 17) -> Book:
+    return Book(Room(SLOTS, pages, PAGE, torch.device("cpu"), torch.float32), MOST)
+
+
+class Counted(TorchDispatchMode):
+    """Ops that reach the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ops.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("window", [None, 1, 6, 9])
+def test_pages_are_those_that_a_text_needs(window: int | None) -> None:
+    """Every page belongs to one text at most; which columns have one follows from length and window alone."""
+    ours, draw = book(), random.Random(window or 0)
+    lengths: dict[int, int] = {}
+    refused = 0
+    for _ in range(400):
+        kind = draw.choice(["open", "close", *["grow"] * 6])
+        before = {slot: ours.pages(slot).tolist() for slot in lengths}
+        try:
+            if kind == "open" and len(lengths) < SLOTS:
+                tokens = draw.randrange(1, 14)
+                lengths[ours.open(tokens, window)] = tokens
+            elif kind == "close" and lengths:
+                slot = draw.choice(sorted(lengths))
+                ours.close(slot)
+                del lengths[slot]
+            elif lengths:
+                some = draw.sample(sorted(lengths), draw.randrange(1, len(lengths) + 1))
+                ours.grow([*some, ours.nobody], window=window)
+                ours.ledger.advance(ours.rows(some, 8), window)
+                lengths |= {slot: lengths[slot] + 1 for slot in some}
+        except CacheFull:
+            refused += 1
+            assert {slot: ours.pages(slot).tolist() for slot in before} == before
+        taken = []
+        for slot, length in lengths.items():
+            row = ours.pages(slot).tolist()
+            first = 0 if window is None else max(0, length - max(window, 2)) // PAGE
+            assert [at for at, page in enumerate(row) if page != DUMMY] == [*range(first, -(-length // PAGE))]
+            assert ours.length(slot) == length == int(ours.ledger.lengths_R[slot])
+            taken += [page for page in row if page != DUMMY]
+        assert len(taken) == len(set(taken)) == ours.taken
+        assert sum(ours.ledger.lengths_R.tolist()) == sum(lengths.values())
+        assert ours.pages(ours.nobody).tolist() == [DUMMY] * MOST
+    assert refused > 5
+
+
+def test_a_step_of_the_same_texts_tells_the_device_nothing_but_new_pages() -> None:
+    ours = book(pages=31)
+    slots = [ours.open(length) for length in (1, 2, 4)]
+    told = []
+    for turn in range(8):
+        with Counted() as counted:
+            ours.grow(slots)
+            ours.rows(slots, 4)
+        told.append(len(counted.ops))
+        ours.ledger.advance(ours.rows(slots, 4), None)
+        if turn == 0:
+            assert any("copy" in op for op in counted.ops), "the slots, once"
+    # lengths 1, 2 and 4 before: the third crosses at turns 0 and 4, the second at 2 and 6, the first at 3 and 7
+    assert [turn for turn, ops in enumerate(told) if ops] == [0, 2, 3, 4, 6, 7]
+    with Counted() as counted:
+        ours.rows(slots[::-1], 4)
+    assert any("copy" in op for op in counted.ops)
+
+
+def test_a_text_may_not_outgrow_its_row() -> None:
+    ours = book(pages=100)
+    slots = [ours.open(MOST * PAGE - 1), ours.open(3)]
+    ours.grow(slots)
+    with pytest.raises(CacheFull, match="a text may have 24 tokens here, got 25"):
+        ours.grow(slots)
+    assert [ours.length(slot) for slot in slots] == [24, 4]
+    with pytest.raises(CacheFull, match="a text may have 24 tokens here, got 30"):
+        ours.open(30)
+    assert ours.taken == 7
