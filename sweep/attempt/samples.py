@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ...results.store.samples import Sample
 from ..config import SamplesConfig
 from ..probes.subject import Network
-from .writing import pieces
+from .writing import decoder_of, pieces
 
 
 def written(subject: Network, asked: SamplesConfig, *, seed: int, step: int) -> Iterator[Sample]:
@@ -16,11 +16,14 @@ def written(subject: Network, asked: SamplesConfig, *, seed: int, step: int) -> 
     Training is the same with and without it: no draw and no weight is changed. Draws follow from seed and place, so that
     a difference between two steps is the network's.
     """
+    if not asked.prompts:
+        return
+    under_way = decoder_of(subject.model, subject.tokenizer, asked.prompts, tokens=asked.tokens)
     for item, prompt in enumerate(asked.prompts):
         text = []
         for piece in pieces(
             subject.model, subject.tokenizer, prompt, tokens=asked.tokens, temperature=asked.temperature,
-            top_p=asked.top_p, seed=seed, full_context=False,
+            top_p=asked.top_p, seed=seed, full_context=False, under_way=under_way,
         ):  # fmt: skip
             subject.pause()
             text.append(piece)

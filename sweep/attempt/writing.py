@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 
 from ...model.backbone import Backbone
-from ...model.decode import check_sampling, write
+from ...model.decode import Decoder, check_sampling, decoder, write
 from ...model.outline import longest_text
 from ..data.tokenizer import Tokenizer
 from ..errors import SweepError
@@ -28,10 +28,30 @@ def pieces(
     top_p: float,
     seed: int,
     full_context: bool,
+    under_way: Decoder | None = None,
 ) -> Iterator[str]:
-    """What `Trained.generate` returns; its errors come at once, not with the first piece."""
+    """What `Trained.generate` returns; its errors come at once, not with the first piece. `under_way` as in `write`."""
     try:
         check_sampling(temperature, top_p)
+    except ValueError as error:
+        raise SamplingError(str(error)) from error
+    prompt_T = _behind(model, tokenizer, prompt, tokens)
+    found = write(
+        model, prompt_T, tokens=tokens, temperature=temperature, top_p=top_p, seed=seed,
+        vocabulary=tokenizer.vocabulary, stop=tokenizer.eot, full_context=full_context, under_way=under_way,
+    )  # fmt: skip
+    return _text(tokenizer, found)
+
+
+def decoder_of(model: Backbone, tokenizer: Tokenizer, prompts: Iterable[str], *, tokens: int) -> Decoder:
+    """One for `pieces` of each of these prompts, one after the other. Raises SamplingError as that does."""
+    longest = max(len(_behind(model, tokenizer, prompt, tokens)) for prompt in prompts)
+    return decoder(model, tokens=longest + tokens)
+
+
+def _behind(model: Backbone, tokenizer: Tokenizer, prompt: str, tokens: int) -> torch.Tensor:
+    """The tokens that so many new ones come behind, int64 [T]. Raises SamplingError."""
+    try:
         known = tokenizer.encode(prompt)
     except (ValueError, SweepError) as error:
         raise SamplingError(str(error)) from error
@@ -44,20 +64,16 @@ def pieces(
             f"positions {model.config.positions} has {longest} places, fewer than {len(prompt_T)} tokens of the prompt "
             f"and {tokens} new ones; ask for at most {max(0, longest - len(prompt_T))}"
         )
-    found = write(
-        model, prompt_T, tokens=tokens, temperature=temperature, top_p=top_p, seed=seed,
-        vocabulary=tokenizer.vocabulary, stop=tokenizer.eot, full_context=full_context,
-    )  # fmt: skip
-    return _text(tokenizer, found)
+    return prompt_T
 
 
 def _text(tokenizer: Tokenizer, tokens: Iterator[int]) -> Iterator[str]:
     """A letter whose bytes come in several tokens comes whole."""
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    letters = codecs.getincrementaldecoder("utf-8")(errors="replace")
     for token in tokens:
-        piece = decoder.decode(tokenizer.token_bytes(token))
+        piece = letters.decode(tokenizer.token_bytes(token))
         if piece:
             yield piece
-    rest = decoder.decode(b"", final=True)
+    rest = letters.decode(b"", final=True)
     if rest:
         yield rest

@@ -38,10 +38,11 @@ class Decode(Probe):
         """Two numbers a length, in the order of `metrics`."""
         import torch
 
-        from ...model.decode import Paged
+        from ...model.decode import Paged, as_used
 
         texts, new = self.settings.texts, 4 * self.settings.steps
         why = subject.model.why_no_step()
+        model = as_used(subject.model) if why is None else subject.model  # once for all lengths
         for length in lengths:
             reason = (
                 f"n/a: {why} has no form for one token at a time" if why is not None else subject.beyond(length + new)
@@ -51,8 +52,8 @@ class Decode(Probe):
                 continue
             subject.pause()
             paged = Paged(
-                subject.model, texts=texts, tokens=length + new, full_context=True,
-                chunk=self.config.eval.chunk_tokens,
+                model, texts=texts, tokens=length + new, full_context=True,
+                chunk=self.config.eval.chunk_tokens, compiled=subject.model.device.type == "cuda",
             )  # fmt: skip
             first, _ = paged.begin(torch.zeros(length, dtype=torch.int64))
             slots = [first, *(paged.fork(first) for _ in range(texts - 1))]
@@ -74,9 +75,9 @@ class Decode(Probe):
         for _ in range(4):
             began = time.perf_counter()
             for _ in range(steps):
-                paged.step(slots, tokens_B)
+                paged.step(slots, tokens_B, own=False)
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             spent.append(time.perf_counter() - began)
-        # the first time captures graphs
+        # the first time compiles and captures graphs
         return len(slots) * steps / statistics.median(spent[1:])

@@ -477,8 +477,14 @@ def test_writing_is_timed_beside_what_its_bytes_take() -> None:
         assert row.tokens_per_s is not None
         assert row.low <= row.tokens_per_s <= row.high
         assert row.roof == row.texts * limits.bytes_per_s / row.step_bytes
+        assert row.uncompiled is None, "the CPU compiles nothing here"
+        assert row.eager is not None
+        assert 0 < row.host_ms <= row.step_ms
+    rows[0].uncompiled, rows[1].not_compiled = 1234.0, "too odd"
     unfit = decode.Row("polar-m1", 512, 65_536, None, unfit="the GPU's memory")
     table = cells_of(decode.table(LIMITS, [*rows, unfit]), "| cell | texts |")
     assert table[0][:3] == [cell.slug, "1", "5"]
+    assert [row[6] for row in table[:2]] == ["1,234", "n/a"]
     assert table[-1][3] == "n/a (the GPU's memory)"
+    assert f"Not compiled, {cell.slug}: too odd." in decode.table(LIMITS, rows)
     assert json.loads(json.dumps(decode.as_dict(LIMITS, rows)))["rows"][1]["texts"] == 3
