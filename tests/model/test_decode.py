@@ -270,6 +270,68 @@ def test_a_replayed_graph_gives_the_eager_step_bit_for_bit(pair: tuple[str, str]
     assert torch.equal(found[True], found[False])
 
 
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+
+
+def on_the_gpu(pair: tuple[str, str]) -> Backbone:
+    config = ModelConfig(
+        d_model=128, n_layers=4, n_heads=4, n_kv_heads=2, head_dim=32, vocab_size=37, attn_type=pair[0], memory=pair[1]
+    )
+    model = build(config, seed=0, device="cuda", dtype=torch.bfloat16).eval()
+    with torch.no_grad():
+        for index, parameter in enumerate(model.parameters()):
+            noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(index))
+            parameter.add_((0.05 * noise).to(parameter))
+    return model
+
+
+@on_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("pair", [("polar", "gated_delta"), ("nope", "kda"), ("rope", "none"), ("diff", "none")])
+def test_a_compiled_step_on_a_gpu_is_near_float64(pair: tuple[str, str]) -> None:
+    """The same weights on the CPU; replayed and as it comes, with and without the compiler."""
+    model = on_the_gpu(pair)
+    exact = build(model.config, seed=0, dtype=torch.float64).eval()
+    exact.load_state_dict(model.state_dict())
+    three = texts(40, 7, 19)
+    paged = Paged(model, texts=3, tokens=64, page=16, compiled=True)
+    ways = [(True, True), (True, False), (False, True), (False, False)]
+    slots = [paged.begin(text)[0] for text in three]
+    for turn in range(20):
+        graphs, compiled = ways[turn % 4]
+        new = torch.arange(3) + turn
+        found = paged.step(slots, new.cuda(), graphs=graphs, compiled=compiled)
+        three = [torch.cat([text, token[None]]) for text, token in zip(three, new, strict=True)]
+        wanted = torch.stack([whole(exact, text)[-1] for text in three])
+        assert float((found.double().cpu() - wanted).norm() / wanted.norm()) < 0.03
+    assert paged.not_compiled is None
+
+
+@on_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_step_on_a_gpu_waits_for_nothing_and_its_memory_goes_with_it(compiled: bool) -> None:
+    model = as_used(on_the_gpu(("polar", "gated_delta")))
+    paged = Paged(model, texts=3, tokens=256, page=16, compiled=compiled)
+    slots = [paged.begin(text)[0] for text in texts(40, 7, 19)]
+    tokens_B = torch.zeros(3, dtype=torch.int64, device="cuda")
+    paged.step(slots, tokens_B)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(40):
+            tokens_B = paged.step(slots, tokens_B, own=False).argmax(-1)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    pools = sum(s.pools["k"].numel() * 4 for s in paged.states if not isinstance(s, Tensor))
+    held = torch.cuda.memory_allocated()
+    gc.disable()
+    try:
+        del paged
+        assert torch.cuda.memory_allocated() <= held - pools
+    finally:
+        gc.enable()
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("tied", [False, True])
 def test_matrices_that_are_cast_once_give_the_same_bits(
