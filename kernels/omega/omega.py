@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..choice import Choice, constant, failure, triton_or_torch, why_no_triton, worst
+from ..gated_delta.gated_delta import running_sum
 from ..norms import statistics_dtype
 from . import ops
 from .newton_schulz import orthogonalised
@@ -152,7 +153,7 @@ def _error(
 ) -> float:
     """Largest relative error of the kernels' readout and gradients, against "torch" in float32."""
     draw = torch.Generator().manual_seed(0)
-    t = max(131, 2 * chunk + 3)
+    t = max(131, 4 * chunk + 3)
     made = [torch.randn(1, t, 2, *more, generator=draw).to(device) for more in [(size,)] * 4 + [()] * (3 + slow)]
     weight, *given = made
     found = []
@@ -161,7 +162,11 @@ def _error(
         q, k, v, *logits = (x.requires_grad_() for x in args)
         start = first_state([torch.zeros(size, size, device=device)], 1, 2, size, size, window)
         with torch.enable_grad():
-            keep, step, pair = functional.logsigmoid(logits[0] + 4), logits[1].sigmoid(), logits[2].sigmoid() / window
+            keep, step, pair = (
+                functional.logsigmoid(logits[0] + 4),
+                (logits[1] - 1).sigmoid(),
+                logits[2].sigmoid() / window,
+            )
             rates = Rates(keep, step, pair, functional.logsigmoid(logits[3] + 3) if slow else None)
             y, _ = omega(
                 unit(q), unit(k), v, rates, start,
@@ -179,32 +184,48 @@ class _Plan:
         i_S = torch.arange(c + window - 1, device=keep.device)
         t_C = torch.arange(c, device=keep.device)[:, None]
         # token t of the chunk is token t + window - 1 of those seen
-        inside = (i_S >= t_C) & (i_S < t_C + window)
-        share = torch.where(inside, weight[..., None, :], 0.0)
-        if slow is not None:
-            share = _ratios(slow) @ share
-        self.momentum = share
-        """What of each pair's gradient is in each token's momentum, [..., C, S];"""
-        self.old_momentum = torch.zeros_like(keep) if slow is None else slow.cumsum(-1).exp()
-        """and what of the momentum before the chunk, [..., C]."""
-        self.moves = _ratios(keep) * step[..., None, :]
-        """How far token t's memory has gone along token s's momentum, [..., C, C]."""
-        self.kept = keep.cumsum(-1).exp()
+        self._inside = (i_S >= t_C) & (i_S < t_C + window)
+        self._weight, self._slow, self._keep, self._step = weight, slow, keep, step
+        self.old_momentum = torch.zeros_like(keep) if slow is None else _running(slow).exp()
+        """What of the momentum before the chunk is in each token's, [..., C]."""
+        self.kept = _running(keep).exp()
         """What of the memory before the chunk is left, [..., C]."""
         self.step = step.mean(-1)
 
+    def momentum(self) -> Tensor:
+        """What of each pair's gradient is in each token's momentum, [..., C, S];"""
+        share = torch.where(self._inside, self._weight[..., None, :], 0.0)
+        return share if self._slow is None else _ratios(self._slow) @ share
+
+    def last_momentum(self) -> Tensor:
+        """the last token's alone, [..., S]."""
+        if self._slow is None:
+            return self._inside[-1] * self._weight
+        total = _running(self._slow)
+        return ((total[..., -1:] - total).exp() @ self._inside.to(total.dtype)) * self._weight
+
+    def moves(self) -> Tensor:
+        """How far token t's memory has gone along token s's momentum, [..., C, C]."""
+        return _ratios(self._keep) * self._step[..., None, :]
+
     def felt(self) -> Tensor:
         """How far each token's memory has gone along each pair's gradient, [..., C, S];"""
-        return self.moves @ self.momentum
+        return self.moves() @ self.momentum()
 
     def carried(self) -> Tensor:
         """and along the momentum before the chunk, [..., C]."""
-        return (self.moves @ self.old_momentum[..., None]).squeeze(-1)
+        return (self.moves() @ self.old_momentum[..., None]).squeeze(-1)
+
+
+def _running(x: Tensor) -> Tensor:
+    """cumsum along the last axis; where runs must repeat, in a way that torch lets pass on CUDA."""
+    exactly = x.device.type == "cuda" and torch.are_deterministic_algorithms_enabled()
+    return running_sum(x) if exactly else x.cumsum(-1)
 
 
 def _ratios(logs: Tensor) -> Tensor:
     """Product of the factors after s up to t, [..., C, C]; 0 for s > t."""
-    total = logs.cumsum(-1)
+    total = _running(logs)
     c = total.shape[-1]
     later = torch.ones(c, c, dtype=torch.bool, device=total.device).triu(1)
     return (total[..., :, None] - total[..., None, :]).masked_fill(later, -torch.inf).exp()
@@ -238,7 +259,7 @@ def _all_at_once(
     memories, momenta = scan(
         keys_NGSF, values_NGSX,
         None if felt_NGCS is None else felt_NGCS[..., -1, :].contiguous(),
-        plan.momentum[..., -1, :].contiguous() if has_momentum else None,
+        plan.last_momentum() if has_momentum else None,
         plan.kept[..., -1].contiguous(),
         (plan.step if carried_NGC is None else carried_NGC[..., -1]).contiguous(),
         plan.old_momentum[..., -1].contiguous(),
@@ -278,7 +299,7 @@ def _by_kernels(
         q.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2), plan.kept,
         plan.felt() if plain else None,
         plan.carried() if plain and has_momentum else None,
-        plan.momentum[..., -1, :] if has_momentum else None,
+        plan.last_momentum() if has_momentum else None,
         plan.old_momentum[..., -1] if has_momentum else None,
         None if plain else plan.step,
         layer.flatten(0, 1), momentum.flatten(0, 1),
@@ -339,10 +360,12 @@ def _each_token(
     """Every token's momentum is made orthogonal: a matrix a token."""
     x, ends, slow = q, [], []
     for index, (layer, momentum, (left, right)) in enumerate(zip(layers, momenta, pairs, strict=True)):
-        all_momenta = torch.einsum("bhcs,bhso,bhsi->bhcoi", plan.momentum, left, right)
+        all_momenta = torch.einsum("bhcs,bhso,bhsi->bhcoi", plan.momentum(), left, right)
         all_momenta = all_momenta + plan.old_momentum[..., None, None] * momentum[:, :, None]
         steps = orthogonalised(all_momenta)
-        memories = plan.kept[..., None, None] * layer[:, :, None] - torch.einsum("bhcs,bhsoi->bhcoi", plan.moves, steps)
+        memories = plan.kept[..., None, None] * layer[:, :, None] - torch.einsum(
+            "bhcs,bhsoi->bhcoi", plan.moves(), steps
+        )
         x = _through(torch.einsum("bhcoi,bhci->bhco", memories, x), index, layers)
         ends.append(memories[:, :, -1])
         slow.append(all_momenta[:, :, -1])
@@ -364,7 +387,7 @@ def _each_chunk(
 
 def _after(momentum: Tensor, left: Tensor, right: Tensor, plan: _Plan) -> Tensor:
     """The momentum after the chunk's last token."""
-    new = (plan.momentum[..., -1, :, None] * left).mT @ right
+    new = (plan.last_momentum()[..., None] * left).mT @ right
     return plan.old_momentum[..., -1, None, None] * momentum + new
 
 

@@ -29,7 +29,8 @@ from .newton_schulz import EPS, FACTORS, STEPS
 from .tiles import Sizes, sizes
 
 _A = tl.constexpr(FACTORS[0])
-_B = tl.constexpr(FACTORS[1])
+# a sum begins with what is not a product, so that no second one is in registers
+_B_OF_C = tl.constexpr(FACTORS[1] / FACTORS[2])
 _C = tl.constexpr(FACTORS[2])
 _EPS = tl.constexpr(EPS)
 _STEPS = tl.constexpr(STEPS)
@@ -211,7 +212,7 @@ def _square(m, PRECISION: tl.constexpr):
     gram = tl.dot(m, m.T, input_precision=PRECISION)
     small = gram.to(m.dtype)
     # a Gram matrix is its own transpose
-    factor = gram * _B + tl.dot(small, small.T, input_precision=PRECISION) * _C
+    factor = tl.dot(small, small.T, gram * _B_OF_C, input_precision=PRECISION) * _C
     return small, factor.to(m.dtype)
 
 
@@ -234,7 +235,7 @@ def _orthogonal_scan(
         slow = momenta_ptr + ng * (X * X) + at
         start, size = _operand(tl.load(here), kind)
         r = tl.load(slow) * tl.load(old_ptr + ng)
-        for s0 in tl.static_range(0, S, BS):
+        for s0 in tl.range(0, S, BS, num_stages=1):
             i = s0 + tl.arange(0, BS)
             k = _rows(k_ptr, n * C, i, i < S, H, X)
             v = _rows(v_ptr, n * C, i, i < S, H, X)
@@ -298,18 +299,17 @@ def _orthogonal_scan_back(
         d *= 1.0 / size
         tl.debug_barrier()
         for step in tl.range(0, _STEPS, num_stages=1):
+            # in the order that keeps fewest matrices in registers
             small = tl.load(steps_ptr + (_STEPS - 1 - step) * (X * X))
-            gram, factor = _square(small, PRECISION)
             given = d.to(kind)
             both = tl.dot(given, small.T, input_precision=PRECISION)
-            both = tl.dot(small, given.T, both, input_precision=PRECISION)
-            half = both.to(kind)
-            # both are their own transposes
-            crossed = tl.dot(half, gram.T, input_precision=PRECISION)
-            crossed = tl.dot(gram, half.T, crossed, input_precision=PRECISION)
-            inner = (both * _B + crossed * _C).to(kind)
+            both = tl.dot(small, given.T, both, input_precision=PRECISION).to(kind)
+            gram, factor = _square(small, PRECISION)
             d = tl.dot(factor, given, d * _A, input_precision=PRECISION)
-            d = tl.dot(inner, small, d, input_precision=PRECISION)
+            # both are their own transposes
+            inner = tl.dot(both, gram.T, both.to(tl.float32) * _B_OF_C, input_precision=PRECISION)
+            inner = tl.dot(gram, both.T, inner, input_precision=PRECISION) * _C
+            d = tl.dot(inner.to(kind), small, d, input_precision=PRECISION)
         d *= -to * size
         r = tl.load(r_ptr)
         along = _sum(d * r) / tl.maximum(length * whole * whole, _TINY)
@@ -321,7 +321,7 @@ def _orthogonal_scan_back(
         gy, much = _operand(_rows(gy_ptr, n * C, c, c < C, H, X), kind)
         m = tl.load(here) * tl.load(kept_ptr + ng * C + C - 1)
         m += tl.dot(gy.T, q, input_precision=PRECISION) * much
-        for s0 in tl.static_range(0, S, BS):
+        for s0 in tl.range(0, S, BS, num_stages=1):
             i = s0 + tl.arange(0, BS)
             k = _rows(k_ptr, n * C, i, i < S, H, X)
             share = tl.load(share_ptr + ng * S + i, mask=i < S, other=0.0) * size
