@@ -16,12 +16,15 @@ from ..kernels.conv.conv import choose_backend
 from ..kernels.norms import rms_norm
 from .cache import Kept, Pools, Room, Step, has_step
 from .config import ModelConfig
-from .layers import Canon, Linear, join
+from .layers import Canon, Linear, RMSNorm, few, join
 from .mix import Mix
 from .outline import NO_MEMORY
 from .pieces import in_pieces
 from .registry import MEMORIES, MIXERS
 from .resolve import memory_settings, mixer_settings
+
+Plain = tuple[dict[str, Tensor], list[Tensor] | None, Any]
+"""What `States` holds, as `step` takes it."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class States:
     memory: Any
 
     @property
-    def plain(self) -> tuple[dict[str, Tensor], list[Tensor] | None, Any]:
+    def plain(self) -> Plain:
         """As `step` takes them. The compiler keeps objects of a class until the next collection, and with them their tensors."""
         return self.pools.tensors, self.tails, self.memory
 
@@ -128,10 +131,33 @@ class Attention(Mix):
             out_1TD = out_1TD + self.memory.begin(x_1TD, q, k, v, states.memory, slot, chunk=chunk)
         return out_1TD
 
-    def step(self, x_BD: Tensor, states: tuple[dict[str, Tensor], list[Tensor] | None, Any], step: Step) -> Tensor:
+    def step(self, x_BD: Tensor, states: Plain, step: Step) -> Tensor:
+        y_BE, *more = self._stepped(self._side_by_side(x_BD), x_BD, states, step)
+        out_BD: Tensor = self.proj(y_BE)
+        for part_BD in more:
+            out_BD = out_BD + part_BD
+        return out_BD
+
+    def few_step(self, x_BD: Tensor, norm: RMSNorm, under_BD: Tensor, states: Plain, step: Step) -> Tensor:
+        assert self.joined is not None
+        if self.memory is not None or self.mixer.reads_input:
+            x_BD = norm(x_BD)
+            x_BE = few(x_BD, *self.joined)
+        else:
+            x_BE = few(x_BD, *self.joined, norm=norm)
+        y_BE, *more = self._stepped(x_BE, x_BD, states, step)
+        out_BD = self.proj.few(y_BE, under_BE=under_BD)
+        for part_BD in more:
+            out_BD = out_BD + part_BD
+        return out_BD
+
+    def _stepped(self, x_BE: Tensor, x_BD: Tensor, states: Plain, step: Step) -> list[Tensor]:
+        """What the last projection reads, [B, H X], then what is added behind it, from what the first ones give.
+
+        `x_BD`, the block's normed input, is read where a mixer or a memory asks for it.
+        """
         pools, tails, memory = states
-        kept = Kept(pools, step)
-        x_BE, apart = self._side_by_side(x_BD), self.size * (2 if self.gated else 1)
+        kept, apart = Kept(pools, step), self.size * (2 if self.gated else 1)
         q_BE, k_BE, v_BE = x_BE.split([self.heads * apart, *[self.kv_heads * self.size] * 2], -1)
         q, *gate = q_BE.unflatten(-1, (self.heads, apart)).split(self.size, -1)
         k, v = (part.unflatten(-1, (self.kv_heads, self.size)) for part in (k_BE, v_BE))
@@ -148,13 +174,13 @@ class Attention(Mix):
         assert self.mixer.step is not None
         read = {"x_BD": x_BD} if self.mixer.reads_input else {}
         mixed = self.mixer.step(q, kept, **read)
-        y_BHX, extra_BD = mixed if isinstance(mixed, tuple) else (mixed, None)
-        (out_B1D,) = self._output(y_BHX[:, None], *(one[:, None] for one in gate))
-        out_BD = out_B1D[:, 0] if extra_BD is None else out_B1D[:, 0] + extra_BD
+        y_BHX, *more = mixed if isinstance(mixed, tuple) else (mixed,)
+        if gate:
+            y_BHX = y_BHX * gate[0].sigmoid()
         if self.memory is not None:
             assert self.memory.step is not None
-            out_BD = out_BD + self.memory.step(x_BD, q, k, v, memory, step.slots_B)
-        return out_BD
+            more.append(self.memory.step(x_BD, q, k, v, memory, step.slots_B))
+        return [y_BHX.flatten(1), *more]
 
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
         paths = {} if self.canon is None else {"canon": str(choose_backend(device, dtype, self.canon.taps))}
@@ -182,9 +208,7 @@ class Attention(Mix):
 
     def join(self) -> None:
         """Lays the matrices of q, k and v one below the other, for `step`: one product instead of three, of the same numbers."""
-        every = [self.w_q, self.w_k, self.w_v]
-        if all(linear.fp8 is None for linear in every):
-            self.joined = join(every)
+        self.joined = join([self.w_q, self.w_k, self.w_v])
         if self.canon is not None:
             self.canon.join()
 

@@ -18,6 +18,7 @@ from ..kernels import fp8_linear
 from ..kernels.choice import Choice, version
 from ..kernels.cross_entropy import cross_entropy
 from ..kernels.cross_entropy.cross_entropy import CHUNK, linear_cross_entropy, linear_cross_entropy_sum, softcap
+from ..kernels.row_linear.row_linear import choose_backend
 from ..kernels.sketch import sketch
 from . import registry
 from .attention import Attention, States
@@ -27,7 +28,7 @@ from .chance import generator, seed_of
 from .compiling import one_graph
 from .config import ModelConfig
 from .gated_conv import GatedConv
-from .layers import MLP, CausalConv, Linear, RMSNorm, TiedHead, drop
+from .layers import MLP, CausalConv, Linear, RMSNorm, TiedHead, drop, few
 from .mix import Mix
 from .outline import NO_POSITIONS, group_of, longest_text
 from .pieces import in_pieces
@@ -37,8 +38,8 @@ from .resolve import NO_REGULARIZER, check_model_config, check_regularizer, posi
 class Parts(NamedTuple):
     """What a step of one token a text is made of, so that each part can be compiled by itself. See `EAGER`."""
 
-    first: Callable[..., tuple[Tensor, Tensor, Step]]
-    block: Callable[..., tuple[Tensor, Tensor]]
+    first: Callable[..., tuple[Tensor, Tensor | None, Step]]
+    block: Callable[..., tuple[Tensor, Tensor | None]]
     last: Callable[..., Tensor]
 
 
@@ -130,6 +131,10 @@ class Block(nn.Module):
         normed_BTD = self.norm2(x_BTD)
         return self._under(x_BTD, normed_BTD) + drop(self.mlp(normed_BTD), kept[1], self.dropout), loss
 
+    def _few_under(self, x_BD: Tensor, norm: RMSNorm) -> Tensor:
+        found: Tensor = norm(x_BD) if self.normed else x_BD
+        return found
+
     def _under(self, x_BTD: Tensor, normed_BTD: Tensor) -> Tensor:
         """What a branch is added to."""
         return normed_BTD if self.normed else x_BTD
@@ -150,11 +155,15 @@ class Block(nn.Module):
         """`evaluate` of one text from its start, of which the states then hold what `step` needs."""
         return self._evaluated(x_1TD, lambda normed: self.mix.begin(normed, states, step, chunk=chunk), chunk)
 
-    def step(self, x_BD: Tensor, branch_BD: Tensor, states: Any, step: Step) -> tuple[Tensor, Tensor]:
+    def step(self, x_BD: Tensor, branch_BD: Tensor | None, states: Any, step: Step) -> tuple[Tensor, Tensor | None]:
         """What `forward` gives at the next token of some texts, as two numbers to add, [B, D] each; so is its input.
 
-        The sum stands where the next norm can take it along.
+        The sum stands where the next norm can take it along. Of few texts the products take norms and sums along instead, and
+        there is one number alone (`Backbone.few`).
         """
+        if branch_BD is None:
+            x_BD = self.mix.few_step(x_BD, self.norm1, self._few_under(x_BD, self.norm1), states, step)
+            return self.mlp.few(x_BD, self.norm2, self._few_under(x_BD, self.norm2)), None
         x_BD = x_BD + branch_BD
         normed_BD = self.norm1(x_BD)
         x_BD = self._under(x_BD, normed_BD) + self.mix.step(normed_BD, states, step)
@@ -192,6 +201,7 @@ class Backbone(nn.Module):
         self._forward_block: Callable[..., tuple[Tensor, Tensor | None]] = _block
         self._forward_end: Callable[..., tuple[Tensor, Tensor | None, Tensor | None]] = _end
         self._compiler: str | None = None
+        self._joined = False
         self.to(torch.float64 if dtype == torch.float64 else torch.float32)
         self._fp8: Choice | None = None
         self._wide = config.embedding_dtype == "float32" or dtype == torch.float16
@@ -451,6 +461,30 @@ class Backbone(nn.Module):
         bias_V = None if bias_V is None else bias_V.to(dtype)
         return softcap(functional.linear(hidden_BTD, weight_VD.to(dtype), bias_V), self._cap)
 
+    @torch.no_grad()
+    def join(self) -> None:
+        """Lays matrices that read the same one below the other, for `step`; every matrix is in the type that it is used in."""
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            if any(linear.fp8 is not None for linear in (*block.mix.projections(), block.mlp.fc, block.mlp.proj)):
+                return
+        for block in self.blocks:
+            if isinstance(block, Block) and isinstance(block.mix, Attention):
+                block.mix.join()
+        self._joined = True
+
+    def few(self, rows: int) -> bool:
+        """Whether a step of so many texts takes its products with norms, gates and sums in them."""
+        return self._joined and choose_backend(self.device, self.dtype, rows).backend == "triton"
+
+    def few_logits(self, x_BD: Tensor) -> Tensor:
+        """`logits` of the stream of a few texts, [B, V], its norm still to be taken."""
+        weight_VD, bias_V = self._head
+        if weight_VD.dtype != x_BD.dtype:
+            return self.logits(self.norm(x_BD))
+        assert isinstance(self.norm, RMSNorm)
+        return softcap(few(x_BD, weight_VD, bias_V, norm=self.norm), self._cap)
+
     @property
     def _head(self) -> tuple[Tensor, Tensor | None]:
         """Matrix [V, D] and bias [V], if it has one."""
@@ -563,19 +597,21 @@ def _block(block: Block, *args: Any, **named: Any) -> tuple[Tensor, Tensor | Non
 
 def _step_first(
     model: Backbone, tokens_B: Tensor, ledger: Ledger, slots_B: Tensor, window: int | None
-) -> tuple[Tensor, Tensor, Step]:
+) -> tuple[Tensor, Tensor | None, Step]:
     step = ledger.advance(slots_B, window)
     places_B1 = None if model.positions is None else step.places[:, None]
     x_BD = model._embedded(tokens_B[:, None], places_B1)[:, 0]
-    return x_BD, torch.zeros_like(x_BD), step
+    return x_BD, None if model.few(len(x_BD)) else torch.zeros_like(x_BD), step
 
 
-def _step_block(block: Block, x_BD: Tensor, branch_BD: Tensor, states: Any, step: Step) -> tuple[Tensor, Tensor]:
+def _step_block(
+    block: Block, x_BD: Tensor, branch_BD: Tensor | None, states: Any, step: Step
+) -> tuple[Tensor, Tensor | None]:
     return block.step(x_BD, branch_BD, states, step)
 
 
-def _step_last(model: Backbone, x_BD: Tensor, branch_BD: Tensor) -> Tensor:
-    return model.logits(model.norm(x_BD + branch_BD))
+def _step_last(model: Backbone, x_BD: Tensor, branch_BD: Tensor | None) -> Tensor:
+    return model.few_logits(x_BD) if branch_BD is None else model.logits(model.norm(x_BD + branch_BD))
 
 
 EAGER = Parts(_step_first, _step_block, _step_last)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from .attention import Attention, States
-from .backbone import EAGER, Backbone, Block, Parts
+from .attention import States
+from .backbone import EAGER, Backbone, Parts
 from .cache import PAGE, Book, CacheFull, Remembered, Room
 from .chance import generator
 from .compiling import CompileError, one_graph
@@ -173,10 +173,7 @@ def as_used(model: Backbone) -> Backbone:
             module.to(model.dtype)
     if isinstance(found.head, TiedHead) and found.positions is None:
         found.embedding.to(model.dtype)
-    with torch.no_grad():
-        for block in found.blocks:
-            if isinstance(block, Block) and isinstance(block.mix, Attention):
-                block.mix.join()
+    found.join()
     return found
 
 

@@ -12,7 +12,7 @@ from ..kernels.conv.conv import choose_backend, gated_causal_conv
 from ..kernels.conv.step import gated_conv_step, tail_of
 from .cache import Room, Step
 from .config import ModelConfig
-from .layers import CausalConv, Linear
+from .layers import CausalConv, Linear, RMSNorm
 from .mix import Mix
 from .pieces import in_pieces
 
@@ -54,6 +54,11 @@ class GatedConv(Mix):
         y_BC = gated_conv_step(self.in_proj(x_BD), states, step.slots_B, self.conv.filters(x_BD.dtype))
         out_BD: Tensor = self.out_proj(y_BC)
         return out_BD
+
+    def few_step(self, x_BD: Tensor, norm: RMSNorm, under_BD: Tensor, states: Tensor, step: Step) -> Tensor:
+        x_BE = self.in_proj.few(x_BD, norm=norm)
+        y_BC = gated_conv_step(x_BE, states, step.slots_B, self.conv.filters(x_BD.dtype))
+        return self.out_proj.few(y_BC, under_BE=under_BD)
 
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
         return {"gated_conv": str(choose_backend(device, dtype, self.conv.taps))}

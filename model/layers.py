@@ -6,6 +6,7 @@ B batch, T length, D model width, C channels, W taps, H query heads, J KV heads,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from ..kernels.conv.step import canon_step, tail_of
 from ..kernels.fp8_linear import fp8_linear
 from ..kernels.gates import squared_relu_gate, swish_gate
 from ..kernels.norms import rms_norm
+from ..kernels.row_linear.row_linear import row_linear
 from .cache import Room
 
 
@@ -31,6 +33,12 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(torch.empty(outputs, inputs))
         self.register_parameter("bias", nn.Parameter(torch.empty(outputs)) if bias else None)
         self.zero = zero
+
+    def few(
+        self, x_BD: Tensor, *, norm: RMSNorm | None = None, gate: str = "none", under_BE: Tensor | None = None
+    ) -> Tensor:
+        """under + gate(norm(x) Wᵀ + b) of a few rows, see `row_linear`; W and b are in x's type."""
+        return few(x_BD, self.weight, self.bias, norm=norm, gate=gate, under_BE=under_BE)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.fp8 is not None:
@@ -51,6 +59,20 @@ def join(parts: Sequence[Linear | CausalConv]) -> tuple[Tensor, Tensor | None]:
     for part, share in zip(linear, bias.split(rows), strict=True):
         part.bias = nn.Parameter(share, requires_grad=False)
     return weight, bias
+
+
+def few(
+    x_BD: Tensor,
+    w_ED: Tensor,
+    bias_E: Tensor | None,
+    *,
+    norm: RMSNorm | None = None,
+    gate: str = "none",
+    under_BE: Tensor | None = None,
+) -> Tensor:
+    """`row_linear` behind one of our norms."""
+    before: dict[str, Any] = {} if norm is None else {"norm_D": norm.weight, "eps": norm.eps}
+    return row_linear(x_BD, w_ED, bias_E, gate=gate, under_BE=under_BE, **before)
 
 
 class TiedHead(nn.Module):
@@ -111,11 +133,15 @@ class MLP(nn.Module):
     def __init__(self, width: int, ratio: int, gate: str, *, bias: bool = True) -> None:
         super().__init__()
         self.fc = Linear(width, 2 * ratio * width, bias=bias)
-        self.gate = GATES[gate]
+        self.gate, self.kind = GATES[gate], gate
         self.proj = Linear(ratio * width, width, bias=bias, zero=True)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         return self.proj(self.gate(self.fc(x_BTD)))
+
+    def few(self, x_BD: Tensor, norm: RMSNorm, under_BD: Tensor) -> Tensor:
+        """under + what `forward` gives at norm(x), a few rows."""
+        return self.proj.few(self.fc.few(x_BD, norm=norm, gate=self.kind), under_BE=under_BD)
 
 
 class Canon(nn.Module):

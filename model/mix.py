@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .cache import Room, Step
-from .layers import Linear
+from .layers import Linear, RMSNorm
 
 
 class Mix(nn.Module):
@@ -52,6 +52,13 @@ class Mix(nn.Module):
 
     def step(self, x_BD: Tensor, states: Any, step: Step) -> Tensor:
         """What `forward` gives at the next token of some texts, [B, D]; their states are changed in place."""
+        raise NotImplementedError
+
+    def few_step(self, x_BD: Tensor, norm: RMSNorm, under_BD: Tensor, states: Any, step: Step) -> Tensor:
+        """under + what `step` gives at norm(x), for so few texts that a product costs what reading its matrix does.
+
+        The matrices are in x's type and side by side (`Backbone.join`).
+        """
         raise NotImplementedError
 
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:

@@ -10,7 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from atma_sweep.model import decode
+from atma_sweep.kernels.choice import Choice
+from atma_sweep.kernels.conv import step as conv_step
+from atma_sweep.kernels.gated_delta import step as delta_step
+from atma_sweep.kernels.paged import attention as paged_attention
+from atma_sweep.kernels.row_linear import row_linear
+from atma_sweep.model import backbone, decode
 from atma_sweep.model.backbone import Backbone, build
 from atma_sweep.model.cache import DUMMY, CacheFull
 from atma_sweep.model.compiling import CompileError
@@ -168,6 +173,56 @@ def test_texts_come_go_fork_and_take_turns(awake: Awake, pair: tuple[str, str], 
         assert [told[slot] for slot in texts_] == [len(text) for text in texts_.values()], "as the device counts"
         assert sum(told) == sum(map(len, texts_.values()))
     assert max(map(len, texts_.values())) > 20
+
+
+@pytest.mark.parametrize("few", [False, True])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"attn_type": "polar", "memory": "gated_delta"},
+        {"attn_type": "wall", "memory": "none", "residual": "normed"},
+        {"attn_type": "rope", "memory": "none", "bias": False, "mlp": "swiglu", "tie_head": True},
+        {"attn_type": "nope", "memory": "omega", "canon": False, "output_gate": False, "qk_norm": False},
+    ],
+)
+def test_joined_matrices_and_norms_in_products_change_nothing(
+    awake: Awake, monkeypatch: pytest.MonkeyPatch, few: bool, changes: dict[str, Any]
+) -> None:
+    """In float64; a few texts take their norms, gates and sums in their products, others one product for q, k and v."""
+    model = awake(**changes).eval()
+    two = texts(12, 7)
+    wanted = [whole(model, text) for text in two]
+    model.join()
+    monkeypatch.setattr(Backbone, "few", lambda self, rows: few)
+    paged = Paged(model, texts=2, tokens=20, page=PAGE)
+    slots = [paged.begin(text[:5])[0] for text in two]
+    for place in (5, 6):
+        found = paged.step(slots, torch.stack([text[place] for text in two]))
+        for row, rows in zip(found, wanted, strict=True):
+            torch.testing.assert_close(row, rows[place], rtol=0, atol=1e-10)
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the kernels are compiled")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_steps_by_kernels_alone_in_the_interpreter(
+    small: Callable[..., ModelConfig], wake: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every kernel of a step as a GPU puts them together, in float32, pages of 16 tokens and heads of 16."""
+    model = build(small(attn_type="polar", memory="gated_delta", head_dim=16), seed=0)
+    wake(model)
+    two = texts(35, 20)
+    wanted = [whole(model, text) for text in two]
+    model.eval().join()
+    kernels = Choice("triton", "interpreted")
+    for module in (backbone, row_linear, paged_attention, conv_step, delta_step):
+        monkeypatch.setattr(module, "choose_backend", lambda *args, **named: kernels)
+    paged = Paged(model, texts=2, tokens=48, page=16)
+    slots = [paged.begin(text[:at])[0] for text, at in zip(two, (30, 15), strict=True)]
+    for turn in range(5):
+        found = paged.step(slots, torch.stack([two[0][30 + turn], two[1][15 + turn]]))
+        for row, rows, at in zip(found, wanted, (30, 15), strict=True):
+            torch.testing.assert_close(row, rows[at + turn], rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("graphs", [False, True])

@@ -1,0 +1,94 @@
+"""A projection of a few rows, with the norm before it and the gate or the sum behind it in one pass over its matrix (docs/decoding.md).
+
+B texts, D inputs, E outputs.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ..choice import Choice, constant, failure, triton_or_torch, why_no_triton, worst
+from ..gates import squared_relu_gate, swish_gate
+from ..norms import rms_norm
+
+MOST_ROWS = 16
+"""Rows that are few: with more of them a product costs more than reading its matrix."""
+GATES = {"none": 0, "relu2": 1, "swiglu": 2}
+
+
+def row_linear(
+    x_BD: Tensor,
+    w_ED: Tensor,
+    bias_E: Tensor | None = None,
+    *,
+    norm_D: Tensor | None = None,
+    eps: float = 0.0,
+    gate: str = "none",
+    under_BE: Tensor | None = None,
+    backend: str | None = None,
+) -> Tensor:
+    """under + gate(rms_norm(x) wᵀ + bias), [B, E] of x's type, or [B, E / 2] with the gate "relu2" or "swiglu"; each part only where it is given.
+
+    `norm` [D] is the norm's weight, `eps` its epsilon; gates read [a | g] as `kernels.gates` has them. x, w and under have one type.
+    `backend` None is what `choose_backend` says. Raises ValueError when shapes or types disagree.
+    """
+    if x_BD.ndim != 2 or w_ED.ndim != 2 or x_BD.shape[1] != w_ED.shape[1] or x_BD.dtype != w_ED.dtype:
+        raise ValueError(
+            f"x must be [B, D] and w [E, D] of one type, got {tuple(x_BD.shape)} {x_BD.dtype} and {tuple(w_ED.shape)} {w_ED.dtype}"
+        )
+    if (backend or choose_backend(x_BD.device, x_BD.dtype, len(x_BD)).backend) == "triton":
+        y: Tensor = fused(x_BD, w_ED, bias_E, norm_D, eps, GATES[gate], under_BE)
+        return y
+    y = functional.linear(x_BD if norm_D is None else rms_norm(x_BD, norm_D, eps), w_ED, bias_E)
+    if gate != "none":
+        y = squared_relu_gate(y) if gate == "relu2" else swish_gate(y)
+    return y if under_BE is None else under_BE + y
+
+
+@constant
+def choose_backend(device: torch.device | str, dtype: torch.dtype, rows: int) -> Choice:
+    """What `row_linear` takes for so many rows."""
+    if rows > MOST_ROWS:
+        return Choice("torch", f"the kernel is for at most {MOST_ROWS} rows, got {rows}")
+    device = torch.device(device)
+    return triton_or_torch(why_no_triton(device, dtype) or failure("the product of a few rows", _error, device, dtype))
+
+
+@functools.cache
+def _error(device: torch.device, dtype: torch.dtype) -> float:
+    """Largest relative error for one row and several, against "torch" in float32."""
+    draw = torch.Generator().manual_seed(0)
+    shapes = (1, 600), (5, 600), (140, 600), (140,), (600,), (5, 140)
+    one, five, w, bias, norm, under = (torch.randn(shape, generator=draw).to(device, dtype) for shape in shapes)
+    found = []
+    for name, kind in (("triton", dtype), ("torch", torch.float32)):
+        parts = []
+        for x in (one.to(kind), five.to(kind)):
+            args: Any = x, w.to(kind), bias.to(kind)
+            for gate in ("relu2", "swiglu"):
+                parts.append(row_linear(*args, norm_D=norm.float(), eps=1e-6, gate=gate, backend=name))
+            parts.append(row_linear(*args, under_BE=under[: len(x)].to(kind), backend=name))
+        found.append(parts)
+    return worst(*found)
+
+
+@torch.library.custom_op("atma::row_linear", mutates_args=())
+def fused(
+    x_BD: Tensor, w_ED: Tensor, bias_E: Tensor | None, norm_D: Tensor | None, eps: float, gate: int,
+    under_BE: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """As `row_linear`; the gate by its number."""
+    y: Tensor = importlib.import_module(".triton", __package__).product(x_BD, w_ED, bias_E, norm_D, eps, gate, under_BE)
+    return y
+
+
+@fused.register_fake
+def _(x_BD: Tensor, w_ED: Tensor, bias_E: Tensor | None, norm_D: Tensor | None, eps: float, gate: int,
+      under_BE: Tensor | None) -> Tensor:  # fmt: skip
+    return x_BD.new_empty(x_BD.shape[0], w_ED.shape[0] // (2 if gate else 1))

@@ -1,0 +1,98 @@
+"""Products of a few rows with what stands before and behind them, against float64; on a GPU in bf16."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from atma_sweep.kernels.gates import squared_relu_gate_reference, swish_gate_reference
+from atma_sweep.kernels.norms import rms_norm_reference
+from atma_sweep.kernels.row_linear import row_linear as module
+from atma_sweep.kernels.row_linear.row_linear import MOST_ROWS, choose_backend, row_linear
+from torch import Tensor
+
+WAYS = [*product(("none", "relu2", "swiglu"), (False, True), (False, True), (False, True))]
+"""gate, norm, bias, under"""
+
+
+def case(rows: int, inputs: int, outputs: int, way: tuple[str, bool, bool, bool]) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments in float64: x, w, bias, then those by name."""
+    gate, norm, bias, under = way
+    draw = torch.Generator().manual_seed(0)
+    shapes = (rows, inputs), (outputs, inputs), (outputs,), (inputs,), (rows, outputs // (1 if gate == "none" else 2))
+    x, w, b, n, u = (torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes)
+    args = [x, w * inputs**-0.5, b if bias else None]
+    return args, {"norm_D": n if norm else None, "eps": 1e-3, "gate": gate, "under_BE": u if under else None}
+
+
+def expected(args: list[Any], named: dict[str, Any]) -> Tensor:
+    x, w, bias = args
+    x = x if named["norm_D"] is None else rms_norm_reference(x, named["norm_D"], named["eps"])
+    y = torch.einsum("bd,ed->be", x, w) + (0 if bias is None else bias)
+    if named["gate"] != "none":
+        y = squared_relu_gate_reference(y) if named["gate"] == "relu2" else swish_gate_reference(y)
+    return y if named["under_BE"] is None else y + named["under_BE"]
+
+
+def to(
+    dtype: torch.dtype, args: list[Any], named: dict[str, Any], device: str = "cpu"
+) -> tuple[list[Any], dict[str, Any]]:
+    def cast(one: Any) -> Any:
+        return one.to(device, dtype) if isinstance(one, Tensor) else one
+
+    return [cast(one) for one in args], {name: cast(one) for name, one in named.items()}
+
+
+@pytest.mark.parametrize("way", WAYS[::3])
+def test_the_formula(way: tuple[str, bool, bool, bool]) -> None:
+    args, named = case(3, 20, 14, way)
+    torch.testing.assert_close(row_linear(*args, **named), expected(args, named))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the kernels are compiled, see below")
+@pytest.mark.thorough
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 33, 22), (1, 1100, 40), (2, 33, 22), (16, 300, 38)])
+def test_the_kernels_in_the_interpreter(rows: int, inputs: int, outputs: int) -> None:
+    for way in WAYS:
+        args, named = case(rows, inputs, outputs, way)
+        found = row_linear(*to(torch.float32, args, named)[0], **to(torch.float32, args, named)[1], backend="triton")
+        torch.testing.assert_close(found.double(), expected(args, named), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the kernels are compiled, see below")
+@pytest.mark.thorough
+def test_the_op_says_truly_what_it_returns() -> None:
+    for way in (WAYS[0], WAYS[-1], WAYS[9]):
+        (x, w, bias), named = to(torch.float32, *case(2, 33, 22, way))
+        args = x, w, bias, named["norm_D"], 1e-3, module.GATES[way[0]], named["under_BE"]
+        torch.library.opcheck(
+            module.fused, args, test_utils=("test_schema", "test_faketensor", "test_aot_dispatch_static")
+        )
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("rows", [1, 2, 5, 16])
+@pytest.mark.parametrize(("inputs", "outputs"), [(1024, 8192), (4096, 1024), (1000, 50), (33, 22)])
+def test_the_compiled_kernels(rows: int, inputs: int, outputs: int) -> None:
+    assert choose_backend("cuda", torch.bfloat16, rows).backend == "triton"
+    for way in WAYS:
+        args, named = to(torch.bfloat16, *case(rows, inputs, outputs, way))
+        wanted = expected(*to(torch.float64, args, named))
+        args, named = to(torch.bfloat16, args, named, "cuda")
+        found = row_linear(*args, **named, backend="triton").double().cpu()
+        assert float((found - wanted).norm() / wanted.norm()) < 0.02
+
+
+def test_what_does_not_fit_is_refused_and_many_rows_are_left_to_torch() -> None:
+    x, w = torch.zeros(2, 4), torch.zeros(6, 4)
+    with pytest.raises(
+        ValueError, match=r"x must be \[B, D\] and w \[E, D\] of one type, got \(2, 4\) torch.float32 and"
+    ):
+        row_linear(x, w.double())
+    with pytest.raises(ValueError, match=r"x must be \[B, D\]"):
+        row_linear(x, w[:, :3])
+    assert choose_backend("cpu", torch.bfloat16, MOST_ROWS + 1).reason == "the kernel is for at most 16 rows, got 17"
+    assert choose_backend("cpu", torch.bfloat16, 1).backend == "torch"
