@@ -1,7 +1,7 @@
 """Products of a few rows as one pass over the matrix (docs/decoding.md).
 
 B rows, K inputs, N outputs. A program has BN outputs of every row, and their gates. One row is multiplied and summed in place, several
-are padded to the 16 that the matrix units take.
+are padded to a power of two from the 16 that the matrix units take.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def product(
             *args, n, K=k, **flags, BN=bn, BK=min(1024, triton.next_power_of_2(k)), num_warps=8 if gate else 4
         )  # fmt: skip
     else:
-        bn = 16
+        bn = 16 if b <= 16 else 32
         _several[(triton.cdiv(n, bn),)](
             *args, b, n, x.stride(0), K=k, **flags, BB=max(16, triton.next_power_of_2(b)), BN=bn,
             BK=min(256, max(16, triton.next_power_of_2(k))), num_warps=4, num_stages=4,
