@@ -20,6 +20,7 @@ from ...kernels.cross_entropy import cross_entropy
 from ...kernels.gated_delta import gated_delta
 from ...kernels.norms import rms_norm
 from ...kernels.paged.pages import PAGE
+from ...kernels.row_linear.row_linear import row_linear
 from ...results.text import choice
 from ..errors import SweepError
 from . import gated, memories, one_token
@@ -31,7 +32,7 @@ WIDTH, VOCABULARY = 1024, 50304
 TOKENS = 16 * 2048
 OPS = (
     "polar", "softmax", "forgetting", "wall_head", "wall_kv", "threshold", "gated_delta", *memories.OPS, "gated_conv",
-    "canon", "cross_entropy", "polar_distractor", "fp8_linear", "decode",
+    "canon", "cross_entropy", "polar_distractor", "fp8_linear", "decode", "row_linear",
 )  # fmt: skip
 NAIVE = "torch"
 """The variant that is torch's own operations one by one."""
@@ -226,6 +227,9 @@ def _all(device: torch.device, selected: Sequence[str]) -> Iterator[Case]:
         yield _fp8_linear(made, inputs, outputs)
     for b, tokens in one_token.SIZES:
         yield _one_token(made, b, tokens)
+    for rows in (1, 8, 16, 64):
+        yield _row_linear(made, rows, WIDTH, 8 * WIDTH, "relu2")
+        yield _row_linear(made, rows, 4 * WIDTH, WIDTH, "none")
 
 
 class _Inputs:
@@ -420,3 +424,29 @@ def _one_token(made: _Inputs, b: int, tokens: int) -> Case:
     rival = one_token.YARDSTICK if one_token.YARDSTICK in found else None
     moved = 2.0 * 2 * b * tokens * J * D
     return Case("decode", size, inputs, found, 4.0 * D * b * H * tokens, moved, 0.0, rival, eager=tuple(found))
+
+
+def _row_linear(made: _Inputs, rows: int, inputs: int, outputs: int, gate: str) -> Case:
+    """A step's product with its norm and its gate, or with the stream behind it; of eight matrices in turn, as no cache holds them."""
+    matrices, norm, under = 8, gate != "none", gate == "none"
+
+    def parts() -> list[Tensor]:
+        weights = made.normal(matrices, outputs, inputs, grad=False) * inputs**-0.5
+        return [made.normal(rows, inputs, grad=False), made.normal(rows, outputs, grad=False), weights]
+
+    def by(backend: str) -> Callable[..., object]:
+        def call(x: Tensor, stream: Tensor, weights: Tensor) -> object:
+            named: dict[str, Any] = {"norm_D": torch.ones_like(x[0], dtype=torch.float32), "eps": 1e-6} if norm else {}
+            return tuple(
+                row_linear(x, w, gate=gate, under_BE=stream if under else None, backend=backend, **named)
+                for w in weights.unbind()
+            )
+
+        return call
+
+    found = {"triton": by("triton"), "cuBLAS, compiled": by("torch")}
+    weights = matrices * inputs * outputs
+    size = f"{rows} rows, {inputs} to {outputs}, {matrices} times"
+    return Case(
+        "row_linear", size, parts, found, 2.0 * rows * weights, 2.0 * weights, 0.0, "cuBLAS, compiled", eager=()
+    )
