@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..kernels.conv.conv import choose_backend, gated_causal_conv
 from ..kernels.conv.step import gated_conv_step, tail_of
+from ..kernels.row_linear.row_linear import row_conv_step
 from .cache import Room, Step
 from .config import ModelConfig
 from .layers import CausalConv, Linear, RMSNorm
@@ -56,8 +57,10 @@ class GatedConv(Mix):
         return out_BD
 
     def few_step(self, x_BD: Tensor, norm: RMSNorm, under_BD: Tensor, states: Tensor, step: Step) -> Tensor:
-        x_BE = self.in_proj.few(x_BD, norm=norm)
-        y_BC = gated_conv_step(x_BE, states, step.slots_B, self.conv.filters(x_BD.dtype))
+        y_BC = row_conv_step(
+            x_BD, self.in_proj.weight, self.in_proj.bias, norm.weight, norm.eps, states, step.slots_B,
+            self.conv.filters(x_BD.dtype),
+        )  # fmt: skip
         return self.out_proj.few(y_BC, under_BE=under_BD)
 
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:

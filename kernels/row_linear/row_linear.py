@@ -1,6 +1,6 @@
 """A projection of a few rows, with the norm before it and the gate or the sum behind it in one pass over its matrix (docs/decoding.md).
 
-B texts, D inputs, E outputs.
+B texts, D inputs, E outputs, C channels, W taps, R texts that a table has rows for.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..choice import Choice, constant, failure, triton_or_torch, why_no_triton, worst
+from ..conv.step import gated_conv_step
 from ..gates import squared_relu_gate, swish_gate
 from ..norms import rms_norm
 
@@ -51,6 +52,26 @@ def row_linear(
     return y if under_BE is None else under_BE + y
 
 
+def row_conv_step(
+    x_BD: Tensor,
+    w_ED: Tensor,
+    bias_E: Tensor | None,
+    norm_D: Tensor,
+    eps: float,
+    tails_RWC: Tensor,
+    slots_B: Tensor,
+    filters_CW: Tensor,
+    *,
+    backend: str | None = None,
+) -> Tensor:
+    """`gated_conv_step` of rms_norm(x) wᵀ + bias, [B, C], as a block with a convolution begins; the tails are changed in place."""
+    if (backend or choose_backend(x_BD.device, x_BD.dtype, len(x_BD)).backend) == "triton":
+        y: Tensor = fused_conv(x_BD, w_ED, bias_E, norm_D, eps, tails_RWC, slots_B, filters_CW)
+        return y
+    x_BE = row_linear(x_BD, w_ED, bias_E, norm_D=norm_D, eps=eps, backend=backend)
+    return gated_conv_step(x_BE, tails_RWC, slots_B, filters_CW, backend=backend)
+
+
 @constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype, rows: int) -> Choice:
     """What `row_linear` takes for so many rows."""
@@ -64,16 +85,22 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, rows: int) ->
 def _error(device: torch.device, dtype: torch.dtype) -> float:
     """Largest relative error for one row and several, against "torch" in float32."""
     draw = torch.Generator().manual_seed(0)
-    shapes = (1, 600), (5, 600), (140, 600), (140,), (600,), (5, 140)
+    shapes = (1, 600), (5, 600), (150, 600), (150,), (600,), (5, 150)
     one, five, w, bias, norm, under = (torch.randn(shape, generator=draw).to(device, dtype) for shape in shapes)
     found = []
+    filters = torch.randn(50, 3, generator=draw).to(device, dtype)
+    slots = torch.tensor([4, 0, 2, 5, 1], device=device)
     for name, kind in (("triton", dtype), ("torch", torch.float32)):
-        parts = []
+        parts, tails = [], torch.zeros(6, 2, 50, dtype=kind, device=device)
+        for x in (one.to(kind), five.to(kind), five.to(kind)):
+            at = slots[: len(x)]
+            args = x, w[:150].to(kind), None, norm.float(), 1e-6, tails, at, filters.to(kind)
+            parts += [row_conv_step(*args, backend=name), tails[at]]
         for x in (one.to(kind), five.to(kind)):
-            args: Any = x, w.to(kind), bias.to(kind)
+            whole: Any = x, w.to(kind), bias.to(kind)
             for gate in ("relu2", "swiglu"):
-                parts.append(row_linear(*args, norm_D=norm.float(), eps=1e-6, gate=gate, backend=name))
-            parts.append(row_linear(*args, under_BE=under[: len(x)].to(kind), backend=name))
+                parts.append(row_linear(*whole, norm_D=norm.float(), eps=1e-6, gate=gate, backend=name))
+            parts.append(row_linear(*whole, under_BE=under[: len(x)].to(kind), backend=name))
         found.append(parts)
     return worst(*found)
 
@@ -92,3 +119,20 @@ def fused(
 def _(x_BD: Tensor, w_ED: Tensor, bias_E: Tensor | None, norm_D: Tensor | None, eps: float, gate: int,
       under_BE: Tensor | None) -> Tensor:  # fmt: skip
     return x_BD.new_empty(x_BD.shape[0], w_ED.shape[0] // (2 if gate else 1))
+
+
+@torch.library.custom_op("atma::row_conv_step", mutates_args=("tails_RWC",))
+def fused_conv(
+    x_BD: Tensor, w_ED: Tensor, bias_E: Tensor | None, norm_D: Tensor, eps: float, tails_RWC: Tensor, slots_B: Tensor,
+    filters_CW: Tensor,
+) -> Tensor:  # fmt: skip
+    """As `row_conv_step`."""
+    kernels = importlib.import_module(".triton", __package__)
+    y: Tensor = kernels.conv_step(x_BD, w_ED, bias_E, norm_D, eps, tails_RWC, slots_B, filters_CW)
+    return y
+
+
+@fused_conv.register_fake
+def _(x_BD: Tensor, w_ED: Tensor, bias_E: Tensor | None, norm_D: Tensor, eps: float, tails_RWC: Tensor,
+      slots_B: Tensor, filters_CW: Tensor) -> Tensor:  # fmt: skip
+    return x_BD.new_empty(x_BD.shape[0], filters_CW.shape[0])

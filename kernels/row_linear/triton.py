@@ -104,6 +104,118 @@ def _several(
     _end(y, gates, bias_ptr, under_ptr, y_ptr, at, n[None, :], inside, N, BIAS, GATE, UNDER)
 
 
+@triton.jit
+def _conv_end(
+    b, c, u, bias_ptr, tails_ptr, tail, filters_ptr, y_ptr, at, n, inside, C, BIAS: tl.constexpr, W: tl.constexpr
+):  # fmt: skip
+    """c conv(b u) of a token, and its storing; `tail` is where the tails of these outputs begin, which have b u at their end then."""
+    dtype = y_ptr.dtype.element_ty
+    if BIAS:
+        b += tl.load(bias_ptr + n, mask=n < C, other=0.0).to(tl.float32)
+        c += tl.load(bias_ptr + C + n, mask=n < C, other=0.0).to(tl.float32)
+        u += tl.load(bias_ptr + 2 * C + n, mask=n < C, other=0.0).to(tl.float32)
+    # rounded where torch rounds
+    x = (b.to(dtype).to(tl.float32) * u.to(dtype).to(tl.float32)).to(dtype)
+    y = x.to(tl.float32) * tl.load(filters_ptr + n * W + (W - 1), mask=n < C, other=0.0).to(tl.float32)
+    for tap in tl.static_range(W - 1):
+        earlier = tl.load(tails_ptr + tail + tap * C, mask=inside, other=0.0)
+        y += earlier.to(tl.float32) * tl.load(filters_ptr + n * W + tap, mask=n < C, other=0.0).to(tl.float32)
+        if tap > 0:
+            tl.store(tails_ptr + tail + (tap - 1) * C, earlier, mask=inside)
+    if W > 1:
+        tl.store(tails_ptr + tail + (W - 2) * C, x, mask=inside)
+    y = y.to(dtype).to(tl.float32) * c.to(dtype).to(tl.float32)
+    tl.store(y_ptr + at, y.to(dtype), mask=inside)
+
+
+@triton.jit
+def _one_conv(
+    x_ptr, w_ptr, bias_ptr, norm_ptr, tails_ptr, slots_ptr, filters_ptr, y_ptr, eps, C, K: tl.constexpr,
+    BIAS: tl.constexpr, W: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    rows = n.to(tl.int64)[:, None] * K
+    b = tl.zeros([BN, BK], tl.float32)
+    c = tl.zeros([BN, BK], tl.float32)
+    u = tl.zeros([BN, BK], tl.float32)
+    square = tl.zeros([BK], tl.float32)
+    for start in tl.static_range(0, K, BK):
+        k = start + tl.arange(0, BK)
+        inside = (n < C)[:, None] & (k < K)[None, :]
+        w_b = tl.load(w_ptr + rows + k[None, :], mask=inside, other=0.0)
+        w_c = tl.load(w_ptr + rows + C * K + k[None, :], mask=inside, other=0.0)
+        w_u = tl.load(w_ptr + rows + 2 * C * K + k[None, :], mask=inside, other=0.0)
+        x = tl.load(x_ptr + k, mask=k < K, other=0.0).to(tl.float32)
+        square += x * x
+        x *= tl.load(norm_ptr + k, mask=k < K, other=0.0).to(tl.float32)
+        b += w_b.to(tl.float32) * x[None, :]
+        c += w_c.to(tl.float32) * x[None, :]
+        u += w_u.to(tl.float32) * x[None, :]
+    scale = tl.rsqrt(tl.sum(square, 0) / K + eps)
+    tail = tl.load(slots_ptr) * ((W - 1) * C) + n
+    _conv_end(
+        tl.sum(b, 1) * scale, tl.sum(c, 1) * scale, tl.sum(u, 1) * scale, bias_ptr, tails_ptr, tail, filters_ptr, y_ptr, n,
+        n, n < C, C, BIAS, W,
+    )  # fmt: skip
+
+
+@triton.jit
+def _several_conv(
+    x_ptr, w_ptr, bias_ptr, norm_ptr, tails_ptr, slots_ptr, filters_ptr, y_ptr, eps, B, C, x_row, K: tl.constexpr,
+    BIAS: tl.constexpr, W: tl.constexpr, BB: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    text = tl.arange(0, BB)
+    rows = n.to(tl.int64)[:, None] * K
+    b = tl.zeros([BB, BN], tl.float32)
+    c = tl.zeros([BB, BN], tl.float32)
+    u = tl.zeros([BB, BN], tl.float32)
+    square = tl.zeros([BB], tl.float32)
+    for start in range(0, K, BK):
+        k = start + tl.arange(0, BK)
+        inside = (n < C)[:, None] & (k < K)[None, :]
+        x = tl.load(x_ptr + text[:, None] * x_row + k[None, :], mask=(text < B)[:, None] & (k < K)[None, :], other=0.0)
+        w_b = tl.load(w_ptr + rows + k[None, :], mask=inside, other=0.0)
+        w_c = tl.load(w_ptr + rows + C * K + k[None, :], mask=inside, other=0.0)
+        w_u = tl.load(w_ptr + rows + 2 * C * K + k[None, :], mask=inside, other=0.0)
+        wide = x.to(tl.float32)
+        square += tl.sum(wide * wide, 1)
+        x = (wide * tl.load(norm_ptr + k, mask=k < K, other=0.0).to(tl.float32)[None, :]).to(w_b.dtype)
+        b += tl.dot(x, tl.trans(w_b), input_precision="ieee")
+        c += tl.dot(x, tl.trans(w_c), input_precision="ieee")
+        u += tl.dot(x, tl.trans(w_u), input_precision="ieee")
+    scale = tl.rsqrt(square / K + eps)[:, None]
+    slot = tl.load(slots_ptr + text, mask=text < B, other=0)
+    at = text[:, None] * C + n[None, :]
+    inside = (text < B)[:, None] & (n < C)[None, :]
+    tail = (slot * ((W - 1) * C))[:, None] + n[None, :]
+    _conv_end(
+        b * scale, c * scale, u * scale, bias_ptr, tails_ptr, tail, filters_ptr, y_ptr, at, n[None, :], inside, C, BIAS, W
+    )  # fmt: skip
+
+
+def conv_step(
+    x: Tensor, w: Tensor, bias: Tensor | None, norm: Tensor, eps: float, tails: Tensor, slots: Tensor, filters: Tensor
+) -> Tensor:
+    """As `row_conv_step`."""
+    (b, k), (c, taps) = x.shape, filters.shape
+    x, w = x if x.stride(1) == 1 else x.contiguous(), w.contiguous()
+    y = torch.empty(b, c, dtype=x.dtype, device=x.device)
+    args = x, w, y if bias is None else bias, norm, tails, slots, filters.contiguous(), y, eps
+    if b == 1:
+        bn = 8
+        _one_conv[(triton.cdiv(c, bn),)](
+            *args, c, K=k, BIAS=bias is not None, W=taps, BN=bn, BK=min(1024, triton.next_power_of_2(k)), num_warps=8
+        )  # fmt: skip
+    else:
+        bn = 16
+        _several_conv[(triton.cdiv(c, bn),)](
+            *args, b, c, x.stride(0), K=k, BIAS=bias is not None, W=taps, BB=max(16, triton.next_power_of_2(b)), BN=bn,
+            BK=min(128, max(16, triton.next_power_of_2(k))), num_warps=4, num_stages=4,
+        )  # fmt: skip
+    return y
+
+
 def product(
     x: Tensor, w: Tensor, bias: Tensor | None, norm: Tensor | None, eps: float, gate: int, under: Tensor | None
 ) -> Tensor:

@@ -10,9 +10,10 @@ import torch
 from atma_sweep.kernels.gates import squared_relu_gate_reference, swish_gate_reference
 from atma_sweep.kernels.norms import rms_norm_reference
 from atma_sweep.kernels.row_linear import row_linear as module
-from atma_sweep.kernels.row_linear.row_linear import MOST_ROWS, choose_backend, row_linear
+from atma_sweep.kernels.row_linear.row_linear import MOST_ROWS, choose_backend, row_conv_step, row_linear
 from torch import Tensor
 
+TRUE = "test_schema", "test_faketensor", "test_aot_dispatch_static"
 WAYS = [*product(("none", "relu2", "swiglu"), (False, True), (False, True), (False, True))]
 """gate, norm, bias, under"""
 
@@ -63,15 +64,52 @@ def test_the_kernels_in_the_interpreter(rows: int, inputs: int, outputs: int) ->
         torch.testing.assert_close(found.double(), expected(args, named), rtol=1e-5, atol=1e-5)
 
 
+def conv_case(rows: int, bias: bool, dtype: torch.dtype, device: str = "cpu") -> list[Any]:
+    """Arguments of `row_conv_step`: 70 inputs, 22 channels, 4 taps."""
+    draw = torch.Generator().manual_seed(1)
+    shapes = (rows, 70), (66, 70), (66,), (70,), (20, 3, 22), (22, 4)
+    x, w, b, norm, tails, filters = (torch.randn(shape, generator=draw).to(device, dtype) for shape in shapes)
+    slots = torch.randperm(20, generator=draw)[:rows].to(device)
+    return [x, w / 8, b if bias else None, norm, 1e-3, tails, slots, filters]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [1, 3, 16])
+def test_a_convolution_behind_its_product(rows: int, bias: bool) -> None:
+    args = conv_case(rows, bias, torch.float64)
+    x, w, b, norm, eps, tails, slots, filters = args
+    before = tails.clone()
+    first, gate, last = (rms_norm_reference(x, norm, eps) @ w.T + (b if bias else 0)).chunk(3, -1)
+    seen = torch.cat([before[slots], (first * last)[:, None]], 1)
+    wanted = gate * torch.einsum("bwc,cw->bc", seen, filters)
+    torch.testing.assert_close(row_conv_step(*args), wanted)
+    torch.testing.assert_close(tails[slots], seen[:, 1:])
+    if torch.cuda.is_available():
+        return  # the kernels are compiled there, see below
+    short = conv_case(rows, bias, torch.float32)
+    torch.testing.assert_close(row_conv_step(*short, backend="triton").double(), wanted, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(short[5].double(), tails, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("rows", [1, 2, 16])
+def test_the_compiled_kernel_of_a_convolution_behind_its_product(rows: int) -> None:
+    found, exact = conv_case(rows, True, torch.bfloat16, "cuda"), conv_case(rows, True, torch.bfloat16)
+    exact = [one.double() if isinstance(one, Tensor) and one.is_floating_point() else one for one in exact]
+    y, wanted = row_conv_step(*found, backend="triton"), row_conv_step(*exact, backend="torch")
+    assert float((y.double().cpu() - wanted).norm() / wanted.norm()) < 0.02
+    assert float((found[5].double().cpu() - exact[5]).norm() / exact[5].norm()) < 0.02
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the kernels are compiled, see below")
 @pytest.mark.thorough
 def test_the_op_says_truly_what_it_returns() -> None:
     for way in (WAYS[0], WAYS[-1], WAYS[9]):
         (x, w, bias), named = to(torch.float32, *case(2, 33, 22, way))
         args = x, w, bias, named["norm_D"], 1e-3, module.GATES[way[0]], named["under_BE"]
-        torch.library.opcheck(
-            module.fused, args, test_utils=("test_schema", "test_faketensor", "test_aot_dispatch_static")
-        )
+        torch.library.opcheck(module.fused, args, test_utils=TRUE)
+    torch.library.opcheck(module.fused_conv, tuple(conv_case(2, True, torch.float32)), test_utils=TRUE)
 
 
 @pytest.mark.gpu
