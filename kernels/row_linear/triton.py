@@ -6,6 +6,8 @@ are padded to a power of two from the 16 that the matrix units take.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -15,6 +17,15 @@ from torch import Tensor
 @triton.jit
 def _sigmoid(x):
     return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def _read(at, inside, EVEN: tl.constexpr):
+    """What is at these places of a matrix. Without a mask more of it is under way at a time."""
+    if EVEN:
+        return tl.load(at)
+    else:
+        return tl.load(at, mask=inside, other=0.0)
 
 
 @triton.jit
@@ -45,6 +56,7 @@ def _end(
 def _one(
     x_ptr, w_ptr, bias_ptr, norm_ptr, under_ptr, y_ptr, eps, N, K: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr,
     GATE: tl.constexpr, UNDER: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    EVEN: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     rows = n.to(tl.int64)[:, None] * K
@@ -54,14 +66,17 @@ def _one(
     for start in tl.static_range(0, K, BK):
         k = start + tl.arange(0, BK)
         inside = (n < N)[:, None] & (k < K)[None, :]
-        w = tl.load(w_ptr + rows + k[None, :], mask=inside, other=0.0)
-        x = tl.load(x_ptr + k, mask=k < K, other=0.0).to(tl.float32)
+        w = _read(w_ptr + rows + k[None, :], inside, EVEN)
+        if GATE > 0:
+            g = _read(w_ptr + rows + N * K + k[None, :], inside, EVEN)
+        # what of the matrix is asked for is asked for before anything waits
+        tl.debug_barrier()
+        x = _read(x_ptr + k, k < K, EVEN).to(tl.float32)
         if NORM:
             square += x * x
-            x *= tl.load(norm_ptr + k, mask=k < K, other=0.0).to(tl.float32)
+            x *= _read(norm_ptr + k, k < K, EVEN).to(tl.float32)
         y += w.to(tl.float32) * x[None, :]
         if GATE > 0:
-            g = tl.load(w_ptr + rows + N * K + k[None, :], mask=inside, other=0.0)
             gates += g.to(tl.float32) * x[None, :]
     scale = 1.0
     if NORM:
@@ -75,6 +90,7 @@ def _one(
 def _several(
     x_ptr, w_ptr, bias_ptr, norm_ptr, under_ptr, y_ptr, eps, B, N, x_row, K: tl.constexpr, NORM: tl.constexpr,
     BIAS: tl.constexpr, GATE: tl.constexpr, UNDER: tl.constexpr, BB: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    EVEN: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     b = tl.arange(0, BB)
@@ -86,14 +102,14 @@ def _several(
         k = start + tl.arange(0, BK)
         inside = (n < N)[:, None] & (k < K)[None, :]
         x = tl.load(x_ptr + b[:, None] * x_row + k[None, :], mask=(b < B)[:, None] & (k < K)[None, :], other=0.0)
-        w = tl.load(w_ptr + rows + k[None, :], mask=inside, other=0.0)
+        w = _read(w_ptr + rows + k[None, :], inside, EVEN)
         if NORM:
             wide = x.to(tl.float32)
             square += tl.sum(wide * wide, 1)
             x = (wide * tl.load(norm_ptr + k, mask=k < K, other=0.0).to(tl.float32)[None, :]).to(w.dtype)
         y += tl.dot(x, tl.trans(w), input_precision="ieee")
         if GATE > 0:
-            g = tl.load(w_ptr + rows + N * K + k[None, :], mask=inside, other=0.0)
+            g = _read(w_ptr + rows + N * K + k[None, :], inside, EVEN)
             gates += tl.dot(x, tl.trans(g), input_precision="ieee")
     if NORM:
         scale = tl.rsqrt(square / K + eps)[:, None]
@@ -132,6 +148,7 @@ def _conv_end(
 def _one_conv(
     x_ptr, w_ptr, bias_ptr, norm_ptr, tails_ptr, slots_ptr, filters_ptr, y_ptr, eps, C, K: tl.constexpr,
     BIAS: tl.constexpr, W: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    EVEN: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     rows = n.to(tl.int64)[:, None] * K
@@ -142,12 +159,14 @@ def _one_conv(
     for start in tl.static_range(0, K, BK):
         k = start + tl.arange(0, BK)
         inside = (n < C)[:, None] & (k < K)[None, :]
-        w_b = tl.load(w_ptr + rows + k[None, :], mask=inside, other=0.0)
-        w_c = tl.load(w_ptr + rows + C * K + k[None, :], mask=inside, other=0.0)
-        w_u = tl.load(w_ptr + rows + 2 * C * K + k[None, :], mask=inside, other=0.0)
-        x = tl.load(x_ptr + k, mask=k < K, other=0.0).to(tl.float32)
+        w_b = _read(w_ptr + rows + k[None, :], inside, EVEN)
+        w_c = _read(w_ptr + rows + C * K + k[None, :], inside, EVEN)
+        w_u = _read(w_ptr + rows + 2 * C * K + k[None, :], inside, EVEN)
+        # what of the matrix is asked for is asked for before anything waits
+        tl.debug_barrier()
+        x = _read(x_ptr + k, k < K, EVEN).to(tl.float32)
         square += x * x
-        x *= tl.load(norm_ptr + k, mask=k < K, other=0.0).to(tl.float32)
+        x *= _read(norm_ptr + k, k < K, EVEN).to(tl.float32)
         b += w_b.to(tl.float32) * x[None, :]
         c += w_c.to(tl.float32) * x[None, :]
         u += w_u.to(tl.float32) * x[None, :]
@@ -163,6 +182,7 @@ def _one_conv(
 def _several_conv(
     x_ptr, w_ptr, bias_ptr, norm_ptr, tails_ptr, slots_ptr, filters_ptr, y_ptr, eps, B, C, x_row, K: tl.constexpr,
     BIAS: tl.constexpr, W: tl.constexpr, BB: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    EVEN: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     text = tl.arange(0, BB)
@@ -175,9 +195,9 @@ def _several_conv(
         k = start + tl.arange(0, BK)
         inside = (n < C)[:, None] & (k < K)[None, :]
         x = tl.load(x_ptr + text[:, None] * x_row + k[None, :], mask=(text < B)[:, None] & (k < K)[None, :], other=0.0)
-        w_b = tl.load(w_ptr + rows + k[None, :], mask=inside, other=0.0)
-        w_c = tl.load(w_ptr + rows + C * K + k[None, :], mask=inside, other=0.0)
-        w_u = tl.load(w_ptr + rows + 2 * C * K + k[None, :], mask=inside, other=0.0)
+        w_b = _read(w_ptr + rows + k[None, :], inside, EVEN)
+        w_c = _read(w_ptr + rows + C * K + k[None, :], inside, EVEN)
+        w_u = _read(w_ptr + rows + 2 * C * K + k[None, :], inside, EVEN)
         wide = x.to(tl.float32)
         square += tl.sum(wide * wide, 1)
         x = (wide * tl.load(norm_ptr + k, mask=k < K, other=0.0).to(tl.float32)[None, :]).to(w_b.dtype)
@@ -202,17 +222,12 @@ def conv_step(
     x, w = x if x.stride(1) == 1 else x.contiguous(), w.contiguous()
     y = torch.empty(b, c, dtype=x.dtype, device=x.device)
     args = x, w, y if bias is None else bias, norm, tails, slots, filters.contiguous(), y, eps
+    tiles = _tiles(b, c, k, 128)
+    grid = (triton.cdiv(c, tiles["BN"]),)
     if b == 1:
-        bn = 8
-        _one_conv[(triton.cdiv(c, bn),)](
-            *args, c, K=k, BIAS=bias is not None, W=taps, BN=bn, BK=min(1024, triton.next_power_of_2(k)), num_warps=8
-        )  # fmt: skip
+        _one_conv[grid](*args, c, K=k, BIAS=bias is not None, W=taps, **tiles)
     else:
-        bn = 16
-        _several_conv[(triton.cdiv(c, bn),)](
-            *args, b, c, x.stride(0), K=k, BIAS=bias is not None, W=taps, BB=max(16, triton.next_power_of_2(b)), BN=bn,
-            BK=min(128, max(16, triton.next_power_of_2(k))), num_warps=4, num_stages=4,
-        )  # fmt: skip
+        _several_conv[grid](*args, b, c, x.stride(0), K=k, BIAS=bias is not None, W=taps, **tiles)
     return y
 
 
@@ -226,16 +241,18 @@ def product(
     y = torch.empty(b, n, dtype=x.dtype, device=x.device)
     given = [y if part is None else part for part in (bias, norm, under)]
     flags = {"NORM": norm is not None, "BIAS": bias is not None, "GATE": gate, "UNDER": under is not None}
-    args = x, w, *given, y, eps
+    args, tiles = (x, w, *given, y, eps), _tiles(b, n, k, 256)
+    grid = (triton.cdiv(n, tiles["BN"]),)
     if b == 1:
-        bn = 8
-        _one[(triton.cdiv(n, bn),)](
-            *args, n, K=k, **flags, BN=bn, BK=min(1024, triton.next_power_of_2(k)), num_warps=8 if gate else 4
-        )  # fmt: skip
+        _one[grid](*args, n, K=k, **flags, **tiles)
     else:
-        bn = 16 if b <= 16 else 32
-        _several[(triton.cdiv(n, bn),)](
-            *args, b, n, x.stride(0), K=k, **flags, BB=max(16, triton.next_power_of_2(b)), BN=bn,
-            BK=min(256, max(16, triton.next_power_of_2(k))), num_warps=4, num_stages=4,
-        )  # fmt: skip
+        _several[grid](*args, b, n, x.stride(0), K=k, **flags, **tiles)
     return y
+
+
+def _tiles(b: int, n: int, k: int, inputs: int) -> dict[str, Any]:
+    """Of a product of b rows, with so many inputs at a time where matrix units take several rows."""
+    most = 1024 if b == 1 else inputs if b <= 16 else 128
+    bn, bk = 4 if b == 1 else 16 if b <= 16 else 32, min(most, max(16, triton.next_power_of_2(k)))
+    found = {"BN": bn, "BK": bk, "EVEN": n % bn == 0 and k % bk == 0, "num_warps": 4}
+    return found if b == 1 else found | {"BB": max(16, triton.next_power_of_2(b)), "num_stages": 4}
