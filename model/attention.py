@@ -211,6 +211,8 @@ class Attention(Mix):
         self.joined = join([self.w_q, self.w_k, self.w_v])
         if self.canon is not None:
             self.canon.join()
+        if self.memory is not None:
+            self.memory.join()
 
     def _side_by_side(self, x_BD: Tensor) -> Tensor:
         """What the projections of q (and gate), k and v give, one behind the other."""

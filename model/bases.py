@@ -147,6 +147,12 @@ class Memory(MemoryOutline, nn.Module):
         """Empty states for `step`."""
         raise NotImplementedError(f"{type(self).__name__} has no step")
 
+    def join(self) -> None:
+        """Lays matrices that read the same one below the other, for `step`, where that spares products; by default none.
+
+        Every matrix is in the type that it is used in.
+        """
+
     def begin(
         self, x_1TD: Tensor, q_1THX: Tensor, k_1TJX: Tensor, v_1TJX: Tensor, states: Any, slot: int, *, chunk: int
     ) -> Tensor:

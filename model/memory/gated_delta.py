@@ -14,7 +14,7 @@ from ...kernels.gated_delta.step import delta_step
 from ...kernels.norms import statistics_dtype
 from ..cache import Room
 from ..config import ModelConfig
-from ..layers import Linear
+from ..layers import Linear, few, join
 from .gated_delta_outline import DeltaNetOutline, GatedDeltaConfig, GatedDeltaOutline, KDAConfig, KDAOutline
 from .recurrent import Recurrent
 
@@ -34,8 +34,24 @@ class DeltaRates(NamedTuple):
 class Delta(Recurrent):
     """The state is one matrix [B, H, X_v, X_k]."""
 
-    def read_rates(self, x_BTD: Tensor) -> DeltaRates:
+    joined: tuple[Tensor, Tensor | None] | None = None
+
+    def reads(self) -> list[Linear]:
+        """The projections of the block's input that `rates_of` takes."""
         raise NotImplementedError(f"{type(self).__name__} reads no rates")
+
+    def rates_of(self, *logits_TC: Tensor) -> DeltaRates:
+        """What the outputs of `reads`, [..., C] each, say."""
+        raise NotImplementedError(f"{type(self).__name__} reads no rates")
+
+    def read_rates(self, x_BTD: Tensor) -> DeltaRates:
+        return self.rates_of(*(linear(x_BTD) for linear in self.reads()))
+
+    def join(self) -> None:
+        every = [*self.reads(), self.gate]
+        # a matrix without a bias beside one with a bias stays apart
+        if len({linear.bias is None for linear in every}) == 1:
+            self.joined = join(every)
 
     def open(self, room: Room) -> Tensor:
         return room.table(self.heads, self.head_dim, self.head_dim, dtype=statistics_dtype(room.dtype))
@@ -50,10 +66,14 @@ class Delta(Recurrent):
     def step(
         self, x_BD: Tensor, q_BHX: Tensor, k_BJX: Tensor, v_BJX: Tensor, states: Tensor, slots_B: Tensor
     ) -> Tensor:
-        x_B1D = x_BD[:, None]
-        rates = self.read_rates(x_B1D)
-        r_BHX = delta_step(q_BHX, k_BJX, v_BJX, rates.log_keep[:, 0], rates.step_BTH[:, 0], states, slots_B)
-        return self._out(x_B1D, r_BHX[:, None])[:, 0]
+        every = [*self.reads(), self.gate]
+        if self.joined is None:
+            *logits, gate_BC = (linear(x_BD) for linear in every)
+        else:
+            *logits, gate_BC = few(x_BD, *self.joined).split([len(linear.weight) for linear in every], -1)
+        rates = self.rates_of(*logits)
+        r_BHX = delta_step(q_BHX, k_BJX, v_BJX, rates.log_keep, rates.step_BTH, states, slots_B)
+        return self.gated(r_BHX, gate_BC)
 
     def norm(self, state: Tensor) -> Tensor:
         return torch.linalg.matrix_norm(state)
@@ -98,10 +118,12 @@ class GatedDelta(GatedDeltaOutline, _OneGate):
         self.w_gamma = Linear(model.d_model, model.n_heads, bias=model.bias)
         self.w_beta = Linear(model.d_model, model.n_heads, bias=model.bias)
 
-    def read_rates(self, x_BTD: Tensor) -> DeltaRates:
-        dtype = statistics_dtype(x_BTD.dtype)
-        log_gamma_BTH = functional.logsigmoid(self.w_gamma(x_BTD).to(dtype) + GAMMA_OFFSET)
-        return DeltaRates(log_gamma_BTH, torch.sigmoid(self.w_beta(x_BTD).to(dtype)))
+    def reads(self) -> list[Linear]:
+        return [self.w_gamma, self.w_beta]
+
+    def rates_of(self, *logits_TC: Tensor) -> DeltaRates:
+        gamma, beta = (logit.to(statistics_dtype(logit.dtype)) for logit in logits_TC)
+        return DeltaRates(functional.logsigmoid(gamma + GAMMA_OFFSET), torch.sigmoid(beta))
 
     def log_gates(self, x_BTD: Tensor) -> Tensor:
         """log gamma [B, T, H]."""
@@ -114,9 +136,12 @@ class DeltaNet(DeltaNetOutline, _OneGate):
     def add_rates(self, model: ModelConfig) -> None:
         self.w_beta = Linear(model.d_model, model.n_heads, bias=model.bias)
 
-    def read_rates(self, x_BTD: Tensor) -> DeltaRates:
-        beta_BTH = torch.sigmoid(self.w_beta(x_BTD).to(statistics_dtype(x_BTD.dtype)))
-        return DeltaRates(torch.zeros_like(beta_BTH), beta_BTH)
+    def reads(self) -> list[Linear]:
+        return [self.w_beta]
+
+    def rates_of(self, *logits_TC: Tensor) -> DeltaRates:
+        (beta,) = (torch.sigmoid(logit.to(statistics_dtype(logit.dtype))) for logit in logits_TC)
+        return DeltaRates(torch.zeros_like(beta), beta)
 
 
 class KDA(KDAOutline, Delta):
@@ -131,12 +156,16 @@ class KDA(KDAOutline, Delta):
 
     def log_gates(self, x_BTD: Tensor) -> Tensor:
         """log gamma [B, T, H, X]."""
-        logit = self.w_gamma(self.w_down(x_BTD)).to(statistics_dtype(x_BTD.dtype))
-        return functional.logsigmoid(logit.unflatten(-1, (self.heads, self.head_dim)) + GAMMA_OFFSET)
+        return self.read_rates(x_BTD).log_keep
 
-    def read_rates(self, x_BTD: Tensor) -> DeltaRates:
-        beta_BTH = torch.sigmoid(self.w_beta(x_BTD).to(statistics_dtype(x_BTD.dtype)))
-        return DeltaRates(self.log_gates(x_BTD), beta_BTH)
+    def reads(self) -> list[Linear]:
+        return [self.w_down, self.w_beta]
+
+    def rates_of(self, *logits_TC: Tensor) -> DeltaRates:
+        down, beta = logits_TC
+        dtype = statistics_dtype(down.dtype)
+        logit = self.w_gamma(down).to(dtype).unflatten(-1, (self.heads, self.head_dim))
+        return DeltaRates(functional.logsigmoid(logit + GAMMA_OFFSET), torch.sigmoid(beta.to(dtype)))
 
     def write(
         self, rates: DeltaRates, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, state: Tensor | None

@@ -109,4 +109,9 @@ class Recurrent(Memory):
         return out_BD
 
     def _out(self, x_BTD: Tensor, r_BTHX: Tensor) -> Tensor:
-        return self.proj(rms_norm(r_BTHX).flatten(2) * torch.sigmoid(self.gate(x_BTD)))
+        return self.gated(r_BTHX, self.gate(x_BTD))
+
+    def gated(self, r_THX: Tensor, gate_TC: Tensor) -> Tensor:
+        """What is added to the stream, [..., D], of readouts [..., H, X] and the gates' logits [..., H X]."""
+        out_TD: Tensor = self.proj(rms_norm(r_THX).flatten(-2) * torch.sigmoid(gate_TC))
+        return out_TD
