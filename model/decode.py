@@ -112,13 +112,14 @@ class Paged:
         """
         graphs = graphs and self._graphs
         compiled = compiled and self._compiled and self.not_compiled is None
-        self.book.grow(slots, window=self.window)
         if not graphs and not compiled:
+            self.book.grow(slots, window=self.window)
             rows_B = self.book.rows(slots, len(slots))
             return self._worked_out(tokens_B.to(self.model.device, non_blocking=True), rows_B, EAGER)
         count = padded(len(slots))
         if (count, compiled) not in self._ready:
             self._ready[count, compiled] = self._made_ready(count, compiled)
+        self.book.grow(slots, window=self.window)
         parts, tokens, replay = self._ready[count, compiled]
         rows_B = self.book.rows(slots, count)
         tokens[: len(slots)].copy_(tokens_B, non_blocking=True)
