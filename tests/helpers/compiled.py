@@ -161,21 +161,39 @@ def steps(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
     from atma_sweep.kernels.conv import step_triton as conv
     from atma_sweep.kernels.gated_delta import step_triton as delta
     from atma_sweep.kernels.paged import triton as paged
-    from atma_sweep.kernels.paged.pages import PAGE, Texts
+    from atma_sweep.kernels.paged.pages import PAGE
 
     q, k, v = (torch.empty(B, heads, d, dtype=dtype) for heads in (H, J, J))
-    pool, ints = torch.empty(3, PAGE, J, d, dtype=dtype), torch.empty(B, t // PAGE + 1, dtype=torch.int32)
-    texts, raw = Texts(ints, ints[:, 0]), torch.empty(H)
-    paged.attend(q, pool, pool, texts, scale=0.1, window=window)
-    paged.attend(
-        q, pool, pool, texts, scale=0.1, window=window, null=paged.Null(raw, raw, raw, raw, torch.empty(H, d), 1e-6)
-    )
+    pool, tables = torch.empty(3, PAGE, J, d, dtype=dtype), torch.empty(B, t // PAGE + 1, dtype=torch.int32)
+    raw = torch.empty(H)
+    for null in ([], [raw, raw, raw, raw, torch.empty(H, d)]):
+        for splits in (1, 4):
+            paged.attend(q, pool, pool, tables, tables[:, 0], null, scale=0.1, window=window or 0, splits=splits)
+    paged.put(k, v, pool, pool, tables, tables[:, 0])
     slots = torch.empty(B, dtype=torch.int64)
     for gamma in (torch.empty(B, H), torch.empty(B, H, d)):
         delta.step(q, k, v, gamma, torch.empty(B, H), torch.empty(3, H, d, d), slots)
     for taps in (1, 3, 4):
-        tails = torch.empty(3, taps - 1, 1000, dtype=dtype)
-        conv.step(torch.empty(B, 1000, dtype=dtype), tails, slots, torch.empty(1000, taps, dtype=dtype), residual=True)
+        tails, filters = torch.empty(3, taps - 1, 1000, dtype=dtype), torch.empty(1000, taps, dtype=dtype)
+        conv.step(torch.empty(B, 1000, dtype=dtype), tails, slots, filters, residual=True)
+        conv.gated(torch.empty(B, 3000, dtype=dtype), tails, slots, filters)
+        tails, filters = (torch.empty(shape, dtype=dtype) for shape in ((3, taps - 1, 8 * d), (8 * d, taps)))
+        conv.heads(torch.empty(B, 8 * d, dtype=dtype), tails, slots, filters, H, J, H, norm=True)
+
+
+def row_products(_t: int, d: int, _window: int | None, dtype: torch.dtype) -> None:
+    from atma_sweep.kernels.row_linear import triton as kernels
+
+    made = {name: torch.empty(size, dtype=dtype) for name, size in (("norm", d), ("bias", 4 * d))}
+    filters, slots = torch.empty(40, 3, dtype=dtype), torch.empty(16, dtype=torch.int64)
+    for b in (1, 5, 16):
+        x = torch.empty(b, d, dtype=dtype)
+        for gate in (0, 1, 2):
+            w = torch.empty(4 * d, d, dtype=dtype)
+            kernels.product(x, w, made["bias"], made["norm"], 1e-6, gate, None)
+        kernels.product(x, torch.empty(70, d, dtype=dtype), None, None, 1e-6, 0, torch.empty(b, 70, dtype=dtype))
+        tails = torch.empty(3, 2, 40, dtype=dtype)
+        kernels.conv_step(x, torch.empty(120, d, dtype=dtype), None, made["norm"], 1e-6, tails, slots[:b], filters)
 
 
 CASES: dict[str, Callable[[int, int, int | None, torch.dtype], None]] = {
@@ -193,6 +211,7 @@ CASES: dict[str, Callable[[int, int, int | None, torch.dtype], None]] = {
         cross_entropy,
         sketch,
         steps,
+        row_products,
     )
 }
 

@@ -33,7 +33,8 @@ KERNELS = {
     "convolutions": {"_gated_forward", "_gated_backward", "_canon_forward", "_canon_backward"},
     "cross_entropy": {"_capped_rows"},
     "sketch": {"_forward", "_squares", "_backward"},
-    "steps": {"_ranges", "_merge", "_step", "_conv"},
+    "steps": {"_ranges", "_merge", "_put", "_step", "_conv", "_heads"},
+    "row_products": {"_one", "_several", "_one_conv", "_several_conv"},
 }
 
 SHORT = [op for op in KERNELS if op not in ("polar_on_hopper", "gated_delta")]
