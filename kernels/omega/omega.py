@@ -208,13 +208,10 @@ class _Plan:
         """How far token t's memory has gone along token s's momentum, [..., C, C]."""
         return _ratios(self._keep) * self._step[..., None, :]
 
-    def felt(self) -> Tensor:
-        """How far each token's memory has gone along each pair's gradient, [..., C, S];"""
-        return self.moves() @ self.momentum()
-
-    def carried(self) -> Tensor:
-        """and along the momentum before the chunk, [..., C]."""
-        return (self.moves() @ self.old_momentum[..., None]).squeeze(-1)
+    def felt_and_carried(self) -> tuple[Tensor, Tensor]:
+        """How far each token's memory has gone along each pair's gradient, [..., C, S], and along the momentum before the chunk, [..., C]."""
+        moves = self.moves()
+        return moves @ self.momentum(), (moves @ self.old_momentum[..., None]).squeeze(-1)
 
 
 def _running(x: Tensor) -> Tensor:
@@ -231,6 +228,20 @@ def _ratios(logs: Tensor) -> Tensor:
     return (total[..., :, None] - total[..., None, :]).masked_fill(later, -torch.inf).exp()
 
 
+def _chunks(x: Tensor, size: int, chunk: int) -> Tensor:
+    """[B, H, T, ...] -> [N, G, size, ...], each `chunk` after the last."""
+    cut = x.unfold(2, size, chunk)
+    return (cut.mT if x.ndim == 4 else cut).movedim(2, 0).flatten(1, 2).contiguous()
+
+
+def _planned(rated: tuple[Tensor, Tensor, Tensor | None, Tensor], window: int, chunk: int) -> _Plan:
+    """Of whole chunks, [N, G, ...]; `rated`: keep, step and momentum of their tokens, and the weights of the pairs that they see."""
+    keep, step, slow, weights = rated
+    slow = None if slow is None else _chunks(slow, chunk, chunk)
+    seen = _chunks(weights, chunk + window - 1, chunk)
+    return _Plan(_chunks(keep, chunk, chunk), _chunks(step, chunk, chunk), slow, seen, window)
+
+
 def _all_at_once(
     q: Tensor, keys: Tensor, values: Tensor, rated: tuple[Tensor, Tensor, Tensor | None, Tensor], layer: Tensor,
     momentum: Tensor, window: int, chunk: int, orthogonal: Steps,
@@ -238,24 +249,11 @@ def _all_at_once(
     """Whole chunks of a memory that is one matrix: a scan gives the memories before all of them, and the rest is products."""
     b, h = q.shape[:2]
     seen = chunk + window - 1
-
-    def chunks(x: Tensor, size: int) -> Tensor:
-        """[B, H, T, ...] -> [N, G, size, ...], each `chunk` after the last."""
-        cut = x.unfold(2, size, chunk)
-        return (cut.mT if x.ndim == 4 else cut).movedim(2, 0).flatten(1, 2).contiguous()
-
-    keep, step, slow, weights = rated
-    plan = _Plan(
-        chunks(keep, chunk),
-        chunks(step, chunk),
-        None if slow is None else chunks(slow, chunk),
-        chunks(weights, seen),
-        window,
-    )
-    q_NGCF, keys_NGSF, values_NGSX = chunks(q, chunk), chunks(keys, seen), chunks(values, seen)
+    plan = _planned(rated, window, chunk)
+    q_NGCF, keys_NGSF, values_NGSX = _chunks(q, chunk, chunk), _chunks(keys, seen, chunk), _chunks(values, seen, chunk)
     plain = orthogonal == "none"
-    felt_NGCS, carried_NGC = (plan.felt(), plan.carried()) if plain else (None, None)
-    has_momentum = slow is not None or not plain
+    felt_NGCS, carried_NGC = plan.felt_and_carried() if plain else (None, None)
+    has_momentum = rated[2] is not None or not plain
     memories, momenta = scan(
         keys_NGSF, values_NGSX,
         None if felt_NGCS is None else felt_NGCS[..., -1, :].contiguous(),
@@ -282,23 +280,13 @@ def _by_kernels(
 ) -> tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:  # fmt: skip
     """The same by our kernels; values are in the activations' type."""
     b, h = q.shape[:2]
-
-    def chunks(x: Tensor, size: int) -> Tensor:
-        """[B, H, T] -> [N, G, size]."""
-        return x.unfold(2, size, chunk).movedim(2, 0).flatten(1, 2)
-
-    keep, step, slow, weights = rated
-    seen = chunk + window - 1
-    plan = _Plan(
-        chunks(keep, chunk), chunks(step, chunk), None if slow is None else chunks(slow, chunk),
-        chunks(weights, seen), window,
-    )  # fmt: skip
+    plan = _planned(rated, window, chunk)
     plain = orthogonal == "none"
-    has_momentum = slow is not None or not plain
+    felt, carried = plan.felt_and_carried() if plain else (None, None)
+    has_momentum = rated[2] is not None or not plain
     y, last, last_momentum, *_ = ops.forward(
         q.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2), plan.kept,
-        plan.felt() if plain else None,
-        plan.carried() if plain and has_momentum else None,
+        felt, carried if has_momentum else None,
         plan.last_momentum() if has_momentum else None,
         plan.old_momentum[..., -1] if has_momentum else None,
         None if plain else plan.step,
@@ -341,7 +329,7 @@ def _readout(
 
 def _plain(q: Tensor, layers: tuple[Tensor, ...], momenta: tuple[Tensor, ...], pairs: Pairs, plan: _Plan) -> _Round:
     """Every token's own memory, without ever forming one: masked products of what they are sums of."""
-    felt_BHCS, carried_BHC = plan.felt(), plan.carried()
+    felt_BHCS, carried_BHC = plan.felt_and_carried()
     x, ends, slow = q, [], []
     for index, (layer, momentum, (left, right)) in enumerate(zip(layers, momenta, pairs, strict=True)):
         y = _readout(x, layer, momentum, (left, right), plan.kept, felt_BHCS, carried_BHC)
