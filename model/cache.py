@@ -120,7 +120,7 @@ class Kept:
     def write(self, rows: Mapping[str, Tensor]) -> None:
         """`rows` [B, ...] of the new tokens."""
         left = dict(rows)
-        if {"k", "v"} <= left.keys() and left["k"].ndim == 3 and left["k"].shape == left["v"].shape:
+        if "k" in left and "v" in left and left["k"].ndim == 3 and left["k"].shape == left["v"].shape:
             write_pages(left.pop("k"), left.pop("v"), self.pools["k"], self.pools["v"], self.texts)
         for name, part in left.items():
             self.texts.write(self.pools[name], part)

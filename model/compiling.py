@@ -14,7 +14,9 @@ class CompileError(RuntimeError):
 
     def __init__(self, refused: Exception) -> None:
         lines = [line.strip() for line in str(refused).splitlines() if line.strip()]
-        self.why = lines[0] if lines else type(refused).__name__
+        # the first line may be no more than a heading
+        seen = [line.partition(": ")[2] for line in lines if line.startswith("Developer debug context: ")]
+        self.why = ": ".join([*lines[:1], *seen[:1]]) or type(refused).__name__
         super().__init__(
             f"the network cannot be compiled: {self.why}; train.compile: off trains it without the compiler"
         )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -170,13 +172,19 @@ def test_steps_as_cuda_graphs_are_steps_as_they_come(
     tmp_path: Path, how: tuple[str, ...], exactly: bool, record_property: Callable[[str, object], None]
 ) -> None:
     """Bit for bit with train.deterministic, else within what two runs differ by; resumed each way from the other."""
-    plain = trained(tmp_path / "plain", *how, exactly=exactly)
-    found = {"graphs": trained(tmp_path / "graphs", *how, "graphs", exactly=exactly)}
-    for name, before, after in (("from graphs", ("graphs",), ()), ("to graphs", (), ("graphs",))):
-        first = trained(tmp_path / name, *how, *before, stop=5, exactly=exactly)
-        second = trained(tmp_path / name, *how, *after, exactly=exactly)
+    ways = {"from graphs": (("graphs",), ()), "to graphs": ((), ("graphs",))}
+    with ThreadPoolExecutor() as together:
+        run = functools.partial(together.submit, trained, exactly=exactly)
+        whole = [run(tmp_path / "plain", *how), run(tmp_path / "graphs", *how, "graphs")]
+        begun = {name: run(tmp_path / name, *how, *before, stop=5) for name, (before, _) in ways.items()}
+        firsts = {name: part.result() for name, part in begun.items()}
+        ended = {name: run(tmp_path / name, *how, *after) for name, (_, after) in ways.items()}
+        plain, graphs = (part.result() for part in whole)
+        seconds = {name: part.result() for name, part in ended.items()}
+    found = {"graphs": graphs}
+    for name, second in seconds.items():
         found[name] = {
-            cell: {**second[cell], "curve": [*first[cell]["curve"], *second[cell]["curve"]]} for cell in second
+            cell: {**given, "curve": [*firsts[name][cell]["curve"], *given["curve"]]} for cell, given in second.items()
         }
     for name, cells in found.items():
         for cell, expected in plain.items():

@@ -11,7 +11,7 @@ import pytest
 import torch
 from atma_sweep.kernels.choice import use_plain_torch
 from atma_sweep.model.backbone import Auxiliary, Backbone, build
-from atma_sweep.model.compiling import CompileError
+from atma_sweep.model.compiling import CompileError, one_graph
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.registry import REGULARIZERS
 from registries import EVERY_MEMORY, PAIRS, has_distractor
@@ -306,6 +306,16 @@ def test_a_network_that_cannot_become_one_graph_says_what_to_set() -> None:
             model.features(torch.randint(29, (2, 19)))
     finally:
         torch._dynamo.reset()
+
+
+def test_what_the_compiler_saw_comes_with_its_heading() -> None:
+    def odd(x: Tensor) -> Tensor:
+        if x.ndim == 1:
+            raise ValueError("one dimension")
+        return x
+
+    with pytest.raises(CompileError, match=r"compiled: [^:]+: raised exception ValueError.*one dimension.*; train"):
+        one_graph(odd, "eager")(torch.ones(3))
 
 
 @pytest.mark.parametrize(
