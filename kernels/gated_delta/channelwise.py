@@ -15,6 +15,7 @@ from torch.nn import functional
 from ..choice import Choice, constant, failure, plain_torch, version
 from ..norms import statistics_dtype
 from ..shapes import check_qkv, expand_kv
+from .fla_tiles import channelwise, settle
 from .gated_delta import NORM_FLOOR, rule_error, running_sum, why_no_fla
 
 SIZES = (16, 32, 64, 128, 256)
@@ -145,6 +146,7 @@ def fla_forward(
     """(readout, last state, and the three tensors that `fla_backward` needs beside its inputs)."""
     from fla.ops.kda.chunk_fwd import chunk_kda_fwd
 
+    settle(channelwise, q.size(-1))
     q, k, v, log_gamma, beta, state = (x.contiguous() for x in (q, k, v, log_gamma, beta, state))
     r, last, decay, of_queries, of_keys, *_ = chunk_kda_fwd(
         q=q, k=k, v=v, g=log_gamma, beta=beta, scale=1.0, initial_state=state, output_final_state=True,
@@ -168,6 +170,7 @@ def fla_backward(
     """Gradients of q, k, v, log_gamma, beta and the first state."""
     from fla.ops.kda.chunk_bwd import chunk_kda_bwd
 
+    settle(channelwise, q.size(-1))
     q, k, v, beta, state, g_r = (x.contiguous() for x in (q, k, v, beta, state, g_r))
     dq, dk, dv, d_beta, d_gamma, d_state, *_ = chunk_kda_bwd(
         q=q, k=k, v=v, beta=beta, Aqk=of_queries, Akk=of_keys, scale=1.0, initial_state=state, do=g_r,

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .fla_tiles import gated, settle
+
 CHUNK = 64
 PLANES = 7
 """Row statistics that our forward keeps."""
@@ -89,6 +91,7 @@ def fla_forward(
     from fla.modules.norm.l2norm import l2norm_fwd
     from fla.ops.gated_delta_rule.chunk import chunk_gated_delta_rule_fwd
 
+    settle(gated, q.size(-1))
     q, k, v, log_gamma, beta = (x.contiguous() for x in (q, k, v, log_gamma, beta))
     q, q_scale = l2norm_fwd(q)
     k, k_scale = l2norm_fwd(k)
@@ -120,6 +123,7 @@ def fla_backward(
     from fla.modules.norm.l2norm import l2norm_bwd
     from fla.ops.gated_delta_rule.chunk import chunk_gated_delta_rule_bwd
 
+    settle(gated, q.size(-1))
     dq, dk, dv, d_beta, d_gamma, d_first, *_ = chunk_gated_delta_rule_bwd(
         q=q, k=k, v=v.contiguous(), g=decay, beta=beta.contiguous(), A=inverse, scale=1.0,
         initial_state=initial_state, do=g_r.contiguous(), dht=g_last,

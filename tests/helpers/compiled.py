@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
+from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
 B, H, J = 1, 4, 2
 F32 = torch.float32
+SHARED_MEMORY = 232_448
+"""Bytes that a program may have on Hopper."""
 
 
 class Hopper:
@@ -34,6 +38,11 @@ class Hopper:
 
     def get_active_torch_device(self) -> torch.device:
         return torch.device("cpu")
+
+    @property
+    def utils(self) -> SimpleNamespace:
+        size = {"max_shared_mem": SHARED_MEMORY, "multiprocessor_count": 132}
+        return SimpleNamespace(get_device_properties=lambda _device: size)
 
 
 def only_compile() -> None:
@@ -113,6 +122,53 @@ def gated_delta(t: int, d: int, _window: int | None, dtype: torch.dtype) -> None
     for first in (None, state):
         r, last, saved = kernels.forward(q, k, v, gates, gates, first)
         kernels.backward(r, last, q, k, v, gates, gates, first, *saved)
+
+
+def as_fla_asks() -> None:
+    """fla asks torch for the GPU when it is imported, and for its shared memory at a launch, here of a tensor without one.
+
+    Also refuses a launch that would choose among configurations by the clock, and one with too little shared memory.
+    """
+    torch.cuda.get_device_capability = lambda *_: (9, 0)
+    torch.cuda.get_device_name = lambda *_: "NVIDIA H200"
+    torch.cuda.device_count = lambda: 1
+    import fla.utils.hardware
+
+    fla.utils.hardware.get_all_max_shared_mem = lambda: {0: SHARED_MEMORY, None: SHARED_MEMORY}
+    launch, tune = JITFunction.run, Autotuner.run
+
+    def fits(self: Any, *args: Any, **options: Any) -> Any:
+        kernel = launch(self, *args, **options)
+        assert kernel.metadata.shared <= SHARED_MEMORY, f"{self.__name__} takes {kernel.metadata.shared} bytes"
+        return kernel
+
+    def settled(self: Any, *args: Any, **options: Any) -> Any:
+        assert len(self.configs) == 1, f"{self.base_fn.__name__} has {len(self.configs)} configurations"
+        return tune(self, *args, **options)
+
+    JITFunction.run, Autotuner.run = fits, settled  # type: ignore[method-assign]
+
+
+def gated_delta_fla(t: int, d: int, _window: int | None, dtype: torch.dtype) -> None:
+    as_fla_asks()
+    from atma_sweep.kernels.gated_delta import ops
+
+    q, k, v, gates = made(t, d, dtype), made(t, d, dtype), made(t, d, dtype), torch.empty(B, t, H)
+    for first in (None, torch.empty(B, H, d, d)):
+        r, last, *saved = ops.fla_forward(q, k, v, gates, gates, first)
+        for g_last in (None, last):
+            ops.fla_backward(r, g_last, v, gates, first, *saved)
+
+
+def channelwise_fla(t: int, d: int, _window: int | None, dtype: torch.dtype) -> None:
+    as_fla_asks()
+    from atma_sweep.kernels.gated_delta import channelwise
+
+    q, k, v, gamma = made(t, d, dtype), made(t, d, dtype), made(t, d, dtype), made(t, d, F32)
+    beta, state = torch.empty(B, t, H), torch.empty(B, H, d, d)
+    r, last, *saved = channelwise.fla_forward(q, k, v, gamma, beta, state)
+    for g_last in (None, last):
+        channelwise.fla_backward(r, g_last, q, k, v, beta, state, *saved)
 
 
 def omega(t: int, d: int, _window: int | None, dtype: torch.dtype) -> None:
@@ -206,6 +262,8 @@ CASES: dict[str, Callable[[int, int, int | None, torch.dtype], None]] = {
         threshold,
         wall,
         gated_delta,
+        gated_delta_fla,
+        channelwise_fla,
         omega,
         convolutions,
         cross_entropy,

@@ -98,6 +98,27 @@ def test_on_a_gpu_fla_gives_the_loop_and_its_gradients(t: int, size: int) -> Non
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize(("t", "size"), [(131, 128), (200, 64)])
+def test_on_a_gpu_two_calls_have_the_same_bits(t: int, size: int) -> None:
+    choice = choose_backend("cuda", torch.bfloat16, size)
+    if choice.reason.startswith("fla gives wrong gradients"):
+        pytest.skip(choice.reason)
+    draw = torch.Generator().manual_seed(t)
+    shapes = [(B, t, H, size), (B, t, J, size), (B, t, J, size), (B, t, H, size), (B, t, H)]
+    q, k, v, gamma, beta = (torch.randn(shape, generator=draw).cuda().requires_grad_() for shape in shapes)
+    weight = torch.randn(B, t, H, size, generator=draw).cuda()
+    found = []
+    for _ in range(2):
+        rows = (x.bfloat16() for x in (q, k, v))
+        r, state = channelwise_delta(*rows, functional.logsigmoid(gamma + 3.9), beta.sigmoid(), backend="fla")
+        loss = (r * weight).sum() + state.square().sum()
+        found.append([r, state, *torch.autograd.grad(loss, (q, k, v, gamma, beta))])
+    for once, again in zip(*found, strict=True):
+        assert torch.equal(once, again)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_on_a_gpu_the_compiler_is_told_fla_s_shapes() -> None:
     made = [torch.randn(2, 70, 2, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
     rates = [-torch.rand(2, 70, 2, 64, device="cuda"), torch.rand(2, 70, 2, device="cuda")]

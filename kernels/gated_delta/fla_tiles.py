@@ -1,0 +1,100 @@
+"""One configuration for each kernel of flash-linear-attention that the delta rules launch, instead of its autotuner.
+
+The autotuner compiles every configuration that fla lists, for each number of heads anew: 133 of the rule with a retention for
+each channel, minutes on one core. And it takes the fastest by the clock, so that two processes may round otherwise.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+
+class Wish(NamedTuple):
+    """The configuration wanted of a kernel: warps, stages, tiles."""
+
+    warps: int
+    stages: int = 3  # as Triton has it where a kernel's configurations do not say
+    tiles: tuple[tuple[str, int], ...] = ()
+
+
+Wishes = dict[str, Wish]
+"""Of kernels "module of fla:name in it"."""
+
+
+def of_both(d: int) -> Wishes:
+    """Kernels that carry the state along the chunks, a program for each tile BV of the state's rows."""
+    # on Hopper, at d = 128 and B16 H8, these are one and two waves of programs; at 256 a tile of 64 back takes over 227 KB
+    return {
+        "ops.common.chunk_delta_h:chunk_gated_delta_rule_fwd_kernel_h_blockdim64": Wish(4, 2, (("BV", 64),)),
+        "ops.common.chunk_delta_h:chunk_gated_delta_rule_bwd_kernel_dhu_blockdim64": Wish(
+            4, 2, (("BV", 64 if d <= 128 else 32),)
+        ),
+    }
+
+
+def channelwise(d: int) -> Wishes:
+    """What `channelwise.fla_forward` and `fla_backward` launch for heads of size d."""
+    return of_both(d) | {
+        "ops.utils.cumsum:chunk_local_cumsum_vector_kernel": Wish(4, 3, (("BS", 32),)),
+        # one warp sums each row without shared memory
+        "ops.kda.chunk_intra_token_parallel:chunk_kda_fwd_kernel_intra_token_parallel": Wish(1, 3, (("BH", 2),)),
+        # BK 64 spills here
+        "ops.kda.chunk_intra:chunk_kda_fwd_kernel_inter_solve_fused": Wish(4, 3, (("BK", 32),)),
+        "ops.kda.chunk_intra:chunk_kda_bwd_kernel_intra": Wish(4, 2),
+        "ops.kda.wy_fast:recompute_w_u_fwd_kda_kernel": Wish(4, 2),
+        "ops.gla.chunk:chunk_gla_fwd_kernel_o": Wish(4, 3, (("BK", 64), ("BV", min(d, 128)))),
+        "ops.kda.chunk_bwd:chunk_kda_bwd_kernel_dAv": Wish(4, 2),
+        # two warps spill up to 45 KB a thread; on Hopper fla leaves out BK 32, and 64 it is, which spills on Ampere
+        "ops.kda.chunk_bwd:chunk_kda_bwd_kernel_wy_dqkg_fused": Wish(4, 2, (("BK", 32), ("BV", 64))),
+    }
+
+
+def gated(d: int) -> Wishes:
+    """What `ops.fla_forward` and `fla_backward` launch for heads of size d."""
+    return of_both(d) | {
+        "modules.norm.l2norm:l2norm_fwd_kernel": Wish(4, 3, (("BT", 32),)),
+        "modules.norm.l2norm:l2norm_bwd_kernel": Wish(4, 3, (("BT", 32),)),
+        "ops.utils.cumsum:chunk_local_cumsum_scalar_kernel": Wish(1),
+        "ops.gated_delta_rule.chunk_fwd:chunk_gated_delta_rule_fwd_kkt_solve_kernel": Wish(4, 3, (("BK", 32),)),
+        "ops.gated_delta_rule.wy_fast:recompute_w_u_fwd_kernel": Wish(4, 2),
+        "ops.gated_delta_rule.wy_fast:prepare_wy_repr_bwd_kernel": Wish(4, 2),
+        "ops.common.chunk_o:chunk_fwd_kernel_o": Wish(4, 3, (("BK", 64), ("BV", 64))),
+        "ops.common.chunk_o:chunk_bwd_kernel_dv_local": Wish(4, 2),
+        "ops.common.chunk_o:chunk_bwd_kernel_dqkwg": Wish(4, 2),
+    }
+
+
+def settle(wishes: Callable[[int], Wishes], d: int) -> None:
+    """Before each call of fla: from here on its kernels have one configuration each, that for heads of size d."""
+    for tuner, chosen in _chosen(wishes, d):
+        tuner.configs = chosen
+
+
+@functools.cache
+def _chosen(wishes: Callable[[int], Wishes], d: int) -> list[tuple[Any, list[Any]]]:
+    # fla lists what suits the GPU and leaves out what the compiler gets wrong there, so the one taken is of its list
+    return [
+        (tuner, [min(listed, key=functools.partial(_distance, wish))])
+        for (tuner, listed), wish in ((_listed(kernel), wish) for kernel, wish in wishes(d).items())
+    ]
+
+
+@functools.cache
+def _listed(kernel: str) -> tuple[Any, list[Any]]:
+    """A kernel's autotuner, and its configurations as fla lists them."""
+    module, name = kernel.split(":")
+    tuner = getattr(importlib.import_module(f"fla.{module}"), name)
+    while not hasattr(tuner, "configs"):  # heuristics around it
+        tuner = tuner.fn
+    return tuner, tuner.configs
+
+
+def _distance(wish: Wish, config: Any) -> tuple[float, ...]:
+    """How far a configuration is from the wish: warps first, then tiles, then stages; of two as far, the smaller one."""
+    tiles = sum(abs(math.log2(config.kwargs[name] / size)) for name, size in wish.tiles)
+    warps, stages = abs(math.log2(config.num_warps / wish.warps)), abs(config.num_stages - wish.stages)
+    return (warps, tiles, stages, config.num_warps, *config.kwargs.values(), config.num_stages)
