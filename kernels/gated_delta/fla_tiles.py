@@ -27,12 +27,12 @@ Wishes = dict[str, Wish]
 
 def of_both(d: int) -> Wishes:
     """Kernels that carry the state along the chunks, a program for each tile BV of the state's rows."""
-    # on Hopper, at d = 128 and B16 H8, these are one and two waves of programs; at 256 a tile of 64 back takes over 227 KB
+    # on Hopper, at d = 128 and B16 H8, these are one and two waves of programs; at 256, tiles of 64 take over 227 KB back,
+    # and over 99 forth
+    tile = (("BV", 64 if d <= 128 else 32),)
     return {
-        "ops.common.chunk_delta_h:chunk_gated_delta_rule_fwd_kernel_h_blockdim64": Wish(4, 2, (("BV", 64),)),
-        "ops.common.chunk_delta_h:chunk_gated_delta_rule_bwd_kernel_dhu_blockdim64": Wish(
-            4, 2, (("BV", 64 if d <= 128 else 32),)
-        ),
+        "ops.common.chunk_delta_h:chunk_gated_delta_rule_fwd_kernel_h_blockdim64": Wish(4, 2, tile),
+        "ops.common.chunk_delta_h:chunk_gated_delta_rule_bwd_kernel_dhu_blockdim64": Wish(4, 2, tile),
     }
 
 
