@@ -179,7 +179,8 @@ class Attention(Mix):
             y_BHX = y_BHX * gate[0].sigmoid()
         if self.memory is not None:
             assert self.memory.step is not None
-            more.append(self.memory.step(x_BD, q, k, v, memory, step.slots_B))
+            # not appended: torch 2.11's compiler takes `more` for a tuple
+            more = [*more, self.memory.step(x_BD, q, k, v, memory, step.slots_B)]
         return [y_BHX.flatten(1), *more]
 
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:

@@ -227,9 +227,8 @@ def _all(device: torch.device, selected: Sequence[str]) -> Iterator[Case]:
         yield _fp8_linear(made, inputs, outputs)
     for b, tokens in one_token.SIZES:
         yield _one_token(made, b, tokens)
-    for rows in (1, 8, 16, 64):
-        yield _row_linear(made, rows, WIDTH, 8 * WIDTH, "relu2")
-        yield _row_linear(made, rows, 4 * WIDTH, WIDTH, "none")
+    yield _row_linear(made, WIDTH, 8 * WIDTH, "relu2")
+    yield _row_linear(made, 4 * WIDTH, WIDTH, "none")
 
 
 class _Inputs:
@@ -426,13 +425,13 @@ def _one_token(made: _Inputs, b: int, tokens: int) -> Case:
     return Case("decode", size, inputs, found, 4.0 * D * b * H * tokens, moved, 0.0, rival, eager=tuple(found))
 
 
-def _row_linear(made: _Inputs, rows: int, inputs: int, outputs: int, gate: str) -> Case:
+def _row_linear(made: _Inputs, inputs: int, outputs: int, gate: str) -> Case:
     """A step's product with its norm and its gate, or with the stream behind it; of eight matrices in turn, as no cache holds them."""
     matrices, norm, under = 8, gate != "none", gate == "none"
 
     def parts() -> list[Tensor]:
         weights = made.normal(matrices, outputs, inputs, grad=False) * inputs**-0.5
-        return [made.normal(rows, inputs, grad=False), made.normal(rows, outputs, grad=False), weights]
+        return [made.normal(1, inputs, grad=False), made.normal(1, outputs, grad=False), weights]
 
     def by(backend: str) -> Callable[..., object]:
         def call(x: Tensor, stream: Tensor, weights: Tensor) -> object:
@@ -446,7 +445,7 @@ def _row_linear(made: _Inputs, rows: int, inputs: int, outputs: int, gate: str) 
 
     found = {"triton": by("triton"), "cuBLAS, compiled": by("torch")}
     weights = matrices * inputs * outputs
-    size = f"{rows} rows, {inputs} to {outputs}, {matrices} times"
+    size = f"1 row, {inputs} to {outputs}, {matrices} times"
     return Case(
-        "row_linear", size, parts, found, 2.0 * rows * weights, 2.0 * weights, 0.0, "cuBLAS, compiled", eager=()
+        "row_linear", size, parts, found, 2.0 * weights, 2.0 * weights, 0.0, "cuBLAS, compiled", eager=()
     )

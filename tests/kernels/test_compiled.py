@@ -59,7 +59,7 @@ KERNELS = {
     "cross_entropy": {"_capped_rows"},
     "sketch": {"_forward", "_squares", "_backward"},
     "steps": {"_ranges", "_merge", "_put", "_step", "_conv", "_heads"},
-    "row_products": {"_one", "_several", "_one_conv", "_several_conv"},
+    "row_products": {"_one", "_one_conv"},
 }
 
 SHORT = [op for op in KERNELS if op not in ("polar_on_hopper", "gated_delta")]

@@ -1,4 +1,4 @@
-"""Products of a few rows with what stands before and behind them, against float64; on a GPU in bf16."""
+"""Products of one row with what stands before and behind them, against float64; on a GPU in bf16."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from atma_sweep.kernels.gates import squared_relu_gate_reference, swish_gate_reference
 from atma_sweep.kernels.norms import rms_norm_reference
 from atma_sweep.kernels.row_linear import row_linear as module
-from atma_sweep.kernels.row_linear.row_linear import MOST_ROWS, choose_backend, row_conv_step, row_linear
+from atma_sweep.kernels.row_linear.row_linear import choose_backend, row_conv_step, row_linear
 from torch import Tensor
 
 TRUE = "test_schema", "test_faketensor", "test_aot_dispatch_static"
@@ -54,12 +54,10 @@ def test_the_formula(way: tuple[str, bool, bool, bool]) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the kernels are compiled, see below")
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("rows", "inputs", "outputs"), [(1, 33, 22), (1, 1100, 40), (2, 33, 22), (16, 300, 38), (33, 70, 70)]
-)
-def test_the_kernels_in_the_interpreter(rows: int, inputs: int, outputs: int) -> None:
+@pytest.mark.parametrize(("inputs", "outputs"), [(33, 22), (1100, 40), (300, 38), (70, 70)])
+def test_the_kernels_in_the_interpreter(inputs: int, outputs: int) -> None:
     for way in WAYS:
-        args, named = case(rows, inputs, outputs, way)
+        args, named = case(1, inputs, outputs, way)
         found = row_linear(*to(torch.float32, args, named)[0], **to(torch.float32, args, named)[1], backend="triton")
         torch.testing.assert_close(found.double(), expected(args, named), rtol=1e-5, atol=1e-5)
 
@@ -84,8 +82,8 @@ def test_a_convolution_behind_its_product(rows: int, bias: bool) -> None:
     wanted = gate * torch.einsum("bwc,cw->bc", seen, filters)
     torch.testing.assert_close(row_conv_step(*args), wanted)
     torch.testing.assert_close(tails[slots], seen[:, 1:])
-    if torch.cuda.is_available():
-        return  # the kernels are compiled there, see below
+    if torch.cuda.is_available() or rows > 1:
+        return  # the kernels are compiled there, see below, and for one row
     short = conv_case(rows, bias, torch.float32)
     torch.testing.assert_close(row_conv_step(*short, backend="triton").double(), wanted, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(short[5].double(), tails, rtol=1e-4, atol=1e-4)
@@ -93,9 +91,8 @@ def test_a_convolution_behind_its_product(rows: int, bias: bool) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-@pytest.mark.parametrize("rows", [1, 2, 16])
-def test_the_compiled_kernel_of_a_convolution_behind_its_product(rows: int) -> None:
-    found, exact = conv_case(rows, True, torch.bfloat16, "cuda"), conv_case(rows, True, torch.bfloat16)
+def test_the_compiled_kernel_of_a_convolution_behind_its_product() -> None:
+    found, exact = conv_case(1, True, torch.bfloat16, "cuda"), conv_case(1, True, torch.bfloat16)
     exact = [one.double() if isinstance(one, Tensor) and one.is_floating_point() else one for one in exact]
     y, wanted = row_conv_step(*found, backend="triton"), row_conv_step(*exact, backend="torch")
     assert float((y.double().cpu() - wanted).norm() / wanted.norm()) < 0.02
@@ -106,24 +103,49 @@ def test_the_compiled_kernel_of_a_convolution_behind_its_product(rows: int) -> N
 @pytest.mark.thorough
 def test_the_op_says_truly_what_it_returns() -> None:
     for way in (WAYS[0], WAYS[-1], WAYS[9]):
-        (x, w, bias), named = to(torch.float32, *case(2, 33, 22, way))
+        (x, w, bias), named = to(torch.float32, *case(1, 33, 22, way))
         args = x, w, bias, named["norm_D"], 1e-3, module.GATES[way[0]], named["under_BE"]
         torch.library.opcheck(module.fused, args, test_utils=TRUE)
-    torch.library.opcheck(module.fused_conv, tuple(conv_case(2, True, torch.float32)), test_utils=TRUE)
+    torch.library.opcheck(module.fused_conv, tuple(conv_case(1, True, torch.float32)), test_utils=TRUE)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-@pytest.mark.parametrize("rows", [1, 2, 5, 16, 64])
 @pytest.mark.parametrize(("inputs", "outputs"), [(1024, 8192), (4096, 1024), (1000, 50), (33, 22)])
-def test_the_compiled_kernels(rows: int, inputs: int, outputs: int) -> None:
-    assert choose_backend("cuda", torch.bfloat16, rows).backend == ("triton" if rows <= MOST_ROWS else "torch")
+def test_the_compiled_kernels(inputs: int, outputs: int) -> None:
+    assert choose_backend("cuda", torch.bfloat16, 1).backend == "triton"
     for way in WAYS:
-        args, named = to(torch.bfloat16, *case(rows, inputs, outputs, way))
+        args, named = to(torch.bfloat16, *case(1, inputs, outputs, way))
         wanted = expected(*to(torch.float64, args, named))
         args, named = to(torch.bfloat16, args, named, "cuda")
         found = row_linear(*args, **named, backend="triton").double().cpu()
         assert float((found - wanted).norm() / wanted.norm()) < 0.02
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_kernels_that_start_early_wait_for_what_they_read() -> None:
+    """A chain of products, each of what the one before has written, as they come and as a CUDA graph: the same bits as one by one."""
+    draw = torch.Generator().manual_seed(5)
+    weights = [(torch.randn(1024, 1024, generator=draw) / 32).cuda().bfloat16() for _ in range(40)]
+    x, norm = torch.randn(1, 1024, generator=draw).cuda().bfloat16(), torch.ones(1024, device="cuda")
+
+    def chain(alone: bool) -> Tensor:
+        y = x
+        for w in weights:
+            y = row_linear(y, w, norm_D=norm, eps=1e-6, under_BE=y, backend="triton")
+            if alone:
+                torch.cuda.synchronize()
+        return y
+
+    wanted = chain(True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = chain(False)
+    for _ in range(50):
+        assert torch.equal(chain(False), wanted)
+        graph.replay()
+        assert torch.equal(found, wanted)
 
 
 def test_what_does_not_fit_is_refused_and_many_rows_are_left_to_torch() -> None:
@@ -134,5 +156,7 @@ def test_what_does_not_fit_is_refused_and_many_rows_are_left_to_torch() -> None:
         row_linear(x, w.double())
     with pytest.raises(ValueError, match=r"x must be \[B, D\]"):
         row_linear(x, w[:, :3])
-    assert choose_backend("cpu", torch.bfloat16, MOST_ROWS + 1).reason == "the kernel is for at most 16 rows, got 17"
+    assert choose_backend("cuda", torch.bfloat16, 17) == ("torch", "the kernel is for one row, got 17")
+    with pytest.raises(ValueError, match="the kernel is for one row, got 2"):
+        row_linear(x, w, backend="triton")
     assert choose_backend("cpu", torch.bfloat16, 1).backend == "torch"

@@ -215,13 +215,18 @@ def test_steps_by_kernels_alone_in_the_interpreter(
     two = texts(35, 20)
     wanted = [whole(model, text) for text in two]
     model.eval().join()
-    kernels = Choice("triton", "interpreted")
-    for module in (backbone, row_linear, paged_attention, conv_step, delta_step):
+    kernels, several = Choice("triton", "interpreted"), Choice("torch", "several rows")
+    for module in (paged_attention, conv_step, delta_step):
         monkeypatch.setattr(module, "choose_backend", lambda *args, **named: kernels)
+    for module in (backbone, row_linear):
+        monkeypatch.setattr(module, "choose_backend", lambda _d, _t, rows: kernels if rows == 1 else several)
     paged = Paged(model, texts=2, tokens=48, page=16)
     slots = [paged.begin(text[:at])[0] for text, at in zip(two, (30, 15), strict=True)]
     for turn in range(5):
-        found = paged.step(slots, torch.stack([two[0][30 + turn], two[1][15 + turn]]))
+        tokens_B = torch.stack([two[0][30 + turn], two[1][15 + turn]])
+        # each text alone, then both together
+        groups = [[0], [1]] if turn % 2 == 0 else [[0, 1]]
+        found = torch.cat([paged.step([slots[at] for at in group], tokens_B[group]) for group in groups])
         for row, rows, at in zip(found, wanted, (30, 15), strict=True):
             torch.testing.assert_close(row, rows[at + turn], rtol=0, atol=1e-4)
 
