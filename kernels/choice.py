@@ -88,6 +88,22 @@ def attention_choice(
     return triton_or_torch(why or failure(op, error, device, dtype, head_dim, "triton"))
 
 
+def gluon_choice(
+    op: str,
+    ours: Choice,
+    why_not: Callable[[], str | None],
+    device: torch.device,
+    dtype: torch.dtype,
+    head_dim: int,
+    error: Callable[[torch.device, torch.dtype, int, str], float],
+) -> Choice:
+    """ "gluon" in place of "triton" where `why_not` has nothing against it and it passes the same self-test."""
+    if ours.backend != "triton":
+        return ours
+    why = why_not() or failure(f"Gluon {op}", error, device, dtype, head_dim, "gluon")
+    return Choice("gluon", ours.reason) if why is None else Choice("triton", f"{ours.reason}; not Gluon: {why}")
+
+
 def triton_or_torch(why: str | None) -> Choice:
     """Our kernels, unless there is a reason why not."""
     return Choice("triton", f"Triton {version('triton')}") if why is None else Choice("torch", why)

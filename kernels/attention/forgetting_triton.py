@@ -21,7 +21,7 @@ _LOG2E = tl.constexpr(LOG2E)
 
 
 @triton.jit
-def _sums(gate_ptr, hi_ptr, lo_ptr, T, H: tl.constexpr, BLOCK: tl.constexpr):
+def _sums(gate_ptr, hi_ptr, lo_ptr, fade_ptr, T, FADES, H: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr):
     b = tl.program_id(0) // H
     h = tl.program_id(0) % H
     before = tl.zeros([BLOCK], tl.float64)
@@ -34,6 +34,12 @@ def _sums(gate_ptr, hi_ptr, lo_ptr, T, H: tl.constexpr, BLOCK: tl.constexpr):
         at = (b * H + h) * T + t
         tl.store(hi_ptr + at, hi, mask=t < T)
         tl.store(lo_ptr + at, (f - hi.to(tl.float64)).to(tl.float32), mask=t < T)
+        if TILE:
+            # behind the last token F stays as it is
+            tiles = tl.reshape(f, [BLOCK // TILE, TILE])
+            first = tl.sum(tl.where(tl.arange(0, TILE)[None, :] == 0, tiles, 0.0), 1)
+            fade = tl.reshape((first[:, None] - tiles).to(tl.float32), [BLOCK])
+            tl.store(fade_ptr + (b * H + h) * FADES + t, fade, mask=t < FADES)
         before += tl.sum(gate, 0)
 
 
@@ -55,8 +61,18 @@ def sums(log_gate_BTH: Tensor) -> Halves:
     """Their running sums in units of log 2, [B, H, T]."""
     b, t, h = log_gate_BTH.shape
     hi, lo = (torch.empty(b, h, t, device=log_gate_BTH.device, dtype=torch.float32) for _ in range(2))
-    _sums[(b * h,)](log_gate_BTH, hi, lo, t, H=h, BLOCK=BLOCK, num_warps=4)
+    _sums[(b * h,)](log_gate_BTH, hi, lo, lo, t, 0, H=h, BLOCK=BLOCK, TILE=0, num_warps=4)
     return hi, lo
+
+
+def sums_in_tiles(log_gate_BTH: Tensor, tile: int) -> tuple[Tensor, Tensor, Tensor]:
+    """`sums`, then F of the first token of a token's tile less F of its own, float32 [B, H, T up to a multiple of 4]."""
+    b, t, h = log_gate_BTH.shape
+    device = log_gate_BTH.device
+    hi, lo = (torch.empty(b, h, t, device=device, dtype=torch.float32) for _ in range(2))
+    fade = torch.empty(b, h, t + -t % 4, device=device, dtype=torch.float32)
+    _sums[(b * h,)](log_gate_BTH, hi, lo, fade, t, fade.shape[2], H=h, BLOCK=BLOCK, TILE=tile, num_warps=4)
+    return hi, lo, fade
 
 
 def forward(

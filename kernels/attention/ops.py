@@ -18,6 +18,12 @@ def kernels(path: str) -> Any:
     return importlib.import_module({"triton": ".triton", "gluon": ".gluon.entry"}[path], __package__)
 
 
+def why_not_gluon(device: torch.device, dtype: torch.dtype, head_dim: int, window: int | None) -> str | None:
+    """Why the kernels for Hopper cannot take such tensors; None when they can."""
+    why: str | None = kernels("gluon").why_not(device, dtype, head_dim, window)
+    return why
+
+
 def cut(window: int | None, length: int) -> int:
     """The window as the ops take it: one that reaches the first key of `length` hides nothing, and is none."""
     return 0 if window is None or window >= length else window
@@ -167,26 +173,29 @@ def _log_sum_gradients(ctx: Any, g_lse: Tensor, _: Any) -> tuple[Tensor | None, 
 log_sum.register_autograd(_log_sum_gradients, setup_context=_save_log_sum)
 
 
-def _forgetting() -> Any:
-    return importlib.import_module(".forgetting_triton", __package__)
+def _forgetting(path: str = "triton") -> Any:
+    """The forward of that path; the backward is plain Triton's."""
+    return importlib.import_module({"triton": ".forgetting_triton", "gluon": ".gluon.forgetting"}[path], __package__)
 
 
 @torch.library.custom_op("atma::forgetting_forward", mutates_args=())
 def forgetting_forward(
-    q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, factor: float, window: int
+    q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, factor: float, window: int, path: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(o [B, T, H, X], lse, and F as two numbers, [B, H, T] float32) of scores factor qk + F_i - F_j in units of log 2.
 
     F are the sums of log_gate [B, T, H], float32 or float64, over log 2; q is not scaled, factor not 0. Only o has a gradient.
     """
-    found: tuple[Tensor, Tensor, Tensor, Tensor] = _forgetting().forward(
+    found: tuple[Tensor, Tensor, Tensor, Tensor] = _forgetting(path).forward(
         *(x.contiguous() for x in (q, k, v, log_gate)), factor=factor, window=window or None
     )
     return found
 
 
 @forgetting_forward.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, factor: float, window: int) -> tuple[Tensor, ...]:
+def _(
+    q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, factor: float, window: int, path: str
+) -> tuple[Tensor, ...]:  # fmt: skip
     b, t, h, _ = q.shape
     return q.new_empty(q.shape), *(q.new_empty(b, h, t, dtype=torch.float32) for _ in range(3))
 
@@ -212,7 +221,7 @@ def _(g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, high
 
 
 def _save_forgetting(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, log_gate, ctx.factor, ctx.window = inputs
+    q, k, v, log_gate, ctx.factor, ctx.window, _ = inputs
     ctx.save_for_backward(q, k, v, *output)
     ctx.gate_dtype = log_gate.dtype
     ctx.mark_non_differentiable(*output[1:])
@@ -221,7 +230,7 @@ def _save_forgetting(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ..
 
 def _forgetting_gradients(ctx: Any, g_o: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     *grads, d_gate = forgetting_backward(g_o, *ctx.saved_tensors, ctx.factor, ctx.window)
-    return *grads, d_gate.to(ctx.gate_dtype), None, None
+    return *grads, d_gate.to(ctx.gate_dtype), None, None, None
 
 
 forgetting_forward.register_autograd(_forgetting_gradients, setup_context=_save_forgetting)

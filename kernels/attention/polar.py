@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from ..choice import Choice, attention_choice, constant, failure, worst
+from ..choice import Choice, attention_choice, constant, gluon_choice, worst
 from ..norms import statistics_dtype
 from ..shapes import QUERY_BLOCK, check_groups, check_qkv, check_window, visible_mask
 from . import ops
@@ -123,11 +123,11 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int
     """
     device = torch.device(device)
     ours = attention_choice("polar attention", device, dtype, head_dim, _error)
-    if ours.backend != "triton":
-        return ours
-    why = ops.kernels("gluon").why_not(device, dtype, head_dim, window)
-    why = why or failure("Gluon polar attention", _error, device, dtype, head_dim, "gluon")
-    return Choice("gluon", ours.reason) if why is None else Choice("triton", f"{ours.reason}; not Gluon: {why}")
+
+    def why_not() -> str | None:
+        return ops.why_not_gluon(device, dtype, head_dim, window)
+
+    return gluon_choice("polar attention", ours, why_not, device, dtype, head_dim, _error)
 
 
 def available(device: torch.device | str, dtype: torch.dtype, head_dim: int, window: int | None = None) -> list[str]:

@@ -28,7 +28,7 @@ class ALiBi(ALiBiOutline, InBlocks):
 
     def __init__(self, model: ModelConfig, config: ALiBiConfig) -> None:
         super().__init__(model, config)
-        self.size = model.head_dim
+        self.size, self.window = model.head_dim, model.window_size
         self.slopes = slopes(model.n_heads)
 
     def forward(
@@ -46,7 +46,8 @@ class ALiBi(ALiBiOutline, InBlocks):
         return row_attention(scores_BHS + fade_BHS.to(scores_BHS.dtype), kept.gather("v"), kept.seen).to(q_BHX.dtype)
 
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
-        return {"alibi": str(choose_backend(device, dtype, self.size))}
+        full, windowed = (choose_backend(device, dtype, self.size, window) for window in (None, self.window))
+        return {"alibi": str(full), "alibi_window": str(windowed)}
 
 
 def slopes(heads: int) -> list[float]:

@@ -26,7 +26,7 @@ class FoX(FoXOutline, InBlocks):
     def __init__(self, model: ModelConfig, config: FoXConfig) -> None:
         super().__init__(model, config)
         self.gate = Gate(model.d_model, model.n_heads, std=config.gate_std, offset=config.gate_bias)
-        self.size = model.head_dim
+        self.size, self.window = model.head_dim, model.window_size
 
     def forward(
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, x_BTD: Tensor,
@@ -51,4 +51,5 @@ class FoX(FoXOutline, InBlocks):
         return log_gate_BTH
 
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
-        return {"forgetting": str(choose_backend(device, dtype, self.size))}
+        full, windowed = (choose_backend(device, dtype, self.size, window) for window in (None, self.window))
+        return {"forgetting": str(full), "forgetting_window": str(windowed)}

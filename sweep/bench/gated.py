@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...kernels.attention.forgetting import forgetting_attention
+from ...kernels.attention.forgetting import choose_backend, forgetting_attention
 from ...kernels.attention.threshold import threshold_attention
 from ...kernels.attention.wall import wall_attention
 from ...kernels.choice import failure, worst
@@ -27,6 +27,8 @@ FALL, OPEN = 0.86, 6.0
 """The mixer's limit of a gate and its first bias."""
 FLA = "fla"
 BACKENDS = ("triton", FLA)
+GLUON = "gluon"
+"""Of forgetting attention alone, on Hopper."""
 TRIAL_S = 90.0
 """How long fla's kernels of one op may take to be compiled and tried."""
 
@@ -60,6 +62,9 @@ Gated = Callable[..., Tensor]
 def available(op: Gated, device: torch.device, head_dim: int, *, gates_tied: bool = False) -> dict[str, str | None]:
     """Backend -> why it is left out, None where it is right: result and gradients near torch's in float32."""
     why: dict[str, str | None] = {}
+    if op is forgetting:
+        chosen = choose_backend(device, torch.bfloat16, head_dim)
+        why[GLUON] = None if chosen.backend == GLUON else chosen.reason
     for backend in BACKENDS:
         if backend == FLA and importlib.util.find_spec(FLA) is None:
             why[backend] = "flash-linear-attention is not installed"

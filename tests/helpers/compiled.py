@@ -96,6 +96,15 @@ def forgetting(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
     kernels.backward(q, q, k, v, o, lse, (halves[0], halves[1]), factor=0.1, window=window)
 
 
+def forgetting_on_hopper(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
+    from atma_sweep.kernels.attention.gluon import entry, forgetting
+
+    entry._processors = lambda _device: 132
+    q, k, v = (made(t, d, dtype, heads) for heads in (H, J, J))
+    for reach in {window, None}:  # a window has code of its own
+        forgetting.forward(q, k, v, torch.empty(B, t, H), factor=0.1, window=reach)
+
+
 def threshold(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
     from atma_sweep.kernels.attention import threshold_triton as kernels
 
@@ -261,6 +270,7 @@ CASES: dict[str, Callable[[int, int, int | None, torch.dtype], None]] = {
         polar,
         polar_on_hopper,
         forgetting,
+        forgetting_on_hopper,
         threshold,
         wall,
         gated_delta,

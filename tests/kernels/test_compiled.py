@@ -18,6 +18,7 @@ KERNELS = {
     "polar": {"_forward", "_rows", "_dq", "_dkv"},
     "polar_on_hopper": {"_forward", "_rows", "_dq", "_dkv"},
     "forgetting": {"_sums", "_forward", "_row_products", "_dq", "_dkv", "_sums_from_the_end"},
+    "forgetting_on_hopper": {"_sums", "_forgetting_forward"},
     "threshold": {"_forward", "_row_products", "_dq", "_count", "_dkv"},
     "wall": {"_gate", "_edges", "_forward", "_row_products", "_dkv", "_dq", "_later", "_ungate"},
     "gated_delta": {"_inverse", "_scan", "_readout", "_scan_back", "_pair_gradients", "_key_gradients", "_sum_heads"},

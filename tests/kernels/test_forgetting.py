@@ -201,8 +201,8 @@ def test_an_output_in_sixteen_bits_does_not_blur_the_gradients_of_gates() -> Non
 def test_ops_keep_the_rules_of_torch(name: str) -> None:
     q, k, v = (normal(1, 5, heads, D, seed=heads).requires_grad_() for heads in (4, 2, 2))
     f = -normal(1, 5, 4, seed=9).abs()
-    found = [x.detach() for x in ops.forgetting_forward(q, k, v, f, 0.7, 3)]
-    args: tuple[object, ...] = (q, k, v, f.requires_grad_(), 0.7, 3)
+    found = [x.detach() for x in ops.forgetting_forward(q, k, v, f, 0.7, 3, "triton")]
+    args: tuple[object, ...] = (q, k, v, f.requires_grad_(), 0.7, 3, "triton")
     if name == "forgetting_backward":
         args = (found[0], *(x.detach() for x in (q, k, v)), *found, 0.7, 3)
     said = torch.library.opcheck(getattr(ops, name), args)

@@ -1,1 +1,1 @@
-"""Polar attention's heavy kernels for Hopper, in Triton's Gluon."""
+"""Polar attention's heavy kernels and forgetting attention's forward for Hopper, in Triton's Gluon."""

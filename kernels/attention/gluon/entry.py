@@ -50,14 +50,14 @@ def _flat(x: Tensor, rows: int) -> Any:
         x, [bsz, t, heads * d], [t * heads * d, heads * d, 1], list(block), _layout(block, x.dtype))  # fmt: skip
 
 
-def _columns(x: Tensor) -> Any:
-    """[B, H, T] as [B * H, T], read in blocks of 64 positions; zeros follow the last."""
+def _columns(x: Tensor, columns: int = HALF) -> Any:
+    """[B, H, T] as [B * H, T], read in blocks of `columns` positions; zeros follow the last."""
     bsz, h, t = x.shape
     if t % 4:
         # the copy engine steps by multiples of 16 bytes
         x = torch.nn.functional.pad(x, (0, -t % 4))
         t = x.shape[2]
-    return TensorDescriptor(x, [bsz * h, t], [t, 1], [1, HALF], _layout((1, HALF), x.dtype))
+    return TensorDescriptor(x, [bsz * h, t], [t, 1], [1, columns], _layout((1, columns), x.dtype))
 
 
 def forward(

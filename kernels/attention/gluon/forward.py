@@ -1,4 +1,4 @@
-"""Polar attention's forward in Gluon; see `entry`."""
+"""Polar attention's forward in Gluon, and what forgetting attention's shares with it; see `entry`."""
 
 from __future__ import annotations
 
@@ -38,8 +38,10 @@ def _forward_tile(t, TQ, window, H: gl.constexpr, BH, WINDOWED: gl.constexpr):
 @_jit
 def _forward_load(
     q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-    TQ, tiles, BH, window, H: gl.constexpr, G: gl.constexpr, STAGES: gl.constexpr, WINDOWED: gl.constexpr,
+    TQ, tiles, BH, window, fade, H: gl.constexpr, G: gl.constexpr, STAGES: gl.constexpr, WINDOWED: gl.constexpr,
+    FADES: gl.constexpr,
 ):  # fmt: skip
+    """With FADES `fade` is that of `_forward_keys`, and the descriptor of what comes with a block of keys into its buffer."""
     X: gl.constexpr = q_desc.block_type.shape[2]
     steps = 0
     for r in range(_rounds(tiles)):
@@ -55,7 +57,11 @@ def _forward_load(
             stage = steps % STAGES
             free = ((steps // STAGES) & 1) ^ 1
             mbarrier.wait(k_empty.index(stage), free)
-            mbarrier.expect(k_full.index(stage), k_desc.block_type.nbytes)
+            if FADES:
+                mbarrier.expect(k_full.index(stage), k_desc.block_type.nbytes + fade[3].block_type.nbytes)
+                tma.async_copy_global_to_shared(fade[3], [b * H + h, n], k_full.index(stage), fade[0].index(stage))
+            else:
+                mbarrier.expect(k_full.index(stage), k_desc.block_type.nbytes)
             tma.async_copy_global_to_shared(k_desc, [b, n, at], k_full.index(stage), k_smem.index(stage))
             mbarrier.wait(v_empty.index(stage), free)
             mbarrier.expect(v_full.index(stage), v_desc.block_type.nbytes)
@@ -66,16 +72,23 @@ def _forward_load(
 @_jit
 def _forward_keys(
     acc, p, top, total, square, q, k_smem, v_smem, k_full, k_empty, v_full, v_empty, anchor,
-    steps, count, block, low,
+    fade, at_F, from_hi, from_lo, steps, count, block, low,
     MASKED: gl.constexpr, STAGES: gl.constexpr, X: gl.constexpr, S_MMA: gl.constexpr, O_MMA: gl.constexpr,
+    FACTOR: gl.constexpr,
 ):  # fmt: skip
     """`count` more blocks of keys, from `block` down; the product with v lags one block behind the scores.
 
     Scores of a block and the product of the one before are issued together; the softmax runs under the latter.
+    With a FACTOR scores are FACTOR qk + F_m0 - F_j, where m0 is the tile's first query and F_m0 = from_hi + from_lo; `fade` is
+    (buffer of what a key lies behind its block's first, the two parts of F), at_F where the head's row of those begins.
     """
     O_ROW: gl.constexpr = gl.SliceLayout(1, O_MMA)
     for i in range(count):
         stage = steps % STAGES
+        if FACTOR is not None:
+            # F of the block's first key, wanted when the scores are there
+            hi = gl.load(fade[1] + at_F + (block - i) * _TILE)
+            lo = gl.load(fade[2] + at_F + (block - i) * _TILE)
         mbarrier.wait(k_full.index(stage), (steps // STAGES) & 1)
         k = k_smem.index(stage).reshape([_TILE, X]).permute([1, 0])
         hidden = gl.zeros([_HALF, _TILE], gl.float32, S_MMA)
@@ -83,17 +96,33 @@ def _forward_keys(
         last = (steps - 1) % STAGES
         mbarrier.wait(v_full.index(last), ((steps - 1) // STAGES) & 1)
         acc = warpgroup_mma(p, v_smem.index(last).reshape([_TILE, X]), acc, is_async=True)
+        if FACTOR is not None:
+            local = fade[0].index(stage).reshape([_TILE]).load(gl.SliceLayout(0, S_MMA))
         s = warpgroup_mma_wait(1, deps=[s])
+        if FACTOR is not None:
+            s = s * FACTOR + local[None, :]
         if MASKED:
             # the window's lower edge: key > row - window
             row = gl.arange(0, _HALF, gl.SliceLayout(1, S_MMA))
             key = gl.arange(0, _TILE, gl.SliceLayout(0, S_MMA))
-            s = gl.where(key[None, :] - row[:, None] > low - (block - i) * _TILE, s, _HIDDEN)
-        higher = gl.maximum(top, gl.max(s, 1))
+            if FACTOR is None:
+                s = gl.where(key[None, :] - row[:, None] > low - (block - i) * _TILE, s, _HIDDEN)
+            else:
+                # no 64 differences to keep: with what fades the scores they would not fit
+                s = gl.where(key[None, :] > (row + (low - (block - i) * _TILE))[:, None], s, _HIDDEN)
+        if FACTOR is not None:
+            # the block's scores count from its first key: one number shifts them all
+            shift = (from_hi - hi) + (from_lo - lo)
+            higher = gl.maximum(top, gl.max(s, 1) + shift)
+            base = higher - shift
+        else:
+            higher = gl.maximum(top, gl.max(s, 1))
+            base = higher
         shrink = gl.exp2(top - higher)
-        e = gl.exp2(s - higher[:, None])
+        e = gl.exp2(s - base[:, None])
         total = total * shrink + gl.sum(e, 1)
-        square = square * (shrink * shrink) + gl.sum(e * e, 1)
+        if FACTOR is None:
+            square = square * (shrink * shrink) + gl.sum(e * e, 1)
         top = higher
         next_p = gl.convert_layout(e.to(p.dtype), p.type.layout)
         # nobody reads it: a store of what all exponentials entered keeps the assembler from waiting ahead of them
@@ -110,12 +139,11 @@ def _forward_keys(
 
 @_jit
 def _forward_rows(
-    c_desc, null_ptr, v_null_ptr, beta_ptr, mag_ptr, lse_ptr, n_eff_ptr, inverse_ptr,
-    q_smem, k_smem, v_smem, c_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty, anchor_smem,
-    TQ, tiles, BH, window, floor_bits,
-    H: gl.constexpr, STAGES: gl.constexpr, WINDOWED: gl.constexpr, PART: gl.constexpr,
+    c_desc, lse_ptr, null, fade, q_smem, k_smem, v_smem, c_smem, anchor_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+    TQ, tiles, BH, window,
+    H: gl.constexpr, STAGES: gl.constexpr, WINDOWED: gl.constexpr, FACTOR: gl.constexpr, PART: gl.constexpr,
 ):  # fmt: skip
-    """Rows 64 PART to 64 PART + 63 of every tile."""
+    """Rows 64 PART to 64 PART + 63 of every tile: of polar attention, or with a FACTOR of forgetting attention."""
     X: gl.constexpr = c_desc.block_type.shape[2]
     DTYPE: gl.constexpr = c_desc.dtype
     S_MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _TILE, 16])
@@ -130,86 +158,111 @@ def _forward_rows(
     steps = 0
     for r in range(_rounds(tiles)):
         b, h, m0, block, whole, first = _forward_tile(_turn(r), TQ, window, H, BH, WINDOWED)
+        at_F, from_hi, from_lo = 0, 0, 0
+        if FACTOR is not None:
+            at_F = (b * H + h) * TQ
+            from_hi = gl.load(fade[1] + at_F + m0)
+            from_lo = gl.load(fade[2] + at_F + m0)
         mbarrier.wait(q_full.index(0), r & 1)
         stage = steps % STAGES
         mbarrier.wait(k_full.index(stage), (steps // STAGES) & 1)
         k = k_smem.index(stage).reshape([_TILE, X]).permute([1, 0])
         blank = gl.zeros([_HALF, _TILE], gl.float32, S_MMA)
         s = warpgroup_mma(q, k, blank, use_acc=False, is_async=True)
+        if FACTOR is not None:
+            local = fade[0].index(stage).reshape([_TILE]).load(gl.SliceLayout(0, S_MMA))
         s = warpgroup_mma_wait(0, deps=[s])
         _barrier()
         mbarrier.arrive(k_empty.index(stage))
+        if FACTOR is not None:
+            # the diagonal's first key is the tile's first query: nothing shifts
+            s = s * FACTOR + local[None, :]
         s = gl.where(key[None, :] <= row[:, None], s, _HIDDEN)
         top = gl.max(s, 1)
         e = gl.exp2(s - top[:, None])
         total = gl.sum(e, 1)
-        square = gl.sum(e * e, 1)
+        square = total
+        if FACTOR is None:
+            square = gl.sum(e * e, 1)
         p = gl.convert_layout(e.to(DTYPE), P_DOT)
         acc = gl.zeros([_HALF, X], gl.float32, O_MMA)
         steps += 1
         low = m0 + PART * _HALF - window
         acc, p, top, total, square, steps = _forward_keys(
             acc, p, top, total, square, q, k_smem, v_smem, k_full, k_empty, v_full, v_empty, anchor,
-            steps, block - whole, block - 1, low, False, STAGES, X, S_MMA, O_MMA)  # fmt: skip
+            fade, at_F, from_hi, from_lo, steps, block - whole, block - 1, low, False, STAGES, X, S_MMA, O_MMA, FACTOR)  # fmt: skip
         if WINDOWED:
             acc, p, top, total, square, steps = _forward_keys(
                 acc, p, top, total, square, q, k_smem, v_smem, k_full, k_empty, v_full, v_empty, anchor,
-                steps, whole - first, whole - 1, low, True, STAGES, X, S_MMA, O_MMA)  # fmt: skip
+                fade, at_F, from_hi, from_lo, steps, whole - first, whole - 1, low, True, STAGES, X, S_MMA, O_MMA, FACTOR)  # fmt: skip
         mbarrier.arrive(q_empty.index(0))
         stage = (steps - 1) % STAGES
         mbarrier.wait(v_full.index(stage), ((steps - 1) // STAGES) & 1)
         acc = warpgroup_mma(p, v_smem.index(stage).reshape([_TILE, X]), acc, is_async=True)
 
-        # the null, while the last product runs
+        # while the last product runs: the null, the sums of the rows
         i_M = m0 + PART * _HALF + gl.arange(0, _HALF, gl.SliceLayout(1, S_MMA))
         inside = i_M < TQ
-        null = gl.load(null_ptr + i_M * H + h, mask=inside, other=0.0)
-        beta = gl.load(beta_ptr + h)
-        floor = floor_bits.to(gl.float32, bitcast=True)
-        v_null = gl.load(v_null_ptr + h * X + gl.arange(0, X, gl.SliceLayout(0, O_MMA)))
-        lse = top + gl.log2(total)
-        n_eff = total * total / square
-        d = lse - null
-        real = 1.0 / (1.0 + gl.exp2(-d))
-        w = 1.0 / (1.0 + gl.exp2(d))
-        cap = gl.exp2(2.0 * d) / floor
-        bound = n_eff > cap
-        n_eff = gl.where(bound, cap, n_eff)
         at = (b * H + h) * TQ + i_M
-        gl.store(lse_ptr + at, lse, mask=inside)
-        gl.store(n_eff_ptr + at, gl.where(bound, -n_eff, n_eff), mask=inside)
-        gl.store(mag_ptr + (b * TQ + i_M) * H + h, _tanh(beta * _log1p(n_eff * real)), mask=inside)
-        real = gl.convert_layout(real / total, O_ROW)
-        w = gl.convert_layout(w, O_ROW)
+        if FACTOR is None:
+            null_ptr, v_null_ptr, beta_ptr, mag_ptr, n_eff_ptr, inverse_ptr, floor_bits = null
+            null_score = gl.load(null_ptr + i_M * H + h, mask=inside, other=0.0)
+            beta = gl.load(beta_ptr + h)
+            floor = floor_bits.to(gl.float32, bitcast=True)
+            v_null = gl.load(v_null_ptr + h * X + gl.arange(0, X, gl.SliceLayout(0, O_MMA)))
+            lse = top + gl.log2(total)
+            n_eff = total * total / square
+            d = lse - null_score
+            real = 1.0 / (1.0 + gl.exp2(-d))
+            w = 1.0 / (1.0 + gl.exp2(d))
+            cap = gl.exp2(2.0 * d) / floor
+            bound = n_eff > cap
+            n_eff = gl.where(bound, cap, n_eff)
+            gl.store(lse_ptr + at, lse, mask=inside)
+            gl.store(n_eff_ptr + at, gl.where(bound, -n_eff, n_eff), mask=inside)
+            gl.store(mag_ptr + (b * TQ + i_M) * H + h, _tanh(beta * _log1p(n_eff * real)), mask=inside)
+            real = gl.convert_layout(real / total, O_ROW)
+            w = gl.convert_layout(w, O_ROW)
+        else:
+            gl.store(lse_ptr + at, top + gl.log2(total), mask=inside)
+            share = gl.convert_layout(1.0 / total, O_ROW)
 
         acc = warpgroup_mma_wait(0, deps=[acc])
         _barrier()
         mbarrier.arrive(v_empty.index(stage))
-        x = acc * real[:, None] + w[:, None] * v_null[None, :]
-        length = gl.sqrt(gl.sum(x * x, 1))
-        inverse = 1.0 / gl.maximum(length, _TINY)
+        if FACTOR is None:
+            x = acc * real[:, None] + w[:, None] * v_null[None, :]
+            length = gl.sqrt(gl.sum(x * x, 1))
+            inverse = 1.0 / gl.maximum(length, _TINY)
+            c = x * inverse[:, None]
+        else:
+            c = acc * share[:, None]
         # the last tile has left the buffer
         tma.store_wait(0)
         _barrier()
-        c_part.reshape([_HALF, X]).store((x * inverse[:, None]).to(DTYPE))
+        c_part.reshape([_HALF, X]).store(c.to(DTYPE))
         fence_async_shared()
         _barrier()
         tma.async_copy_shared_to_global(c_desc, [b, m0 + PART * _HALF, h * X], c_part)
-        signed = gl.convert_layout(gl.where(length < _TINY, -inverse, inverse), gl.SliceLayout(1, S_MMA))
-        gl.store(inverse_ptr + at, signed, mask=inside)
+        if FACTOR is None:
+            signed = gl.convert_layout(gl.where(length < _TINY, -inverse, inverse), gl.SliceLayout(1, S_MMA))
+            gl.store(inverse_ptr + at, signed, mask=inside)
     tma.store_wait(0)
 
 
 @_jit
-def _forward_part(PART: gl.constexpr, H: gl.constexpr, STAGES: gl.constexpr, WINDOWED: gl.constexpr, rows):
-    _forward_rows(*rows, H, STAGES, WINDOWED, PART)
+def _forward_part(
+    PART: gl.constexpr, H: gl.constexpr, STAGES: gl.constexpr, WINDOWED: gl.constexpr, FACTOR: gl.constexpr, rows
+):
+    _forward_rows(*rows, H, STAGES, WINDOWED, FACTOR, PART)
 
 
 @_jit
-def _forward(
-    q_desc, k_desc, v_desc, c_desc, null_ptr, v_null_ptr, beta_ptr, mag_ptr, lse_ptr, n_eff_ptr, inverse_ptr,
-    TQ, tiles, BH, window, floor_bits, H: gl.constexpr, G: gl.constexpr, STAGES: gl.constexpr, WINDOWED: gl.constexpr,
+def _forward_roles(
+    q_desc, k_desc, v_desc, c_desc, lse_ptr, null, fade, TQ, tiles, BH, window,
+    H: gl.constexpr, G: gl.constexpr, STAGES: gl.constexpr, WINDOWED: gl.constexpr, FACTOR: gl.constexpr,
 ):  # fmt: skip
+    """One warp that loads, two warpgroups of 64 rows; `fade` is () or as in `_forward_load`."""
     X: gl.constexpr = q_desc.block_type.shape[2]
     q_smem = gl.allocate_shared_memory(q_desc.dtype, [2, 1, _HALF, X], q_desc.layout)
     c_smem = gl.allocate_shared_memory(c_desc.dtype, [2, 1, _HALF, X], c_desc.layout)
@@ -221,16 +274,25 @@ def _forward(
     v_full, v_empty = _barriers(STAGES, 2)
     fence_async_shared()
     _barrier()
-    rows = (c_desc, null_ptr, v_null_ptr, beta_ptr, mag_ptr, lse_ptr, n_eff_ptr, inverse_ptr,
-            q_smem, k_smem, v_smem, c_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty, anchor_smem,
-            TQ, tiles, BH, window, floor_bits)  # fmt: skip
+    rows = (c_desc, lse_ptr, null, fade, q_smem, k_smem, v_smem, c_smem, anchor_smem,
+            q_full, q_empty, k_full, k_empty, v_full, v_empty, TQ, tiles, BH, window)  # fmt: skip
     gl.warp_specialize(
         [
-            (_forward_part, (0, H, STAGES, WINDOWED, rows)),
-            (_forward_part, (1, H, STAGES, WINDOWED, rows)),
+            (_forward_part, (0, H, STAGES, WINDOWED, FACTOR, rows)),
+            (_forward_part, (1, H, STAGES, WINDOWED, FACTOR, rows)),
             (_forward_load, (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty,
-                             v_full, v_empty, TQ, tiles, BH, window, H, G, STAGES, WINDOWED)),
+                             v_full, v_empty, TQ, tiles, BH, window, fade, H, G, STAGES, WINDOWED, FACTOR is not None)),
         ],
         [4, 1],
         [240, 24],
     )  # fmt: skip
+
+
+@_jit
+def _forward(
+    q_desc, k_desc, v_desc, c_desc, null_ptr, v_null_ptr, beta_ptr, mag_ptr, lse_ptr, n_eff_ptr, inverse_ptr,
+    TQ, tiles, BH, window, floor_bits, H: gl.constexpr, G: gl.constexpr, STAGES: gl.constexpr, WINDOWED: gl.constexpr,
+):  # fmt: skip
+    null = (null_ptr, v_null_ptr, beta_ptr, mag_ptr, n_eff_ptr, inverse_ptr, floor_bits)
+    _forward_roles(
+        q_desc, k_desc, v_desc, c_desc, lse_ptr, null, (), TQ, tiles, BH, window, H, G, STAGES, WINDOWED, None)  # fmt: skip
