@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from atma_sweep.kernels import choice
-from atma_sweep.kernels.attention import ops, polar, softmax
+from atma_sweep.kernels.attention import forgetting, ops, polar, softmax
 from atma_sweep.kernels.choice import Choice, attention_choice, constant, plain_torch, use_plain_torch, why_no_triton
 from atma_sweep.kernels.conv import conv
 from atma_sweep.kernels.cross_entropy import cross_entropy
@@ -232,6 +232,28 @@ def test_polar_on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     choice.failure.cache_clear()
     assert polar.available(CUDA, BF16, 64) == ["torch"]
     assert polar.available("cpu", BF16, 64) == ["torch"]
+
+
+@pytest.mark.usefixtures("hopper")
+def test_forgetting_on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As polar: Gluon for windows that leave the diagonal's tile whole, if it passes the self-test of Triton."""
+    results: dict[str, Any] = {"triton": 0.002, "gluon": 0.002}
+
+    def why_not(*args: Any) -> str | None:
+        return "no room" if args == (CUDA, BF16, 64, 9) else None
+
+    monkeypatch.setattr(ops, "kernels", lambda path: SimpleNamespace(why_not=why_not))
+    monkeypatch.setattr(forgetting, "_error", lambda device, dtype, d, backend: results[backend])
+    ours = f"Triton {choice.version('triton')}"
+    assert forgetting.choose_backend("cuda", BF16, 64) == ("gluon", ours)
+    assert forgetting.choose_backend(CUDA, BF16, 64, 300).backend == "gluon"
+    assert forgetting.choose_backend(CUDA, BF16, 64, 9) == ("triton", f"{ours}; not Gluon: no room")
+    results["gluon"] = 0.5
+    choice.failure.cache_clear()
+    found = forgetting.choose_backend(CUDA, BF16, 64)
+    assert found.backend == "triton"
+    assert found.reason.endswith("the self-test of Gluon forgetting attention found a relative error of 0.5")
+    assert forgetting.choose_backend("cpu", BF16, 64).backend == "torch"
 
 
 def test_version_of_a_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 
 import pytest
@@ -166,6 +167,35 @@ def test_sums_of_gates_go_on_from_block_to_block(monkeypatch: pytest.MonkeyPatch
 
 
 @interpreted
+@pytest.mark.parametrize("t", [1, 3, 127, 130, 1300])
+def test_sums_in_tiles_say_what_a_key_lies_behind_its_tile(t: int) -> None:
+    """Over two blocks of 1,024, one sum far below the others; each float32 is the float64 difference, rounded once."""
+    gate = torch.nn.functional.logsigmoid(3 * normal(2, t, 3, seed=t))
+    gate[:, t // 2] = -45_000.0
+    exact = (gate.double() * math.log2(math.e)).cumsum(1).transpose(1, 2)
+    hi, lo, fade = ops._forgetting().sums_in_tiles(gate, 128)
+    assert fade.shape == (2, 3, t + -t % 4)
+    assert torch.isfinite(fade).all(), "what follows the last key is read too"
+    assert (hi.double() + lo - exact).abs().max() <= 1e-9
+    found = (exact[..., torch.arange(t) // 128 * 128] - exact).float()
+    assert ((fade[..., :t] - found).abs() <= 1e-9 + 1.2e-7 * found.abs()).all()
+    assert (fade[..., :t:128] == 0).all(), "the first key of the diagonal's tile is where its rows count from"
+
+
+@interpreted
+def test_the_forward_on_hopper_counts_rows_from_where_the_backward_does() -> None:
+    """Its tile is the one that the backward of plain Triton adds to the log-sums; narrower windows are refused."""
+    tile = ops.kernels("gluon").TILE
+    for dtype in (torch.bfloat16, torch.float16):
+        for d in (64, 128):
+            for keys in (1, 2048, 8192, 65536):
+                assert ops.kernels("triton").tiles_for("forward", keys, d, dtype, True).rows == tile
+    args = [x.detach().bfloat16() for x in inputs(200, 2, 1, d=64)]
+    with pytest.raises(ValueError, match="window 127 is below 128"):
+        forgetting_attention(*args, window=127, backend="gluon")
+
+
+@interpreted
 @pytest.mark.parametrize(("forward", "dq", "dkv"), every_nth([(64, 32, 16), (16, 64, 16)], 2))
 def test_tiles_of_any_size_agree_on_what_a_row_counts_from(
     forward: int, dq: int, dkv: int, monkeypatch: pytest.MonkeyPatch
@@ -220,18 +250,78 @@ def test_errors_name_both_shapes() -> None:
 # --- on a GPU -----------------------------------------------------------------------------------------------------
 
 
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+
+
+def on_cuda(args: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Queries, keys and values in 16 bits, gates in float32."""
+    args = [x.detach().cuda() for x in args]
+    return [(x.to(dtype) if x.ndim == 4 else x).requires_grad_() for x in args]
+
+
+def skip_without(backend: str, dtype: torch.dtype, d: int, window: int | None) -> None:
+    chosen = choose_backend("cuda", dtype, d, window)
+    assert chosen.backend != "torch", chosen
+    if backend == "gluon" != chosen.backend:
+        pytest.skip(f"this GPU does not take gluon: {chosen}")
+
+
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@on_gpu
+@pytest.mark.parametrize("backend", ["triton", "gluon"])
 @pytest.mark.parametrize("d", [64, 128])
 @pytest.mark.parametrize("window", [None, 150])
-def test_in_bf16_they_are_near_float64_and_repeat(d: int, window: int | None) -> None:
-    assert choose_backend("cuda", torch.bfloat16, d).backend == "triton"
-    args = [x.detach().cuda() for x in inputs(397, 4, 2, b=2, d=d)]
-    args = [(x.bfloat16() if x.ndim == 4 else x).requires_grad_() for x in args]
-    ours = run(forgetting_attention, args, window=window, backend="triton")
-    again = run(forgetting_attention, args, window=window, backend="triton")
+def test_in_bf16_they_are_near_float64_and_repeat(d: int, window: int | None, backend: str) -> None:
+    skip_without(backend, torch.bfloat16, d, window)
+    args = on_cuda(inputs(397, 4, 2, b=2, d=d), torch.bfloat16)
+    ours = run(forgetting_attention, args, window=window, backend=backend)
+    again = run(forgetting_attention, args, window=window, backend=backend)
     exact = run(forgetting_attention, double(args), window=window, backend="torch")
     for name, a, same, b in zip(("y", "q", "k", "v", "gates"), ours, again, exact, strict=True):
         assert torch.equal(a, same), name
         print(f"{name}: {distance(a, b):.2e}")
         assert distance(a, b) <= 2e-2, name
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize(
+    ("d", "h", "j", "dtype"), [(64, 4, 1, torch.bfloat16), (128, 4, 1, torch.bfloat16), (128, 2, 2, torch.float16)]
+)
+def test_on_hopper_sizes_windows_and_gates_of_every_kind_are_near_float64(
+    d: int, h: int, j: int, dtype: torch.dtype
+) -> None:
+    """Gates times 1e-4 (nearly open), 1 and 1,000 (what closes lies 1e5 behind); the last has no gradient but its rounding."""
+    for t, window in ((1, None), (127, None), (129, 128), (300, 200), (1000, None), (1000, 128), (1000, 200)):
+        skip_without("gluon", dtype, d, window)
+        for strength in (1e-4, 1.0, 1e3):
+            made = inputs(t, h, j, b=2, d=d)
+            made[3] = made[3] * strength
+            args = on_cuda(made, dtype)
+            ours = run(forgetting_attention, args, window=window, backend="gluon")
+            again = run(forgetting_attention, args, window=window, backend="gluon")
+            exact = run(forgetting_attention, double(args), window=window, backend="torch")
+            for name, a, same, b in zip(("y", "q", "k", "v", "gates"), ours, again, exact, strict=True):
+                where = (name, t, window, strength, distance(a, b))
+                assert torch.isfinite(a).all(), where
+                assert torch.equal(a, same), where
+                if name == "y" or strength <= 1:
+                    print(*where)
+                    # gradients of gates are sums of what cancels
+                    assert distance(a, b) <= (5e-2 if name == "gates" else 2e-2), where
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_on_hopper_the_log_sums_are_those_of_plain_triton() -> None:
+    """The backward reads them; sums of gates at -45,000 and far more tiles than multiprocessors among them."""
+    skip_without("gluon", torch.bfloat16, 128, None)
+    for t, window in ((1300, 0), (1300, 200), (8200, 0)):
+        q, k, v, gate = (x.detach() for x in on_cuda(inputs(t, 8, 2, d=128), torch.bfloat16))
+        gate[:, 0] = -45_000.0
+        found = [ops.forgetting_forward(q, k, v, gate, 0.1275, window, path) for path in ("gluon", "triton")]
+        for (o, lse, hi, lo), (their_o, their_lse, their_hi, their_lo) in [found]:
+            assert torch.equal(hi, their_hi)
+            assert torch.equal(lo, their_lo)
+            assert (lse - their_lse).abs().max() <= 1e-3
+            assert distance(o, their_o) <= 5e-3
