@@ -446,6 +446,4 @@ def _row_linear(made: _Inputs, inputs: int, outputs: int, gate: str) -> Case:
     found = {"triton": by("triton"), "cuBLAS, compiled": by("torch")}
     weights = matrices * inputs * outputs
     size = f"1 row, {inputs} to {outputs}, {matrices} times"
-    return Case(
-        "row_linear", size, parts, found, 2.0 * weights, 2.0 * weights, 0.0, "cuBLAS, compiled", eager=()
-    )
+    return Case("row_linear", size, parts, found, 2.0 * weights, 2.0 * weights, 0.0, "cuBLAS, compiled", eager=())
