@@ -5,6 +5,7 @@ B batch, T length, D model width, V vocabulary, R distractors, N = B * T: kernel
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -313,6 +314,9 @@ class Backbone(nn.Module):
         """
         self.kernel_paths()  # decides between kernels now: a self-test does not belong into a graph
         if regional:
+            # the compiler counts the graphs of all kinds of blocks and of all shapes together
+            compiler: Any = importlib.import_module("torch._dynamo.config")
+            compiler.recompile_limit = max(compiler.recompile_limit, 8 * len(self.blocks))
             self._forward_block, self._forward_end = one_graph(Block.forward, backend), one_graph(_end, backend)
         else:
             self._forward_blocks = one_graph(self._blocks, backend)

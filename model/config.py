@@ -11,7 +11,8 @@ _WORDS = {"on": True, "yes": True, "true": True, "off": False, "no": False, "fal
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*)(\.\d*)?([eE][-+]?\d+)?")
 
 
-def _flag(value: Any) -> Any:
+def flag(value: Any) -> Any:
+    """on, yes, off, no and so on as what they say; what is none of these as it is."""
     return _WORDS.get(value.lower(), value) if isinstance(value, str) else value
 
 
@@ -41,7 +42,7 @@ def _real_or_none(value: Any) -> Any:
     return float(number)
 
 
-Flag = Annotated[bool, BeforeValidator(_flag)]
+Flag = Annotated[bool, BeforeValidator(flag)]
 """A boolean that also understands on/off/yes/no."""
 Int = Annotated[int, BeforeValidator(_whole)]
 """An integer that also understands 1e9 and 1_000_000_000."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from ..model import registry
-from ..model.config import Config, Flag, Float, Int, ModelConfig, knob
+from ..model.config import Config, Flag, Float, Int, ModelConfig, flag, knob
 
 
 def aside(default: Any, doc: str, *, identity: Any = ..., **limits: Any) -> Any:
@@ -18,6 +18,13 @@ def aside(default: Any, doc: str, *, identity: Any = ..., **limits: Any) -> Any:
     """
     extra = {"outside": True} | ({} if identity is ... else {"identity": identity})
     return Field(default, description=doc, json_schema_extra=extra, **limits)
+
+
+def _on_off_or_blocks(value: Any) -> Any:
+    value = flag(value)
+    if not isinstance(value, bool) and value != "blocks":
+        raise ValueError(f"must be on, off or blocks, got {value!r}")
+    return value
 
 
 class DataConfig(Config):
@@ -133,7 +140,12 @@ class TrainConfig(Config):
     deterministic: Flag = knob(
         False, "Only operations that repeat bit for bit, on CUDA slower; the CPU always repeats.", identity=False
     )
-    compile: Flag = knob(True, "Compile the network on CUDA; rounding and speed change, nothing else.", identity=True)
+    compile: Annotated[Flag | Literal["blocks"], BeforeValidator(_on_off_or_blocks)] = knob(
+        True,
+        "Compile the network on CUDA; rounding and speed change, nothing else. blocks: one graph for each kind of block, "
+        "sooner compiled and less fused, for networks that the compiler works on for minutes.",
+        identity=True,
+    )
     graphs: Literal["auto", "on", "off"] = aside(
         "off",
         "Replay steps as CUDA graphs, to the same numbers: on, off, or auto, where queuing a micro-batch may take longer than its work.",

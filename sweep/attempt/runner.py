@@ -67,7 +67,7 @@ class Work(Probing):
         subject = Network(model, corpus.load_tokenizer(), corpus, config, device, self.leave_if_asked)
         if self.job.kind == "train" and config.train.compile and device.type == "cuda":
             share_compiled(device)
-            model.compile_blocks()
+            model.compile_blocks(regional=config.train.compile == "blocks")
         kernels = model.kernel_paths()
         extra: dict[str, object] = {
             "parameters": count(model),

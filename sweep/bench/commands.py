@@ -63,9 +63,6 @@ def bench_train(
             "--graphs", metavar="WAY", help="Time every cell with train.graphs on, off or auto; repeatable, in turns."
         ),
     ] = None,
-    regional: Annotated[
-        bool, typer.Option("--regional", help="Compile one block of each kind instead of the whole network.")
-    ] = False,
     rounds: Rounds = 3,
     profile: Annotated[bool, typer.Option("--profile", help="Also say what the device spends its time on.")] = False,
     out: Out = None,
@@ -83,7 +80,7 @@ def bench_train(
     chosen = train.both_ways(train.choose(grid, cells or [], set_ or []), [way.value for way in graphs or []])
     report.show(
         train,
-        lambda device, tell: train.run(chosen, device, rounds=rounds, profile=profile, regional=regional, tell=tell),
+        lambda device, tell: train.run(chosen, device, rounds=rounds, profile=profile, tell=tell),
         out,
         as_json,
     )

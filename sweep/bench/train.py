@@ -136,7 +136,7 @@ class _Silent:
 class Runner:
     """One cell, built and warmed up, whose steps can be timed; on a GPU or on the CPU."""
 
-    def __init__(self, cell: Cell, device: torch.device, *, regional: bool = False) -> None:
+    def __init__(self, cell: Cell, device: torch.device) -> None:
         self.cell, self.device = cell, device
         self.cuda = device.type == "cuda"
         config = cell.config
@@ -152,7 +152,7 @@ class Runner:
         """How its steps are queued, and why."""
         self.trainer = _trainer(self.model, config.train, config.seed, device, graphs, self._refused)
         if config.train.compile and self.cuda:
-            self.model.compile_blocks(regional=regional)
+            self.model.compile_blocks(regional=config.train.compile == "blocks")
         self.wait()
         self.built = time.perf_counter() - began
         """Seconds until the network was there."""
@@ -236,13 +236,9 @@ def run(
     steps: int = 1,
     profile: bool = False,
     changed: Mapping[str, str] | None = None,
-    regional: bool = False,
     tell: Callable[[str], None] = print,
 ) -> tuple[Ceilings, list[Row]]:
-    """Times the cells in turns, `rounds` times `steps` optimizer steps each; `changed` as `changes` gives it.
-
-    With `regional` each kind of block is compiled once, instead of the whole network.
-    """
+    """Times the cells in turns, `rounds` times `steps` optimizer steps each; `changed` as `changes` gives it."""
     if any(cell.config.train.deterministic for cell in cells):
         # read when CUDA is first used; what it costs the others is within the noise
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = WORKSPACE
@@ -252,7 +248,7 @@ def run(
     limits = ceilings(device)
     runners = []
     for cell in cells:
-        runners.append(Runner(cell, device, regional=regional))
+        runners.append(Runner(cell, device))
         tell(f"{cell.slug}: first step after {runners[-1].first_step:.1f} s")
     spent: list[list[float]] = [[] for _ in runners]
     for _ in range(rounds):

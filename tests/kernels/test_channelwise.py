@@ -93,7 +93,8 @@ def test_on_a_gpu_fla_gives_the_loop_and_its_gradients(t: int, size: int) -> Non
         r, state = rule(q, k, v, functional.logsigmoid(gamma + 3.9), beta.sigmoid())
         found.append([r, state, *torch.autograd.grad((r.to(weight.dtype) * weight).sum(), (q, k, v, gamma, beta))])
     for ours, theirs in zip(*found, strict=True):
-        assert (ours.double() - theirs).norm() <= 0.02 * theirs.norm() + 1e-9
+        # of one token the gates have no gradient, and rounding leaves 1e-8
+        assert (ours.double() - theirs).norm() <= 0.02 * theirs.norm() + 1e-6
 
 
 @pytest.mark.gpu

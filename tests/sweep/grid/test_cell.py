@@ -77,7 +77,7 @@ INSIDE = [
     "train.muon_weight_decay: 0", "train.muon_iterations: 5", "train.embedding_lr: 0.1", "train.head_lr: 0.1",
     "train.scalar_lr: 0.1", "train.adam_beta1: 0.9", "train.adam_beta2: 0.9", "train.adam_eps: 1e-8",
     "reg_mode: strong", "train.regularizer_weight: 0.1", "train.regularizer_sketch: 8", "distractor: off",
-    "train.distractor_weight: 0.1", "train.distractor_count: 5", "train.deterministic: on", "train.compile: off",
+    "train.distractor_weight: 0.1", "train.distractor_count: 5", "train.deterministic: on", "train.compile: off", "train.compile: blocks",
     "train.kernels: torch", "train.activations: float32", "data.whole_steps: on", "train.warmup_steps: 5", "train.optimizer: adamw",
     "train.adam_weight_decay: 0.1", "model.mlp: swiglu", "model.residual: normed", "model.dropout: 0.1",
     "model.tie_head: on", "model.positions: ape", "model.qk_norm: off", "model.output_gate: off", "model.bias: off",
@@ -115,6 +115,13 @@ def test_the_list_of_fields_inside_is_complete() -> None:
     listed.add("train.loss_on")  # which needs a corpus of its own: training/test_marks.py
     for section, cls in (("model", ModelConfig), ("train", TrainConfig)):
         assert [name for name in cls.model_fields if f"{section}.{name}" not in listed] == []
+
+
+def test_what_is_compiled_is_a_switch_or_blocks(cells: Cells) -> None:
+    found = cells("axes: {train.compile: [on, off, blocks]}\n")
+    assert [cell.config.train.compile for cell in found] == [True, False, "blocks"]
+    with pytest.raises(GridError, match=r"train\.compile: must be on, off or blocks, got 'sometimes'"):
+        cells("set: {train.compile: sometimes}\n")
 
 
 @pytest.mark.parametrize("resources", ["gpus: 1", "{gpus: 0.5, gpu_type: H200}"])
