@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from ..choice import Choice, constant, failure, triton_or_torch, why_no_triton, worst
-from ..gated_delta.gated_delta import running_sum
 from ..norms import statistics_dtype
 from . import ops
-from .newton_schulz import orthogonalised
+from .rounds import Plan, Rated, Steps, gradients, readout, rounds, through
 from .scan import scan
 from .tiles import CHANNELS, MOST_SEEN, MOST_TOKENS
-
-Steps = Literal["none", "chunk", "token"]
 
 
 class State(NamedTuple):
@@ -117,14 +114,13 @@ def omega(
         at_once = _by_kernels if backend == "triton" else _all_at_once
         y, layers, momenta = at_once(q[:, :, own], *pairs_seen, rated, layers[0], momenta[0], window, chunk, orthogonal)
         reads.append(y)
-    for start in range(first, t, chunk):
-        stop = min(start + chunk, t)
-        own, seen = slice(start, stop), slice(start, stop + window - 1)
-        plan = _Plan(
-            keep[..., own], step[..., own], None if slow is None else slow[..., own], weights[..., seen], window
+    if first < t:
+        left = slice(first, t)
+        rated = (keep[..., left], step[..., left], None if slow is None else slow[..., left], weights[..., first:])
+        pairs = keys[:, :, first:], values[:, :, first:]
+        y, layers, momenta = rounds(
+            q[:, :, left], *pairs, rated, layers, momenta, window=window, chunk=chunk, orthogonal=orthogonal
         )
-        pairs = _gradients(layers, keys[:, :, seen], values[:, :, seen])
-        y, layers, momenta = _ROUNDS[orthogonal](q[:, :, own], layers, momenta, pairs, plan)
         reads.append(y)
     tail = slice(t, t + window - 1)
     state = State(layers, momenta, keys[:, :, tail], values[:, :, tail], weights[..., tail])
@@ -176,74 +172,22 @@ def _error(
     return worst(*found)
 
 
-class _Plan:
-    """How much of what a chunk's tokens feel: a function of the rates alone, [..., C], and of the weights, [..., S]."""
-
-    def __init__(self, keep: Tensor, step: Tensor, slow: Tensor | None, weight: Tensor, window: int) -> None:
-        c = keep.shape[-1]
-        i_S = torch.arange(c + window - 1, device=keep.device)
-        t_C = torch.arange(c, device=keep.device)[:, None]
-        # token t of the chunk is token t + window - 1 of those seen
-        self._inside = (i_S >= t_C) & (i_S < t_C + window)
-        self._weight, self._slow, self._keep, self._step = weight, slow, keep, step
-        self.old_momentum = torch.zeros_like(keep) if slow is None else _running(slow).exp()
-        """What of the momentum before the chunk is in each token's, [..., C]."""
-        self.kept = _running(keep).exp()
-        """What of the memory before the chunk is left, [..., C]."""
-        self.step = step.mean(-1)
-
-    def momentum(self) -> Tensor:
-        """What of each pair's gradient is in each token's momentum, [..., C, S];"""
-        share = torch.where(self._inside, self._weight[..., None, :], 0.0)
-        return share if self._slow is None else _ratios(self._slow) @ share
-
-    def last_momentum(self) -> Tensor:
-        """the last token's alone, [..., S]."""
-        if self._slow is None:
-            return self._inside[-1] * self._weight
-        total = _running(self._slow)
-        return ((total[..., -1:] - total).exp() @ self._inside.to(total.dtype)) * self._weight
-
-    def moves(self) -> Tensor:
-        """How far token t's memory has gone along token s's momentum, [..., C, C]."""
-        return _ratios(self._keep) * self._step[..., None, :]
-
-    def felt_and_carried(self) -> tuple[Tensor, Tensor]:
-        """How far each token's memory has gone along each pair's gradient, [..., C, S], and along the momentum before the chunk, [..., C]."""
-        moves = self.moves()
-        return moves @ self.momentum(), (moves @ self.old_momentum[..., None]).squeeze(-1)
-
-
-def _running(x: Tensor) -> Tensor:
-    """cumsum along the last axis; where runs must repeat, in a way that torch lets pass on CUDA."""
-    exactly = x.device.type == "cuda" and torch.are_deterministic_algorithms_enabled()
-    return running_sum(x) if exactly else x.cumsum(-1)
-
-
-def _ratios(logs: Tensor) -> Tensor:
-    """Product of the factors after s up to t, [..., C, C]; 0 for s > t."""
-    total = _running(logs)
-    c = total.shape[-1]
-    later = torch.ones(c, c, dtype=torch.bool, device=total.device).triu(1)
-    return (total[..., :, None] - total[..., None, :]).masked_fill(later, -torch.inf).exp()
-
-
 def _chunks(x: Tensor, size: int, chunk: int) -> Tensor:
     """[B, H, T, ...] -> [N, G, size, ...], each `chunk` after the last."""
     cut = x.unfold(2, size, chunk)
     return (cut.mT if x.ndim == 4 else cut).movedim(2, 0).flatten(1, 2).contiguous()
 
 
-def _planned(rated: tuple[Tensor, Tensor, Tensor | None, Tensor], window: int, chunk: int) -> _Plan:
+def _planned(rated: Rated, window: int, chunk: int) -> Plan:
     """Of whole chunks, [N, G, ...]; `rated`: keep, step and momentum of their tokens, and the weights of the pairs that they see."""
     keep, step, slow, weights = rated
     slow = None if slow is None else _chunks(slow, chunk, chunk)
     seen = _chunks(weights, chunk + window - 1, chunk)
-    return _Plan(_chunks(keep, chunk, chunk), _chunks(step, chunk, chunk), slow, seen, window)
+    return Plan(_chunks(keep, chunk, chunk), _chunks(step, chunk, chunk), slow, seen, window)
 
 
 def _all_at_once(
-    q: Tensor, keys: Tensor, values: Tensor, rated: tuple[Tensor, Tensor, Tensor | None, Tensor], layer: Tensor,
+    q: Tensor, keys: Tensor, values: Tensor, rated: Rated, layer: Tensor,
     momentum: Tensor, window: int, chunk: int, orthogonal: Steps,
 ) -> tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:  # fmt: skip
     """Whole chunks of a memory that is one matrix: a scan gives the memories before all of them, and the rest is products."""
@@ -266,16 +210,16 @@ def _all_at_once(
     if felt_NGCS is None or carried_NGC is None:
         y = q_NGCF @ memories[:-1].mT
     else:
-        (pair,) = _gradients((memories[:-1],), keys_NGSF, values_NGSX)
+        (pair,) = gradients((memories[:-1],), keys_NGSF, values_NGSX)
         before = momenta[:-1] if has_momentum else None
-        y = _readout(q_NGCF, memories[:-1], before, pair, plan.kept, felt_NGCS, carried_NGC)
+        y = readout(q_NGCF, memories[:-1], before, pair, plan.kept, felt_NGCS, carried_NGC)
     y = y.unflatten(1, (b, h)).movedim(0, 2).flatten(2, 3)
     last = memories[-1].unflatten(0, (b, h))
     return y, (last,), (momenta[-1].unflatten(0, (b, h)) if has_momentum else momentum,)
 
 
 def _by_kernels(
-    q: Tensor, keys: Tensor, values: Tensor, rated: tuple[Tensor, Tensor, Tensor | None, Tensor], layer: Tensor,
+    q: Tensor, keys: Tensor, values: Tensor, rated: Rated, layer: Tensor,
     momentum: Tensor, window: int, chunk: int, orthogonal: Steps,
 ) -> tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:  # fmt: skip
     """The same by our kernels; values are in the activations' type."""
@@ -296,97 +240,11 @@ def _by_kernels(
     return y.transpose(1, 2), (last.unflatten(0, (b, h)),), (ended,)
 
 
-Pairs = list[tuple[Tensor, Tensor]]
-"""A layer's gradient for each pair seen as left ⊗ right: [B, H, S, out] and [B, H, S, in]."""
-
-
-def _gradients(layers: tuple[Tensor, ...], keys: Tensor, values: Tensor) -> Pairs:
-    if len(layers) == 1:
-        return [(keys @ layers[0].mT - values, keys)]
-    inner, outer = layers
-    hidden = torch.sigmoid(keys @ inner.mT)
-    error = hidden @ outer.mT - values
-    return [((error @ outer) * hidden * (1 - hidden), keys), (error, hidden)]
-
-
-def _through(x: Tensor, index: int, layers: Sequence[Tensor]) -> Tensor:
-    """What the next layer reads of a layer's output."""
-    return torch.sigmoid(x) if index + 1 < len(layers) else x
-
-
-_Round = tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]
-
-
-def _readout(
-    x: Tensor, layer: Tensor, momentum: Tensor | None, pair: tuple[Tensor, Tensor], kept: Tensor, felt: Tensor,
-    carried: Tensor,
-) -> Tensor:  # fmt: skip
-    """Every token's own memory at its x: kept M - carried S - Σ felt left ⊗ right."""
-    left, right = pair
-    y = kept[..., None] * (x @ layer.mT) - (felt * (x @ right.mT)) @ left
-    return y if momentum is None else y - carried[..., None] * (x @ momentum.mT)
-
-
-def _plain(q: Tensor, layers: tuple[Tensor, ...], momenta: tuple[Tensor, ...], pairs: Pairs, plan: _Plan) -> _Round:
-    """Every token's own memory, without ever forming one: masked products of what they are sums of."""
-    felt_BHCS, carried_BHC = plan.felt_and_carried()
-    x, ends, slow = q, [], []
-    for index, (layer, momentum, (left, right)) in enumerate(zip(layers, momenta, pairs, strict=True)):
-        y = _readout(x, layer, momentum, (left, right), plan.kept, felt_BHCS, carried_BHC)
-        ends.append(
-            plan.kept[..., -1, None, None] * layer - carried_BHC[..., -1, None, None] * momentum
-            - (felt_BHCS[..., -1, :, None] * left).mT @ right
-        )  # fmt: skip
-        slow.append(_after(momentum, left, right, plan))
-        x = _through(y, index, layers)
-    return x, tuple(ends), tuple(slow)
-
-
-def _each_token(
-    q: Tensor, layers: tuple[Tensor, ...], momenta: tuple[Tensor, ...], pairs: Pairs, plan: _Plan
-) -> _Round:
-    """Every token's momentum is made orthogonal: a matrix a token."""
-    x, ends, slow = q, [], []
-    for index, (layer, momentum, (left, right)) in enumerate(zip(layers, momenta, pairs, strict=True)):
-        all_momenta = torch.einsum("bhcs,bhso,bhsi->bhcoi", plan.momentum(), left, right)
-        all_momenta = all_momenta + plan.old_momentum[..., None, None] * momentum[:, :, None]
-        steps = orthogonalised(all_momenta)
-        memories = plan.kept[..., None, None] * layer[:, :, None] - torch.einsum(
-            "bhcs,bhsoi->bhcoi", plan.moves(), steps
-        )
-        x = _through(torch.einsum("bhcoi,bhci->bhco", memories, x), index, layers)
-        ends.append(memories[:, :, -1])
-        slow.append(all_momenta[:, :, -1])
-    return x, tuple(ends), tuple(slow)
-
-
-def _each_chunk(
-    q: Tensor, layers: tuple[Tensor, ...], momenta: tuple[Tensor, ...], pairs: Pairs, plan: _Plan
-) -> _Round:
-    """One orthogonal step at the end, which no token of the chunk may read."""
-    x, ends, slow = q, [], []
-    for index, (layer, momentum, (left, right)) in enumerate(zip(layers, momenta, pairs, strict=True)):
-        x = _through(x @ layer.mT, index, layers)
-        after = _after(momentum, left, right, plan)
-        ends.append(plan.kept[..., -1, None, None] * layer - plan.step[..., None, None] * orthogonalised(after))
-        slow.append(after)
-    return x, tuple(ends), tuple(slow)
-
-
-def _after(momentum: Tensor, left: Tensor, right: Tensor, plan: _Plan) -> Tensor:
-    """The momentum after the chunk's last token."""
-    new = (plan.last_momentum()[..., None] * left).mT @ right
-    return plan.old_momentum[..., -1, None, None] * momentum + new
-
-
-_ROUNDS = {"none": _plain, "token": _each_token, "chunk": _each_chunk}
-
-
 def answer(state: State, q_BTHF: Tensor) -> Tensor:
     """What the memory as it is says to features of queries: [B, T, H, X] in the state's type."""
     x = q_BTHF.to(state.layers[0].dtype).transpose(1, 2)
     for index, layer in enumerate(state.layers):
-        x = _through(x @ layer.mT, index, state.layers)
+        x = through(x @ layer.mT, index, state.layers)
     return x.transpose(1, 2)
 
 

@@ -79,6 +79,45 @@ def test_in_pieces_it_is_the_whole(orthogonal: Any) -> None:
         assert (a - b).abs().max() <= 1e-13
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("slow", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "orthogonal"), [("matrix", "token"), *(("network", one) for one in ("none", "chunk", "token"))]
+)
+def test_the_compiler_sees_one_operation_for_all_rounds(kind: str, orthogonal: Any, slow: bool) -> None:
+    """The same numbers and gradients, of rates, first state and last state too, with a last chunk that is not whole."""
+    q, k, v, rates = drawn(23, slow=slow)
+    leaves = [x.requires_grad_() for x in (q, k, v, *(rate for rate in rates if rate is not None), *memory(kind))]
+    nodes: list[str] = []
+
+    def both() -> list[Tensor]:
+        q, k, v, *rest = leaves
+        state = first_state(rest[3 + slow :], B, H, F, X, 4)
+        y, end = omega(q, k, v, Rates(*rest[: 3 + slow]), state, window=4, chunk=5, orthogonal=orthogonal)
+        return [y, *end.layers, *end.momenta]
+
+    def seen(module: torch.fx.GraphModule, _inputs: Any) -> Any:
+        nodes.extend(str(node.target) for node in module.graph.nodes if node.op == "call_function")
+        return module.forward
+
+    torch._dynamo.reset()
+    try:
+        found, wanted = torch.compile(both, fullgraph=True, backend=seen)(), both()
+        assert [name for name in nodes if "omega_rounds" in name] == ["atma.omega_rounds.default"]
+        assert len(nodes) < 60
+        compiled = torch.compile(both, fullgraph=True, backend="aot_eager")()
+    finally:
+        torch._dynamo.reset()
+    weights = [normal(*x.shape, seed=40 + i) for i, x in enumerate(wanted)]
+    expected = torch.autograd.grad(sum((x * w).sum() for x, w in zip(wanted, weights, strict=True)), leaves)
+    for ours in (found, compiled):
+        for a, b in zip(ours, wanted, strict=True):
+            assert (a - b).abs().max() <= 1e-12
+        grads = torch.autograd.grad(sum((x * w).sum() for x, w in zip(ours, weights, strict=True)), leaves)
+        for a, b in zip(grads, expected, strict=True):
+            assert (a - b).abs().max() <= 1e-10 * (1 + b.abs().max())
+
+
 def test_one_pair_at_a_time_is_the_gated_delta_rule() -> None:
     """gamma = 1 - a, beta = theta/gamma and v times gamma, as the relation to Titans says."""
     q, k, v, rates = drawn(17, slow=False)
