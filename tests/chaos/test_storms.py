@@ -38,7 +38,8 @@ def test_kills(tmp_path: Path, reference: Curves, kills: int, executor: str) -> 
     assert tally.kills.total() >= min(kills, 3)
 
 
-@pytest.mark.parametrize("daemon", ["raylet", *long_form("gcs_server")])
+@only_long
+@pytest.mark.parametrize("daemon", ["raylet", "gcs_server"])
 def test_a_ray_without_one_of_its_daemons_is_left(small_bench: Bench, reference: Curves, daemon: str) -> None:
     """At once, not after the minute that Ray takes itself, and with every attempt saved."""
     bench = small_bench

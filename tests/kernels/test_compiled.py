@@ -63,8 +63,9 @@ KERNELS = {
     "row_products": {"_one", "_one_conv"},
 }
 
-SHORT = [op for op in KERNELS if op not in ("polar_on_hopper", "gated_delta")]
-"""Those two take half a minute, and have not changed for long."""
+LONG = "polar_on_hopper", "gated_delta", "gated_delta_fla", "wall", "threshold"
+"""They take half a minute each, and have not changed for long, or share their code with others."""
+SHORT = [op for op in KERNELS if op not in LONG]
 
 
 @pytest.mark.thorough
