@@ -34,8 +34,8 @@ def _read(at, inside, EVEN: tl.constexpr):
 
 
 @triton.jit
-def _end(y, gates, bias_ptr, under_ptr, y_ptr, n, N, BIAS: tl.constexpr, GATE: tl.constexpr, UNDER: tl.constexpr):
-    """What is behind a product, and its storing: y and the other half `gates`, of the outputs n."""
+def _end(y, gates, bias_ptr, under, y_ptr, n, N, BIAS: tl.constexpr, GATE: tl.constexpr, UNDER: tl.constexpr):
+    """What is behind a product, and its storing: y and the other half `gates`, of the outputs n; `under` is added to it."""
     dtype = y_ptr.dtype.element_ty
     if BIAS:
         y += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)
@@ -51,7 +51,7 @@ def _end(y, gates, bias_ptr, under_ptr, y_ptr, n, N, BIAS: tl.constexpr, GATE: t
     if GATE == 2:
         y = y * _sigmoid(y) * gates
     if UNDER:
-        y = y.to(dtype).to(tl.float32) + tl.load(under_ptr + n, mask=n < N, other=0.0).to(tl.float32)
+        y = y.to(dtype).to(tl.float32) + under.to(tl.float32)
     tl.store(y_ptr + n, y.to(dtype), mask=n < N)
 
 
@@ -68,6 +68,7 @@ def _one(
     y = tl.zeros([BN, BK], tl.float32)
     gates = tl.zeros([BN, BK], tl.float32)
     square = tl.zeros([BK], tl.float32)
+    under = tl.zeros([BN], y_ptr.dtype.element_ty)
     for start in tl.static_range(0, K, BK):
         k = start + tl.arange(0, BK)
         inside = (n < N)[:, None] & (k < K)[None, :]
@@ -78,6 +79,9 @@ def _one(
         tl.debug_barrier()
         if EARLY and start == 0:
             gdc_wait()
+        if UNDER and start == 0:
+            # here, while the matrix comes, rather than when all else is done
+            under = tl.load(under_ptr + n, mask=n < N, other=0.0)
         x = _read(x_ptr + k, k < K, EVEN).to(tl.float32)
         if NORM:
             square += x * x
@@ -88,7 +92,7 @@ def _one(
     scale = 1.0
     if NORM:
         scale = tl.rsqrt(tl.sum(square, 0) / K + eps)
-    _end(tl.sum(y, 1) * scale, tl.sum(gates, 1) * scale, bias_ptr, under_ptr, y_ptr, n, N, BIAS, GATE, UNDER)
+    _end(tl.sum(y, 1) * scale, tl.sum(gates, 1) * scale, bias_ptr, under, y_ptr, n, N, BIAS, GATE, UNDER)
 
 
 @triton.jit
@@ -139,6 +143,8 @@ def _one_conv(
         tl.debug_barrier()
         if EARLY and start == 0:
             gdc_wait()
+        if start == 0:
+            tail = tl.load(slots_ptr) * ((W - 1) * C) + n
         x = _read(x_ptr + k, k < K, EVEN).to(tl.float32)
         square += x * x
         x *= _read(norm_ptr + k, k < K, EVEN).to(tl.float32)
@@ -146,7 +152,6 @@ def _one_conv(
         c += w_c.to(tl.float32) * x[None, :]
         u += w_u.to(tl.float32) * x[None, :]
     scale = tl.rsqrt(tl.sum(square, 0) / K + eps)
-    tail = tl.load(slots_ptr) * ((W - 1) * C) + n
     _conv_end(
         tl.sum(b, 1) * scale, tl.sum(c, 1) * scale, tl.sum(u, 1) * scale, bias_ptr, tails_ptr, tail, filters_ptr, y_ptr, n,
         C, BIAS, W,
