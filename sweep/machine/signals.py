@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import signal
+import sys
 import termios
 import threading
 import time
@@ -18,6 +19,7 @@ from ...results.errors import Expected
 from . import processes
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+AGAIN_S = 0.05
 
 
 class Interrupted(Expected):
@@ -55,6 +57,7 @@ class Signals:
         self._raises = raises
         self._request = _Request()
         self._before: dict[int, object] = {}
+        self._unraisable = sys.unraisablehook
 
     @property
     def number(self) -> int | None:
@@ -71,6 +74,8 @@ class Signals:
             # what was started with nohup is not to hear of the terminal's end
             if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._handle)
+        if self._raises:
+            self._unraisable, sys.unraisablehook = sys.unraisablehook, self._again
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -78,6 +83,8 @@ class Signals:
             self._open.remove(self)
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
+        if self._before and self._raises:
+            sys.unraisablehook = self._unraisable
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGHUP:
@@ -89,6 +96,17 @@ class Signals:
                 raise Stop(number)
         elif time.monotonic() - request.since > processes.ECHO_S:
             os._exit(128 + number)
+
+    def _again(self, lost: sys.UnraisableHookArgs) -> None:
+        """A request that came within a callback which no exception leaves, such as one of the import system's, comes once more."""
+        if not isinstance(lost.exc_value, Stop | KeyboardInterrupt):
+            self._unraisable(lost)
+            return
+        number = lost.exc_value.number if isinstance(lost.exc_value, Stop) else signal.SIGINT
+        self._request.number = None
+        again = threading.Timer(AGAIN_S, os.kill, (os.getpid(), number))
+        again.daemon = True
+        again.start()
 
 
 def _leave_terminal() -> None:

@@ -8,6 +8,7 @@ import pty
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -203,3 +204,32 @@ def test_a_launch_that_is_stopped_before_it_has_begun_says_so(bench: Bench) -> N
     assert process.returncode == 143, out
     assert "atma-sweep: stopped" in out.splitlines()[-1]
     assert "Traceback" not in out
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_request_that_comes_in_a_callback_comes_again(number: signal.Signals) -> None:
+    """What a weak reference calls lets no exception out: it would be printed, and forgotten."""
+    code = f"""
+        import os, time, weakref
+        from atma_sweep.sweep.machine.signals import Signals, Stop
+
+        class Thing: ...
+
+        def gone(_: object) -> None:
+            os.kill(os.getpid(), {number.value})
+            time.sleep(1)
+
+        thing = Thing()
+        reference = weakref.ref(thing, gone)
+        try:
+            with Signals(raises=True):
+                del thing
+                time.sleep(20)
+        except (Stop, KeyboardInterrupt) as stop:
+            print(type(stop).__name__, getattr(stop, "number", 2))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    kind = "KeyboardInterrupt" if number == signal.SIGINT else "Stop"
+    assert (done.stdout, done.stderr) == (f"{kind} {number.value}\n", "")
