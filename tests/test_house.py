@@ -366,7 +366,7 @@ def test_folders_of_the_root_shadow_nothing_that_fla_imports() -> None:
 
 STEPS = """
 import torch
-from itertools import product
+from itertools import cycle
 from atma_sweep.model.backbone import Auxiliary, build
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.registry import MEMORIES, MIXERS, REGULARIZERS
@@ -375,7 +375,9 @@ from atma_sweep.sweep.training.optimizers import Optimizers
 
 size = dict(d_model=16, n_layers=3, n_heads=4, n_kv_heads=2, head_dim=8, vocab_size=29, window_size=3)
 tokens = torch.arange(24).reshape(2, 12)
-for attn_type, memory, regularizer in product(MIXERS, ("none", *MEMORIES), REGULARIZERS):
+every = MIXERS, ("none", *MEMORIES), REGULARIZERS
+count = max(map(len, every))
+for _, attn_type, memory, regularizer in zip(range(count), *map(cycle, every)):
     model = build(ModelConfig(attn_type=attn_type, memory=memory, **size), seed=0)
     optimizers = Optimizers(model.parameter_groups(), TrainConfig(), torch.device("cpu"))
     terms = Auxiliary(regularizer, 5, False, None, seed=0, step=0, micro=0)

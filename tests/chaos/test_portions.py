@@ -14,6 +14,7 @@ import pytest
 
 from ..helpers.bench import Bench
 from ..helpers.patience import PATIENCE_S
+from ..helpers.tiers import only_long
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 SCRIPT = Path(__file__).parents[2] / ".ci" / "gpu"
@@ -43,6 +44,7 @@ def portion(bench: Bench, number: int, *, finish_s: int) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
+@only_long
 def test_what_a_portion_brought_home_is_not_trained_again(bench: Bench) -> None:
     # asked at once: the cell that runs is the only one
     code, out = portion(bench, 1, finish_s=10**6)

@@ -63,7 +63,7 @@ KERNELS = {
     "row_products": {"_one", "_one_conv"},
 }
 
-LONG = "polar_on_hopper", "gated_delta", "gated_delta_fla", "wall", "threshold"
+LONG = "polar_on_hopper", "gated_delta", "gated_delta_fla", "channelwise_fla", "omega", "wall", "threshold"
 """They take half a minute each, and have not changed for long, or share their code with others."""
 SHORT = [op for op in KERNELS if op not in LONG]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import random
 import weakref
@@ -18,7 +19,7 @@ from atma_sweep.kernels.row_linear import row_linear
 from atma_sweep.model import backbone, decode
 from atma_sweep.model.backbone import Backbone, build
 from atma_sweep.model.cache import DUMMY, CacheFull
-from atma_sweep.model.compiling import CompileError
+from atma_sweep.model.compiling import CompileError, one_graph
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.decode import Anew, Paged, as_used, choose, decoder, write
 from atma_sweep.model.mixers.softmax import NoPE
@@ -260,8 +261,14 @@ def left_of(make: Callable[[], Paged]) -> int:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("pair", [("polar", "gated_delta"), ("nope", "none")])
-def test_a_compiled_step_gives_what_it_gives_uncompiled(awake: Awake, pair: tuple[str, str]) -> None:
-    """In float64, texts of any lengths; one compilation for a number of texts; and nothing of it holds the pools."""
+def test_a_compiled_step_gives_what_it_gives_uncompiled(
+    awake: Awake, pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float64, texts of any lengths; one compilation for a number of texts; and nothing of it holds the pools.
+
+    Code for a CPU, which nobody decodes with, is not generated; the tests of a GPU do.
+    """
+    monkeypatch.setattr(decode, "one_graph", functools.partial(one_graph, backend="aot_eager"))
     model = awake(attn_type=pair[0], memory=pair[1], n_layers=2, attn_every=2, attn_offset=1).eval()
     three = texts(9, 4, 12)
     found = {}

@@ -10,6 +10,7 @@ from typing import Any
 import probed as probed_data
 import pytest
 import studied
+from atma_sweep.reports.stats import importance
 from atma_sweep.reports.table import Table
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.paper import open_published
@@ -20,6 +21,12 @@ from swept import swept
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ME = Owner(name="ada", host="here", pid=1, started=0.0)
+
+
+@pytest.fixture
+def few_deals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Importance with values dealt anew three times, not forty: for tests of how its figure looks, not of what it says."""
+    monkeypatch.setattr(importance, "DEALT", dict.fromkeys(importance.DEALT, (3, 3)))
 
 
 def cell(index: int, *, seed: int = 0, axes: dict[str, str] | None = None, **levels: str) -> CellRecord:

@@ -55,6 +55,7 @@ def test_every_table_is_written_in_every_format_and_checked(
     assert table.title in render(table, width=10_000)
 
 
+@pytest.mark.usefixtures("few_deals")
 @pytest.mark.parametrize("name", every_nth(FIGURES, 7))
 def test_every_figure_is_written_in_every_format_and_checked(
     shown: Callable[[str], Store], tmp_path: Path, name: str

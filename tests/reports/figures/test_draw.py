@@ -47,6 +47,7 @@ class TestReadable:
     def test_no_words_meet_in_a_sweep_of_120_cells(self, published: Store, name: str) -> None:
         assert check_words(figure_of(make_figure(name, published, "printed-v2"))) > 10
 
+    @pytest.mark.usefixtures("few_deals")
     @pytest.mark.parametrize("name", every_nth(FIGURES, 8))
     def test_no_words_meet_in_one_of_six(self, shown: Callable[[str], Store], name: str) -> None:
         assert check_words(figure_of(make_figure(name, shown(name)))) > 5

@@ -35,6 +35,7 @@ def figure_of(made: Collected, look: Look = COLUMN) -> Any:
         return drawn(made, look)
 
 
+@pytest.mark.usefixtures("few_deals")
 @pytest.mark.parametrize(("name", "sweep"), every_nth(PAIRS, 11))
 def test_no_words_meet_in_a_column_and_on_a_page(studies: Store, name: str, sweep: str) -> None:
     made = make_figure(name, studies, sweep)
