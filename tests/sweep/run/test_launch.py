@@ -271,7 +271,10 @@ def test_killed_trainer_is_tried_again_within_the_launch(bench: Bench, long_curv
 @pytest.mark.thorough
 def test_damaged_newest_checkpoint_is_passed_over(bench: Bench, long_curves: Curves) -> None:
     one = ("--only", "attn_type=nope")
-    process = _kill(bench, "local", lambda process: process.send_signal(signal.SIGTERM), *one)
+    bench.grid(tokens=LONG)
+    process = bench.start("launch", "micro.yaml", "--executor", "local", *one)
+    bench.wait("SELECT 1 FROM attempt WHERE checkpoint NOT LIKE '%7'")
+    process.send_signal(signal.SIGTERM)
     process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 143
     older, newest = sorted((bench.folder / "atma-runs").glob("*/1/checkpoint-*"))
