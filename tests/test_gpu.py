@@ -167,7 +167,7 @@ def test_resumed_runs_on_cuda_equal_uninterrupted_ones(
 
 
 @pytest.mark.parametrize("exactly", [True, False])
-@pytest.mark.parametrize("how", [(), ("compiled",)], ids=["eager", "compiled"])
+@pytest.mark.parametrize("how", [(), ("marked",), ("compiled",)], ids=["eager", "marked", "compiled"])
 def test_steps_as_cuda_graphs_are_steps_as_they_come(
     tmp_path: Path, how: tuple[str, ...], exactly: bool, record_property: Callable[[str, object], None]
 ) -> None:

@@ -38,8 +38,8 @@ def linear_cross_entropy(
 ) -> Tensor:
     """Nats per token of softmax(softcap(h wᵀ + b)), float32 [N] (float64 for float64).
 
-    h [N, D], w [V, D], b [V] or None for no bias, targets int64 [N]. The product runs in h's type, cap and log-sum-exp in float32. More
-    than `chunk` tokens are done in chunks, which the backward computes again instead of keeping their logits.
+    h [N, D], w [V, D], b [V] or None for no bias, targets int64 [N]. A token whose target is negative does not count: 0 nats, no
+    gradient. The product runs in h's type, cap and log-sum-exp in float32. More than `chunk` tokens are done in chunks, which the backward computes again instead of keeping their logits.
     Raises ValueError when the shapes disagree or `chunk` is not positive.
     """
     _check(h_ND, w_VD, b_V, targets_N)
@@ -97,6 +97,7 @@ def _error(device: torch.device, dtype: torch.dtype, capped: bool) -> float:
     draw = torch.Generator().manual_seed(0)
     z_NV = (5 * torch.randn(5, 4099, generator=draw)).to(device, dtype)
     targets_N = torch.randint(4099, (5,), generator=draw).to(device)
+    targets_N[2] = -1
     found = []
     for backend, z in (("triton", z_NV.clone()), ("torch", z_NV.float())):
         found.append((_overwritten(z, targets_N, 15.0 if capped else math.inf, True, backend), z))
@@ -187,24 +188,33 @@ def _overwritten(z_NV: Tensor, targets_N: Tensor, cap: float, gradient: bool, pa
     if path == "triton":
         losses_N: Tensor = importlib.import_module(".triton", __package__).rows(z_NV, targets_N, cap, gradient)
         return losses_N
-    capped_NV = softcap(z_NV, cap)
-    lse_N = torch.logsumexp(capped_NV, 1)
-    losses_N = lse_N - capped_NV.gather(1, targets_N.unsqueeze(1)).squeeze(1)
+    lse_N, losses_N = _torch_losses(z_NV, targets_N, cap)
     if gradient:
         z_NV.copy_(_capped_gradient(z_NV, targets_N, lse_N, cap))
     return losses_N
 
 
+def _torch_losses(z_NV: Tensor, targets_N: Tensor, cap: float) -> tuple[Tensor, Tensor]:
+    """(log-sum-exp [N], infinite where the target does not count, losses [N])."""
+    capped_NV = softcap(z_NV, cap)
+    counts_N = targets_N >= 0
+    lse_N = torch.logsumexp(capped_NV, 1)
+    losses_N = lse_N - capped_NV.gather(1, targets_N.clamp(min=0).unsqueeze(1)).squeeze(1)
+    # the exponentials of a gradient are zero behind an infinite sum
+    return lse_N.masked_fill(~counts_N, math.inf), losses_N.masked_fill(~counts_N, 0.0)
+
+
 def _capped_gradient(z_NV: Tensor, targets_N: Tensor, lse_N: Tensor, cap: float) -> Tensor:
     """Gradient of the losses by the raw logits, in the statistics' type."""
     wide_NV = z_NV.to(lse_N.dtype)
+    own_N1, less_N1 = targets_N.clamp(min=0).unsqueeze(1), (targets_N >= 0).to(lse_N.dtype).neg_().unsqueeze(1)
     if cap == math.inf:
         d_NV = wide_NV.sub(lse_N.unsqueeze(1)).exp_()
-        return d_NV.scatter_add_(1, targets_N.unsqueeze(1), d_NV.new_full((len(targets_N), 1), -1.0))
+        return d_NV.scatter_add_(1, own_N1, less_N1)
     # softcap(z) = z slope and softcap'(z) = slope^3
     slope_NV = wide_NV.square().add_(cap**2).rsqrt_().mul_(cap)
     d_NV = (wide_NV * slope_NV).sub_(lse_N.unsqueeze(1)).exp_()
-    d_NV.scatter_add_(1, targets_N.unsqueeze(1), d_NV.new_full((len(targets_N), 1), -1.0))
+    d_NV.scatter_add_(1, own_N1, less_N1)
     return d_NV.mul_(slope_NV.square().mul_(slope_NV))
 
 
@@ -219,7 +229,8 @@ def linear_cross_entropy_reference(
     z_NV = z_NV.to(statistics_dtype(h_ND.dtype))
     if cap != math.inf:
         z_NV = cap * z_NV / torch.sqrt(z_NV * z_NV + cap * cap)
-    return torch.logsumexp(z_NV, 1) - z_NV.gather(1, targets_N.unsqueeze(1)).squeeze(1)
+    losses_N = torch.logsumexp(z_NV, 1) - z_NV.gather(1, targets_N.clamp(min=0).unsqueeze(1)).squeeze(1)
+    return torch.where(targets_N < 0, 0.0, losses_N)
 
 
 def _losses(h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, targets_N: Tensor, cap: float) -> Tensor:
@@ -233,11 +244,10 @@ class _CappedLosses(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, z_NV: Tensor, targets_N: Tensor, cap: float) -> Tensor:
-        capped_NV = softcap(z_NV, cap)
-        lse_N = torch.logsumexp(capped_NV, 1)
+        lse_N, losses_N = _torch_losses(z_NV, targets_N, cap)
         ctx.save_for_backward(z_NV, targets_N, lse_N)
         ctx.cap = cap
-        return lse_N - capped_NV.gather(1, targets_N.unsqueeze(1)).squeeze(1)
+        return losses_N
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

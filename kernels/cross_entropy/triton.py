@@ -51,11 +51,14 @@ def _capped_rows(
         highest = tl.max(top, 0)
         lse = highest + tl.log2(tl.sum(total * tl.exp2(top - highest), 0))
     target = tl.load(target_ptr + row)
-    own = tl.load(z_ptr + target).to(tl.float32)
+    counts = target >= 0
+    own = tl.load(z_ptr + tl.where(counts, target, 0)).to(tl.float32)
     own = own * (CAP * _LOG2E * tl.rsqrt(own * own + CAP * CAP)) if CAPPED else own * _LOG2E
     # where the target is all but certain, rounding may put its logit above the sum of all
-    tl.store(loss_ptr + row, tl.maximum(lse - own, 0.0) / _LOG2E)
+    tl.store(loss_ptr + row, tl.where(counts, tl.maximum(lse - own, 0.0) / _LOG2E, 0.0))
     if GRADIENT:
+        # behind an infinite sum every exponential is zero
+        lse = tl.where(counts, lse, float("inf"))
         # every lane must have read the target's logit before one of them overwrites it
         tl.debug_barrier()
         for start in tl.range(0, V, BLOCK):
@@ -71,7 +74,7 @@ def _capped_rows(
 
 
 def rows(z_NV: Tensor, targets_N: Tensor, cap: float, gradient: bool) -> Tensor:
-    """Nats per token, float32 [N], of contiguous logits; with `gradient`, z is overwritten by the losses' gradient.
+    """Nats per token, float32 [N], of contiguous logits, 0 where the target is negative; with `gradient`, z is overwritten by the losses' gradient.
 
     A cap of infinity is none.
     """

@@ -17,7 +17,7 @@ from ...model.backbone import Backbone
 from ...results.store.records import CurvePoint, Measurement
 from ...results.store.writer import AttemptWriter
 from ..checkpoints import checkpoint, storage
-from ..data.batches import training_batches
+from ..data.batches import marked_room, training_batches
 from ..data.corpora import Corpus, open_corpus
 from ..probes.perplexity import stream_loss
 from ..probes.subject import Network, evaluating
@@ -121,6 +121,7 @@ class Work(Probing):
 
     def _train(self, subject: Network) -> None:
         config, model = self.config, subject.model
+        self._subject = subject
         trainer = Trainer(
             model=model,
             optimizers=Optimizers(model.parameter_groups(), config.train, subject.device),
@@ -133,8 +134,9 @@ class Work(Probing):
             watcher=self,
             graphs=self._graphs,
             refused=self._no_graphs,
+            room=self._room(subject),
         )
-        self._model, self._optimizers, self._subject = model, trainer.optimizers, subject
+        self._model, self._optimizers = model, trainer.optimizers
         self._resume(trainer)
         say(
             f"{config.train.steps:,} steps of {config.train.batch_tokens:,} tokens, "
@@ -145,6 +147,13 @@ class Work(Probing):
         trainer.run()
         # The finished state, so that an attempt that dies while probing does not train again.
         self.save(trainer.step, trainer.step * config.train.batch_tokens, trainer.wall_s)
+
+    def _room(self, subject: Network) -> int | None:
+        """How many marked targets a micro-batch has room for, on a GPU, where a graph needs shapes that stay."""
+        train = self.config.train
+        if train.loss_on == "all" or subject.device.type != "cuda":
+            return None
+        return marked_room(self._counted, train.micro_batch * train.seq_len)
 
     def _no_graphs(self, why: str) -> None:
         """Steps were to be captured as CUDA graphs, and could not be."""

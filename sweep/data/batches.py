@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -104,25 +105,38 @@ class Batches:
         return found
 
 
+class Marked(NamedTuple):
+    """The targets of a micro-batch that count."""
+
+    places_M: Tensor
+    """Where they are in its flattened targets, int64."""
+    targets_M: Tensor
+    """The tokens there, int64; negative in what only fills up to a number that stays."""
+    share: Tensor
+    """Part of the whole step's mean that one of them is, times the step's micro-batches; float64, no dimensions."""
+
+
 class Step(NamedTuple):
     """What one optimizer step reads."""
 
     inputs: Tensor
     targets: Tensor
-    marked: list[Tensor] | None
-    """For each micro-batch the places, in its flattened targets, of those that count; None: all count."""
+    marked: list[Marked] | None
+    """For each micro-batch what counts; None: all does."""
 
-    def counted(self) -> int:
-        """Targets that count, in the whole step."""
-        return self.targets.numel() if self.marked is None else sum(map(len, self.marked))
+
+def marked_room(share: float, targets: int) -> int:
+    """A number, a multiple of 64 or `targets`, that the marked of so many targets hardly ever exceed, if `share` of them are marked."""
+    likely = share * targets + 8 * math.sqrt(share * targets)
+    return min(targets, 64 * math.ceil(likely / 64))
 
 
 class Ahead:
     """Whole steps on the training device. The next one is read and sent while the device works on the present one."""
 
-    def __init__(self, batches: Batches, device: torch.device, micro_batch: int = 1) -> None:
-        """`micro_batch`: rows that go through the network together."""
-        self._batches, self._device, self._micro_batch = batches, device, micro_batch
+    def __init__(self, batches: Batches, device: torch.device, micro_batch: int = 1, room: int | None = None) -> None:
+        """`micro_batch`: rows that go through the network together; `room`: what its marked targets are filled up to, if they are fewer."""
+        self._batches, self._device, self._micro_batch, self._room = batches, device, micro_batch, room
         self._ready: tuple[int, Step] | None = None
 
     def take(self, step: int) -> Step:
@@ -136,13 +150,26 @@ class Ahead:
 
     def prepare(self, step: int) -> None:
         """Makes a step ready. On CUDA from pinned memory, so that the host need not wait for what is queued before."""
-        inputs, targets = map(self._sent, self._batches.step(step))
-        marked = self._batches.marked(step)
-        places = None
-        if marked is not None:
-            # found on the CPU, since the device would have to be waited for
-            places = [self._sent(part.flatten().nonzero().squeeze(1)) for part in marked.split(self._micro_batch)]
-        self._ready = step, Step(inputs, targets, places)
+        inputs, targets = self._batches.step(step)
+        found = self._batches.marked(step)
+        marked = None if found is None else self._marked(targets, found)
+        self._ready = step, Step(self._sent(inputs), self._sent(targets), marked)
+
+    def _marked(self, targets_RT: Tensor, found_RT: Tensor) -> list[Marked]:
+        """Looked for on the CPU, since the device would have to be waited for."""
+        parts = list(zip(targets_RT.split(self._micro_batch), found_RT.split(self._micro_batch), strict=True))
+        share = self._sent(torch.tensor(len(parts) / int(found_RT.sum()), dtype=torch.float64))
+        marked = []
+        for part, where in parts:
+            places_M = where.flatten().nonzero().squeeze(1)
+            targets_M = part.flatten()[places_M]
+            spare = 0 if self._room is None else max(0, self._room - len(places_M))
+            places_M, targets_M = (
+                torch.cat([places_M, torch.arange(spare) % part.numel()]),
+                torch.cat([targets_M, torch.full((spare,), -1)]),
+            )
+            marked.append(Marked(self._sent(places_M), self._sent(targets_M), share))
+        return marked
 
     def _sent(self, tensor: Tensor) -> Tensor:
         return tensor.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else tensor

@@ -14,10 +14,10 @@ from torch import Tensor
 from ...model.backbone import Auxiliary, Backbone, Drawn
 from ..checkpoints.checkpoint import Checkpoint
 from ..config import TrainConfig
-from ..data.batches import Ahead, Batches
+from ..data.batches import Ahead, Batches, Marked
 from . import schedule
 from .optimizers import Optimizers
-from .replay import AsItComes, Batch, Marked, Replayed, Steps, as_graphs, as_they_are
+from .replay import AsItComes, Batch, Replayed, Steps, as_graphs, as_they_are
 
 
 class Diverged(Exception):
@@ -61,7 +61,7 @@ class Watcher(Protocol):
     """What the loop tells, and asks, while it runs."""
 
     def progress(self, step: int, loss: float, tokens_per_s: float) -> None:
-        """Called about once a second."""
+        """Called after the first step, once it is done, and about once a second."""
 
     def point(self, point: Point) -> None:
         """Called at every validation."""
@@ -117,6 +117,8 @@ class Trainer:
     """Whether steps are captured and replayed; without CUDA their pieces are done again as they are."""
     refused: Callable[[str], None] = lambda why: None
     """Told once, with the reason, when what was to be captured could not be; the training goes on as it comes."""
+    room: int | None = None
+    """What the marked targets of a micro-batch are filled up to, so that shapes stay (`loss_on: marked`)."""
     _pending: Pending | None = None
     _saved: int = 0
     """The step that a checkpoint holds already; 0 is rebuilt from the seed."""
@@ -126,8 +128,8 @@ class Trainer:
     _steps: Steps = field(init=False)
 
     def __post_init__(self) -> None:
-        self._ahead = Ahead(self.batches, self.device, self.config.micro_batch)
-        if self.graphs and self.config.loss_on == "all":
+        self._ahead = Ahead(self.batches, self.device, self.config.micro_batch, self.room)
+        if self.graphs:
             capture = as_graphs if self.device.type == "cuda" else as_they_are
             self._steps = Replayed(self._objective, self.optimizers, self.config, capture, self.refused)
         else:
@@ -148,7 +150,7 @@ class Trainer:
         that is left half-way by raising Stopped is taken again by whoever goes on.
         """
         steps = self.config.steps
-        clock = _Clock(self.wall_s)
+        clock, first = _Clock(self.wall_s), self.step + 1
         self.model.train()
         if self._pending is not None:
             self._point(clock, self._pending)
@@ -162,7 +164,7 @@ class Trainer:
             self._unchecked.append((self.step, *done))
             clock.tokens += self.config.batch_tokens
             at_point = self.step % self.validate_every == 0 or self.step == steps
-            if at_point or time.perf_counter() - clock.told >= 1.0:
+            if at_point or self.step == first or time.perf_counter() - clock.told >= 1.0:
                 loss, norm = self._checked()
                 self.watcher.progress(self.step, loss, clock.rate())
                 clock.told = time.perf_counter()
@@ -238,7 +240,7 @@ class Trainer:
                 self._steps.abandon()
                 return None
             part = slice(micro * rows, (micro + 1) * rows)
-            marked = None if taken.marked is None else (taken.marked[micro], taken.counted())
+            marked = None if taken.marked is None else taken.marked[micro]
             self._steps.micro(self._batch(inputs[part], targets[part], step, micro, marked))
         done = self._steps.finish(self._factor(step))
         if step + 1 < self.config.steps:
@@ -276,10 +278,9 @@ class Trainer:
             total = self.model.total_loss(features.hidden_BTD, targets_BT)
             mean = total / targets_BT.numel()
         else:
-            places, counted = marked
-            hidden_1MD = features.hidden_BTD.flatten(0, 1).index_select(0, places)[None]
-            total = self.model.total_loss(hidden_1MD, targets_BT.flatten().index_select(0, places)[None])
-            mean = total * (config.accumulation / counted)
+            hidden_1MD = features.hidden_BTD.flatten(0, 1).index_select(0, marked.places_M)[None]
+            total = self.model.total_loss(hidden_1MD, marked.targets_M[None])
+            mean = total * marked.share.to(total.dtype)
         objective = total if config.loss_reduction == "sum" else mean
         if features.regularizer is not None:
             alpha = config.regularizer_weight

@@ -17,10 +17,9 @@ from torch import Tensor
 
 from ...model.backbone import Drawn
 from ..config import TrainConfig
+from ..data.batches import Marked
 from .optimizers import Optimizers
 
-Marked = tuple[Tensor, int]
-"""Places, in a micro-batch's flattened targets, of those that count, and how many count in the whole step."""
 Piece = Callable[[], None]
 Capture = Callable[[Mapping[str, Piece]], Mapping[str, Piece]]
 """Makes of pieces of work what does each of them again."""
@@ -42,7 +41,12 @@ class Batch(NamedTuple):
 
     def tensors(self) -> list[Tensor]:
         """All that changes from one to the next."""
-        return [self.inputs_BT, self.targets_BT, *self.drawn.tensors()]
+        return [self.inputs_BT, self.targets_BT, *self.drawn.tensors(), *(self.marked or ())]
+
+    def copy(self) -> Batch:
+        """The same in memory of its own."""
+        marked = None if self.marked is None else Marked(*(tensor.clone() for tensor in self.marked))
+        return Batch(self.inputs_BT.clone(), self.targets_BT.clone(), self.drawn.copy(), marked)
 
 
 Objective = Callable[[Batch], tuple[Tensor, Tensor]]
@@ -216,8 +220,7 @@ class Replayed:
             self._batch = batch
             return
         if self._fixed is None:
-            inputs, targets = batch.inputs_BT.clone(), batch.targets_BT.clone()
-            self._batch = self._fixed = Batch(inputs, targets, batch.drawn.copy())
+            self._batch = self._fixed = batch.copy()
             return
         ours, theirs = self._fixed.tensors(), batch.tensors()
         if [(one.shape, one.dtype) for one in ours] != [(one.shape, one.dtype) for one in theirs]:
@@ -265,8 +268,6 @@ def wanted(config: TrainConfig, parameters: int, device: torch.device) -> tuple[
         return False, "no GPU"
     if config.graphs == "off":
         return False, "train.graphs: off"
-    if config.loss_on == "marked":
-        return False, "the number of marked targets changes from step to step"
     if config.precision == "fp16":
         return False, "loss scaling waits at every step for whether to skip it"
     if config.graphs == "on":

@@ -1,8 +1,8 @@
 """Trains small models in a process of its own, goes on from a checkpoint when there is one, prints every number.
 
 python repeat.py FOLDER STOP EXACTLY DEVICE [HOW...]: STOP is the step to save at and leave (0: train to the end), EXACTLY 1 for
-deterministic operations; HOW any of `graphs` (steps are captured and replayed), `compiled`, and `asking` (a layer asks the
-device for a value). Prints one JSON object: by model its curve, the hash of its weights, its kernels, and why steps could not
+deterministic operations; HOW any of `graphs` (steps are captured and replayed), `compiled`, `marked` (some targets count), and `asking` (a
+layer asks the device for a value). Prints one JSON object: by model its curve, the hash of its weights, its kernels, and why steps could not
 be captured.
 """
 
@@ -23,7 +23,7 @@ from atma_sweep.model.config import ModelConfig
 from atma_sweep.sweep.attempt.device import repeat_exactly
 from atma_sweep.sweep.checkpoints import checkpoint
 from atma_sweep.sweep.config import TrainConfig
-from atma_sweep.sweep.data.batches import Batches
+from atma_sweep.sweep.data.batches import Batches, marked_room
 from atma_sweep.sweep.training.loop import Point, Stopped, Trainer
 from atma_sweep.sweep.training.optimizers import Optimizers
 
@@ -34,6 +34,7 @@ CELLS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 SIZE = {"d_model": 256, "n_layers": 4, "n_heads": 4, "n_kv_heads": 2, "head_dim": 64, "vocab_size": 5003}
 STREAM = np.random.default_rng(0).zipf(1.3, 200_000).clip(max=5002).astype(np.uint16)
+MARKS = (np.random.default_rng(1).random(200_000) < 0.3).astype(np.uint16)
 
 
 @dataclass
@@ -69,7 +70,8 @@ def train(
 ) -> Any:
     """One model from its checkpoint, or its seed, to its stop, or its end."""
     # rows of 8 x 512 tokens: enough for the paths that a real micro-batch takes
-    config = TrainConfig(tokens=STEPS * 8192, seq_len=512, batch_tokens=8192, micro_batch=8, **train_)
+    some = {"loss_on": "marked"} if "marked" in how else {}
+    config = TrainConfig(tokens=STEPS * 8192, seq_len=512, batch_tokens=8192, micro_batch=8, **train_, **some)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     model = build(ModelConfig(**SIZE, window_size=100, **model_), seed=0, device=device, dtype=dtype)
     if "asking" in how:
@@ -88,8 +90,8 @@ def train(
     watch = Watch(folder, stop)
     trainer = watch.trainer = Trainer(
         model=model, optimizers=Optimizers(model.parameter_groups(), config, device),
-        batches=Batches([STREAM], 512, 16, 0, True), config=config, seed=0, device=device, validate=validate,
-        validate_every=1, watcher=watch,
+        batches=Batches([STREAM], 512, 16, 0, True, marks=[MARKS] if some else None), config=config, seed=0, device=device,
+        validate=validate, validate_every=1, watcher=watch, room=marked_room(0.3, 8 * 512) if some else None,
         graphs="graphs" in how, refused=told.append,
     )  # fmt: skip
     state = checkpoint.newest(folder)

@@ -17,6 +17,8 @@ from torch import Tensor
 
 CPU = torch.device("cpu")
 STREAM = np.random.default_rng(0).integers(0, 29, 400).astype(np.uint16)
+MARKS = (np.random.default_rng(5).random(400) < 0.3).astype(np.uint16)
+"""Which tokens of the stream count for `loss_on: marked`."""
 SMALL = {"tokens": 5 * 24, "seq_len": 6, "batch_tokens": 24, "micro_batch": 2, "regularizer_sketch": 5}
 
 
@@ -57,7 +59,8 @@ def small_trainer(
 ) -> Trainer:
     """A trainer of the model on a random stream of 29 words."""
     watch = watch or Watch()
-    batches = Batches([STREAM], config.seq_len, config.batch_tokens // config.seq_len, seed, True)
+    marks = [MARKS] if config.loss_on == "marked" else None
+    batches = Batches([STREAM], config.seq_len, config.batch_tokens // config.seq_len, seed, True, marks=marks)
     watch.trainer = Trainer(
         model=model, optimizers=Optimizers(model.parameter_groups(), config, CPU), batches=batches, config=config,
         seed=seed, device=CPU, validate=lambda: 1.0, validate_every=1, watcher=watch, graphs=graphs,

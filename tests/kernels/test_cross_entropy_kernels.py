@@ -72,6 +72,33 @@ def test_sum_and_gradients_are_near_float64(
     check(ours, theirs, 4e-6 * max(1.0, largest / 50))
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("v", "cap"), [(37, 15.0), (4099, 100.0), (37, math.inf)])
+def test_a_negative_target_counts_for_nothing(backend: str, v: int, cap: float) -> None:
+    """Loss and gradients are those of the other tokens alone; the token's own gradient is zero, and with it alone all are."""
+    args, targets = inputs(7, 5, v, scale=3.0)
+    counts = torch.tensor([True, False, True, True, False, False, True])
+    some = targets.where(counts, -1)
+    ours = run(linear_cross_entropy_sum, args, some, cap=cap, chunk=3, backend=backend)
+    h, w, b = double(args)
+    theirs = run(lambda h, w, b, targets, **kw: linear_cross_entropy_reference(h[counts], w, b, targets, **kw),
+                 [h, w, b], targets[counts], cap=cap)  # fmt: skip
+    check(ours, theirs, 1e-5)
+    assert torch.equal(ours[1][~counts], torch.zeros(3, 5))
+    assert all(
+        not one.any()
+        for one in run(linear_cross_entropy_sum, args, torch.full((7,), -1), cap=cap, chunk=3, backend=backend)
+    )
+    for losses in (
+        linear_cross_entropy(*args, some, cap=cap, chunk=3),
+        linear_cross_entropy_reference(*args, some, cap=cap),
+        linear_cross_entropy(*(x.detach() for x in args), some, cap=cap, chunk=3),
+    ):
+        assert torch.equal(losses == 0, ~counts)
+        assert abs(losses.sum().item() - theirs[0].item()) <= 1e-5 * abs(theirs[0].item())
+    check(run(linear_cross_entropy, args, some, cap=cap, chunk=3), theirs, 1e-5)
+
+
 @needs_interpreter
 @pytest.mark.parametrize(("cap", "level"), [(60.0, 1e4), (60.0, -1e4), (100.0, 1e4), (100.0, -1e4), (80.0, -1e4)])
 def test_logits_all_at_one_end(cap: float, level: float) -> None:

@@ -13,7 +13,7 @@ import torch
 from atma_sweep.model.backbone import Backbone
 from atma_sweep.sweep.config import DataConfig
 from atma_sweep.sweep.data import corpora, prepare
-from atma_sweep.sweep.data.batches import Ahead, Batches, DataError
+from atma_sweep.sweep.data.batches import Ahead, Batches, DataError, marked_room
 from atma_sweep.sweep.data.corpora import open_corpus
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.plan import corpora as plan
@@ -21,12 +21,11 @@ from atma_sweep.sweep.probes import bound
 from attempts import room_of, small_grid
 from copies import published_shard
 from prepared import made, rederived, told
-from small_training import CPU, STREAM, recipe, small_trainer, trained, trained_in_two
+from small_training import CPU, MARKS, STREAM, recipe, small_trainer, trained, trained_in_two
 from torch import Tensor
 from torch.nn import functional
 
 Network = Callable[..., Backbone]
-MARKS = (np.random.default_rng(5).random(400) < 0.3).astype(np.uint16)
 
 
 def marked_batches(config: Any, marks: np.ndarray = MARKS, seed: int = 0) -> Batches:
@@ -57,12 +56,41 @@ def test_places_of_each_micro_batch(rows: int) -> None:
         marked = batches.marked(step)
         assert marked is not None
         assert taken.marked is not None
-        assert taken.counted() == int(marked.sum())
         parts = [taken.targets[first : first + rows] for first in range(0, 4, rows)]
-        chosen = torch.cat([part.flatten()[at] for part, at in zip(parts, taken.marked, strict=True)])
+        chosen = torch.cat([part.flatten()[one.places_M] for part, one in zip(parts, taken.marked, strict=True)])
         assert torch.equal(chosen, taken.targets[marked])
-    plain = Ahead(Batches([STREAM], 6, 4, 0, True), CPU, rows).take(0)
-    assert (plain.marked, plain.counted()) == (None, 24)
+        assert torch.equal(chosen, torch.cat([one.targets_M for one in taken.marked]))
+        assert {float(one.share) for one in taken.marked} == {len(parts) / int(marked.sum())}
+    assert Ahead(Batches([STREAM], 6, 4, 0, True), CPU, rows).take(0).marked is None
+
+
+def test_filled_up_to_a_number_that_stays() -> None:
+    """Fillers come last and are no targets; a micro-batch with more than there is room for stays as it is."""
+    batches, lengths = marked_batches(recipe()), set()
+    for step in range(6):
+        plain, filled = (Ahead(batches, CPU, 2, room).take(step).marked for room in (None, 5))
+        assert plain is not None
+        assert filled is not None
+        for one, other in zip(plain, filled, strict=True):
+            found = len(one.places_M)
+            lengths.add(found)
+            assert len(other.places_M) == len(other.targets_M) == max(found, 5)
+            assert torch.equal(one.places_M, other.places_M[:found])
+            assert torch.equal(one.targets_M, other.targets_M[:found])
+            assert (other.targets_M[found:] == -1).all()
+            assert other.places_M.max() < 12
+            assert one.share == other.share
+    assert min(lengths) < 5 < max(lengths)
+
+
+@pytest.mark.parametrize(
+    ("share", "targets", "room"), [(0.25, 16384, 4608), (1.0, 100, 100), (0.001, 4096, 64), (0.5, 128, 128)]
+)
+def test_room_for_marked_targets(share: float, targets: int, room: int) -> None:
+    """Eight deviations above what is expected: of 100,000 draws none has more."""
+    assert marked_room(share, targets) == room
+    draws = np.random.default_rng(0).binomial(targets, share, 100_000)
+    assert draws.max() <= room
 
 
 def test_a_step_without_a_mark_says_so() -> None:
@@ -73,11 +101,13 @@ def test_a_step_without_a_mark_says_so() -> None:
 # --- the objective ------------------------------------------------------------------------------------------------
 
 
-def step_of(model: Backbone, config: Any, marks: np.ndarray | None) -> tuple[dict[str, Tensor], float]:
+def step_of(
+    model: Backbone, config: Any, marks: np.ndarray | None, room: int | None = None
+) -> tuple[dict[str, Tensor], float]:
     """Gradients of one step before clipping, and its loss."""
     trainer = small_trainer(model, config)
     if marks is not None:
-        trainer = replace(trainer, batches=marked_batches(config, marks))
+        trainer = replace(trainer, batches=marked_batches(config, marks), room=room)
     grads: dict[str, Tensor] = {}
     trainer.optimizers.step = lambda factor: grads.update(  # type: ignore[method-assign]
         {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
@@ -88,16 +118,18 @@ def step_of(model: Backbone, config: Any, marks: np.ndarray | None) -> tuple[dic
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("rows", [1, 2, 4])
-def test_the_loss_is_the_mean_over_marked_targets_of_the_step(network: Network, rows: int, reduction: str) -> None:
-    """However they fall into micro-batches; one row here has none."""
+@pytest.mark.parametrize(("rows", "room"), [(1, None), (2, None), (4, None), (1, 6), (2, 4), (4, 24)])
+def test_the_loss_is_the_mean_over_marked_targets_of_the_step(
+    network: Network, rows: int, room: int | None, reduction: str
+) -> None:
+    """However they fall into micro-batches, filled up or not; one row here has none."""
     marks = MARKS.copy()
     config = recipe(micro_batch=rows, loss_on="marked", loss_reduction=reduction, clip=1e9)
     batches = marked_batches(config)
     empty = batches.row(1) * 6
     marks[empty + 1 : empty + 7] = 0
     model = network(awake=True, dtype=torch.float64)
-    found, loss = step_of(model, config, marks)
+    found, loss = step_of(model, config, marks, room)
     inputs, targets = batches.step(0)
     marked = marked_batches(config, marks).marked(0)
     assert marked is not None
@@ -124,15 +156,11 @@ def test_all_marked_is_all(network: Network, reduction: str) -> None:
         assert (marked[name] - plain[name]).abs().max() <= 1e-12 * 24, name
 
 
-def test_a_resumed_training_is_the_uninterrupted_one(
-    network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_training_is_the_uninterrupted_one(network: Network, tmp_path: Path) -> None:
     config = recipe(loss_on="marked")
-    monkeypatch.setattr("small_training.Batches", lambda *args: Batches(*args, marks=[MARKS]))
     whole = trained(network(), config)
     halves = trained_in_two(network(), network(seed=9), config, tmp_path, 2)
     assert all(torch.equal(whole[name], halves[name]) for name in whole)
-    monkeypatch.undo()
     assert any(not torch.equal(whole[name], other) for name, other in trained(network(), recipe()).items())
 
 
