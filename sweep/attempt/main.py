@@ -21,6 +21,7 @@ from ...results.store.store import open_store
 from ...results.store.writer import AttemptWriter
 from ..errors import SweepError
 from ..machine import guard, processes
+from . import spare
 from .failures import EXIT_LOST, EXIT_MACHINE, EXIT_STOPPED, Failure, classify
 from .job import Job
 from .log import never_fail, say
@@ -34,10 +35,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(description="Run one attempt, as the supervisor starts it.")
     parser.add_argument("--runs", type=Path, required=True, help="folder that artifact paths are relative to")
-    parser.add_argument("--folder", required=True, help="the attempt's folder, relative to --runs")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--folder", help="the attempt's folder, relative to --runs")
+    which.add_argument(
+        "--spare", action="store_true", help="import what takes long, then read the folder as a line from stdin"
+    )
     parser.add_argument("--parent", type=int, required=True, help="process whose death ends this one")
     parser.add_argument("--journal", action="store_true", help="write to a file, for another process to apply")
     options = parser.parse_args(argv)
+    folder = options.folder
+    if options.spare:
+        processes.die_with(options.parent)
+        folder = spare.wait(options.runs)
+        if folder is None:
+            return 0
     stop = StopFlag()
     never_fail()
     processes.die_with(options.parent)
@@ -45,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # what a supervisor asks for before it kills a process that hangs; the log gets it
     faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
     try:
-        job = Job.read(options.runs / options.folder)
+        job = Job.read(options.runs / folder)
         writer = _writer(job, options.runs / job.folder / JOURNAL if options.journal else None)
         me = processes.this_process("job")
         writer.set_process(me.pid, me.started, host=me.host, space=me.space)

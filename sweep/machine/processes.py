@@ -105,6 +105,19 @@ def start(
         )
 
 
+def start_waiting(command: Sequence[str], env: Mapping[str, str], folder: Path) -> subprocess.Popen[bytes]:
+    """The same, apart, for a child that hears by a pipe what it is to be; until then what it prints goes nowhere."""
+    return subprocess.Popen(
+        list(command),
+        env=dict(env),
+        cwd=folder,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        process_group=0,
+    )
+
+
 def end_group(group: int) -> None:
     """Kills what lives of a process group but for ourselves: what an attempt that has ended left behind."""
     for pid in psutil.pids():

@@ -261,7 +261,9 @@ class Supervisor:
         url = self.store.url.render_as_string(hide_password=False) if self.executor.writes_directly else None
         try:
             job.write(self.runs)
-            self.executor.start(Launch(attempt.id, self.runs, job.folder, task.cell.config.resources, url, self.source))
+            more = bool(queue) or self._source is not None
+            resources = task.cell.config.resources
+            self.executor.start(Launch(attempt.id, self.runs, job.folder, resources, url, self.source, more))
         except OSError as error:
             # a runs folder that is full or gone, no process left: whatever it is, the cell is not to blame
             with contextlib.suppress(LostLease):

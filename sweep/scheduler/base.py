@@ -24,6 +24,7 @@ from ..machine.allocation import Allocation, Machine, Room, is_type
 from ..machine.locks import GpuLocks
 from ..plan import fit
 from . import source_snapshot
+from .spares import Spares
 
 DUMP_S = 1.0
 """What a hanging process gets to write down where its threads stand."""
@@ -46,6 +47,8 @@ class Launch:
     """URL with password, handed on in the child's environment only; None for an attempt that writes a journal."""
     source: Path | None = None
     """Folder that holds the copy of the package that the attempt runs; None for the one that is installed."""
+    more: bool = False
+    """Whether further attempts wait for this one's room."""
 
 
 @dataclass(frozen=True)
@@ -197,16 +200,15 @@ def end_at_once(child: psutil.Process, *, dump: bool) -> None:
         processes.end(child.pid, started, grace=0)
 
 
-def run_command(launch: Launch, parent: int) -> list[str]:
-    """The command line of an attempt's process."""
+def run_command(launch: Launch, parent: int, *, spare: bool = False) -> list[str]:
+    """The command line of an attempt's process; `spare`, of one that hears by a pipe which attempt it is."""
     return [
         sys.executable,
         "-m",
         "atma_sweep.sweep.job",
         "--runs",
         str(launch.runs),
-        "--folder",
-        launch.folder,
+        *(["--spare"] if spare else ["--folder", launch.folder]),
         "--parent",
         str(parent),
         *(["--journal"] if launch.database is None else []),
@@ -242,12 +244,18 @@ def device_for(given: Allocation) -> str | None:
 
 class LocalExecutor(OnThisMachine):
     """The same attempts without Ray: children of this process, as many at once as the machine's cores, memory and GPUs,
-    or parts of them, allow."""
+    or parts of them, allow.
+
+    On a GPU the next attempt's process imports what it needs while the one before it works. Where the cores themselves train, that
+    would take from the training what it gives to the start.
+    """
 
     name = "local"
+    spares_without_gpu = False
 
     def __init__(self) -> None:
         super().__init__()
+        self._spares = Spares()
         self._running: dict[int, tuple[subprocess.Popen[bytes], Allocation]] = {}
 
     def begin(self, machine: Machine) -> None:
@@ -262,10 +270,18 @@ class LocalExecutor(OnThisMachine):
         """Starts the attempt's process."""
         given = self._room.place(launch.resources)
         assert given is not None, "the supervisor asks fits() first"
-        env = environment(launch, device_for(given))
-        child = processes.start(run_command(launch, os.getpid()), env, launch.runs / launch.folder, apart=True)
+        device, folder = device_for(given), launch.runs / launch.folder
+        env, key = environment(launch, device), device or ""
+        child = self._spares.become(key, launch.runs, env, launch.folder)
+        if child is None:
+            child = processes.start(run_command(launch, os.getpid()), env, folder, apart=True)
         self._room.take(given)
         self._running[launch.attempt] = child, given
+        if launch.more and (launch.resources.gpus or self.spares_without_gpu):
+            waiting = run_command(launch, os.getpid(), spare=True)
+            self._spares.prepare(key, launch.runs, env, lambda: processes.start_waiting(waiting, env, folder))
+        elif not launch.more:
+            self._spares.close()
 
     def wait(self, seconds: float) -> list[Finished]:
         """Attempts whose process has ended."""
@@ -289,6 +305,7 @@ class LocalExecutor(OnThisMachine):
 
     def close(self) -> None:
         """Ends the processes that still run."""
+        self._spares.close()
         for child, _ in self._running.values():
             child.kill()
         for attempt in list(self._running):

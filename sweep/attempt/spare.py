@@ -1,0 +1,41 @@
+"""A process that is ready before there is an attempt for it: it has imported what takes seconds, and waits to be told which it is.
+
+It has run nothing, holds no memory of a GPU and becomes one attempt at most. See `scheduler/spares.py` for who keeps it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+from pathlib import Path
+
+IMPORTS = ("torch._inductor.compile_fx", "torch._dynamo", "triton", "atma_sweep.sweep.attempt.runner")
+"""What a training on a GPU imports, the slowest first; none of them speaks to a GPU."""
+
+
+def wait(runs: Path) -> str | None:
+    """The folder, relative to `runs`, of the attempt that this process has become, or None: there is none for it.
+
+    It is read as a line from standard input. From then on the process stands in that folder and writes into its log, as one that was
+    started there does.
+    """
+    before = dict(os.environ)
+    for name in IMPORTS:
+        # what is missing or broken is the attempt's to tell, should it need it
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]  # torch's compiler notes its own folder for what it makes, which would go before ours
+    folder = sys.stdin.readline().rstrip("\n")
+    if not folder:
+        return None
+    begun, place = os.getcwd(), runs / folder
+    os.chdir(place)
+    sys.path[:] = [str(place) if entry == begun else entry for entry in sys.path]
+    with open(os.devnull, "rb") as nothing, (place / "log.txt").open("ab") as log:
+        os.dup2(nothing.fileno(), 0)
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    return folder

@@ -1,0 +1,129 @@
+"""Processes that are ready before there is an attempt for them: each becomes one attempt at most, with the same numbers, and none stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+
+import psutil
+import pytest
+from atma_sweep.sweep.machine import processes
+from atma_sweep.sweep.scheduler.base import LocalExecutor
+from atma_sweep.sweep.scheduler.spares import Spares
+from bench import Bench
+from patience import PATIENCE_S
+
+READS = "import sys; print(sys.stdin.readline().strip(), flush=True); sys.stdin.read()"
+WARM = "from atma_sweep.sweep.scheduler.base import LocalExecutor; LocalExecutor.spares_without_gpu = True; from atma_sweep.cli import app; app()"
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    made.in_turn()
+    yield made
+    made.close()
+
+
+def waiting(bench: Bench) -> list[psutil.Process]:
+    """Spares that no attempt has taken, and attempts that were spares."""
+    return [one for one in bench.processes() if "--spare" in one.cmdline()]
+
+
+# --- from outside ---------------------------------------------------------------------------------------------------
+
+
+def test_attempts_that_were_spares_are_attempts(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two cells one after the other: the second is a process older than its attempt, with the numbers that any other gives."""
+    bench.launch("--db", f"sqlite:///{tmp_path}/plain.db", "--runs", "plain")
+    monkeypatch.setattr(LocalExecutor, "spares_without_gpu", True)
+    bench.launch()
+    bench.once(2)
+    attempts = bench.sql("SELECT pid, pid_started, started_at, run_dir FROM attempt ORDER BY id")
+    assert len({pid for pid, *_ in attempts}) == 2
+    # the system knows the second of a process's birth
+    ages = [datetime.fromisoformat(str(began)).timestamp() - float(str(born)) for _, born, began, _ in attempts]
+    assert ages[0] < 1.5 < ages[1]
+    for _, _, _, folder in attempts:
+        log = (bench.folder / "atma-runs" / str(folder) / "log.txt").read_text()
+        assert "12 steps of 128 tokens" in log
+        assert log.rstrip().splitlines()[-1].split(maxsplit=2)[2].startswith("done after")
+    assert bench.processes() == []
+    warm = bench.curves()
+    (tmp_path / "atma.db").unlink()
+    (tmp_path / "plain.db").rename(tmp_path / "atma.db")
+    assert warm == bench.curves()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_spare_goes_with_its_launch(bench: Bench, number: int) -> None:
+    bench.grid(tokens=128 * 4000)
+    bench.in_turn()
+    command = [sys.executable, "-c", WARM, "launch", "micro.yaml", "--executor", "local"]
+    launch = subprocess.Popen(command, cwd=bench.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    bench.wait("SELECT 1 FROM attempt WHERE step > 3", launch)
+    assert len(waiting(bench)) == 1
+    launch.send_signal(number)
+    launch.communicate(timeout=PATIENCE_S)
+    bench.gone()
+
+
+# --- from inside ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+    made: list[subprocess.Popen[bytes]] = []
+
+    def begin() -> subprocess.Popen[bytes]:
+        made.append(processes.start_waiting([sys.executable, "-c", READS], os.environ, tmp_path))
+        return made[-1]
+
+    yield begin
+    for one in made:
+        one.kill()
+        one.wait()
+
+
+def test_a_spare_is_taken_once(start: Callable[[], subprocess.Popen[bytes]], tmp_path: Path) -> None:
+    spares, env = Spares(), {"A": "1"}
+    assert spares.become("0", tmp_path, env, "cell/1") is None
+    for device in ("0", "1", "0"):
+        spares.prepare(device, tmp_path, env, start)
+    first = spares.become("0", tmp_path, env, "cell/1")
+    assert first is not None
+    assert first.wait(PATIENCE_S) == 0, "it has read its line, and the pipe's end"
+    assert spares.become("0", tmp_path, env, "cell/2") is None
+    other = spares.become("1", tmp_path, env, "cell/2")
+    assert other is not None
+    assert other.pid != first.pid
+
+
+@pytest.mark.parametrize("change", ["environment", "runs", "dead"])
+def test_a_spare_that_does_not_fit_is_ended(
+    start: Callable[[], subprocess.Popen[bytes]], tmp_path: Path, change: str
+) -> None:
+    spares, began = Spares(), []
+    spares.prepare("", tmp_path, {"A": "1"}, lambda: began.append(start()) or began[-1])  # type: ignore[func-returns-value]
+    if change == "dead":
+        began[0].kill()
+        began[0].wait()
+    env, runs = {"A": "2" if change == "environment" else "1"}, tmp_path / "other" if change == "runs" else tmp_path
+    assert spares.become("", runs, env, "cell/1") is None
+    assert began[0].poll() == -signal.SIGKILL
+    assert spares.become("", tmp_path, {"A": "1"}, "cell/1") is None
+
+
+def test_closing_ends_all(start: Callable[[], subprocess.Popen[bytes]], tmp_path: Path) -> None:
+    spares, began = Spares(), []
+    for device in ("0", "1"):
+        spares.prepare(device, tmp_path, {}, lambda: began.append(start()) or began[-1])  # type: ignore[func-returns-value]
+    spares.close()
+    assert [one.poll() for one in began] == [-signal.SIGKILL] * 2
+    spares.close()
