@@ -47,9 +47,9 @@ class Row:
     """Training tokens of all cells over those seconds."""
     cells_per_hour: float
     starting_s: float
-    """From the supervisor's start of the process to the first step."""
+    """From the supervisor's start of the process to the end of its first step, with all that is compiled or loaded for it."""
     training_s: float
-    """Steps alone."""
+    """Steps alone, after the first."""
     validating_s: float
     """Between the steps: validation, checkpoints."""
     probing_s: float
@@ -77,6 +77,8 @@ class _Watch:
     tell: Callable[[str], None]
     began: dict[int, float] = field(default_factory=dict)
     trained: dict[int, float] = field(default_factory=dict)
+    stepped: dict[int, float] = field(default_factory=dict)
+    """When the first step was over."""
     probed: dict[int, float] = field(default_factory=dict)
     over: dict[int, float] = field(default_factory=dict)
     ends: Counter[str] = field(default_factory=Counter)
@@ -92,6 +94,8 @@ class _Watch:
         for one in attempts:
             if one.phase in ("training", "probing"):
                 self.trained.setdefault(one.id, now)
+            if one.step or one.phase == "probing":
+                self.stepped.setdefault(one.id, now)
             if one.phase == "probing":
                 self.probed.setdefault(one.id, now)
 
@@ -209,7 +213,9 @@ def _row(store: Store, cells: Sequence[Cell], number: int, watch: _Watch) -> Row
     steps = {key: (store.curve(key)[-1].wall_s or 0.0) for key in watch.over}
     # a phase too short to be seen has no length
     trained = {key: watch.trained.get(key, watch.over[key]) for key in watch.over}
-    probed = {key: max(trained[key], watch.probed.get(key, watch.over[key])) for key in watch.over}
+    stepped = {key: max(trained[key], watch.stepped.get(key, trained[key])) for key in watch.over}
+    steps = {key: max(0.0, steps[key] - (stepped[key] - trained[key])) for key in watch.over}
+    probed = {key: max(stepped[key], watch.probed.get(key, watch.over[key])) for key in watch.over}
     busy = sum(watch.over[key] - watch.began[key] for key in watch.over)
     return Row(
         attempts=number,
@@ -217,9 +223,9 @@ def _row(store: Store, cells: Sequence[Cell], number: int, watch: _Watch) -> Row
         seconds=seconds,
         tokens_per_s=tokens / seconds,
         cells_per_hour=3600 * len(cells) / seconds,
-        starting_s=fmean(trained[key] - watch.began[key] for key in watch.over),
+        starting_s=fmean(stepped[key] - watch.began[key] for key in watch.over),
         training_s=fmean(steps.values()),
-        validating_s=fmean(max(0.0, probed[key] - trained[key] - steps[key]) for key in watch.over),
+        validating_s=fmean(max(0.0, probed[key] - stepped[key] - steps[key]) for key in watch.over),
         probing_s=fmean(watch.over[key] - probed[key] for key in watch.over),
         between_s=max(0.0, number * seconds - busy) / len(cells),
     )
@@ -236,7 +242,7 @@ def mps_runs() -> bool:
 def table(found: Found) -> str:
     """Markdown; the number of attempts with the most tokens a second is bold."""
     best = max(found.rows, key=lambda row: row.tokens_per_s)
-    heads = "attempts at once|cells|seconds|tokens/s|cells/h|start, s|steps, s|validation, s|probes, s|idle, s".split(
+    heads = "attempts at once|cells|seconds|tokens/s|cells/h|to the first step, s|steps, s|validation, s|probes, s|idle, s".split(
         "|"
     )
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
