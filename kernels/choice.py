@@ -5,11 +5,14 @@ Nothing here falls back after a failure: a choice has a reason, and the reason i
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
 from collections.abc import Callable, Hashable, Iterable
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -39,6 +42,7 @@ def constant(function: Function) -> Function:
 
 class _Switch:
     plain = False
+    passed: Path | None = None
 
 
 def use_plain_torch(plain: bool = True) -> None:
@@ -49,6 +53,39 @@ def use_plain_torch(plain: bool = True) -> None:
 def plain_torch() -> bool:
     """Whether only torch's own operations may be used."""
     return _Switch.plain
+
+
+def remember_passed(folder: Path | None) -> None:
+    """For the rest of this process: self-tests that pass are noted in that folder, and none that is noted there is run again.
+
+    The folder is for one type of GPU, one driver, and one version each of torch and Triton; a note is for the sources of all
+    kernels as they are, and the versions of cuDNN and flash-linear-attention. What fails is tried again by the next process.
+    """
+    _Switch.passed = folder
+
+
+@functools.cache
+def sources(folder: Path) -> str:
+    """A hash of the Python files in a folder."""
+    found = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        found.update(repr(path.relative_to(folder)).encode() + path.read_bytes())
+    return found.hexdigest()
+
+
+def _tested() -> tuple[object, ...]:
+    """What a self-test is of: this package's sources, and others' kernels by their versions."""
+    others: list[object] = [torch.backends.cudnn.version()]
+    for name in ("fla-core", "flash-linear-attention"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            others.append(importlib.metadata.version(name))
+    return sources(Path(__file__).parent), *others
+
+
+def _note(*case: object) -> Path | None:
+    if _Switch.passed is None:
+        return None
+    return _Switch.passed / hashlib.sha256(repr((_tested(), case)).encode()).hexdigest()[:32]
 
 
 def why_no_triton(device: torch.device, dtype: torch.dtype) -> str | None:
@@ -126,14 +163,23 @@ def why_no_fla(device: torch.device, dtype: torch.dtype) -> str | None:
 def failure(op: str, error: Callable[..., float], *case: Hashable) -> str | None:
     """What the self-test `error(*case)` of an op found wrong; None if nothing. Tried once in a process, also in vain.
 
-    Wrong is too large a relative error, and whatever compiler and GPU raise.
+    Wrong is too large a relative error, and whatever compiler and GPU raise. See `remember_passed`.
     """
+    note = _note(op, error.__module__, error.__qualname__, case)
+    if note is not None and note.exists():
+        return None
     try:
         found = error(*case)
     except _refusals() as refused:
         said = str(refused).strip().splitlines()
         return f"the self-test of {op} stopped with {type(refused).__name__}: {said[-1] if said else 'no message'}"
-    return None if found <= SELF_TEST else f"the self-test of {op} found a relative error of {found:.2g}"
+    if not found <= SELF_TEST:
+        return f"the self-test of {op} found a relative error of {found:.2g}"
+    if note is not None:
+        with contextlib.suppress(OSError):  # it is then tried again
+            note.parent.mkdir(parents=True, exist_ok=True)
+            note.write_text(f"{op}, {case}: relative error {found:.2g}\n")
+    return None
 
 
 def worst(found: Iterable[Tensor], wanted: Iterable[Tensor]) -> float:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from ...kernels.choice import version
+from ...kernels.choice import remember_passed, sources, version
 from ...model.backbone import Backbone, build
 from ..config import CellConfig
 from ..errors import SweepError
 from ..machine.hardware import no_gpu
+from .provenance import driver_version
 
+PACKAGE = Path(__file__).parents[2]
+CUSTOM = "autograd_cache_allow_custom_autograd_functions"
 WORKSPACE = ":4096:8"
 """What cuBLAS needs to give the same bits each time."""
 
@@ -62,12 +68,33 @@ def repeat_exactly() -> None:
     torch.backends.cudnn.benchmark = False
 
 
-def share_compiled(device: torch.device) -> None:
+def share_compiled(device: torch.device, *others: str) -> None:
     """Keeps what torch.compile and Triton make, for every later process on such a machine with such software.
 
-    In the user's cache folder, by versions and GPU; a folder set in the environment stays. Call it before compiling.
+    In the user's cache folder, by versions and GPU; a folder set in the environment stays. Call it before compiling. What is made of a
+    graph is found again only by the same sources of ours, and with the same `others`, hashes of what is not ours: the compiler sees
+    our operations by their names alone, and keeps what their backward was.
     """
-    made_for = f"torch-{torch.__version__}-{version('triton')}-{torch.cuda.get_device_name(device)}".replace(" ", "-")
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "atma-sweep" / "compiled" / made_for
+    folder = _made_for(device)
+    compiler: Any = importlib.import_module("torch.compiler.config")
+    cache: Any = importlib.import_module("torch._functorch.config")
+    ours = [sources(PACKAGE / name) for name in ("kernels", "model")]
+    told = os.environ.get("TORCH_COMPILE_CACHE_KEY_TAG", "")
+    compiler.cache_key_tag = told + hashlib.sha256(repr((ours, others)).encode()).hexdigest()[:16]
+    if hasattr(cache, CUSTOM):
+        # else every process differentiates anew what holds an autograd function, which is each of our blocks
+        setattr(cache, CUSTOM, True)
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
     os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
+
+
+def share_self_tests(device: torch.device) -> None:
+    """Notes beside those, by the driver, which kernels have passed their self-tests, so that no later process runs them again."""
+    driver = driver_version()
+    if driver is not None:
+        remember_passed(_made_for(device) / f"passed-{driver}")
+
+
+def _made_for(device: torch.device) -> Path:
+    made_for = f"torch-{torch.__version__}-{version('triton')}-{torch.cuda.get_device_name(device)}".replace(" ", "-")
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "atma-sweep" / "compiled" / made_for

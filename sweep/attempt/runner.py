@@ -25,7 +25,7 @@ from ..training import flops, replay
 from ..training.loop import Pending, Point, Trainer
 from ..training.optimizers import Optimizers
 from . import provenance
-from .device import choose_device, network, repeat_exactly, share_compiled
+from .device import choose_device, network, repeat_exactly, share_compiled, share_self_tests
 from .job import Job
 from .log import say, told
 from .probing import Probing
@@ -62,11 +62,13 @@ class Work(Probing):
         if self.job.kind == "train":
             self._claim()
         device = choose_device(config.resources.gpus)
+        if device.type == "cuda":
+            share_compiled(device, *(plugin.sha256 for plugin in config.plugins))
+            share_self_tests(device)
         corpus = open_corpus(self.runs / "corpora", config.data.fingerprint or "")
         model = network(config, device, training=self.job.kind == "train")
         subject = Network(model, corpus.load_tokenizer(), corpus, config, device, self.leave_if_asked)
         if self.job.kind == "train" and config.train.compile and device.type == "cuda":
-            share_compiled(device)
             model.compile_blocks(regional=config.train.compile == "blocks")
         kernels = model.kernel_paths()
         extra: dict[str, object] = {

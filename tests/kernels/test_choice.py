@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import math
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -283,3 +285,93 @@ def test_a_constant_is_marked_as_torch_marks_it() -> None:
 
     assert vars(constant(ours)) == vars(torch.compiler.assume_constant_result(theirs)) != {}
     assert constant(ours) is ours
+
+
+# --- what has passed before -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Iterator[Path]:
+    choice.remember_passed(tmp_path / "passed")
+    yield tmp_path / "passed"
+    choice.remember_passed(None)
+    choice.failure.cache_clear()
+
+
+def test_a_self_test_that_passed_is_not_run_by_the_next_process(notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next process is one that has forgotten what it tried; other cases, tests and sources are other notes."""
+    ran: list[tuple[Any, ...]] = []
+
+    def error(*case: Any) -> float:
+        ran.append(case)
+        return 0.01
+
+    def other(*case: Any) -> float:
+        return error("other", *case)
+
+    def anew(op: str, test: Callable[..., float], *case: Any) -> int:
+        choice.failure.cache_clear()
+        assert choice.failure(op, test, *case) is None
+        return len(ran)
+
+    first = ("op", error, CUDA, BF16, 64)
+    assert (anew(*first), anew(*first)) == (1, 1)
+    assert [note.read_text() for note in notes.iterdir()] == [f"op, {(CUDA, BF16, 64)}: relative error 0.01\n"]
+    for count, changed in enumerate(
+        [("op", error, CUDA, BF16, 128), ("op 2", *first[1:]), ("op", other, *first[2:])], 2
+    ):
+        assert (anew(*changed), anew(*changed)) == (count, count)
+    monkeypatch.setattr(choice, "_tested", lambda: ("as they are now",))
+    assert (anew(*first), anew(*first)) == (5, 5)
+    choice.remember_passed(None)
+    assert (anew(*first), anew(*first)) == (6, 7)
+
+
+@pytest.mark.parametrize("wrong", [0.5, math.nan, RuntimeError("out of resource")])
+def test_what_fails_is_tried_again_by_the_next_process(notes: Path, wrong: float | Exception) -> None:
+    results = [wrong, 0.001]
+
+    def error() -> float:
+        found = results.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    assert choice.failure("op", error) is not None
+    assert not notes.exists()
+    choice.failure.cache_clear()
+    assert choice.failure("op", error) is None
+    assert len(list(notes.iterdir())) == 1
+
+
+def test_a_note_that_cannot_be_written_costs_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    choice.remember_passed(tmp_path / "file" / "passed")
+    try:
+        assert choice.failure("op", lambda: 0.01) is None
+    finally:
+        choice.remember_passed(None)
+        choice.failure.cache_clear()
+
+
+def test_a_note_is_for_these_sources_and_versions(notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Path] = []
+    real = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: (read.append(path), real(path))[1])
+    choice.sources.cache_clear()
+    first = choice._note("op")
+    assert {path.name for path in read} >= {"choice.py", "polar.py", "fla_tiles.py", "rounds.py"}
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 1)
+    assert choice._note("op") != first
+
+
+def test_the_hash_of_a_folder_is_that_of_its_files(tmp_path: Path) -> None:
+    found = []
+    for text, name in (("a = 1", "a.py"), ("a = 1", "b.py"), ("a = 2", "b.py"), ("a = 2", "within/b.py")):
+        (tmp_path / "within").mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+        (tmp_path / "other.txt").write_text(text)
+        choice.sources.cache_clear()
+        found.append(choice.sources(tmp_path))
+        (tmp_path / name).unlink()
+    assert len(set(found)) == 4

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch._functorch.config as functorch
 from atma_sweep.kernels.choice import version
-from atma_sweep.sweep.attempt.device import share_compiled
+from atma_sweep.sweep.attempt import device
+from atma_sweep.sweep.attempt.device import share_compiled, share_self_tests
+from patience import PATIENCE_S
+from tiers import only_long
 
 NAMES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 DEVICE = torch.device("cuda", 0)
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty home, a GPU with a name, and neither variable set; all as it was afterwards."""
     for name in NAMES:
         # setting first makes the patch put back what share_compiled sets
@@ -24,7 +33,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H200 NVL")
-    return tmp_path
+    with torch.compiler.config.patch(cache_key_tag=""), functorch.patch(**{device.CUSTOM: False}):
+        yield tmp_path
 
 
 def test_in_the_users_cache_by_versions_and_gpu(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,3 +75,61 @@ def test_a_folder_that_is_set_stays(name: str, home: Path, monkeypatch: pytest.M
 def test_nothing_is_written_before_something_is_compiled(home: Path) -> None:
     share_compiled(DEVICE)
     assert list(home.iterdir()) == []
+
+
+@pytest.mark.parametrize("driver", ["580.159.04", None])
+def test_self_tests_are_noted_by_the_driver(home: Path, driver: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nobody knows the driver they are run each time."""
+    monkeypatch.setattr(device, "driver_version", lambda: driver)
+    noted: list[Path | None] = []
+    monkeypatch.setattr(device, "remember_passed", noted.append)
+    share_self_tests(DEVICE)
+    made_for = f"torch-{torch.__version__}-{version('triton')}-NVIDIA-H200-NVL"
+    folder = home / ".cache" / "atma-sweep" / "compiled" / made_for / f"passed-{driver}"
+    assert noted == ([] if driver is None else [folder])
+    assert list(home.iterdir()) == []
+
+
+def test_what_is_compiled_is_found_by_the_same_sources(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours, a plugin's, and what the user marks; the compiler has them in the key of every graph."""
+    real, edited = device.sources, [""]
+    monkeypatch.setattr(device, "sources", lambda folder: real(folder) + (edited[0] if folder.name == "model" else ""))
+
+    def tag(*others: str) -> str:
+        share_compiled(DEVICE, *others)
+        return str(torch.compiler.config.cache_key_tag)
+
+    assert tag() == tag()
+    assert getattr(functorch, device.CUSTOM) is True
+    found = [tag(), tag("a plugin"), tag("another")]
+    edited[0] = "edited"
+    found.append(tag())
+    monkeypatch.setenv("TORCH_COMPILE_CACHE_KEY_TAG", "mine")
+    found.append(tag())
+    assert len(set(found)) == 5
+    assert found[4] == f"mine{found[3]}"
+    assert {path.name for path in device.PACKAGE.iterdir()} >= {"kernels", "model"}
+
+
+@only_long
+@pytest.mark.thorough
+@pytest.mark.parametrize("how", ["whole", "regional"])
+def test_a_later_process_differentiates_nothing_anew(tmp_path: Path, how: str) -> None:
+    """To the same bits; after an edit it does."""
+    script = Path(__file__).parents[2] / "helpers" / "compiled_again.py"
+    env = {**os.environ, "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+    def told(*others: str) -> Any:
+        command = [sys.executable, str(script), how, *others]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE_S)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+    first, again, edited = told(), told(), told("edited")
+    assert first["gradients"] == again["gradients"] == edited["gradients"]
+    graphs = first["asked"]["miss"]
+    assert graphs == first["asked"]["saved"] == (3 if how == "regional" else 1)
+    assert again["asked"].get("hit") == graphs
+    assert "miss" not in again["asked"]
+    assert edited["asked"]["miss"] == graphs
+    assert not any("bypass" in one["asked"] for one in (first, again, edited))
