@@ -188,10 +188,12 @@ def _users() -> dict[str, list[str]]:
 
 
 def _process(pid: int) -> str:
-    try:
-        words = psutil.Process(pid).cmdline()
-    except psutil.Error:
-        words = []
+    words: list[str] = []
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        words = process.cmdline()
+        if "--spare" in words:  # an attempt that was told later which it is, and stands in its folder
+            words[words.index("--spare")] = "--folder " + "/".join(Path(process.cwd()).parts[-2:])
     said = " ".join(" ".join(Path(word).name if word.startswith("/") else word for word in words).split())
     return f"pid {pid} {said[:60]}".rstrip()
 

@@ -22,7 +22,7 @@ import pytest
 from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep import doctor
 from atma_sweep.sweep.attempt import device
-from atma_sweep.sweep.doctor import Check, LookFailed, answers
+from atma_sweep.sweep.doctor import Check, LookFailed, answers, gpus
 from examined import PLAIN, TWO, cuda, gpu, said
 from patience import PATIENCE_S, until
 
@@ -342,6 +342,19 @@ time.sleep(600)
 
 
 @pytest.mark.skipif(not Path("/proc/locks").exists(), reason="needs /proc/locks, as Linux has it")
+def test_an_attempt_that_was_a_spare_is_named_by_its_folder(tmp_path: Path) -> None:
+    """Its command does not say which attempt it has become; where it stands does."""
+    place = tmp_path / "a1b2" / "3"
+    place.mkdir(parents=True)
+    process = subprocess.Popen([sys.executable, "-c", "input()", "--spare"], cwd=place, stdin=subprocess.PIPE)
+    try:
+        until(lambda: "--spare" in psutil.Process(process.pid).cmdline(), "the process")
+        assert gpus._process(process.pid).endswith("-c input() --folder a1b2/3")
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def test_a_gpu_that_a_sweep_holds(driver: Any, look: Any) -> None:
     driver(gpus=TWO, plain=PLAIN)
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, "aaaa"], stdout=subprocess.PIPE, text=True)
