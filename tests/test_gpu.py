@@ -209,6 +209,32 @@ def test_work_that_a_cuda_graph_cannot_hold_is_told_once_and_goes_on(tmp_path: P
         assert found[cell]["weights"] == expected["weights"]
 
 
+IMPORTED = """
+import importlib
+from atma_sweep.sweep.attempt import spare
+for name in spare.IMPORTS:
+    importlib.import_module(name)
+import torch
+print(torch.cuda.is_initialized(), flush=True)
+input()
+"""
+
+
+def test_a_spare_holds_nothing_of_the_gpu() -> None:
+    """What it imports begins no context."""
+    torch.zeros(1, device="cuda")
+    free, _ = torch.cuda.mem_get_info()
+    command = [sys.executable, "-c", IMPORTED]
+    spare = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert spare.stdout is not None
+        assert spare.stdout.readline() == "False\n"
+        assert free - torch.cuda.mem_get_info()[0] < 64 * 2**20
+    finally:
+        spare.kill()
+        spare.communicate()
+
+
 def test_two_deterministic_launches_agree_to_the_last_bit(tmp_path: Path) -> None:
     """Training and every probe, each in another process."""
     (tmp_path / "gpu.yaml").write_text(
