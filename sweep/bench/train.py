@@ -16,7 +16,7 @@ import torch
 
 from ...kernels.choice import use_plain_torch
 from ...model.backbone import Backbone
-from ..attempt.device import WORKSPACE, network
+from ..attempt.device import WORKSPACE, network, share_compiled
 from ..config import TrainConfig
 from ..data.batches import Batches
 from ..errors import GridError
@@ -143,6 +143,7 @@ class Runner:
         self._as_launched()
         before = torch.cuda.memory_allocated(device) if self.cuda else 0
         if self.cuda:
+            share_compiled(device, *(plugin.sha256 for plugin in config.plugins))
             torch.cuda.reset_peak_memory_stats(device)
         began = time.perf_counter()
         self.model = network(config, device, training=True)
