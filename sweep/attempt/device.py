@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,8 @@ def share_compiled(device: torch.device, *others: str) -> None:
     """Keeps what torch.compile and Triton make, for every later process on such a machine with such software.
 
     In the user's cache folder, by versions and GPU; a folder set in the environment stays. Call it before compiling. What is made of a
-    graph is found again only by the same sources of ours, and with the same `others`, hashes of what is not ours: the compiler sees
-    our operations by their names alone, and keeps what their backward was.
+    graph is found again only by the same sources of ours, and with the same `others`, hashes of sources such as plugins: the compiler
+    sees operations like ours by their names alone, and keeps what their backward was.
     """
     folder = _made_for(device)
     compiler: Any = importlib.import_module("torch.compiler.config")
@@ -84,12 +85,17 @@ def share_compiled(device: torch.device, *others: str) -> None:
     if hasattr(cache, CUSTOM):
         # else every process differentiates anew what holds an autograd function, which is each of our blocks
         setattr(cache, CUSTOM, True)
+    if "torch._dynamo" in sys.modules:
+        # importing torch's compiler sets its own folder where none is set
+        theirs: Any = importlib.import_module("torch._inductor.runtime.cache_dir_utils")
+        if os.environ.get("TORCHINDUCTOR_CACHE_DIR") == theirs.default_cache_dir():
+            del os.environ["TORCHINDUCTOR_CACHE_DIR"]
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
     os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
 
 
 def share_self_tests(device: torch.device) -> None:
-    """Notes beside those, by the driver, which kernels have passed their self-tests, so that no later process runs them again."""
+    """Notes beside what is compiled, by the driver, which kernels have passed their self-tests: no later process repeats those."""
     driver = driver_version()
     if driver is not None:
         remember_passed(_made_for(device) / f"passed-{driver}")

@@ -43,14 +43,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--parent", type=int, required=True, help="process whose death ends this one")
     parser.add_argument("--journal", action="store_true", help="write to a file, for another process to apply")
     options = parser.parse_args(argv)
+    never_fail()
     folder = options.folder
     if options.spare:
         processes.die_with(options.parent)
-        folder = spare.wait(options.runs)
+        try:
+            folder = spare.wait(options.runs)
+        except OSError:
+            return EXIT_MACHINE
         if folder is None:
             return 0
     stop = StopFlag()
-    never_fail()
     processes.die_with(options.parent)
     guard.start(options.parent, processes.GRACE_S)
     # what a supervisor asks for before it kills a process that hangs; the log gets it

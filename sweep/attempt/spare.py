@@ -5,7 +5,6 @@ It has run nothing, holds no memory of a GPU and becomes one attempt at most. Se
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import sys
@@ -19,13 +18,17 @@ def wait(runs: Path) -> str | None:
     """The folder, relative to `runs`, of the attempt that this process has become, or None: there is none for it.
 
     It is read as a line from standard input. From then on the process stands in that folder and writes into its log, as one that was
-    started there does.
+    started there does. Raises OSError when it cannot.
     """
-    before = dict(os.environ)
+    before, broken = dict(os.environ), False
     for name in IMPORTS:
-        # what is missing or broken is the attempt's to tell, should it need it
-        with contextlib.suppress(Exception):
+        try:
             importlib.import_module(name)
+        except ModuleNotFoundError:
+            continue  # the attempt's to tell, should it need it
+        except Exception:  # noqa: BLE001, the attempt is to meet it anew, and to tell it
+            broken = True
+            break
     for name in os.environ.keys() - before.keys():
         del os.environ[name]  # torch's compiler notes its own folder for what it makes, which would go before ours
     folder = sys.stdin.readline().rstrip("\n")
@@ -38,4 +41,10 @@ def wait(runs: Path) -> str | None:
         os.dup2(nothing.fileno(), 0)
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
+    if broken:
+        # a second import of what failed half-way would tell another story than the first
+        command = list(sys.orig_argv)
+        at = command.index("--spare")
+        command[at : at + 1] = ["--folder", folder]
+        os.execv(sys.executable, command)
     return folder

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import torch
 
-from ..attempt.device import WORKSPACE, choose_device
+from ..attempt.device import WORKSPACE, choose_device, share_compiled
 from ..errors import MachineError
 from ..grid.cell import Cell
 from ..plan.calibrated import Calibration
@@ -44,6 +44,7 @@ def timed(cell: Cell, like: str, place: Place, *, tell: Callable[[str], None]) -
                 f"--calibrate times the {here} of this machine, and the plan is for {place.name(config)}; "
                 "leave --gpu out, or calibrate there"
             )
+        share_compiled(device, *(plugin.sha256 for plugin in config.plugins))
         torch.compiler.reset()  # which else compiles no more than a few networks of one process
     else:
         torch.set_num_threads(config.resources.cpus)

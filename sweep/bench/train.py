@@ -150,6 +150,8 @@ class Runner:
         parameters = sum(p.numel() for p in self.model.parameters())
         graphs, why = replay.wanted(config.train, parameters, device)
         self.steps = f"{'CUDA graphs' if graphs else 'as they come'}: {why}"
+        if config.train.loss_on == "marked":
+            self.steps += "; of a text that marks nothing, so the loss is of all targets"
         """How its steps are queued, and why."""
         self.trainer = _trainer(self.model, config.train, config.seed, device, graphs, self._refused)
         if config.train.compile and self.cuda:

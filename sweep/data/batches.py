@@ -113,7 +113,7 @@ class Marked(NamedTuple):
     targets_M: Tensor
     """The tokens there, int64; negative in what only fills up to a number that stays."""
     share: Tensor
-    """Part of the whole step's mean that one of them is, times the step's micro-batches; float64, no dimensions."""
+    """Micro-batches of the step over its marked targets; float64, no dimensions."""
 
 
 class Step(NamedTuple):
@@ -126,7 +126,7 @@ class Step(NamedTuple):
 
 
 def marked_room(share: float, targets: int) -> int:
-    """A number, a multiple of 64 or `targets`, that the marked of so many targets hardly ever exceed, if `share` of them are marked."""
+    """Room for the marked among so many targets, if `share` of them are: eight deviations above it, a multiple of 64 or all."""
     likely = share * targets + 8 * math.sqrt(share * targets)
     return min(targets, 64 * math.ceil(likely / 64))
 

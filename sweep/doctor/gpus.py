@@ -194,6 +194,8 @@ def _process(pid: int) -> str:
         words = process.cmdline()
         if "--spare" in words:  # an attempt that was told later which it is, and stands in its folder
             words[words.index("--spare")] = "--folder " + "/".join(Path(process.cwd()).parts[-2:])
+        if "--runs" in words:  # what follows says more
+            del words[words.index("--runs") : words.index("--runs") + 2]
     said = " ".join(" ".join(Path(word).name if word.startswith("/") else word for word in words).split())
     return f"pid {pid} {said[:60]}".rstrip()
 

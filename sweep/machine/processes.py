@@ -106,7 +106,7 @@ def start(
 
 
 def start_waiting(command: Sequence[str], env: Mapping[str, str], folder: Path) -> subprocess.Popen[bytes]:
-    """The same, apart, for a child that hears by a pipe what it is to be; until then what it prints goes nowhere."""
+    """As `start` with `apart`, for a child that hears by a pipe what it is to be; until then what it prints goes nowhere."""
     return subprocess.Popen(
         list(command),
         env=dict(env),

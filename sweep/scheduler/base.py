@@ -48,7 +48,7 @@ class Launch:
     source: Path | None = None
     """Folder that holds the copy of the package that the attempt runs; None for the one that is installed."""
     more: bool = False
-    """Whether further attempts wait for this one's room."""
+    """Whether further attempts are waiting, or may yet be asked for."""
 
 
 @dataclass(frozen=True)
@@ -242,6 +242,11 @@ def device_for(given: Allocation) -> str | None:
     return given.gpu.device if given.gpu is not None else None
 
 
+def _knows_spares(source: Path | None) -> bool:
+    """Whether the copy of the package that attempts run is new enough to wait for what it is to be."""
+    return source is None or (source / "atma_sweep" / "sweep" / "attempt" / "spare.py").is_file()
+
+
 class LocalExecutor(OnThisMachine):
     """The same attempts without Ray: children of this process, as many at once as the machine's cores, memory and GPUs,
     or parts of them, allow.
@@ -272,14 +277,16 @@ class LocalExecutor(OnThisMachine):
         assert given is not None, "the supervisor asks fits() first"
         device, folder = device_for(given), launch.runs / launch.folder
         env, key = environment(launch, device), device or ""
+        (folder / "log.txt").open("ab").close()  # what a full disk refuses is refused here, before there is a process
         child = self._spares.become(key, launch.runs, env, launch.folder)
         if child is None:
             child = processes.start(run_command(launch, os.getpid()), env, folder, apart=True)
         self._room.take(given)
         self._running[launch.attempt] = child, given
-        if launch.more and (launch.resources.gpus or self.spares_without_gpu):
+        if launch.more and (launch.resources.gpus or self.spares_without_gpu) and _knows_spares(launch.source):
             waiting = run_command(launch, os.getpid(), spare=True)
-            self._spares.prepare(key, launch.runs, env, lambda: processes.start_waiting(waiting, env, folder))
+            with contextlib.suppress(OSError):  # the next attempt then starts as this one did
+                self._spares.prepare(key, launch.runs, env, lambda: processes.start_waiting(waiting, env, folder))
         elif not launch.more:
             self._spares.close()
 

@@ -51,6 +51,18 @@ def test_in_the_users_cache_by_versions_and_gpu(home: Path, monkeypatch: pytest.
     assert os.environ[NAMES[0]] != str(inductor)
 
 
+def test_the_folder_that_torch_sets_by_itself_is_not_one_that_is_set(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its compiler does so when it is imported."""
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    monkeypatch.setitem(sys.modules, "torch._dynamo", None)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", default_cache_dir())
+    share_compiled(DEVICE)
+    assert Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).is_relative_to(home)
+
+
 def test_under_the_cache_home_that_is_set(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / "elsewhere"))
     share_compiled(DEVICE)
@@ -114,8 +126,8 @@ def test_what_is_compiled_is_found_by_the_same_sources(home: Path, monkeypatch: 
 @only_long
 @pytest.mark.thorough
 @pytest.mark.parametrize("how", ["whole", "regional"])
-def test_a_later_process_differentiates_nothing_anew(tmp_path: Path, how: str) -> None:
-    """To the same bits; after an edit it does."""
+def test_a_later_process_traces_no_backward_again(tmp_path: Path, how: str) -> None:
+    """To the same bits; after an edit of the sources it does."""
     script = Path(__file__).parents[2] / "helpers" / "compiled_again.py"
     env = {**os.environ, "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
 

@@ -341,20 +341,21 @@ time.sleep(600)
 """
 
 
-@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="needs /proc/locks, as Linux has it")
 def test_an_attempt_that_was_a_spare_is_named_by_its_folder(tmp_path: Path) -> None:
     """Its command does not say which attempt it has become; where it stands does."""
     place = tmp_path / "a1b2" / "3"
     place.mkdir(parents=True)
-    process = subprocess.Popen([sys.executable, "-c", "input()", "--spare"], cwd=place, stdin=subprocess.PIPE)
+    words = ["-c", "input()", "--runs", "/a/long/way/to/where/the/runs/of/a/sweep/lie", "--spare", "--parent", "12"]
+    process = subprocess.Popen([sys.executable, *words], cwd=place, stdin=subprocess.PIPE)
     try:
         until(lambda: "--spare" in psutil.Process(process.pid).cmdline(), "the process")
-        assert gpus._process(process.pid).endswith("-c input() --folder a1b2/3")
+        assert gpus._process(process.pid).endswith("-c input() --folder a1b2/3 --parent 12")
     finally:
         process.kill()
         process.communicate()
 
 
+@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="needs /proc/locks, as Linux has it")
 def test_a_gpu_that_a_sweep_holds(driver: Any, look: Any) -> None:
     driver(gpus=TWO, plain=PLAIN)
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, "aaaa"], stdout=subprocess.PIPE, text=True)

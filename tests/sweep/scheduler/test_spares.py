@@ -12,8 +12,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from atma_sweep.sweep.attempt.failures import EXIT_MACHINE
 from atma_sweep.sweep.machine import processes
-from atma_sweep.sweep.scheduler.base import LocalExecutor
+from atma_sweep.sweep.scheduler.base import LocalExecutor, _knows_spares
 from atma_sweep.sweep.scheduler.spares import Spares
 from bench import Bench
 from patience import PATIENCE_S
@@ -61,6 +62,18 @@ def test_attempts_that_were_spares_are_attempts(bench: Bench, tmp_path: Path, mo
 
 
 @pytest.mark.thorough
+def test_without_room_for_a_spare_attempts_start_as_ever(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(LocalExecutor, "spares_without_gpu", True)
+    monkeypatch.setattr(processes, "start_waiting", refused)
+    bench.launch()
+    bench.once(2)
+    assert bench.processes() == []
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_spare_goes_with_its_launch(bench: Bench, number: int) -> None:
     bench.grid(tokens=128 * 4000)
@@ -72,6 +85,59 @@ def test_a_spare_goes_with_its_launch(bench: Bench, number: int) -> None:
     launch.send_signal(number)
     launch.communicate(timeout=PATIENCE_S)
     bench.gone()
+
+
+def test_a_spare_that_could_not_import_begins_anew_as_the_attempt(tmp_path: Path) -> None:
+    """What fails half-way at an import may fail otherwise the second time: the attempt is a fresh process with the same pid."""
+    (tmp_path / "cell" / "1").mkdir(parents=True)
+    broken = tmp_path / "path" / "torch" / "__init__.py"
+    broken.parent.mkdir(parents=True)
+    broken.write_text("raise OSError(5, 'Input/output error')")
+    env = {**os.environ, "PYTHONPATH": f"{broken.parents[1]}:{os.environ.get('PYTHONPATH', '')}"}
+    command = [
+        sys.executable,
+        "-m",
+        "atma_sweep.sweep.job",
+        "--runs",
+        str(tmp_path),
+        "--spare",
+        "--parent",
+        str(os.getpid()),
+    ]
+    spare = processes.start_waiting(command, env, tmp_path)
+    assert spare.stdin is not None
+    spare.stdin.write(b"cell/1\n")
+    spare.stdin.close()
+    assert spare.wait(PATIENCE_S) != 0
+    log = (tmp_path / "cell" / "1" / "log.txt").read_text()
+    assert "job.json" in log, "the first thing that an attempt looks for, which here is not there"
+
+
+def test_a_spare_whose_folder_is_gone_blames_the_machine(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "atma_sweep.sweep.job",
+        "--runs",
+        str(tmp_path),
+        "--spare",
+        "--parent",
+        str(os.getpid()),
+    ]
+    spare = processes.start_waiting(command, os.environ, tmp_path)
+    assert spare.stdin is not None
+    spare.stdin.write(b"cell/1\n")
+    spare.stdin.close()
+    assert spare.wait(PATIENCE_S) == EXIT_MACHINE
+
+
+def test_a_copy_of_the_source_from_before_has_no_spares(tmp_path: Path) -> None:
+    assert _knows_spares(None)
+    assert not _knows_spares(tmp_path)
+    module = tmp_path / "atma_sweep" / "sweep" / "attempt" / "spare.py"
+    module.parent.mkdir(parents=True)
+    module.touch()
+    assert _knows_spares(tmp_path)
 
 
 # --- from inside ----------------------------------------------------------------------------------------------------
