@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
+import os
 from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -68,7 +69,8 @@ def remember_passed(folder: Path | None) -> None:
 def sources(folder: Path) -> str:
     """A hash of the Python files in a folder."""
     found = hashlib.sha256()
-    for path in sorted(folder.rglob("*.py")):
+    # not rglob, which fails when compiled modules of another process go while it looks
+    for path in sorted(Path(top, name) for top, _, names in os.walk(folder) for name in names if name.endswith(".py")):
         found.update(repr(path.relative_to(folder)).encode() + path.read_bytes())
     return found.hexdigest()
 

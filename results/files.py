@@ -38,6 +38,17 @@ _SYSTEM = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EIO, errno.ESTA
 """What an operating system says of a place, whatever we do there; the rest of its errors may be mistakes of ours."""
 
 
+def bytes_under(path: Path) -> int:
+    """What a file, or all below a folder, takes, bytes; what goes while one looks counts for nothing."""
+    taken, files = 0, [path]
+    if path.is_dir() and not path.is_symlink():
+        files = [Path(top, name) for top, _, names in os.walk(path) for name in names]
+    for file in files:
+        with contextlib.suppress(FileNotFoundError):
+            taken += file.lstat().st_size
+    return taken
+
+
 def refusal(error: BaseException) -> StoreError | None:
     """What to say when an error that nobody caught is the system's refusal of a place, or a name that is no text; None
     for any other."""

@@ -5,7 +5,6 @@ Nothing is deleted before it was counted and shown. Files stay where they are: n
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -17,6 +16,7 @@ from sqlalchemy import CursorResult, and_, delete, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from ..errors import CellTaken, StoreError
+from ..files import bytes_under
 from ..store import queries
 from ..store.attempt_queries import attempts_of
 from ..store.processes import SILENCE_S, find, here
@@ -127,7 +127,9 @@ def plan(
     Raises CellUnknown, CellAmbiguous, SweepBusy (somebody runs a sweep that would lose cells), CellTaken (a cell is being run).
     """
     found = store.write(lambda session: _plan(session, names, holds, lives))  # a write, since it locks
-    return replace(found, bytes=sum(_bytes(runs / folder) for folder in found.folders)) if runs is not None else found
+    return (
+        replace(found, bytes=sum(bytes_under(runs / folder) for folder in found.folders)) if runs is not None else found
+    )
 
 
 def delete_all(
@@ -259,10 +261,6 @@ def _places(session: Session, cells: Iterable[str]) -> tuple[str, ...]:
         query = query.where(AttemptRow.cell_id.in_(part), AttemptRow.imported.is_(False))
         found |= {config.get("checkpoint", {}).get("path") for config in session.scalars(query)}
     return tuple(sorted(place for place in found if place))
-
-
-def _bytes(folder: Path) -> int:
-    return sum(os.lstat(os.path.join(root, name)).st_size for root, _, names in os.walk(folder) for name in names)
 
 
 # --- the rows ---------------------------------------------------------------------------------------------------------

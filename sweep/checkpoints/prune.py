@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from ...results.files import bytes_under
 from ...results.store.cell_status import Standing, requests_of, standing
 from ...results.store.records import Attempt, CellState
 from ...results.store.store import Store
@@ -256,8 +257,6 @@ def _sound(place: storage.Place, name: str) -> bool:
 def bytes_of(place: storage.Place, name: str) -> int:
     """What a bundle or a file of a place takes, bytes. Raises StorageError."""
     if isinstance(place, storage.Folder):
-        path = place.path / name
-        files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
-        return sum(file.lstat().st_size for file in files)
+        return bytes_under(place.path / name)
     assert isinstance(place, storage.Remote)
     return place.bytes_of(name)

@@ -21,6 +21,7 @@ from sqlalchemy.orm import Session
 
 from ...results.exchange.bundles import local_path
 from ...results.exchange.import_files import STAGING
+from ...results.files import bytes_under
 from ...results.names import file_name
 from ...results.store.schema import AttemptRow, CellRow, EventRow, ProvenanceRow, SweepRow
 from ...results.store.store import Store
@@ -112,7 +113,7 @@ def find(store: Store, runs: Path, places: Sequence[str] = ()) -> Collected:
         raise SweepError(
             f"none of the {len(seen)} attempts under {runs} is one of {store}; name both with --db and --runs"
         )
-    things = [Thing(kind="attempt", address=str(path), bytes=_bytes(path), folder=folder)
+    things = [Thing(kind="attempt", address=str(path), bytes=bytes_under(path), folder=folder)
               for folder, path in local if folder not in known.folders]  # fmt: skip
     for place, folder in remote:
         if folder not in known.folders:
@@ -121,9 +122,9 @@ def find(store: Store, runs: Path, places: Sequence[str] = ()) -> Collected:
             things.append(
                 Thing(kind="attempt", address=address, bytes=bytes_of(storage.place(held), name), folder=folder)
             )
-    things += [Thing(kind="plugin", address=str(path), bytes=_bytes(path))
+    things += [Thing(kind="plugin", address=str(path), bytes=bytes_under(path))
                for word, path in plugins if word not in known.plugins and _old(path)]  # fmt: skip
-    things += [Thing(kind="log", address=str(path), bytes=_bytes(path))
+    things += [Thing(kind="log", address=str(path), bytes=bytes_under(path))
                for word, path in logs if word not in known.sweeps and _old(path)]  # fmt: skip
     given = {storage.home(place, "") for place in places}
     elsewhere = tuple(sorted(place for place in known.places if storage.home(place, "") not in given))
@@ -216,12 +217,6 @@ def _named(folder: Path, pattern: re.Pattern[str]) -> Iterator[tuple[str, Path]]
 
 def _old(path: Path) -> bool:
     return time.time() - path.lstat().st_mtime > YOUNG_S
-
-
-def _bytes(path: Path) -> int:
-    if not path.is_dir() or path.is_symlink():
-        return path.lstat().st_size
-    return sum(os.lstat(os.path.join(root, name)).st_size for root, _, names in os.walk(path) for name in names)
 
 
 # --- what the database knows ------------------------------------------------------------------------------------------

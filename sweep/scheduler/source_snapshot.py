@@ -14,14 +14,23 @@ from ..errors import SweepError
 PACKAGE = Path(__file__).resolve().parents[2]
 PARTS = ("__init__.py", "cli.py", "grids", "kernels", "model", "reports", "results", "sweep")
 LENGTH = 12
+_COMPILED = re.compile(r"\.pyc(\.\d+)?$")
+"""A compiled module's name, which ends with digits while an interpreter writes it."""
 
 
 def _files(package: Path) -> Iterator[Path]:
     """The package's files in a fixed order; what an interpreter or an editor leaves beside them is none of it."""
     for part in PARTS:
         found = package / part
-        inside = sorted(found.rglob("*")) if found.is_dir() else [found]
+        inside = sorted(_inside(found)) if found.is_dir() else [found]
         yield from (path for path in inside if path.is_file() and path.suffix not in (".pyc", ".swp", ".orig"))
+
+
+def _inside(folder: Path) -> Iterator[Path]:
+    """Every file below a folder, but for what interpreters compile, which comes and goes while one looks."""
+    for top, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        yield from (Path(top, name) for name in names)
 
 
 def fingerprint(package: Path = PACKAGE) -> str:
@@ -68,11 +77,14 @@ def intact(home: Path) -> bool:
     if home.is_symlink() or package.is_symlink() or not package.is_dir():
         return False
     ours = set(_files(package))
-    for path in home.rglob("*"):
-        compiled = path.parent.name == "__pycache__" and path.suffix == ".pyc"
-        left = path.suffix in (".swp", ".orig")
-        if path.is_symlink() or (path.is_file() and path not in ours and not compiled and not left):
+    for top, folders, names in os.walk(home):
+        compiled = Path(top).name == "__pycache__"
+        if any(Path(top, name).is_symlink() for name in (*folders, *names)):
             return False
+        for name in names:
+            left = name.endswith((".swp", ".orig")) or (compiled and _COMPILED.search(name))
+            if not left and Path(top, name) not in ours:
+                return False
     return fingerprint(package) == home.name
 
 
@@ -83,8 +95,9 @@ def _verify(home: Path) -> None:
     """
     if not intact(home):
         raise SweepError(f"{home} does not hold the code that its name stands for; remove it, then launch again")
-    for compiled in home.rglob("__pycache__"):
-        shutil.rmtree(compiled, ignore_errors=True)
+    for top, folders, _ in os.walk(home):
+        if "__pycache__" in folders:
+            shutil.rmtree(Path(top, "__pycache__"), ignore_errors=True)
 
 
 def folder(runs: Path, known: str) -> Path | None:

@@ -27,6 +27,28 @@ WRITE = (
 ENDINGS = {".md": "md", ".csv": "csv"}
 
 
+def test_what_a_folder_takes_while_files_go(tmp_path: Path) -> None:
+    (tmp_path / "kept").write_bytes(bytes(1001))
+    (tmp_path / "link").symlink_to(tmp_path / "kept")
+    link = (tmp_path / "link").lstat().st_size
+    assert [files.bytes_under(tmp_path / name) for name in ("kept", "link", "gone")] == [1001, link, 0]
+    ended = threading.Event()
+
+    def working() -> None:
+        while not ended.is_set():
+            (tmp_path / "a.part").mkdir()
+            (tmp_path / "a.part" / "x").touch()
+            shutil.rmtree(tmp_path / "a.part")
+
+    other = threading.Thread(target=working)
+    other.start()
+    try:
+        assert {files.bytes_under(tmp_path) for _ in range(300)} == {1001 + link}
+    finally:
+        ended.set()
+        other.join()
+
+
 def test_a_file_takes_its_place_whole(tmp_path: Path) -> None:
     to = tmp_path / "out.txt"
     to.write_text("old")

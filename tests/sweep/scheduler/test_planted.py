@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import py_compile
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -76,6 +77,13 @@ def test_links_and_compiled_files_of_frozen_code(package: Path, tmp_path: Path) 
     assert compiled.is_file()
     assert source_snapshot.freeze(runs, package) == known
     assert not compiled.exists(), "nobody knows what it was made of"
+    compiled.parent.mkdir()
+    half = compiled.with_name(f"{compiled.name}.139623")  # as importlib calls one that it is writing
+    half.write_text("")
+    assert source_snapshot.intact(runs / "source" / known)
+    half.rename(compiled.with_name("job.py"))
+    assert not source_snapshot.intact(runs / "source" / known)
+    shutil.rmtree(compiled.parent)
     other = tmp_path / "other.py"
     job.rename(other)
     job.symlink_to(other)

@@ -6,10 +6,12 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from atma_sweep.kernels.choice import sources
 from atma_sweep.model.resolve import check_model_config
 from atma_sweep.sweep.config import CellConfig, Resources
 from atma_sweep.sweep.grid.grid import load_grid
@@ -40,6 +42,8 @@ def test_the_fingerprint_is_that_of_names_and_contents(package: Path) -> None:
     (package / "model" / "__pycache__").mkdir()
     (package / "model" / "__pycache__" / "x.pyc").write_bytes(b"1")
     assert fingerprint(package) == before
+    (package / "model" / "__pycache__" / "x.cpython-311.pyc.139623").write_bytes(b"1")
+    assert fingerprint(package) == before, "one that an interpreter is just writing"
     layers = package / "model" / "layers.py"
     text = layers.read_text()
     layers.write_text(text + "\n")
@@ -49,6 +53,31 @@ def test_the_fingerprint_is_that_of_names_and_contents(package: Path) -> None:
     assert fingerprint(package) == before
     layers.rename(layers.with_name("strata.py"))
     assert fingerprint(package) not in (before, changed)
+
+
+def test_modules_that_are_compiled_meanwhile_are_none_of_it(package: Path) -> None:
+    before, ended, rounds = fingerprint(package), threading.Event(), 0
+    compiled = package / "kernels" / "__pycache__"
+
+    def compiling() -> None:
+        nonlocal rounds
+        while not ended.is_set():
+            compiled.mkdir()
+            for number in range(50):
+                (compiled / f"x.pyc.{number}").touch()
+                (compiled / f"x.pyc.{number}").rename(compiled / f"{number}.pyc")
+            shutil.rmtree(compiled)
+            rounds += 1
+
+    other = threading.Thread(target=compiling)
+    other.start()
+    try:
+        assert {fingerprint(package) for _ in range(50)} == {before}
+        assert len({sources.__wrapped__(package / "kernels") for _ in range(50)}) == 1
+    finally:
+        ended.set()
+        other.join()
+    assert rounds > 10
 
 
 def test_a_copy_is_made_once(package: Path, tmp_path: Path) -> None:
