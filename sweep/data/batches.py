@@ -7,16 +7,21 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from ...results.late import Late
 from ..config import CellConfig
 from ..errors import SweepError
 from .corpora import UNMARKED, Corpus
 from .rows import Stream, pieces
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    torch = Late("torch")  # a launch counts the rows of a corpus without its long import
 
 
 class DataError(SweepError):

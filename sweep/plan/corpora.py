@@ -91,7 +91,7 @@ def check(cells: Sequence[Cell], root: Path) -> None:
 
 def problems(config: CellConfig, corpus: Corpus) -> list[str]:
     """What a cell asks of its corpus and does not get, one sentence each with the setting that would ask for less."""
-    from ..data.batches import DataError, training_batches  # which needs torch, and a plan does not
+    from ..data.batches import DataError, training_batches
 
     found = []
     train, asked = config.train, config.eval
