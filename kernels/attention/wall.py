@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..choice import Choice, attention_choice, constant, worst
+from ..choice import Choice, attention_choice, constant, gluon_choice, worst
 from ..norms import statistics_dtype
 from ..shapes import check_qkv, check_window, expand_kv
-from .ops import cut
+from .ops import cut, why_not_gluon
 from .scored import Span, running_sum, scored_attention
 
 LOG2E = math.log2(math.e)
@@ -42,8 +42,8 @@ def wall_attention(
 
     q [B, T, H, X], k and v [B, T, J, X] of one type; log_gate <= 0 of any float type has a head for each of q's, or for each
     of k's. Returns [B, T, H, X] of q's type. `scale` None is 1/sqrt(X), `backend` None what `choose_backend` says. No
-    log_gate lies below -`steepest` (None: nothing is known of them); the kernels take gates of at least -1.19. The sums are
-    kept in float64. Raises ValueError when shapes or types disagree.
+    log_gate lies below -`steepest` (None: nothing is known of them); the kernels take gates of at least -1.19; "gluon" has a
+    forward of its own and the backward of "triton". The sums are kept in float64. Raises ValueError when shapes or types disagree.
     """
     b, t, h, j, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
     check_window(window)
@@ -52,10 +52,10 @@ def wall_attention(
         raise ValueError(f"q has shape {tuple(q_BTHX.shape)}, but log_gate {tuple(log_gate_BTPX.shape)}")
     scale = d**-0.5 if scale is None else scale
     dtype = statistics_dtype(q_BTHX.dtype)
-    backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d, steepest).backend
-    if backend == "triton":
+    backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d, steepest, window).backend
+    if backend != "torch":
         f, window = log_gate_BTPX.to(dtype), cut(window, t)
-        result: Tensor = _forward(q_BTHX, k_BTJX, v_BTJX, f, scale * LOG2E, window)[0]
+        result: Tensor = _forward(q_BTHX, k_BTJX, v_BTJX, f, scale * LOG2E, window, backend)[0]
         return result
     q, k = q_BTHX.to(dtype) * scale, k_BTJX.to(dtype)
     p_BTPX = running_sum(log_gate_BTPX)
@@ -64,9 +64,13 @@ def wall_attention(
 
 @constant
 def choose_backend(
-    device: torch.device | str, dtype: torch.dtype, head_dim: int, steepest: float | None = None
+    device: torch.device | str,
+    dtype: torch.dtype,
+    head_dim: int,
+    steepest: float | None = None,
+    window: int | None = None,
 ) -> Choice:
-    """What `wall_attention` takes for such tensors, whose log gates are at least -`steepest`."""
+    """What `wall_attention` takes for such tensors, whose log gates are at least -`steepest`: "gluon" on Hopper, "triton" from Ampere on."""
     if steepest is None or steepest > STEEPEST:
         said = "no limit" if steepest is None else f"the limit {steepest:g}"
         return Choice("torch", f"the kernels take gates that fall by at most {STEEPEST} a token, these have {said}")
@@ -74,20 +78,26 @@ def choose_backend(
         return Choice(
             "torch", "inside a block of tokens q and k are scaled by up to 2^80, which leaves the range of float16"
         )
-    return attention_choice("wall attention", torch.device(device), dtype, head_dim, _error)
+    device, op = torch.device(device), "wall attention"
+    ours = attention_choice(op, device, dtype, head_dim, _error)
+    return gluon_choice(
+        op, ours, lambda: why_not_gluon(device, dtype, head_dim, window), device, dtype, head_dim, _error
+    )  # fmt: skip
 
 
 @functools.cache
 def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str) -> float:
     """Largest relative error of the result and of its gradients, against "torch" in float32."""
+    # odd, longer than three tiles, and a window that ends inside one
+    t, window = 397, 150
     draw = torch.Generator().manual_seed(0)
-    made = [torch.randn(1, 131, heads, head_dim, generator=draw).to(device, dtype) for heads in (2, 1, 1)]
-    made.append((-torch.rand(1, 131, 2, head_dim, generator=draw) / 4).to(device))
+    made = [torch.randn(1, t, heads, head_dim, generator=draw).to(device, dtype) for heads in (2, 1, 1)]
+    made.append((-torch.rand(1, t, 2, head_dim, generator=draw) / 4).to(device))
     found = []
     for name, kind in ((backend, dtype), ("torch", torch.float32)):
         args = [x.detach().to(kind).requires_grad_() for x in made[:3]] + [made[3].detach().requires_grad_()]
         with torch.enable_grad():
-            y = wall_attention(*args, window=70, backend=name)
+            y = wall_attention(*args, window=window, backend=name)
             found.append([y, *torch.autograd.grad((y.float() * made[0].float()).sum(), args)])
     return worst(*found)
 
@@ -127,23 +137,24 @@ def _among(q_BMHX: Tensor, k_BMJX: Tensor, p_BMPX: Tensor) -> Tensor:
     return torch.einsum("bmpgx,bspx,bmspx->bpgms", q, k, fade).flatten(1, 2)
 
 
-def _kernels() -> Any:
-    return importlib.import_module(".wall_triton", __package__)
+def _kernels(path: str = "triton") -> Any:
+    """The forward of that path; the backward is plain Triton's."""
+    return importlib.import_module({"triton": ".wall_triton", "gluon": ".gluon.wall"}[path], __package__)
 
 
 @torch.library.custom_op("atma::wall_forward", mutates_args=())
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, f: Tensor, factor: float, window: int
+    q: Tensor, k: Tensor, v: Tensor, f: Tensor, factor: float, window: int, path: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """(o, lse, q', k', E) of wall_triton.forward; only o has a gradient."""
-    found: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = _kernels().forward(
+    found: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = _kernels(path).forward(
         *(x.contiguous() for x in (q, k, v, f)), factor=factor, window=window or None
     )
     return found
 
 
 @_forward.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, f: Tensor, factor: float, window: int) -> tuple[Tensor, ...]:
+def _(q: Tensor, k: Tensor, v: Tensor, f: Tensor, factor: float, window: int, path: str) -> tuple[Tensor, ...]:
     (b, t, h, d), y = q.shape, f.shape[2]
     blocks = -(-t // 64)
     return (
@@ -171,7 +182,7 @@ def _(g_o: Tensor, q_: Tensor, k_: Tensor, v: Tensor, f: Tensor, o: Tensor, lse:
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    _, _, v, f, *ctx.options = inputs
+    _, _, v, f, *ctx.options, _ = inputs
     o, lse, q_, k_, edges = output
     ctx.save_for_backward(q_, k_, v, f, o, lse, edges)
     ctx.mark_non_differentiable(lse, q_, k_, edges)
@@ -179,7 +190,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _gradients(ctx: Any, g_o: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    return *_backward(g_o, *ctx.saved_tensors, *ctx.options), None, None
+    return *_backward(g_o, *ctx.saved_tensors, *ctx.options), None, None, None
 
 
 _forward.register_autograd(_gradients, setup_context=_save)

@@ -385,13 +385,8 @@ def tiles_for(kernel: str, d: int, dtype: torch.dtype) -> Tiles:
     return Tiles(rows, BLOCK, 4, stages)
 
 
-def forward(
-    q: Tensor, k: Tensor, v: Tensor, f: Tensor, *, factor: float, window: int | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """(o [B, T, H, X], lse [B, H, T], q', k' [B, T, Y, X], E [2, B, Y, N + 1, X], float32 numbers whose sum it is).
-
-    f [B, T, Y, X] are natural log gates in float32, `factor` that of the scores in units of log 2; inputs contiguous.
-    """
+def gated(q: Tensor, k: Tensor, f: Tensor, factor: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(q', k' [B, T, Y, X], the sums of the gates of each block [B, Y, N, X], E as `forward` gives it), all in log 2."""
     (b, t, h, d), j, y = q.shape, k.shape[2], f.shape[2]
     n = triton.cdiv(t, BLOCK)
     q_, k_ = torch.empty_like(q), torch.empty(b, t, y, d, device=k.device, dtype=k.dtype)
@@ -402,6 +397,19 @@ def forward(
     )  # fmt: skip
     edges = torch.empty(2, b, y, n + 1, d, device=q.device, dtype=torch.float32)
     _edges[(b * y, d // c)](total, edges[0], edges[1], n, X=d, C=c, MANY=MANY, num_warps=4)
+    return q_, k_, total, edges
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, f: Tensor, *, factor: float, window: int | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """(o [B, T, H, X], lse [B, H, T], q', k' [B, T, Y, X], E [2, B, Y, N + 1, X], float32 numbers whose sum it is).
+
+    f [B, T, Y, X] are natural log gates in float32, `factor` that of the scores in units of log 2; inputs contiguous.
+    """
+    (b, t, h, d), j, y = q.shape, k.shape[2], f.shape[2]
+    q_, k_, total, edges = gated(q, k, f, factor)
+    n = total.shape[2]
     o = torch.empty_like(q)
     lse = torch.empty(b, h, t, device=q.device, dtype=torch.float32)
     bm, bn, warps, stages = tiles_for("forward", d, q.dtype)

@@ -30,7 +30,7 @@ class Wall(WallOutline, InBlocks):
     def __init__(self, model: ModelConfig, config: WallConfig) -> None:
         super().__init__(model, config)
         self.gate_heads, self.gated = self.gates(model, config)
-        self.kv_heads, self.size = model.n_kv_heads, model.head_dim
+        self.kv_heads, self.size, self.window = model.n_kv_heads, model.head_dim, model.window_size
         self.fall = None if config.g_max == "none" else config.g_max
         if self.gated:
             outputs = self.gate_heads * self.gated
@@ -79,7 +79,8 @@ class Wall(WallOutline, InBlocks):
         return functional.pad(log_gate.view(b, t, self.gate_heads, self.gated), (0, size - self.gated))
 
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
-        return {"wall": str(choose_backend(device, dtype, self.size, self.fall))}
+        full, windowed = (choose_backend(device, dtype, self.size, self.fall, w) for w in (None, self.window))
+        return {"wall": str(full), "wall_window": str(windowed)}
 
 
 def soft_clamp(log_gate: Tensor, fall: float) -> Tensor:

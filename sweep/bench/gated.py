@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...kernels.attention.forgetting import choose_backend, forgetting_attention
+from ...kernels.attention import forgetting as forgetting_op
+from ...kernels.attention import wall as wall_op
 from ...kernels.attention.threshold import threshold_attention
-from ...kernels.attention.wall import wall_attention
 from ...kernels.choice import failure, worst
 from ...kernels.shapes import expand_kv
 from ...model.mixers.wall import soft_clamp
@@ -28,7 +28,7 @@ FALL, OPEN = 0.86, 6.0
 FLA = "fla"
 BACKENDS = ("triton", FLA)
 GLUON = "gluon"
-"""Of forgetting attention alone, on Hopper."""
+"""On Hopper."""
 TRIAL_S = 90.0
 """How long fla's kernels of one op may take to be compiled and tried."""
 
@@ -37,7 +37,7 @@ def forgetting(q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, logit_BTH: Tensor
     """Forgetting attention of gates sigmoid(logit); `backend` is one of ours, or "fla"."""
     log_gate = functional.logsigmoid(logit_BTH.float())
     if backend != FLA:
-        return forgetting_attention(q_BTHX, k_BTJX, v_BTJX, log_gate, backend=backend)
+        return forgetting_op.forgetting_attention(q_BTHX, k_BTJX, v_BTJX, log_gate, backend=backend)
     o: Tensor = _fla("forgetting_attn").parallel_forgetting_attn(q_BTHX, k_BTJX, v_BTJX, log_gate)
     return o
 
@@ -46,7 +46,7 @@ def wall(q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, logit_BTPX: Tensor, *, 
     """Wall attention of gates that are sigmoid(logit + 6) under the mixer's clamp; fla has gates for query heads alone."""
     log_gate = soft_clamp(functional.logsigmoid(logit_BTPX.float() + OPEN), FALL)
     if backend != FLA:
-        return wall_attention(q_BTHX, k_BTJX, v_BTJX, log_gate, backend=backend)
+        return wall_op.wall_attention(q_BTHX, k_BTJX, v_BTJX, log_gate, backend=backend)
     o: Tensor = _fla("wall_attn").parallel_wall_attn(q_BTHX, k_BTJX, v_BTJX, expand_kv(log_gate, q_BTHX.shape[2]))
     return o
 
@@ -61,10 +61,11 @@ Gated = Callable[..., Tensor]
 
 def available(op: Gated, device: torch.device, head_dim: int, *, gates_tied: bool = False) -> dict[str, str | None]:
     """Backend -> why it is left out, None where it is right: result and gradients near torch's in float32."""
-    why: dict[str, str | None] = {}
     if op is forgetting:
-        chosen = choose_backend(device, torch.bfloat16, head_dim)
-        why[GLUON] = None if chosen.backend == GLUON else chosen.reason
+        chosen = forgetting_op.choose_backend(device, torch.bfloat16, head_dim)
+    else:
+        chosen = wall_op.choose_backend(device, torch.bfloat16, head_dim, FALL)
+    why: dict[str, str | None] = {GLUON: None if chosen.backend == GLUON else chosen.reason}
     for backend in BACKENDS:
         if backend == FLA and importlib.util.find_spec(FLA) is None:
             why[backend] = "flash-linear-attention is not installed"
@@ -75,6 +76,7 @@ def available(op: Gated, device: torch.device, head_dim: int, *, gates_tied: boo
     return why
 
 
+@functools.cache
 def tried(op: Gated, device: torch.device, head_dim: int, *, gates_tied: bool, limit_s: float = TRIAL_S) -> str | None:
     """Why fla's kernels of an op are left out, None where they are right; found out by a process of its own, and in time.
 

@@ -123,6 +123,17 @@ def wall(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
         kernels.backward(q, q_, k_, v, gates, o, lse, edges, factor=0.1, window=window)
 
 
+def wall_on_hopper(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
+    from atma_sweep.kernels.attention.gluon import entry
+    from atma_sweep.kernels.attention.gluon import wall as kernels
+
+    entry._processors = lambda _device: 132
+    for heads in (H, J):
+        for reach in {window, None}:
+            q, k, v = (made(t, d, dtype, many) for many in (H, J, J))
+            kernels.forward(q, k, v, made(t, d, F32, heads), factor=0.1, window=reach)
+
+
 def gated_delta(t: int, d: int, _window: int | None, dtype: torch.dtype) -> None:
     from atma_sweep.kernels.gated_delta import triton as kernels
 
@@ -273,6 +284,7 @@ CASES: dict[str, Callable[[int, int, int | None, torch.dtype], None]] = {
         forgetting_on_hopper,
         threshold,
         wall,
+        wall_on_hopper,
         gated_delta,
         gated_delta_fla,
         channelwise_fla,

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from atma_sweep.kernels import choice
-from atma_sweep.kernels.attention import forgetting, ops, polar, softmax
+from atma_sweep.kernels.attention import forgetting, ops, polar, softmax, wall
 from atma_sweep.kernels.choice import Choice, attention_choice, constant, plain_torch, use_plain_torch, why_no_triton
 from atma_sweep.kernels.conv import conv
 from atma_sweep.kernels.cross_entropy import cross_entropy
@@ -237,7 +237,10 @@ def test_polar_on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("hopper")
-def test_forgetting_on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("op", "name", "more"), [(forgetting, "forgetting", ()), (wall, "wall", (0.86,))])
+def test_attention_with_gates_on_hopper(
+    op: Any, name: str, more: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As polar: Gluon for windows that leave the diagonal's tile whole, if it passes the self-test of Triton."""
     results: dict[str, Any] = {"triton": 0.002, "gluon": 0.002}
 
@@ -245,17 +248,17 @@ def test_forgetting_on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
         return "no room" if args == (CUDA, BF16, 64, 9) else None
 
     monkeypatch.setattr(ops, "kernels", lambda path: SimpleNamespace(why_not=why_not))
-    monkeypatch.setattr(forgetting, "_error", lambda device, dtype, d, backend: results[backend])
+    monkeypatch.setattr(op, "_error", lambda device, dtype, d, backend: results[backend])
     ours = f"Triton {choice.version('triton')}"
-    assert forgetting.choose_backend("cuda", BF16, 64) == ("gluon", ours)
-    assert forgetting.choose_backend(CUDA, BF16, 64, 300).backend == "gluon"
-    assert forgetting.choose_backend(CUDA, BF16, 64, 9) == ("triton", f"{ours}; not Gluon: no room")
+    assert op.choose_backend("cuda", BF16, 64, *more) == ("gluon", ours)
+    assert op.choose_backend(CUDA, BF16, 64, *more, 300).backend == "gluon"
+    assert op.choose_backend(CUDA, BF16, 64, *more, 9) == ("triton", f"{ours}; not Gluon: no room")
     results["gluon"] = 0.5
     choice.failure.cache_clear()
-    found = forgetting.choose_backend(CUDA, BF16, 64)
+    found = op.choose_backend(CUDA, BF16, 64, *more)
     assert found.backend == "triton"
-    assert found.reason.endswith("the self-test of Gluon forgetting attention found a relative error of 0.5")
-    assert forgetting.choose_backend("cpu", BF16, 64).backend == "torch"
+    assert found.reason.endswith(f"the self-test of Gluon {name} attention found a relative error of 0.5")
+    assert op.choose_backend("cpu", BF16, 64, *more).backend == "torch"
 
 
 def test_version_of_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
