@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..choice import Choice, constant, failure, plain_torch, version, why_no_fla, worst
+from ..fla_tiles import path, settle
 from ..norms import statistics_dtype
 from ..shapes import check_qkv, check_window
 from .scored import Span, scored_attention
@@ -140,7 +141,7 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
 
 @torch.library.custom_op("atma::path_fla_forward", mutates_args=())
 def fla_forward(q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, scale: float) -> Tensor:
-    """o [B, T, H, X] of flash-linear-attention's kernels, which compile and tune themselves at their first call."""
+    """o [B, T, H, X] of flash-linear-attention's kernels, which are compiled at their first call."""
     with torch.no_grad():
         return _fla([q, k, v, w, beta], scale)
 
@@ -170,6 +171,7 @@ def _(g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, sca
 def _fla(tensors: list[Tensor], scale: float) -> Tensor:
     from fla.ops.path_attn import parallel_path_attn
 
+    settle(path, tensors[0].size(-1))
     o: Tensor = parallel_path_attn(*(x.contiguous() for x in tensors), scale=scale)[0]
     return o.to(tensors[0].dtype).contiguous()
 

@@ -191,6 +191,15 @@ def channelwise_fla(t: int, d: int, _window: int | None, dtype: torch.dtype) -> 
         channelwise.fla_backward(r, g_last, q, k, v, beta, state, *saved)
 
 
+def path_fla(t: int, d: int, _window: int | None, dtype: torch.dtype) -> None:
+    as_fla_asks()
+    from atma_sweep.kernels.attention import path
+
+    q, k, v = (made(t, d, dtype, heads) for heads in (H, J, J))
+    w, beta = made(t, d, F32, J), torch.empty(B, t, J)
+    path.fla_backward(path.fla_forward(q, k, v, w, beta, 0.1), q, k, v, w, beta, 0.1)
+
+
 def omega(t: int, d: int, _window: int | None, dtype: torch.dtype) -> None:
     from atma_sweep.kernels.omega import ops
 
@@ -288,6 +297,7 @@ CASES: dict[str, Callable[[int, int, int | None, torch.dtype], None]] = {
         gated_delta,
         gated_delta_fla,
         channelwise_fla,
+        path_fla,
         omega,
         convolutions,
         cross_entropy,

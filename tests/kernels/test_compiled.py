@@ -48,6 +48,21 @@ KERNELS = {
         "chunk_kda_bwd_kernel_dAv",
         "chunk_kda_bwd_kernel_wy_dqkg_fused",
     },
+    "path_fla": {
+        "chunk_scaled_dot_kkt_fwd_kernel",
+        "merge_16x16_to_64x64_inverse_kernel",
+        "intra_chunk_preprocess_fwd_kernel",
+        "parallel_path_fwd_kernel",
+        "parallel_attn_bwd_kernel_preprocess",
+        "chunk_transform_qk_bwd_kernel_prepare",
+        "chunk_cumprod_householder_fwd_kernel",
+        "transform_q_fwd_kernel",
+        "parallel_path_bwd_dkv_kernel",
+        "parallel_path_bwd_dq_kernel",
+        "chunk_cumprod_householder_bwd_kernel",
+        "parallel_path_bwd_intra_chunk_kernel",
+        "intra_chunk_preprocess_bwd_kernel",
+    },
     "omega": {
         "_scan",
         "_readout",
@@ -64,7 +79,7 @@ KERNELS = {
     "row_products": {"_one", "_one_conv"},
 }
 
-LONG = "polar_on_hopper", "gated_delta", "gated_delta_fla", "channelwise_fla", "omega", "wall", "threshold"
+LONG = "polar_on_hopper", "gated_delta", "gated_delta_fla", "channelwise_fla", "path_fla", "omega", "wall", "threshold"
 """They take half a minute each, and have not changed for long, or share their code with others."""
 SHORT = [op for op in KERNELS if op not in LONG]
 

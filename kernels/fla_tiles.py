@@ -1,7 +1,7 @@
-"""One configuration for each kernel of flash-linear-attention that the delta rules launch, instead of its autotuner.
+"""One configuration for each kernel of flash-linear-attention that delta rules and PaTH attention launch, instead of its autotuner.
 
 The autotuner compiles every configuration that fla lists, for each number of heads anew: 133 of the rule with a retention for
-each channel, minutes on one core. And it takes the fastest by the clock, so that two processes may round otherwise.
+each channel, minutes on one core, and 39 of two kernels of PaTH attention. And it takes the fastest by the clock, so that two processes may round otherwise.
 """
 
 from __future__ import annotations
@@ -65,6 +65,14 @@ def gated(d: int) -> Wishes:
         "ops.common.chunk_o:chunk_fwd_kernel_o": Wish(4, 3, (("BK", 64), ("BV", 64))),
         "ops.common.chunk_o:chunk_bwd_kernel_dv_local": Wish(4, 2),
         "ops.common.chunk_o:chunk_bwd_kernel_dqkwg": Wish(4, 2),
+    }
+
+
+def path(_d: int) -> Wishes:
+    """What PaTH attention launches that fla would tune: the products of keys of a chunk, and their inverse."""
+    return {
+        "ops.common.chunk_scaled_dot_kkt:chunk_scaled_dot_kkt_fwd_kernel": Wish(4, 3, (("BK", 64),)),
+        "ops.utils.solve_tril:merge_16x16_to_64x64_inverse_kernel": Wish(4, 3),
     }
 
 
