@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..choice import Choice, constant, failure, plain_torch, version
+from ..fla_tiles import channelwise, settle
 from ..norms import statistics_dtype
 from ..shapes import check_qkv, expand_kv
-from ..fla_tiles import channelwise, settle
 from .gated_delta import NORM_FLOOR, rule_error, running_sum, why_no_fla
 
 SIZES = (16, 32, 64, 128, 256)
