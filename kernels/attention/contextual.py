@@ -5,11 +5,20 @@ B batch, T length, H query heads, J KV heads, X head size, P positions, M querie
 
 from __future__ import annotations
 
+import functools
+import math
+
 import torch
 from torch import Tensor
 
-from ..shapes import check_qkv
+from ..choice import Choice, attention_choice, constant, worst
+from ..shapes import check_qkv, check_window
+from . import contextual_ops as ops
+from .ops import cut
 from .scored import Span, dot_scores, scored_attention
+from .softmax import in_log2
+
+LOG2E = math.log2(math.e)
 
 
 def contextual_attention(
@@ -21,19 +30,53 @@ def contextual_attention(
     scale: float | None = None,
     window: int | None = None,
     query_block: int | None = None,
+    backend: str | None = None,
 ) -> Tensor:
     """softmax of s + q·e(p), times v, where s = scale q·k and p sums sigmoid(s) over the keys from j to i, both included.
 
     e is linear between the `vectors` of whole positions, and the last one's from P - 1 on. q [B, T, H, X], k and v
-    [B, T, J, X] of one type, `vectors` [P, X]; returns [B, T, H, X] of q's type. Gradients flow through the gates.
+    [B, T, J, X] of one type, `vectors` [P, X] of the statistics' type; returns [B, T, H, X] of q's type. Gradients flow through
+    the gates. `backend` None is what `choose_backend` says. Raises ValueError when shapes or types disagree.
     """
-    _, _, heads, _, _ = check_qkv(q_BTHX, k_BTJX, v_BTJX)
+    _, t, heads, _, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
+    check_window(window)
+    backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d, len(vectors_PX)).backend
+    if backend == "triton":
+        z_BHTP = torch.einsum("bthx,px->bhtp", q_BTHX.to(vectors_PX.dtype), vectors_PX) * LOG2E
+        y: Tensor = ops.contextual_forward(in_log2(q_BTHX, scale), k_BTJX, v_BTJX, z_BHTP, cut(window, t))[0]
+        return y
 
     def logits(span: Span) -> Tensor:
         scores = dot_scores(q_BTHX, k_BTJX, span, scale)
         return scores + of_positions(q_BTHX[:, span.queries].to(scores.dtype), scores, span.seen_MS, vectors_PX)
 
     return scored_attention(v_BTJX, heads, logits, window=window, query_block=query_block)
+
+
+@constant
+def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int, positions: int) -> Choice:
+    """What `contextual_attention` takes for such tensors and that many positions."""
+    chosen = attention_choice("contextual attention", torch.device(device), dtype, head_dim, _error)
+    if chosen.backend == "triton" and positions > (most := ops.kernels().MOST):
+        return Choice("torch", f"the kernels hold {most} positions, these are {positions}")
+    return chosen
+
+
+@functools.cache
+def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str) -> float:
+    """Largest relative error of the result and of its gradients, against "torch" in float32."""
+    # odd, longer than three tiles, a window that ends inside one, and positions that end in the second
+    t, window, positions = 197, 150, 40
+    draw = torch.Generator().manual_seed(0)
+    made = [torch.randn(1, t, heads, head_dim, generator=draw).to(device, dtype) for heads in (2, 1, 1)]
+    made.append((torch.randn(positions, head_dim, generator=draw) / 8).to(device))
+    found = []
+    for name, kind in ((backend, dtype), ("torch", torch.float32)):
+        args = [x.detach().to(kind).requires_grad_() for x in made[:3]] + [made[3].detach().requires_grad_()]
+        with torch.enable_grad():
+            y = contextual_attention(*args, window=window, backend=name)
+            found.append([y, *torch.autograd.grad((y.float() * made[0].float()).sum(), args)])
+    return worst(*found)
 
 
 def of_positions(q_BMHX: Tensor, scores_BHMS: Tensor, seen_MS: Tensor, vectors_PX: Tensor) -> Tensor:

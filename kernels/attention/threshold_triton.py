@@ -56,7 +56,7 @@ def _upper(BN: tl.constexpr, dtype: tl.constexpr):
 
 
 @triton.jit
-def _bounds(m0, T, window, BM: tl.constexpr, BN: tl.constexpr, WINDOWED: tl.constexpr):
+def bounds(m0, T, window, BM: tl.constexpr, BN: tl.constexpr, WINDOWED: tl.constexpr):
     """Tiles of keys [first, last) of a tile of queries; from `whole_to` on and before `whole_from` some pairs are hidden."""
     last = tl.cdiv(tl.minimum(m0 + BM, T), BN)
     whole_to = (m0 + 1) // BN
@@ -113,7 +113,7 @@ def _forward(
     top = tl.full([BM], float("-inf"), tl.float32)
     total = tl.zeros([BM], tl.float32)
     count = tl.zeros([BM], tl.float32)
-    first, whole_from, whole_to, last = _bounds(m0, T, window, BM, BN, WINDOWED)
+    first, whole_from, whole_to, last = bounds(m0, T, window, BM, BN, WINDOWED)
     acc, top, total, count = _forward_keys(
         acc, top, total, count, q, decay, p_M, k_desc, v_desc, b, j, whole_to, last, T, window, upper,
         BN, X, True, WINDOWED, PRECISION)  # fmt: skip
@@ -176,7 +176,7 @@ def _dq(
     dq = tl.zeros([BM, X], tl.float32)
     d_decay = tl.zeros([BM], tl.float32)
     count = tl.zeros([BM], tl.float32)
-    first, whole_from, whole_to, last = _bounds(m0, T, window, BM, BN, WINDOWED)
+    first, whole_from, whole_to, last = bounds(m0, T, window, BM, BN, WINDOWED)
     dq, d_decay, count = _dq_keys(
         dq, d_decay, count, q, g, decay, lse, delta, p_M, k_desc, v_desc, counts_ptr, at, b, j, whole_to, last, T, window,
         upper, stride, BN, X, True, WINDOWED, PRECISION, KEPT)  # fmt: skip
@@ -208,7 +208,7 @@ def _count(
     q = q_desc.load([b, m0, h * X]).reshape(BM, X)
     upper = _upper(BN, q.dtype)
     count = tl.load(count_ptr + at, mask=inside, other=0.0)
-    first, _whole_from, _whole_to, last = _bounds(m0, T, window, BM, BN, WINDOWED)
+    first, _whole_from, _whole_to, last = bounds(m0, T, window, BM, BN, WINDOWED)
     first = tl.maximum(first, low)
     last = tl.minimum(last, high)
     for step in tl.range(0, last - first):

@@ -10,6 +10,7 @@ from bisect import bisect_left
 import torch
 from torch import Tensor, nn
 
+from ...kernels.attention import contextual
 from ...kernels.attention.contextual import contextual_attention, of_positions
 from ...kernels.attention.forgetting import choose_backend, forgetting_attention
 from ...kernels.attention.scored import Span, dot_scores, scored_attention
@@ -132,6 +133,7 @@ class CoPE(CoPEOutline, InBlocks):
     def __init__(self, model: ModelConfig, config: CoPEConfig) -> None:
         super().__init__(model, config)
         self.vectors = nn.Parameter(torch.zeros(config.positions, model.head_dim))
+        self.size = model.head_dim
 
     def forward(
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, block: int | None = None
@@ -146,3 +148,6 @@ class CoPE(CoPEOutline, InBlocks):
         q_B1HX, scores_BH1S = q_BHX[:, None].to(scores_BHS.dtype), scores_BHS[:, :, None]
         along_BH1S = of_positions(q_B1HX, scores_BH1S, seen_BS[:, None, None], self.vectors.to(scores_BHS.dtype))
         return row_attention(scores_BHS + along_BH1S[:, :, 0], kept.gather("v"), seen_BS).to(q_BHX.dtype)
+
+    def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
+        return {"cope": str(contextual.choose_backend(device, dtype, self.size, len(self.vectors)))}

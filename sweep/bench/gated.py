@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from ...kernels.attention import forgetting as forgetting_op
 from ...kernels.attention import wall as wall_op
+from ...kernels.attention.contextual import contextual_attention
 from ...kernels.attention.threshold import threshold_attention
 from ...kernels.choice import failure, worst
 from ...kernels.shapes import expand_kv
@@ -54,6 +55,11 @@ def wall(q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, logit_BTPX: Tensor, *, 
 def threshold(q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, logit_BTH: Tensor, *, backend: str) -> Tensor:
     """Threshold attention of decays sigmoid(logit); `backend` is one of ours, for there is no other."""
     return threshold_attention(q_BTHX, k_BTJX, v_BTJX, functional.logsigmoid(logit_BTH.float()), backend=backend)
+
+
+def contextual(q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, vectors_PX: Tensor, *, backend: str) -> Tensor:
+    """Contextual positions of those vectors; `backend` is one of ours, for there is no other."""
+    return contextual_attention(q_BTHX, k_BTJX, v_BTJX, vectors_PX.float() / 8, backend=backend)
 
 
 Gated = Callable[..., Tensor]

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from ...kernels import fp8_linear
-from ...kernels.attention import polar, softmax, threshold
+from ...kernels.attention import contextual, polar, softmax, threshold
+from ...kernels.choice import Choice
 from ...kernels.conv import conv
 from ...kernels.cross_entropy import cross_entropy
 from ...kernels.gated_delta import gated_delta
@@ -30,8 +31,10 @@ H, J, D = 8, 2, 128
 """Query heads, KV heads and head size of the 370M network."""
 WIDTH, VOCABULARY = 1024, 50304
 TOKENS = 16 * 2048
+POSITIONS = 64
+"""Of contextual attention, as its mixer has them."""
 OPS = (
-    "polar", "softmax", "forgetting", "wall_head", "wall_kv", "threshold", "gated_delta", *memories.OPS, "gated_conv",
+    "polar", "softmax", "forgetting", "wall_head", "wall_kv", "threshold", "contextual", "gated_delta", *memories.OPS, "gated_conv",
     "canon", "cross_entropy", "polar_distractor", "fp8_linear", "decode", "row_linear",
 )  # fmt: skip
 NAIVE = "torch"
@@ -109,6 +112,8 @@ def run(
     limits = ceilings(device)
     rows: list[Row] = []
     for case in cases(selected, device):
+        # half a minute may pass until its rows are there
+        tell(f"{case.op}, {case.size}: compiling and timing {', '.join(case.variants)}")
         rows += _rows(case, limits, rounds)
         tell("\n".join(_line(row) for row in rows[-len(case.variants) :]))
         torch.cuda.empty_cache()
@@ -272,38 +277,43 @@ def _attention(made: _Inputs, b: int, t: int, window: int | None, grad: bool) ->
 
 
 def _gated_attention(made: _Inputs, b: int, t: int, selected: Sequence[str]) -> Iterator[Case]:
-    """Forgetting and wall attention beside fla's, where they are right, threshold attention beside torch's operations."""
+    """Forgetting and wall attention beside fla's, where they are right, threshold and contextual attention beside torch's operations."""
+    ours_alone: dict[gated.Gated, Callable[[], Choice]] = {
+        gated.threshold: lambda: threshold.choose_backend(made.device, torch.bfloat16, D),
+        gated.contextual: lambda: contextual.choose_backend(made.device, torch.bfloat16, D, POSITIONS),
+    }
     for op, name, shape in (
-        (gated.forgetting, "forgetting", (H,)), (gated.wall, "wall_head", (H, D)), (gated.wall, "wall_kv", (J, D)),
-        (gated.threshold, "threshold", (H,)),
+        (gated.forgetting, "forgetting", (b, t, H)), (gated.wall, "wall_head", (b, t, H, D)),
+        (gated.wall, "wall_kv", (b, t, J, D)), (gated.threshold, "threshold", (b, t, H)),
+        (gated.contextual, "contextual", (POSITIONS, D)),
     ):  # fmt: skip
         if selected and name not in selected:
             continue  # whether fla is right takes minutes to find out
-        if op is gated.threshold:
-            chosen = threshold.choose_backend(made.device, torch.bfloat16, D)
+        if op in ours_alone:
+            chosen = ours_alone[op]()
             why = {"triton": None if chosen.backend == "triton" else chosen.reason, NAIVE: None}
         else:
-            why = gated.available(op, made.device, D, gates_tied=shape == (J, D))
+            why = gated.available(op, made.device, D, gates_tied=shape == (b, t, J, D))
         yield _beside_softmax(made, b, t, name, op, shape, why)
 
 
 def _beside_softmax(
-    made: _Inputs, b: int, t: int, name: str, op: gated.Gated, gates: tuple[int, ...], why: dict[str, str | None]
+    made: _Inputs, b: int, t: int, name: str, op: gated.Gated, fourth: tuple[int, ...], why: dict[str, str | None]
 ) -> Case:
-    """The backends of an attention with gates [B, T, *gates] that `why` has nothing against, measured by cuDNN's softmax."""
+    """The backends of an attention that `why` has nothing against, measured by cuDNN's softmax; `fourth`: shape of its fourth input."""
     yardstick = "softmax, cuDNN"
 
     def softmax_alone(q: Tensor, k: Tensor, v: Tensor, *_: Tensor) -> Tensor:
         return softmax.softmax_attention(q, k, v, backend="cudnn")
 
     def inputs() -> list[Tensor]:
-        return [*made.qkv(b, t), made.normal(b, t, *gates)]
+        return [*made.qkv(b, t), made.normal(*fourth)]
 
     found = {yardstick: softmax_alone} | {one: _on(op, one) for one, said in why.items() if said is None}
     size = ", ".join([f"B{b} T{t}", *(f"without {one}: {said}" for one, said in why.items() if said)])
     flops = 4.0 * D * b * H * t * (t + 1) / 2
-    # q, k, v, the result, and a gate of 2 bytes for each of theirs
-    moved = 2.0 * b * t * (D * (2 * H + 2 * J) + math.prod(gates))
+    # q, k, v, the result, and the fourth, 2 bytes each
+    moved = 2.0 * (b * t * D * (2 * H + 2 * J) + math.prod(fourth))
     return Case(
         name, size, inputs, found, flops, moved, 2.5, yardstick, eager=(gated.FLA, NAIVE), ungated=(yardstick,)
     )  # fmt: skip

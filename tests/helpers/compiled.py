@@ -114,6 +114,15 @@ def threshold(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
     kernels.backward(q, q, k, v, decay, o, lse, window=window)
 
 
+def contextual(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
+    from atma_sweep.kernels.attention import contextual_triton as kernels
+
+    q, k, v, z = made(t, d, dtype), made(t, d, dtype, J), made(t, d, dtype, J), torch.empty(B, H, t, 64)
+    for reach in {window, None}:
+        o, lse = kernels.forward(q, k, v, z, window=reach)
+        kernels.backward(q, q, k, v, z, o, lse, window=reach)
+
+
 def wall(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
     from atma_sweep.kernels.attention import wall_triton as kernels
 
@@ -292,6 +301,7 @@ CASES: dict[str, Callable[[int, int, int | None, torch.dtype], None]] = {
         forgetting,
         forgetting_on_hopper,
         threshold,
+        contextual,
         wall,
         wall_on_hopper,
         gated_delta,

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from atma_sweep.model.config import ModelConfig
+from atma_sweep.model.mixers.biased import CoPE, CoPEConfig
 from atma_sweep.model.mixers.tra import TRA
 from atma_sweep.model.mixers.tra_outline import TRAConfig
 from atma_sweep.model.mixers.wall import Wall
@@ -360,6 +361,22 @@ def test_threshold_attention_is_timed_beside_torch(monkeypatch: pytest.MonkeyPat
         logit = x.flatten(2) @ mixer.gate.weight.T + mixer.gate.offset
         ours = small.variants["torch"](q, k, v, logit)
         assert (mixer(q, k, v, window=None, x_BTD=x.flatten(2)) - ours).abs().max() <= 1e-6
+
+
+@no_gpu
+def test_contextual_positions_are_timed_beside_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels.polar, "available", lambda *_: [])
+    right = kernels.Choice("triton", "Triton 9")
+    monkeypatch.setattr(kernels.contextual, "choose_backend", lambda *_: right)
+    (small, long) = kernels.cases(["contextual"], torch.device("meta"))
+    assert (small.size, long.size, small.rival) == ("B16 T2048", "B1 T16384", "softmax, cuDNN")
+    assert list(small.variants) == ["softmax, cuDNN", "triton", "torch"]
+    assert [tuple(x.shape) for x in small.inputs()][3] == (kernels.POSITIONS, 128)
+    q, k, v, e = (torch.randn(shape) for shape in ((1, 9, 2, 8), (1, 9, 1, 8), (1, 9, 1, 8), (5, 8)))
+    mixer = CoPE(ModelConfig(d_model=64, n_heads=2, n_kv_heads=1, head_dim=8), CoPEConfig(positions=5))
+    with torch.no_grad():
+        mixer.vectors.copy_(e / 8)
+        assert (mixer(q, k, v, window=None) - small.variants["torch"](q, k, v, e)).abs().max() <= 1e-6
 
 
 def test_table_of_kernels() -> None:
