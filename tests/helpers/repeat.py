@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from atma_sweep.model.backbone import build
 from atma_sweep.model.config import ModelConfig
-from atma_sweep.sweep.attempt.device import repeat_exactly
+from atma_sweep.sweep.attempt.device import repeat_exactly, share_compiled, share_self_tests
 from atma_sweep.sweep.checkpoints import checkpoint
 from atma_sweep.sweep.config import TrainConfig
 from atma_sweep.sweep.data.batches import Batches, marked_room
@@ -111,6 +111,9 @@ def train(
 def main(folder: str, stop: str, exactly: str, device: str, *how: str) -> None:
     if int(exactly):
         repeat_exactly()
+    if device == "cuda":  # as an attempt does
+        share_compiled(torch.device(device))
+        share_self_tests(torch.device(device))
     results = {
         name: train(Path(folder) / name, int(stop), torch.device(device), how, *settings)
         for name, settings in CELLS.items()

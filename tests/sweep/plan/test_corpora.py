@@ -18,7 +18,7 @@ from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.plan import corpora as texts
 from copies import fineweb_edu, prose, published_shard
-from prepared import files, put
+from prepared import files, made, put
 
 Write = Callable[..., Path]
 Command = Callable[..., tuple[int, str, str]]
@@ -144,9 +144,12 @@ def test_a_dry_run_prepares_nothing_and_says_so(grid: Callable[[str], Path], tmp
     assert (code, err) == (0, "")
     corpora = tmp_path / "atma-runs" / "corpora"
     how = f"corpus 'files' is not prepared in {corpora}: atma-sweep data prepare --grid {path}"
-    assert json.loads(out)["remarks"] == [f"{how}; the ids above are provisional"]
+    assert json.loads(out)["remarks"] == [f"{how}; until then ids are provisional and its size is not checked"]
     assert sorted(tmp_path.rglob("*")) == before
-    assert f"{how}; the ids above are provisional" in command("launch", str(path), "--dry-run")[1].splitlines()
+    assert (
+        f"{how}; until then ids are provisional and its size is not checked"
+        in command("launch", str(path), "--dry-run")[1].splitlines()
+    )
 
 
 def test_a_dry_run_of_the_embedded_text_knows_its_ids(write: Write, tmp_path: Path, command: Command) -> None:
@@ -305,6 +308,97 @@ def test_what_is_asked_in_vain_ends_the_launch_before_it_begins(
     assert len(err.splitlines()) == 1
     assert attempts(tmp_path / "atma.db") == [0, 0, 0]
     assert [path.name for path in (tmp_path / "atma-runs").iterdir()] == ["corpora"]
+
+
+LOOKS = (
+    ("plan",),
+    ("plan", "--json"),
+    ("plan", "--calibrate"),
+    ("launch", "--dry-run"),
+    ("launch", "--dry-run", "--json"),
+)
+"""What only looks, or times steps before a launch."""
+
+
+@pytest.mark.parametrize("change", [
+    ("documents: 2", "documents: 65"), ("lengths: [128]", "lengths: [128, 1024]"),
+    ("validation_tokens: 256", "validation_tokens: 1e6"), ("junk_rows: 2", "junk_rows: 99"),
+    ("tokens: 2048", "tokens: 1e6, batch_tokens: 524288"),
+])  # fmt: skip
+def test_what_is_asked_of_prepared_text_in_vain_ends_a_plan_as_it_ends_the_launch(
+    grid: Callable[[str], Path], tmp_path: Path, command: Command, change: tuple[str, str]
+) -> None:
+    path = grid("corpus: files, path: text, heldout_tokens: 200, whole_steps: on")
+    path.write_text(path.read_text().replace(*change))
+    assert command("data", "prepare", "--grid", str(path))[0] == 0
+    before = sorted(tmp_path.rglob("*"))
+    looked = [command(word, str(path), *options) for word, *options in LOOKS]
+    assert sorted(tmp_path.rglob("*")) == before
+    code, _, err = command("launch", str(path), "--executor", "local")
+    assert code == 2
+    assert err.startswith("atma-sweep: corpus 'files': ")
+    assert len(err.splitlines()) == 1
+    assert looked == [(2, "", err)] * len(LOOKS)
+
+
+def test_the_text_that_every_machine_has_is_checked_unprepared(write: Write, tmp_path: Path, command: Command) -> None:
+    path = write("name: g\nextends: micro\nset: {eval.validation_tokens: 1e9}\n")
+    have = len(made(DataConfig(), tmp_path / "apart").validation)
+    before = sorted(tmp_path.rglob("*"))
+    said = f"atma-sweep: corpus 'stdlib': the validation split has {have} tokens, eval.validation_tokens asks for 1000000001: lower it\n"
+    assert [command(word, str(path), *options) for word, *options in LOOKS] == [(2, "", said)] * len(LOOKS)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+RANGES = "trials: 2, objective: val_loss, ranges: {train.muon_lr: [0.01, 0.02]}"
+
+
+@pytest.mark.parametrize(("old", "new"), [
+    ("axes:\n  attn_type: [nope, polar]", f"search: {{{RANGES}}}"),
+    ("axes:", f"tune: {{per: attn_type, {RANGES}}}\naxes:"),
+])  # fmt: skip
+def test_text_too_short_for_the_trials_of_a_study_ends_a_plan(
+    grid: Callable[[str], Path], command: Command, old: str, new: str
+) -> None:
+    path = grid("corpus: files, path: text, heldout_tokens: 200")
+    path.write_text(path.read_text().replace(old, new))
+    assert command("data", "prepare", "--grid", str(path))[0] == 0
+    assert [command(word, str(path), *options)[0] for word, *options in LOOKS if "--calibrate" not in options] == [
+        0
+    ] * 4
+    path.write_text(path.read_text().replace("validation_tokens: 256", "validation_tokens: 1e6"))
+    said = "the validation split has 3067 tokens, eval.validation_tokens asks for 999937: lower it"
+    asked = [command(word, str(path), *options) for word, *options in (*LOOKS, ("launch", "--executor", "local"))]
+    assert asked == [(2, "", f"atma-sweep: corpus 'files': {said}\n")] * 6
+
+
+def test_only_the_cells_that_are_chosen_are_checked(grid: Callable[[str], Path], command: Command) -> None:
+    path = grid("corpus: files, path: text, heldout_tokens: 200, whole_steps: on")
+    varied = path.read_text().replace("axes:", "axes:\n  train.batch_tokens: [1024, 524288]")
+    path.write_text(varied.replace("tokens: 2048", "tokens: 1e6"))
+    assert command("data", "prepare", "--grid", str(path))[0] == 0
+    codes = [command("plan", str(path), "--only", f"train.batch_tokens={some}")[0] for some in (1024, 524288)]
+    assert codes == [0, 2]
+
+
+def test_a_calibration_says_first_that_the_text_could_not_be_checked(
+    grid: Callable[[str], Path], tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from atma_sweep.sweep.bench import calibrate
+
+    def stop(*given: Any, **more: Any) -> None:
+        raise MachineError("timing begins")
+
+    monkeypatch.setattr(calibrate, "timed", stop)
+    path = grid("corpus: files, path: text, heldout_tokens: 200")
+    path.write_text(path.read_text().replace("validation_tokens: 256", "validation_tokens: 1e6"))
+    said = (
+        f"corpus 'files' is not prepared in {tmp_path}/atma-runs/corpora: atma-sweep data prepare --grid {path}; "
+        "until then ids are provisional and its size is not checked"
+    )
+    assert command("plan", str(path), "--calibrate") == (3, "", f"{said}\natma-sweep: timing begins\n")
+    code, out, err = command("plan", str(path))
+    assert (code, out.splitlines()[-1], err) == (0, said, "")
 
 
 def test_tokens_beyond_the_vocabulary(grid: Callable[[str], Path], tmp_path: Path, command: Command) -> None:
