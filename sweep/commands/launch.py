@@ -91,7 +91,10 @@ def carry_out(asked: Asked, *, dry_run: bool, as_json: bool) -> bool:
 
 
 def requested(asked: Asked, console: Console, *, dry: bool) -> tuple[Request, list[str]]:
-    """The launch, its text prepared where it lies on this machine, and remarks; a dry run prepares nothing."""
+    """The launch, its text prepared where it lies on this machine, and remarks; a dry run prepares nothing.
+
+    Text that is prepared and too short ends a dry run here, before it prices or times anything.
+    """
     listener = checked(asked.notify) if asked.notify is not None else None
     hours = hours_of(asked.budget, rate_of(asked.rate)) if asked.budget is not None else None
     grid = load_grid(asked.grid, sets=asked.sets, rename=asked.name, most=asked.most)
@@ -107,6 +110,8 @@ def requested(asked: Asked, console: Console, *, dry: bool) -> tuple[Request, li
         grid=grid, cells=cells if space is None else [], space=space, runs=runs, executor=asked.executor, address=asked.address,
         only=asked.only, retrain=asked.retrain, code=asked.code, notify=listener, budget=hours,
     )  # fmt: skip
+    if dry and grid.tune is None:  # whose studies are launched before its cells; see tuning.planned
+        launch.check_text(request, dry=True)
     return request, remarks
 
 

@@ -91,17 +91,17 @@ def carry_out(asked: Asked, wanted: Wanted, *, as_json: bool) -> None:
     from .launch import requested, store_if_any
 
     console = progress.Terminal(stderr=True, soft_wrap=True)
-    request, remarks = requested(asked, console, dry=True)
+    request, unprepared = requested(asked, console, dry=True)
     store = store_if_any(asked.db)
     request, studies, lines = tuning.planned(request, store)
     request = launch.seeded(request, store)
-    remarks = [*remarks, *lines, *designs.told(request.grid, request.cells, store)]
+    remarks = [*unprepared, *lines, *designs.told(request.grid, request.cells, store)]
     made = launch.plan(request, store)
     made = made if studies is None else replace(made, before=list(studies.parts.values()))
     between = difference.between(request.grid, made, made.cells if made.study is not None else request.cells, store)
     prices = place.prices(request.like, request.runs, store, gpu=wanted.gpu)
     if wanted.calibrate:
-        _calibrate(request, made.with_proposals(), prices)
+        _calibrate(request, made.with_proposals(), prices, unprepared)
         prices = place.prices(request.like, request.runs, store, gpu=wanted.gpu)
     count = wanted.gpus if wanted.gpus is not None else place.gpus_here()
 
@@ -128,8 +128,11 @@ def carry_out(asked: Asked, wanted: Wanted, *, as_json: bool) -> None:
     say("\n".join([*lines, *remarks]))
 
 
-def _calibrate(request: Request, made: Plan, prices: Prices) -> None:
-    """Times every kind of cell that is to be trained and was not measured here, and keeps what it finds."""
+def _calibrate(request: Request, made: Plan, prices: Prices, unprepared: list[str]) -> None:
+    """Times every kind of cell that is to be trained and was not measured here, and keeps what it finds.
+
+    `unprepared`: what is to be said of text that could not be checked, before minutes are spent on a grid that cannot be launched.
+    """
     import sys
 
     from ...results.files import make_folder
@@ -147,5 +150,7 @@ def _calibrate(request: Request, made: Plan, prices: Prices) -> None:
     def tell(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
+    for line in unprepared if kinds else ():
+        tell(line)
     for like, cell in reversed(kinds.items()):
         calibrated.keep(request.runs, [calibrate.timed(cell, like, speeds.place, tell=tell)])

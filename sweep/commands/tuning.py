@@ -11,14 +11,19 @@ from ...results.store.store import Store
 from ...results.studies import tuned
 from ..errors import SweepError
 from ..plan import corpora
+from ..plan.studies import Progress
 from ..plan.tuning import Tuning, tuning_of
+from ..run import launch
 from ..run.launch import Outcome, Request
 
 Stay = Callable[[Request, Store, Console], Outcome]
 
 
 def planned(request: Request, store: Store | None) -> tuple[Request, Tuning | None, list[str]]:
-    """The request with the cells that the studies so far lead to, the studies, and a line on each."""
+    """The request with the cells that the studies so far lead to, the studies, and a line on each.
+
+    Text is checked of what a launch would begin with: the studies that are not finished, else the factorial.
+    """
     found = tuning_of(request.grid, request.runs / "corpora", store, dry=True)
     if found is None:
         return request, None, []
@@ -28,7 +33,17 @@ def planned(request: Request, store: Store | None) -> tuple[Request, Tuning | No
             "tune: the ids of the factorial's cells are provisional; they follow from the best trial of each study"
         )
     cells, _ = corpora.expand(found.settled, request.runs / "corpora", dry=True)
-    return replace(request, grid=found.settled, cells=cells), found, told
+    settled = replace(request, grid=found.settled, cells=cells)
+    to_launch = [_study(request, progress) for progress in found.parts.values() if not progress.finished]
+    for one in to_launch or [settled]:
+        launch.check_text(one, dry=True)
+    return settled, found, told
+
+
+def _study(request: Request, progress: Progress) -> Request:
+    """The launch of one of the studies."""
+    space = progress.space
+    return replace(request, grid=space.grid, cells=[], space=space, only=(), budget=None, notify=None)
 
 
 def carried_out(request: Request, store: Store, console: Console, stay: Stay) -> Request | None:
@@ -42,9 +57,7 @@ def carried_out(request: Request, store: Store, console: Console, stay: Stay) ->
         return request
     for progress in found.parts.values():
         if not progress.finished:
-            part = replace(
-                request, grid=progress.space.grid, cells=[], space=progress.space, only=(), budget=None, notify=None
-            )
+            part = _study(request, progress)
             if not stay(part, store, console).finished:
                 console.print(f"{part.grid.name} is not finished, so that {request.grid.name} cannot begin; launch again", highlight=False, markup=False)  # fmt: skip
                 return None

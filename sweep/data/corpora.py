@@ -197,7 +197,12 @@ def _pointer(path: Path, root: Path) -> str | None:
         found = str(json.loads(path.read_text())["fingerprint"])
     except (OSError, ValueError, KeyError):
         return None
-    return found if (root / found[:16] / "manifest.json").is_file() else None
+    return found if is_prepared(found, root) else None
+
+
+def is_prepared(fingerprint: str, root: Path) -> bool:
+    """Whether a corpus with that fingerprint lies under `root`; nobody has looked at it."""
+    return (root / fingerprint[:16] / "manifest.json").is_file()
 
 
 def _named(data: DataConfig, root: Path) -> str:

@@ -22,7 +22,7 @@ from ..config import DataConfig
 from ..machine.hardware import cores
 from . import computed, corpora
 from . import tokenizer as tokenizers
-from .corpora import CorpusError
+from .corpora import Corpus, CorpusError
 from .ready import marks_of
 from .registry import CORPORA
 from .shards import ShardError, ShardFacts, SplitWriter, facts, open_shard, write_shard
@@ -100,10 +100,17 @@ def prepare(
 
 def fingerprint(data: DataConfig) -> str:
     """The fingerprint without leaving anything on the disk; for small corpora."""
+    return aside(data).fingerprint
+
+
+def aside(data: DataConfig) -> Corpus:
+    """The corpus without leaving anything on the disk, and so without a tokenizer, and without reference values; for small ones."""
     with tempfile.TemporaryDirectory() as folder, refusing(Path(folder), "use"):
-        kind = CORPORA.load(data.corpus)
-        work = _Preparation(data, corpora.request(data), Path(folder) / "part", lambda told: None, None, bare=True)
-        return work.declare(Path(folder)) if kind.tokenizer is not None else work.run(Path(folder))
+        kind, root = CORPORA.load(data.corpus), Path(folder)
+        work = _Preparation(data, corpora.request(data), root / "part", lambda told: None, None, bare=True)
+        found = work.declare(root) if kind.tokenizer is not None else work.run(root)
+        # shards that are open stay readable when their files are gone
+        return corpora.open_corpus(root, found)
 
 
 @contextlib.contextmanager

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...results.store.store import default_runs
-from ..config import CellConfig, DataConfig
+from ..config import CellConfig, DataConfig, EvalConfig
 from ..data import corpora
 from ..data.corpora import Corpus, CorpusError
-from ..data.prepare import Tell, fingerprint, prepare
+from ..data.prepare import Tell, aside, prepare
 from ..data.registry import CORPORA
 from ..errors import MachineError
 from ..grid.cell import Cell
@@ -43,12 +43,12 @@ def expand(grid: Grid, root: Path, *, dry: bool = False, tell: Tell = quiet) -> 
             return found
         if not dry and not _remote(data):
             return prepare(data, root, tell=tell)
-        if dry and data.heldout is None and CORPORA.load(data.corpus).at_hand:
-            return fingerprint(data)
+        if dry and (small := _at_hand(data)) is not None:
+            return small.fingerprint
         how = f"corpus {data.corpus!r} is not prepared in {root}: {_command(grid, root)}"
         if not dry:
             raise MachineError(how)
-        remarks.append(f"{how}; the ids above are provisional")
+        remarks.append(f"{how}; until then ids are provisional and its size is not checked")
         return corpora.provisional(data)
 
     return grid.expand(pin, prepared), remarks
@@ -69,24 +69,56 @@ def _remote(data: DataConfig) -> bool:
     return lender is not None and lender in CORPORA and CORPORA.load(lender).remote(DataConfig(corpus=lender))
 
 
-def check(cells: Sequence[Cell], root: Path) -> None:
+_aside = functools.cache(aside)  # asked for once for its fingerprint, and again to be checked
+
+
+def _at_hand(data: DataConfig) -> Corpus | None:
+    """The text of a config that even a dry run may prepare, which leaves nothing behind; None for any other."""
+    small = data.heldout is None and data.corpus in CORPORA and CORPORA.load(data.corpus).at_hand
+    return _aside(data.model_copy(update={"fingerprint": None})) if small else None
+
+
+def check(cells: Sequence[Cell], root: Path, *, dry: bool = False) -> None:
     """Compares the prepared corpora with what the cells ask, before any process starts.
 
+    A dry run leaves out what is not prepared, and reads no token of the rest: sizes stand in its manifest.
     Raises CorpusError or ShardError with what is missing and how to ask for less.
     """
-    opened: dict[str, Corpus] = {}
+    opened: dict[str, Corpus | None] = {}
     seen = set()
+    words: dict[int, str] = {}
+
+    def word(section: DataConfig | EvalConfig) -> str:
+        # thousands of cells share one section, whose JSON takes longer than all the rest
+        if id(section) not in words:
+            words[id(section)] = section.model_dump_json()
+        return words[id(section)]
+
     for config in (cell.config for cell in cells):
-        train, probing = config.train, config.eval.model_dump_json()
-        asked = (config.data, train.seq_len, train.batch_tokens, train.loss_on, config.model.vocab_size, probing)
+        data, train = config.data, config.train
+        asked = (
+            word(data),
+            train.seq_len,
+            train.batch_tokens,
+            train.loss_on,
+            config.model.vocab_size,
+            word(config.eval),
+        )
         if asked in seen:
             continue
         seen.add(asked)
-        number = config.data.fingerprint or ""
+        number = data.fingerprint or ""
         if number not in opened:
-            opened[number] = corpora.verified(root, number)
-        for problem in problems(config, opened[number]):
-            raise CorpusError(f"corpus {config.data.corpus!r}: {problem}")
+            opened[number] = _opened(data, root) if dry else corpora.verified(root, number)
+        found = opened[number]
+        for problem in problems(config, found) if found is not None else ():
+            raise CorpusError(f"corpus {data.corpus!r}: {problem}")
+
+
+def _opened(data: DataConfig, root: Path) -> Corpus | None:
+    """The text of a cell as a dry run has it; None where that would have to be prepared."""
+    number = data.fingerprint or ""
+    return corpora.open_corpus(root, number) if corpora.is_prepared(number, root) else _at_hand(data)
 
 
 def problems(config: CellConfig, corpus: Corpus) -> list[str]:

@@ -159,6 +159,14 @@ def _states(request: Request, cells: Sequence[Cell], store: Store | None) -> dic
     return states
 
 
+def check_text(request: Request, *, dry: bool = False) -> None:
+    """Compares the text with what the cells to carry out ask, or with what a study may ask; a dry run only what is prepared.
+
+    Raises GridError for an `only` that means none, CorpusError and ShardError for text that is too short or damaged.
+    """
+    corpora.check(request.chosen if request.space is None else request.like, request.runs / "corpora", dry=dry)
+
+
 def run(
     request: Request,
     store: Store,
@@ -174,7 +182,7 @@ def run(
     after a clean stop.
     """
     runs, sweep = request.runs, request.grid.name
-    corpora.check(request.chosen if request.space is None else request.like, runs / "corpora")
+    check_text(request)
     request = _with_trials(seeded(request, store), store)
     request = replace(
         request, cells=supervisor.freeze_plugins(request.cells, runs), commit=request.commit or git.git_state()
