@@ -6,19 +6,29 @@ B batch, T length, H query heads, J KV heads, X head size, P positions, M querie
 from __future__ import annotations
 
 import functools
+import importlib
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..choice import Choice, attention_choice, constant, worst
 from ..shapes import check_qkv, check_window
-from . import contextual_ops as ops
+from .fourth_ops import attention_ops
 from .ops import cut
 from .scored import Span, dot_scores, scored_attention
 from .softmax import in_log2
 
 LOG2E = math.log2(math.e)
+
+
+def kernels() -> Any:
+    return importlib.import_module(".contextual_triton", __package__)
+
+
+_forward, _backward = attention_ops("contextual", kernels)
+"""The fourth is z = q·vectors [B, H, T, P], in log 2."""
 
 
 def contextual_attention(
@@ -43,7 +53,7 @@ def contextual_attention(
     backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d, len(vectors_PX)).backend
     if backend == "triton":
         z_BHTP = torch.einsum("bthx,px->bhtp", q_BTHX.to(vectors_PX.dtype), vectors_PX) * LOG2E
-        y: Tensor = ops.contextual_forward(in_log2(q_BTHX, scale), k_BTJX, v_BTJX, z_BHTP, cut(window, t))[0]
+        y: Tensor = _forward(in_log2(q_BTHX, scale), k_BTJX, v_BTJX, z_BHTP, cut(window, t))[0]
         return y
 
     def logits(span: Span) -> Tensor:
@@ -57,7 +67,7 @@ def contextual_attention(
 def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int, positions: int) -> Choice:
     """What `contextual_attention` takes for such tensors and that many positions."""
     chosen = attention_choice("contextual attention", torch.device(device), dtype, head_dim, _error)
-    if chosen.backend == "triton" and positions > (most := ops.kernels().MOST):
+    if chosen.backend == "triton" and positions > (most := kernels().MOST):
         return Choice("torch", f"the kernels hold {most} positions, these are {positions}")
     return chosen
 

@@ -26,7 +26,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .rows_triton import row_products
-from .threshold_triton import bounds
+from .threshold_triton import bounds, query_bounds
 from .triton import LN2, Tiles, flat, precision
 
 STRETCH = 4096
@@ -325,16 +325,7 @@ def _dkv(
     v = v_desc.load([b, n0, j * X]).reshape(BN, X)
     dk = tl.zeros([BN, X], tl.float32)
     dv = tl.zeros([BN, X], tl.float32)
-    # queries at m see key n when n <= m < n + window
-    first = n0 // BM * BM
-    end = T
-    whole_from = tl.cdiv(n0 + BN - 1, BM) * BM
-    whole_to = T // BM * BM
-    if WINDOWED:
-        end = tl.minimum(T, n0 + BN - 1 + window)
-        whole_to = tl.minimum(whole_to, (n0 + window) // BM * BM)
-    whole_from = tl.maximum(first, tl.minimum(whole_from, tl.cdiv(end, BM) * BM))
-    whole_to = tl.maximum(whole_from, tl.minimum(whole_to, tl.cdiv(end, BM) * BM))
+    first, whole_from, whole_to, end = query_bounds(n0, T, window, BM, BN, WINDOWED)
     met_ptr += (tile - low) * stride
     left_ptr += (tile - low) * stride
     for g in tl.range(0, G):

@@ -6,8 +6,9 @@ B batch, T length, H query heads, J KV heads, X head size, M queries of a block,
 from __future__ import annotations
 
 import functools
+import importlib
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -15,13 +16,21 @@ from torch import Tensor
 from ..choice import Choice, attention_choice, constant, worst
 from ..norms import statistics_dtype
 from ..shapes import check_qkv, check_window, expand_kv
-from . import threshold_ops as ops
+from .fourth_ops import attention_ops
 from .ops import cut
 from .scored import Span, dot_scores, scored_attention
 from .softmax import in_log2
 
 LOG2E = math.log2(math.e)
 Empty = Literal["zero", "uniform"]
+
+
+def kernels() -> Any:
+    return importlib.import_module(".threshold_triton", __package__)
+
+
+_forward, _backward = attention_ops("threshold", kernels)
+"""The fourth is the decay [B, H, T], in log 2; lse is -inf where nothing survives."""
 
 
 def threshold_attention(
@@ -52,7 +61,7 @@ def threshold_attention(
     backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d).backend
     if backend == "triton":
         decay_BHT = decay.transpose(1, 2) * LOG2E
-        y, lse_BHT = ops.threshold_forward(in_log2(q_BTHX, scale), k_BTJX, v_BTJX, decay_BHT, cut(window, t))
+        y, lse_BHT = _forward(in_log2(q_BTHX, scale), k_BTJX, v_BTJX, decay_BHT, cut(window, t))
         none_BTH1 = lse_BHT.isinf().transpose(1, 2)[..., None]
     else:
         y = scored_attention(

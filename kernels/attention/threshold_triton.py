@@ -71,6 +71,22 @@ def bounds(m0, T, window, BM: tl.constexpr, BN: tl.constexpr, WINDOWED: tl.const
 
 
 @triton.jit
+def query_bounds(n0, T, window, BM: tl.constexpr, BN: tl.constexpr, WINDOWED: tl.constexpr):
+    """Queries first <= . < end that see a key of a tile; those of whole_from <= . < whole_to, in whole tiles, see all of them."""
+    # queries at m see key n when n <= m < n + window
+    first = n0 // BM * BM
+    end = T
+    whole_from = tl.cdiv(n0 + BN - 1, BM) * BM
+    whole_to = T // BM * BM
+    if WINDOWED:
+        end = tl.minimum(T, n0 + BN - 1 + window)
+        whole_to = tl.minimum(whole_to, (n0 + window) // BM * BM)
+    whole_from = tl.maximum(first, tl.minimum(whole_from, tl.cdiv(end, BM) * BM))
+    whole_to = tl.maximum(whole_from, tl.minimum(whole_to, tl.cdiv(end, BM) * BM))
+    return first, whole_from, whole_to, end
+
+
+@triton.jit
 def _forward_keys(
     acc, top, total, count, q, decay, p_M, k_desc, v_desc, b, j, start, stop, T, window, upper,
     BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
@@ -264,16 +280,7 @@ def _dkv(
     upper = _upper(BN, v.dtype)
     dk = tl.zeros([BN, X], tl.float32)
     dv = tl.zeros([BN, X], tl.float32)
-    # queries at m see key n when n <= m < n + window
-    first = n0 // BM * BM
-    end = T
-    whole_from = tl.cdiv(n0 + BN - 1, BM) * BM
-    whole_to = T // BM * BM
-    if WINDOWED:
-        end = tl.minimum(T, n0 + BN - 1 + window)
-        whole_to = tl.minimum(whole_to, (n0 + window) // BM * BM)
-    whole_from = tl.maximum(first, tl.minimum(whole_from, tl.cdiv(end, BM) * BM))
-    whole_to = tl.maximum(whole_from, tl.minimum(whole_to, tl.cdiv(end, BM) * BM))
+    first, whole_from, whole_to, end = query_bounds(n0, T, window, BM, BN, WINDOWED)
     counts_ptr += (tile - low) * stride
     for g in tl.range(0, G):
         h = j * G + g

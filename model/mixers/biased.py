@@ -10,10 +10,10 @@ from bisect import bisect_left
 import torch
 from torch import Tensor, nn
 
-from ...kernels.attention import contextual
+from ...kernels.attention import contextual, relative
 from ...kernels.attention.contextual import contextual_attention, of_positions
 from ...kernels.attention.forgetting import choose_backend, forgetting_attention
-from ...kernels.attention.scored import Span, dot_scores, scored_attention
+from ...kernels.attention.relative import relative_attention
 from ...kernels.norms import statistics_dtype
 from ...kernels.paged.rows import row_attention, row_scores
 from ..cache import Kept
@@ -75,22 +75,15 @@ class Rel(RelOutline, InBlocks):
     def __init__(self, model: ModelConfig, config: RelConfig) -> None:
         super().__init__(model, config)
         self.table = nn.Parameter(torch.zeros(model.n_heads * self.numbers(config)))
+        self.size = model.head_dim
 
     def forward(
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, block: int | None = None
     ) -> Tensor:
-        heads, reach = q_BTHX.shape[2], self.config.reach
-        bias_HR = self.table.view(heads, -1)[:, self.number_of_distance()]
-
-        def logits(span: Span) -> Tensor:
-            scores = dot_scores(q_BTHX, k_BTJX, span, self.config.scale)
-            m, s = span.seen_MS.shape
-            # one number a diagonal, so that its gradient is a sum along it: from the last key at the first query on
-            diagonals = torch.arange(m + s - 1, device=scores.device) + (span.start - span.stop + 1)
-            along = bias_HR.to(scores.dtype)[:, diagonals.clamp(0, reach)]
-            return scores + along.unfold(-1, s, 1).flip(-1)
-
-        return scored_attention(v_BTJX, heads, logits, window=window, query_block=block)
+        bias_HR = self.table.view(q_BTHX.shape[2], -1)[:, self.number_of_distance()]
+        return relative_attention(
+            q_BTHX, k_BTJX, v_BTJX, bias_HR, scale=self.config.scale, window=window, query_block=block
+        )
 
     def step(self, q_BHX: Tensor, kept: Kept) -> Tensor:
         scores_BHS = row_scores(q_BHX, kept.gather("k"), self.config.scale)
@@ -111,6 +104,9 @@ class Rel(RelOutline, InBlocks):
     def _numbers(self) -> Tensor:
         """The same, made once for the steps of a text."""
         return self.number_of_distance()
+
+    def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
+        return {"rel": str(relative.choose_backend(device, dtype, self.size))}
 
 
 def first_distances(reach: int, buckets: int) -> list[int]:

@@ -19,6 +19,7 @@ from torch.nn import functional
 from ...kernels.attention import forgetting as forgetting_op
 from ...kernels.attention import wall as wall_op
 from ...kernels.attention.contextual import contextual_attention
+from ...kernels.attention.relative import relative_attention
 from ...kernels.attention.threshold import threshold_attention
 from ...kernels.choice import failure, worst
 from ...kernels.shapes import expand_kv
@@ -60,6 +61,11 @@ def threshold(q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, logit_BTH: Tensor,
 def contextual(q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, vectors_PX: Tensor, *, backend: str) -> Tensor:
     """Contextual positions of those vectors; `backend` is one of ours, for there is no other."""
     return contextual_attention(q_BTHX, k_BTJX, v_BTJX, vectors_PX.float() / 8, backend=backend)
+
+
+def relative(q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, bias_HR: Tensor, *, backend: str) -> Tensor:
+    """A number for each head and distance; `backend` is one of ours, for there is no other."""
+    return relative_attention(q_BTHX, k_BTJX, v_BTJX, bias_HR.float(), backend=backend)
 
 
 Gated = Callable[..., Tensor]

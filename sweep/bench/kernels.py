@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...kernels import fp8_linear
-from ...kernels.attention import contextual, polar, softmax, threshold
+from ...kernels.attention import contextual, polar, relative, softmax, threshold
 from ...kernels.choice import Choice
 from ...kernels.conv import conv
 from ...kernels.cross_entropy import cross_entropy
@@ -31,10 +31,10 @@ H, J, D = 8, 2, 128
 """Query heads, KV heads and head size of the 370M network."""
 WIDTH, VOCABULARY = 1024, 50304
 TOKENS = 16 * 2048
-POSITIONS = 64
-"""Of contextual attention, as its mixer has them."""
+POSITIONS, REACH = 64, 512
+"""Of contextual and of relative attention, as their mixers have them."""
 OPS = (
-    "polar", "softmax", "forgetting", "wall_head", "wall_kv", "threshold", "contextual", "gated_delta", *memories.OPS, "gated_conv",
+    "polar", "softmax", "forgetting", "wall_head", "wall_kv", "threshold", "contextual", "relative", "gated_delta", *memories.OPS, "gated_conv",
     "canon", "cross_entropy", "polar_distractor", "fp8_linear", "decode", "row_linear",
 )  # fmt: skip
 NAIVE = "torch"
@@ -277,15 +277,16 @@ def _attention(made: _Inputs, b: int, t: int, window: int | None, grad: bool) ->
 
 
 def _gated_attention(made: _Inputs, b: int, t: int, selected: Sequence[str]) -> Iterator[Case]:
-    """Forgetting and wall attention beside fla's, where they are right, threshold and contextual attention beside torch's operations."""
+    """Forgetting and wall attention beside fla's, where they are right, those that nobody else has beside torch's operations."""
     ours_alone: dict[gated.Gated, Callable[[], Choice]] = {
         gated.threshold: lambda: threshold.choose_backend(made.device, torch.bfloat16, D),
         gated.contextual: lambda: contextual.choose_backend(made.device, torch.bfloat16, D, POSITIONS),
+        gated.relative: lambda: relative.choose_backend(made.device, torch.bfloat16, D),
     }
     for op, name, shape in (
         (gated.forgetting, "forgetting", (b, t, H)), (gated.wall, "wall_head", (b, t, H, D)),
         (gated.wall, "wall_kv", (b, t, J, D)), (gated.threshold, "threshold", (b, t, H)),
-        (gated.contextual, "contextual", (POSITIONS, D)),
+        (gated.contextual, "contextual", (POSITIONS, D)), (gated.relative, "relative", (H, REACH + 1)),
     ):  # fmt: skip
         if selected and name not in selected:
             continue  # whether fla is right takes minutes to find out

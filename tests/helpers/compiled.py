@@ -123,6 +123,15 @@ def contextual(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
         kernels.backward(q, q, k, v, z, o, lse, window=reach)
 
 
+def relative(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
+    from atma_sweep.kernels.attention import relative_triton as kernels
+
+    q, k, v, bias = made(t, d, dtype), made(t, d, dtype, J), made(t, d, dtype, J), torch.empty(H, 513)
+    for reach in {window, None}:
+        o, lse = kernels.forward(q, k, v, bias, window=reach)
+        kernels.backward(q, q, k, v, bias, o, lse, window=reach)
+
+
 def wall(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
     from atma_sweep.kernels.attention import wall_triton as kernels
 
@@ -302,6 +311,7 @@ CASES: dict[str, Callable[[int, int, int | None, torch.dtype], None]] = {
         forgetting_on_hopper,
         threshold,
         contextual,
+        relative,
         wall,
         wall_on_hopper,
         gated_delta,

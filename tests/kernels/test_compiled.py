@@ -21,6 +21,7 @@ KERNELS = {
     "forgetting_on_hopper": {"_sums", "_forgetting_forward"},
     "threshold": {"_forward", "_row_products", "_dq", "_count", "_dkv"},
     "contextual": {"_forward", "_row_products", "_dq", "_dkv"},
+    "relative": {"_forward", "_row_products", "_dq", "_dkv"},
     "wall": {"_gate", "_edges", "_forward", "_row_products", "_dkv", "_dq", "_later", "_ungate"},
     "wall_on_hopper": {"_gate", "_edges", "_wall_forward"},
     "gated_delta": {"_inverse", "_scan", "_readout", "_scan_back", "_pair_gradients", "_key_gradients", "_sum_heads"},

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from atma_sweep.kernels.attention import contextual
-from atma_sweep.kernels.attention import contextual_ops as ops
 from atma_sweep.kernels.attention.contextual import choose_backend, contextual_attention
 from atma_sweep.kernels.attention.softmax import softmax_attention_reference
 from graded import check, distance, double, interpreted, normal, run, surrounded
@@ -59,7 +58,7 @@ def test_keys_beyond_one_stretch(keys: int, window: int | None, monkeypatch: pyt
     """The borders of a stretch of keys at a time: the same numbers to the bit."""
     args = inputs(133, 2, 1, 30, shut=1.5)
     whole = run(contextual_attention, args, window=window, backend="triton")
-    monkeypatch.setattr(ops.kernels(), "STRETCH", keys)
+    monkeypatch.setattr(contextual.kernels(), "STRETCH", keys)
     found = run(contextual_attention, args, window=window, backend="triton")
     assert all(torch.equal(a, b) for a, b in zip(found, whole, strict=True))
 
@@ -94,11 +93,11 @@ def test_ops_keep_the_rules_of_torch(name: str) -> None:
     """Nothing changed in place, shapes and types without data, gradients, and the same in a compiled graph."""
     q, k, v, _ = inputs(5, 4, 2, 3)
     z = normal(1, 4, 5, 3, seed=7).requires_grad_()
-    o, lse = (x.detach() for x in ops.contextual_forward(q, k, v, z, 3))
+    o, lse = (x.detach() for x in contextual._forward(q, k, v, z, 3))
     if name == "forward":
-        found = torch.library.opcheck(ops.contextual_forward, (q, k, v, z, 3))
+        found = torch.library.opcheck(contextual._forward, (q, k, v, z, 3))
     else:
-        found = torch.library.opcheck(ops.contextual_backward, (o, *(x.detach() for x in (q, k, v, z)), o, lse, 3))
+        found = torch.library.opcheck(contextual._backward, (o, *(x.detach() for x in (q, k, v, z)), o, lse, 3))
     assert set(found.values()) == {"SUCCESS"}, found
 
 

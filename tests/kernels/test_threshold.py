@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from atma_sweep.kernels.attention import threshold_ops as ops
+from atma_sweep.kernels.attention import threshold
 from atma_sweep.kernels.attention.forgetting import forgetting_attention
 from atma_sweep.kernels.attention.threshold import distances, threshold_attention
 from graded import double, interpreted, normal, run
@@ -274,11 +274,11 @@ def test_ops_keep_the_rules_of_torch(name: str) -> None:
     """Nothing changed in place, shapes and types without data, gradients, and the same in a compiled graph."""
     q, k, v, decay = apart(5, 4, 2)
     q, decay = (q * math.log2(math.e) / 4).detach().requires_grad_(), decay.detach().mT.contiguous().requires_grad_()
-    o, lse = (x.detach() for x in ops.threshold_forward(q, k, v, decay, 3))
+    o, lse = (x.detach() for x in threshold._forward(q, k, v, decay, 3))
     if name == "forward":
-        found = torch.library.opcheck(ops.threshold_forward, (q, k, v, decay, 3))
+        found = torch.library.opcheck(threshold._forward, (q, k, v, decay, 3))
     else:
-        found = torch.library.opcheck(ops.threshold_backward, (o, *(x.detach() for x in (q, k, v, decay)), o, lse, 3))
+        found = torch.library.opcheck(threshold._backward, (o, *(x.detach() for x in (q, k, v, decay)), o, lse, 3))
     assert set(found.values()) == {"SUCCESS"}, found
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from atma_sweep.model.config import ModelConfig
-from atma_sweep.model.mixers.biased import CoPE, CoPEConfig
+from atma_sweep.model.mixers.biased import CoPE, CoPEConfig, Rel, RelConfig
 from atma_sweep.model.mixers.tra import TRA
 from atma_sweep.model.mixers.tra_outline import TRAConfig
 from atma_sweep.model.mixers.wall import Wall
@@ -364,19 +364,27 @@ def test_threshold_attention_is_timed_beside_torch(monkeypatch: pytest.MonkeyPat
 
 
 @no_gpu
-def test_contextual_positions_are_timed_beside_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("op", "learned"), [("contextual", "vectors"), ("relative", "table")])
+def test_attention_with_numbers_of_positions_is_timed_beside_torch(
+    op: str, learned: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(kernels.polar, "available", lambda *_: [])
     right = kernels.Choice("triton", "Triton 9")
-    monkeypatch.setattr(kernels.contextual, "choose_backend", lambda *_: right)
-    (small, long) = kernels.cases(["contextual"], torch.device("meta"))
+    monkeypatch.setattr(getattr(kernels, op), "choose_backend", lambda *_: right)
+    (small, long) = kernels.cases([op], torch.device("meta"))
     assert (small.size, long.size, small.rival) == ("B16 T2048", "B1 T16384", "softmax, cuDNN")
     assert list(small.variants) == ["softmax, cuDNN", "triton", "torch"]
-    assert [tuple(x.shape) for x in small.inputs()][3] == (kernels.POSITIONS, 128)
-    q, k, v, e = (torch.randn(shape) for shape in ((1, 9, 2, 8), (1, 9, 1, 8), (1, 9, 1, 8), (5, 8)))
-    mixer = CoPE(ModelConfig(d_model=64, n_heads=2, n_kv_heads=1, head_dim=8), CoPEConfig(positions=5))
+    model, shapes = (
+        ModelConfig(d_model=64, n_heads=2, n_kv_heads=1, head_dim=8),
+        ((1, 9, 2, 8), (1, 9, 1, 8), (1, 9, 1, 8)),
+    )
+    q, k, v = (torch.randn(shape) for shape in shapes)
+    mixer = CoPE(model, CoPEConfig(positions=5)) if op == "contextual" else Rel(model, RelConfig(reach=5))
+    fourth = torch.randn(5, 8) if op == "contextual" else torch.randn(2, 6)
+    assert [x.ndim for x in small.inputs()] == [4, 4, 4, 2]
     with torch.no_grad():
-        mixer.vectors.copy_(e / 8)
-        assert (mixer(q, k, v, window=None) - small.variants["torch"](q, k, v, e)).abs().max() <= 1e-6
+        getattr(mixer, learned).copy_(fourth / 8 if op == "contextual" else fourth.flatten())
+        assert (mixer(q, k, v, window=None) - small.variants["torch"](q, k, v, fourth)).abs().max() <= 1e-6
 
 
 def test_table_of_kernels() -> None:

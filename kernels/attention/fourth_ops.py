@@ -1,0 +1,58 @@
+"""Attention of q, k, v and a fourth tensor that is learned too, as torch ops, so that torch.compile keeps one graph (see `ops`).
+
+q is scaled so that weights are 2^(logit - lse); what the fourth is, the module of the kernels says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def attention_ops(name: str, kernels: Callable[[], Any]) -> tuple[Any, Any]:
+    """The ops atma::NAME_forward and atma::NAME_backward of what `kernels` imports when they first run: Triton is not everywhere.
+
+    The first takes (q, k, v, fourth, window) and gives (o [B, T, H, X], lse [B, H, T] float32 in units of log 2), of which o has a
+    gradient; `window` 0 is none. The second takes (gradient of o, q, k, v, fourth, o, lse, window).
+    """
+
+    @torch.library.custom_op(f"atma::{name}_forward", mutates_args=())
+    def forward(q: Tensor, k: Tensor, v: Tensor, fourth: Tensor, window: int) -> tuple[Tensor, Tensor]:
+        args = (x.contiguous() for x in (q, k, v, fourth))
+        found: tuple[Tensor, Tensor] = kernels().forward(*args, window=window or None)
+        return found
+
+    @forward.register_fake
+    def _(q: Tensor, k: Tensor, v: Tensor, fourth: Tensor, window: int) -> tuple[Tensor, Tensor]:
+        b, t, h, _ = q.shape
+        return q.new_empty(q.shape), q.new_empty(b, h, t, dtype=torch.float32)
+
+    @torch.library.custom_op(f"atma::{name}_backward", mutates_args=())
+    def backward(
+        g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, fourth: Tensor, o: Tensor, lse: Tensor, window: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        args = (x.contiguous() for x in (g_o, q, k, v, fourth, o, lse))
+        found: tuple[Tensor, Tensor, Tensor, Tensor] = kernels().backward(*args, window=window or None)
+        return found
+
+    @backward.register_fake
+    def _(g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, fourth: Tensor, o: Tensor, lse: Tensor, window: int
+          ) -> tuple[Tensor, ...]:  # fmt: skip
+        return tuple(x.new_empty(x.shape) for x in (q, k, v, fourth))
+
+    def gradients(ctx: Any, g_o: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+        return *backward(g_o, *ctx.saved_tensors, ctx.window), None
+
+    forward.register_autograd(gradients, setup_context=_save)
+    return forward, backward
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, window = inputs
+    ctx.save_for_backward(*tensors, *output)
+    ctx.window = window
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(True)
