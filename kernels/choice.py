@@ -187,9 +187,10 @@ def failure(op: str, error: Callable[..., float], *case: Hashable) -> str | None
 
 
 def worst(found: Iterable[Tensor], wanted: Iterable[Tensor]) -> float:
-    """Largest error among pairs of tensors, in the norm, relative to the wanted one."""
+    """Largest error among pairs of tensors, in the norm, relative to the wanted one; NaN if one of them is."""
     pairs = [(a.detach().float(), b.detach()) for a, b in zip(found, wanted, strict=True)]
-    return max(float((a - b).norm() / b.norm()) for a, b in pairs)
+    # Python's max passes over what is not a number
+    return float(torch.stack([(a - b).norm() / b.norm() for a, b in pairs]).max())
 
 
 @functools.cache

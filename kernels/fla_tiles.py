@@ -1,7 +1,7 @@
 """One configuration for each kernel of flash-linear-attention that delta rules and PaTH attention launch, instead of its autotuner.
 
 The autotuner compiles every configuration that fla lists, for each number of heads anew: 133 of the rule with a retention for
-each channel, minutes on one core, and 39 of two kernels of PaTH attention. And it takes the fastest by the clock, so that two processes may round otherwise.
+each channel, minutes on one core, and 39 of two kernels of PaTH attention on Hopper. And it takes the fastest by the clock, so that two processes may round otherwise.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def channelwise(d: int) -> Wishes:
         "ops.utils.cumsum:chunk_local_cumsum_vector_kernel": Wish(4, 3, (("BS", 32),)),
         # one warp sums each row without shared memory
         "ops.kda.chunk_intra_token_parallel:chunk_kda_fwd_kernel_intra_token_parallel": Wish(1, 3, (("BH", 2),)),
-        # BK 64 spills here; on an H100 one warp takes 0.23 ms where four take 0.58 (B16 T2048 H8, as below)
+        # BK 64 spills here; on an H100 one warp takes 0.23 ms where four take 0.58, at B16 T2048 H8
         "ops.kda.chunk_intra:chunk_kda_fwd_kernel_inter_solve_fused": Wish(1, 3, (("BK", 32),)),
         "ops.kda.chunk_intra:chunk_kda_bwd_kernel_intra": Wish(2, 2),
         "ops.kda.wy_fast:recompute_w_u_fwd_kda_kernel": Wish(4, 2),
@@ -72,7 +72,9 @@ def path(_d: int) -> Wishes:
     """What PaTH attention launches that fla would tune: the products of keys of a chunk, and their inverse."""
     return {
         "ops.common.chunk_scaled_dot_kkt:chunk_scaled_dot_kkt_fwd_kernel": Wish(4, 3, (("BK", 64),)),
+        # of chunks of 64 on Hopper, of 32 elsewhere
         "ops.utils.solve_tril:merge_16x16_to_64x64_inverse_kernel": Wish(4, 3),
+        "ops.utils.solve_tril:merge_16x16_to_32x32_inverse_kernel": Wish(4, 3),
     }
 
 

@@ -6,9 +6,7 @@ B batch, T length, H query heads, J KV heads, X head size, P positions, M querie
 from __future__ import annotations
 
 import functools
-import importlib
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,11 +21,10 @@ from .softmax import in_log2
 LOG2E = math.log2(math.e)
 
 
-def kernels() -> Any:
-    return importlib.import_module(".contextual_triton", __package__)
+MOST = 128
+"""Positions that the kernels' pass for queries has room for."""
 
-
-_forward, _backward = attention_ops("contextual", kernels)
+_forward, _backward = attention_ops("contextual")
 """The fourth is z = q·vectors [B, H, T, P], in log 2."""
 
 
@@ -66,10 +63,9 @@ def contextual_attention(
 @constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int, positions: int) -> Choice:
     """What `contextual_attention` takes for such tensors and that many positions."""
-    chosen = attention_choice("contextual attention", torch.device(device), dtype, head_dim, _error)
-    if chosen.backend == "triton" and positions > (most := kernels().MOST):
-        return Choice("torch", f"the kernels hold {most} positions, these are {positions}")
-    return chosen
+    if positions > MOST:
+        return Choice("torch", f"the kernels hold {MOST} positions, these are {positions}")
+    return attention_choice("contextual attention", torch.device(device), dtype, head_dim, _error)
 
 
 @functools.cache

@@ -26,13 +26,10 @@ import triton.language as tl
 from torch import Tensor
 
 from .rows_triton import row_products
-from .threshold_triton import bounds, query_bounds
-from .triton import LN2, Tiles, flat, precision
+from .triton import LN2, Tiles, bounds, flat, precision, query_bounds, visible
 
 STRETCH = 4096
 """Keys whose borders are kept at a time."""
-MOST = 128
-"""Positions that the pass for queries has room for."""
 
 _LN2 = tl.constexpr(LN2)
 
@@ -47,10 +44,7 @@ def _scores(
     s = tl.dot(q, k.T, input_precision=PRECISION)
     seen = tl.full(s.shape, True, tl.int1)
     if MASKED:
-        n_S = n + tl.arange(0, BN)
-        seen = n_S[None, :] <= tl.minimum(p_M, T - 1)[:, None]
-        if WINDOWED:
-            seen = seen & (n_S[None, :] > p_M[:, None] - window)
+        seen = visible(p_M, n + tl.arange(0, BN), T, window, WINDOWED)
     return k, s, seen
 
 
@@ -173,8 +167,8 @@ def _dq_keys(
         tile = stop - 1 - step
         n = tile * BN
         if (tile >= low) & (tile < high):
-            tl.store(met_ptr + (tile - low) * stride + at, met, mask=inside)
-            tl.store(left_ptr + (tile - low) * stride + at, left, mask=inside)
+            tl.store(met_ptr + (tile - low).to(tl.int64) * stride + at, met, mask=inside)
+            tl.store(left_ptr + (tile - low).to(tl.int64) * stride + at, left, mask=inside)
         counts = tl.min(tl.where(inside, met, P), 0) < P - 1
         if LEARNS or counts:
             k, s, seen = _scores(q, k_desc, p_M, b, j, n, T, window, BN, X, MASKED, WINDOWED, PRECISION)
@@ -326,8 +320,9 @@ def _dkv(
     dk = tl.zeros([BN, X], tl.float32)
     dv = tl.zeros([BN, X], tl.float32)
     first, whole_from, whole_to, end = query_bounds(n0, T, window, BM, BN, WINDOWED)
-    met_ptr += (tile - low) * stride
-    left_ptr += (tile - low) * stride
+    border = (tile - low).to(tl.int64) * stride
+    met_ptr += border
+    left_ptr += border
     for g in tl.range(0, G):
         h = j * G + g
         dk, dv = _dkv_queries(dk, dv, k_desc, v, q_desc, g_desc, z_ptr, lse_ptr, delta_ptr, met_ptr, left_ptr, b, h, j, n0,

@@ -5,15 +5,20 @@ q is scaled so that weights are 2^(logit - lse); what the fourth is, the module 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
 from typing import Any
 
 import torch
 from torch import Tensor
 
 
-def attention_ops(name: str, kernels: Callable[[], Any]) -> tuple[Any, Any]:
-    """The ops atma::NAME_forward and atma::NAME_backward of what `kernels` imports when they first run: Triton is not everywhere.
+def kernels(name: str) -> Any:
+    """The module of kernels NAME_triton, imported when they first run: Triton is not installed everywhere."""
+    return importlib.import_module(f".{name}_triton", __package__)
+
+
+def attention_ops(name: str) -> tuple[Any, Any]:
+    """The ops atma::NAME_forward and atma::NAME_backward of the kernels of that name.
 
     The first takes (q, k, v, fourth, window) and gives (o [B, T, H, X], lse [B, H, T] float32 in units of log 2), of which o has a
     gradient; `window` 0 is none. The second takes (gradient of o, q, k, v, fourth, o, lse, window).
@@ -22,7 +27,7 @@ def attention_ops(name: str, kernels: Callable[[], Any]) -> tuple[Any, Any]:
     @torch.library.custom_op(f"atma::{name}_forward", mutates_args=())
     def forward(q: Tensor, k: Tensor, v: Tensor, fourth: Tensor, window: int) -> tuple[Tensor, Tensor]:
         args = (x.contiguous() for x in (q, k, v, fourth))
-        found: tuple[Tensor, Tensor] = kernels().forward(*args, window=window or None)
+        found: tuple[Tensor, Tensor] = kernels(name).forward(*args, window=window or None)
         return found
 
     @forward.register_fake
@@ -35,7 +40,7 @@ def attention_ops(name: str, kernels: Callable[[], Any]) -> tuple[Any, Any]:
         g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, fourth: Tensor, o: Tensor, lse: Tensor, window: int
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         args = (x.contiguous() for x in (g_o, q, k, v, fourth, o, lse))
-        found: tuple[Tensor, Tensor, Tensor, Tensor] = kernels().backward(*args, window=window or None)
+        found: tuple[Tensor, Tensor, Tensor, Tensor] = kernels(name).backward(*args, window=window or None)
         return found
 
     @backward.register_fake

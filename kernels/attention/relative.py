@@ -6,9 +6,7 @@ B batch, T length, H query heads, J KV heads, X head size, R reach, M queries of
 from __future__ import annotations
 
 import functools
-import importlib
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,11 +22,7 @@ from .softmax import in_log2
 LOG2E = math.log2(math.e)
 
 
-def kernels() -> Any:
-    return importlib.import_module(".relative_triton", __package__)
-
-
-_forward, _backward = attention_ops("relative", kernels)
+_forward, _backward = attention_ops("relative")
 """The fourth is bias [H, R + 1], in log 2."""
 
 

@@ -19,8 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .rows_triton import row_products
-from .threshold_triton import bounds, query_bounds
-from .triton import LN2, Tiles, flat, precision, visible
+from .triton import LN2, Tiles, bounds, flat, precision, query_bounds, visible
 
 _LN2 = tl.constexpr(LN2)
 

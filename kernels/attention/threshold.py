@@ -6,9 +6,8 @@ B batch, T length, H query heads, J KV heads, X head size, M queries of a block,
 from __future__ import annotations
 
 import functools
-import importlib
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -25,11 +24,7 @@ LOG2E = math.log2(math.e)
 Empty = Literal["zero", "uniform"]
 
 
-def kernels() -> Any:
-    return importlib.import_module(".threshold_triton", __package__)
-
-
-_forward, _backward = attention_ops("threshold", kernels)
+_forward, _backward = attention_ops("threshold")
 """The fourth is the decay [B, H, T], in log 2; lse is -inf where nothing survives."""
 
 

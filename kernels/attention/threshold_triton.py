@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .rows_triton import row_products
-from .triton import LN2, Tiles, flat, precision
+from .triton import LN2, Tiles, bounds, flat, precision, query_bounds
 
 STRETCH = 4096
 """Keys whose counts are kept at a time."""
@@ -53,37 +53,6 @@ def _survivors(
 def _upper(BN: tl.constexpr, dtype: tl.constexpr):
     row = tl.arange(0, BN)
     return (row[:, None] >= row[None, :]).to(dtype)
-
-
-@triton.jit
-def bounds(m0, T, window, BM: tl.constexpr, BN: tl.constexpr, WINDOWED: tl.constexpr):
-    """Tiles of keys [first, last) of a tile of queries; from `whole_to` on and before `whole_from` some pairs are hidden."""
-    last = tl.cdiv(tl.minimum(m0 + BM, T), BN)
-    whole_to = (m0 + 1) // BN
-    first = 0
-    whole_from = 0
-    if WINDOWED:
-        first = tl.maximum(0, m0 - window + 1) // BN
-        whole_from = tl.maximum(first, tl.cdiv(tl.maximum(0, m0 + BM - window), BN))
-    whole_to = tl.maximum(whole_to, first)
-    whole_from = tl.minimum(whole_from, whole_to)
-    return first, whole_from, whole_to, last
-
-
-@triton.jit
-def query_bounds(n0, T, window, BM: tl.constexpr, BN: tl.constexpr, WINDOWED: tl.constexpr):
-    """Queries first <= . < end that see a key of a tile; those of whole_from <= . < whole_to, in whole tiles, see all of them."""
-    # queries at m see key n when n <= m < n + window
-    first = n0 // BM * BM
-    end = T
-    whole_from = tl.cdiv(n0 + BN - 1, BM) * BM
-    whole_to = T // BM * BM
-    if WINDOWED:
-        end = tl.minimum(T, n0 + BN - 1 + window)
-        whole_to = tl.minimum(whole_to, (n0 + window) // BM * BM)
-    whole_from = tl.maximum(first, tl.minimum(whole_from, tl.cdiv(end, BM) * BM))
-    whole_to = tl.maximum(whole_from, tl.minimum(whole_to, tl.cdiv(end, BM) * BM))
-    return first, whole_from, whole_to, end
 
 
 @triton.jit
@@ -156,7 +125,7 @@ def _dq_keys(
         tile = stop - 1 - step
         n = tile * BN
         if KEPT:
-            tl.store(counts_ptr + tile * stride + at, count, mask=p_M < T)
+            tl.store(counts_ptr + tile.to(tl.int64) * stride + at, count, mask=p_M < T)
         k, s, keep, local = _survivors(q, k_desc, p_M, b, j, n, T, window, upper, BN, X, MASKED, WINDOWED, PRECISION)
         met = count[:, None] + local
         p = tl.where(keep, tl.exp2(s + met * decay[:, None] - lse[:, None]), 0.0)
@@ -229,7 +198,7 @@ def _count(
     last = tl.minimum(last, high)
     for step in tl.range(0, last - first):
         tile = last - 1 - step
-        tl.store(counts_ptr + (tile - low) * stride + at, count, mask=inside)
+        tl.store(counts_ptr + (tile - low).to(tl.int64) * stride + at, count, mask=inside)
         _k, _s, keep, _local = _survivors(
             q, k_desc, p_M, b, j, tile * BN, T, window, upper, BN, X, True, WINDOWED, PRECISION
         )
@@ -281,7 +250,7 @@ def _dkv(
     dk = tl.zeros([BN, X], tl.float32)
     dv = tl.zeros([BN, X], tl.float32)
     first, whole_from, whole_to, end = query_bounds(n0, T, window, BM, BN, WINDOWED)
-    counts_ptr += (tile - low) * stride
+    counts_ptr += (tile - low).to(tl.int64) * stride
     for g in tl.range(0, G):
         h = j * G + g
         dk, dv = _dkv_queries(dk, dv, k_desc, v, q_desc, g_desc, decay_ptr, lse_ptr, delta_ptr, counts_ptr, b, h, j, n0,

@@ -50,6 +50,37 @@ def visible(p_M, n_S, TK, window, WINDOWED: tl.constexpr):
 
 
 @triton.jit
+def bounds(m0, T, window, BM: tl.constexpr, BN: tl.constexpr, WINDOWED: tl.constexpr):
+    """Tiles of keys [first, last) of a tile of queries; from `whole_to` on and before `whole_from` some pairs are hidden."""
+    last = tl.cdiv(tl.minimum(m0 + BM, T), BN)
+    whole_to = (m0 + 1) // BN
+    first = 0
+    whole_from = 0
+    if WINDOWED:
+        first = tl.maximum(0, m0 - window + 1) // BN
+        whole_from = tl.maximum(first, tl.cdiv(tl.maximum(0, m0 + BM - window), BN))
+    whole_to = tl.maximum(whole_to, first)
+    whole_from = tl.minimum(whole_from, whole_to)
+    return first, whole_from, whole_to, last
+
+
+@triton.jit
+def query_bounds(n0, T, window, BM: tl.constexpr, BN: tl.constexpr, WINDOWED: tl.constexpr):
+    """Queries first <= . < end that see a key of a tile; those of whole_from <= . < whole_to, in whole tiles, see all of them."""
+    # queries at m see key n when n <= m < n + window
+    first = n0 // BM * BM
+    end = T
+    whole_from = tl.cdiv(n0 + BN - 1, BM) * BM
+    whole_to = T // BM * BM
+    if WINDOWED:
+        end = tl.minimum(T, n0 + BN - 1 + window)
+        whole_to = tl.minimum(whole_to, (n0 + window) // BM * BM)
+    whole_from = tl.maximum(first, tl.minimum(whole_from, tl.cdiv(end, BM) * BM))
+    whole_to = tl.maximum(whole_from, tl.minimum(whole_to, tl.cdiv(end, BM) * BM))
+    return first, whole_from, whole_to, end
+
+
+@triton.jit
 def _forgotten(hi_ptr, lo_ptr, row, n, from_hi, from_lo, T):
     """F at the anchor less F at n, where F = hi + lo: the two parts apart, so that nothing is lost where F is large."""
     hi = tl.load(hi_ptr + row + n, mask=n < T, other=0.0)

@@ -92,13 +92,14 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
     t, window = 397, 150
     draw = torch.Generator().manual_seed(0)
     made = [torch.randn(1, t, heads, head_dim, generator=draw).to(device, dtype) for heads in (2, 1, 1)]
-    made.append((-torch.rand(1, t, 2, head_dim, generator=draw) / 4).to(device))
-    found = []
-    for name, kind in ((backend, dtype), ("torch", torch.float32)):
-        args = [x.detach().to(kind).requires_grad_() for x in made[:3]] + [made[3].detach().requires_grad_()]
-        with torch.enable_grad():
-            y = wall_attention(*args, window=window, backend=name)
-            found.append([y, *torch.autograd.grad((y.float() * made[0].float()).sum(), args)])
+    gates = [(-torch.rand(1, t, heads, head_dim, generator=draw) / 4).to(device) for heads in (2, 1)]
+    found: list[list[Tensor]] = [[], []]
+    for one, (name, kind) in zip(found, ((backend, dtype), ("torch", torch.float32)), strict=True):
+        for gate in gates:
+            args = [x.detach().to(kind).requires_grad_() for x in made] + [gate.detach().requires_grad_()]
+            with torch.enable_grad():
+                y = wall_attention(*args, window=window, backend=name)
+                one += [y, *torch.autograd.grad((y.float() * made[0].float()).sum(), args)]
     return worst(*found)
 
 

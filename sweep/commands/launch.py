@@ -57,14 +57,9 @@ def carry_out(asked: Asked, *, dry_run: bool, as_json: bool) -> bool:
     if asked.detach and asked.address is None:
         raise SweepError("--detach leaves the supervisor on a cluster; name that with --address")
     console = progress.Terminal(stderr=as_json, soft_wrap=True)
-    request, remarks = requested(asked, console, dry=dry_run)
     if dry_run:
-        known = store_if_any(asked.db)
-        request, studies, lines = tuning.planned(request, known)
-        request = launch.seeded(request, known)
-        remarks = [*remarks, *lines, *designs.told(request.grid, request.cells, known)]
-        made = launch.plan(request, known)
-        made = made if studies is None else replace(made, before=list(studies.parts.values()))
+        ahead = prospect(asked, console)
+        request, known = ahead.request, ahead.store
         prices = place.prices(request.like, request.runs, known)
 
         def billed(plan: Plan) -> Bill:
@@ -73,8 +68,9 @@ def carry_out(asked: Asked, *, dry_run: bool, as_json: bool) -> bool:
         outlook = stops.outlook(
             request.grid, request.cells, known, lambda cells: billed(launch.plan(replace(request, cells=cells), known))
         )
-        show_plan(made, request.grid, remarks, billed(made.with_proposals()), outlook, as_json)
+        show_plan(ahead.made, request.grid, ahead.remarks, billed(ahead.made.with_proposals()), outlook, as_json)
         return True
+    request, _ = requested(asked, console, dry=False)
     store = open_store(asked.db, create=True)
     make_folder(request.runs, "--runs", parents=True)
     if asked.detach and request.grid.tune is not None:
@@ -91,10 +87,7 @@ def carry_out(asked: Asked, *, dry_run: bool, as_json: bool) -> bool:
 
 
 def requested(asked: Asked, console: Console, *, dry: bool) -> tuple[Request, list[str]]:
-    """The launch, its text prepared where it lies on this machine, and remarks; a dry run prepares nothing.
-
-    Text that is prepared and too short ends a dry run here, before it prices or times anything.
-    """
+    """The launch, its text prepared where it lies on this machine, and remarks; a dry run prepares nothing."""
     listener = checked(asked.notify) if asked.notify is not None else None
     hours = hours_of(asked.budget, rate_of(asked.rate)) if asked.budget is not None else None
     grid = load_grid(asked.grid, sets=asked.sets, rename=asked.name, most=asked.most)
@@ -110,9 +103,35 @@ def requested(asked: Asked, console: Console, *, dry: bool) -> tuple[Request, li
         grid=grid, cells=cells if space is None else [], space=space, runs=runs, executor=asked.executor, address=asked.address,
         only=asked.only, retrain=asked.retrain, code=asked.code, notify=listener, budget=hours,
     )  # fmt: skip
-    if dry and grid.tune is None:  # whose studies are launched before its cells; see tuning.planned
-        launch.check_text(request, dry=True)
     return request, remarks
+
+
+@dataclass(frozen=True)
+class Prospect:
+    """What a launch would do now."""
+
+    request: Request
+    store: Store | None
+    """None where there is no database yet."""
+    made: Plan
+    unprepared: list[str]
+    """On text that is not prepared, and so was not looked at."""
+    remarks: list[str]
+    """These, and others."""
+
+
+def prospect(asked: Asked, console: Console) -> Prospect:
+    """Prepares and writes nothing. Raises what a launch would, CorpusError for prepared text that is too short among it."""
+    request, unprepared = requested(asked, console, dry=True)
+    store = store_if_any(asked.db)
+    request, studies, lines = tuning.planned(request, store)
+    request = launch.seeded(request, store)
+    for one in tuning.begins_with(request, studies):
+        launch.check_text(one, dry=True)
+    made = launch.plan(request, store)
+    made = made if studies is None else replace(made, before=list(studies.parts.values()))
+    remarks = [*unprepared, *lines, *designs.told(request.grid, request.cells, store)]
+    return Prospect(request, store, made, unprepared, remarks)
 
 
 def store_if_any(db: str | None) -> Store | None:

@@ -85,23 +85,16 @@ class Wanted:
 def carry_out(asked: Asked, wanted: Wanted, *, as_json: bool) -> None:
     """Plans, calibrates if that is asked for, prices and prints."""
     from ...results.text import say
-    from ..plan import designs, difference, place, price, stops, told
+    from ..plan import difference, place, price, stops, told
     from ..run import launch, progress
-    from . import tuning
-    from .launch import requested, store_if_any
+    from .launch import prospect
 
-    console = progress.Terminal(stderr=True, soft_wrap=True)
-    request, unprepared = requested(asked, console, dry=True)
-    store = store_if_any(asked.db)
-    request, studies, lines = tuning.planned(request, store)
-    request = launch.seeded(request, store)
-    remarks = [*unprepared, *lines, *designs.told(request.grid, request.cells, store)]
-    made = launch.plan(request, store)
-    made = made if studies is None else replace(made, before=list(studies.parts.values()))
+    ahead = prospect(asked, progress.Terminal(stderr=True, soft_wrap=True))
+    request, store, made = ahead.request, ahead.store, ahead.made
     between = difference.between(request.grid, made, made.cells if made.study is not None else request.cells, store)
     prices = place.prices(request.like, request.runs, store, gpu=wanted.gpu)
     if wanted.calibrate:
-        _calibrate(request, made.with_proposals(), prices, unprepared)
+        _calibrate(request, made.with_proposals(), prices, ahead.unprepared)
         prices = place.prices(request.like, request.runs, store, gpu=wanted.gpu)
     count = wanted.gpus if wanted.gpus is not None else place.gpus_here()
 
@@ -117,7 +110,7 @@ def carry_out(asked: Asked, wanted: Wanted, *, as_json: bool) -> None:
         disk = made.disk.as_json() if made.disk is not None else {}
         found |= {**told.difference_json(between), **stops.as_json(outlook)}
         found |= {"study": made.study.as_json()} if made.study is not None else {}
-        print_json(found | {"price": price.as_json(bill) | disk, "remarks": remarks})
+        print_json(found | {"price": price.as_json(bill) | disk, "remarks": ahead.remarks})
         return
     left = f"; {made.left_out} more left out by --only" if made.left_out else ""
     first = f"{len(made.cells)} cells{left}" if made.study is None else made.study.describe()
@@ -125,7 +118,7 @@ def carry_out(asked: Asked, wanted: Wanted, *, as_json: bool) -> None:
     lines += told.priced(bill, every=wanted.every)
     lines += outlook.told() if outlook is not None else []
     lines += made.disk.describe() if made.disk is not None else []
-    say("\n".join([*lines, *remarks]))
+    say("\n".join([*lines, *ahead.remarks]))
 
 
 def _calibrate(request: Request, made: Plan, prices: Prices, unprepared: list[str]) -> None:

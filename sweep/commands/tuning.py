@@ -13,17 +13,13 @@ from ..errors import SweepError
 from ..plan import corpora
 from ..plan.studies import Progress
 from ..plan.tuning import Tuning, tuning_of
-from ..run import launch
 from ..run.launch import Outcome, Request
 
 Stay = Callable[[Request, Store, Console], Outcome]
 
 
 def planned(request: Request, store: Store | None) -> tuple[Request, Tuning | None, list[str]]:
-    """The request with the cells that the studies so far lead to, the studies, and a line on each.
-
-    Text is checked of what a launch would begin with: the studies that are not finished, else the factorial.
-    """
+    """The request with the cells that the studies so far lead to, the studies, and a line on each."""
     found = tuning_of(request.grid, request.runs / "corpora", store, dry=True)
     if found is None:
         return request, None, []
@@ -33,11 +29,13 @@ def planned(request: Request, store: Store | None) -> tuple[Request, Tuning | No
             "tune: the ids of the factorial's cells are provisional; they follow from the best trial of each study"
         )
     cells, _ = corpora.expand(found.settled, request.runs / "corpora", dry=True)
-    settled = replace(request, grid=found.settled, cells=cells)
-    to_launch = [_study(request, progress) for progress in found.parts.values() if not progress.finished]
-    for one in to_launch or [settled]:
-        launch.check_text(one, dry=True)
-    return settled, found, told
+    return replace(request, grid=found.settled, cells=cells), found, told
+
+
+def begins_with(request: Request, studies: Tuning | None) -> list[Request]:
+    """What a launch would begin with: the studies that are not finished, else the request itself."""
+    parts = studies.parts.values() if studies is not None else ()
+    return [_study(request, progress) for progress in parts if not progress.finished] or [request]
 
 
 def _study(request: Request, progress: Progress) -> Request:

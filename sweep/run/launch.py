@@ -182,8 +182,9 @@ def run(
     after a clean stop.
     """
     runs, sweep = request.runs, request.grid.name
+    request = seeded(request, store)
     check_text(request)
-    request = _with_trials(seeded(request, store), store)
+    request = _with_trials(request, store)
     request = replace(
         request, cells=supervisor.freeze_plugins(request.cells, runs), commit=request.commit or git.git_state()
     )

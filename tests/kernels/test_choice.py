@@ -347,6 +347,15 @@ def test_what_fails_is_tried_again_by_the_next_process(notes: Path, wrong: float
     assert len(list(notes.iterdir())) == 1
 
 
+def test_the_worst_of_several_errors_is_told_and_what_is_no_number_is_worse() -> None:
+    wanted = [torch.tensor([3.0, 4.0]), torch.tensor([1.0])]
+    assert choice.worst([torch.tensor([3.0, 4.5]), torch.tensor([1.02])], wanted) == pytest.approx(0.1)
+    for bad in range(2):
+        found = [x.clone() for x in wanted]
+        found[bad][0] = math.nan
+        assert math.isnan(choice.worst(found, wanted))
+
+
 def test_a_note_that_cannot_be_written_costs_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     choice.remember_passed(tmp_path / "file" / "passed")

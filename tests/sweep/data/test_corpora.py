@@ -97,8 +97,8 @@ def test_the_embedded_corpus_keeps_the_fingerprint_of_its_text(
 
 def test_the_embedded_corpus_is_the_same_in_another_process(stdlib: Corpus) -> None:
     program = (
-        "from atma_sweep.sweep.data.prepare import fingerprint; from atma_sweep.sweep.config import DataConfig\n"
-        "print(fingerprint(DataConfig()))"
+        "from atma_sweep.sweep.data.prepare import aside; from atma_sweep.sweep.config import DataConfig\n"
+        "print(aside(DataConfig()).fingerprint)"
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert run.stdout.split() == [stdlib.fingerprint]

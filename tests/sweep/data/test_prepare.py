@@ -22,7 +22,7 @@ from atma_sweep.results.names import short
 from atma_sweep.sweep.config import DataConfig
 from atma_sweep.sweep.data import corpora, prepare
 from atma_sweep.sweep.data.corpora import open_corpus
-from atma_sweep.sweep.data.prepare import Told, fingerprint
+from atma_sweep.sweep.data.prepare import Told, aside
 from atma_sweep.sweep.data.shards import SplitWriter
 from atma_sweep.sweep.data.sources import Stdlib
 from atma_sweep.sweep.errors import MachineError
@@ -175,10 +175,10 @@ def test_fingerprints_are_made_of_the_tokens(tmp_path: Path, shards_of: Callable
 def test_fingerprint_follows_the_text_and_not_its_place(tmp_path: Path) -> None:
     for folder in ("a", "b", "c"):
         put(tmp_path / folder, [f"text {n}" + ("!" if folder == "c" and n == 7 else "") for n in range(12)])
-    one, same, other = (fingerprint(files(tmp_path / folder)) for folder in "abc")
+    one, same, other = (aside(files(tmp_path / folder)).fingerprint for folder in "abc")
     assert one == same != other
-    assert fingerprint(files(tmp_path / "a", shuffle=False, whole_steps=True)) == one
-    assert fingerprint(files(tmp_path / "a", heldout_tokens=5)) != one
+    assert aside(files(tmp_path / "a", shuffle=False, whole_steps=True)).fingerprint == one
+    assert aside(files(tmp_path / "a", heldout_tokens=5)).fingerprint != one
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c"], "nothing is left on the disk"
     root = tmp_path / "r"
     assert [prepare.prepare(files(tmp_path / folder), root) for folder in "ab"] == [one, one]
@@ -195,7 +195,7 @@ def test_fingerprint_follows_the_kind_of_file_no_more_than_its_names(tmp_path: P
     (tmp_path / "one" / "x.jsonl").write_text(rows)
     (tmp_path / "two").mkdir()
     (tmp_path / "two" / "x.jsonl").write_text(rows.replace('{"text"', '{"id": 7,  "text"'))
-    assert fingerprint(files(tmp_path / "one")) == fingerprint(files(tmp_path / "two"))
+    assert aside(files(tmp_path / "one")).fingerprint == aside(files(tmp_path / "two")).fingerprint
 
 
 def test_another_sharding_is_another_corpus(tmp_path: Path, shards_of: Callable[[int], None]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from atma_sweep.sweep.config import CellConfig, DataConfig, EvalConfig, TrainConfig
 from atma_sweep.sweep.data.corpora import Corpus, open_corpus
-from atma_sweep.sweep.data.prepare import fingerprint, prepare
+from atma_sweep.sweep.data.prepare import aside, prepare
 from atma_sweep.sweep.errors import GridError, MachineError, SweepError
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import load_grid
@@ -125,7 +125,7 @@ def test_text_on_this_machine_is_prepared_by_the_launch_and_pinned(grid: Callabl
     loaded = load_grid(grid("corpus: files, path: text, heldout_tokens: 200"))
     heard: list[Any] = []
     cells, remarks = texts.expand(loaded, tmp_path / "c", tell=heard.append)
-    number = fingerprint(files(tmp_path / "text", heldout_tokens=200))
+    number = aside(files(tmp_path / "text", heldout_tokens=200)).fingerprint
     assert {cell.config.data.fingerprint for cell in cells} == {number}
     assert remarks == []
     assert {one.phase for one in heard} == {"tokenizing"}
@@ -155,7 +155,7 @@ def test_a_dry_run_prepares_nothing_and_says_so(grid: Callable[[str], Path], tmp
 def test_a_dry_run_of_the_embedded_text_knows_its_ids(write: Write, tmp_path: Path, command: Command) -> None:
     path = write("name: g\nextends: micro\n")
     before = sorted(tmp_path.rglob("*"))
-    (found,) = load_grid(path).expand(fingerprint)
+    (found,) = load_grid(path).expand(lambda data: aside(data).fingerprint)
     out = json.loads(command("launch", str(path), "--dry-run", "--json")[1])
     assert ([cell["cell"] for cell in out["cells"]], out["remarks"]) == ([found.id], [])
     assert sorted(tmp_path.rglob("*")) == before
@@ -379,6 +379,21 @@ def test_only_the_cells_that_are_chosen_are_checked(grid: Callable[[str], Path],
     assert command("data", "prepare", "--grid", str(path))[0] == 0
     codes = [command("plan", str(path), "--only", f"train.batch_tokens={some}")[0] for some in (1024, 524288)]
     assert codes == [0, 2]
+
+
+@pytest.mark.parametrize("words", [("plan",), ("launch", "--dry-run")])
+def test_seeds_that_a_stop_rule_begins_with_can_be_chosen(
+    write: Write, command: Command, words: tuple[str, ...]
+) -> None:
+    """They are there before text is looked at: the rule begins with two, the grid has one."""
+    path = write(
+        "name: g\nextends: recall-mini\naxes: {memory: [off, atlas]}\nseeds: 1\n"
+        "stop: {contrast: memory, level: atlas, metric: mqar.accuracy, ci: 20}\n"
+    )
+    name, *more = words
+    code, out, err = command(name, str(path), *more, "--only", "seed=1", "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["counts"]["new"] == 2
 
 
 def test_a_calibration_says_first_that_the_text_could_not_be_checked(
