@@ -12,7 +12,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import os
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -184,6 +184,22 @@ def failure(op: str, error: Callable[..., float], *case: Hashable) -> str | None
             note.parent.mkdir(parents=True, exist_ok=True)
             note.write_text(f"{op}, {case}: relative error {found:.2g}\n")
     return None
+
+
+def both_ways(
+    attention: Callable[..., Tensor], backend: str, dtype: torch.dtype, narrow: Sequence[Tensor], wide: Sequence[Tensor] = ()
+) -> tuple[list[Tensor], list[Tensor]]:  # fmt: skip
+    """Result and gradients by `backend` in `dtype`, and by "torch" in float32, as `worst` compares them.
+
+    `narrow` come in `dtype`, queries first, which also weigh the result; `wide` stay as they are.
+    """
+    found = []
+    for name, kind in ((backend, dtype), ("torch", torch.float32)):
+        args = [x.detach().to(kind).requires_grad_() for x in narrow] + [x.detach().requires_grad_() for x in wide]
+        with torch.enable_grad():
+            y = attention(*args, backend=name)
+            found.append([y, *torch.autograd.grad((y.float() * narrow[0].float()).sum(), args)])
+    return found[0], found[1]
 
 
 def worst(found: Iterable[Tensor], wanted: Iterable[Tensor]) -> float:

@@ -6,20 +6,16 @@ B batch, T length, H query heads, J KV heads, X head size, P positions, M querie
 from __future__ import annotations
 
 import functools
-import math
 
 import torch
 from torch import Tensor
 
-from ..choice import Choice, attention_choice, constant, worst
+from ..choice import Choice, attention_choice, both_ways, constant, worst
 from ..shapes import check_qkv, check_window
 from .fourth_ops import attention_ops
 from .ops import cut
 from .scored import Span, dot_scores, scored_attention
-from .softmax import in_log2
-
-LOG2E = math.log2(math.e)
-
+from .softmax import LOG2E, in_log2
 
 MOST = 128
 """Positions that the kernels' pass for queries has room for."""
@@ -75,14 +71,9 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
     t, window, positions = 197, 150, 40
     draw = torch.Generator().manual_seed(0)
     made = [torch.randn(1, t, heads, head_dim, generator=draw).to(device, dtype) for heads in (2, 1, 1)]
-    made.append((torch.randn(positions, head_dim, generator=draw) / 8).to(device))
-    found = []
-    for name, kind in ((backend, dtype), ("torch", torch.float32)):
-        args = [x.detach().to(kind).requires_grad_() for x in made[:3]] + [made[3].detach().requires_grad_()]
-        with torch.enable_grad():
-            y = contextual_attention(*args, window=window, backend=name)
-            found.append([y, *torch.autograd.grad((y.float() * made[0].float()).sum(), args)])
-    return worst(*found)
+    vectors = (torch.randn(positions, head_dim, generator=draw) / 8).to(device)
+    attention = functools.partial(contextual_attention, window=window)
+    return worst(*both_ways(attention, backend, dtype, made, [vectors]))
 
 
 def of_positions(q_BMHX: Tensor, scores_BHMS: Tensor, seen_MS: Tensor, vectors_PX: Tensor) -> Tensor:

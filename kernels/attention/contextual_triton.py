@@ -26,7 +26,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .rows_triton import row_products
-from .triton import LN2, Tiles, bounds, flat, precision, query_bounds, visible
+from .triton import LN2, Tiles, bounds, flat, precision, query_bounds, visible, with_tile
 
 STRETCH = 4096
 """Keys whose borders are kept at a time."""
@@ -65,6 +65,13 @@ def _positions(z_ptr, met, gate, P: tl.constexpr):
 
 
 @triton.jit
+def _through_gates(dp, gate, left):
+    """What a gate adds to ds: dp of its key and of all farther ones, where `left` [M] is all that is not nearer than the tile."""
+    farther = left[:, None] - tl.cumsum(dp, 1, reverse=True) + dp
+    return gate * (1.0 - gate) * farther * _LN2
+
+
+@triton.jit
 def _forward_keys(
     acc, top, total, met, q, z_ptr, z_last, inside, p_M, k_desc, v_desc, b, j, start, stop, T, window,
     P: tl.constexpr, BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
@@ -81,14 +88,8 @@ def _forward_keys(
             met += tl.sum(gate, 1)
         if MASKED:
             a = tl.where(seen, a, float("-inf"))
-        higher = tl.maximum(top, tl.max(a, 1))
-        base = tl.where(higher == float("-inf"), 0.0, higher)
-        shrink = tl.exp2(top - base)
-        p = tl.exp2(a - base[:, None])
-        total = total * shrink + tl.sum(p, 1)
         v = v_desc.load([b, n, j * X]).reshape(BN, X)
-        acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
-        top = higher
+        acc, top, total = with_tile(acc, top, total, a, v, PRECISION)
     return acc, top, total, met
 
 
@@ -181,8 +182,7 @@ def _dq_keys(
                 dl = tl.where(seen, tl.exp2(s + z - lse[:, None]), 0.0) * dweight
                 dp = dl * slope
                 if LEARNS:
-                    farther = left[:, None] - tl.cumsum(dp, 1, reverse=True) + dp
-                    ds = dl + gate * (1.0 - gate) * farther * _LN2
+                    ds = dl + _through_gates(dp, gate, left)
                     p = tl.minimum(beyond, P - 1.0)
                     first = tl.min(tl.min(tl.where(seen, tl.floor(p), P), 1), 0).to(tl.int32)
                     behind = tl.max(tl.max(tl.where(seen, tl.ceil(p), -1.0), 1), 0).to(tl.int32) + 1
@@ -228,27 +228,8 @@ def _dq(
     met = tl.zeros([BM], tl.float32)
     first, whole_from, whole_to, last = bounds(m0, T, window, BM, BN, WINDOWED)
     left = _counted(
-        q,
-        g,
-        z_ptr + row,
-        lse,
-        delta,
-        inside,
-        p_M,
-        k_desc,
-        v_desc,
-        b,
-        j,
-        first,
-        last,
-        T,
-        window,
-        P,
-        BN,
-        X,
-        WINDOWED,
-        PRECISION,
-    )
+        q, g, z_ptr + row, lse, delta, inside, p_M, k_desc, v_desc, b, j, first, last, T, window,
+        P, BN, X, WINDOWED, PRECISION)  # fmt: skip
     dq, dz, rest, met, left = _dq_keys(
         dq, dz, rest, met, left, q, g, z_ptr + row, z_last, lse, delta, inside, p_M, k_desc, v_desc, met_ptr, left_ptr, at, b, j,
         whole_to, last, T, window, low, high, stride, P, BP, BN, X, True, WINDOWED, PRECISION, LEARNS)  # fmt: skip
@@ -293,8 +274,7 @@ def _dkv_queries(
             weight = tl.where(seen, tl.exp2(s + z - lse[:, None]), 0.0)
             dl = weight * dweight
             dp = dl * slope
-            farther = left[:, None] - tl.cumsum(dp, 1, reverse=True) + dp
-            ds = dl + gate * (1.0 - gate) * farther * _LN2
+            ds = dl + _through_gates(dp, gate, left)
         else:
             weight = tl.exp2(s + tl.load(row_ptr + P - 1)[:, None] - lse[:, None])
             if MASKED:

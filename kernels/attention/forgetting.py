@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from ..choice import Choice, attention_choice, constant, gluon_choice, worst
+from ..choice import Choice, attention_choice, both_ways, constant, gluon_choice, worst
 from ..shapes import check_qkv, check_window
 from . import ops
 from .scored import Span, dot_scores, running_sum, scored_attention
@@ -81,11 +81,6 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
     t, window = 397, 150
     draw = torch.Generator().manual_seed(0)
     made = [torch.randn(1, t, heads, head_dim, generator=draw).to(device, dtype) for heads in (2, 1, 1)]
-    made.append(-torch.rand(1, t, 2, generator=draw).to(device) / 8)
-    found = []
-    for name, kind in ((backend, dtype), ("torch", torch.float32)):
-        args = [x.detach().to(kind if x.ndim == 4 else x.dtype).requires_grad_() for x in made]
-        with torch.enable_grad():
-            y = forgetting_attention(*args, window=window, backend=name)
-            found.append([y, *torch.autograd.grad((y.float() * made[0].float()).sum(), args)])
-    return worst(*found)
+    gate = -torch.rand(1, t, 2, generator=draw).to(device) / 8
+    attention = functools.partial(forgetting_attention, window=window)
+    return worst(*both_ways(attention, backend, dtype, made, [gate]))

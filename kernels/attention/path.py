@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..choice import Choice, constant, failure, plain_torch, version, why_no_fla, worst
+from ..choice import Choice, both_ways, constant, failure, plain_torch, version, why_no_fla, worst
 from ..fla_tiles import path, settle
 from ..norms import statistics_dtype
 from ..shapes import check_qkv, check_window
@@ -127,16 +127,9 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
     """Largest relative error of the result and of its gradients, against "torch" in float32."""
     draw = torch.Generator().manual_seed(0)
     made = [torch.randn(1, 131, heads, head_dim, generator=draw).to(device, dtype) for heads in (2, 1, 1)]
-    made.append(functional.normalize(torch.randn(1, 131, 1, head_dim, generator=draw), dim=-1).to(device))
-    made.append((2 * torch.rand(1, 131, 1, generator=draw)).to(device))
-    found = []
-    for name, kind in ((backend, dtype), ("torch", torch.float32)):
-        args = [x.detach().to(kind).requires_grad_() for x in made[:3]]
-        args += [x.detach().requires_grad_() for x in made[3:]]
-        with torch.enable_grad():
-            y = path_attention(*args, backend=name)
-            found.append([y, *torch.autograd.grad((y.float() * made[0].float()).sum(), args)])
-    return worst(*found)
+    w = functional.normalize(torch.randn(1, 131, 1, head_dim, generator=draw), dim=-1).to(device)
+    beta = (2 * torch.rand(1, 131, 1, generator=draw)).to(device)
+    return worst(*both_ways(path_attention, backend, dtype, made, [w, beta]))
 
 
 @torch.library.custom_op("atma::path_fla_forward", mutates_args=())

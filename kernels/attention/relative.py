@@ -6,21 +6,17 @@ B batch, T length, H query heads, J KV heads, X head size, R reach, M queries of
 from __future__ import annotations
 
 import functools
-import math
 
 import torch
 from torch import Tensor
 
-from ..choice import Choice, attention_choice, constant, worst
+from ..choice import Choice, attention_choice, both_ways, constant, worst
 from ..norms import statistics_dtype
 from ..shapes import check_qkv, check_window
 from .fourth_ops import attention_ops
 from .ops import cut
 from .scored import Span, dot_scores, scored_attention
-from .softmax import in_log2
-
-LOG2E = math.log2(math.e)
-
+from .softmax import LOG2E, in_log2
 
 _forward, _backward = attention_ops("relative")
 """The fourth is bias [H, R + 1], in log 2."""
@@ -78,11 +74,6 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
     t, window, reach = 197, 150, 100
     draw = torch.Generator().manual_seed(0)
     made = [torch.randn(1, t, heads, head_dim, generator=draw).to(device, dtype) for heads in (2, 1, 1)]
-    made.append(torch.randn(2, reach + 1, generator=draw).to(device))
-    found = []
-    for name, kind in ((backend, dtype), ("torch", torch.float32)):
-        args = [x.detach().to(kind).requires_grad_() for x in made[:3]] + [made[3].detach().requires_grad_()]
-        with torch.enable_grad():
-            y = relative_attention(*args, window=window, backend=name)
-            found.append([y, *torch.autograd.grad((y.float() * made[0].float()).sum(), args)])
-    return worst(*found)
+    bias = torch.randn(2, reach + 1, generator=draw).to(device)
+    attention = functools.partial(relative_attention, window=window)
+    return worst(*both_ways(attention, backend, dtype, made, [bias]))

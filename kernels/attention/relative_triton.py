@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .rows_triton import row_products
-from .triton import LN2, Tiles, bounds, flat, precision, query_bounds, visible
+from .triton import LN2, Tiles, bounds, flat, precision, query_bounds, visible, with_tile
 
 _LN2 = tl.constexpr(LN2)
 
@@ -52,14 +52,8 @@ def _forward_keys(
     for step in tl.range(0, stop - start):
         n = (stop - 1 - step) * BN
         _k, a = _logits(q, k_desc, bias_ptr, p_M, b, j, m0, n, T, window, R, BN, X, MASKED, WINDOWED, PRECISION)
-        higher = tl.maximum(top, tl.max(a, 1))
-        base = tl.where(higher == float("-inf"), 0.0, higher)
-        shrink = tl.exp2(top - base)
-        p = tl.exp2(a - base[:, None])
-        total = total * shrink + tl.sum(p, 1)
         v = v_desc.load([b, n, j * X]).reshape(BN, X)
-        acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
-        top = higher
+        acc, top, total = with_tile(acc, top, total, a, v, PRECISION)
     return acc, top, total
 
 

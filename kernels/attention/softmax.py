@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..choice import Choice, attention_choice, constant, failure, plain_torch, worst
+from ..choice import Choice, attention_choice, both_ways, constant, failure, plain_torch, worst
 from ..norms import statistics_dtype
 from ..shapes import QUERY_BLOCK, check_qkv, check_window, expand_kv, visible_mask
 from . import ops
@@ -101,13 +101,8 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
     """Largest relative error of the result and of its gradients, against "torch" in float32."""
     draw = torch.Generator().manual_seed(0)
     made = [torch.randn(1, 131, heads, head_dim, generator=draw).to(device, dtype) for heads in (2, 1, 1)]
-    found = []
-    for name, kind in ((backend, dtype), ("torch", torch.float32)):
-        args = [x.detach().to(kind).requires_grad_() for x in made]
-        with torch.enable_grad():
-            y = softmax_attention(*args, window=None if backend == "cudnn" else 70, backend=name)
-            found.append([y, *torch.autograd.grad((y.float() * made[0].float()).sum(), args)])
-    return worst(*found)
+    attention = functools.partial(softmax_attention, window=None if backend == "cudnn" else 70)
+    return worst(*both_ways(attention, backend, dtype, made))
 
 
 def in_log2(q_BTHX: Tensor, scale: float | None) -> Tensor:

@@ -6,21 +6,19 @@ B batch, T length, H query heads, J KV heads, X head size, M queries of a block,
 from __future__ import annotations
 
 import functools
-import math
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from ..choice import Choice, attention_choice, constant, worst
+from ..choice import Choice, attention_choice, both_ways, constant, worst
 from ..norms import statistics_dtype
 from ..shapes import check_qkv, check_window, expand_kv
 from .fourth_ops import attention_ops
 from .ops import cut
 from .scored import Span, dot_scores, scored_attention
-from .softmax import in_log2
+from .softmax import LOG2E, in_log2
 
-LOG2E = math.log2(math.e)
 Empty = Literal["zero", "uniform"]
 
 
@@ -90,15 +88,9 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
     q, k = (torch.randn(1, t, heads, 1, generator=draw).sign() * axis_X for heads in (2, 1))
     k, v = k + 0.2 * torch.randn(k.shape, generator=draw), torch.randn(k.shape, generator=draw)
     gate = -torch.rand(1, t, 2, generator=draw)
-    made = [x.to(device, dtype) for x in (q, k, v)] + [gate.to(device)]
-    found = []
-    for name, kind in ((backend, dtype), ("torch", torch.float32)):
-        args = [x.detach().to(kind if x.ndim == 4 else x.dtype).requires_grad_() for x in made]
-        with torch.enable_grad():
-            y = threshold_attention(*args, window=70, backend=name)
-            weight = made[0].float()
-            found.append([y, *torch.autograd.grad((y.float() * weight).sum(), args)])
-    return worst(*found)
+    made = [x.to(device, dtype) for x in (q, k, v)]
+    attention = functools.partial(threshold_attention, window=70)
+    return worst(*both_ways(attention, backend, dtype, made, [gate.to(device)]))
 
 
 def survivors(q_BTHX: Tensor, k_BTJX: Tensor, span: Span, scale: float | None = None) -> tuple[Tensor, Tensor]:

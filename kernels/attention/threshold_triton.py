@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .rows_triton import row_products
-from .triton import LN2, Tiles, bounds, flat, precision, query_bounds
+from .triton import LN2, Tiles, bounds, flat, precision, query_bounds, with_tile
 
 STRETCH = 4096
 """Keys whose counts are kept at a time."""
@@ -66,14 +66,8 @@ def _forward_keys(
         _, s, keep, local = _survivors(q, k_desc, p_M, b, j, n, T, window, upper, BN, X, MASKED, WINDOWED, PRECISION)
         a = tl.where(keep, s + (count[:, None] + local) * decay[:, None], float("-inf"))
         count += tl.sum(keep.to(tl.float32), 1)
-        higher = tl.maximum(top, tl.max(a, 1))
-        base = tl.where(higher == float("-inf"), 0.0, higher)
-        shrink = tl.exp2(top - base)
-        p = tl.exp2(a - base[:, None])
-        total = total * shrink + tl.sum(p, 1)
         v = v_desc.load([b, n, j * X]).reshape(BN, X)
-        acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
-        top = higher
+        acc, top, total = with_tile(acc, top, total, a, v, PRECISION)
     return acc, top, total, count
 
 

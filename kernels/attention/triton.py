@@ -81,6 +81,18 @@ def query_bounds(n0, T, window, BM: tl.constexpr, BN: tl.constexpr, WINDOWED: tl
 
 
 @triton.jit
+def with_tile(acc, top, total, a, v, PRECISION: tl.constexpr):
+    """A row's sums with a tile of keys more, whose logits are a, -inf where hidden, even for all that a row has seen."""
+    higher = tl.maximum(top, tl.max(a, 1))
+    base = tl.where(higher == float("-inf"), 0.0, higher)
+    shrink = tl.exp2(top - base)
+    p = tl.exp2(a - base[:, None])
+    total = total * shrink + tl.sum(p, 1)
+    acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
+    return acc, higher, total
+
+
+@triton.jit
 def _forgotten(hi_ptr, lo_ptr, row, n, from_hi, from_lo, T):
     """F at the anchor less F at n, where F = hi + lo: the two parts apart, so that nothing is lost where F is large."""
     hi = tl.load(hi_ptr + row + n, mask=n < T, other=0.0)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..choice import Choice, attention_choice, constant, gluon_choice, worst
+from ..choice import Choice, attention_choice, both_ways, constant, gluon_choice, worst
 from ..norms import statistics_dtype
 from ..shapes import check_qkv, check_window, expand_kv
 from .ops import cut, why_not_gluon
@@ -93,14 +93,9 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
     draw = torch.Generator().manual_seed(0)
     made = [torch.randn(1, t, heads, head_dim, generator=draw).to(device, dtype) for heads in (2, 1, 1)]
     gates = [(-torch.rand(1, t, heads, head_dim, generator=draw) / 4).to(device) for heads in (2, 1)]
-    found: list[list[Tensor]] = [[], []]
-    for one, (name, kind) in zip(found, ((backend, dtype), ("torch", torch.float32)), strict=True):
-        for gate in gates:
-            args = [x.detach().to(kind).requires_grad_() for x in made] + [gate.detach().requires_grad_()]
-            with torch.enable_grad():
-                y = wall_attention(*args, window=window, backend=name)
-                one += [y, *torch.autograd.grad((y.float() * made[0].float()).sum(), args)]
-    return worst(*found)
+    attention = functools.partial(wall_attention, window=window)
+    apart, tied = (both_ways(attention, backend, dtype, made, [gate]) for gate in gates)
+    return worst(apart[0] + tied[0], apart[1] + tied[1])
 
 
 def _logits(q_BTHX: Tensor, k_BTJX: Tensor, p_BTPX: Tensor, span: Span) -> Tensor:
