@@ -15,7 +15,7 @@ from ..shapes import check_qkv, check_window
 from .fourth_ops import attention_ops
 from .ops import cut
 from .scored import Span, dot_scores, scored_attention
-from .softmax import LOG2E, in_log2
+from .softmax import LOG2E, factor_in_log2
 
 MOST = 128
 """Positions that the kernels' pass for queries has room for."""
@@ -46,7 +46,7 @@ def contextual_attention(
     backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d, len(vectors_PX)).backend
     if backend == "triton":
         z_BHTP = torch.einsum("bthx,px->bhtp", q_BTHX.to(vectors_PX.dtype), vectors_PX) * LOG2E
-        y: Tensor = _forward(in_log2(q_BTHX, scale), k_BTJX, v_BTJX, z_BHTP, cut(window, t))[0]
+        y: Tensor = _forward(q_BTHX, k_BTJX, v_BTJX, z_BHTP, factor_in_log2(d, scale), cut(window, t))[0]
         return y
 
     def logits(span: Span) -> Tensor:

@@ -1,7 +1,7 @@
 """Triton kernels of contextual positions, for every NVIDIA GPU from Ampere on (docs/kernels.md, "Contextual positions").
 
 B batch, T length, H query heads, J KV heads, G = H / J, X head size, P positions, M queries of a tile, S its keys.
-Units of log 2: s = q'k, gate = 1 / (1 + 2^-s), weight = 2^(s + z(p) - lse), where p sums the gates from the key to the query, at
+Units of log 2: s = factor q·k, gate = 1 / (1 + 2^-s), weight = 2^(s + z(p) - lse), where p sums the gates from the key to the query, at
 most P - 1, and z(p) lies between the row's numbers z of the whole positions around it. So a row is walked from its query back to
 its first key with `met`, the sum so far. Once all rows of a tile have met P - 1, every further key has the last position: what is
 left is softmax attention with one number a row.
@@ -37,11 +37,12 @@ _LN2 = tl.constexpr(LN2)
 @triton.jit
 def _scores(
     q, k_desc, p_M, b, j, n, T, window,
-    BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
+    BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr,
+    PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
     """k, scores, and which pairs are seen."""
     k = k_desc.load([b, n, j * X]).reshape(BN, X)
-    s = tl.dot(q, k.T, input_precision=PRECISION)
+    s = tl.dot(q, k.T, input_precision=PRECISION) * FACTOR
     seen = tl.full(s.shape, True, tl.int1)
     if MASKED:
         seen = visible(p_M, n + tl.arange(0, BN), T, window, WINDOWED)
@@ -74,12 +75,13 @@ def _through_gates(dp, gate, left):
 @triton.jit
 def _forward_keys(
     acc, top, total, met, q, z_ptr, z_last, inside, p_M, k_desc, v_desc, b, j, start, stop, T, window,
-    P: tl.constexpr, BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
+    P: tl.constexpr, BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr,
+    PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
     """The tiles stop - 1, ..., start."""
     for step in tl.range(0, stop - start):
         n = (stop - 1 - step) * BN
-        _k, s, seen = _scores(q, k_desc, p_M, b, j, n, T, window, BN, X, MASKED, WINDOWED, PRECISION)
+        _k, s, seen = _scores(q, k_desc, p_M, b, j, n, T, window, BN, X, MASKED, WINDOWED, PRECISION, FACTOR)
         a = s + z_last[:, None]
         if tl.min(tl.where(inside, met, P), 0) < P - 1:
             gate = _gates(s, seen)
@@ -97,7 +99,7 @@ def _forward_keys(
 def _forward(
     q_desc, k_desc, v_desc, o_desc, z_ptr, lse_ptr, T, window,
     P: tl.constexpr, H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
+    WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
     # the longest rows first
     m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
@@ -118,14 +120,14 @@ def _forward(
     first, whole_from, whole_to, last = bounds(m0, T, window, BM, BN, WINDOWED)
     acc, top, total, met = _forward_keys(
         acc, top, total, met, q, row_ptr, z_last, inside, p_M, k_desc, v_desc, b, j, whole_to, last, T, window,
-        P, BN, X, True, WINDOWED, PRECISION)  # fmt: skip
+        P, BN, X, True, WINDOWED, PRECISION, FACTOR)  # fmt: skip
     acc, top, total, met = _forward_keys(
         acc, top, total, met, q, row_ptr, z_last, inside, p_M, k_desc, v_desc, b, j, whole_from, whole_to, T, window,
-        P, BN, X, False, WINDOWED, PRECISION)  # fmt: skip
+        P, BN, X, False, WINDOWED, PRECISION, FACTOR)  # fmt: skip
     if WINDOWED:
         acc, top, total, met = _forward_keys(
             acc, top, total, met, q, row_ptr, z_last, inside, p_M, k_desc, v_desc, b, j, first, whole_from, T, window,
-            P, BN, X, True, WINDOWED, PRECISION)  # fmt: skip
+            P, BN, X, True, WINDOWED, PRECISION, FACTOR)  # fmt: skip
     # rows behind the last may see no key
     total = tl.where(inside, total, 1.0)
     tl.store(lse_ptr + at, top + tl.log2(total), mask=inside)
@@ -135,7 +137,7 @@ def _forward(
 @triton.jit
 def _counted(
     q, g, z_ptr, lse, delta, inside, p_M, k_desc, v_desc, b, j, first, last, T, window,
-    P: tl.constexpr, BN: tl.constexpr, X: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
+    P: tl.constexpr, BN: tl.constexpr, X: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
     """Sum of dp over a row's keys [M]: as far back as any row of the tile counts gates."""
     met = tl.zeros(lse.shape, tl.float32)
@@ -144,7 +146,7 @@ def _counted(
     least = 0.0
     while (tile >= first) & (least < P - 1):
         n = tile * BN
-        _k, s, seen = _scores(q, k_desc, p_M, b, j, n, T, window, BN, X, True, WINDOWED, PRECISION)
+        _k, s, seen = _scores(q, k_desc, p_M, b, j, n, T, window, BN, X, True, WINDOWED, PRECISION, FACTOR)
         gate = _gates(s, seen)
         _beyond, z, slope = _positions(z_ptr, met, gate, P)
         weight = tl.where(seen, tl.exp2(s + z - lse[:, None]), 0.0)
@@ -162,7 +164,7 @@ def _dq_keys(
     dq, dz, rest, met, left, q, g, z_ptr, z_last, lse, delta, inside, p_M, k_desc, v_desc, met_ptr, left_ptr, at, b, j,
     start, stop, T, window, low, high, stride,
     P: tl.constexpr, BP: tl.constexpr, BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr,
-    PRECISION: tl.constexpr, LEARNS: tl.constexpr,
+    PRECISION: tl.constexpr, FACTOR: tl.constexpr, LEARNS: tl.constexpr,
 ):  # fmt: skip
     for step in tl.range(0, stop - start):
         tile = stop - 1 - step
@@ -172,7 +174,7 @@ def _dq_keys(
             tl.store(left_ptr + (tile - low).to(tl.int64) * stride + at, left, mask=inside)
         counts = tl.min(tl.where(inside, met, P), 0) < P - 1
         if LEARNS or counts:
-            k, s, seen = _scores(q, k_desc, p_M, b, j, n, T, window, BN, X, MASKED, WINDOWED, PRECISION)
+            k, s, seen = _scores(q, k_desc, p_M, b, j, n, T, window, BN, X, MASKED, WINDOWED, PRECISION, FACTOR)
             v = v_desc.load([b, n, j * X]).reshape(BN, X)
             dweight = tl.dot(g, v.T, input_precision=PRECISION) - delta[:, None]
             ds = tl.zeros(s.shape, tl.float32)
@@ -206,7 +208,7 @@ def _dq_keys(
 def _dq(
     q_desc, k_desc, v_desc, g_desc, dq_desc, z_ptr, lse_ptr, delta_ptr, dz_ptr, met_ptr, left_ptr, T, window, low, high, stride,
     P: tl.constexpr, BP: tl.constexpr, H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    WINDOWED: tl.constexpr, PRECISION: tl.constexpr, LEARNS: tl.constexpr,
+    WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr, LEARNS: tl.constexpr,
 ):  # fmt: skip
     """With LEARNS dq and dz [B, H, T, P]; `met` and what is left of the sum of dp at the tiles low <= . < high, [tiles, B, H, T]."""
     m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
@@ -229,19 +231,19 @@ def _dq(
     first, whole_from, whole_to, last = bounds(m0, T, window, BM, BN, WINDOWED)
     left = _counted(
         q, g, z_ptr + row, lse, delta, inside, p_M, k_desc, v_desc, b, j, first, last, T, window,
-        P, BN, X, WINDOWED, PRECISION)  # fmt: skip
+        P, BN, X, WINDOWED, PRECISION, FACTOR)  # fmt: skip
     dq, dz, rest, met, left = _dq_keys(
         dq, dz, rest, met, left, q, g, z_ptr + row, z_last, lse, delta, inside, p_M, k_desc, v_desc, met_ptr, left_ptr, at, b, j,
-        whole_to, last, T, window, low, high, stride, P, BP, BN, X, True, WINDOWED, PRECISION, LEARNS)  # fmt: skip
+        whole_to, last, T, window, low, high, stride, P, BP, BN, X, True, WINDOWED, PRECISION, FACTOR, LEARNS)  # fmt: skip
     dq, dz, rest, met, left = _dq_keys(
         dq, dz, rest, met, left, q, g, z_ptr + row, z_last, lse, delta, inside, p_M, k_desc, v_desc, met_ptr, left_ptr, at, b, j,
-        whole_from, whole_to, T, window, low, high, stride, P, BP, BN, X, False, WINDOWED, PRECISION, LEARNS)  # fmt: skip
+        whole_from, whole_to, T, window, low, high, stride, P, BP, BN, X, False, WINDOWED, PRECISION, FACTOR, LEARNS)  # fmt: skip
     if WINDOWED:
         dq, dz, rest, met, left = _dq_keys(
             dq, dz, rest, met, left, q, g, z_ptr + row, z_last, lse, delta, inside, p_M, k_desc, v_desc, met_ptr, left_ptr, at, b, j,
-            first, whole_from, T, window, low, high, stride, P, BP, BN, X, True, WINDOWED, PRECISION, LEARNS)  # fmt: skip
+            first, whole_from, T, window, low, high, stride, P, BP, BN, X, True, WINDOWED, PRECISION, FACTOR, LEARNS)  # fmt: skip
     if LEARNS:
-        dq_desc.store([b, m0, h * X], (dq * _LN2).to(dq_desc.dtype).reshape(1, BM, X))
+        dq_desc.store([b, m0, h * X], (dq * (_LN2 * FACTOR)).to(dq_desc.dtype).reshape(1, BM, X))
         of_P = tl.arange(0, BP)
         dz += tl.where((of_P == P - 1)[None, :], rest[:, None], 0.0)
         tl.store(dz_ptr + row[:, None] + of_P[None, :], dz * _LN2, mask=inside[:, None] & (of_P < P)[None, :])
@@ -251,7 +253,7 @@ def _dq(
 def _dkv_queries(
     dk, dv, k_desc, v, q_desc, g_desc, z_ptr, lse_ptr, delta_ptr, met_ptr, left_ptr, b, h, j, n0, start, stop, T, window,
     P: tl.constexpr, H: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr,
-    WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
+    WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
     for m in tl.range(start, stop, BM):
         p_M = m + tl.arange(0, BM)
@@ -263,7 +265,7 @@ def _dkv_queries(
         lse = tl.load(lse_ptr + at, mask=inside, other=0.0)
         delta = tl.load(delta_ptr + at, mask=inside, other=0.0)
         met = tl.load(met_ptr + at, mask=inside, other=P)
-        _k, s, seen = _scores(q, k_desc, p_M, b, j, n0, T, window, BN, X, MASKED, WINDOWED, PRECISION)
+        _k, s, seen = _scores(q, k_desc, p_M, b, j, n0, T, window, BN, X, MASKED, WINDOWED, PRECISION, FACTOR)
         if MASKED:
             seen = seen & inside[:, None]
         dweight = tl.dot(g, v.T, input_precision=PRECISION) - delta[:, None]
@@ -289,7 +291,7 @@ def _dkv_queries(
 def _dkv(
     q_desc, k_desc, v_desc, g_desc, dk_desc, dv_desc, z_ptr, lse_ptr, delta_ptr, met_ptr, left_ptr, T, window, low, stride,
     P: tl.constexpr, H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
+    WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
     """The tiles of keys from `low` on, whose borders lie at met_ptr and left_ptr."""
     tile = low + tl.program_id(0)
@@ -306,12 +308,12 @@ def _dkv(
     for g in tl.range(0, G):
         h = j * G + g
         dk, dv = _dkv_queries(dk, dv, k_desc, v, q_desc, g_desc, z_ptr, lse_ptr, delta_ptr, met_ptr, left_ptr, b, h, j, n0,
-                              first, whole_from, T, window, P, H, BM, BN, X, True, WINDOWED, PRECISION)  # fmt: skip
+                              first, whole_from, T, window, P, H, BM, BN, X, True, WINDOWED, PRECISION, FACTOR)  # fmt: skip
         dk, dv = _dkv_queries(dk, dv, k_desc, v, q_desc, g_desc, z_ptr, lse_ptr, delta_ptr, met_ptr, left_ptr, b, h, j, n0,
-                              whole_from, whole_to, T, window, P, H, BM, BN, X, False, WINDOWED, PRECISION)  # fmt: skip
+                              whole_from, whole_to, T, window, P, H, BM, BN, X, False, WINDOWED, PRECISION, FACTOR)  # fmt: skip
         dk, dv = _dkv_queries(dk, dv, k_desc, v, q_desc, g_desc, z_ptr, lse_ptr, delta_ptr, met_ptr, left_ptr, b, h, j, n0,
-                              whole_to, end, T, window, P, H, BM, BN, X, True, WINDOWED, PRECISION)  # fmt: skip
-    dk_desc.store([b, n0, j * X], (dk * _LN2).to(dk_desc.dtype).reshape(1, BN, X))
+                              whole_to, end, T, window, P, H, BM, BN, X, True, WINDOWED, PRECISION, FACTOR)  # fmt: skip
+    dk_desc.store([b, n0, j * X], (dk * (_LN2 * FACTOR)).to(dk_desc.dtype).reshape(1, BN, X))
     dv_desc.store([b, n0, j * X], dv.to(dv_desc.dtype).reshape(1, BN, X))
 
 
@@ -326,7 +328,9 @@ def tiles_for(kernel: str, d: int, dtype: torch.dtype) -> Tiles:
     return Tiles(64, 64, 8, 2 if kernel == "forward" else 1)
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, z_BHTP: Tensor, *, window: int | None) -> tuple[Tensor, Tensor]:
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, z_BHTP: Tensor, *, factor: float, window: int | None
+) -> tuple[Tensor, Tensor]:
     """(o [B, T, H, X] in q's type, lse [B, H, T] float32 in units of log 2); inputs contiguous, z float32."""
     (b, t, h, d), j = q.shape, k.shape[2]
     o = torch.empty_like(q)
@@ -334,17 +338,18 @@ def forward(q: Tensor, k: Tensor, v: Tensor, z_BHTP: Tensor, *, window: int | No
     bm, bn, warps, stages = tiles_for("forward", d, q.dtype)
     _forward[(triton.cdiv(t, bm), b * h)](
         flat(q, bm, d), flat(k, bn, d), flat(v, bn, d), flat(o, bm, d), z_BHTP, lse, t, window or 0,
-        BM=bm, BN=bn, num_warps=warps, num_stages=stages, **_shared(q, z_BHTP, h // j, window),
+        BM=bm, BN=bn, num_warps=warps, num_stages=stages, **_shared(q, z_BHTP, h // j, factor, window),
     )  # fmt: skip
     return o, lse
 
 
 def backward(
-    g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, z_BHTP: Tensor, o: Tensor, lse: Tensor, *, window: int | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of (q', k, v, z) from that of o; all in units of log 2 as `forward`; inputs contiguous."""
+    g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, z_BHTP: Tensor, o: Tensor, lse: Tensor, *,
+    factor: float, window: int | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of (q, k, v, z) from that of o; all in units of log 2 as `forward`; inputs contiguous."""
     (b, t, h, d), j = q.shape, k.shape[2]
-    shared = _shared(q, z_BHTP, h // j, window)
+    shared = _shared(q, z_BHTP, h // j, factor, window)
     dq, dk, dv, dz = (torch.empty_like(x) for x in (q, k, v, z_BHTP))
     delta = row_products(g_o, o)
     bm, bn, warps, stages = tiles_for("dq", d, q.dtype)
@@ -364,8 +369,8 @@ def backward(
     return dq, dk, dv, dz
 
 
-def _shared(q: Tensor, z_BHTP: Tensor, groups: int, window: int | None) -> dict[str, Any]:
+def _shared(q: Tensor, z_BHTP: Tensor, groups: int, factor: float, window: int | None) -> dict[str, Any]:
     return {
         "P": z_BHTP.shape[3], "H": q.shape[2], "G": groups, "X": q.shape[3], "WINDOWED": window is not None,
-        "PRECISION": precision(q.dtype),
+        "PRECISION": precision(q.dtype), "FACTOR": factor,
     }  # fmt: skip

@@ -6,7 +6,6 @@ B batch, T length, H query heads, J KV heads, X head size, M queries of a block,
 from __future__ import annotations
 
 import functools
-import math
 
 import torch
 from torch import Tensor
@@ -15,8 +14,7 @@ from ..choice import Choice, attention_choice, both_ways, constant, gluon_choice
 from ..shapes import check_qkv, check_window
 from . import ops
 from .scored import Span, dot_scores, running_sum, scored_attention
-
-LOG2E = math.log2(math.e)
+from .softmax import factor_in_log2
 
 
 def forgetting_attention(
@@ -44,7 +42,7 @@ def forgetting_attention(
         raise ValueError(f"q has shape {tuple(q_BTHX.shape)}, but log_gate {tuple(log_gate_BTH.shape)}")
     backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d, window).backend
     if backend != "torch":
-        factor = LOG2E * (d**-0.5 if scale is None else scale)
+        factor = factor_in_log2(d, scale)
         # the kernels divide by it
         q, factor = (q_BTHX, factor) if factor else (q_BTHX * 0, 1.0)
         gate = log_gate_BTH if log_gate_BTH.dtype == torch.float64 else log_gate_BTH.float()

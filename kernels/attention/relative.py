@@ -16,7 +16,7 @@ from ..shapes import check_qkv, check_window
 from .fourth_ops import attention_ops
 from .ops import cut
 from .scored import Span, dot_scores, scored_attention
-from .softmax import LOG2E, in_log2
+from .softmax import LOG2E, factor_in_log2
 
 _forward, _backward = attention_ops("relative")
 """The fourth is bias [H, R + 1], in log 2."""
@@ -46,7 +46,7 @@ def relative_attention(
     bias_HR = bias_HR.to(statistics_dtype(q_BTHX.dtype))
     backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d).backend
     if backend == "triton":
-        y: Tensor = _forward(in_log2(q_BTHX, scale), k_BTJX, v_BTJX, bias_HR * LOG2E, cut(window, t))[0]
+        y: Tensor = _forward(q_BTHX, k_BTJX, v_BTJX, bias_HR * LOG2E, factor_in_log2(d, scale), cut(window, t))[0]
         return y
     reach = bias_HR.shape[1] - 1
 

@@ -1,7 +1,7 @@
 """Triton kernels of learned relative bias, for every NVIDIA GPU from Ampere on (docs/kernels.md, "Relative bias").
 
 B batch, T length, H query heads, J KV heads, G = H / J, X head size, R reach, M queries of a tile, S its keys, as many.
-Units of log 2: weight = 2^(q'k + bias of min(i - j, R) - lse). A tile whose keys all lie R or more away adds one number; any other
+Units of log 2: weight = 2^(factor q·k + bias of min(i - j, R) - lse). A tile whose keys all lie R or more away adds one number; any other
 reads a number a pair, of which 2 M - 1 differ. Their gradient is a sum along each diagonal of ds: rows are shifted so that diagonals
 become columns, and the columns' sums of each tile go into memory of its own, to be added up outside. No atomics: every number
 repeats bit for bit.
@@ -27,12 +27,13 @@ _LN2 = tl.constexpr(LN2)
 @triton.jit
 def _logits(
     q, k_desc, bias_ptr, p_M, b, j, m0, n, T, window,
-    R: tl.constexpr, BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
+    R: tl.constexpr, BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr,
+    PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
     """k and the logits; `bias_ptr` points at the head's R + 1 numbers."""
     k = k_desc.load([b, n, j * X]).reshape(BN, X)
     n_S = n + tl.arange(0, BN)
-    a = tl.dot(q, k.T, input_precision=PRECISION)
+    a = tl.dot(q, k.T, input_precision=PRECISION) * FACTOR
     if m0 - (n + BN - 1) < R:
         distance = tl.minimum(tl.maximum(p_M[:, None] - n_S[None, :], 0), R)
         a += tl.load(bias_ptr + distance)
@@ -46,12 +47,13 @@ def _logits(
 @triton.jit
 def _forward_keys(
     acc, top, total, q, bias_ptr, p_M, k_desc, v_desc, b, j, m0, start, stop, T, window,
-    R: tl.constexpr, BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
+    R: tl.constexpr, BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr,
+    PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
     """The tiles stop - 1, ..., start."""
     for step in tl.range(0, stop - start):
         n = (stop - 1 - step) * BN
-        _k, a = _logits(q, k_desc, bias_ptr, p_M, b, j, m0, n, T, window, R, BN, X, MASKED, WINDOWED, PRECISION)
+        _k, a = _logits(q, k_desc, bias_ptr, p_M, b, j, m0, n, T, window, R, BN, X, MASKED, WINDOWED, PRECISION, FACTOR)
         v = v_desc.load([b, n, j * X]).reshape(BN, X)
         acc, top, total = with_tile(acc, top, total, a, v, PRECISION)
     return acc, top, total
@@ -61,7 +63,7 @@ def _forward_keys(
 def _forward(
     q_desc, k_desc, v_desc, o_desc, bias_ptr, lse_ptr, T, window,
     R: tl.constexpr, H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
+    WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
     # the longest rows first
     m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
@@ -78,14 +80,14 @@ def _forward(
     first, whole_from, whole_to, last = bounds(m0, T, window, BM, BN, WINDOWED)
     acc, top, total = _forward_keys(
         acc, top, total, q, bias_ptr, p_M, k_desc, v_desc, b, j, m0, whole_to, last, T, window,
-        R, BN, X, True, WINDOWED, PRECISION)  # fmt: skip
+        R, BN, X, True, WINDOWED, PRECISION, FACTOR)  # fmt: skip
     acc, top, total = _forward_keys(
         acc, top, total, q, bias_ptr, p_M, k_desc, v_desc, b, j, m0, whole_from, whole_to, T, window,
-        R, BN, X, False, WINDOWED, PRECISION)  # fmt: skip
+        R, BN, X, False, WINDOWED, PRECISION, FACTOR)  # fmt: skip
     if WINDOWED:
         acc, top, total = _forward_keys(
             acc, top, total, q, bias_ptr, p_M, k_desc, v_desc, b, j, m0, first, whole_from, T, window,
-            R, BN, X, True, WINDOWED, PRECISION)  # fmt: skip
+            R, BN, X, True, WINDOWED, PRECISION, FACTOR)  # fmt: skip
     # rows behind the last may see no key
     total = tl.where(inside, total, 1.0)
     tl.store(lse_ptr + (b * H + h) * T + p_M, top + tl.log2(total), mask=inside)
@@ -107,11 +109,12 @@ def _along_diagonals(ds, out_ptr, BN: tl.constexpr):
 @triton.jit
 def _dq_keys(
     dq, rest, q, g, bias_ptr, lse, delta, p_M, k_desc, v_desc, parts_ptr, b, j, m0, start, stop, T, window,
-    R: tl.constexpr, BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
+    R: tl.constexpr, BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr,
+    PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
     for step in tl.range(0, stop - start):
         n = (stop - 1 - step) * BN
-        k, a = _logits(q, k_desc, bias_ptr, p_M, b, j, m0, n, T, window, R, BN, X, MASKED, WINDOWED, PRECISION)
+        k, a = _logits(q, k_desc, bias_ptr, p_M, b, j, m0, n, T, window, R, BN, X, MASKED, WINDOWED, PRECISION, FACTOR)
         v = v_desc.load([b, n, j * X]).reshape(BN, X)
         ds = tl.exp2(a - lse[:, None]) * (tl.dot(g, v.T, input_precision=PRECISION) - delta[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
@@ -126,7 +129,7 @@ def _dq_keys(
 def _dq(
     q_desc, k_desc, v_desc, g_desc, dq_desc, bias_ptr, lse_ptr, delta_ptr, parts_ptr, rest_ptr, T, window,
     R: tl.constexpr, NEAR: tl.constexpr, H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
+    WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
     """dq; parts [B, H, tiles, NEAR, 2 S], the diagonals' sums of the tiles at distance 0, 1, ...; rest [B, H, T], of keys beyond."""
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -148,21 +151,21 @@ def _dq(
     rest = tl.zeros([BM], tl.float32)
     first, whole_from, whole_to, last = bounds(m0, T, window, BM, BN, WINDOWED)
     dq, rest = _dq_keys(dq, rest, q, g, bias_ptr, lse, delta, p_M, k_desc, v_desc, parts_ptr, b, j, m0, whole_to, last, T, window,
-                        R, BN, X, True, WINDOWED, PRECISION)  # fmt: skip
+                        R, BN, X, True, WINDOWED, PRECISION, FACTOR)  # fmt: skip
     dq, rest = _dq_keys(dq, rest, q, g, bias_ptr, lse, delta, p_M, k_desc, v_desc, parts_ptr, b, j, m0, whole_from, whole_to, T, window,
-                        R, BN, X, False, WINDOWED, PRECISION)  # fmt: skip
+                        R, BN, X, False, WINDOWED, PRECISION, FACTOR)  # fmt: skip
     if WINDOWED:
         dq, rest = _dq_keys(dq, rest, q, g, bias_ptr, lse, delta, p_M, k_desc, v_desc, parts_ptr, b, j, m0, first, whole_from, T,
-                            window, R, BN, X, True, WINDOWED, PRECISION)  # fmt: skip
+                            window, R, BN, X, True, WINDOWED, PRECISION, FACTOR)  # fmt: skip
     tl.store(rest_ptr + at, rest, mask=inside)
-    dq_desc.store([b, m0, h * X], (dq * _LN2).to(dq_desc.dtype).reshape(1, BM, X))
+    dq_desc.store([b, m0, h * X], (dq * (_LN2 * FACTOR)).to(dq_desc.dtype).reshape(1, BM, X))
 
 
 @triton.jit
 def _dkv_queries(
     dk, dv, k_desc, v, q_desc, g_desc, bias_ptr, lse_ptr, delta_ptr, b, h, j, n0, start, stop, T, window,
     R: tl.constexpr, H: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr,
-    WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
+    WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
     for m in tl.range(start, stop, BM):
         p_M = m + tl.arange(0, BM)
@@ -172,9 +175,8 @@ def _dkv_queries(
         g = g_desc.load([b, m, h * X]).reshape(BM, X)
         lse = tl.load(lse_ptr + at, mask=inside, other=float("inf"))
         delta = tl.load(delta_ptr + at, mask=inside, other=0.0)
-        _k, a = _logits(
-            q, k_desc, bias_ptr + h * (R + 1), p_M, b, j, m, n0, T, window, R, BN, X, MASKED, WINDOWED, PRECISION
-        )
+        _k, a = _logits(q, k_desc, bias_ptr + h * (R + 1), p_M, b, j, m, n0, T, window, R, BN, X,
+                        MASKED, WINDOWED, PRECISION, FACTOR)  # fmt: skip
         p = tl.exp2(a - lse[:, None])
         dv = tl.dot(p.to(g.dtype).T, g, dv, input_precision=PRECISION)
         ds = p * (tl.dot(g, v.T, input_precision=PRECISION) - delta[:, None])
@@ -186,7 +188,7 @@ def _dkv_queries(
 def _dkv(
     q_desc, k_desc, v_desc, g_desc, dk_desc, dv_desc, bias_ptr, lse_ptr, delta_ptr, T, window,
     R: tl.constexpr, H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
+    WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
     n0 = tl.program_id(0) * BN
     b = tl.program_id(1) // (H // G)
@@ -198,12 +200,12 @@ def _dkv(
     for g in tl.range(0, G):
         h = j * G + g
         dk, dv = _dkv_queries(dk, dv, k_desc, v, q_desc, g_desc, bias_ptr, lse_ptr, delta_ptr, b, h, j, n0,
-                              first, whole_from, T, window, R, H, BM, BN, X, True, WINDOWED, PRECISION)  # fmt: skip
+                              first, whole_from, T, window, R, H, BM, BN, X, True, WINDOWED, PRECISION, FACTOR)  # fmt: skip
         dk, dv = _dkv_queries(dk, dv, k_desc, v, q_desc, g_desc, bias_ptr, lse_ptr, delta_ptr, b, h, j, n0,
-                              whole_from, whole_to, T, window, R, H, BM, BN, X, False, WINDOWED, PRECISION)  # fmt: skip
+                              whole_from, whole_to, T, window, R, H, BM, BN, X, False, WINDOWED, PRECISION, FACTOR)  # fmt: skip
         dk, dv = _dkv_queries(dk, dv, k_desc, v, q_desc, g_desc, bias_ptr, lse_ptr, delta_ptr, b, h, j, n0,
-                              whole_to, end, T, window, R, H, BM, BN, X, True, WINDOWED, PRECISION)  # fmt: skip
-    dk_desc.store([b, n0, j * X], (dk * _LN2).to(dk_desc.dtype).reshape(1, BN, X))
+                              whole_to, end, T, window, R, H, BM, BN, X, True, WINDOWED, PRECISION, FACTOR)  # fmt: skip
+    dk_desc.store([b, n0, j * X], (dk * (_LN2 * FACTOR)).to(dk_desc.dtype).reshape(1, BN, X))
     dv_desc.store([b, n0, j * X], dv.to(dv_desc.dtype).reshape(1, BN, X))
 
 
@@ -217,7 +219,9 @@ def tiles_for(kernel: str, d: int, dtype: torch.dtype) -> Tiles:
     return {"forward": Tiles(64, 64, 4, 2), "dq": Tiles(64, 64, 8, 1), "dkv": Tiles(64, 64, 4, 1)}[kernel]
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, bias_HR: Tensor, *, window: int | None) -> tuple[Tensor, Tensor]:
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, bias_HR: Tensor, *, factor: float, window: int | None
+) -> tuple[Tensor, Tensor]:
     """(o [B, T, H, X] in q's type, lse [B, H, T] float32 in units of log 2); inputs contiguous, bias [H, R + 1] float32."""
     (b, t, h, d), j = q.shape, k.shape[2]
     o = torch.empty_like(q)
@@ -225,17 +229,18 @@ def forward(q: Tensor, k: Tensor, v: Tensor, bias_HR: Tensor, *, window: int | N
     bm, bn, warps, stages = tiles_for("forward", d, q.dtype)
     _forward[(triton.cdiv(t, bm), b * h)](
         flat(q, bm, d), flat(k, bn, d), flat(v, bn, d), flat(o, bm, d), bias_HR, lse, t, window or 0,
-        BM=bm, BN=bn, num_warps=warps, num_stages=stages, **_shared(q, bias_HR, h // j, window),
+        BM=bm, BN=bn, num_warps=warps, num_stages=stages, **_shared(q, bias_HR, h // j, factor, window),
     )  # fmt: skip
     return o, lse
 
 
 def backward(
-    g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, bias_HR: Tensor, o: Tensor, lse: Tensor, *, window: int | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of (q', k, v, bias) from that of o; all in units of log 2 as `forward`; inputs contiguous."""
+    g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, bias_HR: Tensor, o: Tensor, lse: Tensor, *,
+    factor: float, window: int | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of (q, k, v, bias) from that of o; all in units of log 2 as `forward`; inputs contiguous."""
     (b, t, h, d), j = q.shape, k.shape[2]
-    shared = _shared(q, bias_HR, h // j, window)
+    shared = _shared(q, bias_HR, h // j, factor, window)
     dq, dk, dv, delta = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), row_products(g_o, o)
     bm, bn, warps, stages = tiles_for("dq", d, q.dtype)
     tiles = triton.cdiv(t, bm)
@@ -268,8 +273,8 @@ def _of_distances(parts_HNS: Tensor, rest_H: Tensor, bias_HR: Tensor) -> Tensor:
     return torch.cat([own, (found[:, reach:].sum(1) + rest_H)[:, None]], 1)
 
 
-def _shared(q: Tensor, bias_HR: Tensor, groups: int, window: int | None) -> dict[str, Any]:
+def _shared(q: Tensor, bias_HR: Tensor, groups: int, factor: float, window: int | None) -> dict[str, Any]:
     return {
         "R": bias_HR.shape[1] - 1, "H": q.shape[2], "G": groups, "X": q.shape[3], "WINDOWED": window is not None,
-        "PRECISION": precision(q.dtype),
+        "PRECISION": precision(q.dtype), "FACTOR": factor,
     }  # fmt: skip

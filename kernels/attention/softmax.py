@@ -107,8 +107,12 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
 
 def in_log2(q_BTHX: Tensor, scale: float | None) -> Tensor:
     """q scaled for the kernels, rounded once."""
-    factor = LOG2E * (q_BTHX.shape[-1] ** -0.5 if scale is None else scale)
-    return (q_BTHX.to(statistics_dtype(q_BTHX.dtype)) * factor).to(q_BTHX.dtype)
+    return (q_BTHX.to(statistics_dtype(q_BTHX.dtype)) * factor_in_log2(q_BTHX.shape[-1], scale)).to(q_BTHX.dtype)
+
+
+def factor_in_log2(head_dim: int, scale: float | None) -> float:
+    """What q·k is multiplied with so that weights are 2^(product - lse); `scale` None is 1/sqrt(X)."""
+    return LOG2E * (head_dim**-0.5 if scale is None else scale)
 
 
 def _is_fused(q_BTHX: Tensor, k_BTJX: Tensor) -> bool:

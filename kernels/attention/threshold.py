@@ -17,7 +17,7 @@ from ..shapes import check_qkv, check_window, expand_kv
 from .fourth_ops import attention_ops
 from .ops import cut
 from .scored import Span, dot_scores, scored_attention
-from .softmax import LOG2E, in_log2
+from .softmax import LOG2E, factor_in_log2
 
 Empty = Literal["zero", "uniform"]
 
@@ -54,7 +54,7 @@ def threshold_attention(
     backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d).backend
     if backend == "triton":
         decay_BHT = decay.transpose(1, 2) * LOG2E
-        y, lse_BHT = _forward(in_log2(q_BTHX, scale), k_BTJX, v_BTJX, decay_BHT, cut(window, t))
+        y, lse_BHT = _forward(q_BTHX, k_BTJX, v_BTJX, decay_BHT, factor_in_log2(d, scale), cut(window, t))
         none_BTH1 = lse_BHT.isinf().transpose(1, 2)[..., None]
     else:
         y = scored_attention(

@@ -1,7 +1,7 @@
 """Triton kernels of threshold relative attention, for every NVIDIA GPU from Ampere on (docs/kernels.md, "Threshold relative attention").
 
 B batch, T length, H query heads, J KV heads, G = H / J, X head size, M queries of a tile, S its keys.
-Units of log 2: s = q'k, weight = 2^(s + D decay - lse) for keys with s > 0, where D counts the survivors from the key to
+Units of log 2: s = factor q·k, weight = 2^(s + D decay - lse) for keys with s > 0, where D counts the survivors from the key to
 the query. So a row is walked from its query back to its first key with `count`, the survivors met so far; inside a tile
 the count is a product of the 0/1 matrix of survivors with a triangle of ones, exact in float32.
 
@@ -34,11 +34,12 @@ _LN2 = tl.constexpr(LN2)
 @triton.jit
 def _survivors(
     q, k_desc, p_M, b, j, n, T, window, upper,
-    BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
+    BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr,
+    PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
     """k, scores, survivors, and survivors from each key to the tile's end."""
     k = k_desc.load([b, n, j * X]).reshape(BN, X)
-    s = tl.dot(q, k.T, input_precision=PRECISION)
+    s = tl.dot(q, k.T, input_precision=PRECISION) * FACTOR
     keep = s > 0.0
     if MASKED:
         n_S = n + tl.arange(0, BN)
@@ -58,12 +59,15 @@ def _upper(BN: tl.constexpr, dtype: tl.constexpr):
 @triton.jit
 def _forward_keys(
     acc, top, total, count, q, decay, p_M, k_desc, v_desc, b, j, start, stop, T, window, upper,
-    BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
+    BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr,
+    PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
     """The tiles stop - 1, ..., start."""
     for step in tl.range(0, stop - start):
         n = (stop - 1 - step) * BN
-        _, s, keep, local = _survivors(q, k_desc, p_M, b, j, n, T, window, upper, BN, X, MASKED, WINDOWED, PRECISION)
+        _, s, keep, local = _survivors(
+            q, k_desc, p_M, b, j, n, T, window, upper, BN, X, MASKED, WINDOWED, PRECISION, FACTOR
+        )
         a = tl.where(keep, s + (count[:, None] + local) * decay[:, None], float("-inf"))
         count += tl.sum(keep.to(tl.float32), 1)
         v = v_desc.load([b, n, j * X]).reshape(BN, X)
@@ -75,7 +79,7 @@ def _forward_keys(
 def _forward(
     q_desc, k_desc, v_desc, o_desc, decay_ptr, lse_ptr, T, window,
     H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
+    WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
     # the longest rows first
     m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
@@ -95,14 +99,14 @@ def _forward(
     first, whole_from, whole_to, last = bounds(m0, T, window, BM, BN, WINDOWED)
     acc, top, total, count = _forward_keys(
         acc, top, total, count, q, decay, p_M, k_desc, v_desc, b, j, whole_to, last, T, window, upper,
-        BN, X, True, WINDOWED, PRECISION)  # fmt: skip
+        BN, X, True, WINDOWED, PRECISION, FACTOR)  # fmt: skip
     acc, top, total, count = _forward_keys(
         acc, top, total, count, q, decay, p_M, k_desc, v_desc, b, j, whole_from, whole_to, T, window, upper,
-        BN, X, False, WINDOWED, PRECISION)  # fmt: skip
+        BN, X, False, WINDOWED, PRECISION, FACTOR)  # fmt: skip
     if WINDOWED:
         acc, top, total, count = _forward_keys(
             acc, top, total, count, q, decay, p_M, k_desc, v_desc, b, j, first, whole_from, T, window, upper,
-            BN, X, True, WINDOWED, PRECISION)  # fmt: skip
+            BN, X, True, WINDOWED, PRECISION, FACTOR)  # fmt: skip
     some = total > 0.0
     whole = tl.where(some, total, 1.0)
     tl.store(lse_ptr + at, tl.where(some, top + tl.log2(whole), float("-inf")), mask=inside)
@@ -112,7 +116,8 @@ def _forward(
 @triton.jit
 def _dq_keys(
     dq, d_decay, count, q, g, decay, lse, delta, p_M, k_desc, v_desc, counts_ptr, at, b, j, start, stop, T, window, upper,
-    stride, BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
+    stride, BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr,
+    PRECISION: tl.constexpr, FACTOR: tl.constexpr,
     KEPT: tl.constexpr,
 ):  # fmt: skip
     for step in tl.range(0, stop - start):
@@ -120,7 +125,9 @@ def _dq_keys(
         n = tile * BN
         if KEPT:
             tl.store(counts_ptr + tile.to(tl.int64) * stride + at, count, mask=p_M < T)
-        k, s, keep, local = _survivors(q, k_desc, p_M, b, j, n, T, window, upper, BN, X, MASKED, WINDOWED, PRECISION)
+        k, s, keep, local = _survivors(
+            q, k_desc, p_M, b, j, n, T, window, upper, BN, X, MASKED, WINDOWED, PRECISION, FACTOR
+        )
         met = count[:, None] + local
         p = tl.where(keep, tl.exp2(s + met * decay[:, None] - lse[:, None]), 0.0)
         count += tl.sum(keep.to(tl.float32), 1)
@@ -135,7 +142,7 @@ def _dq_keys(
 def _dq(
     q_desc, k_desc, v_desc, g_desc, dq_desc, decay_ptr, lse_ptr, delta_ptr, d_decay_ptr, counts_ptr, T, window, stride,
     H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    WINDOWED: tl.constexpr, PRECISION: tl.constexpr, KEPT: tl.constexpr,
+    WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr, KEPT: tl.constexpr,
 ):  # fmt: skip
     """dq and d decay; with KEPT also the count at each tile of keys, [tiles, B, H, T]."""
     m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
@@ -158,15 +165,15 @@ def _dq(
     first, whole_from, whole_to, last = bounds(m0, T, window, BM, BN, WINDOWED)
     dq, d_decay, count = _dq_keys(
         dq, d_decay, count, q, g, decay, lse, delta, p_M, k_desc, v_desc, counts_ptr, at, b, j, whole_to, last, T, window,
-        upper, stride, BN, X, True, WINDOWED, PRECISION, KEPT)  # fmt: skip
+        upper, stride, BN, X, True, WINDOWED, PRECISION, FACTOR, KEPT)  # fmt: skip
     dq, d_decay, count = _dq_keys(
         dq, d_decay, count, q, g, decay, lse, delta, p_M, k_desc, v_desc, counts_ptr, at, b, j, whole_from, whole_to, T,
-        window, upper, stride, BN, X, False, WINDOWED, PRECISION, KEPT)  # fmt: skip
+        window, upper, stride, BN, X, False, WINDOWED, PRECISION, FACTOR, KEPT)  # fmt: skip
     if WINDOWED:
         dq, d_decay, count = _dq_keys(
             dq, d_decay, count, q, g, decay, lse, delta, p_M, k_desc, v_desc, counts_ptr, at, b, j, first, whole_from, T,
-            window, upper, stride, BN, X, True, WINDOWED, PRECISION, KEPT)  # fmt: skip
-    dq_desc.store([b, m0, h * X], (dq * _LN2).to(dq_desc.dtype).reshape(1, BM, X))
+            window, upper, stride, BN, X, True, WINDOWED, PRECISION, FACTOR, KEPT)  # fmt: skip
+    dq_desc.store([b, m0, h * X], (dq * (_LN2 * FACTOR)).to(dq_desc.dtype).reshape(1, BM, X))
     tl.store(d_decay_ptr + at, d_decay * _LN2, mask=inside)
 
 
@@ -174,7 +181,7 @@ def _dq(
 def _count(
     q_desc, k_desc, count_ptr, counts_ptr, T, window, low, high, stride,
     H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
+    WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
     """The counts at the tiles high - 1, ..., low of keys, going on from `count` [B, H, T], which it takes further."""
     m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
@@ -194,7 +201,7 @@ def _count(
         tile = last - 1 - step
         tl.store(counts_ptr + (tile - low).to(tl.int64) * stride + at, count, mask=inside)
         _k, _s, keep, _local = _survivors(
-            q, k_desc, p_M, b, j, tile * BN, T, window, upper, BN, X, True, WINDOWED, PRECISION
+            q, k_desc, p_M, b, j, tile * BN, T, window, upper, BN, X, True, WINDOWED, PRECISION, FACTOR
         )
         count += tl.sum(keep.to(tl.float32), 1)
     tl.store(count_ptr + at, count, mask=inside)
@@ -204,7 +211,7 @@ def _count(
 def _dkv_queries(
     dk, dv, k_desc, v, q_desc, g_desc, decay_ptr, lse_ptr, delta_ptr, counts_ptr, b, h, j, n0, start, stop, T, window,
     upper, H: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr,
-    WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
+    WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
     for m in tl.range(start, stop, BM):
         p_M = m + tl.arange(0, BM)
@@ -218,7 +225,7 @@ def _dkv_queries(
         delta = tl.load(delta_ptr + at, mask=inside, other=0.0)
         count = tl.load(counts_ptr + at, mask=inside, other=0.0)
         _, s, keep, local = _survivors(
-            q, k_desc, p_M, b, j, n0, T, window, upper, BN, X, MASKED, WINDOWED, PRECISION)  # fmt: skip
+            q, k_desc, p_M, b, j, n0, T, window, upper, BN, X, MASKED, WINDOWED, PRECISION, FACTOR)  # fmt: skip
         if MASKED:
             keep = keep & inside[:, None]
         p = tl.where(keep, tl.exp2(s + (count[:, None] + local) * decay[:, None] - lse[:, None]), 0.0)
@@ -232,7 +239,7 @@ def _dkv_queries(
 def _dkv(
     q_desc, k_desc, v_desc, g_desc, dk_desc, dv_desc, decay_ptr, lse_ptr, delta_ptr, counts_ptr, T, window, low, stride,
     H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
+    WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
     """The tiles of keys from `low` on, whose counts lie at counts_ptr."""
     tile = low + tl.program_id(0)
@@ -248,12 +255,12 @@ def _dkv(
     for g in tl.range(0, G):
         h = j * G + g
         dk, dv = _dkv_queries(dk, dv, k_desc, v, q_desc, g_desc, decay_ptr, lse_ptr, delta_ptr, counts_ptr, b, h, j, n0,
-                              first, whole_from, T, window, upper, H, BM, BN, X, True, WINDOWED, PRECISION)  # fmt: skip
+                              first, whole_from, T, window, upper, H, BM, BN, X, True, WINDOWED, PRECISION, FACTOR)  # fmt: skip
         dk, dv = _dkv_queries(dk, dv, k_desc, v, q_desc, g_desc, decay_ptr, lse_ptr, delta_ptr, counts_ptr, b, h, j, n0,
-                              whole_from, whole_to, T, window, upper, H, BM, BN, X, False, WINDOWED, PRECISION)  # fmt: skip
+                              whole_from, whole_to, T, window, upper, H, BM, BN, X, False, WINDOWED, PRECISION, FACTOR)  # fmt: skip
         dk, dv = _dkv_queries(dk, dv, k_desc, v, q_desc, g_desc, decay_ptr, lse_ptr, delta_ptr, counts_ptr, b, h, j, n0,
-                              whole_to, end, T, window, upper, H, BM, BN, X, True, WINDOWED, PRECISION)  # fmt: skip
-    dk_desc.store([b, n0, j * X], (dk * _LN2).to(dk_desc.dtype).reshape(1, BN, X))
+                              whole_to, end, T, window, upper, H, BM, BN, X, True, WINDOWED, PRECISION, FACTOR)  # fmt: skip
+    dk_desc.store([b, n0, j * X], (dk * (_LN2 * FACTOR)).to(dk_desc.dtype).reshape(1, BN, X))
     dv_desc.store([b, n0, j * X], dv.to(dv_desc.dtype).reshape(1, BN, X))
 
 
@@ -267,7 +274,9 @@ def tiles_for(kernel: str, d: int, dtype: torch.dtype) -> Tiles:
     return {"forward": Tiles(64, 64, 4, 2), "dq": Tiles(64, 64, 4, 2), "dkv": Tiles(128, 64, 8, 2)}[kernel]
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, decay_BHT: Tensor, *, window: int | None) -> tuple[Tensor, Tensor]:
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, decay_BHT: Tensor, *, factor: float, window: int | None
+) -> tuple[Tensor, Tensor]:
     """(o [B, T, H, X] in q's type, lse [B, H, T] float32 in units of log 2); inputs contiguous."""
     (b, t, h, d), j = q.shape, k.shape[2]
     o = torch.empty_like(q)
@@ -275,17 +284,18 @@ def forward(q: Tensor, k: Tensor, v: Tensor, decay_BHT: Tensor, *, window: int |
     bm, bn, warps, stages = tiles_for("forward", d, q.dtype)
     _forward[(triton.cdiv(t, bm), b * h)](
         flat(q, bm, d), flat(k, bn, d), flat(v, bn, d), flat(o, bm, d), decay_BHT, lse, t, window or 0,
-        BM=bm, BN=bn, num_warps=warps, num_stages=stages, **_shared(q, h // j, window),
+        BM=bm, BN=bn, num_warps=warps, num_stages=stages, **_shared(q, h // j, factor, window),
     )  # fmt: skip
     return o, lse
 
 
 def backward(
-    g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, decay_BHT: Tensor, o: Tensor, lse: Tensor, *, window: int | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of (q', k, v, decay) from that of o; all in units of log 2 as `forward`; inputs contiguous."""
+    g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, decay_BHT: Tensor, o: Tensor, lse: Tensor, *,
+    factor: float, window: int | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of (q, k, v, decay) from that of o; all in units of log 2 as `forward`; inputs contiguous."""
     (b, t, h, d), j = q.shape, k.shape[2]
-    shared = _shared(q, h // j, window)
+    shared = _shared(q, h // j, factor, window)
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     d_decay = torch.empty_like(decay_BHT)
     delta = row_products(g_o, o)
@@ -315,7 +325,7 @@ def backward(
     return dq, dk, dv, d_decay
 
 
-def _shared(q: Tensor, groups: int, window: int | None) -> dict[str, Any]:
+def _shared(q: Tensor, groups: int, factor: float, window: int | None) -> dict[str, Any]:
     return {
-        "H": q.shape[2], "G": groups, "X": q.shape[3], "WINDOWED": window is not None, "PRECISION": precision(q.dtype)
+        "H": q.shape[2], "G": groups, "X": q.shape[3], "WINDOWED": window is not None, "PRECISION": precision(q.dtype), "FACTOR": factor
     }  # fmt: skip

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
 
 import torch
 
-from ..attempt.device import WORKSPACE, choose_device, share_compiled
+from ..attempt.device import WORKSPACE, choose_device, share_self_tests
 from ..errors import MachineError
 from ..grid.cell import Cell
+from ..grid.plugins import load_plugin
 from ..plan.calibrated import Calibration
 from ..plan.speed import Place
 from ..probes.subject import evaluating
@@ -44,29 +50,88 @@ def timed(cell: Cell, like: str, place: Place, *, tell: Callable[[str], None]) -
                 f"--calibrate times the {here} of this machine, and the plan is for {place.name(config)}; "
                 "leave --gpu out, or calibrate there"
             )
-        share_compiled(device, *(plugin.sha256 for plugin in config.plugins))
-        torch.compiler.reset()  # which else compiles no more than a few networks of one process
     else:
         torch.set_num_threads(config.resources.cpus)
-    if config.train.deterministic:
-        os.environ["CUBLAS_WORKSPACE_CONFIG"] = WORKSPACE
+    short = _short(cell)
+    what = f"the process that timed cell {cell.slug}"
     try:
-        return _timed(cell, like, place.name(config), device, tell)
+        if _compiles(cell, device):
+            # the first compiles; the second finds that and pays the rest of a first step, as the attempts of a sweep do
+            apart(what, _compile, short, device)
+            found: Calibration = apart(what, _timed, cell, short, like, place.name(config), device)
+        else:
+            found = _timed(cell, short, like, place.name(config), device)
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise MachineError(f"cell {cell.slug} does not fit in memory beside what runs there: {error}") from error
+    tell(
+        f"{cell.slug}: {config.train.batch_tokens / found.step_s:,.0f} tokens/s on {found.device}, "
+        f"first step after {found.start_s + found.compile_s + found.step_s:.1f} s"
+    )
+    return found
 
 
-def _timed(cell: Cell, like: str, where: str, device: torch.device, tell: Callable[[str], None]) -> Calibration:
+def _compiles(cell: Cell, device: torch.device) -> bool:
+    return device.type == "cuda" and cell.config.train.compile is not False
+
+
+def apart(what: str, function: Callable[..., Any], *args: Any) -> Any:
+    """What `function`, one of a module, returns in a process of its own, which ends with it; raises what that raises.
+
+    Raises MachineError, with `what` it was, where the process ends without an answer.
+    """
+    context = multiprocessing.get_context("spawn")
+    answers, answer = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(answer, function, args))
+    process.start()
+    answer.close()
+    try:
+        returned, found = answers.recv()
+    except EOFError:
+        process.join()
+        raise MachineError(f"{what} ended with {process.exitcode}; -9 is what a machine out of memory does") from None
+    finally:
+        process.terminate()
+        process.join()
+    if not returned:
+        raise found
+    return found
+
+
+def _answer(answer: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    # an interrupt is for the process that waits, which ends this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        answer.send((True, function(*args)))
+    except Exception as error:  # noqa: BLE001, raised where it is waited for
+        answer.send((False, error))
+
+
+def _short(cell: Cell) -> Cell:
+    """The cell with no more micro-batches a step than are timed."""
     train = cell.config.train
     together = min(train.accumulation, MOST_MICRO)
     shorter = train.model_copy(update={"batch_tokens": together * train.micro_batch * train.seq_len})
-    short = replace(cell, config=cell.config.model_copy(update={"train": shorter}))
-    if device.type == "cuda" and train.compile:
-        # what is compiled is kept for every later process, so that the attempts of a sweep find it; so does the next runner
-        Runner(short, device)
-        torch.compiler.reset()
-        torch.cuda.empty_cache()
-    runner = Runner(short, device)
+    return replace(cell, config=cell.config.model_copy(update={"train": shorter}))
+
+
+def _first_step(short: Cell, device: torch.device) -> Runner:
+    """The cell after its first steps, in a process that knows its plugins."""
+    for plugin in short.config.plugins:
+        load_plugin(Path(plugin.path))
+    if device.type == "cuda":
+        share_self_tests(device)
+    if short.config.train.deterministic:
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = WORKSPACE
+    return Runner(short, device)
+
+
+def _compile(short: Cell, device: torch.device) -> None:
+    _first_step(short, device)
+
+
+def _timed(cell: Cell, short: Cell, like: str, where: str, device: torch.device) -> Calibration:
+    train, together = cell.config.train, short.config.train.accumulation
+    runner = _first_step(short, device)
     optimizer = statistics.median(runner.optimizer_seconds() for _ in range(3))
     steps: list[float] = []
     while len(steps) < STEPS or (sum(steps) < SECONDS and len(steps) < MOST_STEPS):
@@ -78,22 +143,17 @@ def _timed(cell: Cell, like: str, where: str, device: torch.device, tell: Callab
     def whole(seconds: float) -> float:
         return optimizer + max(seconds - optimizer, 0.0) * train.accumulation / together
 
-    step = whole(statistics.median(steps))
-    found = Calibration(
+    return Calibration(
         like=like,
         device=where,
         slug=cell.slug,
-        step_s=step,
+        step_s=whole(statistics.median(steps)),
         low_s=whole(min(steps)),
         high_s=whole(max(steps)),
         start_s=_imports() + runner.built,
         compile_s=max(0.0, runner.first_step - runner.built - statistics.median(steps)),
         validation_token_s=_forward(runner),
     )
-    tell(
-        f"{cell.slug}: {train.batch_tokens / step:,.0f} tokens/s on {where}, first step after {runner.first_step:.1f} s"
-    )
-    return found
 
 
 @torch.no_grad()

@@ -110,8 +110,8 @@ def threshold(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
 
     q, k, v = (made(t, d, dtype, heads) for heads in (H, J, J))
     decay = torch.empty(B, H, t)
-    o, lse = kernels.forward(q, k, v, decay, window=window)
-    kernels.backward(q, q, k, v, decay, o, lse, window=window)
+    o, lse = kernels.forward(q, k, v, decay, factor=0.1, window=window)
+    kernels.backward(q, q, k, v, decay, o, lse, factor=0.1, window=window)
 
 
 def contextual(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
@@ -119,8 +119,8 @@ def contextual(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
 
     q, k, v, z = made(t, d, dtype), made(t, d, dtype, J), made(t, d, dtype, J), torch.empty(B, H, t, 64)
     for reach in {window, None}:
-        o, lse = kernels.forward(q, k, v, z, window=reach)
-        kernels.backward(q, q, k, v, z, o, lse, window=reach)
+        o, lse = kernels.forward(q, k, v, z, factor=0.1, window=reach)
+        kernels.backward(q, q, k, v, z, o, lse, factor=0.1, window=reach)
 
 
 def relative(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
@@ -128,8 +128,8 @@ def relative(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
 
     q, k, v, bias = made(t, d, dtype), made(t, d, dtype, J), made(t, d, dtype, J), torch.empty(H, 513)
     for reach in {window, None}:
-        o, lse = kernels.forward(q, k, v, bias, window=reach)
-        kernels.backward(q, q, k, v, bias, o, lse, window=reach)
+        o, lse = kernels.forward(q, k, v, bias, factor=0.1, window=reach)
+        kernels.backward(q, q, k, v, bias, o, lse, factor=0.1, window=reach)
 
 
 def wall(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:

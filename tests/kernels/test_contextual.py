@@ -93,11 +93,11 @@ def test_ops_keep_the_rules_of_torch(name: str) -> None:
     """Nothing changed in place, shapes and types without data, gradients, and the same in a compiled graph."""
     q, k, v, _ = inputs(5, 4, 2, 3)
     z = normal(1, 4, 5, 3, seed=7).requires_grad_()
-    o, lse = (x.detach() for x in contextual._forward(q, k, v, z, 3))
+    o, lse = (x.detach() for x in contextual._forward(q, k, v, z, 0.3, 3))
     if name == "forward":
-        found = torch.library.opcheck(contextual._forward, (q, k, v, z, 3))
+        found = torch.library.opcheck(contextual._forward, (q, k, v, z, 0.3, 3))
     else:
-        found = torch.library.opcheck(contextual._backward, (o, *(x.detach() for x in (q, k, v, z)), o, lse, 3))
+        found = torch.library.opcheck(contextual._backward, (o, *(x.detach() for x in (q, k, v, z)), o, lse, 0.3, 3))
     assert set(found.values()) == {"SUCCESS"}, found
 
 

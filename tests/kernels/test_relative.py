@@ -106,9 +106,9 @@ def test_ops_keep_the_rules_of_torch(name: str) -> None:
     """Nothing changed in place, shapes and types without data, gradients, and the same in a compiled graph."""
     args: list[object] = list(inputs(5, 4, 2, 3))
     if name == "backward":
-        o, lse = (x.detach() for x in relative._forward(*args, 3))
+        o, lse = (x.detach() for x in relative._forward(*args, 0.3, 3))
         args = [o, *(x.detach() for x in args), o, lse]  # type: ignore[attr-defined]
-    found = torch.library.opcheck(getattr(relative, f"_{name}"), (*args, 3))
+    found = torch.library.opcheck(getattr(relative, f"_{name}"), (*args, 0.3, 3))
     assert set(found.values()) == {"SUCCESS"}, found
 
 

@@ -274,11 +274,11 @@ def test_ops_keep_the_rules_of_torch(name: str) -> None:
     """Nothing changed in place, shapes and types without data, gradients, and the same in a compiled graph."""
     q, k, v, decay = apart(5, 4, 2)
     q, decay = (q * math.log2(math.e) / 4).detach().requires_grad_(), decay.detach().mT.contiguous().requires_grad_()
-    o, lse = (x.detach() for x in threshold._forward(q, k, v, decay, 3))
+    o, lse = (x.detach() for x in threshold._forward(q, k, v, decay, 0.3, 3))
     if name == "forward":
-        found = torch.library.opcheck(threshold._forward, (q, k, v, decay, 3))
+        found = torch.library.opcheck(threshold._forward, (q, k, v, decay, 0.3, 3))
     else:
-        found = torch.library.opcheck(threshold._backward, (o, *(x.detach() for x in (q, k, v, decay)), o, lse, 3))
+        found = torch.library.opcheck(threshold._backward, (o, *(x.detach() for x in (q, k, v, decay)), o, lse, 0.3, 3))
     assert set(found.values()) == {"SUCCESS"}, found
 
 

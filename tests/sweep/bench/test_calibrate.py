@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 
 import pytest
+import torch
 from atma_sweep.sweep.bench import calibrate
+from atma_sweep.sweep.errors import MachineError
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.plan.speed import Place
 
@@ -46,3 +50,46 @@ def test_a_step_is_made_of_those_that_were_timed(
     assert found.validation_token_s > 0
     assert (found.like, found.slug, found.device) == ("abc", cell.slug, Place(None).name(cell.config))
     assert len(told) == 1
+
+
+@pytest.mark.thorough
+def test_what_is_compiled_is_timed_in_a_process_that_finds_it(
+    cells: Callable[..., list[Cell]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As attempts do: the first step of a process that has compiled itself would tell too little."""
+    (cell,) = cells(SMALL)
+    monkeypatch.setattr(calibrate, "_compiles", lambda cell, device: True)
+    asked: list[str] = []
+    apart = calibrate.apart
+
+    def watched(what: str, function: Callable[..., object], *args: object) -> object:
+        asked.append(function.__name__)
+        return apart(what, function, *args)
+
+    monkeypatch.setattr(calibrate, "apart", watched)
+    monkeypatch.setattr(calibrate, "Runner", None)  # nothing is built in this process
+    told: list[str] = []
+    found = calibrate.timed(cell, "abc", Place(None), tell=told.append)
+    assert asked == ["_compile", "_timed"]
+    assert found.low_s <= found.step_s <= found.high_s
+    assert min(found.low_s, found.start_s, found.validation_token_s) > 0
+    first = found.start_s + found.compile_s + found.step_s
+    assert told == [
+        f"{cell.slug}: {2048 / found.step_s:,.0f} tokens/s on {found.device}, first step after {first:.1f} s"
+    ]
+
+
+def test_a_process_apart_answers_or_says_how_it_ended() -> None:
+    assert calibrate.apart("it", os.getpid) != os.getpid()
+    with pytest.raises(torch.OutOfMemoryError, match="3 GiB"):
+        calibrate.apart("it", _too_much)
+    with pytest.raises(MachineError, match="it ended with -9"):
+        calibrate.apart("it", _killed)
+
+
+def _too_much() -> None:
+    raise torch.OutOfMemoryError("3 GiB")
+
+
+def _killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
