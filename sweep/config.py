@@ -147,7 +147,7 @@ class TrainConfig(Config):
         identity=True,
     )
     graphs: Literal["auto", "on", "off"] = aside(
-        "off",
+        "auto",
         "Replay steps as CUDA graphs, to the same numbers: on, off, or auto, where queuing a micro-batch may take longer than its work.",
         identity="off",
     )

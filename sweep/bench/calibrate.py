@@ -140,6 +140,9 @@ def _timed(cell: Cell, short: Cell, like: str, where: str, device: torch.device)
         runner.wait()
         steps.append(time.perf_counter() - began)
 
+    usual = statistics.median(steps)
+    first = max(0.0, runner.first_step - runner.built - usual) + max(0.0, runner.second_step - usual)
+
     def whole(seconds: float) -> float:
         return optimizer + max(seconds - optimizer, 0.0) * train.accumulation / together
 
@@ -147,11 +150,11 @@ def _timed(cell: Cell, short: Cell, like: str, where: str, device: torch.device)
         like=like,
         device=where,
         slug=cell.slug,
-        step_s=whole(statistics.median(steps)),
+        step_s=whole(usual),
         low_s=whole(min(steps)),
         high_s=whole(max(steps)),
         start_s=_imports() + runner.built,
-        compile_s=max(0.0, runner.first_step - runner.built - statistics.median(steps)),
+        compile_s=first,
         validation_token_s=_forward(runner),
     )
 

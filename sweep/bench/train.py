@@ -165,6 +165,8 @@ class Runner:
         self.first_step = time.perf_counter() - began
         self.advance()
         self.wait()
+        self.second_step = time.perf_counter() - began - self.first_step
+        """Seconds of the one that steps are captured in, where they are."""
         self.peak = torch.cuda.max_memory_allocated(device) - before if self.cuda else 0
 
     def _refused(self, why: str) -> None:

@@ -30,7 +30,7 @@ class Calibration:
     start_s: float
     """Imports, and building the network."""
     compile_s: float
-    """What the first step took beyond another one."""
+    """What the first two steps took beyond others: compiling, and capturing."""
     validation_token_s: float
     """Of a token, forward, as a validation does it."""
 
