@@ -123,6 +123,12 @@ def data_tokenizer(
             "--size", metavar="N", min=257, max=65_536, help="Tokens, the bytes and the end of a text among them."
         ),
     ] = 4096,
+    single_digits: Annotated[
+        bool,
+        typer.Option(
+            "--single-digits", help="Every digit a token of its own, so that numbers are read digit by digit."
+        ),
+    ] = False,
 ) -> None:
     """Make a tokenizer of byte pairs from text. The same text gives the same file.
 
@@ -139,7 +145,7 @@ def data_tokenizer(
     source = Files(prepare.full(text), setting="PATH")
     source.key()  # says at once what is no text
     Terminal(soft_wrap=True).print(f"reading {text}; about a minute for 100 MB", highlight=False, markup=False)
-    made = byte_pairs((one.text for one in source.documents()), size)
+    made = byte_pairs((one.text for one in source.documents()), size, single_digits=single_digits)
     with refusing(out, "write"):
         out.write_text(made.to_str(pretty=True), encoding="utf-8")
     say(f"{out}: {made.get_vocab_size():,} tokens")

@@ -11,12 +11,17 @@ if TYPE_CHECKING:
 END = "<|endoftext|>"
 
 
-def byte_pairs(texts: Iterable[str], size: int) -> Tokenizer:
-    """One of `size` tokens at most, `END` the first of them. The same texts give the same tokenizer."""
+def byte_pairs(texts: Iterable[str], size: int, *, single_digits: bool = False) -> Tokenizer:
+    """One of `size` tokens at most, `END` the first of them. The same texts give the same tokenizer.
+
+    With `single_digits` no token holds a digit and anything else, not even the space before it.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    apart = [pre_tokenizers.Digits(individual_digits=True)] if single_digits else []
+    made.pre_tokenizer = pre_tokenizers.Sequence([*apart, words]) if apart else words
     made.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=size, special_tokens=[END], show_progress=False,
