@@ -287,7 +287,7 @@ def test_more_marked_targets_than_there_is_room_for_are_trained_as_they_come(net
 def test_which_networks_are_captured() -> None:
     cuda = torch.device("cuda")
     config = TrainConfig(tokens=10**9, seq_len=512, batch_tokens=32_768, micro_batch=64)
-    assert wanted(config, 10_600_000, cuda) == (True, "a micro-batch is 2.1e+12 FLOPs, at most 2e+13")
+    assert wanted(config, 10_600_000, cuda) == (True, "a micro-batch is 2.1e+12 FLOPs, at most 1e+13")
     assert wanted(config, 370_000_000, cuda)[0] is False
     edge = int(SMALL / 6 / 32_768)
     assert (wanted(config, edge, cuda)[0], wanted(config, edge + 1, cuda)[0]) == (True, False)
