@@ -149,7 +149,7 @@ class TrainConfig(Config):
     graphs: Literal["auto", "on", "off"] = aside(
         "auto",
         "Replay steps as CUDA graphs, to the same numbers: on, off, or auto, where queuing a micro-batch may take longer than its work.",
-        identity="off",
+        identity="auto",  # to the same numbers, so that older configs may have it, too
     )
     kernels: Literal["auto", "torch"] = knob(
         "auto", "The best kernels for the machine, or torch's own operations alone, to compare with.", identity="auto"

@@ -347,7 +347,7 @@ def backward(
     g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, z_BHTP: Tensor, o: Tensor, lse: Tensor, *,
     factor: float, window: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of (q, k, v, z) from that of o; all in units of log 2 as `forward`; inputs contiguous."""
+    """Gradients of (q, k, v, z) from that of o; z and lse in units of log 2 as `forward` has them; inputs contiguous."""
     (b, t, h, d), j = q.shape, k.shape[2]
     shared = _shared(q, z_BHTP, h // j, factor, window)
     dq, dk, dv, dz = (torch.empty_like(x) for x in (q, k, v, z_BHTP))

@@ -238,7 +238,7 @@ def backward(
     g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, bias_HR: Tensor, o: Tensor, lse: Tensor, *,
     factor: float, window: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of (q, k, v, bias) from that of o; all in units of log 2 as `forward`; inputs contiguous."""
+    """Gradients of (q, k, v, bias) from that of o; bias and lse in units of log 2 as `forward` has them; inputs contiguous."""
     (b, t, h, d), j = q.shape, k.shape[2]
     shared = _shared(q, bias_HR, h // j, factor, window)
     dq, dk, dv, delta = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), row_products(g_o, o)

@@ -293,7 +293,7 @@ def backward(
     g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, decay_BHT: Tensor, o: Tensor, lse: Tensor, *,
     factor: float, window: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of (q, k, v, decay) from that of o; all in units of log 2 as `forward`; inputs contiguous."""
+    """Gradients of (q, k, v, decay) from that of o; decay and lse in units of log 2 as `forward` has them; inputs contiguous."""
     (b, t, h, d), j = q.shape, k.shape[2]
     shared = _shared(q, h // j, factor, window)
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
