@@ -14,7 +14,8 @@ from ..model.config import Config, Flag, Float, Int, ModelConfig, flag, knob
 def aside(default: Any, doc: str, *, identity: Any = ..., **limits: Any) -> Any:
     """A field that never enters a cell's id: a name, a path, or something that cannot change a trained weight.
 
-    `identity`, for one that is newer than databases: what every older config implicitly had, as for `knob`.
+    `identity`, for one that is newer than databases: what every older config implicitly had, as for `knob`; or, since no id
+    holds it, what an older config may as well have, should a later default do the same faster.
     """
     extra = {"outside": True} | ({} if identity is ... else {"identity": identity})
     return Field(default, description=doc, json_schema_extra=extra, **limits)
@@ -148,8 +149,8 @@ class TrainConfig(Config):
     )
     graphs: Literal["auto", "on", "off"] = aside(
         "auto",
-        "Replay steps as CUDA graphs, to the same numbers: on, off, or auto, where queuing a micro-batch may take longer than its work.",
-        identity="auto",  # to the same numbers, so that older configs may have it, too
+        "Replay steps as CUDA graphs, with train.deterministic to the same bits: on, off, or auto, where queuing a micro-batch may take longer than its work.",
+        identity="auto",
     )
     kernels: Literal["auto", "torch"] = knob(
         "auto", "The best kernels for the machine, or torch's own operations alone, to compare with.", identity="auto"

@@ -40,6 +40,8 @@ class Timed:
     """Over the last interval of the curve."""
     probes: Mapping[tuple[str, int], float]
     """By probe and context length."""
+    steps: str = ""
+    """Whether they were replayed as CUDA graphs or queued as they came, and why; "" of one from before there were both."""
 
 
 def timed(session: Session) -> list[Timed]:
@@ -74,6 +76,7 @@ def timed(session: Session) -> list[Timed]:
                 last=last,
                 tokens_per_s=rate,
                 probes=probes.get(row.id, {}),
+                steps=_steps(row.extra),
             )
         )
     return found
@@ -93,6 +96,10 @@ def starts(session: Session, attempt_ids: Collection[int]) -> dict[int, float]:
 def _start(extra: object) -> float | None:
     told = extra.get("start_seconds") if isinstance(extra, Mapping) else None
     return float(told) if isinstance(told, int | float) else None
+
+
+def _steps(extra: object) -> str:
+    return str(extra.get("steps", "")) if isinstance(extra, Mapping) else ""
 
 
 def _seconds(begun: datetime, ended: datetime) -> float:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import multiprocessing
 import os
+import pickle
 import signal
 import statistics
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -22,6 +24,7 @@ from ..attempt.device import WORKSPACE, choose_device, share_self_tests
 from ..errors import MachineError
 from ..grid.cell import Cell
 from ..grid.plugins import load_plugin
+from ..machine.processes import die_with
 from ..plan.calibrated import Calibration
 from ..plan.speed import Place
 from ..probes.subject import evaluating
@@ -58,9 +61,9 @@ def timed(cell: Cell, like: str, place: Place, *, tell: Callable[[str], None]) -
         if _compiles(cell, device):
             # the first compiles; the second finds that and pays the rest of a first step, as the attempts of a sweep do
             apart(what, _compile, short, device)
-            found: Calibration = apart(what, _timed, cell, short, like, place.name(config), device)
+            found: Calibration = apart(what, _timed, cell, short, like, place.name(config), device, _imports())
         else:
-            found = _timed(cell, short, like, place.name(config), device)
+            found = _timed(cell, short, like, place.name(config), device, _imports())
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise MachineError(f"cell {cell.slug} does not fit in memory beside what runs there: {error}") from error
     tell(
@@ -81,14 +84,20 @@ def apart(what: str, function: Callable[..., Any], *args: Any) -> Any:
     """
     context = multiprocessing.get_context("spawn")
     answers, answer = context.Pipe(duplex=False)
-    process = context.Process(target=_answer, args=(answer, function, args))
-    process.start()
+    process = context.Process(target=_answer, args=(answer, os.getpid(), function, args))
+    # an interrupt is for this process, which ends the other
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     answer.close()
     try:
         returned, found = answers.recv()
     except EOFError:
         process.join()
-        raise MachineError(f"{what} ended with {process.exitcode}; -9 is what a machine out of memory does") from None
+        hint = "; a machine out of memory does that" if process.exitcode == -signal.SIGKILL else ""
+        raise MachineError(f"{what} ended with {process.exitcode}{hint}") from None
     finally:
         process.terminate()
         process.join()
@@ -97,12 +106,16 @@ def apart(what: str, function: Callable[..., Any], *args: Any) -> Any:
     return found
 
 
-def _answer(answer: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    # an interrupt is for the process that waits, which ends this one
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _answer(answer: Connection, parent: int, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    die_with(parent)
     try:
         answer.send((True, function(*args)))
     except Exception as error:  # noqa: BLE001, raised where it is waited for
+        error.add_note(traceback.format_exc())
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:  # noqa: BLE001, one that cannot travel
+            error = MachineError(f"{type(error).__name__}: {error}")
         answer.send((False, error))
 
 
@@ -117,7 +130,7 @@ def _short(cell: Cell) -> Cell:
 def _first_step(short: Cell, device: torch.device) -> Runner:
     """The cell after its first steps, in a process that knows its plugins."""
     for plugin in short.config.plugins:
-        load_plugin(Path(plugin.path))
+        load_plugin(Path(plugin.path), plugin.sha256)
     if device.type == "cuda":
         share_self_tests(device)
     if short.config.train.deterministic:
@@ -129,7 +142,7 @@ def _compile(short: Cell, device: torch.device) -> None:
     _first_step(short, device)
 
 
-def _timed(cell: Cell, short: Cell, like: str, where: str, device: torch.device) -> Calibration:
+def _timed(cell: Cell, short: Cell, like: str, where: str, device: torch.device, imports: float) -> Calibration:
     train, together = cell.config.train, short.config.train.accumulation
     runner = _first_step(short, device)
     optimizer = statistics.median(runner.optimizer_seconds() for _ in range(3))
@@ -153,7 +166,7 @@ def _timed(cell: Cell, short: Cell, like: str, where: str, device: torch.device)
         step_s=whole(usual),
         low_s=whole(min(steps)),
         high_s=whole(max(steps)),
-        start_s=_imports() + runner.built,
+        start_s=imports + runner.built,
         compile_s=first,
         validation_token_s=_forward(runner),
     )

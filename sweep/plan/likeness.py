@@ -30,7 +30,8 @@ class Likeness:
         resources = config.resources
         # of a GPU the share counts; cores do where there is none
         share = f"{resources.gpus:g} of a GPU" if resources.gpus else f"{resources.cpus} cores"
-        key = (model, train, share)
+        # graphs make a small network several times as fast, and there are none without a GPU
+        key = (model, train, f"{share}, graphs {config.train.graphs}" if resources.gpus else share)
         if key not in self._numbers:
             self._numbers[key] = hashlib.sha256("\n".join(key).encode()).hexdigest()[:16]
         return self._numbers[key]

@@ -88,6 +88,10 @@ class Place:
         return one.gpu_name is not None and one.gpu_name.removeprefix("NVIDIA ") == self.name(config)
 
 
+QUEUED = ("", "as they come: train.graphs: off")
+"""What attempts tell of their steps that were not to be captured."""
+
+
 class Speeds:
     """What is known of the speed of cells on one place; asked once a likeness, remembered."""
 
@@ -182,8 +186,12 @@ def _run(one: Timed, likeness: Likeness) -> _Run | None:
     try:
         config = CellConfig.model_validate(one.config)
         config = config.model_copy(update={"model": check_model_config(config.model)})
-        like = likeness.of(config)
         each = flops.estimated_flops(config.model, config.train.seq_len)
+        small = each * config.train.micro_batch * config.train.seq_len <= flops.SMALL
+        if one.gpu_name is not None and small and one.steps in QUEUED:
+            # a config that says nothing of graphs is of a time when that meant none
+            config = config.model_copy(update={"train": config.train.model_copy(update={"graphs": "off"})})
+        like = likeness.of(config)
     except (ValidationError, ModelConfigError, LookupError):
         return None  # of a plugin that is not loaded
     (tokens, seconds), (all_tokens, all_seconds) = one.first, one.last

@@ -9,6 +9,12 @@ from ...model.outline import NO_MEMORY
 from ...model.parts import own
 from ...model.registry import MEMORIES, MIXERS
 
+SMALL = 1e13
+"""FLOPs of a micro-batch up to which `train.graphs: auto` captures: fewer, and queuing may take longer than the work.
+
+At 6 for a parameter and token it is 16 rows of 512 tokens of a network of 200M parameters, or 64 of 50M: about 20 ms of an H100.
+"""
+
 
 class Peak(NamedTuple):
     """Dense bf16 tensor FLOP/s of a GPU with fp32 accumulation."""

@@ -18,17 +18,12 @@ from torch import Tensor
 from ...model.backbone import Drawn
 from ..config import TrainConfig
 from ..data.batches import Marked
+from .flops import SMALL
 from .optimizers import Optimizers
 
 Piece = Callable[[], None]
 Capture = Callable[[Mapping[str, Piece]], Mapping[str, Piece]]
 """Makes of pieces of work what does each of them again."""
-
-SMALL = 1e13
-"""FLOPs of a micro-batch up to which `train.graphs: auto` captures: fewer, and queuing may take longer than the work.
-
-At 6 for a parameter and token it is 16 rows of 512 tokens of a network of 200M parameters, or 64 of 50M: about 20 ms of an H100.
-"""
 
 
 class Batch(NamedTuple):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from atma_sweep.sweep.bench import calibrate
-from atma_sweep.sweep.errors import MachineError
+from atma_sweep.sweep.errors import GridError, MachineError
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.plan.speed import Place
 
@@ -33,6 +33,8 @@ def test_a_step_is_made_of_those_that_were_timed(
         def advance(self) -> None:
             seen.append(self.cell.config.train.accumulation)
             super().advance()
+            for _ in range({1: 30, 2: 4}.get(len(seen), 0)):  # compiling, and capturing
+                next(now)
 
         def optimizer_seconds(self) -> float:
             super().optimizer_seconds()
@@ -46,6 +48,7 @@ def test_a_step_is_made_of_those_that_were_timed(
     assert seen == [8] * (2 + calibrate.STEPS)
     # the clock says a second a step: a quarter for the optimizer, the rest four times
     assert found.step_s == found.low_s == found.high_s == pytest.approx(0.25 + 0.75 * 4)
+    assert found.compile_s == 30 + 4
     assert found.start_s >= 3.0
     assert found.validation_token_s > 0
     assert (found.like, found.slug, found.device) == ("abc", cell.slug, Place(None).name(cell.config))
@@ -83,12 +86,19 @@ def test_a_process_apart_answers_or_says_how_it_ended() -> None:
     assert calibrate.apart("it", os.getpid) != os.getpid()
     with pytest.raises(torch.OutOfMemoryError, match="3 GiB"):
         calibrate.apart("it", _too_much)
-    with pytest.raises(MachineError, match="it ended with -9"):
+    with pytest.raises(MachineError, match="it ended with -9; a machine out of memory does that"):
         calibrate.apart("it", _killed)
+    with pytest.raises(MachineError, match="GridError: g: a: is wrong") as caught:
+        calibrate.apart("it", _wrong)
+    assert caught.value.exit_code == 3
 
 
 def _too_much() -> None:
     raise torch.OutOfMemoryError("3 GiB")
+
+
+def _wrong() -> None:
+    raise GridError("g", None, "a", "is wrong")
 
 
 def _killed() -> None:

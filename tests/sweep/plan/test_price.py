@@ -37,12 +37,23 @@ resources: {gpus: GPUS}
 """150 or 300 steps of 1,024 tokens, with 5 or 10 validations of 16,384."""
 
 
-def trained(store: Store, cell: Cell, *, gpu: str | None, slow: float = 1.0, state: str = "done") -> None:
+CAPTURED = "CUDA graphs: a micro-batch is 4e+09 FLOPs, at most 1e+13"
+
+
+def trained(
+    store: Store, cell: Cell, *, gpu: str | None, slow: float = 1.0, state: str = "done", steps: str = CAPTURED
+) -> None:
     """7 s of start; 1.928 s of compiling; 153,600 tokens at 10,000 a second; 0.4 s of validation; 6 s of probes."""
     attempt = store.start_attempt(cell.id, owner=ME, fence=1, steps_total=cell.config.train.steps)
     recorder = Recorder(store, attempt.id, 1)
     recorder.provenance(
-        Provenance(config=as_told(cell.config), seed=0, gpu_name=gpu, extra={"start_seconds": 7.0}, host=ME.host)
+        Provenance(
+            config=as_told(cell.config),
+            seed=0,
+            gpu_name=gpu,
+            extra={"start_seconds": 7.0, "steps": steps},
+            host=ME.host,
+        )
     )
     rows = [30, 60, 90, 120, 150]
     recorder.curve(
@@ -105,6 +116,26 @@ def test_cells_that_were_measured_cost_what_such_cells_took(store: Store, cells:
     assert bill.money is not None
     assert bill.money.likely == pytest.approx(bill.hours.likely * 2.5)
     assert bill.hours.low < bill.hours.likely < bill.hours.high < 1.2 * bill.hours.likely
+
+
+@pytest.mark.parametrize(
+    ("steps", "setting", "source"),
+    [
+        ("as they come: train.graphs: off", "auto", "FLOPs"),
+        ("", "auto", "FLOPs"),  # from before there were graphs
+        ("", "off", "measured"),
+        (CAPTURED, "off", "FLOPs"),
+        (CAPTURED, "auto", "measured"),
+    ],
+)
+def test_a_small_network_costs_what_it_took_with_graphs_or_without(
+    store: Store, cells: Cells, tmp_path: Path, steps: str, setting: str, source: str
+) -> None:
+    every = cells(GRID.replace("GPUS", "1").replace("set:\n", f"set:\n  train.graphs: {setting}\n"))
+    before = cells(GRID.replace("GPUS", "1"))
+    launched(store, before)
+    trained(store, before[0], gpu="NVIDIA H200", steps=steps)
+    assert next(iter(place.prices(every, tmp_path, store, gpu="H200").speeds.of(every[1].config))) == source
 
 
 def test_of_several_attempts_the_median_counts_and_the_bounds_hold_all(

@@ -166,6 +166,7 @@ def test_older_code_is_not_told_what_it_does_anyway() -> None:
         ("model", "mixer_source"),
         ("model", "norm_eps"),
         ("train", "warmup_steps"),
+        ("train", "graphs"),
         ("data", "shuffle"),
     ):
         assert name not in told[section]
