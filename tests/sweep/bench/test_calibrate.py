@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Callable
 
+import ends
 import pytest
 import torch
 from atma_sweep.sweep.bench import calibrate
-from atma_sweep.sweep.errors import GridError, MachineError
+from atma_sweep.sweep.errors import MachineError
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.plan.speed import Place
 
@@ -85,21 +85,9 @@ def test_what_is_compiled_is_timed_in_a_process_that_finds_it(
 def test_a_process_apart_answers_or_says_how_it_ended() -> None:
     assert calibrate.apart("it", os.getpid) != os.getpid()
     with pytest.raises(torch.OutOfMemoryError, match="3 GiB"):
-        calibrate.apart("it", _too_much)
+        calibrate.apart("it", ends.too_much)
     with pytest.raises(MachineError, match="it ended with -9; a machine out of memory does that"):
-        calibrate.apart("it", _killed)
+        calibrate.apart("it", ends.killed)
     with pytest.raises(MachineError, match="GridError: g: a: is wrong") as caught:
-        calibrate.apart("it", _wrong)
+        calibrate.apart("it", ends.wrong)
     assert caught.value.exit_code == 3
-
-
-def _too_much() -> None:
-    raise torch.OutOfMemoryError("3 GiB")
-
-
-def _wrong() -> None:
-    raise GridError("g", None, "a", "is wrong")
-
-
-def _killed() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
