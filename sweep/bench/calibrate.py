@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,7 @@ def apart(what: str, function: Callable[..., Any], *args: Any) -> Any:
     context = multiprocessing.get_context("spawn")
     answers, answer = context.Pipe(duplex=False)
     process = context.Process(target=_answer, args=(answer, os.getpid(), function, args))
+    resource_tracker.ensure_running()  # which else starts here, and takes the signal's block off
     # an interrupt is for this process, which ends the other
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 
 import ends
@@ -84,6 +85,9 @@ def test_what_is_compiled_is_timed_in_a_process_that_finds_it(
 
 def test_a_process_apart_answers_or_says_how_it_ended() -> None:
     assert calibrate.apart("it", os.getpid) != os.getpid()
+    # an interrupt ends the one that waits, and leaves no traceback of the other
+    assert signal.SIGINT in calibrate.apart("it", signal.pthread_sigmask, signal.SIG_BLOCK, ())
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
     with pytest.raises(torch.OutOfMemoryError, match="3 GiB"):
         calibrate.apart("it", ends.too_much)
     with pytest.raises(MachineError, match="it ended with -9; a machine out of memory does that"):
