@@ -64,7 +64,10 @@ def bench_train(
         ),
     ] = None,
     rounds: Rounds = 3,
-    profile: Annotated[bool, typer.Option("--profile", help="Also say what the device spends its time on.")] = False,
+    profile: Annotated[
+        bool,
+        typer.Option("--profile", help="Also say what the device spends its time on; --out has it kernel by kernel."),
+    ] = False,
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:

@@ -9,7 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +26,16 @@ from ..training import flops, replay
 from ..training.loop import Pending, Point, Trainer
 from ..training.optimizers import Optimizers
 from .ceilings import Ceilings, ceilings
+
+
+class Kernel(NamedTuple):
+    """What one kernel of a step takes of the device, all its launches together."""
+
+    name: str
+    kind: str
+    """What it belongs to, see `kind_of`."""
+    launches: int
+    ms: float
 
 
 @dataclass
@@ -57,6 +67,8 @@ class Row:
     """What the command changed of the cell, "" when it is as its grid has it."""
     profile: dict[str, float] = field(default_factory=dict)
     """Share of the time on the device, by kind of kernel."""
+    lines: list[Kernel] = field(default_factory=list)
+    """The kernels of the profiled step, the longest first."""
 
 
 DEFAULT = ("nope", "rope", "polar", "polar+m1", "polar+d1+m1")
@@ -202,17 +214,26 @@ class Runner:
         self.wait()
         return time.perf_counter() - began
 
-    def profile(self) -> dict[str, float]:
-        """Share of device time of one step by kind of kernel."""
+    def profile(self) -> list[Kernel]:
+        """Every kernel of one optimizer step, the longest first."""
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
             self.advance()
             torch.cuda.synchronize()
-        spent: dict[str, float] = {}
-        for event in profiler.key_averages():
-            kind = kind_of(event.key)
-            spent[kind] = spent.get(kind, 0.0) + event.self_device_time_total
-        total = sum(spent.values())
-        return {kind: value / total for kind, value in sorted(spent.items(), key=lambda one: -one[1])}
+        found = [
+            Kernel(event.key, kind_of(event.key), event.count, event.self_device_time_total / 1e3)
+            for event in profiler.key_averages()
+            if event.self_device_time_total > 0
+        ]
+        return sorted(found, key=lambda one: -one.ms)
+
+
+def shares(lines: Sequence[Kernel]) -> dict[str, float]:
+    """Share of the time by kind of kernel, the largest first."""
+    spent: dict[str, float] = {}
+    for line in lines:
+        spent[line.kind] = spent.get(line.kind, 0.0) + line.ms
+    total = sum(spent.values())
+    return {kind: value / total for kind, value in sorted(spent.items(), key=lambda one: -one[1])}
 
 
 def kind_of(kernel: str) -> str:
@@ -271,6 +292,7 @@ def run(
         rate = tokens / statistics.median(times)
         length = config.train.seq_len
         parameters = sum(p.numel() for p in runner.model.parameters())
+        lines = runner.profile() if profile else []
         peak = flops.peak_flops(torch.cuda.get_device_name(device))
         rows.append(
             Row(
@@ -288,7 +310,8 @@ def run(
                 micro_batch=config.train.micro_batch,
                 steps=runner.steps,
                 changed=(changed or {}).get(runner.cell.slug, ""),
-                profile=runner.profile() if profile else {},
+                profile=shares(lines),
+                lines=lines,
             )
         )
     return limits, rows
@@ -332,7 +355,8 @@ def table(limits: Ceilings, rows: Sequence[Row]) -> str:
 
 def as_dict(limits: Ceilings, rows: Sequence[Row]) -> dict[str, object]:
     """For JSON."""
-    return {"ceilings": limits._asdict(), "rows": [asdict(row) for row in rows]}
+    told = [asdict(row) | {"lines": [line._asdict() for line in row.lines]} for row in rows]
+    return {"ceilings": limits._asdict(), "rows": told}
 
 
 def _trainer(

@@ -271,6 +271,23 @@ def test_table_of_cells() -> None:
     assert text.count("matrix products") == 1
 
 
+def test_shares_are_those_of_the_kernels_and_json_names_each() -> None:
+    lines = [
+        train.Kernel("nvjet_tst_128x256", "matrix products", 40, 6.0),
+        train.Kernel("triton_red_fused_add_3", "compiled elementwise", 12, 3.0),
+        train.Kernel("triton_poi_fused_mul_1", "compiled elementwise", 12, 1.0),
+    ]
+    assert [line.kind for line in lines] == [train.kind_of(line.name) for line in lines]
+    found = train.shares(lines)
+    assert found == pytest.approx({"matrix products": 0.6, "compiled elementwise": 0.4})
+    assert list(found) == ["matrix products", "compiled elementwise"]
+    assert train.shares([]) == {}
+    (row,) = json.loads(json.dumps(train.as_dict(LIMITS, [made_up(profile=found, lines=lines)])))["rows"]
+    assert row["lines"][1] == {
+        "name": "triton_red_fused_add_3", "kind": "compiled elementwise", "launches": 12, "ms": 3.0,
+    }  # fmt: skip
+
+
 def test_a_table_says_how_steps_are_queued() -> None:
     one, other = "CUDA graphs: train.graphs: on", "as they come: train.graphs: off"
     text = train.table(LIMITS, [made_up(steps=one), made_up(cell="nope", steps=one), made_up(steps=other)])
@@ -463,6 +480,7 @@ def test_bench_train_on_a_gpu(tmp_path: Path, write: Callable[..., Path]) -> Non
     assert 0 < numbers["low"] <= numbers["tokens_per_s"] <= numbers["high"]
     assert 0 < numbers["mfu"] < 1
     assert sum(numbers["profile"].values()) == pytest.approx(1)
+    assert all(line["ms"] > 0 and line["launches"] >= 1 for line in numbers["lines"])
     assert numbers["peak_memory"] > 2 * 50304 * 128 * 4
     assert numbers["kernels"]["blocks"].startswith("inductor")
 
