@@ -313,13 +313,15 @@ class Backbone(nn.Module):
         each kind of block instead, which all of its kind share, and one for what follows them: sooner compiled, less fused.
         """
         self.kernel_paths()  # decides between kernels now: a self-test does not belong into a graph
+        mixed = self._fp8 is None
         if regional:
             # the compiler counts the graphs of all kinds of blocks and of all shapes together
             compiler: Any = importlib.import_module("torch._dynamo.config")
             compiler.recompile_limit = max(compiler.recompile_limit, 8 * len(self.blocks))
-            self._forward_block, self._forward_end = one_graph(Block.forward, backend), one_graph(_end, backend)
+            self._forward_block = one_graph(Block.forward, backend, mixed=mixed)
+            self._forward_end = one_graph(_end, backend, mixed=mixed)
         else:
-            self._forward_blocks = one_graph(self._blocks, backend)
+            self._forward_blocks = one_graph(self._blocks, backend, mixed=mixed)
         self._compiler = f"{backend}, block by block," if regional else backend
 
     def _blocks(

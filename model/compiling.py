@@ -22,15 +22,27 @@ class CompileError(RuntimeError):
         )
 
 
-def one_graph(part: Callable[..., Any], backend: str = "inductor") -> Callable[..., Any]:
-    """`part`, compiled at its first call for each shape. Raises CompileError where it does not become one graph."""
+MIXED = "triton.mix_order_reduction"
+"""Setting of torch's compiler: sums over rows and over columns of the same tensor in one kernel."""
+
+
+def one_graph(part: Callable[..., Any], backend: str = "inductor", *, mixed: bool = True) -> Callable[..., Any]:
+    """`part`, compiled at its first call for each shape. Raises CompileError where it does not become one graph.
+
+    `mixed` False: no kernel sums over rows and columns at once, which torch 2.11 gets wrong where 8-bit casts are among them: it
+    queues such a kernel before what it reads is there.
+    """
     if torch.are_deterministic_algorithms_enabled():
         # else the compiler picks the tiles of its sums by the clock
         compiler: Any = importlib.import_module("torch._inductor.config")
         compiler.deterministic = True
     known: Any = importlib.import_module("torch._dynamo.exc")
     refusals = (known.TorchDynamoException, known.FailOnRecompileLimitHit)
-    graph = torch.compile(part, fullgraph=True, dynamic=False, backend=backend)
+    options: dict[str, Any] | None = None
+    inductor: Any = importlib.import_module("torch._inductor")
+    if not mixed and backend == "inductor" and MIXED in inductor.list_options():
+        options = {MIXED: False}
+    graph = torch.compile(part, fullgraph=True, dynamic=False, backend=backend, options=options)
 
     def run(*args: Any, **named: Any) -> Any:
         try:

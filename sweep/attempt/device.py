@@ -17,6 +17,7 @@ from ..config import CellConfig
 from ..errors import SweepError
 from ..machine.hardware import no_gpu
 from .provenance import driver_version
+from .turns import Turn, kind_of
 
 PACKAGE = Path(__file__).parents[2]
 CUSTOM = "autograd_cache_allow_custom_autograd_functions"
@@ -92,6 +93,13 @@ def share_compiled(device: torch.device, *others: str) -> None:
             del os.environ["TORCHINDUCTOR_CACHE_DIR"]
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
     os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
+
+
+def compiling_turn(config: CellConfig) -> Turn:
+    """Whose turn it is to compile that cell's network, among the processes that share what is compiled; see `share_compiled`."""
+    compiler: Any = importlib.import_module("torch.compiler.config")
+    folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]) / "turns"
+    return Turn(folder, kind_of(config, compiler.cache_key_tag, torch.__version__, version("triton")))
 
 
 def share_self_tests(device: torch.device) -> None:

@@ -25,11 +25,12 @@ from ..training import flops, replay
 from ..training.loop import Pending, Point, Trainer
 from ..training.optimizers import Optimizers
 from . import provenance
-from .device import choose_device, network, repeat_exactly, share_compiled, share_self_tests
+from .device import choose_device, compiling_turn, network, repeat_exactly, share_compiled, share_self_tests
 from .job import Job
 from .log import say, told
 from .probing import Probing
 from .samples import written
+from .turns import Turn
 from .writing import SamplingError
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ class Work(Probing):
         self._source = ("", "")
         """Place and name of the checkpoint that this attempt went on from."""
         self._graphs = False
+        self._turn: Turn | None = None
+        """Of compiling, until the first step is done."""
         self._saved = time.monotonic()
         self._unwritable = False
 
@@ -68,12 +71,18 @@ class Work(Probing):
         corpus = open_corpus(self.runs / "corpora", config.data.fingerprint or "")
         model = network(config, device, training=self.job.kind == "train")
         subject = Network(model, corpus.load_tokenizer(), corpus, config, device, self.leave_if_asked)
+        waited = 0.0
         if self.job.kind == "train" and config.train.compile and device.type == "cuda":
+            self._turn = compiling_turn(config)
+            waited = self._turn.wait(self.leave_if_asked)
+            if waited >= 1:
+                say(f"waited {waited:.0f} s for another attempt to compile the same network")
             model.compile_blocks(regional=config.train.compile == "blocks")
         kernels = model.kernel_paths()
         extra: dict[str, object] = {
             "parameters": count(model),
-            "start_seconds": round(time.monotonic() - began, 3),
+            "start_seconds": round(time.monotonic() - began - waited, 3),
+            "waited_seconds": round(waited, 3),
             "chunk_tokens": config.eval.chunk_tokens,
         }
         if self.job.kind == "train":
@@ -206,6 +215,9 @@ class Work(Probing):
 
     def progress(self, step: int, loss: float, tokens_per_s: float) -> None:
         """Watcher: how far the training is."""
+        if self._turn is not None:
+            self._turn.over()
+            self._turn = None
         self.recorder.progress(step, self.config.train.steps, loss, tokens_per_s, "training")
 
     def point(self, point: Point) -> None:

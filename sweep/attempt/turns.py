@@ -1,0 +1,82 @@
+"""Of attempts that would compile the same network at the same time, one does, and the others wait for what it made.
+
+Cells of a sweep often differ in their seed or their learning rate alone, and start side by side: each would compile the same for itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ..config import CellConfig
+
+PATIENCE_S = 900.0
+"""After which an attempt compiles beside the one that it waited for, which may hang."""
+EVERY_S = 0.1
+_IN_THE_GRAPH = {
+    "micro_batch", "seq_len", "regularizer", "regularizer_source", "regularizer_sketch", "distractor", "distractor_count",
+    "deterministic", "compile", "kernels", "activations", "precision", "loss_on",
+}  # fmt: skip
+"""Settings under `train` on which depends what is compiled."""
+
+
+def kind_of(config: CellConfig, *others: str) -> str:
+    """The same for cells whose networks are compiled to the same code. `others`: what else decides, as sources and versions do."""
+    model = config.model.model_dump(mode="json", exclude={"init"})
+    train = config.train.model_dump(mode="json", include=_IN_THE_GRAPH)
+    return hashlib.sha256(repr((sorted(model.items()), sorted(train.items()), others)).encode()).hexdigest()[:32]
+
+
+class Turn:
+    """The right to be the one that compiles a kind of network, between processes that share a folder for what is compiled.
+
+    Kept from `wait` until `over`, or until the process ends, however it does. Without a folder where files can be locked there are no
+    turns.
+    """
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        self._path = folder / kind
+        self._file: int | None = None
+
+    def wait(self, meanwhile: Callable[[], None]) -> float:
+        """Until nobody else compiles it; seconds that this took. `meanwhile` is called ten times a second, and may raise."""
+        began = time.monotonic()
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                # what has been compiled once is found, by any number at a time
+                while not os.fstat(self._file).st_size and not self._taken():
+                    if time.monotonic() - began > PATIENCE_S:
+                        break
+                    meanwhile()
+                    time.sleep(EVERY_S)
+            except BaseException:
+                self._leave()
+                raise
+        return time.monotonic() - began
+
+    def _taken(self) -> bool:
+        assert self._file is not None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def over(self) -> None:
+        """The first step is done: all that it needed is compiled."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                os.pwrite(self._file, b"compiled\n", 0)
+            self._leave()
+
+    def _leave(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None

@@ -1,0 +1,143 @@
+"""Of attempts that would compile the same network, one does it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from atma_sweep.sweep.attempt import turns
+from atma_sweep.sweep.attempt.turns import Turn, kind_of
+from atma_sweep.sweep.config import CellConfig
+from atma_sweep.sweep.grid.grid import load_grid
+from atma_sweep.sweep.training.loop import Stopped
+from patience import PATIENCE_S
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from atma_sweep.sweep.attempt.turns import Turn
+turn = Turn(Path(sys.argv[1]), "kind")
+turn.wait(lambda: None)
+print("compiling", flush=True)
+sys.stdin.readline()
+turn.over()
+print("over", flush=True)
+sys.stdin.readline()
+"""
+
+
+def holder(folder: Path) -> subprocess.Popen[str]:
+    """Another process, whose turn it is."""
+    pipe = subprocess.PIPE
+    other = subprocess.Popen([sys.executable, "-c", HOLDER, str(folder)], stdin=pipe, stdout=pipe, text=True)
+    assert other.stdout is not None
+    assert other.stdout.readline() == "compiling\n"
+    return other
+
+
+def told(calls: list[float], what: Callable[[], None], after: int) -> Callable[[], None]:
+    """Notes each look, and does something at the one after so many."""
+
+    def look() -> None:
+        calls.append(time.monotonic())
+        if len(calls) == after:
+            what()
+
+    return look
+
+
+def test_one_compiles_and_the_other_finds_it(tmp_path: Path) -> None:
+    with holder(tmp_path / "turns") as other:
+        assert other.stdin is not None
+
+        def let_go() -> None:
+            other.stdin.write("\n")  # type: ignore[union-attr]
+            other.stdin.flush()  # type: ignore[union-attr]
+
+        calls: list[float] = []
+        mine = Turn(tmp_path / "turns", "kind")
+        waited = mine.wait(told(calls, let_go, 4))
+        assert len(calls) >= 4
+        assert 4 * turns.EVERY_S <= waited < PATIENCE_S
+        assert mine._file is not None
+        mine.over()
+        # from now on nobody waits, however many there are
+        begun = [Turn(tmp_path / "turns", "kind") for _ in range(3)]
+        assert all(turn.wait(pytest.fail) < 1 for turn in begun)
+        other.communicate("\n", timeout=PATIENCE_S)
+    assert (tmp_path / "turns" / "kind").read_text() == "compiled\n"
+
+
+def test_a_turn_ends_with_its_process(tmp_path: Path) -> None:
+    with holder(tmp_path) as other:
+        calls: list[float] = []
+        mine = Turn(tmp_path, "kind")
+        mine.wait(told(calls, lambda: os.kill(other.pid, signal.SIGKILL), 3))
+        assert len(calls) >= 3
+        # nothing was compiled, so now it is this one's
+        with pytest.raises(Stopped):
+            Turn(tmp_path, "kind").wait(stopped)
+        mine.over()
+
+
+def stopped() -> None:
+    raise Stopped
+
+
+def test_who_waits_can_be_stopped_and_other_kinds_do_not_wait(tmp_path: Path) -> None:
+    with holder(tmp_path) as other:
+        mine = Turn(tmp_path, "kind")
+        with pytest.raises(Stopped):
+            mine.wait(stopped)
+        assert mine._file is None
+        assert Turn(tmp_path, "another").wait(pytest.fail) < 1
+        other.kill()
+
+
+def test_nobody_waits_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "PATIENCE_S", 0.3)
+    with holder(tmp_path) as other:
+        assert 0.3 < Turn(tmp_path, "kind").wait(lambda: None) < PATIENCE_S
+        other.kill()
+
+
+def test_where_nothing_can_be_locked_there_are_no_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    turn = Turn(tmp_path / "file" / "turns", "kind")
+    assert turn.wait(pytest.fail) < 1
+    turn.over()
+
+    def refuse(*_: Any) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(turns, "fcntl", SimpleNamespace(flock=refuse, LOCK_EX=2, LOCK_NB=4))
+    turn = Turn(tmp_path, "kind")
+    assert turn.wait(pytest.fail) < 1
+    turn.over()
+
+
+def cell(write: Callable[..., Path], *settings: str) -> CellConfig:
+    grid = write("name: g\nextends: micro\naxes: {attn_type: [polar]}\n")
+    (found,) = load_grid(grid, sets=settings, rename="other" if settings else None).expand(lambda data: "text")
+    return found.config
+
+
+@pytest.mark.parametrize(("settings", "same"), [
+    (["train.muon_lr=0.03"], True), (["train.tokens=4096"], True), (["model.init=zero-ends-and-conv-in"], True),
+    (["train.loss_reduction=sum"], True), (["memory=on"], False), (["window=on"], False), (["train.distractor=on"], False),
+    (["train.regularizer=weak"], False), (["train.micro_batch=1"], False), (["train.compile=blocks"], False),
+    (["model.d_model=64"], False),
+])  # fmt: skip
+def test_cells_of_one_kind_compile_the_same(settings: list[str], same: bool, write: Callable[..., Path]) -> None:
+    other = cell(write, *settings)
+    assert (kind_of(cell(write)) == kind_of(other)) is same
+    assert kind_of(other) != kind_of(other, "torch 2.12")
+    assert kind_of(other) == kind_of(other.model_copy(update={"seed": other.seed + 1}))
