@@ -43,25 +43,35 @@ def squared_relu_gate_reference(ag: Tensor) -> Tensor:
     return gate * functional.relu(a) ** 2
 
 
+def squared_relu_gate_forward(ag: Tensor) -> Tensor:
+    """The same without a gradient."""
+    a, gate = ag.chunk(2, -1)
+    positive = a.clamp(min=0)
+    return (positive * gate).mul_(positive)
+
+
+def squared_relu_gate_backward(ag: Tensor, dy: Tensor) -> Tensor:
+    """Gradient of [a | g], [..., 2F], from that of the result, [..., F]."""
+    a, gate = ag.chunk(2, -1)
+    out = torch.empty_like(ag)
+    d_a, d_gate = out.chunk(2, -1)
+    positive = a.clamp(min=0)
+    scaled = positive * dy
+    d_gate.copy_(positive.mul_(scaled))
+    d_a.copy_(scaled.mul_(gate).mul_(2))
+    return out
+
+
 class _SquaredReluGate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, ag: Tensor) -> Tensor:
         ctx.save_for_backward(ag)
-        a, gate = ag.chunk(2, -1)
-        positive = a.clamp(min=0)
-        return (positive * gate).mul_(positive)
+        return squared_relu_gate_forward(ag)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         (ag,) = ctx.saved_tensors
-        a, gate = ag.chunk(2, -1)
-        out = torch.empty_like(ag)
-        d_a, d_gate = out.chunk(2, -1)
-        positive = a.clamp(min=0)
-        scaled = positive * grads[0]
-        d_gate.copy_(positive.mul_(scaled))
-        d_a.copy_(scaled.mul_(gate).mul_(2))
-        return out
+        return squared_relu_gate_backward(ag, grads[0])
 
 
 class _SwishGate(torch.autograd.Function):

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..kernels import fp8_linear
 from ..kernels.choice import Choice, version
 from ..kernels.cross_entropy import cross_entropy
 from ..kernels.cross_entropy.cross_entropy import CHUNK, linear_cross_entropy, linear_cross_entropy_sum, softcap
+from ..kernels.fp8 import linear as fp8_linear
 from ..kernels.row_linear.row_linear import choose_backend
 from ..kernels.sketch import sketch
 from . import registry
@@ -368,7 +368,9 @@ class Backbone(nn.Module):
         for layer in filter(self.config.is_global, range(layers) if auxiliary.distractor else ()):
             count = length if auxiliary.distractor_count is None else auxiliary.distractor_count
             draw = generator(auxiliary.seed, "distractor", f"{key}.{layer}", device=device)
-            normal = torch.randn(rows, count, width, generator=draw, device=device)
+            # CUDA draws the same numbers in either type, the CPU others
+            drawn = self.dtype if device.type == "cuda" else torch.float32
+            normal = torch.randn(rows, count, width, generator=draw, device=device, dtype=drawn)
             found.distractors[layer] = normal.to(self.dtype)
         if self.positions is not None:
             draw = generator(auxiliary.seed, "places", key, device=device)

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from ..kernels.conv.conv import canon
 from ..kernels.conv.step import canon_step, tail_of
-from ..kernels.fp8_linear import fp8_linear
+from ..kernels.fp8.linear import fp8_gated_linear, fp8_linear
 from ..kernels.gates import squared_relu_gate, swish_gate
 from ..kernels.norms import rms_norm
 from ..kernels.row_linear.row_linear import row_linear
@@ -137,7 +137,10 @@ class MLP(nn.Module):
         self.proj = Linear(ratio * width, width, bias=bias, zero=True)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return self.proj(self.gate(self.fc(x_BTD)))
+        fc = self.fc
+        if fc.fp8 is not None and self.kind == "relu2":
+            return self.proj(fp8_gated_linear(x_BTD, fc.weight, fc.bias, backend=fc.fp8))
+        return self.proj(self.gate(fc(x_BTD)))
 
     def few(self, x_BD: Tensor, norm: RMSNorm, under_BD: Tensor) -> Tensor:
         """under + what `forward` gives at norm(x), a few rows."""

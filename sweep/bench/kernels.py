@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...kernels import fp8_linear
 from ...kernels.attention import contextual, polar, relative, softmax, threshold
 from ...kernels.choice import Choice
 from ...kernels.conv import conv
 from ...kernels.cross_entropy import cross_entropy
+from ...kernels.fp8 import linear as fp8_linear
 from ...kernels.gated_delta import gated_delta
 from ...kernels.norms import rms_norm
 from ...kernels.paged.pages import PAGE

@@ -252,6 +252,14 @@ def cross_entropy(t: int, d: int, _window: int | None, dtype: torch.dtype) -> No
         kernels.rows(logits, targets, cap, True)
 
 
+def eight_bits(t: int, d: int, _window: int | None, dtype: torch.dtype) -> None:
+    from atma_sweep.kernels.fp8 import rows
+
+    ag = torch.empty(t, 64 * d, dtype=dtype)
+    rows.cast_rows(ag[:, : 24 * d])
+    rows.gate_rows(ag, ag[:, : 32 * d])
+
+
 def sketch(t: int, d: int, _window: int | None, dtype: torch.dtype) -> None:
     from atma_sweep.kernels.sketch import triton as kernels
 
@@ -321,6 +329,7 @@ CASES: dict[str, Callable[[int, int, int | None, torch.dtype], None]] = {
         omega,
         convolutions,
         cross_entropy,
+        eight_bits,
         sketch,
         steps,
         row_products,

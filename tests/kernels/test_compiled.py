@@ -76,6 +76,7 @@ KERNELS = {
     },
     "convolutions": {"_gated_forward", "_gated_backward", "_canon_forward", "_canon_backward"},
     "cross_entropy": {"_capped_rows"},
+    "eight_bits": {"_cast", "_gate_backward"},
     "sketch": {"_forward", "_squares", "_backward"},
     "steps": {"_ranges", "_merge", "_put", "_step", "_conv", "_heads"},
     "row_products": {"_one", "_one_conv"},

@@ -1,4 +1,4 @@
-"""A linear layer whose products are taken in 8 bits, e4m3 forward and e5m2 for gradients (docs/mechanisms.md, "Precision").
+"""Linear layers whose products are taken in 8 bits, e4m3 forward and e5m2 for gradients (docs/mechanisms.md, "Precision").
 
 M rows, K inputs, N outputs.
 """
@@ -11,13 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .choice import Choice, failure, version, worst
+from ..choice import Choice, failure, version, worst
+from ..gates import squared_relu_gate_forward
+from .rows import E4M3, E5M2, LEAST, TOP, gate_backward, quantise, quantise_gradient
 
-E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-TOP = {E4M3: 7, E5M2: 14}
-"""The largest number of a row becomes 2^TOP to 2^(TOP + 1), below 448 and 57,344, which are the largest of the type."""
-LEAST = 2.0**-100
-"""A row with smaller numbers alone is cast as if it had this one."""
 MULTIPLE = 16
 """Of which inputs and outputs must be multiples for the products of torch."""
 
@@ -29,13 +26,31 @@ def fp8_linear(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None, *, backend: s
     torch's product of 8-bit matrices, or "torch", the same 8-bit numbers multiplied in float32. Raises ValueError for
     shapes that do not fit and, with "scaled_mm", for K or N that is no multiple of 16.
     """
-    if w_NK.ndim != 2 or x.shape[-1] != w_NK.shape[1]:
-        raise ValueError(f"x has shape {tuple(x.shape)}, but w has shape {tuple(w_NK.shape)}")
+    _check(x, w_NK, backend)
     backend = backend or choose_backend(x.device).backend
-    if backend == "scaled_mm" and (w_NK.shape[0] % MULTIPLE or w_NK.shape[1] % MULTIPLE):
-        raise ValueError(f"inputs and outputs must be multiples of {MULTIPLE}, got w of shape {tuple(w_NK.shape)}")
     y_MN: Tensor = _Linear.apply(x.reshape(-1, x.shape[-1]), w_NK, b_N, backend)
     return y_MN.view(*x.shape[:-1], w_NK.shape[0])
+
+
+def fp8_gated_linear(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None, *, backend: str | None = None) -> Tensor:
+    """`squared_relu_gate` of `fp8_linear`, [..., K] -> [..., N / 2], to the same numbers; raises as they do.
+
+    Backward, the gate's kernel casts the gradient that it makes, which else would be read once or twice more.
+    """
+    _check(x, w_NK, backend)
+    if w_NK.shape[0] % 2:
+        raise ValueError(f"w must have rows for two halves, got shape {tuple(w_NK.shape)}")
+    backend = backend or choose_backend(x.device).backend
+    y_MF: Tensor = _GatedLinear.apply(x.reshape(-1, x.shape[-1]), w_NK, b_N, backend)
+    return y_MF.view(*x.shape[:-1], w_NK.shape[0] // 2)
+
+
+def _check(x: Tensor, w_NK: Tensor, backend: str | None) -> None:
+    if w_NK.ndim != 2 or x.shape[-1] != w_NK.shape[1]:
+        raise ValueError(f"x has shape {tuple(x.shape)}, but w has shape {tuple(w_NK.shape)}")
+    taken = backend or choose_backend(x.device).backend
+    if taken == "scaled_mm" and (w_NK.shape[0] % MULTIPLE or w_NK.shape[1] % MULTIPLE):
+        raise ValueError(f"inputs and outputs must be multiples of {MULTIPLE}, got w of shape {tuple(w_NK.shape)}")
 
 
 def fp8_linear_reference(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None) -> Tensor:
@@ -55,28 +70,22 @@ def nearest(rows: Tensor, kind: torch.dtype) -> Tensor:
     return (torch.round(scaled / step) * step * unit).detach() + (rows - rows.detach())
 
 
-def quantise(x_MK: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
-    """(q [M, K] of the 8-bit type, contiguous; s float32 [M, 1], powers of two) with x = q s but for rounding.
-
-    A row with a number that is not finite becomes NaN.
-    """
-    largest_M1 = x_MK.abs().amax(-1, keepdim=True).float().clamp(min=LEAST)
-    # a float32 without the bits of its mantissa is the power of two below it, on every device the same
-    below_M1 = (largest_M1.view(torch.int32) & 0x7F800000).view(torch.float32)
-    scale_M1 = below_M1 * 2.0 ** -TOP[kind]
-    return (x_MK.float() * (1 / scale_M1)).to(kind).contiguous(), scale_M1
-
-
 def _product(x_MK: Tensor, kind: torch.dtype, w_NK: Tensor, b_N: Tensor | None, backend: str) -> Tensor:
     """x Wᵀ + b of rows in `kind` and W in e4m3, summed in float32, in x's type."""
-    (q_MK, s_M1), (q_NK, s_N1) = quantise(x_MK, kind), quantise(w_NK, E4M3)
+    return _multiplied(quantise(x_MK, kind), w_NK, b_N, x_MK.dtype, backend)
+
+
+def _multiplied(
+    rows: tuple[Tensor, Tensor], w_NK: Tensor, b_N: Tensor | None, dtype: torch.dtype, backend: str
+) -> Tensor:
+    (q_MK, s_M1), (q_NK, s_N1) = rows, quantise(w_NK, E4M3)
     if backend == "scaled_mm":
-        bias = None if b_N is None else b_N.to(x_MK.dtype)
+        bias = None if b_N is None else b_N.to(dtype)
         return torch._scaled_mm(
-            q_MK, q_NK.t(), scale_a=s_M1, scale_b=s_N1.t(), bias=bias, out_dtype=x_MK.dtype, use_fast_accum=True
+            q_MK, q_NK.t(), scale_a=s_M1, scale_b=s_N1.t(), bias=bias, out_dtype=dtype, use_fast_accum=True
         )
     y_MN = (q_MK.float() @ q_NK.float().t()) * s_M1 * s_N1.t()
-    return (y_MN if b_N is None else y_MN + b_N.to(x_MK.dtype).float()).to(x_MK.dtype)
+    return (y_MN if b_N is None else y_MN + b_N.to(dtype).float()).to(dtype)
 
 
 class _Linear(torch.autograd.Function):
@@ -93,9 +102,29 @@ class _Linear(torch.autograd.Function):
         x_MK, w_NK = ctx.saved_tensors
         (g_MN,) = grads
         needs_x, needs_w, needs_b, _ = ctx.needs_input_grad
-        dx_MK = _product(g_MN, E5M2, w_NK.t(), None, ctx.backend) if needs_x else None
+        dx_MK = _multiplied(quantise_gradient(g_MN), w_NK.t(), None, g_MN.dtype, ctx.backend) if needs_x else None
         dw_NK = (g_MN.t() @ x_MK).to(w_NK.dtype) if needs_w else None
         return dx_MK, dw_NK, g_MN.sum(0).to(ctx.bias) if needs_b else None, None
+
+
+class _GatedLinear(torch.autograd.Function):
+    """A linear layer and the gate behind it; the gate's backward casts what it makes."""
+
+    @staticmethod
+    def forward(ctx: Any, x_MK: Tensor, w_NK: Tensor, b_N: Tensor | None, backend: str) -> Tensor:
+        ag_MN = _product(x_MK, E4M3, w_NK, b_N, backend)
+        ctx.save_for_backward(x_MK, w_NK, ag_MN)
+        ctx.backend, ctx.bias = backend, None if b_N is None else b_N.dtype
+        return squared_relu_gate_forward(ag_MN)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        x_MK, w_NK, ag_MN = ctx.saved_tensors
+        needs_x, needs_w, needs_b, _ = ctx.needs_input_grad
+        d_MN, q_MN, s_M1, sums_N = gate_backward(ag_MN, grads[0])
+        dx_MK = _multiplied((q_MN, s_M1), w_NK.t(), None, d_MN.dtype, ctx.backend) if needs_x else None
+        dw_NK = (d_MN.t() @ x_MK).to(w_NK.dtype) if needs_w else None
+        return dx_MK, dw_NK, sums_N.to(ctx.bias) if needs_b else None, None
 
 
 def why_no_fp8(device: torch.device) -> str | None:
@@ -125,6 +154,9 @@ def _error(device: torch.device) -> float:
             one.to(kind).requires_grad_()
             for one, kind in zip(made, (torch.bfloat16, torch.float32, torch.float32), strict=False)
         )
-        y = fp8_linear(x, w, b, backend=backend)
-        found.append([y, *torch.autograd.grad(y, (x, w, b), made[3].to(y.dtype))])
+        y, g = fp8_linear(x, w, b, backend=backend), made[3].to(torch.bfloat16)
+        z = fp8_gated_linear(x, w, b, backend=backend)
+        # scaled, so that the halves weigh alike
+        both = torch.autograd.grad(y, (x, w, b), g), torch.autograd.grad(z, (x, w, b), g[:, :40] / 8)
+        found.append([y, *both[0], z, *both[1]])
     return worst(*found)

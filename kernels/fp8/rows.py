@@ -1,0 +1,116 @@
+"""Rows of a gradient cast to 8 bits where they are made: by a kernel of ours, or by torch's operations.
+
+M rows, N numbers of a row, F = N / 2.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..choice import Choice, constant, failure, triton_or_torch, why_no_triton, worst
+from ..gates import squared_relu_gate_backward
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+TOP = {E4M3: 7, E5M2: 14}
+"""The largest number of a row becomes 2^TOP to 2^(TOP + 1), below 448 and 57,344, which are the largest of the type."""
+LEAST = 2.0**-100
+"""A row with smaller numbers alone is cast as if it had this one."""
+WIDEST = 16_384
+"""Numbers of a row that a program keeps in registers."""
+NARROW = 2048
+"""Numbers of a row, below which torch's compiler puts the cast into the kernel before it, and reads the row once."""
+
+
+def quantise(x_MK: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
+    """(q [M, K] of the 8-bit type, contiguous; s float32 [M, 1], powers of two) with x = q s but for rounding.
+
+    A row with a number that is not finite becomes NaN.
+    """
+    largest_M1 = x_MK.abs().amax(-1, keepdim=True).float().clamp(min=LEAST)
+    # a float32 without the bits of its mantissa is the power of two below it, on every device the same
+    below_M1 = (largest_M1.view(torch.int32) & 0x7F800000).view(torch.float32)
+    scale_M1 = below_M1 * 2.0 ** -TOP[kind]
+    return (x_MK.float() * (1 / scale_M1)).to(kind).contiguous(), scale_M1
+
+
+def quantise_gradient(g_MN: Tensor) -> tuple[Tensor, Tensor]:
+    """`quantise` to e5m2 of a gradient that a kernel of ours has made, which no compiler can cast on its way."""
+    if NARROW <= g_MN.shape[1] <= WIDEST and choose_backend(g_MN.device, g_MN.dtype).backend == "triton":
+        found: tuple[Tensor, Tensor] = cast_rows(g_MN)
+        return found
+    return quantise(g_MN, E5M2)
+
+
+def gate_backward(ag_MN: Tensor, dy_MF: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of y = `squared_relu_gate`(ag): the gradient of ag in its type, `quantise` of that to e5m2 as q and s, its sums over rows in float32 [N]."""
+    if ag_MN.shape[1] <= WIDEST and choose_backend(ag_MN.device, ag_MN.dtype).backend == "triton":
+        found: tuple[Tensor, Tensor, Tensor, Tensor] = gate_rows(ag_MN, dy_MF)
+        return found
+    return _gate_backward(ag_MN, dy_MF)
+
+
+def _gate_backward(ag_MN: Tensor, dy_MF: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    d_MN = squared_relu_gate_backward(ag_MN, dy_MF)
+    return d_MN, *quantise(d_MN, E5M2), d_MN.sum(0, dtype=torch.float32)
+
+
+@constant
+def choose_backend(device: torch.device, dtype: torch.dtype) -> Choice:
+    """ "triton" where it can run and passes its self-test, else "torch"."""
+    return triton_or_torch(why_no_triton(device, dtype) or failure("casts to 8 bits", _error, device, dtype))
+
+
+@functools.cache
+def _error(device: torch.device, dtype: torch.dtype) -> float:
+    """Largest relative error of what the kernels make, against torch's operations, at odd sizes."""
+    draw = torch.Generator().manual_seed(0)
+    ag, dy = (torch.randn(1031, width, generator=draw).to(device, dtype) for width in (96, 48))
+    found, wanted = (), ()
+    for one, other in ((cast_rows(ag), quantise(ag, E5M2)), (gate_rows(ag, dy), _gate_backward(ag, dy))):
+        found, wanted = (*found, *_numbers(one)), (*wanted, *_numbers(other))
+    return worst(found, wanted)
+
+
+def _numbers(found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """In float32, in which 8-bit numbers can be compared."""
+    return tuple(one.float() for one in found)
+
+
+def _kernels() -> Any:
+    return importlib.import_module(".triton", __package__)
+
+
+@torch.library.custom_op("atma::fp8_cast_rows", mutates_args=())
+def cast_rows(g_MN: Tensor) -> tuple[Tensor, Tensor]:
+    """q and s of `quantise` to e5m2."""
+    found: tuple[Tensor, Tensor] = _kernels().cast(g_MN.contiguous(), E5M2, LEAST, 2.0 ** -TOP[E5M2])
+    return found
+
+
+@torch.library.custom_op("atma::fp8_gate_rows", mutates_args=())
+def gate_rows(ag_MN: Tensor, dy_MF: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`gate_backward` by the kernel."""
+    found: tuple[Tensor, Tensor, Tensor, Tensor] = _kernels().gate_backward(
+        ag_MN.contiguous(), dy_MF.contiguous(), E5M2, LEAST, 2.0 ** -TOP[E5M2]
+    )
+    return found
+
+
+def _like(x_MN: Tensor) -> tuple[Tensor, Tensor]:
+    rows = x_MN.shape[0]
+    return x_MN.new_empty(x_MN.shape, dtype=E5M2), x_MN.new_empty((rows, 1), dtype=torch.float32)
+
+
+@cast_rows.register_fake
+def _(g_MN: Tensor) -> tuple[Tensor, Tensor]:
+    return _like(g_MN)
+
+
+@gate_rows.register_fake
+def _(ag_MN: Tensor, dy_MF: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return ag_MN.new_empty(ag_MN.shape), *_like(ag_MN), ag_MN.new_empty(ag_MN.shape[1:], dtype=torch.float32)

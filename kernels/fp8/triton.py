@@ -1,0 +1,104 @@
+"""Casts of gradients to 8 bits in the kernel that makes them (docs/mechanisms.md, "Precision"). M rows, N numbers of a row, F = N / 2.
+
+A row is read once and stays in registers until its largest number is known. Bytes of a row, 16-bit numbers: the cast alone reads 2 N and
+writes N; the gate's backward reads 3 N and writes 3 N, where one that casts afterwards reads 2 N to 4 N more. Sums over rows
+are kept one a program and added up afterwards, so that every number repeats bit for bit.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+PROGRAMS = 1024
+"""Of the gate's backward; each keeps sums of the rows that it walks over."""
+
+
+@triton.jit
+def _scale(largest, LEAST: tl.constexpr, UNIT: tl.constexpr):
+    """The power of two below the largest number of a row, times UNIT; as `quantise` has it."""
+    bits = tl.maximum(largest, LEAST).to(tl.int32, bitcast=True) & 0x7F800000
+    return bits.to(tl.float32, bitcast=True) * UNIT
+
+
+@triton.jit
+def _cast(x_ptr, q_ptr, s_ptr, N, LEAST: tl.constexpr, UNIT: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    inside = at < N
+    x = tl.load(x_ptr + row * N + at, mask=inside, other=0.0).to(tl.float32)
+    scale = _scale(tl.max(tl.abs(x), 0), LEAST, UNIT)
+    tl.store(q_ptr + row * N + at, (x * (1.0 / scale)).to(q_ptr.dtype.element_ty), mask=inside)
+    tl.store(s_ptr + row, scale)
+
+
+@triton.jit
+def _gate_backward(
+    ag_ptr, dy_ptr, d_ptr, q_ptr, s_ptr, sums_ptr, M, F, PROGRAMS,
+    LEAST: tl.constexpr, UNIT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    sums_ptr += row * 2 * F
+    at = tl.arange(0, BLOCK)
+    inside = at < F
+    sum_a = tl.zeros([BLOCK], tl.float32)
+    sum_g = tl.zeros([BLOCK], tl.float32)
+    for _ in tl.range(tl.cdiv(M - row, PROGRAMS)):
+        start = row * F
+        a = tl.load(ag_ptr + 2 * start + at, mask=inside, other=0.0).to(tl.float32)
+        g = tl.load(ag_ptr + 2 * start + F + at, mask=inside, other=0.0).to(tl.float32)
+        dy = tl.load(dy_ptr + start + at, mask=inside, other=0.0).to(tl.float32)
+        positive = tl.maximum(a, 0.0)
+        scaled = positive * dy
+        # rounded before the cast, so that both products see the same gradient
+        d_a = (2.0 * scaled * g).to(d_ptr.dtype.element_ty)
+        d_g = (positive * scaled).to(d_ptr.dtype.element_ty)
+        tl.store(d_ptr + 2 * start + at, d_a, mask=inside)
+        tl.store(d_ptr + 2 * start + F + at, d_g, mask=inside)
+        d_a = d_a.to(tl.float32)
+        d_g = d_g.to(tl.float32)
+        sum_a += d_a
+        sum_g += d_g
+        scale = _scale(tl.max(tl.maximum(tl.abs(d_a), tl.abs(d_g)), 0), LEAST, UNIT)
+        inverse = 1.0 / scale
+        tl.store(q_ptr + 2 * start + at, (d_a * inverse).to(q_ptr.dtype.element_ty), mask=inside)
+        tl.store(q_ptr + 2 * start + F + at, (d_g * inverse).to(q_ptr.dtype.element_ty), mask=inside)
+        tl.store(s_ptr + row, scale)
+        row += PROGRAMS
+    tl.store(sums_ptr + at, sum_a, mask=inside)
+    tl.store(sums_ptr + F + at, sum_g, mask=inside)
+
+
+def cast(x_MN: Tensor, kind: torch.dtype, least: float, unit: float) -> tuple[Tensor, Tensor]:
+    """`quantise` of contiguous rows; unit is 2^-TOP."""
+    rows, width = x_MN.shape
+    q_MN = torch.empty_like(x_MN, dtype=kind)
+    s_M1 = torch.empty(rows, 1, dtype=torch.float32, device=x_MN.device)
+    if rows:
+        block = triton.next_power_of_2(width)
+        _cast[(rows,)](x_MN, q_MN, s_M1, width, LEAST=least, UNIT=unit, BLOCK=block, num_warps=_warps(block))
+    return q_MN, s_M1
+
+
+def gate_backward(
+    ag_MN: Tensor, dy_MF: Tensor, kind: torch.dtype, least: float, unit: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradient of `squared_relu_gate`'s input in its type, the same in 8 bits with scales [M, 1], its sums over rows, float32 [N]."""
+    rows, width = ag_MN.shape
+    d_MN, q_MN = torch.empty_like(ag_MN), torch.empty_like(ag_MN, dtype=kind)
+    s_M1 = torch.empty(rows, 1, dtype=torch.float32, device=ag_MN.device)
+    programs = min(PROGRAMS, max(1, rows))
+    sums = torch.empty(programs, width, dtype=torch.float32, device=ag_MN.device)
+    block = triton.next_power_of_2(width // 2)
+    _gate_backward[(programs,)](
+        ag_MN, dy_MF, d_MN, q_MN, s_M1, sums, rows, width // 2, programs,
+        LEAST=least, UNIT=unit, BLOCK=block, num_warps=_warps(2 * block),
+    )  # fmt: skip
+    return d_MN, q_MN, s_M1, sums.sum(0)
+
+
+def _warps(numbers: int) -> int:
+    """Sixteen numbers of a row for each thread, or thirty-two of the longest."""
+    return min(16, max(1, numbers // 512))

@@ -1,0 +1,288 @@
+"""Products in 8 bits against their definition in float64, number by number, and against torch's own 8-bit product."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import pytest
+import torch
+from atma_sweep.kernels.fp8 import linear as op
+from atma_sweep.kernels.fp8 import rows
+from atma_sweep.kernels.fp8.linear import fp8_gated_linear, fp8_linear, fp8_linear_reference, nearest
+from atma_sweep.kernels.fp8.rows import E4M3, E5M2, TOP, quantise
+from atma_sweep.kernels.gates import squared_relu_gate
+from atma_sweep.kernels.norms import rms_norm
+from torch._inductor.utils import run_and_get_code
+
+BACKENDS = ["torch", "scaled_mm"]
+interpreted = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="on a GPU the kernels are compiled, and tested as such"
+)
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+
+
+def made(*shape: int, seed: int = 0, kind: torch.dtype = torch.float32) -> torch.Tensor:
+    """Numbers of many sizes, so that some are below the smallest normal one of the type."""
+    draw = torch.Generator().manual_seed(seed)
+    size = torch.exp2(8 * torch.randn(shape, generator=draw))
+    return (torch.randn(shape, generator=draw) * size).to(kind)
+
+
+def relative(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found.double() - wanted.double()).norm() / wanted.double().norm())
+
+
+@pytest.mark.parametrize("kind", [E4M3, E5M2])
+@pytest.mark.parametrize("source", [torch.float32, torch.bfloat16])
+def test_a_cast_takes_the_nearest_number_of_each_row(kind: torch.dtype, source: torch.dtype) -> None:
+    x = made(57, 131, seed=1, kind=source)
+    x[3] = 0
+    x[5] *= 2.0**-60
+    x[7] *= 2.0**40
+    q, scale = quantise(x, kind)
+    assert q.dtype == kind
+    assert q.is_contiguous()
+    assert scale.shape == (57, 1)
+    assert torch.equal(torch.log2(scale), torch.log2(scale).round()), "a scale is a power of two"
+    assert torch.equal(q.double() * scale, nearest(x.double(), kind))
+    largest = q.float().abs().amax(-1)
+    top = TOP[kind]
+    awake = torch.arange(57) != 3
+    assert float(largest[awake].min()) >= 2.0**top
+    assert float(largest.max()) <= 2.0 ** (top + 1) <= torch.finfo(kind).max * 8 / 7
+    assert bool((q[3].float() == 0).all())
+
+
+def test_nearest_against_every_number_of_the_type() -> None:
+    """The oracle itself: no number of the type is nearer than the one that it takes."""
+    every = torch.arange(256, dtype=torch.uint8)
+    for kind in (E4M3, E5M2):
+        values = every.view(kind).double()
+        values = values[values.isfinite()]
+        x = torch.cat([made(1, 300, seed=2).double() % 2.0 ** TOP[kind], torch.tensor([[2.0 ** TOP[kind]]])], 1)
+        best = (x.flatten()[:, None] - values).abs().amin(1)
+        assert torch.equal((nearest(x, kind) - x).abs().flatten(), best)
+
+
+def test_a_row_that_is_not_finite_is_told() -> None:
+    x = made(3, 16)
+    x[0, 4], x[1, 2] = float("inf"), float("nan")
+    q, scale = quantise(x, E4M3)
+    assert bool((q.float() * scale)[:2].isnan().all())
+    assert bool(q[2].float().isfinite().all())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [((2, 7), 48, 80), ((1,), 16, 16), ((0,), 32, 48)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_forward_and_backward_are_the_definition(
+    backend: str, rows: tuple[int, ...], inputs: int, outputs: int, bias: bool
+) -> None:
+    kind = torch.float32 if backend == "torch" else torch.bfloat16
+    x, w = made(*rows, inputs, kind=kind).requires_grad_(), made(outputs, inputs, seed=1).requires_grad_()
+    b = made(outputs, seed=2).requires_grad_() if bias else None
+    y = fp8_linear(x, w, b, backend=backend)
+    assert (y.dtype, y.shape) == (kind, (*rows, outputs))
+    g = made(*rows, outputs, seed=3, kind=kind)
+    asked = [x, w] if b is None else [x, w, b]
+    grads = torch.autograd.grad(y, asked, g)
+    assert [one.dtype for one in grads] == [one.dtype for one in asked]
+    if not y.numel():
+        assert not any(one.any() for one in grads[1:])
+        return
+    close = 1e-5 if kind == torch.float32 else 5e-3
+    assert relative(y.detach(), fp8_linear_reference(x, w, b).detach()) < close
+    flat_g, flat_x = g.double().flatten(0, -2), x.detach().double().flatten(0, -2)
+    wanted = [nearest(flat_g, E5M2) @ nearest(w.detach().double().t(), E4M3).t(), flat_g.t() @ flat_x, flat_g.sum(0)]
+    for found, one in zip(grads, wanted, strict=False):
+        assert relative(found.flatten(0, -2) if found.ndim > 2 else found, one) < close
+
+
+def test_eight_bits_cost_this_much() -> None:
+    """Normal numbers: three bits of mantissa forward, two for the gradient of x, none lost in that of the weight."""
+    draw = torch.Generator().manual_seed(0)
+    x, w = (torch.randn(shape, generator=draw).requires_grad_() for shape in ((96, 256), (128, 256)))
+    g = torch.randn(96, 128, generator=draw)
+    y = fp8_linear(x, w, backend="torch")
+    dx, dw = torch.autograd.grad(y, (x, w), g)
+    assert 0.02 < relative(y.detach(), (x @ w.t()).detach()) < 0.04
+    assert 0.04 < relative(dx, (g @ w).detach()) < 0.07
+    assert relative(dw, (g.t() @ x).detach()) < 1e-6
+
+
+@pytest.mark.parametrize("wrong", [((3, 16), (16,)), ((3, 16), (32, 17)), ((3, 24), (32, 24)), ((3, 16), (24, 16))])
+def test_shapes_that_do_not_fit_are_refused(wrong: Any) -> None:
+    x, w = (torch.zeros(shape) for shape in wrong)
+    with pytest.raises(ValueError, match=r"but w has shape|multiples of 16"):
+        fp8_linear(x, w, backend="scaled_mm")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("function", [fp8_linear, fp8_gated_linear])
+@pytest.mark.parametrize("outputs", [48, rows.NARROW + 16])
+def test_the_compiler_takes_forward_and_backward_as_one_graph_each(function: Any, outputs: int) -> None:
+    x, w, b = (made(*shape, seed=n).requires_grad_() for n, shape in enumerate(((5, 32), (outputs, 32), (outputs,))))
+
+    def numbers(function: Any) -> list[torch.Tensor]:
+        y = function(x, w, b, backend="torch")
+        return [y, *torch.autograd.grad(y, (x, w, b), torch.ones_like(y))]
+
+    graph = torch.compile(function, fullgraph=True, dynamic=False, backend="aot_eager")
+    assert all(torch.equal(*pair) for pair in zip(numbers(graph), numbers(function), strict=True))
+
+
+# --- the gate behind it -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("shape", "outputs"), [((2, 7), 80), ((1,), 32), ((0,), 48)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_gated_layer_is_the_layer_and_the_gate(
+    backend: str, shape: tuple[int, ...], outputs: int, bias: bool
+) -> None:
+    kind = torch.float32 if backend == "torch" else torch.bfloat16
+    x, w = made(*shape, 48, kind=kind).requires_grad_(), made(outputs, 48, seed=1).requires_grad_()
+    b = made(outputs, seed=2).requires_grad_() if bias else None
+    g = made(*shape, outputs // 2, seed=3, kind=kind)
+    asked = [x, w] if b is None else [x, w, b]
+    found = []
+    for y in (
+        fp8_gated_linear(x, w, b, backend=backend),
+        squared_relu_gate(fp8_linear(x, w, b, backend=backend)),
+    ):
+        assert (y.dtype, y.shape) == (kind, (*shape, outputs // 2))
+        found.append([y.detach(), *torch.autograd.grad(y, asked, g)])
+    for one, other in zip(*found, strict=True):
+        assert one.dtype == other.dtype
+        # sums over rows of 16 bits are added up in float32 by one, and as torch likes by the other
+        assert torch.equal(one, other) or relative(one, other) < 4e-3
+    assert all(torch.equal(*pair) for pair in zip(found[0][:3], found[1][:3], strict=True))
+
+
+@pytest.mark.parametrize("wrong", [((3, 16), (16,)), ((3, 16), (32, 17)), ((3, 16), (31, 16)), ((3, 24), (32, 24))])
+def test_shapes_that_no_gate_takes_are_refused(wrong: Any) -> None:
+    x, w = (torch.zeros(shape) for shape in wrong)
+    with pytest.raises(ValueError, match=r"but w has shape|multiples of 16|two halves"):
+        fp8_gated_linear(x, w, backend="torch" if wrong[1] == (31, 16) else "scaled_mm")
+
+
+def differently(q: torch.Tensor, other: torch.Tensor) -> int:
+    """Numbers of 8 bits that are not the same."""
+    return int((q.float() != other.float()).sum())
+
+
+def exact(kind: torch.dtype, *shape: int) -> torch.Tensor:
+    """Normal numbers with two bits of mantissa, of either sign."""
+    draw = torch.Generator().manual_seed(shape[0])
+    sign = torch.randint(0, 2, shape, generator=draw) * 2 - 1
+    size = torch.exp2(torch.randint(-6, 7, shape, generator=draw).float())
+    return (sign * size * (1 + torch.randint(0, 4, shape, generator=draw) / 4)).to(kind)
+
+
+# Triton's interpreter cuts where hardware rounds to the nearest, so there all numbers are of the type already
+CASTS = [(1, 2), (3, 17), (57, 130), (5, 2048), (2, 3072)]
+GATES = [(1, 1), (3, 17), (67, 65), (1100, 8), (2, 1536)]
+KINDS = [torch.float32, torch.bfloat16]
+
+
+def check_cast(x: torch.Tensor) -> None:
+    """Against torch's operations, also with rows of zeros and with what is no number."""
+    count = len(x)
+    x[0] *= 2.0**-60
+    if count > 2:
+        x[1], x[2, 0] = 0, float("nan")
+    (q, s), (wanted, unit) = rows.cast_rows(x), quantise(x, E5M2)
+    good = [row for row in range(count) if not (count > 2 and row == 2)]
+    assert torch.equal(s[good], unit[good])
+    assert differently(q[good], wanted[good]) == 0
+    if count > 2:
+        assert bool(q[2].float().isnan().any()), "so the products of that row are no numbers either"
+
+
+def check_gate(ag: torch.Tensor, dy: torch.Tensor) -> None:
+    """Against float64 and `quantise`."""
+    d, q, s, sums = rows.gate_rows(ag, dy)
+    a, g = ag.double().chunk(2, -1)
+    exact = torch.cat([2 * a.clamp(min=0) * g * dy.double(), a.clamp(min=0).square() * dy.double()], -1)
+    # one rounding each, where torch's operations round after every product
+    off = (d.double() - exact).abs() / exact.abs().clamp(min=1e-30)
+    assert float(off.max()) <= (3e-7 if ag.dtype == torch.float32 else 2.0**-8)
+    wanted, unit = quantise(d, E5M2)
+    assert torch.equal(s, unit)
+    assert differently(q, wanted) == 0
+    assert float((sums.double() - d.double().sum(0)).abs().max()) <= 1e-5 * float(d.double().abs().sum(0).max())
+
+
+@interpreted
+@pytest.mark.parametrize(("count", "width"), CASTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_kernel_casts_as_torch_does(
+    count: int, width: int, kind: torch.dtype, unwritten_memory_is_nan: None
+) -> None:
+    check_cast(exact(kind, count, width))
+
+
+@interpreted
+@pytest.mark.parametrize(("count", "half"), GATES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_gates_kernel_is_gate_cast_and_sum(
+    count: int, half: int, kind: torch.dtype, unwritten_memory_is_nan: None
+) -> None:
+    # powers of two, of which products are some
+    ag, dy = (exact(kind, count, size).float() for size in (2 * half, half))
+    ag, dy = ((one.sign() * torch.exp2(torch.log2(one.abs()).div(3).floor())).to(kind) for one in (ag, dy))
+    check_gate(ag, dy)
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_a_gpu_any_numbers_are_cast_to_the_same_bits(kind: torch.dtype) -> None:
+    for count, width in [*CASTS, (1000, 8192)]:
+        check_cast(made(count, width, seed=4, kind=kind).cuda())
+    for count, half in [*GATES, (3000, 4096)]:
+        ag, dy = (made(count, size, seed=5).clamp(-1e3, 1e3).to(kind).cuda() for size in (2 * half, half))
+        check_gate(ag, dy)
+
+
+@interpreted
+def test_wide_gradients_take_the_kernel_where_it_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "choose_backend", lambda device, dtype: rows.Choice("triton", "asked for"))
+    asked: list[int] = []
+    cast = rows.cast_rows
+    monkeypatch.setattr(rows, "cast_rows", lambda g: (asked.append(g.shape[1]), cast(g))[1])
+    for width in (rows.NARROW - 1, rows.NARROW, rows.WIDEST + 1):
+        g = exact(torch.bfloat16, 2, width)
+        for one, other in zip(rows.quantise_gradient(g), quantise(g, E5M2), strict=True):
+            assert torch.equal(one.float(), other.float())
+    assert asked == [rows.NARROW]
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler of C++")
+def test_a_cast_is_in_the_kernel_of_the_norm_before_it() -> None:
+    """Maximum, scale and cast are no passes of their own, with the compiler's code for the CPU."""
+    x, w = made(64, 256, kind=torch.bfloat16), made(256, seed=1)
+    both = torch.compile(lambda x, w: quantise(rms_norm(x, w, 1e-6), E4M3), fullgraph=True, dynamic=False)
+    (q, scale), (code,) = run_and_get_code(both, x, w)
+    assert code.count('extern "C"') == 1
+    wanted, unit = quantise(rms_norm(x, w, 1e-6), E4M3)
+    assert torch.equal(scale, unit)
+    # the compiler does not round to bfloat16 in between
+    assert relative(q.float() * scale, wanted.float() * unit) < 0.02
+
+
+@pytest.mark.parametrize(("capability", "wrong", "backend", "why"), [
+    (None, 0.0, "torch", "8-bit products need CUDA, the device is cpu"),
+    ((8, 0), 0.0, "torch", "compute capability 8.0 is below 8.9"),
+    ((8, 9), 0.001, "scaled_mm", "torch "), ((9, 0), 0.2, "torch", "relative error of 0.2"),
+])  # fmt: skip
+def test_who_multiplies(
+    capability: tuple[int, int] | None, wrong: float, backend: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(op, "_error", lambda device: wrong)
+    chosen = op.choose_backend("cpu" if capability is None else "cuda")
+    assert chosen.backend == backend
+    assert why in chosen.reason
