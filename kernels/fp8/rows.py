@@ -70,15 +70,10 @@ def _error(device: torch.device, dtype: torch.dtype) -> float:
     """Largest relative error of what the kernels make, against torch's operations, at odd sizes."""
     draw = torch.Generator().manual_seed(0)
     ag, dy = (torch.randn(1031, width, generator=draw).to(device, dtype) for width in (96, 48))
-    found, wanted = (), ()
-    for one, other in ((cast_rows(ag), quantise(ag, E5M2)), (gate_rows(ag, dy), _gate_backward(ag, dy))):
-        found, wanted = (*found, *_numbers(one)), (*wanted, *_numbers(other))
-    return worst(found, wanted)
-
-
-def _numbers(found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """In float32, in which 8-bit numbers can be compared."""
-    return tuple(one.float() for one in found)
+    found = *cast_rows(ag), *gate_rows(ag, dy)
+    wanted = *quantise(ag, E5M2), *_gate_backward(ag, dy)
+    # in float32, in which 8-bit numbers can be compared
+    return worst((one.float() for one in found), [one.float() for one in wanted])
 
 
 def _kernels() -> Any:

@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PROGRAMS = 1024
-"""Of the gate's backward; each keeps sums of the rows that it walks over."""
+PROGRAMS = 264
+"""Of the gate's backward; each keeps sums of the rows that it walks over. Two for each multiprocessor of a large Hopper."""
 
 
 @triton.jit
@@ -78,7 +78,7 @@ def cast(x_MN: Tensor, kind: torch.dtype, least: float, unit: float) -> tuple[Te
     s_M1 = torch.empty(rows, 1, dtype=torch.float32, device=x_MN.device)
     if rows:
         block = triton.next_power_of_2(width)
-        _cast[(rows,)](x_MN, q_MN, s_M1, width, LEAST=least, UNIT=unit, BLOCK=block, num_warps=_warps(block))
+        _cast[(rows,)](x_MN, q_MN, s_M1, width, LEAST=least, UNIT=unit, BLOCK=block, num_warps=min(16, max(1, block // 512)))
     return q_MN, s_M1
 
 
@@ -94,11 +94,7 @@ def gate_backward(
     block = triton.next_power_of_2(width // 2)
     _gate_backward[(programs,)](
         ag_MN, dy_MF, d_MN, q_MN, s_M1, sums, rows, width // 2, programs,
-        LEAST=least, UNIT=unit, BLOCK=block, num_warps=_warps(2 * block),
+        LEAST=least, UNIT=unit, BLOCK=block, num_warps=min(8, max(1, block // 512)),
     )  # fmt: skip
     return d_MN, q_MN, s_M1, sums.sum(0)
 
-
-def _warps(numbers: int) -> int:
-    """Sixteen numbers of a row for each thread, or thirty-two of the longest."""
-    return min(16, max(1, numbers // 512))
