@@ -34,7 +34,8 @@ def status(
       atma-sweep status
       atma-sweep status --sweep quick --watch
     """
-    from ..results.paper import is_published, open_with_published
+    from ..results.known import open_known
+    from ..results.paper import is_published
     from ..results.store.store import open_store
 
     if watch:
@@ -50,7 +51,7 @@ def status(
         return
     from .live.status import status_of
 
-    report = status_of(open_with_published(db, sweep), sweep)
+    report = status_of(open_known(db, sweep), sweep)
     if as_json:
         print_json(report.as_json())
     else:
@@ -69,10 +70,10 @@ def show(
     Example:
       atma-sweep show polar-baseline-d0-m1-w0-s0
     """
-    from ..results.paper import open_with_published
+    from ..results.known import open_known
     from .live.status import cell_sheet
 
-    sheet = cell_sheet(open_with_published(db, sweep), cell, sweep)
+    sheet = cell_sheet(open_known(db, sweep), cell, sweep)
     if as_json:
         print_json(sheet.as_json())
     else:

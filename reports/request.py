@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ..results.files import format_of, is_standard, is_straight, replacing, told, write
+from ..results.known import open_known
 from ..results.names import file_name
 from ..results.options import as_text, print_json
-from ..results.paper import SWEEPS, open_with_published
+from ..results.paper import SWEEPS
 from ..results.store.store import Store
 from ..results.terminal import terminal_width
 from ..results.text import choice, cleaned, say
@@ -101,7 +102,7 @@ def carry_out(asked: Request) -> bool:
     """
     if asked.check:
         return _check(asked)
-    store = open_with_published(asked.db, asked.sweep)
+    store = open_known(asked.db, asked.sweep)
     if asked.dashboard is not None:
         _write_dashboard(asked, store, asked.dashboard)
     if asked.all:
@@ -117,7 +118,7 @@ def _check(asked: Request) -> bool:
     from .check import check_file, files_in, sweep_of
 
     named = [one for file in asked.check for one in (files_in(file) if file.is_dir() else [file])]
-    store_of = functools.cache(lambda sweep: open_with_published(asked.db, sweep))
+    store_of = functools.cache(lambda sweep: open_known(asked.db, sweep))
     known: dict[str, Any] = {}
     rows = [{"file": str(file), "problems": check_file(file, store_of(sweep_of(file)), known=known)} for file in named]
     if asked.as_json:

@@ -78,7 +78,9 @@ def cast(x_MN: Tensor, kind: torch.dtype, least: float, unit: float) -> tuple[Te
     s_M1 = torch.empty(rows, 1, dtype=torch.float32, device=x_MN.device)
     if rows:
         block = triton.next_power_of_2(width)
-        _cast[(rows,)](x_MN, q_MN, s_M1, width, LEAST=least, UNIT=unit, BLOCK=block, num_warps=min(16, max(1, block // 512)))
+        _cast[(rows,)](
+            x_MN, q_MN, s_M1, width, LEAST=least, UNIT=unit, BLOCK=block, num_warps=min(16, max(1, block // 512))
+        )
     return q_MN, s_M1
 
 
@@ -97,4 +99,3 @@ def gate_backward(
         LEAST=least, UNIT=unit, BLOCK=block, num_warps=min(8, max(1, block // 512)),
     )  # fmt: skip
     return d_MN, q_MN, s_M1, sums.sum(0)
-

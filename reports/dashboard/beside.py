@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ...results import paper
+from ...results.known import with_known
 from ...results.store.store import Store
 from ..columns import AXIS_HEADINGS
 from ..data import ReportError, SweepData, gather
@@ -30,7 +30,7 @@ def beside_of(store: Store, data: SweepData, reference: str) -> dict[str, Any]:
     """
     if reference == data.sweep:
         raise ReportError(f"--compare {reference}: that is the sweep of the page itself; name another one")
-    home = paper.with_published(store, reference)
+    home = with_known(store, reference)
     theirs = gather(home, reference)
     base = {"reference": reference, "source": source_of(home.revision(reference, theirs.revision))}
     try:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from ...results import paper
+from ...results.known import with_known
 from ...results.store.records import AXES, CellState
 from ...results.store.store import Store
 from ...results.text import choice
@@ -140,7 +140,7 @@ def _timed(frame: pd.DataFrame, x: str, sweep: str) -> pd.DataFrame:
 
 def _published(sweep: str, store: Store, x: str) -> tuple[pd.DataFrame, list[str]]:
     """The curves of another sweep, and what is to be said of those that are left out. Raises SweepUnknown, ReportError."""
-    home = paper.with_published(store, sweep)
+    home = with_known(store, sweep)
     data = gather(home, sweep)
     curves = _curves(home, data, ends=x == "wall_s")
     if not curves.parts:

@@ -24,7 +24,7 @@ import uvicorn
 
 from ...results.errors import Expected
 from ...results.files import write
-from ...results.paper import open_with_published
+from ...results.known import open_known
 from ..dashboard.page import blocks_of
 from .app import app_of
 from .newest import Newest
@@ -56,7 +56,7 @@ def serve(
     ReportError, all before the address is told.
     """
     with listening(port) as ears:
-        store = open_with_published(db, sweep, patience=PATIENCE_S, read_only=True)
+        store = open_known(db, sweep, patience=PATIENCE_S, read_only=True)
         newest = Newest(store, sweep or store.default_sweep(), partial(blocks_of, compare=compare))
         bound, token = ears.getsockname()[1], secrets.token_urlsafe(32)
         address = f"http://{LOOPBACK}:{bound}/{token}/"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from scipy import special
 
 from ...results import paper
+from ...results.known import with_known
 from ...results.store.records import AXES
 from ...results.store.store import Store
 from ..columns import AXIS_HEADINGS, further_metrics
@@ -88,7 +89,7 @@ def compare(
     Raises SweepUnknown, ReportError (nothing in common).
     """
     data = gather(store, sweep, revision=revision)
-    home = paper.with_published(store, reference)
+    home = with_known(store, reference)
     return list(compared(Side(store, data), Side(home, gather(home, reference))).numbers)
 
 
@@ -207,7 +208,7 @@ def compare_table(
     `table` keeps the numbers that this table of the paper prints. Raises as `compare` does.
     """
     data = gather(store, sweep, revision=revision, lengths=lengths)
-    home = paper.with_published(store, reference)
+    home = with_known(store, reference)
     published = gather(home, reference)
     both = compared(Side(store, data), Side(home, published))
     found = list(both.numbers)

@@ -156,11 +156,18 @@ def _sort_key(row: Row) -> list[tuple[bool, Any]]:
 
 
 def export_sweep(
-    store: Store, sweep: str | None, to: Path, *, weights: bool = False, runs: Path | None = None
+    store: Store,
+    sweep: str | None,
+    to: Path,
+    *,
+    weights: bool = False,
+    examples: bool = True,
+    runs: Path | None = None,
 ) -> Summary:
     """Writes a sweep (None: the one launched last) with all its revisions, cells, attempts and numbers into a bundle.
 
-    `weights` takes the kept weights and the logs along, from the folder `runs` (None: the store's own). An existing file
+    `weights` takes the kept weights and the logs along, from the folder `runs` (None: the store's own). Without `examples`,
+    what was answered item by item stays here, nine tenths of the bytes, which no report reads. An existing file
     is replaced once the new one is whole. Reads one state of the database, and blocks no writer.
 
     Raises SweepUnknown, StoreError, WriteRefused (the file cannot be written).
@@ -172,7 +179,7 @@ def export_sweep(
         with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
             writer = BundleWriter(archive)
             for name in MEMBERS:
-                writer.rows(name, export.lines(name))
+                writer.rows(name, export.lines(name) if examples or name != "example" else ())
             kept = sum(1 for row in export.attempts if row["weights"])
             files = 0
             for member, source, role in export.files(where) if weights else ():
@@ -188,6 +195,8 @@ def export_sweep(
             notes += [f"the weights of {kept} attempts lie elsewhere and are only named"] if kept else []
         elif kept:
             notes.append(f"the weights of {kept} attempts stay here; --with-weights takes them along")
+        if not examples:
+            notes.append("what was answered item by item stays here (--no-examples)")
         live = sum(1 for row in export.attempts if row["state"] == "running")
         if live:
             notes.append(f"{live} attempts still run and are in it as far as they are")

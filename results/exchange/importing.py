@@ -191,6 +191,19 @@ class _Import:
             moved = self.stage.move(self.session, table)
             self.added[table] += moved
             self.present[table] += self.counts[table] - moved
+        self._items({index: ids[index] for index in self.plan.present})
+
+    def _items(self, present: Mapping[int, int]) -> None:
+        """Those of attempts that are here without any, since a bundle without items brought them."""
+        if not self.counts["example"]:
+            return
+        example, having = T["example"].c.attempt_id, set[int]()
+        for places in queries.in_parts(sorted(present.values())):
+            having |= set(self.session.scalars(select(example).where(example.in_(places)).distinct()))
+        self.stage.place(self.session, {index: place for index, place in present.items() if place not in having})
+        moved = self.stage.move(self.session, "example")
+        self.added["example"] += moved
+        self.present["example"] -= moved
 
     def _events(self, sweep: int) -> None:
         event, ids = T["event"], self.plan.ids()

@@ -13,7 +13,7 @@ from sqlalchemy import String, and_, case, cast, func, select
 from sqlalchemy.orm import Session
 
 from ..errors import CellAmbiguous, CellUnknown, StoreError, SweepUnknown
-from ..names import PUBLISHED, short
+from ..names import PUBLISHED, SHIPPED, short
 from .records import (
     AXES,
     PRUNED,
@@ -91,6 +91,10 @@ def sweep_row(session: Session, name: str | None) -> SweepRow:
     if found is None and name in PUBLISHED:
         raise SweepUnknown(
             f"{name} holds the paper's numbers; it is not in this database, and only report, dashboard, show, status and export know it"
+        )
+    if found is None and name in SHIPPED:
+        raise SweepUnknown(
+            f"{name} comes along with this program; it is not in this database, and only report, dashboard, show, status and export know it"
         )
     if found is None:
         known = list(session.scalars(select(SweepRow.name)))

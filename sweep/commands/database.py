@@ -41,6 +41,13 @@ def export(
         ),
     ] = None,
     with_weights: Annotated[bool, typer.Option("--with-weights", help="Also the kept weights and logs.")] = False,
+    no_examples: Annotated[
+        bool,
+        typer.Option(
+            "--no-examples",
+            help="Without what was answered item by item, nine tenths of a bundle, which no report reads.",
+        ),
+    ] = False,
     to: Annotated[
         str | None,
         typer.Option(
@@ -78,11 +85,11 @@ def export(
     from ...results.exchange.tables import ENDINGS, export_table
     from ...results.exchange.trackers import IN_FILES, TRACKERS
     from ...results.files import format_of, is_standard
+    from ...results.known import open_known
     from ...results.names import file_name
-    from ...results.paper import open_with_published
     from ...results.store.store import StoreError
 
-    store = open_with_published(db, sweep)
+    store = open_known(db, sweep)
     name = sweep or store.default_sweep()
     plain = file_name(name)
     kind = (
@@ -93,6 +100,8 @@ def export(
     away = is_standard(out)  # what is told goes elsewhere then
     if with_weights and kind != "bundle":
         raise StoreError("--with-weights goes into a bundle, not into a table; leave --to out, and end --out in .zip")
+    if no_examples and kind != "bundle":
+        raise StoreError("--no-examples is about a bundle; a table holds what --what names")
     if kind in TRACKERS:
         if what is not None:
             raise StoreError(f"--to {kind} takes all that it can show; leave --what out")
@@ -105,7 +114,9 @@ def export(
         if what is not None:
             raise StoreError("a bundle holds every table; leave --what out, or name a table's format with --to")
         file = out or Path(f"{plain}.zip")
-        summary = export_sweep(store, name, file, weights=with_weights, runs=runs_folder(runs, db))
+        summary = export_sweep(
+            store, name, file, weights=with_weights, examples=not no_examples, runs=runs_folder(runs, db)
+        )
         told = asdict(summary)
         counts = ", ".join(f"{count} {table}" for table, count in summary.added.items() if count)
         line = f"{summary.file}: sweep {name} in {summary.bytes / 1e6:.1f} MB ({counts}, {summary.files} files)"

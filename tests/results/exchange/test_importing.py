@@ -51,6 +51,27 @@ class TestRoundTrip:
         if store.path is not None:  # a sequence of PostgreSQL has gaps
             assert before == after
 
+    def test_without_items_all_else_comes_along_and_items_can_follow(self, store, cells, tmp_path, make):
+        launch(store, cells(2), 1)
+        for minute, cell in enumerate(cells(2)):
+            run(store, cell.id, minute + 2, value=minute / 7)
+        small = tmp_path / "small.zip"
+        told = export_sweep(store, "quick", small, examples=False)
+        assert (told.added["example"], told.added["measurement"]) == (0, 4)
+        assert any("--no-examples" in note for note in told.notes)
+        other = make("other")
+        import_bundle(other, small)
+        assert view(other) == view(store)
+        assert not rows(other, "example")
+        assert bundle(other, tmp_path, "again.zip", examples=False).read_bytes() == small.read_bytes()
+        # the whole bundle brings them later
+        assert import_bundle(other, bundle(store, tmp_path)).added["example"] == 2
+        assert natural(other) == natural(store)
+        held = whole(store)
+        # the database that has the items keeps them
+        assert import_bundle(store, small).added["example"] == 0
+        assert whole(store) == held
+
     def test_importing_twice_changes_nothing(self, laptops, tmp_path):
         first, second = laptops
         import_bundle(first, bundle(second, tmp_path))

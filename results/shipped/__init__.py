@@ -1,0 +1,44 @@
+"""Sweeps of our own that come along, as bundles without items beside this file: every reading command knows them.
+
+They are what docs/replication.md is made of. A sweep of the same name in a database goes before. `import` takes a bundle into one.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from functools import cache
+from pathlib import Path
+
+from ..names import SHIPPED
+from ..store.store import Store, open_store
+from ..store.upgrading import create_scratch
+
+
+def bundle_of(sweep: str) -> Path:
+    """The file of one of `names.SHIPPED`."""
+    return Path(__file__).with_name(f"{sweep}.zip")
+
+
+def comes_along(sweep: str | None) -> bool:
+    """Whether it is the name of one of these sweeps."""
+    return sweep in SHIPPED
+
+
+@cache
+def shared(sweep: str) -> Store:
+    """A temporary database of this process with one of these sweeps alone; its file is removed at the end."""
+    from ..exchange.importing import import_bundle  # only here, so that other commands start without it
+
+    folder = tempfile.mkdtemp(prefix="atma-shipped-")
+    try:
+        file = Path(folder) / "shipped.db"
+        create_scratch(file)
+        store = open_store(file)
+        weakref.finalize(store, shutil.rmtree, folder, ignore_errors=True)
+        import_bundle(store, bundle_of(sweep))
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return store
