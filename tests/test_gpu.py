@@ -170,7 +170,9 @@ def test_resumed_runs_on_cuda_equal_uninterrupted_ones(
 
 
 @pytest.mark.parametrize("exactly", [True, False])
-@pytest.mark.parametrize("how", [(), ("marked",), ("compiled",)], ids=["eager", "marked", "compiled"])
+@pytest.mark.parametrize(
+    "how", [(), ("marked",), ("compiled",), ("blocks",)], ids=["eager", "marked", "compiled", "blocks"]
+)
 def test_steps_as_cuda_graphs_are_steps_as_they_come(
     tmp_path: Path, how: tuple[str, ...], exactly: bool, record_property: Callable[[str, object], None]
 ) -> None:
@@ -179,7 +181,7 @@ def test_steps_as_cuda_graphs_are_steps_as_they_come(
     with ThreadPoolExecutor() as together:
         run = functools.partial(together.submit, trained, exactly=exactly)
         whole = [run(tmp_path / "plain", *how)]
-        if "compiled" in how:
+        if {"compiled", "blocks"} & set(how):
             whole[0].result()  # what it compiles all others find
         whole.append(run(tmp_path / "graphs", *how, "graphs"))
         begun = {name: run(tmp_path / name, *how, *before, stop=5) for name, (before, _) in ways.items()}

@@ -1,7 +1,7 @@
 """Trains small models in a process of its own, goes on from a checkpoint when there is one, prints every number.
 
 python repeat.py FOLDER STOP EXACTLY DEVICE [HOW...]: STOP is the step to save at and leave (0: train to the end), EXACTLY 1 for
-deterministic operations; HOW any of `graphs` (steps are captured and replayed), `compiled`, `marked` (some targets count), and `asking` (a
+deterministic operations; HOW any of `graphs` (steps are captured and replayed), `compiled`, `blocks` (compiled block by block), `marked` (some targets count), and `asking` (a
 layer asks the device for a value). Prints one JSON object: by model its curve, the hash of its weights, its kernels, and why steps could not
 be captured.
 """
@@ -78,8 +78,8 @@ def train(
         mlp = model.blocks[1].mlp
         forward = mlp.forward
         mlp.forward = lambda x: forward(x) if x.sum().item() < 1e30 else x  # type: ignore[method-assign]
-    if "compiled" in how:
-        model.compile_blocks()
+    if {"compiled", "blocks"} & set(how):
+        model.compile_blocks(regional="blocks" in how)
     told: list[str] = []
     inputs, targets = (x.to(device) for x in Batches([STREAM], 512, 4, 1, True).step(0))
 
