@@ -1,4 +1,4 @@
-"""Fails when a wheel lacks a module, script, YAML file, schema, template or migration of the checkout, or holds anything else."""
+"""Fails when a wheel lacks a module, script, YAML file, schema, bundle, template or migration of the checkout, or holds anything else."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ wanted = {
     if not name.startswith(outside)
     and (
         name.endswith((".py", ".typed", ".js"))
-        or name.startswith(("grids/", "results/paper/", "reports/dashboard/templates/"))
+        or name.startswith(("grids/", "results/paper/", "results/shipped/", "reports/dashboard/templates/"))
     )
 }
 found = {name for name in zipfile.ZipFile(sys.argv[1]).namelist() if ".dist-info/" not in name}
