@@ -156,6 +156,8 @@ class Work(Probing):
         )
         self.recorder.progress(trainer.step, config.train.steps, phase="training")
         trainer.run()
+        if self._turn is not None:  # no step was left to do
+            self._turn.leave()
         # The finished state, so that an attempt that dies while probing does not train again.
         self.save(trainer.step, trainer.step * config.train.batch_tokens, trainer.wall_s)
 

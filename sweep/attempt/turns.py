@@ -57,7 +57,7 @@ class Turn:
                     meanwhile()
                     time.sleep(EVERY_S)
             except BaseException:
-                self._leave()
+                self.leave()
                 raise
         return time.monotonic() - began
 
@@ -74,9 +74,10 @@ class Turn:
         if self._file is not None:
             with contextlib.suppress(OSError):
                 os.pwrite(self._file, b"compiled\n", 0)
-            self._leave()
+            self.leave()
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
+        """Nothing was compiled: whoever waits takes it."""
         if self._file is not None:
             os.close(self._file)
             self._file = None

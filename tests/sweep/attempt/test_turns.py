@@ -102,6 +102,18 @@ def test_who_waits_can_be_stopped_and_other_kinds_do_not_wait(tmp_path: Path) ->
         other.kill()
 
 
+def test_who_compiled_nothing_lets_the_next_one(tmp_path: Path) -> None:
+    first, second, third = (Turn(tmp_path, "kind") for _ in range(3))
+    assert first.wait(pytest.fail) < 1
+    first.leave()
+    first.leave()
+    assert second.wait(pytest.fail) < 1
+    with pytest.raises(Stopped):
+        third.wait(stopped)
+    second.over()
+    assert third.wait(pytest.fail) < 1
+
+
 def test_nobody_waits_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "PATIENCE_S", 0.3)
     with holder(tmp_path) as other:
