@@ -19,6 +19,7 @@ from ..kernels.choice import Choice, version
 from ..kernels.cross_entropy import cross_entropy
 from ..kernels.cross_entropy.cross_entropy import CHUNK, linear_cross_entropy, linear_cross_entropy_sum, softcap
 from ..kernels.fp8 import linear as fp8_linear
+from ..kernels.fp8 import rows as fp8_rows
 from ..kernels.row_linear.row_linear import choose_backend
 from ..kernels.sketch import sketch
 from . import registry
@@ -526,6 +527,7 @@ class Backbone(nn.Module):
             paths |= block.mix.kernel_paths(self.device, self.dtype)
         if self._fp8 is not None:
             paths["projections"] = f"fp8 by {self._fp8}"
+            paths["casts"] = str(fp8_rows.choose_backend(self.device, self.dtype))
         paths["sketch"] = str(sketch.choose_backend(self.device, self.dtype))
         paths["cross_entropy"] = str(cross_entropy.choose_backend(self.device, self.dtype, self._cap < math.inf))
         return paths

@@ -34,6 +34,7 @@ def status(
       atma-sweep status
       atma-sweep status --sweep quick --watch
     """
+    from ..results import shipped
     from ..results.known import open_known
     from ..results.paper import is_published
     from ..results.store.store import open_store
@@ -46,6 +47,8 @@ def status(
 
         if sweep is not None and is_published(sweep):
             raise ReportError(f"{sweep} holds numbers of the paper and nothing of it runs; leave --watch out")
+        if sweep is not None and shipped.comes_along(sweep) and open_known(db, sweep) is shipped.shared(sweep):
+            raise ReportError(f"{sweep} comes along with this program and nothing of it runs; leave --watch out")
 
         follow(open_store(db), sweep, Console(), interval=interval, until_end=until_end, as_json=as_json)
         return
@@ -258,7 +261,8 @@ def report(
     Figures: {figures}.
 
     The numbers of the paper are always there, as sweeps printed-v1, printed-v2 and printed-v2-open-weight, and those of
-    rivals as printed-tra, printed-wall and printed-atlas: for this command, dashboard, show, status and export.
+    rivals as printed-tra, printed-wall and printed-atlas: for this command, dashboard, show, status and export. So are
+    sweeps of our own that come along: replication-pilot and replication-rates.
 
     Exit code 1: --check found a file that says something else than the database.
 

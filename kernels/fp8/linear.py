@@ -33,7 +33,7 @@ def fp8_linear(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None, *, backend: s
 
 
 def fp8_gated_linear(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None, *, backend: str | None = None) -> Tensor:
-    """`squared_relu_gate` of `fp8_linear`, [..., K] -> [..., N / 2], to the same numbers; raises as they do.
+    """`squared_relu_gate` of `fp8_linear`, [..., K] -> [..., N / 2]: forward the same numbers, backward but for rounding; raises as they do.
 
     Backward, the gate's kernel casts the gradient that it makes, which else would be read once or twice more.
     """

@@ -30,7 +30,7 @@ MCNEMAR = (
 )
 NOTHING_STORED = (
     "No item of a probe is stored for two cells of this sweep that agree on all axes but one: evaluations of one's own store them, "
-    "printed numbers have none."
+    "printed numbers have none, and a bundle may come without them (export --no-examples)."
 )
 NUMBERS = ("Items", "Pairs", "Mean", "Low", "High", "p", "p corr", "Gained", "Lost", "p McN")
 

@@ -142,7 +142,8 @@ class _Import:
         for index in self.plan.replaced:
             row = self.content.attempts[index]
             for name in OF_ATTEMPTS:
-                self.session.execute(delete(T[name]).where(T[name].c.attempt_id == ids[index]))
+                if name != "example" or self.counts[name]:  # a bundle without items takes none away
+                    self.session.execute(delete(T[name]).where(T[name].c.attempt_id == ids[index]))
             folder = self.plan.folders[index] if self.files.names(index) else None
             here = self.session.scalar(select(table.c.run_dir).where(table.c.id == ids[index]))
             values = self._attempt(opened("attempt", row) | {"run_dir": folder or here})
@@ -194,14 +195,16 @@ class _Import:
         self._items({index: ids[index] for index in self.plan.present})
 
     def _items(self, present: Mapping[int, int]) -> None:
-        """Those of attempts that are here without any, since a bundle without items brought them."""
+        """Those of attempts that a bundle without items brought; none of numbers that were deleted here."""
         if not self.counts["example"]:
             return
-        example, having = T["example"].c.attempt_id, set[int]()
+        example, attempt = T["example"].c.attempt_id, T["attempt"].c
+        having, brought = set[int](), set[int]()
         for places in queries.in_parts(sorted(present.values())):
             having |= set(self.session.scalars(select(example).where(example.in_(places)).distinct()))
-        self.stage.place(self.session, {index: place for index, place in present.items() if place not in having})
-        moved = self.stage.move(self.session, "example")
+            brought |= set(self.session.scalars(select(attempt.id).where(attempt.id.in_(places), attempt.imported)))
+        self.stage.place(self.session, {index: at for index, at in present.items() if at in brought - having})
+        moved = self.stage.move_items(self.session)
         self.added["example"] += moved
         self.present["example"] -= moved
 

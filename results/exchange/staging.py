@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Column, Integer, MetaData, Table, func, insert, select
+from sqlalchemy import Column, ColumnElement, Integer, MetaData, Table, exists, func, insert, select, true
 from sqlalchemy.orm import Session
 
 from ..store.store import Store
@@ -77,9 +77,24 @@ class Stage:
 
     def move(self, session: Session, name: str) -> int:
         """Moves the rows of those attempts into the database; returns how many."""
+        return self._move(session, name, true())
+
+    def move_items(self, session: Session) -> int:
+        """`move` of items to attempts that are here already, but for those whose numbers the bundle has and the database has not."""
+        item, theirs, ours = self._tables["example"].c, self._tables["measurement"].c, T["measurement"].c
+
+        def gone(*names: str) -> ColumnElement[bool]:
+            same = [theirs[name] == item[name] for name in ("attempt_id", *names)]
+            here = [ours.attempt_id == self._places.c.place, *(ours[name] == item[name] for name in names)]
+            return exists(select(1).where(*same)) & ~exists(select(1).where(*here))
+
+        return self._move(session, "example", ~gone("probe", "length") & ~gone("probe", "length", "metric"))
+
+    def _move(self, session: Session, name: str, which: ColumnElement[bool]) -> int:
         source, target = self._tables[name], T[name]
         given = [column.name for column in source.columns]
         moved = source.join(self._places, self._places.c.id == source.c.attempt_id)
         rows = select(*(self._places.c.place if word == "attempt_id" else source.c[word] for word in given))
-        session.execute(insert(target).from_select(given, rows.select_from(moved)))
-        return int(session.scalar(select(func.count()).select_from(moved)) or 0)
+        count = session.scalar(select(func.count()).select_from(moved).where(which))
+        session.execute(insert(target).from_select(given, rows.select_from(moved).where(which)))
+        return int(count or 0)

@@ -94,7 +94,8 @@ def sweep_row(session: Session, name: str | None) -> SweepRow:
         )
     if found is None and name in SHIPPED:
         raise SweepUnknown(
-            f"{name} comes along with this program; it is not in this database, and only report, dashboard, show, status and export know it"
+            f"{name} comes along with this program; it is not in this database, and only report, dashboard, show, status and export know it; "
+            f"`atma-sweep export --sweep {name}`, then `atma-sweep import {name}.zip` brings it here"
         )
     if found is None:
         known = list(session.scalars(select(SweepRow.name)))

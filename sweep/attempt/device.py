@@ -99,7 +99,10 @@ def compiling_turn(config: CellConfig) -> Turn:
     """Whose turn it is to compile that cell's network, among the processes that share what is compiled; see `share_compiled`."""
     compiler: Any = importlib.import_module("torch.compiler.config")
     folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]) / "turns"
-    return Turn(folder, kind_of(config, compiler.cache_key_tag, torch.__version__, version("triton")))
+    return Turn(
+        folder,
+        kind_of(config, compiler.cache_key_tag, torch.__version__, version("triton"), torch.cuda.get_device_name()),
+    )
 
 
 def share_self_tests(device: torch.device) -> None:

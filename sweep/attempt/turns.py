@@ -49,24 +49,27 @@ class Turn:
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                # what has been compiled once is found, by any number at a time
-                while not os.fstat(self._file).st_size and not self._taken():
-                    if time.monotonic() - began > PATIENCE_S:
-                        break
-                    meanwhile()
-                    time.sleep(EVERY_S)
-            except BaseException:
-                self.leave()
-                raise
+        try:
+            while not self._mine() and time.monotonic() - began <= PATIENCE_S:
+                meanwhile()
+                time.sleep(EVERY_S)
+        except BaseException:
+            self.leave()
+            raise
         return time.monotonic() - began
 
-    def _taken(self) -> bool:
-        assert self._file is not None
+    def _mine(self) -> bool:
+        """Whether there is nobody to wait for."""
+        if self._file is None:
+            return True
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # what has been compiled once is found, by any number at a time
+            if not os.fstat(self._file).st_size:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
+        except OSError:
+            self.leave()
         return True
 
     def over(self) -> None:

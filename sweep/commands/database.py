@@ -45,7 +45,7 @@ def export(
         bool,
         typer.Option(
             "--no-examples",
-            help="Without what was answered item by item, nine tenths of a bundle, which no report reads.",
+            help="Without items, nine tenths of a bundle: table and figure `items`, figures by place, written samples and `--what examples` need them.",
         ),
     ] = False,
     to: Annotated[

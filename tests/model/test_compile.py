@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import torch
 from atma_sweep.kernels.choice import use_plain_torch
 from atma_sweep.model.backbone import Auxiliary, Backbone, build
-from atma_sweep.model.compiling import CompileError, one_graph
+from atma_sweep.model.compiling import MIXED, CompileError, one_graph
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.registry import REGULARIZERS
 from registries import EVERY_MEMORY, PAIRS, has_distractor
@@ -128,6 +129,28 @@ def test_one_graph_with_products_in_eight_bits(wake: Callable[[Backbone], None])
     assert differ(numbers(model, auxiliary("weak", True)), eager) <= 1e-6
     assert counters["graph_break"] == {}
     assert counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("regional", [False, True])
+def test_no_kernel_sums_rows_and_columns_at_once_beside_eight_bits(
+    fp8: bool, regional: bool, wake: Callable[[Backbone], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+
+    def compiled(part: Any, *, options: Any, **_: Any) -> Any:
+        given.append(options)
+        return part
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    model = network(wake, attn_type="polar", memory="none", **ONE_OF_EACH)
+    if fp8:
+        model.use_fp8()
+        assert "casts" in model.kernel_paths()
+    model.compile_blocks(regional=regional)
+    # the compiler's own name for it: if it has another one some day, this says so
+    assert MIXED in importlib.import_module("torch._inductor").list_options()
+    assert given == [{MIXED: False} if fp8 else None] * (2 if regional else 1)
 
 
 @pytest.mark.thorough

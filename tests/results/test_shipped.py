@@ -19,6 +19,7 @@ from atma_sweep.sweep.grid.grid import load_grid
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "replication.md").read_text()
+TEXT = "76939ae0d6f985eb48af0c2ca98935d11b250c67a9aa3a28fa44d9e2c35c4af5"
 Command = Callable[..., tuple[int, str, str]]
 
 
@@ -30,7 +31,10 @@ def data(sweep: str) -> SweepData:
 def test_a_bundle_is_small_and_whole(sweep: str) -> None:
     assert shipped.bundle_of(sweep).stat().st_size < 3e6
     found = data(sweep)
-    assert found.done == len(found.cells) == len(load_grid(sweep).expand(lambda data: "text"))
+    assert found.done == len(found.cells)
+    # of the very cells that the grid has now, on the text that the page names
+    assert TEXT.startswith(re.findall(r"fingerprint `([0-9a-f]+)`: no cell", PAGE)[0])
+    assert {cell.cell_id for cell in found.cells} == {cell.id for cell in load_grid(sweep).expand(lambda data: TEXT)}
 
 
 def test_every_reading_command_knows_them_without_a_database(tmp_path: Path, command_line: Command) -> None:
@@ -38,6 +42,12 @@ def test_every_reading_command_knows_them_without_a_database(tmp_path: Path, com
     assert code == 0
     assert len(out.splitlines()) == 13
     assert command_line("status", "--sweep", "replication-rates", "--json")[0] == 0
+    told = command_line("status", "--sweep", "replication-rates", "--watch")
+    assert told == (
+        2,
+        "",
+        "atma-sweep: replication-rates comes along with this program and nothing of it runs; leave --watch out\n",
+    )
     assert not list(tmp_path.glob("*.db*"))
     with pytest.raises(StoreMissing):
         open_known(tmp_path / "none.db", "replication-piloted")

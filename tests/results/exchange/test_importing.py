@@ -7,11 +7,12 @@ import pytest
 from atma_sweep.results.errors import BundleError
 from atma_sweep.results.exchange.exporting import export_sweep
 from atma_sweep.results.exchange.importing import import_bundle
+from atma_sweep.results.maintenance.forgetting import forget, plan
 from atma_sweep.results.store.recorder import Recorder
-from atma_sweep.results.store.records import CurvePoint, Measurement, Owner
+from atma_sweep.results.store.records import CurvePoint, Example, Measurement, Owner
 from atma_sweep.results.store.store import StoreError, SweepBusy, SweepUnknown
 from histories import T, at, bundle, cells_of, launch, natural, rows, run, view, whole
-from sqlalchemy import select
+from sqlalchemy import delete, select
 from tiers import shared_out
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -71,6 +72,40 @@ class TestRoundTrip:
         # the database that has the items keeps them
         assert import_bundle(store, small).added["example"] == 0
         assert whole(store) == held
+
+    def test_items_of_deleted_numbers_stay_away(self, store, cells, tmp_path, make):
+        cell = cells(1)[0].id
+        launch(store, cells(1), 1)
+        trained = run(store, cell, 2, state="running")
+        item = Example(probe="clean", metric="nats", length=4096, item=1, value=0.1)
+        Recorder(store, trained.id, 1).examples([item])
+        store.finish_attempt(trained.id, 1, "done")
+        file, small = bundle(store, tmp_path), bundle(store, tmp_path, "small.zip", examples=False)
+        other = make("other")
+        import_bundle(other, small)
+        for one in (store, other):
+            forget(one, plan(one, cell, lengths=[4096]), lengths=[4096], who="ada")
+        # those of numbers that are still here come
+        assert import_bundle(other, file).added["example"] == 1
+        assert [row["length"] for row in rows(other, "example")] == [64]
+        # and an attempt of one's own, which never was without, gets none back
+        forget(store, plan(store, cell, probes=["val"]), probes=["val"], who="ada")
+        with store.transaction() as session:
+            session.execute(delete(T["example"]))
+        assert import_bundle(store, file).added["example"] == 0
+
+    def test_a_bundle_without_items_takes_none_away(self, store, cells, tmp_path, make):
+        cell = cells(1)[0].id
+        launch(store, cells(1), 1)
+        attempt = run(store, cell, 2, state="running")
+        other = make("other")
+        import_bundle(other, bundle(store, tmp_path))
+        assert len(rows(other, "example")) == 1
+        store.finish_attempt(attempt.id, 1, "done")
+        found = import_bundle(other, bundle(store, tmp_path, "ended.zip", examples=False))
+        assert found.added["attempt"] == 1
+        assert [row["state"] for row in rows(other, "attempt")] == ["done"]
+        assert len(rows(other, "example")) == 1
 
     def test_importing_twice_changes_nothing(self, laptops, tmp_path):
         first, second = laptops

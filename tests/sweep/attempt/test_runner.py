@@ -13,9 +13,11 @@ import torch
 from atma_sweep.reports.live.status import cell_sheet
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.sweep.attempt.runner import Work
+from atma_sweep.sweep.attempt.turns import Turn
 from atma_sweep.sweep.checkpoints import checkpoint
 from atma_sweep.sweep.grid import validate
 from atma_sweep.sweep.training import loop, replay
+from atma_sweep.sweep.training.loop import Stopped
 from attempts import STEPS, Flag, Room, serial
 from fsspec.implementations.memory import MemoryFileSystem
 from tiers import every_nth
@@ -163,6 +165,35 @@ def test_what_is_left_of_a_finished_cell(room: Callable[..., Room], keep: str, l
     second = ours.run(keep=keep)
     assert (ours.names(first), ours.names(second)) == ([], left)
     assert (second.weights is None) == (keep == "nothing")
+
+
+def test_a_turn_of_compiling_ends_with_the_first_step_or_where_none_is_left(room: Callable[..., Room]) -> None:
+    ours = room()
+
+    class Noted(Turn):
+        def __init__(self) -> None:
+            self.calls: list[tuple[str, int | None]] = []
+
+        def over(self) -> None:
+            self.calls.append(("over", ours.store.attempts(ours.cell.id)[-1].step))
+
+        def leave(self) -> None:
+            self.calls.append(("leave", ours.store.attempts(ours.cell.id)[-1].step))
+
+    def run(stop: int | None) -> list[tuple[str, int | None]]:
+        job = ours.asked("train", ours.settings(), None)
+        work = Work(job, ours.runs, Recorder(ours.store, job.attempt, job.fence), Flag(stop))  # type: ignore[arg-type]
+        ours.works.append(work)
+        work._turn = turn = Noted()
+        with contextlib.suppress(Stopped):
+            work.run(time.monotonic())
+        ours.store.interrupt_dead(job.attempt, "killed")
+        return turn.calls
+
+    # after the first step, once, however many follow
+    assert run(None) == [("over", 0)]
+    # the state of the last step is there, so nothing is compiled any more
+    assert run(None) == [("leave", STEPS)]
 
 
 def test_what_a_deleted_database_left_in_the_runs_folder_is_not_taken_up(room: Callable[..., Room]) -> None:

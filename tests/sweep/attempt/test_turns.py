@@ -114,6 +114,18 @@ def test_who_compiled_nothing_lets_the_next_one(tmp_path: Path) -> None:
     assert third.wait(pytest.fail) < 1
 
 
+def test_what_goes_wrong_meanwhile_is_not_swallowed(tmp_path: Path) -> None:
+    def full() -> None:
+        raise OSError(28, "No space left on device")
+
+    with holder(tmp_path) as other:
+        mine = Turn(tmp_path, "kind")
+        with pytest.raises(OSError, match="No space left"):
+            mine.wait(full)
+        assert mine._file is None
+        other.kill()
+
+
 def test_nobody_waits_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "PATIENCE_S", 0.3)
     with holder(tmp_path) as other:
