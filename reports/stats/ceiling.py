@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
+
+from scipy import special
 
 from ...results import metrics, paper
+from ...results.store.records import Value
 from ..data import WEIGHTED, SweepData
 from ..numbers import length_name, rounded
 from ..table import Entry
-from ..trials import CONSTANT, DIGITS, ceilings
+from ..trials import CONSTANT, DIGITS, ceilings, trials_of
+from .effect_rows import Effect
+from .resampling import ALPHA
 
-__all__ = ["about_needle", "below_note", "ceiling", "needle_note", "needle_words", "yardstick"]
+__all__ = ["about_needle", "below_note", "ceiling", "needle_note", "needle_words", "with_floor", "yardstick"]
 
 DUST = 1e-9
 
@@ -74,3 +80,32 @@ def below_note(data: SweepData) -> str:
         return ""
     told = ", ".join(f"{count} of {cells[length]} at {length_name(length)}" for length, count in counts.items())
     return f"Cells that score no more than that: {told}; a difference between two of those says nothing of retrieval."
+
+
+def with_floor(data: SweepData, found: Iterable[Effect]) -> list[Effect]:
+    """The same rows, of which each says whether it compares cells that know nothing: needle accuracies of which none is above the
+    best constant answer by more than its trials can make it (binomial, at 5% over all cells of the row)."""
+    return [replace(one, floor=_knows_nothing(data, one)) for one in found]
+
+
+def _knows_nothing(data: SweepData, one: Effect) -> bool:
+    column = one.measure
+    asked = (column.probe, column.metric.removesuffix(WEIGHTED)) == DIGITS
+    level = ceiling(data, column.length) if asked else None
+    if level is None or not one.pairs:
+        return False
+    behind = {cell for cell, _ in one.origins}
+    values = [data.values.get((cell, *column.key)) for cell in behind]
+    known = [value for value in values if value is not None and value.value is not None]
+    return bool(known) and all(
+        _by_luck(value, trials_of(value, data.values), level) > ALPHA / len(known) for value in known
+    )
+
+
+def _by_luck(value: Value, trials: int | None, level: float) -> float:
+    """Chance of such a share, or a larger one, of an answer that is right with probability `level`; without trials 1 or 0."""
+    share = value.value or 0.0
+    if not trials or share <= level + DUST:
+        return float(share <= level + DUST)
+    # the binomial tail, which also knows what lies between two counts: digits are parts of a trial
+    return float(special.betainc(trials * share, trials * (1 - share) + 1, level))

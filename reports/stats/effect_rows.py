@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from ..numbers import Column
 from .resampling import ALPHA, Summary
 
-__all__ = ["CONFIRMATORY", "EQUIVALENT", "NONE", "Effect", "Interaction", "Tested"]
+__all__ = ["CONFIRMATORY", "EQUIVALENT", "FLOOR", "NONE", "Effect", "Interaction", "Tested"]
 
 CONFIRMATORY = "declared contrasts"
 EQUIVALENT = "equivalent"
+FLOOR = "not asked: all at chance"
 NONE = "none"
 """Method of a row without a single pair."""
 
@@ -63,12 +64,16 @@ class Effect(Tested):
     """Of a declared contrast: the difference that would not matter."""
     p_equivalence: float = math.nan
     """Of the difference lying within the margin (two one-sided tests), corrected for all that have one."""
+    floor: bool = False
+    """Of a declared contrast: whether none of its cells scores more than an answer that knows nothing."""
 
     @property
     def verdict(self) -> str:
         """What a declared contrast came to."""
         if not self.pairs:
             return "no pairs"
+        if self.floor:
+            return FLOOR
         same = self.p_equivalence < ALPHA
         if self.sure:
             return "differs, within the margin" if same else "differs"

@@ -23,6 +23,7 @@ from ...results.contrasts import Contrast
 from ..data import SweepData
 from ..numbers import Column
 from . import fitted, stopped
+from .ceiling import with_floor
 from .design import (
     Contrasted,
     Numbers,
@@ -39,12 +40,12 @@ from .design import (
     reference_level,
 )
 from .design import within as standing
-from .effect_rows import CONFIRMATORY, EQUIVALENT, NONE, Effect, Interaction, Tested
+from .effect_rows import CONFIRMATORY, EQUIVALENT, FLOOR, NONE, Effect, Interaction, Tested
 from .resampling import ALPHA, Summary, corrected, holm, summaries
 from .spread import NEAR, STRATA, Spread, detectable, seed_robustness, spread, spreads_by_configuration
 
 __all__ = [
-    "ALPHA", "CONFIRMATORY", "EQUIVALENT", "NEAR", "Effect", "Interaction", "Spread", "Tested", "accuracies", "contrast_column", "contrasts", "detectable", "effects", "factors",
+    "ALPHA", "CONFIRMATORY", "EQUIVALENT", "FLOOR", "NEAR", "Effect", "Interaction", "Spread", "Tested", "accuracies", "contrast_column", "contrasts", "detectable", "effects", "factors",
     "first_measures", "interactions", "main_measures", "matched_pairs", "measures", "numbers_of", "origins_of", "pareto",
     "reference_level", "seed_robustness", "spread", "spreads_by_configuration",
 ]  # fmt: skip
@@ -183,7 +184,7 @@ def contrasts(data: SweepData) -> list[Effect]:
         _effect(row, about, margin=row.about["margin"], p_equivalence=equal.get(place, math.nan))
         for place, (row, about) in sorted(found.items())
     ]
-    return stopped.applied(data, made)
+    return with_floor(data, stopped.applied(data, made))
 
 
 def _declared(numbers: Numbers, place: int, one: Contrast, column: Column) -> _Row:

@@ -17,6 +17,7 @@ from ...results.designs.record import Design
 from ..data import SweepData
 from ..numbers import Column
 from . import stopped
+from .ceiling import with_floor
 from .design import Numbers, contrast_column, level_pairs, reference_level
 from .effect_rows import CONFIRMATORY, NONE, Effect, Interaction
 from .least_squares import Estimate, Fit
@@ -166,7 +167,7 @@ def contrasts(data: SweepData) -> list[Effect]:
         )
         for place, (row, p, margin) in enumerate(zip(rows, ps, margins, strict=True))
     ]
-    return stopped.applied(data, found)
+    return with_floor(data, stopped.applied(data, found))
 
 
 def _pair(data: SweepData, one: Contrast) -> tuple[str, str]:

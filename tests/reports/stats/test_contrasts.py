@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 from atma_sweep.reports.data import SweepData, gather
-from atma_sweep.reports.stats.effects import Effect, contrasts, effects
+from atma_sweep.reports.stats.effects import FLOOR, Effect, contrasts, effects
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.contrasts import Contrast, as_options
 from atma_sweep.results.paper import rows
 from atma_sweep.results.store.records import Measurement
 from atma_sweep.results.store.store import Store
+from scipy.stats import binom
 from statsmodels.stats.weightstats import ttost_paired
 
 AXES = ("attn_type", "reg_mode", "distractor", "memory", "window")
@@ -58,7 +59,9 @@ def test_a_contrast_is_equivalent_differs_or_shows_nothing(paper: SweepData) -> 
         replace(NEEDLE, axis="window"),
     )  # fmt: skip
     found = contrasts(replace(paper, contrasts=asked))
-    assert [one.verdict for one in found] == ["differs", "equivalent", "not shown", "not shown", "not shown"]
+    # rope answers nothing at 64K, nor does nope without memory
+    assert [one.verdict for one in found] == ["differs", FLOOR, "not shown", FLOOR, "not shown"]
+    assert [replace(found[place], floor=False).verdict for place in (1, 3)] == ["equivalent", "not shown"]
     assert {(one.family, one.confirmatory) for one in found} == {("declared contrasts", True)}
     for one, declared in zip(found, asked, strict=True):
         d = by_hand(declared)
@@ -140,6 +143,29 @@ def test_missing_cells_are_counted_and_bounded(holed: Store) -> None:
     assert [shown["Ndl@128"][name] for name in ("Pairs", "Mean", "Worst")] == ["2 of 4", "+55.0", "+26.7"]
     assert any("diverged" in note and "new" in note for note in table.notes)
     assert shown["Val"]["Axis"] == "memory (declared)"
+
+
+def test_a_contrast_of_what_knows_nothing_is_not_asked(paper: SweepData) -> None:
+    """One cell above the constant answer (14 of 80) is enough, if 16 trials do not make it so by chance."""
+    rope = {"attn_type": "rope"}
+    asked = (
+        replace(NEEDLE, within=rope),
+        replace(NEEDLE, metric="digit_accuracy_weighted", length=0, within=rope),
+        replace(NEEDLE, within={"attn_type": "polar"}),
+        Contrast(probe="clean", metric="nats", length=65536, axis="memory", level="on", within=rope),
+    )
+
+    def floors(share: float) -> list[bool]:
+        cell = next(one.cell_id for one in paper.cells if one.levels["attn_type"] == "rope")
+        place = (cell, "needle", "digit_accuracy", 65536)
+        values = {**paper.values, place: replace(paper.values[place], value=share)}
+        return [one.floor for one in contrasts(replace(paper, values=values, contrasts=asked))]
+
+    assert floors(0.0) == [True, False, False, False]  # at shorter lengths rope knows, at 64K it does not
+    # the smallest of 16 trials that forty cells do not reach by chance
+    least = next(hits for hits in range(17) if binom.sf(hits - 1, 16, 14 / 80) <= 0.05 / 40)
+    assert floors((least - 1) / 16)[0] is True
+    assert floors(least / 16)[0] is False
 
 
 @pytest.mark.thorough
