@@ -166,8 +166,13 @@ def _code(sign: str) -> str:
     return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
 
 
+_WITHOUT_TEXT = frozenset({int, float, bool, type(None)})
+
+
 def cleaned(value: Any, word: Callable[[str], str] = plain) -> Any:
     """The value with `word` around every text in it, keys too: of lists, tuples, sets, mappings and dataclasses."""
+    if type(value) in _WITHOUT_TEXT:
+        return value
     if isinstance(value, str):
         return word(value)
     if isinstance(value, Mapping):
@@ -178,7 +183,8 @@ def cleaned(value: Any, word: Callable[[str], str] = plain) -> Any:
         return type(value)(cleaned(one, word) for one in value)
     if is_dataclass(value) and not isinstance(value, type):
         old = {one.name: getattr(value, one.name) for one in fields(value) if one.init}
-        return replace(value, **{name: cleaned(one, word) for name, one in old.items()})
+        new = {name: made for name, one in old.items() if (made := cleaned(one, word)) is not one}
+        return replace(value, **new)
     return value
 
 

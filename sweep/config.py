@@ -294,9 +294,9 @@ class Resources(Config):
     on_cuda_oom: Literal["fail", "halve"] = knob(
         "fail", "When a training runs out of GPU memory: give up, or once more with half the micro-batch, marked so."
     )
-    order: Literal["longest", "pairs", "grid"] = knob(
+    order: Literal["longest", "pairs", "contrasts", "grid"] = knob(
         "longest",
-        "Which cells of a launch start first: the longest; matched pairs, so that half a sweep can be read; or as listed.",
+        "Which cells start first: the longest; matched pairs, so that half a sweep can be read; those of declared contrasts; as listed.",
     )
     hang_minutes: Float = knob(30.0, "Minutes without any progress after which an attempt is killed and retried.", gt=0)
 

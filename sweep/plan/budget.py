@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterable, Sequence
 
-from ...results.contrasts import Contrast, reference_level
+from ...results.contrasts import Contrast
 from ...results.store.store import Store
 from ..errors import SweepError
 from ..grid.cell import Cell
-from .planner import Budget, Plan, Task, level_of
+from .ordering import blocks
+from .planner import Budget, Plan, Task
 from .price import Prices, unit_of
 
 
@@ -73,55 +74,3 @@ def within(
             left += block
     hours, rest = (sum(costs[id(task)] for task in some) for some in (taken, left))
     return taken, Budget(allowed, unit_of(plan.tasks), used, len(taken), hours, left, rest)
-
-
-def blocks(
-    tasks: Sequence[Task], cells: Sequence[Cell], contrasts: Iterable[Contrast], finished: Collection[str]
-) -> list[list[Task]]:
-    """The tasks in blocks, each of which belongs together, best first.
-
-    Seed by seed: one pair of each declared contrast in turn, in their order, a pair being the two cells at the
-    contrast's levels that agree in everything else; among the pairs of a contrast first those of which one cell is
-    finished, then as the grid lists them. Then what is in no pair, one by one; without contrasts that is all, in the
-    order that the tasks have.
-    """
-    declared = list(contrasts)
-    waiting = {task.cell.id: task for task in tasks}
-    if not declared:
-        return [[task] for task in tasks]
-    names = list(dict.fromkeys(name for cell in cells for name in (*cell.levels, *cell.axes)))
-    queues = [_pairs(one, cells, names) for one in declared]
-    out: list[list[Task]] = []
-    for seed in dict.fromkeys(cell.config.seed for cell in cells):
-        turns = []
-        for pairs in queues:
-            mine = [pair for pair in pairs if pair[0].config.seed == seed]
-            able = [pair for pair in mine if all(cell.id in waiting or cell.id in finished for cell in pair)]
-            turns.append(sorted(able, key=lambda pair: sum(cell.id in waiting for cell in pair)))
-        while any(turns):
-            for turn in turns:
-                block: list[Task] = []
-                # the next pair that is not complete already by pairs of other contrasts
-                while turn and not block:
-                    block = [waiting.pop(cell.id) for cell in turn.pop(0) if cell.id in waiting]
-                if block:
-                    out.append(block)
-    out += [[task] for task in tasks if task.cell.id in waiting]
-    return out
-
-
-def _pairs(one: Contrast, cells: Sequence[Cell], names: Sequence[str]) -> list[tuple[Cell, Cell]]:
-    """The pairs of cells that the contrast compares, in the grid's order."""
-    levels = list(dict.fromkeys(level for cell in cells if (level := level_of(cell, one.axis)) is not None))
-    if not levels:
-        return []
-    reference = one.reference if one.reference is not None else reference_level(levels)
-    found: dict[tuple[str | None, ...], dict[str, Cell]] = {}
-    for cell in cells:
-        level = level_of(cell, one.axis)
-        if level not in (one.level, reference) or level is None:
-            continue
-        if all(level_of(cell, axis) == word for axis, word in one.within.items()):
-            rest = (str(cell.config.seed), *(level_of(cell, name) for name in names if name != one.axis))
-            found.setdefault(rest, {})[level] = cell
-    return [(some[reference], some[one.level]) for some in found.values() if len(some) == 2]

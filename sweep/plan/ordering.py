@@ -1,12 +1,13 @@
-"""In which order cells are started: the longest first, matched pairs first, or as the grid lists them."""
+"""In which order cells are started: the longest first, matched pairs first, declared contrasts first, or as the grid lists them."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Literal
 
+from ...results.contrasts import Contrast, reference_level
 from ...results.store.records import CellState
 from ..errors import GridError
 from ..grid.cell import Cell
@@ -14,7 +15,7 @@ from ..probes import bound
 from ..training import flops
 from .planner import Task, level_of, rest_of
 
-Order = Literal["longest", "pairs", "grid"]
+Order = Literal["longest", "pairs", "contrasts", "grid"]
 Point = tuple[str | None, ...]
 """The seed, then the level of every axis."""
 
@@ -33,15 +34,20 @@ def ordered(
     axes: Sequence[str],
     states: Mapping[str, CellState],
     finished: Collection[str] = (),
+    contrasts: Sequence[Contrast] = (),
 ) -> list[Task]:
     """The tasks in the order that their cells ask for.
 
     `cells` are all that are launched, in grid order; `axes` those of the grid in the order written; `finished` the ids of
-    cells that have all their numbers.
+    cells that have all their numbers; `contrasts` what the grid declares. Raises GridError for an order by contrasts without any.
     """
     order = order_of(cells)
+    if order == "contrasts" and not contrasts:
+        raise GridError("grid", None, "resources.order", "is contrasts, and the grid declares none; `contrasts:` does")
     if order == "grid" or not tasks:
         return list(tasks)
+    if order == "contrasts":
+        return [task for block in blocks(tasks, cells, contrasts, finished) for task in block]
     if order == "longest":
         cost = costs(tasks, cells, states)
         return sorted(tasks, key=lambda task: (-cost[task.cell.id], task.cell.slug))
@@ -128,6 +134,58 @@ def paired(
     gone = {_without(points[cell.id], axis) for cell in out for axis in along}
     late = [cell for cell in left if any(_without(points[cell.id], axis) in gone for axis in along)]
     return [*out, *late, *_less(left, late)]
+
+
+def blocks(
+    tasks: Sequence[Task], cells: Sequence[Cell], contrasts: Iterable[Contrast], finished: Collection[str]
+) -> list[list[Task]]:
+    """The tasks in blocks, each of which belongs together, best first.
+
+    Seed by seed: one pair of each declared contrast in turn, in their order, a pair being the two cells at the
+    contrast's levels that agree in everything else; among the pairs of a contrast first those of which one cell is
+    finished, then as the grid lists them. Then what is in no pair, one by one; without contrasts that is all, in the
+    order that the tasks have.
+    """
+    declared = list(contrasts)
+    waiting = {task.cell.id: task for task in tasks}
+    if not declared:
+        return [[task] for task in tasks]
+    names = list(dict.fromkeys(name for cell in cells for name in (*cell.levels, *cell.axes)))
+    queues = [_pairs(one, cells, names) for one in declared]
+    out: list[list[Task]] = []
+    for seed in dict.fromkeys(cell.config.seed for cell in cells):
+        turns = []
+        for pairs in queues:
+            mine = [pair for pair in pairs if pair[0].config.seed == seed]
+            able = [pair for pair in mine if all(cell.id in waiting or cell.id in finished for cell in pair)]
+            turns.append(sorted(able, key=lambda pair: sum(cell.id in waiting for cell in pair)))
+        while any(turns):
+            for turn in turns:
+                block: list[Task] = []
+                # the next pair that is not complete already by pairs of other contrasts
+                while turn and not block:
+                    block = [waiting.pop(cell.id) for cell in turn.pop(0) if cell.id in waiting]
+                if block:
+                    out.append(block)
+    out += [[task] for task in tasks if task.cell.id in waiting]
+    return out
+
+
+def _pairs(one: Contrast, cells: Sequence[Cell], names: Sequence[str]) -> list[tuple[Cell, Cell]]:
+    """The pairs of cells that the contrast compares, in the grid's order."""
+    levels = list(dict.fromkeys(level for cell in cells if (level := level_of(cell, one.axis)) is not None))
+    if not levels:
+        return []
+    reference = one.reference if one.reference is not None else reference_level(levels)
+    found: dict[tuple[str | None, ...], dict[str, Cell]] = {}
+    for cell in cells:
+        level = level_of(cell, one.axis)
+        if level not in (one.level, reference) or level is None:
+            continue
+        if all(level_of(cell, axis) == word for axis, word in one.within.items()):
+            rest = (str(cell.config.seed), *(level_of(cell, name) for name in names if name != one.axis))
+            found.setdefault(rest, {})[level] = cell
+    return [(some[reference], some[one.level]) for some in found.values() if len(some) == 2]
 
 
 def _ranks(levels: Sequence[str | None]) -> dict[str | None, int]:

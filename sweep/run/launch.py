@@ -122,7 +122,7 @@ def plan(request: Request, store: Store | None) -> planner.Plan:
     states = _states(request, chosen, store)
     made = planner.plan(chosen, states, retrain=request.retrain, left_out=len(request.cells) - len(chosen))
     finished = {cell for cell, word in made.standings.items() if word == "done"}
-    tasks = ordering.ordered(made.tasks, chosen, list(request.grid.axes), states, finished)
+    tasks = ordering.ordered(made.tasks, chosen, list(request.grid.axes), states, finished, request.grid.contrasts)
     made = replace(made, tasks=tasks)
     if request.budget is not None:
         known = place.prices(request.cells, runs, store)

@@ -11,7 +11,7 @@ from atma_sweep.results.contrasts import Contrast
 from atma_sweep.sweep.config import CellConfig
 from atma_sweep.sweep.errors import SweepError
 from atma_sweep.sweep.grid.cell import Cell
-from atma_sweep.sweep.plan import budget
+from atma_sweep.sweep.plan import budget, ordering
 from atma_sweep.sweep.plan.planner import Budget, Plan, Task
 
 AXES = ("train.a", "train.b", "train.c")
@@ -36,7 +36,7 @@ def contrast(axis: str, level: str, reference: str, **within: str) -> Contrast:
 
 def blocks(cells: Sequence[Cell], contrasts: Sequence[Contrast], done: Sequence[str] = ()) -> list[list[str]]:
     tasks = [Task(one, "train", [], "new") for one in cells if one.id not in done]
-    return [[task.cell.id for task in block] for block in budget.blocks(tasks, cells, contrasts, done)]
+    return [[task.cell.id for task in block] for block in ordering.blocks(tasks, cells, contrasts, done)]
 
 
 def pairs(cells: Sequence[Cell], one: Contrast) -> set[frozenset[str]]:

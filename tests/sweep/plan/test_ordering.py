@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from atma_sweep.results.contrasts import Contrast
 from atma_sweep.results.store.records import CellState
 from atma_sweep.sweep.config import CellConfig
 from atma_sweep.sweep.errors import GridError
@@ -95,15 +96,42 @@ def test_what_every_order_by_pairs_promises(data: st.DataObject) -> None:
         assert len(matched([*have, *sociable[:count]])) - before >= count // 2
 
 
+def contrast(axis: str, level: str, **within: str) -> Contrast:
+    return Contrast(probe="val", metric="val_loss", length=0, axis=axis, level=level, reference="0", within=within)
+
+
+def by_contrasts(cells: Sequence[Cell], contrasts: Sequence[Contrast], finished: Collection[str] = ()) -> list[str]:
+    for cell in cells:
+        cell.config.__dict__["resources"] = cell.config.resources.model_copy(update={"order": "contrasts"})
+    tasks = [Task(cell, "train", [], "new") for cell in cells if cell.id not in finished]
+    return [task.cell.id for task in ordered(tasks, cells, AXES, {}, finished, contrasts)]
+
+
+def test_what_declared_contrasts_need_comes_first_seed_by_seed() -> None:
+    cells = factorial(2, 2, 2, seeds=2)
+    asked = [contrast("a", "1", b="1"), contrast("c", "1", a="0", b="0")]
+    # a pair of the first, a pair of the second, in turn; at both seeds before what no contrast needs
+    first = ["010", "110", "000", "001", "011", "111"]
+    rest = ["100", "101"]
+    wanted = [*(f"0{name}" for name in first), *(f"1{name}" for name in first)]
+    out = by_contrasts(cells, asked)
+    assert out[:12] == wanted
+    assert sorted(out[12:]) == sorted(f"{seed}{name}" for seed in "01" for name in rest)
+    # whose partner is finished comes before other pairs of its contrast
+    assert by_contrasts(cells, asked, {"0011"})[:2] == ["0111", "0000"]
+    with pytest.raises(GridError, match="is contrasts, and the grid declares none"):
+        by_contrasts(cells, [])
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_every_order_is_a_permutation(data: st.DataObject) -> None:
-    order = data.draw(st.sampled_from(["longest", "pairs", "grid"]))
+    order = data.draw(st.sampled_from(["longest", "pairs", "contrasts", "grid"]))
     cells = data.draw(st.permutations(factorial(2, 2, 2)))
     for cell in cells:
         cell.config.__dict__["resources"] = cell.config.resources.model_copy(update={"order": order})
     tasks = [Task(cell, "train", [], "new") for cell in data.draw(st.lists(st.sampled_from(cells), unique_by=id))]
-    out = ordered(tasks, cells, AXES, {})
+    out = ordered(tasks, cells, AXES, {}, contrasts=[contrast("b", "1")])
     assert sorted(task.cell.id for task in out) == sorted(task.cell.id for task in tasks)
 
 
