@@ -325,7 +325,7 @@ def test_a_launch_in_another_precision_says_so_and_learns_as_well(tmp_path: Path
     grid = tmp_path / "gpu.yaml"
     grid.write_text(
         f"name: gpu\nextends: tiny\naxes: {{train.precision: [bf16, {precision}]}}\nresources: {{gpus: 1, cpus: 2}}\n"
-        "set: {attn_type: polar, memory: on, model.head_dim: 64, train.tokens: 40960, eval.lengths: [128]}\n"
+        "set: {attn_type: polar, memory: on, model.head_dim: 64, train.tokens: 40960, train.compile: off, eval.lengths: [128]}\n"
     )
     command = [sys.executable, "-m", "atma_sweep.cli", "launch", "gpu.yaml", "--executor", "local", "--json"]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S)
