@@ -202,6 +202,7 @@ def _figure_differences(content: bytes, format: str, trace: dict[str, Any], stor
             revision=trace["revision"],
             lengths=trace.get("lengths"),
             options=trace.get("options"),
+            only=trace.get("only", ()),
         )
     except (StoreError, ReportError) as error:
         return [f"its figure cannot be made any more: {error}"]

@@ -145,6 +145,14 @@ Length = Annotated[
         help="Also show this context length, which the grid does not ask for; repeatable. all: every length and probe measured.",
     ),
 ]
+Only = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--only",
+        metavar="AXIS=LEVEL,...",
+        help="Of cells at these levels alone, such as recipe=intended or seed=0 (a table or figure); repeatable, all must hold.",
+    ),
+]
 Trace = Annotated[
     bool,
     typer.Option(
@@ -242,6 +250,7 @@ def report(
     seeds: Seeds = False,
     all_rows: AllRows = False,
     length: Length = None,
+    only: Only = None,
     trace: Trace = True,
     dashboard: Dashboard = None,
     style: StyleName = None,
@@ -271,6 +280,7 @@ def report(
       atma-sweep report --table 6
       atma-sweep report --figure needle --sweep printed-v2 --out needle.svg
       atma-sweep report --figure loss --style nature --width 89mm
+      atma-sweep report --table claims --sweep printed-v2 --only reg_mode=baseline
       atma-sweep report --figure loss --against time --compare printed-v2
       atma-sweep report --compare printed-v2
       atma-sweep report --dashboard quick.html
@@ -293,6 +303,7 @@ def report(
         seeds=seeds,
         all_rows=all_rows,
         lengths=lengths_of(length or []),
+        only=tuple(only or ()),
         trace=trace,
         style=style,
         width=width,

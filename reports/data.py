@@ -12,13 +12,14 @@ from typing import Any, Literal
 from ..results import metrics
 from ..results.contrasts import Contrast, contrasts_of, weighted
 from ..results.designs.record import Design, design_of
-from ..results.errors import Expected
 from ..results.forecast import Forecast, forecast_of
 from ..results.stopping.rule import Rule, rule_of
 from ..results.store.cell_status import Request, Standing, requests_of, standing
 from ..results.store.records import AXES, CellState, Source, Value, extra_axes
 from ..results.store.store import Store
 from ..results.studies.tuned import Tuned, tuned_of
+from . import subset
+from .errors import ReportError as ReportError
 from .numbers import Column
 from .trials import with_intervals
 
@@ -35,10 +36,6 @@ NO_LEVEL = "-"
 Lengths = Sequence[int] | Literal["all"] | None
 """Context lengths that a report shows besides those that the grid asks for: these, or none; all: every measured one, and every
 probe."""
-
-
-class ReportError(Expected):
-    """A report that cannot be made as asked."""
 
 
 def level_of(cell: CellState, axis: str) -> str:
@@ -84,6 +81,8 @@ class SweepData:
     """When the contrast that seeds are added for is known closely enough; None where none are added."""
     forecast: Forecast | None = None
     """What the launch predicted that each cell takes."""
+    only: subset.Words = ()
+    """Filters that have left other cells of the sweep out; the contrasts that it declares are left out then, too."""
 
     @cached_property
     def partial(self) -> Design | None:
@@ -289,21 +288,22 @@ def gather(
     lengths: Lengths = None,
 ) -> SweepData:
     """Reads a sweep (None: the one launched last) for a report, which shows the context lengths that the launch asked for
-    and `lengths` besides; inside `one_reading` from the database but once.
+    and `lengths` besides; inside `one_reading` from the database but once, inside `subset.only` with some cells alone.
 
     Raises SweepUnknown, StoreError, ReportError for a length at which nothing was measured.
     """
     held = _reading.get()
     if held is None:
         return _gathered(store, sweep, revision, orphans, lengths)
-    asked = (store, sweep, revision, orphans, lengths if lengths == "all" else tuple(lengths or ()))
+    chosen = subset.asked(sweep or store.revision(None).sweep)
+    asked = (store, sweep, revision, orphans, lengths if lengths == "all" else tuple(lengths or ()), chosen)
     if asked not in held:
         data = _gathered(store, sweep, revision, orphans, lengths)
         # the same revision by whichever name it is asked for
         for named in (sweep, data.sweep):
             for number in (revision, data.revision):
-                for beyond in (asked[-1], data.beyond):
-                    held[(store, named, number, orphans, beyond)] = data
+                for beyond in (asked[-2], data.beyond):
+                    held[(store, named, number, orphans, beyond, chosen)] = data
     return held[asked]
 
 
@@ -338,7 +338,7 @@ def _gathered(store: Store, sweep: str | None, revision: int | None, orphans: bo
             mine[(value.cell_id, value.probe, value.metric, value.length)] = value
     requested = requests_of(launched.options)
     probes = {probe for probe, _ in requested}
-    return SweepData(
+    whole = SweepData(
         sweep=launched.sweep,
         revision=launched.number,
         cells=cells,
@@ -357,6 +357,22 @@ def _gathered(store: Store, sweep: str | None, revision: int | None, orphans: bo
         configs=configs,
         forecast=None if orphans else forecast_of(launched.options),
     )
+    words = subset.asked(launched.sweep)
+    return _some(whole, words) if words else whole
+
+
+def _some(data: SweepData, words: subset.Words) -> SweepData:
+    """The data of these cells alone. Contrasts are left out: they are corrected together, which some of them cannot be."""
+    if data.partial is not None:
+        raise ReportError("--only: the cells of a partial design are estimated together; leave it out")
+    cells = subset.kept(data.cells, words)
+    ids = {cell.cell_id for cell in cells}
+    values = {place: value for place, value in data.values.items() if place[0] in ids}
+    return replace(
+        data, cells=cells, values=values, references=_references(values.values()), contrasts=(), stop=None, design=None, only=words,
+        printed={place: value for place, value in data.printed.items() if place[0] in ids},
+        configs={cell: config for cell, config in data.configs.items() if cell in ids},
+    )  # fmt: skip
 
 
 def _also(sweep: str, lengths: Lengths, measured: set[int], asked: set[int]) -> tuple[int, ...]:

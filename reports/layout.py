@@ -14,6 +14,7 @@ from .data import REFERENCES, SweepData
 from .numbers import PLUS_MINUS, Column, reason_code, rounded, signed
 from .ranking import Place, Rank, notes_of, ranked
 from .stats.ceiling import about_needle, below_note, needle_note, yardstick
+from .subset import told
 from .table import Entry, Table
 from .words import UNMEASURED, word_of
 
@@ -208,7 +209,8 @@ def assemble(
         "sweep": data.sweep,
         "revision": data.revision,
         "options": dict(options or {})
-        | ({"lengths": "all" if data.everything else list(data.also)} if data.beyond else {}),
+        | ({"lengths": "all" if data.everything else list(data.also)} if data.beyond else {})
+        | ({"only": list(data.only)} if data.only else {}),
     }
     known = sources_of((attempt for found in cells.values() for attempt in found), sources)
     by_cell = {name: sorted(found) for name, found in cells.items()}
@@ -221,7 +223,7 @@ def assemble(
         raw.append(about | dict(line.about) | {"values": [_raw_entry(one) for one in row], "trace": row_trace})
     return Table(
         number=number,
-        title=title,
+        title=title + some_cells(data),
         columns=(*headings, *numbers),
         text_columns=len(headings),
         rows=tuple((*line.words, *(one.text for one in row)) for line, row in zip(lines, grid, strict=True)),
@@ -255,10 +257,17 @@ def about_cell(data: SweepData, cell: CellState) -> dict[str, Any]:
     return {"cell": cell.cell_id, "slug": cell.slug, "seed": cell.seed} | dict(cell.levels) | state
 
 
+def some_cells(data: SweepData) -> str:
+    """For a title: which cells alone it is about; nothing where it is all of them."""
+    return f", {told(data.only)} alone" if data.only else ""
+
+
 def sweep_note(data: SweepData) -> str:
     """Which sweep this is and how far it is, and what was tuned before it."""
-    told = f"Sweep {data.sweep}, revision {data.revision}: {data.done} of {len(data.cells)} cells done."
-    return told if data.tuned is None else f"{told} {data.tuned.note}"
+    note = (
+        f"Sweep {data.sweep}, revision {data.revision}{some_cells(data)}: {data.done} of {len(data.cells)} cells done."
+    )
+    return note if data.tuned is None else f"{note} {data.tuned.note}"
 
 
 def reference_note(data: SweepData) -> list[str]:

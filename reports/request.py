@@ -47,6 +47,7 @@ class Request:
     seeds: bool = False
     all_rows: bool = False
     lengths: Lengths = None
+    only: tuple[str, ...] = ()
     trace: bool = True
     as_json: bool = False
     style: str | None = None
@@ -76,6 +77,8 @@ class Request:
             raise ReportError(
                 f"--all-rows is about the tables {' and '.join(having)}; give --table {having[0]} with it"
             )
+        if self.only and (self.all or self.dashboard or self.check or self.compare):
+            raise ReportError("--only is about one table or figure; give it with --table or --figure alone")
         given = [name for name, value in of_figures.items() if value]
         if self.against is not None and self.against not in AGAINST:
             raise ReportError(f"--against {self.against[:40]}: {choice(self.against, AGAINST)}")
@@ -179,7 +182,7 @@ def _write_figure(asked: Request, store: Store, name: str) -> None:
     options = {"by": asked.by, "log": asked.log, "against": asked.against, "compare": asked.compare}
 
     def make() -> tuple[Collected, Look]:
-        made = make_figure(name, store, asked.sweep, lengths=asked.lengths, options=options)
+        made = make_figure(name, store, asked.sweep, lengths=asked.lengths, options=options, only=asked.only)
         if not asked.highlight:
             return made, look
         if "highlight" not in FIGURES[made.name].takes:
@@ -241,4 +244,6 @@ def _table(asked: Request, store: Store) -> Table:
     }
     line = TABLES.get(name.lower())
     options = line.options(wanted) if line else {}
-    return make_table(name, store, asked.sweep, **options, **({"lengths": asked.lengths} if asked.lengths else {}))
+    if asked.lengths:
+        options["lengths"] = asked.lengths
+    return make_table(name, store, asked.sweep, **options, **({"only": asked.only} if asked.only else {}))

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..listed import Listed
@@ -87,14 +87,17 @@ def make_figure(
     revision: int | None = None,
     lengths: Lengths = None,
     options: Mapping[str, Any] | None = None,
+    only: Sequence[str] = (),
 ) -> Collected:
     """What the figure of that name or number shows of a sweep (None: the one launched last), at the context lengths that
     the launch asked for and `lengths` besides. `options`: what not every figure takes (by, log, against, compare), as its `collect` says.
+    `only`: filters such as "recipe=intended", of cells alone that all of them let through.
 
     Raises ReportError for an unknown name, for lengths where none play a part, an option that the figure does not take, and a
     figure that the data cannot give, SweepUnknown, StoreError.
     """
     from ...results.paper import is_published
+    from .. import subset
     from ..data import ReportError
 
     found = figure_name(name)
@@ -108,9 +111,10 @@ def make_figure(
             told = f"those that do: {', '.join(having)}" if having else "none does"
             raise ReportError(f"figure {found} takes no --{option}; {told}")
     try:
-        made: Collected = line.load(__package__).collect(
-            store, sweep, revision=revision, **line.options({"lengths": lengths, **wanted})
-        )
+        with subset.only(store.revision(sweep, revision).sweep, tuple(only)):
+            made: Collected = line.load(__package__).collect(
+                store, sweep, revision=revision, **line.options({"lengths": lengths, **wanted})
+            )
     except ReportError as error:
         if sweep is None or not is_published(sweep):
             raise

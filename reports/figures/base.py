@@ -12,7 +12,7 @@ import pandas as pd
 from ...results.store.records import AXES
 from ...results.store.store import Store
 from ..data import SweepData, level_of
-from ..layout import sources_of
+from ..layout import some_cells, sources_of
 from . import style
 
 LINE_AXES = ("memory", "window")
@@ -84,7 +84,8 @@ def collected(
         "data": digest(frame),
     } | ({"lengths": "all" if data.everything else list(data.also)} if data.beyond else {})
     trace |= {"options": dict(options)} if options else {}
-    which = f"{title}, sweep {data.sweep}, revision {data.revision}"
+    trace |= {"only": list(data.only)} if data.only else {}
+    which = f"{title}, sweep {data.sweep}, revision {data.revision}{some_cells(data)}"
     return Collected(name=name, title=which, frame=frame, notes=tuple(notes), trace=trace, about=about)
 
 

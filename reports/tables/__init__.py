@@ -57,16 +57,20 @@ TABLES: dict[str, Listed] = {
     "compare": Listed("compare:compare_table", "measured beside published", takes=("lengths", "reference", "table")),
 }
 """By number or name: the function, what the table shows, the options that it takes, and whether it compares numbers."""
+WHOLE = ("contrasts", "compare", "study", "budget", "budgets")
+"""Tables that some cells alone would make wrong: contrasts are corrected together, and hours are of all of them."""
 
 
 def make_table(number: str | int, store: Store, sweep: str | None = None, **options: Any) -> Table:
     """The table of that number or name; options as its function takes them.
 
-    `lengths` adds context lengths to those that the launch asked for. Raises ReportError for an unknown name, and for
-    lengths where none play a part.
+    `lengths` adds context lengths to those that the launch asked for; `only`, filters such as "recipe=intended", keeps the cells
+    that all of them let through. Raises ReportError for an unknown name, for lengths where none play a part, and for `only`
+    where all cells do.
     """
     # with what reads the database only now: TABLES stands in the help of the command line
     from ...results.text import choice
+    from .. import subset
     from ..data import ReportError
     from ..stats.audit import homogeneity
 
@@ -76,15 +80,19 @@ def make_table(number: str | int, store: Store, sweep: str | None = None, **opti
     line = TABLES[name]
     if "lengths" not in line.takes and options.pop("lengths", None):
         raise ReportError(f"table {name} is not about context lengths; leave --length out")
-    made: Table = line.load(__package__)(store, sweep, **options)
-    if not line.compares:
-        return made
-    lengths = made.trace["options"].get("lengths")
-    # lengths by probe, which the complete results take, are none besides
-    audit = homogeneity(
-        store,
-        made.trace["sweep"],
-        revision=made.trace["revision"],
-        lengths=None if isinstance(lengths, dict) else lengths,
-    )
+    only = tuple(options.pop("only", None) or ())
+    if only and name in WHOLE:
+        raise ReportError(f"table {name} is about all cells of a sweep together; leave --only out")
+    with subset.only(store.revision(sweep, options.get("revision")).sweep, only):
+        made: Table = line.load(__package__)(store, sweep, **options)
+        if not line.compares:
+            return made
+        lengths = made.trace["options"].get("lengths")
+        # lengths by probe, which the complete results take, are none besides
+        audit = homogeneity(
+            store,
+            made.trace["sweep"],
+            revision=made.trace["revision"],
+            lengths=None if isinstance(lengths, dict) else lengths,
+        )
     return replace(made, above=(*made.above, *([f"Before comparing: {'; '.join(audit)}."] if audit else [])))

@@ -88,7 +88,7 @@ def table_of_effects(data: SweepData, every: Sequence[Effect], first: Sequence[E
         sweep_note(data),
         UNITS,
         *_tests(every, first is None),
-        *_declared(found),
+        *_declared(data, found),
         *_averages(data),
         *_own_units(data),
     ]
@@ -297,8 +297,12 @@ def _tests(made: Sequence[Tested], signs: bool) -> list[str]:
     return [TESTS.format("; ".join(methods), len({one.family for one in made})) + (SIGNS if signs else "")]
 
 
-def _declared(found: Sequence[Tested]) -> list[str]:
+def _declared(data: SweepData, found: Sequence[Tested]) -> list[str]:
     """Which tests were asked for before the launch."""
+    if data.only and found:
+        return [
+            "Every row is exploratory: contrasts that the grid declares are about all of its cells (table contrasts)."
+        ]
     declared = sum(one.confirmatory for one in found)
     if declared:
         return [f"The first {declared} rows are contrasts that the grid declares; all others are exploratory."]
