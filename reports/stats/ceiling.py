@@ -95,7 +95,7 @@ def _knows_nothing(data: SweepData, one: Effect) -> bool:
     if level is None or not one.pairs:
         return False
     behind = {cell for cell, _ in one.origins}
-    values = [data.values.get((cell, *column.key)) for cell in behind]
+    values = [data.value(cell, *column.key) for cell in behind]
     known = [value for value in values if value is not None and value.value is not None]
     return bool(known) and all(
         _by_luck(value, trials_of(value, data.values), level) > ALPHA / len(known) for value in known
