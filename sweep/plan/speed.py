@@ -118,7 +118,10 @@ class Speeds:
         return self._known[like]
 
     def _counted(self, config: CellConfig, others: Sequence[_Run]) -> Speed:
-        train, on_gpu = config.train, config.resources.gpus > 0
+        train, share, on_gpu = config.train, config.resources.gpus, config.resources.gpus > 0
+        # those on the same share of a GPU had such neighbours as this one will have
+        alike = [run for run in others if 0 < share < 1 and run.config.resources.gpus == share]
+        others = alike or others
         each = flops.estimated_flops(config.model, train.seq_len)
         floor = LAUNCH_S[on_gpu].times(config.model.n_layers / (train.seq_len * train.micro_batch))
         if others:
@@ -140,6 +143,7 @@ class Speeds:
             compile=_first_step(config, [run.compile for run in others]),
             validation_token=token.times(1 / 3).by(FORWARD),
             forward_token=token.times(1 / 3).by(PROBING),
+            shared=bool(alike),
             silent=flops.unknown(config.model),
         )
 

@@ -219,6 +219,26 @@ def test_a_share_of_a_gpu_is_priced_between_no_neighbour_and_taking_turns(cells:
     assert shared.hours.low == pytest.approx(alone.hours.low / 4)
 
 
+def test_another_network_on_the_same_share_had_such_neighbours_already(
+    store: Store, cells: Cells, tmp_path: Path
+) -> None:
+    """What attempts on a quarter of the GPU took, their neighbours beside them, is not made longer by neighbours once more."""
+    wide = "seeds: 2", "", "set:", "set:\n  model: {d_model: 160}"
+
+    def training(measured_on: str, priced_on: str) -> Span:
+        launched(store, every := cells(GRID.replace("GPUS", measured_on)))
+        trained(store, every[0], gpu="NVIDIA H200")
+        some = cells(GRID.replace("GPUS", priced_on).replace(*wide[:2]).replace(*wide[2:]))
+        prices = place.prices(some, tmp_path, store, gpu="H200")
+        return prices.whole(some[0].config)["FLOPs"].parts["training"]
+
+    alone = training("1", "0.25")  # first, while nothing is measured on a quarter
+    shared = training("0.25", "0.25")
+    assert alone.likely == pytest.approx(2.5 * shared.likely)
+    assert alone.high == pytest.approx(4 * shared.high)
+    assert training("0.25", "1").likely == pytest.approx(shared.likely)
+
+
 def test_a_calibration_is_kept_and_priced(cells: Cells, tmp_path: Path) -> None:
     every = cells(GRID.replace("GPUS", "0"))
     prices = place.prices(every, tmp_path, None)
