@@ -368,8 +368,10 @@ def _some(data: SweepData, words: subset.Words) -> SweepData:
     cells = subset.kept(data.cells, words)
     ids = {cell.cell_id for cell in cells}
     values = {place: value for place, value in data.values.items() if place[0] in ids}
+    asked = {length for _, length in data.requested}
+    also = _also(data.sweep, data.beyond, {place[3] for place in values if place[3]}, asked)
     return replace(
-        data, cells=cells, values=values, references=_references(values.values()), contrasts=(), stop=None, design=None, only=words,
+        data, cells=cells, values=values, references=_references(values.values()), contrasts=(), stop=None, design=None, only=words, also=also,
         printed={place: value for place, value in data.printed.items() if place[0] in ids},
         configs={cell: config for cell, config in data.configs.items() if cell in ids},
     )  # fmt: skip

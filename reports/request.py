@@ -23,6 +23,7 @@ from .figures import FIGURES, figure_name, make_figure
 from .figures.look import Look, highlighted, wanted
 from .listed import AGAINST
 from .render import SUFFIXES, files_of, render, trace_file
+from .subset import only
 from .table import Table
 from .tables import TABLES, make_table
 
@@ -188,7 +189,8 @@ def _write_figure(asked: Request, store: Store, name: str) -> None:
         if "highlight" not in FIGURES[made.name].takes:
             having = ", ".join(name for name, line in FIGURES.items() if "highlight" in line.takes)
             raise ReportError(f"figure {made.name} shows no single cells to --highlight; those that do: {having}")
-        return made, highlighted(look, gather(store, made.trace["sweep"]), asked.highlight)
+        with only(made.trace["sweep"], asked.only):
+            return made, highlighted(look, gather(store, made.trace["sweep"]), asked.highlight)
 
     out = asked.out
     if out is None:

@@ -13,13 +13,21 @@ from .errors import ReportError
 Words = tuple[str, ...]
 """As `--only` is given: axis=level,level each; a cell is kept that all of them let through."""
 
+SWITCH = {"true": "on", "yes": "on", "on": "on", "false": "off", "no": "off", "off": "off"}
+
 _asked: ContextVar[tuple[str, Words] | None] = ContextVar("asked", default=None)
 
 
+class SubsetError(ReportError):
+    """A filter that means nothing, or no cell."""
+
+
 @contextmanager
-def only(sweep: str, words: Words) -> Iterator[None]:
-    """Inside, whatever is gathered of that sweep has these cells alone; without words all of them."""
-    token = _asked.set((sweep, words) if words else None)
+def only(sweep: str, words: Sequence[str]) -> Iterator[None]:
+    """Inside, whatever is gathered of that sweep has these cells alone; without words all of them. Raises SubsetError."""
+    if not isinstance(words, list | tuple) or not all(isinstance(word, str) for word in words):
+        raise SubsetError(f"cells are chosen by words such as recipe=intended, not by {str(words)[:60]}")
+    token = _asked.set((sweep, tuple(words)) if words else None)
     try:
         yield
     finally:
@@ -33,11 +41,11 @@ def asked(sweep: str) -> Words:
 
 
 def kept(cells: Sequence[CellState], words: Words) -> list[CellState]:
-    """The cells that every filter lets through. Raises ReportError for one that means none of them."""
+    """The cells that every filter lets through. Raises SubsetError for one that means none of them."""
     rules = [_rule(cells, word) for word in words]
     found = [cell for cell in cells if all(_level(cell, axis) in levels for axis, levels in rules)]
     if not found:
-        raise ReportError(f"no cell of the sweep is {told(words)}; leave one --only out")
+        raise SubsetError(f"no cell of the sweep is {told(words)}; leave one --only out")
     return found
 
 
@@ -48,18 +56,31 @@ def told(words: Words) -> str:
 
 
 def _rule(cells: Sequence[CellState], word: str) -> tuple[str, frozenset[str]]:
-    axis, equals, text = word.partition("=")
-    axis, levels = axis.strip(), frozenset(level.strip() for level in text.split(","))
+    axis, equals, text = (part.strip() for part in word.partition("="))
     known = list(dict.fromkeys([*AXES, *(name for cell in cells for name in cell.axes), "seed"]))
     if not equals:
-        raise ReportError(f"--only {word[:60]!r} must read axis=level,level, such as attn_type=polar,nope")
+        raise SubsetError(f"--only {word[:60]!r} must read axis=level,level, such as attn_type=polar,nope")
     if axis not in known:
-        raise ReportError(f"--only {word[:60]!r}: the sweep has no axis {axis[:40]!r}; {choice(axis, known)}")
+        raise SubsetError(f"--only {word[:60]!r}: the sweep has no axis {axis[:40]!r}; {choice(axis, known)}")
     there = list(dict.fromkeys(found for cell in cells if (found := _level(cell, axis)) is not None))
-    for level in sorted(levels):
-        if level not in there:
-            raise ReportError(f"--only {word[:60]!r}: no cell has {axis} {level[:40]!r}; {choice(level, there)}")
-    return axis, levels
+    meant = {_value(level): level for level in there}
+    # a level may have a comma in it
+    levels = [text] if _value(text) in meant else [level.strip() for level in text.split(",")]
+    for level in levels:
+        if _value(level) not in meant:
+            raise SubsetError(f"--only {word[:60]!r}: no cell has {axis} {level[:40]!r}; {choice(level, there)}")
+    return axis, frozenset(meant[_value(level)] for level in levels)
+
+
+def _value(text: str) -> str | float:
+    """The same for true and on, and for 1.6e7 and 16_000_000, as `launch --only` has it."""
+    word = text.lower()
+    if word in SWITCH:
+        return SWITCH[word]
+    try:
+        return float(word.replace("_", ""))
+    except ValueError:
+        return text
 
 
 def _level(cell: CellState, axis: str) -> str | None:

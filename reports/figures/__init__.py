@@ -110,13 +110,15 @@ def make_figure(
             having = [name for name, one in FIGURES.items() if option in one.takes]
             told = f"those that do: {', '.join(having)}" if having else "none does"
             raise ReportError(f"figure {found} takes no --{option}; {told}")
+    if only and line.study:
+        raise ReportError(f"figure {found} is about all trials of a study together; leave --only out")
     try:
-        with subset.only(store.revision(sweep, revision).sweep, tuple(only)):
+        with subset.only(store.revision(sweep, revision).sweep, only):
             made: Collected = line.load(__package__).collect(
                 store, sweep, revision=revision, **line.options({"lengths": lengths, **wanted})
             )
     except ReportError as error:
-        if sweep is None or not is_published(sweep):
+        if sweep is None or not is_published(sweep) or isinstance(error, subset.SubsetError):
             raise
         # nobody can launch or evaluate it
         raise ReportError(f"{str(error).partition(';')[0]}; it holds what is printed, and nothing else") from error

@@ -10,6 +10,7 @@ from typing import Any
 from ...results.paper import OWNER
 from ...results.store.records import Attempt, CellState, Provenance
 from ...results.store.store import Store
+from .. import subset
 from ..data import Lengths, SweepData, gather
 
 SHOWN = 3  # different values named before the rest is counted
@@ -72,8 +73,16 @@ def homogeneity(
         lines += _deviations([attempt for attempt in attempts if attempt.id in used])
         lines += _restarts(attempts, cells)
         lines += _sharing(by_cell)
-        lines += _together([attempt for attempt in attempts if attempt.id in used])
+        lines += _together([attempt for attempt in _everyone(store, data, attempts) if attempt.id in used or data.only])
     return lines + _unrecorded(by_cell, paper)
+
+
+def _everyone(store: Store, data: SweepData, attempts: list[Attempt]) -> list[Attempt]:
+    """The attempts of all cells of the sweep: those of cells that are not shown ran beside the others, too."""
+    if not data.only:
+        return attempts
+    with subset.only(data.sweep, ()):
+        return store.attempts_of({cell.cell_id for cell in gather(store, data.sweep, revision=data.revision).cells})
 
 
 def provenances_of(store: Store, data: SweepData) -> dict[str, list[Provenance]]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from scipy import special
 
 from ...results import metrics, paper
+from ...results.contrasts import Contrast
 from ...results.store.records import Value
-from ..data import WEIGHTED, SweepData
+from ..data import WEIGHTED, SweepData, level_of
 from ..numbers import length_name, rounded
 from ..table import Entry
 from ..trials import CONSTANT, DIGITS, ceilings, trials_of
@@ -82,24 +83,32 @@ def below_note(data: SweepData) -> str:
     return f"Cells that score no more than that: {told}; a difference between two of those says nothing of retrieval."
 
 
-def with_floor(data: SweepData, found: Iterable[Effect]) -> list[Effect]:
-    """The same rows, of which each says whether it compares cells that know nothing: needle accuracies of which none is above the
-    best constant answer by more than its trials can make it (binomial, at 5% over all cells of the row)."""
-    return [replace(one, floor=_knows_nothing(data, one)) for one in found]
+def with_floor(data: SweepData, found: Sequence[Effect]) -> list[Effect]:
+    """The rows of the declared contrasts, of which each says whether it compares cells that know nothing: needle accuracies of which
+    none is above the best constant answer by more than its trials can make it (binomial, at 5% over all cells of the contrast, and
+    over all lengths of an average)."""
+    return [replace(row, floor=_knows_nothing(data, row, one)) for row, one in zip(found, data.contrasts, strict=True)]
 
 
-def _knows_nothing(data: SweepData, one: Effect) -> bool:
-    column = one.measure
-    asked = (column.probe, column.metric.removesuffix(WEIGHTED)) == DIGITS
-    level = ceiling(data, column.length) if asked else None
-    if level is None or not one.pairs:
+def _knows_nothing(data: SweepData, row: Effect, one: Contrast) -> bool:
+    if (one.probe, one.metric) != DIGITS or not row.pairs:
         return False
-    behind = {cell for cell, _ in one.origins}
-    values = [data.value(cell, *column.key) for cell in behind]
-    known = [value for value in values if value is not None and value.value is not None]
-    return bool(known) and all(
-        _by_luck(value, trials_of(value, data.values), level) > ALPHA / len(known) for value in known
-    )
+    cells = [
+        cell.cell_id
+        for cell in data.cells
+        if level_of(cell, row.axis) in (row.level, row.reference)
+        and all(level_of(cell, axis) == level for axis, level in one.within.items())
+    ]
+    lengths = data.averaged(*DIGITS) if one.length is None else [one.length]
+    chances = []
+    for length in lengths:
+        level = ceiling(data, length)
+        values = (data.values.get((cell, *DIGITS, length)) for cell in cells)
+        known = [value for value in values if value is not None and value.value is not None]
+        if level is None:
+            return False
+        chances += [_by_luck(value, trials_of(value, data.values), level) for value in known]
+    return bool(chances) and min(chances) > ALPHA / len(chances)
 
 
 def _by_luck(value: Value, trials: int | None, level: float) -> float:

@@ -57,8 +57,9 @@ TABLES: dict[str, Listed] = {
     "compare": Listed("compare:compare_table", "measured beside published", takes=("lengths", "reference", "table")),
 }
 """By number or name: the function, what the table shows, the options that it takes, and whether it compares numbers."""
-WHOLE = ("contrasts", "compare", "study", "budget", "budgets")
-"""Tables that some cells alone would make wrong: contrasts are corrected together, and hours are of all of them."""
+WHOLE = ("contrasts", "compare", "study", "budget", "budgets", "open-weight")
+"""Tables that some cells alone would make wrong: contrasts are corrected together, hours are of all of them, and models of other
+sweeps have none of these axes."""
 
 
 def make_table(number: str | int, store: Store, sweep: str | None = None, **options: Any) -> Table:
@@ -80,7 +81,7 @@ def make_table(number: str | int, store: Store, sweep: str | None = None, **opti
     line = TABLES[name]
     if "lengths" not in line.takes and options.pop("lengths", None):
         raise ReportError(f"table {name} is not about context lengths; leave --length out")
-    only = tuple(options.pop("only", None) or ())
+    only = options.pop("only", None) or ()
     if only and name in WHOLE:
         raise ReportError(f"table {name} is about all cells of a sweep together; leave --only out")
     with subset.only(store.revision(sweep, options.get("revision")).sweep, only):

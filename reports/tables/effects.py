@@ -301,7 +301,7 @@ def _declared(data: SweepData, found: Sequence[Tested]) -> list[str]:
     """Which tests were asked for before the launch."""
     if data.only and found:
         return [
-            "Every row is exploratory: contrasts that the grid declares are about all of its cells (table contrasts)."
+            "Every row is exploratory: contrasts that a grid declares are about all of its cells (table contrasts)."
         ]
     declared = sum(one.confirmatory for one in found)
     if declared:

@@ -195,15 +195,15 @@ class _Import:
         self._items({index: ids[index] for index in self.plan.present})
 
     def _items(self, present: Mapping[int, int]) -> None:
-        """Those of attempts that a bundle without items brought; none of numbers that were deleted here."""
+        """Those that attempts lack which a bundle without items brought; none of numbers that were deleted here."""
         if not self.counts["example"]:
             return
-        example, attempt = T["example"].c.attempt_id, T["attempt"].c
-        having, brought = set[int](), set[int]()
+        attempt, brought = T["attempt"].c, set[int]()
         for places in queries.in_parts(sorted(present.values())):
-            having |= set(self.session.scalars(select(example).where(example.in_(places)).distinct()))
             brought |= set(self.session.scalars(select(attempt.id).where(attempt.id.in_(places), attempt.imported)))
-        self.stage.place(self.session, {index: at for index, at in present.items() if at in brought - having})
+        if not brought:
+            return
+        self.stage.place(self.session, {index: at for index, at in present.items() if at in brought})
         moved = self.stage.move_items(self.session)
         self.added["example"] += moved
         self.present["example"] -= moved

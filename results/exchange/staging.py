@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Column, ColumnElement, Integer, MetaData, Table, exists, func, insert, select, true
+from sqlalchemy import Column, ColumnElement, Index, Integer, MetaData, Table, exists, func, insert, select, true
 from sqlalchemy.orm import Session
 
 from ..store.store import Store
@@ -80,15 +80,22 @@ class Stage:
         return self._move(session, name, true())
 
     def move_items(self, session: Session) -> int:
-        """`move` of items to attempts that are here already, but for those whose numbers the bundle has and the database has not."""
+        """`move` of items to attempts that are here already: of those that are not here, but for those whose numbers the bundle has
+        and the database has not."""
         item, theirs, ours = self._tables["example"].c, self._tables["measurement"].c, T["measurement"].c
+        # looked up for every item
+        names = ("attempt_id", "probe", "length", "metric")
+        Index("incoming_numbers", *(theirs[name] for name in names)).create(session.connection())
+        held = T["example"].c
+        same = [held[name] == item[name] for name in ("probe", "metric", "length", "item", "position")]
+        present = exists(select(1).where(held.attempt_id == self._places.c.place, *same))
 
         def gone(*names: str) -> ColumnElement[bool]:
             same = [theirs[name] == item[name] for name in ("attempt_id", *names)]
             here = [ours.attempt_id == self._places.c.place, *(ours[name] == item[name] for name in names)]
             return exists(select(1).where(*same)) & ~exists(select(1).where(*here))
 
-        return self._move(session, "example", ~gone("probe", "length") & ~gone("probe", "length", "metric"))
+        return self._move(session, "example", ~present & ~gone("probe", "length") & ~gone("probe", "length", "metric"))
 
     def _move(self, session: Session, name: str, which: ColumnElement[bool]) -> int:
         source, target = self._tables[name], T[name]

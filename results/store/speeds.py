@@ -40,6 +40,8 @@ class Timed:
     """Over the last interval of the curve."""
     probes: Mapping[tuple[str, int], float]
     """By probe and context length."""
+    neighbours: int = 0
+    """Other attempts that were on its GPU at the same time, at most."""
     steps: str = ""
     """Whether they were replayed as CUDA graphs or queued as they came, and why; "" of one from before there were both."""
 
@@ -76,6 +78,7 @@ def timed(session: Session) -> list[Timed]:
                 last=last,
                 tokens_per_s=rate,
                 probes=probes.get(row.id, {}),
+                neighbours=row.co_tenants or 0,
                 steps=_steps(row.extra),
             )
         )
@@ -121,7 +124,7 @@ def _newest(session: Session) -> list[Any]:
     )
     columns = (AttemptRow.id, AttemptRow.number, AttemptRow.host, AttemptRow.started_at, AttemptRow.finished_at)
     query = (
-        select(*columns, ProvenanceRow.config, ProvenanceRow.gpu_name, ProvenanceRow.extra)
+        select(*columns, ProvenanceRow.config, ProvenanceRow.gpu_name, ProvenanceRow.co_tenants, ProvenanceRow.extra)
         .join(ranked, and_(ranked.c.id == AttemptRow.id, ranked.c.age <= MOST_ALIKE))
         .join(ProvenanceRow, ProvenanceRow.attempt_id == AttemptRow.id)
     )

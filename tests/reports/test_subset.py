@@ -71,7 +71,8 @@ def test_what_is_written_can_be_checked(tmp_path: Path, command_line: Command) -
     assert len((tmp_path / "six.csv").read_text().splitlines()) == 1 + 24
     made = make_figure("needle", _published(), "printed-v2", only=["reg_mode=baseline"])
     assert made.trace["only"] == ["reg_mode=baseline"]
-    assert set(made.frame["cell"]) <= {cell.cell_id for cell in gather(_published(), "printed-v2").cells}
+    whole = gather(_published(), "printed-v2").cells
+    assert set(made.frame["cell"]) == {cell.cell_id for cell in whole if cell.levels["reg_mode"] == "baseline"}
     assert "reg_mode baseline alone" in made.title
     text = (tmp_path / "six.md").read_text()
     (tmp_path / "six.md").write_text(text.replace('"only":["reg_mode=baseline","seed=0"]', '"only":["reg_mode=weak"]'))
@@ -92,6 +93,8 @@ def _published() -> Store:
         (["attn=polar"], "the sweep has no axis 'attn'; choose one of: attn_type"),
         (["attn_type=polr"], "no cell has attn_type 'polr'.*did you mean polar"),
         (["seed=7"], "no cell has seed '7'; choose one of: 0"),
+        ([5], "chosen by words such as recipe=intended, not by"),
+        (5, "chosen by words such as recipe=intended, not by 5"),
     ],
 )
 def test_what_means_no_cell_is_refused(published: Store, words: list[str], told: str) -> None:
@@ -111,3 +114,36 @@ def test_what_is_about_all_cells_takes_no_part_of_them(published: Store, command
     ):
         code, _, err = command_line("report", *also, "--sweep", "printed-v2", "--only", "memory=on")
         assert (code, "--only is about one table or figure" in err) == (2, True)
+
+
+def test_words_mean_what_they_mean_at_a_launch(published: Store) -> None:
+    def ids(*words: str) -> set[str]:
+        with subset.only("printed-v2", words):
+            return {cell.cell_id for cell in gather(published, "printed-v2").cells}
+
+    assert ids("memory=true") == ids("memory=yes") == ids("memory=on") != ids("memory=off")
+    assert ids("seed=0.0") == ids("seed=0") == ids()
+    # a level with a comma in its name
+    data = gather(published, "printed-v2-open-weight")
+    (name,) = [cell.levels["attn_type"] for cell in data.cells if "," in cell.levels["attn_type"]][:1]
+    with subset.only("printed-v2-open-weight", (f"attn_type={name}",)):
+        assert {cell.levels["attn_type"] for cell in gather(published, "printed-v2-open-weight").cells} == {name}
+
+
+def test_options_of_a_figure_are_held_against_these_cells(tmp_path: Path, command_line: Command) -> None:
+    needle = "report", "--figure", "needle", "--sweep", "printed-v2", "--only", "attn_type=polar"
+    code, _, err = command_line(*needle, "--highlight", "rope", "--out", str(tmp_path / "x.svg"))
+    assert (code, "rope" in err) == (2, True)
+    code, _, err = command_line(*needle[:-1], "attn=polar", "--out", str(tmp_path / "x.svg"))
+    assert (code, "the sweep has no axis 'attn'" in err, "did you mean attn_type" in err) == (2, True, True)
+    for figure in ("history", "importance"):
+        code, _, err = command_line("report", "--figure", figure, "--sweep", "printed-v2", "--only", "memory=on")
+        assert (code, "is about all trials of a study together" in err) == (2, True)
+
+
+def test_what_ran_beside_these_cells_is_told_although_it_is_not_shown(command_line: Command) -> None:
+    pilot = "report", "--table", "6", "--sweep", "replication-pilot", "--format", "md"
+    told = [
+        command_line(*pilot, *only)[1] for only in ((), ("--only", "attn_type=polar"), ("--only", "attn_type=rope"))
+    ]
+    assert all("up to 8 attempts at once" in text for text in told)

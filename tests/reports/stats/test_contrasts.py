@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -155,19 +155,30 @@ def test_a_contrast_of_what_knows_nothing_is_not_asked(paper: SweepData) -> None
         Contrast(probe="clean", metric="nats", length=65536, axis="memory", level="on", within=rope),
     )
 
-    def floors(share: float) -> list[bool]:
-        cell = next(one.cell_id for one in paper.cells if one.levels["attn_type"] == "rope")
-        place = (cell, "needle", "digit_accuracy", 65536)
-        values = {**paper.values, place: replace(paper.values[place], value=share)}
+    cells = [one.cell_id for one in paper.cells if one.levels["attn_type"] == "rope"]
+    needle = paper.lengths("needle", "digit_accuracy")
+
+    def floors(share: float, *, some: int = 1, lengths: Sequence[int] = (65536,)) -> list[bool]:
+        places = [(cell, "needle", "digit_accuracy", length) for cell in cells[:some] for length in lengths]
+        values = {**paper.values, **{place: replace(paper.values[place], value=share) for place in places}}
         return [one.floor for one in contrasts(replace(paper, values=values, contrasts=asked))]
 
-    # the weighted mean of a rope cell is 5.9% at most; it has no trials of its own
-    assert floors(0.0) == [True, True, False, False]
+    # of an average every length counts: at 2K rope finds some
+    assert floors(0.0) == [True, False, False, False]
+    assert floors(0.0, some=40, lengths=needle) == [True, True, False, False]
+    # a little more than 14 of 80 is chance in 16 trials, in one number and in their average
+    assert floors(0.18, some=40, lengths=needle) == [True, True, False, False]
     # the smallest of 16 trials that forty cells do not reach by chance
     least = next(hits for hits in range(17) if binom.sf(hits - 1, 16, 14 / 80) <= 0.05 / 40)
     assert floors((least - 1) / 16)[0] is True
     assert floors(least / 16)[0] is False
-    assert floors(1.0)[:2] == [False, False]
+    # a length that is shown besides changes no verdict
+    assert [one.floor for one in contrasts(replace(paper, contrasts=asked, also=(1024,)))] == [
+        True,
+        False,
+        False,
+        False,
+    ]
 
 
 @pytest.mark.thorough

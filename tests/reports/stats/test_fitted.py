@@ -14,7 +14,7 @@ import statsmodels.formula.api as smf
 from atma_sweep.reports.data import SweepData, gather, one_reading
 from atma_sweep.reports.stats.anova import analyses
 from atma_sweep.reports.stats.design import contrast_column, numbers_of
-from atma_sweep.reports.stats.effects import contrasts, effects, interactions
+from atma_sweep.reports.stats.effects import FLOOR, contrasts, effects, interactions
 from atma_sweep.reports.stats.least_squares import Fit
 from atma_sweep.reports.stats.resampling import FITTED
 from atma_sweep.reports.tables import effects as tables
@@ -115,6 +115,15 @@ def test_the_pooled_variance_is_statsmodels_own() -> None:
     mine = fit.estimate(model.contrast("b", "1", "0"))
     assert (mine.value, mine.error, mine.p) == pytest.approx((theirs.params["b"], theirs.bse["b"], theirs.pvalues["b"]))
     assert (mine.low, mine.high) == pytest.approx(tuple(theirs.conf_int().loc["b"]))
+
+
+def test_a_contrast_of_cells_that_know_nothing_is_not_asked_of_a_part_either(forty: SweepData) -> None:
+    """Though the fit takes in others that do."""
+    rope = Contrast(
+        probe="needle", metric="digit_accuracy", length=65536, axis="memory", level="on", within={"attn_type": "rope"}
+    )
+    polar = replace(rope, within={"attn_type": "polar"})
+    assert [one.verdict for one in contrasts(replace(forty, contrasts=(rope, polar)))] == [FLOOR, "differs"]
 
 
 def test_forty_cells_say_what_all_do(forty: SweepData, whole: SweepData) -> None:

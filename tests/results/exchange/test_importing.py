@@ -101,11 +101,15 @@ class TestRoundTrip:
         other = make("other")
         import_bundle(other, bundle(store, tmp_path))
         assert len(rows(other, "example")) == 1
+        Recorder(store, attempt.id, 1).examples([Example(probe="clean", metric="nats", length=64, item=2, value=0.3)])
         store.finish_attempt(attempt.id, 1, "done")
         found = import_bundle(other, bundle(store, tmp_path, "ended.zip", examples=False))
         assert found.added["attempt"] == 1
         assert [row["state"] for row in rows(other, "attempt")] == ["done"]
         assert len(rows(other, "example")) == 1
+        # and what is still missing comes with the whole bundle
+        assert import_bundle(other, bundle(store, tmp_path, "whole.zip")).added["example"] == 1
+        assert natural(other)["example"] == natural(store)["example"]
 
     def test_importing_twice_changes_nothing(self, laptops, tmp_path):
         first, second = laptops

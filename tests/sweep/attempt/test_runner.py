@@ -17,7 +17,6 @@ from atma_sweep.sweep.attempt.turns import Turn
 from atma_sweep.sweep.checkpoints import checkpoint
 from atma_sweep.sweep.grid import validate
 from atma_sweep.sweep.training import loop, replay
-from atma_sweep.sweep.training.loop import Stopped
 from attempts import STEPS, Flag, Room, serial
 from fsspec.implementations.memory import MemoryFileSystem
 from tiers import every_nth
@@ -180,20 +179,19 @@ def test_a_turn_of_compiling_ends_with_the_first_step_or_where_none_is_left(room
         def leave(self) -> None:
             self.calls.append(("leave", ours.store.attempts(ours.cell.id)[-1].step))
 
-    def run(stop: int | None) -> list[tuple[str, int | None]]:
+    def run() -> list[tuple[str, int | None]]:
         job = ours.asked("train", ours.settings(), None)
-        work = Work(job, ours.runs, Recorder(ours.store, job.attempt, job.fence), Flag(stop))  # type: ignore[arg-type]
+        work = Work(job, ours.runs, Recorder(ours.store, job.attempt, job.fence), Flag(None))  # type: ignore[arg-type]
         ours.works.append(work)
         work._turn = turn = Noted()
-        with contextlib.suppress(Stopped):
-            work.run(time.monotonic())
+        work.run(time.monotonic())
         ours.store.interrupt_dead(job.attempt, "killed")
         return turn.calls
 
     # after the first step, once, however many follow
-    assert run(None) == [("over", 0)]
+    assert run() == [("over", 0)]
     # the state of the last step is there, so nothing is compiled any more
-    assert run(None) == [("leave", STEPS)]
+    assert run() == [("leave", STEPS)]
 
 
 def test_what_a_deleted_database_left_in_the_runs_folder_is_not_taken_up(room: Callable[..., Room]) -> None:

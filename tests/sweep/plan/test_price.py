@@ -41,7 +41,14 @@ CAPTURED = "CUDA graphs: a micro-batch is 4e+09 FLOPs, at most 1e+13"
 
 
 def trained(
-    store: Store, cell: Cell, *, gpu: str | None, slow: float = 1.0, state: str = "done", steps: str = CAPTURED
+    store: Store,
+    cell: Cell,
+    *,
+    gpu: str | None,
+    slow: float = 1.0,
+    state: str = "done",
+    steps: str = CAPTURED,
+    neighbours: int = 0,
 ) -> None:
     """7 s of start; 1.928 s of compiling; 153,600 tokens at 10,000 a second; 0.4 s of validation; 6 s of probes."""
     attempt = store.start_attempt(cell.id, owner=ME, fence=1, steps_total=cell.config.train.steps)
@@ -51,6 +58,7 @@ def trained(
             config=as_told(cell.config),
             seed=0,
             gpu_name=gpu,
+            co_tenants=neighbours,
             extra={"start_seconds": 7.0, "steps": steps},
             host=ME.host,
         )
@@ -225,18 +233,20 @@ def test_another_network_on_the_same_share_had_such_neighbours_already(
     """What attempts on a quarter of the GPU took, their neighbours beside them, is not made longer by neighbours once more."""
     wide = "seeds: 2", "", "set:", "set:\n  model: {d_model: 160}"
 
-    def training(measured_on: str, priced_on: str) -> Span:
+    def training(measured_on: str, priced_on: str, neighbours: int = 0) -> Span:
         launched(store, every := cells(GRID.replace("GPUS", measured_on)))
-        trained(store, every[0], gpu="NVIDIA H200")
+        trained(store, every[0], gpu="NVIDIA H200", neighbours=neighbours)
         some = cells(GRID.replace("GPUS", priced_on).replace(*wide[:2]).replace(*wide[2:]))
         prices = place.prices(some, tmp_path, store, gpu="H200")
         return prices.whole(some[0].config)["FLOPs"].parts["training"]
 
-    alone = training("1", "0.25")  # first, while nothing is measured on a quarter
-    shared = training("0.25", "0.25")
+    alone = training("1", "0.25")
+    # on a quarter, but with nobody beside it: what neighbours will cost is not known yet
+    assert training("0.25", "0.25") == alone
+    shared = training("0.25", "0.25", 3)
     assert alone.likely == pytest.approx(2.5 * shared.likely)
     assert alone.high == pytest.approx(4 * shared.high)
-    assert training("0.25", "1").likely == pytest.approx(shared.likely)
+    assert training("0.25", "1", 3).likely == pytest.approx(shared.likely)
 
 
 def test_a_calibration_is_kept_and_priced(cells: Cells, tmp_path: Path) -> None:
