@@ -280,7 +280,7 @@ def report(
       atma-sweep report --table 6
       atma-sweep report --figure needle --sweep printed-v2 --out needle.svg
       atma-sweep report --figure loss --style nature --width 89mm
-      atma-sweep report --table claims --sweep printed-v2 --only reg_mode=baseline
+      atma-sweep report --table 6 --sweep printed-v2 --only memory=on
       atma-sweep report --figure loss --against time --compare printed-v2
       atma-sweep report --compare printed-v2
       atma-sweep report --dashboard quick.html

@@ -210,8 +210,11 @@ def test_a_launch_that_is_stopped_before_it_has_begun_says_so(bench: Bench) -> N
 def test_a_request_that_comes_in_a_callback_comes_again(number: signal.Signals) -> None:
     """What a weak reference calls lets no exception out: it would be printed, and forgotten."""
     code = f"""
-        import os, time, weakref
+        import os, signal, time, weakref
         from atma_sweep.sweep.machine.signals import Signals, Stop
+
+        # below nohup it would be ignored
+        signal.signal({number.value}, signal.default_int_handler if {number.value} == 2 else signal.SIG_DFL)
 
         class Thing: ...
 
