@@ -295,7 +295,8 @@ def gather(
     held = _reading.get()
     if held is None:
         return _gathered(store, sweep, revision, orphans, lengths)
-    chosen = subset.asked(sweep or store.revision(None).sweep)
+    # without filters nobody has to know which sweep was launched last
+    chosen = subset.asked(sweep or store.revision(None).sweep) if subset.any_asked() else ()
     asked = (store, sweep, revision, orphans, lengths if lengths == "all" else tuple(lengths or ()), chosen)
     if asked not in held:
         data = _gathered(store, sweep, revision, orphans, lengths)

@@ -7,13 +7,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from ..results.store.records import AXES, CellState
-from ..results.text import choice
+from ..results.text import choice, level_word
 from .errors import ReportError
 
 Words = tuple[str, ...]
 """As `--only` is given: axis=level,level each; a cell is kept that all of them let through."""
-
-SWITCH = {"true": "on", "yes": "on", "on": "on", "false": "off", "no": "off", "off": "off"}
 
 _asked: ContextVar[tuple[str, Words] | None] = ContextVar("asked", default=None)
 
@@ -32,6 +30,11 @@ def only(sweep: str, words: Sequence[str]) -> Iterator[None]:
         yield
     finally:
         _asked.reset(token)
+
+
+def any_asked() -> bool:
+    """Whether words stand for any sweep now."""
+    return _asked.get() is not None
 
 
 def asked(sweep: str) -> Words:
@@ -74,13 +77,10 @@ def _rule(cells: Sequence[CellState], word: str) -> tuple[str, frozenset[str]]:
 
 def _value(text: str) -> str | float:
     """The same for true and on, and for 1.6e7 and 16_000_000, as `launch --only` has it."""
-    word = text.lower()
-    if word in SWITCH:
-        return SWITCH[word]
     try:
-        return float(word.replace("_", ""))
+        return float(text.replace("_", ""))
     except ValueError:
-        return text
+        return level_word(text)
 
 
 def _level(cell: CellState, axis: str) -> str | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...model import registry
+from ...results.text import level_word
 
 if TYPE_CHECKING:
     from ..config import CellConfig
@@ -62,15 +63,6 @@ AXES: dict[str, Axis] = {
     ),
     "window": Axis("Sliding window in training.", _switch("model.window"), lambda config: _word(config.model.window)),
 }
-
-
-def level_word(level: Any) -> str:
-    """YAML's true/false and yes/no read as on/off, in any case; any other scalar as its text."""
-    if isinstance(level, bool):
-        return _word(level)
-    text = str(level)
-    switches = {"on": "on", "true": "on", "yes": "on", "off": "off", "false": "off", "no": "off"}
-    return switches.get(text.lower(), text)
 
 
 def level_text(axis: str, level: Any) -> str:

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from ...model import registry
 from ...results.names import short
+from ...results.text import level_word
 from ..config import FORMER, CellConfig
 from ..data.registry import CORPORA
 from ..errors import GridError
@@ -148,7 +149,7 @@ def flatten(
 def add(layer: Layer, path: str, setting: Setting) -> None:
     """Puts a setting into a layer; GridError for an unknown path or a second source of the same one."""
     if path in axes.AXES:
-        word = axes.level_word(setting.value)
+        word = level_word(setting.value)
         levels = axes.AXES[path].levels()
         if word not in levels:
             raise GridError(setting.file, setting.line, setting.key, f"no level {word!r} of axis {path}", levels, word)

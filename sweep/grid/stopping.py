@@ -10,8 +10,8 @@ from typing import Any
 from ...results import metrics
 from ...results.contrasts import Contrast, reference_level
 from ...results.stopping.rule import FIRST, MOST, MOST_SEEDS, OBRIEN_FLEMING, SPENDINGS, Rule
+from ...results.text import level_word
 from ..errors import GridError
-from .axes import level_word
 from .contrasts import CALLED, Item, canonical, levels_of
 from .measures import NoMeasure, named, own_metrics
 from .yaml_source import Document
