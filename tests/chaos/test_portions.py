@@ -7,9 +7,11 @@ import lzma
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ..helpers.bench import Bench
@@ -32,16 +34,29 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 def portion(bench: Bench, number: int, *, finish_s: int) -> tuple[int, str]:
     """Exit code and output of a portion that goes on from the one before, whose database `bench` then asks."""
+    process = begun(bench, number, ATMA_FINISH_S=str(finish_s))
+    out, _ = process.communicate(timeout=2 * PATIENCE_S)
+    assert brought_home(bench, number)
+    return process.returncode, out
+
+
+def begun(bench: Bench, number: int, **settings: str) -> subprocess.Popen[str]:
     before, after = (bench.folder / f"portion-{index}" for index in (number - 1, number))
     before.mkdir(exist_ok=True)
-    done = subprocess.run(
+    return subprocess.Popen(
         ["bash", str(SCRIPT), "portion", str(before), str(after), str(int(PATIENCE_S)), str(bench.folder / "micro.yaml")],
-        env=os.environ | {"ATMA_FINISH_S": str(finish_s), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=2 * PATIENCE_S, check=False,
+        env=os.environ | settings | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
-    packed = b"".join(path.read_bytes() for path in sorted(after.glob("atma.db.xz.*")))
+
+
+def brought_home(bench: Bench, number: int) -> bool:
+    """Whether a portion has left its database; `bench` asks that one then."""
+    packed = b"".join(path.read_bytes() for path in sorted((bench.folder / f"portion-{number}").glob("atma.db.xz.*")))
+    if not packed:
+        return False
     (bench.folder / "atma.db").write_bytes(lzma.decompress(packed))
-    return done.returncode, done.stdout
+    return True
 
 
 @only_long
@@ -63,6 +78,28 @@ def test_what_a_portion_brought_home_is_not_trained_again(bench: Bench) -> None:
     assert "4 of 4 cells done" in bench.ask("report", "--table", "6")
     code, out = portion(bench, 3, finish_s=0)
     assert (code, bench.sql(ATTEMPTS)) == (0, every), out
+
+
+@only_long
+def test_of_a_machine_that_vanishes_the_last_minutes_are_lost_and_no_more(bench: Bench) -> None:
+    process = begun(bench, 1, ATMA_HOME_S="1")
+    deadline = time.monotonic() + PATIENCE_S
+    while not brought_home(bench, 1) or not bench.sql("SELECT 1 FROM attempt WHERE state = 'done'"):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    for one in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.kill()
+    process.communicate()
+    assert brought_home(bench, 1)
+    first = bench.sql("SELECT cell_id, number FROM attempt WHERE state = 'done'")
+    assert 1 <= len(first) < CELLS
+    code, out = portion(bench, 2, finish_s=0)
+    assert (code, f"before: {len(first)} cells trained, 0 of them twice" in out) == (0, True), out
+    done = bench.sql("SELECT cell_id, number FROM attempt WHERE state = 'done'")
+    assert done[: len(first)] == first
+    assert len(done) == len({cell for cell, _ in done}) == CELLS
 
 
 @pytest.mark.parametrize("words", [(), ("portion",), ("speed", "out"), ("dance",)])
