@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from statistics import fmean
 
 from scipy import special
 
 from ...results import metrics, paper
 from ...results.contrasts import Contrast
-from ...results.store.records import Value
 from ..data import WEIGHTED, SweepData, level_of
 from ..numbers import length_name, rounded
 from ..table import Entry
@@ -18,7 +18,16 @@ from ..trials import CONSTANT, DIGITS, ceilings, trials_of
 from .effect_rows import Effect
 from .resampling import ALPHA
 
-__all__ = ["about_needle", "below_note", "ceiling", "needle_note", "needle_words", "with_floor", "yardstick"]
+__all__ = [
+    "about_needle",
+    "at_chance",
+    "below_note",
+    "ceiling",
+    "needle_note",
+    "needle_words",
+    "with_floor",
+    "yardstick",
+]
 
 DUST = 1e-9
 
@@ -99,21 +108,31 @@ def _knows_nothing(data: SweepData, row: Effect, one: Contrast) -> bool:
         if level_of(cell, row.axis) in (row.level, row.reference)
         and all(level_of(cell, axis) == level for axis, level in one.within.items())
     ]
-    lengths = data.averaged(*DIGITS) if one.length is None else [one.length]
-    chances = []
+    return at_chance(data, cells, data.averaged(*DIGITS) if one.length is None else [one.length])
+
+
+def at_chance(data: SweepData, cells: Iterable[str], lengths: Iterable[int]) -> bool:
+    """Whether neither one of these cells nor their mean answers more of the needle's digits at these lengths than the best constant
+    answer by more than the trials can make it: binomial, each of both at 5% over all that were looked at. The mean counts as one cell,
+    since all answer the same trials. False where nothing is known of them, or of the constant answer."""
+    cells, lengths = list(cells), list(lengths)
+    chances, of_means = [], []
     for length in lengths:
         level = ceiling(data, length)
         values = (data.values.get((cell, *DIGITS, length)) for cell in cells)
         known = [value for value in values if value is not None and value.value is not None]
         if level is None:
             return False
-        chances += [_by_luck(value, trials_of(value, data.values), level) for value in known]
-    return bool(chances) and min(chances) > ALPHA / len(chances)
+        trials = [trials_of(value, data.values) for value in known]
+        chances += [_by_luck(value.value or 0.0, count, level) for value, count in zip(known, trials, strict=True)]
+        if known:
+            fewest = None if None in trials else min(count or 0 for count in trials)
+            of_means.append(_by_luck(fmean(value.value or 0.0 for value in known), fewest, level))
+    return bool(chances) and min(chances) > ALPHA / len(chances) and min(of_means) > ALPHA / len(of_means)
 
 
-def _by_luck(value: Value, trials: int | None, level: float) -> float:
+def _by_luck(share: float, trials: int | None, level: float) -> float:
     """Chance of such a share, or a larger one, of an answer that is right with probability `level`; without trials 1 or 0."""
-    share = value.value or 0.0
     if not trials or share <= level + DUST:
         return float(share <= level + DUST)
     # the binomial tail, which also knows what lies between two counts: digits are parts of a trial

@@ -21,7 +21,8 @@ from ...results import metrics, paper
 from ...results.store.records import AXES, CellState
 from ..data import WEIGHTED, SweepData
 from ..numbers import length_name, rounded, signed
-from .ceiling import ceiling
+from .ceiling import at_chance, ceiling
+from .effect_rows import FLOOR
 from .resampling import ALPHA, summaries
 
 TRUE, WEAK, NOT_SHOWN, FALSE, DIFFERS = "true", "weak", "not shown", "false", "differs"
@@ -140,6 +141,10 @@ class Facts:
             raise Lacking(f"no pairs of {axis} off and on at {_named(levels)}")
         return found
 
+    def at_chance(self, groups: Iterable[Sequence[CellState]], length: int) -> bool:
+        """Whether none of these configurations retrieves anything there, so that no difference between them says something."""
+        return at_chance(self.data, [cell.cell_id for runs in groups for cell in runs], [length])
+
     def setting(self, path: str) -> list[str]:
         """The values of a setting of the recipe, in the order of the cells."""
         part, _, name = path.partition(".")
@@ -243,6 +248,8 @@ def memory_helps(facts: Facts) -> Answer:
     """The effect of memory on our mixer at the longest length."""
     length = facts.lengths(NEEDLE)[-1]
     verdict, numbers, told = _judged(facts.differences("memory", NEEDLE, length, attn_type=OURS), 1)
+    if facts.at_chance(facts.cells(attn_type=OURS), length):
+        verdict = FLOOR
     return Answer(verdict, f"{length_name(length)}: {told}", numbers)
 
 
@@ -297,6 +304,8 @@ def axis_hurts(axis: str) -> Callable[[Facts], Answer]:
         length = facts.lengths(NEEDLE)[-1]
         levels = {"attn_type": OURS, "memory": facts.memory}
         verdict, numbers, told = _judged(facts.differences(axis, NEEDLE, length, **levels), -1)
+        if facts.at_chance(facts.cells(**levels), length):
+            verdict = FLOOR
         if axis == "window":
             return Answer(verdict, f"{length_name(length)}: {told}", numbers)
         alone = facts.differences(axis, NEEDLE, length, **levels, window="off")
@@ -330,7 +339,9 @@ def simplest(facts: Facts) -> Answer:
     told = f"{length_name(length)}: {len(better)} of {len(rivals)} cells with distractor or window beat the one without"
     examples = [f"{a[1]} {_points(a[0])} > {b[1]} {_points(b[0])}" for a, b in better[:NAMED]]
     numbers = {"better": float(len(better)), "cells": float(len(rivals))}
-    return Answer(FALSE if better else TRUE, "; ".join([told, *examples]), numbers)
+    asked = not facts.at_chance((runs for _, runs in _with_memory(facts)), length)
+    verdict = (FALSE if better else TRUE) if asked else FLOOR
+    return Answer(verdict, "; ".join([told, *examples]), numbers)
 
 
 def _with_memory(facts: Facts) -> Iterable[tuple[tuple[str, ...], list[CellState]]]:
@@ -342,8 +353,8 @@ def _with_memory(facts: Facts) -> Iterable[tuple[tuple[str, ...], list[CellState
 
 
 def collapses(facts: Facts) -> Answer:
-    """Whether softmax attention with memory retrieves more at the longest length than always the same digit."""
-    length = facts.lengths(NEEDLE)[-1]
+    """Whether softmax attention with memory retrieves more at the longest length than always the same digit, if it does at the shortest."""
+    first, *_, length = [facts.lengths(NEEDLE)[0], *facts.lengths(NEEDLE)]
     runs = facts.plain(SOFTMAX, True)
     value, level = facts.value(runs, NEEDLE, length), ceiling(facts.data, length)
     given = facts.data.value(runs[0].cell_id, *NEEDLE, length)
@@ -355,6 +366,8 @@ def collapses(facts: Facts) -> Answer:
         yardstick = f"always the same digit scores {_points(level)}"
     numbers = {"value": value, "ceiling": level}
     told = f"{_slug(runs)} at {length_name(length)}: {_points(value, 2)}{hits}; {yardstick}"
+    if value <= level + DUST and facts.at_chance([runs], first):
+        return Answer(FLOOR, f"{told}; at {length_name(first)} it retrieves nothing either", numbers)
     return Answer(TRUE if value <= level + DUST else FALSE, told, numbers)
 
 

@@ -197,7 +197,7 @@ def contrasts_table(
             "is exploratory.",
             "Margin: the difference that the grid says would not matter; p equiv: two one-sided tests that the mean lies within "
             "it, after Holm's correction. Verdict at 5%: not shown is neither a difference nor its absence; not asked: no needle accuracy of its "
-            "cells is above that of always the same digit by more than chance (5% over all of them), so a difference says nothing of retrieval.",
+            "cells, nor their mean, is above that of always the same digit by more than chance (5%), so a difference says nothing of retrieval.",
             *stopped.notes(data),
             *_averages(data, strata=False),
             *_missing(found),
