@@ -130,7 +130,7 @@ def markdown_escaped(text: str) -> str:
 
 def tex_escaped(text: str) -> str:
     """For LaTeX, every special character spelled out, and hyphens and marks that it would join kept apart."""
-    return "".join(map(_tex_sign, plain(text))).replace("--", "-{}-").replace("--", "-{}-").replace(",,", ",{},")
+    return re.sub(r"([-,])(?=\1)", r"\1{}", "".join(map(_tex_sign, plain(text))))
 
 
 def _tex_sign(sign: str) -> str:

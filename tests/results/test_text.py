@@ -94,6 +94,7 @@ def test_what_a_spreadsheet_would_calculate_gets_an_apostrophe(said: str, cell: 
 
 
 @given(ANYTHING)
+@example("---- and ,,,,,")
 def test_latex_has_no_special_sign_and_joins_nothing(said: str) -> None:
     safe = text.tex_escaped(said)
     rest = re.sub(r"\\text\w+\{\}|\\[&%$#_{}]|\[U\+[0-9A-F]+\]", "", safe).replace("-{}", "-").replace(",{}", ",")
