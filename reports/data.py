@@ -293,19 +293,23 @@ def gather(
     Raises SweepUnknown, StoreError, ReportError for a length at which nothing was measured.
     """
     held = _reading.get()
-    if held is None:
-        return _gathered(store, sweep, revision, orphans, lengths)
-    # without filters nobody has to know which sweep was launched last
-    chosen = subset.asked(sweep or store.revision(None).sweep) if subset.any_asked() else ()
-    asked = (store, sweep, revision, orphans, lengths if lengths == "all" else tuple(lengths or ()), chosen)
+    held = {} if held is None else held
+    asked = (store, sweep, revision, orphans, lengths if lengths == "all" else tuple(lengths or ()))
     if asked not in held:
         data = _gathered(store, sweep, revision, orphans, lengths)
         # the same revision by whichever name it is asked for
         for named in (sweep, data.sweep):
             for number in (revision, data.revision):
-                for beyond in (asked[-2], data.beyond):
-                    held[(store, named, number, orphans, beyond, chosen)] = data
-    return held[asked]
+                for beyond in (asked[-1], data.beyond):
+                    held[(store, named, number, orphans, beyond)] = data
+    whole = held[asked]
+    words = subset.asked(whole.sweep)
+    if not words:
+        return whole
+    some = (store, whole.sweep, whole.revision, orphans, whole.beyond, words)
+    if some not in held:
+        held[some] = _some(whole, words)
+    return held[some]
 
 
 _reading: ContextVar[dict[Any, SweepData] | None] = ContextVar("reading", default=None)
@@ -314,7 +318,10 @@ _reading: ContextVar[dict[Any, SweepData] | None] = ContextVar("reading", defaul
 @contextmanager
 def one_reading() -> Iterator[None]:
     """Inside, every sweep is read once for all that is made of it: tables and figures then agree with each other even
-    while it runs, and take the time of one."""
+    while it runs, and take the time of one. One inside another is the same."""
+    if _reading.get() is not None:
+        yield
+        return
     token = _reading.set({})
     try:
         yield
@@ -339,7 +346,7 @@ def _gathered(store: Store, sweep: str | None, revision: int | None, orphans: bo
             mine[(value.cell_id, value.probe, value.metric, value.length)] = value
     requested = requests_of(launched.options)
     probes = {probe for probe, _ in requested}
-    whole = SweepData(
+    return SweepData(
         sweep=launched.sweep,
         revision=launched.number,
         cells=cells,
@@ -358,8 +365,6 @@ def _gathered(store: Store, sweep: str | None, revision: int | None, orphans: bo
         configs=configs,
         forecast=None if orphans else forecast_of(launched.options),
     )
-    words = subset.asked(launched.sweep)
-    return _some(whole, words) if words else whole
 
 
 def _some(data: SweepData, words: subset.Words) -> SweepData:

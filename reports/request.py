@@ -18,7 +18,7 @@ from ..results.paper import SWEEPS
 from ..results.store.store import Store
 from ..results.terminal import terminal_width
 from ..results.text import choice, cleaned, say
-from .data import Lengths, ReportError, gather
+from .data import Lengths, ReportError, gather, one_reading
 from .figures import FIGURES, figure_name, make_figure
 from .figures.look import Look, highlighted, wanted
 from .listed import AGAINST
@@ -99,6 +99,7 @@ def lengths_of(words: list[str]) -> Lengths:
     return "all" if "all" in words else [int(word) for word in words]
 
 
+@one_reading()
 def carry_out(asked: Request) -> bool:
     """Writes or checks what is asked for. Returns whether every checked file says what the database says.
 

@@ -32,11 +32,6 @@ def only(sweep: str, words: Sequence[str]) -> Iterator[None]:
         _asked.reset(token)
 
 
-def any_asked() -> bool:
-    """Whether words stand for any sweep now."""
-    return _asked.get() is not None
-
-
 def asked(sweep: str) -> Words:
     """The words that stand for that sweep now."""
     found = _asked.get()

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pytest
 from atma_sweep.reports.data import SweepData, gather, level_of
@@ -14,6 +15,7 @@ from atma_sweep.results import shipped
 from atma_sweep.results.exchange.importing import import_bundle
 from atma_sweep.results.known import open_known, with_known
 from atma_sweep.results.names import SHIPPED
+from atma_sweep.results.store import attempt_queries
 from atma_sweep.results.store.store import StoreMissing, SweepUnknown, open_store
 from atma_sweep.sweep.grid.grid import load_grid
 
@@ -64,11 +66,22 @@ def test_ones_own_sweep_goes_before(tmp_path: Path) -> None:
         with_known(store, "replication-piloted")
 
 
-def test_the_tables_and_figures_of_the_page_say_what_the_numbers_say(tmp_path: Path, command_line: Command) -> None:
+def test_the_tables_and_figures_of_the_page_say_what_the_numbers_say(
+    tmp_path: Path, command_line: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "replication"
     shutil.copytree(ROOT / "docs" / "replication", folder)
+    read: list[str | None] = []
+    values = attempt_queries.sweep_values
+
+    def counted(session: Any, sweep: str | None, *rest: Any, **more: Any) -> Any:
+        read.append(sweep)
+        return values(session, sweep, *rest, **more)
+
+    monkeypatch.setattr(attempt_queries, "sweep_values", counted)
     code, out, err = command_line("report", "--check", str(folder))
     assert code == 0, out + err
+    assert sorted(map(str, read)) == sorted(SHIPPED), "a sweep is read once, however many files are made of it"
     assert out.count("as the database says") == len(list(folder.iterdir())) >= 4
     (folder / "pilot.md").write_text((folder / "pilot.md").read_text().replace("54.4", "55.4"))
     assert command_line("report", "--check", str(folder))[0] == 1

@@ -252,6 +252,9 @@ def test_one_reading_is_of_one_moment_and_ends(many: Store) -> None:
         measure(2.0)
         assert gather(many, "s") is gather(many, "s", revision=1) is gather(many, lengths=[]) is first
         assert gather(many, orphans=True) is not first
+        with one_reading():
+            assert gather(many) is first
+        assert gather(many) is first
         assert first.values[key].value == 1.0
     assert gather(many).values[key].value == 2.0
 
