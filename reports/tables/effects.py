@@ -92,7 +92,7 @@ def table_of_effects(data: SweepData, every: Sequence[Effect], first: Sequence[E
         *_averages(data),
         *_own_units(data),
     ]
-    notes += _missing(found)
+    notes += [*_two_seeds(found), *_missing(found)]
     if first is not None and every:
         notes.append(
             "Shown are, at the longest context length, what is sure and every level against the reference over the whole sweep, with "
@@ -132,7 +132,15 @@ def interactions_table(
         for one in found
     ]
     title = f"Interactions, sweep {data.sweep}, revision {data.revision}"
-    notes = [sweep_note(data), UNITS, *_tests(every, all_rows), *_averages(data), *_own_units(data), *_missing(found)]
+    notes = [
+        sweep_note(data),
+        UNITS,
+        *_tests(every, all_rows),
+        *_averages(data),
+        *_own_units(data),
+        *_two_seeds(found),
+        *_missing(found),
+    ]
     if data.partial is None:
         notes.append(
             "Fours: configurations with all corners of a difference of differences; where a third axis is named, eights."
@@ -200,6 +208,7 @@ def contrasts_table(
             "cells, nor their mean, is above that of always the same digit by more than chance (5%), so a difference says nothing of retrieval.",
             *stopped.notes(data),
             *_averages(data, strata=False),
+            *_two_seeds(found),
             *_missing(found),
         ]
     else:
@@ -333,6 +342,15 @@ def _own_units(data: SweepData) -> list[str]:
     further = {(probe, about.name) for probe, about in further_metrics(data)}
     own = [one for one in measures(data) if (one.probe, one.metric) in further and not one.percent]
     return [f"In their own units: {', '.join(f'{one.heading} {one.unit}' for one in own)}."] if own else []
+
+
+def _two_seeds(found: Sequence[Tested]) -> list[str]:
+    """Why intervals can be wider with two seeds than they were with one, which says nothing of seeds."""
+    if not any(one.method == "crossed" and one.seeds == 2 for one in found):
+        return []
+    return [
+        "Of two seeds one difference alone says how far seeds lie apart, so that intervals are wide; a third seed narrows them."
+    ]
 
 
 def _missing(found: Sequence[Tested]) -> list[str]:

@@ -108,6 +108,13 @@ def test_seeds_missing_here_and_there(tables: Any) -> None:
     assert len(found["power"].rows) > 0
 
 
+@pytest.mark.parametrize("seeds", [1, 2, 3])
+def test_that_two_seeds_say_little_of_seeds_is_said(tables: Any, seeds: int) -> None:
+    found = tables(square("polar", "nope", seeds=seeds), lambda place: place * (place + 3) % 11 / 10)
+    for name in ("effects", "contrasts"):
+        assert ("Of two seeds one difference alone" in notes(found[name])) == (seeds == 2)
+
+
 def test_all_seeds_alike(tables: Any) -> None:
     """A spread of nothing: nobody can plan by it, and a difference without variance is no infinite t."""
     found = tables(square("polar", "nope", seeds=2), lambda place: 0.25 * (place // 8))
