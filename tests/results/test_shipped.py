@@ -84,7 +84,7 @@ def test_the_tables_and_figures_of_the_page_say_what_the_numbers_say(
     assert sorted(map(str, read)) == sorted(SHIPPED), "a sweep is read once, however many files are made of it"
     assert out.count("as the database says") == len(list(folder.iterdir())) >= 4
     (folder / "pilot.md").write_text((folder / "pilot.md").read_text().replace("54.4", "55.4"))
-    assert command_line("report", "--check", str(folder))[0] == 1
+    assert command_line("report", "--check", str(folder / "pilot.md"))[0] == 1
 
 
 def test_tokens_are_what_the_pilot_decides_by_the_rule() -> None:
