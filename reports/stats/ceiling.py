@@ -93,42 +93,45 @@ def below_note(data: SweepData) -> str:
 
 
 def with_floor(data: SweepData, found: Sequence[Effect]) -> list[Effect]:
-    """The rows of the declared contrasts, of which each says whether it compares cells that know nothing: needle accuracies of which
-    none is above the best constant answer by more than its trials can make it (binomial, at 5% over all cells of the contrast, and
-    over all lengths of an average)."""
+    """The rows of the declared contrasts, of which each says whether both of its sides are at chance (`at_chance`)."""
     return [replace(row, floor=_knows_nothing(data, row, one)) for row, one in zip(found, data.contrasts, strict=True)]
 
 
 def _knows_nothing(data: SweepData, row: Effect, one: Contrast) -> bool:
     if (one.probe, one.metric) != DIGITS or not row.pairs:
         return False
-    cells = [
-        cell.cell_id
-        for cell in data.cells
-        if level_of(cell, row.axis) in (row.level, row.reference)
-        and all(level_of(cell, axis) == level for axis, level in one.within.items())
+    within = [cell for cell in data.cells if all(level_of(cell, axis) == level for axis, level in one.within.items())]
+    sides = [
+        [cell.cell_id for cell in within if level_of(cell, row.axis) == level] for level in (row.level, row.reference)
     ]
-    return at_chance(data, cells, data.averaged(*DIGITS) if one.length is None else [one.length])
+    return at_chance(data, sides, data.averaged(*DIGITS) if one.length is None else [one.length])
 
 
-def at_chance(data: SweepData, cells: Iterable[str], lengths: Iterable[int]) -> bool:
-    """Whether neither one of these cells nor their mean answers more of the needle's digits at these lengths than the best constant
-    answer by more than the trials can make it: binomial, each of both at 5% over all that were looked at. The mean counts as one cell,
-    since all answer the same trials. False where nothing is known of them, or of the constant answer."""
-    cells, lengths = list(cells), list(lengths)
-    chances, of_means = [], []
+def at_chance(data: SweepData, sides: Iterable[Iterable[str]], lengths: Iterable[int]) -> bool:
+    """Whether nobody retrieves anything at these lengths, of cells that are compared side against side.
+
+    So it is where neither a cell nor the mean of a side answers more of the needle's digits than the best constant answer by more than
+    the trials can make it: binomial, cells at 5% over all of them, means at 5% over all of those. A mean counts as one cell, since all
+    answer the same trials. False where nothing is known of them, or of the constant answer.
+    """
+    sides, lengths = [list(side) for side in sides], list(lengths)
+    of_cells, of_means = [], []
     for length in lengths:
         level = ceiling(data, length)
-        values = (data.values.get((cell, *DIGITS, length)) for cell in cells)
-        known = [value for value in values if value is not None and value.value is not None]
         if level is None:
             return False
-        trials = [trials_of(value, data.values) for value in known]
-        chances += [_by_luck(value.value or 0.0, count, level) for value, count in zip(known, trials, strict=True)]
-        if known:
-            fewest = None if None in trials else min(count or 0 for count in trials)
-            of_means.append(_by_luck(fmean(value.value or 0.0 for value in known), fewest, level))
-    return bool(chances) and min(chances) > ALPHA / len(chances) and min(of_means) > ALPHA / len(of_means)
+        for side in sides:
+            values = (data.values.get((cell, *DIGITS, length)) for cell in side)
+            known = [
+                (value.value, trials_of(value, data.values))
+                for value in values
+                if value is not None and value.value is not None
+            ]
+            of_cells += [_by_luck(share, trials, level) for share, trials in known]
+            if known:
+                fewest = min((trials for _, trials in known if trials), default=None)
+                of_means.append(_by_luck(fmean(share for share, _ in known), fewest, level))
+    return bool(of_cells) and min(of_cells) > ALPHA / len(of_cells) and min(of_means) > ALPHA / len(of_means)
 
 
 def _by_luck(share: float, trials: int | None, level: float) -> float:

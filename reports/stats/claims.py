@@ -141,9 +141,17 @@ class Facts:
             raise Lacking(f"no pairs of {axis} off and on at {_named(levels)}")
         return found
 
-    def at_chance(self, groups: Iterable[Sequence[CellState]], length: int) -> bool:
-        """Whether none of these configurations retrieves anything there, so that no difference between them says something."""
-        return at_chance(self.data, [cell.cell_id for runs in groups for cell in runs], [length])
+    def at_chance(self, sides: Iterable[Sequence[Sequence[CellState]]], length: int) -> bool:
+        """Whether nobody retrieves anything there, of configurations that are held against each other side by side."""
+        sides = [list(side) for side in sides]
+        for runs in (runs for side in sides for runs in side):
+            self.known(runs, NEEDLE, length)  # a verdict rests on them, too
+        return at_chance(self.data, [[cell.cell_id for runs in side for cell in runs] for side in sides], [length])
+
+    def sides(self, axis: str, **levels: str) -> list[list[list[CellState]]]:
+        """The configurations with that axis off, and with it on."""
+        on = self.memory if axis == "memory" else "on"
+        return [self.cells(**levels, **{axis: level}) for level in ("off", on)]
 
     def setting(self, path: str) -> list[str]:
         """The values of a setting of the recipe, in the order of the cells."""
@@ -248,7 +256,7 @@ def memory_helps(facts: Facts) -> Answer:
     """The effect of memory on our mixer at the longest length."""
     length = facts.lengths(NEEDLE)[-1]
     verdict, numbers, told = _judged(facts.differences("memory", NEEDLE, length, attn_type=OURS), 1)
-    if facts.at_chance(facts.cells(attn_type=OURS), length):
+    if facts.at_chance(facts.sides("memory", attn_type=OURS), length):
         verdict = FLOOR
     return Answer(verdict, f"{length_name(length)}: {told}", numbers)
 
@@ -304,7 +312,7 @@ def axis_hurts(axis: str) -> Callable[[Facts], Answer]:
         length = facts.lengths(NEEDLE)[-1]
         levels = {"attn_type": OURS, "memory": facts.memory}
         verdict, numbers, told = _judged(facts.differences(axis, NEEDLE, length, **levels), -1)
-        if facts.at_chance(facts.cells(**levels), length):
+        if facts.at_chance(facts.sides(axis, **levels), length):
             verdict = FLOOR
         if axis == "window":
             return Answer(verdict, f"{length_name(length)}: {told}", numbers)
@@ -339,8 +347,10 @@ def simplest(facts: Facts) -> Answer:
     told = f"{length_name(length)}: {len(better)} of {len(rivals)} cells with distractor or window beat the one without"
     examples = [f"{a[1]} {_points(a[0])} > {b[1]} {_points(b[0])}" for a, b in better[:NAMED]]
     numbers = {"better": float(len(better)), "cells": float(len(rivals))}
-    asked = not facts.at_chance((runs for _, runs in _with_memory(facts)), length)
-    verdict = (FALSE if better else TRUE) if asked else FLOOR
+    sides: dict[tuple[str, str], list[list[CellState]]] = {}
+    for _, runs in _with_memory(facts):
+        sides.setdefault((runs[0].levels["distractor"], runs[0].levels["window"]), []).append(runs)
+    verdict = FLOOR if facts.at_chance(sides.values(), length) else FALSE if better else TRUE
     return Answer(verdict, "; ".join([told, *examples]), numbers)
 
 
@@ -353,8 +363,8 @@ def _with_memory(facts: Facts) -> Iterable[tuple[tuple[str, ...], list[CellState
 
 
 def collapses(facts: Facts) -> Answer:
-    """Whether softmax attention with memory retrieves more at the longest length than always the same digit, if it does at the shortest."""
-    first, *_, length = [facts.lengths(NEEDLE)[0], *facts.lengths(NEEDLE)]
+    """Whether softmax attention with memory, which retrieves at the shortest length, does not at the longest."""
+    first, length = _ends(facts)
     runs = facts.plain(SOFTMAX, True)
     value, level = facts.value(runs, NEEDLE, length), ceiling(facts.data, length)
     given = facts.data.value(runs[0].cell_id, *NEEDLE, length)
@@ -362,26 +372,36 @@ def collapses(facts: Facts) -> Answer:
     if level is None:
         level = metrics.metric(*NEEDLE).chance or 0.0
         yardstick = f"a guess scores {_points(level)}; what always the same digit scores is not recorded"
+        nothing = value <= level + DUST
     else:
         yardstick = f"always the same digit scores {_points(level)}"
+        nothing = facts.at_chance([[runs]], length)
     numbers = {"value": value, "ceiling": level}
     told = f"{_slug(runs)} at {length_name(length)}: {_points(value, 2)}{hits}; {yardstick}"
-    if value <= level + DUST and facts.at_chance([runs], first):
+    if nothing and facts.at_chance([[runs]], first):
         return Answer(FLOOR, f"{told}; at {length_name(first)} it retrieves nothing either", numbers)
-    return Answer(TRUE if value <= level + DUST else FALSE, told, numbers)
+    return Answer(TRUE if nothing else FALSE, told, numbers)
+
+
+def _ends(facts: Facts) -> tuple[int, int]:
+    lengths = facts.lengths(NEEDLE)
+    if len(lengths) < 2:
+        raise Lacking("one context length alone")
+    return lengths[0], lengths[-1]
 
 
 def rotary(facts: Facts) -> Answer:
     """RoPE with memory: no needle from half the longest length on, and the loss that is printed."""
-    runs, lengths = facts.plain(ROTARY, True), facts.lengths(NEEDLE)
-    if len(lengths) < 2:
-        raise Lacking("one context length alone")
-    last = lengths[-2:]
+    _ends(facts)  # raises Lacking
+    runs, last = facts.plain(ROTARY, True), facts.lengths(NEEDLE)[-2:]
     needle = [facts.value(runs, NEEDLE, length) for length in last]
     loss = facts.value(runs, CLEAN, facts.lengths(CLEAN)[-1])
     at = ", ".join(f"{_points(value)} at {length_name(length)}" for value, length in zip(needle, last, strict=True))
     told = f"{_slug(runs)}: needle {at}; loss {rounded(loss, 2)} at {length_name(facts.lengths(CLEAN)[-1])}"
-    verdict = FALSE if any(value > DUST for value in needle) else TRUE if rounded(loss, 2) == "2.86" else DIFFERS
+    if not any(value > DUST for value in needle):
+        verdict = TRUE if rounded(loss, 2) == "2.86" else DIFFERS
+    else:  # digits that always the same answer gets right, too, are no needle found
+        verdict = DIFFERS if all(facts.at_chance([[runs]], length) for length in last) else FALSE
     return Answer(verdict, told, {"needle": max(needle), "loss": loss})
 
 

@@ -17,8 +17,8 @@ from .recipe import titled
 ABOUT = (
     "Every verdict is worked out from the numbers of this sweep. 64K stands for its longest context length. Weak: of the test of "
     f"signs and Student's t one alone is below {ALPHA}; not shown: neither. Differs: the sweep has another number. Not asked: "
-    "no cell that it is about, nor their mean, answers more of the needle's digits than always the same digit does by more than chance "
-    "(5%). Needle in %, losses in nats per token."
+    "neither a cell that is compared nor the mean of a side answers more of the needle's digits than always the same digit does by more "
+    "than chance (5% over all cells, and over all means). Needle in %, losses in nats per token."
 )
 
 

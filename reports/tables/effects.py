@@ -204,8 +204,9 @@ def contrasts_table(
             "Declared in the grid before the launch, corrected together (p corr) as one family; everything else that a report tests "
             "is exploratory.",
             "Margin: the difference that the grid says would not matter; p equiv: two one-sided tests that the mean lies within "
-            "it, after Holm's correction. Verdict at 5%: not shown is neither a difference nor its absence; not asked: no needle accuracy of its "
-            "cells, nor their mean, is above that of always the same digit by more than chance (5%), so a difference says nothing of retrieval.",
+            "it, after Holm's correction. Verdict at 5%: not shown is neither a difference nor its absence; not asked: neither a "
+            "cell nor the mean of a side has a needle accuracy above that of always the same digit by more than chance (5% over all cells, and "
+            "over both means), so a difference says nothing of retrieval.",
             *stopped.notes(data),
             *_averages(data, strata=False),
             *_two_seeds(found),

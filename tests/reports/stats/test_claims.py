@@ -214,9 +214,12 @@ class TestOtherNumbers:
             ("collapse", "needle", lambda x: 1 - x, "false"),
             # a constant answer gets 17.5% of these trials: what nobody retrieves, nothing takes away
             *(
-                (name, "needle", lambda x: 0.15, FLOOR)
+                (name, "needle", turn, FLOOR)
                 for name in ("memory", "distractor", "window", "simplest", "collapse")
+                for turn in (lambda x: 0.15, lambda x: 0.2)
             ),
+            ("collapse", "needle", lambda x: 0.5, "false"),
+            ("rope", "needle", lambda x: 0.15, "differs"),
             ("memory", "needle", lambda x: 0.15 + 0.7 * (x > 0.5), "true"),
             ("rope", "needle", lambda x: 1 - x, "false"),
             ("rope", "clean", lambda x: 2 * x, "differs"),
@@ -231,6 +234,16 @@ class TestOtherNumbers:
 
         found = self.changed(paper, name, change)
         assert found.verdict == verdict, found.told
+
+    @pytest.mark.parametrize(("off", "on", "verdict"), [(0.1, 0.45, "true"), (0.1, 0.2, FLOOR), (0.45, 0.1, "false")])
+    def test_it_is_asked_where_one_side_retrieves(self, paper, off, on, verdict):
+        """The mean of both sides would be at chance, and of forty cells each alone could be."""
+        side = {cell.cell_id: {"off": off, "on": on}[cell.levels["memory"]] for cell in paper.cells}
+
+        def change(key, value):
+            return {"value": side[key[0]]} if key[1:3] == ("needle", "digit_accuracy") else {}
+
+        assert self.changed(paper, "memory", change).verdict == verdict
 
 
 class TestTable:
