@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from ..results.levels import level_word
 from ..results.store.records import AXES, CellState
-from ..results.text import choice, level_word
+from ..results.text import choice
 from .errors import ReportError
 
 Words = tuple[str, ...]

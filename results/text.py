@@ -242,12 +242,3 @@ def choice(word: str, allowed: Iterable[str]) -> str:
     known = list(allowed)
     near = nearest(word, known)
     return f"choose one of: {', '.join(known)}" + (f"; did you mean {near}?" if near else "")
-
-
-SWITCHES = {"true": "on", "yes": "on", "on": "on", "false": "off", "no": "off", "off": "off"}
-
-
-def level_word(level: object) -> str:
-    """YAML's true/false and yes/no read as on/off, in any case; any other scalar as its text."""
-    text = str(level)
-    return SWITCHES.get(text.lower(), text)

@@ -12,8 +12,8 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from ...model import registry
+from ...results.levels import level_word
 from ...results.names import short
-from ...results.text import level_word
 from ..config import FORMER, CellConfig
 from ..data.registry import CORPORA
 from ..errors import GridError

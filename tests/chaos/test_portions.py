@@ -34,28 +34,53 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 def portion(bench: Bench, number: int, *, finish_s: int) -> tuple[int, str]:
     """Exit code and output of a portion that goes on from the one before, whose database `bench` then asks."""
-    process = begun(bench, number, ATMA_FINISH_S=str(finish_s))
-    out, _ = process.communicate(timeout=2 * PATIENCE_S)
+    with begun(bench, number, ATMA_FINISH_S=str(finish_s)) as process:
+        out, _ = process.communicate(timeout=2 * PATIENCE_S)
     assert brought_home(bench, number)
     return process.returncode, out
 
 
-def begun(bench: Bench, number: int, **settings: str) -> subprocess.Popen[str]:
+@contextlib.contextmanager
+def begun(bench: Bench, number: int, **settings: str) -> Iterator[subprocess.Popen[str]]:
+    """A portion, of which nothing is left at the end."""
     before, after = (bench.folder / f"portion-{index}" for index in (number - 1, number))
     before.mkdir(exist_ok=True)
-    return subprocess.Popen(
+    env = (
+        os.environ
+        | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "TMPDIR": str(bench.folder)}
+        | settings
+    )
+    process = subprocess.Popen(
         ["bash", str(SCRIPT), "portion", str(before), str(after), str(int(PATIENCE_S)), str(bench.folder / "micro.yaml")],
-        env=os.environ | settings | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
+    try:
+        yield process
+    finally:
+        vanish(process)
+
+
+def vanish(process: subprocess.Popen[str]) -> None:
+    """Kills all of it at once, as when a machine goes."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for one in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+    process.wait(PATIENCE_S)
 
 
 def brought_home(bench: Bench, number: int) -> bool:
     """Whether a portion has left its database; `bench` asks that one then."""
-    packed = b"".join(path.read_bytes() for path in sorted((bench.folder / f"portion-{number}").glob("atma.db.xz.*")))
-    if not packed:
+    folder = bench.folder / f"portion-{number}"
+    folder = folder / "new" if (folder / "new" / "whole").exists() else folder
+    try:
+        packed = b"".join(path.read_bytes() for path in sorted(folder.glob("atma.db.xz.*")))
+        found = lzma.decompress(packed)
+    except (FileNotFoundError, lzma.LZMAError):  # just being replaced
         return False
-    (bench.folder / "atma.db").write_bytes(lzma.decompress(packed))
+    if not found:
+        return False
+    (bench.folder / "atma.db").write_bytes(found)
     return True
 
 
@@ -80,26 +105,70 @@ def test_what_a_portion_brought_home_is_not_trained_again(bench: Bench) -> None:
     assert (code, bench.sql(ATTEMPTS)) == (0, every), out
 
 
-@only_long
-def test_of_a_machine_that_vanishes_the_last_minutes_are_lost_and_no_more(bench: Bench) -> None:
-    process = begun(bench, 1, ATMA_HOME_S="1")
+def first_cell(bench: Bench, process: subprocess.Popen[str]) -> None:
+    """Waits until a portion has brought a cell home."""
     deadline = time.monotonic() + PATIENCE_S
     while not brought_home(bench, 1) or not bench.sql("SELECT 1 FROM attempt WHERE state = 'done'"):
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.2)
-    for one in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            one.kill()
-    process.communicate()
+
+
+DONE = "SELECT cell_id, number FROM attempt WHERE state = 'done' ORDER BY id"
+
+
+@only_long
+def test_of_a_machine_that_vanishes_the_last_minutes_are_lost_and_no_more(bench: Bench) -> None:
+    with begun(bench, 1, ATMA_HOME_S="1", ATMA_FILE_MIB="4K") as process:
+        first_cell(bench, process)
+        vanish(process)
     assert brought_home(bench, 1)
-    first = bench.sql("SELECT cell_id, number FROM attempt WHERE state = 'done'")
+    assert len(list((bench.folder / "portion-1").rglob("atma.db.xz.*"))) > 1
+    first = bench.sql(DONE)
     assert 1 <= len(first) < CELLS
     code, out = portion(bench, 2, finish_s=0)
     assert (code, f"before: {len(first)} cells trained, 0 of them twice" in out) == (0, True), out
-    done = bench.sql("SELECT cell_id, number FROM attempt WHERE state = 'done'")
+    done = bench.sql(DONE)
     assert done[: len(first)] == first
     assert len(done) == len({cell for cell, _ in done}) == CELLS
+
+
+@only_long
+def test_a_database_that_cannot_be_brought_home_leaves_the_one_before_it(bench: Bench) -> None:
+    broken, folder = bench.folder / "broken", bench.folder / "stubs"
+    folder.mkdir()
+    stub = folder / "python3"
+    stub.write_text(
+        f'#!/bin/sh\ncase "$*" in *"db backup"*) [ -e {broken} ] && exit 1 ;; esac\nexec {sys.executable} "$@"\n'
+    )
+    stub.chmod(0o755)
+    with begun(bench, 1, ATMA_HOME_S="1", PATH=f"{folder}:{os.environ['PATH']}") as process:
+        first_cell(bench, process)
+        broken.touch()
+        out, _ = process.communicate(timeout=2 * PATIENCE_S)
+    assert process.returncode == 1, out
+    assert "what came before is still there" in out
+    assert brought_home(bench, 1)
+    assert 1 <= len(bench.sql(DONE)) < CELLS
+
+
+@pytest.mark.parametrize("from_new", [False, True])
+def test_it_goes_on_from_what_is_whole(tmp_path: Path, from_new: bool) -> None:
+    """A machine that went while the parts were replaced leaves some of two databases, and a whole one in new/."""
+    whole = lzma.compress(b"whole")
+    before = tmp_path / "before"
+    (before / "new").mkdir(parents=True)
+    (before / "new" / "atma.db.xz.00").write_bytes(whole[:20])
+    (before / "atma.db.xz.00").write_bytes(whole if not from_new else whole[20:])
+    if from_new:
+        (before / "new" / "atma.db.xz.01").write_bytes(whole[20:])
+        (before / "new" / "whole").touch()
+    env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        ["bash", str(SCRIPT), "portion", str(before), str(tmp_path / "after"), "100", "no-such-grid"],
+        env=env, capture_output=True, text=True, check=False, timeout=PATIENCE_S,
+    )  # fmt: skip
+    assert "before: nothing trained yet" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("words", [(), ("portion",), ("speed", "out"), ("dance",)])
