@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,8 @@ GRID_KEYS = (
 )
 BASE_KEYS = ("description", "extends", "set", "resources")
 MOST_CELLS = 20_000
+SEED = "seed"
+"""What a seed is called among the axes of an `exclude` rule."""
 """Of a grid, unless `--cells` allows more: planning takes about a quarter of a millisecond a cell."""
 MOST_SEED = 2**63 - 1
 """What a database's whole number holds."""
@@ -65,6 +67,7 @@ class Grid:
     besides: NamedLevels
     """What levels of any axis set besides."""
     exclude: list[dict[str, list[str]]]
+    """Axis -> the words of levels that a rule is about; a rule with SEED drops these seeds of its combinations alone."""
     include: list[tuple[dict[str, list[Any]], int]]
     """Axis -> the levels to combine, and the line of the rule."""
     seeds: Sequence[int]
@@ -97,8 +100,11 @@ class Grid:
             return searching.ends(self.document, self.search, expansion, tuning.KEY if self.part else searching.KEY)
         cells: list[Cell] = []
         seen: dict[str, Cell] = {}
+        of_seeds = [rule for rule in self.exclude if SEED in rule]
         for combination, line in self._combinations():
             for cell in expansion.cells(combination, line):
+                if line is None and any(_meets(rule, {**cell.axes, SEED: str(cell.config.seed)}) for rule in of_seeds):
+                    continue
                 twin = seen.setdefault(cell.id, cell)
                 if twin is not cell:
                     raise self._same(twin, cell, line)
@@ -166,7 +172,7 @@ class Grid:
 
     def _combinations(self) -> Iterator[tuple[Combination, int | None]]:
         if self.axes or not self.include:
-            dropped = [{name: set(words) for name, words in rule.items()} for rule in self.exclude]
+            dropped = [rule for rule in self.exclude if SEED not in rule]
             texts = {name: [level_text(name, level) for level in levels] for name, levels in self.axes.items()}
             taken = None if self.chosen is None else set(self.chosen.members.tolist())
             place = 0
@@ -174,7 +180,7 @@ class Grid:
                 itertools.product(*self.axes.values()), itertools.product(*texts.values()), strict=True
             ):
                 word = dict(zip(self.axes, words, strict=True)) if dropped else {}
-                if not any(all(word[name] in some for name, some in rule.items()) for rule in dropped):
+                if not any(_meets(rule, word) for rule in dropped):
                     if taken is None or place in taken:
                         yield dict(zip(self.axes, levels, strict=True)), None
                     place += 1
@@ -183,16 +189,21 @@ class Grid:
                 yield dict(zip(rule, levels, strict=True)), line
 
     def excluded(self) -> Iterator[tuple[int, dict[str, str]]]:
-        """The combinations that `exclude` drops, with the place of the first rule that does."""
+        """What `exclude` drops, each with the place of the first rule that does: a combination, or with SEED one seed of it."""
         if not self.exclude:
             return
         texts = {name: [level_text(name, level) for level in levels] for name, levels in self.axes.items()}
+        whole = [(index, rule) for index, rule in enumerate(self.exclude) if SEED not in rule]
+        of_seeds = [(index, rule) for index, rule in enumerate(self.exclude) if SEED in rule]
         for words in itertools.product(*texts.values()):
             word = dict(zip(texts, words, strict=True))
-            for index, rule in enumerate(self.exclude):
-                if all(word[name] in some for name, some in rule.items()):
-                    yield index, word
-                    break
+            if (first := _first(whole, word)) is not None:
+                yield first, word
+                continue
+            for seed in self.seeds if of_seeds else ():
+                one = {**word, SEED: str(seed)}
+                if (first := _first(of_seeds, one)) is not None:
+                    yield first, one
 
     def check_size(self, most: int) -> None:
         """Counts the cells without making any, those that `exclude` drops too. Raises GridError for more than `most`."""
@@ -213,6 +224,14 @@ class Grid:
             largest,
             f"the grid has {cells:,} cells{dropped}; more than {most:,} are taken for a mistake, --cells {cells} allows them",
         )
+
+
+def _meets(rule: Mapping[str, Sequence[str]], word: Mapping[str, str]) -> bool:
+    return all(word[name] in some for name, some in rule.items())
+
+
+def _first(rules: Iterable[tuple[int, Mapping[str, Sequence[str]]]], word: Mapping[str, str]) -> int | None:
+    return next((index for index, rule in rules if _meets(rule, word)), None)
 
 
 def describe(words: Mapping[str, str], seed: int) -> str:
@@ -273,6 +292,7 @@ def load_grid(
         raise GridError(path, document.line("name"), "name", f"{short(title)} {why}")
     if sets and (rename is None or rename == title):
         raise GridError("--set", None, "", f"a changed grid needs a name of its own: add --name, other than {title!r}")
+    seeds = _seeds(document)
     grid = Grid(
         name=rename or title,
         description=_text(document, "description"),
@@ -280,9 +300,9 @@ def load_grid(
         axes=found_axes,
         named=made,
         besides=besides,
-        exclude=_exclude(document, found_axes),
+        exclude=_exclude(document, found_axes, seeds),
         include=included,
-        seeds=_seeds(document),
+        seeds=seeds,
         layers=layers,
         command_line=_command_line(sets),
         plugins=plugins,
@@ -417,15 +437,18 @@ def _rules(document: Document, key: str) -> Iterator[tuple[int, dict[str, list[A
         yield index, {name: level if isinstance(level, list) else [level] for name, level in rule.items()}
 
 
-def _exclude(document: Document, known: Mapping[str, list[Any]]) -> list[dict[str, list[str]]]:
+def _exclude(document: Document, known: Mapping[str, list[Any]], seeds: Sequence[int]) -> list[dict[str, list[str]]]:
     rules = []
     texts = {name: dict.fromkeys(level_text(name, level) for level in levels) for name, levels in known.items()}
     for index, rule in _rules(document, "exclude"):
         for name, levels in rule.items():
             line = document.line("exclude", index, name)
+            if name == SEED:
+                _check_seeds(document, index, levels, seeds)
+                continue
             if name not in known:
                 raise GridError(
-                    document.path, line, f"exclude[{index}].{name}", "not an axis of this grid", known, name
+                    document.path, line, f"exclude[{index}].{name}", "not an axis of this grid", [*known, SEED], name
                 )
             for level in levels:
                 if level_text(name, level) not in texts[name]:
@@ -439,6 +462,19 @@ def _exclude(document: Document, known: Mapping[str, list[Any]]) -> list[dict[st
                     )
         rules.append({name: [level_text(name, level) for level in levels] for name, levels in rule.items()})
     return rules
+
+
+def _check_seeds(document: Document, index: int, named: Sequence[Any], seeds: Sequence[int]) -> None:
+    where = document.line("exclude", index, SEED), f"exclude[{index}].{SEED}"
+    for key in (designs.KEY, stopping.KEY):
+        if key in document.data:
+            raise GridError(
+                document.path, *where, f"does not go with {key}, which has the same seeds for all; leave one out"
+            )
+    for seed in named:
+        if not isinstance(seed, int) or isinstance(seed, bool) or seed not in seeds:
+            few = [str(one) for one in itertools.islice(seeds, 20)]
+            raise GridError(document.path, *where, f"no seed {seed!r} in this grid", few)
 
 
 def _include(document: Document, made: NamedLevels) -> list[tuple[dict[str, list[Any]], int]]:

@@ -134,7 +134,7 @@ def _properties(settings: dict[str, Any], resources: dict[str, Any]) -> dict[str
         "exclude": {
             "type": "array",
             "items": rule,
-            "description": "Drops the cells that match all keys of a rule.",
+            "description": "Drops the cells that match all keys of a rule; seed: [3, 4] is a key, too.",
         },
         "include": {"type": "array", "items": rule, "description": "Adds combinations, after exclude."},
         "seeds": {

@@ -12,7 +12,7 @@ from ...results.errors import SweepUnknown
 from ...results.store.records import AXES, CellState, RevisionRecord
 from ...results.store.store import Store
 from ..grid.cell import Cell
-from ..grid.grid import Grid
+from ..grid.grid import SEED, Grid
 from ..grid.yaml_source import TooManyValues, value_of
 from ..probes import requested
 from .planner import Plan
@@ -57,7 +57,7 @@ def between(grid: Grid, plan: Plan, cells: Sequence[Cell], store: Store | None) 
     for index, words in grid.excluded():
         rule = grid.exclude[index]
         text = f"exclude[{index}] ({', '.join(f'{name}: {_levels(some)}' for name, some in rule.items())})"
-        rules[text] = rules.get(text, 0) + len(grid.seeds)
+        rules[text] = rules.get(text, 0) + (1 if SEED in words else len(grid.seeds))
         slug = ", ".join(f"{name}={word}" for name, word in words.items())
         groups.setdefault("excluded", []).append(Listed(None, slug, f"by exclude[{index}]"))
     last = _last(store, grid.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,18 @@ def test_exclude_drops_what_matches_all_keys(cells: Cells) -> None:
     axes = "axes:\n  attn_type: [polar, nope, rope]\n  memory: [off, on]\nexclude:\n"
     kept = cells(axes + "  - {attn_type: rope, memory: [on]}\n  - {attn_type: [polar, nope], memory: no}\n")
     assert [(c.axes["attn_type"], c.axes["memory"]) for c in kept] == [("polar", "on"), ("nope", "on"), ("rope", "off")]
+
+
+def test_exclude_drops_seeds_of_what_matches(cells: Cells) -> None:
+    text = "axes:\n  attn_type: [polar, nope, rope]\n  memory: [off, on]\nseeds: 4\nexclude:\n"
+    text += "  - {attn_type: rope, seed: [2, 3]}\n  - {attn_type: nope, memory: off, seed: 3}\n  - {attn_type: rope, memory: on}\n"
+    every = cells(text.partition("exclude")[0])
+    kept = cells(text)
+    wanted = {("polar", "off"): 4, ("polar", "on"): 4, ("nope", "off"): 3, ("nope", "on"): 4, ("rope", "off"): 2}
+    assert Counter((c.axes["attn_type"], c.axes["memory"]) for c in kept) == wanted
+    assert [c.id for c in kept] == [
+        c.id for c in every if c.config.seed < wanted.get((c.axes["attn_type"], c.axes["memory"]), 0)
+    ]
 
 
 def test_exclude_by_a_config_path_compares_values(cells: Cells) -> None:
@@ -289,7 +302,7 @@ def test_every_setting_of_every_shipped_base_is_a_valid_path() -> None:
 
 
 COUNTS = {
-    "atlas-170m": 2, "atlas-tiny": 7, "flipflop": 36, "flipflop-mini": 4, "full": 120, "h200-check": 4, "memories": 6, "mqar": 16, "paper-v1": 100, "paper-v2": 120, "precision": 6, "quick": 12, "replication": 720, "replication-longer": 12, "replication-pilot": 12, "replication-rates": 24, "rivals": 12, "search-mini": 6, "small": 120,
+    "atlas-170m": 2, "atlas-tiny": 7, "flipflop": 36, "flipflop-mini": 4, "full": 120, "h200-check": 4, "memories": 6, "mqar": 16, "paper-v1": 100, "paper-v2": 120, "precision": 6, "quick": 12, "replication": 960, "replication-longer": 12, "replication-pilot": 12, "replication-rates": 24, "rivals": 12, "search-mini": 6, "small": 120,
     "wall-400m": 5, "wall-bias": 8, "wall-subdim": 9, "wikitext-tra": 36,
 }  # fmt: skip
 

@@ -165,11 +165,23 @@ CASES: dict[str, tuple[str, str]] = {
     ),
     "exclude-axis": (
         "axes:\n  memory: [off, on]\nexclude:\n  - {memory: on}\n  - {memry: on}\n",
-        "7: exclude[1].memry: not an axis of this grid; allowed: memory; did you mean 'memory'?",
+        "7: exclude[1].memry: not an axis of this grid; allowed: memory, seed; did you mean 'memory'?",
     ),
     "exclude-level": (
         "axes:\n  memory: [off, on]\nexclude:\n  - {memory: gated_delta}\n",
         "6: exclude[0].memory: no level 'gated_delta' in this grid; allowed: off, on",
+    ),
+    "exclude-seed": (
+        "axes:\n  memory: [off, on]\nseeds: 2\nexclude:\n  - {memory: on, seed: [1, 2]}\n",
+        "7: exclude[0].seed: no seed 2 in this grid; allowed: 0, 1",
+    ),
+    "exclude-seed-true": (
+        "seeds: 2\nexclude:\n  - {seed: true}\n",
+        "5: exclude[0].seed: no seed True in this grid; allowed: 0, 1",
+    ),
+    "exclude-seed-of-a-design": (
+        "axes:\n  memory: [off, on]\nseeds: 2\nexclude:\n  - {memory: on, seed: 1}\ndesign: {runs: 2}\n",
+        "7: exclude[0].seed: does not go with design, which has the same seeds for all; leave one out",
     ),
     "exclude-everything": (
         "axes:\n  memory: [off, on]\nexclude:\n  - memory: [on, off]\n",

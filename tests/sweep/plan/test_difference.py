@@ -117,6 +117,15 @@ def test_the_first_rule_that_drops_a_combination_is_named(read: Any) -> None:
     }
 
 
+def test_dropped_seeds_are_listed_one_by_one(read: Any) -> None:
+    text = FIRST.replace("axes:", "seeds: 3\naxes:") + "exclude:\n  - {attn_type: polar, seed: [1, 2]}\n"
+    grid, cells = read(text)
+    found = between(None, grid, cells)
+    assert counts(found) == {"new": 4, "excluded": 2}
+    assert found.rules == {"exclude[0] (attn_type: polar, seed: [1, 2])": 2}
+    assert [one.slug for one in found.groups["excluded"]] == [f"attn_type=polar, seed={seed}" for seed in (1, 2)]
+
+
 # --- since the last revision ------------------------------------------------------------------------------------------
 
 
