@@ -122,6 +122,9 @@ def carry_out(asked: Request) -> bool:
 def _check(asked: Request) -> bool:
     from .check import check_file, files_in, sweep_of
 
+    for file in asked.check:
+        if not file.exists() and not trace_file(file).exists():
+            raise ReportError(f"{file}: no such file or folder; name what report --out or report --all wrote")
     named = [one for file in asked.check for one in (files_in(file) if file.is_dir() else [file])]
     store_of = functools.cache(lambda sweep: open_known(asked.db, sweep))
     known: dict[str, Any] = {}

@@ -132,7 +132,7 @@ def test_two_halves_of_a_gpu_run_at_once_and_say_so(tmp_path: Path) -> None:
     assert overlap == 1
     report = [sys.executable, "-m", "atma_sweep.cli", "report", "--table", "6"]
     shown = subprocess.run(report, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S).stdout
-    assert "shared GPUs: 2 cells had up to 1 other attempts on the same GPU" in " ".join(shown.split())
+    assert "shared GPUs: 2 cells met up to 1 other attempts on the same GPU over their time" in " ".join(shown.split())
 
 
 def trained(folder: Path, *how: str, stop: int = 0, exactly: bool) -> Any:

@@ -209,7 +209,7 @@ def _sharing(by_cell: Mapping[str, Sequence[Provenance]]) -> list[str]:
     if not shared:
         return []
     return [
-        f"shared GPUs: {_count(shared)} had up to {max(most.values())} other attempts on the same GPU; "
+        f"shared GPUs: {_count(shared)} met up to {max(most.values())} other attempts on the same GPU over their time; "
         "their tokens/s and MFU are not those of the GPU alone"
     ]
 

@@ -83,6 +83,12 @@ def test_the_tables_and_figures_of_the_page_say_what_the_numbers_say(
     assert code == 0, out + err
     assert sorted(map(str, read)) == sorted(SHIPPED), "a sweep is read once, however many files are made of it"
     assert out.count("as the database says") == len(list(folder.iterdir())) >= 4
+    gone = command_line("report", "--check", str(tmp_path / "gone"))
+    assert gone == (
+        2,
+        "",
+        f"atma-sweep: {tmp_path}/gone: no such file or folder; name what report --out or report --all wrote\n",
+    )
     (folder / "pilot.md").write_text((folder / "pilot.md").read_text().replace("54.4", "55.4"))
     assert command_line("report", "--check", str(folder / "pilot.md"))[0] == 1
 
@@ -134,3 +140,20 @@ def test_rates_are_what_the_rates_decide_by_the_rule_and_the_page_says() -> None
             wanted = [one["intended"], one["published"], fmean(one.values())]
             for shown, exact, digits in zip(numbers[3 * at : 3 * at + 3], wanted, (3, 3, 4), strict=True):
                 assert shown == pytest.approx(exact, abs=0.5 * 10**-digits + 1e-9), (rate, mixer)
+
+
+@pytest.mark.thorough
+def test_the_page_says_how_often_a_difference_would_be_seen() -> None:
+    """By its own code, which is far from the program's tests: 250 sweeps a row have a standard deviation of 3 points at most."""
+    code = re.findall(r"```python\n(.*?)print\(seen", PAGE, re.DOTALL)[0]
+    names: dict[str, Any] = {}
+    exec(code, names)
+    rows = re.findall(
+        r"^\| (\d+)[^|]*\| ([\d.]+)[^|]*\| (\d+) \| (\d+)% \((\d+)%\) \| (\d+)% \((\d+)%\) \|$", PAGE, re.MULTILINE
+    )
+    assert len(rows) == 6
+    for row in rows:
+        configurations, difference, sd, *told = map(float, row)
+        for seeds, shown in ((3, told[:2]), (5, told[2:])):
+            found = names["seen"](int(configurations), difference, sd, seeds=seeds, sweeps=250)
+            assert [100 * share for share in found] == pytest.approx(shown, abs=11), row

@@ -353,7 +353,7 @@ class TestHomogeneity:
             store.finish_attempt(attempt.id, 1, "done")
             time.sleep(0.003)
         assert homogeneity(store, "s") == [
-            "shared GPUs: 2 cells had up to 3 other attempts on the same GPU; "
+            "shared GPUs: 2 cells met up to 3 other attempts on the same GPU over their time; "
             "their tokens/s and MFU are not those of the GPU alone"
         ]
 
