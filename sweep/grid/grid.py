@@ -46,9 +46,9 @@ GRID_KEYS = (
     "tune",
 )
 BASE_KEYS = ("description", "extends", "set", "resources")
-MOST_CELLS = 20_000
 SEED = "seed"
 """What a seed is called among the axes of an `exclude` rule."""
+MOST_CELLS = 20_000
 """Of a grid, unless `--cells` allows more: planning takes about a quarter of a millisecond a cell."""
 MOST_SEED = 2**63 - 1
 """What a database's whole number holds."""
