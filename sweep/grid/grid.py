@@ -52,6 +52,8 @@ MOST_CELLS = 20_000
 """Of a grid, unless `--cells` allows more: planning takes about a quarter of a millisecond a cell."""
 MOST_SEED = 2**63 - 1
 """What a database's whole number holds."""
+Placed = tuple[int, Mapping[str, Sequence[str]]]
+"""A rule of `exclude` behind its place in the list."""
 
 
 @dataclass(frozen=True)
@@ -100,10 +102,11 @@ class Grid:
             return searching.ends(self.document, self.search, expansion, tuning.KEY if self.part else searching.KEY)
         cells: list[Cell] = []
         seen: dict[str, Cell] = {}
-        of_seeds = [rule for rule in self.exclude if SEED in rule]
+        of_seeds = self._dropping(seeds=True)
         for combination, line in self._combinations():
             for cell in expansion.cells(combination, line):
-                if line is None and any(_meets(rule, {**cell.axes, SEED: str(cell.config.seed)}) for rule in of_seeds):
+                seeded = {**cell.axes, SEED: str(cell.config.seed)}
+                if line is None and _first(of_seeds, seeded) is not None:
                     continue
                 twin = seen.setdefault(cell.id, cell)
                 if twin is not cell:
@@ -172,7 +175,7 @@ class Grid:
 
     def _combinations(self) -> Iterator[tuple[Combination, int | None]]:
         if self.axes or not self.include:
-            dropped = [rule for rule in self.exclude if SEED not in rule]
+            dropped = self._dropping(seeds=False)
             texts = {name: [level_text(name, level) for level in levels] for name, levels in self.axes.items()}
             taken = None if self.chosen is None else set(self.chosen.members.tolist())
             place = 0
@@ -180,7 +183,7 @@ class Grid:
                 itertools.product(*self.axes.values()), itertools.product(*texts.values()), strict=True
             ):
                 word = dict(zip(self.axes, words, strict=True)) if dropped else {}
-                if not any(_meets(rule, word) for rule in dropped):
+                if _first(dropped, word) is None:
                     if taken is None or place in taken:
                         yield dict(zip(self.axes, levels, strict=True)), None
                     place += 1
@@ -188,13 +191,16 @@ class Grid:
             for levels in itertools.product(*rule.values()):
                 yield dict(zip(rule, levels, strict=True)), line
 
+    def _dropping(self, *, seeds: bool) -> list[Placed]:
+        """The rules of `exclude` that drop whole combinations, or those that drop seeds of them, each with its place."""
+        return [(index, rule) for index, rule in enumerate(self.exclude) if (SEED in rule) == seeds]
+
     def excluded(self) -> Iterator[tuple[int, dict[str, str]]]:
         """What `exclude` drops, each with the place of the first rule that does: a combination, or with SEED one seed of it."""
         if not self.exclude:
             return
         texts = {name: [level_text(name, level) for level in levels] for name, levels in self.axes.items()}
-        whole = [(index, rule) for index, rule in enumerate(self.exclude) if SEED not in rule]
-        of_seeds = [(index, rule) for index, rule in enumerate(self.exclude) if SEED in rule]
+        whole, of_seeds = self._dropping(seeds=False), self._dropping(seeds=True)
         for words in itertools.product(*texts.values()):
             word = dict(zip(texts, words, strict=True))
             if (first := _first(whole, word)) is not None:
@@ -226,12 +232,9 @@ class Grid:
         )
 
 
-def _meets(rule: Mapping[str, Sequence[str]], word: Mapping[str, str]) -> bool:
-    return all(word[name] in some for name, some in rule.items())
-
-
-def _first(rules: Iterable[tuple[int, Mapping[str, Sequence[str]]]], word: Mapping[str, str]) -> int | None:
-    return next((index for index, rule in rules if _meets(rule, word)), None)
+def _first(rules: Iterable[Placed], word: Mapping[str, str]) -> int | None:
+    """The place of the first rule that a combination of levels meets; None for one that meets none."""
+    return next((index for index, rule in rules if all(word[name] in some for name, some in rule.items())), None)
 
 
 def describe(words: Mapping[str, str], seed: int) -> str:

@@ -7,7 +7,6 @@ import lzma
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,12 +14,13 @@ import psutil
 import pytest
 
 from ..helpers.bench import Bench
-from ..helpers.patience import PATIENCE_S
+from ..helpers.patience import PATIENCE_S, until
 from ..helpers.tiers import only_long
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 SCRIPT = Path(__file__).parents[2] / ".ci" / "gpu"
 ATTEMPTS = "SELECT cell_id, number, state FROM attempt ORDER BY id"
+DONE = "SELECT cell_id, number FROM attempt WHERE state = 'done' ORDER BY id"
 CELLS = 4
 
 
@@ -40,19 +40,19 @@ def portion(bench: Bench, number: int, *, finish_s: int) -> tuple[int, str]:
     return process.returncode, out
 
 
+def around(folder: Path) -> dict[str, str]:
+    """The environment of the script: this Python, and temporary files that go with the test's."""
+    return os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "TMPDIR": str(folder)}
+
+
 @contextlib.contextmanager
 def begun(bench: Bench, number: int, **settings: str) -> Iterator[subprocess.Popen[str]]:
     """A portion, of which nothing is left at the end."""
     before, after = (bench.folder / f"portion-{index}" for index in (number - 1, number))
     before.mkdir(exist_ok=True)
-    env = (
-        os.environ
-        | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "TMPDIR": str(bench.folder)}
-        | settings
-    )
     process = subprocess.Popen(
         ["bash", str(SCRIPT), "portion", str(before), str(after), str(int(PATIENCE_S)), str(bench.folder / "micro.yaml")],
-        env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env=around(bench.folder) | settings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     try:
         yield process
@@ -107,14 +107,12 @@ def test_what_a_portion_brought_home_is_not_trained_again(bench: Bench) -> None:
 
 def first_cell(bench: Bench, process: subprocess.Popen[str]) -> None:
     """Waits until a portion has brought a cell home."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not brought_home(bench, 1) or not bench.sql("SELECT 1 FROM attempt WHERE state = 'done'"):
+
+    def come() -> bool:
         assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+        return brought_home(bench, 1) and bool(bench.sql(DONE))
 
-
-DONE = "SELECT cell_id, number FROM attempt WHERE state = 'done' ORDER BY id"
+    until(come, "a cell that came home", pause=0.2)
 
 
 @only_long
@@ -152,23 +150,44 @@ def test_a_database_that_cannot_be_brought_home_leaves_the_one_before_it(bench: 
     assert 1 <= len(bench.sql(DONE)) < CELLS
 
 
+WHOLE = lzma.compress(b"whole")
+
+
+def half_replaced(folder: Path) -> None:
+    """What a machine leaves that went while parts were replaced: some of two databases, and a whole one in new/."""
+    (folder / "new").mkdir(parents=True)
+    (folder / "new" / "atma.db.xz.00").write_bytes(WHOLE[:20])
+    (folder / "new" / "atma.db.xz.01").write_bytes(WHOLE[20:])
+    (folder / "new" / "whole").touch()
+    (folder / "atma.db.xz.00").write_bytes(WHOLE[20:])
+
+
+def short_portion(folder: Path) -> subprocess.CompletedProcess[str]:
+    """One that ends at once, since there is no such grid, and has no database to bring home."""
+    return subprocess.run(
+        ["bash", str(SCRIPT), "portion", str(folder / "before"), str(folder / "after"), "100", "no-such-grid"],
+        env=around(folder), capture_output=True, text=True, check=False, timeout=PATIENCE_S,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("from_new", [False, True])
 def test_it_goes_on_from_what_is_whole(tmp_path: Path, from_new: bool) -> None:
-    """A machine that went while the parts were replaced leaves some of two databases, and a whole one in new/."""
-    whole = lzma.compress(b"whole")
     before = tmp_path / "before"
-    (before / "new").mkdir(parents=True)
-    (before / "new" / "atma.db.xz.00").write_bytes(whole[:20])
-    (before / "atma.db.xz.00").write_bytes(whole if not from_new else whole[20:])
-    if from_new:
-        (before / "new" / "atma.db.xz.01").write_bytes(whole[20:])
-        (before / "new" / "whole").touch()
-    env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "TMPDIR": str(tmp_path)}
-    done = subprocess.run(
-        ["bash", str(SCRIPT), "portion", str(before), str(tmp_path / "after"), "100", "no-such-grid"],
-        env=env, capture_output=True, text=True, check=False, timeout=PATIENCE_S,
-    )  # fmt: skip
+    half_replaced(before)
+    if not from_new:
+        (before / "new" / "whole").unlink()
+        (before / "atma.db.xz.00").write_bytes(WHOLE)
+    done = short_portion(tmp_path)
     assert "before: nothing trained yet" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_only_whole_database_goes_into_its_place_before_another_is_made(tmp_path: Path) -> None:
+    (tmp_path / "before").mkdir()
+    half_replaced(tmp_path / "after")
+    done = short_portion(tmp_path)
+    assert (done.returncode, "what came before is still there" in done.stdout) == (1, True), done.stdout + done.stderr
+    parts = sorted((tmp_path / "after").glob("atma.db.xz.*"))
+    assert lzma.decompress(b"".join(part.read_bytes() for part in parts)) == b"whole"
 
 
 @pytest.mark.parametrize("words", [(), ("portion",), ("speed", "out"), ("dance",)])

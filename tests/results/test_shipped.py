@@ -15,9 +15,9 @@ from atma_sweep.results import shipped
 from atma_sweep.results.exchange.importing import import_bundle
 from atma_sweep.results.known import open_known, with_known
 from atma_sweep.results.names import SHIPPED
-from atma_sweep.results.store import attempt_queries
 from atma_sweep.results.store.store import StoreMissing, SweepUnknown, open_store
 from atma_sweep.sweep.grid.grid import load_grid
+from reads import sweeps_read
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "replication.md").read_text()
@@ -71,14 +71,7 @@ def test_the_tables_and_figures_of_the_page_say_what_the_numbers_say(
 ) -> None:
     folder = tmp_path / "replication"
     shutil.copytree(ROOT / "docs" / "replication", folder)
-    read: list[str | None] = []
-    values = attempt_queries.sweep_values
-
-    def counted(session: Any, sweep: str | None, *rest: Any, **more: Any) -> Any:
-        read.append(sweep)
-        return values(session, sweep, *rest, **more)
-
-    monkeypatch.setattr(attempt_queries, "sweep_values", counted)
+    read = sweeps_read(monkeypatch)
     code, out, err = command_line("report", "--check", str(folder))
     assert code == 0, out + err
     assert sorted(map(str, read)) == sorted(SHIPPED), "a sweep is read once, however many files are made of it"

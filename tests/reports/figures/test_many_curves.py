@@ -14,12 +14,12 @@ from atma_sweep.reports.figures import make_figure, style
 from atma_sweep.reports.figures.files import drawn
 from atma_sweep.reports.figures.loss import kept
 from atma_sweep.results import paper
-from atma_sweep.results.store import attempt_queries
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CurvePoint, Measurement, Owner
 from atma_sweep.results.store.store import Store
 from hypothesis import given
 from hypothesis import strategies as st
+from reads import sweeps_read
 
 ME = Owner(name="ada", host="here", pid=1, started=0.0)
 
@@ -226,14 +226,7 @@ def test_the_second_panel_shows_the_last_half_closer(published: Store) -> None:
 
 @pytest.mark.thorough
 def test_a_page_is_made_of_one_reading(many: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[str | None] = []
-    values = attempt_queries.sweep_values
-
-    def counted(session: Any, sweep: str | None, *rest: Any, **more: Any) -> Any:
-        read.append(sweep)
-        return values(session, sweep, *rest, **more)
-
-    monkeypatch.setattr(attempt_queries, "sweep_values", counted)
+    read = sweeps_read(monkeypatch)
     dashboard(many)
     assert read == ["s"]
 
