@@ -98,7 +98,8 @@ def test_stdlib_has_its_sources_and_help_without_tests_and_machine_facts() -> No
 def test_stdlib_goes_on_and_names_its_interpreter() -> None:
     source, other = Stdlib(), Stdlib()
     reader = source.documents()
-    for _ in range(700):
+    # near the end, in the help texts; a distribution's Python has some dozens fewer than one from python.org
+    for _ in range(sum(1 for _ in Stdlib().documents()) - 20):
         next(reader)
     rest = other.documents(source.state())
     assert [next(rest) for _ in range(20)] == [next(reader) for _ in range(20)]
