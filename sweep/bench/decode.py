@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 
 import torch
+from torch.nn.attention import SDPBackend
 
 from ...model.cache import CacheFull
 from ...model.decode import Paged, as_used
 from ..attempt.device import network
 from ..grid.cell import Cell
+from . import one_token
 from .ceilings import Ceilings, ceilings
 
 BATCHES, CONTEXTS = (1, 8, 64, 512), (512, 4_096, 65_536)
 STEPS = 32
 """Steps that are timed together."""
+PAGES = "pages"
+"""Attention of a step by the network's own kernels."""
 
 
 @dataclass
@@ -46,6 +51,8 @@ class Row:
     step_bytes: int = 0
     """Bytes that a step cannot but read or write."""
     unfit: str | None = None
+    attention: str = PAGES
+    """By what softmax attention of a step is worked out: as the network does, or over dense keys by torch's."""
 
 
 def run(
@@ -56,31 +63,52 @@ def run(
     *,
     rounds: int = 3,
     steps: int = STEPS,
+    dense: Mapping[str, SDPBackend] | None = None,
     tell: Callable[[str], None] = print,
 ) -> tuple[Ceilings, list[Row]]:
-    """Every cell with random weights, at every size; what the contexts hold does not matter to the time, so none is read in."""
+    """Every cell with random weights, at every size; what the contexts hold does not matter to the time, so none is read in.
+
+    A network of softmax attention is timed again with that of each of `dense` (None: cuDNN's and FlashAttention's on a GPU).
+    """
+    if dense is None:
+        dense = one_token.DENSE if device.type == "cuda" else {}
     limits = ceilings(device) if device.type == "cuda" else Ceilings(1.0, 1.0)
     rows = []
     for cell in cells:
         model = as_used(network(cell.config, device).eval())  # once, or each size copies the weights
+        ways: list[tuple[str, SDPBackend | None]] = [(PAGES, None)]
+        ways += dense.items() if one_token.takes_dense(model) else []
         for context in contexts:
             for texts in batches:
-                tokens = context + 3 * (rounds + 1) * steps
-                try:
-                    paged = Paged(model, texts=texts, tokens=tokens, full_context=True, compiled=device.type == "cuda")
-                    rows.append(_timed(cell.slug, paged, texts, context, rounds, steps, limits))
-                except torch.OutOfMemoryError:
-                    rows.append(Row(cell.slug, texts, context, None, unfit="the GPU's memory"))
-                except CacheFull as full:
-                    rows.append(Row(cell.slug, texts, context, None, unfit=str(full)))
-                paged = None  # type: ignore[assignment]  # its memory goes before the next one takes its own
-                if device.type == "cuda":
-                    torch.cuda.empty_cache()
-                tell(_said(rows[-1]))
+                for attention, backend in ways:
+                    tokens = context + 3 * (rounds + 1) * steps
+                    other = nullcontext() if backend is None else one_token.dense_network(context, backend)
+                    row = Row(cell.slug, texts, context, None, attention=attention)
+                    try:
+                        with other:
+                            paged = Paged(
+                                model, texts=texts, tokens=tokens, full_context=True, compiled=device.type == "cuda"
+                            )
+                            _time(row, paged, rounds, steps, limits)
+                    except torch.OutOfMemoryError:
+                        row.unfit = "the GPU's memory"
+                    except CacheFull as full:
+                        row.unfit = str(full)
+                    except RuntimeError as error:
+                        if backend is None:
+                            raise
+                        row.unfit = str(error).splitlines()[0]
+                    rows.append(row)
+                    paged = None  # type: ignore[assignment]  # its memory goes before the next one takes its own
+                    if device.type == "cuda":
+                        torch.cuda.empty_cache()
+                    tell(_said(row))
     return limits, rows
 
 
-def _timed(slug: str, paged: Paged, texts: int, context: int, rounds: int, steps: int, limits: Ceilings) -> Row:
+def _time(row: Row, paged: Paged, rounds: int, steps: int, limits: Ceilings) -> None:
+    """Fills the row in."""
+    texts, context = row.texts, row.context
     device = paged.model.device
     slot, _ = paged.begin(torch.zeros(1, dtype=torch.int64))  # makes the pools
     paged.close(slot)
@@ -99,36 +127,31 @@ def _timed(slug: str, paged: Paged, texts: int, context: int, rounds: int, steps
             torch.cuda.synchronize(device)
         return (time.perf_counter() - began) / steps, asked / steps
 
-    ways = ((True, True), (True, False), (False, False))
+    # what others' attention takes is asked of the fastest way alone
+    ways = ((True, True), (True, False), (False, False))[: None if row.attention == PAGES else 1]
     for way in ways:
         seconds(*way)
     spent = [[seconds(*way) for way in ways] for _ in range(rounds)]
-    ours, uncompiled, eager = zip(*spent, strict=True)
+    ours, *others = zip(*spent, strict=True)
     whole = [step for step, _ in ours]
+    slower = [texts / statistics.median(step for step, _ in other) for other in others]
     asked_for = device.type == "cuda" and paged.not_compiled is None
-    step_bytes = paged.step_bytes(texts, context)
-    return Row(
-        cell=slug,
-        texts=texts,
-        context=context,
-        tokens_per_s=texts / statistics.median(whole),
-        low=texts / max(whole),
-        high=texts / min(whole),
-        roof=texts * limits.bytes_per_s / step_bytes,
-        uncompiled=texts / statistics.median(step for step, _ in uncompiled) if asked_for else None,
-        eager=texts / statistics.median(step for step, _ in eager),
-        step_ms=1e3 * statistics.median(whole),
-        host_ms=1e3 * statistics.median(host for _, host in ours),
-        not_compiled=paged.not_compiled,
-        step_bytes=step_bytes,
-    )
+    row.step_bytes = paged.step_bytes(texts, context)
+    row.tokens_per_s = texts / statistics.median(whole)
+    row.low, row.high = texts / max(whole), texts / min(whole)
+    row.roof = texts * limits.bytes_per_s / row.step_bytes
+    if slower:
+        row.uncompiled, row.eager = slower[0] if asked_for else None, slower[1]
+    row.step_ms = 1e3 * statistics.median(whole)
+    row.host_ms = 1e3 * statistics.median(host for _, host in ours)
+    row.not_compiled = paged.not_compiled
 
 
 def _said(row: Row) -> str:
     found = f"{row.tokens_per_s:,.0f} tokens/s" if row.tokens_per_s is not None else f"n/a: {row.unfit}"
     if row.not_compiled is not None:
         found += f", not compiled: {row.not_compiled}"
-    return f"{row.cell}, {row.texts} texts, {row.context:,} tokens behind each: {found}"
+    return f"{row.cell}, {row.attention}, {row.texts} texts, {row.context:,} tokens behind each: {found}"
 
 
 def table(limits: Ceilings, rows: Sequence[Row]) -> str:
@@ -136,23 +159,27 @@ def table(limits: Ceilings, rows: Sequence[Row]) -> str:
     lines = [
         limits.line,
         "",
-        "| cell | texts | tokens behind | tokens/s | range | of the roof | not compiled | without graphs | step (ms) | host (ms) | bytes a step |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| cell | attention | texts | tokens behind | tokens/s | range | of the roof | not compiled | without graphs | step (ms) | host (ms) | bytes a step |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        head = f"| {row.cell} | {row.texts} | {row.context:,} |"
+        head = f"| {row.cell} | {row.attention} | {row.texts} | {row.context:,} |"
         if row.tokens_per_s is None or row.roof is None:
             lines.append(f"{head} n/a ({row.unfit}) | | | | | | | |")
             continue
         share = row.tokens_per_s / row.roof
-        uncompiled = "n/a" if row.uncompiled is None else f"{row.uncompiled:,.0f}"
-        speeds = f"{row.tokens_per_s:,.0f} | {row.low:,.0f} to {row.high:,.0f} | {share:.0%} | {uncompiled} | {row.eager:,.0f}"
+        uncompiled, eager = ("n/a" if found is None else f"{found:,.0f}" for found in (row.uncompiled, row.eager))
+        speeds = f"{row.tokens_per_s:,.0f} | {row.low:,.0f} to {row.high:,.0f} | {share:.0%} | {uncompiled} | {eager}"
         lines.append(f"{head} {speeds} | {row.step_ms:.2f} | {row.host_ms:.2f} | {row.step_bytes:,} |")
     lines += [
         "",
         "Roof: each byte of weights, keys, values and states at the speed of the copy, and nothing else. Host: until a step is asked",
         "for; where that is about the step's time, the host is the limit.",
     ]
+    if any(row.attention != PAGES for row in rows):
+        lines += [
+            "Attention other than in pages: torch's, over keys that lie in one piece, without those of the tokens written meanwhile.",
+        ]
     lines += sorted({f"Not compiled, {row.cell}: {row.not_compiled}." for row in rows if row.not_compiled is not None})
     return "\n".join(lines)
 

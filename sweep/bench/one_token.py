@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +13,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ...kernels.paged.attention import paged_polar, paged_softmax
 from ...kernels.paged.pages import PAGE, Texts
+from ...model.bases import Mixer
+from ...model.mixers import softmax as softmax_mixers
 
 SIZES = ((512, 512), (64, 4096), (8, 65536), (1, 65536))
 """Texts, and tokens of each."""
@@ -34,6 +38,50 @@ def dense(b: int, tokens: int, backend: SDPBackend) -> Callable[..., Tensor]:
             return scaled_dot_product_attention(q_BHX[:, :, None], k, v, enable_gqa=True)[:, :, 0]
 
     return call
+
+
+@torch.library.custom_op("atma_bench::dense_attend", mutates_args=())
+def _dense_attend(
+    q_BHX: Tensor, k_pool: Tensor, v_pool: Tensor, first: int, tokens: int, scale: float, backend: str
+) -> Tensor:
+    """[B, H, X]: the texts' first `tokens` tokens, each text in one piece from page `first` on."""
+    b, page = len(q_BHX), k_pool.shape[1]
+    end = first + b * -(-tokens // page)
+    k, v = (pool[first:end].view(b, -1, *pool.shape[2:])[:, :tokens].transpose(1, 2) for pool in (k_pool, v_pool))
+    with sdpa_kernel(getattr(SDPBackend, backend)):
+        y = scaled_dot_product_attention(q_BHX[:, :, None], k, v, scale=scale, enable_gqa=True)
+    return y[:, :, 0].contiguous()
+
+
+@_dense_attend.register_fake
+def _(q_BHX: Tensor, k_pool: Tensor, v_pool: Tensor, first: int, tokens: int, scale: float, backend: str) -> Tensor:
+    return torch.empty_like(q_BHX, memory_format=torch.contiguous_format)
+
+
+def takes_dense(model: torch.nn.Module) -> bool:
+    """Whether the network's attention is plain softmax, which `dense_network` can work out otherwise."""
+    steps = [type(part).step for part in model.modules() if isinstance(part, Mixer)]
+    return bool(steps) and all(step is softmax_mixers.NoPE.step for step in steps)
+
+
+@contextmanager
+def dense_network(tokens: int, backend: SDPBackend) -> Iterator[None]:
+    """Within, a step of softmax attention reads the first `tokens` tokens of each text as one piece from page 1 on, as texts lie that
+    were opened one after the other. It reads none of the newer ones, which is in its favour."""
+    ours = softmax_mixers.paged_softmax
+
+    def theirs(
+        q_BHX: Tensor, k_pool: Tensor, v_pool: Tensor, _: Texts, *, scale: float | None, window: int | None
+    ) -> Any:
+        assert window is None
+        scale = q_BHX.shape[-1] ** -0.5 if scale is None else scale
+        return _dense_attend(q_BHX, k_pool, v_pool, 1, tokens, scale, backend.name)
+
+    softmax_mixers.paged_softmax = theirs  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        softmax_mixers.paged_softmax = ours
 
 
 def paged(b: int, tokens: int, device: torch.device, per_head: list[Tensor] | None = None) -> Callable[..., object]:

@@ -6,17 +6,20 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 from atma_sweep.model.config import ModelConfig
+from atma_sweep.model.decode import Paged
 from atma_sweep.model.mixers.biased import CoPE, CoPEConfig, Rel, RelConfig
 from atma_sweep.model.mixers.tra import TRA
 from atma_sweep.model.mixers.tra_outline import TRAConfig
 from atma_sweep.model.mixers.wall import Wall
 from atma_sweep.model.mixers.wall_outline import WallConfig
 from atma_sweep.model.registry import MEMORIES, MIXERS
+from atma_sweep.sweep.attempt.device import network
 from atma_sweep.sweep.bench import decode, kernels, memories, one_token, report, train
 from atma_sweep.sweep.bench.ceilings import Ceilings
 from atma_sweep.sweep.errors import GridError
@@ -525,9 +528,49 @@ def test_writing_is_timed_beside_what_its_bytes_take() -> None:
         assert 0 < row.host_ms <= row.step_ms
     rows[0].uncompiled, rows[1].not_compiled = 1234.0, "too odd"
     unfit = decode.Row("polar-m1", 512, 65_536, None, unfit="the GPU's memory")
-    table = cells_of(decode.table(LIMITS, [*rows, unfit]), "| cell | texts |")
-    assert table[0][:3] == [cell.slug, "1", "5"]
-    assert [row[6] for row in table[:2]] == ["1,234", "n/a"]
-    assert table[-1][3] == "n/a (the GPU's memory)"
+    table = cells_of(decode.table(LIMITS, [*rows, unfit]), "| cell | attention |")
+    assert table[0][:4] == [cell.slug, "pages", "1", "5"]
+    assert [row[7] for row in table[:2]] == ["1,234", "n/a"]
+    assert table[-1][4] == "n/a (the GPU's memory)"
     assert f"Not compiled, {cell.slug}: too odd." in decode.table(LIMITS, rows)
     assert json.loads(json.dumps(decode.as_dict(LIMITS, rows)))["rows"][1]["texts"] == 3
+
+
+@pytest.mark.thorough
+def test_writing_by_others_attention_is_timed_beside_it() -> None:
+    cells = train.choose("quick", ["nope-baseline-d0-m1-w0", "polar-baseline-d0-m1-w0"], [])
+    others = {"math": SDPBackend.MATH, "flash": SDPBackend.CUDNN_ATTENTION}
+    _, rows = decode.run(cells, torch.device("cpu"), (2,), (300,), rounds=1, steps=2, dense=others, tell=print)
+    assert [(row.cell[:5], row.attention) for row in rows] == [
+        ("nope-", "pages"), ("nope-", "math"), ("nope-", "flash"), ("polar", "pages")
+    ]  # fmt: skip
+    assert rows[1].tokens_per_s is not None
+    assert rows[1].eager is None
+    assert rows[1].step_bytes == rows[0].step_bytes
+    assert rows[2].tokens_per_s is None, "no cuDNN on a CPU"
+    assert rows[2].unfit
+    assert "Attention other than in pages" in decode.table(LIMITS, rows)
+    assert "Attention other than in pages" not in decode.table(LIMITS, rows[:1])
+
+
+def test_others_attention_gives_the_logits_of_a_step() -> None:
+    """Within `dense_network` a step reads what the pages hold, text by text, and afterwards the network is as before."""
+    (cell,) = train.choose("quick", ["nope-baseline-d0-m1-w0"], [])
+    model = network(cell.config, torch.device("cpu")).eval()
+    draw = torch.Generator().manual_seed(1)
+    for parameter in model.parameters():  # those of a network that has not learned give no logits
+        torch.nn.init.normal_(parameter, std=0.3, generator=draw)
+    assert one_token.takes_dense(model)
+    found = []
+    for others in (False, True):
+        paged = Paged(model, texts=3, tokens=600, full_context=True)
+        draw = torch.Generator().manual_seed(3)
+        slots = [paged.begin(torch.randint(0, 64, (299,), generator=draw))[0] for _ in range(3)]
+        context = one_token.dense_network(300, SDPBackend.MATH) if others else nullcontext()
+        with context:
+            found.append(paged.step(slots, torch.tensor([5, 6, 7])))
+    assert torch.allclose(*found, atol=1e-5)
+    with one_token.dense_network(200, SDPBackend.MATH):
+        assert not torch.allclose(found[0], paged.step(slots, torch.tensor([5, 6, 7])), atol=1e-3), "the swap is seen"
+    polar = network(train.choose("quick", ["polar-baseline-d0-m1-w0"], [])[0].config, torch.device("cpu"))
+    assert not one_token.takes_dense(polar)
