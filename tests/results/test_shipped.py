@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Callable
@@ -9,12 +10,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import pytest
 from atma_sweep.reports.data import SweepData, gather, level_of
 from atma_sweep.results import shipped
 from atma_sweep.results.exchange.importing import import_bundle
 from atma_sweep.results.known import open_known, with_known
 from atma_sweep.results.names import SHIPPED
+from atma_sweep.results.store.records import CellState
 from atma_sweep.results.store.store import StoreMissing, SweepUnknown, open_store
 from atma_sweep.sweep.grid.grid import load_grid
 from reads import sweeps_read
@@ -22,6 +25,10 @@ from reads import sweeps_read
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "replication.md").read_text()
 TEXT = "76939ae0d6f985eb48af0c2ca98935d11b250c67a9aa3a28fa44d9e2c35c4af5"
+LEFT = {f"rope-zipfian-d1-m{memory}-w{window}-recipepublished-s2" for memory in (0, 1) for window in (0, 1)}
+"""Not trained yet, in no contrast; the page says so."""
+CONCLUSIONS = {1: [(0, +1)], 2: [(2, -1)], 3: [(4, -1), (6, +1)], 4: [(8, -1)], 5: [(10, -1)]}
+"""By the page's number: which contrasts under `intended` (each next one is that under `published`), and the sign that it claims."""
 Command = Callable[..., tuple[int, str, str]]
 
 
@@ -33,7 +40,8 @@ def data(sweep: str) -> SweepData:
 def test_a_bundle_is_small_and_whole(sweep: str) -> None:
     assert shipped.bundle_of(sweep).stat().st_size < 3e6
     found = data(sweep)
-    assert found.done == len(found.cells)
+    left = {cell.slug for cell in found.cells if found.standing(cell) != "done"}
+    assert left == (LEFT if sweep == "replication" else set())
     # of the very cells that the grid has now, on the text that the page names
     assert TEXT.startswith(re.findall(r"fingerprint `([0-9a-f]+)`: no cell", PAGE)[0])
     assert {cell.cell_id for cell in found.cells} == {cell.id for cell in load_grid(sweep).expand(lambda data: TEXT)}
@@ -150,3 +158,140 @@ def test_the_page_says_how_often_a_difference_would_be_seen() -> None:
         for seeds, shown in ((3, told[:2]), (5, told[2:])):
             found = names["seen"](int(configurations), difference, sd, seeds=seeds, sweeps=250)
             assert [100 * share for share in found] == pytest.approx(shown, abs=11), row
+
+
+def rows_of(command_line: Command, table: str, *words: str) -> list[dict[str, Any]]:
+    code, out, err = command_line("report", "--table", table, *words, "--format", "json")
+    assert code == 0, err
+    found: list[dict[str, Any]] = json.loads(out)
+    return found
+
+
+def of(row: dict[str, Any], heading: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(one for one in row["values"] if one["heading"] == heading)
+    return found
+
+
+def decided(row: dict[str, Any], claimed: int) -> str:
+    """By "What decides" of the page: one contrast."""
+    verdict: str = of(row, "Verdict")["printed"]
+    if verdict.startswith("not asked"):
+        return "not asked"
+    if of(row, "p corr")["value"] < 0.05:
+        return "stands" if of(row, "Mean")["value"] * claimed > 0 else "falls"
+    return "falls" if verdict.startswith("equivalent") else "undecided"
+
+
+def test_each_conclusion_is_what_the_contrasts_decide_by_the_rules(command_line: Command) -> None:
+    contrasts = rows_of(command_line, "contrasts", "--sweep", "replication")
+    assert len(contrasts) == 14
+    told = dict(
+        re.findall(r"^\| (\d) \| (.*) \|$", PAGE.split("## What came out")[1].split("## Question")[0], re.MULTILINE)
+    )
+    assert len(told) == len(CONCLUSIONS)
+    for number, parts in CONCLUSIONS.items():
+        for recipe, cell in enumerate(told[str(number)].split(" | ")[1:]):
+            rows = [(contrasts[at + recipe], claimed) for at, claimed in parts]
+            each = {decided(*one) for one in rows}
+            whole = next(word for word in ("falls", "not asked", "undecided", "stands") if word in each)
+            assert cell.startswith(f"**{whole}**: "), (number, recipe)
+            for row, _ in rows:
+                assert ("published" if recipe else "intended") in row["row"]["Within"]
+                shown = {name: of(row, name)["printed"] for name in ("Mean", "Low", "High", "p corr")}
+                assert "{Mean} [{Low}, {High}]".format(**shown) in cell, (number, recipe)
+                assert (f"p {shown['p corr']}" in cell) == (whole != "not asked")
+                assert of(row, "Pairs")["value"] == (20 if number < 4 else 10)
+    # whether there is retrieval to lose
+    for row, wanted in zip(contrasts[12:], ("28.3 [16.7, 39.9]", "33.2 [24.8, 41.6]"), strict=True):
+        assert wanted == "{} [{}, {}]".format(
+            *(of(row, name)["printed"].lstrip("+") for name in ("Mean", "Low", "High"))
+        )
+        assert wanted in PAGE
+        assert of(row, "p corr")["printed"] in PAGE
+
+
+def test_the_pages_means_are_those_of_the_cells() -> None:
+    found = data("replication")
+    told = re.findall(
+        r"^\| (polar|nope|rope)(, memory)? \| ([\d. |]+) \|$", PAGE.split("### What else is seen")[1], re.MULTILINE
+    )
+    assert len(told) == 6
+    columns = (("val", "val_loss", 0, 1, 3), ("clean", "nats", 16384, 1, 3),
+               ("needle", "digit_accuracy", 512, 100, 1), ("needle", "digit_accuracy", 16384, 100, 1))  # fmt: skip
+    for mixer, memory, row in told:
+        numbers = [float(word) for word in row.split("|")]
+        for at, recipe in enumerate(("intended", "published")):
+            configurations: dict[tuple[str, ...], list[str]] = {}
+            for cell in found.cells:
+                wanted = {"attn_type": mixer, "memory": "on" if memory else "off", "recipe": recipe}
+                left_out = level_of(cell, "reg_mode") == "strong" or cell.slug in LEFT
+                if not left_out and all(level_of(cell, axis) == level for axis, level in wanted.items()):
+                    configurations.setdefault(row_of(cell), []).append(cell.cell_id)
+            assert len(configurations) == 16
+            for (probe, metric, length, scale, digits), shown in zip(
+                columns, numbers[4 * at : 4 * at + 4], strict=True
+            ):
+                means = [
+                    fmean(number_of(found, cell, probe, metric, length) for cell in one)
+                    for one in configurations.values()
+                ]
+                assert shown == pytest.approx(scale * fmean(means), abs=0.5 * 10**-digits + 1e-9), (
+                    mixer,
+                    memory,
+                    recipe,
+                )
+
+
+def row_of(cell: CellState) -> tuple[str, ...]:
+    return tuple(level_of(cell, axis) for axis in ("reg_mode", "distractor", "window"))
+
+
+def number_of(found: SweepData, cell: str, probe: str, metric: str, length: int) -> float:
+    number = found.values[cell, probe, metric, length].value
+    assert number is not None
+    return number
+
+
+def test_the_pages_sentences_have_the_verdicts_of_the_claims(command_line: Command) -> None:
+    """Beside the paper's printed numbers."""
+    ways = (
+        ["--sweep", "printed-v2"],
+        *(["--sweep", "replication", "--only", f"recipe={name}"] for name in ("intended", "published")),
+    )
+    verdicts = [
+        {row["row"]["Sentence"]: row["row"]["Verdict"] for row in rows_of(command_line, "claims", *words)}
+        for words in ways
+    ]
+    told = PAGE.split("| sentence |")[1].split("\n\n")[0].splitlines()[2:]
+    assert len(told) == 11
+    for line in told:
+        sentence, *shown = line.strip("| ").split(" | ")
+        assert shown == [one[sentence] for one in verdicts]
+
+
+@pytest.mark.thorough
+def test_the_page_says_what_would_decide_what_is_undecided() -> None:
+    """By its own code, with the spread of the cells themselves."""
+    found = data("replication")
+    names: dict[str, Any] = {}
+    for code in re.findall(r"```python\n(.*?)\n```", PAGE, re.DOTALL):
+        exec(re.sub(r"^print.*$", "", code, flags=re.MULTILINE), names)
+    said = re.findall(r"^print\(again\((.*), (\d+), seeds=(\d), tests=(\d)\)\)$", PAGE, re.MULTILINE)
+    shown = (0.88, 0.79)
+    assert all(f"{100 * share:.0f}% of sweeps" in PAGE for share in (0.88, 0.33))
+    assert "45 configurations in 79%" in PAGE
+    for words, share, (probe, metric) in zip(
+        said, shown, (("needle", "digit_accuracy"), ("clean", "nats")), strict=True
+    ):
+        numbers = {
+            (cell.levels["attn_type"], *row_of(cell), cell.seed): number_of(found, cell.cell_id, probe, metric, 16384)
+            for cell in found.cells
+            if level_of(cell, "recipe") == "intended" and level_of(cell, "memory") == "on" and cell.slug not in LEFT
+        }
+        rows = sorted({key[1:4] for key in numbers})
+        table = [[numbers["nope", *row, s] - numbers["polar", *row, s] for s in range(5)] for row in rows]
+        parts = names["parts"](np.array(table))
+        assert parts == pytest.approx([float(word) for word in words[0].split(", ")], abs=6e-5)
+        size, seeds, tests = map(int, words[1:])
+        assert names["again"](*parts, size, seeds, tests, sweeps=250) == pytest.approx(share, abs=0.1)
+    assert names["again"](*parts, 20, 20, 7, sweeps=250) == pytest.approx(0.33, abs=0.12)
