@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..data import SweepData
+from ...results.store.records import CellState
+from ..data import SweepData, level_of
 from ..figures.style import shown
 from ..numbers import Column, rounded
 from ..stats.ceiling import ceiling
@@ -31,11 +32,12 @@ def care_of(data: SweepData, audit: Sequence[str], *, running: bool = False) -> 
     if lacking:
         told = ", ".join(f"{count} {word}" for word, count in lacking.items())
         lines.append(f"{sum(lacking.values())} of {len(data.cells)} cells lack numbers ({told}): pairs with them are left out of effects.")  # fmt: skip
-    near = _near(data)
-    if near:
+    if near := _near(data):
+        where = _where_summed(data)
         lines.append(
-            f"The loss is a sum over tokens, regularizers are means: {', '.join(near)} weigh about a millionth of it, so cells "
-            "that differ in them alone, or have none, are runs of the same thing, no treatments."
+            f"The loss{where} is a sum over tokens, regularizers are means: {', '.join(near)} weigh about a millionth of it"
+            f"{', and' if where else ', so'} cells{' there' if where else ''} that differ in them alone, or have none, are runs of "
+            "the same thing, no treatments."
         )
     if found := contradicted(data):
         lines.append(f"{len(found)} printed numbers contradict their authors\u2019 own logs; effects and intervals are of the logs.")  # fmt: skip
@@ -46,10 +48,31 @@ def _near(data: SweepData) -> list[str]:
     """The regularizers whose weight is nearly nothing beside a loss that is a sum."""
     found = {}
     for cell in data.cells:
-        train = data.configs.get(cell.cell_id, {}).get("train", {})
-        if train.get("loss_reduction") == "sum" and cell.levels[NEAR] != NONE and train.get("regularizer") != TREATMENT:
+        train = _train(data, cell)
+        if _summed(data, cell) and cell.levels[NEAR] != NONE and train.get("regularizer") != TREATMENT:
             found[cell.levels[NEAR]] = shown(cell.levels[NEAR], NEAR)
     return list(found.values())
+
+
+def _where_summed(data: SweepData) -> str:
+    """Of which cells the loss is a sum, where it is not of all: those of a level if there is such a level, else how many."""
+    sums = [cell for cell in data.cells if _summed(data, cell)]
+    if len(sums) == len(data.cells):
+        return ""
+    for axis in data.extra_axes():
+        levels = {level_of(cell, axis) for cell in sums}
+        if not any(level_of(cell, axis) in levels for cell in data.cells if not _summed(data, cell)):
+            return f" of {' and '.join(shown(level, axis) for level in sorted(levels))}"
+    return f" of {len(sums)} of {len(data.cells)} cells"
+
+
+def _summed(data: SweepData, cell: CellState) -> bool:
+    return _train(data, cell).get("loss_reduction") == "sum"
+
+
+def _train(data: SweepData, cell: CellState) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = data.configs.get(cell.cell_id, {}).get("train", {})
+    return found
 
 
 def _seeds(data: SweepData) -> Iterator[str]:

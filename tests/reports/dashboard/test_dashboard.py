@@ -9,6 +9,7 @@ import math
 import re
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,15 @@ import pytest
 from atma_sweep.cli import app
 from atma_sweep.reports.dashboard import curves as curves_module
 from atma_sweep.reports.dashboard import page as module
+from atma_sweep.reports.dashboard.care import care_of
 from atma_sweep.reports.dashboard.curves import Series
 from atma_sweep.reports.dashboard.page import dashboard, unpacked
-from atma_sweep.reports.data import ReportError, gather
+from atma_sweep.reports.data import ReportError, SweepData, gather, level_of
 from atma_sweep.reports.stats.effects import effects
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.errors import SweepUnknown
 from atma_sweep.results.paper.sheets import STEP_TOKENS, rows
+from atma_sweep.results.shipped import shared
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import AXES, CurvePoint, Provenance
 from atma_sweep.results.store.schema import AttemptRow
@@ -373,3 +376,20 @@ def test_a_page_of_printed_numbers_does_not_say_when_they_were_read_in(printed_p
     assert {(one["printed"], one["host"], one["started"], one["finished"]) for one in told} == {
         (True, None, None, None)
     }
+
+
+def test_a_summed_loss_is_told_of_the_cells_that_have_it() -> None:
+    def told(data: SweepData) -> list[str]:
+        return [line.split(" is a sum over tokens")[0] for line in care_of(data, []) if "is a sum over tokens" in line]
+
+    whole = gather(shared("replication"), "replication")
+    assert told(whole) == ["The loss of recipe published"]
+    half = replace(whole, cells=[cell for cell in whole.cells if level_of(cell, "recipe") == "published"])
+    assert told(half) == ["The loss"]
+    # no level has all of them and no others
+    four = [
+        cell for cell in whole.cells if level_of(cell, "recipe") == "intended" and level_of(cell, "reg_mode") == "weak"
+    ][:4]
+    summed = next(whole.configs[cell.cell_id] for cell in half.cells if level_of(cell, "reg_mode") == "weak")
+    mixed = replace(whole, cells=four, configs={**whole.configs, four[0].cell_id: summed})
+    assert told(mixed) == ["The loss of 1 of 4 cells"]
