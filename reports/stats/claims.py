@@ -167,6 +167,10 @@ class Facts:
             raise Lacking(f"no cell with the setting {path}")
         return list(found)
 
+    def gpus(self, cell: CellState) -> float:
+        """How much of how many GPUs a cell was given; 0 where nothing says so."""
+        return float(self.data.configs.get(cell.cell_id, {}).get("resources", {}).get("gpus", 0))
+
 
 Query = Callable[[Facts], Answer]
 
@@ -508,6 +512,8 @@ def speed(facts: Facts) -> Answer:
     """What memory and distractor cost of MFU, and by the time of a step."""
     table = "4" if facts.data.sweep in paper.SWEEPS else None
     runs = [facts.plain(OURS, False), facts.plain(OURS, True), facts.plain(OURS, True, distractor="on")]
+    if any(0 < facts.gpus(cell) < 1 for some in runs for cell in some):
+        raise Lacking("cells had a share of a GPU each, so that their speeds are their neighbours', too")
     alone, memory, both = (facts.value(some, SPEED, table=table) for some in runs)
     points, drops = alone - memory, [1 - memory / alone, 1 - both / alone]
     told = f"MFU {_points(alone)}, {_points(memory)}, {_points(both)}: {_points(points)} points, {_points(drops[0])}%, {_points(drops[1])}%"

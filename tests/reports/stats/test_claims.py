@@ -7,11 +7,12 @@ from itertools import pairwise, product
 from statistics import fmean, stdev
 
 import pytest
-from atma_sweep.reports.data import gather
+from atma_sweep.reports.data import gather, level_of
 from atma_sweep.reports.render import render
 from atma_sweep.reports.stats.claims import CLAIMS, SILENT, Facts
 from atma_sweep.reports.stats.effect_rows import FLOOR
 from atma_sweep.reports.tables import make_table
+from atma_sweep.results.shipped import shared
 from atma_sweep.results.store.records import Measurement, Source
 from scipy import stats
 
@@ -319,3 +320,26 @@ class TestTable:
             found = answer("written", sources={attempt: Source(gpu=gpu)})
             assert (found.verdict, found.numbers["tokens_per_s"]) == (verdict, 900 * 128)
             assert found.told.startswith(f"115200 at 128 on {gpu or 'no GPU'};")
+
+
+def test_shares_of_a_gpu_say_nothing_of_speed():
+    """Twelve cells of the replication shared each GPU: a share below 1 in the config of a cell that the sentence compares."""
+    data = gather(shared("replication"), "replication")
+    (claim,) = [one for one in CLAIMS if one.name == "mfu"]
+    found = claim.asked_of(Facts(data))
+    assert (found.verdict, found.numbers) == (SILENT, {})
+    assert "share of a GPU" in found.told
+    whole = {cell: {**config, "resources": {**config["resources"], "gpus": 1}} for cell, config in data.configs.items()}
+    found = claim.asked_of(Facts(replace(data, configs=whole)))
+    runs = [
+        [
+            data.value(cell.cell_id, "throughput", "mfu_paper", 0).value
+            for cell in data.cells
+            if cell.levels
+            == {"attn_type": "polar", "reg_mode": "baseline", "window": "off", "memory": memory, "distractor": "off"}
+            and level_of(cell, "recipe") == "intended"
+        ]
+        for memory in ("off", "on")
+    ]
+    assert [len(one) for one in runs] == [5, 5]
+    assert found.numbers["points"] == pytest.approx(fmean(runs[0]) - fmean(runs[1]))
