@@ -378,6 +378,7 @@ def test_a_page_of_printed_numbers_does_not_say_when_they_were_read_in(printed_p
     }
 
 
+@pytest.mark.thorough
 def test_a_summed_loss_is_told_of_the_cells_that_have_it() -> None:
     def told(data: SweepData) -> list[str]:
         return [line.split(" is a sum over tokens")[0] for line in care_of(data, []) if "is a sum over tokens" in line]

@@ -322,6 +322,7 @@ class TestTable:
             assert found.told.startswith(f"115200 at 128 on {gpu or 'no GPU'};")
 
 
+@pytest.mark.thorough
 def test_shares_of_a_gpu_say_nothing_of_speed():
     """Twelve cells of the replication shared each GPU: a share below 1 in the config of a cell that the sentence compares."""
     data = gather(shared("replication"), "replication")
