@@ -142,7 +142,7 @@ def _end_words(axes: Axes, words: Iterable[tuple[float, float, str]]) -> None:
             fontsize=style.size("small"), bbox=style.backing(), linespacing=1.0,
         )  # fmt: skip
         height = note.get_window_extent(renderer).height * 72 / axes.figure.dpi
-        ways = [sign * (2.5 + 1.5 * step) - (height if sign < 0 else 0) for step in range(12) for sign in (1, -1)]
+        ways = [sign * (2.5 + 1.5 * step) - (height if sign < 0 else 0) for step in range(24) for sign in (1, -1)]
         costs = {}
         for way in ways:
             note.set_position((2, way))

@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from atma_sweep.reports.figures import style
+from atma_sweep.reports.figures.curves import end_words
 from atma_sweep.reports.figures.labels import apart, within
 from scipy.optimize import minimize
 
@@ -30,3 +32,20 @@ def test_labels_stay_between_their_bounds() -> None:
     assert within([-2.0, 0.0, 2.0, 9.0], 2.0, 0.0, 10.0) == [0.0, 2.0, 4.0, 9.0]
     assert within([6.0, 12.0, 10.0], 2.0, 0.0, 10.0) == [6.0, 10.0, 8.0]
     assert within([3.0, 5.0], 2.0, 0.0, 10.0) == [3.0, 5.0]
+
+
+def test_words_at_the_end_of_a_line_leave_all_lines_free_where_there_is_room_above() -> None:
+    """A long text at the end of a line that falls steeply: the room lies far above its end."""
+    figure = style.page(2.0, 3.0)
+    axes = figure.add_subplot()
+    axes.set_ylim(-5, 130)
+    x = np.linspace(0, 5, 6)
+    drawn = [axes.plot(x, 55 * np.exp(-fall * x) + 5)[0] for fall in (0.17, 0.3, 0.6)]
+    end_words(axes, [(5.0, float(55 * np.exp(-0.85) + 5), "best cell: 28.5%\nzipfian, with distractor loss, seed 0")])
+    style.settle(figure)
+    (words,) = axes.texts
+    box = words.get_window_extent()
+    for line in drawn:
+        points = line.get_path().interpolated(50).transformed(line.get_transform()).vertices
+        assert box.count_contains(points) == 0
+    assert axes.get_window_extent().y1 >= box.y1
