@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ from dataclasses import asdict, dataclass
 import torch
 from torch.nn.attention import SDPBackend
 
+from ...model.backbone import Backbone
 from ...model.cache import CacheFull
 from ...model.decode import Paged, as_used
 from ..attempt.device import network
@@ -78,32 +80,30 @@ def run(
         model = as_used(network(cell.config, device).eval())  # once, or each size copies the weights
         ways: list[tuple[str, SDPBackend | None]] = [(PAGES, None)]
         ways += dense.items() if one_token.takes_dense(model) else []
-        for context in contexts:
-            for texts in batches:
-                for attention, backend in ways:
-                    tokens = context + 3 * (rounds + 1) * steps
-                    other = nullcontext() if backend is None else one_token.dense_network(context, backend)
-                    row = Row(cell.slug, texts, context, None, attention=attention)
-                    try:
-                        with other:
-                            paged = Paged(
-                                model, texts=texts, tokens=tokens, full_context=True, compiled=device.type == "cuda"
-                            )
-                            _time(row, paged, rounds, steps, limits)
-                    except torch.OutOfMemoryError:
-                        row.unfit = "the GPU's memory"
-                    except CacheFull as full:
-                        row.unfit = str(full)
-                    except RuntimeError as error:
-                        if backend is None:
-                            raise
-                        row.unfit = str(error).splitlines()[0]
-                    rows.append(row)
-                    paged = None  # type: ignore[assignment]  # its memory goes before the next one takes its own
-                    if device.type == "cuda":
-                        torch.cuda.empty_cache()
-                    tell(_said(row))
+        for context, texts, (attention, backend) in itertools.product(contexts, batches, ways):
+            rows.append(Row(cell.slug, texts, context, None, attention=attention))
+            _fill(rows[-1], model, backend, rounds, steps, limits)
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+            tell(_said(rows[-1]))
     return limits, rows
+
+
+def _fill(row: Row, model: Backbone, backend: SDPBackend | None, rounds: int, steps: int, limits: Ceilings) -> None:
+    """Times the row's size with the network's own attention or that of `backend`, or says why it does not fit."""
+    tokens, on_gpu = row.context + 3 * (rounds + 1) * steps, model.device.type == "cuda"
+    try:
+        with nullcontext() if backend is None else one_token.dense_network(row.context, backend):
+            paged = Paged(model, texts=row.texts, tokens=tokens, full_context=True, compiled=on_gpu)
+            _time(row, paged, rounds, steps, limits)
+    except torch.OutOfMemoryError:
+        row.unfit = "the GPU's memory"
+    except CacheFull as full:
+        row.unfit = str(full)
+    except RuntimeError as error:
+        if backend is None:
+            raise
+        row.unfit = str(error).splitlines()[0]
 
 
 def _time(row: Row, paged: Paged, rounds: int, steps: int, limits: Ceilings) -> None:

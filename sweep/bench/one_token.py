@@ -33,24 +33,28 @@ def dense(b: int, tokens: int, backend: SDPBackend) -> Callable[..., Tensor]:
     """softmax(q k') v of [B, H, X] over the same pools, which here hold each text in one piece: [B, H, X]."""
 
     def call(q_BHX: Tensor, k_pool: Tensor, v_pool: Tensor) -> Tensor:
-        k, v = (pool.view(b, -1, *pool.shape[2:])[:, :tokens].transpose(1, 2) for pool in (k_pool, v_pool))
-        with sdpa_kernel(backend):
-            return scaled_dot_product_attention(q_BHX[:, :, None], k, v, enable_gqa=True)[:, :, 0]
+        return _in_one_piece(q_BHX, k_pool, v_pool, tokens, backend)
 
     return call
+
+
+def _in_one_piece(
+    q_BHX: Tensor, k_pool: Tensor, v_pool: Tensor, tokens: int, backend: SDPBackend, scale: float | None = None
+) -> Tensor:
+    """[B, H, X]: over the first `tokens` tokens of each text of pools that B texts of one length fill, one behind the other."""
+    k, v = (pool.view(len(q_BHX), -1, *pool.shape[2:])[:, :tokens].transpose(1, 2) for pool in (k_pool, v_pool))
+    with sdpa_kernel(backend):
+        return scaled_dot_product_attention(q_BHX[:, :, None], k, v, scale=scale, enable_gqa=True)[:, :, 0]
 
 
 @torch.library.custom_op("atma_bench::dense_attend", mutates_args=())
 def _dense_attend(
     q_BHX: Tensor, k_pool: Tensor, v_pool: Tensor, first: int, tokens: int, scale: float, backend: str
 ) -> Tensor:
-    """[B, H, X]: the texts' first `tokens` tokens, each text in one piece from page `first` on."""
-    b, page = len(q_BHX), k_pool.shape[1]
-    end = first + b * -(-tokens // page)
-    k, v = (pool[first:end].view(b, -1, *pool.shape[2:])[:, :tokens].transpose(1, 2) for pool in (k_pool, v_pool))
-    with sdpa_kernel(getattr(SDPBackend, backend)):
-        y = scaled_dot_product_attention(q_BHX[:, :, None], k, v, scale=scale, enable_gqa=True)
-    return y[:, :, 0].contiguous()
+    """The same as one operation for the compiler, with the texts in the pools from page `first` on."""
+    own = slice(first, first + len(q_BHX) * -(-tokens // k_pool.shape[1]))
+    named = getattr(SDPBackend, backend)
+    return _in_one_piece(q_BHX, k_pool[own], v_pool[own], tokens, named, scale).contiguous()
 
 
 @_dense_attend.register_fake

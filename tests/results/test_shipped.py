@@ -190,18 +190,21 @@ def of(row: dict[str, Any], heading: str) -> dict[str, Any]:
     return found
 
 
-def decided(row: dict[str, Any], claimed: int) -> str:
-    """By "What decides" of the page: one contrast."""
-    verdict: str = of(row, "Verdict")["printed"]
-    if verdict.startswith("not asked"):
-        return "not asked"
-    if of(row, "p corr")["value"] < 0.05:
-        return "stands" if of(row, "Mean")["value"] * claimed > 0 else "falls"
-    return "falls" if verdict.startswith("equivalent") else "undecided"
+def verdict_of(row: dict[str, Any]) -> str:
+    found: str = of(row, "Verdict")["printed"]
+    return found
 
 
-def decided_together(rows: Sequence[tuple[dict[str, Any], int]]) -> str:
-    each = {decided(*one) for one in rows}
+def decided(rows: Sequence[tuple[dict[str, Any], int]], verdict: Callable[[dict[str, Any]], str] = verdict_of) -> str:
+    """By "What decides" of the page: the contrasts of a conclusion, each with the sign that it claims."""
+    each = set()
+    for row, claimed in rows:
+        if verdict(row).startswith("not asked"):
+            each.add("not asked")
+        elif of(row, "p corr")["value"] < 0.05:
+            each.add("stands" if of(row, "Mean")["value"] * claimed > 0 else "falls")
+        else:
+            each.add("falls" if verdict(row).startswith("equivalent") else "undecided")
     return next(word for word in ("not asked", "falls", "undecided", "stands") if word in each)
 
 
@@ -215,7 +218,7 @@ def test_each_conclusion_is_what_the_contrasts_decide_by_the_rules(command_line:
     for number, parts in CONCLUSIONS.items():
         for recipe, cell in enumerate(told[str(number)].split(" | ")[1:]):
             rows = [(contrasts[at + recipe], claimed) for at, claimed in parts]
-            whole = decided_together(rows)
+            whole = decided(rows)
             assert cell.startswith(f"**{whole}**: "), (number, recipe)
             for row, _ in rows:
                 assert ("published" if recipe else "intended") in row["row"]["Within"]
@@ -235,23 +238,21 @@ def test_each_conclusion_is_what_the_contrasts_decide_by_the_rules(command_line:
 def test_the_page_says_how_firm_its_verdicts_are(command_line: Command) -> None:
     """What correction over the asked contrasts alone would say, and what the verdicts would be if *not asked* did not go first."""
     contrasts = rows_of(command_line, "contrasts", "--sweep", "replication")
-    asked = [row for row in contrasts if not of(row, "Verdict")["printed"].startswith("not asked")]
+    asked = [row for row in contrasts if not verdict_of(row).startswith("not asked")]
     assert len(asked) == 7
     assert "Corrected over the other seven, p would be 0.028 for both" in PAGE
     corrected = holm([of(row, "p")["value"] for row in asked])
-    undecided = [p for row, p in zip(asked, corrected, strict=True) if of(row, "Verdict")["printed"] == "not shown"]
+    undecided = [p for row, p in zip(asked, corrected, strict=True) if verdict_of(row) == "not shown"]
     assert [round(p, 3) for p in undecided] == [0.028, 0.028]
-    verdicts = []
-    for parts in CONCLUSIONS.values():
-        for recipe in (0, 1):
-            without = [{**contrasts[at + recipe], "claimed": claimed} for at, claimed in parts]
-            for row in without:
-                row["values"] = [
-                    {**one, "printed": "equivalent" if (of(row, "p equiv")["value"] or 1) < 0.05 else "not shown"}
-                    if one["heading"] == "Verdict" else one
-                    for one in row["values"]
-                ]  # fmt: skip
-            verdicts.append(decided_together([(row, row["claimed"]) for row in without]))
+
+    def always_asked(row: dict[str, Any]) -> str:
+        return "equivalent" if (of(row, "p equiv")["value"] or 1) < 0.05 else "not shown"
+
+    verdicts = [
+        decided([(contrasts[at + recipe], claimed) for at, claimed in parts], always_asked)
+        for parts in CONCLUSIONS.values()
+        for recipe in (0, 1)
+    ]
     # 3 under `published` falls either way
     assert verdicts.count("falls") == 6
     assert "without it five of the ten would read *falls*" in PAGE
