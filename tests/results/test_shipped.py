@@ -27,8 +27,6 @@ from reads import sweeps_read
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "replication.md").read_text()
 TEXT = "76939ae0d6f985eb48af0c2ca98935d11b250c67a9aa3a28fa44d9e2c35c4af5"
-LEFT = {f"rope-zipfian-d1-m{memory}-w{window}-recipepublished-s2" for memory in (0, 1) for window in (0, 1)}
-"""Not trained yet, in no contrast; the page says so."""
 CONCLUSIONS = {1: [(0, +1)], 2: [(2, -1)], 3: [(4, -1), (6, +1)], 4: [(8, -1)], 5: [(10, -1)]}
 """By the page's number: which contrasts under `intended` (each next one is that under `published`), and the sign that it claims."""
 Command = Callable[..., tuple[int, str, str]]
@@ -43,8 +41,7 @@ def data(sweep: str) -> SweepData:
 def test_a_bundle_is_small_and_whole(sweep: str) -> None:
     assert shipped.bundle_of(sweep).stat().st_size < 3e6
     found = data(sweep)
-    left = {cell.slug for cell in found.cells if found.standing(cell) != "done"}
-    assert left == (LEFT if sweep == "replication" else set())
+    assert {found.standing(cell) for cell in found.cells} == {"done"}
     # of the very cells that the grid has now, on the text that the page names
     assert TEXT.startswith(re.findall(r"fingerprint `([0-9a-f]+)`: no cell", PAGE)[0])
     assert {cell.cell_id for cell in found.cells} == {cell.id for cell in load_grid(sweep).expand(lambda data: TEXT)}
@@ -108,7 +105,7 @@ def test_all_tables_and_figures_of_the_page_say_what_the_numbers_say(
     read = sweeps_read(monkeypatch)
     names = [path.name for path in (ROOT / "docs" / "replication").iterdir()]
     checked(tmp_path / "all", command_line, names)
-    assert len(names) >= 23
+    assert len(names) >= 25
     assert sorted(map(str, read)) == sorted(SHIPPED), "a sweep is read once, however many files are made of it"
 
 
@@ -260,9 +257,8 @@ def test_the_page_says_how_firm_its_verdicts_are(command_line: Command) -> None:
 
 def test_the_pages_means_are_those_of_the_cells() -> None:
     found = data("replication")
-    told = re.findall(
-        r"^\| (polar|nope|rope)(, memory)? \| ([\d. |]+) \|$", PAGE.split("### What else is seen")[1], re.MULTILINE
-    )
+    seen = PAGE.split("### What else is seen")[1].split("### What was run")[0]
+    told = re.findall(r"^\| (polar|nope|rope)(, memory)? \| ([\d. |]+) \|$", seen, re.MULTILINE)
     assert len(told) == 6
     columns = (("val", "val_loss", 0, 1, 3), ("clean", "nats", 16384, 1, 3),
                ("needle", "digit_accuracy", 512, 100, 1), ("needle", "digit_accuracy", 16384, 100, 1))  # fmt: skip
@@ -272,8 +268,9 @@ def test_the_pages_means_are_those_of_the_cells() -> None:
             configurations: dict[tuple[str, ...], list[str]] = {}
             for cell in found.cells:
                 wanted = {"attn_type": mixer, "memory": "on" if memory else "off", "recipe": recipe}
-                left_out = level_of(cell, "reg_mode") == "strong" or cell.slug in LEFT
-                if not left_out and all(level_of(cell, axis) == level for axis, level in wanted.items()):
+                if level_of(cell, "reg_mode") != "strong" and all(
+                    level_of(cell, axis) == level for axis, level in wanted.items()
+                ):
                     configurations.setdefault(row_of(cell), []).append(cell.cell_id)
             assert len(configurations) == 16
             for (probe, metric, length, scale, digits), shown in zip(
@@ -339,6 +336,39 @@ def test_the_pages_sentences_have_the_verdicts_of_the_claims(command_line: Comma
         assert shown == [one[sentence] for one in verdicts]
 
 
+def numbers_of(sweep: str, levels: dict[str, str], probe: str, metric: str, length: int) -> list[float]:
+    """Of the sweep's cells with these levels."""
+    found = data(sweep)
+    return [
+        number_of(found, cell.cell_id, probe, metric, length)
+        for cell in found.cells
+        if all(level_of(cell, axis) == level for axis, level in levels.items())
+    ]
+
+
+def test_the_page_says_what_more_tokens_bring() -> None:
+    """The sweep's own cells (mean, lowest and highest of the seeds) beside one run each at four and eight times the tokens."""
+    told = PAGE.split("### With more tokens")[1].split("### At 370M")[0]
+    rows = re.findall(r"^\| (polar|nope|rope)(, memory)? \| (.*) \|$", told, re.MULTILINE)
+    assert len(rows) == 6
+    needle = "needle", "digit_accuracy"
+    columns = (("val", "val_loss", 0, 1, 3), (*needle, 512, 100, 1), (*needle, 16384, 100, 1))
+    plain = {"recipe": "intended", "reg_mode": "baseline", "distractor": "off", "window": "off"}
+    for mixer, memory, shown in rows:
+        cells = {"attn_type": mixer, "memory": "on" if memory else "off"}
+        numbers = shown.split(" | ")
+        for at, (probe, metric, length, scale, digits) in enumerate(columns):
+            own = numbers_of("replication", cells | plain, probe, metric, length)
+            assert len(own) == (5 if mixer == "polar" or (mixer == "nope" and memory) else 3)
+            exact = [fmean(own), *([min(own), max(own)] if at else [])]
+            for tokens in ("65536000", "131072000"):
+                (one,) = numbers_of("replication-longer", cells | {"train.tokens": tokens}, probe, metric, length)
+                exact.append(one)
+            said = map(float, re.findall(r"[\d.]+", " ".join(numbers[3 * at : 3 * at + 3])))
+            close = pytest.approx([scale * one for one in exact], abs=0.5 * 10**-digits + 1e-9)
+            assert list(said) == close, (mixer, memory, probe, length)
+
+
 @pytest.mark.thorough
 def test_the_page_says_what_would_decide_what_is_undecided() -> None:
     """By its own code, with the spread of the cells themselves."""
@@ -353,7 +383,7 @@ def test_the_page_says_what_would_decide_what_is_undecided() -> None:
         numbers = {
             (cell.levels["attn_type"], *row_of(cell), cell.seed): number_of(found, cell.cell_id, probe, metric, 16384)
             for cell in found.cells
-            if level_of(cell, "recipe") == "intended" and level_of(cell, "memory") == "on" and cell.slug not in LEFT
+            if level_of(cell, "recipe") == "intended" and level_of(cell, "memory") == "on"
         }
         rows = sorted({key[1:4] for key in numbers})
         table = [[numbers["nope", *row, s] - numbers["polar", *row, s] for s in range(5)] for row in rows]
