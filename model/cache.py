@@ -223,7 +223,7 @@ class Book:
         rows = np.asarray(slots, np.int64)
         rows = rows[self._open[rows]]
         length = self._length[rows] + tokens
-        end, first = -(-length // self.room.page), self._first[rows]
+        end, first = np.maximum(-(-length // self.room.page), self._end[rows]), self._first[rows]
         if window is not None:
             # the token before the new one stays too: sums go on from what is kept of it
             first = np.maximum(0, length - max(window, 2)) // self.room.page
@@ -253,6 +253,17 @@ class Book:
         said = np.stack([*changed, self._table[changed]])
         row, column, number = torch.from_numpy(said).to(self.room.device, non_blocking=True)
         self.ledger.tables_RP.index_put_((row, column), number.int())
+
+    def shorten(self, slots: Sequence[int], tokens: int) -> None:
+        """Takes the tokens of these texts behind their first `tokens` back; their pages stay theirs.
+
+        Only what lies in pages is taken back, no memory's state. Raises ValueError for a text that is shorter or has given pages up.
+        """
+        rows = np.asarray(slots, np.int64)
+        if (self._length[rows] < tokens).any() or self._first[rows].any():
+            raise ValueError(f"a text of which the first {tokens} tokens are not kept cannot go back to them")
+        self._length[rows] = tokens
+        self.ledger.lengths_R[torch.from_numpy(rows).to(self.room.device)] = tokens
 
     def close(self, slot: int) -> None:
         """Forgets a text."""

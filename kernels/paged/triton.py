@@ -19,8 +19,10 @@ from ..attention.triton import LOG2E, log1p, tanh
 
 KEYS = 64
 """Keys of a block, at most; a block lies in one page."""
-MOST_SPLITS = 64
-"""Ranges of a text, at most."""
+PROGRAMS = 4
+"""For each processor: at two, keys come at 0.90 of the speed, and one text's at 0.75."""
+MERGED = 2**15
+"""Numbers of one head that a program merges, at most: ranges times head size."""
 
 _LOG2E, _TINY = tl.constexpr(LOG2E), tl.constexpr(TINY)
 
@@ -170,7 +172,7 @@ def attend(
     """
     (b, h, x), j, page = q.shape, k_pool.shape[2], k_pool.shape[1]
     wide = tables.shape[1]
-    splits = splits or splits_for(q.device, b * j, wide * page)
+    splits = splits or splits_for(q.device, b * j, wide * page, x)
     one = splits == 1
     polar = bool(null)
     q, k_pool, v_pool = (part if part.stride(-1) == 1 else part.contiguous() for part in (q, k_pool, v_pool))
@@ -221,8 +223,8 @@ def put(k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor, tables: Tensor, le
     )  # fmt: skip
 
 
-def splits_for(device: torch.device, programs: int, keys: int) -> int:
-    """So many ranges that two programs a processor run, but no range of fewer than a block of keys."""
+def splits_for(device: torch.device, programs: int, keys: int, size: int) -> int:
+    """So many ranges that `PROGRAMS` a processor run, but no range of fewer than a block of keys and no more than can be merged."""
     processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
-    wanted = min(MOST_SPLITS, max(1, 2 * processors // programs), max(1, keys // KEYS))
+    wanted = min(max(1, MERGED // size), max(1, PROGRAMS * processors // programs), max(1, keys // KEYS))
     return 1 << (wanted.bit_length() - 1)

@@ -91,7 +91,7 @@ def run(
 
 def _fill(row: Row, model: Backbone, backend: SDPBackend | None, rounds: int, steps: int, limits: Ceilings) -> None:
     """Times the row's size with the network's own attention or that of `backend`, or says why it does not fit."""
-    tokens, on_gpu = row.context + 3 * (rounds + 1) * steps, model.device.type == "cuda"
+    tokens, on_gpu = row.context + steps, model.device.type == "cuda"
     try:
         with nullcontext() if backend is None else one_token.dense_network(row.context, backend):
             paged = Paged(model, texts=row.texts, tokens=tokens, full_context=True, compiled=on_gpu)
@@ -116,7 +116,8 @@ def _time(row: Row, paged: Paged, rounds: int, steps: int, limits: Ceilings) -> 
     tokens_B = torch.zeros(texts, dtype=torch.int64, device=device)
 
     def seconds(graphs: bool, compiled: bool) -> tuple[float, float]:
-        """(of a step, of the host's part of it)."""
+        """(of a step, of the host's part of it), from `context` tokens on."""
+        paged.book.shorten(slots, context)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         began = time.perf_counter()

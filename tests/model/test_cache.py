@@ -67,6 +67,28 @@ def test_pages_are_those_that_a_text_needs(window: int | None) -> None:
     assert refused > 5
 
 
+def test_a_text_goes_back_to_its_first_tokens_and_keeps_its_pages() -> None:
+    ours = book()
+    slots = [ours.open(length) for length in (3, 5)]
+    ours.grow(slots, 9)
+    before = [ours.pages(slot).tolist() for slot in slots]
+    with pytest.raises(ValueError, match="first 13 tokens are not kept"):
+        ours.shorten(slots, 13)
+    ours.shorten(slots, 2)
+    assert [ours.length(slot) for slot in slots] == [2, 2]
+    assert ours.ledger.lengths_R[slots].tolist() == [2, 2]
+    ours.grow(slots, 10)
+    assert [ours.pages(slot).tolist() for slot in slots] == before, "12 tokens have room in the pages of 12"
+    ours.grow(slots[:1], 1)
+    assert ours.taken == 3 + 4 + 1
+    for slot in slots:
+        ours.close(slot)
+    assert ours.taken == 0
+    windowed = ours.open(9, window=4)
+    with pytest.raises(ValueError, match="first 1 tokens"):
+        ours.shorten([windowed], 1)
+
+
 def test_a_step_of_the_same_texts_tells_the_device_nothing_but_new_pages() -> None:
     ours = book(pages=31)
     slots = [ours.open(length) for length in (1, 2, 4)]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -505,11 +506,20 @@ def test_bench_kernels_on_a_gpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_writing_is_timed_beside_what_its_bytes_take() -> None:
+def test_writing_is_timed_beside_what_its_bytes_take(monkeypatch: pytest.MonkeyPatch) -> None:
     (cell,) = train.choose("quick", ["polar-baseline-d0-m1-w0"], [])
     model = cell.config.model
+    behind, step = [], Paged.step
+
+    def seen(self: Paged, slots: Sequence[int], *args: Any, **options: Any) -> torch.Tensor:
+        behind.append({self.book.length(slot) for slot in slots})
+        return step(self, slots, *args, **options)
+
+    monkeypatch.setattr(Paged, "step", seen)
     limits, rows = decode.run([cell], torch.device("cpu"), (1, 3), (5, 9), rounds=1, steps=2, tell=lambda line: None)
     assert [(row.texts, row.context) for row in rows] == [(1, 5), (3, 5), (1, 9), (3, 9)]
+    # three ways, a warm one and a round of each, two steps: every time from the same tokens on
+    assert behind == [{n + at} for n in (5, 9) for _ in range(2 * 3 * 2) for at in (0, 1)]
     layers = [model.is_global(layer) for layer in range(model.n_layers)]
     inner, kv = model.n_heads * model.head_dim, model.n_kv_heads * model.head_dim
     # float32 here: keys and values read; a memory and three tails of Canon read and written; a tail of each convolution
