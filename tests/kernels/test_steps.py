@@ -297,7 +297,7 @@ def test_the_ops_say_truly_what_they_return_and_change() -> None:
 
 @on_gpu
 @pytest.mark.parametrize("window", [None, 700])
-@pytest.mark.parametrize("splits", [1, 8, 32])
+@pytest.mark.parametrize("splits", [1, 8, 32, 256])
 def test_the_compiled_kernels_of_attention(window: int | None, splits: int) -> None:
     kernels_of_attention([2000, 1, 513, 0, 256], 8, 2, 128, 256, window, splits, torch.bfloat16, "cuda")
 

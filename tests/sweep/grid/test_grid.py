@@ -302,7 +302,7 @@ def test_every_setting_of_every_shipped_base_is_a_valid_path() -> None:
 
 
 COUNTS = {
-    "atlas-170m": 2, "atlas-tiny": 7, "flipflop": 36, "flipflop-mini": 4, "full": 120, "h200-check": 4, "memories": 6, "mqar": 16, "paper-v1": 100, "paper-v2": 120, "precision": 6, "quick": 12, "replication": 960, "replication-longer": 12, "replication-pilot": 12, "replication-rates": 24, "rivals": 12, "search-mini": 6, "small": 120,
+    "atlas-170m": 2, "atlas-tiny": 7, "flipflop": 36, "flipflop-mini": 4, "full": 120, "h200-check": 4, "memories": 6, "mqar": 16, "paper-v1": 100, "paper-v2": 120, "precision": 6, "quick": 12, "replication": 960, "replication-longer": 12, "replication-pilot": 12, "replication-rates": 24, "replication-retrieval": 64, "rivals": 12, "search-mini": 6, "small": 120,
     "wall-400m": 5, "wall-bias": 8, "wall-subdim": 9, "wikitext-tra": 36,
 }  # fmt: skip
 
