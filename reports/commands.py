@@ -271,8 +271,8 @@ def report(
 
     The numbers of the paper are always there, as sweeps printed-v1, printed-v2 and printed-v2-open-weight, and those of
     rivals as printed-tra, printed-wall and printed-atlas: for this command, dashboard, show, status and export. So are
-    sweeps of our own that come along: replication, replication-pilot, replication-rates
-    and replication-longer.
+    sweeps of our own that come along: replication, replication-pilot, replication-rates,
+    replication-longer and replication-retrieval.
 
     Exit code 1: --check found a file that says something else than the database.
 

@@ -12,7 +12,7 @@ RESERVED = "printed-"
 """How the names of published numbers begin, and no other's."""
 PUBLISHED = ("printed-v1", "printed-v2", "printed-v2-open-weight", "printed-tra", "printed-wall", "printed-atlas")
 """The sweeps of the paper's numbers, then those of its rivals; every reading command knows them, whatever the database holds."""
-SHIPPED = ("replication-pilot", "replication-rates", "replication", "replication-longer")
+SHIPPED = ("replication-pilot", "replication-rates", "replication", "replication-longer", "replication-retrieval")
 """Sweeps of our own that come along (results/shipped); a sweep of that name in a database goes before."""
 FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=@-]{0,119}")
 """What is a file's name as it stands: every sweep's name, and the slug of nearly every cell."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 APART = 0.2  # octaves between the marks of two lines, at most
+MEANS = 3  # the height (zorder) from which on lines are means or named cells
 JUST = 0.06  # of the robust range, within which a value beside it is still shown
 MARKED = 6  # marks of a line of many points, about
 MOST_TOLD = 3  # values of outliers told one by one
@@ -163,7 +164,10 @@ def mark_trained(axes: Axes, trained: int | None, *, word: bool) -> None:
 
 
 def mark_level(group: Sequence[Axes], level: float, text: str) -> None:
-    """A dotted horizontal line in each of these axes, with the text where it hides the fewest points of any."""
+    """A dotted horizontal line in each of these axes, with the text where it hides the fewest points of any.
+
+    Without the text where it would hide a mean everywhere, or other words: what the line is must stand below the figure, too.
+    """
     for axes in group:
         axes.axhline(level, color="#000000", linestyle=(0, (1, 1.2)), linewidth=style.stroke(0.9), zorder=2.5)
     style.after_layout(group[0].figure, lambda: _level_words(group, level, text))  # type: ignore[arg-type]
@@ -187,16 +191,18 @@ def _level_words(group: Sequence[Axes], level: float, text: str) -> None:
                     best = (cost, note)
                 else:
                     note.remove()
+    if best is not None and _hidden(best[1].axes, best[1], renderer, MEANS) > 0:
+        best[1].remove()
 
 
-def _hidden(axes: Axes, note: Any, renderer: Any) -> float:
-    """How much of what is drawn in the axes the note covers: points of its lines, and other words far more."""
+def _hidden(axes: Axes, note: Any, renderer: Any, above: float = 0) -> float:
+    """How much of what is drawn in the axes the note covers: points of its lines from this height on, and other words far more."""
     box = note.get_window_extent(renderer).expanded(1.05, 1.15)
-    lines = [line for line in axes.lines if np.size(line.get_xdata()) > 2]
+    lines = [line for line in axes.lines if np.size(line.get_xdata()) > 2 and line.get_zorder() >= above]
     cost = 0.0
     for line in lines:
         points = line.get_path().interpolated(8).transformed(line.get_transform()).vertices
-        cost += (5 if line.get_zorder() >= 3 else 1) * box.count_contains(points)
+        cost += (5 if line.get_zorder() >= MEANS else 1) * box.count_contains(points)
     inside = axes.get_window_extent(renderer)
     outside = not (inside.y0 <= box.y0 and box.y1 <= inside.y1)
     others = [text for text in axes.texts if text is not note and text.get_window_extent(renderer).overlaps(box)]

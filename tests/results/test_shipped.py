@@ -105,7 +105,7 @@ def test_all_tables_and_figures_of_the_page_say_what_the_numbers_say(
     read = sweeps_read(monkeypatch)
     names = [path.name for path in (ROOT / "docs" / "replication").iterdir()]
     checked(tmp_path / "all", command_line, names)
-    assert len(names) >= 25
+    assert len(names) >= 29
     assert sorted(map(str, read)) == sorted(SHIPPED), "a sweep is read once, however many files are made of it"
 
 
@@ -367,6 +367,35 @@ def test_the_page_says_what_more_tokens_bring() -> None:
             said = map(float, re.findall(r"[\d.]+", " ".join(numbers[3 * at : 3 * at + 3])))
             close = pytest.approx([scale * one for one in exact], abs=0.5 * 10**-digits + 1e-9)
             assert list(said) == close, (mixer, memory, probe, length)
+
+
+def test_the_first_conclusion_asked_again_is_what_its_contrasts_decide(command_line: Command) -> None:
+    contrasts = rows_of(command_line, "contrasts", "--sweep", "replication-retrieval")
+    told = PAGE.split("### Asked again")[1].split("### At 370M")[0]
+    rows = re.findall(r"^\| needle at ([\d,]+) \| (.*) \|$", told, re.MULTILINE)
+    assert len(rows) == len(contrasts) == 2
+    for (length, shown), row in zip(rows, contrasts, strict=True):
+        tokens = int(length.replace(",", ""))
+        off, on = (
+            numbers_of("replication-retrieval", {"memory": level}, "needle", "digit_accuracy", tokens)
+            for level in ("off", "on")
+        )
+        assert len(off) == len(on) == 32
+        (constant,) = set(numbers_of("replication-retrieval", {}, "needle", "constant_accuracy", tokens))
+        twice = [sum(one >= 2 * constant for one in side) for side in (off, on)]
+        said = {name: of(row, name)["printed"] for name in ("Mean", "Low", "High", "p corr", "p equiv")}
+        numbers = "{Mean} [{Low}, {High}] | {p corr} | p {p equiv}".format(**said)
+        (verdict,) = {decided([(row, +1)])}
+        assert shown == f"{100 * fmean(off):.1f} | {100 * fmean(on):.1f} | {numbers} | " + (
+            "**falls**" if tokens == 16384 else "undecided"
+        )
+        assert verdict == ("falls" if tokens == 16384 else "undecided")
+        if tokens == 512:
+            assert f"{twice[0]} of 32 networks without memory" in told
+            assert f"and {twice[1]} of 32 with memory" in told
+        else:
+            assert twice == [4, 4]
+            assert f"memory - none is {said['Mean']} [{said['Low']}, {said['High']}] points there" in PAGE
 
 
 @pytest.mark.thorough

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from atma_sweep.reports.figures import style
-from atma_sweep.reports.figures.curves import end_words
+from atma_sweep.reports.figures.curves import MEANS, end_words, mark_level
 from atma_sweep.reports.figures.labels import apart, within
 from scipy.optimize import minimize
 
@@ -49,3 +49,19 @@ def test_words_at_the_end_of_a_line_leave_all_lines_free_where_there_is_room_abo
         points = line.get_path().interpolated(50).transformed(line.get_transform()).vertices
         assert box.count_contains(points) == 0
     assert axes.get_window_extent().y1 >= box.y1
+
+
+@pytest.mark.parametrize("beside", [0.0, 60.0])
+def test_words_at_a_level_hide_no_mean(beside: float) -> None:
+    """Means of which one lies wherever the words could stand: none are written. Thin lines of single cells may be written over."""
+    figure = style.page(2.0, 3.0)
+    axes = figure.add_subplot()
+    axes.set_ylim(-5, 130)
+    x = np.linspace(0, 5, 6)
+    for height in (6, 12, 18):
+        axes.plot(x, np.full(6, height + beside), zorder=MEANS)
+        axes.plot(x, np.full(6, height + 2), zorder=1)
+    mark_level([axes], 12.8, "constant answer\n12.8%")
+    style.settle(figure)
+    assert len(axes.texts) == (beside > 0)
+    assert len(axes.lines) == 7, "the level itself is drawn either way"
