@@ -97,6 +97,13 @@ class SweepData:
         """Which combination of a design a cell is; None for one of `include` that is none of them."""
         return design.space.index({axis: level_of(cell, axis) for axis in design.space.axes})
 
+    def setting(self, cell: CellState, path: str) -> Any:
+        """What the cell's frozen config says at a dotted path, as "train.seq_len"; None where it says nothing."""
+        found: Any = self.configs.get(cell.cell_id)
+        for name in path.split("."):
+            found = found.get(name) if isinstance(found, Mapping) else None
+        return found
+
     @property
     def done(self) -> int:
         """How many cells are trained and measured at everything that was asked for."""

@@ -11,7 +11,7 @@ from ..data import SweepData, level_of
 from ..figures.style import shown
 from ..numbers import Column, rounded
 from ..stats.ceiling import ceiling
-from ..stats.spread import NEAR, TREATMENT
+from ..stats.spread import NEAR, barely_acts
 from ..tables.printed import contradicted
 
 DUST = 1e-9  # of a share
@@ -48,8 +48,7 @@ def _near(data: SweepData) -> list[str]:
     """The regularizers whose weight is nearly nothing beside a loss that is a sum."""
     found = {}
     for cell in data.cells:
-        train = _train(data, cell)
-        if _summed(data, cell) and cell.levels[NEAR] != NONE and train.get("regularizer") != TREATMENT:
+        if cell.levels[NEAR] != NONE and barely_acts(data, cell):
             found[cell.levels[NEAR]] = shown(cell.levels[NEAR], NEAR)
     return list(found.values())
 
@@ -67,12 +66,7 @@ def _where_summed(data: SweepData) -> str:
 
 
 def _summed(data: SweepData, cell: CellState) -> bool:
-    return _train(data, cell).get("loss_reduction") == "sum"
-
-
-def _train(data: SweepData, cell: CellState) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = data.configs.get(cell.cell_id, {}).get("train", {})
-    return found
+    return bool(data.setting(cell, "train.loss_reduction") == "sum")
 
 
 def _seeds(data: SweepData) -> Iterator[str]:

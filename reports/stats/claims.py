@@ -155,12 +155,9 @@ class Facts:
 
     def setting(self, path: str) -> list[str]:
         """The values of a setting of the recipe, in the order of the cells."""
+        known = (self.data.setting(cell, path) for cell in self.data.cells)
+        found = dict.fromkeys(str(one) for one in known if one is not None)
         part, _, name = path.partition(".")
-        found = dict.fromkeys(
-            str(self.data.configs[cell.cell_id][part][name])
-            for cell in self.data.cells
-            if name in self.data.configs.get(cell.cell_id, {}).get(part, {})
-        )
         if not found and part == "model" and self.data.sweep in paper.SWEEPS and name in PUBLISHED:
             return [str(PUBLISHED[name])]
         if not found:
@@ -169,7 +166,7 @@ class Facts:
 
     def gpus(self, cell: CellState) -> float:
         """How much of how many GPUs a cell was given; 0 where nothing says so."""
-        return float(self.data.configs.get(cell.cell_id, {}).get("resources", {}).get("gpus", 0))
+        return float(self.data.setting(cell, "resources.gpus") or 0)
 
 
 Query = Callable[[Facts], Answer]

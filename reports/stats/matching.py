@@ -47,8 +47,6 @@ def _level(data: SweepData, cell: CellState, axis: str) -> str | None:
     """The level of an axis at which a cell stands, by its config where the sweep does not vary it; None for none."""
     level: Any = cell.axes.get(axis)
     if level is None:
-        level = data.configs.get(cell.cell_id, {})
-        for name in axis.split("."):
-            level = level.get(name) if isinstance(level, dict) else None
+        level = data.setting(cell, axis)
     text = "none" if level is None else str(level).lower()
     return None if text in NOT_THERE else text

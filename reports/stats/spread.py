@@ -173,7 +173,7 @@ def _measured(data: SweepData, column: Column, some: Sequence[_Number]) -> Sprea
 def _grouped(data: SweepData, column: Column, some: Sequence[_Number]) -> tuple[str, list[list[_Number]]]:
     """The runs that ought to agree, and what makes them so: seeds where any configuration has several; none where no two do."""
     axes = [*AXES, *data.extra_axes()]
-    near = [one for one in some if _near(data, column, one.cell)]
+    near = [one for one in some if column.probe != SPEED and barely_acts(data, one.cell)]
     kinds = ((SEEDS, some, axes, False), ("near-replicates", near, [axis for axis in axes if axis != NEAR], True))
     for kind, numbers, keys, with_seed in kinds:
         groups: dict[tuple[str, ...], list[_Number]] = {}
@@ -185,11 +185,10 @@ def _grouped(data: SweepData, column: Column, some: Sequence[_Number]) -> tuple[
     return "", []
 
 
-def _near(data: SweepData, column: Column, cell: CellState) -> bool:
-    """Whether the regularizer of this cell is nearly nothing to the number."""
-    train = data.configs.get(cell.cell_id, {}).get("train", {})
-    weak = train.get("loss_reduction") == "sum" and train.get("regularizer") != TREATMENT
-    return weak and column.probe != SPEED
+def barely_acts(data: SweepData, cell: CellState) -> bool:
+    """Whether the cell's regularizer is nearly nothing beside a loss that is a sum."""
+    summed = data.setting(cell, "train.loss_reduction") == "sum"
+    return bool(summed and data.setting(cell, "train.regularizer") != TREATMENT)
 
 
 def _floor(data: SweepData, column: Column, some: Sequence[_Number]) -> float:

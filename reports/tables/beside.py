@@ -84,7 +84,7 @@ def _all(store: Store) -> Iterator[External]:
             continue
         data = gather(store, summary.name)
         for cell in data.cells:
-            model = data.configs.get(cell.cell_id, {}).get(KEY)
+            model = data.setting(cell, KEY)
             if isinstance(model, Mapping) and cell.trained_attempt_id is not None:
                 yield External(data, cell, model)
 

@@ -143,9 +143,7 @@ def _small(share: float) -> str:
 
 def _trained(data: SweepData, rows: Rows) -> list[str]:
     """The tokens of a training row."""
-    known = {
-        data.configs.get(cell.cell_id, {}).get("train", {}).get("seq_len") for cells in rows.groups for cell in cells
-    }
+    known = {data.setting(cell, "train.seq_len") for cells in rows.groups for cell in cells}
     lengths = sorted(int(length) for length in known if length)
     return [f"Trained on rows of {' or '.join(f'{length:,}' for length in lengths)} tokens."] if lengths else []
 
