@@ -51,6 +51,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = [item for item in items if item.get_closest_marker("thorough") and not _asked_for(config, item)]
     config.hook.pytest_deselected(items=left_out)
     apart = set(left_out)
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
     # what takes long starts first, so that no process is left with it at the end; short tests fill the gaps
     items[:] = sorted(
         (item for item in items if item not in apart), key=lambda item: item.get_closest_marker("slow") is None

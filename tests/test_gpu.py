@@ -24,10 +24,7 @@ from atma_sweep.model.config import ModelConfig
 from patience import PATIENCE_S
 from registries import PAIRS
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
-]
+pytestmark = pytest.mark.gpu
 SMALL = {"d_model": 64, "n_layers": 4, "n_heads": 4, "n_kv_heads": 2, "vocab_size": 264, "window_size": 16}
 
 

@@ -309,7 +309,6 @@ def test_errors_name_both_numbers() -> None:
 
 # --- on a GPU -----------------------------------------------------------------------------------------------------
 
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 PRODUCT = [
     (t, h, j, window)
     for t, (h, j) in product((1, 17, 127, 257, 1000), ((8, 2), (4, 4), (3, 1)))
@@ -355,7 +354,6 @@ def test_the_naive_formula_is_the_reference() -> None:
 
 
 @pytest.mark.gpu
-@on_gpu
 @pytest.mark.parametrize("backend", ["triton", "gluon"])
 @pytest.mark.parametrize("window", [None, 150])
 def test_the_published_gradient_of_the_floor_in_bf16(backend: str, window: int | None) -> None:
@@ -377,7 +375,6 @@ def test_the_published_gradient_of_the_floor_in_bf16(backend: str, window: int |
 
 
 @pytest.mark.gpu
-@on_gpu
 @pytest.mark.parametrize("backend", ["triton", "gluon"])
 def test_polar_in_bf16_errs_at_most_twice_as_much_as_the_naive_formula(
     backend: str, record_property: Callable[[str, object], None]
@@ -421,7 +418,6 @@ def test_polar_in_bf16_errs_at_most_twice_as_much_as_the_naive_formula(
 
 
 @pytest.mark.gpu
-@on_gpu
 def test_softmax_in_bf16_is_near_float64_and_repeats() -> None:
     for t, h, j, window in PRODUCT:
         args = on_cuda(inputs(t, h, j, b=2, d=128)[:3])
@@ -435,7 +431,6 @@ def test_softmax_in_bf16_is_near_float64_and_repeats() -> None:
 
 
 @pytest.mark.gpu
-@on_gpu
 @pytest.mark.parametrize("d", [16, 32, 64, 128])
 def test_compiled_in_float32_every_gradient_is_near_float64(d: int) -> None:
     for t, window in ((127, None), (300, 70)):
@@ -446,7 +441,6 @@ def test_compiled_in_float32_every_gradient_is_near_float64(d: int) -> None:
 
 
 @pytest.mark.gpu
-@on_gpu
 @pytest.mark.parametrize("d", [16, 32, 64, 256])
 def test_other_head_sizes_in_bf16(d: int) -> None:
     for t, window in ((127, None), (300, 70), (300, 200)):
@@ -464,7 +458,6 @@ def test_other_head_sizes_in_bf16(d: int) -> None:
 
 
 @pytest.mark.gpu
-@on_gpu
 def test_distractor_losses_in_bf16_are_near_float64() -> None:
     for r, window in product((1, 29, 257), (None, 40)):
         args = on_cuda(inputs(257, 8, 2, b=2, d=128))

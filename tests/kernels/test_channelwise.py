@@ -75,7 +75,6 @@ def test_shapes_that_do_not_fit_are_told() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize(("t", "size"), [(131, 128), (64, 64), (1, 128)])
 def test_on_a_gpu_fla_gives_the_loop_and_its_gradients(t: int, size: int) -> None:
     choice = choose_backend("cuda", torch.bfloat16, size)
@@ -98,7 +97,6 @@ def test_on_a_gpu_fla_gives_the_loop_and_its_gradients(t: int, size: int) -> Non
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize(("t", "size"), [(131, 128), (200, 64)])
 def test_on_a_gpu_two_calls_have_the_same_bits(t: int, size: int) -> None:
     choice = choose_backend("cuda", torch.bfloat16, size)
@@ -119,7 +117,6 @@ def test_on_a_gpu_two_calls_have_the_same_bits(t: int, size: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_on_a_gpu_the_compiler_is_told_fla_s_shapes() -> None:
     made = [torch.randn(2, 70, 2, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
     rates = [-torch.rand(2, 70, 2, 64, device="cuda"), torch.rand(2, 70, 2, device="cuda")]

@@ -271,7 +271,6 @@ def test_version_of_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("name", CHOOSERS)
 def test_kernels_are_taken_on_this_gpu(name: str) -> None:
     """From Ampere on nothing is left to torch, and every self-test passes."""

@@ -111,7 +111,6 @@ def test_more_positions_than_the_kernels_hold_take_torch(monkeypatch: pytest.Mon
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("d", [64, 128])
 @pytest.mark.parametrize(("t", "window", "shut"), [(397, None, 0.0), (397, 150, 2.0), (4500, None, 2.0)])
 def test_in_bf16_they_are_near_float64_and_repeat(t: int, window: int | None, shut: float, d: int) -> None:

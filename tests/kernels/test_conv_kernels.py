@@ -22,7 +22,6 @@ from torch import Tensor
 
 pytestmark = pytest.mark.usefixtures("unwritten_memory_is_nan")
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the kernels are compiled, see below")
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -248,7 +247,6 @@ def distance(a: Tensor, b: Tensor) -> float:
 
 
 @pytest.mark.gpu
-@on_gpu
 @pytest.mark.parametrize(
     ("t", "c", "h", "d"), [(1, 5, 1, 5), (17, 129, 3, 20), (1000, 257, 8, 128), (2049, 1024, 2, 64)]
 )

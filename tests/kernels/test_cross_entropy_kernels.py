@@ -22,7 +22,6 @@ pytestmark = [
     pytest.mark.usefixtures("unwritten_memory_is_nan"),
 ]
 needs_interpreter = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the kernels are compiled, see below")
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 BACKENDS = ["torch", pytest.param("triton", marks=needs_interpreter)]
 
 
@@ -266,7 +265,6 @@ def test_errors_name_both_numbers() -> None:
 
 
 @pytest.mark.gpu
-@on_gpu
 @pytest.mark.parametrize(("n", "d", "v", "cap", "chunk"), [
     (1, 64, 5, 15.0, 8192), (37, 64, 4099, 15.0, 10), (300, 128, 50304, 15.0, 128), (129, 64, 12301, 100.0, 100),
     (300, 128, 50304, math.inf, 128),

@@ -250,9 +250,6 @@ def test_errors_name_both_shapes() -> None:
 # --- on a GPU -----------------------------------------------------------------------------------------------------
 
 
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-
-
 def on_cuda(args: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """Queries, keys and values in 16 bits, gates in float32."""
     args = [x.detach().cuda() for x in args]
@@ -267,7 +264,6 @@ def skip_without(backend: str, dtype: torch.dtype, d: int, window: int | None) -
 
 
 @pytest.mark.gpu
-@on_gpu
 @pytest.mark.parametrize("backend", ["triton", "gluon"])
 @pytest.mark.parametrize("d", [64, 128])
 @pytest.mark.parametrize("window", [None, 150])
@@ -284,7 +280,6 @@ def test_in_bf16_they_are_near_float64_and_repeat(d: int, window: int | None, ba
 
 
 @pytest.mark.gpu
-@on_gpu
 @pytest.mark.parametrize(
     ("d", "h", "j", "dtype"), [(64, 4, 1, torch.bfloat16), (128, 4, 1, torch.bfloat16), (128, 2, 2, torch.float16)]
 )
@@ -312,7 +307,6 @@ def test_on_hopper_sizes_windows_and_gates_of_every_kind_are_near_float64(
 
 
 @pytest.mark.gpu
-@on_gpu
 def test_on_hopper_the_log_sums_are_those_of_plain_triton() -> None:
     """The backward reads them; sums of gates at -45,000 and far more tiles than multiprocessors among them."""
     skip_without("gluon", torch.bfloat16, 128, None)

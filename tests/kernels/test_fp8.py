@@ -19,7 +19,6 @@ BACKENDS = ["torch", "scaled_mm"]
 interpreted = pytest.mark.skipif(
     torch.cuda.is_available(), reason="on a GPU the kernels are compiled, and tested as such"
 )
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
 
 def made(*shape: int, seed: int = 0, kind: torch.dtype = torch.float32) -> torch.Tensor:
@@ -236,7 +235,6 @@ def test_the_gates_kernel_is_gate_cast_and_sum(
 
 
 @pytest.mark.gpu
-@on_gpu
 @pytest.mark.parametrize("kind", KINDS)
 def test_on_a_gpu_any_numbers_are_cast_to_the_same_bits(kind: torch.dtype) -> None:
     for count, width in [*CASTS, (1000, 8192)]:

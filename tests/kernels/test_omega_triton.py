@@ -194,7 +194,6 @@ def test_what_the_kernels_do_not_take_is_told() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize(("size", "window", "chunk", "orthogonal", "slow", "said"), [
     (2145, 16, 16, "none", False, "one matrix"), (128, 16, 16, "token", True, "each token"),
     (128, 16, 128, "none", False, "chunks to 64"), (128, 66, 64, "none", False, "to 128"),
@@ -206,7 +205,6 @@ def test_other_memories_are_torchs(size: int, window: int, chunk: int, orthogona
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize(("t", "h", "x", "window", "chunk", "orthogonal", "slow"), [
     (2048, 8, 128, 16, 16, "none", False), (2048, 8, 128, 16, 64, "chunk", True), (2048, 8, 128, 16, 64, "none", True),
     (1000, 3, 64, 16, 16, "none", False), (1000, 3, 64, 16, 64, "chunk", True), (300, 2, 32, 9, 16, "none", True),

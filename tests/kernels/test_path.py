@@ -106,7 +106,6 @@ def test_errors_and_choices() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("d", [64, 128])
 def test_fla_in_bf16_is_near_float64(d: int) -> None:
     choice = choose_backend("cuda", torch.bfloat16, d, windowed=False)

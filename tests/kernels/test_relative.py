@@ -116,7 +116,6 @@ def test_ops_keep_the_rules_of_torch(name: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("d", [64, 128])
 @pytest.mark.parametrize(("t", "window", "reach"), [(397, None, 100), (397, 150, 512), (1300, None, 512)])
 def test_in_bf16_they_are_near_float64_and_repeat(t: int, window: int | None, reach: int, d: int) -> None:

@@ -90,7 +90,6 @@ def test_a_convolution_behind_its_product(rows: int, bias: bool) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_the_compiled_kernel_of_a_convolution_behind_its_product() -> None:
     found, exact = conv_case(1, True, torch.bfloat16, "cuda"), conv_case(1, True, torch.bfloat16)
     exact = [one.double() if isinstance(one, Tensor) and one.is_floating_point() else one for one in exact]
@@ -110,7 +109,6 @@ def test_the_op_says_truly_what_it_returns() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize(("inputs", "outputs"), [(1024, 8192), (4096, 1024), (1000, 50), (33, 22)])
 def test_the_compiled_kernels(inputs: int, outputs: int) -> None:
     assert choose_backend("cuda", torch.bfloat16, 1).backend == "triton"
@@ -123,7 +121,6 @@ def test_the_compiled_kernels(inputs: int, outputs: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_kernels_that_start_early_wait_for_what_they_read() -> None:
     """A chain of products, each of what the one before has written, as they come and as a CUDA graph: the same bits as one by one."""
     draw = torch.Generator().manual_seed(5)

@@ -36,7 +36,6 @@ def test_near_float64(b: int, t: int, h: int, d: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("d", [16, 64, 128, 256])
 def test_compiled_near_float64(d: int, dtype: torch.dtype) -> None:

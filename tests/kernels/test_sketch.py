@@ -46,7 +46,6 @@ def test_float32_under_the_interpreter(n: int, c: int, k: int, squares: bool) ->
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("squares", [False, True])
 @pytest.mark.parametrize(("n", "c", "k"), SIZES)
 def test_bf16_on_a_gpu(n: int, c: int, k: int, squares: bool) -> None:

@@ -123,7 +123,6 @@ def test_a_thousand_delta_steps_are_one_scan(channelwise: bool) -> None:
 
 
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the kernels are compiled, see below")
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
 
 def kernels_of_attention(
@@ -295,14 +294,14 @@ def test_the_ops_say_truly_what_they_return_and_change() -> None:
         torch.library.opcheck(op, args, test_utils=("test_schema", "test_faketensor", "test_aot_dispatch_static"))
 
 
-@on_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("window", [None, 700])
 @pytest.mark.parametrize("splits", [1, 8, 32, 256])
 def test_the_compiled_kernels_of_attention(window: int | None, splits: int) -> None:
     kernels_of_attention([2000, 1, 513, 0, 256], 8, 2, 128, 256, window, splits, torch.bfloat16, "cuda")
 
 
-@on_gpu
+@pytest.mark.gpu
 def test_a_gpu_takes_the_kernels() -> None:
     cuda = torch.device("cuda")
     assert backends.choose_backend(cuda, torch.bfloat16, 128).backend == "triton"

@@ -285,7 +285,6 @@ def test_ops_keep_the_rules_of_torch(name: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("d", [64, 128])
 @pytest.mark.parametrize(("t", "window"), [(397, None), (397, 150), (4500, None)])
 def test_in_bf16_it_is_near_float64_and_repeats(t: int, window: int | None, d: int) -> None:

@@ -251,11 +251,7 @@ def skip_without(backend: str, d: int, window: int | None) -> None:
         pytest.skip(f"this GPU does not take gluon: {chosen}")
 
 
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-
-
 @pytest.mark.gpu
-@on_gpu
 @pytest.mark.parametrize("backend", ["triton", "gluon"])
 @pytest.mark.parametrize("d", [64, 128])
 @pytest.mark.parametrize(("p", "window"), [(4, None), (2, 150), (2, None)])
@@ -274,7 +270,6 @@ def test_in_bf16_they_are_near_float64_and_repeat(d: int, p: int, window: int | 
 
 
 @pytest.mark.gpu
-@on_gpu
 @pytest.mark.parametrize(("d", "h", "j", "p"), [(64, 4, 1, 4), (128, 4, 1, 1), (128, 2, 2, 2)])
 def test_on_hopper_sizes_windows_and_gates_of_every_kind_are_near_float64(d: int, h: int, j: int, p: int) -> None:
     """Gates times 1e-3 (nearly open) and 1, and the steepest that there may be."""
@@ -308,7 +303,6 @@ def test_on_hopper_sizes_windows_and_gates_of_every_kind_are_near_float64(d: int
 
 
 @pytest.mark.gpu
-@on_gpu
 def test_on_hopper_the_log_sums_are_those_of_plain_triton() -> None:
     """The backward reads them; far more tiles than multiprocessors among them."""
     skip_without("gluon", 128, None)

@@ -259,7 +259,6 @@ def test_draws_of_a_step_are_those_of_the_eager_network(wake: Callable[[Backbone
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize(("attn_type", "distractor"), [("polar", True), ("rope", False)])
 def test_a_hundred_steps_with_kernels_and_compiler_follow_plain_torch(
     attn_type: str, distractor: bool, record_property: Callable[[str, object], None]

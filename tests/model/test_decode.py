@@ -314,7 +314,7 @@ def test_what_the_compiler_does_not_take_goes_on_as_it_comes(awake: Awake, monke
     assert paged.not_compiled == "no"
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     "pair", [("polar", "gated_delta"), ("nope", "kda"), ("rope", "none"), ("alibi", "none"), ("wall", "none")]
 )
@@ -338,9 +338,6 @@ def test_a_replayed_graph_gives_the_eager_step_bit_for_bit(pair: tuple[str, str]
     assert torch.equal(found[True], found[False])
 
 
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-
-
 def on_the_gpu(pair: tuple[str, str]) -> Backbone:
     config = ModelConfig(
         d_model=128, n_layers=4, n_heads=4, n_kv_heads=2, head_dim=32, vocab_size=37, attn_type=pair[0], memory=pair[1]
@@ -353,7 +350,6 @@ def on_the_gpu(pair: tuple[str, str]) -> Backbone:
     return model
 
 
-@on_gpu
 @pytest.mark.gpu
 @pytest.mark.parametrize("pair", [("polar", "gated_delta"), ("nope", "kda"), ("rope", "none"), ("diff", "none")])
 def test_a_compiled_step_on_a_gpu_is_near_float64(pair: tuple[str, str]) -> None:
@@ -375,7 +371,6 @@ def test_a_compiled_step_on_a_gpu_is_near_float64(pair: tuple[str, str]) -> None
     assert paged.not_compiled is None
 
 
-@on_gpu
 @pytest.mark.gpu
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_step_on_a_gpu_waits_for_nothing_and_its_memory_goes_with_it(compiled: bool) -> None:

@@ -203,7 +203,6 @@ def test_what_solves_it_is_the_decay_and_that_nobody_reads_nothing(ignore: float
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("ignore", [0.8, 0.98, 0.1])
 def test_the_kernels_solve_it_in_bf16(ignore: float) -> None:
     model = by_hand(dtype=torch.bfloat16).cuda()

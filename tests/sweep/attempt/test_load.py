@@ -307,7 +307,6 @@ def test_a_device_that_is_unknown_or_not_there_is_said_before_anything_else(
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @torch.no_grad()
 def test_on_cuda_the_model_is_as_attempts_have_it(shelf: Shelf) -> None:
     model = shelf.train(POLAR).eval()

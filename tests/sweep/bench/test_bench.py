@@ -466,7 +466,6 @@ def bench(folder: Path, *arguments: str) -> tuple[str, dict[str, object]]:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_bench_train_on_a_gpu(tmp_path: Path, write: Callable[..., Path]) -> None:
     grid = write(
         "name: g\nextends: micro\naxes: {attn_type: [polar], memory: [on]}\n"
@@ -490,7 +489,6 @@ def test_bench_train_on_a_gpu(tmp_path: Path, write: Callable[..., Path]) -> Non
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_bench_kernels_on_a_gpu(tmp_path: Path) -> None:
     out, found = bench(tmp_path, "kernels", "canon", "--rounds", "2")
     rows = cells_of(out, "| op |")

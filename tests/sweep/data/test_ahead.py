@@ -85,7 +85,6 @@ def test_a_step_prepared_for_nothing_is_forgotten(batches: Counted) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_steps_arrive_on_the_gpu(batches: Counted) -> None:
     """Sent without waiting, and whole when they are read there."""
     ahead = Ahead(batches, torch.device("cuda"))

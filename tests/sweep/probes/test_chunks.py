@@ -18,7 +18,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 CUDA = torch.device("cuda")
 GIB = 2**30
 PROBES = ("val", "clean", "same_tail", "junk", "needle")
@@ -153,7 +152,6 @@ def test_memory_grows_with_the_chunk_and_not_with_the_square(
 
 
 @pytest.mark.gpu
-@on_gpu
 @pytest.mark.parametrize(("attn_type", "branches"), CELLS)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
 def test_cuda_numbers_do_not_depend_on_the_chunk(
@@ -166,7 +164,6 @@ def test_cuda_numbers_do_not_depend_on_the_chunk(
 
 
 @pytest.mark.gpu
-@on_gpu
 @pytest.mark.parametrize(("attn_type", "memory"), PAIRS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_cuda_memory_does_not_grow_with_the_square(
@@ -187,7 +184,6 @@ def test_cuda_memory_does_not_grow_with_the_square(
 
 
 @pytest.mark.gpu
-@on_gpu
 @pytest.mark.parametrize(("attn_type", "memory"), PAIRS)
 def test_a_row_of_65536_tokens_of_the_370m_network_fits_on_24_gb(subject: Any, attn_type: str, memory: str) -> None:
     """The L4's 22 GiB as the limit of torch's allocator, and less than 20 GB of it taken, weights included."""

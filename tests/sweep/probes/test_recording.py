@@ -217,7 +217,6 @@ def test_the_real_probes_go_on_after_one_that_does_not_fit(
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_cuda_goes_on_after_a_length_that_does_not_fit(
     network: Any, subject: Any, attempt: Attempt, store: Store
 ) -> None:
