@@ -23,7 +23,7 @@ NAMES = ("readout", "last state", "q", "k", "v", "log_gamma", "beta", "initial s
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1 from the start of the process")
 on_gpu = [
     pytest.mark.gpu,
-    pytest.mark.skipif(INTERPRETED, reason="on a GPU, compiled"),
+    pytest.mark.skipif(INTERPRETED, reason="needs an NVIDIA GPU and compiled kernels"),
 ]
 
 
