@@ -294,7 +294,7 @@ def average(facts: Facts) -> Answer:
     best = sum(value is not None and value >= mean - DUST for value in others)
     known = sum(value is not None for value in others)
     told = f"{_slug(runs)}: average {_points(mean, 2)}, {_range(values)} from {length_name(lengths[0])} to {length_name(lengths[-1])}"
-    told += f"; {best} of {known} cells {OURS} + memory have that average"
+    told += f"; {best} of {known} cells {OURS} + memory have at least that"
     numbers = {
         "average": mean,
         "lowest": min(values),

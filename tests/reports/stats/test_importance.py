@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import Any
 
@@ -120,6 +121,7 @@ def test_a_figure_made_with_fanova_says_what_it_needs(studies: Store, monkeypatc
     def lacking(**options: Any) -> Any:
         raise ImportError("No module named 'sklearn'")
 
-    monkeypatch.setattr(optuna.importance, "FanovaImportanceEvaluator", lacking)
+    # optuna.importance is a stand-in until something imports the module itself
+    monkeypatch.setattr(importlib.import_module("optuna.importance"), "FanovaImportanceEvaluator", lacking)
     with pytest.raises(ReportError, match=r"of sweep tuned was made with fANOVA, which needs scikit-learn; install it"):
         make_figure("importance", studies, "tuned", options={"evaluator": FANOVA})
