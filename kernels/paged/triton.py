@@ -226,5 +226,5 @@ def put(k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor, tables: Tensor, le
 def splits_for(device: torch.device, programs: int, keys: int, size: int) -> int:
     """So many ranges that `PROGRAMS` a processor run, but no range of fewer than a block of keys and no more than can be merged."""
     processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
-    wanted = min(max(1, MERGED // size), max(1, PROGRAMS * processors // programs), max(1, keys // KEYS))
+    wanted = max(1, min(MERGED // size, PROGRAMS * processors // programs, keys // KEYS))
     return 1 << (wanted.bit_length() - 1)

@@ -6,12 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ...results.store.records import CellState
 from ..data import SweepData, level_of
 from ..figures.style import shown
 from ..numbers import Column, rounded
 from ..stats.ceiling import ceiling
-from ..stats.spread import NEAR, barely_acts
+from ..stats.spread import NEAR, barely_acts, summed
 from ..tables.printed import contradicted
 
 DUST = 1e-9  # of a share
@@ -55,18 +54,14 @@ def _near(data: SweepData) -> list[str]:
 
 def _where_summed(data: SweepData) -> str:
     """Of which cells the loss is a sum, where it is not of all: those of a level if there is such a level, else how many."""
-    sums = [cell for cell in data.cells if _summed(data, cell)]
+    sums = [cell for cell in data.cells if summed(data, cell)]
     if len(sums) == len(data.cells):
         return ""
     for axis in data.extra_axes():
         levels = {level_of(cell, axis) for cell in sums}
-        if not any(level_of(cell, axis) in levels for cell in data.cells if not _summed(data, cell)):
+        if not any(level_of(cell, axis) in levels for cell in data.cells if not summed(data, cell)):
             return f" of {' and '.join(shown(level, axis) for level in sorted(levels))}"
     return f" of {len(sums)} of {len(data.cells)} cells"
-
-
-def _summed(data: SweepData, cell: CellState) -> bool:
-    return bool(data.setting(cell, "train.loss_reduction") == "sum")
 
 
 def _seeds(data: SweepData) -> Iterator[str]:

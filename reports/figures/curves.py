@@ -81,7 +81,7 @@ def draw_lines(
         if banded:
             how["markevery"] = max(1, len(line) // MARKED)
         aside = line["length"] * (1.0 if banded else 2.0 ** look["aside"])
-        (handles[look["label"]],) = axes.plot(aside, scale * line["value"], zorder=3, **how)
+        (handles[look["label"]],) = axes.plot(aside, scale * line["value"], zorder=MEANS, **how)
         count_fewer(axes, line, how["color"], scale)
         if line["low"].notna().any():
             if banded:

@@ -185,10 +185,14 @@ def _grouped(data: SweepData, column: Column, some: Sequence[_Number]) -> tuple[
     return "", []
 
 
+def summed(data: SweepData, cell: CellState) -> bool:
+    """Whether the cell's loss is a sum over tokens."""
+    return bool(data.setting(cell, "train.loss_reduction") == "sum")
+
+
 def barely_acts(data: SweepData, cell: CellState) -> bool:
     """Whether the cell's regularizer is nearly nothing beside a loss that is a sum."""
-    summed = data.setting(cell, "train.loss_reduction") == "sum"
-    return bool(summed and data.setting(cell, "train.regularizer") != TREATMENT)
+    return summed(data, cell) and data.setting(cell, "train.regularizer") != TREATMENT
 
 
 def _floor(data: SweepData, column: Column, some: Sequence[_Number]) -> float:

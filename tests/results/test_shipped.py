@@ -266,11 +266,9 @@ def test_the_pages_means_are_those_of_the_cells() -> None:
         numbers = [float(word) for word in row.split("|")]
         for at, recipe in enumerate(("intended", "published")):
             configurations: dict[tuple[str, ...], list[str]] = {}
-            for cell in found.cells:
-                wanted = {"attn_type": mixer, "memory": "on" if memory else "off", "recipe": recipe}
-                if level_of(cell, "reg_mode") != "strong" and all(
-                    level_of(cell, axis) == level for axis, level in wanted.items()
-                ):
+            wanted = {"attn_type": mixer, "memory": "on" if memory else "off", "recipe": recipe}
+            for cell in cells_of(found, wanted):
+                if level_of(cell, "reg_mode") != "strong":
                     configurations.setdefault(row_of(cell), []).append(cell.cell_id)
             assert len(configurations) == 16
             for (probe, metric, length, scale, digits), shown in zip(
@@ -297,13 +295,9 @@ def test_the_page_says_how_the_regularizers_disagree() -> None:
         name, *shown = line.strip("| ").split(" | ")
         assert name == recipe
         for mode, number in zip(modes, shown, strict=True):
+            wanted = {"memory": "on", "reg_mode": mode, "recipe": recipe}
             sides = [
-                fmean(
-                    number_of(found, cell.cell_id, "clean", "nats", 16384)
-                    for cell in found.cells
-                    if (cell.levels["attn_type"], cell.levels["memory"], cell.levels["reg_mode"]) == (mixer, "on", mode)
-                    and level_of(cell, "recipe") == recipe
-                )
+                fmean(numbers_of("replication", {**wanted, "attn_type": mixer}, "clean", "nats", 16384))
                 for mixer in ("nope", "polar")
             ]
             assert float(number) == pytest.approx(sides[0] - sides[1], abs=5.1e-4)
@@ -311,6 +305,17 @@ def test_the_page_says_how_the_regularizers_disagree() -> None:
 
 def row_of(cell: CellState) -> tuple[str, ...]:
     return tuple(level_of(cell, axis) for axis in ("reg_mode", "distractor", "window"))
+
+
+def cells_of(found: SweepData, levels: dict[str, str]) -> list[CellState]:
+    """Those with these levels."""
+    return [cell for cell in found.cells if all(level_of(cell, axis) == level for axis, level in levels.items())]
+
+
+def numbers_of(sweep: str, levels: dict[str, str], probe: str, metric: str, length: int) -> list[float]:
+    """Of the sweep's cells with these levels."""
+    found = data(sweep)
+    return [number_of(found, cell.cell_id, probe, metric, length) for cell in cells_of(found, levels)]
 
 
 def number_of(found: SweepData, cell: str, probe: str, metric: str, length: int) -> float:
@@ -334,16 +339,6 @@ def test_the_pages_sentences_have_the_verdicts_of_the_claims(command_line: Comma
     for line in told:
         sentence, *shown = line.strip("| ").split(" | ")
         assert shown == [one[sentence] for one in verdicts]
-
-
-def numbers_of(sweep: str, levels: dict[str, str], probe: str, metric: str, length: int) -> list[float]:
-    """Of the sweep's cells with these levels."""
-    found = data(sweep)
-    return [
-        number_of(found, cell.cell_id, probe, metric, length)
-        for cell in found.cells
-        if all(level_of(cell, axis) == level for axis, level in levels.items())
-    ]
 
 
 def test_the_page_says_what_more_tokens_bring() -> None:
@@ -385,11 +380,9 @@ def test_the_first_conclusion_asked_again_is_what_its_contrasts_decide(command_l
         twice = [sum(one >= 2 * constant for one in side) for side in (off, on)]
         said = {name: of(row, name)["printed"] for name in ("Mean", "Low", "High", "p corr", "p equiv")}
         numbers = "{Mean} [{Low}, {High}] | {p corr} | p {p equiv}".format(**said)
-        (verdict,) = {decided([(row, +1)])}
-        assert shown == f"{100 * fmean(off):.1f} | {100 * fmean(on):.1f} | {numbers} | " + (
-            "**falls**" if tokens == 16384 else "undecided"
-        )
-        assert verdict == ("falls" if tokens == 16384 else "undecided")
+        assert decided([(row, +1)]) == ("falls" if tokens == 16384 else "undecided")
+        verdict = "**falls**" if tokens == 16384 else "undecided"
+        assert shown == f"{100 * fmean(off):.1f} | {100 * fmean(on):.1f} | {numbers} | {verdict}"
         if tokens == 512:
             assert f"{twice[0]} of 32 networks without memory" in told
             assert f"and {twice[1]} of 32 with memory" in told
@@ -411,8 +404,7 @@ def test_the_page_says_what_would_decide_what_is_undecided() -> None:
     for words, share, (probe, metric) in zip(said, shown, (needle, needle, clean, clean, clean), strict=True):
         numbers = {
             (cell.levels["attn_type"], *row_of(cell), cell.seed): number_of(found, cell.cell_id, probe, metric, 16384)
-            for cell in found.cells
-            if level_of(cell, "recipe") == "intended" and level_of(cell, "memory") == "on"
+            for cell in cells_of(found, {"recipe": "intended", "memory": "on"})
         }
         rows = sorted({key[1:4] for key in numbers})
         table = [[numbers["nope", *row, s] - numbers["polar", *row, s] for s in range(5)] for row in rows]
