@@ -1,18 +1,23 @@
-"""What a command took, run in a process of its own: seconds, processor, and the most memory that it held."""
+"""Benchmarks in a process of their own: resources that a command used, and rows that come within a time limit."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import queue
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import MachineError
 from ..machine.hardware import peak_resident
+from ..machine.processes import die_with
 
 LOOK_S = 0.01
 MIB = 2**20
@@ -53,3 +58,55 @@ def used(command: Sequence[str], folder: Path) -> Used:
     if process.returncode:
         raise MachineError(f"{' '.join(command)[:200]} failed: {printed[-300:]}")
     return Used(wall, account.ru_utime + account.ru_stime, peak[0], printed)
+
+
+def rows_of_child(module: Sequence[str], limit_s: float) -> tuple[list[list[dict[str, Any]]], str | None]:
+    """Run `python -m MODULE ARGUMENT ...` and collect its lines of JSON, each within `limit_s` seconds of the one before.
+
+    The child and the compilers that it started end with this call, however it ends, and the child with this process.
+    It reads its arguments by `child_arguments`; what it writes to standard error is shown as it comes.
+
+    Args:
+        module: Name of the module, then its arguments.
+        limit_s: Seconds until the first line, and between lines.
+
+    Returns:
+        The lines, and why no more came: None when the child ended well.
+    """
+    command = [sys.executable, "-m", *module, str(os.getpid())]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, start_new_session=True)
+    arrived: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    rows: list[list[dict[str, Any]]] = []
+    with contextlib.ExitStack() as ends:
+        ends.callback(_end_session, child)
+        reader = threading.Thread(target=_read, args=(child, arrived), daemon=True)
+        reader.start()
+        try:
+            while (line := arrived.get(timeout=limit_s)) is not None:
+                rows.append(json.loads(line))
+        except queue.Empty:
+            return rows, f"no result after {limit_s:g} s"
+        code = child.wait()
+    return rows, f"the process that timed it ended with exit code {code}" if code else None
+
+
+def child_arguments() -> list[str]:
+    """Return the arguments that `rows_of_child` was given, in its child, which from now on ends with its parent."""
+    *arguments, parent = sys.argv[1:]
+    die_with(int(parent))
+    return arguments
+
+
+def _read(child: subprocess.Popen[bytes], arrived: queue.SimpleQueue[bytes | None]) -> None:
+    """Pass on each line that a child prints, then None."""
+    assert child.stdout is not None
+    for line in child.stdout:
+        arrived.put(line)
+    arrived.put(None)
+
+
+def _end_session(child: subprocess.Popen[bytes]) -> None:
+    """Kill whatever lives of a child and of the processes that it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()

@@ -5,10 +5,6 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -31,8 +27,6 @@ FLA = "fla"
 BACKENDS = ("triton", FLA)
 GLUON = "gluon"
 """On Hopper."""
-TRIAL_S = 90.0
-"""How long fla's kernels of one op may take to be compiled and tried."""
 
 
 def forgetting(q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, logit_BTH: Tensor, *, backend: str) -> Tensor:
@@ -71,46 +65,26 @@ def relative(q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, bias_HR: Tensor, *,
 Gated = Callable[..., Tensor]
 
 
-def available(op: Gated, device: torch.device, head_dim: int, *, gates_tied: bool = False) -> dict[str, str | None]:
-    """Backend -> why it is left out, None where it is right: result and gradients near torch's in float32."""
+def available(
+    op: Gated, device: torch.device, head_dim: int, *, gates_tied: bool = False, without_fla: str | None = None
+) -> dict[str, str | None]:
+    """Backend -> why it is left out, None where it is right: result and gradients near torch's in float32.
+
+    `without_fla`, a reason, leaves out fla's without a trial, which may take minutes.
+    """
     if op is forgetting:
         chosen = forgetting_op.choose_backend(device, torch.bfloat16, head_dim)
     else:
         chosen = wall_op.choose_backend(device, torch.bfloat16, head_dim, FALL)
     why: dict[str, str | None] = {GLUON: None if chosen.backend == GLUON else chosen.reason}
     for backend in BACKENDS:
-        if backend == FLA and importlib.util.find_spec(FLA) is None:
+        if backend == FLA and without_fla is not None:
+            why[backend] = without_fla
+        elif backend == FLA and importlib.util.find_spec(FLA) is None:
             why[backend] = "flash-linear-attention is not installed"
-        elif backend == FLA:
-            why[backend] = tried(op, device, head_dim, gates_tied=gates_tied)
         else:
             why[backend] = failure(f"{op.__name__} by {backend}", error, op, device, head_dim, gates_tied, backend)
     return why
-
-
-@functools.cache
-def tried(op: Gated, device: torch.device, head_dim: int, *, gates_tied: bool, limit_s: float = TRIAL_S) -> str | None:
-    """Why fla's kernels of an op are left out, None where they are right; found out by a process of its own, and in time.
-
-    Its tuner may want a kernel that the compiler works on for many minutes.
-    """
-    asked = f"from {__name__} import said; print(said({op.__name__!r}, {str(device)!r}, {head_dim}, {gates_tied}))"
-    with subprocess.Popen(
-        [sys.executable, "-c", asked], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as child:
-        try:
-            out, err = child.communicate(timeout=limit_s)
-        except subprocess.TimeoutExpired:
-            os.killpg(child.pid, signal.SIGKILL)  # and the compiler that it waits for
-            return f"the self-test of {op.__name__} by fla did not end in {limit_s:g} s"
-    lines = (out if child.returncode == 0 else err).strip().splitlines() or [f"exit code {child.returncode}"]
-    return None if lines[-1] == "None" else lines[-1]
-
-
-def said(op: str, device: str, head_dim: int, gates_tied: bool) -> str | None:
-    """What the self-test of that op by fla finds wrong, in this process."""
-    named = {one.__name__: one for one in (forgetting, wall)}
-    return failure(f"{op} by {FLA}", error, named[op], torch.device(device), head_dim, gates_tied, FLA)
 
 
 @functools.cache

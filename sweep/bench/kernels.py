@@ -5,7 +5,9 @@ That is compiled, with what surrounds a kernel in its op, and with the host far 
 
 from __future__ import annotations
 
+import json
 import math
+import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -26,6 +28,8 @@ from ...results.text import choice
 from ..errors import SweepError
 from . import gated, memories, one_token
 from .ceilings import Ceilings, Timing, ceilings, interleaved, recorded
+from .child import child_arguments, rows_of_child
+from .eager import peak_bytes, polar_attention_eager
 
 H, J, D = 8, 2, 128
 """Query heads, KV heads and head size of the 370M network."""
@@ -39,6 +43,12 @@ OPS = (
 )  # fmt: skip
 NAIVE = "torch"
 """The variant that is torch's own operations one by one."""
+EAGER = "eager"
+"""Polar attention over the whole T x T matrix, the form that the paper compares its kernel with."""
+FOREIGN = ("forgetting", "wall_head", "wall_kv")
+"""Ops beside flash-linear-attention's kernels, whose tuner may compile for many minutes: a child process times them."""
+CASE_LIMIT_S = 240.0
+"""Seconds that a child process may spend on one case."""
 
 
 @dataclass
@@ -98,9 +108,12 @@ def check_ops(selected: Sequence[str]) -> None:
             raise SweepError(f"no kernel {name!r} is timed; {choice(name, OPS)}")
 
 
-def cases(selected: Sequence[str], device: torch.device) -> Iterator[Case]:
-    """Every case whose op is selected; all of them for an empty selection."""
-    for case in _all(device, selected):
+def cases(selected: Sequence[str], device: torch.device, *, without_fla: str | None = None) -> Iterator[Case]:
+    """Every case whose op is selected; all of them for an empty selection.
+
+    With `without_fla`, a reason, no kernel of flash-linear-attention stands beside attention with gates.
+    """
+    for case in _all(device, selected, without_fla):
         if not selected or case.op in selected:
             yield case
 
@@ -108,16 +121,50 @@ def cases(selected: Sequence[str], device: torch.device) -> Iterator[Case]:
 def run(
     selected: Sequence[str], device: torch.device, *, rounds: int = 10, tell: Callable[[str], None] = print
 ) -> tuple[Ceilings, list[Row]]:
-    """Times every variant of every case, the variants of a case taking turns."""
+    """Time every variant of every case, the variants of a case in turns; ops beside foreign kernels in a child process."""
     limits = ceilings(device)
     rows: list[Row] = []
-    for case in cases(selected, device):
-        # half a minute may pass until its rows are there
-        tell(f"{case.op}, {case.size}: compiling and timing {', '.join(case.variants)}")
-        rows += _rows(case, limits, rounds)
-        tell("\n".join(_line(row) for row in rows[-len(case.variants) :]))
-        torch.cuda.empty_cache()
+    own = [op for op in selected or OPS if op not in FOREIGN]
+    for case in cases(own, device) if own else ():
+        rows += _timed_case(case, limits, rounds, tell)
+    for op in FOREIGN:
+        if op in (selected or FOREIGN):
+            rows += _foreign_rows(op, device, limits, rounds, tell)
     return limits, rows
+
+
+def _timed_case(case: Case, limits: Ceilings, rounds: int, tell: Callable[[str], None]) -> list[Row]:
+    """Time one case, with a line before, since half a minute may pass, and its rows after."""
+    tell(f"{case.op}, {case.size}: compiling and timing {', '.join(case.variants)}")
+    rows = _rows(case, limits, rounds)
+    tell("\n".join(map(_line, rows)))
+    torch.cuda.empty_cache()
+    return rows
+
+
+def _foreign_rows(
+    op: str, device: torch.device, limits: Ceilings, rounds: int, tell: Callable[[str], None]
+) -> list[Row]:
+    """Time an op of FOREIGN in a child process; cases that it does not end in time are timed here without fla."""
+    torch.cuda.empty_cache()
+    found, why = rows_of_child(
+        [f"{__package__}.kernels", op, str(device), str(rounds), *map(str, limits)], CASE_LIMIT_S
+    )
+    rows = [Row(**row) for case in found for row in case]
+    if why is not None:
+        tell(f"{op}: timed again without fla: {why}")
+        for number, case in enumerate(cases([op], device, without_fla=why)):
+            if number >= len(found):
+                rows += _timed_case(case, limits, rounds, tell)
+    return rows
+
+
+def print_rows(op: str, device: str, rounds: str, flops: str, bytes_per_s: str) -> None:
+    """Time an op and print the rows of each of its cases as one line of JSON; what the child process of a benchmark does."""
+    limits = Ceilings(float(flops), float(bytes_per_s))
+    for case in cases([op], torch.device(device)):
+        rows = _timed_case(case, limits, int(rounds), lambda line: print(line, file=sys.stderr, flush=True))
+        print(json.dumps([asdict(row) for row in rows]), flush=True)
 
 
 def table(limits: Ceilings, rows: Sequence[Row]) -> str:
@@ -194,7 +241,8 @@ def _rows(case: Case, limits: Ceilings, rounds: int) -> list[Row]:
 
 
 def _timed(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, Timing]:
-    ready = {name: call if name == NAIVE else recorded(call) for name, call in calls.items()}
+    # a graph would hold the memory of large eager variants twice, and their operations are long enough to hide the host
+    ready = {name: call if name in (NAIVE, EAGER) else recorded(call) for name, call in calls.items()}
     return interleaved(ready, rounds=rounds, repeat=3)
 
 
@@ -212,7 +260,7 @@ def _tuple(x: Any) -> tuple[Tensor, ...]:
     return x if isinstance(x, tuple) else (x,)
 
 
-def _all(device: torch.device, selected: Sequence[str]) -> Iterator[Case]:
+def _all(device: torch.device, selected: Sequence[str], without_fla: str | None) -> Iterator[Case]:
     made = _Inputs(device)
     for b, t, window, grad in (
         (16, 2048, None, True), (16, 2048, 1024, True), (1, 16384, None, True), (1, 16384, 1024, True),
@@ -220,7 +268,7 @@ def _all(device: torch.device, selected: Sequence[str]) -> Iterator[Case]:
     ):  # fmt: skip
         yield from _attention(made, b, t, window, grad)
     for b, t in ((16, 2048), (1, 16384)):
-        yield from _gated_attention(made, b, t, selected)
+        yield from _gated_attention(made, b, t, selected, without_fla)
     yield _gated_delta(made)
     for op in memories.OPS:
         if not selected or op in selected:
@@ -269,14 +317,27 @@ def _attention(made: _Inputs, b: int, t: int, window: int | None, grad: bool) ->
     def polar_inputs() -> list[Tensor]:
         return [*made.qkv(b, t, grad), *made.per_head(grad)]
 
-    backends = [name for name in polar.available(made.device, torch.bfloat16, D) if name != "torch"]
+    # torch's own operations would work for seconds on the longest texts
+    backends = [name for name in polar.available(made.device, torch.bfloat16, D) if name != NAIVE or t <= 2**14]
     found = {name: _on(polar.polar_attention, str(name), window=window) for name in backends}
-    yield Case("polar", size, polar_inputs, found, flops, moved, 2.5)
+    why = _why_no_eager(made.device, b, t)
+    if why is None:
+        found[EAGER] = lambda *inputs: polar_attention_eager(*inputs, window=window)
+    polar_size = size if why is None else f"{size}, without {EAGER}: {why}"
+    yield Case("polar", polar_size, polar_inputs, found, flops, moved, 2.5, eager=(NAIVE, EAGER))
     name = "softmax, our kernels" if window else "softmax, cuDNN"
     yield Case("softmax", size, lambda: made.qkv(b, t, grad), {name: rival}, flops, moved, 2.5)
 
 
-def _gated_attention(made: _Inputs, b: int, t: int, selected: Sequence[str]) -> Iterator[Case]:
+def _why_no_eager(device: torch.device, b: int, t: int) -> str | None:
+    """Return why the whole T x T matrix is not made at that size; None where it fits."""
+    if device.type != "cuda":
+        return None
+    needed, free = peak_bytes(b, H, t), torch.cuda.get_device_properties(device).total_memory
+    return None if needed < free else f"it may take {needed / 2**30:.0f} GiB"
+
+
+def _gated_attention(made: _Inputs, b: int, t: int, selected: Sequence[str], without_fla: str | None) -> Iterator[Case]:
     """Forgetting and wall attention beside fla's, where they are right, those that nobody else has beside torch's operations."""
     ours_alone: dict[gated.Gated, Callable[[], Choice]] = {
         gated.threshold: lambda: threshold.choose_backend(made.device, torch.bfloat16, D),
@@ -294,7 +355,8 @@ def _gated_attention(made: _Inputs, b: int, t: int, selected: Sequence[str]) -> 
             chosen = ours_alone[op]()
             why = {"triton": None if chosen.backend == "triton" else chosen.reason, NAIVE: None}
         else:
-            why = gated.available(op, made.device, D, gates_tied=shape == (b, t, J, D))
+            tied = shape == (b, t, J, D)
+            why = gated.available(op, made.device, D, gates_tied=tied, without_fla=without_fla)
         yield _beside_softmax(made, b, t, name, op, shape, why)
 
 
@@ -458,3 +520,7 @@ def _row_linear(made: _Inputs, inputs: int, outputs: int, gate: str) -> Case:
     weights = matrices * inputs * outputs
     size = f"1 row, {inputs} to {outputs}, {matrices} times"
     return Case("row_linear", size, parts, found, 2.0 * weights, 2.0 * weights, 0.0, "cuBLAS, compiled", eager=())
+
+
+if __name__ == "__main__":
+    print_rows(*child_arguments())

@@ -7,11 +7,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from atma_sweep.kernels.attention.polar import polar_attention
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.decode import Paged
 from atma_sweep.model.mixers.biased import CoPE, CoPEConfig, Rel, RelConfig
@@ -23,6 +25,7 @@ from atma_sweep.model.registry import MEMORIES, MIXERS
 from atma_sweep.sweep.attempt.device import network
 from atma_sweep.sweep.bench import decode, kernels, memories, one_token, report, train
 from atma_sweep.sweep.bench.ceilings import Ceilings
+from atma_sweep.sweep.bench.eager import polar_attention_eager
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid.cell import cell_id
 from atma_sweep.sweep.grid.grid import load_grid
@@ -345,19 +348,55 @@ def test_the_trial_of_gated_attention_believes_what_is_right(op: str, tied: bool
     assert 1e-4 < found < 5e-3, "bf16 beside float32, results and gradients"
 
 
-@no_gpu
-def test_what_cannot_be_tried_in_time_is_left_out() -> None:
-    wall, cpu = kernels.gated.wall, torch.device("cpu")
-    said = kernels.gated.tried(wall, cpu, 16, gates_tied=False, limit_s=0.1)
-    assert said == "the self-test of wall by fla did not end in 0.1 s"
+@pytest.mark.parametrize("window", [None, 5])
+def test_eager_polar_attention_is_the_formula(window: int | None) -> None:
+    """Beside the version that goes through blocks of queries and has a backward of its own, in float64."""
+    draw = torch.Generator().manual_seed(3)
+    shapes = [(2, 33, 4, 8), (2, 33, 2, 8), (2, 33, 2, 8), (4,), (4,), (4,), (4,), (4, 8)]
+    args = [torch.randn(shape, generator=draw, dtype=torch.float64).requires_grad_() for shape in shapes]
+    eager = polar_attention_eager(*args, window=window)
+    blocks = polar_attention(*args, window=window, query_block=7, backend="torch")
+    weights = [torch.randn(x.shape, generator=draw, dtype=torch.float64) for x in eager]
+    pairs = [*zip(eager, blocks, strict=True)]
+    pairs += zip(torch.autograd.grad(eager, args, weights), torch.autograd.grad(blocks, args, weights), strict=True)
+    # sums of 33 x 8 terms in float64, through a condition number below 1e3: 300 eps x 1e3 = 7e-11
+    assert all(((x - y).abs().max() / y.abs().max()).item() < 1e-10 for x, y in pairs)
 
 
-@no_gpu
-@pytest.mark.thorough
-def test_a_trial_in_a_process_of_its_own_says_what_it_found() -> None:
-    said = kernels.gated.tried(kernels.gated.wall, torch.device("cpu"), 16, gates_tied=False)
-    assert said is not None
-    assert said.startswith("the self-test of wall by fla stopped with")
+def test_polar_attention_is_timed_beside_eager_pytorch() -> None:
+    """The paper compares its kernel with PyTorch's operations one by one; meta tensors show which cases have which."""
+    made = list(kernels.cases(["polar"], torch.device("meta")))
+    assert (made[0].size, list(made[0].variants)) == ("B16 T2048", ["torch", "eager"])
+    assert kernels.peak_bytes(16, 8, 2048) == 12 * 4 * 16 * 8 * 2048**2
+    # never compiled, never recorded as a graph, which would keep its matrices
+    assert all(set(case.eager) == {"torch", "eager"} for case in made)
+
+
+def test_gated_ops_are_timed_by_a_child_and_again_without_fla(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that ends in time is believed; of one that does not, the missing cases are timed here, with the reason."""
+    row = kernels.Row("wall_kv", "B16 T2048", "fla", 1.0, 2.0, 1.9, 2.1, 0.5, 0.5, 1.0, 7)
+    asked: list[Sequence[str]] = []
+
+    def child(module: Sequence[str], limit_s: float) -> tuple[list[list[dict[str, Any]]], str | None]:
+        asked.append(module[1:])
+        return ([[asdict(row)]], "no result after 240 s")
+
+    def timed(case: kernels.Case, *_: Any) -> list[kernels.Row]:
+        return [replace(row, size=case.size, variant=name) for name in case.variants]
+
+    monkeypatch.setattr(kernels, "ceilings", lambda device: LIMITS)
+    monkeypatch.setattr(kernels, "rows_of_child", child)
+    monkeypatch.setattr(kernels, "_timed_case", timed)
+    monkeypatch.setattr(kernels.gated, "failure", lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    said: list[str] = []
+    _, rows = kernels.run(["wall_kv"], torch.device("meta"), rounds=3, tell=said.append)
+    assert asked == [["wall_kv", "meta", "3", str(LIMITS.flops), str(LIMITS.bytes_per_s)]]
+    assert rows[0] == row
+    sizes = {one.size for one in rows[1:]}
+    assert all(size.startswith("B1 T16384,") and size.endswith("fla: no result after 240 s") for size in sizes)
+    assert "fla" not in {one.variant for one in rows[1:]}
+    assert said == ["wall_kv: timed again without fla: no result after 240 s"]
 
 
 @no_gpu

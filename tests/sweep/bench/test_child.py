@@ -1,10 +1,15 @@
-"""What a benchmark says that a command took."""
+"""Benchmarks in a process of their own: what a command took, and rows that come in time."""
 
+import os
 import sys
+import time
+from pathlib import Path
 
+import psutil
 import pytest
-from atma_sweep.sweep.bench.child import used
+from atma_sweep.sweep.bench.child import rows_of_child, used
 from atma_sweep.sweep.errors import MachineError
+from patience import PATIENCE_S
 
 MIB = 2**20
 
@@ -23,3 +28,38 @@ def test_the_memory_is_the_commands_own_not_that_of_who_started_it(tmp_path):
 def test_a_command_that_fails_says_why(tmp_path):
     with pytest.raises(MachineError, match="no such luck"):
         used([sys.executable, "-c", "raise SystemExit('no such luck')"], tmp_path)
+
+
+def module(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> str:
+    """Name of a module with that code, which prints lines of JSON."""
+    head = "import os, subprocess, sys, time\nfrom atma_sweep.sweep.bench.child import child_arguments\nargs = child_arguments()\n"
+    (folder / "rows_printer.py").write_text(head + code)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
+    return "rows_printer"
+
+
+def test_rows_of_child_come_with_its_arguments(tmp_path, monkeypatch):
+    name = module(tmp_path, monkeypatch, "for one in args: print('[{\"a\": %s}]' % one, flush=True)\n")
+    assert rows_of_child([name, "1", "2.5"], PATIENCE_S) == ([[{"a": 1}], [{"a": 2.5}]], None)
+
+
+def test_rows_of_child_says_why_it_failed(tmp_path, monkeypatch):
+    name = module(tmp_path, monkeypatch, "print('[]', flush=True)\nsys.exit(9)\n")
+    assert rows_of_child([name], PATIENCE_S) == ([[]], "the process that timed it ended with exit code 9")
+
+
+def test_rows_of_child_ends_it_and_its_compilers_in_time(tmp_path, monkeypatch):
+    code = """
+compiler = subprocess.Popen(["sleep", "986"])
+open(args[0], "w").write(f"{os.getpid()} {compiler.pid}")
+print("[]", flush=True)
+time.sleep(985)
+"""
+    pids = tmp_path / "pids"
+    name = module(tmp_path, monkeypatch, code)
+    limit_s = 8.0  # many times what Python needs to start and print the first line
+    began = time.monotonic()
+    assert rows_of_child([name, str(pids)], limit_s) == ([[]], "no result after 8 s")
+    assert time.monotonic() - began < 900
+    started = [psutil.Process(pid) for pid in map(int, pids.read_text().split()) if psutil.pid_exists(pid)]
+    assert psutil.wait_procs(started, timeout=PATIENCE_S)[1] == []
