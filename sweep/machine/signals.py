@@ -15,11 +15,19 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import ClassVar
 
+import psutil
+
 from ...results.errors import Expected
 from . import processes
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 AGAIN_S = 0.05
+GRACE_S = 8.0
+"""Seconds that the main thread has to hear of a request before the process ends without it."""
+
+
+_held = threading.Event()
+"""Set while the main thread is within `held`."""
 
 
 class Interrupted(Expected):
@@ -49,6 +57,9 @@ class Signals:
 
     With `raises` SIGTERM and SIGHUP raise Stop where they come, as Ctrl-C raises KeyboardInterrupt. One within another
     shares its request. In a thread other than the main one, which hears no signals, it does nothing.
+
+    Python's handlers run in the main thread alone, which may wait in native code for minutes (a backward pass whose kernels
+    another thread compiles). Where nothing has to be saved, a watcher then ends the process after GRACE_S.
     """
 
     _open: ClassVar[list[Signals]] = []
@@ -58,6 +69,7 @@ class Signals:
         self._request = _Request()
         self._before: dict[int, object] = {}
         self._unraisable = sys.unraisablehook
+        self._watcher: _Watcher | None = None
 
     @property
     def number(self) -> int | None:
@@ -76,6 +88,7 @@ class Signals:
                 self._before[number] = signal.signal(number, self._handle)
         if self._raises:
             self._unraisable, sys.unraisablehook = sys.unraisablehook, self._again
+            self._watcher = _Watcher(self)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -85,6 +98,9 @@ class Signals:
             signal.signal(number, handler)  # type: ignore[arg-type]
         if self._before and self._raises:
             sys.unraisablehook = self._unraisable
+        if self._watcher is not None:
+            self._watcher.close()
+            self._watcher = None
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGHUP:
@@ -109,6 +125,59 @@ class Signals:
         again.start()
 
 
+class _Watcher:
+    """A thread that hears of signals as soon as they come, by the descriptor that Python's own C handler writes to."""
+
+    def __init__(self, signals: Signals) -> None:
+        self._signals = signals
+        self._ours, self._pythons = os.pipe()
+        os.set_blocking(self._pythons, False)
+        self._before = signal.set_wakeup_fd(self._pythons, warn_on_full_buffer=False)
+        # the thread must not be one that signals reach while `held` keeps them from the main thread
+        masked = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+        threading.Thread(target=self._watch, name="signals", daemon=True).start()
+        signal.pthread_sigmask(signal.SIG_SETMASK, masked)
+
+    def close(self) -> None:
+        """Give the descriptor back and end the thread."""
+        replaced = signal.set_wakeup_fd(self._before)
+        if replaced not in (self._pythons, -1):  # an event loop that still runs set its own
+            signal.set_wakeup_fd(replaced)
+        os.close(self._pythons)
+
+    def _watch(self) -> None:
+        """End the process when the main thread has not heard of a request within GRACE_S, until the pipe is closed.
+
+        A request that `held` keeps back counts from its end.
+        """
+        while number := os.read(self._ours, 1):
+            if number[0] in STOPS:
+                time.sleep(GRACE_S)
+                while _held.is_set():
+                    time.sleep(GRACE_S)
+                if self._signals.number is None and Signals._open == [self._signals]:
+                    self._end(number[0])
+        os.close(self._ours)
+
+    def _end(self, number: int) -> None:
+        """Leave without the main thread, and take the processes along that it waits for."""
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                child.kill()
+        with contextlib.suppress(OSError):
+            os.write(2, f"atma-sweep: stopped by {signal.Signals(number).name}\n".encode())
+        os._exit(128 + number)
+
+
+def _forget_parent() -> None:
+    """Keep a forked child, whose signals are its own, from writing to its parent's pipe."""
+    with contextlib.suppress(ValueError):  # it was forked by another thread than the main one
+        signal.set_wakeup_fd(-1)
+
+
+os.register_at_fork(after_in_child=_forget_parent)
+
+
 def _leave_terminal() -> None:
     """Lets output go nowhere that went to a terminal which is gone."""
     for stream in (1, 2):
@@ -129,9 +198,13 @@ def held() -> Iterator[None]:
     main = threading.current_thread() is threading.main_thread()
     before = {number: signal.getsignal(number) for number in STOPS} if main else {}
     masked = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    if main:
+        _held.set()
     try:
         yield
     finally:
+        if main:
+            _held.clear()
         for number, handler in before.items():
             if handler is not None:
                 signal.signal(number, handler)

@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+from atma_sweep.sweep.machine import signals
 from bench import COMMAND, Bench
 from patience import PATIENCE_S, until
 from tiers import long_form, shared_out
@@ -236,3 +237,45 @@ def test_a_request_that_comes_in_a_callback_comes_again(number: signal.Signals) 
     )
     kind = "KeyboardInterrupt" if number == signal.SIGINT else "Stop"
     assert (done.stdout, done.stderr) == (f"{kind} {number.value}\n", "")
+
+
+BLOCKED = """
+import ctypes, subprocess, sys, threading
+from atma_sweep import cli
+from atma_sweep.sweep.machine import signals
+
+signals.GRACE_S = 0.2
+
+def command():
+    child = subprocess.Popen(["sleep", "987"])
+    threading.Timer(0.3, print, (child.pid,), {"flush": True}).start()
+    mutex, libc = ctypes.create_string_buffer(64), ctypes.CDLL(None)
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_mutex_lock(mutex)
+
+cli.main(command)
+"""
+"""A command whose main thread waits in native code for ever, as for a backward pass that compiles, with a child process."""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="uses glibc's mutex")
+def test_signals_end_a_main_thread_in_native_code(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", BLOCKED], cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    child = psutil.Process(int(process.stdout.readline()))
+    process.terminate()
+    _, err = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, err) == (143, "atma-sweep: stopped by SIGTERM\n")
+    assert left([child]) == []
+
+
+def test_signals_give_the_wakeup_descriptor_back() -> None:
+    before = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(before)
+    with signals.Signals(raises=True):
+        ours = signal.set_wakeup_fd(-1)
+        signal.set_wakeup_fd(ours)
+    after = signal.set_wakeup_fd(before)
+    assert after == before != ours
