@@ -11,8 +11,8 @@ from torch.nn import functional
 from ...kernels.attention.polar import TINY
 from ...kernels.shapes import expand_kv, visible_mask
 
-SQUARES = 12
-"""Float32 matrices [B, H, T, T] that one forward and backward pass holds at its peak, at most (nine were counted on an H100)."""
+SQUARES = 7
+"""Float32 matrices [B, H, T, T] that one forward and backward pass holds at its peak, at most (5.8 were counted on an H100)."""
 
 
 def peak_bytes(b: int, h: int, t: int) -> int:

@@ -136,7 +136,7 @@ def data_tokenizer(
     Example:
       atma-sweep data tokenizer texts --size 4096 --out bpe.json
     """
-    from ...results.files import refusing
+    from ...results.files import write
     from ..data.byte_pairs import byte_pairs
     from ..data.sources import Files
     from ..run.progress import Terminal
@@ -146,8 +146,7 @@ def data_tokenizer(
     source.key()  # says at once what is no text
     Terminal(soft_wrap=True).print(f"reading {text}; about a minute for 100 MB", highlight=False, markup=False)
     made = byte_pairs((one.text for one in source.documents()), size, single_digits=single_digits)
-    with refusing(out, "write"):
-        out.write_text(made.to_str(pretty=True), encoding="utf-8")
+    write(out, made.to_str(pretty=True))
     say(f"{out}: {made.get_vocab_size():,} tokens")
 
 
