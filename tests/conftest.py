@@ -67,10 +67,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The folder `shared` beside the checkout: published tables and tokenizer files that are not part of it."""
-    folder = CHECKOUT.parent / "shared"
+    """Folder of published tables and tokenizer files that are no part of the checkout: ATMA_TEST_DATA, else ../shared."""
+    named = os.environ.get("ATMA_TEST_DATA")
+    folder = Path(named or CHECKOUT.parent / "shared")
     if not folder.is_dir():
-        pytest.skip("needs ../shared")
+        assert named is None, f"ATMA_TEST_DATA names {named}, which is no folder"
+        pytest.skip("needs ../shared, or the folder that ATMA_TEST_DATA names")
     return folder
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -117,6 +118,38 @@ def gpt2(shared: Path) -> Any:
     from atma_sweep.sweep.data.tokenizer import load_tokenizer
 
     return load_tokenizer("gpt2", str(shared / "data" / "gpt2" / "gpt2.tiktoken"))
+
+
+@pytest.fixture(scope="session")
+def byte_pair_texts() -> list[str]:
+    """Generated documents, in which single digits behind a space are frequent, as the needle has them."""
+    draw = random.Random(7)
+    subjects, verbs = ("The access code for record", "A river", "Her answer", "This number"), ("is", "was", "follows")
+    return [
+        " ".join(
+            f"{draw.choice(subjects)} {draw.choice(verbs)} {' '.join(str(draw.randrange(10)) for _ in range(5))}."
+            for _ in range(40)
+        )
+        for _ in range(50)
+    ]
+
+
+@pytest.fixture(scope="session")
+def byte_pair_file(byte_pair_texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tokenizer of byte pairs in the format of Hugging Face tokenizers, made from generated text."""
+    from atma_sweep.sweep.data.byte_pairs import byte_pairs
+
+    file = tmp_path_factory.mktemp("pairs") / "pairs.json"
+    byte_pairs(byte_pair_texts, 600).save(str(file))
+    return file
+
+
+@pytest.fixture(scope="session")
+def pairs(byte_pair_file: Path) -> Any:
+    """Tokenizer of that file as a corpus has it; what tests of more than one byte a token need, without anybody's weights."""
+    from atma_sweep.sweep.data.tokenizer import load_tokenizer
+
+    return load_tokenizer("json", str(byte_pair_file))
 
 
 @pytest.fixture
