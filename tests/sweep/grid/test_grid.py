@@ -421,6 +421,13 @@ def test_the_grids_of_the_threshold_paper_have_the_nine_schemes_of_its_tables(fa
     assert (train.steps, train.batch_tokens // train.seq_len, train.matrix_lr) == (25_000, 64, 1e-4)
 
 
+def test_rel_of_wikitext_tra_reaches_the_last_training_distance(fake_fingerprint: Any) -> None:
+    """Distances beyond a training row share the last number, so that none stays untrained: the paper's REL."""
+    configs = [cell.config for cell in load_grid("wikitext-tra").expand(fake_fingerprint)]
+    reaches = {config.model.mixers["rel"]["reach"] for config in configs if config.model.attn_type == "rel"}
+    assert reaches == {configs[0].train.seq_len - 1} == {127}
+
+
 def test_in_the_grid_mqar_nothing_comes_from_afar_but_through_a_memory(fake_fingerprint: Any) -> None:
     """Attention sees its own token, Canon the three before; a key is asked for at least two tokens after its value."""
     cells = {(c.axes["memory"], c.axes["model.head_dim"]): c for c in load_grid("mqar").expand(fake_fingerprint)}
