@@ -16,6 +16,7 @@ LEFT_OUT: Mapping[str, str] = {
     "model.mlp_ratio": "4",
     "model.positions": "none",
     "model.window": "False",
+    "train.constant": "0.3",
     "train.distractor": "False",
     "train.embedding_lr": "0.3",
     "train.head_lr": "0.003125",

@@ -6,16 +6,19 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
+from statistics import fmean
 
 from scipy import special
 
 from ...results import paper
+from ...results.intervals import of_trials
 from ...results.known import with_known
 from ...results.store.records import AXES
 from ...results.store.store import Store
 from ..columns import AXIS_HEADINGS, further_metrics
 from ..data import Lengths, ReportError, SweepData, gather
-from ..layout import Line, assemble, difference, entry, seed_notes, sweep_note
+from ..layout import Line, assemble, difference, entry, p_value, seed_notes, sweep_note
 from ..numbers import Column, column_of, length_name, rounded
 from ..stats.ceiling import needle_note
 from ..stats.comparable import Difference, Side, differences
@@ -24,7 +27,9 @@ from ..stats.membership import spreads_by_stratum, stratum_of
 from ..stats.resampling import ALPHA
 from ..stats.spread import Spread
 from ..table import Entry, Table
+from ..trials import trials_of
 from .printed import contradicted
+from .rivals import facts_besides
 
 COLUMNS = (
     column_of("val", "val_loss"),
@@ -39,8 +44,14 @@ PRINTED = "printed"
 """Kind of a spread that stands beside a printed mean."""
 WELCH = (
     "Beside a mean that is printed with the standard deviation of its runs the limit is Welch's t, with the spread of the seeds "
-    "here and of the runs there; beside a single seed with that of the runs alone."
+    "here and of the runs there; beside a single seed with that of the runs alone. p is of the same t."
 )
+ALIKE = (
+    "Beside runs that all printed the same number the limit is what the sequences of a seed explain (Wilson), and p that of "
+    "exchanging seeds here and runs there: never below 1 in 5 for one seed beside four runs. There, beyond says that this run is not "
+    "what is printed, not that other seeds would miss it, too."
+)
+SAME = 1e-9  # of a mean: how near two statistics of exchanged runs count as equal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +59,8 @@ class Comparison:
     """One number on both sides, in its own unit (shares as fractions).
 
     `limit` is the largest difference that the known spread explains, `verdict` within, beyond, or - where there is nothing
-    to judge by, or what must not be judged. `flags` says where the paper prints another number than its authors' logs give.
+    to judge by, or what must not be judged. `p` is of the difference, beside a printed mean over runs alone. `flags` says where the
+    paper prints another number than its authors' logs give.
     """
 
     levels: tuple[str, ...]
@@ -60,6 +72,7 @@ class Comparison:
     limit: float | None
     verdict: str
     flags: tuple[str, ...] = ()
+    p: float | None = None
     further: tuple[str, ...] = ()
     """Levels of the further axes that tell matched configurations apart."""
 
@@ -84,7 +97,7 @@ def compare(
     sqrt(1/k + 1/m) for the means of k and m seeds, with the spread between runs of that mixer and memory in the reference
     (of one's own where it has none), an accuracy's never below what its trials alone explain, and never less than a printed
     digit. Where a mean is printed with the standard deviation of its m runs, the limit is Welch's of both sides' own spreads,
-    of the printed one alone beside a single seed. A number that the sweeps' differences touch is not judged
+    of the printed one alone beside a single seed; where that is 0, what the trials of a seed explain. A number that the sweeps' differences touch is not judged
     (stats/comparable.py).
     Raises SweepUnknown, ReportError (nothing in common).
     """
@@ -114,6 +127,8 @@ def compared(mine: Side, theirs: Side) -> Compared:
             if judged[column] and (printed := _printed(published, pair, column)) is not None:
                 spread = printed
             one = _judge(pair, column, left, right, spread)
+            if one.spread is not None and one.spread.kind == PRINTED:
+                one = _with_run_test(one, data, pair)
             told = tuple(flags[key] for key in keys if key in flags)
             found.append(replace(one, flags=told, further=tuple(pair.further[axis] for axis in axes)))
     if not found:
@@ -184,14 +199,64 @@ def _judge(pair: Match, column: Column, left: Entry, right: Entry, spread: Sprea
 
 def _reach(left: Entry, right: Entry, spread: Spread) -> float:
     """How far two means lie apart by chance, at most, with 95%."""
-    here, there = max(left.seeds, 1), max(right.seeds, 1)
-    if spread.kind != PRINTED or left.sd is None or here < 2:
-        return float(special.stdtrit(spread.df, 1 - ALPHA / 2)) * spread.used * math.sqrt(1 / here + 1 / there)
-    parts = (left.sd**2 / here, spread.sd**2 / there)
+    error, df = _error(left, right, spread)
+    return float(special.stdtrit(df, 1 - ALPHA / 2)) * error if error else 0.0
+
+
+def _error(measured: Entry, published: Entry, spread: Spread) -> tuple[float, float]:
+    """Return the standard error of the difference of two means, and its degrees of freedom."""
+    here, there = max(measured.seeds, 1), max(published.seeds, 1)
+    if spread.kind != PRINTED or measured.sd is None or here < 2:
+        return spread.used * math.sqrt(1 / here + 1 / there), spread.df
+    parts = (measured.sd**2 / here, spread.sd**2 / there)
     if not sum(parts):
-        return 0.0
-    df = sum(parts) ** 2 / (parts[0] ** 2 / (here - 1) + parts[1] ** 2 / (there - 1))
-    return float(special.stdtrit(df, 1 - ALPHA / 2)) * math.sqrt(sum(parts))
+        return 0.0, spread.df
+    return math.sqrt(sum(parts)), sum(parts) ** 2 / (parts[0] ** 2 / (here - 1) + parts[1] ** 2 / (there - 1))
+
+
+def _with_run_test(comparison: Comparison, data: SweepData, pair: Match) -> Comparison:
+    """Return the comparison with a printed mean over runs with its p; judged by the trials of a seed where all runs are equal."""
+    spread, measured, published = comparison.spread, comparison.measured, comparison.published
+    if spread is None or comparison.difference is None or measured.value is None or published.value is None:
+        return comparison
+    if spread.sd > 0:
+        error, df = _error(measured, published, spread)
+        return replace(comparison, p=2 * float(special.stdtr(df, -abs(comparison.difference) / error)))
+    p = exchanged(data.numbers(pair.mine, comparison.column), published.value, published.seeds)
+    counts = [
+        trials_of(value, data.values)
+        for cell in pair.mine
+        if (value := data.given(cell, comparison.column)) is not None
+    ]
+    positive = [n for n in counts if n]
+    if not positive:
+        return replace(comparison, p=p)
+    low, high = of_trials(measured.value, min(positive))
+    limit = max(
+        high - measured.value if comparison.difference < 0 else measured.value - low,
+        10.0**-comparison.column.decimals / 100,
+    )
+    verdict = WITHIN if abs(comparison.difference) <= limit * (1 + 1e-9) else BEYOND
+    return replace(comparison, p=p, limit=limit, verdict=verdict)
+
+
+def _has_equal_runs(comparison: Comparison) -> bool:
+    """Return whether it is tested against printed runs that all have the same number."""
+    return comparison.p is not None and comparison.spread is not None and not comparison.spread.sd
+
+
+def exchanged(seeds: Sequence[float], value: float, runs: int) -> float:
+    """Return the p of the difference between the mean of `seeds` and that of `runs` runs that all have `value`: the share of all
+    ways to deal these numbers to both sides whose means lie at least as far apart."""
+    numbers = [*seeds, *[value] * runs]
+    total, size = math.fsum(numbers), len(seeds)
+
+    def apart(group: Sequence[float]) -> float:
+        part = math.fsum(group)
+        return abs(part / size - (total - part) / runs)
+
+    least = apart(seeds) - SAME * max(map(abs, numbers))
+    return fmean(apart(group) >= least for group in combinations(numbers, size))
 
 
 def compare_table(
@@ -214,24 +279,27 @@ def compare_table(
     found = list(both.numbers)
     if table is not None:
         found = _in_table(found, published, table)
-    lines = [_line(one, both.axes) for one in found]
+    tested = any(comparison.p is not None for comparison in found)
+    lines = [_line(one, both.axes, tested) for one in found]
     notes = [
         sweep_note(data),
         f"Published: {reference}, the authors' logs where there are any. Limit: the largest difference that the spread between "
         "runs of the same mixer and memory explains (95%), at least a printed digit and what the trials of an accuracy explain.",
-        *([WELCH] if any(one.spread is not None and one.spread.kind == PRINTED for one in found) else []),
+        *([WELCH] if tested else []),
+        *([ALIKE] if any(_has_equal_runs(comparison) for comparison in found) else []),
         *seed_notes([[one.measured] for one in found], max((len(one.measured.cells) for one in found), default=0)),
         *([needle_note(published)] if any(one.column.probe == "needle" for one in found) else []),
         *([f"Unlike {reference}: {'; '.join(one.text for one in both.differences)}."] if both.differences else []),
         *(f"{one[0].upper()}{one[1:]}." for one in both.unrecorded),
         *(_count_note(name, [one for one in found if one.column.heading == name]) for name in _names(found)),
+        *facts_besides(reference),
     ]
     flagged = {flag for one in found for flag in one.flags}
     if flagged:
         notes.append(f"{len(flagged)} printed numbers contradict the authors' own logs; compared is the log.")
     title = f"Sweep {data.sweep}, revision {data.revision}, beside {reference}"
     headings = (*AXIS_HEADINGS, *both.axes, "Measure", "Verdict", "Beware")
-    numbers = ("Measured", "Published", "Difference", "Limit")
+    numbers = ("Measured", "Published", "Difference", "Limit", *(("p",) if tested else ()))
     options = {"reference": reference} | ({"table": table} if table is not None else {})
     made = assemble(data, "compare", title, headings, lines, numbers=numbers, notes=notes, options=options)
     return replace(made, above=refused(both.differences, found))
@@ -278,7 +346,8 @@ def _count_note(name: str, some: Sequence[Comparison]) -> str:
     return f"{name}: {told}" + (f"; {count[UNKNOWN]} not judged." if count[UNKNOWN] else ".")
 
 
-def _line(one: Comparison, axes: Sequence[str]) -> Line:
+def _line(one: Comparison, axes: Sequence[str], tested: bool) -> Line:
+    """Return the row of a comparison, with its p where any of the table has one (`tested`)."""
     column = one.column
     base = difference(column, "Difference", one.difference)
     limit = "-" if one.limit is None else rounded(one.limit, column.decimals, percent=column.percent)
@@ -289,6 +358,7 @@ def _line(one: Comparison, axes: Sequence[str]) -> Line:
         replace(one.published, heading="Published", origins=origins),
         base,
         replace(base, text=limit, heading="Limit", value=one.limit),
+        *((p_value("p", math.nan if one.p is None else one.p),) if tested else ()),
     )
     words = (*one.levels, *one.further, column.heading, one.verdict, "; ".join(one.flags) or "-")
     about = dict(zip((*AXES, *axes), (*one.levels, *one.further), strict=True))

@@ -102,7 +102,7 @@ def downstream(store: Store, sweep: str | None = None, *, revision: int | None =
         notes.append(f"An average that is not the four's to the digit: {'; '.join(differing)}.")
     if rows.groups and all(one.seeds < 2 for line in lines for one in line.entries):
         notes.append("One run a configuration: how far runs lie apart is not known.")
-    return task_table(store, rows, DOWNSTREAM, "Downstream tasks", lines, [*notes, *_settings(store, rows)])
+    return task_table(store, rows, DOWNSTREAM, "Downstream tasks", lines, [*notes, *facts_besides(data.sweep)])
 
 
 def _coins(data: SweepData, rows: Rows) -> list[str]:
@@ -148,12 +148,23 @@ def _trained(data: SweepData, rows: Rows) -> list[str]:
     return [f"Trained on rows of {' or '.join(f'{length:,}' for length in lengths)} tokens."] if lengths else []
 
 
-def _settings(store: Store, rows: Rows) -> list[str]:
-    """What is printed of the published models besides."""
-    if rows.data.sweep != paper.WALL:
-        return []
-    told = [f"{row['setting']} {row['printed']}" for row in paper.rows("wall-settings")]
-    return [f"Printed there besides: {'; '.join(told)}."]
+def facts_besides(sweep: str) -> list[str]:
+    """Return what a rival prints besides the numbers of its sweep: one line per place where it stands."""
+    facts: list[tuple[str, str]] = []
+    if sweep == paper.WALL:
+        facts += [(row["where"], f"{row['setting']}: {row['printed']}") for row in paper.rows("wall-settings")]
+        facts += [
+            (row["where"], f"HellaSwag of {row['name']}: {row['hellaswag']}") for row in paper.rows("wall-hellaswag")
+        ]
+        facts += [
+            (row["where"], f"{row['model']} {row['setting']}: {row['printed']}") for row in paper.rows("wall-recipes")
+        ]
+    if sweep == paper.ATLAS:
+        facts += [(row["where"], f"{row['setting']}: {row['printed']}") for row in paper.rows("atlas-settings")]
+    return [
+        f"Printed there besides ({source}): {'; '.join(fact for where, fact in facts if where == source)}."
+        for source in dict.fromkeys(where for where, _ in facts)
+    ]
 
 
 def _ratio(data: SweepData, cells: Sequence[CellState], first: Column, last: Column) -> list[Entry]:

@@ -32,7 +32,7 @@ from ..store.transactions import PATIENCE_S
 from ..store.upgrading import create_scratch
 from .base import rows
 from .loading import NAMES, OWNER, holds, load_published
-from .rivals import SETS, UNREAD
+from .rivals import SETS
 from .sheets import (
     ATLAS,
     DIGITS,
@@ -59,7 +59,6 @@ __all__ = [
     "SETS",
     "SWEEPS",
     "TRA",
-    "UNREAD",
     "VERSIONS",
     "WALL",
     "is_published",

@@ -2,7 +2,7 @@
 memory (`printed-atlas`).
 
 A printed mean over runs stands under its metric, the printed standard deviation between them under that name and metrics.SPREAD, with
-the number of runs as its `n`. A number that is printed, but that we have no record of, has the reason UNREAD.
+the number of runs as its `n`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ SETS = ("iid", "sparse", "dense")
 """Test sets of the flip-flop task, as the probe names them."""
 RUNS = 4
 """Random initialisations behind a mean of the threshold paper."""
-UNREAD = "unread: printed, but not on record here"
 FLIPFLOP, EXTRAPOLATION, DOWNSTREAM = "flipflop", "extrapolation", "downstream"
 """The probes under which their numbers stand; the first two are also the package's."""
 PERPLEXITY = metrics.metric(EXTRAPOLATION, "perplexity")
@@ -98,16 +97,19 @@ def diagonal(sweep: str) -> Sheet:
 
 
 def memory(sweep: str) -> Sheet:
-    """Where the two trainings of a blog about ATLAS end: their last loss and how long they took. Of tokens and text nothing is on record."""
+    """Return where the two trainings of a blog about ATLAS end: their last loss and how long they took. It says nothing of the tokens."""
     cells, values = [], {}
+    facts = {row["setting"]: row["printed"] for row in rows("atlas-settings")}
     for row in rows("atlas-blog"):
         shape = {"n_layers": 12, "d_model": 768, "n_heads": 16, "n_kv_heads": 16, "head_dim": 48}
         model: dict[str, Any] = {"attn_type": row["attn_type"], "memory": row["memory"], "window": False, **shape}
         if row["memory"] == "atlas":
-            model |= {"memories": {"atlas": {"memory": "mlp2", "hidden": 4, "chunk": 64}}}
+            model |= {"memories": {"atlas": {"memory": "mlp2", "hidden": 4, "chunk": 64, "features": "sketch"}}}
         train = {"seq_len": 512, "batch_tokens": 16 * 512, "optimizer": "muon", "muon_lr": 1e-3, "warmup_steps": 200}
+        train |= {"schedule": "cosine", "constant": 0.0}
         train |= dict.fromkeys(("embedding_lr", "head_lr", "scalar_lr"), 3e-4)
-        config = {"model": model, "train": train, "published": {"name": row["name"]}}
+        published: dict[str, Any] = {"name": row["name"]} | (facts if row["memory"] == "atlas" else {})
+        config = {"model": model, "data": {"corpus": facts["corpus"]}, "train": train, "published": published}
         level = "off" if row["memory"] == "none" else row["memory"]
         axes = {"attn_type": row["attn_type"], "memory": level}
         cell = _cell(sweep, f"{row['name'].lower()}-170m", axes, config, 0)
@@ -118,7 +120,7 @@ def memory(sweep: str) -> Sheet:
                 "throughput", metrics.metric("throughput", "train_seconds"), 0, str(float(row["train_hours"]) * HOUR)
             ),
         ]
-    return Sheet(sweep, cells, values, "")
+    return Sheet(sweep, cells, values, "", ran={cell.id: {"corpus": facts["corpus"]} for cell in cells})
 
 
 def _tra_cell(sweep: str, row: Mapping[str, str], corpus: str, cells: dict[str, CellRecord]) -> str:
@@ -146,14 +148,13 @@ def _cell(sweep: str, slug: str, axes: Mapping[str, str], config: Mapping[str, A
 
 
 def _number(probe: str, about: Metric, length: int, text: str) -> Measurement:
-    """A printed number, or why there is none; of another probe than the package's with what it means."""
+    """Return a printed number; of another probe than the package's with what it means."""
     return Measurement(
         probe=probe,
         metric=about.name,
         length=length,
-        value=(fraction(text) if about.percent else float(text)) if text else None,
+        value=fraction(text) if about.percent else float(text),
         unit=about.unit,
-        reason=None if text else UNREAD,
         description=None if metrics.known(probe, about.name) else metrics.described(about),
     )
 
@@ -163,6 +164,6 @@ def _mean(probe: str, about: Metric, length: int, mean: str, sd: str) -> list[Me
     return [_number(probe, about, length, mean), replace(_number(probe, metrics.spread_of(about), length, sd), n=RUNS)]
 
 
-THRESHOLD = Rival("arXiv:2503.23174", 1, threshold)
-DIAGONAL = Rival("Wall Attention: Length Generalization With Diagonal Gates (Tilde Research, 2 June 2026)", 1, diagonal)
-MEMORY = Rival("a blog's training of ATLAS and of a transformer, 170M parameters", 1, memory)
+THRESHOLD = Rival("arXiv:2503.23174", 2, threshold)
+DIAGONAL = Rival("Wall Attention: Length Generalization With Diagonal Gates (Tilde Research, 2 June 2026)", 2, diagonal)
+MEMORY = Rival("a blog's training of ATLAS and of a transformer, 170M parameters", 2, memory)

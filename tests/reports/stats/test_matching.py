@@ -9,6 +9,9 @@ from atma_sweep.results.store.store import Store
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.plan.planner import record
 
+UNLIKE = {"atlas-170m": ("model.memories.atlas.features", "train.constant", "data.corpus")}
+"""Settings of a shipped grid that are not as printed."""
+
 
 @pytest.mark.parametrize(
     ("grid", "sweep", "partners"),
@@ -34,9 +37,9 @@ def test_a_shipped_grid_stands_beside_what_is_printed(
             assert here == there
     corpora = {pair.theirs[0].axes.get("data.corpus") for pair in found}
     assert corpora <= {None, cells[0].config.data.corpus}
-    # nor does anything that is printed of the recipe differ, so that a full run is judged
+    # nor does anything that is printed of the recipe differ, so that a full run is judged; but for atlas-170m, whose page says so
     for pair in found:
         whole = flat(next(cell for cell in cells if cell.id == pair.mine[0].cell_id).config.model_dump(mode="json"))
         told = flat(theirs.configs[pair.theirs[0].cell_id])
         differing = {path for path, value in told.items() if not path.startswith(IDLE) and whole.get(path) != value}
-        assert differing <= {"model.mixers.wall.rotary"}
+        assert differing <= {"model.mixers.wall.rotary", *UNLIKE.get(grid, ())}

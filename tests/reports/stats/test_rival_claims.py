@@ -24,7 +24,7 @@ def verdicts(store: Store, sweep: str) -> dict[str, tuple[str, str]]:
 
 def test_the_threshold_paper(published: Store) -> None:
     found = verdicts(published, "printed-tra")
-    assert found["solved"] == ("true", "iid 100.00, sparse 100.00, dense 100.00; 4 runs")
+    assert found["solved"] == ("true", "iid 100.00 ± 0.00, sparse 100.00 ± 0.00, dense 100.00 ± 0.00; 4 runs")
     for name, mean, sd in (("rope-sparse", 72.82, 1.27), ("fox-sparse", 93.4, 4.21)):
         high = stats.t.interval(0.95, 3, mean, sd / 2)[1]
         assert found[name][0] == ("true" if high < 100 else "not shown")
@@ -109,7 +109,7 @@ def test_nothing_measured_is_said(empty: Store, make: Any) -> None:
 
 
 def test_a_printed_mean_has_the_spread_that_is_printed_with_it(published: Store) -> None:
-    """And not that of its mixer and memory, which two position schemes share with it; TRA's is on no record."""
+    """And not that of its mixer and memory, which two position schemes share with it; TRA's is zero."""
     data = gather(published, "printed-tra")
     found = {key[0] + key[5]: one for key, one in rivals(data, column_of("flipflop", "exact_sparse")).items()}
     assert (found["foxnone"].sd, found["foxnone"].df, found["foxnone"].seeds) == (pytest.approx(0.0421), 3, 4)

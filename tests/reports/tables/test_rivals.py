@@ -3,6 +3,7 @@
 import math
 import statistics
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -166,10 +167,10 @@ class TestExtrapolation:
 
     def test_what_is_printed(self, published):
         rows = make_table("extrapolation", published, "printed-tra").rows
-        assert [(*row[:2], row[-1]) for row in rows] == [
-            ("nope", "none", "31.74"), ("nope", "ape", "31.61"), ("rel", "none", "31.27"), ("rope", "none", "30.11"),
-            ("nope", "label", "32.09"), ("fox", "none", "30.30"), ("diff", "none", "29.46"), ("cope", "none", "30.20"),
-            ("tra", "none", "30.04"),
+        assert [(*row[:2], row[-2]) for row in rows] == [
+            ("nope", "none", "31.74 ± 0.11"), ("nope", "ape", "31.61 ± 0.16"), ("rel", "none", "31.27 ± 0.11"),
+            ("rope", "none", "30.11 ± 0.04"), ("nope", "label", "32.09 ± 0.07"), ("fox", "none", "30.30 ± 0.04"),
+            ("diff", "none", "29.46 ± 0.12"), ("cope", "none", "30.20 ± 0.09"), ("tra", "none", "30.04 ± 0.32"),
         ]  # fmt: skip
 
 
@@ -183,7 +184,7 @@ class TestDownstream:
             ("68.9", "47.1", "39.8", "63.0", "54.7"),
         ]
         assert "An average that is not the four's to the digit: fox 50.4, of the four as printed 50.475." in table.notes
-        assert any("rescale factor at C = 128 5.91" in note for note in table.notes)
+        assert any("rescale factor at C = 128: 5.91" in note for note in table.notes)
 
     @pytest.mark.thorough
     def test_an_average_of_ones_own_is_worked_out(self, empty, make):
@@ -202,8 +203,7 @@ class TestCompare:
     def test_welch_by_scipy(self, own):
         found = {(one.levels[0], one.column.metric): one for one in compare(own, "own", "printed-tra")}
         assert set(found) == {
-            ("fox", "exact_sparse"), ("nope", "exact_sparse"), ("nope", "exact_dense"),
-            ("tra", "exact_iid"), ("tra", "exact_sparse"), ("tra", "exact_dense"),
+            (kind, f"exact_{name}") for kind in SPARSE for name in N
         }  # fmt: skip
         fox = found["fox", "exact_sparse"]
         mean, sd = statistics.fmean(SPARSE["fox"]), statistics.stdev(SPARSE["fox"])
@@ -215,17 +215,54 @@ class TestCompare:
         assert low is None or (high - low) / 2 == pytest.approx(reach)
         assert fox.limit == pytest.approx(reach)
         assert (fox.verdict, judged.pvalue > 0.05) == ("within", True)
+        assert fox.p == pytest.approx(judged.pvalue)
         # a single seed is held against the spread of the four runs
         nope = found["nope", "exact_sparse"]
-        assert nope.limit == pytest.approx(stats.t.ppf(0.975, 3) * 0.001 * math.sqrt(1 + 1 / 4))
+        reach = 0.001 * math.sqrt(1 + 1 / 4)
+        assert nope.limit == pytest.approx(stats.t.ppf(0.975, 3) * reach)
+        assert nope.p == pytest.approx(2 * stats.t.sf(abs(0.999 - 0.9997) / reach, 3))
+
+    def test_equal_printed_runs_are_judged_by_sequences(self, empty, make):
+        """Four runs at 100%: what is beyond is beyond Wilson's interval, and p is that of exchanging the runs, counted by hand."""
+        cell, _ = make
+        runs = []
+        for i, (kind, seed, dense) in enumerate(
+            (("rope", 0, 0.6295), ("rope", 1, 0.9418), ("cope", 0, 0.9453), ("fox", 0, 1.0))
+        ):
+            config = CONFIG | {"model": {**CONFIG["model"], "attn_type": kind}}
+            runs.append((replace(cell(i, attn_type=kind, memory="off", seed=seed), config=config), flips(dense=dense)))
+        store = sweep(empty, "dense", runs)
+        compared = {row.levels[0]: row for row in compare(store, "dense", "printed-tra")}
+        # both seeds on one side: 1 of the 15 ways to choose two runs of six; one seed: 1 of 5
+        assert {kind: row.p for kind, row in compared.items()} == {
+            "rope": pytest.approx(1 / 15), "cope": pytest.approx(1 / 5), "fox": 1.0,
+        }  # fmt: skip
+        assert compared["cope"].limit == pytest.approx(wilson(0.9453, N["dense"])[1] - 0.9453)
+        mean = (0.6295 + 0.9418) / 2
+        assert compared["rope"].limit == pytest.approx(wilson(mean, N["dense"])[1] - mean)
+        assert {kind: row.verdict for kind, row in compared.items()} == {
+            "rope": "beyond",
+            "cope": "beyond",
+            "fox": "within",
+        }
+        table = make_table("compare", store, "dense", reference="printed-tra")
+        assert table.columns[-5:] == ("Measured", "Published", "Difference", "Limit", "p")
+        assert [row[-1] for row in table.rows] == ["0.0667", "1.0000", "0.2000"]
+        assert any(note.startswith("Beside runs that all printed the same number") for note in table.notes)
 
     @pytest.mark.thorough
     def test_a_number_far_from_the_printed_one_is_beyond(self, empty, make):
         cell, _ = make
         one = replace(cell(0, attn_type="rope", memory="off"), config=CONFIG)
         store = sweep(empty, "far", [(one, flips(1.0, 0.99, 1.0))])
-        (found,) = compare(store, "far", "printed-tra")
-        assert (found.verdict, found.published.text) == ("beyond", "72.82 ± 1.27")
+        compared = {
+            row.column.metric: (row.verdict, row.published.text) for row in compare(store, "far", "printed-tra")
+        }
+        assert compared == {
+            "exact_iid": ("within", "100.00 ± 0.00"),
+            "exact_sparse": ("beyond", "72.82 ± 1.27"),
+            "exact_dense": ("within", "100.00 ± 0.00"),
+        }
 
     @pytest.mark.thorough
     def test_what_cannot_be_compared_is_said(self, empty, make):
@@ -241,7 +278,11 @@ class TestCompare:
             "Not judged, since the sweeps are not of one kind: train.tokens 1000000 instead of 819200000; model.n_layers 2 "
             "instead of 4."
         )
-        assert [row[-4:] for row in table.rows] == [("50.00", "93.40 ± 4.21", "-43.40", "-")]
+        assert [row[-4:] for row in table.rows] == [
+            ("100.00", "100.00 ± 0.00", "0.00", "-"),
+            ("50.00", "93.40 ± 4.21", "-43.40", "-"),
+            ("100.00", "100.00 ± 0.00", "0.00", "-"),
+        ]
 
     @pytest.mark.thorough
     def test_positions_tell_configurations_apart_by_axis_or_config(self, empty, make):
@@ -288,3 +329,30 @@ class TestCompare:
             "Not judged, since the sweeps are not of one kind: train.optimizer muon instead of adamw."
         )
         assert not any(note.startswith("Not recorded of muon") and "train." in note for note in table.notes)
+
+    def test_flipflop_page_has_the_rows_of_the_command(self, empty, make):
+        """docs/flipflop.md: its runs in a database give its comparison, every number of it, and its intervals of sequences."""
+        page = (Path(__file__).parents[3] / "docs" / "flipflop.md").read_text(encoding="utf-8")
+        lines = [
+            [entry.strip() for entry in line.strip("|").split("|")]
+            for line in page.splitlines()
+            if line.startswith("|")
+        ]
+        runs = [row for row in lines if len(row) == 4 and row[0].rpartition(" ")[2].isdigit()]
+        rows = [row for row in lines if len(row) == 8 and row[1] in N]
+        assert (len(runs), len(rows)) == (6, 15)
+        cell, _ = make
+        cells = []
+        for i, (name, *shares) in enumerate(runs):
+            kind, _, seed = name.partition(" ")
+            for text, n in zip(shares, N.values(), strict=True):
+                share, low, high = map(float, text.replace("[", "").replace("]", "").replace(",", "").split())
+                # Wilson's of the printed share, so half a printed digit may move its ends by a digit
+                assert (low, high) == pytest.approx([100 * end for end in wilson(share / 100, n)], abs=0.0151)
+            config = CONFIG | {"model": {**CONFIG["model"], "attn_type": kind}}
+            record = replace(cell(i, attn_type=kind, memory="off", seed=int(seed)), config=config)
+            cells.append((record, flips(*(float(text.split()[0]) / 100 for text in shares))))
+        store = sweep(empty, "page", cells)
+        table = make_table("compare", store, "page", reference="printed-tra")
+        printed = [[row[0], row[5].removeprefix("FF "), *row[8:], row[6]] for row in table.rows]
+        assert sorted(printed) == sorted(rows)
