@@ -297,29 +297,29 @@ class TestTable:
 
     def test_writing_speed_is_judged_by_the_decode_probe(self, empty, make, run):
         cell, _ = make
-        (one,) = [cell(0, attn_type="polar", memory="on")]
-        empty.record_revision("mine", grid_text="x", grid_file="x", cells=[one])
-        some = [
+        record = cell(0, attn_type="polar", memory="on")
+        empty.record_revision("mine", grid_text="x", grid_file="x", cells=[record])
+        measurements = [
             Measurement(probe="decode", metric="written_per_s", length=length, value=900.0 * length, n=8, unit="x")
             for length in (64, 128)
         ]
-        run(empty, one.id, "done", some)
+        run(empty, record.id, "done", measurements)
         data = gather(empty, "mine")
         (written,) = [claim for claim in CLAIMS if claim.name == "written"]
-        attempt = data.value(one.id, "decode", "written_per_s", 128).attempt_id
+        attempt = data.value(record.id, "decode", "written_per_s", 128).attempt_id
         for gpu, verdict in (("NVIDIA L4", "true"), ("NVIDIA L40S", SILENT), (None, SILENT)):
-            found = written.asked_of(Facts(replace(data, sources={attempt: Source(gpu=gpu)})))
-            assert (found.verdict, found.numbers["tokens_per_s"]) == (verdict, 900 * 128)
-            assert found.told.startswith(f"115200 at 128 on {gpu or 'no GPU'};")
+            answer = written.asked_of(Facts(replace(data, sources={attempt: Source(gpu=gpu)})))
+            assert (answer.verdict, answer.numbers["tokens_per_s"]) == (verdict, 900 * 128)
+            assert answer.told.startswith(f"115200 at 128 on {gpu or 'no GPU'};")
 
     def test_kernel_claims_name_the_eager_rival_and_the_command(self, empty, make, run):
-        """What a cell writes per second does not decide what the paper says of its kernel beside eager PyTorch."""
+        """The speed at which a cell writes does not decide them."""
         cell, _ = make
-        one = cell(0, attn_type="polar", memory="on")
-        empty.record_revision("mine", grid_text="x", grid_file="x", cells=[one])
+        record = cell(0, attn_type="polar", memory="on")
+        empty.record_revision("mine", grid_text="x", grid_file="x", cells=[record])
         run(
             empty,
-            one.id,
+            record.id,
             "done",
             [Measurement(probe="decode", metric="written_per_s", length=64, value=9e9, n=8, unit="x")],
         )
