@@ -88,7 +88,7 @@ TableName = Annotated[
     typer.Option(
         "--table",
         metavar="N|NAME",
-        help="Table by its number in the paper (6: complete results), or by name such as effects.",
+        help="Table by its number in the paper (6: complete results; v2:8: its number in the second version), or by name such as effects.",
     ),
 ]
 FigureName = Annotated[

@@ -15,7 +15,7 @@ AGAINST = {"tokens": "tokens", "time": "wall_s"}
 class Listed:
     """A table (`at`: module:function) or figure (`at`: module), what it shows in a few words, and what is asked about it.
 
-    `number` is a figure's in the paper. `takes` names the options of the function that not every one has. `compares` says
+    `number` is a figure's in the paper, and a table's in the paper's second version where it has another there. `takes` names the options of the function that not every one has. `compares` says
     whether measured numbers stand side by side, so that what differs between their cells is told above them. `of` names the
     probes that it is about: where a sweep has something, but nothing of these, --all leaves it out. `study`: it is about studies,
     and --all of another sweep does not speak of it.

@@ -25,7 +25,7 @@ from .listed import AGAINST
 from .render import SUFFIXES, files_of, render, trace_file
 from .subset import only
 from .table import Table
-from .tables import TABLES, make_table
+from .tables import TABLES, make_table, table_name
 
 if TYPE_CHECKING:
     from .figures.base import Collected
@@ -60,6 +60,8 @@ class Request:
     against: str | None = None
 
     def __post_init__(self) -> None:
+        if self.table:
+            object.__setattr__(self, "table", table_name(self.table))
         if not (self.table or self.figure or self.compare or self.all or self.check or self.dashboard):
             raise ReportError(
                 "say what to report: --table 6, --figure needle, --dashboard FILE.html, --compare printed-v2, "
@@ -74,7 +76,7 @@ class Request:
             "against": self.against,
         }
         of_figures["title" if self.title else "no-title"] = self.title is not None
-        if self.all_rows and not self.all and (self.table or "").lower() not in (having := _with_all_rows()):
+        if self.all_rows and not self.all and self.table not in (having := _with_all_rows()):
             raise ReportError(
                 f"--all-rows is about the tables {' and '.join(having)}; give --table {having[0]} with it"
             )
@@ -248,7 +250,7 @@ def _table(asked: Request, store: Store) -> Table:
         "reference": asked.compare,
         "table": kept if asked.compare else None,
     }
-    line = TABLES.get(name.lower())
+    line = TABLES.get(name)
     options = line.options(wanted) if line else {}
     if asked.lengths:
         options["lengths"] = asked.lengths

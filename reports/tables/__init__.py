@@ -1,7 +1,7 @@
 """The tables of the appendix, from the database: each is a function in a file of its family.
 
 `make_table("6", store)` makes one, `render.render(table, "tex")` writes it. By number (as the paper's first version
-counts) or by name. A new table is a function here as in regularizers.py, and a line in TABLES.
+counts; the second version's numbers are v2:1 to v2:8) or by name. A new table is a function here as in regularizers.py, and a line in TABLES.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ TABLES: dict[str, Listed] = {
     "1": Listed("over_lengths:table1", "attention alone, over context lengths", of=LOSSES),
     "2": Listed("over_lengths:table2", "what memory adds, over context lengths", of=LOSSES),
     "3": Listed("over_lengths:table3", "window and distractor on top of memory", of=LOSSES),
-    "4": Listed("throughput:table4", "training throughput", takes=(), of=("throughput",)),
-    "5": Listed("regularizers:table5", "regularizer modes", takes=(), compares=False),
-    "6": Listed("complete:table6", "complete results", takes=("lengths", "seeds", "orphans")),
-    "open-weight": Listed("open_weight:open_weight", "beside open-weight models, bits per token", of=LOSSES),
-    "budgets": Listed("budgets:budgets", "training budgets", takes=(), compares=False),
+    "4": Listed("throughput:table4", "training throughput", number="v2:6", takes=(), of=("throughput",)),
+    "5": Listed("regularizers:table5", "regularizer modes", number="v2:7", takes=(), compares=False),
+    "6": Listed("complete:table6", "complete results", number="v2:8", takes=("lengths", "seeds", "orphans")),
+    "open-weight": Listed(
+        "open_weight:open_weight", "beside open-weight models, bits per token", number="v2:5", of=LOSSES
+    ),
+    "budgets": Listed("budgets:budgets", "training budgets", number="v2:4", takes=(), compares=False),
     "budget": Listed("budget:budget", "predicted hours against those that it took", takes=(), compares=False),
     "flipflop": Listed("rivals:flipflop", "the flip-flop task", takes=(), of=("flipflop",)),
     "mqar": Listed("recall:mqar", "associative recall", takes=(), of=("mqar",)),
@@ -62,6 +64,16 @@ WHOLE = ("contrasts", "compare", "study", "budget", "budgets", "open-weight")
 sweeps have none of these axes."""
 
 
+SECOND = {f"v2:{n}": str(n) for n in (1, 2, 3)} | {line.number: name for name, line in TABLES.items() if line.number}
+"""By number in the paper's second version, whose first three tables are those of the first: the name here."""
+
+
+def table_name(word: str) -> str:
+    """Return the name of a table by that name or by its number in the paper's second version; an unknown word as it is."""
+    lower = word.lower()
+    return SECOND.get(lower, lower if lower in TABLES else word)
+
+
 def make_table(number: str | int, store: Store, sweep: str | None = None, **options: Any) -> Table:
     """The table of that number or name; options as its function takes them.
 
@@ -75,9 +87,11 @@ def make_table(number: str | int, store: Store, sweep: str | None = None, **opti
     from ..data import ReportError
     from ..stats.audit import homogeneity
 
-    name = str(number).lower()
+    name = table_name(str(number))
     if name not in TABLES:
-        raise ReportError(f"there is no table {number}; {choice(name, TABLES)}")
+        second = f"v2:{name}"
+        there = f"; in the paper's second version it is {second}, here {SECOND[second]}" if second in SECOND else ""
+        raise ReportError(f"there is no table {number}{there}; {choice(name, [*TABLES, *sorted(SECOND)])}")
     line = TABLES[name]
     if "lengths" not in line.takes and options.pop("lengths", None):
         raise ReportError(f"table {name} is not about context lengths; leave --length out")
