@@ -11,7 +11,7 @@ from typing import Any
 
 from ..results.store.records import CellState, Source, Value
 from .data import REFERENCES, SweepData
-from .numbers import PLUS_MINUS, Column, reason_code, rounded, signed
+from .numbers import BARE, PLUS_MINUS, Column, reason_code, rounded, signed
 from .ranking import Place, Rank, notes_of, ranked
 from .stats.ceiling import about_needle, below_note, needle_note, yardstick
 from .subset import told
@@ -117,6 +117,7 @@ def derived(
         length=column.length,
         direction=column.direction,
         value=value,
+        unit=column.unit or None,
         reason=lacking.reason if lacking else None,
         sd=sd,
         origins=tuple(dict.fromkeys(origin for part in parts for origin in part.origins)),
@@ -126,13 +127,20 @@ def derived(
 def p_value(heading: str, p: float) -> Entry:
     """The entry of a probability; NaN where there is none."""
     if math.isnan(p):
-        return Entry(text=NOTHING, heading=heading)
-    return Entry(text=f"<{SMALL_P:.4f}" if p < SMALL_P else rounded(p, 4), heading=heading, value=p)
+        return Entry(text=NOTHING, heading=heading, unit=BARE)
+    return Entry(text=f"<{SMALL_P:.4f}" if p < SMALL_P else rounded(p, 4), heading=heading, value=p, unit=BARE)
 
 
 def difference(column: Column, heading: str, value: float | None) -> Entry:
     """The entry of a difference in a column's number, with its sign; None or NaN where there is none."""
-    base = Entry(text=NOTHING, heading=heading, probe=column.probe, metric=column.metric, length=column.length)
+    base = Entry(
+        text=NOTHING,
+        heading=heading,
+        probe=column.probe,
+        metric=column.metric,
+        length=column.length,
+        unit=column.unit or None,
+    )
     if value is None or math.isnan(value):
         return base
     return replace(base, text=signed(round(value, DUST), column.decimals, percent=column.percent), value=value)

@@ -14,6 +14,15 @@ PLUS_MINUS = " ± "
 CODE_LENGTH = 16
 
 
+BARE = "1"
+"""The unit of a number without one: a ratio, a probability, a test statistic."""
+
+
+def squared(unit: str) -> str:
+    """Return the square of a unit."""
+    return unit if unit in ("", BARE) else f"({unit})²" if "/" in unit else f"{unit}²"
+
+
 @dataclass(frozen=True)
 class Column:
     """A column of numbers: where it comes from and how it is printed. `length` is 0 for a number without one."""

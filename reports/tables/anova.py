@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from ...results.store.store import Store
 from ..data import Lengths, gather
-from ..layout import Line, assemble, p_value, sweep_note
-from ..numbers import rounded
+from ..layout import NOTHING, Line, assemble, p_value, sweep_note
+from ..numbers import BARE, rounded, squared
 from ..stats.anova import analyses
 from ..stats.effects import main_measures, origins_of
 from ..table import Entry, Table
@@ -32,25 +32,31 @@ def anova_table(
     found = analyses(data, main_measures(data))
     lines = []
     for one in found:
-        origins = origins_of(one.numbers, "")
+        origins, square = origins_of(one.numbers, ""), squared(one.column.unit)
         for row in one.frame.to_dict("records"):
-            entries = [statistic(name, heading, row[name]) for name, heading in HEADINGS.items()]
-            lines.append(Line(words=(one.column.heading, str(row["term"])), entries=tuple(entries), origins=origins))
+            entries = [
+                statistic(name, heading, row[name], square if name == "sum_sq" else BARE)
+                for name, heading in HEADINGS.items()
+            ]
+            labels = (one.column.heading, str(row["term"]), square or NOTHING)
+            lines.append(Line(words=labels, entries=tuple(entries), origins=origins))
     title = f"Type-III analysis of variance, sweep {data.sweep}, revision {data.revision}"
     times = sorted({one.permutations for one in found if one.permutations})
     notes = [sweep_note(data), *([NOTE.format(" or ".join(map(str, times)))] if times else [])]
     notes += said((one.column.heading, one.remarks) for one in found)
     if not found:
         notes.append("No number of the complete results is known of two cells; there is nothing to analyse yet.")
-    return assemble(data, "anova", title, ("Measure", "Term"), lines, numbers=tuple(HEADINGS.values()), notes=notes)
+    return assemble(
+        data, "anova", title, ("Measure", "Term", "Sum sq in"), lines, numbers=tuple(HEADINGS.values()), notes=notes
+    )
 
 
-def statistic(name: str, heading: str, value: float) -> Entry:
-    """The entry of a number of a model; NaN where there is none."""
+def statistic(name: str, heading: str, value: float, unit: str = BARE) -> Entry:
+    """Return the entry of a number of a model, in its unit; NaN where there is none."""
     if name.startswith("p") and name != "partial_eta_sq":
         return p_value(heading, value)
     text = "-" if math.isnan(value) or math.isinf(value) else rounded(value, DECIMALS[name])
-    return Entry(text=text, heading=heading, value=float(value) if math.isfinite(value) else None)
+    return Entry(text=text, heading=heading, value=float(value) if math.isfinite(value) else None, unit=unit or None)
 
 
 def said(remarks: Iterable[tuple[str, Iterable[str]]]) -> list[str]:

@@ -15,7 +15,7 @@ from ...results.store.store import Store
 from ..columns import further_metrics, qualities
 from ..data import Lengths, SweepData, gather
 from ..layout import DUST, NOTHING, Line, assemble, difference, p_value, sweep_note
-from ..numbers import Column, rounded
+from ..numbers import BARE, Column, rounded
 from ..stats import stopped
 from ..stats.effects import (
     EQUIVALENT,
@@ -290,9 +290,9 @@ def _numbers(data: SweepData, one: Effect | Interaction, headings: Sequence[str]
     told |= {name: Entry(text=str(n), heading=name, value=float(n)) for name, n in (("Up", one.up), ("Down", one.down))}
     ps = {"p": one.p, "p corr": one.p_corrected, "p sign": one.p_sign, "p het": one.p_heterogeneity}
     told |= {name: p_value(name, p) for name, p in ps.items()}
-    told["I2"] = Entry(text=NOTHING, heading="I2")
+    told["I2"] = Entry(text=NOTHING, heading="I2", unit=BARE)
     if not math.isnan(one.i2):
-        told["I2"] = Entry(text=rounded(round(one.i2, DUST), 2), heading="I2", value=one.i2)
+        told["I2"] = Entry(text=rounded(round(one.i2, DUST), 2), heading="I2", value=one.i2, unit=BARE)
     return (_count(data, one), *(told[name] for name in headings))
 
 

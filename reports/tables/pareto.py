@@ -8,7 +8,7 @@ from ...results.store.store import Store
 from ..columns import AXIS_HEADINGS, qualities, speed_of
 from ..data import Lengths, SweepData, gather
 from ..layout import NOTHING, Line, assemble, entry, seed_notes, sweep_note, word_notes
-from ..numbers import Column
+from ..numbers import BARE, Column
 from ..ranking import chance_text
 from ..stats.ceiling import needle_note
 from ..stats.effects import pareto
@@ -64,7 +64,7 @@ def _fronts(grid: Sequence[Sequence[Entry]], qualities: Sequence[Column]) -> dic
 
 
 def _chance(heading: str, p: float | None = None) -> Entry:
-    return Entry(text=NOTHING if p is None else chance_text(p), heading=heading, value=p)
+    return Entry(text=NOTHING if p is None else chance_text(p), heading=heading, value=p, unit=BARE)
 
 
 def _front_notes(

@@ -66,4 +66,12 @@ def _amount(column: Column, name: str, value: float) -> Entry:
     if math.isnan(value):
         return Entry(text=NOTHING, heading=name)
     text = rounded(value, column.decimals, percent=column.percent)
-    return Entry(text=text, heading=name, probe=column.probe, metric=column.metric, length=column.length, value=value)
+    return Entry(
+        text=text,
+        heading=name,
+        probe=column.probe,
+        metric=column.metric,
+        length=column.length,
+        value=value,
+        unit=column.unit or None,
+    )

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean, stdev
 
-from ...results import metrics, paper
+from ...results import paper
 from ...results.store.records import CellState
 from ...results.store.store import Store
 from ..data import Lengths, SweepData, gather
 from ..layout import DUST, NOTHING, Line, derived, entry
-from ..numbers import Column, column_of, length_name, rounded
+from ..numbers import BARE, Column, column_of, length_name, rounded
 from ..table import Entry, Table
 from .task_rows import (
     RATIO,
@@ -95,7 +95,7 @@ def downstream(store: Store, sweep: str | None = None, *, revision: int | None =
         if printed.value is not None and mean.value is not None and printed.text != mean.text:
             exact = rounded(round(mean.value, DUST), 3, percent=True)
             differing.append(f"{named(rows.words(cells))} {printed.text}, of the four as printed {exact}")
-        found.append(printed if printed.value is not None else replace(mean, unit=metrics.SHARE))
+        found.append(printed if printed.value is not None else mean)
         lines.append(Line(words=rows.words(cells), entries=tuple(found), cells=cells))
     notes = ["Questions answered rightly, in %. Avg: mean of the four."]
     if differing:
@@ -169,7 +169,7 @@ def facts_besides(sweep: str) -> list[str]:
 
 def _ratio(data: SweepData, cells: Sequence[CellState], first: Column, last: Column) -> list[Entry]:
     """Last over first seed by seed: mean and standard deviation, and Student's t interval."""
-    column = replace(first, heading=RATIO, unit="1", length=0, metric="")
+    column = replace(first, heading=RATIO, unit=BARE, length=0, metric="")
     pairs = [(data.numbers([cell], last), data.numbers([cell], first)) for cell in cells]
     found = [a[0] / b[0] for a, b in pairs if a and b]
     parts = [entry(data, cells, one) for one in (first, last)]

@@ -122,7 +122,7 @@ def named(words: Sequence[str]) -> str:
 
 def of_seeds(mean: Entry, column: Column) -> Entry:
     """Student's t interval of the mean over seeds; of a share within 0 and 1."""
-    base = Entry(text=NOTHING, heading=f"{mean.heading} {SEEDS}", origins=mean.origins)
+    base = Entry(text=NOTHING, heading=f"{mean.heading} {SEEDS}", unit=mean.unit, origins=mean.origins)
     if mean.value is None or mean.sd is None or mean.seeds < 2:
         return base
     reach = float(special.stdtrit(mean.seeds - 1, 1 - ALPHA / 2)) * mean.sd / math.sqrt(mean.seeds)
@@ -133,7 +133,7 @@ def of_seeds(mean: Entry, column: Column) -> Entry:
 def of_sequences(data: SweepData, cells: Sequence[CellState], mean: Entry) -> Entry:
     """Wilson's interval of the mean share, of as many sequences as the fewest that a seed was asked."""
     column = Column("", mean.probe, mean.metric, 2, True)
-    base = Entry(text=NOTHING, heading=f"{mean.heading} {SEQUENCES}", origins=mean.origins)
+    base = Entry(text=NOTHING, heading=f"{mean.heading} {SEQUENCES}", unit=mean.unit, origins=mean.origins)
     given = (data.given(cell, column) for cell in cells)
     counts = [n for value in given if value is not None and (n := trials_of(value, data.values))]
     if mean.value is None or not counts:

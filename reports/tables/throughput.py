@@ -31,7 +31,7 @@ def _step_seconds(data: SweepData, cells: Sequence[CellState], number: str) -> E
     whole = entry(data, cells, PEAK)
     sd = whole.sd / steps if whole.sd is not None else None
     made = derived(data, STEP, whole.value / steps if whole.value is not None else None, [whole], sd=sd)
-    return replace(made, unit="s", seeds=whole.seeds)
+    return replace(made, seeds=whole.seeds)
 
 
 def table4(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Table:
