@@ -126,6 +126,16 @@ def end_group(group: int) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
+def has_pending(pid: int, number: int) -> bool:
+    """Return whether a process was sent the signal and has not received it, since it blocks it. False where no /proc tells."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    masks = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith(("SigPnd:", "ShdPnd:"))]
+    return any(mask >> (number - 1) & 1 for mask in masks)
+
+
 def die_with(parent: int) -> None:
     """Asks for SIGTERM when `parent`, our parent process, dies; at once when it is dead already."""
     if sys.platform == "linux":

@@ -200,8 +200,9 @@ def end_at_once(child: psutil.Process, *, dump: bool) -> None:
         processes.end(child.pid, started, grace=0)
 
 
-def run_command(launch: Launch, parent: int, *, spare: bool = False) -> list[str]:
-    """The command line of an attempt's process; `spare`, of one that hears by a pipe which attempt it is."""
+def run_command(launch: Launch, parent: int | None = None, *, spare: bool = False) -> list[str]:
+    """The command line of an attempt's process, to be completed with its parent's pid for None; `spare`, of one that hears by
+    a pipe which attempt it is."""
     return [
         sys.executable,
         "-m",
@@ -209,8 +210,7 @@ def run_command(launch: Launch, parent: int, *, spare: bool = False) -> list[str
         "--runs",
         str(launch.runs),
         *(["--spare"] if spare else ["--folder", launch.folder]),
-        "--parent",
-        str(parent),
+        *(["--parent", str(parent)] if parent is not None else []),
         *(["--journal"] if launch.database is None else []),
     ]
 

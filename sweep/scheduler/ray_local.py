@@ -8,7 +8,9 @@ import os
 import secrets
 import signal
 import tempfile
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -24,6 +26,7 @@ from ..machine.allocation import Allocation, Machine, Room
 from ..machine.locks import own_folder
 from ..machine.signals import held
 from .base import Finished, Launch, OnThisMachine, device_for, environment, run_command
+from .ray_worker import run_attempt
 
 DAEMONS = ("raylet", "gcs_server")
 TRIED = "2.60"
@@ -31,19 +34,10 @@ TRIED = "2.60"
 LOOPBACK = "127.0.0.1"
 REMEDY = "set RAY_TMPDIR to another folder, or launch with --executor local, which needs no Ray"
 CLUSTERS = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
-
-
-def _run(launch: Launch, device: str | None) -> int:
-    """Runs in a Ray worker: one child process, its exit code. Its death takes the child along.
-
-    Ray makes each worker the leader of a process group and kills that when the worker dies, so the child stays in it.
-    """
-    apart = os.getpgrp() != os.getpid()
-    folder = launch.runs / launch.folder
-    child = processes.start(run_command(launch, os.getpid()), environment(launch, device), folder, apart=apart)
-    code = child.wait()
-    processes.end_group(child.pid if apart else os.getpid())
-    return code
+LOOK_S = 0.02
+"""Between two looks at daemons that are to end."""
+VANISH_S = 2.0
+"""Seconds that killed processes get to vanish."""
 
 
 @contextlib.contextmanager
@@ -66,6 +60,53 @@ def _private() -> Iterator[None]:
         AuthenticationTokenLoader.instance().reset_cache()
 
 
+@contextlib.contextmanager
+def _prompt_end(daemons: Sequence[psutil.Process]) -> Iterator[None]:
+    """Kill each of these daemons as soon as Ray asks it to end, and on leaving what they had started.
+
+    They were started with SIGTERM blocked, so that Ray would wait a second for each of them before it kills it.
+    """
+    family = [one for daemon in daemons for one in _children(daemon)]
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(LOOK_S):
+            for daemon in daemons:
+                if processes.has_pending(daemon.pid, signal.SIGTERM):
+                    _kill(daemon)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+        for one in family:
+            _kill(one)
+        deadline = time.monotonic() + VANISH_S
+        while time.monotonic() < deadline and any(_lives(one) for one in family):
+            time.sleep(LOOK_S)
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    """Return the process's descendants, none when it is gone."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.children(recursive=True)
+    return []
+
+
+def _kill(process: psutil.Process) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.kill()
+
+
+def _lives(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return processes.find(process.pid, process.create_time()) is not None
+    return False
+
+
 def _own_folder() -> Path:
     """Where Ray keeps its sockets and logs: below RAY_TMPDIR or the temporary folder, and nobody else's."""
     folder = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / f"ray-{os.getuid()}"
@@ -82,10 +123,13 @@ class RayExecutor(OnThisMachine):
         super().__init__()
         self._environment = contextlib.ExitStack()
         self._running: dict[ray.ObjectRef, tuple[Launch, Allocation]] = {}
+        self._strangers = frozenset(psutil.Process().children())
+        """Children of this process that are none of Ray's."""
 
     def begin(self, machine: Machine) -> None:
         """Starts Ray on the machine, with those of its GPUs that this sweep holds."""
         self._room = Room(machine)
+        self._strangers = frozenset(psutil.Process().children())
         try:
             self._environment.enter_context(_private())
             # Half started, Ray survives no request to stop. Nor may its processes hear one that a batch system sends to
@@ -113,9 +157,13 @@ class RayExecutor(OnThisMachine):
         except BaseException:
             self.close()
             raise
-        self._daemons = {one.name(): one for one in psutil.Process().children() if one.name() in DAEMONS}
+        self._daemons = {one.name(): one for one in self._ours() if one.name() in DAEMONS}
         # max_retries=0: retries are ours, decided from the database.
-        self._task = ray.remote(max_retries=0)(_run)
+        self._task = ray.remote(max_retries=0)(run_attempt)
+
+    def _ours(self) -> list[psutil.Process]:
+        """Return the processes that Ray has started from this one."""
+        return [one for one in psutil.Process().children() if one not in self._strangers]
 
     def broken(self) -> str | None:
         """A daemon of Ray that is gone. Ray itself notices after a minute, and then ends this process on the spot."""
@@ -131,7 +179,8 @@ class RayExecutor(OnThisMachine):
         given = self._room.place(launch.resources)
         assert given is not None, "the supervisor asks fits() first"
         options = self._task.options(num_cpus=given.cpus, name=f"attempt-{launch.attempt}")
-        reference = options.remote(launch, device_for(given))
+        env = environment(launch, device_for(given))
+        reference = options.remote(run_command(launch), env, launch.runs / launch.folder)
         self._room.take(given)
         self._running[reference] = launch, given
 
@@ -161,6 +210,7 @@ class RayExecutor(OnThisMachine):
     def close(self) -> None:
         """Stops Ray, and with it whatever still runs."""
         with held():
-            ray.shutdown()
+            with _prompt_end(self._ours()):
+                ray.shutdown()
             self._environment.close()
         super().close()

@@ -43,6 +43,46 @@ def test_the_lowest_ray_is_one_whose_defaults_were_tried() -> None:
     assert tuple(map(int, pinned[1].split("."))) >= tuple(map(int, TRIED.split(".")))
 
 
+def deaf(code: str) -> subprocess.Popen[str]:
+    """A Python process that has SIGTERM blocked, as Ray's daemons have theirs, once it has printed a line."""
+    from atma_sweep.sweep.machine.signals import held
+
+    with held():
+        return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_daemons_end_as_soon_as_ray_asks_them() -> None:
+    """Nothing else ends them, since SIGTERM never reaches them; what was not asked lives, but for what it had started."""
+    pytest.importorskip("ray")
+    from atma_sweep.sweep.scheduler.ray_local import _prompt_end
+
+    sleep = "import time; print(flush=True); time.sleep(3600)"
+    parent = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {sleep!r}]); print(p.pid, flush=True); p.wait()"
+    asked, unasked = deaf(sleep), deaf(parent)
+    try:
+        assert asked.stdout is not None
+        assert unasked.stdout is not None
+        asked.stdout.readline()
+        grandchild = psutil.Process(int(unasked.stdout.readline()))
+        with _prompt_end([psutil.Process(asked.pid), psutil.Process(unasked.pid)]):
+            asked.terminate()
+            assert asked.wait(timeout=PATIENCE_S) == -signal.SIGKILL
+            assert unasked.poll() is None
+        assert unasked.wait(timeout=PATIENCE_S) == 0  # its child is gone, for which it had waited
+        assert not grandchild.is_running()
+    finally:
+        for one in (asked, unasked):
+            one.kill()
+            one.communicate()
+
+
+def test_a_worker_imports_little_for_its_task() -> None:
+    code = "import sys, atma_sweep.sweep.scheduler.ray_worker; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert {"sqlalchemy", "pydantic", "rich", "ray", "torch", "numpy"} & set(loaded) == set()
+
+
 @pytest.fixture
 def scratch() -> Iterator[Path]:
     """A short path: Ray's sockets lie below it, and a socket's path may have 107 bytes."""
