@@ -21,7 +21,7 @@ def load(
     sweep: str | None = None,
     device: str = "cpu",
 ) -> Trained:
-    """The trained model of a cell, by id, beginning of an id, or slug, with its tokenizer and its config.
+    """The trained model of a cell, by id or slug, with or without its seed, or by the beginning of either, with its tokenizer and its config.
 
         trained = atma_sweep.load("polar-baseline-d0-m0-w0-s0")
         tokens_BT = torch.from_numpy(trained.tokenizer.encode("def main(").astype("int64"))[None]

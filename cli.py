@@ -16,7 +16,7 @@ import typer
 from . import __version__
 from .reports.commands import dashboard, report, show, status
 from .results.errors import Expected
-from .results.options import Address, AsJson, Cells, Db, Runs, SweepName, print_json, runs_folder
+from .results.options import BY_NAME, Address, AsJson, Cells, Db, Runs, SweepName, print_json, runs_folder
 from .results.text import Printed, cleaned, say, sentence
 from .results.usage import OneLine
 from .sweep.bench.commands import bench_app
@@ -142,7 +142,7 @@ def evaluate(
         list[str],
         typer.Argument(
             metavar="CELL|hf:MODEL",
-            help="Trained cells by id, the beginning of an id, or slug; or hf: and a repository of the Hugging Face hub, or a folder.",
+            help=f"Trained cells {BY_NAME}; or hf: and a repository of the Hugging Face hub, or a folder.",
         ),
     ],
     probe: Annotated[
@@ -225,7 +225,7 @@ app.command()(status)
 def logs(
     cell: Annotated[
         str,
-        typer.Argument(metavar="CELL", help="Cell by id, the beginning of an id, or slug, with or without its seed."),
+        typer.Argument(metavar="CELL", help=f"Cell {BY_NAME}."),
     ],
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on printing new lines until the attempt ends.")
@@ -386,7 +386,7 @@ def cancel(
 def retry(
     cells: Annotated[
         list[str] | None,
-        typer.Argument(metavar="CELL", help="Failed cells by id or slug; without any, all failed ones."),
+        typer.Argument(metavar="CELL", help=f"Failed cells {BY_NAME}; without any, all failed ones."),
     ] = None,
     sweep: SweepName = None,
     db: Db = None,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ..results.options import AsJson, Db, SweepName, print_json
+from ..results.options import BY_NAME, AsJson, Db, SweepName, print_json
 from ..results.text import cleaned, say
 from .figures import FIGURES
 from .listed import Listed
@@ -62,7 +62,7 @@ def status(
 
 
 def show(
-    cell: Annotated[str, typer.Argument(metavar="CELL", help="Cell by id, the beginning of an id, or slug.")],
+    cell: Annotated[str, typer.Argument(metavar="CELL", help=f"Cell {BY_NAME}.")],
     sweep: SweepName = None,
     db: Db = None,
     as_json: AsJson = False,

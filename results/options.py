@@ -36,6 +36,9 @@ SweepName = Annotated[
     str | None, typer.Option("--sweep", metavar="NAME", help="Name of the sweep; without it the one launched last.")
 ]
 
+BY_NAME = "by id or slug, with or without its seed, or by the beginning of either"
+"""The names of a cell that `find_cell` understands, for help texts."""
+
 
 def as_text(value: Any) -> str:
     return json.dumps(value, indent=1, default=str) + "\n"

@@ -305,7 +305,7 @@ def _measured(value: Value, constant: Mapping[int, float]) -> str:
 
 
 def cell_sheet(store: Store, asked: str, sweep: str | None = None) -> CellSheet:
-    """The cell of that id, beginning of an id, or slug. Raises CellUnknown, CellAmbiguous."""
+    """The cell of that name, as `Store.find_cell` takes it. Raises CellUnknown, CellAmbiguous, SweepUnknown."""
     cell = store.find_cell(asked, sweep)
     attempts = store.attempts(cell.id)
     trainings = [attempt for attempt in attempts if attempt.kind == "train"]

@@ -90,7 +90,7 @@ def tag(store: Store, name: str, tags: Sequence[str], *, remove: bool = False) -
 
 
 def meant(session: Session, what: str, *, whole: bool = False) -> tuple[What, str]:
-    """A sweep by that name, else a cell: ("sweep", name) or ("cell", id). `whole`: the beginning of an id is not enough.
+    """A sweep by that name, else a cell: ("sweep", name) or ("cell", id). `whole`: only a complete id or slug is enough.
 
     Raises CellAmbiguous, CellUnknown (neither).
     """

@@ -371,26 +371,49 @@ def configs(session: Session, cell_ids: Collection[str]) -> dict[str, Mapping[st
 
 
 def find_cell(session: Session, asked: str, sweep: str | None = None) -> CellRecord:
-    """The cell with that id, id prefix or slug: in the sweep when one is named, else in the newest, else in any.
+    """Return the cell meant by an id, a slug with or without its seed, or the beginning of either.
 
-    Raises CellUnknown with the nearest slugs, CellAmbiguous with the candidates.
+    A complete id or slug counts before one without its seed, and that before a beginning. Each is looked for in the
+    sweep that is named, and without one in the newest, then in all. The beginning of a slug breaks no number in two:
+    `-s1` is not the beginning of `-s10`.
+
+    Raises:
+        SweepUnknown: there is no sweep of that name.
+        CellUnknown: no cell fits; the message holds the nearest slugs.
+        CellAmbiguous: several cells fit; the message holds some of them.
     """
     if sweep is not None:
         sweep_row(session, sweep)  # raises SweepUnknown
-    everywhere = {row[0]: row[1] for row in session.execute(select(CellRow.id, CellRow.slug))}
+    columns = (CellRow.id, CellRow.slug, CellRow.seed)
+    everywhere = {key: (slug, seed) for key, slug, seed in session.execute(select(*columns))}
     if not everywhere:
         raise CellUnknown("the database holds no cell yet; launch a grid first")
     inside = {key for key, _ in members(session, revision_row(session, sweep_row(session, sweep).id).id)}
-    scopes = [{key: slug for key, slug in everywhere.items() if key in inside}]
+    scopes = [{key: names for key, names in everywhere.items() if key in inside}]
     scopes += [everywhere] if sweep is None else []
-    for scope in scopes:
-        found = [asked] if asked in scope else [key for key, slug in scope.items() if slug == asked]
-        found = found or [key for key in scope if asked and key.startswith(asked)]
-        if len(found) == 1:
-            return cell(session, found[0])
-        if found:
-            names = ", ".join(f"{key} ({scope[key]})" for key in sorted(found)[:5])
-            raise CellAmbiguous(f"{asked!r} fits {len(found)} cells: {names}; give more letters of the id")
-    slugs = list(scopes[-1].values())
+
+    def is_complete(key: str, slug: str, seed: int) -> bool:
+        return asked in (key, slug)
+
+    def is_seedless(key: str, slug: str, seed: int) -> bool:
+        return slug == f"{asked}-s{seed}"
+
+    def is_beginning(key: str, slug: str, seed: int) -> bool:
+        breaks_number = asked[-1:].isdigit() and slug[len(asked) :][:1].isdigit()
+        return bool(asked) and (key.startswith(asked) or (slug.startswith(asked) and not breaks_number))
+
+    for fits, more in (
+        (is_complete, "give more letters of the id"),
+        (is_seedless, "add the seed"),
+        (is_beginning, "give more letters of the id or slug"),
+    ):
+        for scope in scopes:
+            found = [key for key, (slug, seed) in scope.items() if fits(key, slug, seed)]
+            if len(found) == 1:
+                return cell(session, found[0])
+            if found:
+                names = ", ".join(f"{key} ({scope[key][0]})" for key in sorted(found)[:5])
+                raise CellAmbiguous(f"{asked!r} fits {len(found)} cells: {names}; {more}")
+    slugs = [slug for slug, _ in scopes[-1].values()]
     near = difflib.get_close_matches(asked, slugs, 3, 0.5) or sorted(slugs)[:3]
     raise CellUnknown(f"no cell has the id or slug {asked!r}; near ones: {', '.join(near)}")

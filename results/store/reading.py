@@ -101,7 +101,10 @@ class Reads(ABC):
         return self.read(queries.configs, cell_ids)
 
     def find_cell(self, asked: str, sweep: str | None = None) -> CellRecord:
-        """The cell with that id, id prefix or slug. Raises CellUnknown with near ones, CellAmbiguous, SweepUnknown."""
+        """The cell of an id, a slug with or without its seed, or the beginning of either.
+
+        Raises CellUnknown with near ones, CellAmbiguous, SweepUnknown.
+        """
         return self.read(queries.find_cell, asked, sweep)
 
     def attempt(self, attempt_id: int) -> Attempt:

@@ -99,7 +99,7 @@ class Trained:
 
 
 def kept(store: Store, asked: str, runs: Path, sweep: str | None = None) -> Kept:
-    """The trained cell with that id, beginning of an id, or slug: of the sweep named, else of the newest, else of any.
+    """The trained cell of that name, as `Store.find_cell` takes it: of the sweep named, else of the newest, else of any.
 
     Its weights are those of its newest finished training. Raises CellUnknown, CellAmbiguous, SweepUnknown, NotTrained,
     WeightsGone, CellUnreadable, PluginChanged, StorageError when the place of the weights cannot be reached.

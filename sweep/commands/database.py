@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ...results.options import AsJson, Db, Runs, SweepName, print_json, runs_folder
+from ...results.options import BY_NAME, AsJson, Db, Runs, SweepName, print_json, runs_folder
 from ...results.text import cleaned, plain, say
 
 db_app = typer.Typer(help="Look after the results database.", no_args_is_help=True)
@@ -174,7 +174,7 @@ def import_(
 
 @db_app.command("forget")
 def db_forget(
-    cell: Annotated[str, typer.Argument(metavar="CELL", help="Cell by id, the beginning of an id, or slug.")],
+    cell: Annotated[str, typer.Argument(metavar="CELL", help=f"Cell {BY_NAME}.")],
     probe: Annotated[
         list[str] | None, typer.Option("--probe", metavar="NAME", help="Only measurements of this probe; repeatable.")
     ] = None,

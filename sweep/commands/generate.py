@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from ...results.options import AsJson, Db, Runs, print_json
+from ...results.options import BY_NAME, AsJson, Db, Runs, print_json
 from ...results.text import paragraphs, say
 
 
 def generate(
-    cell: Annotated[str, typer.Argument(metavar="CELL", help="Trained cell by id, the beginning of an id, or slug.")],
+    cell: Annotated[str, typer.Argument(metavar="CELL", help=f"Trained cell {BY_NAME}.")],
     prompt: Annotated[str, typer.Option("--prompt", metavar="TEXT", help="How the text begins.")] = "",
     tokens: Annotated[
         int,
@@ -20,7 +20,10 @@ def generate(
     temperature: Annotated[
         float,
         typer.Option(
-            "--temperature", metavar="X", min=0, help="Below 1 bolder, above 1 wilder; 0: always the likeliest token."
+            "--temperature",
+            metavar="X",
+            min=0,
+            help="Below 1 more predictable, above 1 more random; 0: always the likeliest token.",
         ),
     ] = 1.0,
     top_p: Annotated[

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ...results.options import AsJson, Db, print_json
+from ...results.options import BY_NAME, AsJson, Db, print_json
 from ...results.text import cleaned, say
 
 
@@ -89,7 +89,7 @@ def tag(
 def note(
     what: Annotated[
         str,
-        typer.Argument(metavar="SWEEP|CELL", help="A sweep by its name, else a cell by id, its beginning, or slug."),
+        typer.Argument(metavar="SWEEP|CELL", help=f"A sweep by its name, else a cell {BY_NAME}."),
     ],
     text: Annotated[
         str | None, typer.Argument(metavar="TEXT", help="The note; empty takes it away, none shows the one there is.")

@@ -57,7 +57,7 @@ class Answer:
 def ask(store: Store, wish: Wish, sweep: str | None = None, cells: Sequence[str] = ()) -> Answer:
     """Asks it of whoever runs the sweep (None: the one launched last), who hears it within seconds.
 
-    `retry` takes cells by id or slug, none for every failed cell. Raises SweepUnknown, CellUnknown, CellAmbiguous, and
+    `retry` takes cells as `Store.find_cell` does, none for every failed cell. Raises SweepUnknown, CellUnknown, CellAmbiguous, and
     SweepError for cells beside another wish than retry.
     """
     if cells and wish != "retry":

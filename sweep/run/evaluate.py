@@ -67,7 +67,7 @@ def plan(
 ) -> dict[str, list[Task]]:
     """What to measure, by the sweep that has to be held for it: all cells are checked, nothing is written.
 
-    `asked` names cells by id, beginning of an id, or slug; `probes` and `lengths` (tokens) stand in for those of the
+    `asked` names cells as `Store.find_cell` takes them; `probes` and `lengths` (tokens) stand in for those of the
     cells' configs. A cell is evaluated within the given sweep, else within the newest that lists it. Raises GridError
     for an unknown probe or a length that cannot be measured, NoSweep, CorpusError, and what `loading.kept` raises.
     """

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-from ...results.errors import CellAmbiguous, CellUnknown
-from ...results.store.records import Attempt, CellRecord
+from ...results.store.records import Attempt
 from ...results.store.store import Store
 from ...results.text import Out, without_passwords
 from ..errors import SweepError
@@ -57,32 +56,9 @@ class JsonLines:
         self.flush()
 
 
-def cell_of(store: Store, asked: str, sweep: str | None = None) -> CellRecord:
-    """The cell with that id, beginning of an id, slug, or slug without its seed where only one cell has that.
-
-    Raises CellUnknown, CellAmbiguous, SweepUnknown.
-    """
-    try:
-        return store.find_cell(asked, sweep)
-    except CellUnknown:
-        names = [sweep] if sweep is not None else [summary.name for summary in store.sweeps()]
-        for name in names:
-            found = {
-                state.cell_id: state.slug
-                for state in store.cell_states(name)
-                if state.slug.removesuffix(f"-s{state.seed}") == asked
-            }
-            if len(found) > 1:
-                listed = ", ".join(sorted(found.values())[:5])
-                raise CellAmbiguous(f"{asked!r} fits {len(found)} cells: {listed}; add the seed") from None
-            if found:
-                return store.cell(next(iter(found)))
-        raise
-
-
 def attempt_of(store: Store, asked: str, attempt: int | None = None, sweep: str | None = None) -> Attempt:
-    """The cell's newest attempt, or the one with that number. Raises LogMissing, and as `cell_of` does."""
-    cell = cell_of(store, asked, sweep)
+    """The cell's newest attempt, or the one with that number. Raises LogMissing, and as `Store.find_cell` does."""
+    cell = store.find_cell(asked, sweep)
     known = store.attempts(cell.id)
     if not known:
         raise LogMissing(f"cell {cell.id} ({cell.slug}) has no attempt yet; launch its grid")
@@ -96,8 +72,8 @@ def attempt_of(store: Store, asked: str, attempt: int | None = None, sweep: str 
 def log_of(store: Store, runs: Path, asked: str, attempt: int | None = None, sweep: str | None = None) -> Path:
     """The log of a cell's newest attempt, or of the one with that number.
 
-    `asked` as for `cell_of`; `runs` is the folder of artifacts. That of an attempt which runs on this machine need not
-    exist yet. Raises LogMissing with where it lies when that is not here, and as `cell_of` does.
+    `asked` as for `Store.find_cell`; `runs` is the folder of artifacts. That of an attempt which runs on this machine need not
+    exist yet. Raises LogMissing with where it lies when that is not here, and as `Store.find_cell` does.
     """
     found = attempt_of(store, asked, attempt, sweep)
     # a URL that went through Path has lost a slash

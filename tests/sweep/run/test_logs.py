@@ -66,13 +66,15 @@ def attempt(store: Store, tmp_path: Path) -> Callable[..., Attempt]:
 
 def test_found_by_id_slug_and_slug_without_seed(store: Store) -> None:
     asked = {"a1": "a1", "polar-d0-s0": "a1", "polar-d0": "a1", "rope-d0": "c1", "wall-d0": "d1", "nope-d0-s1": "b2"}
-    assert {word: logs.cell_of(store, word).id.rstrip("0") for word in asked} == asked
-    with pytest.raises(CellAmbiguous, match=r"'nope-d0' fits 2 cells: nope-d0-s0, nope-d0-s1; add the seed"):
-        logs.cell_of(store, "nope-d0")
+    assert {word: store.find_cell(word).id.rstrip("0") for word in asked} == asked
+    with pytest.raises(
+        CellAmbiguous, match=r"'nope-d0' fits 2 cells: b10{10} \(nope-d0-s0\), b20{10} \(nope-d0-s1\); add the seed"
+    ):
+        store.find_cell("nope-d0")
     with pytest.raises(CellUnknown, match="near ones: polar-d0-s0"):
-        logs.cell_of(store, "polar-d1")
+        store.find_cell("polar-d1")
     with pytest.raises(CellUnknown):
-        logs.cell_of(store, "wall-d0", "new")
+        store.find_cell("wall-d0", "new")
 
 
 def test_the_newest_attempt_or_a_numbered_one(store: Store, tmp_path: Path, attempt: Any) -> None:
