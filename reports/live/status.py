@@ -91,12 +91,15 @@ class SweepStatus:
             lines.append(f"  run by {summary.owner.name} on {summary.owner.host}, pid {summary.owner.pid}")
         if self.pause:
             lines.append(f"  {self.pause.text(summary.owner is not None)}")
+        failed = [cell for cell in self.cells if self.standings[cell.cell_id] == "failed"]
         for cell in self.cells:
             word = self.standings[cell.cell_id]
             if word == "running":
                 lines.append(f"  {cell.cell_id} {cell.slug}: {_progress(cell)}")
             elif word not in ("done", "new", "pruned"):
                 lines.append(f"  {cell.cell_id} {cell.slug}: {word}" + (f": {cell.cause}" if cell.cause else ""))
+        if failed:
+            lines.append(f"  atma-sweep logs {failed[0].cell_id} prints the log of {failed[0].slug}")
         return "\n".join(lines)
 
 

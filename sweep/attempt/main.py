@@ -26,6 +26,7 @@ from .failures import EXIT_LOST, EXIT_MACHINE, EXIT_STOPPED, Failure, classify
 from .job import Job
 from .log import never_fail, say
 from .stop import StopFlag
+from .user_frame import user_frame
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -124,6 +125,8 @@ def _failed(finish: Callable[..., None], error: BaseException, stop: StopFlag) -
     """Records how the attempt failed, and returns its exit code. What it raises once it is asked to stop is no failure."""
     foreseen = isinstance(error, SweepError)
     said = str(error) if foreseen else " ".join(f"{type(error).__name__}: {error}".split())[:500]
+    line = None if foreseen else user_frame(error)
+    said += f" ({line})" if line is not None else ""
     if isinstance(error, SystemExit):
         last = traceback.extract_tb(error.__traceback__)[-1]
         said = f"{last.filename}:{last.lineno} ended the process with exit code {error.code}"

@@ -115,10 +115,11 @@ class Display:
         self._bars.update(self._all, completed=self._done)
         colour = COLOURS.get(word, "white")
         cause = f": {_word(attempt.cause)}" if attempt.cause else ""
+        hint = f"; atma-sweep logs {_word(task.cell.slug)}" if attempt.state == "failed" else ""
         seconds = (attempt.finished_at - attempt.started_at).total_seconds() if attempt.finished_at else 0.0
         self.console.print(
             f"[{self._done:>{len(str(self._total))}}/{self._total}] {_word(task.cell.slug)} "
-            f"[{colour}]{word}[/{colour}] in {seconds:.0f} s{cause}",
+            f"[{colour}]{word}[/{colour}] in {seconds:.0f} s{cause}{hint}",
             highlight=False,
             soft_wrap=True,
         )

@@ -372,16 +372,26 @@ def test_plugin_mixer_trains_and_appears_in_the_table(bench: Bench) -> None:
 
 
 @pytest.mark.thorough
-def test_failing_cell_is_told_and_the_others_go_on(bench: Bench) -> None:
+@pytest.mark.parametrize("executor", ["local", *long_form("ray")])
+def test_failing_cell_is_told_and_the_others_go_on(bench: Bench, executor: str) -> None:
     (bench.folder / "my_mixer.py").write_text(PLUGIN.replace("        steps =", "        1 / 0\n        steps ="))
     bench.grid(more="plugins: [my_mixer.py]\n")
     bench.edit("[nope, polar]", "[fade, nope]")
-    assert "ZeroDivisionError: division by zero" in bench.launch(code=1)
+    (line,) = [
+        number
+        for number, text in enumerate((bench.folder / "my_mixer.py").read_text().splitlines(), start=1)
+        if text.strip() == "1 / 0"
+    ]
+    cause = f"ZeroDivisionError: division by zero (my_mixer.py:{line})"
+    assert f"{cause}; atma-sweep logs fade-" in bench.launch(code=1, executor=executor)
     states = bench.sql(
         "SELECT attn_type, a.state, traceback LIKE '%my_mixer.py%' FROM attempt a JOIN cell c ON c.id = cell_id ORDER BY 1"
     )
     assert states == [("fade", "failed", 1), ("nope", "done", None)]
-    assert "failed: ZeroDivisionError: division by zero" in bench.ask("status")
+    (failed,) = bench.sql("SELECT id FROM cell WHERE attn_type = 'fade'")
+    status = bench.ask("status")
+    assert f"failed: {cause}\n" in status
+    assert f"  atma-sweep logs {failed[0]} prints the log of fade-" in status
     table = bench.ask("report", "--table", "6", "--format", "csv").splitlines()
     assert table[1].split(",")[5:12] == ["failed"] * 7
 
