@@ -17,6 +17,7 @@ from . import __version__
 from .reports.commands import dashboard, report, show, status
 from .results.errors import Expected
 from .results.options import BY_NAME, Address, AsJson, Cells, Db, Runs, SweepName, print_json, runs_folder
+from .results.terminal import forgo_styles
 from .results.text import Printed, cleaned, say, sentence
 from .results.usage import OneLine
 from .sweep.bench.commands import bench_app
@@ -511,6 +512,7 @@ def main(command: Callable[[], Any] | None = None) -> None:
     """Runs the command line: one clear line and an exit code for every error that was foreseen."""
     # Imports make many objects that live on; collecting garbage meanwhile costs `status` a tenth of its time.
     gc.set_threshold(200_000)
+    forgo_styles()
     try:
         with Signals(raises=True):
             (command or _asked(sys.argv[1:]))()

@@ -16,7 +16,7 @@ from ..results.names import file_name
 from ..results.options import as_text, print_json
 from ..results.paper import SWEEPS
 from ..results.store.store import Store
-from ..results.terminal import terminal_width
+from ..results.terminal import is_styled, terminal_width
 from ..results.text import choice, cleaned, say
 from .data import Lengths, ReportError, gather, one_reading
 from .figures import FIGURES, figure_name, make_figure
@@ -224,7 +224,7 @@ def _write_figure(asked: Request, store: Store, name: str) -> None:
 def _write_table(asked: Request, store: Store) -> None:
     format = format_of(asked.out, "json" if asked.as_json else asked.format, SUFFIXES, "terminal")
     if asked.out is None:
-        color = format == "terminal" and sys.stdout.isatty()
+        color = format == "terminal" and is_styled(sys.stdout)
         text = render(_table(asked, store), format, trace=asked.trace, color=color, width=terminal_width(sys.stdout))
         typer.echo(text, nl=False)
         return

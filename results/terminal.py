@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,25 @@ def terminal_width(stream: object) -> int | None:
 
     isatty = getattr(stream, "isatty", None)
     return shutil.get_terminal_size().columns if isatty is not None and isatty() else None
+
+
+def may_style() -> bool:
+    """Return whether the environment lets programs send escape codes: not with `TERM=dumb`, nor with a `NO_COLOR` that is set."""
+    return os.environ.get("TERM", "").lower() not in ("dumb", "unknown") and not os.environ.get("NO_COLOR")
+
+
+def is_styled(stream: object) -> bool:
+    """Return whether a stream goes to a terminal that may be sent escape codes."""
+    return terminal_width(stream) is not None and may_style()
+
+
+def forgo_styles() -> None:
+    """Keep rich, and typer with it, from sending escape codes where the environment forbids them.
+
+    With NO_COLOR alone rich would still print bold text and move the cursor.
+    """
+    if not may_style():
+        os.environ["TTY_COMPATIBLE"] = "0"
 
 
 def wrapped(text: str, width: int | None) -> list[str]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import json
+import os
+import pty
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -357,3 +361,21 @@ def test_what_typer_would_leave_as_it_is_needs_no_conversion(monkeypatch: pytest
             command(["status", "--interval", "0.01"], standalone_mode=False)
     assert known[:3] == known[3:]
     assert [type(one["interval"]) for one in known] == [float] * 6
+
+
+@pytest.mark.parametrize(("setting", "styled"), [("NO_COLOR=1", False), ("TERM=dumb", False), ("TERM=xterm", True)])
+def test_help_on_a_terminal_heeds_no_color(setting: str, styled: bool) -> None:
+    env = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
+    env |= {"TERM": "xterm"} | dict([setting.split("=")])
+    master, slave = pty.openpty()
+    command = [sys.executable, "-m", "atma_sweep.cli", "db", "--help"]
+    process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=env)
+    os.close(slave)
+    out = b""
+    with contextlib.suppress(OSError):  # Linux says so at the end of a terminal
+        while part := os.read(master, 65536):
+            out += part
+    os.close(master)
+    assert process.wait() == 0
+    assert b"atma-sweep db" in out
+    assert (b"\x1b" in out) is styled

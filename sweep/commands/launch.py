@@ -163,7 +163,7 @@ def stay(request: Request, store: Store, console: Console) -> Outcome:
     def planned(plan: Plan) -> None:
         for line in progress.describe_plan(plan, request.grid.name):
             tell(line)
-        screen.expect(plan.expected)
+        screen.expect(plan.expected, plan.tokens)
 
     for line in designs.told(request.grid, launch.seeded(request, store).cells, store):
         tell(line)

@@ -21,6 +21,7 @@ from ..data.registry import CORPORA
 from ..errors import SweepError
 from ..grid import plugins, settings
 from ..grid.grid import load_grid
+from ..units import amount
 
 LINE_SECONDS = 15.0
 
@@ -78,14 +79,6 @@ class Preparing:
 def _words(told: Told) -> str:
     documents = f"{told.documents:,} documents, " if told.documents else ""
     return f"{documents}{amount(told.tokens)} tokens, {amount(told.rate)} tokens/s"
-
-
-def amount(number: float) -> str:
-    """1,234 or 5.6M or 7.8B."""
-    for limit, letter in ((1e9, "B"), (1e6, "M")):
-        if number >= limit:
-            return f"{number / limit:.1f}{letter}"
-    return f"{number:,.0f}"
 
 
 def of_grid(name: str, root: Path, most: int | None = None) -> list[DataConfig]:

@@ -1,9 +1,11 @@
-"""What `launch` shows while it works: bars on a terminal, one line a finished attempt elsewhere."""
+"""What `launch` shows while it works: bars on a terminal; elsewhere a line per finished attempt, and one every 15 s at least."""
 
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from types import TracebackType
 from typing import IO, Any, cast
@@ -17,7 +19,10 @@ from ...results.text import paragraphs, plain
 from ..grid.cell import Cell
 from ..machine.signals import held
 from ..plan.planner import Plan, Task
+from ..units import amount
 
+LINE_S = 15.0
+"""Seconds without a line after which a launch that does not draw says how far it is."""
 COLOURS = {"done": "green", "failed": "red", "diverged": "yellow", "interrupted": "yellow"}
 
 
@@ -57,7 +62,7 @@ def _word(text: str) -> str:
 class Display:
     """A supervisor's Listener that draws."""
 
-    def __init__(self, console: Console, total: int) -> None:
+    def __init__(self, console: Console, total: int, *, line_s: float = LINE_S) -> None:
         console.file = cast(IO[str], Heedless(console.file))
         self.console = console
         self._bars = Progress(
@@ -72,30 +77,74 @@ class Display:
         )
         self._all = self._bars.add_task("[bold]cells", total=total, note="")
         self._rows: dict[int, TaskID] = {}
+        self._task_of: dict[int, Task] = {}
         self._waiting: set[str] = set()
         self._done = 0
         self._total = total
-        self._began = time.monotonic()
+        self._tokens_total = 0
+        self._ends: Counter[str] = Counter()
+        self._attempts: dict[int, Attempt] = {}
+        """Those that run, as they stood last."""
+        self._tokens: dict[str, int] = {}
+        """Trained so far, by cell."""
+        self._lock = threading.Lock()
+        self._line_s = line_s
+        self._printed_at = time.monotonic()
+        self._over = threading.Event()
+        self._reporter = threading.Thread(target=self._report, daemon=True)
 
     def __enter__(self) -> Display:
         with held():  # a request to stop is the main thread's to hear, not that of the thread which draws
             self._bars.start()
+            if not self.console.is_terminal:
+                self._reporter.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._over.set()
+        if self._reporter.is_alive():
+            self._reporter.join()
         self._bars.stop()
 
-    def expect(self, total: int) -> None:
-        """How many attempts are to come."""
+    def _report(self) -> None:
+        """Print a line whenever none was printed for a while, whatever the supervisor waits for meanwhile."""
+        while not self._over.wait(max(0.0, self._printed_at + self._line_s - time.monotonic())):
+            if time.monotonic() >= self._printed_at + self._line_s:
+                self._print(escape(self.summary()))
+
+    def _print(self, line: str) -> None:
+        self._printed_at = time.monotonic()
+        self.console.print(line, highlight=False, soft_wrap=True)
+
+    def summary(self) -> str:
+        """Return how far the launch is: cells by how they ended, attempts by phase, tokens, and tokens per second."""
+        with self._lock:
+            ends, attempts, trained = dict(self._ends), list(self._attempts.values()), sum(self._tokens.values())
+        failed = "".join(f", {count} {word}" for word, count in sorted(ends.items()) if word != "done")
+        phases = Counter(attempt.phase or "starting" for attempt in attempts)
+        running = ", ".join(f"{count} {phase}" for phase, count in sorted(phases.items())) or "none"
+        total = f" of {amount(self._tokens_total)}" if self._tokens_total >= trained > 0 else ""
+        rate = sum(attempt.tokens_per_s or 0.0 for attempt in attempts if attempt.phase == "training")
+        return (
+            f"cells: {ends.get('done', 0)} of {self._total} done{failed}; running: {running}; "
+            f"{amount(trained)}{total} tokens trained" + (f", {rate:,.0f} tokens/s" if rate else "")
+        )
+
+    def expect(self, total: int, tokens: int = 0) -> None:
+        """How many attempts are to come, and how many tokens they train."""
         self._total = total
+        self._tokens_total = max(self._tokens_total, tokens)
         self._bars.update(self._all, total=total)
 
     def started(self, task: Task, attempt: Attempt) -> None:
         """An attempt's process is starting."""
         self._waiting.discard(task.cell.id)
         steps = task.cell.config.train.steps
+        with self._lock:
+            self._note_progress(task, attempt)
+        self._task_of[attempt.id] = task
         self._rows[attempt.id] = self._bars.add_task(_word(task.cell.slug), total=steps, note="starting")
         self.expect(max(self._total, self._done + len(self._rows)))  # more than was planned, where cells are added
 
@@ -104,6 +153,8 @@ class Display:
         for attempt in attempts:
             if attempt.id in self._rows:
                 self._bars.update(self._rows[attempt.id], completed=attempt.step, note=_note(attempt))
+                with self._lock:
+                    self._note_progress(self._task_of[attempt.id], attempt)
 
     def ended(self, task: Task, attempt: Attempt) -> None:
         """An attempt has ended, however it did."""
@@ -111,26 +162,33 @@ class Display:
         if row is not None:
             self._bars.remove_task(row)
         word = PRUNED if attempt.failure == PRUNED else attempt.state
-        self._done += word in ("done", "diverged", "failed", PRUNED)
+        final = word in ("done", "diverged", "failed", PRUNED)
+        self._done += final
+        with self._lock:
+            self._note_progress(task, attempt)
+            self._attempts.pop(attempt.id, None)
+            self._ends.update([word] * final)
+        self._task_of.pop(attempt.id, None)
         self._bars.update(self._all, completed=self._done)
         colour = COLOURS.get(word, "white")
         cause = f": {_word(attempt.cause)}" if attempt.cause else ""
         hint = f"; atma-sweep logs {_word(task.cell.slug)}" if attempt.state == "failed" else ""
         seconds = (attempt.finished_at - attempt.started_at).total_seconds() if attempt.finished_at else 0.0
-        self.console.print(
+        self._print(
             f"[{self._done:>{len(str(self._total))}}/{self._total}] {_word(task.cell.slug)} "
-            f"[{colour}]{word}[/{colour}] in {seconds:.0f} s{cause}{hint}",
-            highlight=False,
-            soft_wrap=True,
+            f"[{colour}]{word}[/{colour}] in {seconds:.0f} s{cause}{hint}"
         )
+
+    def _note_progress(self, task: Task, attempt: Attempt) -> None:
+        self._attempts[attempt.id] = attempt
+        if task.kind == "train":
+            self._tokens[task.cell.id] = attempt.step * task.cell.config.train.batch_tokens
 
     def waiting(self, cell: Cell) -> None:
         """A cell is being trained by another sweep."""
         if cell.id not in self._waiting:
             self._waiting.add(cell.id)
-            self.console.print(
-                f"{_word(cell.slug)} is being trained by another sweep; waiting for its result", highlight=False
-            )
+            self._print(f"{_word(cell.slug)} is being trained by another sweep; waiting for its result")
 
 
 def _note(attempt: Attempt) -> str:

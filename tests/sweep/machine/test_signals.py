@@ -190,7 +190,7 @@ def test_a_launch_that_is_stopped_while_ray_starts_ends_cleanly(bench: Bench, da
     out, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 128 + number, out
     last = out.strip().splitlines()[-1]
-    assert last.startswith(("atma-sweep: stopped", "to train:", "disk:")), out
+    assert last.startswith(("atma-sweep: stopped", "to train:", "disk:", "cells:")), out
     assert "*** SIG" not in out
     assert "Traceback" not in out
     assert left(started) == []

@@ -1,0 +1,101 @@
+"""What a launch says where it cannot draw."""
+
+from __future__ import annotations
+
+import io
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from atma_sweep.results import terminal
+from atma_sweep.sweep.run.progress import Display, Terminal
+from patience import until
+
+
+def task(slug: str) -> Any:
+    train = SimpleNamespace(steps=100, batch_tokens=20_000)
+    return SimpleNamespace(cell=SimpleNamespace(id=slug, slug=slug, config=SimpleNamespace(train=train)), kind="train")
+
+
+def attempt(key: int, **known: Any) -> Any:
+    moment = datetime(2026, 1, 1, tzinfo=UTC)
+    start: dict[str, Any] = {"state": "running", "phase": "", "step": 0, "loss": None, "tokens_per_s": None}
+    rest: dict[str, Any] = {"failure": None, "cause": None, "started_at": moment, "finished_at": moment}
+    return SimpleNamespace(id=key, **(start | rest | known))
+
+
+def piped(**how: Any) -> tuple[Display, io.StringIO]:
+    out = io.StringIO()
+    return Display(Terminal(file=out, soft_wrap=True), 4, **how), out
+
+
+def test_summary_counts_cells_phases_tokens_and_rate() -> None:
+    display, _ = piped()
+    assert display.summary() == "cells: 0 of 4 done; running: none; 0 tokens trained"
+    display.expect(4, 8_000_000)
+    for key, slug in enumerate(("a", "b", "c")):
+        display.started(task(slug), attempt(key))
+    display.running(
+        [
+            attempt(1, phase="training", step=50, loss=5.0, tokens_per_s=1500.0),
+            attempt(2, phase="probing", step=100, loss=4.0, tokens_per_s=9999.0),
+        ]
+    )
+    display.ended(task("a"), attempt(0, state="failed", step=10, cause="no luck"))
+    # 10, 50 and 100 steps of 20,000 tokens; the rate is of the one that trains
+    assert display.summary() == (
+        "cells: 0 of 4 done, 1 failed; running: 1 probing, 1 training; 3.2M of 8.0M tokens trained, 1,500 tokens/s"
+    )
+    display.ended(task("b"), attempt(1, state="interrupted", step=60))
+    display.ended(task("c"), attempt(2, state="done", step=100))
+    assert display.summary() == "cells: 1 of 4 done, 1 failed; running: none; 3.4M of 8.0M tokens trained"
+
+
+def test_a_piped_launch_says_how_far_it_is_by_itself() -> None:
+    """Whatever its supervisor waits for, which here never calls it."""
+    display, out = piped(line_s=0.01)
+    with display:
+        until(lambda: out.getvalue().count("\n") > 2, "three lines")
+    assert set(out.getvalue().splitlines()) == {"cells: 0 of 4 done; running: none; 0 tokens trained"}
+
+
+def test_a_failed_cell_points_to_its_log() -> None:
+    display, out = piped()
+    with display:
+        display.started(task("polar-s0"), attempt(0))
+        display.ended(task("polar-s0"), attempt(0, state="failed", cause="ValueError: [so] (mine.py:3)"))
+        display.started(task("rope-s0"), attempt(1))
+        display.ended(task("rope-s0"), attempt(1, state="done"))
+    assert out.getvalue().splitlines() == [
+        "[1/4] polar-s0 failed in 0 s: ValueError: [so] (mine.py:3); atma-sweep logs polar-s0",
+        "[2/4] rope-s0 done in 0 s",
+    ]
+
+
+class Tty(io.StringIO):
+    """A stream that says that it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("setting", "styled"), [(("TERM", "dumb"), False), (("NO_COLOR", "1"), False), (("TERM", "xterm"), True)]
+)
+def test_a_terminal_that_wants_no_escape_codes_gets_none(
+    monkeypatch: pytest.MonkeyPatch, setting: tuple[str, str], styled: bool
+) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv(*setting)
+    monkeypatch.setenv("TTY_COMPATIBLE", "")  # so that what is set below is undone
+    terminal.forgo_styles()
+    assert terminal.is_styled(Tty()) is styled
+    assert not terminal.is_styled(io.StringIO())
+    out = Tty()
+    with Display(Terminal(file=out), 4) as display:
+        display.started(task("polar-s0"), attempt(0))
+        display.ended(task("polar-s0"), attempt(0, state="failed"))
+    assert ("\x1b" in out.getvalue()) is styled
