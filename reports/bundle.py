@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..results import paper
+from ..results.counts import counted
 from ..results.errors import StoreError
 from ..results.files import make_folder, write
 from ..results.store.store import Store
@@ -177,7 +178,7 @@ def figure_float(made: Collected) -> str:
 
 
 def _rows(table: Table) -> str:
-    return "1 row" if len(table.rows) == 1 else f"{len(table.rows)} rows"
+    return counted(len(table.rows), "row")
 
 
 def _index_markdown(

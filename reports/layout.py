@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..results.counts import counted
 from ..results.store.records import CellState, Source, Value
 from .data import REFERENCES, SweepData
 from .numbers import BARE, PLUS_MINUS, Column, reason_code, rounded, signed
@@ -272,9 +273,7 @@ def some_cells(data: SweepData) -> str:
 
 def sweep_note(data: SweepData) -> str:
     """Which sweep this is and how far it is, and what was tuned before it."""
-    note = (
-        f"Sweep {data.sweep}, revision {data.revision}{some_cells(data)}: {data.done} of {len(data.cells)} cells done."
-    )
+    note = f"Sweep {data.sweep}, revision {data.revision}{some_cells(data)}: {data.done} of {counted(len(data.cells), 'cell')} done."
     return note if data.tuned is None else f"{note} {data.tuned.note}"
 
 
@@ -295,7 +294,7 @@ def word_notes(grid: Iterable[Sequence[Entry]]) -> list[str]:
     notes = []
     for reason, count in sorted(reasons.items()):
         code = reason_code(reason)
-        notes.append(f"{code} ({count} values): {reason.removeprefix(code).lstrip(': ') or code}.")
+        notes.append(f"{code} ({counted(count, 'value')}): {reason.removeprefix(code).lstrip(': ') or code}.")
     if any(one.text == NO_CELL for one in entries):
         notes.append(f"{NO_CELL}: the sweep does not list that combination.")
     if any(one.text == UNMEASURED for one in entries):
@@ -309,7 +308,7 @@ def seed_notes(grid: Iterable[Sequence[Entry]], n: int) -> list[str]:
     """What the plus-minus sign and a count mean, where there are `n` seeds."""
     if n < 2:
         return []
-    told = f"ean ± sample standard deviation over up to {n} seeds"
+    told = f"ean ± sample standard deviation over up to {counted(n, 'seed')}"
     if not any(PLUS_MINUS in one.text for row in grid for one in row):
-        told = f"eans over up to {n} seeds"
+        told = f"eans over up to {counted(n, 'seed')}"
     return [f"M{told}; (n=k) where only k of them have the number."]

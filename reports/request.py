@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from ..results.counts import counted
 from ..results.files import format_of, is_standard, is_straight, replacing, told, write
 from ..results.known import open_known
 from ..results.names import file_name
@@ -170,7 +171,7 @@ def _write_all(asked: Request, store: Store) -> None:
     )
     for name, why in written.left_out.items():
         say(f"left out {name}: {why}", err=True)
-    say(f"wrote {len(written.files)} files in {asked.out}; start at {asked.out / 'index.html'}", err=True)
+    say(f"wrote {counted(len(written.files), 'file')} in {asked.out}; start at {asked.out / 'index.html'}", err=True)
 
 
 def _write_figure(asked: Request, store: Store, name: str) -> None:

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from ..results import metrics
+from ..results.counts import counted
 from ..results.store.records import Attempt
 from ..results.store.store import Store
 from ..results.studies.records import search_of, trials_of
@@ -179,7 +180,7 @@ class Study:
         for one in self.trials:
             counts[one.standing] += 1
         parts = [f"{count} {WORDS.get(standing, standing)}" for standing, count in counts.items() if count]
-        many = f"{len(self.trials)} of {max(self.search.trials, len(self.trials))} trials"
+        many = f"{len(self.trials)} of {counted(max(self.search.trials, len(self.trials)), 'trial')}"
         return f"{many}: {', '.join(parts)}" if parts else f"no trial yet of {self.search.trials}"
 
     def searched(self) -> str:
@@ -232,7 +233,7 @@ def with_done(study: Study, least: int, what: str) -> Study:
     """The study, if it has so many trials that are done. Raises ReportError."""
     if len(study.done) < least:
         have = "none is" if not study.done else "1 is" if len(study.done) == 1 else f"{len(study.done)} are"
-        needed = "one trial that is" if least == 1 else f"{least} trials that are"
+        needed = "one trial that is" if least == 1 else f"{counted(least, 'trial')} that are"
         raise ReportError(
             f"{what} takes {needed} done, and of sweep {study.name} {have}; launch it until there are more"
         )

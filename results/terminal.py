@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .counts import counted
+
 GAPS = (2, 1)
 """Columns of the terminal between two columns of a table: the first that fits, and the last where columns are hidden."""
 WHOLE_GAP = 3
@@ -159,8 +161,7 @@ def _fit(headings: Sequence[str], rows: Sequence[Sequence[str]], words: int, wid
             return None
         columns = [c for c in columns if c not in hidden]
         names = ", ".join(headings[c] for c in hidden)
-        count = "1 column" if len(hidden) == 1 else f"{len(hidden)} columns"
-        notes.append(f"{count} hidden: {names}; --format csv or a wider terminal shows all.")
+        notes.append(f"{counted(len(hidden), 'column')} hidden: {names}; --format csv or a wider terminal shows all.")
     gap = next((gap for gap in GAPS if room(columns, gap) >= 0), GAPS[-1])
     spare = room(columns, gap)
     widths = {c: least[c] for c in columns}

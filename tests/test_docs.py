@@ -151,3 +151,8 @@ def test_files_that_a_page_names_are_there(page: Path) -> None:
 
 def test_some_page_names_files() -> None:
     assert len(PATH.findall((ROOT / "CONTRIBUTING.md").read_text())) > 5
+
+
+def test_readme_names_every_shipped_grid() -> None:
+    named = set(re.findall(r"`([a-z0-9-]+)`", (ROOT / "README.md").read_text()))
+    assert {path.stem for path in (ROOT / "grids").glob("*.yaml")} - named == set()

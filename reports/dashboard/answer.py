@@ -8,6 +8,7 @@ from typing import Any
 
 from scipy import stats
 
+from ...results.counts import counted
 from ...results.store.records import CellState
 from ...results.store.store import Store
 from ..columns import complete_columns, further_metrics
@@ -96,9 +97,9 @@ def _ranking(data: SweepData, groups: Mapping[tuple[str, ...], Sequence[CellStat
     tied = sum(value == found[ranked[0]][0] for value, _ in found.values())
     if 1 < len(found) == tied:
         same = rounded(round(found[ranked[0]][0], DUST), column.decimals, percent=column.percent)
-        told = f"All {tied} configurations have the same number, {same}: none is the best."
+        told = f"All {counted(tied, 'configuration')} have the same number, {same}: none is the best."
         return {"rows": [], "of": tied, "how": told}
-    shared = f"{tied} configurations share the first place. " if tied > 1 else ""
+    shared = f"{counted(tied, 'configuration')} share the first place. " if tied > 1 else ""
     known = spread(data, column)
     how = {
         None: "Neither seeds nor near-replicates tell how far a number would come out again: no interval.",

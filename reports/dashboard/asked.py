@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
+from ...results.counts import counted
 from ...results.store.records import RevisionRecord
 from ...results.store.store import Store
 from ..data import SweepData
@@ -30,7 +31,11 @@ def asked_of(store: Store, data: SweepData, launched: RevisionRecord) -> dict[st
     seeds = sorted({cell.seed for cell in data.cells})
     lengths = sorted({length for some in data.asked.values() for length in some})
     printed = source_of(launched)
-    once = f"means over {data.printed_runs} runs, as printed" if data.printed_runs else "one run of each configuration"
+    once = (
+        f"means over {counted(data.printed_runs, 'run')}, as printed"
+        if data.printed_runs
+        else "one run of each configuration"
+    )
     facts = [
         ("Cells", _cells(data, axes, len(seeds))),
         ("Model", _model(data)),
@@ -49,7 +54,7 @@ def _cells(data: SweepData, axes: Sequence[Mapping[str, Any]], seeds: int) -> st
     count = len(data.cells)
     if len(sizes) > 1 and prod(sizes) == count:
         return f"{' × '.join(map(str, sizes))} = {count}, every combination"
-    return f"{count}, of {prod(sizes)} combinations" if prod(sizes) > count else str(count)
+    return f"{count}, of {counted(prod(sizes), 'combination')}" if prod(sizes) > count else str(count)
 
 
 def _model(data: SweepData) -> str:

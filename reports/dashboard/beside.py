@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ...results.counts import counted
 from ...results.known import with_known
 from ...results.store.store import Store
 from ..columns import AXIS_HEADINGS
@@ -70,9 +71,9 @@ def _told(measures: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         lengths = f" at {len(some)} lengths" if len(some) > 1 else ""
         if judged:
             chance = rounded(ALPHA * judged, 1)
-            yield f"{name}: {beyond} of {judged} numbers{lengths} differ by more than the known spread, where chance alone puts {chance}{more}."
+            yield f"{name}: {beyond} of {counted(judged, 'number')}{lengths} differ by more than the known spread, where chance alone puts {chance}{more}."
         elif unknown:
-            yield f"{name}: {unknown} numbers{lengths} matched, none judged."
+            yield f"{name}: {counted(unknown, 'number')}{lengths} matched, none judged."
         else:
             yield f"{name}: no number on both sides."
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ...results.counts import counted
 from ..data import SweepData, level_of
 from ..figures.style import shown
 from ..numbers import Column, rounded
@@ -30,7 +31,7 @@ def care_of(data: SweepData, audit: Sequence[str], *, running: bool = False) -> 
     lacking = {word: count for word, count in counts.items() if word != "done"}
     if lacking:
         told = ", ".join(f"{count} {word}" for word, count in lacking.items())
-        lines.append(f"{sum(lacking.values())} of {len(data.cells)} cells lack numbers ({told}): pairs with them are left out of effects.")  # fmt: skip
+        lines.append(f"{sum(lacking.values())} of {counted(len(data.cells), 'cell')} lack numbers ({told}): pairs with them are left out of effects.")  # fmt: skip
     if near := _near(data):
         where = _where_summed(data)
         lines.append(
@@ -61,19 +62,19 @@ def _where_summed(data: SweepData) -> str:
         levels = {level_of(cell, axis) for cell in sums}
         if not any(level_of(cell, axis) in levels for cell in data.cells if not summed(data, cell)):
             return f" of {' and '.join(shown(level, axis) for level in sorted(levels))}"
-    return f" of {len(sums)} of {len(data.cells)} cells"
+    return f" of {len(sums)} of {counted(len(data.cells), 'cell')}"
 
 
 def _seeds(data: SweepData) -> Iterator[str]:
     if data.printed_runs:
-        yield f"Numbers are means over up to {data.printed_runs} runs, whose own numbers are not printed."
+        yield f"Numbers are means over up to {counted(data.printed_runs, 'run')}, whose own numbers are not printed."
         return
     sizes = [len(cells) for cells in data.configurations().values()]
     once = sizes.count(1)
     if once and once == len(sizes):
         yield "One run of each configuration (n = 1): nothing here says how another seed would come out."
     elif once:
-        yield f"{once} of {len(sizes)} configurations have one run, the others up to {max(sizes)} seeds: they weigh the same in every effect."
+        yield f"{once} of {counted(len(sizes), 'configuration')} have one run, the others up to {counted(max(sizes), 'seed')}: they weigh the same in every effect."
 
 
 def careful(
@@ -99,9 +100,9 @@ def _retrieved(data: SweepData, column: Column) -> Iterator[str]:
         return
     what = f"get no more than the best constant answer ({rounded(level, 1, percent=True)}%)"
     if below == len(known):
-        yield f"{column.heading}: all {below} cells {what}: none is seen to retrieve anything."
+        yield f"{column.heading}: all {counted(below, 'cell')} {what}: none is seen to retrieve anything."
     else:
-        yield f"{column.heading}: {below} of {len(known)} cells {what}: differences between them are not of retrieval."
+        yield f"{column.heading}: {below} of {counted(len(known), 'cell')} {what}: differences between them are not of retrieval."
 
 
 def _crowned(best: Mapping[str, Any]) -> Iterator[str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from ...results.counts import counted
 from ...results.paper import is_published
 from ...results.store.records import AXES
 from ...results.store.store import Store
@@ -64,9 +65,7 @@ def collect(store: Store, sweep: str | None = None, *, revision: int | None = No
         "would grow like that agree (m), or have nothing to do with each other (√m). "
     )
     if learned:
-        words += (
-            f"Learned: mean over all heads of {learned} cells; shaded: from the flattest to the steepest head of any."
-        )
+        words += f"Learned: mean over all heads of {counted(learned, 'cell')}; shaded: from the flattest to the steepest head of any."
     elif is_published(data.sweep):
         words += "Drawn from the formula: no weights of the published networks are at hand."
     else:
@@ -125,7 +124,7 @@ def draw(made: Collected, look: Look) -> Figure:
         if several:
             how = {"color": style.INKS[0], "linewidth": style.stroke(0.7), "alpha": 0.6}
         (line,) = axes.plot(np.log1p(curve["m"]), curve["mag"], zorder=3, **how)
-        name = f"learned, {len(learned)} cells" if several else _named(curve, made.about["names"])
+        name = f"learned, {counted(len(learned), 'cell')}" if several else _named(curve, made.about["names"])
         handles[name] = line
     shown = [0, 1, 3, 10, 30, 100, 300, MOST_COUNT]
     axes.set_xticks([math.log1p(m) for m in shown], [str(m) for m in shown])

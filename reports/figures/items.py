@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from ...results.counts import counted
 from ...results.store.store import Store
 from ..data import Lengths, ReportError, SweepData, gather
 from ..numbers import length_name, rounded
@@ -54,7 +55,7 @@ def collect(
     ]
     having = frame["cell"].nunique()
     if having < len(data.cells):
-        notes.append(f"{having} of {len(data.cells)} cells have trials.")
+        notes.append(f"{having} of {counted(len(data.cells), 'cell')} have trials.")
     if ceilings:
         notes.append(f"Always the same digit gets {rounded(max(ceilings), 1, percent=True)}%.")
     return collected(
@@ -160,7 +161,7 @@ def _map(axes: Axes, here: pd.DataFrame, cells: pd.DataFrame, places: list[float
     numbers = [str(one) for one in trials["trial"]] if across <= NUMBERED else []
     axes.set_xticks(trials["column"].to_list() if numbers else [], numbers)
     axes.tick_params(axis="x", labelsize=style.size("small"))
-    axes.set_xlabel("trial" if numbers else f"{across} trials")
+    axes.set_xlabel("trial" if numbers else counted(across, "trial"))
     return bool(np.isnan(table).any())
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from ...results.counts import counted
 from ...results.known import with_known
 from ...results.store.records import AXES, CellState
 from ...results.store.store import Store
@@ -86,7 +87,7 @@ def collect(
             "Time is that of training, of all attempts of a cell together, interruptions left out; a mean ends with its first cell."
         )
         lost = len(curves.cells) - own["cell"].nunique()
-        notes += [f"Of {lost} cells no time is recorded; they are left out."] if lost else []
+        notes += [f"Of {counted(lost, 'cell')} no time is recorded; they are left out."] if lost else []
     options = {"by": by, "log": log, "against": against if x != "tokens" else None, "compare": compare}
     return collected(
         store, data, "loss", "Loss over training", frame, origins_in(own), notes=notes,
@@ -155,7 +156,7 @@ def _published(sweep: str, store: Store, x: str) -> tuple[pd.DataFrame, list[str
     frame["first"], frame["second"] = sweep, frame["cell"].map(words)
     lost = len(data.cells) - frame["cell"].nunique()
     return frame, [
-        f"Of {lost} cells of sweep {sweep} no curve{' or time' if x == 'wall_s' else ''} is on record."
+        f"Of {counted(lost, 'cell')} of sweep {sweep} no curve{' or time' if x == 'wall_s' else ''} is on record."
     ] if lost else []
 
 
@@ -236,7 +237,9 @@ def _notes(frame: pd.DataFrame, curves: _Curves, log: bool) -> list[str]:
         notes.append("No validation loss is stored.")
     if trained:
         how = (
-            f"smoothed by an exponential mean of span {width} points" if width > 1 else "not smoothed, of so few points"
+            f"smoothed by an exponential mean of span {counted(width, 'point')}"
+            if width > 1
+            else "not smoothed, of so few points"
         )
         notes.append(f"{'Dotted and faint' if validated else 'Lines'}: training loss, {how}.")
     diverged = frame[frame["diverged"]]["cell"].nunique()

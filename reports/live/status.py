@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
+from ...results.counts import counted
 from ...results.store.cell_status import Standing, requests_of, standing
 from ...results.store.records import Attempt, CellRecord, CellState, CurvePoint, RevisionRecord, SweepSummary, Value
 from ...results.store.samples import Sample
@@ -82,7 +83,9 @@ class SweepStatus:
         told = ", ".join(f"{count} {word}" for word, count in sorted(self.counts.items()))
         since = f"launched {_when(summary.launched_at)}" if self.source is None else f"printed in {self.source}"
         tags = f" [{', '.join(summary.tags)}]" if summary.tags else ""
-        lines = [f"{summary.name}{tags} (revision {summary.revision}, {since}): {len(self.cells)} cells: {told}"]
+        lines = [
+            f"{summary.name}{tags} (revision {summary.revision}, {since}): {counted(len(self.cells), 'cell')}: {told}"
+        ]
         lines += [f"  note: {summary.note}"] if summary.note else []
         lines += [f"  {words.describe(self.search, self.trials)}"] if self.search is not None else []
         if self.source is not None:
@@ -274,7 +277,7 @@ class CellSheet:
         every = max(1, -(-len(self.curve) // CURVE_LINES))
         shown = [point for index, point in enumerate(self.curve) if (len(self.curve) - 1 - index) % every == 0]
         lines = [
-            f"curve ({len(self.curve)} points): step, tokens, train loss, val loss, gradient norm, schedule factor, tokens/s"
+            f"curve ({counted(len(self.curve), 'point')}): step, tokens, train loss, val loss, gradient norm, schedule factor, tokens/s"
         ]
         train = self.cell.config.get("train", {})
         if train.get("loss_on") == "marked":

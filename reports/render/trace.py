@@ -6,6 +6,7 @@ import json
 import re
 from typing import Any
 
+from ...results.counts import counted
 from ..table import Table
 
 TRACE = "atma-sweep-trace:"
@@ -37,7 +38,7 @@ def sources_in_words(table: Table) -> str:
         )
         told.append(" on ".join(word for word in (commit or "no commit recorded", source["gpu"]) if word))
     which = (
-        f"{len(attempts)} attempts, {min(attempts)} to {max(attempts)}"
+        f"{counted(len(attempts), 'attempt')}, {min(attempts)} to {max(attempts)}"
         if len(attempts) > 1
         else f"attempt {attempts[0]}"
     )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
+from ...results.counts import counted
 from ...results.paper import OWNER
 from ...results.store.records import Attempt, CellState, Provenance
 from ...results.store.store import Store
@@ -101,13 +102,9 @@ def _groups(pairs: Iterable[tuple[str, object]]) -> dict[str, set[str]]:
     return found
 
 
-def _count(cells: set[str]) -> str:
-    return f"{len(cells)} cell" + ("s" if len(cells) != 1 else "")
-
-
 def _line(name: str, groups: Mapping[str, set[str]]) -> str:
     ranked = sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
-    told = [f"{value} ({_count(cells)})" for value, cells in ranked[:SHOWN]]
+    told = [f"{value} ({counted(len(cells), 'cell')})" for value, cells in ranked[:SHOWN]]
     more = f", and {len(ranked) - SHOWN} more" if len(ranked) > SHOWN else ""
     return f"{name} differs: {', '.join(told)}{more}"
 
@@ -191,7 +188,10 @@ def _deviations(attempts: Sequence[Attempt]) -> list[str]:
         for attempt in attempts
         for path, value in flat(attempt.deviation or {}).items()
     )
-    return [f"{setting}, other than asked for, in {_count(cells)}" for setting, cells in sorted(groups.items())]
+    return [
+        f"{setting}, other than asked for, in {counted(len(cells), 'cell')}"
+        for setting, cells in sorted(groups.items())
+    ]
 
 
 def _restarts(attempts: Sequence[Attempt], cells: Mapping[str, CellState]) -> list[str]:
@@ -199,7 +199,7 @@ def _restarts(attempts: Sequence[Attempt], cells: Mapping[str, CellState]) -> li
     for attempt in attempts:
         trainings[attempt.cell_id] += attempt.kind == "train"
     again = sum(count > 1 for count in trainings.values())
-    return [f"restarts: {again} of {len(cells)} cells took more than one training attempt"] if again else []
+    return [f"restarts: {again} of {counted(len(cells), 'cell')} took more than one training attempt"] if again else []
 
 
 def _sharing(by_cell: Mapping[str, Sequence[Provenance]]) -> list[str]:
@@ -209,7 +209,7 @@ def _sharing(by_cell: Mapping[str, Sequence[Provenance]]) -> list[str]:
     if not shared:
         return []
     return [
-        f"shared GPUs: {_count(shared)} met up to {max(most.values())} other attempts on the same GPU over their time; "
+        f"shared GPUs: {counted(len(shared), 'cell')} met up to {max(most.values())} other attempts on the same GPU over their time; "
         "their tokens/s and MFU are not those of the GPU alone"
     ]
 
@@ -223,7 +223,9 @@ def _together(attempts: Sequence[Attempt]) -> list[str]:
         moments = sorted([(start, 1) for start, _ in spans] + [(end, -1) for _, end in spans])
         most[host] = max(accumulate(step for _, step in moments), default=0)
     shared = {host: count for host, count in most.items() if count > 1}
-    told = ", ".join(f"up to {count} attempts at once on {host}" for host, count in list(shared.items())[:SHOWN])
+    told = ", ".join(
+        f"up to {counted(count, 'attempt')} at once on {host}" for host, count in list(shared.items())[:SHOWN]
+    )
     return [f"co-tenancy: {told}; their speeds may have suffered"] if shared else []
 
 
@@ -235,5 +237,5 @@ def _unrecorded(by_cell: Mapping[str, Sequence[Provenance]], paper: bool) -> lis
     }
     if paper:
         return ["not recorded by the paper: code, software, seeds, restarts, co-tenancy"]
-    told = [f"{name} ({len(cells)} of {len(by_cell)} cells)" for name, cells in lacking.items() if cells]
+    told = [f"{name} ({len(cells)} of {counted(len(by_cell), 'cell')})" for name, cells in lacking.items() if cells]
     return [f"not recorded: {', '.join(told)}"] if told else []

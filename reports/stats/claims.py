@@ -17,6 +17,7 @@ import numpy as np
 from scipy import special
 
 from ...results import metrics, paper
+from ...results.counts import counted
 from ...results.store.records import AXES, CellState
 from ..data import WEIGHTED, SweepData
 from ..numbers import length_name, rounded, signed
@@ -233,9 +234,9 @@ def _judged(differences: Sequence[float], direction: int) -> tuple[str, dict[str
     numbers = {name: value for name, value in numbers.items() if not math.isnan(value)}
     if "p" not in numbers:
         # nothing varies
-        return verdict, numbers, f"{_signed(summed.mean)} points in every one of {len(d)} pairs"
+        return verdict, numbers, f"{_signed(summed.mean)} points in every one of {counted(len(d), 'pair')}"
     told = (
-        f"{_signed(summed.mean)} ± {_points(error)} points over {len(d)} pairs ({summed.up} up, {summed.down} down), "
+        f"{_signed(summed.mean)} ± {_points(error)} points over {counted(len(d), 'pair')} ({summed.up} up, {summed.down} down), "
         f"95% [{_points(summed.low)}, {_points(summed.high)}], by Student's t [{_points(low)}, {_points(high)}]"
     )
     return verdict, numbers, told
@@ -267,11 +268,11 @@ def holds_ninety(facts: Facts) -> Answer:
         raise Lacking(f"no needle accuracy at {length_name(length)} of {OURS} + memory")
     open_ = [value for runs, value in known if value is not None and runs[0].levels["window"] == "off"]
     count = sum(value >= HELD - DUST for value in values)
-    told = f"{count} of {len(values)} cells have {_points(HELD, 0)}% at {length_name(length)}; mean {_points(fmean(values))}"
+    told = f"{count} of {counted(len(values), 'cell')} have {_points(HELD, 0)}% at {length_name(length)}; mean {_points(fmean(values))}"
     numbers = {"cells": float(len(values)), "held": float(count), "mean": fmean(values)}
     if len(open_) > 1:
         numbers |= {"no_window": fmean(open_), "no_window_sd": stdev(open_)}
-        told += f", without window {_points(fmean(open_))} (sd {_points(stdev(open_))}, {len(open_)} cells)"
+        told += f", without window {_points(fmean(open_))} (sd {_points(stdev(open_))}, {counted(len(open_), 'cell')})"
     return Answer(_of(count, len(values)), told, numbers)
 
 
@@ -289,7 +290,7 @@ def average(facts: Facts) -> Answer:
     best = sum(value is not None and value >= mean - DUST for value in others)
     known = sum(value is not None for value in others)
     told = f"{_slug(runs)}: average {_points(mean, 2)}, {_range(values)} from {length_name(lengths[0])} to {length_name(lengths[-1])}"
-    told += f"; {best} of {known} cells {OURS} + memory have at least that"
+    told += f"; {best} of {counted(known, 'cell')} {OURS} + memory have at least that"
     numbers = {
         "average": mean,
         "lowest": min(values),
@@ -340,7 +341,7 @@ def simplest(facts: Facts) -> Answer:
     better = sorted(
         (pair for pair in rivals if pair[0][0] > pair[1][0] + DUST), key=lambda pair: pair[1][0] - pair[0][0]
     )
-    told = f"{length_name(length)}: {len(better)} of {len(rivals)} cells with distractor or window beat the one without"
+    told = f"{length_name(length)}: {len(better)} of {counted(len(rivals), 'cell')} with distractor or window beat the one without"
     examples = [f"{a[1]} {_points(a[0])} > {b[1]} {_points(b[0])}" for a, b in better[:NAMED]]
     numbers = {"better": float(len(better)), "cells": float(len(rivals))}
     sides: dict[tuple[str, str], list[list[CellState]]] = {}

@@ -16,6 +16,7 @@ from statsmodels.genmod.families import Binomial
 from statsmodels.genmod.generalized_linear_model import GLM
 from statsmodels.tools.sm_exceptions import ConvergenceWarning, PerfectSeparationWarning
 
+from ...results.counts import counted
 from ..data import SweepData
 from ..numbers import Column, column_of, length_name
 from .effects import STRATA, factors, numbers_of, reference_level
@@ -70,7 +71,7 @@ def needle_model(data: SweepData, column: Column) -> NeedleModel:
     if not names:
         return NeedleModel(column, empty, numbers, math.nan, (*remarks, "no axis varies among what is left"))
     if kept["value"].nunique() == 1:
-        same = f"the share is the same in all {len(kept)} cells; there is nothing to model"
+        same = f"the share is the same in all {counted(len(kept), 'cell')}; there is nothing to model"
         return NeedleModel(column, empty, numbers, math.nan, (*remarks, same))
     main: Terms = {(name,): _indicators(kept[name], data.levels(name)) for name in names}
     pairs, told = _pairs(kept, main)

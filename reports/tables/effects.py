@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ...results.counts import counted
 from ...results.designs import aliases
 from ...results.store.store import Store
 from ..columns import further_metrics, qualities
@@ -315,7 +316,10 @@ def _declared(data: SweepData, found: Sequence[Tested]) -> list[str]:
         ]
     declared = sum(one.confirmatory for one in found)
     if declared:
-        return [f"The first {declared} rows are contrasts that the grid declares; all others are exploratory."]
+        return [
+            f"The first {'row is a contrast' if declared == 1 else f'{declared} rows are contrasts'} that the grid declares; "
+            "all others are exploratory."
+        ]
     return ["The grid declares no contrasts: every row is exploratory."] if found else []
 
 
@@ -327,7 +331,7 @@ def _averages(data: SweepData, strata: bool = True) -> list[str]:
     members = np.array(sorted({place for cell in data.cells if (place := data.place(design, cell)) is not None}))
     told = aliases.told(design.model, members)
     return [
-        f"A partial design ({design.method}, {len(members)} of {len(design.space.points)} combinations): estimated together by least "
+        f"A partial design ({design.method}, {len(members)} of {counted(len(design.space.points), 'combination')}): estimated together by least "
         f"squares are the mean, {', '.join(map(aliases.words, design.terms))}. Other interactions are taken for nothing; where they are "
         "not, they are part of what they are mixed with.",
         *(f"{one[0].upper()}{one[1:]}." for one in told),
@@ -335,7 +339,7 @@ def _averages(data: SweepData, strata: bool = True) -> list[str]:
 
 
 def _further(n: int) -> str:
-    return f"{n or 'no'} further row{'' if n == 1 else 's'}"
+    return counted(n, "further row") if n else "no further rows"
 
 
 def _own_units(data: SweepData) -> list[str]:

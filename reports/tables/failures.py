@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from ...results.counts import counted
 from ...results.store.records import Attempt
 from ...results.store.store import Store
 from ..data import gather
@@ -19,7 +20,7 @@ def failures(store: Store, sweep: str | None = None, *, revision: int | None = N
     for attempt in store.attempts_of(cells):
         if attempt.state in ("failed", "diverged", "interrupted"):
             lines.append(_failure(attempt, cells[attempt.cell_id].slug, data.standing(cells[attempt.cell_id])))
-    count = f"{len(lines)} attempts did not finish" if lines else "Every attempt that ended finished"
+    count = f"{counted(len(lines), 'attempt')} did not finish" if lines else "Every attempt that ended finished"
     headings = ("Cell", "Attempt", "State", "Class", "Cell now", "Started (UTC)", "Host", "Step", "Exit", "Cause")
     title = f"Failures, sweep {data.sweep}, revision {data.revision}"
     sources = store.sources([int(line.about["attempt_id"]) for line in lines])

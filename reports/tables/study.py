@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...results import metrics
+from ...results.counts import counted
 from ...results.store.store import Store
 from ...results.studies.study import Trial
 from ..layout import NOTHING, Line, assemble
@@ -111,7 +112,7 @@ def _notes(study: Study, shown: int, every: bool, costs: Mapping[str, Spent], un
     if not study.done:
         return [f"No trial of sweep {study.name} is done yet."]
     if not every and shown < len(study.trials):
-        notes.append(f"{shown} of {len(study.trials)} trials; --all-rows lists all.")
+        notes.append(f"{shown} of {counted(len(study.trials), 'trial')}; --all-rows lists all.")
     return [*notes, *([SELECTED] if len(study.done) > 1 else [])]
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING
 
+from ..counts import counted
 from ..late import Late
 from .space import EXACT, Model, Space, Term, estimable, term_columns, words
 
@@ -123,7 +124,7 @@ def widths(model: Model, members: np.ndarray) -> list[Width]:
 def told(model: Model, members: np.ndarray) -> list[str]:
     """What cannot be told from what with these cells, in sentences without an end."""
     n, found = len(members), aliases(model, members)
-    start = f"with these {n} cells, "
+    start = f"with these {counted(n, 'cell')}, "
     told = [f"{words(term)} cannot be told from the mean" for term in lost(model, members)]
     for first, *others in _groups([a for a in found if a.equal]):
         told.append(f"{words(first)} cannot be told from {' or '.join(map(words, others))}")
@@ -182,6 +183,6 @@ def precision(model: Model, members: np.ndarray) -> list[str]:
         return [share]
     told = ", ".join(f"{one.axis} {one.whole:.2f}" for one in found)
     return [
-        f"{share}; intervals are wider than from all {len(model.space.points)} cells by {told}: {found[0].fewer:.2f} since there are "
+        f"{share}; intervals are wider than from all {counted(len(model.space.points), 'cell')} by {told}: {found[0].fewer:.2f} since there are "
         "fewer, the rest for lack of balance"
     ]

@@ -26,6 +26,7 @@ from typing import IO, Any
 
 from sqlalchemy import JSON, Column, Double
 
+from ..counts import counted
 from ..errors import BundleError, StoreTooNew
 from ..store.database import jsonable
 from ..store.recorder import finite
@@ -288,7 +289,7 @@ class Bundle:
             raise self.wrong("the manifest contradicts itself")
         for name, count in counts.items():
             if count > self.limits.rows:
-                raise self.too_large(f"{name}.jsonl has {count:,} rows")
+                raise self.too_large(f"{name}.jsonl has {counted(count, 'row')}")
 
     def _check_member(self, name: str, facts: Any) -> None:
         file = FILE.fullmatch(name)
@@ -377,7 +378,7 @@ class Bundle:
                 raise self.wrong(f"{name}, row {count + error.at + 1}: {error}") from error
             count += len(rows)
         if count != self.manifest["counts"][table]:
-            raise self.wrong(f"{name} has {count} rows, the manifest says {self.manifest['counts'][table]}")
+            raise self.wrong(f"{name} has {counted(count, 'row')}, the manifest says {self.manifest['counts'][table]}")
 
     def rows(self, table: str) -> Iterator[Row]:
         """The rows of a table; times are datetimes, JSON columns text, which takes a tenth of the memory (see `opened`)."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Column, CursorResult, Table, select
 from sqlalchemy.orm import Session
 
+from ..counts import counted
 from ..files import replacing
 from ..store import queries
 from ..store.recorder import finite
@@ -192,14 +193,14 @@ def export_sweep(
         size = stream.tell()
         if weights:
             kept = sum(1 for row in export.attempts if row["weights"] and local_path(row["weights"]) is None)
-            notes += [f"the weights of {kept} attempts lie elsewhere and are only named"] if kept else []
+            notes += [f"the weights of {counted(kept, 'attempt')} lie elsewhere and are only named"] if kept else []
         elif kept:
-            notes.append(f"the weights of {kept} attempts stay here; --with-weights takes them along")
+            notes.append(f"the weights of {counted(kept, 'attempt')} stay here; --with-weights takes them along")
         if not examples:
             notes.append("what was answered item by item stays here (--no-examples)")
         live = sum(1 for row in export.attempts if row["state"] == "running")
         if live:
-            notes.append(f"{live} attempts still run and are in it as far as they are")
+            notes.append(f"of {counted(live, 'attempt')} that had not ended it holds what there was so far")
     return Summary(
         sweep=export.name,
         file=str(to),

@@ -16,6 +16,7 @@ from sqlalchemy import update as sql_update
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 
+from ..counts import counted
 from ..errors import BundleError, StoreError
 from ..names import short, why_not
 from ..store import queries
@@ -113,7 +114,9 @@ class _Import:
         self._insert("cell", [row for cell, row in cells.items() if cell not in known])
         self.present["cell"] += len(known)
         if other:
-            self.notes.append(f"{other} cells are evaluated or kept otherwise in the bundle; what is here stays")
+            self.notes.append(
+                f"{counted(other, 'cell')} {'is' if other == 1 else 'are'} evaluated or kept otherwise in the bundle; what is here stays"
+            )
 
     def _revisions(self, sweep: int) -> None:
         _move(self.session, T["revision"], self.plan.renumbered)
@@ -159,11 +162,11 @@ class _Import:
         self.present["attempt"] = len(self.plan.present)
         if self.unnamed:
             self.notes.append(
-                f"the weights of {self.unnamed} attempts are not in the bundle; export --with-weights takes them along"
+                f"the weights of {counted(self.unnamed, 'attempt')} are not in the bundle; export --with-weights takes them along"
             )
         if self.elsewhere:
             self.notes.append(
-                f"the weights of {self.elsewhere} attempts lie elsewhere; an address in a bundle is not followed, so they "
+                f"the weights of {counted(self.elsewhere, 'attempt')} lie elsewhere; an address in a bundle is not followed, so they "
                 "count as gone here"
             )
 

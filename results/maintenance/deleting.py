@@ -15,6 +15,7 @@ from typing import Any
 from sqlalchemy import CursorResult, and_, delete, func, or_, select, update
 from sqlalchemy.orm import Session
 
+from ..counts import counted
 from ..errors import CellTaken, StoreError
 from ..files import bytes_under
 from ..store import queries
@@ -88,13 +89,13 @@ class Deletion:
 
     def lines(self) -> list[str]:
         """For people."""
-        what = [f"sweep {name}" for name in self.sweeps] + ([f"{len(self.cells)} cells"] if self.cells else [])
+        what = [f"sweep {name}" for name in self.sweeps] + ([counted(len(self.cells), "cell")] if self.cells else [])
         lines = [f"{'deleted' if self.deleted else 'to delete'}: {' and '.join(what) or 'nothing'}"]
         if not self.nothing:
             lines.append("  rows: " + ", ".join(f"{count:,} {table}" for table, count in self.rows.items() if count))
             lines.append(f"  measured in: {self.gpu_hours:,.1f} GPU-hours, {self.cpu_hours:,.1f} hours on the CPU")
         for why, cells in _by_reason(self.kept).items():
-            lines.append(f"  stays: {len(cells)} cells, {why}: {some(cells)}")
+            lines.append(f"  stays: {counted(len(cells), 'cell')}, {why}: {some(cells)}")
         for sweep, count in self.asked_by.items():
             lines.append(f"  sweep {sweep} asks for {count} of these cells, and its next launch trains them again")
         if self.folders and not self.nothing:
@@ -148,8 +149,8 @@ def delete_all(
         gone = _delete(session, now)
         if gone != +Counter(now.rows):
             raise StoreError(f"{dict(gone)} rows would go and not {now.rows}; nothing was deleted, please report this")
-        what = [*(f"sweep {name}" for name in now.sweeps), f"{len(now.cells)} cells"]
-        say(session, "deleted", f"{', '.join(what)}, {sum(now.rows.values())} rows, by {who}")
+        what = [*(f"sweep {name}" for name in now.sweeps), counted(len(now.cells), "cell")]
+        say(session, "deleted", f"{', '.join(what)}, {counted(sum(now.rows.values()), 'row')}, by {who}")
         return replace(now, deleted=True)
 
     return store.write(work, durable=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection, select
 
+from ..counts import counted
 from ..exchange.bundles import local_path
 from ..exchange.import_files import STAGING
 from ..store.schema import Base
@@ -35,7 +36,7 @@ def missing_files(connection: Connection, runs: Path) -> list[Finding]:
         findings.append(
             Finding(
                 severity="warning",
-                what=f"the kept weights of {len(weights)} attempts are not under {runs}: {some(weights)}",
+                what=f"the kept weights of {counted(len(weights), 'attempt')} are not under {runs}: {some(weights)}",
                 remedy="bring the folders back or name them with --runs; else those cells can be evaluated no more, "
                 "and launch --retrain trains them again",
             )

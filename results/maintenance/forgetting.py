@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy import delete, func, insert, select
 from sqlalchemy.orm import Session
 
+from ..counts import counted
 from ..errors import StoreError, SweepReadOnly
 from ..store import queries
 from ..store.cell_status import Standing, requests_of, standing
@@ -59,8 +60,10 @@ class Forgetting:
         lines = [f"{self.cell} {self.slug}, {said}:"]
         for row in self.rows:
             at = f" at {row.length}" if row.length else ""
-            items = f", {row.examples} items behind them" if row.examples else ""
-            lines.append(f"  {row.probe}{at}: {row.measurements} numbers of {row.attempts} attempts{items}")
+            items = f", {counted(row.examples, 'item')} behind them" if row.examples else ""
+            lines.append(
+                f"  {row.probe}{at}: {counted(row.measurements, 'number')} of {counted(row.attempts, 'attempt')}{items}"
+            )
         for sweep, then in self.asked_by.items():
             how = {
                 "needs-eval": "becomes needs-eval, and the next launch measures it again",
@@ -124,7 +127,7 @@ def forget(
             session.execute(delete(table).where(table.attempt_id.in_(attempts), *_among(table, among)))
         what = ", ".join(f"{row.probe}{f' at {row.length}' if row.length else ''}" for row in now.rows)
         count = sum(row.measurements for row in now.rows)
-        message = storable(f"{count} numbers deleted by {who}: {what}")
+        message = storable(f"{counted(count, 'number')} deleted by {who}: {what}")
         session.execute(insert(EventRow).values(at=UtcNow(), kind="forgot", message=message, cell_id=found.cell))
         return replace(now, deleted=True)
 

@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from .. import paper
+from ..counts import counted
 from ..store.schema import Base
 from .finding import Finding, some
 
@@ -34,7 +35,7 @@ def identities(connection: Connection, identify: Identify) -> list[Finding]:
         findings.append(
             Finding(
                 severity="error",
-                what=f"{len(wrong)} cells have an id that is not that of their config: {some(wrong)}",
+                what=f"the id of {counted(len(wrong), 'cell')} is not that of the config: {some(wrong)}",
                 remedy="their config was changed by hand: restore the newest backup",
             )
         )
@@ -42,7 +43,7 @@ def identities(connection: Connection, identify: Identify) -> list[Finding]:
         findings.append(
             Finding(
                 severity="warning",
-                what=f"the config of {len(unread)} cells cannot be read: {some(unread)}",
+                what=f"the config of {counted(len(unread), 'cell')} cannot be read: {some(unread)}",
                 remedy="install the plugins that their grid names, or the release that launched it",
             )
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, select
 
+from ..counts import counted
 from ..store.processes import find, here
 from ..store.schema import Base
 from .finding import Finding, some
@@ -23,7 +24,7 @@ def dead(connection: Connection) -> list[Finding]:
     return [
         Finding(
             severity="warning",
-            what=f"{len(gone)} attempts are marked running, and their process is gone: {some(gone)}",
+            what=f"marked running, and the process is gone: {counted(len(gone), 'attempt')}: {some(gone)}",
             remedy="launch the grid again; it marks them interrupted and goes on from their checkpoints",
         )
     ]

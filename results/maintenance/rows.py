@@ -6,6 +6,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection, UniqueConstraint, func, select, text
 
+from ..counts import counted
 from ..store.schema import Base
 from .finding import SHOWN, Finding, restore
 
@@ -36,7 +37,7 @@ def integrity(connection: Connection, path: Path | None) -> list[Finding]:
 def _orphaned(table: str, parent: str, count: int, path: Path | None) -> Finding:
     return Finding(
         severity="error",
-        what=f"{count} rows of {table} refer to rows of {parent} that are not there",
+        what=f"{counted(count, 'row')} of {table} refer{'s' if count == 1 else ''} to rows of {parent} that are not there",
         remedy=restore(path) if path is not None else "restore the newest pg_dump",
     )
 
@@ -54,7 +55,7 @@ def duplicates(connection: Connection) -> list[Finding]:
             query = f'SELECT COUNT(*) FROM (SELECT 1 FROM "{name}"{unaided} GROUP BY {listed} HAVING COUNT(*) > 1) AS d'
             findings += _twice(connection, query, f"{name} has {{count}} keys ({', '.join(key)}) more than once")
     query = f"SELECT 1 FROM attempt{unaided} WHERE state = 'running' GROUP BY cell_id HAVING COUNT(*) > 1"
-    findings += _twice(connection, f"SELECT COUNT(*) FROM ({query}) AS d", "{count} cells have two live attempts")
+    findings += _twice(connection, f"SELECT COUNT(*) FROM ({query}) AS d", "cells with two live attempts: {count}")
     return findings
 
 

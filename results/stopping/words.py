@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from ..counts import counted
 from ..metrics import Metric
 from .rule import Rule
 
@@ -32,7 +33,7 @@ def plan(rule: Rule, metric: Metric, configurations: int) -> str:
     """What the rule does."""
     looks = rule.looks if len(rule.looks) < 8 else (*rule.looks[:3], "...", rule.most)
     return (
-        f"stop: {subject(rule)}: seeds are added to {configurations} configurations until its interval {aim(rule, metric)}; looks after "
+        f"stop: {subject(rule)}: seeds are added to {counted(configurations, 'configuration')} until its interval {aim(rule, metric)}; looks after "
         f"{', '.join(map(str, looks))} seeds, levels by {NAMES[rule.spending]}"
     )
 
@@ -40,7 +41,7 @@ def plan(rule: Rule, metric: Metric, configurations: int) -> str:
 def found(rule: Rule, look: Look, metric: Metric) -> str:
     """What a look saw."""
     told = (
-        f"look {look.number} of at most {len(rule.looks)}, after {look.seeds} of at most {rule.most} seeds: "
+        f"look {look.number} of at most {len(rule.looks)}, after {look.seeds} of at most {counted(rule.most, 'seed')}: "
         f"{_number(look.mean, metric, look.width, sign=True)}"
     )
     if math.isnan(look.width):
@@ -48,11 +49,9 @@ def found(rule: Rule, look: Look, metric: Metric) -> str:
     ends = f"[{_number(look.low, metric, look.width)}, {_number(look.high, metric, look.width)}]"
     told += f" {ends}, {amount(look.width, metric)} wide, at level {100 * look.level:.2g}% in place of 5%"
     if look.left_out:
-        told += (
-            f"; {look.left_out} of {look.left_out + look.configurations} pairs or cells left out for want of numbers"
-        )
+        told += f"; {look.left_out} of {counted(look.left_out + look.configurations, 'pair')} or cells left out for want of numbers"
     lost = look.seeds - look.used
-    return told + (f"; {lost} seed{'' if lost == 1 else 's'} left out for want of numbers" if lost else "")
+    return told + (f"; {counted(lost, 'seed')} left out for want of numbers" if lost else "")
 
 
 def ending(looked: Looked, metric: Metric) -> str:
@@ -61,17 +60,15 @@ def ending(looked: Looked, metric: Metric) -> str:
     if looked.verdict == "narrow":
         assert last is not None
         assert rule.width is not None
-        return f"stopped after {looked.asked} seeds: {amount(last.width, metric)} wide, {amount(rule.width, metric)} were asked for"
+        return f"stopped after {counted(looked.asked, 'seed')}: {amount(last.width, metric)} wide, {amount(rule.width, metric)} were asked for"
     if looked.verdict == "sure":
-        return f"stopped after {looked.asked} seeds: the interval leaves out 0"
+        return f"stopped after {counted(looked.asked, 'seed')}: the interval leaves out 0"
     if looked.verdict == "nothing":
-        return f"stopped after {looked.asked} seeds: none of these cells has this number"
+        return f"stopped after {counted(looked.asked, 'seed')}: none of these cells has this number"
     if looked.verdict == "most":
-        return (
-            f"stopped after {looked.asked} seeds, as many as max_seeds allows, though no interval {aim(rule, metric)}"
-        )
+        return f"stopped after {counted(looked.asked, 'seed')}, as many as max_seeds allows, though no interval {aim(rule, metric)}"
     if looked.waiting:
-        return f"not decided: {looked.waiting} of {looked.cells} cells are still to be measured"
+        return f"not decided: {looked.waiting} of {counted(looked.cells, 'cell')} are still to be measured"
     return (
         f"not decided: no interval {aim(rule, metric)} yet, and further seeds were not started; launch again to go on"
     )

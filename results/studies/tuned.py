@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..counts import counted
 from ..stored import stored
 
 OPTION = "tuned"
@@ -48,7 +49,7 @@ class Tuned:
         ]
         hours = sum(one.hours for one in self.levels)
         return (
-            f"Tuned before it, {self.trials} trials for every level of {self.per} ({self.sampler}, for {self.objective}), {hours:.3g} "
+            f"Tuned before it, {counted(self.trials, 'trial')} for every level of {self.per} ({self.sampler}, for {self.objective}), {hours:.3g} "
             f"{self.unit} in all, which speak of the seed that was tuned: {'; '.join(told)}."
         )
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from ..counts import counted
 from .search import Search
 from .study import Trial
 
@@ -29,7 +30,7 @@ def describe(search: Search, trials: Sequence[Trial]) -> str:
     counts = sorted((word if word != "asked" else "not finished", count) for word, count in standings(trials).items())
     told = [f"{count} {word}" for word, count in counts]
     told += [f"{left(search, trials)} to propose"] if left(search, trials) else []
-    line = f"study of {search.trials} trials ({how}) for {what}: {', '.join(told) or 'none'}"
+    line = f"study of {counted(search.trials, 'trial')} ({how}) for {what}: {', '.join(told) or 'none'}"
     first = best_of_one(search, trials)
     return (
         line if first is None or first.values is None else f"{line}; best {first.values[0]:.5g}, trial {first.number}"

@@ -17,6 +17,7 @@ from statistics import fmean
 
 import psutil
 
+from ...results.counts import counted
 from ...results.store.records import Attempt
 from ...results.store.store import Store, open_store
 from ..config import Resources
@@ -136,7 +137,7 @@ def check(attempts: Sequence[int], cells: Sequence[Cell]) -> None:
     each, most = max(cell.config.resources.cpus for cell in cells), max(attempts)
     if each * most > cores():
         raise SweepError(
-            f"--attempts {most}: a cell asks for {each} core{'s' * (each > 1)} and this machine has {cores()}; "
+            f"--attempts {most}: a cell asks for {counted(each, 'core')} and this machine has {cores()}; "
             f"give at most {max(1, cores() // each)}, or --set resources.cpus"
         )
 
@@ -181,7 +182,7 @@ def run(
         (runs / "corpora").symlink_to(corpora_of.absolute(), target_is_directory=True)
         loaded, cells = load(grid, sets, only, number, runs)
         check([number], cells)
-        tell(f"{number} at once: {len(cells)} cells")
+        tell(f"{number} at once: {counted(len(cells), 'cell')}")
         store = open_store(folder / f"{number}.db", create=True)
         rows.append(_measured(store, loaded, cells, number, runs, tell))
     here = hardware.gpus() if any(cell.config.resources.gpus for cell in cells) else []

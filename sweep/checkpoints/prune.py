@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from ...results.counts import counted
 from ...results.files import bytes_under
 from ...results.store.cell_status import Standing, requests_of, standing
 from ...results.store.records import Attempt, CellState
@@ -83,7 +84,7 @@ class Pruned:
         """A line a cell and one for all."""
         lines = []
         for cell in self.cells:
-            parts = [f"{cell.checkpoints} checkpoints"] if cell.checkpoints else []
+            parts = [counted(cell.checkpoints, "checkpoint")] if cell.checkpoints else []
             parts += ["weights"] if cell.weights else []
             if parts:
                 note = "; starts over at the next launch" if cell.starts_over else ""
@@ -94,7 +95,10 @@ class Pruned:
                 lines.append(f"{cell.cell_id} {cell.slug} ({cell.standing}): {cell.problem}")
         done = "would free" if self.dry else "freed"
         left = f"; {len(self.running)} running cells left alone" if self.running else ""
-        return [*lines, f"{self.sweep}: {done} {size(self.bytes)} of {len(self.cells)} cells (keep {self.keep}){left}"]
+        return [
+            *lines,
+            f"{self.sweep}: {done} {size(self.bytes)} of {counted(len(self.cells), 'cell')} (keep {self.keep}){left}",
+        ]
 
 
 def prune(
@@ -141,7 +145,9 @@ def prune(
             sum(values) for values in zip(*((c.checkpoints, c.weights) for c in found), strict=True)
         )
         store.add_event(
-            "pruned", f"{checkpoints} checkpoints and {weights} weights, {size(result.bytes)} (keep {keep})", sweep=name
+            "pruned",
+            f"{counted(checkpoints, 'checkpoint')} and {weights} weights, {size(result.bytes)} (keep {keep})",
+            sweep=name,
         )
     return result
 

@@ -19,6 +19,7 @@ from typing import Any, Literal
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from ...results.counts import counted
 from ...results.exchange.bundles import local_path
 from ...results.exchange.import_files import STAGING
 from ...results.files import bytes_under
@@ -88,7 +89,7 @@ class Collected:
         lines += [f"... and {len(listed) - SHOWN} more"] if len(listed) > SHOWN else []
         done = "freed" if self.removed else "nobody owns"
         count = len(self.things) - len(self.problems)
-        lines.append(f"{done} {size(self.bytes)}, {count} files or folders of {self.runs}")
+        lines.append(f"{done} {size(self.bytes)}, {counted(count, 'file')} or folders of {self.runs}")
         lines += [
             f"not looked into: {place}; if no other database uses it: atma-sweep gc --place {place}"
             for place in self.elsewhere
@@ -111,7 +112,7 @@ def find(store: Store, runs: Path, places: Sequence[str] = ()) -> Collected:
     seen = {folder for folder, _ in local} | {folder for _, folder in remote}
     if seen and not seen & known.folders and not known.deleted:
         raise SweepError(
-            f"none of the {len(seen)} attempts under {runs} is one of {store}; name both with --db and --runs"
+            f"none of the {counted(len(seen), 'attempt')} under {runs} is one of {store}; name both with --db and --runs"
         )
     things = [Thing(kind="attempt", address=str(path), bytes=bytes_under(path), folder=folder)
               for folder, path in local if folder not in known.folders]  # fmt: skip
@@ -155,7 +156,7 @@ def remove(store: Store, found: Collected) -> Collected:
     result = replace(found, things=tuple(done), removed=True)
     gone = len(done) - len(result.problems)
     if gone:
-        store.add_event("collected", f"{gone} files and folders that nobody owned, {size(result.bytes)}")
+        store.add_event("collected", f"{counted(gone, 'file')} and folders that nobody owned, {size(result.bytes)}")
     return result
 
 

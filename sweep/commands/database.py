@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ...results.counts import counted
 from ...results.options import BY_NAME, AsJson, Db, Runs, SweepName, print_json, runs_folder
 from ...results.text import cleaned, plain, say
 
@@ -119,13 +120,15 @@ def export(
         )
         told = asdict(summary)
         counts = ", ".join(f"{count} {table}" for table, count in summary.added.items() if count)
-        line = f"{summary.file}: sweep {name} in {summary.bytes / 1e6:.1f} MB ({counts}, {summary.files} files)"
+        line = (
+            f"{summary.file}: sweep {name} in {summary.bytes / 1e6:.1f} MB ({counts}, {counted(summary.files, 'file')})"
+        )
     else:
         what = what or "measurements"
         file = out or Path(f"{plain}-{what}.{kind}")
         rows = export_table(store, what, file, kind, name)  # type: ignore[arg-type]
         told = {"sweep": name, "file": file, "rows": rows}
-        line = f"{file}: {rows} rows of {what} of sweep {name}"
+        line = f"{file}: {counted(rows, 'row')} of {what} of sweep {name}"
     if as_json:
         print_json(told, err=away)
         return
@@ -167,7 +170,7 @@ def import_(
         print_json(asdict(summary))
         return
     counts = ", ".join(f"{count} {table}" for table, count in summary.added.items() if count) or "nothing new"
-    say(f"sweep {summary.sweep}: added {counts}; {summary.present.get('attempt', 0)} attempts were here already")
+    say(f"sweep {summary.sweep}: added {counts}; here already: {counted(summary.present.get('attempt', 0), 'attempt')}")
     for note in summary.notes:
         say(note, err=True)
 

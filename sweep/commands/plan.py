@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ...results.counts import counted
 from ...results.options import AsJson, Cells, Db, Runs, print_json
 from .options import GridName, Name, Rate, Set
 
@@ -113,7 +114,7 @@ def carry_out(asked: Asked, wanted: Wanted, *, as_json: bool) -> None:
         print_json(found | {"price": price.as_json(bill) | disk, "remarks": ahead.remarks})
         return
     left = f"; {made.left_out} more left out by --only" if made.left_out else ""
-    first = f"{len(made.cells)} cells{left}" if made.study is None else made.study.describe()
+    first = f"{counted(len(made.cells), 'cell')}{left}" if made.study is None else made.study.describe()
     lines = [f"{request.grid.name}: {first}", *told.describe(between, every=wanted.every)]
     lines += told.priced(bill, every=wanted.every)
     lines += outlook.told() if outlook is not None else []

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ...results import terminal
+from ...results.counts import counted
 from ..config import DataConfig, Plugin
 from ..data import corpora
 from ..data.corpora import CorpusError
@@ -176,7 +177,7 @@ def table(rows: Sequence[dict[str, Any]], root: Path, width: int | None = None) 
                 row["tokenizer"],
                 amount(row["train_tokens"]),
                 amount(row["validation_tokens"]),
-                f"{row['heldout_documents']} documents" + (f" of {row['heldout']}" if row["heldout"] else ""),
+                counted(row["heldout_documents"], "document") + (f" of {row['heldout']}" if row["heldout"] else ""),
                 f"{row['bytes'] / 2**20:,.0f} MiB",
             )
         )

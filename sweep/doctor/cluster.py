@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ...results.counts import counted
 from .context import Check, Context, Look, absent, answer, bad, ok
 
 CLUSTER_SECONDS = 200.0
@@ -20,7 +21,9 @@ def _cluster(context: Context) -> list[Check]:
         return [bad(said["error"])]
     nodes = said["nodes"]
     silent = sorted(set(said["alive"]) - {node["host"] for node in nodes})
-    told = ", ".join(f"{node['host']} ({node['cpus']} cores, {node['gpus']} GPUs)" for node in nodes)
+    told = ", ".join(
+        f"{node['host']} ({counted(node['cpus'], 'core')}, {counted(node['gpus'], 'GPU')})" for node in nodes
+    )
     if silent:
         first = bad(f"{told}; no answer from {', '.join(silent)}", "look at Ray's logs there, or ray stop it")
     else:

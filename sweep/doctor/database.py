@@ -12,6 +12,7 @@ from urllib.parse import quote
 from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
+from ...results.counts import counted
 from ...results.errors import StoreError, StoreMissing
 from ...results.store import queries
 from ...results.store.database import plain_errors
@@ -37,7 +38,7 @@ def _database(context: Context) -> Check:
     try:
         with context.store() as store, plain_errors(store.url):
             count = len(store.sweeps())
-            return ok(f"{store}, revision {HEAD}, {count} sweep{'' if count == 1 else 's'}, {_sizes(store)}")
+            return ok(f"{store}, revision {HEAD}, {counted(count, 'sweep')}, {_sizes(store)}")
     except StoreMissing as error:
         return absent(*_parted(error))
     except StoreError as error:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 
+from ...results.counts import counted
 from ...results.store.database import NETWORK_FILESYSTEMS
 from ..checkpoints import storage
 from ..units import size
@@ -37,7 +38,7 @@ def _space(context: Context) -> Check:
     at_once = max(1, len(context.gpus()))
     running, kept, free = needed["disk_bytes_running"] * at_once, needed["disk_bytes_kept"], needed["disk_bytes_free"]
     want = (
-        f"{needed['sweep']} has {needed['cells']} cells to train: {size(kept)} to keep, "
+        f"{needed['sweep']} has {counted(needed['cells'], 'cell')} to train: {size(kept)} to keep, "
         f"{size(running)} while {at_once} train{'s' if at_once == 1 else ''}"
     )
     if free is None:

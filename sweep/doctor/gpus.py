@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 
+from ...results.counts import counted
 from ..machine.hardware import precisions
 from ..machine.locks import GpuLocks
 from ..units import size
@@ -47,7 +48,7 @@ def _driver(context: Context) -> Check:
         return bad("nvidia-smi lists no GPU", "see dmesg for what the driver says of it")
     most = _driver_cuda()
     takes = f", CUDA {most} at most" if most else ""
-    return ok(f"{found[0]['driver_version']}{takes}, {len(found)} GPU{'s' if len(found) > 1 else ''}")
+    return ok(f"{found[0]['driver_version']}{takes}, {counted(len(found), 'GPU')}")
 
 
 def _driver_cuda() -> str | None:
@@ -68,7 +69,7 @@ def _torch(context: Context) -> Check:
     built = f"{said['torch']}, " + (f"CUDA {said['cuda']}" if said["cuda"] else "built for the CPU")
     if not said["cuda"]:
         if there:
-            what = f"{built}, but the driver has {len(there)} GPUs"
+            what = f"{built}, but the driver has {counted(len(there), 'GPU')}"
             return bad(what, "install a build for CUDA, as https://pytorch.org/get-started says")
         return ok(built)
     if said["error"] and not there:
@@ -84,9 +85,9 @@ def _torch(context: Context) -> Check:
         return bad(f"{built}, cannot use a GPU: {said['error']}{old}", remedy)
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if len(said["gpus"]) < len(there):
-        what = f"{built}; sees {len(said['gpus'])} of {len(there)} GPUs"
+        what = f"{built}; sees {len(said['gpus'])} of {counted(len(there), 'GPU')}"
         return warn(f"{what} (CUDA_VISIBLE_DEVICES={hidden})", "unset CUDA_VISIBLE_DEVICES to use all of them")
-    return ok(f"{built}; sees {len(said['gpus'])} GPUs")
+    return ok(f"{built}; sees {counted(len(said['gpus']), 'GPU')}")
 
 
 def _older(one: str, other: str) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from ...results.counts import counted
 from ..machine import hardware
 from ..scheduler import token_file
 from ..units import size
@@ -38,9 +39,9 @@ def _python(context: Context) -> Check:
 
 def _platform(context: Context) -> Check:
     system, cpu = platform.system(), platform.machine()
-    found = f"{system} {cpu}, kernel {platform.release()}, {hardware.cores()} cores"
+    found = f"{system} {cpu}, kernel {platform.release()}, {counted(hardware.cores(), 'core')}"
     if system == "Darwin":
-        return ok(f"macOS {platform.mac_ver()[0]} {cpu}, {hardware.cores()} cores; on the CPU only")
+        return ok(f"macOS {platform.mac_ver()[0]} {cpu}, {counted(hardware.cores(), 'core')}; on the CPU only")
     if system != "Linux":
         return bad(found, "use Linux, macOS, or Windows through WSL")
     release = platform.release().lower()
@@ -134,7 +135,7 @@ def _cache(folder: Path) -> Check:
         for name in names:
             with contextlib.suppress(OSError):
                 held += os.lstat(os.path.join(top, name)).st_size
-    return ok(f"{size(held)} in {files} files in {folder}")
+    return ok(f"{size(held)} in {counted(files, 'file')} in {folder}")
 
 
 # --- Ray ------------------------------------------------------------------------------------------------------------

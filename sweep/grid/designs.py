@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from ...results.contrasts import Contrast
+from ...results.counts import counted
 from ...results.designs import aliases, choice, regular
 from ...results.designs.record import METHODS, Design, as_options
 from ...results.designs.space import EXACT, Space, Term, closed, estimable, words
@@ -51,7 +52,7 @@ class Chosen:
     def told(self) -> list[str]:
         """What it is, what cannot be told from what, and how much wider intervals are: a sentence a line, without an end."""
         design = self.design
-        what = f"design: {design.runs} of {len(design.space.points)} combinations, {design.method}"
+        what = f"design: {design.runs} of {counted(len(design.space.points), 'combination')}, {design.method}"
         if design.words:
             what += f", I = {' = '.join(map(words, design.words))}"
         what += f"; estimated: {', '.join(map(words, design.terms))}; other interactions are taken for nothing"
@@ -237,12 +238,14 @@ class _Chooser:
     def _d_optimal(self, runs: int, key: str) -> Chosen:
         asked, every = self.asked, len(self.space.points)
         if runs > every:
-            raise asked.error(f"{runs} are more than the grid's {every} combinations; leave design out to run all", key)
+            raise asked.error(
+                f"{runs} are more than the grid's {counted(every, 'combination')}; leave design out to run all", key
+            )
         model = Design(method=METHODS[0], runs=runs, space=self.space, terms=tuple(self.terms)).model
         if runs < model.rank:
             parts = ", ".join(["the mean", *(f"{words(term)} {self.space.df(term)}" for term in self.terms)])
             raise asked.error(
-                f"{runs} combination{'' if runs == 1 else 's'} cannot estimate {model.rank} numbers ({parts}); "
+                f"{counted(runs, 'combination')} cannot estimate {counted(model.rank, 'number')} ({parts}); "
                 f"give runs: {model.rank} or more",
                 key,
             )
@@ -271,7 +274,7 @@ def _check_contrasts(
             )
         if not estimable(here, weights):
             raise asked.error(
-                f"cannot estimate {shown(place(asked.document, index))} ({one.axis}: {one.level} - {reference}) from {design.runs} combinations; "
+                f"cannot estimate {shown(place(asked.document, index))} ({one.axis}: {one.level} - {reference}) from {counted(design.runs, 'combination')}; "
                 "give more runs"
             )
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ...results.counts import counted
 from ..config import Resources
 from . import hardware
 from .hardware import Gpu
@@ -31,7 +32,7 @@ class Machine:
     def __str__(self) -> str:
         names = [gpu.name for gpu in self.gpus]
         told = ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names)) or "no GPU"
-        return f"{_count(self.cpus, 'CPU core')}, {self.memory_gb:.4g} GiB of memory, {told}"
+        return f"{counted(self.cpus, 'CPU core')}, {self.memory_gb:.4g} GiB of memory, {told}"
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ class Rooms:
 
 def need(wanted: Resources) -> str:
     """Resources for people."""
-    told = [_count(wanted.cpus, "CPU core")]
+    told = [counted(wanted.cpus, "CPU core")]
     if wanted.memory_gb is not None:
         told.append(f"{wanted.memory_gb:g} GiB of memory")
     if wanted.gpus:
@@ -149,7 +150,3 @@ def stands_back(wanted: Resources, waiting: Iterable[Resources]) -> bool:
         return False
     rivals = [other.gpu_type for other in waiting if other.gpus == 1]
     return any(wanted.gpu_type is None or rival in (None, wanted.gpu_type) for rival in rivals)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' if number != 1 else ''}"

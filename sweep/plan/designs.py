@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...results.counts import counted
 from ...results.designs.record import design_of
 from ...results.errors import SweepUnknown
 from ...results.store.store import Store
@@ -27,8 +28,10 @@ def _left(sweep: str, cells: Sequence[Cell], store: Store | None) -> list[str]:
     before = {state.cell_id for state in store.cell_states(sweep, revision=last.number)}
     gone = len(before - {cell.id for cell in cells})
     if not gone:
-        return [f"design: all {len(before)} cells of the design launched before are among these {len(cells)}"]
+        return [
+            f"design: all {counted(len(before), 'cell')} of the design launched before are among these {len(cells)}"
+        ]
     return [
-        f"design: {gone} of the {len(before)} cells of the design launched before are not among these {len(cells)}; they stay in the "
+        f"design: {gone} of the {counted(len(before), 'cell')} of the design launched before are not among these {len(cells)}; they stay in the "
         "database (report --orphans). Designs hold smaller ones of the same grid, contrasts, method and model"
     ]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ...model import outline
 from ...model.config import ModelConfig
+from ...results.counts import counted
 from ..checkpoints import names, storage
 from ..grid.cell import Cell
 from ..units import size
@@ -41,7 +42,11 @@ class Disk:
         parts = " or ".join(KEPT_PARTS[word] for word in self.keep)
         number, unit = least.split()
         each = most if least == most else f"{number} to {most}" if most.endswith(f" {unit}") else f"{least} to {most}"
-        stays = f"{each} of {parts} a cell, {size(self.kept)} for {self.cells} cells" if self.kept else "nothing stays"
+        stays = (
+            f"{each} of {parts} a cell, {size(self.kept)} for {counted(self.cells, 'cell')}"
+            if self.kept
+            else "nothing stays"
+        )
         free = f"{size(self.free)} free in {self.place}" if self.free is not None else f"in {self.place}"
         lines = [
             f"disk: {stays} (checkpoint.keep: {', '.join(self.keep)}); "

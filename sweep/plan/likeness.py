@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 
+from ...results.counts import counted
 from ..config import CellConfig
 from ..grid.cell import canonical, model_identity, train_identity
 
@@ -29,7 +30,7 @@ class Likeness:
         train = self._section(config.train, lambda: _shape(config))
         resources = config.resources
         # of a GPU the share counts; cores do where there is none
-        share = f"{resources.gpus:g} of a GPU" if resources.gpus else f"{resources.cpus} cores"
+        share = f"{resources.gpus:g} of a GPU" if resources.gpus else counted(resources.cpus, "core")
         # graphs make a small network several times as fast, and there are none without a GPU
         key = (model, train, f"{share}, graphs {config.train.graphs}" if resources.gpus else share)
         if key not in self._numbers:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from ...results.counts import counted
 from ...results.store.cell_status import Request, Standing, missing, standing
 from ...results.store.records import CellRecord, CellState
 from ..config import CellConfig
@@ -71,12 +72,12 @@ class Budget:
     def describe(self) -> list[str]:
         """One line, and one on what is left."""
         lines = [
-            f"budget: {self.allowed:g} {self.unit}, {self.spent:.3g} spent so far; {self.cells} cells for about "
+            f"budget: {self.allowed:g} {self.unit}, {self.spent:.3g} spent so far; {counted(self.cells, 'cell')} for about "
             f"{self.hours:.3g} fit"
         ]
         if self.left:
             lines.append(
-                f"left for later: {len(self.left)} cells, which would cost about {self.left_hours:.3g} more; "
+                f"left for later: {counted(len(self.left), 'cell')}, which would cost about {self.left_hours:.3g} more; "
                 f"--budget {enough(self.spent + self.hours + self.left_hours)} takes them all"
             )
         return lines

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...results.counts import counted
 from ...results.errors import SweepUnknown
 from ...results.stopping import rule, words
 from ...results.store.store import Store
@@ -43,7 +44,7 @@ class Outlook:
         if self.looked is None or self.looked.verdict == "open":
             most = told.short(self.most).removeprefix("price: ")
             lines.append(
-                f"stop: the price is that of {self.seeds} seeds; should all {asked.most} be needed, it is {most}"
+                f"stop: the price is that of {counted(self.seeds, 'seed')}; should all {asked.most} be needed, it is {most}"
             )
         return lines
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ...model.backbone import Backbone
 from ...model.outline import longest_text
+from ...results.counts import counted
 from ...results.late import Late
 from ..config import CellConfig
 from ..data.batches import stream_rows
@@ -121,7 +122,7 @@ class Network(Subject):
         length = self.config.train.seq_len
         have = (len(self.corpus.validation) - 1) // length
         if have < rows:
-            return f"too-short: the validation split holds {have} of {rows} rows of {length} tokens"
+            return f"too-short: the validation split holds {have} of {counted(rows, 'row')} of {length} tokens"
         return stream_rows(self.corpus.validation, length, rows)[0]
 
     def batches(self, rows: int, length: int) -> list[slice]:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from ...results.counts import counted
 from ...results.store.records import PRUNED, Attempt
 from ...results.text import paragraphs, plain
 from ..grid.cell import Cell
@@ -202,16 +203,20 @@ def describe_plan(plan: Plan, sweep: str, remarks: Sequence[str] = ()) -> list[s
     """The plan as lines: counts, tokens, budget, disk, and `remarks` last."""
     words = ", ".join(f"{count} {word}" for word, count in sorted(plan.counts.items()))
     lines = [
-        f"{sweep}: {len(plan.cells)} cells: {words}" if plan.study is None else f"{sweep}: {plan.study.describe()}"
+        f"{sweep}: {counted(len(plan.cells), 'cell')}: {words}"
+        if plan.study is None
+        else f"{sweep}: {plan.study.describe()}"
     ]
     if plan.left_out:
         lines[0] += f"; {plan.left_out} more left out by --only"
     lines.append(
-        f"to train: {len(plan.training)} cells, {plan.tokens:,} tokens in all; to evaluate: {len(plan.evaluating)}"
+        f"to train: {counted(len(plan.training), 'cell')}, {plan.tokens:,} tokens in all; to evaluate: {len(plan.evaluating)}"
     )
     gone = plan.counts["weights gone"]
     if gone:
-        lines.append(f"{gone} trained cells lack a measurement and their weights are gone; --retrain trains them again")
+        lines.append(
+            f"a measurement is missing and the weights are gone: {counted(gone, 'trained cell')}; --retrain trains again"
+        )
     lines += plan.budget.describe() if plan.budget is not None else []
     lines += plan.disk.describe() if plan.disk is not None else []
     return [*lines, *remarks]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...results import forecast
+from ...results.counts import counted
 from ...results.stopping import words
 from ...results.stopping.look import Looked, finished, looked_at
 from ...results.store.records import Attempt
@@ -101,12 +102,14 @@ class Seeds:
             if used + cost > self._allowed:
                 unit = price.unit_of(tasks)
                 return self._end(
-                    f"stopped after {seen.asked} seeds by the budget: {used:.3g} of {self._allowed:g} {unit} are spent, and the next wave "
+                    f"stopped after {counted(seen.asked, 'seed')} by the budget: {used:.3g} of {self._allowed:g} {unit} are spent, and the next wave "
                     f"costs about {cost:.3g}; --budget {planner.enough(used + cost)} takes it"
                 )
         self._add(cells, prices)
         self._pending |= {cell.id for cell in cells}
-        self._tell(f"stop: {seen.further} seeds from now on: {len(cells)} cells more, {len(tasks)} to do")
+        self._tell(
+            f"stop: {counted(seen.further, 'seed')} from now on: {counted(len(cells), 'cell')} more, {len(tasks)} to do"
+        )
         return tasks
 
     def _add(self, cells: Sequence[Cell], prices: Prices) -> None:

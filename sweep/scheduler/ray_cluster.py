@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...results.counts import counted
 from ...results.store.journal import JOURNAL, Reader
 from ...results.store.records import Attempt
 from ...results.store.store import Store
@@ -241,7 +242,7 @@ class ClusterExecutor:
                     self._ended[attempt] = NODE_LOST
                 else:
                     self._doubtful[attempt] = link.node, until
-        self._tell(f"node {link.node.host} was lost, {len(theirs)} attempts with it")
+        self._tell(f"node {link.node.host} was lost, {counted(len(theirs), 'attempt')} with it")
         self._news.set()
 
     def _look_for_nodes(self) -> None:

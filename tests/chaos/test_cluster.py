@@ -171,7 +171,7 @@ def looked_at_and_refused(folder: Path, reference: Curves) -> Bench:
             return {check["name"]: (check["state"], check["found"]) for check in found if "cluster" in check["name"]}
 
         found = checks(code=0)
-        assert found["cluster"] == ("ok", f"{HEAD}: head (1 cores, 0 GPUs), left (1 cores, 0 GPUs)")
+        assert found["cluster"] == ("ok", f"{HEAD}: head (1 core, 0 GPUs), left (1 core, 0 GPUs)")
         assert {found[f"cluster {what}"][0] for what in ("versions", "runs folder", "clocks")} == {"ok"}
         own = "/tmp/ray/own"  # each node has a folder /tmp/ray of its own
         assert checks("--runs", own, code=3)["cluster runs folder"] == ("bad", f"left cannot see {own}")

@@ -288,7 +288,7 @@ class TestTable:
             ]
             run(empty, one.id, "done", some)
         found = {c.name: r for c, r in zip(CLAIMS, make_table("claims", empty, "mine").rows, strict=True)}
-        assert found["hold-90"][1:] == ("true", "1 of 1 cells have 90% at 128; mean 90.0")
+        assert found["hold-90"][1:] == ("true", "1 of 1 cell have 90% at 128; mean 90.0")
         assert found["average"][1] == "differs"
         assert found["memory"][1:] == (SILENT, "no pairs of memory off and on at polar")
         assert found["collapse"][1:] == (SILENT, "no cell nope + memory, reg_mode baseline, distractor off, window off")

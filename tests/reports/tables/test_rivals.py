@@ -125,7 +125,7 @@ class TestFlipFlop:
         assert (low, high) != (found["fox"]["Sparse 95% seeds"].low, found["fox"]["Sparse 95% seeds"].high)
         assert found["fox"]["Sparse 95% seeds"].text == "[21.47, 100.00]", "a share ends at 100"
         assert found["rope"]["Sparse"].text == "oom"
-        assert "oom (1 values): too long." in table.notes
+        assert "oom (1 value): too long." in table.notes
 
     @pytest.mark.thorough
     @pytest.mark.parametrize("name", ["flipflop", "extrapolation", "downstream"])

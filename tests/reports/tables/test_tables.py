@@ -95,8 +95,8 @@ def test_the_printed_rows(store):
     notes = "\n".join(table.notes)
     assert "Sweep quick, revision 1: 2 of 5 cells done." in notes
     assert "unigram entropy 7.432, bigram entropy 5.500" in notes
-    assert "oom (1 values): 3 GiB asked, 1 free." in notes
-    assert "n/a (1 values): no peak FLOPs known for cpu." in notes
+    assert "oom (1 value): 3 GiB asked, 1 free." in notes
+    assert "n/a (1 value): no peak FLOPs known for cpu." in notes
 
 
 def test_every_number_equals_an_independent_query(store):

@@ -133,7 +133,7 @@ def test_keys_that_are_there_twice(db):
     found = [what for _, what in summary(check(db))]
     assert "measurement has 1 keys (id) more than once" in found
     assert "measurement has 1 keys (attempt_id, probe, metric, length) more than once" in found
-    assert "1 cells have two live attempts" in found
+    assert "cells with two live attempts: 1" in found
 
 
 def test_a_damaged_file_names_the_newest_backup(db):

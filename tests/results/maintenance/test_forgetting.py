@@ -54,7 +54,7 @@ def test_a_stranger_goes_and_all_else_stays(store: Store, measured: CellRecord) 
     assert store.measurements(measured.id) == [value for value in before if value.length != 999_999_999]
     assert word(store, measured.id) == "done"
     event = store.events(cell_id=measured.id)[-1]
-    assert (event.kind, event.message) == ("forgot", "1 numbers deleted by ada on here: clean at 999999999")
+    assert (event.kind, event.message) == ("forgot", "1 number deleted by ada on here: clean at 999999999")
 
 
 def test_what_a_grid_asks_for_is_said_to_be_wanted_again(store: Store, measured: CellRecord) -> None:

@@ -382,7 +382,7 @@ def test_check_and_backup(store, url, cells, owner):
         session.execute(text("ALTER TABLE event DROP CONSTRAINT fk_event_attempt_id"))
         session.execute(text("INSERT INTO event (attempt_id, at, kind, message) VALUES (77, '2026', 'x', 'x')"))
     found = " ".join(finding.what for finding in check.check(url))
-    for part in ("one_live_attempt", "view results", "uq_measurement", "event.attempt_id", "1 rows of event refer"):
+    for part in ("one_live_attempt", "view results", "uq_measurement", "event.attempt_id", "1 row of event refers"):
         assert part in found
 
 

@@ -147,7 +147,7 @@ def test_forget_lists_and_deletes_only_with_yes(run: Run, tmp_path: Path) -> Non
     assert run(*asked) == (
         2, "", "atma-sweep: say which measurements: --probe NAME, --length TOKENS (0 for those without a length), or both\n",
     )  # fmt: skip
-    told = "0123456789ab mine, to delete:\n  clean at 512: 1 numbers of 1 attempts\n"
+    told = "0123456789ab mine, to delete:\n  clean at 512: 1 number of 1 attempt\n"
     assert run(*asked, "--length", "512") == (
         2, told, "atma-sweep: nothing was deleted; --yes deletes what is listed\n",
     )  # fmt: skip
