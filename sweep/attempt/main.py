@@ -121,12 +121,17 @@ def _finish(writer: AttemptWriter, began: float, state: AttemptState, **values: 
     say(f"{state} after {time.monotonic() - began:.1f} s" + (f": {cause}" if cause else ""))
 
 
+def _with_location(error: BaseException) -> str:
+    """Return the exception in one line, with the line of the user's code that it came from."""
+    location = user_frame(error)
+    message = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+    return message if location is None else f"{message} ({location})"
+
+
 def _failed(finish: Callable[..., None], error: BaseException, stop: StopFlag) -> int:
     """Records how the attempt failed, and returns its exit code. What it raises once it is asked to stop is no failure."""
     foreseen = isinstance(error, SweepError)
-    said = str(error) if foreseen else " ".join(f"{type(error).__name__}: {error}".split())[:500]
-    line = None if foreseen else user_frame(error)
-    said += f" ({line})" if line is not None else ""
+    said = str(error) if foreseen else _with_location(error)
     if isinstance(error, SystemExit):
         last = traceback.extract_tb(error.__traceback__)[-1]
         said = f"{last.filename}:{last.lineno} ended the process with exit code {error.code}"

@@ -23,14 +23,14 @@ def user_frame(error: BaseException) -> str | None:
     that of its own file, whose lines are the same. None when no such frame exists.
     """
     chain = list(_chain(error))
-    for one in chain:
-        frames = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(one.__traceback__)]
-        if (found := _innermost(frames)) is not None:
-            return found
-    for one in chain:
-        frames = [(file, int(line)) for file, line in _QUOTED.findall(str(one))]
-        if (found := _innermost(frames)) is not None:
-            return found
+    for raised in chain:
+        frames = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(raised.__traceback__)]
+        if (location := _innermost(frames)) is not None:
+            return location
+    for raised in chain:
+        frames = [(file, int(line)) for file, line in _QUOTED.findall(str(raised))]
+        if (location := _innermost(frames)) is not None:
+            return location
     return None
 
 

@@ -1,4 +1,4 @@
-"""What `launch` shows while it works: bars on a terminal; elsewhere a line per finished attempt, and one every 15 s at least."""
+"""Progress of a launch: bars on a terminal; elsewhere a line per finished attempt, and one every 15 s at least."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Display:
         )
 
     def expect(self, total: int, tokens: int = 0) -> None:
-        """How many attempts are to come, and how many tokens they train."""
+        """Set how many attempts are to come, and how many tokens they train."""
         self._total = total
         self._tokens_total = max(self._tokens_total, tokens)
         self._bars.update(self._all, total=total)

@@ -66,7 +66,7 @@ def _prompt_end(daemons: Sequence[psutil.Process]) -> Iterator[None]:
 
     They were started with SIGTERM blocked, so that Ray would wait a second for each of them before it kills it.
     """
-    family = [one for daemon in daemons for one in _children(daemon)]
+    family = [child for daemon in daemons for child in _children(daemon)]
     over = threading.Event()
 
     def watch() -> None:
@@ -82,10 +82,10 @@ def _prompt_end(daemons: Sequence[psutil.Process]) -> Iterator[None]:
     finally:
         over.set()
         watcher.join()
-        for one in family:
-            _kill(one)
+        for process in family:
+            _kill(process)
         deadline = time.monotonic() + VANISH_S
-        while time.monotonic() < deadline and any(_lives(one) for one in family):
+        while time.monotonic() < deadline and any(map(_lives, family)):
             time.sleep(LOOK_S)
 
 
@@ -157,13 +157,13 @@ class RayExecutor(OnThisMachine):
         except BaseException:
             self.close()
             raise
-        self._daemons = {one.name(): one for one in self._ours() if one.name() in DAEMONS}
+        self._daemons = {process.name(): process for process in self._ours() if process.name() in DAEMONS}
         # max_retries=0: retries are ours, decided from the database.
         self._task = ray.remote(max_retries=0)(run_attempt)
 
     def _ours(self) -> list[psutil.Process]:
         """Return the processes that Ray has started from this one."""
-        return [one for one in psutil.Process().children() if one not in self._strangers]
+        return [process for process in psutil.Process().children() if process not in self._strangers]
 
     def broken(self) -> str | None:
         """A daemon of Ray that is gone. Ray itself notices after a minute, and then ends this process on the spot."""

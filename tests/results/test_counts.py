@@ -12,7 +12,7 @@ from atma_sweep.sweep.run.progress import describe_plan
 
 
 @pytest.mark.parametrize(
-    ("number", "noun", "plural", "words"),
+    ("number", "noun", "plural", "wording"),
     [
         (0, "value", None, "0 values"),
         (1, "value", None, "1 value"),
@@ -21,14 +21,14 @@ from atma_sweep.sweep.run.progress import describe_plan
         (1200, "entry", "entries", "1,200 entries"),
     ],
 )
-def test_counted_agrees_with_its_number(number: int, noun: str, plural: str | None, words: str) -> None:
-    assert counted(number, noun, plural) == words
+def test_counted_agrees_with_its_number(number: int, noun: str, plural: str | None, wording: str) -> None:
+    assert counted(number, noun, plural) == wording
 
 
-@pytest.mark.parametrize(("only", "words"), [(1, "1 cell"), (2, "2 cells")])
-def test_a_plan_of_one_cell_says_one_cell(tmp_path: Path, only: int, words: str) -> None:
+@pytest.mark.parametrize(("only", "wording"), [(1, "1 cell"), (2, "2 cells")])
+def test_a_plan_counts_its_cells(tmp_path: Path, only: int, wording: str) -> None:
     cells, _ = corpora.expand(load_grid("quick"), tmp_path, dry=True)
-    made = planner.plan(cells[:only], {}, retrain=False, left_out=0)
-    first, second = describe_plan(made, "quick")[:2]
-    assert first == f"quick: {words}: {only} new"
-    assert second.startswith(f"to train: {words}, ")
+    plan = planner.plan(cells[:only], {}, retrain=False, left_out=0)
+    first, second = describe_plan(plan, "quick")[:2]
+    assert first == f"quick: {wording}: {only} new"
+    assert second.startswith(f"to train: {wording}, ")

@@ -1,4 +1,4 @@
-"""What a launch says where it cannot draw."""
+"""Lines of a launch whose output is no terminal."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def task(slug: str) -> Any:
     return SimpleNamespace(cell=SimpleNamespace(id=slug, slug=slug, config=SimpleNamespace(train=train)), kind="train")
 
 
-def attempt(key: int, **known: Any) -> Any:
+def attempt(key: int, **changes: Any) -> Any:
     moment = datetime(2026, 1, 1, tzinfo=UTC)
     start: dict[str, Any] = {"state": "running", "phase": "", "step": 0, "loss": None, "tokens_per_s": None}
     rest: dict[str, Any] = {"failure": None, "cause": None, "started_at": moment, "finished_at": moment}
-    return SimpleNamespace(id=key, **(start | rest | known))
+    return SimpleNamespace(id=key, **(start | rest | changes))
 
 
 def piped(**how: Any) -> tuple[Display, io.StringIO]:

@@ -59,22 +59,22 @@ def test_daemons_end_as_soon_as_ray_asks_them() -> None:
 
     sleep = "import time; print(flush=True); time.sleep(3600)"
     parent = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {sleep!r}]); print(p.pid, flush=True); p.wait()"
-    asked, unasked = deaf(sleep), deaf(parent)
+    target, bystander = deaf(sleep), deaf(parent)
     try:
-        assert asked.stdout is not None
-        assert unasked.stdout is not None
-        asked.stdout.readline()
-        grandchild = psutil.Process(int(unasked.stdout.readline()))
-        with _prompt_end([psutil.Process(asked.pid), psutil.Process(unasked.pid)]):
-            asked.terminate()
-            assert asked.wait(timeout=PATIENCE_S) == -signal.SIGKILL
-            assert unasked.poll() is None
-        assert unasked.wait(timeout=PATIENCE_S) == 0  # its child is gone, for which it had waited
+        assert target.stdout is not None
+        assert bystander.stdout is not None
+        target.stdout.readline()
+        grandchild = psutil.Process(int(bystander.stdout.readline()))
+        with _prompt_end([psutil.Process(target.pid), psutil.Process(bystander.pid)]):
+            target.terminate()
+            assert target.wait(timeout=PATIENCE_S) == -signal.SIGKILL
+            assert bystander.poll() is None
+        assert bystander.wait(timeout=PATIENCE_S) == 0  # its child is gone, for which it had waited
         assert not grandchild.is_running()
     finally:
-        for one in (asked, unasked):
-            one.kill()
-            one.communicate()
+        for process in (target, bystander):
+            process.kill()
+            process.communicate()
 
 
 def test_a_worker_imports_little_for_its_task() -> None:
