@@ -104,6 +104,9 @@ def launch(
     ] = None,
     budget: Budget = None,
     rate: Rate = None,
+    prepare: Annotated[
+        bool, typer.Option("--prepare", help="First download and prepare the text, as data prepare --grid does.")
+    ] = False,
     most: Cells = None,
     runs: Runs = None,
     db: Db = None,
@@ -114,7 +117,7 @@ def launch(
     A cell that another sweep has trained is not trained again.
     --dry-run shows the plan, with the disk that it needs and a line on its price; plan tells more.
     --budget starts what fits, pairs of the grid's contrasts first, and says what it left; a larger one goes on.
-    Exit code 1: cells failed; status says why.
+    Exit code 1: cells failed; status says why. Exit code 3: this machine lacks something; all of it is listed.
 
     \b
     Example:
@@ -128,7 +131,7 @@ def launch(
     _check_word("--code", code, ["new", "kept"])
     asked = Asked(
         grid, set_ or [], only or [], name, chosen(executor, address), address, detach, retrain, code, most, runs, db,
-        notify, budget, rate,
+        notify, budget, rate, prepare,
     )  # fmt: skip
     if not carry_out(asked, dry_run=dry_run, as_json=as_json):
         raise typer.Exit(1)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NoReturn
 
+import typer
 from rich.console import Console
 
 from ...results.files import make_folder
 from ...results.options import print_json, runs_folder
 from ...results.store.store import Store, StoreMissing, open_store
 from ...results.text import say
-from ..errors import SweepError
+from ..errors import MachineError, SweepError
 from ..grid.grid import Grid, load_grid
 from ..plan import corpora, designs, place, price, stops, told
 from ..plan.budget import hours_of, rate_of
@@ -21,9 +23,10 @@ from ..plan.planner import Plan
 from ..plan.price import Bill
 from ..plan.stops import Outlook
 from ..plan.studies import space_of
-from ..run import launch, progress
+from ..run import launch, progress, requirements
 from ..run.launch import Outcome, Request
 from ..run.notify import checked
+from ..run.requirements import Lack, Refusal
 from . import tuning
 from .prepare import Preparing
 
@@ -50,27 +53,45 @@ class Asked:
     """Web address that is told of the end."""
     budget: str | None = None
     rate: str | None = None
+    prepare: bool = False
+    """Whether text that has to be downloaded is."""
 
 
 def carry_out(asked: Asked, *, dry_run: bool, as_json: bool) -> bool:
-    """Launches, or with `dry_run` only tells the plan; False when cells are left that failed."""
+    """Launches, or with `dry_run` only tells the plan; False when cells are left that failed.
+
+    Ends with exit code 3, and says all that is missing, where the machine lacks something that the cells need.
+    """
     if asked.detach and asked.address is None:
         raise SweepError("--detach leaves the supervisor on a cluster; name that with --address")
+    if asked.prepare and dry_run:
+        raise SweepError("--prepare gets text, and --dry-run writes nothing; leave one of them out")
     console = progress.Terminal(stderr=as_json, soft_wrap=True)
+    ahead = prospect(asked, console)
+    lacking = requirements.lacks(ahead.request, ahead.made)
     if dry_run:
-        ahead = prospect(asked, console)
         request, known = ahead.request, ahead.store
-        prices = place.prices(request.like, request.runs, known)
-
-        def billed(plan: Plan) -> Bill:
-            return price.bill(plan, prices, gpus=place.gpus_here(), rate=rate_of(asked.rate))
-
+        billed = _billed(asked, ahead)
         outlook = stops.outlook(
             request.grid, request.cells, known, lambda cells: billed(launch.plan(replace(request, cells=cells), known))
         )
-        show_plan(ahead.made, request.grid, ahead.remarks, billed(ahead.made.with_proposals()), outlook, as_json)
+        bill = billed(ahead.made.with_proposals())
+        show_plan(ahead.made, request.grid, ahead.remarks, bill, outlook, lacking, as_json)
         return True
-    request, _ = requested(asked, console, dry=False)
+    if any(lack.blocks and not (asked.prepare and lack.kind == "text") for lack in lacking):
+        _refuse(asked, ahead, lacking, as_json)
+    try:
+        request, _ = requested(asked, console, dry=False)
+    except MachineError as error:
+        texts = [lack for lack in lacking if lack.kind == "text"]
+        if not texts:
+            raise
+        failed = replace(
+            texts[0],
+            problem=f"{texts[0].problem}; getting it failed: {error}",
+            remedy=f"try again with a network: {texts[0].numbers['command']}",
+        )
+        _refuse(asked, ahead, [failed if lack is texts[0] else lack for lack in lacking], as_json)
     store = open_store(asked.db, create=True)
     make_folder(request.runs, "--runs", parents=True)
     if asked.detach and request.grid.tune is not None:
@@ -86,14 +107,34 @@ def carry_out(asked: Asked, *, dry_run: bool, as_json: bool) -> bool:
     return outcome.finished
 
 
+def _billed(options: Asked, ahead: Prospect) -> Callable[[Plan], Bill]:
+    """Return the pricing of plans on this machine's GPUs."""
+    prices = place.prices(ahead.request.like, ahead.request.runs, ahead.store)
+    return lambda plan: price.bill(plan, prices, gpus=place.gpus_here(), rate=rate_of(options.rate))
+
+
+def _refuse(options: Asked, ahead: Prospect, lacking: Sequence[Lack], as_json: bool) -> NoReturn:
+    """Say what the launch lacks and what works instead, and end the command with exit code 3."""
+    plan = ahead.made.with_proposals()
+    cells = len(plan.cells) if plan.study is None else ahead.request.most
+    refusal = Refusal(ahead.request.grid, cells, plan.tokens, _billed(options, ahead)(plan), lacking)
+    if as_json:
+        print_json(refusal.as_json())
+    else:
+        say("\n".join(refusal.lines()), err=True)
+    raise typer.Exit(MachineError.exit_code)
+
+
 def requested(asked: Asked, console: Console, *, dry: bool) -> tuple[Request, list[str]]:
-    """The launch, its text prepared where it lies on this machine, and remarks; a dry run prepares nothing."""
+    """The launch, its text prepared where it lies on this machine or may be downloaded, and remarks; a dry run prepares
+    nothing.
+    """
     listener = checked(asked.notify) if asked.notify is not None else None
     hours = hours_of(asked.budget, rate_of(asked.rate)) if asked.budget is not None else None
     grid = load_grid(asked.grid, sets=asked.sets, rename=asked.name, most=asked.most)
     runs = runs_folder(asked.runs, asked.db, write=not dry)
     with Preparing(console, "text") as tell:
-        cells, remarks = corpora.expand(grid, runs / "corpora", dry=dry, tell=tell)
+        cells, remarks = corpora.expand(grid, runs / "corpora", dry=dry, download=asked.prepare, tell=tell)
     space = space_of(grid, cells, runs / "corpora")
     if space is not None and (asked.only or hours is not None):
         raise SweepError(
@@ -171,7 +212,15 @@ def stay(request: Request, store: Store, console: Console) -> Outcome:
         return launch.run(request, store, screen, planned=planned, tell=tell)
 
 
-def show_plan(plan: Plan, grid: Grid, remarks: list[str], bill: Bill, outlook: Outlook | None, as_json: bool) -> None:
+def show_plan(
+    plan: Plan,
+    grid: Grid,
+    remarks: list[str],
+    bill: Bill,
+    outlook: Outlook | None,
+    lacking: Sequence[Lack],
+    as_json: bool,
+) -> None:
     """What a launch would do: every cell and how it stands, then the sum."""
     sweep = grid.name
     if as_json:
@@ -200,6 +249,7 @@ def show_plan(plan: Plan, grid: Grid, remarks: list[str], bill: Bill, outlook: O
                 **stops.as_json(outlook),
                 "price": price.as_json(bill),
                 "remarks": remarks,
+                "lacks": [lack.as_json() for lack in lacking],
             }
         )
         return
@@ -207,7 +257,11 @@ def show_plan(plan: Plan, grid: Grid, remarks: list[str], bill: Bill, outlook: O
     while part := list(itertools.islice(lines, 1000)):  # the terminal is told once, not a hundred thousand times
         say("\n".join(part))
     stop = outlook.told() if outlook is not None else []
-    say("\n".join([*progress.describe_plan(plan, sweep), told.short(bill), *stop, *remarks]))
+    say(
+        "\n".join(
+            [*progress.describe_plan(plan, sweep), told.short(bill), *stop, *requirements.remarks(remarks, lacking)]
+        )
+    )
 
 
 def show_outcome(outcome: Outcome, sweep: str, console: Console, as_json: bool) -> None:

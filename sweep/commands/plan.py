@@ -87,7 +87,7 @@ def carry_out(asked: Asked, wanted: Wanted, *, as_json: bool) -> None:
     """Plans, calibrates if that is asked for, prices and prints."""
     from ...results.text import say
     from ..plan import difference, place, price, stops, told
-    from ..run import launch, progress
+    from ..run import launch, progress, requirements
     from .launch import prospect
 
     ahead = prospect(asked, progress.Terminal(stderr=True, soft_wrap=True))
@@ -106,12 +106,15 @@ def carry_out(asked: Asked, wanted: Wanted, *, as_json: bool) -> None:
     outlook = stops.outlook(
         request.grid, request.cells, store, lambda cells: billed(launch.plan(replace(request, cells=cells), store))
     )
+    # whoever names other GPUs does not ask about this machine
+    lacking = requirements.lacks(request, made) if wanted.gpu is None and wanted.gpus is None else []
     if as_json:
         found: dict[str, Any] = {"sweep": request.grid.name, "counts": made.counts, "tokens": made.tokens}
         disk = made.disk.as_json() if made.disk is not None else {}
         found |= {**told.difference_json(between), **stops.as_json(outlook)}
         found |= {"study": made.study.as_json()} if made.study is not None else {}
-        print_json(found | {"price": price.as_json(bill) | disk, "remarks": ahead.remarks})
+        found |= {"price": price.as_json(bill) | disk, "remarks": ahead.remarks}
+        print_json(found | {"lacks": [lack.as_json() for lack in lacking]})
         return
     left = f"; {made.left_out} more left out by --only" if made.left_out else ""
     first = f"{counted(len(made.cells), 'cell')}{left}" if made.study is None else made.study.describe()
@@ -119,7 +122,7 @@ def carry_out(asked: Asked, wanted: Wanted, *, as_json: bool) -> None:
     lines += told.priced(bill, every=wanted.every)
     lines += outlook.told() if outlook is not None else []
     lines += made.disk.describe() if made.disk is not None else []
-    say("\n".join([*lines, *ahead.remarks]))
+    say("\n".join([*lines, *requirements.remarks(ahead.remarks, lacking)]))
 
 
 def _calibrate(request: Request, made: Plan, prices: Prices, unprepared: list[str]) -> None:

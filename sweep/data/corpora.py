@@ -33,6 +33,8 @@ else:
     np = Late("numpy")
 
 MARK_SPLITS = ("train_marks", "validation_marks")
+PROVISIONAL = "unprepared:"
+"""Begins what stands for the fingerprint of a corpus that is not prepared."""
 LAYOUT = 1
 """Enters the fingerprint; raise it when the same text would be split or tokenised differently."""
 
@@ -178,7 +180,7 @@ def provisional(data: DataConfig) -> str:
     """What stands for the fingerprint of a corpus that is not prepared; another for everything asked differently."""
     # what is newer than databases, where it says nothing
     unsaid = {name for name in ("corpus_source", "settings") if not getattr(data, name)}
-    return f"unprepared:{hashlib.sha256(data.model_dump_json(exclude=unsaid).encode()).hexdigest()}"
+    return f"{PROVISIONAL}{hashlib.sha256(data.model_dump_json(exclude=unsaid).encode()).hexdigest()}"
 
 
 def find(data: DataConfig, root: Path) -> str | None:

@@ -261,6 +261,8 @@ class HubSpec:
     config: str | None
     splits: tuple[tuple[str, str | None], ...]
     """(split of the dataset, ours; None draws one by the document's name)."""
+    tokens: int
+    """GPT-2 tokens of all splits, roughly: what a download takes is estimated from them."""
     articles: bool = False
     """Rows are lines, and a heading ` = Title = ` begins a document (WikiText)."""
 

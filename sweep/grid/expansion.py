@@ -98,7 +98,7 @@ class Expansion:
                 raise validate.Invalid(problem)
             parts["data"] = self._pin(parts["data"])
         except validate.Invalid as error:
-            raise validate.blame(self._merged(levels), error.problem) from error
+            raise validate.blame(self._merged(levels), error.problem, self._document.path) from error
         words = {level.axis: level.word for level in levels}
         shared = {name: part.config for name, part in parts.items()} | {"plugins": self._plugins}
         configs = [CellConfig.model_construct(_GIVEN, **shared, seed=seed) for seed in self._seeds]

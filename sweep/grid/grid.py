@@ -136,6 +136,16 @@ class Grid:
             settled={(self.tune.per, word): set_ for word, set_ in self.tuned.items()} if self.tune else {},
         )
 
+    @property
+    def short_path(self) -> str:
+        """Return the path that names the file on a command line; of a shipped grid its name."""
+        path = self.document.path
+        return path.stem if path.parent == GRIDS else str(path)
+
+    def setting(self, path: str) -> Setting | None:
+        """Return the setting of a dotted path that the file, its bases or the command line make, levels of axes aside."""
+        return settings.merge([*self.layers, self.command_line]).get(path)
+
     def studies(self) -> dict[str, Grid]:
         """By level of the axis that is tuned: the study of it, as a grid of its own."""
         if self.tune is None:

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
@@ -16,11 +17,11 @@ from ...model.resolve import check_model_config, memory_settings
 from .. import probes
 from ..config import CheckpointConfig, DataConfig, EvalConfig, Plugin, Resources, TrainConfig
 from ..data import tokenizer
-from ..data.corpora import CorpusUnknown, Prepared
+from ..data.corpora import CorpusError, CorpusUnknown, Prepared
 from ..data.registry import CORPORA, every_kind
 from ..errors import GridError
 from .plugins import with_sources
-from .settings import Layer, nested
+from .settings import Layer, Setting, nested
 
 _CLASSES: dict[str, type[BaseModel]] = {
     "model": ModelConfig,
@@ -113,7 +114,9 @@ def _with_corpus_settings(config: DataConfig) -> DataConfig:
 
 
 def pinned(data: DataConfig, fingerprint: Callable[[DataConfig], str]) -> str:
-    """The fingerprint of the section's corpus; raises Invalid for a name that nothing has."""
+    """The fingerprint of the section's corpus; raises Invalid for a name that nothing has, and for a setting of the section
+    that the corpus cannot be made with.
+    """
     try:
         return fingerprint(data)
     except CorpusUnknown as error:
@@ -121,6 +124,11 @@ def pinned(data: DataConfig, fingerprint: Callable[[DataConfig], str]) -> str:
             f"no corpus {error.name!r} is built in or prepared; atma-sweep data prepare PATH --name {error.name} would"
         )
         raise Invalid(Problem(("data.corpus",), message, error.allowed, error.name)) from error
+    except CorpusError as error:
+        setting = re.match(r"(data\.\w+): ", str(error))
+        if setting is None:
+            raise
+        raise Invalid(Problem((setting[1],), str(error).removeprefix(setting[0]))) from error
 
 
 def _problem(path: str, error: Mapping[str, Any]) -> Problem:
@@ -264,6 +272,11 @@ def precision(model: ModelConfig, train: TrainConfig, resources: Resources) -> I
             )
 
 
+def base_of(setting: Setting, grid: Path) -> str | None:
+    """Return the name of the base that makes a setting of the file `grid`; None for one of the file or the command line."""
+    return setting.file.stem if isinstance(setting.file, Path) and setting.file != grid else None
+
+
 def _row_length(data: DataConfig) -> int | None:
     if data.corpus not in CORPORA:
         return None
@@ -275,8 +288,8 @@ def _may_mark(corpus: str) -> bool:
     return corpus in CORPORA and CORPORA.load(corpus).may_mark
 
 
-def blame(merged: Layer, problem: Problem) -> GridError:
-    """The error at the setting that caused it.
+def blame(merged: Layer, problem: Problem, grid: Path) -> GridError:
+    """The error at the setting that caused it; a setting of a base is said to be inherited by the file `grid`.
 
     That is a setting below one of the problem's paths that the message names, else one of the paths, else one in the same section
     that the message names, else any in it; among several the one that had the last word. Without any, defaults disagree and there is no line.
@@ -299,5 +312,7 @@ def blame(merged: Layer, problem: Problem) -> GridError:
         found = [setting for name, setting in merged.items() if fits(name)]
         if found:
             where = found[-1]
-            return GridError(where.file, where.line, where.key, problem.message, problem.allowed, problem.word)
+            base, key = base_of(where, grid), where.key.removeprefix("set.")
+            more = f"; inherited from base {base}: set {key} in {grid.name} to change it" if base is not None else ""
+            return GridError(where.file, where.line, where.key, problem.message + more, problem.allowed, problem.word)
     return GridError("grid", None, problem.paths[0], problem.message, problem.allowed, problem.word)

@@ -102,6 +102,19 @@ def driver_gpus() -> list[str]:
     return names if visible is None else names[: len([one for one in visible.split(",") if one])]
 
 
+def gpu_names() -> list[str]:
+    """Return the names of the GPUs that attempts may be given; torch is asked, for seconds, only where the driver's program
+    is missing beside its devices, as in some containers.
+    """
+    names = driver_gpus()
+    if names or not Path("/dev/nvidiactl").exists():
+        return names
+    try:
+        return [gpu.name for gpu in gpus()]
+    except MachineError:
+        return []
+
+
 def gpus() -> list[Gpu]:
     """The usable CUDA devices, asked for in a process of its own, so that the caller holds no GPU memory.
 

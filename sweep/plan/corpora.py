@@ -5,30 +5,55 @@ from __future__ import annotations
 import functools
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ...results.store.store import default_runs
 from ..config import CellConfig, DataConfig, EvalConfig
 from ..data import corpora
+from ..data import tokenizer as tokenizers
 from ..data.corpora import Corpus, CorpusError
 from ..data.prepare import Tell, aside, prepare
 from ..data.registry import CORPORA
 from ..errors import MachineError
 from ..grid.cell import Cell
 from ..grid.grid import Grid
+from ..grid.validate import base_of
 from ..probes import bound
 from ..probes.base import WHO
+from ..units import size
+
+UNPREPARED = "is not prepared in"
+UNCHECKED = "until then ids are provisional and its size is not checked"
 
 
 def quiet(told: object) -> None:
     """For callers that want no progress."""
 
 
-def expand(grid: Grid, root: Path, *, dry: bool = False, tell: Tell = quiet) -> tuple[list[Cell], list[str]]:
+@dataclass(frozen=True)
+class Unprepared:
+    """Text that cells need and a launch does not get unless it is told to."""
+
+    corpus: str
+    problem: str
+    command: str
+    """Prepares it."""
+    alternative: str = ""
+    """A change of the grid that does without it."""
+    tokens: int | None = None
+    """Training tokens; None for all that there are."""
+    bytes: int | None = None
+    """Estimate of the download; None where that is unknown."""
+
+
+def expand(
+    grid: Grid, root: Path, *, dry: bool = False, download: bool = False, tell: Tell = quiet
+) -> tuple[list[Cell], list[str]]:
     """The grid's cells with their corpora pinned, and remarks. `root` holds the prepared corpora.
 
-    Text on this machine is prepared when it is not yet, a download has to be asked for. A dry run prepares nothing:
-    where the text is not prepared, ids are provisional, and a remark says so.
+    Text on this machine is prepared when it is not yet, a download has to be allowed with `download`. A dry run prepares
+    nothing: where the text is not prepared, ids are provisional, and a remark says so.
     """
     remarks: list[str] = []
 
@@ -41,32 +66,71 @@ def expand(grid: Grid, root: Path, *, dry: bool = False, tell: Tell = quiet) -> 
         found = known.fingerprint if known is not None else corpora.find(data, root)
         if found is not None:
             return found
-        if not dry and not _remote(data):
+        if not dry and (download or not _downloads(data)):
             return prepare(data, root, tell=tell)
         if dry and (small := _at_hand(data)) is not None:
             return small.fingerprint
-        how = f"corpus {data.corpus!r} is not prepared in {root}: {_command(grid, root)}"
+        how = f"corpus {data.corpus!r} {UNPREPARED} {root}: {_command(grid, root)}"
         if not dry:
             raise MachineError(how)
-        remarks.append(f"{how}; until then ids are provisional and its size is not checked")
+        remarks.append(f"{how}; {UNCHECKED}")
         return corpora.provisional(data)
 
     return grid.expand(pin, prepared), remarks
 
 
 def _command(grid: Grid, root: Path) -> str:
-    words = ["atma-sweep", "data", "prepare", "--grid", str(grid.document.path)]
+    words = ["atma-sweep", "data", "prepare", "--grid", grid.short_path]
     if root.parent != default_runs().absolute():
         words += ["--runs", str(root.parent)]
     return shlex.join(words)
 
 
-def _remote(data: DataConfig) -> bool:
-    """Whether preparing it would download."""
-    if CORPORA.load(data.corpus).remote(data):
-        return True
+def _downloads(data: DataConfig) -> list[DataConfig]:
+    """Return the corpora that preparing `data` would download: its own, and the one that lends long documents."""
     lender = data.heldout
-    return lender is not None and lender in CORPORA and CORPORA.load(lender).remote(DataConfig(corpus=lender))
+    lent = [DataConfig(corpus=lender)] if lender is not None and lender in CORPORA else []
+    return [section for section in (data, *lent) if CORPORA.load(section.corpus).remote(section)]
+
+
+def unprepared(cells: Sequence[Cell], grid: Grid, root: Path) -> list[Unprepared]:
+    """Return the text of these cells, as a dry run expands them, that is not prepared and that a launch does not get."""
+    sections = {id(cell.config.data): cell.config.data for cell in cells}.values()
+    open_ = {data: None for data in sections if (data.fingerprint or "").startswith(corpora.PROVISIONAL)}
+    return [lack for data in open_ if (lack := _unprepared(data, grid, root)) is not None]
+
+
+def _unprepared(data: DataConfig, grid: Grid, root: Path) -> Unprepared | None:
+    downloads, command = _downloads(data), _command(grid, root)
+    if not downloads:
+        trouble = _tokenizer_trouble(data.tokenizer, data.tokenizer_file, data.end_of_text)
+        return None if trouble is None else Unprepared(data.corpus, f"corpus {data.corpus!r}: {trouble}", command)
+    sizes = [CORPORA.load(section.corpus).download_bytes(section) for section in downloads]
+    total = None if None in sizes else sum(filter(None, sizes))
+    volume = f"about {size(total)} to download" if total is not None else "a download of unknown size"
+    if downloads[0].corpus == data.corpus:
+        amount = f"{data.train_tokens:,} training tokens" if data.train_tokens is not None else "all of it"
+        long = f" and long documents of {data.heldout!r}" if len(downloads) > 1 else ""
+        problem = f"corpus {data.corpus!r} is not prepared in {root}: {amount}{long}, {volume}"
+        return Unprepared(data.corpus, problem, command, "", data.train_tokens, total)
+    # the corpus itself lies on this machine, and only its lender of long documents does not
+    setting, name = grid.setting("data.heldout"), grid.document.path.name
+    origin = f"an axis of {name}" if setting is None else f"{setting.file}:{setting.line}"
+    if setting is not None and (base := base_of(setting, grid.document.path)) is not None:
+        origin = f"inherited from base {base}, {origin}"
+    problem = f"data.heldout: {data.heldout} ({origin}), which lends corpus {data.corpus!r} long documents, is not prepared in {root}: {volume}"
+    alternative = f"or set data.heldout: null in {name}, and documents of {data.corpus!r} itself are held out"
+    return Unprepared(data.corpus, problem, command, alternative, data.train_tokens, total)
+
+
+@functools.cache
+def _tokenizer_trouble(name: str, file: str | None, end_of_text: str | None) -> str | None:
+    """Return why this machine does not get a tokenizer, which it is asked for once; None for one that it has or gets."""
+    try:
+        tokenizers.load_tokenizer(name, file, end_of_text)
+    except MachineError as error:
+        return str(error)
+    return None
 
 
 _aside = functools.cache(aside)  # asked for once for its fingerprint, and again to be checked
@@ -75,6 +139,8 @@ _aside = functools.cache(aside)  # asked for once for its fingerprint, and again
 def _at_hand(data: DataConfig) -> Corpus | None:
     """The text of a config that even a dry run may prepare, which leaves nothing behind; None for any other."""
     small = data.heldout is None and data.corpus in CORPORA and CORPORA.load(data.corpus).at_hand
+    if small and CORPORA.load(data.corpus).tokenizer is None:
+        small = _tokenizer_trouble(data.tokenizer, data.tokenizer_file, data.end_of_text) is None
     return _aside(data.model_copy(update={"fingerprint": None})) if small else None
 
 

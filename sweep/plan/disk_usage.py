@@ -34,6 +34,11 @@ class Disk:
     keep: tuple[str, ...]
     """Values of checkpoint.keep among the cells."""
 
+    @property
+    def is_short(self) -> bool:
+        """Tell whether all that stays, and one running cell, are more than is free."""
+        return self.cells > 0 and self.free is not None and self.kept + self.running > self.free
+
     def describe(self) -> list[str]:
         """One line, and a warning when it will not do; nothing without cells."""
         if not self.cells:
@@ -52,7 +57,7 @@ class Disk:
             f"disk: {stays} (checkpoint.keep: {', '.join(self.keep)}); "
             f"while training up to {size(self.running)} a running cell; {free}"
         ]
-        if self.free is not None and self.kept + self.running > self.free:
+        if self.is_short and self.free is not None:
             lines.append(
                 f"warning: {size(self.kept)} to keep and {size(self.running)} while training are more than the "
                 f"{size(self.free)} free in {self.place}; make room, set checkpoint.keep to nothing, or name another "

@@ -24,12 +24,14 @@ class Kind:
     """Which executor `--address` means when this one is named; None: it knows no address."""
     needs_address: bool = False
     """Whether it is found at an address only, so that it may be out of reach."""
+    packages: tuple[str, ...] = ()
+    """Packages that it imports besides those of every attempt."""
 
 
 EXECUTORS: dict[str, Kind] = {
-    "ray": Kind("ray_local:RayExecutor", "a Ray of this machine's own", with_address="cluster"),
+    "ray": Kind("ray_local:RayExecutor", "a Ray of this machine's own", with_address="cluster", packages=("ray",)),
     "local": Kind("base:LocalExecutor", "this machine without Ray"),
-    "cluster": Kind("ray_cluster:ClusterExecutor", "the Ray cluster at --address", "cluster", needs_address=True),
+    "cluster": Kind("ray_cluster:ClusterExecutor", "the Ray cluster at --address", "cluster", True, ("ray",)),
 }
 DEFAULT = "ray"
 

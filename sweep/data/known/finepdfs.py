@@ -11,6 +11,6 @@ from ..sources import HubSpec
 class FinePDFs(HubCorpus):
     """A sample of 100M tokens."""
 
-    spec = HubSpec("codelion/finepdfs-100M", None, (("train", None),))
+    spec = HubSpec("codelion/finepdfs-100M", None, (("train", None),), 10**8)
     description = f"long coherent documents, from the hub ({spec.repository})"
     preset: ClassVar = {"tokenizer": "gpt2"}

@@ -33,15 +33,25 @@ class FineWebEduShards(CorpusKind):
         """As many training shards as are asked for. Raises MachineError when one cannot be downloaded."""
         if data.path is not None:
             return shard_files(Path(data.path))
-        wanted = data.train_tokens
-        count = SHARDS if wanted is None else min(SHARDS, -(-wanted // SHARD_TOKENS))
-        train = [_fetched(f"finewebedu_train_{number:06d}.bin", told) for number in range(1, count + 1)]
+        numbers = range(1, _training_shards(data) + 1)
+        train = [_fetched(f"finewebedu_train_{number:06d}.bin", told) for number in numbers]
         return train, [_fetched("finewebedu_val_000000.bin", told)]
 
     @classmethod
     def remote(cls, data: DataConfig) -> bool:
         """Unless there is a copy."""
         return data.path is None
+
+    @classmethod
+    def download_bytes(cls, data: DataConfig) -> int | None:
+        """Count the training shards and the validation shard, two bytes per token."""
+        return 2 * SHARD_TOKENS * (_training_shards(data) + 1)
+
+
+def _training_shards(data: DataConfig) -> int:
+    """Return the number of training shards that hold the tokens that `data` asks for."""
+    wanted = data.train_tokens
+    return SHARDS if wanted is None else min(SHARDS, -(-wanted // SHARD_TOKENS))
 
 
 def _fetched(name: str, told: Told) -> Path:

@@ -15,6 +15,7 @@ class WikiText103(HubCorpus):
         "Salesforce/wikitext",
         "wikitext-103-raw-v1",
         (("train", "train"), ("validation", "validation"), ("test", "heldout")),
+        118_000_000,
         articles=True,
     )
     description = f"Wikipedia articles, from the hub ({spec.repository})"

@@ -461,7 +461,10 @@ def test_a_base_may_not_have_axes(write: Write, fake_fingerprint: Callable[..., 
 def test_wrong_value_in_a_base_is_blamed_there(write: Write, fake_fingerprint: Callable[..., str]) -> None:
     base = write("extends: micro\nset:\n  train:\n    clip: 0\n", "mine.yaml")
     grid = write("name: g\nextends: mine\nset:\n  train.muon_lr: 0.1\n")
-    assert message(grid, fake_fingerprint) == f"{base}:4: set.train.clip: must be greater than 0, got 0"
+    assert message(grid, fake_fingerprint) == (
+        f"{base}:4: set.train.clip: must be greater than 0, got 0; inherited from base mine: set train.clip in g.yaml to "
+        "change it"
+    )
 
 
 def test_missing_grid_names_the_nearest_shipped_one(

@@ -506,10 +506,9 @@ def test_gpu_that_is_not_there_ends_before_any_attempt(bench: Bench) -> None:
     command = [*COMMAND, "launch", "micro.yaml"]
     result = subprocess.run(command, cwd=bench.folder, env=env, capture_output=True, text=True, timeout=PATIENCE_S)
     assert result.returncode == 3
-    message = result.stderr.strip().splitlines()[-1]
-    assert message.startswith("atma-sweep: no usable CUDA GPU: ")
-    assert "resources.gpus" in message
-    assert bench.sql("SELECT count(*) FROM attempt") == [(0,)]
+    assert "  GPU  2 cells need a GPU, and this machine has none that can be used\n" in result.stderr
+    assert "resources.gpus" in result.stderr
+    assert not (bench.folder / "atma.db").exists()
 
 
 def test_dry_run_writes_nothing(bench: Bench) -> None:

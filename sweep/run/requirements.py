@@ -1,0 +1,237 @@
+"""Needs of a launch that this machine does not meet, all of them at once."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import platform
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ..config import Resources
+from ..grid.grid import Grid
+from ..machine import hardware
+from ..machine.allocation import Machine, is_type
+from ..plan import corpora, price
+from ..plan.corpora import Unprepared
+from ..plan.disk_usage import Disk
+from ..plan.planner import Plan
+from ..plan.price import Bill
+from ..plan.told import short
+from ..scheduler.registry import EXECUTORS
+from ..units import size
+from .launch import Request
+
+Kind = Literal["text", "GPU", "CPU cores", "memory", "disk", "packages"]
+EVERY_LAUNCH = ("torch", "numpy", "safetensors")
+"""Packages that every attempt imports."""
+UNCHECKED = "until the text is prepared, ids of cells are provisional and its size is not checked"
+ROOM = "make room, set checkpoint.keep to nothing, or name another disk with checkpoint.path"
+
+
+@dataclass(frozen=True)
+class Lack:
+    """A need of a launch that this machine does not meet."""
+
+    kind: Kind
+    problem: str
+    remedy: str
+    blocks: bool = True
+    """Whether no cell can start before it is met."""
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+    """Of the problem, by names with their units."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return its fields, the numbers among them."""
+        return {
+            "kind": self.kind,
+            "problem": self.problem,
+            "remedy": self.remedy,
+            "blocks": self.blocks,
+            **self.numbers,
+        }
+
+
+def lacks(request: Request, plan: Plan) -> list[Lack]:
+    """Return every need of the plan's attempts that this machine does not meet; none for a plan without attempts.
+
+    Of an executor at an address only text and packages count, since its attempts run on other machines.
+    """
+    tasks = [task for task in plan.with_proposals().tasks if task.why != "running"]
+    if not tasks:
+        return []
+    executor, cells = EXECUTORS[request.executor], [task.cell for task in tasks]
+    lacking = [_text(text) for text in corpora.unprepared(cells, request.grid, request.runs / "corpora")]
+    if executor.needs_address:
+        return lacking + _packages(executor.packages)
+    gpus = hardware.gpu_names() if any(cell.config.resources.gpus for cell in cells) else []
+    lacking += _resources(Counter(cell.config.resources for cell in cells), Machine.here(), gpus)
+    if plan.disk is not None:
+        # a cell that was begun has its checkpoints on the disk already
+        begun = any(task.kind == "evaluate" or task.rest < 1 for task in tasks)
+        lacking += _disk(plan.disk, begun=begun)
+    kernels = ("triton",) if gpus and sys.platform == "linux" and platform.machine() == "x86_64" else ()
+    return lacking + _packages((*EVERY_LAUNCH, *executor.packages, *kernels)) + (_cpu_build() if gpus else [])
+
+
+def _text(text: Unprepared) -> Lack:
+    remedy = ", ".join(filter(None, (text.command, "or launch with --prepare", text.alternative)))
+    numbers = {"corpus": text.corpus, "tokens": text.tokens, "download_bytes": text.bytes, "command": text.command}
+    return Lack("text", text.problem, remedy, numbers=numbers)
+
+
+def _resources(sizes: Counter[Resources], machine: Machine, gpus: Sequence[str]) -> list[Lack]:
+    """Return the amounts that single cells need and the machine does not have; `sizes` counts cells by what they need."""
+
+    def count(lacks_it: Callable[[Resources], bool]) -> int:
+        return sum(number for resources, number in sizes.items() if lacks_it(resources))
+
+    lacking = []
+    if cells := count(lambda asks: asks.gpus > 0 and not any(is_type(name, asks.gpu_type) for name in gpus)):
+        types = sorted({asks.gpu_type for asks in sizes if asks.gpu_type is not None})
+        kind = f" of type {' or '.join(types)}" if types else ""
+        lacking.append(
+            Lack(
+                "GPU",
+                f"{_need(cells)} a GPU{kind}, and this machine has {', '.join(gpus) or 'none that can be used'}",
+                "launch where there is one, or set resources.gpus to 0 to train on the CPU",
+                numbers={"cells": cells, "gpus": list(gpus)},
+            )
+        )
+    if cells := count(lambda asks: asks.cpus > machine.cpus):
+        cpus = max(asks.cpus for asks in sizes)
+        lacking.append(
+            Lack(
+                "CPU cores",
+                f"{_need(cells)} {cpus} CPU cores, and this machine has {machine.cpus}",
+                f"set resources.cpus to {machine.cpus} or less",
+                numbers={"cells": cells, "cpus_needed": cpus, "cpus": machine.cpus},
+            )
+        )
+    if cells := count(lambda asks: (asks.memory_gb or 0) > machine.memory_gb):
+        memory_gb = max(asks.memory_gb or 0 for asks in sizes)
+        lacking.append(
+            Lack(
+                "memory",
+                f"{_need(cells)} {memory_gb:g} GiB of memory, and this machine has {machine.memory_gb:.4g} GiB",
+                "lower resources.memory_gb, or launch where there is more",
+                numbers={"cells": cells, "memory_gb_needed": memory_gb, "memory_gb": round(machine.memory_gb, 3)},
+            )
+        )
+    return lacking
+
+
+def _need(cells: int) -> str:
+    return f"{cells} cells need" if cells > 1 else "1 cell needs"
+
+
+def _disk(disk: Disk, *, begun: bool) -> list[Lack]:
+    """Return the shortage of disk, which blocks where there is no room for one running cell and none was `begun`."""
+    if not disk.is_short or disk.free is None:
+        return []
+    problem = (
+        f"{size(disk.kept)} to keep and {size(disk.running)} for a running cell; {size(disk.free)} free in {disk.place}"
+    )
+    return [Lack("disk", problem, ROOM, blocks=disk.free < disk.running and not begun, numbers=disk.as_json())]
+
+
+def _packages(names: Sequence[str]) -> list[Lack]:
+    missing = [name for name in names if not _is_installed(name)]
+    if not missing:
+        return []
+    remedy = shlex.join(["pip", "install", "-c", "constraints.txt", *missing])
+    return [Lack("packages", f"{', '.join(missing)} not installed", remedy, numbers={"packages": missing})]
+
+
+def _is_installed(name: str) -> bool:
+    if name in sys.modules:
+        return sys.modules[name] is not None
+    return importlib.util.find_spec(name) is not None
+
+
+def _cpu_build() -> list[Lack]:
+    """Return the lack of a torch that can use the GPUs of this machine; the version of a build for the CPU ends in +cpu."""
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    if not version.endswith("+cpu"):
+        return []
+    remedy = "install a build for CUDA, as https://pytorch.org/get-started says"
+    return [Lack("packages", f"torch {version} is built for the CPU", remedy, numbers={"packages": ["torch"]})]
+
+
+def possible(grid: Grid, lacking: Sequence[Lack]) -> list[tuple[str, str]]:
+    """Return commands that work on this machine today, each with its effect."""
+    name = grid.short_path
+    commands = [
+        ("atma-sweep launch quick", "trains twelve small models on the CPU, in minutes"),
+        ("atma-sweep report --sweep printed-v2 --table 6", "prints the paper's complete results"),
+        (shlex.join(["atma-sweep", "plan", name, "--gpus", "8", "--gpu", "H200"]), "prices it on other machines"),
+    ]
+    trains = not any(lack.kind in ("packages", "disk") and lack.blocks for lack in lacking) and name != "quick"
+    return commands if trains else commands[1:]
+
+
+def describe(lacking: Sequence[Lack]) -> list[str]:
+    """Return a line above and two lines per lack; nothing without a lack."""
+    if not lacking:
+        return []
+    width = max(len(lack.kind) for lack in lacking)
+    lines = ["this machine lacks:"]
+    for lack in lacking:
+        lines += [f"  {lack.kind:<{width}}  {lack.problem}", f"  {'':<{width}}  -> {lack.remedy}"]
+    return lines
+
+
+def remarks(lines: Sequence[str], lacking: Sequence[Lack]) -> list[str]:
+    """Return the last lines of a plan: remarks, and what this machine lacks, nothing twice.
+
+    A shortage of disk stands in the plan's own line on the disk.
+    """
+    if any(lack.kind == "text" for lack in lacking):
+        lines = [*(remark for remark in lines if corpora.UNPREPARED not in remark), UNCHECKED]
+    return [*lines, *describe([lack for lack in lacking if lack.kind != "disk"])]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A launch that cannot begin on this machine: the sweep, its price, what it lacks, and what works instead."""
+
+    grid: Grid
+    cells: int
+    """Of the grid that this launch is about; trials of a study."""
+    tokens: int
+    """To train."""
+    bill: Bill
+    lacking: Sequence[Lack]
+
+    def lines(self) -> list[str]:
+        """Return it for people."""
+        commands = possible(self.grid, self.lacking)
+        width = max(len(command) for command, _ in commands)
+        return [
+            f"{self.grid.name} cannot be launched on this machine: {self.cells:,} cell{'s' if self.cells != 1 else ''}, "
+            f"{self.tokens:,} tokens to train",
+            short(self.bill),
+            *describe(self.lacking),
+            "what works on it today:",
+            *(f"  {command:<{width}}  {effect}" for command, effect in commands),
+        ]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the same facts by names."""
+        return {
+            "sweep": self.grid.name,
+            "cells": self.cells,
+            "tokens": self.tokens,
+            "price": price.as_json(self.bill),
+            "lacks": [lack.as_json() for lack in self.lacking],
+            "possible": [
+                {"command": command, "description": effect} for command, effect in possible(self.grid, self.lacking)
+            ],
+        }
