@@ -35,9 +35,9 @@ def status(
       atma-sweep status --sweep quick --watch
     """
     from ..results import shipped
-    from ..results.known import open_known
+    from ..results.known import nothing_launched, open_known
     from ..results.paper import is_published
-    from ..results.store.store import open_store
+    from ..results.store.store import StoreMissing, open_store
 
     if watch:
         from rich.console import Console
@@ -52,9 +52,15 @@ def status(
 
         follow(open_store(db), sweep, Console(), interval=interval, until_end=until_end, as_json=as_json)
         return
-    from .live.status import status_of
+    from .live.status import Status, status_of
 
-    report = status_of(open_known(db, sweep), sweep)
+    try:
+        report = status_of(open_known(db, sweep), sweep)
+    except StoreMissing as error:
+        # whoever names a database or a sweep mistook it
+        if db is not None or sweep is not None:
+            raise
+        report = Status((), nothing_launched(error))
     if as_json:
         print_json(report.as_json())
     else:

@@ -237,8 +237,20 @@ def nearest(word: str, allowed: Iterable[str]) -> str | None:
     return near[0] if near else None
 
 
+def did_you_mean(word: str, allowed: Iterable[str], *, most: int = 1, shown: Callable[[str], str] = str) -> str:
+    """Return the end of an error about a word that is not allowed: the nearest words, or "" without any.
+
+    Args:
+        word: The word that is not known.
+        allowed: Words that are.
+        most: Number of words to name at most.
+        shown: Writes a word, such as repr.
+    """
+    near = [shown(name) for name in difflib.get_close_matches(word, list(allowed), n=most, cutoff=0.5)]
+    return f"; did you mean {' or '.join(filter(None, (', '.join(near[:-1]), near[-1])))}?" if near else ""
+
+
 def choice(word: str, allowed: Iterable[str]) -> str:
     """For the end of an error about a word that is none of the allowed: these, and the nearest."""
     known = list(allowed)
-    near = nearest(word, known)
-    return f"choose one of: {', '.join(known)}" + (f"; did you mean {near}?" if near else "")
+    return f"choose one of: {', '.join(known)}{did_you_mean(word, known)}"

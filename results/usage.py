@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
-from .text import nearest, sentence
+from .text import did_you_mean, nearest, sentence
 
 NAME = "atma-sweep"
+COMPLETE = "_ATMA_SWEEP_COMPLETE"
+"""Variable in which a shell says that it asks for completions, as typer derives it from the name."""
 # newer releases of typer carry a click of their own, so that the classes of the package click are not always those raised
 _MISTAKE: type[Exception] = next(one for one in typer.BadParameter.__mro__ if one.__name__ == "ClickException")
 _GIVEN_UP: type[BaseException] = typer.Abort
@@ -115,16 +119,11 @@ def _meant(error: Any, ctx: Any) -> str:
     choices = getattr(getattr(getattr(error, "param", None), "type", None), "choices", None)
     if choices:
         value = error.message.partition("'")[2].partition("'")[0]
-        return _hint(value, [str(getattr(choice, "value", choice)) for choice in choices])
+        return did_you_mean(value, [str(getattr(choice, "value", choice)) for choice in choices])
     if error.message.startswith("No such command"):
         # the context is that of the group whose command it would be
-        return _hint(error.message.partition("'")[2].partition("'")[0], _commands(ctx))
+        return did_you_mean(error.message.partition("'")[2].partition("'")[0], _commands(ctx))
     return ""
-
-
-def _hint(word: str, allowed: Iterable[str]) -> str:
-    near = nearest(word, allowed)
-    return f"; did you mean {near}?" if near else ""
 
 
 def _commands(ctx: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ..results.errors import Expected
-from ..results.text import nearest
+from ..results.text import did_you_mean, nearest
 
 
 class SweepError(Expected):
@@ -39,6 +39,6 @@ class GridError(SweepError):
         text += f"{key}: {problem}" if key else problem
         if self.allowed:
             text += "; allowed: " + ", ".join(self.allowed)
-        if self.nearest:
-            text += f"; did you mean {self.nearest!r}?"
+        if word is not None:
+            text += did_you_mean(word, self.allowed, shown=repr)
         super().__init__(" ".join(text.split()))

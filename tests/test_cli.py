@@ -68,7 +68,7 @@ def test_version(run) -> None:  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["status"], 2, "launch a grid first"),
+        (["status", "--db", "x.db"], 2, "launch a grid first"),
         (["report", "--table", "6"], 2, "launch a grid first"),
         (["show", "abc"], 2, "launch a grid first"),
         (["launch", "quikc"], 2, "did you mean 'quick'?"),

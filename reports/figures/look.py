@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ...results.store.records import AXES
-from ...results.text import choice, nearest
+from ...results.text import choice, did_you_mean
 from ..data import ReportError, SweepData
 
 MM = 25.4  # millimetres of an inch
@@ -200,8 +200,7 @@ def checked(name: str, value: Any) -> Any:
 
     if name.partition(".")[0] not in OWN_PARTS or name in OWN_NOT or name not in matplotlib.rcParamsDefault:
         known = [one for one in matplotlib.rcParamsDefault if one.partition(".")[0] in OWN_PARTS and one not in OWN_NOT]
-        near = nearest(name, known)
-        raise ValueError(f"{name} is no setting of a style here" + (f"; did you mean {near}?" if near else ""))
+        raise ValueError(f"{name} is no setting of a style here{did_you_mean(name, known)}")
     parameters: Any = matplotlib.RcParams()
     try:
         parameters[name] = value
@@ -229,14 +228,10 @@ def _named(data: SweepData, word: str) -> list[str]:
     if found:
         return found
     slugs = [cell.slug for cell in data.cells]
-    near = nearest(word, slugs)
-    hint = (
-        f"did you mean {near}?"
-        if near
-        else f"cells are {', '.join(slugs[:MOST_HINTS])}" + (", ..." if len(slugs) > MOST_HINTS else "")
-    )
+    more = ", ..." if len(slugs) > MOST_HINTS else ""
+    hint = did_you_mean(word, slugs) or f"; cells are {', '.join(slugs[:MOST_HINTS])}{more}"
     raise ReportError(
-        f"--highlight {word[:60]}: no cell of sweep {data.sweep} has that slug, id or levels (polar,memory=on); {hint}"
+        f"--highlight {word[:60]}: no cell of sweep {data.sweep} has that slug, id or levels (polar,memory=on){hint}"
     )
 
 

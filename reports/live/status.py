@@ -111,6 +111,8 @@ class Status:
     """Every sweep, or the one that was asked for."""
 
     sweeps: Sequence[SweepStatus]
+    without: Sequence[str] = ("no sweep yet; launch a grid first",)
+    """Lines for people where there is no sweep."""
 
     def as_json(self) -> list[dict[str, Any]]:
         """A list of sweeps, the one launched last first."""
@@ -118,7 +120,7 @@ class Status:
 
     def text(self) -> str:
         """One paragraph a sweep."""
-        return "\n".join(sweep.text() for sweep in self.sweeps) or "no sweep yet; launch a grid first"
+        return "\n".join(sweep.text() for sweep in self.sweeps) or "\n".join(self.without)
 
 
 def status_of(store: Store, sweep: str | None = None) -> Status:

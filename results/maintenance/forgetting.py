@@ -14,6 +14,8 @@ from sqlalchemy.orm import Session
 
 from ..counts import counted
 from ..errors import StoreError, SweepReadOnly
+from ..metrics import METRICS
+from ..names import short
 from ..store import queries
 from ..store.cell_status import Standing, requests_of, standing
 from ..store.database import storable
@@ -29,6 +31,7 @@ from ..store.schema import (
     UtcNow,
 )
 from ..store.store import Store
+from ..text import did_you_mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,9 +168,28 @@ def _plan(session: Session, cell: str, among: Among) -> Forgetting:
         Row(probe=probe, length=length, measurements=count, attempts=of, examples=behind.get((probe, length), 0))
         for probe, length, count, of in session.execute(counted.where(*where).order_by(*key))
     ]
+    if not rows:
+        _check_names(session, cell, among)
     gone = {(row.probe, row.length) for row in rows}
     slug, asked_by = _asked_by(session, cell, gone, among)
     return Forgetting(cell=cell, slug=slug, rows=rows, asked_by=asked_by)
+
+
+def _check_names(session: Session, cell: str, among: Among) -> None:
+    """Raise StoreError for a probe or metric that neither the cell has numbers of nor this release knows."""
+    probes, _, metrics = among
+    for option, names, column in (
+        ("--probe", probes, MeasurementRow.probe),
+        ("--metric", metrics, MeasurementRow.metric),
+    ):
+        query = select(column).distinct().where(MeasurementRow.attempt_id.in_(_finished(session, cell)))
+        own = sorted(session.scalars(query))
+        standard = {pair[option == "--metric"] for pair in METRICS}
+        for name in names:
+            if name not in own and name not in standard:
+                listed = f"; it has: {', '.join(own)}" if own else ""
+                hint = did_you_mean(name, own or standard)
+                raise StoreError(f"{option} {short(name)}: cell {cell} has no such numbers{listed}{hint}")
 
 
 def _asked_by(session: Session, cell: str, gone: set[tuple[str, int]], among: Among) -> tuple[str, dict[str, Standing]]:

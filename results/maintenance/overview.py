@@ -61,6 +61,8 @@ class Overview:
     """Every sweep, the one launched last first."""
 
     sweeps: Sequence[Listed]
+    without: Sequence[str] = ("no sweep yet; launch a grid first",)
+    """Lines for people where there is no sweep."""
 
     def as_json(self) -> list[dict[str, Any]]:
         """Plain values."""
@@ -69,7 +71,7 @@ class Overview:
     def lines(self, width: int | None = None) -> list[str]:
         """A table for people, as wide as a terminal of that width."""
         if not self.sweeps:
-            return ["no sweep yet; launch a grid first"]
+            return list(self.without)
         rows = [
             (
                 one.sweep,

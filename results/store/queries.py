@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import fields
@@ -14,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from ..errors import CellAmbiguous, CellUnknown, StoreError, SweepUnknown
 from ..names import PUBLISHED, SHIPPED, short
+from ..text import did_you_mean
 from .records import (
     AXES,
     PRUNED,
@@ -38,6 +38,8 @@ from .schema import (
 Record = TypeVar("Record")
 Item = TypeVar("Item")
 AT_ONCE = 500
+MOST_LISTED = 5
+"""Sweeps, or cells, that the message about an unknown one names."""
 """Ids in one statement; databases limit how many it may bind."""
 
 
@@ -99,11 +101,12 @@ def sweep_row(session: Session, name: str | None) -> SweepRow:
         )
     if found is None:
         known = list(session.scalars(select(SweepRow.name)))
-        near = difflib.get_close_matches(name, known, 3, 0.4) or sorted(known)[:5]
-        more = len(known) - len(near)
+        listed = sorted(known)[:MOST_LISTED]
+        more = len(known) - len(listed)
         raise SweepUnknown(
-            f"no sweep is named {short(name)}; there is: {', '.join(near) or 'none yet, launch a grid first'}"
+            f"no sweep is named {short(name)}; there is: {', '.join(listed) or 'none yet, launch a grid first'}"
             + (f", and {more} more, which atma-sweep sweeps lists" if more else "")
+            + did_you_mean(name, [*known, *PUBLISHED, *SHIPPED], most=3)
         )
     return found
 
@@ -415,5 +418,7 @@ def find_cell(session: Session, asked: str, sweep: str | None = None) -> CellRec
                 names = ", ".join(f"{key} ({scope[key][0]})" for key in sorted(found)[:5])
                 raise CellAmbiguous(f"{asked!r} fits {len(found)} cells: {names}; {more}")
     slugs = [slug for slug, _ in scopes[-1].values()]
-    near = difflib.get_close_matches(asked, slugs, 3, 0.5) or sorted(slugs)[:3]
-    raise CellUnknown(f"no cell has the id or slug {asked!r}; near ones: {', '.join(near)}")
+    near = did_you_mean(asked, slugs, most=3) or f"; there is: {', '.join(sorted(slugs)[:MOST_LISTED])}" + (
+        ", ..." if len(slugs) > MOST_LISTED else ""
+    )
+    raise CellUnknown(f"no cell has the id or slug {asked!r}{near}")

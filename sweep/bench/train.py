@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import statistics
@@ -16,6 +15,7 @@ import torch
 
 from ...kernels.choice import use_plain_torch
 from ...model.backbone import Backbone
+from ...results.text import did_you_mean
 from ..attempt.device import WORKSPACE, network, share_compiled
 from ..config import TrainConfig
 from ..data.batches import Batches
@@ -88,8 +88,8 @@ def choose(grid: str, slugs: Sequence[str], sets: Sequence[str]) -> list[Cell]:
     ]
     for slug in wanted:
         if slug not in by_slug:
-            near = difflib.get_close_matches(slug, by_slug, 3, cutoff=0)
-            raise GridError(grid, None, slug, f"no such cell; launch {grid} --dry-run lists them", near)
+            near = did_you_mean(slug, by_slug, most=3)
+            raise GridError(grid, None, slug, f"no such cell; launch {grid} --dry-run lists them{near}")
     return [by_slug[slug] for slug in wanted]
 
 

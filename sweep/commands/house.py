@@ -20,12 +20,18 @@ def sweeps(db: Db = None, as_json: AsJson = False) -> None:
     Example:
       atma-sweep sweeps
     """
-    from ...results.maintenance.overview import overview
-    from ...results.store.store import open_store
+    from ...results.known import nothing_launched
+    from ...results.maintenance.overview import Overview, overview
+    from ...results.store.store import StoreMissing, open_store
     from ...results.terminal import terminal_width
     from ..machine.processes import holds
 
-    found = overview(open_store(db), holds)
+    try:
+        found = overview(open_store(db), holds)
+    except StoreMissing as error:
+        if db is not None:
+            raise
+        found = Overview((), nothing_launched(error))
     if as_json:
         print_json(found.as_json())
     else:

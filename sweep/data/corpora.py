@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...results.late import Late
 from ...results.names import is_name
+from ...results.text import did_you_mean
 from ..config import DataConfig
-from ..errors import nearest
 from . import computed
 from . import tokenizer as tokenizers
 from .registry import CORPORA, every_kind
@@ -50,10 +50,9 @@ class CorpusUnknown(CorpusError):
 
     def __init__(self, name: str, allowed: Sequence[str]) -> None:
         self.name, self.allowed = name, list(allowed)
-        near = nearest(name, self.allowed)
         super().__init__(
             f"no corpus {name!r}; allowed: {', '.join(self.allowed)}, or one prepared with `data prepare PATH --name {name}`"
-            + (f"; did you mean {near!r}?" if near else "")
+            + did_you_mean(name, self.allowed, shown=repr)
         )
 
 

@@ -106,7 +106,7 @@ def test_notes_of_sweeps_and_cells(filled: Store, cells: Make) -> None:
     assert labels.note(filled, cell.id[:3], None) == ("cell", cell.id, "look")
     assert filled.cell(cell.id).note == "look"
     assert labels.note(filled, cell.id, "") == ("cell", cell.id, None)
-    with pytest.raises(CellUnknown, match=r"no sweep is named 'nine'.*near ones"):
+    with pytest.raises(CellUnknown, match=r"no sweep is named 'nine'.*there is: "):
         labels.note(filled, "nine", "x")
     with pytest.raises(StoreError, match="at most 4,000 letters"):
         labels.note(filled, "one", "x" * 4001)

@@ -181,7 +181,7 @@ def test_what_is_missing_is_said_with_the_remedy(shelf: Shelf, tmp_path: Path) -
 
 def test_cells_are_found_as_show_finds_them(shelf: Shelf, tmp_path: Path) -> None:
     shelf.train(NOPE)
-    with pytest.raises(CellUnknown, match=f"near ones: {POLAR}"):
+    with pytest.raises(CellUnknown, match=f"did you mean {POLAR}"):
         shelf.load("polar-baseline-d0-m0-w0-s1")
     with pytest.raises(SweepUnknown, match="there is: g"):
         shelf.load(NOPE, sweep="h")

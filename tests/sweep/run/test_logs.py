@@ -71,7 +71,7 @@ def test_found_by_id_slug_and_slug_without_seed(store: Store) -> None:
         CellAmbiguous, match=r"'nope-d0' fits 2 cells: b10{10} \(nope-d0-s0\), b20{10} \(nope-d0-s1\); add the seed"
     ):
         store.find_cell("nope-d0")
-    with pytest.raises(CellUnknown, match="near ones: polar-d0-s0"):
+    with pytest.raises(CellUnknown, match="did you mean polar-d0-s0"):
         store.find_cell("polar-d1")
     with pytest.raises(CellUnknown):
         store.find_cell("wall-d0", "new")
