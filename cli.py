@@ -15,17 +15,18 @@ import typer
 
 from . import __version__
 from .reports.commands import dashboard, report, show, status
+from .results import completion
 from .results.errors import Expected
 from .results.options import BY_NAME, Address, AsJson, Cells, Db, Runs, SweepName, print_json, runs_folder
 from .results.terminal import forgo_styles
 from .results.text import Printed, cleaned, say, sentence
-from .results.usage import OneLine
+from .results.usage import OneLine, completion_line
 from .sweep.bench.commands import bench_app
 from .sweep.commands.data import data_app
 from .sweep.commands.database import db_app, export, import_
 from .sweep.commands.generate import generate
 from .sweep.commands.house import note, rename, sweeps, tag
-from .sweep.commands.options import Budget, Executor, GridName, Name, Rate, Set
+from .sweep.commands.options import Budget, Executor, GridName, Name, Rate, Set, probes
 from .sweep.commands.plan import plan
 from .sweep.commands.removing import delete
 from .sweep.commands.removing import gc as collect
@@ -147,10 +148,12 @@ def evaluate(
         typer.Argument(
             metavar="CELL|hf:MODEL",
             help=f"Trained cells {BY_NAME}; or hf: and a repository of the Hugging Face hub, or a folder.",
+            autocompletion=completion.cells,
         ),
     ],
     probe: Annotated[
-        list[str] | None, typer.Option("--probe", metavar="NAME", help="Only this probe; repeatable.")
+        list[str] | None,
+        typer.Option("--probe", metavar="NAME", help="Only this probe; repeatable.", autocompletion=probes),
     ] = None,
     length: Annotated[
         list[int] | None,
@@ -162,6 +165,7 @@ def evaluate(
             "--sweep",
             metavar="NAME",
             help="Name of the sweep; without it the one launched last that has the cell, or for a model the one launched last.",
+            autocompletion=completion.sweeps,
         ),
     ] = None,
     revision: Annotated[
@@ -229,7 +233,11 @@ app.command()(status)
 def logs(
     cell: Annotated[
         str,
-        typer.Argument(metavar="CELL", help=f"Cell {BY_NAME}."),
+        typer.Argument(
+            metavar="CELL",
+            help=f"Cell {BY_NAME}.",
+            autocompletion=completion.cells,
+        ),
     ],
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on printing new lines until the attempt ends.")
@@ -390,7 +398,11 @@ def cancel(
 def retry(
     cells: Annotated[
         list[str] | None,
-        typer.Argument(metavar="CELL", help=f"Failed cells {BY_NAME}; without any, all failed ones."),
+        typer.Argument(
+            metavar="CELL",
+            help=f"Failed cells {BY_NAME}; without any, all failed ones.",
+            autocompletion=completion.cells,
+        ),
     ] = None,
     sweep: SweepName = None,
     db: Db = None,
@@ -518,7 +530,7 @@ def main(command: Callable[[], Any] | None = None) -> None:
     forgo_styles()
     try:
         with Signals(raises=True):
-            (command or _asked(sys.argv[1:]))()
+            (command or _asked(sys.argv[1:] or completion_line()))()
     except SystemExit as end:
         where = _left_by(end)
         if where is None:

@@ -8,11 +8,13 @@ from typing import Annotated
 
 import typer
 
+from ..results import completion
+from ..results.completion import Offer, silent
 from ..results.options import BY_NAME, AsJson, Db, SweepName, print_json
 from ..results.text import cleaned, say
 from .figures import FIGURES
 from .listed import Listed
-from .tables import TABLES
+from .tables import SECOND_VERSION, TABLES, table_name
 
 
 def status(
@@ -68,7 +70,10 @@ def status(
 
 
 def show(
-    cell: Annotated[str, typer.Argument(metavar="CELL", help=f"Cell {BY_NAME}.")],
+    cell: Annotated[
+        str,
+        typer.Argument(metavar="CELL", help=f"Cell {BY_NAME}.", autocompletion=completion.cells),
+    ],
     sweep: SweepName = None,
     db: Db = None,
     as_json: AsJson = False,
@@ -89,12 +94,25 @@ def show(
         say(cleaned(sheet).text())
 
 
+@silent
+def tables(ctx: typer.Context, incomplete: str) -> list[Offer]:
+    """Return the tables by number or name, each with its contents."""
+    return [(name, shows) for kind, name, shows in listing() if kind == "table"]
+
+
+@silent
+def figures(ctx: typer.Context, incomplete: str) -> list[Offer]:
+    """Return the figures by number and name, each with its contents."""
+    return [(name, shows) for kind, name, shows in listing() if kind == "figure"]
+
+
 TableName = Annotated[
     str | None,
     typer.Option(
         "--table",
         metavar="N|NAME",
         help="Table by its number in the paper (6: complete results; v2:8: its number in the second version), or by name such as effects.",
+        autocompletion=tables,
     ),
 ]
 FigureName = Annotated[
@@ -103,6 +121,7 @@ FigureName = Annotated[
         "--figure",
         metavar="N|NAME",
         help="Figure by its number in the paper (1, 2a, 2b), or by name such as loss; without --out an SVG in this folder.",
+        autocompletion=figures,
     ),
 ]
 Format = Annotated[
@@ -120,7 +139,10 @@ Out = Annotated[
 Compare = Annotated[
     str | None,
     typer.Option(
-        "--compare", metavar="SWEEP", help="Put the numbers beside those of another sweep, such as printed-v2."
+        "--compare",
+        metavar="SWEEP",
+        help="Put the numbers beside those of another sweep, such as printed-v2.",
+        autocompletion=completion.reference_sweeps,
     ),
 ]
 Check = Annotated[
@@ -196,6 +218,7 @@ Highlight = Annotated[
         "--highlight",
         metavar="CELL",
         help="Cell to stand out in a figure, by slug, beginning of an id, or levels (polar,memory=on); repeatable.",
+        autocompletion=completion.cells,
     ),
 ]
 By = Annotated[
@@ -244,6 +267,9 @@ def dashboard(
     say("ended: the page is served no more", err=True)
 
 
+List = Annotated[bool, typer.Option("--list", help="List every table and figure with its contents, and write nothing.")]
+
+
 def report(
     table: TableName = None,
     figure: FigureName = None,
@@ -266,6 +292,7 @@ def report(
     by: By = None,
     log: Log = False,
     against: Against = None,
+    list_: List = False,
     db: Db = None,
     as_json: AsJson = False,
 ) -> None:
@@ -284,6 +311,7 @@ def report(
 
     \b
     Example:
+      atma-sweep report --list
       atma-sweep report --table 6
       atma-sweep report --figure needle --sweep printed-v2 --out needle.svg
       atma-sweep report --figure loss --style nature --width 89mm
@@ -294,10 +322,16 @@ def report(
       atma-sweep report --all --out appendix
       atma-sweep report --check appendix
     """
+    if list_:
+        if as_json:
+            print_json([{"kind": kind, "name": name, "shows": shows} for kind, name, shows in listing()])
+        else:
+            say("\n".join(f"{f'--{kind} {name}':<24} {shows}" for kind, name, shows in listing()))
+        return
     from .request import Request, carry_out, lengths_of
 
     asked = Request(
-        table=table,
+        table=table and table_name(table),
         figure=figure,
         compare=compare,
         check=tuple(check or ()),
@@ -323,6 +357,20 @@ def report(
     )
     if not carry_out(asked):
         raise typer.Exit(1)
+
+
+def listing() -> list[tuple[str, str, str]]:
+    """Return (table or figure, number or name, contents) of everything that report makes."""
+    numbered = [(figure.number, figure.shows) for figure in FIGURES.values() if figure.number]
+    return [
+        *(("table", name, table.shows) for name, table in TABLES.items()),
+        *(
+            ("table", name, f"{TABLES[number].shows}, by its number in the second version")
+            for name, number in SECOND_VERSION.items()
+        ),
+        *(("figure", number, shows) for number, shows in numbered),
+        *(("figure", name, figure.shows) for name, figure in FIGURES.items()),
+    ]
 
 
 def _listed(lines: Mapping[str, Listed]) -> str:

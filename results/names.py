@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import re
 
+DATABASE = "atma.db"
+"""The database's file, in the working folder, where neither --db nor ATMA_DB names one."""
 LONGEST = 100
 NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{LONGEST - 1}}}")
 RULE = f"letters, digits, '.', '_' and '-', at most {LONGEST}, of which the first is a letter or digit"

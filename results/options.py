@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from . import completion
+
 Db = Annotated[
     str | None,
     typer.Option(
@@ -33,7 +35,13 @@ Cells = Annotated[
     int | None, typer.Option("--cells", metavar="N", min=1, help="Allow a grid of up to N cells; without it 20,000.")
 ]
 SweepName = Annotated[
-    str | None, typer.Option("--sweep", metavar="NAME", help="Name of the sweep; without it the one launched last.")
+    str | None,
+    typer.Option(
+        "--sweep",
+        metavar="NAME",
+        help="Name of the sweep; without it the one launched last.",
+        autocompletion=completion.sweeps,
+    ),
 ]
 
 BY_NAME = "by id or slug, with or without its seed, or by the beginning of either"

@@ -26,6 +26,8 @@ class _AsGiven:
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
         """As the object in typer whose place it takes."""
+        if getattr(ctx, "resilient_parsing", False):
+            return value  # a completion reads words as they stand
         several = param.multiple or param.nargs == -1
         text = param.type_descriptor.annotation is str and isinstance(value, str)
         if not several and (value is None or text or (value == param.default and isinstance(value, int | float))):
@@ -66,6 +68,11 @@ class OneLine(TyperGroup):
         **extra: Any,
     ) -> Any:
         """As typer's. Ends with exit code 2 for a mistake."""
+        if os.environ.get(COMPLETE):
+            # a message would be printed into the line that is being typed
+            with contextlib.suppress(Exception):
+                super().main(args, prog_name or NAME, complete_var, windows_expand_args=windows_expand_args, **extra)
+            sys.exit(0)
         try:
             code = super().main(
                 args,
@@ -90,6 +97,13 @@ class OneLine(TyperGroup):
         if standalone_mode:
             sys.exit(code if isinstance(code, int) else 0)
         return code
+
+
+def completion_line() -> list[str]:
+    """Return the words of the line that a shell asks completions for, without the program; none for an ordinary call."""
+    if not os.environ.get(COMPLETE):
+        return []
+    return (os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")).split()[1:]
 
 
 def told(error: Any) -> str:

@@ -64,14 +64,16 @@ WHOLE = ("contrasts", "compare", "study", "budget", "budgets", "open-weight")
 sweeps have none of these axes."""
 
 
-SECOND = {f"v2:{n}": str(n) for n in (1, 2, 3)} | {line.number: name for name, line in TABLES.items() if line.number}
+SECOND_VERSION = {f"v2:{n}": str(n) for n in (1, 2, 3)} | {
+    line.number: name for name, line in TABLES.items() if line.number
+}
 """By number in the paper's second version, whose first three tables are those of the first: the name here."""
 
 
 def table_name(word: str) -> str:
     """Return the name of a table by that name or by its number in the paper's second version; an unknown word as it is."""
     lower = word.lower()
-    return SECOND.get(lower, lower if lower in TABLES else word)
+    return SECOND_VERSION.get(lower, lower if lower in TABLES else word)
 
 
 def make_table(number: str | int, store: Store, sweep: str | None = None, **options: Any) -> Table:
@@ -90,8 +92,12 @@ def make_table(number: str | int, store: Store, sweep: str | None = None, **opti
     name = table_name(str(number))
     if name not in TABLES:
         second = f"v2:{name}"
-        there = f"; in the paper's second version it is {second}, here {SECOND[second]}" if second in SECOND else ""
-        raise ReportError(f"there is no table {number}{there}; {choice(name, [*TABLES, *sorted(SECOND)])}")
+        there = (
+            f"; in the paper's second version it is {second}, here {SECOND_VERSION[second]}"
+            if second in SECOND_VERSION
+            else ""
+        )
+        raise ReportError(f"there is no table {number}{there}; {choice(name, [*TABLES, *sorted(SECOND_VERSION)])}")
     line = TABLES[name]
     if "lengths" not in line.takes and options.pop("lengths", None):
         raise ReportError(f"table {name} is not about context lengths; leave --length out")

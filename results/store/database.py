@@ -24,7 +24,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 from sqlalchemy.orm import Session
 
 from ..errors import StoreAway, StoreBusy, StoreError, StoreMissing, StoreOutdated, StoreTooNew, WriteRefused
-from ..names import short
+from ..names import DATABASE, short
 from ..text import HIDDEN, is_secret, without_passwords
 from .schema import HEAD, REVISIONS
 
@@ -33,7 +33,7 @@ NETWORK_FILESYSTEMS = frozenset(
     "9p afs beegfs ceph cifs coda fuse.ceph fuse.ceph-fuse fuse.gcsfuse fuse.glusterfs fuse.rclone fuse.s3fs fuse.sshfs "
     "glusterfs gpfs lustre ncpfs nfs nfs4 orangefs panfs pvfs2 smb3 smbfs wekafs".split()
 )
-DEFAULT = "sqlite:///atma.db"
+DEFAULT = f"sqlite:///{DATABASE}"
 _URLS = "use a file name, sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME"
 _ADDRESS = re.compile(r"(?i)postgres|[^/]*:[^/]*@|\w*//")
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from ...results.options import AsJson, Runs, runs_folder
+from ..commands.options import grids
 
 bench_app = typer.Typer(
     help="Time kernels, training steps, whole cells, and sweeps of thousands of cells.", no_args_is_help=True
@@ -52,7 +53,9 @@ def bench_train(
     cells: Annotated[
         list[str] | None, typer.Argument(metavar="CELL", help="Slugs of cells of the grid, without their seed.")
     ] = None,
-    grid: Annotated[str, typer.Option("--grid", metavar="GRID", help="Grid that the cells belong to.")] = "full",
+    grid: Annotated[
+        str, typer.Option("--grid", metavar="GRID", help="Grid that the cells belong to.", autocompletion=grids)
+    ] = "full",
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="PATH=VALUE", help="Change a setting of every cell; repeatable."),
@@ -94,7 +97,9 @@ def bench_decode(
     cells: Annotated[
         list[str] | None, typer.Argument(metavar="CELL", help="Slugs of cells of the grid, without their seed.")
     ] = None,
-    grid: Annotated[str, typer.Option("--grid", metavar="GRID", help="Grid that the cells belong to.")] = "full",
+    grid: Annotated[
+        str, typer.Option("--grid", metavar="GRID", help="Grid that the cells belong to.", autocompletion=grids)
+    ] = "full",
     texts: Annotated[
         list[int] | None,
         typer.Option("--texts", metavar="N", min=1, help="Texts at a time, instead of 1, 8, 64, 512; repeatable."),
@@ -150,7 +155,10 @@ def bench_scale(
 @bench_app.command("sweep")
 def bench_sweep(
     grid: Annotated[
-        str, typer.Argument(metavar="GRID", help="Grid file, or the name of a shipped grid such as quick.")
+        str,
+        typer.Argument(
+            metavar="GRID", help="Grid file, or the name of a shipped grid such as quick.", autocompletion=grids
+        ),
     ],
     attempts: Annotated[
         str, typer.Option("--attempts", metavar="N,N..", help="How many at once, one after the other.")

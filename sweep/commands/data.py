@@ -11,6 +11,7 @@ import typer
 from ...results.options import AsJson, Cells, Db, Runs, print_json, runs_folder
 from ...results.terminal import terminal_width
 from ...results.text import cleaned, say
+from .options import grids
 
 Plugins = Annotated[
     list[Path] | None,
@@ -29,7 +30,12 @@ def data_prepare(
     ] = None,
     grid: Annotated[
         str | None,
-        typer.Option("--grid", metavar="GRID", help="Prepare what this grid needs, instead of NAME or PATH."),
+        typer.Option(
+            "--grid",
+            metavar="GRID",
+            help="Prepare what this grid needs, instead of NAME or PATH.",
+            autocompletion=grids,
+        ),
     ] = None,
     name: Annotated[
         str | None,

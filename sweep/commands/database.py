@@ -7,9 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
+from ...results import completion
 from ...results.counts import counted
 from ...results.options import BY_NAME, AsJson, Db, Runs, SweepName, print_json, runs_folder
 from ...results.text import cleaned, plain, say
+from .options import probes as probe_names
 
 db_app = typer.Typer(help="Look after the results database.", no_args_is_help=True)
 
@@ -177,9 +179,15 @@ def import_(
 
 @db_app.command("forget")
 def db_forget(
-    cell: Annotated[str, typer.Argument(metavar="CELL", help=f"Cell {BY_NAME}.")],
+    cell: Annotated[
+        str,
+        typer.Argument(metavar="CELL", help=f"Cell {BY_NAME}.", autocompletion=completion.cells),
+    ],
     probe: Annotated[
-        list[str] | None, typer.Option("--probe", metavar="NAME", help="Only measurements of this probe; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--probe", metavar="NAME", help="Only measurements of this probe; repeatable.", autocompletion=probe_names
+        ),
     ] = None,
     length: Annotated[
         list[int] | None,

@@ -6,12 +6,16 @@ from typing import Annotated
 
 import typer
 
+from ...results import completion
 from ...results.options import BY_NAME, AsJson, Db, Runs, print_json
 from ...results.text import paragraphs, say
 
 
 def generate(
-    cell: Annotated[str, typer.Argument(metavar="CELL", help=f"Trained cell {BY_NAME}.")],
+    cell: Annotated[
+        str,
+        typer.Argument(metavar="CELL", help=f"Trained cell {BY_NAME}.", autocompletion=completion.cells),
+    ],
     prompt: Annotated[str, typer.Option("--prompt", metavar="TEXT", help="How the text begins.")] = "",
     tokens: Annotated[
         int,
@@ -41,7 +45,12 @@ def generate(
     ] = None,
     sweep: Annotated[
         str | None,
-        typer.Option("--sweep", metavar="NAME", help="Sweep to look in; without it the one launched last, then all."),
+        typer.Option(
+            "--sweep",
+            metavar="NAME",
+            help="Sweep to look in; without it the one launched last, then all.",
+            autocompletion=completion.sweeps,
+        ),
     ] = None,
     runs: Runs = None,
     db: Db = None,

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ...results import completion
 from ...results.options import BY_NAME, AsJson, Db, print_json
 from ...results.text import cleaned, say
 
@@ -38,7 +39,7 @@ def sweeps(db: Db = None, as_json: AsJson = False) -> None:
         say("\n".join(cleaned(found).lines(terminal_width(sys.stdout))))
 
 
-SWEEP = typer.Argument(metavar="SWEEP", help="Name of the sweep.")
+SWEEP = typer.Argument(metavar="SWEEP", help="Name of the sweep.", autocompletion=completion.sweeps)
 
 
 def rename(
@@ -95,7 +96,11 @@ def tag(
 def note(
     what: Annotated[
         str,
-        typer.Argument(metavar="SWEEP|CELL", help=f"A sweep by its name, else a cell {BY_NAME}."),
+        typer.Argument(
+            metavar="SWEEP|CELL",
+            help=f"A sweep by its name, else a cell {BY_NAME}.",
+            autocompletion=completion.sweeps_and_cells,
+        ),
     ],
     text: Annotated[
         str | None, typer.Argument(metavar="TEXT", help="The note; empty takes it away, none shows the one there is.")

@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ...grids import GRIDS
+from ...results.completion import Offer, silent
 from ..scheduler.registry import EXECUTORS
 
+
+@silent
+def grids(ctx: typer.Context, incomplete: str) -> list[Offer]:
+    """Return the shipped grids, and the grid files in the folder of what is typed."""
+    folder = os.path.dirname(incomplete)
+    files = sorted(Path(folder).glob("*.y*ml"))
+    return [*sorted(path.stem for path in GRIDS.glob("*.yaml")), *(os.path.join(folder, path.name) for path in files)]
+
+
+@silent
+def probes(ctx: typer.Context, incomplete: str) -> list[Offer]:
+    """Return the probes of this release."""
+    from ..probes import PROBES
+
+    return list(PROBES)
+
+
 GridName = Annotated[
-    str, typer.Argument(metavar="GRID", help="Grid file, or the name of a shipped grid such as quick.")
+    str,
+    typer.Argument(
+        metavar="GRID", help="Grid file, or the name of a shipped grid such as quick.", autocompletion=grids
+    ),
 ]
 Set = Annotated[
     list[str] | None,

@@ -9,8 +9,10 @@ from typing import Annotated
 
 import typer
 
+from ...results import completion
 from ...results.options import AsJson, Db, Runs, print_json, runs_folder
 from ...results.text import cleaned, say
+from .options import probes as probe_names
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would go.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Without asking.")]
@@ -29,14 +31,29 @@ def agreed(*, yes: bool, as_json: bool, done: str) -> None:
 def delete(
     names: Annotated[
         list[str],
-        typer.Argument(metavar="SWEEP|CELL...", help="Sweeps by name, else cells by their whole id or their slug."),
+        typer.Argument(
+            metavar="SWEEP|CELL...",
+            help="Sweeps by name, else cells by their whole id or their slug.",
+            autocompletion=completion.sweeps_and_cells,
+        ),
     ],
     probe: Annotated[
         list[str] | None,
-        typer.Option("--probe", metavar="NAME", help="Of one cell only this probe's numbers; repeatable."),
+        typer.Option(
+            "--probe",
+            metavar="NAME",
+            help="Of one cell only this probe's numbers; repeatable.",
+            autocompletion=probe_names,
+        ),
     ] = None,
     metric: Annotated[
-        list[str] | None, typer.Option("--metric", metavar="NAME", help="Of one cell only this metric; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--metric",
+            metavar="NAME",
+            help="Of one cell only this metric; repeatable.",
+            autocompletion=completion.metrics,
+        ),
     ] = None,
     length: Annotated[
         list[int] | None,

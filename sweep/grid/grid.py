@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ...grids import GRIDS as GRIDS
 from ...results.contrasts import Contrast
 from ...results.names import short, why_not
 from ...results.stopping.rule import Rule
@@ -26,7 +27,6 @@ from .plugins import PluginLeft, load_plugin
 from .settings import Layer, Setting
 from .yaml_source import Document, TooManyValues, load, value_of
 
-GRIDS = Path(__file__).resolve().parents[2] / "grids"
 GRID_KEYS = (
     "name",
     "description",
