@@ -26,10 +26,11 @@ from .sweep.commands.data import data_app
 from .sweep.commands.database import db_app, export, import_
 from .sweep.commands.generate import generate
 from .sweep.commands.house import note, rename, sweeps, tag
-from .sweep.commands.options import Budget, Executor, GridName, Name, Rate, Set, probes
+from .sweep.commands.options import Budget, Executor, GridName, Name, Rate, Set
 from .sweep.commands.plan import plan
 from .sweep.commands.removing import delete
 from .sweep.commands.removing import gc as collect
+from .sweep.completion import probes
 from .sweep.machine.signals import Signals, Stop
 from .sweep.scheduler.registry import DEFAULT, chosen
 

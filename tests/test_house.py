@@ -108,7 +108,7 @@ FLOORS = (
     ("machine", "checkpoints"),
     ("data",),
     ("training", "probes"),
-    ("grid",),
+    ("grid", "completion.py"),
     ("openweight",),
     ("attempt", "plan"),
     ("scheduler", "job.py"),

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ...results.options import AsJson, Runs, runs_folder
-from ..commands.options import grids
+from ..completion import grids
 
 bench_app = typer.Typer(
     help="Time kernels, training steps, whole cells, and sweeps of thousands of cells.", no_args_is_help=True

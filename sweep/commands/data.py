@@ -11,7 +11,7 @@ import typer
 from ...results.options import AsJson, Cells, Db, Runs, print_json, runs_folder
 from ...results.terminal import terminal_width
 from ...results.text import cleaned, say
-from .options import grids
+from ..completion import grids
 
 Plugins = Annotated[
     list[Path] | None,

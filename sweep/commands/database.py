@@ -11,7 +11,7 @@ from ...results import completion
 from ...results.counts import counted
 from ...results.options import BY_NAME, AsJson, Db, Runs, SweepName, print_json, runs_folder
 from ...results.text import cleaned, plain, say
-from .options import probes as probe_names
+from ..completion import probes as probe_names
 
 db_app = typer.Typer(help="Look after the results database.", no_args_is_help=True)
 

@@ -2,32 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ...grids import GRIDS
-from ...results.completion import Offer, silent
+from ..completion import grids
 from ..scheduler.registry import EXECUTORS
-
-
-@silent
-def grids(ctx: typer.Context, incomplete: str) -> list[Offer]:
-    """Return the shipped grids, and the grid files in the folder of what is typed."""
-    folder = os.path.dirname(incomplete)
-    files = sorted(Path(folder).glob("*.y*ml"))
-    return [*sorted(path.stem for path in GRIDS.glob("*.yaml")), *(os.path.join(folder, path.name) for path in files)]
-
-
-@silent
-def probes(ctx: typer.Context, incomplete: str) -> list[Offer]:
-    """Return the probes of this release."""
-    from ..probes import PROBES
-
-    return list(PROBES)
-
 
 GridName = Annotated[
     str,

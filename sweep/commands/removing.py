@@ -12,7 +12,7 @@ import typer
 from ...results import completion
 from ...results.options import AsJson, Db, Runs, print_json, runs_folder
 from ...results.text import cleaned, say
-from .options import probes as probe_names
+from ..completion import probes as probe_names
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would go.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Without asking.")]
