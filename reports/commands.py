@@ -14,7 +14,7 @@ from ..results.options import BY_NAME, AsJson, Db, SweepName, print_json
 from ..results.text import cleaned, say
 from .figures import FIGURES
 from .listed import Listed
-from .tables import SECOND_VERSION, TABLES, table_name
+from .tables import SECOND_VERSION, TABLES
 
 
 def status(
@@ -331,7 +331,7 @@ def report(
     from .request import Request, carry_out, lengths_of
 
     asked = Request(
-        table=table and table_name(table),
+        table=table,
         figure=figure,
         compare=compare,
         check=tuple(check or ()),

@@ -159,13 +159,15 @@ class BundleWriter:
                 add(b"".join(lines))
                 self.counts[table] += len(lines)
 
-    def file(self, name: str, source: Path, role: str) -> None:
+    def file(self, name: str, source: Path, role: str) -> str:
+        """Write a file as a member, and return its SHA-256 in hex."""
         with source.open("rb") as stream, self._member(name, zipfile.ZIP_STORED) as add:
             left = os.fstat(stream.fileno()).st_size  # a log may grow meanwhile
             while left > 0 and (data := stream.read(min(left, CHUNK))):
                 add(data)
                 left -= len(data)
         self.members[name]["role"] = role
+        return str(self.members[name]["sha256"])
 
     def manifest(self, sweep: str) -> None:
         facts = {"what": WHAT, "format": FORMAT, "schema": HEAD, "sweep": sweep, "counts": self.counts}

@@ -12,9 +12,11 @@ from sqlalchemy import Column, CursorResult, Table, select
 from sqlalchemy.orm import Session
 
 from ..counts import counted
+from ..errors import StoreError
 from ..files import replacing
 from ..store import queries
 from ..store.recorder import finite
+from ..weights import difference, recorded_hash
 from .bundles import LOG, WEIGHTS, BundleWriter, Summary, encoded, line_of, local_path
 from .incoming import MEMBERS, Row, T, columns_of_member
 
@@ -139,15 +141,18 @@ class _Export:
             rows.append((shaped["at"], row["id"], shaped))
         yield from (shaped for _, _, shaped in sorted(rows, key=lambda item: (item[0], _sort_key(item[2]), item[1])))
 
-    def files(self, runs: Path) -> Iterator[tuple[str, Path, str]]:
-        """(member, file, role) of weights and logs that the attempts name, whether or not they are there."""
+    def files(self, runs: Path) -> Iterator[tuple[str, Path, str, str | None]]:
+        """(member, file, role, recorded SHA-256) of weights and logs that the attempts name, whether or not they are there."""
+        kept = {row["id"] for row in self.attempts if local_path(row["weights"]) is not None}
+        origins = self._where(T["provenance"], T["provenance"].c.attempt_id, kept)
+        recorded = {row["attempt_id"]: recorded_hash(row["extra"]) for row in origins}
         for row in self.attempts:
             index = self.local[row["id"]]
             local = local_path(row["weights"])
             if local is not None:
                 source = runs / local
-                yield f"files/{index}/{WEIGHTS}", source, "weights"
-            yield f"files/{index}/{LOG}", runs / row["run_dir"] / LOG, "log"
+                yield f"files/{index}/{WEIGHTS}", source, "weights", recorded.get(row["id"])
+            yield f"files/{index}/{LOG}", runs / row["run_dir"] / LOG, "log", None
 
 
 def _sort_key(row: Row) -> list[tuple[bool, Any]]:
@@ -171,7 +176,8 @@ def export_sweep(
     what was answered item by item stays here, nine tenths of the bytes, which no report reads. An existing file
     is replaced once the new one is whole. Reads one state of the database, and blocks no writer.
 
-    Raises SweepUnknown, StoreError, WriteRefused (the file cannot be written).
+    Raises SweepUnknown, StoreError (also for weights that have changed since they were written), WriteRefused (the file
+    cannot be written).
     """
     where, notes = runs or store.runs, []
     with replacing(to) as stream, store.transaction(write=False) as session:
@@ -183,9 +189,11 @@ def export_sweep(
                 writer.rows(name, export.lines(name) if examples or name != "example" else ())
             kept = sum(1 for row in export.attempts if row["weights"])
             files = 0
-            for member, source, role in export.files(where) if weights else ():
+            for member, source, role, recorded in export.files(where) if weights else ():
                 if source.is_file():
-                    writer.file(member, source, role)
+                    found = writer.file(member, source, role)
+                    if recorded is not None and found != recorded:
+                        raise StoreError(f"{difference(str(source), found, recorded)}; nothing was written")
                     files += 1
                 elif role == "weights":
                     notes.append(f"the weights {source} are missing and were left out")

@@ -27,8 +27,9 @@ from .. import forecast, paper
 from ..errors import SweepBusy
 from ..store import queries
 from ..store.database import jsonable
+from ..weights import recorded_hash
 from .bundles import Bundle, local_path, said
-from .incoming import OF_ATTEMPTS, Row, T
+from .incoming import OF_ATTEMPTS, Row, T, shown
 
 if TYPE_CHECKING:
     from ..store.store import Store
@@ -67,8 +68,11 @@ class Content:
             raise wrong("its attempts are not numbered one by one")
         for row in self.attempts.values():
             self._check_attempt(row)
+        hashes: dict[int, str | None] = {}
         for table in OF_ATTEMPTS:
             for columns in bundle.columns(table):
+                if table == "provenance":
+                    hashes |= zip(columns["attempt_id"], map(recorded_hash, columns["extra"]), strict=True)
                 if max(columns["attempt_id"]) > len(self.attempts):
                     raise wrong(f"{table}.jsonl speaks of attempts that are not there")
                 if keep is not None:
@@ -79,9 +83,12 @@ class Content:
             if row["attempt_id"] not in attempts or row["cell_id"] not in cells:
                 raise wrong("event.jsonl speaks of what is not there")
             self.events.append(row)
-        for number, name, _ in bundle.files.values():
+        for member, (number, name, role) in bundle.files.items():
             if number not in self.attempts:
                 raise wrong(f"the file {name} belongs to no attempt")
+            recorded = hashes.get(number) if role == "weights" else None
+            if recorded not in (None, bundle.manifest["members"][member]["sha256"]):
+                raise wrong(f"{member} are other weights than attempt {number} recorded (SHA-256 {shown(recorded)})")
         for member in bundle.files:
             for _ in bundle.chunks(member):
                 pass

@@ -13,7 +13,7 @@ from ..store.database import file_of, make_engine, place, plain_errors, revision
 from ..store.schema import HEAD
 from . import rows, schema
 from .clock import clock
-from .files import missing_files
+from .files import changed_weights, missing_files
 from .finding import SEVERITIES, Finding, unreadable
 from .identities import Identify, identities
 from .processes import dead
@@ -21,13 +21,19 @@ from .surroundings import surroundings
 
 
 def check(
-    url_or_path: str | Path | None, *, runs: Path | None = None, identify: Identify | None = None
+    url_or_path: str | Path | None,
+    *,
+    runs: Path | None = None,
+    identify: Identify | None = None,
+    weights: bool = True,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> list[Finding]:
     """Everything that is wrong with a database, worst first; empty when nothing is.
 
     `runs` is the folder that the database's relative paths lie under (None: they are not looked for). `identify` gives
-    the id of a cell's config, the one that it has here if the config may have that (None: ids are not compared). Prints
-    and changes nothing.
+    the id of a cell's config, the one that it has here if the config may have that (None: ids are not compared).
+    `weights`: kept weights are read whole and compared with their recorded hashes; `tell` gets a line before that takes
+    long. Prints and changes nothing.
 
     Raises StoreMissing, and StoreError for a file that is somebody else's or a server that does not answer.
     """
@@ -38,7 +44,7 @@ def check(
     findings = surroundings(path) if path is not None else []
     try:
         with plain_errors(url):
-            findings += _inside(url, runs, identify)
+            findings += _inside(url, runs, identify, weights, tell)
     except StoreError as error:
         if path is None or not isinstance(error.__cause__, DBAPIError) or "not a database" in str(error):
             raise
@@ -46,7 +52,9 @@ def check(
     return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
-def _inside(url: URL, runs: Path | None, identify: Identify | None) -> list[Finding]:
+def _inside(
+    url: URL, runs: Path | None, identify: Identify | None, weights: bool, tell: Callable[[str], None]
+) -> list[Finding]:
     engine = make_engine(url)
     try:
         with engine.execution_options(begin="BEGIN").connect() as connection:
@@ -63,6 +71,7 @@ def _inside(url: URL, runs: Path | None, identify: Identify | None) -> list[Find
                 lambda: dead(connection),
                 lambda: clock(connection),
                 lambda: missing_files(connection, runs) if runs is not None else [],
+                lambda: changed_weights(connection, runs, read=weights, tell=tell) if runs is not None else [],
                 lambda: identities(connection, identify) if identify is not None else [],
             ]
             for step in steps:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from sqlalchemy import Connection, select
@@ -10,7 +11,11 @@ from ..counts import counted
 from ..exchange.bundles import local_path
 from ..exchange.import_files import STAGING
 from ..store.schema import Base
+from ..weights import NO_HASH, recorded_hash, weights_change
 from .finding import Finding, some
+
+ANNOUNCED_BYTES = 10**9
+"""Bytes of kept weights from which on it is said beforehand that they are read."""
 
 
 def missing_files(connection: Connection, runs: Path) -> list[Finding]:
@@ -58,6 +63,62 @@ def missing_files(connection: Connection, runs: Path) -> list[Finding]:
             )
         )
     return findings
+
+
+def changed_weights(
+    connection: Connection, runs: Path, *, read: bool = True, tell: Callable[[str], None] = lambda line: None
+) -> list[Finding]:
+    """Compare kept weights under `runs` with the SHA-256 that was recorded when they were written.
+
+    Without `read` their number and size is a note instead; `tell` gets a line before much is read. Files that are missing
+    are not found here.
+    """
+    attempt, provenance = Base.metadata.tables["attempt"], Base.metadata.tables["provenance"]
+    query = select(attempt.c.cell_id, attempt.c.number, attempt.c.weights, provenance.c.extra)
+    query = query.join_from(attempt, provenance, provenance.c.attempt_id == attempt.c.id, isouter=True)
+    unrecorded, elsewhere, files = [], [], []
+    for row in connection.execute(query.where(attempt.c.weights.is_not(None)).order_by(attempt.c.id)):
+        name = f"{row.cell_id} attempt {row.number} ({row.weights})"
+        local, recorded = local_path(row.weights), recorded_hash(row.extra)
+        if local is None:
+            elsewhere.append(name)
+        elif not (runs / local).is_file():
+            continue
+        elif recorded is None:
+            unrecorded.append(name)
+        else:
+            files.append((runs / local, recorded))
+    size = f"{len(files)} files of kept weights, {sum(path.stat().st_size for path, _ in files) / 1e9:,.1f} GB"
+    findings = []
+    if files and not read:
+        findings.append(_note(f"{size}, were not read", "check without --skip-weights compares them with their hashes"))
+    elif files:
+        if sum(path.stat().st_size for path, _ in files) >= ANNOUNCED_BYTES:
+            tell(f"reading {size}, to compare them with their hashes; --skip-weights leaves that out")
+        findings += [finding for path, recorded in files for finding in _compared(path, recorded)]
+    if unrecorded:
+        what = f"the kept weights of {len(unrecorded)} attempts have {NO_HASH}: {some(unrecorded)}"
+        findings.append(_note(what, "nothing; what is trained from now on has a hash"))
+    if elsewhere:
+        what = f"the kept weights of {len(elsewhere)} attempts are not local and were not read: {some(elsewhere)}"
+        findings.append(_note(what, "nothing; they are compared with their hashes when they are loaded"))
+    return findings
+
+
+def _compared(path: Path, recorded: str) -> list[Finding]:
+    """Return one error if the file differs from its recorded hash or cannot be read."""
+    try:
+        line = weights_change(path, str(path), recorded)
+    except OSError as error:
+        line = f"{path}: the kept weights cannot be read: {error.strerror}; make the file readable"
+    if line is None:
+        return []
+    what, _, remedy = line.partition("; ")
+    return [Finding(severity="error", what=what, remedy=remedy)]
+
+
+def _note(what: str, remedy: str) -> Finding:
+    return Finding(severity="note", what=what, remedy=remedy)
 
 
 def _missing(runs: Path, address: str) -> bool:

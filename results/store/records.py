@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
+from ..weights import recorded_hash
+
 AXES = ("attn_type", "reg_mode", "distractor", "memory", "window")
 """The five factors that are columns of `cell` and of the view `results`; further ones live in the JSON `axes`."""
 
@@ -308,6 +310,11 @@ class Provenance:
     gpu_uuid: str | None = None
     co_tenants: int | None = None
     """Other attempts that ran on the same GPU while this one did, as far as it has counted; None without a GPU."""
+
+    @property
+    def weights_sha256(self) -> str | None:
+        """SHA-256 of the weights that the attempt kept, hex; None where it kept none, or an earlier version kept them."""
+        return recorded_hash(self.extra)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,6 +30,8 @@ class Job:
     """Earlier attempts whose checkpoints may be continued, newest first: (attempt id, address of their place)."""
     weights: str | None = None
     """Address of the kept weights, for kind `evaluate`."""
+    weights_sha256: str | None = None
+    """Their recorded SHA-256, hex; None where none was recorded."""
     commit: str | None = None
     dirty: bool | None = None
     ends: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -40,8 +42,10 @@ class Job:
         folder = runs / self.folder
         folder.mkdir(parents=True, exist_ok=True)
         told = asdict(self)
-        if not self.ends:
-            del told["ends"]  # older code, which `--code kept` runs, need not know of it
+        # older code, which `--code kept` runs, need not know of what is empty
+        for name in ("ends", "weights_sha256"):
+            if not told[name]:
+                del told[name]
         aside = folder / f"{JOB_FILE}.part"
         aside.write_text(json.dumps(told, indent=1))
         aside.replace(folder / JOB_FILE)

@@ -49,6 +49,8 @@ class Kept:
     """The training that the weights come from."""
     weights: str
     """Their address, as the database has it (see checkpoints/storage.py)."""
+    sha256: str | None
+    """Their recorded SHA-256, hex; None where an earlier version kept them."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ class Trained:
     cell: str
     """The cell's id."""
     slug: str
+    weights_sha256: str | None = None
+    """SHA-256 of its weights, with which the file was compared; None where an earlier version kept them without one."""
 
     def generate(
         self,
@@ -124,7 +128,8 @@ def kept(store: Store, asked: str, runs: Path, sweep: str | None = None) -> Kept
             f"the weights of cell {record.id} ({record.slug}) are gone from {address}; "
             "name their folder with --runs, or add what is to be measured to its grid and launch that with --retrain"
         )
-    return Kept(cell, done[-1].id, weights)
+    origin = store.provenance(done[-1].id)
+    return Kept(cell, done[-1].id, weights, origin.weights_sha256 if origin is not None else None)
 
 
 def restored(record: CellRecord, runs: Path) -> Cell:
@@ -259,6 +264,6 @@ def _built(found: Kept, runs: Path, device: torch.device) -> Trained:
     config = found.cell.config
     tokenizer = verified(runs / "corpora", config.data.fingerprint or "").load_tokenizer()
     model = network(config, device)
-    checkpoint.load_weights(storage.resolve(runs, found.weights), model)
+    checkpoint.load_weights(storage.resolve(runs, found.weights), model, found.sha256)
     model.eval()
-    return Trained(model, tokenizer, config, found.cell.id, found.cell.slug)
+    return Trained(model, tokenizer, config, found.cell.id, found.cell.slug, found.sha256)

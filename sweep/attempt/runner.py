@@ -16,6 +16,7 @@ from ...kernels.choice import use_plain_torch
 from ...model.backbone import Backbone
 from ...results.store.records import CurvePoint, Measurement
 from ...results.store.writer import AttemptWriter
+from ...results.weights import NO_HASH, WEIGHTS_SHA256
 from ..checkpoints import checkpoint, storage
 from ..data.batches import marked_room, training_batches
 from ..data.corpora import Corpus, open_corpus
@@ -106,8 +107,8 @@ class Work(Probing):
             self._references(corpus)
         else:
             assert self.job.weights is not None
-            checkpoint.load_weights(storage.resolve(self.runs, self.job.weights), model)
-            say(f"weights from {self.job.weights}")
+            checkpoint.load_weights(storage.resolve(self.runs, self.job.weights), model, self.job.weights_sha256)
+            say(f"weights from {self.job.weights} ({self.job.weights_sha256 or NO_HASH})")
         self.leave_if_asked()
         with evaluating(subject.model):
             self.probe(subject)
@@ -171,9 +172,13 @@ class Work(Probing):
     def _no_graphs(self, why: str) -> None:
         """Steps were to be captured as CUDA graphs, and could not be."""
         say(f"steps cannot be captured as CUDA graphs and are queued as they come, to the same numbers: {why}")
-        extra = {**self._origin.extra, "steps": f"as they come: {why}"}
-        self.recorder.provenance(dataclasses.replace(self._origin, extra=extra))
+        self._describe(steps=f"as they come: {why}")
         self.recorder.neighbours()
+
+    def _describe(self, **extra: object) -> None:
+        """Record the provenance again with these further facts."""
+        self._origin = dataclasses.replace(self._origin, extra={**self._origin.extra, **extra})
+        self.recorder.provenance(self._origin)
 
     def _validate(self, subject: Network, step: int) -> float:
         with evaluating(subject.model):
@@ -353,7 +358,8 @@ class Work(Probing):
     def _keep(self) -> None:
         """Leaves the weights on disk if the config says so."""
         if self.config.checkpoint.keep != "nothing":
-            checkpoint.save_weights(storage.join(self._place, checkpoint.WEIGHTS), self._model)
+            written = checkpoint.save_weights(storage.join(self._place, checkpoint.WEIGHTS), self._model)
+            self._describe(**{WEIGHTS_SHA256: written})
             self.weights = storage.join(self.home, checkpoint.WEIGHTS)
 
     def clean(self) -> None:

@@ -15,14 +15,11 @@ from torch import Tensor, nn
 
 from ...model.backbone import Backbone
 from ...model.config import ModelConfig
-from ..errors import SweepError
 from . import storage
 from .names import KEPT, MODEL, OPTIMIZERS, PREFIX, WEIGHTS, name_of
 from .seal import Damaged, Facts, facts_of
-
-
-class CheckpointError(SweepError):
-    """Weights that are missing or damaged."""
+from .weights import CheckpointError as CheckpointError
+from .weights import check_weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,18 +57,25 @@ def _write_optimizers(optimizers: Mapping[str, Any], path: Path) -> None:
         raise OSError(str(error)) from error
 
 
-def save_weights(address: str | Path, model: nn.Module) -> None:
-    """Writes the model's tensors as safetensors, complete or not at all. Raises StorageError."""
+def save_weights(address: str | Path, model: nn.Module) -> str:
+    """Write the model's tensors as safetensors, complete or not at all, and return the file's SHA-256 in hex.
+
+    Raises StorageError.
+    """
     folder, name = storage.split(str(address))
-    storage.place(folder).put(name, functools.partial(_write_tensors, model_state(model)))
+    return storage.place(folder).put(name, functools.partial(_write_tensors, model_state(model)))
 
 
-def load_weights(address: str | Path, model: nn.Module) -> None:
-    """Reads what `save_weights` wrote. Raises CheckpointError when the file is missing, damaged or of another model,
-    StorageError when its place cannot be reached."""
+def load_weights(address: str | Path, model: nn.Module, recorded: str | None = None) -> None:
+    """Read what `save_weights` wrote into the model, if the file has the SHA-256 `recorded` (None: unknown).
+
+    Raises CheckpointError when the file is missing, damaged or of another model, StorageError when its place cannot be
+    reached.
+    """
     folder, name = storage.split(str(address))
     with storage.place(folder).file(name) as path:
         try:
+            check_weights(path, str(address), recorded)
             model.load_state_dict(load_file(path))
         except (OSError, SafetensorError, RuntimeError) as error:
             raise CheckpointError(

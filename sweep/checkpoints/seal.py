@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...results.files import sha256
 from .names import MODEL, OPTIMIZERS, name_of
 
 SEAL = "state.json"
@@ -99,12 +100,6 @@ def _facts(said: Mapping[str, Any]) -> Facts:
     if not sound:
         raise Damaged(f"{SEAL} holds values that no training has")
     return Facts(step, tokens, wall_s, tuple(pending) if pending else None)  # type: ignore[arg-type]
-
-
-def sha256(path: Path) -> str:
-    """The hash of a file, in hex. Raises OSError."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def at_once(work: Callable[[Any], Any], items: list[Any]) -> list[Any]:

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ...results.files import sync
+from ...results.files import sha256, sync
 from ..errors import MachineError, SweepError
-from .seal import SEAL, at_once, sha256, written
+from .seal import SEAL, at_once, written
 
 Writer = Callable[[Path], None]
 """Writes one file to the given local path; failures to write are OSErrors."""
@@ -167,8 +167,8 @@ class Place(ABC):
         """A single file as a local one, for as long as the context lasts; missing where the place lacks it."""
 
     @abstractmethod
-    def put(self, name: str, writer: Writer) -> None:
-        """Writes one file whole or not at all."""
+    def put(self, name: str, writer: Writer) -> str:
+        """Write one file whole or not at all, and return the SHA-256 of what was written, in hex."""
 
     @abstractmethod
     def remove(self, name: str) -> None:
@@ -228,14 +228,16 @@ class Folder(Place):
     def file(self, name: str) -> Iterator[Path]:
         yield self.path / name
 
-    def put(self, name: str, writer: Writer) -> None:
+    def put(self, name: str, writer: Writer) -> str:
         aside = self.path / f"{name}.part"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             writer(aside)
             sync(aside)
+            written_hash = sha256(aside)
             os.replace(aside, self.path / name)
             sync(self.path)
+            return written_hash
         except OSError as error:
             with contextlib.suppress(OSError):
                 aside.unlink()
@@ -308,11 +310,12 @@ class Remote(Place):
                 self._get(self._at(name), Path(folder) / name)
             yield Path(folder) / name
 
-    def put(self, name: str, writer: Writer) -> None:
+    def put(self, name: str, writer: Writer) -> str:
         with tempfile.TemporaryDirectory(prefix="atma-sweep-") as aside:
             hashes = self._prepared(Path(aside), {name: writer})
             with self._reaching():
                 self._send(Path(aside) / name, self._at(name), hashes[name])
+            return hashes[name]
 
     def remove(self, name: str) -> None:
         with self._reaching(), contextlib.suppress(FileNotFoundError):

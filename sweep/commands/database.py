@@ -256,9 +256,17 @@ def db_backup(
 
 
 @db_app.command("check")
-def db_check(runs: Runs = None, db: Db = None, as_json: AsJson = False) -> None:
+def db_check(
+    skip_weights: Annotated[
+        bool, typer.Option("--skip-weights", help="Do not read the kept weights to compare them with their hashes.")
+    ] = False,
+    runs: Runs = None,
+    db: Db = None,
+    as_json: AsJson = False,
+) -> None:
     """Look for everything that is wrong with a database, and say what to do.
 
+    It reads every file of kept weights, about a second per GB.
     Exit code 1: numbers are in danger.
 
     \b
@@ -269,7 +277,7 @@ def db_check(runs: Runs = None, db: Db = None, as_json: AsJson = False) -> None:
 
     from .verify import check
 
-    findings = check(db, runs_folder(runs, db))
+    findings = check(db, runs_folder(runs, db), weights=not skip_weights, tell=lambda line: say(line, err=True))
     if as_json:
         print_json([asdict(finding) for finding in findings])
     else:

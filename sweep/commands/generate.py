@@ -9,6 +9,7 @@ import typer
 from ...results import completion
 from ...results.options import BY_NAME, AsJson, Db, Runs, print_json
 from ...results.text import paragraphs, say
+from ...results.weights import NO_HASH
 
 
 def generate(
@@ -73,6 +74,8 @@ def generate(
     trained = load(cell, db=db, runs=runs, sweep=sweep, device=place)
     options = {"tokens": tokens, "temperature": temperature, "top_p": top_p, "seed": seed, "full_context": full_context}
     found = trained.generate(prompt, **options)  # type: ignore[arg-type]
+    if trained.weights_sha256 is None:
+        say(f"the weights of {trained.slug} were not compared with a hash ({NO_HASH})", err=True)
     why = trained.model.why_no_step()
     if why is not None:
         say(f"{why} has no form for one token at a time: each token works the whole text out anew", err=True)

@@ -248,7 +248,7 @@ def show_plan(
                 **({"design": grid.chosen.as_json()} if grid.chosen is not None else {}),
                 **stops.as_json(outlook),
                 "price": price.as_json(bill),
-                "remarks": remarks,
+                "remarks": [*plan.damaged, *remarks],
                 "lacks": [lack.as_json() for lack in lacking],
             }
         )

@@ -113,7 +113,7 @@ def carry_out(asked: Asked, wanted: Wanted, *, as_json: bool) -> None:
         disk = made.disk.as_json() if made.disk is not None else {}
         found |= {**told.difference_json(between), **stops.as_json(outlook)}
         found |= {"study": made.study.as_json()} if made.study is not None else {}
-        found |= {"price": price.as_json(bill) | disk, "remarks": ahead.remarks}
+        found |= {"price": price.as_json(bill) | disk, "remarks": [*made.damaged, *ahead.remarks]}
         print_json(found | {"lacks": [lack.as_json() for lack in lacking]})
         return
     left = f"; {made.left_out} more left out by --only" if made.left_out else ""
@@ -122,7 +122,7 @@ def carry_out(asked: Asked, wanted: Wanted, *, as_json: bool) -> None:
     lines += told.priced(bill, every=wanted.every)
     lines += outlook.told() if outlook is not None else []
     lines += made.disk.describe() if made.disk is not None else []
-    say("\n".join([*lines, *requirements.remarks(ahead.remarks, lacking)]))
+    say("\n".join([*lines, *made.damaged, *requirements.remarks(ahead.remarks, lacking)]))
 
 
 def _calibrate(request: Request, made: Plan, prices: Prices, unprepared: list[str]) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from ...results.files import sha256
 from ...results.maintenance import check as maintenance
 from ...results.maintenance.finding import SEVERITIES, Finding
-from ..checkpoints.seal import sha256
 from ..config import CellConfig
 from ..data import corpora
 from ..grid.cell import possible_ids
@@ -30,9 +30,15 @@ def identify(config: Any, claimed: str) -> str:
     return found
 
 
-def check(db: str | None, runs: Path) -> list[Finding]:
-    """Everything that is wrong with a database and with the files of its runs folder, worst first."""
-    found = [*maintenance.check(db, runs=runs, identify=identify), *differing(runs)]
+def check(
+    db: str | None, runs: Path, *, weights: bool = True, tell: Callable[[str], None] = lambda line: None
+) -> list[Finding]:
+    """Return everything that is wrong with a database and with the files of its runs folder, worst first.
+
+    `weights` and `tell` are those of maintenance.check.check.
+    """
+    found = maintenance.check(db, runs=runs, identify=identify, weights=weights, tell=tell)
+    found += differing(runs)
     return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
 
 

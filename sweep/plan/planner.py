@@ -105,6 +105,8 @@ class Plan:
     """What a budget allows of it, and what it leaves; None without one."""
     study: Progress | None = None
     """Of a study: where it stands; `tasks` are those of trials that were begun."""
+    damaged: Sequence[str] = ()
+    """One line for each file of kept weights that is wanted and has changed since it was written; its cell counts as `weights gone`."""
 
     before: Sequence[Progress] = ()
     """The studies that go before it, where they are to be priced with it."""

@@ -14,6 +14,8 @@ from ...results.store.records import NewRevision, Value
 from ...results.store.store import Store
 from ..attempt import load
 from ..attempt.git import git_state
+from ..checkpoints import storage
+from ..checkpoints.weights import CheckpointError, damage
 from ..data import corpora
 from ..errors import GridError, SweepError
 from ..grid.cell import Cell
@@ -69,13 +71,17 @@ def plan(
 
     `asked` names cells as `Store.find_cell` takes them; `probes` and `lengths` (tokens) stand in for those of the
     cells' configs. A cell is evaluated within the given sweep, else within the newest that lists it. Raises GridError
-    for an unknown probe or a length that cannot be measured, NoSweep, CorpusError, and what `loading.kept` raises.
+    for an unknown probe or a length that cannot be measured, NoSweep, CorpusError, CheckpointError for damaged weights,
+    and what `loading.kept` raises.
     """
     for length in lengths:
         if length < 2:
             raise GridError("--length", None, str(length), "a context length is 2 tokens or more")
     # the cells first: their plugins may bring the probes
     found = [load.kept(store, name, runs, sweep) for name in asked]
+    for one in found:
+        if (line := damage(storage.resolve(runs, one.weights), one.sha256)) is not None:
+            raise CheckpointError(line)
     check_probes("--probe", probes)
     if lengths and probes and not any(PROBES.load(name).by_length for name in probes):
         raise GridError("--length", None, "", f"{', '.join(probes)} has no context length; leave --length out")

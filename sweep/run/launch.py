@@ -20,6 +20,7 @@ from ...results.store.store import Store
 from ...results.studies import search
 from ..attempt import git
 from ..checkpoints import storage
+from ..checkpoints.weights import damage
 from ..errors import SweepError
 from ..grid.cell import Cell
 from ..grid.grid import Grid
@@ -112,15 +113,16 @@ class Outcome:
 def plan(request: Request, store: Store | None) -> planner.Plan:
     """What a launch would do now, in the order it would, and the disk it needs; without a database `store` is None.
 
-    Kept weights that are wanted and not found under `runs`, or where else the database says, count as gone. The
-    database is not told: another machine that shares it may have them. Raises AddressError for a checkpoint.path that
+    Kept weights that are wanted and not found under `runs`, or where else the database says, or that differ from their
+    recorded hash, count as gone. The database is not told: another machine that shares it may have them. Raises AddressError for a checkpoint.path that
     cannot be understood, StorageError when the place of weights cannot be reached.
     """
     if request.space is not None:
         return _of_study(request, request.space, store)
     chosen, runs = request.chosen, request.runs
-    states = _states(request, chosen, store)
+    states, damaged = _states(request, chosen, store)
     made = planner.plan(chosen, states, retrain=request.retrain, left_out=len(request.cells) - len(chosen))
+    made = replace(made, damaged=damaged)
     finished = {cell for cell, word in made.standings.items() if word == "done"}
     tasks = ordering.ordered(made.tasks, chosen, list(request.grid.axes), states, finished, request.grid.contrasts)
     made = replace(made, tasks=tasks)
@@ -142,21 +144,42 @@ def _of_study(request: Request, space: Space, store: Store | None) -> planner.Pl
     study = progress_of(space, store, retrain=request.retrain)
     cells = list(study.cells.values())
     # a trial whose weights are gone before all objectives were measured is trained again: without them it tells nothing
-    made = planner.plan(cells, _states(request, cells, store), retrain=True)
-    made = replace(made, tasks=[task for task in made.tasks if task.cell.id in study.open], study=study)
+    states, damaged = _states(request, cells, store)
+    made = planner.plan(cells, states, retrain=True)
+    made = replace(
+        made, damaged=damaged, tasks=[task for task in made.tasks if task.cell.id in study.open], study=study
+    )
     training = made.with_proposals().training
     return replace(made, disk=disk_usage.needed([task.cell for task in training], request.runs))
 
 
-def _states(request: Request, cells: Sequence[Cell], store: Store | None) -> dict[str, CellState]:
-    states = store.states({cell.id for cell in cells}) if store is not None else {}
-    for cell in cells:
-        state = states.get(cell.id)
-        if state is None or not state.weights or standing(state, requested(cell.config.eval)) != "needs-eval":
-            continue
-        if not storage.exists(storage.resolve(request.runs, state.weights)):
-            states[cell.id] = replace(state, weights=None)
-    return states
+def _states(
+    request: Request, cells: Sequence[Cell], store: Store | None
+) -> tuple[dict[str, CellState], tuple[str, ...]]:
+    """Return the cells' states, without weights that are missing or damaged, and a line for each damaged file."""
+    if store is None:
+        return {}, ()
+    states = store.states({cell.id for cell in cells})
+    wanted = [
+        state
+        for cell in cells
+        if (state := states.get(cell.id))
+        and state.weights
+        and standing(state, requested(cell.config.eval)) == "needs-eval"
+    ]
+    origins = store.provenances([state.trained_attempt_id for state in wanted if state.trained_attempt_id is not None])
+    damaged = []
+    for state in wanted:
+        address = storage.resolve(request.runs, state.weights or "")
+        origin = origins.get(state.trained_attempt_id or 0)
+        line = None
+        if storage.exists(address):
+            line = damage(address, origin.weights_sha256 if origin is not None else None, fetch=request.retrain)
+            if line is None:
+                continue
+        states[state.cell_id] = replace(state, weights=None)
+        damaged += [f"{state.slug}: {line}"] if line is not None else []
+    return states, tuple(damaged)
 
 
 def check_text(request: Request, *, dry: bool = False) -> None:

@@ -217,6 +217,7 @@ def describe_plan(plan: Plan, sweep: str, remarks: Sequence[str] = ()) -> list[s
         lines.append(
             f"a measurement is missing and the weights are gone: {counted(gone, 'trained cell')}; --retrain trains again"
         )
+    lines += plan.damaged
     lines += plan.budget.describe() if plan.budget is not None else []
     lines += plan.disk.describe() if plan.disk is not None else []
     return [*lines, *remarks]

@@ -253,6 +253,7 @@ class Supervisor:
             resume=resume,
             ends={} if self.executor.writes_directly else self._ends(resume, attempt),
             weights=task.weights,
+            weights_sha256=self._weights_sha256(task),
             commit=self.commit[0],
             dirty=self.commit[1],
         )
@@ -277,6 +278,13 @@ class Supervisor:
                 )
             self._close(attempt.id, EXIT_MACHINE, queue)
         return True
+
+    def _weights_sha256(self, task: Task) -> str | None:
+        """Return the recorded SHA-256 of the kept weights that the task evaluates."""
+        if task.weights is None or task.parent_id is None:
+            return None
+        origin = self.store.provenance(task.parent_id)
+        return origin.weights_sha256 if origin is not None else None
 
     def _wait_for(self, cell: Cell) -> None:
         """Another sweep runs the cell: its result will do, and should that sweep turn out to be dead, the cell is freed."""

@@ -198,11 +198,16 @@ def test_files_that_are_missing(db, tmp_path, cells):
         (runs / attempt.run_dir).mkdir(parents=True)
         (runs / attempt.weights).write_bytes(b"w")
     (runs / live.run_dir / "checkpoint-1").mkdir(parents=True)
-    assert check(db, runs=runs) == []
+    (unhashed,) = check(db, runs=runs)
+    assert summary([unhashed])[0][0] == "note"
+    assert "the kept weights of 2 attempts have no hash recorded: kept by an earlier version" in unhashed.what
     assert check(db) == []
     shutil.rmtree(runs)
     sql(db, "UPDATE attempt SET weights = 's3://bucket/' || weights, checkpoint = NULL WHERE weights IS NOT NULL")
     sql(db, "UPDATE attempt SET checkpoint = NULL")
+    (elsewhere,) = check(db, runs=runs)
+    assert (elsewhere.severity, "2 attempts are not local and were not read" in elsewhere.what) == ("note", True)
+    sql(db, "UPDATE attempt SET weights = NULL")
     assert check(db, runs=runs) == []
     (runs / ".import-abc").mkdir(parents=True)
     (db.parent / ".atma.db.x.part").touch()

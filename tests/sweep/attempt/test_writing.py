@@ -26,7 +26,7 @@ def trained(wake: Any) -> Any:
     def make(**changes: Any) -> Trained:
         model = build(ModelConfig(**(SMALL | changes)), seed=0)
         wake(model)
-        return Trained(model.eval(), Bytes(), SimpleNamespace(), "0123456789ab", "polar-s0")  # type: ignore[arg-type]
+        return Trained(model.eval(), Bytes(), SimpleNamespace(), "0123456789ab", "polar-s0", "ab" * 32)  # type: ignore[arg-type]
 
     return make
 
