@@ -24,6 +24,7 @@ from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
 from .. import forecast, paper
+from ..derived import Derive, axis_contradictions, column_contradictions
 from ..errors import SweepBusy
 from ..store import queries
 from ..store.database import jsonable
@@ -46,7 +47,9 @@ class Content:
     JSON columns are text (see bundles.opened).
     """
 
-    def __init__(self, bundle: Bundle, identify: Identify | None, keep: Keep | None = None) -> None:
+    def __init__(
+        self, bundle: Bundle, identify: Identify | None, keep: Keep | None = None, derive: Derive | None = None
+    ) -> None:
         self.bundle = bundle
         wrong = bundle.wrong
         sweeps = list(bundle.rows("sweep"))
@@ -63,6 +66,8 @@ class Content:
         if len(self.revisions) != bundle.manifest["counts"]["revision"] or not self.revisions:
             raise wrong("its revisions are not numbered one by one")
         self.members = self._members()
+        if derive is not None:
+            self._check_labels(derive)
         self.attempts = {row["id"]: row for row in bundle.rows("attempt")}
         if sorted(self.attempts) != list(range(1, bundle.manifest["counts"]["attempt"] + 1)):
             raise wrong("its attempts are not numbered one by one")
@@ -130,6 +135,28 @@ class Content:
                 raise self.bundle.wrong(f"{at}: the config of cell {cell} cannot be read ({said(error)})") from error
             if found != cell:
                 raise self.bundle.wrong(f"{at}: the config of cell {cell} is that of {found}")
+
+    def _check_labels(self, derive: Derive) -> None:
+        """Refuse cells whose columns, or whose levels in a revision, are not those of their configs."""
+        axes: dict[str, list[Row]] = {cell: [] for cell in self.cells}
+        for rows in self.members.values():
+            for row in rows:
+                axes[row["cell_id"]].append(row)
+        for number, (cell, row) in enumerate(self.cells.items(), 1):
+            if paper.is_published_cell(cell, row["slug"]):
+                continue
+            config = json.loads(row["config"])
+            try:
+                derived = derive(config)
+            except Exception as error:
+                raise self.bundle.wrong(
+                    f"cell.jsonl, row {number}: the config of cell {cell} cannot be read ({said(error)})"
+                ) from error
+            for line in column_contradictions(row, derived):
+                raise self.bundle.wrong(f"cell.jsonl, row {number}: {line}")
+            for link in axes[cell]:
+                for line in axis_contradictions(cell, json.loads(link["axes"]), config, derived):
+                    raise self.bundle.wrong(f"revision_cell.jsonl, revision {link['revision']}: {line}")
 
 
 # --- the plan ---------------------------------------------------------------------------------------------------------

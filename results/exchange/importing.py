@@ -17,6 +17,7 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 
 from ..counts import counted
+from ..derived import Derive
 from ..errors import BundleError, StoreError
 from ..names import short, why_not
 from ..store import queries
@@ -256,6 +257,7 @@ def import_bundle(
     rename: str | None = None,
     runs: Path | None = None,
     identify: Identify | None = None,
+    derive: Derive | None = None,
     large: bool = False,
 ) -> Summary:
     """Takes a bundle into the database: all of it in one transaction, or nothing.
@@ -263,7 +265,8 @@ def import_bundle(
     Adds what is missing and leaves what is there; a second import changes nothing. `rename` gives the sweep another name
     here. Weights and logs go under `runs` (None: the store's own), into new folders alone. Attempts that ran when they
     were exported come in as interrupted, until a later bundle has them finished. `identify` gives the id of a config,
-    that of the bundle if the config may have it; cells that contradict it are refused. `large` lifts the limits on sizes and counts.
+    that of the bundle if the config may have it; cells that contradict it are refused. `derive` gives
+    the columns that follow from a config, which are compared, too. `large` lifts the limits on sizes and counts.
 
     Raises BundleError for a file that is damaged, is no bundle or is made to do harm; StoreTooNew for one of a newer
     release; SweepBusy when it concerns cells that somebody trains here at this moment; StoreBusy.
@@ -282,7 +285,7 @@ def import_bundle(
             files = Files(bundle, where)
             try:
                 with _uncollected():
-                    return _taken_in(mine, bundle, files, rename or bundle.sweep, identify)
+                    return _taken_in(mine, bundle, files, rename or bundle.sweep, identify, derive)
             except (IntegrityError, DataError) as error:
                 raise bundle.wrong(f"the database refuses its rows ({_first(error)})") from error
             except DBAPIError as error:
@@ -308,20 +311,24 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _taken_in(store: Store, bundle: Bundle, files: Files, name: str, identify: Identify | None) -> Summary:
+def _taken_in(
+    store: Store, bundle: Bundle, files: Files, name: str, identify: Identify | None, derive: Derive | None
+) -> Summary:
     """Checks everything, then writes it; from the beginning when the connection is lost on the way."""
     while True:
         try:
-            return _tried(store, bundle, files, name, identify)
+            return _tried(store, bundle, files, name, identify, derive)
         except StageLost:
             continue
 
 
-def _tried(store: Store, bundle: Bundle, files: Files, name: str, identify: Identify | None) -> Summary:
+def _tried(
+    store: Store, bundle: Bundle, files: Files, name: str, identify: Identify | None, derive: Derive | None
+) -> Summary:
     """What was done to files is undone when anything is raised."""
     stage = Stage(store)
     with store.transaction(write=False) as session:
-        content = Content(bundle, identify, lambda table, columns: stage.add(table, columns, session))
+        content = Content(bundle, identify, lambda table, columns: stage.add(table, columns, session), derive)
 
     def work(session: Session) -> _Import:
         files.undo()

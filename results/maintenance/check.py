@@ -8,6 +8,7 @@ from pathlib import Path
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 
+from ..derived import Derive
 from ..errors import StoreError, StoreMissing
 from ..store.database import file_of, make_engine, place, plain_errors, revision_of
 from ..store.schema import HEAD
@@ -15,7 +16,7 @@ from . import rows, schema
 from .clock import clock
 from .files import changed_weights, missing_files
 from .finding import SEVERITIES, Finding, unreadable
-from .identities import Identify, identities
+from .identities import Identify, false_labels, identities
 from .processes import dead
 from .surroundings import surroundings
 
@@ -25,6 +26,7 @@ def check(
     *,
     runs: Path | None = None,
     identify: Identify | None = None,
+    derive: Derive | None = None,
     weights: bool = True,
     tell: Callable[[str], None] = lambda line: None,
 ) -> list[Finding]:
@@ -32,6 +34,7 @@ def check(
 
     `runs` is the folder that the database's relative paths lie under (None: they are not looked for). `identify` gives
     the id of a cell's config, the one that it has here if the config may have that (None: ids are not compared).
+    `derive` gives the columns that follow from a config (None: they are not compared).
     `weights`: kept weights are read whole and compared with their recorded hashes; `tell` gets a line before that takes
     long. Prints and changes nothing.
 
@@ -44,7 +47,7 @@ def check(
     findings = surroundings(path) if path is not None else []
     try:
         with plain_errors(url):
-            findings += _inside(url, runs, identify, weights, tell)
+            findings += _inside(url, runs, identify, derive, weights, tell)
     except StoreError as error:
         if path is None or not isinstance(error.__cause__, DBAPIError) or "not a database" in str(error):
             raise
@@ -53,7 +56,12 @@ def check(
 
 
 def _inside(
-    url: URL, runs: Path | None, identify: Identify | None, weights: bool, tell: Callable[[str], None]
+    url: URL,
+    runs: Path | None,
+    identify: Identify | None,
+    derive: Derive | None,
+    weights: bool,
+    tell: Callable[[str], None],
 ) -> list[Finding]:
     engine = make_engine(url)
     try:
@@ -73,6 +81,7 @@ def _inside(
                 lambda: missing_files(connection, runs) if runs is not None else [],
                 lambda: changed_weights(connection, runs, read=weights, tell=tell) if runs is not None else [],
                 lambda: identities(connection, identify) if identify is not None else [],
+                lambda: false_labels(connection, derive) if derive is not None else [],
             ]
             for step in steps:
                 try:

@@ -1,4 +1,4 @@
-"""Cells whose id is not that of their config."""
+"""Cells whose id, or whose columns, are not those of their config."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from sqlalchemy import Connection, select
 
 from .. import paper
 from ..counts import counted
+from ..derived import Derive, Derived, axis_contradictions, column_contradictions
 from ..store.schema import Base
 from .finding import Finding, some
 
@@ -48,3 +49,35 @@ def identities(connection: Connection, identify: Identify) -> list[Finding]:
             )
         )
     return findings
+
+
+def false_labels(connection: Connection, derive: Derive) -> list[Finding]:
+    """Compare every cell's columns, and its levels in each revision, with what its config gives.
+
+    Configs that cannot be read are found by `identities`.
+    """
+    cell, link = Base.metadata.tables["cell"], Base.metadata.tables["revision_cell"].c
+    known: dict[str, tuple[Mapping[str, Any], Derived]] = {}
+    lines: list[str] = []
+    for row in connection.execute(select(cell).order_by(cell.c.id)).mappings():
+        if paper.is_published_cell(row["id"], row["slug"]):
+            continue
+        try:
+            derived = derive(row["config"])
+        except (AttributeError, LookupError, TypeError, ValueError):
+            continue
+        known[row["id"]] = row["config"], derived
+        lines += column_contradictions(dict(row), derived)
+    for entry in connection.execute(select(link.cell_id, link.axes).order_by(link.revision_id, link.position)):
+        if entry.cell_id in known:
+            lines += axis_contradictions(entry.cell_id, entry.axes, *known[entry.cell_id])
+    distinct = list(dict.fromkeys(lines))
+    if not distinct:
+        return []
+    return [
+        Finding(
+            severity="error",
+            what=f"{len(distinct)} labels of cells contradict their configs: {some(distinct)}",
+            remedy="they were changed by hand, and tables show them: restore the newest backup",
+        )
+    ]

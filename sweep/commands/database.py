@@ -163,11 +163,11 @@ def import_(
 
     from ...results.exchange.importing import import_bundle
     from ...results.store.store import open_store
-    from .verify import identify
+    from .verify import derive, identify
 
     store = open_store(db, create=True)
     where = runs_folder(runs, db)
-    summary = import_bundle(store, file, rename=name, runs=where, identify=identify, large=large)
+    summary = import_bundle(store, file, rename=name, runs=where, identify=identify, derive=derive, large=large)
     if as_json:
         print_json(asdict(summary))
         return

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ...results.derived import Derived
 from ...results.files import sha256
 from ...results.maintenance import check as maintenance
 from ...results.maintenance.finding import SEVERITIES, Finding
 from ..config import CellConfig
 from ..data import corpora
-from ..grid.cell import possible_ids
+from ..grid.axes import levels_of, synonyms_of
+from ..grid.cell import five_levels, possible_ids
 from ..openweight import config as openweight
 from ..scheduler import source_snapshot
 
@@ -30,6 +32,17 @@ def identify(config: Any, claimed: str) -> str:
     return found
 
 
+def derive(config: Mapping[str, Any]) -> Derived:
+    """Return the columns of a cell that follow from its config. Raises what pydantic and the registries raise."""
+    if openweight.KEY in config:
+        return Derived(columns={"seed": config["seed"], **openweight.levels_of_stored(config)})
+    read = CellConfig.model_validate(config)
+    levels = levels_of(read)
+    columns = {"seed": read.seed, **levels, "tokens_total": read.train.steps * read.train.batch_tokens}
+    synonyms = {axis: synonyms_of(axis, level) for axis, level in levels.items()}
+    return Derived(columns=columns, synonyms=synonyms, slug_start=f"{five_levels(read)}-", slug_end=f"-s{read.seed}")
+
+
 def check(
     db: str | None, runs: Path, *, weights: bool = True, tell: Callable[[str], None] = lambda line: None
 ) -> list[Finding]:
@@ -37,7 +50,7 @@ def check(
 
     `weights` and `tell` are those of maintenance.check.check.
     """
-    found = maintenance.check(db, runs=runs, identify=identify, weights=weights, tell=tell)
+    found = maintenance.check(db, runs=runs, identify=identify, derive=derive, weights=weights, tell=tell)
     found += differing(runs)
     return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
 

@@ -73,3 +73,9 @@ def level_text(axis: str, level: Any) -> str:
 def levels_of(config: CellConfig) -> dict[str, str]:
     """The level of each of the five axes that `config` stands at."""
     return {name: axis.level_of(config) for name, axis in AXES.items()}
+
+
+def synonyms_of(axis: str, level: str) -> list[str]:
+    """Return the words of a grid that set the same as this level of one of the five axes."""
+    levels = AXES[axis].levels()
+    return [word for word, overrides in levels.items() if overrides == levels.get(level)]

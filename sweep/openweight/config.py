@@ -82,11 +82,16 @@ def id_of_stored(stored: Mapping[str, Any]) -> str:
     return id_of(Model.model_validate(stored[KEY]), stored["data"]["fingerprint"])
 
 
+def levels_of_stored(stored: Mapping[str, Any]) -> dict[str, str]:
+    """Return the levels of the five axes of a cell whose config stands in a database. Raises ValidationError, LookupError."""
+    return dict.fromkeys(AXES, "-") | {"attn_type": Path(Model.model_validate(stored[KEY]).name).name}
+
+
 def record(cell: Cell) -> CellRecord:
     """The cell as the database keeps it: without the sections that mean nothing."""
     config = cell.config
     assert isinstance(config, OpenWeightConfig)
     told = config.model_dump(mode="json", include={KEY, "data", "eval", "resources", "seed"})
     told["train"] = {"seq_len": config.train.seq_len, "loss_on": config.train.loss_on}
-    levels = dict.fromkeys(AXES, "-") | {"attn_type": Path(config.open_weight.name).name}
+    levels = levels_of_stored(told)
     return CellRecord(id=cell.id, slug=cell.slug, seed=config.seed, levels=levels, config=told, axes=levels)
