@@ -488,6 +488,16 @@ def _left_by(end: SystemExit) -> str | None:
     return None if ours else f"{frame.f_code.co_filename}:{line}"
 
 
+def _damage_behind(error: Exception) -> Exception | None:
+    """Return what to say in place of an error that nobody foresaw, where a database holds values that nobody writes."""
+    database = sys.modules.get(f"{__package__}.results.store.database")
+    if isinstance(error, Expected) or database is None:
+        return None
+    from .results.maintenance.values import damage_of
+
+    return damage_of(database.open_engines())
+
+
 def _leave(line: str, code: int) -> NoReturn:
     # where the line would go may be what is gone
     with contextlib.suppress(OSError):
@@ -540,7 +550,7 @@ def main(command: Callable[[], Any] | None = None) -> None:
     except Exception as error:
         from .results.files import refusal
 
-        known = refusal(error) or error
+        known = refusal(error) or _damage_behind(error) or error
         if not isinstance(known, Expected):
             sys.excepthook = _tell_bug
             raise

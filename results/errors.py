@@ -21,6 +21,10 @@ class WriteRefused(StoreError):
     exit_code = 3
 
 
+class RowDamaged(StoreError):
+    """A row holds a value that its column cannot have: it was changed by hand, or the disk fails."""
+
+
 class StoreMissing(StoreError):
     """There is no database at the named place."""
 

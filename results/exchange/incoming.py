@@ -20,7 +20,7 @@ from sqlalchemy import JSON, BigInteger, Boolean, Column, Double, Integer
 from ..store.schema import STATES, Base, UtcTime
 
 Row = dict[str, Any]
-Kind = Literal["whole", "real", "flag", "time", "text", "json"]
+Kind = Literal["whole", "real", "flag", "time", "text", "json", "list"]
 
 T = Base.metadata.tables
 SWEEP_COLUMNS = ("name", "created_at", "launched_at", "read_only")
@@ -158,6 +158,10 @@ def _json(field: Field, value: Any) -> str | None:
     return _tree(value) or (field.shape(value) if field.shape is not None else None)
 
 
+def _list(field: Field, value: Any) -> str | None:
+    return _tree(value) if isinstance(value, list) else "must be a JSON list"
+
+
 _CHECKS: dict[Kind, Callable[[Field, Any], str | None]] = {
     "whole": _whole,
     "real": _real,
@@ -165,6 +169,7 @@ _CHECKS: dict[Kind, Callable[[Field, Any], str | None]] = {
     "time": _time,
     "text": _text,
     "json": _json,
+    "list": _list,
 }
 
 
@@ -422,10 +427,11 @@ def fields_of(name: str) -> dict[str, Field]:
     """The fields of a member's rows in the order of its columns; a column without a rule has that of its type."""
     extra = {"event": ["sweep"], "revision_cell": ["revision"]}.get(name, [])
     columns = {column.name: column for column in columns_of_member(name)}
-    return {word: FIELDS[name].get(word) or _by_type(columns[word]) for word in (*extra, *columns)}
+    return {word: FIELDS[name].get(word) or by_type(columns[word]) for word in (*extra, *columns)}
 
 
-def _by_type(column: Column[Any]) -> Field:
+def by_type(column: Column[Any]) -> Field:
+    """Return the rule that follows from a column's type alone."""
     kind, null = column.type, bool(column.nullable)
     if isinstance(kind, Boolean):
         return Field(kind="flag", null=null, default=False)

@@ -19,6 +19,7 @@ from .finding import SEVERITIES, Finding, unreadable
 from .identities import Identify, false_labels, identities
 from .processes import dead
 from .surroundings import surroundings
+from .values import damaged_rows
 
 
 def check(
@@ -73,7 +74,14 @@ def _inside(
             findings += schema.schema(connection)
             if any(finding.what.startswith("the table") for finding in findings):
                 return findings  # without a table or column nothing else can be asked
+            damaged: list[Finding] = []
+
+            def values() -> list[Finding]:
+                damaged.extend(damaged_rows(connection))
+                return damaged
+
             steps: list[Callable[[], list[Finding]]] = [
+                values,
                 lambda: rows.duplicates(connection),
                 lambda: rows.orphans(connection),
                 lambda: dead(connection),
@@ -89,6 +97,9 @@ def _inside(
                 except DBAPIError as error:
                     findings.append(unreadable(str(error.orig), file_of(url)))
                     break  # the transaction is of no more use on PostgreSQL
+                except Exception:
+                    if not damaged:  # else the values that are named already are why
+                        raise
             return findings
     finally:
         engine.dispose()

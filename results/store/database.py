@@ -148,6 +148,11 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
+def open_engines() -> list[Engine]:
+    """Return the engines of all databases that this process has opened and not given up."""
+    return list(_engines)
+
+
 _SYNC = {False: "NORMAL", True: "FULL"}
 """Of a commit in WAL mode, only FULL waits until the log is on the disk; what was logged before is then there, too."""
 _WAIT_FOR_DISK = (

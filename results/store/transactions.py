@@ -13,7 +13,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from ..errors import StoreBusy, WriteRefused
+from ..errors import Expected, RowDamaged, StoreBusy, WriteRefused
 from .database import AWAY, READ_ONLY, file_of, make_engine, place, remedy_for, shown
 
 Result = TypeVar("Result")
@@ -84,11 +84,25 @@ class Transactions:
                 session.connection(execution_options={"wait_ms": round(1000 * wait)})
             yield session
             session.commit()
+        except Exception as error:
+            session.rollback()
+            if not write and (blamed := self.blame(error)) is not None:
+                raise blamed from error
+            raise
         except BaseException:
             session.rollback()
             raise
         finally:
             session.close()
+
+    def blame(self, error: Exception) -> RowDamaged | None:
+        """Return what to raise for an error that nobody foresaw, where the database holds a value that nobody writes."""
+        undecodable = "Could not decode" in str(error)
+        if isinstance(error, Expected) or (isinstance(error, DBAPIError) and not undecodable):
+            return None
+        from ..maintenance.values import damage_of
+
+        return damage_of([self._engine])
 
     def write(self, work: Work[Result], *, patience: float | None = None, durable: bool = False) -> Result:
         """Runs `work` in a write transaction, again and again with growing pauses while the database cannot take it.

@@ -1,0 +1,163 @@
+"""Values that no program of ours writes, as a change by hand or a failing disk leaves them.
+
+The rules are those by which a bundle's rows are checked (exchange/incoming.py). Reading does not look for such values: it asks here
+once something has failed, so that the error names the row.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Column, Connection, Engine, Integer, Table, text
+from sqlalchemy.exc import SQLAlchemyError
+
+from ..errors import RowDamaged
+from ..exchange.incoming import FIELDS, Field, by_type
+from ..store.database import shown
+from ..store.schema import Base
+from .finding import Finding, some
+
+ROWS_AT_ONCE = 10_000
+LARGEST = 1e150
+"""A number beyond this one has a square that no float holds."""
+_EXTRA = {
+    ("sweep", "tags"): Field(kind="list", null=True),
+    ("sweep", "request"): Field(kind="json", null=True),
+    ("study", "memory"): Field(kind="json"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DamagedValue:
+    """A value that its column cannot have."""
+
+    table: str
+    row: str
+    """The primary key, as `id 3` or `attempt_id 3, step 7`."""
+    column: str
+    value: str
+    """For people: short, on one line."""
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.table}.{self.column} of the row with {self.row} is {self.value}; it {self.problem}"
+
+
+def damaged_values(connection: Connection) -> Iterator[DamagedValue]:
+    """Yield every value that its column cannot have, table by table. Reads the whole database."""
+    raw = connection.connection.dbapi_connection
+    sqlite = connection.dialect.name == "sqlite"
+    before = getattr(raw, "text_factory", None)
+    if sqlite:
+        raw.text_factory = lambda content: content.decode(errors="surrogateescape")  # type: ignore[union-attr]
+    try:
+        for table in Base.metadata.tables.values():
+            yield from _of_table(connection, table)
+    finally:
+        if sqlite:
+            raw.text_factory = before  # type: ignore[union-attr]
+
+
+def damage_of(engines: Iterable[Engine]) -> RowDamaged | None:
+    """Return the error to raise in place of one that nobody foresaw, where one of the databases holds a damaged value."""
+    for engine in engines:
+        line = first_damage(engine)
+        if line is not None:
+            return RowDamaged(f"{shown(engine.url)}: {line}; run: atma-sweep db check, and restore a backup")
+    return None
+
+
+def first_damage(engine: Engine) -> str | None:
+    """Return one line about the first damaged value or dangling reference of a database; None where there is none."""
+    try:
+        with engine.execution_options(begin="BEGIN").connect() as connection:
+            damaged = next(damaged_values(connection), None)
+            if damaged is not None:
+                return str(damaged)
+            return _dangling(connection) if connection.dialect.name == "sqlite" else None
+    except SQLAlchemyError:
+        return None
+
+
+def damaged_rows(connection: Connection) -> list[Finding]:
+    """Return one error that names the damaged values of a database."""
+    lines = [str(damaged) for damaged in damaged_values(connection)]
+    if not lines:
+        return []
+    return [
+        Finding(
+            severity="error",
+            what=f"{len(lines)} values cannot be as they are: {some(lines)}",
+            remedy="they were changed by hand, or the disk fails: restore the newest backup",
+        )
+    ]
+
+
+def _dangling(connection: Connection) -> str | None:
+    """Return a line about the first row that refers to one that is not there; SQLite only."""
+    for table, rowid, parent, _ in connection.execute(text("PRAGMA foreign_key_check")):
+        return f"{table} has a row (rowid {rowid}) that refers to a row of {parent} which is not there"
+    return None
+
+
+def _of_table(connection: Connection, table: Table) -> Iterator[DamagedValue]:
+    """Yield the damaged values of one table."""
+    fields = {column.name: _field(column) for column in table.columns}
+    names = ", ".join(f'"{name}"' for name in fields)
+    keys = [column.name for column in table.primary_key]
+    rows = connection.execute(text(f'SELECT {names} FROM "{table.name}"'))
+    while part := rows.fetchmany(ROWS_AT_ONCE):
+        for (name, field), values in zip(fields.items(), zip(*part, strict=True), strict=True):
+            plain = [_plain(field, value) for value in values]
+            if field.wrong_at(plain) is None and not _too_large(field, plain):
+                continue
+            for row, value in zip(part, plain, strict=True):
+                problem = field.problem(value)
+                if problem is None and _too_large(field, [value]):
+                    problem = f"is too large to compute with (beyond {LARGEST:g})"
+                if problem is not None:
+                    row_keys = dict(zip(fields, row, strict=True))
+                    yield DamagedValue(
+                        table=table.name,
+                        row=", ".join(f"{key} {_shown(row_keys[key])}" for key in keys),
+                        column=name,
+                        value=_shown(row_keys[name]),
+                        problem=problem,
+                    )
+
+
+def _field(column: Column[Any]) -> Field:
+    """Return the rule of a column's values."""
+    key = (column.table.name, column.name)
+    if key in _EXTRA:
+        return _EXTRA[key]
+    field = FIELDS.get(key[0], {}).get(key[1])
+    if field is not None and not (column.primary_key and isinstance(column.type, Integer)):
+        return field
+    return by_type(column)
+
+
+def _plain(field: Field, value: Any) -> Any:
+    """Return a driver's value as a bundle would hold it; what cannot be one stays as it is."""
+    if field.kind == "flag" and value in (0, 1) and isinstance(value, int):
+        return bool(value)
+    if field.kind in ("json", "list") and isinstance(value, str):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+    return value
+
+
+def _too_large(field: Field, values: Sequence[Any]) -> bool:
+    """Return True where a number is finite and cannot be squared."""
+    return field.kind == "real" and any(isinstance(value, int | float) and abs(value) > LARGEST for value in values)
+
+
+def _shown(value: Any) -> str:
+    """Return a value for a message: short, on one line, with nothing that a terminal would obey."""
+    shown = ascii(value)
+    return shown if len(shown) <= 60 else f"{shown[:57]}..."

@@ -1,0 +1,179 @@
+"""Rows that were changed by hand: every reading command ends with one line or goes on, whatever a column holds."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from atma_sweep.results.errors import RowDamaged
+from atma_sweep.results.maintenance.check import check
+from atma_sweep.results.maintenance.values import first_damage
+from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.records import CurvePoint, Example, Measurement, Owner, Provenance
+from atma_sweep.results.store.schema import Base
+from atma_sweep.results.store.store import open_store
+from atma_sweep.sweep.grid.grid import load_grid
+from atma_sweep.sweep.plan.planner import record
+from here import here
+from once import once
+
+GRID = """
+name: fuzzed
+extends: tiny
+axes: {attn_type: [polar, nope], memory: [on, off], train.muon_lr: [0.01, 0.02]}
+seeds: 2
+"""
+OWNER = Owner(name="ada", host="far", pid=7, started=1.5)
+SURROGATE = b"\xed\xa0\x80"
+HOSTILE: list[Any] = [
+    None, "", "junk", "0", -1, 0, 1, 2**62, 9e999, -9e999, 1e308, -1e308, 1e-320, b"\x00\xff", "[", "[]", "{}", "null", '{"a": 1e999}',
+    "9999-99-99T99:99:99.999Z", "2026-01-02", "0001-01-01T00:00:00.000Z", "9999-12-31T23:59:59.999Z", "x\x1b[31m\u202e", "a" * 5000,
+    SURROGATE,
+]  # fmt: skip
+COMMANDS = [
+    ("status",), ("status", "--json"), ("show", "CELL"), ("report", "--table", "6"), ("report", "--table", "effects"),
+    ("report", "--table", "items"), ("report", "--table", "budget"), ("report", "--table", "contrasts"),
+    ("report", "--table", "anova"), ("report", "--figure", "loss", "--out", "loss.svg"),
+    ("report", "--dashboard", "--out", "page.html"),
+    ("export", "--out", "out.zip"), ("export", "--to", "csv", "--out", "out.csv"), ("db", "check"), ("sweeps",),
+    ("plan", "grid.yaml"), ("launch", "grid.yaml", "--dry-run"), ("logs", "CELL"), ("prune-checkpoints", "--dry-run"),
+]  # fmt: skip
+
+
+def prepare(folder: Path) -> None:
+    """A database with eight configurations at two seeds and rows in every table but those of studies."""
+    (folder / "grid.yaml").write_text(GRID)
+    cells = [record(cell) for cell in load_grid(str(folder / "grid.yaml")).expand(lambda data: "f" * 64)]
+    store = open_store(folder / "atma.db", create=True)
+    options = {"requested": [["val", 0], ["needle", 64]]}
+    store.record_revision("fuzzed", grid_text=GRID, grid_file="grid.yaml", options=options, cells=cells)
+    draw = random.Random(0)
+    for cell in cells:
+        attempt = store.start_attempt(cell.id, owner=OWNER, fence=1, steps_total=9)
+        recorder = Recorder(store, attempt.id, 1)
+        recorder.provenance(Provenance(config=dict(cell.config), seed=cell.seed, device="cpu", gpu_name="H100"))
+        recorder.curve([CurvePoint(step=s, tokens=s, wall_s=s, train_loss=draw.random()) for s in range(1, 9)])
+        found = [Measurement(probe="val", metric="val_loss", value=2 + draw.random(), unit="nats/token", n=9)]
+        found += [
+            Measurement(probe="needle", metric="digit_accuracy", length=64, value=draw.random(), unit="fraction", n=8)
+        ]
+        recorder.measurements(found)
+        items = range(4)
+        recorder.examples(
+            [Example(probe="needle", metric="digit_accuracy", length=64, item=n, value=draw.random()) for n in items]
+        )
+        store.finish_attempt(attempt.id, 1, "done")
+    store.close()
+
+
+def edit(file: Path, table: str, column: str, value: Any) -> bool:
+    """Set a column of a table's second row; False where the database itself refuses that."""
+    with closing(sqlite3.connect(file)) as connection:
+        given = "CAST(? AS TEXT)" if value is SURROGATE else "?"
+        row = f"(SELECT rowid FROM {table} ORDER BY rowid LIMIT 1 OFFSET 1)"
+        row = (
+            row
+            if connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] > 1
+            else f"(SELECT rowid FROM {table})"
+        )
+        try:
+            changed = connection.execute(f"UPDATE {table} SET {column} = {given} WHERE rowid = {row}", [value])
+            connection.commit()
+        except sqlite3.IntegrityError:
+            return False
+        return changed.rowcount == 1
+
+
+@pytest.fixture
+def folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the prepared folder."""
+    monkeypatch.delenv("ATMA_DB", raising=False)
+    return Path(shutil.copytree(once(tmp_path_factory, "fuzzed", prepare), tmp_path / "fuzzed"))
+
+
+def cell_of(folder: Path) -> str:
+    with closing(sqlite3.connect(folder / "atma.db")) as connection:
+        return str(connection.execute("SELECT id FROM cell ORDER BY rowid LIMIT 1 OFFSET 1").fetchone()[0])
+
+
+def fuzz(folder: Path, work: Path, *, seed: int, n_edits: int, n_commands: int) -> int:
+    """Run commands on copies with one value edited each; return how many ended with a line about the edited row."""
+    draw, named, cell = random.Random(seed), 0, cell_of(folder)
+    tables = [table for name, table in Base.metadata.tables.items() if name not in ("study", "trial")]
+    edits = [(table.name, column.name, value) for table in tables for column in table.columns for value in HOSTILE]
+    for table, column, value in draw.sample(edits, n_edits):
+        shutil.rmtree(work, ignore_errors=True)
+        shutil.copytree(folder, work)
+        if not edit(work / "atma.db", table, column, value):
+            continue
+        for command in draw.sample(COMMANDS, n_commands):
+            code, _, err = here(work, *(cell if word == "CELL" else word for word in command))
+            about = (table, column, value, command, err)
+            assert code in (0, 1, 2, 3), about
+            assert "Traceback" not in err, about
+            named += code == 2 and "run: atma-sweep db check" in err
+    return named
+
+
+@pytest.mark.slow
+def test_edited_rows_end_in_no_traceback(folder: Path, tmp_path: Path) -> None:
+    assert fuzz(folder, tmp_path / "work", seed=1, n_edits=30, n_commands=2) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_edited_rows_end_in_no_traceback_at_length(folder: Path, tmp_path: Path) -> None:
+    assert fuzz(folder, tmp_path / "work", seed=2, n_edits=400, n_commands=5) > 0
+
+
+NAMED: list[tuple[str, str, Any, tuple[str, ...], str]] = [
+    ("attempt", "started_at", "junk", ("status",), "attempt.started_at of the row with id 2 is 'junk'; it must be a time"),
+    ("cell", "config", "{", ("show", "CELL"), "cell.config of the row with id '{cell}' is '{{'; it must be a JSON object"),
+    ("revision_cell", "axes", b"\x00", ("status",), "revision_cell.axes of the row with revision_id 1, cell_id '{cell}' is "),
+    ("measurement", "value", 1e308, ("report", "--table", "effects"), "is 1e+308; it is too large to compute with"),
+    ("measurement", "value", 9e999, ("report", "--table", "6"), "measurement.value of the row with id "),
+    ("cell", "slug", SURROGATE, ("status",), "cell.slug of the row with id '{cell}' is '\\udced\\udca0\\udc80'; it must be text"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("table", "column", "value", "command", "said"), NAMED)
+def test_errors_name_the_edited_row(
+    folder: Path, table: str, column: str, value: Any, command: tuple[str, ...], said: str
+) -> None:
+    """As one line that ends with what to do; db check finds the same."""
+    cell = cell_of(folder)
+    assert edit(folder / "atma.db", table, column, value)
+    code, out, err = here(folder, *(cell if word == "CELL" else word for word in command))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert said.format(cell=cell) in err
+    assert "run: atma-sweep db check" in err
+    code, out, _ = here(folder, "db", "check")
+    assert (code, "error: 1 values cannot be as they are" in out) == (1, True)
+    assert said.format(cell=cell) in out
+
+
+def test_the_library_names_the_edited_row(folder: Path) -> None:
+    edit(folder / "atma.db", "attempt", "started_at", "junk")
+    store = open_store(folder / "atma.db")
+    with pytest.raises(RowDamaged, match=r"attempt\.started_at of the row with id 2 is 'junk'"):
+        store.attempts(cell_of(folder))
+    store.close()
+
+
+def test_a_dangling_reference_is_named(folder: Path) -> None:
+    """Where nothing else explains an error."""
+    store = open_store(folder / "atma.db")
+    assert first_damage(store._engine) is None
+    edit(folder / "atma.db", "measurement", "attempt_id", 999)
+    assert "measurement has a row (rowid 2) that refers to a row of attempt" in (first_damage(store._engine) or "")
+    store.close()
+
+
+def test_sound_databases_have_no_damaged_values(folder: Path, db: Path) -> None:
+    assert check(folder / "atma.db") == []
+    assert check(db) == []
