@@ -336,6 +336,25 @@ def filling(to: Path, option: str = "--out") -> Iterator[Path]:
         shutil.rmtree(aside, ignore_errors=True)
 
 
+def check_regular(path: Path, remedy: str) -> None:
+    """Refuse a path to read from that names a folder, a pipe or a device, which might never end, and an empty file.
+
+    Raises StoreError that ends with `remedy`.
+    """
+    try:
+        status = os.stat(path)
+    except FileNotFoundError as error:
+        raise StoreError(f"there is no file {_short(path)}; {remedy}") from error
+    except OSError as error:
+        raise StoreError(f"cannot read {_short(path)}: {error.strerror}; {remedy}") from error
+    if not stat.S_ISREG(status.st_mode):
+        kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+        kind = kinds.get(stat.S_IFMT(status.st_mode), "a device")
+        raise StoreError(f"{_short(path)} is {kind} and no file; {remedy}")
+    if status.st_size == 0:
+        raise StoreError(f"{_short(path)} is empty; {remedy}")
+
+
 def sha256(path: Path) -> str:
     """Return the SHA-256 of a file, in hex. Raises OSError."""
     with path.open("rb") as file:

@@ -27,7 +27,8 @@ from typing import IO, Any
 from sqlalchemy import JSON, Column, Double
 
 from ..counts import counted
-from ..errors import BundleError, StoreTooNew
+from ..errors import BundleError, StoreError, StoreTooNew
+from ..files import check_regular
 from ..store.database import jsonable
 from ..store.recorder import finite
 from ..store.schema import HEAD, REVISIONS
@@ -445,12 +446,24 @@ def _check_directory(path: Path, stream: IO[bytes], limits: Limits) -> None:
     stream.seek(0)
 
 
+def check_bundle(file: Path) -> None:
+    """Refuse what is no regular file, before anything is opened. Raises BundleError."""
+    try:
+        check_regular(file, "name a bundle that atma-sweep export wrote")
+    except StoreError as error:
+        raise BundleError(str(error)) from error
+
+
 @contextlib.contextmanager
 def opened_bundle(file: Path, limits: Limits = Limits()) -> Iterator[Bundle]:
     """A bundle to read from. Raises BundleError when the file is none or larger than the limits, StoreTooNew."""
+    check_bundle(file)
     try:
         with file.open("rb") as stream:
-            _check_directory(file, stream, limits)
+            try:
+                _check_directory(file, stream, limits)
+            except (OSError, OverflowError) as error:
+                raise zipfile.BadZipFile(str(error)) from error
             with zipfile.ZipFile(stream) as archive:
                 yield Bundle(file, archive, limits)
     except FileNotFoundError as error:
