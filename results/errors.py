@@ -49,6 +49,12 @@ class StoreAway(StoreError):
     exit_code = 3
 
 
+class StoreReplaced(StoreError):
+    """The file of the database was removed, or another was put in its place, while it was in use."""
+
+    exit_code = 3
+
+
 class SweepUnknown(StoreError):
     """No sweep has that name (or there is none at all)."""
 

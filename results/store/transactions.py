@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from ..errors import Expected, RowDamaged, StoreBusy, WriteRefused
+from ..errors import Expected, RowDamaged, StoreBusy, StoreReplaced, WriteRefused
 from .database import AWAY, READ_ONLY, file_of, make_engine, place, remedy_for, shown
 
 Result = TypeVar("Result")
@@ -52,6 +53,8 @@ class Transactions:
         self._silent: dict[bool, float] = {}
         """Since when the database takes no reads (False) or no writes (True), on the monotonic clock."""
         self._answered = 0.0
+        self._file: tuple[int, int] | None = None
+        """Device and inode of the database's file as it was first used."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         made = partial(type(self), patience=self.patience, read_only=self.read_only)
@@ -70,6 +73,7 @@ class Transactions:
     def close(self) -> None:
         """Closes the connections; new ones are opened when it is used again."""
         self._engine.dispose()
+        self._file = None
 
     @contextmanager
     def transaction(self, *, write: bool = True, durable: bool = False, wait: float | None = None) -> Iterator[Session]:
@@ -77,6 +81,7 @@ class Transactions:
 
         `wait`: seconds that it waits for a lock, at most as long as the driver would anyway.
         """
+        self._check_file()
         engine = self._reader if not write else self._durable if durable else self._engine
         session = Session(engine, expire_on_commit=False)
         try:
@@ -94,6 +99,27 @@ class Transactions:
             raise
         finally:
             session.close()
+
+    def _check_file(self) -> None:
+        """Raise StoreReplaced where the path names another file by now: what is written to the open one would be lost."""
+        if self.path is None:
+            return
+        try:
+            status = os.stat(self.path)
+        except FileNotFoundError:
+            found = None
+        except OSError:
+            return  # SQLite says better what is wrong with the folder
+        else:
+            found = status.st_dev, status.st_ino
+        if self._file is None:
+            self._file = found
+        elif found != self._file:
+            change = "was removed" if found is None else "was replaced by another file"
+            raise StoreReplaced(
+                f"{self.path} {change} while it was in use, and takes no more writes; stop what uses it, put the database "
+                "back with its -wal and -shm, then launch again"
+            )
 
     def blame(self, error: Exception) -> RowDamaged | None:
         """Return what to raise for an error that nobody foresaw, where the database holds a value that nobody writes."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ...results.errors import StoreAway, StoreBusy
+from ...results.errors import StoreAway, StoreBusy, StoreReplaced
 from ...results.store.records import AttemptState
 
 Failure = Literal["preempted", "node_lost", "infrastructure", "host_oom", "cuda_oom", "hang", "code"]
@@ -81,7 +81,9 @@ class Ending:
 def classify(error: BaseException) -> Failure:
     """The class of an exception that ended an attempt. What is not known to be the machine's fault is a mistake."""
     said = f"{type(error).__module__}.{type(error).__name__}: {error}"
-    if (isinstance(error, OSError) and error.errno in _DISK) or isinstance(error, StoreAway | StoreBusy):
+    if (isinstance(error, OSError) and error.errno in _DISK) or isinstance(
+        error, StoreAway | StoreBusy | StoreReplaced
+    ):
         return "infrastructure"
     return "host_oom" if isinstance(error, MemoryError) else of_text(said)
 
