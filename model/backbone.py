@@ -537,7 +537,7 @@ class Backbone(nn.Module):
             return
         if not registry.MIXERS.load(self.config.attn_type).has_distractor:
             raise ValueError(f"mixer {self.config.attn_type!r} has no distractor loss; switch distractor off")
-        if not any(map(self.config.is_global, range(self.config.n_layers))):
+        if not self.config.n_global_layers:
             raise ValueError("the network has no global layer, so no distractor loss; switch distractor off")
 
 

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+
+from .bounds import (
+    MAX_FLOAT,
+    MAX_HEADS,
+    MAX_INT64,
+    MAX_LAYERS,
+    MAX_LENGTH,
+    MAX_RATIO,
+    MAX_TAPS,
+    MAX_VOCABULARY,
+    MAX_WIDTH,
+)
 
 _WORDS = {"on": True, "yes": True, "true": True, "off": False, "no": False, "false": False}
+MAX_SHOWN_BITS = 200
+"""Of a whole number that a message shows in full, 60 digits."""
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*)(\.\d*)?([eE][-+]?\d+)?")
 
 
@@ -21,7 +36,9 @@ def _whole(value: Any) -> Any:
     if isinstance(value, bool):
         raise ValueError(f"must be a whole number, got {value!r}")
     if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
-        value = float(value.replace("_", "")) if re.search(r"[.eE]", value) else int(value.replace("_", ""))
+        digits = value.strip().replace("_", "")
+        # Python refuses to read a whole number of more than 4,300 digits; as a float it is infinite, which no field takes
+        value = float(digits) if len(digits) > 4000 or re.search(r"[.eE]", digits) else int(digits)
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value
@@ -29,7 +46,9 @@ def _whole(value: Any) -> Any:
 
 def _real(value: Any) -> Any:
     if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
-        return float(value.replace("_", ""))
+        value = float(value.replace("_", ""))
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"must be a finite number, got {value}")
     return value
 
 
@@ -39,19 +58,48 @@ def _real_or_none(value: Any) -> Any:
     number = _real(value)
     if isinstance(number, bool) or not isinstance(number, int | float) or not number > 0:
         raise ValueError(f"must be a number above 0, or none, got {value!r}")
+    if number > MAX_FLOAT:
+        raise ValueError(f"must be at most {MAX_FLOAT:g}, or none, got {quoted(value)}")
     return float(number)
+
+
+def quoted(value: Any) -> str:
+    """Return a value as a message quotes it; a whole number too long to read by its size alone."""
+    if isinstance(value, int) and value.bit_length() > MAX_SHOWN_BITS:
+        return f"a whole number of {value.bit_length()} bits"
+    return repr(value)
+
+
+def _within_int64(value: int) -> int:
+    if abs(value) > MAX_INT64:
+        raise ValueError(f"must be from {-MAX_INT64} to {MAX_INT64}, got {quoted(value)}")
+    return value
+
+
+def _within_floats(value: float) -> float:
+    if abs(value) > MAX_FLOAT:
+        raise ValueError(f"must be from {-MAX_FLOAT:g} to {MAX_FLOAT:g}, got {value!r}")
+    return value
 
 
 Flag = Annotated[bool, BeforeValidator(flag)]
 """A boolean that also understands on/off/yes/no."""
-Int = Annotated[int, BeforeValidator(_whole)]
-"""An integer that also understands 1e9 and 1_000_000_000."""
-Float = Annotated[float, BeforeValidator(_real)]
-"""A float that also understands 1e-3 written as text."""
+Int = Annotated[int, BeforeValidator(_whole), AfterValidator(_within_int64)]
+"""An integer that also understands 1e9 and 1_000_000_000; `knob` bounds it further."""
+Float = Annotated[float, BeforeValidator(_real), AfterValidator(_within_floats)]
+"""A float that also understands 1e-3 written as text; `knob` bounds it further."""
 PositiveOrNone = Annotated[
     float | Literal["none"],
     BeforeValidator(_real_or_none),
-    WithJsonSchema({"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "null"}, {"const": "none"}]}),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_FLOAT},
+                {"type": "null"},
+                {"const": "none"},
+            ]
+        }
+    ),
 ]
 """A float above zero, or "none", a word so that whoever reads the config sees that it was chosen."""
 
@@ -61,7 +109,7 @@ def knob(default: Any, doc: str, *, identity: Any = ..., **limits: Any) -> Any:
 
     A cell's id leaves out fields that stand at their identity default, so a field added later must declare the value
     that every older cell implicitly had, and must never change it, even when `default` moves. Without `identity` the
-    field always enters the id.
+    field always enters the id. `limits` are pydantic's `ge`, `gt`, `le` and `lt`; a number has a lower and an upper one.
     """
     extra = {} if identity is ... else {"identity": identity}
     return Field(default, description=doc, json_schema_extra=extra, **limits)
@@ -76,25 +124,29 @@ class Config(BaseModel):
 class ModelConfig(Config):
     """The network of one cell (docs/mechanisms.md)."""
 
-    d_model: Int = knob(1024, "Width of the residual stream.", ge=8)
-    n_layers: Int = knob(16, "Number of blocks.", ge=1)
-    n_heads: Int = knob(8, "Query heads of a global layer.", ge=1)
-    n_kv_heads: Int = knob(2, "Key and value heads; divides n_heads.", ge=1)
-    head_dim: Int = knob(128, "Size of one head.", ge=2)
-    vocab_size: Int = knob(50304, "Rows of the embedding and of the head; at least the tokenizer's vocabulary.", ge=2)
-    attn_every: Int = knob(4, "Block i is global if i mod attn_every equals attn_offset.", identity=4, ge=1)
-    attn_offset: Int = knob(2, "See attn_every.", identity=2, ge=0)
+    d_model: Int = knob(1024, "Width of the residual stream.", ge=8, le=MAX_WIDTH)
+    n_layers: Int = knob(16, "Number of blocks.", ge=1, le=MAX_LAYERS)
+    n_heads: Int = knob(8, "Query heads of a global layer.", ge=1, le=MAX_HEADS)
+    n_kv_heads: Int = knob(2, "Key and value heads; divides n_heads.", ge=1, le=MAX_HEADS)
+    head_dim: Int = knob(128, "Size of one head.", ge=2, le=MAX_WIDTH)
+    vocab_size: Int = knob(
+        50304, "Rows of the embedding and of the head; at least the tokenizer's vocabulary.", ge=2, le=MAX_VOCABULARY
+    )
+    attn_every: Int = knob(
+        4, "Block i is global if i mod attn_every equals attn_offset.", identity=4, ge=1, le=MAX_LAYERS
+    )
+    attn_offset: Int = knob(2, "See attn_every.", identity=2, ge=0, le=MAX_LAYERS)
     mlp: Literal["relu2", "swiglu"] = knob(
         "relu2", "Gate of the MLP: g relu(a)^2, or g silu(a), of the two halves a and g.", identity="relu2"
     )
-    mlp_ratio: Int = knob(4, "Hidden width of the gated MLP over d_model.", identity=4, ge=1)
-    conv_taps: Int = knob(3, "Taps of the gated convolution.", identity=3, ge=1)
+    mlp_ratio: Int = knob(4, "Hidden width of the gated MLP over d_model.", identity=4, ge=1, le=MAX_RATIO)
+    conv_taps: Int = knob(3, "Taps of the gated convolution.", identity=3, ge=1, le=MAX_TAPS)
     canon: Flag = knob(
         True,
         "Convolve q, k and v before mixing (Canon), where the mixer's own settings say so; off: whatever they say, not.",
         identity=True,
     )
-    canon_taps: Int = knob(4, "Taps of the Canon convolution on q, k and v.", identity=4, ge=1)
+    canon_taps: Int = knob(4, "Taps of the Canon convolution on q, k and v.", identity=4, ge=1, le=MAX_TAPS)
     qk_norm: Flag = knob(True, "RMS-norm queries and keys, per head and without a weight.", identity=True)
     output_gate: Flag = knob(
         True, "Multiply what a head reads by a gate that its token gives, before the output projection.", identity=True
@@ -108,7 +160,7 @@ class ModelConfig(Config):
         True, "Where projections have a bias, those to queries, keys and values have one too.", identity=True
     )
     head_bias: Flag = knob(True, "Where projections have a bias, the head has one too.", identity=True)
-    norm_eps: Float = knob(1e-6, "Epsilon of the weighted RMS norms.", identity=1e-6, gt=0)
+    norm_eps: Float = knob(1e-6, "Epsilon of the weighted RMS norms.", identity=1e-6, gt=0, le=MAX_FLOAT)
     residual: Literal["pre-norm", "normed"] = knob(
         "pre-norm",
         "What a branch is added to: the stream x, or the normed stream that the branch reads, norm(x).",
@@ -149,7 +201,7 @@ class ModelConfig(Config):
     )
     position_settings: dict[str, dict[str, Any]] = knob({}, "Settings by position scheme.", identity={})
     window: Flag = knob(False, "Train the global layers with a sliding window.", identity=False)
-    window_size: Int = knob(1024, "Keys in the window, the query's own included.", ge=1)
+    window_size: Int = knob(1024, "Keys in the window, the query's own included.", ge=1, le=MAX_LENGTH)
 
     @model_validator(mode="after")
     def _shapes_agree(self) -> ModelConfig:
@@ -158,6 +210,11 @@ class ModelConfig(Config):
         if self.attn_offset >= self.attn_every:
             raise ValueError(f"attn_offset ({self.attn_offset}) must be below attn_every ({self.attn_every})")
         return self
+
+    @property
+    def n_global_layers(self) -> int:
+        """Number of blocks that mix globally, without a loop over them."""
+        return len(range(self.attn_offset, self.n_layers, self.attn_every))
 
     def is_global(self, layer: int) -> bool:
         """Whether block `layer` (0-based) mixes globally; the others are gated convolutions."""

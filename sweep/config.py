@@ -8,6 +8,19 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from ..model import registry
+from ..model.bounds import (
+    MAX_COUNT,
+    MAX_CPUS,
+    MAX_FLOAT,
+    MAX_GIB,
+    MAX_INT64,
+    MAX_ITERATIONS,
+    MAX_LENGTH,
+    MAX_MINUTES,
+    MAX_TOKENS,
+    MAX_VALUES,
+    MAX_WIDTH,
+)
 from ..model.config import Config, Flag, Float, Int, ModelConfig, flag, knob
 
 
@@ -50,12 +63,14 @@ class DataConfig(Config):
     end_of_text: str | None = aside(
         None, "For json: the token that ends a text, when the file names it unusually (<|endoftext|>, </s>, ...)."
     )
-    train_tokens: Int | None = aside(None, "Training tokens to prepare; none takes all there are.", ge=1)
+    train_tokens: Int | None = aside(None, "Training tokens to prepare; none takes all there are.", ge=1, le=MAX_TOKENS)
     heldout: str | None = aside(
         None,
         "Corpus, or folder or file of text, that gives the long documents of the probes; none: the corpus itself.",
     )
-    heldout_tokens: Int = aside(65_601, "Tokens that a document needs to be held out for the length probes.", ge=2)
+    heldout_tokens: Int = aside(
+        65_601, "Tokens that a document needs to be held out for the length probes.", ge=2, le=MAX_LENGTH
+    )
     fingerprint: str | None = knob(None, "SHA-256 of the tokenised splits, filled in when the corpus is prepared.")
     shuffle: Flag = knob(
         True, "Visit the rows of the stream in an order drawn from the seed; off reads in file order.", identity=True
@@ -80,10 +95,12 @@ MUON_FIELDS = ("muon_lr", "muon_momentum", "muon_weight_decay", "muon_iterations
 class TrainConfig(Config):
     """The training recipe (docs/mechanisms.md, "Training")."""
 
-    tokens: Int = knob(996_147_200, "Training tokens; steps = floor(tokens / batch_tokens).", ge=1)
-    seq_len: Int = knob(2048, "Tokens of one row.", ge=2)
-    batch_tokens: Int = knob(524_288, "Tokens of one optimizer step; a multiple of seq_len * micro_batch.", ge=2)
-    micro_batch: Int = knob(4, "Rows of one forward pass; in the id because regularizers see it.", ge=1)
+    tokens: Int = knob(996_147_200, "Training tokens; steps = floor(tokens / batch_tokens).", ge=1, le=MAX_TOKENS)
+    seq_len: Int = knob(2048, "Tokens of one row.", ge=2, le=MAX_LENGTH)
+    batch_tokens: Int = knob(
+        524_288, "Tokens of one optimizer step; a multiple of seq_len * micro_batch.", ge=2, le=MAX_LENGTH
+    )
+    micro_batch: Int = knob(4, "Rows of one forward pass; in the id because regularizers see it.", ge=1, le=MAX_COUNT)
     loss_reduction: Literal["mean", "sum"] = knob(
         "mean",
         "Cross-entropy per token averaged, or summed over the micro-batch (the published runs).",
@@ -95,7 +112,11 @@ class TrainConfig(Config):
         identity="all",
     )
     warmup_steps: Int = knob(
-        0, "Steps over which the learning rate rises to its full value, in equal parts.", identity=0, ge=0
+        0,
+        "Steps over which the learning rate rises to its full value, in equal parts.",
+        identity=0,
+        ge=0,
+        le=MAX_TOKENS,
     )
     schedule: Literal["cosine", "linear", "wsd"] = knob(
         "cosine",
@@ -105,27 +126,35 @@ class TrainConfig(Config):
     constant: Float = knob(
         0.3, "Fraction of the steps after the warm-up at the full learning rate.", identity=0.3, ge=0, le=1
     )
-    clip: Float = knob(1.0, "Largest global gradient norm.", identity=1.0, gt=0)
+    clip: Float = knob(1.0, "Largest global gradient norm.", identity=1.0, gt=0, le=MAX_FLOAT)
     optimizer: Literal["muon", "adamw"] = knob(
         "muon", "Optimizer of the matrices inside blocks; the rest always has AdamW.", identity="muon"
     )
     matrix_lr: Float = knob(
-        3e-4, "AdamW learning rate of the matrices inside blocks, with optimizer: adamw.", identity=3e-4, ge=0
+        3e-4,
+        "AdamW learning rate of the matrices inside blocks, with optimizer: adamw.",
+        identity=3e-4,
+        ge=0,
+        le=MAX_FLOAT,
     )
-    muon_lr: Float = knob(0.02, "Learning rate of Muon.", identity=0.02, ge=0)
+    muon_lr: Float = knob(0.02, "Learning rate of Muon.", identity=0.02, ge=0, le=MAX_FLOAT)
     muon_momentum: Float = knob(0.95, "Nesterov momentum of Muon.", identity=0.95, ge=0, lt=1)
-    muon_weight_decay: Float = knob(0.01, "Decoupled weight decay of Muon.", identity=0.01, ge=0)
-    muon_iterations: Int = knob(12, "Newton-Schulz iterations of Muon.", identity=12, ge=1)
-    embedding_lr: Float = knob(0.3, "AdamW learning rate of the embedding.", identity=0.3, ge=0)
-    head_lr: Float = knob(1 / 320, "AdamW learning rate of the head's weight.", identity=1 / 320, ge=0)
+    muon_weight_decay: Float = knob(0.01, "Decoupled weight decay of Muon.", identity=0.01, ge=0, le=MAX_FLOAT)
+    muon_iterations: Int = knob(12, "Newton-Schulz iterations of Muon.", identity=12, ge=1, le=MAX_ITERATIONS)
+    embedding_lr: Float = knob(0.3, "AdamW learning rate of the embedding.", identity=0.3, ge=0, le=MAX_FLOAT)
+    head_lr: Float = knob(1 / 320, "AdamW learning rate of the head's weight.", identity=1 / 320, ge=0, le=MAX_FLOAT)
     scalar_lr: Float = knob(
-        0.01, "AdamW learning rate of biases, norm weights and per-head scalars.", identity=0.01, ge=0
+        0.01, "AdamW learning rate of biases, norm weights and per-head scalars.", identity=0.01, ge=0, le=MAX_FLOAT
     )
     adam_beta1: Float = knob(0.8, "First AdamW beta.", identity=0.8, ge=0, lt=1)
     adam_beta2: Float = knob(0.95, "Second AdamW beta.", identity=0.95, ge=0, lt=1)
-    adam_eps: Float = knob(1e-10, "AdamW epsilon.", identity=1e-10, gt=0)
+    adam_eps: Float = knob(1e-10, "AdamW epsilon.", identity=1e-10, gt=0, le=MAX_FLOAT)
     adam_weight_decay: Float = knob(
-        0.0, "Decoupled weight decay of everything that AdamW has, biases and norms included.", identity=0.0, ge=0
+        0.0,
+        "Decoupled weight decay of everything that AdamW has, biases and norms included.",
+        identity=0.0,
+        ge=0,
+        le=MAX_FLOAT,
     )
     regularizer: str = knob(
         "baseline", "Representation regularizer on every block's output; baseline is none.", identity="baseline"
@@ -134,10 +163,12 @@ class TrainConfig(Config):
         None, "SHA-256 of the plugin file that defines the regularizer.", identity=None
     )
     regularizer_weight: Float = knob(0.01, "alpha: loss = (1 - alpha) CE + alpha reg.", identity=0.01, ge=0, le=1)
-    regularizer_sketch: Int = knob(64, "Random directions of the regularizer.", identity=64, ge=1)
+    regularizer_sketch: Int = knob(64, "Random directions of the regularizer.", identity=64, ge=1, le=MAX_WIDTH)
     distractor: Flag = knob(False, "Add the distractor loss of the global layers.", identity=False)
-    distractor_weight: Float = knob(0.01, "Weight of the distractor loss.", identity=0.01, ge=0)
-    distractor_count: Int | None = knob(None, "Distractor vectors per row; none means seq_len.", identity=None, ge=0)
+    distractor_weight: Float = knob(0.01, "Weight of the distractor loss.", identity=0.01, ge=0, le=MAX_FLOAT)
+    distractor_count: Int | None = knob(
+        None, "Distractor vectors per row; none means seq_len.", identity=None, ge=0, le=MAX_LENGTH
+    )
     deterministic: Flag = knob(
         False, "Only operations that repeat bit for bit, on CUDA slower; the CPU always repeats.", identity=False
     )
@@ -224,8 +255,8 @@ class SamplesConfig(Config):
     """Text that the network writes at every validation, to be read. None without prompts."""
 
     prompts: tuple[str, ...] = knob((), 'How each text begins; "" begins a text. None writes nothing.')
-    tokens: Int = knob(64, "Tokens of a text at most; the end of a text ends it before.", ge=1)
-    temperature: Float = knob(0.8, "Below 1 bolder, above 1 wilder; 0: always the likeliest token.", ge=0)
+    tokens: Int = knob(64, "Tokens of a text at most; the end of a text ends it before.", ge=1, le=MAX_LENGTH)
+    temperature: Float = knob(0.8, "Below 1 bolder, above 1 wilder; 0: always the likeliest token.", ge=0, le=MAX_FLOAT)
     top_p: Float = knob(1.0, "Draws from the fewest tokens that have this probability together.", gt=0, le=1)
 
 
@@ -233,14 +264,21 @@ class EvalConfig(Config):
     """What is measured. Outside the id: changing it never retrains a cell."""
 
     probes: tuple[str, ...] = knob(("val", "clean", "junk", "needle"), "Probes to run, by name.")
-    lengths: tuple[Int, ...] = knob((2048, 4096, 8192, 16384, 32768, 65536), "Context lengths in tokens, rising.")
-    validate_every: Int = knob(125, "Optimizer steps between points of the validation curve.", ge=1)
-    validation_tokens: Int = knob(2_097_152, "Tokens of the validation loss, from the start of the split.", ge=2)
-    documents: Int = knob(16, "Held-out documents of the probes that read documents.", ge=1)
+    lengths: tuple[Annotated[Int, Field(le=MAX_LENGTH)], ...] = knob(
+        (2048, 4096, 8192, 16384, 32768, 65536), "Context lengths in tokens, rising.", max_length=MAX_VALUES
+    )
+    validate_every: Int = knob(125, "Optimizer steps between points of the validation curve.", ge=1, le=MAX_TOKENS)
+    validation_tokens: Int = knob(
+        2_097_152, "Tokens of the validation loss, from the start of the split.", ge=2, le=MAX_TOKENS
+    )
+    documents: Int = knob(16, "Held-out documents of the probes that read documents.", ge=1, le=MAX_COUNT)
     settings: dict[str, dict[str, Any]] = knob({}, "Settings by probe name.")
     samples: SamplesConfig = knob(SamplesConfig(), "Text that the network writes at every validation.")
     chunk_tokens: Int = knob(
-        8192, "Tokens that an evaluation works through at a time; bounds memory, changes numbers by rounding.", ge=1
+        8192,
+        "Tokens that an evaluation works through at a time; bounds memory, changes numbers by rounding.",
+        ge=1,
+        le=MAX_LENGTH,
     )
 
     @model_validator(mode="before")
@@ -289,8 +327,10 @@ class Resources(Config):
         le=1,
     )
     gpu_type: str | None = knob(None, "A word of the GPU's name, such as H200, that it must have; none: any GPU.")
-    cpus: Int = knob(1, "CPU cores, and torch threads, of an attempt.", ge=1)
-    memory_gb: Float | None = knob(None, "Memory in GiB that an attempt is given room for; none: not counted.", gt=0)
+    cpus: Int = knob(1, "CPU cores, and torch threads, of an attempt.", ge=1, le=MAX_CPUS)
+    memory_gb: Float | None = knob(
+        None, "Memory in GiB that an attempt is given room for; none: not counted.", gt=0, le=MAX_GIB
+    )
     on_cuda_oom: Literal["fail", "halve"] = knob(
         "fail", "When a training runs out of GPU memory: give up, or once more with half the micro-batch, marked so."
     )
@@ -298,7 +338,9 @@ class Resources(Config):
         "longest",
         "Which cells start first: the longest; matched pairs, so that half a sweep can be read; those of declared contrasts; as listed.",
     )
-    hang_minutes: Float = knob(30.0, "Minutes without any progress after which an attempt is killed and retried.", gt=0)
+    hang_minutes: Float = knob(
+        30.0, "Minutes without any progress after which an attempt is killed and retried.", gt=0, le=MAX_MINUTES
+    )
 
     @model_validator(mode="after")
     def _gpu_makes_sense(self) -> Resources:
@@ -312,8 +354,10 @@ class Resources(Config):
 class CheckpointConfig(Config):
     """How often a running attempt saves itself and what stays. Outside the id."""
 
-    every_minutes: Float = knob(10.0, "Minutes between checkpoints.", gt=0)
-    every_steps: Int | None = knob(None, "Optimizer steps between checkpoints, besides the minutes.", ge=1)
+    every_minutes: Float = knob(10.0, "Minutes between checkpoints.", gt=0, le=MAX_MINUTES)
+    every_steps: Int | None = knob(
+        None, "Optimizer steps between checkpoints, besides the minutes.", ge=1, le=MAX_TOKENS
+    )
     keep: Literal["nothing", "weights", "everything"] = knob("weights", "What stays on disk when the cell is done.")
     path: str | None = knob(
         None, "Folder or fsspec URL (s3://bucket/...) for checkpoints and kept weights; none: the attempt's own folder."
@@ -333,7 +377,7 @@ class CellConfig(Config):
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     train: TrainConfig = TrainConfig()
-    seed: Int = knob(0, "Replicate; every random draw is a function of it.", ge=0)
+    seed: Int = knob(0, "Replicate; every random draw is a function of it.", ge=0, le=MAX_INT64)
     eval: EvalConfig = EvalConfig()
     resources: Resources = Resources()
     checkpoint: CheckpointConfig = CheckpointConfig()

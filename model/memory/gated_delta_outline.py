@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from ..bounds import MAX_LENGTH
 from ..config import Config, Int, ModelConfig, knob
 from ..parts import MemoryConfig, MemoryOutline, Shapes, linear
 
@@ -11,7 +12,7 @@ from ..parts import MemoryConfig, MemoryOutline, Shapes, linear
 class GatedDeltaConfig(MemoryConfig):
     """Settings of the gated delta memory."""
 
-    chunk: Int = knob(64, "Tokens solved together; changes rounding and speed only.", identity=64, ge=1)
+    chunk: Int = knob(64, "Tokens solved together; changes rounding and speed only.", identity=64, ge=1, le=MAX_LENGTH)
 
 
 class GatedDeltaOutline(MemoryOutline):
@@ -52,7 +53,9 @@ class DeltaNetOutline(MemoryOutline):
 class KDAConfig(MemoryConfig):
     """Settings of the memory with a retention a channel."""
 
-    chunk: Int = knob(16, "Tokens solved together without a GPU; changes rounding and speed only.", identity=16, ge=1)
+    chunk: Int = knob(
+        16, "Tokens solved together without a GPU; changes rounding and speed only.", identity=16, ge=1, le=MAX_LENGTH
+    )
 
 
 class KDAOutline(MemoryOutline):

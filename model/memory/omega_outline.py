@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 from ...kernels.omega.columns import columns
+from ..bounds import MAX_FLOAT, MAX_LENGTH, MAX_RATIO, MAX_WIDTH
 from ..config import Config, Flag, Float, Int, ModelConfig, knob
 from ..parts import MemoryConfig, MemoryOutline, Shapes, linear
 
@@ -15,37 +16,59 @@ MOST_COLUMNS = 1 << 16
 class OmegaConfig(MemoryConfig):
     """Of a memory that takes gradient steps on the last pairs."""
 
-    window: Int = knob(16, "Tokens whose pairs are in the loss of each step.", identity=16, ge=1)
+    window: Int = knob(16, "Tokens whose pairs are in the loss of each step.", identity=16, ge=1, le=MAX_LENGTH)
     chunk: Int = knob(
         16, "Tokens after which gradients are taken at the memory as it is then; 1 takes each where it stands.",
-        identity=16, ge=1,
+        identity=16, ge=1, le=MAX_LENGTH,
     )  # fmt: skip
     features: Literal["identity", "poly2", "sketch"] = knob(
         "identity",
         "Of keys and queries: as they are, all products of up to two channels, or random sums of products.",
         identity="identity",
     )
-    sketch: Int = knob(16, "Random sums a head of `features: sketch`; the feature has their square.", identity=16, ge=1)
-    degree: Int = knob(2, "Channels that a column of a sketch multiplies, even.", identity=2, ge=2)
+    sketch: Int = knob(
+        16, "Random sums a head of `features: sketch`; the feature has their square.", identity=16, ge=1, le=MAX_WIDTH
+    )
+    degree: Int = knob(2, "Channels that a column of a sketch multiplies, even.", identity=2, ge=2, le=MAX_WIDTH)
     normalise: Flag = knob(True, "Features have length 1.", identity=True)
     memory: Literal["matrix", "mlp2"] = knob(
         "matrix", "What learns the pairs: a matrix, or a network with one hidden layer.", identity="matrix"
     )
-    hidden: Int = knob(4, "Units of that layer, in head sizes.", identity=4, ge=1)
-    keep_offset: Float = knob(3.9, "Initial logit of what a token keeps of the memory: 3.9 is 0.98.", identity=3.9)
-    step_offset: Float = knob(-1.0, "Initial logit of the step: -1 is 0.27.", identity=-1.0)
+    hidden: Int = knob(4, "Units of that layer, in head sizes.", identity=4, ge=1, le=MAX_RATIO)
+    keep_offset: Float = knob(
+        3.9,
+        "Initial logit of what a token keeps of the memory: 3.9 is 0.98.",
+        identity=3.9,
+        ge=-MAX_FLOAT,
+        le=MAX_FLOAT,
+    )
+    step_offset: Float = knob(
+        -1.0, "Initial logit of the step: -1 is 0.27.", identity=-1.0, ge=-MAX_FLOAT, le=MAX_FLOAT
+    )
 
 
 class AtlasConfig(OmegaConfig):
     """With a momentum, whose steps are made orthogonal."""
 
-    chunk: Int = knob(64, "Tokens after which gradients are taken at the memory as it is then.", identity=64, ge=1)
-    keep_offset: Float = knob(
-        6.4, "Initial logit of what a token keeps of the memory: 6.4 keeps 0.9 in 64.", identity=6.4
+    chunk: Int = knob(
+        64, "Tokens after which gradients are taken at the memory as it is then.", identity=64, ge=1, le=MAX_LENGTH
     )
-    step_offset: Float = knob(-1.1, "Initial logit of the step: -1.1 is 0.25.", identity=-1.1)
+    keep_offset: Float = knob(
+        6.4,
+        "Initial logit of what a token keeps of the memory: 6.4 keeps 0.9 in 64.",
+        identity=6.4,
+        ge=-MAX_FLOAT,
+        le=MAX_FLOAT,
+    )
+    step_offset: Float = knob(
+        -1.1, "Initial logit of the step: -1.1 is 0.25.", identity=-1.1, ge=-MAX_FLOAT, le=MAX_FLOAT
+    )
     momentum_offset: Float = knob(
-        2.94, "Initial logit of what a token keeps of the momentum: 2.94 is 0.95.", identity=2.94
+        2.94,
+        "Initial logit of what a token keeps of the momentum: 2.94 is 0.95.",
+        identity=2.94,
+        ge=-MAX_FLOAT,
+        le=MAX_FLOAT,
     )
     orthogonal: Literal["chunk", "token", "none"] = knob(
         "chunk",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from ..bounds import MAX_FLOAT, MAX_LENGTH
 from ..config import Config, Float, Int, ModelConfig, knob
 from ..parts import MixerConfig, MixerOutline, Shapes, attention_flops
 
@@ -11,25 +12,30 @@ from ..parts import MixerConfig, MixerOutline, Shapes, attention_flops
 class ALiBiConfig(MixerConfig):
     """Slopes are fixed."""
 
-    scale: Float | None = knob(None, "Factor of the scores; none is 1 / sqrt(head_dim).", identity=None)
+    scale: Float | None = knob(
+        None, "Factor of the scores; none is 1 / sqrt(head_dim).", identity=None, ge=-MAX_FLOAT, le=MAX_FLOAT
+    )
 
 
 class RelConfig(ALiBiConfig):
     """Of a learned number for each head and distance."""
 
-    reach: Int = knob(512, "Distance from which on all have the last number.", identity=512, ge=1)
+    reach: Int = knob(512, "Distance from which on all have the last number.", identity=512, ge=1, le=MAX_LENGTH)
     buckets: Int | None = knob(
         None,
         "Numbers a head: half for the first distances, half for ranges that grow up to reach. None: one a distance.",
         identity=None,
         ge=2,
+        le=MAX_LENGTH,
     )
 
 
 class CoPEConfig(ALiBiConfig):
     """Of positions that count gates instead of tokens."""
 
-    positions: Int = knob(64, "Positions that have a vector; farther keys have the last.", identity=64, ge=1)
+    positions: Int = knob(
+        64, "Positions that have a vector; farther keys have the last.", identity=64, ge=1, le=MAX_LENGTH
+    )
 
 
 class ALiBiOutline(MixerOutline):

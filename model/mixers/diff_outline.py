@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from ...kernels.rotary_forms import check_rotary
+from ..bounds import MAX_FLOAT
 from ..config import Config, Float, ModelConfig, knob
 from ..parts import MixerConfig, MixerOutline, Shapes
 
@@ -12,10 +13,12 @@ from ..parts import MixerConfig, MixerOutline, Shapes
 class DiffConfig(MixerConfig):
     """Of pairs of heads."""
 
-    scale: Float | None = knob(None, "Factor of the scores; none is 1 / sqrt(head_dim).", identity=None)
+    scale: Float | None = knob(
+        None, "Factor of the scores; none is 1 / sqrt(head_dim).", identity=None, ge=-MAX_FLOAT, le=MAX_FLOAT
+    )
     rotary: Literal["full", "half-truncated", "none"] = knob("full", "Rotary positions.", identity="full")
-    base: Float = knob(10000.0, "Base of the rotary frequencies.", identity=10000.0, gt=1)
-    norm_eps: Float = knob(1e-5, "Epsilon of the norm of what a pair reads.", identity=1e-5, gt=0)
+    base: Float = knob(10000.0, "Base of the rotary frequencies.", identity=10000.0, gt=1, le=MAX_FLOAT)
+    norm_eps: Float = knob(1e-5, "Epsilon of the norm of what a pair reads.", identity=1e-5, gt=0, le=MAX_FLOAT)
 
 
 class DiffOutline(MixerOutline):

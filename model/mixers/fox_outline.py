@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from ..bounds import MAX_FLOAT
 from ..config import Config, Float, ModelConfig, knob
 from ..parts import MixerConfig, MixerOutline, Shapes, attention_flops, gate
 
@@ -11,9 +12,13 @@ from ..parts import MixerConfig, MixerOutline, Shapes, attention_flops, gate
 class FoXConfig(MixerConfig):
     """Of a gate for each head and token."""
 
-    scale: Float | None = knob(None, "Factor of the scores; none is 1 / sqrt(head_dim).", identity=None)
-    gate_bias: Float = knob(0.0, "Initial bias of the gates' logits: 0 keeps a half.", identity=0.0)
-    gate_std: Float = knob(0.02, "Initial deviation of the gates' projection.", identity=0.02, ge=0)
+    scale: Float | None = knob(
+        None, "Factor of the scores; none is 1 / sqrt(head_dim).", identity=None, ge=-MAX_FLOAT, le=MAX_FLOAT
+    )
+    gate_bias: Float = knob(
+        0.0, "Initial bias of the gates' logits: 0 keeps a half.", identity=0.0, ge=-MAX_FLOAT, le=MAX_FLOAT
+    )
+    gate_std: Float = knob(0.02, "Initial deviation of the gates' projection.", identity=0.02, ge=0, le=MAX_FLOAT)
 
 
 class FoXOutline(MixerOutline):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from ..bounds import MAX_FLOAT, MAX_TAPS, MAX_WIDTH
 from ..config import Config, Float, Int, ModelConfig, knob
 from ..parts import MixerConfig, MixerOutline, Shapes, attention_flops, gate, linear
 
@@ -14,13 +15,21 @@ CHUNK = 64
 class PaTHConfig(MixerConfig):
     """Of a map for each KV head and token."""
 
-    scale: Float | None = knob(None, "Factor of the scores; none is 1 / sqrt(head_dim).", identity=None)
-    rank: Int | None = knob(
-        32, "Width between the two projections that w is made by; none is one projection alone.", identity=32, ge=1
+    scale: Float | None = knob(
+        None, "Factor of the scores; none is 1 / sqrt(head_dim).", identity=None, ge=-MAX_FLOAT, le=MAX_FLOAT
     )
-    taps: Int = knob(3, "Taps of the convolution over w.", identity=3, ge=1)
-    gate_bias: Float = knob(0.0, "Initial bias of beta's logits: 0 makes beta 1.", identity=0.0)
-    gate_std: Float = knob(0.02, "Initial deviation of beta's projection.", identity=0.02, ge=0)
+    rank: Int | None = knob(
+        32,
+        "Width between the two projections that w is made by; none is one projection alone.",
+        identity=32,
+        ge=1,
+        le=MAX_WIDTH,
+    )
+    taps: Int = knob(3, "Taps of the convolution over w.", identity=3, ge=1, le=MAX_TAPS)
+    gate_bias: Float = knob(
+        0.0, "Initial bias of beta's logits: 0 makes beta 1.", identity=0.0, ge=-MAX_FLOAT, le=MAX_FLOAT
+    )
+    gate_std: Float = knob(0.02, "Initial deviation of beta's projection.", identity=0.02, ge=0, le=MAX_FLOAT)
 
 
 class PaTHOutline(MixerOutline):

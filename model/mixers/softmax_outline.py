@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 from ...kernels.rotary_forms import check_rotary
+from ..bounds import MAX_FLOAT
 from ..config import Config, Flag, Float, ModelConfig, knob
 from ..parts import MixerConfig, MixerOutline, Shapes, attention_flops
 
@@ -12,7 +13,9 @@ from ..parts import MixerConfig, MixerOutline, Shapes, attention_flops
 class SoftmaxConfig(MixerConfig):
     """Settings of every softmax core."""
 
-    scale: Float | None = knob(None, "Factor of the scores; none is 1 / sqrt(head_dim).", identity=None)
+    scale: Float | None = knob(
+        None, "Factor of the scores; none is 1 / sqrt(head_dim).", identity=None, ge=-MAX_FLOAT, le=MAX_FLOAT
+    )
     distractor_norm: Flag = knob(True, "RMS-norm distractor keys like real ones.", identity=True)
     distractor_window: Flag = knob(True, "Keep the window in the distractor loss.", identity=True)
 
@@ -23,7 +26,7 @@ class RoPEConfig(SoftmaxConfig):
     rotary: Literal["full", "half-truncated"] = knob(
         "full", "Rotate all pairs, or a quarter of the head size with the rest left still.", identity="full"
     )
-    base: Float = knob(10000.0, "Base of the rotary frequencies.", identity=10000.0, gt=1)
+    base: Float = knob(10000.0, "Base of the rotary frequencies.", identity=10000.0, gt=1, le=MAX_FLOAT)
 
 
 class NoPEOutline(MixerOutline):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from ..bounds import MAX_FLOAT
 from ..config import Config, Float, ModelConfig, knob
 from ..parts import Shapes, attention_flops
 from .softmax_outline import NoPEOutline, SoftmaxConfig
@@ -13,7 +14,11 @@ class SSMaxConfig(SoftmaxConfig):
     """Of one factor a head."""
 
     sharpness: Float = knob(
-        0.168, "Initial factor s of s ln n; 0.168 is 1 over the mean of ln n up to 1,024 keys.", identity=0.168
+        0.168,
+        "Initial factor s of s ln n; 0.168 is 1 over the mean of ln n up to 1,024 keys.",
+        identity=0.168,
+        ge=-MAX_FLOAT,
+        le=MAX_FLOAT,
     )
 
 

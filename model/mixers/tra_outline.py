@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+from ..bounds import MAX_FLOAT
 from ..config import Config, Float, ModelConfig, knob
 from ..parts import MixerConfig, MixerOutline, Shapes, attention_flops, gate
 
@@ -11,7 +12,9 @@ from ..parts import MixerConfig, MixerOutline, Shapes, attention_flops, gate
 class TRAConfig(MixerConfig):
     """docs/mechanisms.md says which settings around it make the authors' network."""
 
-    scale: Float | None = knob(None, "Factor of the scores; none is 1 / sqrt(head_dim).", identity=None)
+    scale: Float | None = knob(
+        None, "Factor of the scores; none is 1 / sqrt(head_dim).", identity=None, ge=-MAX_FLOAT, le=MAX_FLOAT
+    )
     empty: Literal["zero", "uniform"] = knob(
         "zero",
         "What a query reads that no key survives for: nothing, or the mean of the values it sees.",
@@ -21,7 +24,11 @@ class TRAConfig(MixerConfig):
         "head", "A gate for each head, or one for all heads of a token.", identity="head"
     )
     gate_bias: Float | None = knob(
-        None, "Initial bias of the gates' logits; none is drawn as that of any projection.", identity=None
+        None,
+        "Initial bias of the gates' logits; none is drawn as that of any projection.",
+        identity=None,
+        ge=-MAX_FLOAT,
+        le=MAX_FLOAT,
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ValidationError
 
 from ...model import outline, registry
-from ...model.config import ModelConfig, ModelConfigError
+from ...model.config import ModelConfig, ModelConfigError, quoted
 from ...model.resolve import check_model_config, memory_settings
 from .. import probes
 from ..config import CheckpointConfig, DataConfig, EvalConfig, Plugin, Resources, TrainConfig
@@ -135,12 +135,12 @@ def _problem(path: str, error: Mapping[str, Any]) -> Problem:
     value = error.get("input")
     if error["type"] == "literal_error":
         return Problem(
-            (path,), f"no such value {value!r}", re.findall(r"'([^']*)'", error["ctx"]["expected"]), str(value)
+            (path,), f"no such value {quoted(value)}", re.findall(r"'([^']*)'", error["ctx"]["expected"]), str(value)
         )
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "value_error":
         return Problem((path,), message)
-    return Problem((path,), f"{_must_be(message)}, got {value!r}")
+    return Problem((path,), f"{_must_be(message)}, got {quoted(value)}")
 
 
 def _model_problem(merged: Layer, error: ModelConfigError) -> Problem:
@@ -221,7 +221,7 @@ def agreement(
             f"train.seq_len is {train.seq_len}, but the rows of corpus {data.corpus} have {whole} tokens "
             f"(data.settings.{data.corpus}.length); make them the same",
         )
-    if not any(map(model.is_global, range(model.n_layers))):
+    if not model.n_global_layers:
         yield Problem(
             ("model.attn_offset", "model.attn_every", "model.n_layers"),
             f"none of the {model.n_layers} blocks is global, so mixer {model.attn_type} has no place; "

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from ...model.bounds import MAX_INT64
 from ...model.config import Config, Int, knob
 from ...results.store.records import AXES, CellRecord
 from ..config import CellConfig, aside
@@ -29,8 +30,8 @@ class Model(Config):
         "text: cut at the same characters for every model; native: at as many of its own tokens, the published way.",
     )
     family: str = aside("", "Model type of its config.json.")
-    context: Int | None = aside(None, "Tokens that it was trained to read, as its config says.")
-    places: Int | None = aside(None, "Tokens beyond which it has no positions.")
+    context: Int | None = aside(None, "Tokens that it was trained to read, as its config says.", ge=0, le=MAX_INT64)
+    places: Int | None = aside(None, "Tokens beyond which it has no positions.", ge=0, le=MAX_INT64)
     folder: str = aside("", "Where its files lie.")
 
 

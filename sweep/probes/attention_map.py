@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from pydantic import Field
+
+from ...model.bounds import MAX_HEADS, MAX_LAYERS
 from ...model.config import Int, knob
 from ...results import metrics
 from ...results.late import Late
@@ -33,10 +36,10 @@ class AttentionMapConfig(ProbeConfig):
     """Settings of the probe attention_map."""
 
     tokens: Int = knob(64, "Tokens of the text, the first of the validation split.", ge=2, le=512)
-    layers: tuple[Int, ...] = knob(
+    layers: tuple[Annotated[Int, Field(ge=0, lt=MAX_LAYERS)], ...] = knob(
         (), "Layers whose maps are kept, as the network counts them from 0; empty: all that have some."
     )
-    heads: Int = knob(8, "Heads of a layer whose maps are kept, from the first on.", ge=1)
+    heads: Int = knob(8, "Heads of a layer whose maps are kept, from the first on.", ge=1, le=MAX_HEADS)
 
 
 class AttentionMap(Probe):

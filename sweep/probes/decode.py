@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from ...model.bounds import MAX_COUNT
 from ...model.config import Int, knob
 from ...results import metrics
 from .base import Probe, ProbeConfig, Result
@@ -19,8 +20,10 @@ if TYPE_CHECKING:
 class DecodeConfig(ProbeConfig):
     """Settings of the probe `decode`."""
 
-    texts: Int = knob(8, "Texts that are written at a time.", ge=1)
-    steps: Int = knob(8, "Tokens of each that are timed together; the middle of three such times counts.", ge=1)
+    texts: Int = knob(8, "Texts that are written at a time.", ge=1, le=MAX_COUNT)
+    steps: Int = knob(
+        8, "Tokens of each that are timed together; the middle of three such times counts.", ge=1, le=MAX_COUNT
+    )
 
 
 class Decode(Probe):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from ...model.bounds import MAX_TOKENS
 from ...model.config import Int, knob
 from ...results import metrics
 from .base import WHO, Probe, ProbeConfig, Result
@@ -26,6 +27,7 @@ class ExtrapolationConfig(ProbeConfig):
         0,
         "Targets from the start of the validation split; 0: the whole rows of the training length in eval.validation_tokens.",
         ge=0,
+        le=MAX_TOKENS,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from ...model.bounds import MAX_COUNT, MAX_LENGTH
 from ...model.config import Float, Int, knob
 from ...results import metrics
 from ...results.intervals import of_trials
@@ -26,16 +27,21 @@ else:
 class FlipFlopProbeConfig(ProbeConfig):
     """Settings of the probe flipflop. Length, seed and the probability of i in the split iid are those of the corpus."""
 
-    iid: Int = knob(16_000, "Sequences like those of training: the first rows of the validation split.", ge=1)
-    sparse: Int = knob(160_000, "Sequences in which bits are seldom written or read.", ge=1)
-    dense: Int = knob(4_000, "Sequences in which bits are often written and read.", ge=1)
+    iid: Int = knob(
+        16_000, "Sequences like those of training: the first rows of the validation split.", ge=1, le=MAX_COUNT
+    )
+    sparse: Int = knob(160_000, "Sequences in which bits are seldom written or read.", ge=1, le=MAX_COUNT)
+    dense: Int = knob(4_000, "Sequences in which bits are often written and read.", ge=1, le=MAX_COUNT)
     ignore_sparse: Float = knob(0.98, "Probability of i in the split sparse; w and r share the rest.", ge=0, le=1)
     ignore_dense: Float = knob(0.1, "Probability of i in the split dense.", ge=0, le=1)
-    length: Int = knob(0, "Tokens of a sequence, an even number; 0: that of the corpus.", ge=0, multiple_of=2)
+    length: Int = knob(
+        0, "Tokens of a sequence, an even number; 0: that of the corpus.", ge=0, multiple_of=2, le=MAX_LENGTH
+    )
     items: Int = knob(
         1_000,
         "Sequences of each split, the first ones, whose outcome is kept one by one; all of them are scored.",
         ge=0,
+        le=MAX_COUNT,
     )
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from ...model.bounds import MAX_COUNT
 from ...model.config import Int, knob
 from ...results import metrics
 from .base import Probe, ProbeConfig, Result
@@ -20,7 +21,10 @@ class GatesConfig(ProbeConfig):
     """Settings of the probe gates."""
 
     rows: Int = knob(
-        8, "Rows of the validation split, of the training length, over whose tokens gates are averaged.", ge=1
+        8,
+        "Rows of the validation split, of the training length, over whose tokens gates are averaged.",
+        ge=1,
+        le=MAX_COUNT,
     )
 
 

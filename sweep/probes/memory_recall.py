@@ -6,10 +6,11 @@ import math
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
+from ...model.bounds import MAX_COUNT, MAX_INT64, MAX_WIDTH
 from ...model.config import Int, knob
 from ...results import metrics
 from ...results.late import Late
@@ -39,15 +40,20 @@ SEEN = 1 << 18
 class MemoryRecallConfig(ProbeConfig):
     """Settings of the probe memory_recall."""
 
-    pairs: tuple[Int, ...] = knob(
+    pairs: tuple[Annotated[Int, Field(le=MAX_WIDTH)], ...] = knob(
         (), "Numbers of pairs, rising; none: the powers of two from 2 to four times the head size."
     )
-    draws: Int = knob(16, "Draws of keys and values for the memory alone, at each number of pairs.", ge=1)
-    rows: Int = knob(32, "Rows of pairs and questions for the whole network, at each number of pairs.", ge=1)
-    text: Int = knob(
-        8, "Rows of the validation split, of the training length, over which a memory's rates are averaged.", ge=1
+    draws: Int = knob(16, "Draws of keys and values for the memory alone, at each number of pairs.", ge=1, le=MAX_COUNT)
+    rows: Int = knob(
+        32, "Rows of pairs and questions for the whole network, at each number of pairs.", ge=1, le=MAX_COUNT
     )
-    seed: Int = knob(1234, "Seed of all pairs; the same ones for every cell.", ge=0)
+    text: Int = knob(
+        8,
+        "Rows of the validation split, of the training length, over which a memory's rates are averaged.",
+        ge=1,
+        le=MAX_COUNT,
+    )
+    seed: Int = knob(1234, "Seed of all pairs; the same ones for every cell.", ge=0, le=MAX_INT64)
 
     @model_validator(mode="after")
     def _pairs_rise(self) -> MemoryRecallConfig:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from ...model.bounds import MAX_COUNT
 from ...model.config import Int, knob
 from ...results import metrics
 from ...results.intervals import of_trials
@@ -25,8 +26,10 @@ else:
 class MqarProbeConfig(ProbeConfig):
     """Settings of the probe mqar. What a row is like is the corpus's to say."""
 
-    rows: Int = knob(2_000, "Rows that are asked, the first of the validation split.", ge=1)
-    items: Int = knob(500, "Of these the first ones, whose share of right answers is kept one by one.", ge=0)
+    rows: Int = knob(2_000, "Rows that are asked, the first of the validation split.", ge=1, le=MAX_COUNT)
+    items: Int = knob(
+        500, "Of these the first ones, whose share of right answers is kept one by one.", ge=0, le=MAX_COUNT
+    )
 
 
 class Mqar(Probe):

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...model.bounds import MAX_COUNT, MAX_DIGITS, MAX_INT64
 from ...model.config import Int, knob
 from ...results import metrics
 from ...results.intervals import of_trials
@@ -30,9 +31,11 @@ else:
 class NeedleConfig(ProbeConfig):
     """Settings of the needle probe."""
 
-    trials: Int = knob(16, "Trials of the needle probe at each length.", ge=1)
-    digits: Int = knob(5, "Digits to be recalled.", ge=1)
-    seed: Int = knob(1234, "Seed of the needle keys and digits; the same needles for every cell.")
+    trials: Int = knob(16, "Trials of the needle probe at each length.", ge=1, le=MAX_COUNT)
+    digits: Int = knob(5, "Digits to be recalled.", ge=1, le=MAX_DIGITS)
+    seed: Int = knob(
+        1234, "Seed of the needle keys and digits; the same needles for every cell.", ge=-MAX_INT64, le=MAX_INT64
+    )
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import model_validator
 
+from ...model.bounds import MAX_COUNT, MAX_DIGITS, MAX_INT64
 from ...model.config import Float, Int, knob
 from ...results import metrics
 from ...results.intervals import of_trials
@@ -46,9 +47,11 @@ class PasskeyConfig(ProbeConfig):
     depths: tuple[Float, ...] = knob(
         (0.0, 0.25, 0.5, 0.75, 1.0), "Shares of the text that stand before the value, rising from 0 to 1."
     )
-    trials: Int = knob(8, "Trials at each depth and length.", ge=1)
-    digits: Int = knob(5, "Digits to be recalled.", ge=1)
-    seed: Int = knob(1234, "Seed of the values; the same ones for every cell, depth and length.")
+    trials: Int = knob(8, "Trials at each depth and length.", ge=1, le=MAX_COUNT)
+    digits: Int = knob(5, "Digits to be recalled.", ge=1, le=MAX_DIGITS)
+    seed: Int = knob(
+        1234, "Seed of the values; the same ones for every cell, depth and length.", ge=-MAX_INT64, le=MAX_INT64
+    )
 
     @model_validator(mode="after")
     def _depths_rise(self) -> PasskeyConfig:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ...model.bounds import MAX_COUNT
 from ...model.config import Int, knob
 from ...results import metrics
 from ...results.late import Late
@@ -158,7 +159,7 @@ class Clean(OverDocuments):
 class JunkConfig(ProbeConfig):
     """Settings of the junk probe."""
 
-    rows: Int = knob(16, "Rows of the junk probe.", ge=1)
+    rows: Int = knob(16, "Rows of the junk probe.", ge=1, le=MAX_COUNT)
 
 
 class Junk(Probe):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from ...model.bounds import MAX_LENGTH
 from ...model.config import Int, knob
 from ...results import metrics
 from .base import OverDocuments, ProbeConfig, Result
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 class PositionNllConfig(ProbeConfig):
     """Settings of the probe position_nll."""
 
-    bin: Int = knob(256, "Tokens of a document that one item is the mean of.", ge=1)
+    bin: Int = knob(256, "Tokens of a document that one item is the mean of.", ge=1, le=MAX_LENGTH)
 
 
 class PositionNll(OverDocuments):

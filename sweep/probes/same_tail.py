@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Self
 
+from ...model.bounds import MAX_LENGTH
 from ...model.config import Int, knob
 from ...results import metrics
 from ...results.late import Late
@@ -25,9 +26,14 @@ MOST = 512
 class SameTailConfig(ProbeConfig):
     """Settings of the probe same_tail; a launch writes down what 0 stands for, so that further lengths join the same tokens."""
 
-    last: Int = knob(0, f"Tokens that are scored; 0: half the shortest of eval.lengths, at most {MOST}.", ge=0)
+    last: Int = knob(
+        0, f"Tokens that are scored; 0: half the shortest of eval.lengths, at most {MOST}.", ge=0, le=MAX_LENGTH
+    )
     end: Int = knob(
-        0, "Place in the document, from 0, of the last token that is scored; 0: the longest of eval.lengths.", ge=0
+        0,
+        "Place in the document, from 0, of the last token that is scored; 0: the longest of eval.lengths.",
+        ge=0,
+        le=MAX_LENGTH,
     )
 
     def settled(self, lengths: Iterable[int]) -> Self:

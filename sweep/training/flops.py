@@ -100,7 +100,7 @@ def estimated_flops(config: ModelConfig, seq_len: int) -> float:
 
 def _forward(config: ModelConfig, seq_len: int, counted: float = 1.0) -> Parts:
     d, heads, kv, dh = config.d_model, config.n_heads, config.n_kv_heads, config.head_dim
-    globals_ = sum(config.is_global(layer) for layer in range(config.n_layers))
+    globals_ = config.n_global_layers
     convs = config.n_layers - globals_
     mlp = 2 * d * (2 * config.mlp_ratio * d) + 2 * (config.mlp_ratio * d) * d
     gated_conv = 2 * d * 3 * d + 2 * d * d + 2 * config.conv_taps * d

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ....model.bounds import MAX_COMPUTED_ROW, MAX_COUNT, MAX_INT64
 from ....model.config import Config, Float, Int, knob
 from ...config import DataConfig
 from ..kinds import CorpusConfig, CorpusKind
@@ -24,11 +25,17 @@ NAME = "flipflop"
 class FlipFlopConfig(CorpusConfig):
     """Settings of the corpus flipflop, which decide its tokens, so that they are in a cell's id by way of its fingerprint."""
 
-    length: Int = knob(512, "Tokens of a row, an even number; train.seq_len has to be the same.", ge=4, multiple_of=2)
+    length: Int = knob(
+        512,
+        "Tokens of a row, an even number; train.seq_len has to be the same.",
+        ge=4,
+        multiple_of=2,
+        le=MAX_COMPUTED_ROW,
+    )
     ignore: Float = knob(0.8, "Probability of i; w and r share the rest.", ge=0, le=1)
-    train_rows: Int = knob(1_600_000, "Rows of the training split.", ge=1)
-    validation_rows: Int = knob(16_000, "Rows of the validation split.", ge=1)
-    seed: Int = knob(0, "Seed of all rows; the same for every cell, whatever its own seed.", ge=0)
+    train_rows: Int = knob(1_600_000, "Rows of the training split.", ge=1, le=MAX_COUNT)
+    validation_rows: Int = knob(16_000, "Rows of the validation split.", ge=1, le=MAX_COUNT)
+    seed: Int = knob(0, "Seed of all rows; the same for every cell, whatever its own seed.", ge=0, le=MAX_INT64)
 
 
 class FlipFlopRows(Drawn):

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import model_validator
 
+from ....model.bounds import MAX_COMPUTED_ROW, MAX_COUNT, MAX_INT64
 from ....model.config import Config, Float, Int, knob
 from ..kinds import CorpusConfig, CorpusKind
 from ..rows import Drawn, Marks, Streams, entropy, shares
@@ -26,16 +27,22 @@ SAMPLED = 4096
 class MqarConfig(CorpusConfig):
     """Settings of the corpus mqar, which decide its tokens, so that they are in a cell's id by way of its fingerprint."""
 
-    length: Int = knob(128, "Tokens of a row, an even number; train.seq_len has to be the same.", ge=4, multiple_of=2)
-    pairs: Int = knob(8, "Pairs of a row, each asked for once.", ge=1)
+    length: Int = knob(
+        128,
+        "Tokens of a row, an even number; train.seq_len has to be the same.",
+        ge=4,
+        multiple_of=2,
+        le=MAX_COMPUTED_ROW,
+    )
+    pairs: Int = knob(8, "Pairs of a row, each asked for once.", ge=1, le=MAX_COMPUTED_ROW)
     keys: Int = knob(64, "Keys that there are; those of a row differ.", ge=1, le=Recall.KEYS)
     values: Int = knob(64, "Values that there are.", ge=2, le=Recall.VALUES)
     gap: Float = knob(
         0.1, "Exponent a of the questions' places: the n-th place after the pairs has the weight n^(a - 1).", gt=0, le=1
     )
-    train_rows: Int = knob(1_000_000, "Rows of the training split.", ge=1)
-    validation_rows: Int = knob(4_000, "Rows of the validation split.", ge=1)
-    seed: Int = knob(0, "Seed of all rows; the same for every cell, whatever its own seed.", ge=0)
+    train_rows: Int = knob(1_000_000, "Rows of the training split.", ge=1, le=MAX_COUNT)
+    validation_rows: Int = knob(4_000, "Rows of the validation split.", ge=1, le=MAX_COUNT)
+    seed: Int = knob(0, "Seed of all rows; the same for every cell, whatever its own seed.", ge=0, le=MAX_INT64)
 
     @model_validator(mode="after")
     def _room(self) -> MqarConfig:
