@@ -24,6 +24,8 @@ MAX_TOKENS = 10**15
 """Tokens of a training or a split; published trainings have up to 4e13. A float64 counts them exactly (below 2^53)."""
 MAX_LENGTH = 2**30
 """Tokens of a row, an optimizer step or a context; published contexts have up to 1e7 tokens, steps up to 1e8."""
+MAX_WRITTEN = 2**20
+"""Tokens of a text that a model writes; the cache of their keys and values is allocated at once."""
 MAX_COMPUTED_ROW = 2**17
 """Tokens of a row that a corpus computes; published ones have up to 2^13. Its fingerprint makes 64 rows in memory."""
 MAX_COUNT = 10**9
@@ -32,6 +34,8 @@ MAX_DIGITS = 1000
 """Digits of a number that is to be recalled; published ones have up to 7."""
 MAX_CPUS = 2**16
 """Cores of a machine; the largest machines have about 2,000."""
+MAX_WATTS = 10**6
+"""Of a GPU; the largest take about 1,400."""
 MAX_GIB = 2**30
 """Memory in GiB; the largest machines have about 2^16."""
 MAX_MINUTES = 10 * 366 * 24 * 60

@@ -64,6 +64,20 @@ class DataConfig(Config):
         None, "For json: the token that ends a text, when the file names it unusually (<|endoftext|>, </s>, ...)."
     )
     train_tokens: Int | None = aside(None, "Training tokens to prepare; none takes all there are.", ge=1, le=MAX_TOKENS)
+    validation_tokens: Int | None = aside(
+        None,
+        "Tokens of the validation split of text whose documents have no split; none: 5% of them, at most 2,097,153.",
+        identity=None,
+        ge=1,
+        le=MAX_TOKENS,
+    )
+    heldout_documents: Int | None = aside(
+        None,
+        "Long documents that are held out at most; none: 16, and at most a quarter of the text, or 64 lent ones.",
+        identity=None,
+        ge=0,
+        le=MAX_COUNT,
+    )
     heldout: str | None = aside(
         None,
         "Corpus, or folder or file of text, that gives the long documents of the probes; none: the corpus itself.",

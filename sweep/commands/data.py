@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ...model.bounds import MAX_COUNT, MAX_LENGTH, MAX_TOKENS
 from ...results.options import AsJson, Cells, Db, Runs, print_json, runs_folder
 from ...results.terminal import terminal_width
 from ...results.text import cleaned, say
@@ -56,7 +57,11 @@ def data_prepare(
     tokens: Annotated[
         float | None,
         typer.Option(
-            "--tokens", metavar="N", help="Training tokens, such as 1e9; without it all, or what the grid says."
+            "--tokens",
+            metavar="N",
+            min=1,
+            max=MAX_TOKENS,
+            help="Training tokens, such as 1e9; without it all, or what the grid says.",
         ),
     ] = None,
     heldout: Annotated[
@@ -70,7 +75,31 @@ def data_prepare(
     heldout_tokens: Annotated[
         int | None,
         typer.Option(
-            "--heldout-tokens", metavar="N", help="Tokens that a long document has at least; without it 65601."
+            "--heldout-tokens",
+            metavar="N",
+            min=2,
+            max=MAX_LENGTH,
+            help="Tokens that a long document has at least; without it 65601.",
+        ),
+    ] = None,
+    validation_tokens: Annotated[
+        float | None,
+        typer.Option(
+            "--validation-tokens",
+            metavar="N",
+            min=1,
+            max=MAX_TOKENS,
+            help="Tokens of the validation split of your own text; without it 5% of the text, at most 2,097,153.",
+        ),
+    ] = None,
+    heldout_documents: Annotated[
+        int | None,
+        typer.Option(
+            "--heldout-documents",
+            metavar="N",
+            min=0,
+            max=MAX_COUNT,
+            help="Long documents of your own text to hold out at most; without it 16, and at most a quarter of the text.",
         ),
     ] = None,
     path: Annotated[
@@ -89,6 +118,7 @@ def data_prepare(
     Example:
       atma-sweep data prepare --grid quick
       atma-sweep data prepare stdlib --tokens 1e5 --name small
+      atma-sweep data prepare texts --validation-tokens 1e6 --name mine
     """
     from ..data import corpora
     from ..data.prepare import prepare as prepare_text
@@ -103,6 +133,8 @@ def data_prepare(
         "tokenizer_file": str(prepare.full(tokenizer_file)) if tokenizer_file else None,
         "end_of_text": end_of_text,
         "train_tokens": tokens,
+        "validation_tokens": validation_tokens,
+        "heldout_documents": heldout_documents,
         "heldout": prepare.lender(heldout),
         "heldout_tokens": heldout_tokens,
         "path": str(prepare.full(path)) if path else None,

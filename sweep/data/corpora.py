@@ -151,11 +151,15 @@ def heldout_source(data: DataConfig) -> Source | None:
 def request(data: DataConfig) -> dict[str, Any]:
     """What decides a prepared corpus, as JSON: the config's fields, and the state of the files that it names."""
     kind = CORPORA.load(data.corpus)
+    if data.validation_tokens is not None and (kind.ready or kind.tokenizer is not None):
+        raise CorpusError(f"data.validation_tokens: corpus {data.corpus!r} has splits of its own; remove it")
     if kind.tokenizer is not None:
         return computed.request(data, kind)
     source, heldout = source_of(data), heldout_source(data)
     key = source.key() if source is not None else kind.key(data)
     plugin = {"plugin": data.corpus_source} if data.corpus_source is not None else {}
+    sizes = {"validation_tokens": data.validation_tokens, "heldout_documents": data.heldout_documents}
+    division = {"division": sizes} if is_by_tokens(data) or data.heldout_documents is not None else {}
     return {
         "layout": LAYOUT,
         "corpus": data.corpus,
@@ -167,7 +171,27 @@ def request(data: DataConfig) -> dict[str, Any]:
         "source": key,
         "heldout_source": heldout.key() if heldout is not None else None,
         **plugin,
+        **division,
     }
+
+
+def is_by_tokens(data: DataConfig) -> bool:
+    """Return whether the documents of a corpus are divided into splits by tokens."""
+    kind = CORPORA.load(data.corpus)
+    if kind.ready or kind.tokenizer is not None:
+        return False
+    return kind.by_tokens or data.validation_tokens is not None or data.heldout_documents is not None
+
+
+def is_divided(corpus: Corpus) -> bool:
+    """Return whether the corpus is of documents that are divided into splits by tokens, or would be if prepared again."""
+    if corpus.folder is None:
+        return False
+    prepared_from = manifest(corpus.folder)["request"]
+    kind = CORPORA.load(prepared_from["corpus"]) if prepared_from["corpus"] in CORPORA else None
+    return "division" in prepared_from or (
+        kind is not None and kind.by_tokens and not kind.ready and kind.tokenizer is None
+    )
 
 
 def request_id(asked: dict[str, Any]) -> str:
@@ -178,8 +202,9 @@ def request_id(asked: dict[str, Any]) -> str:
 def provisional(data: DataConfig) -> str:
     """What stands for the fingerprint of a corpus that is not prepared; another for everything asked differently."""
     # what is newer than databases, where it says nothing
-    unsaid = {name for name in ("corpus_source", "settings") if not getattr(data, name)}
-    return f"{PROVISIONAL}{hashlib.sha256(data.model_dump_json(exclude=unsaid).encode()).hexdigest()}"
+    newer = ("corpus_source", "settings", "validation_tokens", "heldout_documents")
+    defaults = {name for name in newer if getattr(data, name) in (None, {})}
+    return f"{PROVISIONAL}{hashlib.sha256(data.model_dump_json(exclude=defaults).encode()).hexdigest()}"
 
 
 def find(data: DataConfig, root: Path) -> str | None:
@@ -190,7 +215,17 @@ def find(data: DataConfig, root: Path) -> str | None:
     """
     if data.corpus not in CORPORA:
         return _named(data, root)
-    return _pointer(root / "requests" / f"{request_id(request(data))}.json", root)
+    current = request(data)
+    fingerprint = _fingerprint_of_request(current, root)
+    if fingerprint is None and data.validation_tokens is None and data.heldout_documents is None:
+        # prepared by a release that drew a split for each document by its name; it stays, and with it the ids of its cells
+        former = {name: value for name, value in current.items() if name != "division"}
+        fingerprint = _fingerprint_of_request(former, root)
+    return fingerprint
+
+
+def _fingerprint_of_request(value: dict[str, Any], root: Path) -> str | None:
+    return _pointer(root / "requests" / f"{request_id(value)}.json", root)
 
 
 def _pointer(path: Path, root: Path) -> str | None:

@@ -51,12 +51,14 @@ class CorpusKind:
     """Whether its shards may say which of their tokens count for `train.loss_on: marked` (NAME.marks.bin beside NAME.bin)."""
     tokenizer: ClassVar[str | None] = None
     """That of a corpus whose rows are worked out (`streams`), so that no text is tokenised; None for every other."""
+    by_tokens: ClassVar[bool] = True
+    """Documents without a split of their own are divided by tokens; else each by the hash of its name, as all were before."""
     at_hand: ClassVar[bool] = False
     """Whether it is prepared in seconds, so that even a dry run may."""
 
     @classmethod
     def texts(cls, data: DataConfig) -> Iterator[Text]:
-        """Its documents, in a fixed order. Where one names no split, its name decides."""
+        """Its documents, in a fixed order. Those that name no split are divided by tokens, in the order of their names' hashes."""
         raise NotImplementedError(f"corpus {data.corpus} defines neither texts nor source")
 
     @classmethod
@@ -122,6 +124,7 @@ class HubCorpus(CorpusKind):
     """A dataset of the Hugging Face hub, or of a local copy under `data.path`."""
 
     spec: ClassVar[HubSpec]
+    by_tokens = False
 
     @classmethod
     def source(cls, data: DataConfig) -> Source:

@@ -23,6 +23,7 @@ from ..machine.hardware import cores
 from . import computed, corpora
 from . import tokenizer as tokenizers
 from .corpora import Corpus, CorpusError
+from .division import Division, PoolIndex, pieces
 from .ready import marks_of
 from .registry import CORPORA
 from .shards import ShardError, ShardFacts, SplitWriter, facts, open_shard, write_shard
@@ -35,7 +36,9 @@ else:
     np = Late("numpy")
 
 HELDOUT_DOCUMENTS = 64
-"""Long documents that a corpus keeps at most, where they are not a split of their own; part of the layout."""
+"""Long documents that a corpus divided by names keeps at most, and that a corpus takes of one that lends them."""
+POOL = "pool"
+"""The documents of a corpus that is divided by tokens, before they are."""
 VALIDATION_SHARE = 0.05
 HELDOUT_SHARE = 0.25
 BATCH_CHARACTERS = 8_000_000
@@ -143,6 +146,7 @@ class _Preparation:
     """Whether the fingerprint alone is wanted, so that reference values of the text may be missing."""
     _writers: dict[str, SplitWriter] = field(default_factory=dict)
     _state: dict[str, Any] = field(default_factory=dict)
+    _index: PoolIndex = field(init=False)
     _began: float = field(default_factory=time.monotonic)
     _fresh: int = 0
 
@@ -154,7 +158,10 @@ class _Preparation:
             return self._publish(root, json.loads((self.part / "manifest.json").read_text()))
         source, lender = corpora.source_of(data), corpora.heldout_source(data)
         self._load(source)
-        shards = self._ready() if source is None else self._tokenize(source)
+        if source is None:
+            shards = self._ready()
+        else:
+            shards = self._pooled(source) if self._by_tokens else self._tokenize(source)
         if lender is not None:
             self._borrow(lender)
         shards["heldout"] = self._heldout(sort=lender is None)
@@ -176,13 +183,22 @@ class _Preparation:
         if not self._state["splits"]:
             self._clear()
         splits = ("heldout",) if source is None else ("train", "validation", "heldout")
+        if self._by_tokens and self._state["phase"] in ("main", "dividing"):
+            splits = (POOL,) if self._state["phase"] == "main" else splits
+            self._index = PoolIndex(self.part / "documents.jsonl", Division.of(self.data), self._state.get("index", 0))
         for split in splits:
             state = self._state["splits"].get(split)
             if isinstance(state, list):
                 continue  # closed already
             self._writers[split] = SplitWriter(self.part, split, self.tokenizer.dtype, state=state)
 
+    @property
+    def _by_tokens(self) -> bool:
+        return corpora.is_by_tokens(self.data)
+
     def _save(self) -> None:
+        if POOL in self._writers:
+            self._state["index"] = self._index.sync()
         self._state["splits"] |= {split: writer.sync() for split, writer in self._writers.items()}
         corpora.write_json(self.part / "state.json", self._state)
 
@@ -194,13 +210,58 @@ class _Preparation:
                 self._again(source)
             if not all(self._writers[split].tokens for split in ("train", "validation")):
                 raise CorpusError(f"corpus {self.data.corpus!r} has too few documents: give at least two")
-            self._state["phase"] = "long documents"
-            for split in ("train", "validation"):
-                self._state["splits"][split] = [asdict(shard) for shard in self._writers.pop(split).close()]
+            self._close()
+        return self._closed()
+
+    def _pooled(self, source: Source) -> dict[str, list[ShardFacts]]:
+        """Tokenise all documents into a pool, and divide it by tokens."""
+        if self._state["phase"] == "main":
+            self._pass(source)
+            self._state["index"] = self._index.sync()
+            shards = self._writers.pop(POOL).close()
+            self._state |= {"phase": "dividing", "divided": 0, "splits": {POOL: [asdict(shard) for shard in shards]}}
+            for split in ("train", "validation", "heldout"):
+                self._writers[split] = SplitWriter(self.part, split, self.tokenizer.dtype)
             self._save()
-        return {
-            split: [ShardFacts(**shard) for shard in self._state["splits"][split]] for split in ("train", "validation")
-        }
+        if self._state["phase"] == "dividing":
+            self._divide()
+        return self._closed()
+
+    def _divide(self) -> None:
+        """Write the splits of the pool, from where it stopped on; the pool is removed when they are closed."""
+        documents = self._index.documents
+        self._index.close()
+        splits = self._index.division.assign(documents)
+        paths = [self.part / shard["file"] for shard in self._state["splits"][POOL]]
+        saved = time.monotonic()
+        for end, split, tokens in pieces(
+            [open_shard(path) for path in paths], documents, splits, self._state["divided"]
+        ):
+            if split == "heldout":
+                self._hold(documents[end - 1].name, tokens)
+            elif split == "train" and self.data.train_tokens is not None:
+                self._writers[split].append(tokens[: self.data.train_tokens - self._writers[split].tokens])
+            else:
+                self._writers[split].append(tokens)
+            self._state["divided"] = end
+            if time.monotonic() - saved > SYNC_SECONDS:
+                self._save()
+                saved = time.monotonic()
+        self._close()
+        for path in paths:
+            path.unlink()
+
+    def _close(self) -> None:
+        """Close training and validation; long documents of another corpus may follow."""
+        self._state["phase"] = "long documents"
+        self._state["splits"].pop(POOL, None)
+        for split in ("train", "validation"):
+            self._state["splits"][split] = [asdict(shard) for shard in self._writers.pop(split).close()]
+        self._save()
+
+    def _closed(self) -> dict[str, list[ShardFacts]]:
+        closed = self._state["splits"]
+        return {split: [ShardFacts(**shard) for shard in closed[split]] for split in ("train", "validation")}
 
     def _pass(self, source: Source) -> None:
         saved = time.monotonic()
@@ -243,6 +304,12 @@ class _Preparation:
         return [np.concatenate([eot, ids]) for ids in encoded]
 
     def _place(self, text: Text, ids: np.ndarray) -> None:
+        if POOL in self._writers:
+            self._state["documents"] += 1
+            self._fresh += len(ids)
+            self._index.add(text.name, len(ids), text.split)
+            self._writers[POOL].append(ids)
+            return
         split = text.split or self._drawn(text, ids, self._state["documents"])
         if split == "train" and self.data.train_tokens is not None:
             if self._enough():
@@ -271,6 +338,8 @@ class _Preparation:
         self._state["ends"].append(writer.tokens)
 
     def _enough(self) -> bool:
+        if POOL in self._writers:
+            return self._index.is_full()
         wanted = self.data.train_tokens
         return wanted is not None and self._writers["train"].tokens >= wanted
 
@@ -285,18 +354,19 @@ class _Preparation:
 
     def _borrow(self, lender: Source) -> None:
         """The lender's first long documents, in its order."""
+        most = HELDOUT_DOCUMENTS if self.data.heldout_documents is None else self.data.heldout_documents
         # no tokenizer makes more than four tokens of a character
         for texts in _batches(
             text for text in lender.documents() if 4 * len(text.text) + 1 >= self.data.heldout_tokens
         ):
             for text, ids in zip(texts, self._encode(texts), strict=True):
-                if len(ids) >= self.data.heldout_tokens and len(self._state["names"]) < HELDOUT_DOCUMENTS:
+                if len(ids) >= self.data.heldout_tokens and len(self._state["names"]) < most:
                     self._fresh += len(ids)
                     self._hold(text.name, ids)
             self._told("long documents")
-            if len(self._state["names"]) >= HELDOUT_DOCUMENTS:
+            if len(self._state["names"]) >= most:
                 break
-        if not self._state["names"]:
+        if not self._state["names"] and most:
             raise CorpusError(
                 f"data.heldout: {self.data.heldout} has no document of {self.data.heldout_tokens} tokens; "
                 "lower data.heldout_tokens or name another"

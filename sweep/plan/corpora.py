@@ -20,7 +20,7 @@ from ..grid.cell import Cell
 from ..grid.grid import Grid
 from ..grid.validate import base_of
 from ..probes import bound
-from ..probes.base import WHO
+from ..probes.base import WHO, OverDocuments
 from ..units import size
 
 UNPREPARED = "is not prepared in"
@@ -148,11 +148,24 @@ def check(cells: Sequence[Cell], root: Path, *, dry: bool = False) -> None:
     """Compares the prepared corpora with what the cells ask, before any process starts.
 
     A dry run leaves out what is not prepared, and reads no token of the rest: sizes stand in its manifest.
-    Raises CorpusError or ShardError with what is missing and how to ask for less.
+    Raises CorpusError with everything that `lacks` returns, in one line, or ShardError for a damaged corpus.
+    """
+    sentences = lacks(cells, root, dry=dry)
+    if sentences:
+        raise CorpusError("; ".join(sentences))
+
+
+def lacks(cells: Sequence[Cell], root: Path, *, dry: bool = False) -> list[str]:
+    """Return what the prepared corpora lack for these cells: a sentence for each lack, and one for the preparation that mends several.
+
+    A dry run leaves out what is not prepared, and reads no token of the rest: sizes stand in its manifest.
+    Raises CorpusError or ShardError for a corpus that is damaged or gone.
     """
     opened: dict[str, Corpus | None] = {}
     seen = set()
     words: dict[int, str] = {}
+    lacking: dict[str, dict[str, None]] = {}
+    needs: dict[str, tuple[DataConfig, Corpus, int, int]] = {}
 
     def word(section: DataConfig | EvalConfig) -> str:
         # thousands of cells share one section, whose JSON takes longer than all the rest
@@ -176,9 +189,59 @@ def check(cells: Sequence[Cell], root: Path, *, dry: bool = False) -> None:
         number = data.fingerprint or ""
         if number not in opened:
             opened[number] = _opened(data, root) if dry else corpora.verified(root, number)
-        found = opened[number]
-        for problem in problems(config, found) if found is not None else ():
-            raise CorpusError(f"corpus {data.corpus!r}: {problem}")
+        corpus = opened[number]
+        if corpus is None:
+            continue
+        lacking.setdefault(number, {}).update(dict.fromkeys(problems(config, corpus)))
+        _, _, validation, documents = needs.get(number, (data, corpus, 0, 0))
+        needs[number] = (
+            data,
+            corpus,
+            max(validation, validation_need(config)),
+            max(documents, _document_need(config)),
+        )
+    report = []
+    for number, sentences in lacking.items():
+        data, corpus, validation, documents = needs[number]
+        report += [f"corpus {data.corpus!r}: {sentence}" for sentence in sentences]
+        if sentences and (remedy := _preparation(data, corpus, validation, documents)) is not None:
+            report.append(remedy)
+    return report
+
+
+def validation_need(config: CellConfig) -> int:
+    """Return the tokens of the validation split that a cell reads: its validation loss, and its probes at the longest length."""
+    train, evaluation = config.train, config.eval
+    loss = evaluation.validation_tokens // train.seq_len * train.seq_len + 1
+    probes = [bound(name, config) for name in evaluation.probes]
+    return max([loss, *(probe.validation_need(max(evaluation.lengths)) for probe in probes)])
+
+
+def _document_need(config: CellConfig) -> int:
+    """Return the number of held-out documents that the probes of a cell read."""
+    reads = any(isinstance(bound(name, config), OverDocuments) for name in config.eval.probes)
+    return config.eval.documents if reads else 0
+
+
+def _preparation(data: DataConfig, corpus: Corpus, validation: int, documents: int) -> str | None:
+    """Return how to prepare own text so that its splits have the sizes; None where that is no remedy."""
+    if data.corpus in CORPORA and not corpora.is_by_tokens(data):
+        return None
+    if corpus.computed or (data.corpus not in CORPORA and not corpora.is_divided(corpus)):
+        return None
+    options = []
+    total = corpus.train_tokens + len(corpus.validation) + sum(map(len, corpus.heldout))
+    if len(corpus.validation) < validation and (data.train_tokens is not None or validation < total):
+        options.append(f"data.validation_tokens: {validation}")
+    if len(corpus.heldout) < documents and data.heldout is None:
+        options.append(f"data.heldout_documents: {documents}")
+    if not options:
+        return None
+    command = " ".join(f"--{option.removeprefix('data.').replace('_', '-').replace(':', '')}" for option in options)
+    return (
+        f"to prepare the text with splits that are large enough, set {' and '.join(options)} "
+        f"(atma-sweep data prepare ... {command})"
+    )
 
 
 def _opened(data: DataConfig, root: Path) -> Corpus | None:

@@ -64,6 +64,10 @@ class Probe(ABC):
         """The longest context length that the text allows, in tokens, 0 for none; None where the text sets no limit."""
         return None
 
+    def validation_need(self, length: int) -> int:
+        """Return the tokens of the validation split without which `lack` says that there are too few."""
+        return 0
+
     def lack(self, corpus: Corpus, length: int) -> str | None:
         """What the text lacks for that length and which setting asks for less, with WHO for the probe; None: nothing."""
         longest = self.longest(corpus)

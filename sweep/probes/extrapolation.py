@@ -55,6 +55,10 @@ class Extrapolation(Probe):
         """One window for the whole text."""
         return self._span if len(corpus.validation) > self._span else 0
 
+    def validation_need(self, length: int) -> int:
+        """Return the tokens of the span, and the last target."""
+        return self._span + 1
+
     def lack(self, corpus: Corpus, length: int) -> str | None:
         """Validation text, or a span of that length."""
         if len(corpus.validation) <= self._span:

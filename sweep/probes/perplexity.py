@@ -178,6 +178,10 @@ class Junk(Probe):
         """Each row takes L tokens of the validation split, the last one a token more."""
         return max(0, len(corpus.validation) - 1) // int(self.settings.rows)
 
+    def validation_need(self, length: int) -> int:
+        """Return the tokens of the rows, and the last target."""
+        return int(self.settings.rows) * length + 1
+
     def lack(self, corpus: Corpus, length: int) -> str | None:
         """Rows of the validation split."""
         rows = max(0, len(corpus.validation) - 1) // length

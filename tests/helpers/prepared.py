@@ -118,3 +118,46 @@ def rederived(corpus: Corpus) -> str:
         kept["train_marks"] = digest([shard.tolist() for shard in corpus.train_marks], np.dtype(np.uint16))
         kept["validation_marks"] = digest([corpus.validation_marks.tolist()], np.dtype(np.uint16))
     return hashlib.sha256(json.dumps(dict(sorted(kept.items()))).encode()).hexdigest()
+
+
+def divided(
+    named: dict[str, str],
+    *,
+    long: int,
+    train: int | None = None,
+    validation: int | None = None,
+    documents: int | None = None,
+) -> dict[str, Any]:
+    """The three splits of text that is divided by tokens, as lists of documents, each rule written out over whole lists."""
+    order: list[str] = []
+    for name in named:
+        order.append(name)
+        sizes = {name: len(document(named[name])) for name in order}
+        total = sum(sizes.values())
+        target = validation or max(1, min(2_097_153, total // 20))
+        longest = sorted((size for size in sizes.values() if size >= long), reverse=True)
+        held = sum(longest[: 16 if documents is None else documents])
+        if documents is None:
+            held = min(held, total / 4)
+        if train is not None and total - held - target - max(sizes.values()) >= train:
+            break
+    queue = sorted(order, key=lambda name: hashlib.sha256(name.encode()).hexdigest())
+    heldout: list[str] = []
+    for name in queue:
+        fits = documents is not None or sizes[name] + sum(sizes[member] for member in heldout) <= total / 4
+        if sizes[name] >= long and fits and len(heldout) < min(16 if documents is None else documents, len(order) - 2):
+            heldout.append(name)
+    queue = [name for name in queue if name not in heldout]
+    validated: list[str] = []
+    for name in queue:
+        if sum(sizes[member] for member in validated) + sizes[name] <= target and len(queue) - len(validated) > 1:
+            validated.append(name)
+    rest = [name for name in queue if name not in validated]
+    if sum(sizes[name] for name in validated) < target and len(rest) > 1:
+        validated.append(min(rest, key=lambda name: sizes[name]))
+    tokens = joined([document(named[name]) for name in order if name not in heldout and name not in validated])
+    return {
+        "train": tokens[:train],
+        "validation": joined([document(named[name]) for name in order if name in validated]),
+        "heldout": {name: document(named[name]) for name in heldout},
+    }

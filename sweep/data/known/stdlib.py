@@ -12,6 +12,7 @@ class StandardLibrary(CorpusKind):
 
     description = "the Python standard library's sources and help topics, always there"
     at_hand = True
+    by_tokens = False
 
     @classmethod
     def source(cls, data: DataConfig) -> Source:

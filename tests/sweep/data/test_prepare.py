@@ -22,6 +22,7 @@ from atma_sweep.results.names import short
 from atma_sweep.sweep.config import DataConfig
 from atma_sweep.sweep.data import corpora, prepare
 from atma_sweep.sweep.data.corpora import open_corpus
+from atma_sweep.sweep.data.known.files import OwnFiles
 from atma_sweep.sweep.data.prepare import Told, aside
 from atma_sweep.sweep.data.shards import SplitWriter
 from atma_sweep.sweep.data.sources import Stdlib
@@ -40,9 +41,16 @@ def shards_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return lambda tokens: monkeypatch.setitem(defaults, "shard_tokens", tokens)
 
 
+@pytest.fixture
+def by_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draws a split for each document by its name, as corpora of the hub do."""
+    monkeypatch.setattr(OwnFiles, "by_tokens", False)
+
+
 # --- which document lands where -----------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("by_names")
 @pytest.mark.parametrize("batch", [1, 7, 2000])
 @pytest.mark.parametrize("train", [None, 1, 3001, 9000])
 @pytest.mark.parametrize("most", [64, 3])
@@ -71,6 +79,7 @@ def test_splits_against_a_naive_count(
         assert corpus.train_tokens == train
 
 
+@pytest.mark.usefixtures("by_names")
 def test_a_document_is_long_in_tokens_with_its_end(tmp_path: Path) -> None:
     name = next(name for name in (f"long{n}.txt" for n in range(99)) if number_of(name) < 0.25)
     put(tmp_path / "t", prose(60), "x{}.txt")
@@ -79,6 +88,7 @@ def test_a_document_is_long_in_tokens_with_its_end(tmp_path: Path) -> None:
     assert [name in names for names in found] == [True, False]
 
 
+@pytest.mark.usefixtures("by_names")
 @pytest.mark.parametrize("held", [False, True])
 def test_when_no_name_draws_validation_every_tenth_text_validates(tmp_path: Path, held: bool) -> None:
     names = sorted(name for name in (f"{i}.txt" for i in range(200)) if number_of(name) > (0.05 if held else 0.3))[:41]
@@ -112,6 +122,7 @@ def test_fewer_tokens_than_asked_for(tmp_path: Path) -> None:
     assert made(files(tmp_path / "t", train_tokens=10), tmp_path / "c").train_tokens == 10
 
 
+@pytest.mark.usefixtures("by_names")
 def test_empty_documents_and_one_longer_than_a_shard(tmp_path: Path, shards_of: Callable[[int], None]) -> None:
     shards_of(100)
     texts = ["", "b" * 731, "", "c"]

@@ -220,7 +220,7 @@ def test_the_guides_own_corpus_is_prepared(tmp_path: Path) -> None:
     with fresh():
         load_plugins([file])
         found = open_corpus(tmp_path, prepare(DataConfig(corpus="pairs", heldout_tokens=900), tmp_path))
-    assert len(found.heldout) == 64
+    assert len(found.heldout) == 16
     text = bytes(found.heldout[0].tolist()[1:]).decode()
     half = len(text) // 2
     assert text[:half] == text[half:]

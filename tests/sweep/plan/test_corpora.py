@@ -301,10 +301,10 @@ def test_wrong_paths_are_told_even_by_a_dry_run(
 
 
 @pytest.mark.parametrize(("change", "said"), [
-    (("documents: 2", "documents: 65"), "of the first 65 held-out documents, which clean and needle read, only 17 have 129 tokens (it holds 17)"),
+    (("documents: 2", "documents: 65"), "of the first 65 held-out documents, which clean and needle read, only 16 have 129 tokens (it holds 16)"),
     (("lengths: [128]", "lengths: [128, 1024]"), "of the first 2 held-out documents, which clean and needle read, none have 1025 tokens"),
-    (("validation_tokens: 256", "validation_tokens: 1e6"), "the validation split has 3067 tokens, eval.validation_tokens asks for 999937"),
-    (("junk_rows: 2", "junk_rows: 99"), "the validation split has 3067 tokens, 23 rows of 128; probe junk asks for 99"),
+    (("validation_tokens: 256", "validation_tokens: 1e6"), "the validation split has 2263 tokens, eval.validation_tokens asks for 999937"),
+    (("junk_rows: 2", "junk_rows: 99"), "the validation split has 2263 tokens, 17 rows of 128; probe junk asks for 99"),
 ])  # fmt: skip
 def test_what_is_asked_in_vain_ends_the_launch_before_it_begins(
     grid: Callable[[str], Path], tmp_path: Path, command: Command, change: tuple[str, str], said: str
@@ -376,7 +376,7 @@ def test_text_too_short_for_the_trials_of_a_study_ends_a_plan(
         0
     ] * 4
     path.write_text(path.read_text().replace("validation_tokens: 256", "validation_tokens: 1e6"))
-    said = "the validation split has 3067 tokens, eval.validation_tokens asks for 999937: lower it"
+    said = "the validation split has 2263 tokens, eval.validation_tokens asks for 999937: lower it"
     asked = [command(word, str(path), *options) for word, *options in (*LOOKS, ("launch", "--executor", "local"))]
     assert asked == [(2, "", f"atma-sweep: corpus 'files': {said}\n")] * 6
 
@@ -478,3 +478,34 @@ def test_cells_are_checked_once_for_each_thing_they_ask(
     with pytest.raises(SweepError, match="no prepared corpus in"):
         texts.check(found, tmp_path / "c")
     assert issubclass(MachineError, SweepError)
+
+
+def test_all_lacks_of_a_corpus_are_reported_at_once(
+    grid: Callable[[str], Path], tmp_path: Path, command: Command
+) -> None:
+    """Validation loss, junk and documents lack text for one cause; one preparation with the sizes named mends them all."""
+    path = grid("corpus: files, path: text, heldout_tokens: 200")
+    path.write_text(
+        path.read_text()
+        .replace("validation_tokens: 256", "validation_tokens: 4096")
+        .replace("documents: 2, junk_rows: 2", "documents: 20, junk_rows: 30")
+    )
+    code, _, err = command("launch", str(path), "--executor", "local")
+    assert code == 2
+    assert len(err.splitlines()) == 1
+    lacks = [
+        "corpus 'files': the validation split has 2263 tokens, eval.validation_tokens asks for 4097: lower it",
+        "corpus 'files': of the first 20 held-out documents, which clean and needle read, only 16 have 129 tokens (it holds 16): "
+        "lower eval.documents or eval.lengths, or lend longer ones with data.heldout",
+        "corpus 'files': the validation split has 2263 tokens, 17 rows of 128; probe junk asks for 30: lower "
+        "eval.settings.junk.rows or eval.lengths",
+        "to prepare the text with splits that are large enough, set data.validation_tokens: 4097 and data.heldout_documents: 20 "
+        "(atma-sweep data prepare ... --validation-tokens 4097 --heldout-documents 20)",
+    ]
+    assert err == f"atma-sweep: {'; '.join(lacks)}\n"
+    cells, _ = texts.expand(load_grid(path), tmp_path / "atma-runs" / "corpora")
+    assert texts.lacks(cells, tmp_path / "atma-runs" / "corpora") == lacks
+    sizes = "heldout_tokens: 200, validation_tokens: 4097, heldout_documents: 20"
+    path.write_text(path.read_text().replace("heldout_tokens: 200", sizes))
+    cells, _ = texts.expand(load_grid(path), tmp_path / "atma-runs" / "corpora")
+    assert texts.lacks(cells, tmp_path / "atma-runs" / "corpora") == []

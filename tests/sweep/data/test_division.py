@@ -1,0 +1,211 @@
+"""Text that is divided into splits by tokens: sizes, which document lands where, stops on the way, and older corpora."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from atma_sweep.sweep.config import DataConfig
+from atma_sweep.sweep.data import corpora, division, prepare
+from atma_sweep.sweep.data.division import Division, Pooled
+from atma_sweep.sweep.data.known.files import OwnFiles
+from atma_sweep.sweep.data.shards import SplitWriter
+from atma_sweep.sweep.grid.grid import load_grid, shipped
+from atma_sweep.sweep.plan import corpora as plan_corpora
+from copies import prose
+from prepared import divided, files, joined, made, parts, put, stream, told
+
+
+@pytest.fixture
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set the size of shards to 1,009 tokens."""
+    monkeypatch.setitem(SplitWriter.__init__.__kwdefaults__, "shard_tokens", 1009)  # type: ignore[arg-type]
+
+
+def lengths(count: int, seed: int, *, long: int = 400) -> list[int]:
+    """Document sizes of which a few are large, as books among articles."""
+    rng = random.Random(seed)
+    return [rng.randrange(1, 60) if rng.random() < 0.9 else rng.randrange(long, 4 * long) for _ in range(count)]
+
+
+def pool(sizes: list[int]) -> list[Pooled]:
+    return [Pooled(f"document/{number}", size, None) for number, size in enumerate(sizes)]
+
+
+def sizes_of(**sizes: Any) -> Division:
+    """The default division of a corpus, or one with the sizes given."""
+    sizes = {"train_tokens": None, "validation_tokens": None, "heldout_documents": None} | sizes
+    return Division("files", long_tokens=400, lent=False, **sizes)
+
+
+@pytest.mark.parametrize("validation", [None, 1, 500, 3000])
+@pytest.mark.parametrize("documents", [None, 0, 5])
+def test_split_sizes_are_within_a_document(validation: int | None, documents: int | None) -> None:
+    """The validation split has its target and less than one of its documents more."""
+    for seed in range(8):
+        sizes = lengths(300, seed)
+        total = sum(sizes)
+        splits = sizes_of(validation_tokens=validation, heldout_documents=documents).assign(pool(sizes))
+        of_split = {
+            name: [size for size, split in zip(sizes, splits, strict=True) if split == name] for name in division.SPLITS
+        }
+        target = validation or total // 20
+        assert target <= sum(of_split["validation"]) < target + max(of_split["validation"])
+        assert min(of_split["heldout"], default=400) >= 400
+        if documents is not None:
+            assert len(of_split["heldout"]) == documents
+        else:
+            # the next of the long documents, of less than 1,600 tokens, would not fit a quarter, or there are 16
+            held = sum(of_split["heldout"])
+            assert held <= total / 4
+            assert len(of_split["heldout"]) == 16 or held > total / 4 - 1600
+
+
+def test_few_large_documents_leave_most_to_train_on() -> None:
+    """By hand: 40 books of 1,000 tokens, of which a quarter is 10 and a twentieth 2."""
+    splits = sizes_of().assign(pool([1000] * 40))
+    assert {name: splits.count(name) for name in division.SPLITS} == {"train": 28, "validation": 2, "heldout": 10}
+
+
+def test_books_leave_the_validation_split_its_size() -> None:
+    """63 books of 190,000 tokens among short texts, 50.4M tokens in all: 16 are held out, 2,097,153 tokens validate."""
+    rng = random.Random(7)
+    sizes = [190_000] * 63 + [rng.randrange(16_000, 48_000) for _ in range(1196)]
+    splits = Division("files", 65_601, None, None, None, lent=False).assign(pool(sizes))
+    tokens = {
+        name: sum(size for size, split in zip(sizes, splits, strict=True) if split == name) for name in division.SPLITS
+    }
+    assert splits.count("heldout") == 16
+    assert tokens["heldout"] == 16 * 190_000
+    assert 2_097_153 <= tokens["validation"] < 2_097_153 + 48_000
+    assert tokens["train"] > 0.88 * sum(sizes)
+
+
+@pytest.mark.parametrize("batch", [1, 7, 2000])
+@pytest.mark.parametrize("sizes", [
+    {}, {"train_tokens": 1}, {"train_tokens": 3001}, {"validation_tokens": 700, "train_tokens": 2000},
+    {"validation_tokens": 2000}, {"heldout_documents": 3}, {"heldout_documents": 0, "train_tokens": 5000},
+])  # fmt: skip
+def test_prepared_splits_agree_with_a_naive_division(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_shards: None, batch: int, sizes: dict[str, int]
+) -> None:
+    monkeypatch.setattr(prepare, "BATCH_DOCUMENTS", batch)
+    named = {f"{number:03d}.txt": text for number, text in enumerate(prose(100, longest=90))}
+    put(tmp_path / "t", list(named.values()), "{:03d}.txt")
+    names = {"train_tokens": "train", "validation_tokens": "validation", "heldout_documents": "documents"}
+    expected = divided(named, long=200, **{names[name]: size for name, size in sizes.items()})
+    corpus = made(files(tmp_path / "t", heldout_tokens=200, **sizes), tmp_path / "c")
+    assert stream(corpus) == expected["train"]
+    assert [len(shard) for shard in corpus.train[:-1]] == [1009] * (len(corpus.train) - 1)
+    assert corpus.validation.tolist() == expected["validation"]
+    assert corpus.heldout_names == list(expected["heldout"])
+    assert [tokens.tolist() for tokens in corpus.heldout] == list(expected["heldout"].values())
+    if "train_tokens" in sizes:
+        assert corpus.train_tokens == sizes["train_tokens"]
+    assert sorted(path.name for path in (tmp_path / "c").iterdir()) == sorted([corpus.fingerprint[:16], "requests"])
+    assert not list((tmp_path / "c").glob("*/pool*")), "the pool is gone"
+
+
+def test_no_document_is_in_two_splits(tmp_path: Path) -> None:
+    texts = prose(80, longest=90)
+    corpus = made(files(put(tmp_path / "t", texts), heldout_tokens=200), tmp_path / "c")
+    every = parts(stream(corpus) + corpus.validation.tolist() + joined([d.tolist() for d in corpus.heldout]))
+    assert sorted(every) == sorted([256, *text.encode()] for text in texts)
+    assert len(corpus.heldout) > 2
+    assert len(parts(corpus.validation.tolist())) > 1
+
+
+def test_two_preparations_give_the_same_fingerprint(tmp_path: Path) -> None:
+    put(tmp_path / "t", prose(60))
+    numbers = {prepare.prepare(files(tmp_path / "t", heldout_tokens=150), tmp_path / root) for root in "ab"}
+    assert len(numbers) == 1
+    larger = prepare.prepare(files(tmp_path / "t", heldout_tokens=150, validation_tokens=900), tmp_path / "a")
+    assert {larger} != numbers
+
+
+@pytest.mark.parametrize("stop", ["in the pass", "after the pass", "in the division"])
+def test_a_stopped_preparation_goes_on_to_the_same_splits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_shards: None, stop: str
+) -> None:
+    data = files(put(tmp_path / "t", prose(60, longest=90)), heldout_tokens=200, train_tokens=3001)
+    expected = prepare.prepare(data, tmp_path / "undisturbed")
+    monkeypatch.setattr(prepare, "BATCH_DOCUMENTS", 5)
+    monkeypatch.setattr(prepare, "SYNC_SECONDS", -1.0)
+
+    class Stopped(Exception):
+        """The death of the process."""
+
+    calls = {"count": 0}
+
+    def dying(function: Callable[..., Any], at: int) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            calls["count"] += 1
+            if calls["count"] == at:
+                raise Stopped
+            return function(*arguments)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        if stop == "in the pass":
+            patch.setattr(prepare._Preparation, "_encode", dying(prepare._Preparation._encode, 4))
+        elif stop == "after the pass":
+            patch.setattr(prepare._Preparation, "_divide", dying(prepare._Preparation._divide, 1))
+        else:
+            patch.setattr(SplitWriter, "close", dying(SplitWriter.close, 3))
+        with pytest.raises(Stopped):
+            prepare.prepare(data, tmp_path / "c")
+    assert prepare.prepare(data, tmp_path / "c") == expected
+
+
+# --- what cannot be, and what stays -------------------------------------------------------------------------------
+
+
+def test_more_validation_tokens_than_the_text_has(tmp_path: Path) -> None:
+    put(tmp_path / "t", ["text", "more text"])
+    assert told(files(tmp_path / "t", validation_tokens=15), tmp_path / "c") == (
+        "corpus 'files' has 15 tokens beside the held-out documents, and data.validation_tokens asks for 15 of them, "
+        "which leaves none to train on: lower it, or add text"
+    )
+    corpus = made(files(tmp_path / "t", validation_tokens=5), tmp_path / "c")
+    assert (corpus.train_tokens, len(corpus.validation)) == (10, 5)
+
+
+@pytest.mark.parametrize("corpus", ["stdlib", "shards", "flipflop"])
+def test_corpora_with_splits_refuse_a_validation_size(tmp_path: Path, corpus: str) -> None:
+    data = DataConfig(corpus=corpus, validation_tokens=100)
+    assert told(data, tmp_path / "c") == f"data.validation_tokens: corpus {corpus!r} has splits of its own; remove it"
+
+
+def test_splits_of_an_earlier_release_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request without a division is what a release wrote that drew splits by names."""
+    data, root = files(put(tmp_path / "t", prose(60)), heldout_tokens=150), tmp_path / "c"
+    with monkeypatch.context() as patch:
+        patch.setattr(OwnFiles, "by_tokens", False)
+        before = prepare.prepare(data, root, name="mine")
+    assert "division" not in json.loads(next(root.glob("requests/*.json")).read_text())["request"]
+    assert prepare.prepare(data, root) == before == corpora.find(data, root)
+    assert prepare.prepare(DataConfig(corpus="mine"), root) == before
+    assert prepare.prepare(data.model_copy(update={"validation_tokens": 500}), root) != before
+    assert prepare.prepare(data, tmp_path / "elsewhere") != before
+
+
+def test_names_of_unprepared_corpora_stay() -> None:
+    """The hash of an unprepared corpus leaves out settings that are newer than databases."""
+    plain = DataConfig(corpus="files", path="/a")
+    assert corpora.provisional(plain) == "unprepared:f068ca336ce8d48abb432ecee48b269cf59ae295dd496ad4163f3659e6a3ad1b"
+    assert corpora.provisional(plain.model_copy(update={"validation_tokens": 5})) != corpora.provisional(plain)
+
+
+def test_default_sizes_cover_what_shipped_grids_read() -> None:
+    for name in shipped():
+        for cell in load_grid(name).expand(corpora.provisional, lambda corpus: None):
+            config = cell.config
+            if config.data.corpus in ("flipflop", "mqar"):
+                continue
+            assert plan_corpora.validation_need(config) <= division.VALIDATION_TOKENS, name
+            assert config.eval.documents <= division.HELDOUT_DOCUMENTS, name
