@@ -56,9 +56,14 @@ class Newest:
         """The newest that there is."""
         return self._builds[-1]
 
+    @property
+    def builds(self) -> list[Build]:
+        """The states that are retained, oldest first."""
+        return list(self._builds)
+
     def of(self, version: int) -> Build | None:
         """The state of that version, while it is kept."""
-        return next((build for build in list(self._builds) if build.version == version), None)
+        return next((build for build in self.builds if build.version == version), None)
 
     def look(self) -> dict[str, object]:
         """The newest version and what is wrong with the database, if anything; a newer one is made meanwhile where there is

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import html
-import logging
 import os
 import secrets
 import signal
@@ -14,24 +13,26 @@ import tempfile
 import threading
 import webbrowser
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
-
-import uvicorn
+from typing import TYPE_CHECKING
 
 from ...results.errors import Expected
 from ...results.files import write
 from ...results.known import open_known
-from ..dashboard.page import blocks_of
-from .app import app_of
-from .newest import Newest
+from ...results.store.store import Store
+
+if TYPE_CHECKING:
+    import uvicorn
+    from starlette.types import ASGIApp
 
 LOOPBACK = "127.0.0.1"
 PATIENCE_S = 10.0
 """A page is rather told that the database is locked than kept waiting."""
+SEND_BUFFER_BYTES = 262_144
+"""Bytes that the kernel holds for a client that does not read; its default grows to megabytes per connection."""
 
 
 class PortTaken(Expected):
@@ -52,29 +53,38 @@ def serve(
     """Serves the page of a sweep (None: the one launched last), and gives its address to `tell`; returns after Ctrl-C.
 
     `compare` puts another sweep beside it; `port` 0 is any that is free. The database is opened for reading alone. Another
-    request to stop than Ctrl-C reaches its handler once the server has ended. Raises PortTaken, SweepUnknown, StoreError,
-    ReportError, all before the address is told.
+    request to stop than Ctrl-C reaches its handler once the server has ended. The address is told before the page is
+    prepared, which takes seconds; requests wait for it.
+    Raises PortTaken, SweepUnknown and StoreError before the address is told; after it ReportError, and StoreError again.
     """
     with listening(port) as ears:
         store = open_known(db, sweep, patience=PATIENCE_S, read_only=True)
-        newest = Newest(store, sweep or store.default_sweep(), partial(blocks_of, compare=compare))
+        name = sweep or store.default_sweep()
+        store.mark(name)  # raises SweepUnknown
         bound, token = ears.getsockname()[1], secrets.token_urlsafe(32)
         address = f"http://{LOOPBACK}:{bound}/{token}/"
-        server = Server(config_of(app_of(newest, port=bound, token=token)))
-        with ended_by_signals(server):
-            tell(address)
-            with opened(address if browser else None) as note:
-                if note:
-                    print(note, file=sys.stderr)
-                server.run(sockets=[ears])
+        tell(address)
+        from .connections import Server, config_of  # imports uvicorn, which takes a quarter of a second
+        from .guard import Guard
+        from .preparing import PreparedApp
+
+        pages = PreparedApp(partial(_prepare, store, name, compare, token))
+        server = Server(config_of(Guard(pages, port=bound, token=token)))
+        pages.start(on_failure=partial(setattr, server, "should_exit", True))
+        with ended_by_signals(server), opened(address if browser else None) as note:
+            if note:
+                print(note, file=sys.stderr)
+            server.run(sockets=[ears])
+        pages.raise_failure()
 
 
-class Server(uvicorn.Server):
-    """Leaves signals to `ended_by_signals`."""
+def _prepare(store: Store, sweep: str, compare: str | None, token: str) -> ASGIApp:
+    """Import what makes the page, and make its first version. Raises SweepUnknown, StoreError, ReportError."""
+    from ..dashboard.page import blocks_of
+    from .app import pages_of
+    from .newest import Newest
 
-    def capture_signals(self) -> nullcontext[None]:  # type: ignore[override]
-        """None of them."""
-        return nullcontext()
+    return pages_of(Newest(store, sweep, partial(blocks_of, compare=compare)), token)
 
 
 @contextmanager
@@ -108,32 +118,13 @@ def _matters(number: int) -> bool:
     return signal.getsignal(number) is not signal.SIG_IGN  # nohup ignores SIGHUP
 
 
-def config_of(app: Callable[..., Any]) -> uvicorn.Config:
-    """A server that says nothing but where its own code fails, and does not wait for a page that is open when it ends."""
-    logging.getLogger("uvicorn.error").addFilter(_is_failure)
-    return uvicorn.Config(
-        app,
-        http="h11",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        timeout_graceful_shutdown=1,
-    )
-
-
-def _is_failure(record: logging.LogRecord) -> bool:
-    return record.exc_info is not None
-
-
 @contextmanager
 def listening(port: int) -> Iterator[socket.socket]:
     """A socket of the loopback that listens already, so that a browser may come before the server runs. Raises PortTaken."""
     ears = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         ears.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        ears.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # which connections inherit
         try:
             ears.bind((LOOPBACK, port))
             ears.listen(64)

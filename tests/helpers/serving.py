@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from atma_sweep.reports.live_page.app import app_of
+from atma_sweep.reports.live_page.connections import Server, config_of
 from atma_sweep.reports.live_page.newest import Newest
-from atma_sweep.reports.live_page.serve import Server, config_of, listening
+from atma_sweep.reports.live_page.serve import listening
 from atma_sweep.results.store.store import Store
 from patience import PATIENCE_S
 

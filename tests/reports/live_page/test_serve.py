@@ -8,13 +8,18 @@ import signal
 import socket
 import stat
 import subprocess
+import sys
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvicorn
+from atma_sweep.reports.errors import ReportError
+from atma_sweep.reports.live_page import connections
 from atma_sweep.reports.live_page import serve as module
 from atma_sweep.results.store.store import open_store
 from bench import COMMAND
@@ -138,19 +143,71 @@ def test_without_a_screen_no_open_takes_over_the_terminal(monkeypatch: pytest.Mo
         assert note == "no browser to open here; open the address yourself"
 
 
+def test_address_is_told_before_the_page_is_prepared(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Preparing takes seconds; here it waits for the address, so that the other order would wait forever."""
+    addresses: list[str] = []
+    told = threading.Event()
+    prepare = module._prepare
+
+    def wait_and_prepare(*arguments: Any) -> Any:
+        assert told.wait(PATIENCE_S)
+        return prepare(*arguments)
+
+    monkeypatch.setattr(module, "_prepare", wait_and_prepare)
+    answers: list[bytes] = []
+    servers: list[connections.Server] = []
+    run = connections.Server.run
+
+    def remembered(server: connections.Server, **options: Any) -> None:
+        servers.append(server)
+        run(server, **options)
+
+    monkeypatch.setattr(connections.Server, "run", remembered)
+
+    def read() -> None:
+        told.wait(PATIENCE_S)
+        answers.append(urllib.request.urlopen(addresses[0], timeout=PATIENCE_S).read())
+        servers[0].should_exit = True
+
+    def tell(address: str) -> None:
+        addresses.append(address)
+        told.set()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    module.serve(None, str(folder / "atma.db"), browser=False, tell=tell)
+    reader.join(PATIENCE_S)
+    assert b"big, revision 1" in answers[0]
+
+
+def test_a_page_that_cannot_be_prepared_ends_the_server(folder: Path) -> None:
+    addresses: list[str] = []
+    with pytest.raises(ReportError, match="that is the sweep of the page itself"):
+        module.serve("big", str(folder / "atma.db"), compare="big", browser=False, tell=addresses.append)
+    assert len(addresses) == 1
+
+
+def test_the_server_starts_without_what_makes_the_page() -> None:
+    """NumPy, pandas and SciPy take most of the time before the first page."""
+    heavy = "{'numpy', 'pandas', 'scipy', 'uvicorn'}"
+    code = f"import sys, atma_sweep.reports.live_page.serve; print(sorted(sys.modules.keys() & {heavy}))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"
+
+
 @pytest.mark.thorough
 def test_it_runs_beside_other_threads_and_another_sweep(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Off the main thread, where no signal is heard: for whoever starts it from a notebook; with the paper's numbers beside."""
     told = threading.Event()
     addresses: list[str] = []
-    servers: list[module.Server] = []
-    make = module.Server
+    servers: list[connections.Server] = []
+    make = connections.Server
 
-    def kept(config: module.uvicorn.Config) -> module.Server:
+    def kept(config: uvicorn.Config) -> connections.Server:
         servers.append(make(config))
         return servers[-1]
 
-    monkeypatch.setattr(module, "Server", kept)
+    monkeypatch.setattr(connections, "Server", kept)
 
     def tell(address: str) -> None:
         addresses.append(address)
