@@ -79,6 +79,6 @@ def qualities(data: SweepData) -> list[Column]:
 def speed_of(data: SweepData, heading: str) -> Column:
     """Tokens a second under this heading; MFU under its own where the sweep has no tokens a second."""
     found = column_of("throughput", "tokens_per_s", heading)
-    if any(key[1:3] == (found.probe, found.metric) for key in data.values):
+    if data.is_measured(found.probe, found.metric):
         return found
     return next(column for column in complete_columns(data) if column.metric == "mfu_paper")

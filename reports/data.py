@@ -104,7 +104,7 @@ class SweepData:
             found = found.get(name) if isinstance(found, Mapping) else None
         return found
 
-    @property
+    @cached_property
     def done(self) -> int:
         """How many cells are trained and measured at everything that was asked for."""
         return sum(self.standing(cell) == "done" for cell in self.cells)
@@ -143,8 +143,20 @@ class SweepData:
 
     def has_any(self, probes: Iterable[str]) -> bool:
         """Whether one of these was measured or asked for; of a sweep that has nothing at all yet, that may come."""
-        known = self._probes | {key[1] for key in self.values}
+        known = self._probes | {probe for probe, _ in self._measured}
         return not known or not known.isdisjoint(probes)
+
+    @cached_property
+    def _measured(self) -> Mapping[tuple[str, str], frozenset[int]]:
+        """By (probe, metric): the lengths at which any cell has a value or a reason."""
+        pairs: dict[tuple[str, str], set[int]] = {}
+        for probe, metric, length in {key[1:] for key in self.values}:
+            pairs.setdefault((probe, metric), set()).add(length)
+        return {key: frozenset(lengths) for key, lengths in pairs.items()}
+
+    def is_measured(self, probe: str, metric: str) -> bool:
+        """Return whether any cell has a value of the metric, or a reason for having none."""
+        return (probe, metric) in self._measured
 
     @cached_property
     def shown(self) -> Mapping[tuple[str, str, str, int], Value]:
@@ -157,7 +169,7 @@ class SweepData:
 
     def requested_lengths(self) -> dict[str, list[int]]:
         """The context lengths that are shown of the probes that the launch asked for, shortest first."""
-        measured = {(key[1], key[3]) for key in self.values}
+        measured = {(probe, length) for (probe, _), lengths in self._measured.items() for length in lengths}
         return {
             probe: sorted({*lengths, *(length for length in self.also if (probe, length) in measured)})
             for probe, lengths in sorted(self.asked.items())
@@ -168,7 +180,7 @@ class SweepData:
         of a probe that the launch did not ask for."""
         if not unasked and not self.shows(probe):
             return []
-        measured = {key[3] for key in self.values if key[1:3] == (probe, metric)}
+        measured = self._measured.get((probe, metric), ())
         return sorted(length for length in measured if not length or length in self.also or self.asks(probe, length))
 
     def levels(self, axis: str) -> list[str]:
@@ -237,6 +249,8 @@ class SweepData:
     def printed_spread(self, cell: CellState, column: Column) -> tuple[int, float | None] | None:
         """Of a number that is a mean over runs which the database does not hold: how many they are, and their sample standard
         deviation where it is known. None of any other number."""
+        if not self.printed_runs:
+            return None
         told = self.values.get((cell.cell_id, column.probe, column.metric + metrics.SPREAD, column.length))
         return (told.n, told.value) if told is not None and told.n else None
 
@@ -271,7 +285,7 @@ class SweepData:
     @cached_property
     def over_lengths(self) -> frozenset[tuple[str, str]]:
         """The (probe, metric) that are measured at context lengths: a number of these that has none is an average over them."""
-        return frozenset((key[1], key[2]) for key in self.values if key[3])
+        return frozenset(key for key, lengths in self._measured.items() if lengths - {0})
 
     @cached_property
     def _averaged(self) -> dict[tuple[str, str], list[int]]:

@@ -7,13 +7,15 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
 from typing import Any
 
 from ..results.counts import counted
 from ..results.store.records import CellState, Source, Value
 from .data import REFERENCES, SweepData
 from .numbers import BARE, PLUS_MINUS, Column, reason_code, rounded, signed
-from .ranking import Place, Rank, notes_of, ranked
+from .ranking import Grid, Place, Rank, notes_of, ranked
 from .stats.ceiling import about_needle, below_note, needle_note, yardstick
 from .subset import told
 from .table import Entry, Table
@@ -50,37 +52,37 @@ def entry(data: SweepData, cells: Sequence[CellState], column: Column, table: st
     have = [value for value in values if value is not None and value.value is not None]
     numbers = [value.value for value in have if value.value is not None]
     words = [] if numbers else _words(data, cells, column, values)
-    known = next((value for value in values if value is not None), None)
+    first = next((value for value in values if value is not None), None)
     sources = {value.source for value in have}
-    base = Entry(
-        text="/".join(dict.fromkeys(words)) or NO_CELL,
-        heading=column.heading,
-        probe=column.probe,
-        metric=column.metric,
-        length=column.length if column.length >= 0 else None,
-        direction=column.direction,
-        unit=known.unit if known else None,
-        source=next(iter(sources)) if len(sources) == 1 else None,
-        origins=tuple(
+    about: dict[str, Any] = {
+        "heading": column.heading,
+        "probe": column.probe,
+        "metric": column.metric,
+        "length": column.length if column.length >= 0 else None,
+        "direction": column.direction,
+        "unit": first.unit if first else None,
+        "source": next(iter(sources)) if len(sources) == 1 else None,
+        "origins": tuple(
             (cell.cell_id, value.attempt_id if value is not None else None)
             for cell, value in zip(cells, values, strict=True)
         ),
-    )
+    }
     if not numbers:
-        return replace(base, reason=known.reason if known else None, seeds=0)
+        text = "/".join(dict.fromkeys(words)) or NO_CELL
+        return Entry(text=text, reason=first.reason if first else None, seeds=0, **about)
     mean = statistics.fmean(numbers) if len(numbers) > 1 else numbers[0]
     # a mean of tidy numbers is tidy again only after its floating-point dust is gone
     text = rounded(mean if len(numbers) == 1 else round(mean, DUST), column.decimals, percent=column.percent)
     sd, seeds = statistics.stdev(numbers) if len(numbers) > 1 else None, len(numbers)
     if len(cells) == 1:
-        base = replace(base, n=have[0].n, low=have[0].low, high=have[0].high)
+        about |= {"n": have[0].n, "low": have[0].low, "high": have[0].high}
         printed = data.printed_spread(cells[0], column)
         seeds, sd = printed if printed is not None else (1, None)
     if sd is not None:
         text += PLUS_MINUS + rounded(sd, column.decimals, percent=column.percent)
     if len(numbers) < len(cells):
         text += f" (n={len(numbers)})"
-    return replace(base, text=text, value=mean, sd=sd, seeds=seeds)
+    return Entry(text=text, value=mean, sd=sd, seeds=seeds, **about)
 
 
 def _words(data: SweepData, cells: Sequence[CellState], column: Column, values: Sequence[Value | None]) -> list[str]:
@@ -191,28 +193,21 @@ def assemble(
     unlisted: Sequence[Sequence[Entry]] = (),
     options: Mapping[str, Any] | None = None,
     sources: Mapping[int, Source] | None = None,
+    has_chances: bool = True,
 ) -> Table:
     """The table of these lines: `headings` above the words, `numbers` above the entries.
 
-    With `rank` the best numbers stand in bold, and in the notes how probable it is that they are, held against `unlisted`
-    rows too. Where a number is a needle accuracy, or a difference of some, the notes say what a constant answer scores.
+    With `rank` the best numbers stand in bold, and in the notes (with `has_chances`) how probable it is that they are, held
+    against `unlisted` rows too. Where a number is a needle accuracy, or a difference of some, the notes say what a constant answer scores.
     """
     words = (word for line in lines for word in line.words)
     if about_needle((one for line in lines for one in line.entries), words) and yardstick(data) not in " ".join(notes):
         notes = [*notes, " ".join(filter(None, (needle_note(data), below_note(data))))]
-    grid, contests = ranked(data, [line.entries for line in lines], rank, unlisted)
-    notes = [*notes, *notes_of(contests, rank, _names(lines, grid, rank), [" ".join(line.words) for line in lines])]
-    sources = data.sources if sources is None else sources
-    origins = [
-        [*line.origins, *(origin for one in row for origin in one.origins)]
-        for line, row in zip(lines, grid, strict=True)
-    ]
-    cells: dict[str, dict[int, None]] = {}
-    for line, row_origins in zip(lines, origins, strict=True):
-        for cell in line.cells:
-            cells.setdefault(cell.cell_id, {})
-        for name, attempt in row_origins:
-            cells.setdefault(name, {}).update({} if attempt is None else {attempt: None})
+    grid, contests = ranked(data, [line.entries for line in lines], rank, unlisted, has_chances=has_chances)
+    if has_chances:
+        names = _names(lines, grid, rank)
+        notes = [*notes, *notes_of(contests, rank, names, [" ".join(line.words) for line in lines])]
+    behind = data.sources if sources is None else sources
     made: dict[str, Any] = {
         "table": number,
         "sweep": data.sweep,
@@ -221,26 +216,57 @@ def assemble(
         | ({"lengths": "all" if data.everything else list(data.also)} if data.beyond else {})
         | ({"only": list(data.only)} if data.only else {}),
     }
-    known = sources_of((attempt for found in cells.values() for attempt in found), sources)
-    by_cell = {name: sorted(found) for name, found in cells.items()}
-    trace = made | {"cells": by_cell, "sources": known}
-    raw = []
-    for line, row, row_origins in zip(lines, grid, origins, strict=True):
-        about = {"sweep": data.sweep, "revision": data.revision, "row": dict(zip(headings, line.words, strict=True))}
-        mine = sources_of((attempt for _, attempt in row_origins if attempt is not None), sources)
-        row_trace = made | {"sources": mine}
-        raw.append(about | dict(line.about) | {"values": [_raw_entry(one) for one in row], "trace": row_trace})
     return Table(
         number=number,
         title=title + some_cells(data),
         columns=(*headings, *numbers),
         text_columns=len(headings),
         rows=tuple((*line.words, *(one.text for one in row)) for line, row in zip(lines, grid, strict=True)),
-        raw=tuple(raw),
+        raw_of=partial(_raw, made, headings, lines, grid, behind),
+        trace_of=partial(_trace, made, lines, grid, behind),
         notes=tuple(notes),
         entries=grid,
-        trace=trace,
     )
+
+
+def _origins(line: Line, row: Sequence[Entry]) -> dict[tuple[str, int | None], None]:
+    """Return the (cell, attempt) pairs of a row, each once, in the order of its numbers."""
+    return dict.fromkeys(chain(line.origins, *(one.origins for one in row)))
+
+
+def _trace(
+    made: Mapping[str, Any], lines: Sequence[Line], grid: Grid, sources: Mapping[int, Source]
+) -> Mapping[str, Any]:
+    """Return the trace of a table: `made`, the attempts of every cell, and their sources."""
+    cells: dict[str, set[int]] = {}
+    for line, row in zip(lines, grid, strict=True):
+        for cell in line.cells:
+            cells.setdefault(cell.cell_id, set())
+        for name, attempt in _origins(line, row):
+            attempts = cells.setdefault(name, set())
+            if attempt is not None:
+                attempts.add(attempt)
+    every = (attempt for attempts in cells.values() for attempt in attempts)
+    by_cell = {name: sorted(attempts) for name, attempts in cells.items()}
+    return {**made, "cells": by_cell, "sources": sources_of(every, sources)}
+
+
+def _raw(
+    made: Mapping[str, Any],
+    headings: Sequence[str],
+    lines: Sequence[Line],
+    grid: Grid,
+    sources: Mapping[int, Source],
+) -> tuple[dict[str, Any], ...]:
+    """Return the rows of a table as JSON has them."""
+    rows = []
+    for line, row in zip(lines, grid, strict=True):
+        about = {"sweep": made["sweep"], "revision": made["revision"]}
+        about |= {"row": dict(zip(headings, line.words, strict=True))}
+        mine = sources_of((attempt for _, attempt in _origins(line, row) if attempt is not None), sources)
+        trace = {**made, "sources": mine}
+        rows.append(about | dict(line.about) | {"values": [_raw_entry(one) for one in row], "trace": trace})
+    return tuple(rows)
 
 
 def _names(lines: Sequence[Line], grid: Sequence[Sequence[Entry]], rank: Rank) -> dict[Place, str]:

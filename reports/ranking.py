@@ -50,11 +50,16 @@ class Contest:
 
 
 def ranked(
-    data: SweepData, grid: Sequence[Sequence[Entry]], rank: Rank, unlisted: Sequence[Sequence[Entry]] = ()
+    data: SweepData,
+    grid: Sequence[Sequence[Entry]],
+    rank: Rank,
+    unlisted: Sequence[Sequence[Entry]] = (),
+    *,
+    has_chances: bool = True,
 ) -> tuple[Grid, list[Contest]]:
     """The entries with `best` and `p_best` set: down each column, or along each row among those of one probe, metric and length.
 
-    `unlisted` are rows that stand in no table but may be better.
+    `unlisted` are rows that stand in no table but may be better. Without `has_chances`, `p_best` is not worked out.
     """
     found = [list(row) for row in grid]
     if rank == "none":
@@ -68,25 +73,32 @@ def ranked(
     contests = []
     for places in groups.values():
         others = [row[places[0][1]] for row in unlisted] if rank == "column" else []
-        contest = _contest(known, {place: found[place[0]][place[1]] for place in places}, others)
-        for place in places:
+        contest = _contest(
+            known if has_chances else None, {place: found[place[0]][place[1]] for place in places}, others
+        )
+        best = frozenset(contest.best)
+        for place in best | contest.chances.keys():
             r, c = place
-            found[r][c] = replace(found[r][c], best=place in contest.best, p_best=contest.chances.get(place))
+            # dataclasses.replace takes several times as long, and this is done for every number of a table
+            more = {"best": place in best, "p_best": contest.chances.get(place)}
+            found[r][c] = Entry(**(vars(found[r][c]) | more))
         if contest.best:
             contests.append(contest)
     return tuple(map(tuple, found)), contests
 
 
-def _contest(known: _Spreads, shown: Mapping[Place, Entry], others: Sequence[Entry]) -> Contest:
+def _contest(known: _Spreads | None, shown: Mapping[Place, Entry], others: Sequence[Entry]) -> Contest:
     from .stats.membership import best
 
     entries = list(shown.values())
     numbered = [one for one in (*entries, *others) if one.value is not None]
     top = tuple(place for place, wins in zip(shown, _best_of(entries), strict=True) if wins)
     heading = entries[0].heading
-    rivals = known.rivals(numbered) if len(numbered) > 1 and entries[0].direction else None
-    if rivals is None:
+    is_held = known is not None and len(numbered) > 1 and entries[0].direction
+    spreads = [known.spread_of(one) for one in numbered] if known is not None and is_held else []
+    if known is None or not any(spreads):
         return Contest(heading=heading, best=top, chances={})
+    rivals = [known.rival(one, spread) for one, spread in zip(numbered, spreads, strict=True)]
     # those that are shown come first
     chances = best(rivals, entries[0].direction).tolist()
     places = [place for place, one in shown.items() if one.value is not None]
@@ -94,9 +106,9 @@ def _contest(known: _Spreads, shown: Mapping[Place, Entry], others: Sequence[Ent
         heading=heading,
         best=top,
         chances=dict(zip(places, chances[: len(places)], strict=True)),
-        kinds=known.kinds(numbered),
+        kinds=tuple(sorted({spread.kind for _, spread in filter(None, spreads)})),
         seeds=max(one.seeds for one in numbered),
-        luck=known.luck([shown[place] for place in top], numbered),
+        luck=known.luck([shown[place] for place in top], numbered, [one.value for one in rivals]),
     )
 
 
@@ -107,43 +119,40 @@ class _Spreads:
         self._data = data
         self._cells: Mapping[str, CellState] = {cell.cell_id: cell for cell in data.cells}
         self._known: dict[Column, Mapping[Stratum, Spread]] = {}
+        self._columns: dict[tuple[str, str, int | None], tuple[Column, float]] = {}
 
-    def _of(self, one: Entry) -> tuple[Stratum, Spread] | None:
+    def spread_of(self, one: Entry) -> tuple[Stratum, Spread] | None:
+        """Return the spread of a number with its stratum; None for a number of another sweep and where none is known."""
         from .stats.membership import spreads_by_stratum, stratum_of
         from .stats.spread import printed
 
-        column, scale = _behind(self._data, one)
+        column, scale = self._behind(one)
         if column not in self._known:
             self._known[column] = spreads_by_stratum(self._data, column)
-        spreads, cell = self._known[column], self._cells.get(one.cells[0]) if one.cells else None
+        spreads, cell = self._known[column], self._cells.get(one.origins[0][0]) if one.origins else None
         if not spreads or cell is None:
             return None
         if (own := printed(self._data, cell, column)) is not None:
             return (cell.cell_id,), replace(own, sd=scale * own.sd)
-        found = spreads[stratum_of(cell)]
-        return stratum_of(cell), replace(found, sd=scale * found.sd, floor=scale * found.floor)
+        stratum = stratum_of(cell)
+        found = spreads[stratum]
+        return stratum, found if scale == 1 else replace(found, sd=scale * found.sd, floor=scale * found.floor)
 
-    def rivals(self, entries: Sequence[Entry]) -> list[Rival] | None:
-        """The numbers with their spread, those of other sweeps with none; None where no spread is known."""
-        found = [self._of(one) for one in entries]
-        if not any(found):
-            return None
-        return [self._rival(one, told) for one, told in zip(entries, found, strict=True)]
-
-    def _rival(self, one: Entry, told: tuple[Stratum, Spread] | None) -> Rival:
+    def rival(self, one: Entry, spread: tuple[Stratum, Spread] | None) -> Rival:
+        """Return a number with its spread; without one where that is None."""
         from .stats.membership import Rival
 
-        if told is None:
+        if spread is None:
             return Rival(self._value(one), 0.0)
+        stratum, found = spread
         share = self._data.metric(one.probe, one.metric).percent
-        return Rival(self._value(one), told[1].used, told[1].df, told[0], max(one.seeds, 1), share)
+        return Rival(self._value(one), found.used, found.df, stratum, max(one.seeds, 1), share)
 
-    def luck(self, best: Sequence[Entry], entries: Sequence[Entry]) -> Luck | None:
+    def luck(self, best: Sequence[Entry], entries: Sequence[Entry], values: Sequence[float]) -> Luck | None:
         """Of the near-replicates in the stratum of the best numbers: they are what those are chosen from."""
         from .stats.membership import luck
 
-        spreads = [(told[1].used, told) for one in best if (told := self._of(one)) and told[1].kind != "seeds"]
-        values = [self._value(one) for one in entries]
+        spreads = [(told[1].used, told) for one in best if (told := self.spread_of(one)) and told[1].kind != "seeds"]
         if not spreads or max(values) <= min(values):
             return None
         sd, (stratum, found) = max(spreads, key=lambda pair: pair[0])
@@ -154,13 +163,16 @@ class _Spreads:
 
     def _value(self, one: Entry) -> float:
         """As measured: what a table prints has fewer digits."""
-        column, scale = _behind(self._data, one)
+        column, scale = self._behind(one)
         values = [self._data.value(cell, *column.key) for cell in one.cells]
         known = [value.value for value in values if value is not None and value.value is not None]
         return scale * fmean(known) if known else one.value or 0.0
 
-    def kinds(self, entries: Sequence[Entry]) -> tuple[str, ...]:
-        return tuple(sorted({told[1].kind for one in entries if (told := self._of(one))}))
+    def _behind(self, one: Entry) -> tuple[Column, float]:
+        key = one.probe, one.metric, one.length
+        if key not in self._columns:
+            self._columns[key] = _behind(self._data, one)
+        return self._columns[key]
 
 
 def _behind(data: SweepData, one: Entry) -> tuple[Column, float]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -57,9 +58,8 @@ class Table:
     """A table before it has a format.
 
     `rows` is printed text under `columns`, of which the first `text_columns` are words and the rest numbers; `entries`
-    has what is behind the numbers. `raw` has one object a row, with the database's column names, unrounded values and
-    the printed ones. `trace` says what the table was made of: its name, sweep, revision and options, the attempts of
-    every cell, and the commit and GPU of every attempt.
+    has what is behind the numbers. `raw_of` and `trace_of` make `raw` and `trace` when a format needs them: in a sweep of
+    thousands of cells each takes longer than the table.
     """
 
     number: str
@@ -67,14 +67,24 @@ class Table:
     columns: tuple[str, ...]
     text_columns: int
     rows: tuple[tuple[str, ...], ...]
-    raw: tuple[dict[str, Any], ...]
+    raw_of: Callable[[], tuple[dict[str, Any], ...]]
+    trace_of: Callable[[], Mapping[str, Any]]
     notes: tuple[str, ...]
     entries: tuple[tuple[Entry, ...], ...] = ()
     above: tuple[str, ...] = ()
     """What to know before any two rows are compared: printed between title and rows."""
     paged: bool = False
     """Whether LaTeX lets it run over pages however few its rows are."""
-    trace: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def raw(self) -> tuple[dict[str, Any], ...]:
+        """One object a row, with the database's column names, unrounded values and the printed ones."""
+        return self.raw_of()
+
+    @cached_property
+    def trace(self) -> Mapping[str, Any]:
+        """The origin of the table: its name, sweep, revision and options, the attempts of every cell, and their commits and GPUs."""
+        return self.trace_of()
 
     @property
     def best(self) -> frozenset[tuple[int, int]]:

@@ -27,7 +27,7 @@ def asked_of(store: Store, data: SweepData, launched: RevisionRecord) -> dict[st
         {"name": axis, "words": axis_name(axis), "levels": [shown(level, axis) for level in data.levels(axis)]}
         for axis in factors(data)
     ]
-    configs = list(store.configs({cell.cell_id for cell in data.cells}).values())
+    configs = list(data.configs.values())
     seeds = sorted({cell.seed for cell in data.cells})
     lengths = sorted({length for some in data.asked.values() for length in some})
     printed = source_of(launched)

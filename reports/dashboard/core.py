@@ -57,7 +57,7 @@ def core(store: Store, data: SweepData, attempts: Sequence[Attempt], curves: Map
         "notes": list(table.notes),
         "columns": _columns(data),
         "charts": _charts(data),
-        "tables": {"mean": _rows(data, table)} | ({"each": _rows(data, table6(store, data.sweep, seeds=True, lengths=data.beyond))} if several else {}),
+        "tables": {"mean": _rows(data, table)} | ({"each": _rows(data, table6(store, data.sweep, seeds=True, lengths=data.beyond, has_chances=False))} if several else {}),
         "keys": [_key(data, key, units.get(key, "")) for key in keys],
         "cells": _cells(store, data, keys, curves),
         "attempts": {attempt.id: _attempt(attempt, known.get(attempt.id), groups.get(attempt.id)) for attempt in attempts},

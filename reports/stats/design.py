@@ -163,6 +163,8 @@ class Numbers:
         self._seeds = np.array([seeds.index(cell.seed) for cell in self.cells], dtype=int)
         self._words: dict[tuple[int, int], str] = {}
         self._places: dict[tuple[str, ...], tuple[np.ndarray, dict[str, np.ndarray]]] = {}
+        self._pairs: dict[tuple[str, int], tuple[str, int]] = {}
+        self._origins: dict[int, list[tuple[str, int]]] = {}
 
     @cached_property
     def _codes(self) -> dict[str, tuple[list[str], np.ndarray]]:
@@ -221,10 +223,11 @@ class Numbers:
 
     def origins(self, cells: np.ndarray, measure: int) -> tuple[tuple[str, int | None], ...]:
         """The (cell, attempt) pairs of these cells for that number."""
-        attempts = self.attempts[cells, measure]
-        return tuple(
-            (self.cells[cell].cell_id, attempt) for cell, attempt in zip(cells.tolist(), attempts.tolist(), strict=True)
-        )
+        if measure not in self._origins:
+            # one pair for all rows and, mostly, all measures: a large sweep has millions of places for it
+            pairs = zip((cell.cell_id for cell in self.cells), self.attempts[:, measure].tolist(), strict=True)
+            self._origins[measure] = [self._pairs.setdefault(pair, pair) for pair in pairs]
+        return tuple(map(self._origins[measure].__getitem__, cells.tolist()))
 
     @cached_property
     def scales(self) -> list[float]:

@@ -41,7 +41,7 @@ from .design import (
 )
 from .design import within as standing
 from .effect_rows import CONFIRMATORY, EQUIVALENT, FLOOR, NONE, Effect, Interaction, Tested
-from .resampling import ALPHA, Summary, corrected, holm, summaries
+from .resampling import ALPHA, Summary, corrected_families, holm, summaries
 from .spread import NEAR, STRATA, Spread, detectable, seed_robustness, spread, spreads_by_configuration
 
 __all__ = [
@@ -333,12 +333,12 @@ def _tested(rows: Sequence[_Row]) -> Iterator[tuple[_Row, dict[str, Any]]]:
     for place, row in enumerate(rows):
         families.setdefault(row.fields["family"], []).append(place)
     ps = [math.nan] * len(rows)
-    for places in families.values():
-        keys = [rows[i].keys for i in places]
-        together = corrected(
-            [samples[i] for i in places], [summed[i] for i in places], keys, [scales[i] for i in places]
-        )
-        for i, p in zip(places, together, strict=True):
+    arguments = [
+        ([samples[i] for i in some], [summed[i] for i in some], [rows[i].keys for i in some], [scales[i] for i in some])
+        for some in families.values()
+    ]
+    for some, together in zip(families.values(), corrected_families(arguments), strict=True):
+        for i, p in zip(some, together, strict=True):
             ps[i] = p
     for row, summary, p in zip(rows, summed, ps, strict=True):
         # the median is that of the differences as they are, whatever the weights of strata

@@ -30,13 +30,15 @@ def table6(
     orphans: bool = False,
     lengths: Mapping[str, Sequence[int]] | Lengths = None,
     seeds: bool = False,
+    has_chances: bool = True,
 ) -> Table:
     """Table 6, the complete results: one row a configuration, in the grid's order.
 
     Thirteen columns; one for every further axis that varies joins after Win. Where a configuration has several seeds, its
     row gives mean, standard deviation and their number; `seeds` lists each seed as a row instead.
     The context lengths are those that the launch asked for, and `lengths` besides; a mapping gives them by probe (clean,
-    junk, needle) instead.
+    junk, needle) instead. Without `has_chances` nothing says how probable it is that a bold number is the best, which takes
+    most of the time.
     A number that is missing prints as where the cell stands (needs-eval in a trained one), one that could not be had as the
     code of its reason; nothing prints blank. Raises SweepUnknown, StoreError.
     """
@@ -83,6 +85,7 @@ def table6(
         numbers=[column.heading for column in columns],
         notes=notes,
         rank="column",
+        has_chances=has_chances,
         options={name: value for name, value in given.items() if value},
     )
     return replace(made, paged=True)
