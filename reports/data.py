@@ -204,11 +204,25 @@ class SweepData:
 
     def configurations(self) -> dict[tuple[str, ...], list[CellState]]:
         """Cells that differ in nothing but their seed, by (levels of AXES, then of the extra axes)."""
-        axes = (*AXES, *self.extra_axes())
-        found: dict[tuple[str, ...], list[CellState]] = {}
+        return dict(self._configurations)
+
+    @cached_property
+    def _configurations(self) -> Mapping[tuple[str, ...], list[CellState]]:
+        cells: dict[tuple[str, ...], list[CellState]] = {}
         for cell in self.cells:
-            found.setdefault(tuple(level_of(cell, axis) for axis in axes), []).append(cell)
-        return found
+            cells.setdefault(self.levels_of(cell), []).append(cell)
+        return cells
+
+    def levels_of(self, cell: CellState) -> tuple[str, ...]:
+        """Return the levels of a cell, of AXES and then of the extra axes."""
+        if cell.cell_id not in self._levels_of:
+            axes = (*AXES, *self._extra_axes)
+            self._levels_of[cell.cell_id] = tuple(level_of(cell, axis) for axis in axes)
+        return self._levels_of[cell.cell_id]
+
+    @cached_property
+    def _levels_of(self) -> dict[str, tuple[str, ...]]:
+        return {}
 
     @cached_property
     def _described(self) -> Mapping[tuple[str, str], metrics.Metric]:

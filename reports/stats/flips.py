@@ -103,7 +103,7 @@ def _listed(table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     means = sums[:, 1:] * parts
     low, high = _rank(flips) - 1, means.shape[1] - _rank(flips)
     means.partition((low, high), axis=1)
-    return p, means[:, low], means[:, high]
+    return p, means[:, low].copy(), means[:, high].copy()  # a view would keep all means in memory
 
 
 def _drawn(table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -124,8 +124,9 @@ def _drawn(table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         lows[start : start + CHUNK] = np.where(whole, -np.inf, np.minimum(*sides))
         highs[start : start + CHUNK] = np.where(whole, np.inf, np.maximum(*sides))
     place = math.ceil(ALPHA * (FLIPS + 1) - DUST) - 1
-    low = np.partition(lows.T, place - 1, axis=1)[:, place - 1]
-    high = np.partition(highs.T, FLIPS - place, axis=1)[:, FLIPS - place]
+    # copies: a view would keep the ends of all draws in memory
+    low = np.partition(lows.T, place - 1, axis=1)[:, place - 1].copy()
+    high = np.partition(highs.T, FLIPS - place, axis=1)[:, FLIPS - place].copy()
     return (reached + 1) / (FLIPS + 1), low, high
 
 

@@ -172,14 +172,15 @@ def _measured(data: SweepData, column: Column, some: Sequence[_Number]) -> Sprea
 
 def _grouped(data: SweepData, column: Column, some: Sequence[_Number]) -> tuple[str, list[list[_Number]]]:
     """The runs that ought to agree, and what makes them so: seeds where any configuration has several; none where no two do."""
-    axes = [*AXES, *data.extra_axes()]
     near = [one for one in some if column.probe != SPEED and barely_acts(data, one.cell)]
-    kinds = ((SEEDS, some, axes, False), ("near-replicates", near, [axis for axis in axes if axis != NEAR], True))
-    for kind, numbers, keys, with_seed in kinds:
+    skipped = AXES.index(NEAR)
+    for kind, numbers in ((SEEDS, some), ("near-replicates", near)):
         groups: dict[tuple[str, ...], list[_Number]] = {}
         for one in numbers:
-            seed = (str(one.cell.seed),) if with_seed else ()
-            groups.setdefault((*(level_of(one.cell, axis) for axis in keys), *seed), []).append(one)
+            key = data.levels_of(one.cell)
+            if kind != SEEDS:
+                key = (*key[:skipped], *key[skipped + 1 :], str(one.cell.seed))
+            groups.setdefault(key, []).append(one)
         if any(len(group) > 1 for group in groups.values()):
             return kind, list(groups.values())
     return "", []
