@@ -56,8 +56,10 @@ class Attention(Mix):
         memory = MEMORIES.load(model.memory)(model, memory_settings(model)) if has_memory else None
         self.heads, self.kv_heads, self.size = model.n_heads, model.n_kv_heads, model.head_dim
         inner, kv = self.heads * self.size, self.kv_heads * self.size
-        self.normed, self.gated, bias = model.qk_norm, model.output_gate, model.bias and model.qkv_bias
-        self.w_q = Linear(model.d_model, 2 * inner if self.gated else inner, bias=bias)
+        self.normed, bias = model.qk_norm, model.bias and model.qkv_bias
+        # channels from one query head to the next: with a gate, the second half is the head's
+        self.apart = self.size * (2 if model.output_gate else 1)
+        self.w_q = Linear(model.d_model, self.heads * self.apart, bias=bias)
         self.w_k = Linear(model.d_model, kv, bias=bias)
         self.w_v = Linear(model.d_model, kv, bias=bias)
         self.canon = (
@@ -157,12 +159,12 @@ class Attention(Mix):
         `x_BD`, the block's normed input, is read where a mixer or a memory asks for it.
         """
         pools, tails, memory = states
-        kept, apart = Kept(pools, step), self.size * (2 if self.gated else 1)
-        q_BE, k_BE, v_BE = x_BE.split([self.heads * apart, *[self.kv_heads * self.size] * 2], -1)
-        q, *gate = q_BE.unflatten(-1, (self.heads, apart)).split(self.size, -1)
+        kept = Kept(pools, step)
+        q_BE, k_BE, v_BE = x_BE.split([self.heads * self.apart, *[self.kv_heads * self.size] * 2], -1)
+        q, *gate = q_BE.unflatten(-1, (self.heads, self.apart)).split(self.size, -1)
         k, v = (part.unflatten(-1, (self.kv_heads, self.size)) for part in (k_BE, v_BE))
         if self.canon is not None and tails is not None:
-            y_BC = self.canon.step(tails, step.slots_B, x_BE, (self.heads, self.kv_heads, apart))
+            y_BC = self.canon.step(tails, step.slots_B, x_BE, (self.heads, self.kv_heads, self.apart))
             every = self.heads, self.kv_heads, self.kv_heads
             q, k, v = y_BC.unflatten(-1, (sum(every), self.size)).split(every, 1)
         elif self.normed:
@@ -199,8 +201,8 @@ class Attention(Mix):
 
     def _projected(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
         """The same before Canon and norms."""
-        # Inside each head the first half is the query, the second the gate.
-        q_BTHX, *gate = self.w_q(x_BTD).view(*x_BTD.shape[:2], self.heads, -1).split(self.size, -1)
+        # every size in full: Canon of one tap asks for no tokens, and torch infers no size of an empty tensor
+        q_BTHX, *gate = self.w_q(x_BTD).view(*x_BTD.shape[:2], self.heads, self.apart).split(self.size, -1)
         return q_BTHX, self._keys(x_BTD), self._values(x_BTD), *gate
 
     def _read(self, x_BTD: Tensor) -> dict[str, Tensor]:
