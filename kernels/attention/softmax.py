@@ -97,9 +97,9 @@ def _full_choice(device: torch.device, dtype: torch.dtype, head_dim: int, ours: 
 
 
 @functools.cache
-def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str) -> float:
+def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
     """Largest relative error of the result and of its gradients, against "torch" in float32."""
-    draw = torch.Generator().manual_seed(0)
+    draw = torch.Generator().manual_seed(seed)
     made = [torch.randn(1, 131, heads, head_dim, generator=draw).to(device, dtype) for heads in (2, 1, 1)]
     attention = functools.partial(softmax_attention, window=None if backend == "cudnn" else 70)
     return worst(*both_ways(attention, backend, dtype, made))

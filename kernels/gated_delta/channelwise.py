@@ -75,9 +75,9 @@ def _why_no_fla(device: torch.device, dtype: torch.dtype, head_dim: int) -> str 
 
 
 @functools.cache
-def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str) -> float:
+def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
     """As `rule_error` says it, of `channelwise_delta`."""
-    return rule_error(channelwise_delta, (1, 131, 2, head_dim), device, dtype, head_dim, backend)
+    return rule_error(channelwise_delta, (1, 131, 2, head_dim), device, dtype, head_dim, backend, seed)
 
 
 def channelwise_delta_reference(

@@ -89,9 +89,9 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, rows: int) ->
 
 
 @functools.cache
-def _error(device: torch.device, dtype: torch.dtype) -> float:
+def _error(device: torch.device, dtype: torch.dtype, *, seed: int) -> float:
     """Largest relative error against "torch" in float32."""
-    draw = torch.Generator().manual_seed(0)
+    draw = torch.Generator().manual_seed(seed)
     shapes = (1, 600), (150, 600), (150,), (600,), (1, 150), (50, 3)
     x, w, bias, norm, under, filters = (torch.randn(shape, generator=draw).to(device, dtype) for shape in shapes)
     found = []

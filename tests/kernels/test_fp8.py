@@ -280,7 +280,7 @@ def test_who_multiplies(
     capability: tuple[int, int] | None, wrong: float, backend: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(op, "_error", lambda device: wrong)
+    monkeypatch.setattr(op, "_error", lambda device, *, seed: wrong)
     chosen = op.choose_backend("cpu" if capability is None else "cuda")
     assert chosen.backend == backend
     assert why in chosen.reason

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from atma_sweep.kernels.choice import SELF_TEST
+from atma_sweep.kernels.choice import SELF_TEST, failure
 from atma_sweep.kernels.omega.omega import Rates, State, choose_backend, omega, unit
 from graded import interpreted, normal
 from tiers import every_nth
@@ -136,10 +136,13 @@ def test_in_pieces_it_is_the_whole(orthogonal: Any) -> None:
 @interpreted
 @pytest.mark.parametrize("x", every_nth([16, 64], 2))
 def test_orthogonal_steps_of_float16_operands_pass_the_self_test(x: int) -> None:
-    """Newton-Schulz enlarges what is small 485 times, and in its gradient again; activations in bfloat16, as on a GPU."""
+    """Newton-Schulz enlarges what is small 485 times, and in its gradient again; activations in bfloat16, as on a GPU.
+
+    Of twelve draws the errors are 0.006 to 0.018, in another order of additions other ones: the median of three decides.
+    """
     from atma_sweep.kernels.omega import omega as file
 
-    assert file._error(torch.device("cpu"), torch.bfloat16, x, 16, 64, "chunk", True) <= SELF_TEST / 2
+    assert failure("omega", file._error, torch.device("cpu"), torch.bfloat16, x, 16, 64, "chunk", True) is None
 
 
 @interpreted

@@ -1,0 +1,91 @@
+"""Self-tests of kernels take right ones and refuse those with one small fault; the kernels run in the interpreter, on float16 numbers."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from atma_sweep.kernels import choice
+from atma_sweep.kernels.attention import ops, softmax
+from graded import interpreted
+
+CASE = (torch.device("cpu"), torch.float16, 16, "triton")
+FAULTS = {
+    "the window is one key too long": ("n_S[None, :] > p_M[:, None] - window", "n_S[None, :] >= p_M[:, None] - window"),
+    "no query sees its own key": ("n_S[None, :] <= tl.minimum", "n_S[None, :] < tl.minimum"),
+    "a sum of weights is not scaled again": ("total = total * shrink + ", "total = total + "),
+    "results are 4 % too large": ("out = acc / total[:, None]", "out = 1.04 * acc / total[:, None]"),
+    "gradients of keys lack ln 2": ("(dk * (_LN2 * FACTOR))", "(dk * FACTOR)"),
+    "gradients of queries lack a term": ("tl.broadcast_to(add[:, None], ", "tl.broadcast_to(0.0 * add[:, None], "),
+}
+"""Fault -> the source text of a kernel and what stands in its place."""
+
+
+@pytest.fixture(autouse=True)
+def untried() -> Iterator[None]:
+    """Self-tests run anew, and the next test finds none tried."""
+    for cached in (choice.failure, softmax._error):
+        cached.cache_clear()
+    yield
+    for cached in (choice.failure, softmax._error):
+        cached.cache_clear()
+
+
+def changed_kernels(folder: Path, right: str, wrong: str) -> ModuleType:
+    """Return the module of the attention kernels with one text of its source changed."""
+    original = ops.kernels("triton")
+    source = Path(original.__file__).read_text()
+    assert right in source
+    path = folder / "changed.py"
+    path.write_text(source.replace(right, wrong))
+    spec = importlib.util.spec_from_file_location(f"{original.__package__}.changed", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@interpreted
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_self_test_passes_right_kernels() -> None:
+    pytest.importorskip("triton")
+    assert choice.failure("softmax", softmax._error, *CASE) is None
+
+
+@interpreted
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_self_test_refuses_a_small_fault(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    module = changed_kernels(tmp_path, *FAULTS[fault])
+    monkeypatch.setattr(ops, "kernels", lambda path: module)
+    why = choice.failure("softmax", softmax._error, *CASE)
+    assert why is not None
+    assert why.startswith("the self-test of softmax found a relative error of 0.")
+
+
+@pytest.mark.parametrize(
+    ("errors", "passes"),
+    [
+        ([0.002, 0.002, 0.002], True),
+        ([0.01, 0.05, 0.02], True),  # one draw near a singular matrix
+        ([0.05, 0.01, 0.05], False),
+        ([0.002, 0.2, 0.002], False),  # beyond chance
+        ([0.002, 0.002, math.nan], False),
+        ([math.inf, 0.002, 0.002], False),
+    ],
+)
+def test_three_draws_decide_by_their_median(errors: list[float], passes: bool) -> None:
+    why = choice.failure("op", lambda *, seed: errors[seed])
+    assert (why is None) == passes
+
+
+def test_the_bound_is_that_of_bfloat16() -> None:
+    """u = 2^-8; sixteen independent roundings in a row make 4 u, and a condition of 2 makes 8 u."""
+    assert choice.SELF_TEST == 8 * 2.0**-8
