@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from atma_sweep.kernels.choice import SELF_TEST
 from atma_sweep.kernels.fp8 import linear as op
 from atma_sweep.kernels.fp8 import rows
 from atma_sweep.kernels.fp8.linear import fp8_gated_linear, fp8_linear, fp8_linear_reference, nearest
 from atma_sweep.kernels.fp8.rows import E4M3, E5M2, TOP, quantise
-from atma_sweep.kernels.gates import squared_relu_gate
+from atma_sweep.kernels.gates import squared_relu_gate, squared_relu_gate_backward
 from atma_sweep.kernels.norms import rms_norm
 from torch._inductor.utils import run_and_get_code
 
@@ -255,6 +256,24 @@ def test_wide_gradients_take_the_kernel_where_it_is_chosen(monkeypatch: pytest.M
         for one, other in zip(rows.quantise_gradient(g), quantise(g, E5M2), strict=True):
             assert torch.equal(one.float(), other.float())
     assert asked == [rows.NARROW]
+
+
+def test_the_self_test_of_casts_takes_another_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gradient rounded once, as the kernel's, and not after each operation: single rows then have another power of two as s."""
+    other_scales = []
+
+    def rounded_once(ag: torch.Tensor, dy: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        d = squared_relu_gate_backward(ag.float(), dy.float()).bfloat16()
+        q, s = quantise(d, E5M2)
+        other_scales.append(int((s != rows._gate_backward(ag, dy)[2]).sum()))
+        return d, q, s, d.sum(0, dtype=torch.float32)
+
+    monkeypatch.setattr(rows, "cast_rows", lambda g: quantise(g, E5M2))
+    monkeypatch.setattr(rows, "gate_rows", rounded_once)
+    case = torch.device("cpu"), torch.bfloat16
+    errors = [rows._error.__wrapped__(*case, seed=seed) for seed in range(6)]
+    assert 0.01 < max(errors) <= SELF_TEST
+    assert max(other_scales) > 0
 
 
 @pytest.mark.thorough
