@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 import registries as known
 import torch
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from torch import nn
@@ -19,6 +20,13 @@ if TYPE_CHECKING:
 if not torch.cuda.is_available():
     # read when Triton is first imported: its kernels then run on CPU tensors, in float32 alone
     os.environ["TRITON_INTERPRET"] = "1"
+
+# small tensors: one thread is fastest; OMP_NUM_THREADS=2 adds numbers up in another order
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+
+# a slow machine is no fault of a test
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 CHAOS = CHECKOUT / "tests" / "chaos"

@@ -1,4 +1,4 @@
-"""Small tensors: one thread is fastest."""
+"""Fixtures of tests of kernels."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-
-torch.set_num_threads(1)
 
 
 @pytest.fixture

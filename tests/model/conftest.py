@@ -10,8 +10,6 @@ import torch
 from atma_sweep.model.backbone import Auxiliary, Backbone, build
 from atma_sweep.model.config import ModelConfig
 
-torch.set_num_threads(1)
-
 SMALL = {
     "d_model": 24,
     "n_layers": 4,

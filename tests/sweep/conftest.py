@@ -18,8 +18,6 @@ from atma_sweep.sweep.grid.grid import load_grid
 from attempts import Room, room_of, small_grid
 from registries import scope
 
-torch.set_num_threads(1)
-
 FINGERPRINT = "f" * 64
 # a base that nobody tunes, so that line numbers, ids and messages of these tests stay
 MICRO = """

@@ -13,8 +13,6 @@ from atma_sweep.model.registry import MIXERS
 from atma_sweep.model.resolve import check_model_config, mixer_settings
 from torch import Tensor
 
-torch.set_num_threads(1)
-
 Made = Callable[..., Mixer]
 
 

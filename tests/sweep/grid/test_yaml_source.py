@@ -90,7 +90,7 @@ SOURCES = st.lists(
 
 
 @given(SOURCES)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_merge_keys_are_those_of_yaml_1_1(write: Write, drawn: list[tuple[list[str], list[int], bool]]) -> None:
     """Every value is the line that it stands in, so the other reader's values say which lines are to be blamed."""
     lines: list[str] = []
